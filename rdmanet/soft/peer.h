@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Peers: other processes of this user on this host, and the way into their memory.
+ *
+ * A queue pair's number carries a port that its process has claimed (QPN[23:8]).  The port names
+ * an abstract Unix socket, "\0rdmanet-soft/<port>", on which the process serves whoever may see
+ * its memory: same user, same boot, same network and pid namespaces.  Over that link go, once
+ * each, the descriptors of its arena, of memory segments and of completion channels; after that
+ * the link is quiet, but for requests that only the owner can execute.
+ *
+ *     poster's process                                       owner's process
+ *     rn_peer_get(port) ---- connect, hello ---------------> checked; rn_arena_fd()
+ *     arena mapped      <--- welcome + arena fd ------------
+ *     rn_peer_segment() ---- segment? ---------------------> rn_segment_fd()
+ *     rn_peer_signal()  ---- channel? ---------------------> rn_channel_fd()
+ *     rn_peer_request() ---- request ----------------------> rn_serve_request()
+ *     unmapped          <--- gone --------------------------- rn_segment_gone(), rn_channel_gone()
+ *
+ * A link has a direction: each side that wants something makes its own.  Nothing here blocks its
+ * caller: what is not there yet is asked for, and a notice says when it has come.
+ */
+#ifndef RDMANET_SOFT_PEER_H
+#define RDMANET_SOFT_PEER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum rn_peer_state {
+	RN_PEER_CONNECTING,
+	RN_PEER_READY, /* pid, arena and arena_size are valid, until the last put */
+	RN_PEER_DEAD,  /* no such process, refused, died, or closed its device */
+	RN_PEER_SELF,  /* a port of this process: reach its tables directly */
+};
+
+/* One for each port asked for; ports of one process share its link and its mappings. */
+struct rn_peer {
+	uint16_t port;
+	int pid;
+	_Atomic int state;
+	char *arena; /* mapped read-write, sealed, so never shorter than arena_size */
+	size_t arena_size;
+};
+
+/* Counted.  get starts the link when there is none; NULL only when out of memory.  A dead peer is
+ * forgotten: the next get tries anew, whoever has the port then. */
+struct rn_peer *rn_peer_get(uint16_t port);
+void rn_peer_put(struct rn_peer *);
+
+/* The peer's segment, mapped: its base and size, or NULL when it isn't here; then it has been
+ * asked for, and a notice SEGMENT_READY comes (also when the owner says there is none: the next
+ * call then asks again, so look at the key again before).  Valid until the owner takes it back,
+ * which it does only when no queue pair can be inside any more. */
+void *rn_peer_segment(struct rn_peer *, uint32_t segment_id, size_t *size);
+
+/* One write to that completion channel's eventfd, now or when its descriptor has come. */
+void rn_peer_signal(struct rn_peer *, uint32_t channel_id);
+
+/* --- notices: on the engine thread ----------------------------------------------------------- */
+
+enum rn_notice_why {
+	RN_LINK_READY,
+	RN_LINK_FAILED, /* nobody has the port, or it refused us */
+	RN_SEGMENT_READY,
+	RN_PEER_DIED, /* after LINK_READY only; state is DEAD */
+};
+
+struct rn_notice {
+	void (*run)(struct rn_notice *, struct rn_peer *, enum rn_notice_why);
+	struct rn_peer *peer; /* peer.c's from here on */
+	struct rn_notice *next, **link;
+	unsigned round;
+};
+
+/* Subscribing when the state is settled already gives no notice of it: subscribe, then look.
+ * After unsubscribe has returned run isn't running and won't (same rules as engine.h). */
+void rn_peer_subscribe(struct rn_peer *, struct rn_notice *);
+void rn_peer_unsubscribe(struct rn_notice *);
+
+/* --- requests: work that the owner's engine does --------------------------------------------- */
+
+enum { RN_PEER_MESSAGE_MAX = 64 * 1024 };
+
+struct rn_reply {
+	/* len < 0: -errno, the peer died (ECONNRESET) or refused. On the engine thread. */
+	void (*done)(struct rn_reply *, const void *data, long len);
+	struct rn_reply *next, **link; /* peer.c's from here on */
+	struct rn_peer *peer;
+	uint32_t serial;
+};
+
+/* 0, or -ENOTCONN (not READY), -EMSGSIZE, -ENOMEM; the message is copied. Answers come in order. */
+int rn_peer_request(struct rn_peer *, const void *message, size_t length, struct rn_reply *);
+void rn_reply_cancel(struct rn_reply *); /* nothing when answered; the request is still executed */
+
+/* --- ports of this process ------------------------------------------------------------------- */
+
+/* 0 when there is none to be had.  The caller has a hold on the engine while it has the port.  A
+ * released port stays with the process, for its next claim, until the engine stops: so links
+ * of others stay good. */
+uint16_t rn_port_claim(void);
+void rn_port_release(uint16_t port);
+bool rn_port_is_mine(uint16_t port);
+
+/* --- for the connection manager --------------------------------------------------------------- */
+
+/* Start the link to the process that has this port, before the first work request needs it. */
+void rn_peer_warm(uint16_t port);
+
+struct rn_death {
+	void (*dead)(struct rn_death *, bool failed); /* once; failed: there never was a link */
+	struct rn_notice notice;                      /* peer.c's */
+	struct rn_peer *peer;
+};
+
+int rn_peer_watch_death(uint16_t port, struct rn_death *); /* 0 or -errno; keeps the link */
+void rn_peer_unwatch_death(struct rn_death *);
+
+/* --- the owner takes back ---------------------------------------------------------------------- */
+
+/* Tell those who mapped or fetched it. Call when it can't be used any more: for a segment, after
+ * its keys were invalidated and no queue pair is busy. */
+void rn_segment_gone(uint32_t segment_id);
+void rn_channel_gone(uint32_t channel_id);
+
+/* What is held for peers now, for rdmanet_soft_live(). */
+struct rn_peer_live {
+	unsigned peers, links, served, mappings;
+};
+void rn_peer_live(struct rn_peer_live *);
+
+/* --- provided by the device to the serving side: called on the engine thread ------------------- */
+
+int rn_arena_fd(void); /* not given away: still the device's; -1 when there is none */
+size_t rn_arena_size(void);
+int rn_segment_fd(uint32_t segment_id, size_t *size); /* -1: no such segment */
+int rn_channel_fd(uint32_t channel_id);               /* -1: no such channel */
+/* The length of the answer, or -errno. */
+int rn_serve_request(int peer_pid, const void *message, size_t length, void *answer, size_t room);
+/* Once for each process (each time it had our device open): fire every CQ it could have reached. */
+void rn_peer_died(int pid);
+
+#endif
