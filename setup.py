@@ -1,10 +1,13 @@
-"""Builds the two compiled modules and the embedded device's shared library.
+"""Builds the compiled modules and the embedded device's shared library; everything else is in pyproject.toml.
 
-The library is an ordinary C shared object, not a Python module: it exports the
-libibverbs and librdmacm ABI and is opened by path.
+The device is an ordinary C shared object, not a Python module: it exports the libibverbs and
+librdmacm ABI and is opened by path, so it is neither linked nor named like an extension.
 
-Switches (environment): RDMANET_DEBUG=1 (assertions, -O0), RDMANET_SANITIZE=address,undefined
-(any -fsanitize= list), RDMANET_COVERAGE=1 (gcov and Cython line tracing), RDMANET_WERROR=1.
+Switches (environment; after changing one, build with --force or run `make clean`):
+    RDMANET_DEBUG=1                     assertions on, no optimisation
+    RDMANET_SANITIZE=address,undefined  any list that the compiler's -fsanitize= takes
+    RDMANET_COVERAGE=1                  gcov for C, line tracing for Cython
+    RDMANET_WERROR=1                    warnings are errors
 """
 
 import os
@@ -14,7 +17,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-SOFT = "rdmanet.soft.librdmanet_soft"
+DEVICE = "rdmanet.soft.librdmanet_soft"
 
 cflags = ["-std=gnu11", "-g", "-Wall", "-Wextra"]
 ldflags = []
@@ -34,58 +37,56 @@ if os.environ.get("RDMANET_WERROR"):
     cflags += ["-Werror"]
 
 # What Cython generates is not ours to polish.
-cython_cflags = [*cflags, "-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-variable"]
-headers = glob("rdmanet/abi/*.h")
-parts = glob("rdmanet/_pyx/*") + glob("rdmanet/*.pxd")
+generated_cflags = [*cflags, "-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-variable"]
+abi_headers = glob("rdmanet/abi/*.h")
+cython_parts = glob("rdmanet/_pyx/*") + glob("rdmanet/*.pxd")
 
 
-class BuildLibrary(build_ext):
-    """build_ext that also builds a plain shared library, without Python's suffix or init symbol."""
+class BuildExtensions(build_ext):
+    """build_ext that leaves the device's library without Python's suffix and init symbol."""
 
     def get_ext_filename(self, fullname):
-        if fullname.endswith("librdmanet_soft"):
-            return os.path.join("rdmanet", "soft", "librdmanet_soft.so")
+        if fullname.endswith(DEVICE.rpartition(".")[2]):
+            return os.path.join(*DEVICE.split(".")) + ".so"
         return super().get_ext_filename(fullname)
 
     def get_export_symbols(self, ext):
-        return [] if ext.name == SOFT else super().get_export_symbols(ext)
+        return [] if ext.name == DEVICE else super().get_export_symbols(ext)
 
 
-extensions = [
-    *cythonize(
-        [
-            Extension(
-                "rdmanet.credit",
-                ["rdmanet/credit.py"],
-                depends=["rdmanet/credit.pxd"],
-                extra_compile_args=cython_cflags,
-                extra_link_args=ldflags,
-            ),
-            Extension(
-                "rdmanet._core",
-                ["rdmanet/_core.pyx", *sorted(glob("rdmanet/abi/*.c"))],
-                include_dirs=["rdmanet/abi", "rdmanet/_pyx"],
-                depends=headers + parts,
-                extra_compile_args=cython_cflags,
-                extra_link_args=ldflags,
-            ),
-        ],
-        compiler_directives=directives,
+modules = [
+    Extension(
+        "rdmanet.credit",
+        ["rdmanet/credit.py"],
+        depends=["rdmanet/credit.pxd"],
+        extra_compile_args=generated_cflags,
+        extra_link_args=ldflags,
     ),
     Extension(
-        SOFT,
-        sorted(glob("rdmanet/soft/*.c")),
-        include_dirs=["rdmanet/abi", "rdmanet/soft"],
-        depends=headers + glob("rdmanet/soft/*.h") + ["rdmanet/soft/soft.map"],
-        extra_compile_args=[*cflags, "-fvisibility=hidden", "-pthread"],
-        extra_link_args=[
-            *ldflags,
-            "-pthread",
-            "-Wl,-soname,librdmanet_soft.so",
-            "-Wl,--version-script,rdmanet/soft/soft.map",
-            "-Wl,-z,nodelete",
-        ],
+        "rdmanet._core",
+        ["rdmanet/_core.pyx", *sorted(glob("rdmanet/abi/*.c"))],
+        include_dirs=["rdmanet/abi", "rdmanet/_pyx"],
+        depends=abi_headers + cython_parts,
+        extra_compile_args=generated_cflags,
+        extra_link_args=ldflags,
     ),
 ]
+device = Extension(
+    DEVICE,
+    sorted(glob("rdmanet/soft/*.c")),
+    include_dirs=["rdmanet/abi", "rdmanet/soft"],
+    depends=[*abi_headers, *glob("rdmanet/soft/*.h"), "rdmanet/soft/soft.map"],
+    extra_compile_args=[*cflags, "-fvisibility=hidden", "-pthread"],
+    extra_link_args=[
+        *ldflags,
+        "-pthread",
+        "-Wl,-soname,librdmanet_soft.so",
+        "-Wl,--version-script,rdmanet/soft/soft.map",
+        "-Wl,-z,nodelete",  # its engine thread and fork handlers outlive a dlclose
+    ],
+)
 
-setup(ext_modules=extensions, cmdclass={"build_ext": BuildLibrary})
+setup(
+    ext_modules=[*cythonize(modules, compiler_directives=directives), device],
+    cmdclass={"build_ext": BuildExtensions},
+)

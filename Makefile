@@ -1,0 +1,111 @@
+# Two commands are all that a newcomer needs: `make demo` and `make test`. Each sets up what it uses: a
+# virtual environment in the tree, and the build in place. Stamp files in the environment say what is done,
+# so a second run goes straight to work and an edited source is built again.
+#
+# Another interpreter:  make test PYTHON=python3.13     (it gets an environment of its own)
+
+PYTHON ?= python3
+VENV   ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+FILE   ?=
+ARGS   ?=
+
+export PYTHONPATH := $(CURDIR)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+py      := $(VENV)/bin/python
+pip     := $(py) -m pip install --quiet
+sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
+             rdmanet/soft/*.c rdmanet/soft/*.h rdmanet/soft/soft.map)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench bench-quick count test-c build wheel clean distclean prerequisites
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
+
+demo: build ## set everything up, then show two processes talking asyncio over RDMA (FILE=path to send your own)
+	@$(py) -m rdmanet demo $(FILE)
+
+test: build $(VENV)/.test ## set everything up, then run the tests (ARGS="-k name -x" goes to pytest)
+	@$(py) -m pytest $(ARGS)
+
+# --- set-up -------------------------------------------------------------------------------------------
+
+build: $(VENV)/.built ## build the extension and the embedded device in place
+
+$(VENV)/.run: pyproject.toml scripts/prerequisites
+	@scripts/prerequisites $(PYTHON)
+	@echo "setting up $(VENV) ($$($(PYTHON) -V))"
+	@$(PYTHON) -m venv $(VENV)
+	@$(pip) 'pip>=25.1'
+	@$(pip) --group run
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@$(pip) --group test
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.run
+	@$(pip) --group check
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.run $(sources)
+	@echo "building"
+	@$(py) setup.py --quiet build_ext --inplace
+	@touch $@
+
+prerequisites: ## say which packages this machine lacks, if any
+	@scripts/prerequisites $(PYTHON)
+
+# --- checks -------------------------------------------------------------------------------------------
+
+check: build $(VENV)/.test $(VENV)/.check ## lint, formatting, types, and the whole build with warnings as errors
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+	$(VENV)/bin/cython-lint rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/*.pxi
+	$(py) -m mypy
+	RDMANET_WERROR=1 $(py) setup.py --quiet build_ext --build-lib build/check --build-temp build/check
+
+# Each tests/c/test_*.c is a program of its own, linked with the whole device and the other files there.
+SANITIZE ?= address,undefined
+c_flags   = -std=gnu11 -g -O1 -Wall -Wextra -Werror -pthread -D_GNU_SOURCE -DRDMANET_DEBUG=1 -Irdmanet/abi \
+            -Irdmanet/soft -Itests/c -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer
+comma    := ,
+c_build   = build/test-c/$(subst $(comma),-,$(SANITIZE))
+c_parts   = $(patsubst %.c,$(c_build)/%.o,$(wildcard rdmanet/soft/*.c) $(filter-out tests/c/test_%,$(wildcard tests/c/*.c)))
+c_tests   = $(patsubst %.c,$(c_build)/%,$(wildcard tests/c/test_*.c))
+
+test-c: $(c_tests) ## run the C tests of the embedded device under sanitizers (SANITIZE=thread for the other kind)
+	@for t in $(c_tests); do echo "== $${t##*/}"; timeout 300 $$t || exit 1; done
+
+$(c_build)/%.o: %.c $(wildcard rdmanet/soft/*.h rdmanet/abi/*.h tests/c/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(c_flags) -c -o $@ $<
+
+$(c_build)/tests/c/test_%: $(c_build)/tests/c/test_%.o $(c_parts)
+	$(CC) $(c_flags) -o $@ $^
+
+# --- measuring ----------------------------------------------------------------------------------------
+
+bench: build ## measure against asyncio and uvloop sockets (about half an hour); results in benchmarks/results
+	@$(py) -m benchmarks $(ARGS)
+
+bench-quick: build ## the same cases, short and few: does it run, roughly how fast
+	@$(py) -m benchmarks --quick $(ARGS)
+
+count: build ## count system calls, wake-ups, copies and Python calls of a message
+	@$(py) -m benchmarks.count $(ARGS)
+
+# --- packaging and cleaning ---------------------------------------------------------------------------
+
+wheel: $(VENV)/.run ## build a wheel into dist/
+	@$(py) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove what the build made
+	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html
+	rm -f .venv*/.built
+
+distclean: clean ## remove the virtual environments and caches too
+	rm -rf .venv* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
