@@ -273,7 +273,8 @@ int rdma_migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *channel);
 int rdma_set_option(struct rdma_cm_id *id, int level, int optname, void *optval, size_t optlen);
 
 int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *addr);
-int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *src_addr, struct sockaddr *dst_addr, int timeout_ms);
+int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *src_addr, struct sockaddr *dst_addr,
+                      int timeout_ms);
 int rdma_resolve_route(struct rdma_cm_id *id, int timeout_ms);
 __be16 rdma_get_src_port(struct rdma_cm_id *id);
 __be16 rdma_get_dst_port(struct rdma_cm_id *id);

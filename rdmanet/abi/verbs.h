@@ -438,8 +438,7 @@ enum ibv_access_flags {
 };
 /* A device may ignore these bits where it does not know them. */
 #define IBV_ACCESS_OPTIONAL_FIRST (1 << 20)
-#define IBV_ACCESS_OPTIONAL_LAST (1 << 29)
-#define IBV_ACCESS_OPTIONAL_RANGE (((IBV_ACCESS_OPTIONAL_LAST << 1) - 1) & ~(IBV_ACCESS_OPTIONAL_FIRST - 1))
+#define IBV_ACCESS_OPTIONAL_RANGE 0x3ff00000 /* bits 20 to 29 */
 
 enum ibv_rereg_mr_flags {
     IBV_REREG_MR_CHANGE_TRANSLATION = 1 << 0,
