@@ -23,8 +23,13 @@
 #define RDMANET_SOFT_ENGINE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/epoll.h>
+
+/* The struct that the source, timer or task is embedded in. */
+#define RN_OWNER(pointer, type, member) \
+	((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
 /* The first hold starts the thread (-errno when it cannot), the last release ends it and waits
  * until it has gone; released on the engine thread itself, the thread ends by itself. */
