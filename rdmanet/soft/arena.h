@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The arena: what other processes see of this one.
+ *
+ * One sealed memfd per process, mapped by every peer.  It holds what a requester needs to play
+ * the responder's adapter: a block for each queue pair with its receive ring, the table of memory
+ * keys, and a block for each completion queue.  What a peer has no business with (work request
+ * ids, send queues, addresses of user objects) stays in private memory.
+ *
+ *     +--------+-----------------+-----------------+-------------+---------------------------+
+ *     | head   | queue pairs     | memory keys     | CQ blocks   | heap: receive rings       |
+ *     | ports  | [port*256+slot] | [key >> 8]      |             | (offsets, in 64 B units)  |
+ *     +--------+-----------------+-----------------+-------------+---------------------------+
+ *
+ * Trust.  Peers run as the same user, so nothing here keeps secrets from them; but a peer may be
+ * killed at any instruction, or be confused.  Whatever is read from a peer's arena, or from words
+ * of our own arena that peers write, is read once into a local variable and checked before it is
+ * used as an index, an offset or a length.
+ *
+ * Ownership of words.  Each word has one writer, but for three: a QP block's `fault`, and a CQ
+ * block's dirty bits and `armed`, which are changed by atomic read-modify-write only.  Words
+ * written by the owner and words written by its peer never share a pair of cache lines.
+ *
+ * Life of a queue pair's slot.  `life` is generation << 8 | state.  A requester that wants in
+ *
+ *     1. makes `busy` odd, with a full fence after it,
+ *     2. reads `life`, and every memory key it uses, again,
+ *     3. works, publishes, and makes `busy` even.
+ *
+ * The owner that wants it out (destroy, RESET, ERR, deregistration) changes `life` or the key, with
+ * a full fence, then waits until `busy` is even or has moved on.  Either the requester saw the
+ * change, or the owner sees it busy: both are store-fence-load, so one of the two must hold.  The
+ * wait is bounded; when the peer lives but doesn't move (it was stopped), slot and memory
+ * are put aside until it does, instead of being reused.
+ */
+#ifndef RDMANET_SOFT_ARENA_H
+#define RDMANET_SOFT_ARENA_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+	RN_PORTS_MAX = 64, /* each port numbers 256 queue pairs */
+	RN_QPS_MAX = RN_PORTS_MAX * 256,
+	RN_MRS_MAX = 1 << 16,
+	RN_CQS_MAX = 1 << 12,
+	RN_CQ_QPS_MAX = 64 * 64, /* queue pairs that can receive into one CQ */
+	RN_MAX_SGE = 16,
+	RN_NO_CHANNEL = UINT32_MAX,
+};
+
+/* One posted receive: what the owner offers, and in place what became of it. */
+struct rn_slot {
+	uint32_t num_sge;
+	uint32_t reserved;
+	/* written by the peer, before it advances `done` */
+	uint32_t byte_len;
+	uint32_t imm_data;
+	uint8_t status;
+	uint8_t opcode;
+	uint8_t wc_flags;
+	uint8_t vendor_err;
+	uint32_t reserved2;
+	struct rn_slot_sge {
+		uint64_t addr;
+		uint32_t length;
+		uint32_t lkey;
+	} sge[]; /* two of them fill the cache line */
+};
+static_assert(sizeof(struct rn_slot) == 24, "two scatter entries share a line with their completion");
+
+struct rn_qp_block {
+	/* The owner's, rarely written: a peer keeps these lines in its cache. All but life, access and
+	 * min_rnr_timer are fixed from RTR on, for one generation. */
+	alignas(128) _Atomic uint64_t life;
+	uint32_t qpn;
+	uint32_t dest_qpn;
+	uint32_t pd;
+	uint32_t rq_psn;
+	_Atomic uint32_t access;
+	_Atomic uint32_t min_rnr_timer;
+	uint64_t rq_offset;
+	uint32_t rq_size; /* slots, a power of two */
+	uint32_t rq_stride;
+	uint32_t rq_max_sge;
+	uint32_t cq; /* the receive CQ's block, and this QP's bit there */
+	uint32_t cq_bit;
+	uint32_t max_dest_rd_atomic;
+
+	/* The owner's, written with every post_recv. */
+	alignas(128) _Atomic uint32_t posted;
+
+	/* The peer's. */
+	alignas(128) _Atomic uint32_t busy;
+	_Atomic uint32_t done;
+	_Atomic uint32_t fault;       /* enum rn_fault: the responder has failed, its owner doesn't know yet */
+	_Atomic uint32_t established; /* something came while in RTR */
+	alignas(128) char end[];
+};
+
+enum rn_fault { RN_FAULT_NONE, RN_FAULT_REQUEST, RN_FAULT_ACCESS, RN_FAULT_LOCAL };
+
+/*
+ * A CQ as its pushers see it.  A peer that has published in its queue pair's ring sets the QP's
+ * bit in `dirty`, then the word's bit in `summary`; the owner clears them the other way round.
+ * So a pusher that dies or stops between any two steps hides nobody's completions but its own.
+ * The first line has all that a push touches while no more than 384 queue pairs share the CQ.
+ */
+struct rn_cq_block {
+	alignas(128) _Atomic uint64_t summary;
+	_Atomic uint32_t armed; /* enum rn_armed */
+	uint32_t channel;       /* id, or RN_NO_CHANNEL; fixed for life */
+	_Atomic uint64_t dirty[RN_CQ_QPS_MAX / 64];
+	_Atomic uint32_t events; /* pushed to the channel so far; counted before its eventfd is written */
+	alignas(128) char end[];
+};
+
+enum rn_armed { RN_ARMED_NOT, RN_ARMED_SOLICITED, RN_ARMED_NEXT };
+
+enum rn_mr_kind {
+	RN_MR_USER,     /* ordinary memory of its owner: process_vm_*, or its owner's engine */
+	RN_MR_SEGMENT,  /* a sealed memfd: mapped by whoever needs it */
+	RN_MR_IMPLICIT, /* the whole address space; for others it is USER memory */
+};
+
+/* A memory key: key = index << 8 | generation. `key` is 0 while the entry is not valid. */
+struct rn_mr_entry {
+	alignas(64) _Atomic uint32_t key;
+	uint32_t pd;
+	uint32_t access;
+	uint32_t kind;
+	uint64_t iova;
+	uint64_t length;
+	uint64_t base;    /* address in the owner's process */
+	uint64_t offset;  /* within the segment */
+	uint32_t segment; /* id */
+};
+static_assert(sizeof(struct rn_mr_entry) == 64, "one key, one cache line");
+
+struct rn_arena_head {
+	uint64_t magic; /* says layout and sizes, too: see RN_ARENA_MAGIC */
+	uint64_t size;
+	_Atomic uint32_t ports[RN_PORTS_MAX];
+};
+
+#define RN_ARENA_MAGIC (0x524e4152454e0100ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
+
+enum {
+	RN_ARENA_HEAD = 4096,
+	RN_ARENA_QPS = RN_ARENA_HEAD,
+	RN_ARENA_MRS = RN_ARENA_QPS + RN_QPS_MAX * sizeof(struct rn_qp_block),
+	RN_ARENA_CQS = RN_ARENA_MRS + RN_MRS_MAX * sizeof(struct rn_mr_entry),
+	RN_ARENA_HEAP = RN_ARENA_CQS + RN_CQS_MAX * sizeof(struct rn_cq_block),
+	RN_ARENA_SIZE = 512 << 20, /* sparse: only what is touched exists */
+};
+
+static inline struct rn_arena_head *rn_arena_head(char *arena)
+{
+	return (struct rn_arena_head *)arena;
+}
+static inline struct rn_qp_block *rn_arena_qp(char *arena, uint32_t index)
+{
+	return (struct rn_qp_block *)(arena + RN_ARENA_QPS) + index;
+}
+static inline struct rn_mr_entry *rn_arena_mrs(char *arena)
+{
+	return (struct rn_mr_entry *)(arena + RN_ARENA_MRS);
+}
+static inline struct rn_cq_block *rn_arena_cq(char *arena, uint32_t index)
+{
+	return (struct rn_cq_block *)(arena + RN_ARENA_CQS) + index;
+}
+
+/* This process's arena; NULL when no context is open. */
+extern char *rn_arena;
+
+int rn_arena_open(void); /* counted; 0 or errno */
+void rn_arena_close(void);
+
+/* Heap, for receive rings: an offset from the arena's start, or 0. Thread-safe; slow path. */
+uint64_t rn_arena_alloc(uint64_t bytes);
+void rn_arena_free(uint64_t offset, uint64_t bytes);
+
+#endif

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Counters: proof of where every payload byte went.
+ *
+ * Each queue pair counts for itself, without atomics, under the lock that its path holds anyway;
+ * a context's figures are the sum over its queue pairs, those that are gone included.  Bytes are
+ * counted by the requester, once, by the way they took.  Part of the library's exports: fields
+ * are only ever added at the end.
+ */
+#ifndef RDMANET_SOFT_COUNTERS_H
+#define RDMANET_SOFT_COUNTERS_H
+
+#include <stdint.h>
+
+struct ibv_context;
+struct ibv_qp;
+
+struct rn_counters {
+	uint64_t send_wrs;
+	uint64_t recv_wrs;
+	uint64_t completions;  /* polled */
+	uint64_t bytes_mapped; /* one copy, into a segment of the peer's that is mapped here */
+	uint64_t bytes_cma;    /* process_vm_readv/writev */
+	uint64_t bytes_engine; /* carried to the owner's engine */
+	uint64_t bytes_local;  /* one copy, within this process */
+	uint64_t bytes_inline; /* of the above: taken from the work request itself */
+	uint64_t wakeups;      /* writes to an eventfd */
+	uint64_t syscalls;     /* on the data path, wake-ups included */
+	uint64_t rnr_naks;
+	uint64_t deferred; /* executed by the engine because RDMANET_SOFT_DEFER says so */
+	uint64_t queued;   /* could not be executed at once, for any other reason */
+};
+
+struct rn_live {
+	uint32_t contexts, pds, mrs, channels, cqs, qps;
+	uint32_t fds, mappings, peers, links, quarantined;
+};
+
+/* Exported; 0 or errno. */
+int rdmanet_soft_counters(struct ibv_context *context, struct rn_counters *counters);
+int rdmanet_soft_qp_counters(struct ibv_qp *qp, struct rn_counters *counters);
+void rdmanet_soft_live(struct rn_live *live);
+uint32_t rdmanet_soft_quarantined(void);
+
+void rn_counters_add(struct rn_counters *sum, const struct rn_counters *more);
+
+#endif

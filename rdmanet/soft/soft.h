@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The embedded device: a software RDMA adapter in a shared library that speaks the verbs ABI.
+ *
+ * Who calls whom:
+ *
+ *          program                      program                         engine thread
+ *             |                            |                        timers, notices, replies
+ *     verbs.c  cm.c                 ibv_post_send, ibv_poll_cq               |
+ *       |   |                              |                                 |
+ *     mr.c cq.c qp.c                    post.c  <----- rn_qp_progress -------+
+ *       |   |    |                         |      (what could not be done at once)
+ *       |   |    |                      exec.c: the requester, then the one responder
+ *       |   |    |                      /     |     \
+ *       |   |    |         own tables     peer.c     remote.c
+ *       |   |    |        (same process)  mapped     owner's engine executes
+ *       +---+----+------> arena.c         arena
+ *
+ * One responder, three ways to reach it.  exec.c plays both adapters: it reads the work request,
+ * checks the responder's queue pair and keys in the responder's arena, copies once, and completes
+ * the receive there.  The three ways differ only in how memory is touched: by pointer, by
+ * process_vm_*, or by asking the engine of its owner.
+ *
+ * Room for later: a byte stream to peers whose arena can't be mapped is one more way (stream.c);
+ * UD's responder has no connection and its own file (ud.c); shared receive queues replace the
+ * ring in take_receive() (srq.c); memory windows are further keys in the MR table (mw.c); fault
+ * injection sits between post.c and exec.c (chaos.c).  None of them exists yet: such objects are
+ * refused with EOPNOTSUPP.
+ *
+ * Locks.  All are private to this process, spin shortly, and are taken in this order:
+ *
+ *     context (mutex) > world (mutex) > QP send lock > QP receive lock > CQ lock > event queue lock
+ *
+ * No lock is held while waiting for the engine (timer_cancel and the like), since callbacks take
+ * the send lock.  Waiting for `busy` while holding the own send lock is fine: nobody who is busy
+ * ever waits for a lock of ours (see exec.c).
+ *
+ * After a fork the child's copies of all this are dead: rn_process moved on, so every object is
+ * recognised as foreign; uses are refused, destructors do nothing, a fresh open works.
+ */
+#ifndef RDMANET_SOFT_H
+#define RDMANET_SOFT_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "verbs.h"
+
+#include "arena.h"
+#include "counters.h"
+#include "engine.h"
+#include "peer.h"
+
+#define RN_EXPORT __attribute__((visibility("default")))
+#define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+/* What the device can do; verbs.c reports these, the creators enforce them. */
+enum {
+	RN_MAX_QP_WR = 1 << 15,
+	RN_MAX_CQE = 1 << 22,
+	RN_MAX_INLINE = 1024,
+	RN_MAX_RD_ATOMIC = 128,
+	RN_MAX_CHANNELS = 1 << 12,
+	RN_GIDS = 2,
+};
+#define RN_MAX_MESSAGE (1u << 30)
+
+/* --- a lock for a few instructions ------------------------------------------------------------ */
+
+struct rn_lock {
+	_Atomic uint32_t held;
+};
+
+static inline void rn_pause(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+static inline void rn_lock(struct rn_lock *lock)
+{
+	for (unsigned spins = 0; unlikely(atomic_exchange_explicit(&lock->held, 1, memory_order_acquire));) {
+		/* The holder may need this very CPU. */
+		while (atomic_load_explicit(&lock->held, memory_order_relaxed)) {
+			if (++spins % 64)
+				rn_pause();
+			else
+				sched_yield();
+		}
+	}
+}
+
+static inline void rn_unlock(struct rn_lock *lock)
+{
+	atomic_store_explicit(&lock->held, 0, memory_order_release);
+}
+
+/* --- intrusive list ----------------------------------------------------------------------------- */
+
+struct rn_list {
+	struct rn_list *next, *prev;
+};
+
+static inline void rn_list_init(struct rn_list *head)
+{
+	head->next = head->prev = head;
+}
+static inline void rn_list_add(struct rn_list *head, struct rn_list *item)
+{
+	item->prev = head->prev;
+	item->next = head;
+	head->prev->next = item;
+	head->prev = item;
+}
+static inline void rn_list_del(struct rn_list *item)
+{
+	item->prev->next = item->next;
+	item->next->prev = item->prev;
+	item->next = item->prev = item;
+}
+static inline bool rn_list_empty(const struct rn_list *head)
+{
+	return head->next == head;
+}
+
+/* --- process and context (verbs.c) -------------------------------------------------------------- */
+
+/* Counts forks on the way to this process; what was opened under another number is foreign. */
+extern unsigned rn_process;
+
+/* Read once, when the first context opens. */
+struct rn_settings {
+	uint64_t defer_ns; /* RDMANET_SOFT_DEFER, given in microseconds */
+	bool no_cma;       /* RDMANET_SOFT_CMA=0 */
+};
+extern struct rn_settings rn_settings;
+
+/* Guards the process's tables: queue pairs by number, ports, what is quarantined. */
+extern pthread_mutex_t rn_world;
+
+struct rn_event {
+	struct rn_list link;
+	struct ibv_async_event event;
+};
+
+struct rn_context {
+	struct verbs_context verbs;
+	unsigned process;
+	bool has_engine; /* holds it since its first queue pair */
+	struct rn_list link;
+
+	pthread_mutex_t mutex; /* the lists, and users counts of what is on them */
+	struct rn_list pds, mrs, channels, cqs, qps;
+
+	struct rn_lock event_lock;
+	struct rn_list events; /* not read yet */
+	struct rn_counters retired;
+};
+
+static inline struct rn_context *rn_context(struct ibv_context *context)
+{
+	return container_of(context, struct rn_context, verbs.context);
+}
+static inline bool rn_is_foreign(const struct ibv_context *context)
+{
+	return container_of(context, struct rn_context, verbs.context)->process != rn_process;
+}
+
+/* Queue an asynchronous event of a QP or CQ for ibv_get_async_event. */
+void rn_event_raise(struct rn_context *context, enum ibv_event_type type, void *element);
+/* Before an object goes: drop its unread events, wait until those read were acknowledged. */
+void rn_event_forget(struct rn_context *context, void *element, uint32_t *reported, uint32_t *completed,
+		     pthread_mutex_t *mutex, pthread_cond_t *cond);
+
+/* The engine, from the first queue pair of the context on. 0 or errno. */
+int rn_context_engine(struct rn_context *context);
+
+struct rn_pd {
+	struct ibv_pd pd;
+	uint32_t number;
+	unsigned users;
+	struct rn_list link;
+};
+
+static inline struct rn_pd *rn_pd(struct ibv_pd *pd)
+{
+	return (struct rn_pd *)pd;
+}
+
+/* --- memory (mr.c) ------------------------------------------------------------------------------ */
+
+struct rn_segment {
+	uint32_t id;
+	int fd;
+	char *base; /* our own mapping, so that the user's munmap is no concern of ours */
+	size_t size;
+	uint64_t device, inode;
+	unsigned users;
+	struct rn_list link;
+};
+
+struct rn_mr {
+	struct ibv_mr mr;
+	uint32_t index;
+	struct rn_segment *segment; /* NULL: user memory */
+	struct rn_list link;
+};
+
+/* The key table that work requests of this process are checked against. What peers see of it in
+ * the arena is a copy: they can't make us use what they have scribbled there. */
+extern struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
+
+static inline const struct rn_mr_entry *rn_mr_find(const struct rn_mr_entry *table, uint32_t key)
+{
+	uint32_t index = key >> 8;
+
+	if (unlikely(index >= RN_MRS_MAX))
+		return NULL;
+	return atomic_load_explicit(&table[index].key, memory_order_acquire) == key && key ? &table[index] : NULL;
+}
+
+/* Is [addr, addr + length) inside the region? */
+static inline bool rn_mr_covers(const struct rn_mr_entry *mr, uint64_t addr, uint64_t length)
+{
+	uint64_t at = addr - mr->iova;
+
+	return addr >= mr->iova && length <= mr->length && at <= mr->length - length;
+}
+
+/* Can the range of our own address space be read (written)? Brings it in. One system call. */
+bool rn_mr_probe(uint64_t addr, uint64_t length, bool write);
+
+int rn_mr_count_quarantined(void);
+void rn_mr_reap(void); /* release what nobody is inside of any more; with rn_world held */
+void rn_mr_destroy_all(struct rn_context *context);
+
+/* --- completion (cq.c) -------------------------------------------------------------------------- */
+
+struct rn_channel {
+	struct ibv_comp_channel channel;
+	uint32_t id;
+	struct rn_lock lock; /* the list */
+	struct rn_list cqs;
+	struct rn_list link;
+};
+
+/* A finished send, in the CQ's private ring. */
+struct rn_cqe {
+	uint64_t wr_id;
+	struct rn_qp *qp;  /* NULL: purged */
+	uint32_t sq_freed; /* send queue slots up to here are free once this is polled */
+	uint32_t byte_len;
+	uint8_t status, opcode, vendor_err;
+};
+
+struct rn_cq {
+	struct ibv_cq cq;
+	uint32_t index; /* of the block */
+	struct rn_cq_block *block;
+	struct rn_lock lock;
+
+	struct rn_cqe *ring; /* finished sends: head..tail, modulo 2^32 */
+	uint32_t size, head, tail;
+	bool overrun;
+	bool sends_first; /* whose turn it is */
+
+	struct rn_qp *ready, **ready_tail; /* queue pairs with receives to poll, in turns */
+	struct rn_qp *attached[RN_CQ_QPS_MAX];
+	uint32_t next_bit;
+
+	uint32_t events_taken;    /* of block->events, by get_cq_event; under the channel's lock */
+	uint32_t events_reported; /* by get_cq_event */
+	uint32_t async_reported;
+	unsigned users;
+	struct rn_list link, channel_link;
+};
+
+static inline struct rn_cq *rn_cq(struct ibv_cq *cq)
+{
+	return (struct rn_cq *)cq;
+}
+
+/* A send has finished: with the QP's send lock held. */
+void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe);
+/* Receives of this QP may be there to poll (it was flushed): look at it, wake whoever waits. */
+void rn_cq_kick(struct rn_cq *cq, struct rn_qp *qp);
+int rn_cq_attach(struct rn_cq *cq, struct rn_qp *qp, uint32_t *bit); /* 0 or errno */
+void rn_cq_detach(struct rn_cq *cq, struct rn_qp *qp);
+/* Forget completions of this QP: it is destroyed or reset. */
+void rn_cq_purge(struct rn_cq *cq, struct rn_qp *qp);
+int rn_cq_poll(struct ibv_cq *cq, int entries, struct ibv_wc *wc);
+int rn_cq_request_notify(struct ibv_cq *cq, int solicited_only);
+
+/* After completions became visible: fire the CQ's channel if it is armed for them. For our own and
+ * for a peer's CQ; peer is NULL for our own. Returns true when an event was sent. */
+bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited);
+
+enum { RN_CHANNEL_BELL = 0 }; /* the channel on which peers call this process's engine */
+void rn_channel_signal(uint32_t id);
+int rn_bell_open(void); /* 0 or errno */
+void rn_bell_close(void);
+void rn_bell_ring_self(void);
+
+/* --- queue pairs (qp.c) ------------------------------------------------------------------------- */
+
+/* The responder as this requester sees it: what was read from its block when it was found, checked. */
+struct rn_view {
+	bool found;
+	bool self;
+	uint32_t generation;
+	char *arena;
+	struct rn_qp_block *block;
+	struct rn_cq_block *cq;
+	const struct rn_mr_entry *mrs;
+	char *rq;
+	uint32_t rq_mask, rq_stride, rq_max_sge;
+	uint32_t pd, max_dest_rd_atomic;
+	_Atomic uint64_t *dirty;
+	uint64_t dirty_bit, summary_bit;
+	uint32_t busy;   /* what we wrote last */
+	uint32_t done;   /* ours to write, so this is it */
+	uint32_t posted; /* as last seen */
+	uint32_t segment; /* the last one used, and where it is mapped */
+	char *segment_base;
+	size_t segment_size;
+};
+
+/* A posted send that could not be executed at once. Followed by its scatter list or inline data. */
+struct rn_send {
+	struct ibv_send_wr wr;
+	uint64_t due_ns;
+	uint64_t moved; /* bytes that were carried by the owner's engine already */
+	bool deferred;
+	char tail[]; /* sge[max_send_sge], and inline data in the same place */
+};
+
+/* Why the head of the send queue waits. */
+enum rn_wait {
+	RN_WAIT_NOT,
+	RN_WAIT_LINK,    /* for the peer's process to let us in */
+	RN_WAIT_PEER,    /* for its queue pair to come to life */
+	RN_WAIT_RNR,     /* for a receive to be posted */
+	RN_WAIT_SEGMENT, /* for its memory to be mapped */
+	RN_WAIT_OWNER,   /* for its engine to answer */
+	RN_WAIT_DUE,     /* deferred execution */
+};
+
+struct rn_qp {
+	struct ibv_qp_ex ex; /* programs hold &ex.qp_base */
+	struct rn_context *context;
+	struct rn_cq *send_cq, *recv_cq;
+	uint32_t index; /* of the block */
+	struct rn_qp_block *block;
+	uint32_t generation;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_cap cap;
+	bool sq_sig_all;
+
+	/* The send queue: under sq_lock. Counts are modulo 2^32: freed <= executed <= posted. */
+	alignas(64) struct rn_lock sq_lock;
+	_Atomic int state; /* enum ibv_qp_state; changed with sq_lock held */
+	uint32_t sq_posted, sq_executed;
+	_Atomic uint32_t sq_freed; /* by poll_cq */
+	char *sq;                  /* struct rn_send[sq_mask + 1], sq_stride apart: used when queued */
+	uint32_t sq_mask, sq_stride;
+	struct rn_view view;
+	struct rn_peer *peer;
+	struct rn_counters count;
+	/* of the head of the queue, when it waits */
+	enum rn_wait wait;
+	bool waited; /* sq_executed's deadline is set */
+	uint32_t rnr_tried;
+	uint64_t deadline_ns, backoff_ns;
+	bool link_failed;
+	bool draining; /* SQ_DRAINED is owed */
+	struct rn_timer timer;
+	struct rn_task task;
+	struct rn_notice notice;
+	bool noticed; /* subscribed */
+	struct rn_reply reply;
+	bool reply_pending;
+	uint32_t reply_length; /* bytes the outstanding request moves */
+	uint32_t reply_for;    /* sq_executed when it was sent */
+
+	/* The receive queue: posting under rq_lock, polling under recv_cq->lock. */
+	alignas(64) struct rn_lock rq_lock;
+	uint64_t rq_offset;
+	uint32_t rq_size, rq_stride;
+	uint32_t rq_posted;
+	uint64_t recv_wrs;
+	struct rn_shadow {
+		uint64_t wr_id;
+		uint32_t length; /* of its scatter list: no completion may claim more */
+	} *rq_shadow;
+
+	alignas(64) _Atomic uint32_t rq_polled;
+	uint32_t cq_bit;
+	bool rq_flushing;   /* what the peer hasn't done by rq_frozen is flushed */
+	uint32_t rq_frozen;
+	bool is_ready; /* on the CQ's ready list */
+	struct rn_qp *next_ready;
+	uint64_t completions;
+
+	bool fault_handled, established_reported;
+	uint32_t async_reported;
+	struct rn_list link;
+};
+
+static inline struct rn_qp *rn_qp(struct ibv_qp *qp)
+{
+	return (struct rn_qp *)qp;
+}
+
+/* The process's queue pairs by block index; with rn_world held. */
+extern struct rn_qp *rn_qps[RN_QPS_MAX];
+
+/* To ERR, as after a fatal completion: both queues are flushed. With sq_lock held. */
+void rn_qp_fail(struct rn_qp *qp);
+/* What peers have left for us (faults, first packet). On the engine, or whenever somebody looks. */
+void rn_qp_attend(struct rn_qp *qp);
+void rn_qp_attend_all(void);
+/* Wait until the peer is not inside the block any more. False: it is stopped there. */
+bool rn_qp_wait_idle(struct rn_qp_block *block, uint32_t seen, int peer_pid);
+int rn_qp_peer_pid(struct rn_qp *qp);
+int rn_qp_count_quarantined(void);
+void rn_qp_reap(void); /* with rn_world held */
+int rn_qp_destroy(struct rn_qp *qp);
+
+/* --- posting and executing (post.c, exec.c, remote.c) -------------------------------------------- */
+
+int rn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
+int rn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+/* Go on with what is queued. Takes the send lock; engine thread. */
+void rn_qp_progress(struct rn_qp *qp);
+/* Flush what is queued. With sq_lock held. */
+void rn_sq_flush(struct rn_qp *qp);
+/* The head of the queue fails with this status: completes it in error, QP to ERR. sq_lock held. */
+void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status);
+
+/* Into the responder, and out again: see arena.h. All with sq_lock held. */
+enum rn_wait rn_enter(struct rn_qp *qp);
+/* Execute one work request. moved: of a queued one, how far the owner's engine has come; NULL when
+ * the request isn't queued yet, so that it must not wait for the engine. */
+enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t *moved,
+			enum ibv_wc_status *status, uint32_t *byte_len);
+void rn_leave(struct rn_qp *qp);
+
+/* Have the peer's engine move bytes, or execute an atomic. 0: the reply will come; or errno. */
+struct rn_remote_op {
+	enum { RN_REMOTE_WRITE = 1, RN_REMOTE_READ, RN_REMOTE_CAS, RN_REMOTE_FAA } kind;
+	bool is_lkey; /* a receive buffer: judged by local rights */
+	uint32_t key;
+	uint64_t addr;
+	uint32_t length;
+	uint64_t compare_add, swap;
+};
+enum { RN_REMOTE_CHUNK = 32 * 1024 };
+int rn_remote_start(struct rn_qp *qp, const struct rn_remote_op *op, const struct ibv_sge *local, int num_local,
+		    bool is_inline, uint64_t skip);
+
+/* Copy between local scatter entries and flat memory; the entries were checked. exec.c */
+void rn_gather(char *to, const struct ibv_sge *sge, int num_sge, bool is_inline, uint64_t skip, uint64_t length);
+void rn_scatter(const struct ibv_sge *sge, int num_sge, uint64_t skip, const char *from, uint64_t length);
+
+#endif
