@@ -1,0 +1,573 @@
+# cython: annotation_typing=False
+"""Who may send how much, and the frames that say so.
+
+Theory
+------
+Each side of a connection posts a ring of receives: `data_slots` for bytes and a few more for
+control frames. A SEND that finds no receive posted kills a reliable connection (or stalls it, and
+then kills it), so nobody sends without knowing that a receive waits for the frame. Two rules give
+that knowledge, one for data and one for control.
+
+*Data costs a credit.* A side grants credits for the receives it has posted, and the peer sends no
+more data frames than it was granted. Counts are cumulative since the connection began, modulo
+2**32, and are never deltas: a grant that is late, repeated or merged with a later one means what it
+meant. They ride in the header of every frame; a side that has no bytes to send says them in a
+Credit frame. A slot is granted again only after its bytes are consumed and its receive is posted
+again, hence always
+
+    posted receives >= credits granted and not yet used + control frames that may come.
+
+*Control frames are bounded by construction*, because a side without credits must still be able to
+grant some. Unanswered at a time: two Credits, one Ping, one Pong, one Fin, one Abort. Every header
+counts the control frames that its sender has reaped (received, and posted their receives again);
+the channel keeps order, so the n-th control frame is answered when that count reaches n. Two kinds
+have a stricter rule, which the liveness below needs: a Ping is answered by its Pong and nothing
+less, and a Fin or an Abort is said once.
+
+Why it never sticks
+-------------------
+A side that owes a grant sends it when it is half the ring, or more than the peer has left (which
+covers rings of one slot, and slots held back by the application). Suppose that it may not, since
+two Credits are unanswered. If the peer still has credits, then it either sends, and its header
+answers them, or has nothing to send and needs no grant. If the peer has none left, its last data
+frame used the last credit granted, so it was sent after the frame that granted it had arrived, and
+answered that frame and all before; what is unanswered came later, granted nothing, and only carried
+news of memory regions. For this case there is the Ping: the Pong's header answers everything. A
+Pong can always be sent: the next Ping comes only after the Pong before it was reaped, and
+says so in its own header. Nothing is ever sent merely because a Credit came, so two idle sides fall
+silent.
+
+This file does no I/O and knows no device. It is Python that setup.py also compiles (credit.pxd has
+the C types), so that the data engine counts with the very code that the tests prove in both forms.
+Hence the literal style of Ledger: every number is a C integer there.
+"""
+
+from enum import IntEnum
+from struct import Struct
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from rdmanet.errors import ProtocolError
+
+VERSION: Final = 1
+MAGIC: Final = b"RDMN"
+
+# ---------------------------------------------------------------------------
+# Frames: a header of 16 bytes, then bytes (Data) or a msgpack body
+# ---------------------------------------------------------------------------
+
+
+class Kind(IntEnum):
+    """What a frame is. Only Data costs a credit; the others are control frames."""
+
+    DATA = 1
+    CREDIT = 2
+    PING = 3
+    PONG = 4
+    FIN = 5
+    ABORT = 6
+
+
+ALLOWANCE: Final = {Kind.CREDIT: 2, Kind.PING: 1, Kind.PONG: 1, Kind.FIN: 1, Kind.ABORT: 1}
+"""Control frames of each kind that may be unanswered at a time."""
+
+CONTROL_ALLOWANCE: Final = sum(ALLOWANCE.values())
+"""All of them: a peer's control_slots may not be fewer."""
+
+CONTROL_SLOTS: Final = 8
+"""Receives that we post for control frames: two more than can come, so that a pass over the
+completions may take a few before it posts their receives again."""
+
+HEADER: Final = Struct("<IIII")
+HEADER_BYTES: Final = HEADER.size
+PING_BYTES: Final = 8
+
+
+class Header(NamedTuple):
+    """A frame's first bytes.
+
+    The kind is the first byte; the three after it are for flags that version 1 does not have. They
+    are read as one number, so that a frame with a flag set is a frame of unknown kind.
+    """
+
+    kind: int
+    length: int
+    granted: int
+    reaped: int
+
+
+def pack_header(kind: int, length: int, granted: int, reaped: int) -> bytes:
+    return HEADER.pack(kind, length, granted, reaped)
+
+
+def unpack_header(frame: bytes | bytearray | memoryview) -> Header:
+    """Split a frame's header; what the numbers may be is Ledger.frame_received's business."""
+    if len(frame) < HEADER_BYTES:
+        raise ProtocolError(f"a frame of {len(frame)} bytes is shorter than its {HEADER_BYTES}-byte header")
+    return Header(*HEADER.unpack_from(frame))
+
+
+# ---------------------------------------------------------------------------
+# Bodies
+# ---------------------------------------------------------------------------
+
+SLOT_BYTES_MIN: Final = 512
+"""A Credit with one region of the longest name fits."""
+SLOT_BYTES_MAX: Final = 1 << 24
+DATA_SLOTS_MAX: Final = 65535
+NAME_BYTES_MAX: Final = 255
+REASON_BYTES_MAX: Final = 120
+"""Fits with its frame into the 148 bytes that InfiniBand's reject message has for us."""
+HELLO_BYTES_MAX: Final = 56
+"""What a connect request may carry in the RDMA_PS_TCP port space of InfiniBand."""
+
+U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
+U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+U64 = Annotated[int, Meta(ge=0)]  # msgpack has no integer above 2**64 - 1
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """How a side is built: said once, in the connection manager's private data."""
+
+    slot_bytes: Annotated[int, Meta(ge=SLOT_BYTES_MIN, le=SLOT_BYTES_MAX)]
+    data_slots: Annotated[int, Meta(ge=1, le=DATA_SLOTS_MAX)]
+    control_slots: Annotated[int, Meta(ge=CONTROL_ALLOWANCE, le=255)] = CONTROL_SLOTS
+    credits: U16 = 0
+    features: U32 = 0
+
+
+class RefusalCode(IntEnum):
+    """Why a connection was refused."""
+
+    PROTOCOL = 1
+    VERSION = 2
+    BUSY = 3
+    CLOSING = 4
+    ERROR = 5
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Why there will be no connection: rides in the connection manager's reject message."""
+
+    code: U16
+    reason: str
+
+
+class Region(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Memory that its owner lets the peer read or write with RDMA."""
+
+    id: U32
+    address: U64
+    length: Annotated[int, Meta(ge=1)]
+    rkey: U32
+    access: U32
+    name: str
+
+
+REGION_ACCESS_MASK: Final = 2 | 4 | 8
+"""IBV_ACCESS_REMOTE_WRITE, _READ and _ATOMIC: what access a region may give."""
+
+
+class Credit(
+    msgspec.Struct, tag=int(Kind.CREDIT), array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):
+    """A grant with news of memory regions. A grant alone needs no body: the header says it."""
+
+    granted: U32
+    regions: tuple[Region, ...] = ()
+    revoked: tuple[U32, ...] = ()
+    acked: tuple[U32, ...] = ()
+
+
+class AbortCode(IntEnum):
+    """Why a side ended the connection without Fin."""
+
+    ABORTED = 1
+    PROTOCOL = 2
+    TIMEOUT = 3
+    CALLBACK = 4
+
+
+class Abort(
+    msgspec.Struct, tag=int(Kind.ABORT), array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):
+    """The sender's last words."""
+
+    code: U16
+    reason: str
+
+
+def pack_hello(hello: Hello) -> bytes:
+    """The private data of a connect request or its acceptance."""
+    _check_hello(hello)
+    return _pack_private(hello)
+
+
+def unpack_hello(data: bytes) -> Hello:
+    """Read a peer's Hello; whatever is wrong with it is a ProtocolError that says what."""
+    hello = _unpack_private(data, _hello_decoder, Hello)
+    _check_hello(hello)
+    return hello
+
+
+def pack_refusal(code: int, reason: str) -> bytes:
+    """The private data of a reject message; a long reason is cut."""
+    return _pack_private(Refusal(code, _cut(reason)))
+
+
+def unpack_refusal(data: bytes) -> Refusal:
+    return _unpack_private(data, _refusal_decoder, Refusal)
+
+
+def pack_credit(credit: Credit) -> bytes:
+    return msgspec.msgpack.encode(credit)
+
+
+def unpack_credit(body: bytes | memoryview, granted: int) -> Credit:
+    """Read a Credit's body; `granted` is what the frame's header said, an empty body a pure grant.
+
+    The region that a name, an address or an id belongs to is checked here as far as it can be
+    without knowing the others; offers.py knows them.
+    """
+    if not len(body):
+        return Credit(granted)
+    credit = _decode(_credit_decoder, body, Credit)
+    if credit.granted != granted:
+        raise ProtocolError(f"a Credit grants {credit.granted}, but its header {granted}")
+    for region in credit.regions:
+        check_region(region)
+    for what, ids in (
+        ("offers", tuple(region.id for region in credit.regions)),
+        ("revokes", credit.revoked),
+        ("acknowledges", credit.acked),
+    ):
+        if len(set(ids)) != len(ids):
+            raise ProtocolError(f"a Credit {what} a region twice")
+    return credit
+
+
+def check_region(region: Region) -> None:
+    """Refuse a region that cannot be, whoever made it."""
+    if region.address + region.length > 1 << 64:
+        raise ProtocolError(
+            f"region {region.id}: {region.length} bytes at {region.address:#x} end beyond the address space"
+        )
+    if not region.access or region.access & ~REGION_ACCESS_MASK:
+        raise ProtocolError(f"region {region.id}: access {region.access:#x} is no remote access")
+    if (name_bytes := len(region.name.encode())) > NAME_BYTES_MAX:
+        raise ProtocolError(f"region {region.id}: a name of {name_bytes} bytes, {NAME_BYTES_MAX} are allowed")
+
+
+def pack_abort(code: int, reason: str) -> bytes:
+    """An Abort's body; a long reason is cut."""
+    return msgspec.msgpack.encode(Abort(code, _cut(reason)))
+
+
+def unpack_abort(body: bytes | memoryview) -> Abort:
+    """Read an Abort's body; an empty one says that the sender had nothing to add."""
+    if not len(body):
+        return Abort(AbortCode.ABORTED, "")
+    return _decode(_abort_decoder, body, Abort)
+
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+def _check_hello(hello: Hello) -> None:
+    if hello.credits > hello.data_slots:
+        raise ProtocolError(f"hello: credits {hello.credits} exceed the {hello.data_slots} data_slots")
+
+
+def _pack_private(body: msgspec.Struct) -> bytes:
+    packed = msgspec.msgpack.encode(body)
+    return b"%b%c%c%b" % (MAGIC, VERSION, len(packed), packed)
+
+
+def _unpack_private(data: bytes, decoder: "msgspec.msgpack.Decoder[_Body]", kind: type[_Body]) -> _Body:
+    """magic, version, length, body. Some transports pad private data, so the length says where it ends."""
+    name = kind.__name__.lower()
+    if len(data) < 6:
+        raise ProtocolError(f"{name}: {len(data)} bytes of private data, not even its first six")
+    if data[:4] != MAGIC:
+        raise ProtocolError(f"{name}: begins with {data[:4]!r}, this is no rdmanet peer")
+    if data[4] != VERSION:
+        raise ProtocolError(f"{name}: the peer speaks version {data[4]}, this side speaks {VERSION}")
+    if len(data) - 6 < data[5]:
+        raise ProtocolError(f"{name}: says {data[5]} bytes, has {len(data) - 6}")
+    return _decode(decoder, data[6 : 6 + data[5]], kind)
+
+
+def _decode(
+    decoder: "msgspec.msgpack.Decoder[_Body]", body: bytes | memoryview, kind: type[_Body]
+) -> _Body:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        # msgspec names a field of an array by its index, counting the tag.
+        reason = str(error)
+        tagged = kind.__struct_config__.tag is not None
+        for index, field in enumerate(kind.__struct_fields__, tagged):
+            reason = reason.replace(f"$[{index}]", field)
+    raise ProtocolError(f"{kind.__name__.lower()}: {reason}")
+
+
+def _cut(reason: str) -> str:
+    return reason.encode(errors="replace")[:REASON_BYTES_MAX].decode(errors="ignore")
+
+
+_hello_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(Hello)
+_refusal_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(Refusal)
+_credit_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(Credit)
+_abort_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(Abort)
+
+
+# ---------------------------------------------------------------------------
+# The ledger
+# ---------------------------------------------------------------------------
+
+_DATA = 1
+_CREDIT = 2
+_PING = 3
+_PONG = 4
+_FIN = 5
+_ABORT = 6
+_HEADER_BYTES = 16
+_PING_BYTES = 8
+_CREDIT_ALLOWANCE = 2
+_CONTROL_ALLOWANCE = 6
+_MASK = 0xFFFF_FFFF
+# A count that seems to be this far ahead of the one known is behind it: counts of one connection
+# never differ by more than two rings.
+_LATE = 0x8000_0000
+
+
+class Ledger:
+    """The counts of one connection, both directions.
+
+    To send a frame: ask `may_send(kind)`, call `data_sent()` or `control_sent(kind)`, and put
+    `granted` and `reaped` into its header as they then are. For a frame that came: post its receive
+    again if it is control, then call `frame_received()`, before anything else is sent. When the
+    bytes of data slots are consumed and their receives posted again, call `slots_freed()`. At the
+    end of each pass send what `control_due()` asks for, until it asks for nothing.
+
+    ProtocolError is the peer's fault and ends the connection, RuntimeError is ours.
+    """
+
+    def __init__(self, ours: Hello, peers: Hello) -> None:
+        self.peer_slots = peers.data_slots
+        self.peer_granted = peers.credits
+        self.sent = 0
+
+        self.slot_bytes = ours.slot_bytes
+        self.data_slots = ours.data_slots
+        self.half = (ours.data_slots + 1) // 2
+        self.granted = ours.credits
+        self.grantable = ours.data_slots
+        self.received = 0
+
+        self.peer_reaped = 0
+        self.reaped = 0
+        self._flight = 0  # kinds of our unanswered control frames, four bits each, the oldest lowest
+        self.in_flight = 0
+        self.credits_in_flight = 0
+        self._untold_credits = 0  # Credits that came since we last told what we reaped
+        self.ping_waiting = False
+        self.pong_owed = False
+        self.fin_sent = False
+        self.fin_received = False
+        self.abort_sent = False
+        self.abort_received = False
+
+    # -- how it stands --
+
+    def credits(self) -> int:
+        """Data frames that we may send now."""
+        return (self.peer_granted - self.sent) & _MASK
+
+    def outstanding(self) -> int:
+        """Data frames that the peer may still send, or has sent and we have not seen."""
+        return (self.granted - self.received) & _MASK
+
+    def held(self) -> int:
+        """Data slots with bytes that are not consumed, or whose receive is not posted again."""
+        return self.data_slots - ((self.grantable - self.received) & _MASK)
+
+    def control_in_flight(self, kind: int) -> int:
+        """Control frames of this kind that we sent and the peer has not answered."""
+        count = 0
+        flight = self._flight
+        while flight:
+            if flight & 15 == kind:
+                count += 1
+            flight >>= 4
+        return count
+
+    def posted_ok(self, posted: int) -> bool:
+        """The invariant: is there a receive for everything the peer may send?"""
+        return posted >= ((self.granted - self.received) & _MASK) + _CONTROL_ALLOWANCE
+
+    # -- sending --
+
+    def may_send(self, kind: int) -> bool:
+        if self.abort_sent:
+            return False
+        if kind == _DATA:
+            return self.peer_granted != self.sent and not self.fin_sent
+        if kind == _CREDIT:
+            return self.credits_in_flight < _CREDIT_ALLOWANCE
+        if kind == _PING:
+            return not self.ping_waiting
+        if kind == _PONG:
+            return self.pong_owed
+        if kind == _FIN:
+            return not self.fin_sent
+        return kind == _ABORT
+
+    def data_sent(self) -> int:
+        """Count a data frame whose header is about to be written."""
+        if self.peer_granted == self.sent or self.fin_sent or self.abort_sent:
+            raise RuntimeError(f"data sent with {self.credits()} credits, fin_sent={bool(self.fin_sent)}")
+        self.sent = (self.sent + 1) & _MASK
+        self.granted = self.grantable
+        self._untold_credits = 0
+        return 0
+
+    def control_sent(self, kind: int) -> int:
+        """Count a control frame whose header is about to be written."""
+        if kind == _DATA or not self.may_send(kind):
+            raise RuntimeError(f"control frame {kind} may not be sent now")
+        if kind == _CREDIT:
+            self.credits_in_flight += 1
+        elif kind == _PING:
+            self.ping_waiting = True
+        elif kind == _PONG:
+            self.pong_owed = False
+        elif kind == _FIN:
+            self.fin_sent = True
+        else:
+            self.abort_sent = True
+        self._flight |= kind << (4 * self.in_flight)
+        self.in_flight += 1
+        self.granted = self.grantable
+        self._untold_credits = 0
+        return 0
+
+    # -- receiving --
+
+    def frame_received(self, byte_len: int, kind: int, length: int, granted: int, reaped: int) -> int:
+        """Count a frame that came, or find the peer at fault; returns its kind.
+
+        `byte_len` is what the device says has come, the others are the header's.
+        """
+        if byte_len < _HEADER_BYTES or byte_len - _HEADER_BYTES != length:
+            raise ProtocolError(
+                f"a frame of {byte_len} bytes whose header (of {_HEADER_BYTES}) promises {length} more"
+            )
+        if kind == _DATA:
+            if length == 0 or length > self.slot_bytes:
+                raise ProtocolError(f"a data frame of {length} bytes, 1 to {self.slot_bytes} are allowed")
+            if self.granted == self.received:
+                raise ProtocolError("a data frame without credit")
+            if self.fin_received:
+                raise ProtocolError("a data frame after Fin")
+            self._header_received(granted, reaped)
+            self.received = (self.received + 1) & _MASK
+            return 1
+        if kind == _PING or kind == _PONG:
+            if length != _PING_BYTES:
+                raise ProtocolError(f"a {_kind_name(kind)} of {length} bytes, {_PING_BYTES} are due")
+        elif kind == _FIN:
+            if length != 0:
+                raise ProtocolError(f"a Fin of {length} bytes, it has none")
+        elif kind == _CREDIT or kind == _ABORT:
+            if length > self.slot_bytes:
+                raise ProtocolError(f"a {_kind_name(kind)} of {length} bytes, {self.slot_bytes} are allowed")
+        else:
+            raise ProtocolError(f"a frame of unknown kind or flags {kind:#x}")
+        self._header_received(granted, reaped)
+        self._control_received(kind)
+        self.reaped = (self.reaped + 1) & _MASK
+        return kind
+
+    def slots_freed(self, count: int) -> int:
+        """Data slots were consumed and their receives are posted again: they may be granted."""
+        if count > self.held():
+            raise RuntimeError(f"{count} slots freed, {self.held()} were held")
+        self.grantable = (self.grantable + count) & _MASK
+        return 0
+
+    def _header_received(self, granted: int, reaped: int) -> int:
+        fresh = (granted - self.peer_granted) & _MASK
+        if fresh and fresh < _LATE and ((granted - self.sent) & _MASK) > self.peer_slots:
+            raise ProtocolError(
+                f"{(granted - self.sent) & _MASK} credits granted by a peer of {self.peer_slots} slots"
+            )
+        answered = (reaped - self.peer_reaped) & _MASK
+        if answered and answered < _LATE:
+            if answered > self.in_flight:
+                raise ProtocolError(f"{answered} control frames reaped, {self.in_flight} were sent")
+            self.peer_reaped = reaped
+            self.in_flight -= answered
+            while answered:
+                if self._flight & 15 == _CREDIT:
+                    self.credits_in_flight -= 1
+                self._flight >>= 4
+                answered -= 1
+        if fresh < _LATE:
+            self.peer_granted = granted
+        return 0
+
+    def _control_received(self, kind: int) -> int:
+        """Was the peer allowed to send it? What it sees unanswered is at least what we never told it."""
+        if kind == _CREDIT:
+            if self._untold_credits >= _CREDIT_ALLOWANCE:
+                raise ProtocolError(f"more than {_CREDIT_ALLOWANCE} Credits unanswered")
+            self._untold_credits += 1
+        elif kind == _PING:
+            if self.pong_owed or self.control_in_flight(_PONG):
+                raise ProtocolError("a Ping before the Pong to the last one was reaped")
+            self.pong_owed = True
+        elif kind == _PONG:
+            if not self.ping_waiting or self.control_in_flight(_PING):
+                raise ProtocolError("a Pong to no Ping")
+            self.ping_waiting = False
+        elif kind == _FIN:
+            if self.fin_received:
+                raise ProtocolError("a second Fin")
+            self.fin_received = True
+        else:
+            if self.abort_received:
+                raise ProtocolError("a second Abort")
+            self.abort_received = True
+        return 0
+
+    # -- what to say --
+
+    def grant_due(self) -> bool:
+        """Is there a grant worth a frame of its own: half the ring, or more than the peer has left?"""
+        fresh = (self.grantable - self.granted) & _MASK
+        return fresh >= self.half or fresh > ((self.granted - self.received) & _MASK)
+
+    def control_due(self, credit_body: bool) -> int:
+        """The kind of control frame to send now, or 0.
+
+        `credit_body`: there is news of memory regions waiting for a Credit to ride in. A Credit
+        that may not go while the peer has credits waits for the peer's next data frame; one that
+        cannot count on any sends a Ping first.
+        """
+        if self.abort_sent:
+            return 0
+        if self.pong_owed:
+            return _PONG
+        if credit_body or self.grant_due():
+            if self.credits_in_flight < _CREDIT_ALLOWANCE:
+                return _CREDIT
+            if not self.ping_waiting and (credit_body or self.granted == self.received):
+                return _PING
+        return 0
+
+
+def _kind_name(kind: int) -> str:
+    return Kind(kind).name.capitalize()
