@@ -44,7 +44,7 @@ Hence the literal style of Ledger: every number is a C integer there.
 
 from enum import IntEnum
 from struct import Struct
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -299,9 +299,7 @@ def _unpack_private(data: bytes, decoder: "msgspec.msgpack.Decoder[_Body]", kind
     return _decode(decoder, data[6 : 6 + data[5]], kind)
 
 
-def _decode(
-    decoder: "msgspec.msgpack.Decoder[_Body]", body: bytes | memoryview, kind: type[_Body]
-) -> _Body:
+def _decode(decoder: "msgspec.msgpack.Decoder[_Body]", body: bytes | memoryview, kind: type[_Body]) -> _Body:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -317,10 +315,10 @@ def _cut(reason: str) -> str:
     return reason.encode(errors="replace")[:REASON_BYTES_MAX].decode(errors="ignore")
 
 
-_hello_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(Hello)
-_refusal_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(Refusal)
-_credit_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(Credit)
-_abort_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(Abort)
+_hello_decoder: "msgspec.msgpack.Decoder[Hello]" = msgspec.msgpack.Decoder(Hello)
+_refusal_decoder: "msgspec.msgpack.Decoder[Refusal]" = msgspec.msgpack.Decoder(Refusal)
+_credit_decoder: "msgspec.msgpack.Decoder[Credit]" = msgspec.msgpack.Decoder(Credit)
+_abort_decoder: "msgspec.msgpack.Decoder[Abort]" = msgspec.msgpack.Decoder(Abort)
 
 
 # ---------------------------------------------------------------------------

@@ -1,0 +1,375 @@
+"""The life of a connection, without I/O, clock or loop.
+
+Theory
+------
+Two things have a life of their own: the connection as its application sees it (`State`), and our
+half of it (`Writing`), which may end earlier. Each has a literal table below; an event goes to
+both. All that a connection remembers here is those two states and the error that it will end with.
+An event that the tables do not have is illegal: it raises and changes nothing. Where the peer is to
+blame that is a ProtocolError, which the transport feeds back as `Event.PEER_VIOLATED`.
+
+The rules that the tables spell out:
+
+* End of file is the peer's Fin and nothing else. A connection that ends without one never tells its
+  reader end of file, only that it was lost, so nobody takes half a file for a whole one.
+* What came before the end is delivered before the end is told (DRAINING), unless the application
+  has closed and wants no more.
+* `write_eof()` ends our half: Fin goes after the last byte. Receiving, and granting, goes on.
+* `close()` does not wait for the peer's application. It stops reading, sends what was written, then
+  Fin, and is done when Fin's send has completed: the channel is reliable and ordered, so the bytes
+  are in the peer's memory by then.
+* A disconnect after the peer's Fin, or while we close, is an error only if bytes of ours are lost.
+* `abort()` is at once: no error here, ConnectionResetError at the peer.
+* A connection that was established is lost exactly once.
+
+                                   DELIVERED
+    OPENING --> OPEN --> EOF_PENDING --> EOF_RECEIVED
+                 | |       |   |           |      |     1: close(), or eof_received() declined
+                 | |1      |   |1          |1     |     2: the peer, or the fabric, ends it
+                2| +-------(---+-----------+      |2
+                 |        2|   |                  |
+                 |         |   +---> CLOSING -----(---- our Fin has completed, or 2 --+
+                 v         v                      |                                   |
+             DRAINING    DRAINING_TO_EOF          |                                   |
+                 |         |                      |                                   |
+                 +---------+----- DELIVERED ------+-----------------> CLOSED <--------+
+
+`abort()` and an exception in a callback lead to CLOSED from everywhere.
+"""
+
+import errno
+import os
+from enum import Enum, IntFlag, auto
+from typing import Final
+
+from rdmanet.errors import ProtocolError
+
+
+class Event(Enum):
+    """What happens to a connection."""
+
+    # from below
+    ESTABLISHED = auto()
+    FIN_RECEIVED = auto()
+    ABORT_RECEIVED = auto()
+    FIN_COMPLETED = auto()
+    """Our Fin's send has completed, hence all sends before it."""
+    DISCONNECTED = auto()
+    """The connection is gone, by the peer's will or the fabric's; every byte of ours had arrived."""
+    CUT_OFF = auto()
+    """The same, but bytes of ours are lost, or may be."""
+    PEER_VIOLATED = auto()
+    """The peer broke the protocol; `error` says how."""
+    # from the transport
+    DELIVERED = auto()
+    """No received byte is left to deliver. True things may be said at any time, and twice."""
+    TIMED_OUT = auto()
+    """The time for connecting, or for closing, is over."""
+    # from the application
+    WRITE_EOF = auto()
+    CLOSE = auto()
+    ABORT = auto()
+    WRITE_DROPPED = auto()
+    """It wrote when the connection was gone already and it could not know."""
+    EOF_DECLINED = auto()
+    """eof_received() returned a false value: the transport closes itself."""
+    CALLBACK_RAISED = auto()
+    """A callback of the protocol raised `error`."""
+
+
+class Action(IntFlag):
+    """What the transport is to do. `for action in actions` yields them in the order to do them."""
+
+    STOP_READING = 1
+    """Deliver nothing any more. What still comes is dropped and its slots are granted again."""
+    DISCARD_WRITES = 2
+    """Drop what is written and not posted, and let a protocol that was paused by it resume."""
+    SEND_FIN = 4
+    """Send Fin as soon as everything written is posted."""
+    SEND_ABORT = 8
+    DELIVER_EOF = 16
+    """Call eof_received(); report a false value as EOF_DECLINED."""
+    LOSE = 32
+    """Call connection_lost(machine.error), after the callbacks that are due before it."""
+    DISCONNECT = 64
+    RELEASE = 128
+    """Free what the connection holds, received bytes included."""
+
+
+class State(Enum):
+    """The connection as its application sees it."""
+
+    OPENING = auto()
+    OPEN = auto()
+    EOF_PENDING = auto()
+    """The peer's Fin came; bytes before it are not all delivered."""
+    EOF_RECEIVED = auto()
+    """eof_received() was called; we may still write."""
+    CLOSING = auto()
+    """Fin is to go or on its way, and then it is over."""
+    DRAINING = auto()
+    """It is over, without the peer's Fin; what had come is delivered first."""
+    DRAINING_TO_EOF = auto()
+    """It is over, after the peer's Fin; what had come is delivered first, then end of file."""
+    CLOSED = auto()
+
+
+class Writing(Enum):
+    """Our half of the connection."""
+
+    OPEN = auto()
+    FIN_DUE = auto()
+    """Fin is to go, or on its way."""
+    FIN_DELIVERED = auto()
+    OVER = auto()
+    """There is no connection to write to."""
+
+
+class IllegalEvent(RuntimeError):
+    """An event that cannot be: the transport is at fault. The machine is as it was."""
+
+
+class Machine:
+    """The state machine of one connection.
+
+    `receive(event)` returns the actions to take; take them before the next event is received,
+    except that DELIVER_EOF may call back into the application, which may close or abort: the
+    actions of that come first, and LOSE and RELEASE never come twice.
+    """
+
+    __slots__ = ("error", "state", "writing")
+
+    def __init__(self) -> None:
+        self.state = State.OPENING
+        self.writing = Writing.OPEN
+        self.error: BaseException | None = None
+        """What connection_lost() gets, or in OPENING whoever waits for the connection."""
+
+    def receive(self, event: Event, error: BaseException | None = None) -> "Action":
+        """Take an event; `error` is its cause, where the transport knows a better one than we.
+
+        Of several causes the first is kept. An illegal event raises and changes nothing:
+        ProtocolError if only the peer can have made it, IllegalEvent else.
+        """
+        state, actions, blame = self.state, NOTHING, None
+        writing, half_actions = self.writing, NOTHING
+        try:
+            if event is not Event.FIN_COMPLETED:
+                state, actions, blame = STATES[state][event]
+            if event in _OF_WRITING:
+                writing, half_actions = WRITING[writing][event]
+        except KeyError:
+            message = f"{event.name} in {self.state.name} (writing: {self.writing.name})"
+            if event in (Event.FIN_RECEIVED, Event.ABORT_RECEIVED):
+                raise ProtocolError(f"the peer's frame may not come now: {message}") from None
+            raise IllegalEvent(message) from None
+        if (state, writing) in TOGETHER:
+            state, more, _ = TOGETHER[state, writing]
+            actions |= more
+        if state in _GONE:
+            writing = Writing.OVER
+        else:
+            actions |= half_actions
+        if blame is not None and self.error is None:
+            self.error = error if error is not None else _error(blame, event)
+        self.state, self.writing = state, writing
+        return actions
+
+    def disconnected(self, *, undelivered: bool, error: BaseException | None = None) -> "Action":
+        """DISCONNECTED or CUT_OFF: are bytes of ours not known to have arrived?"""
+        return self.receive(Event.CUT_OFF if undelivered else Event.DISCONNECTED, error)
+
+    @property
+    def can_write(self) -> bool:
+        """May the application's bytes be taken? Not after write_eof(), close() or the end."""
+        return self.writing is Writing.OPEN and self.state is not State.OPENING
+
+    @property
+    def can_read(self) -> bool:
+        """Are received bytes to be delivered?"""
+        return self.state in _READING
+
+    @property
+    def closing(self) -> bool:
+        """What a transport's is_closing() says."""
+        return self.state is State.CLOSING or self.state in _GONE
+
+    def __repr__(self) -> str:
+        error = f" error={self.error!r}" if self.error is not None else ""
+        return f"<Machine {self.state.name} writing={self.writing.name}{error}>"
+
+
+# ---------------------------------------------------------------------------
+# The tables
+# ---------------------------------------------------------------------------
+
+_S, _E, _A, _W = State, Event, Action, Writing
+
+NOTHING: Final = Action(0)
+_DROP: Final = _A.STOP_READING | _A.DISCARD_WRITES
+_END: Final = _A.LOSE | _A.DISCONNECT | _A.RELEASE
+_FREE: Final = _A.LOSE | _A.RELEASE  # where DISCONNECT was asked for already
+_FAIL: Final = _A.DISCONNECT | _A.RELEASE  # where nobody was told of a connection
+
+_RESET: Final = ConnectionResetError
+_TIMEOUT: Final = TimeoutError
+
+# In OPENING connection_made() has not been called, so connection_lost() will not be.
+# {state: {event: (new state, actions, the kind of error it is, if it is one)}}
+STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]]]] = {
+    _S.OPENING: {
+        _E.ESTABLISHED: (_S.OPEN, NOTHING, None),
+        _E.DISCONNECTED: (_S.CLOSED, _FAIL, _RESET),
+        _E.CUT_OFF: (_S.CLOSED, _FAIL, _RESET),
+        _E.PEER_VIOLATED: (_S.CLOSED, _FAIL, ProtocolError),
+        _E.TIMED_OUT: (_S.CLOSED, _FAIL, _TIMEOUT),
+        _E.CLOSE: (_S.CLOSED, _FAIL, None),
+        _E.ABORT: (_S.CLOSED, _FAIL, None),
+    },
+    _S.OPEN: {
+        _E.FIN_RECEIVED: (_S.EOF_PENDING, NOTHING, None),
+        _E.ABORT_RECEIVED: (_S.DRAINING, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
+        _E.DISCONNECTED: (_S.DRAINING, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
+        _E.CUT_OFF: (_S.DRAINING, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
+        _E.PEER_VIOLATED: (_S.DRAINING, _A.DISCARD_WRITES | _A.SEND_ABORT | _A.DISCONNECT, ProtocolError),
+        _E.DELIVERED: (_S.OPEN, NOTHING, None),
+        _E.WRITE_EOF: (_S.OPEN, NOTHING, None),
+        _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
+        _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
+        _E.WRITE_DROPPED: (_S.OPEN, NOTHING, None),
+        _E.CALLBACK_RAISED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _RESET),
+    },
+    _S.EOF_PENDING: {
+        _E.ABORT_RECEIVED: (_S.DRAINING_TO_EOF, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
+        _E.DISCONNECTED: (_S.DRAINING_TO_EOF, _A.DISCARD_WRITES | _A.DISCONNECT, None),
+        _E.CUT_OFF: (_S.DRAINING_TO_EOF, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
+        _E.PEER_VIOLATED: (
+            _S.DRAINING_TO_EOF,
+            _A.DISCARD_WRITES | _A.SEND_ABORT | _A.DISCONNECT,
+            ProtocolError,
+        ),
+        _E.DELIVERED: (_S.EOF_RECEIVED, _A.DELIVER_EOF, None),
+        _E.WRITE_EOF: (_S.EOF_PENDING, NOTHING, None),
+        _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
+        _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
+        _E.WRITE_DROPPED: (_S.EOF_PENDING, NOTHING, None),
+        _E.CALLBACK_RAISED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _RESET),
+    },
+    _S.EOF_RECEIVED: {
+        _E.ABORT_RECEIVED: (_S.CLOSED, _DROP | _END, _RESET),
+        _E.DISCONNECTED: (_S.CLOSED, _DROP | _END, None),
+        _E.CUT_OFF: (_S.CLOSED, _DROP | _END, _RESET),
+        _E.PEER_VIOLATED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, ProtocolError),
+        _E.DELIVERED: (_S.EOF_RECEIVED, NOTHING, None),
+        _E.WRITE_EOF: (_S.EOF_RECEIVED, NOTHING, None),
+        _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
+        _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
+        _E.WRITE_DROPPED: (_S.EOF_RECEIVED, NOTHING, None),
+        _E.EOF_DECLINED: (_S.CLOSING, _A.STOP_READING, None),
+        _E.CALLBACK_RAISED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _RESET),
+    },
+    # Nobody reads any more: whether the peer's Fin came makes no difference.
+    _S.CLOSING: {
+        _E.FIN_RECEIVED: (_S.CLOSING, NOTHING, None),
+        _E.ABORT_RECEIVED: (_S.CLOSED, _A.DISCARD_WRITES | _END, _RESET),
+        _E.DISCONNECTED: (_S.CLOSED, _A.DISCARD_WRITES | _END, None),
+        _E.CUT_OFF: (_S.CLOSED, _A.DISCARD_WRITES | _END, _RESET),
+        _E.PEER_VIOLATED: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, ProtocolError),
+        _E.DELIVERED: (_S.CLOSING, NOTHING, None),
+        _E.TIMED_OUT: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, _TIMEOUT),
+        _E.WRITE_EOF: (_S.CLOSING, NOTHING, None),
+        _E.CLOSE: (_S.CLOSING, NOTHING, None),
+        _E.ABORT: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, None),
+        _E.WRITE_DROPPED: (_S.CLOSING, NOTHING, None),
+        _E.EOF_DECLINED: (_S.CLOSING, NOTHING, None),
+        _E.CALLBACK_RAISED: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, _RESET),
+    },
+    # The end was told once, and the first cause stays: what still comes from below says it again.
+    _S.DRAINING: {
+        _E.FIN_RECEIVED: (_S.DRAINING, NOTHING, None),
+        _E.ABORT_RECEIVED: (_S.DRAINING, NOTHING, None),
+        _E.DISCONNECTED: (_S.DRAINING, NOTHING, None),
+        _E.CUT_OFF: (_S.DRAINING, NOTHING, None),
+        _E.PEER_VIOLATED: (_S.DRAINING, NOTHING, None),
+        _E.DELIVERED: (_S.CLOSED, _FREE, None),
+        _E.WRITE_EOF: (_S.DRAINING, NOTHING, None),
+        _E.CLOSE: (_S.CLOSED, _A.STOP_READING | _FREE, None),
+        _E.ABORT: (_S.CLOSED, _A.STOP_READING | _FREE, None),
+        _E.WRITE_DROPPED: (_S.DRAINING, NOTHING, None),
+        _E.CALLBACK_RAISED: (_S.CLOSED, _A.STOP_READING | _FREE, _RESET),
+    },
+    _S.DRAINING_TO_EOF: {
+        _E.ABORT_RECEIVED: (_S.DRAINING_TO_EOF, NOTHING, None),
+        _E.DISCONNECTED: (_S.DRAINING_TO_EOF, NOTHING, None),
+        _E.CUT_OFF: (_S.DRAINING_TO_EOF, NOTHING, None),
+        _E.PEER_VIOLATED: (_S.DRAINING_TO_EOF, NOTHING, None),
+        _E.DELIVERED: (_S.CLOSED, _A.DELIVER_EOF | _FREE, None),
+        _E.WRITE_EOF: (_S.DRAINING_TO_EOF, NOTHING, None),
+        _E.CLOSE: (_S.CLOSED, _A.STOP_READING | _FREE, None),
+        _E.ABORT: (_S.CLOSED, _A.STOP_READING | _FREE, None),
+        _E.WRITE_DROPPED: (_S.DRAINING_TO_EOF, NOTHING, _RESET),
+        _E.CALLBACK_RAISED: (_S.CLOSED, _A.STOP_READING | _FREE, _RESET),
+    },
+    _S.CLOSED: {
+        _E.FIN_RECEIVED: (_S.CLOSED, NOTHING, None),
+        _E.ABORT_RECEIVED: (_S.CLOSED, NOTHING, None),
+        _E.DISCONNECTED: (_S.CLOSED, NOTHING, None),
+        _E.CUT_OFF: (_S.CLOSED, NOTHING, None),
+        _E.PEER_VIOLATED: (_S.CLOSED, NOTHING, None),
+        _E.DELIVERED: (_S.CLOSED, NOTHING, None),
+        _E.TIMED_OUT: (_S.CLOSED, NOTHING, None),
+        _E.WRITE_EOF: (_S.CLOSED, NOTHING, None),
+        _E.CLOSE: (_S.CLOSED, NOTHING, None),
+        _E.ABORT: (_S.CLOSED, NOTHING, None),
+        _E.WRITE_DROPPED: (_S.CLOSED, NOTHING, None),
+        _E.EOF_DECLINED: (_S.CLOSED, NOTHING, None),
+        _E.CALLBACK_RAISED: (_S.CLOSED, NOTHING, None),
+    },
+}
+
+# {our half: {event: (our half, actions)}}; events that are in no row do not concern our half.
+WRITING: Final[dict[Writing, dict[Event, tuple[Writing, Action]]]] = {
+    _W.OPEN: {
+        _E.WRITE_EOF: (_W.FIN_DUE, _A.SEND_FIN),
+        _E.CLOSE: (_W.FIN_DUE, _A.SEND_FIN),
+        _E.EOF_DECLINED: (_W.FIN_DUE, _A.SEND_FIN),
+    },
+    _W.FIN_DUE: {
+        _E.WRITE_EOF: (_W.FIN_DUE, NOTHING),
+        _E.CLOSE: (_W.FIN_DUE, NOTHING),
+        _E.EOF_DECLINED: (_W.FIN_DUE, NOTHING),
+        _E.FIN_COMPLETED: (_W.FIN_DELIVERED, NOTHING),
+    },
+    _W.FIN_DELIVERED: {
+        _E.WRITE_EOF: (_W.FIN_DELIVERED, NOTHING),
+        _E.CLOSE: (_W.FIN_DELIVERED, NOTHING),
+        _E.EOF_DECLINED: (_W.FIN_DELIVERED, NOTHING),
+    },
+    _W.OVER: {
+        _E.WRITE_EOF: (_W.OVER, NOTHING),
+        _E.CLOSE: (_W.OVER, NOTHING),
+        _E.EOF_DECLINED: (_W.OVER, NOTHING),
+        _E.FIN_COMPLETED: (_W.OVER, NOTHING),
+    },
+}
+
+# What follows from the two states together.
+TOGETHER: Final[dict[tuple[State, Writing], tuple[State, Action, None]]] = {
+    (_S.CLOSING, _W.FIN_DELIVERED): (_S.CLOSED, _END, None),
+}
+
+_GONE: Final = frozenset({_S.DRAINING, _S.DRAINING_TO_EOF, _S.CLOSED})
+"""No frame is sent any more; our half is over."""
+_READING: Final = frozenset({_S.OPEN, _S.EOF_PENDING, _S.DRAINING, _S.DRAINING_TO_EOF})
+_OF_WRITING: Final = frozenset(event for row in WRITING.values() for event in row)
+
+_ERRNO: Final[dict[type[OSError], int]] = {
+    _RESET: errno.ECONNRESET,
+    _TIMEOUT: errno.ETIMEDOUT,
+    ProtocolError: errno.EPROTO,
+}
+
+
+def _error(kind: type[OSError], event: Event) -> OSError:
+    number = _ERRNO[kind]
+    return kind(number, f"{os.strerror(number)} ({event.name.lower().replace('_', ' ')})")
