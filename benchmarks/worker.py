@@ -1,0 +1,196 @@
+"""Either process of a measurement: a server or a client on one CPU, on one loop, over one fabric.
+
+usage: python -m benchmarks.worker FABRIC LOOP CPU
+
+Commands come as JSON lines on standard input, each is answered by one JSON line on standard output, and the
+end of the input ends the process. While a case runs nothing else happens in it.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from rdmanet.cli.fabrics import FABRICS, Fabric, forget, loop_factory
+from rdmanet.cli.workloads import (
+    BufferedEcho,
+    BufferedPinger,
+    BufferedSink,
+    Echo,
+    Flooder,
+    Pinger,
+    Report,
+    Sink,
+    StreamFlooder,
+    StreamPinger,
+    percentile,
+    round_trips_s,
+    stream_echo,
+    stream_sink,
+)
+
+
+class Worker:
+    def __init__(self, fabric: str) -> None:
+        self.fabric_name = fabric
+        self.server: Any = None
+        self.address: list[Any] = []
+        self.resting: list[Any] = []
+
+    async def answer(self, command: str, args: dict[str, Any]) -> Any:
+        return await getattr(self, command)(**args)
+
+    def fabric(self, case: dict[str, Any]) -> Fabric:
+        return FABRICS[self.fabric_name](**(case["options"] if self.fabric_name == "rdmanet" else {}))
+
+    # --- the server's commands ---
+
+    async def listen(self, case: dict[str, Any], api: str) -> list[Any]:
+        sink = case["kind"] == "flood"
+        fabric = self.fabric(case)
+        if api == "streams":
+            callback = stream_sink if sink else stream_echo(case["size"])
+            self.server, self.address = await fabric.listen_streams(callback)
+        else:
+            buffered = api == "buffered"
+            factory = (BufferedSink if sink else BufferedEcho) if buffered else (Sink if sink else Echo)
+            self.server, self.address = await fabric.listen(factory)
+        return self.address
+
+    async def close(self) -> None:
+        self.server.close()
+        await asyncio.wait_for(self.server.wait_closed(), 10)
+        forget(self.address)
+
+    # --- the client's ---
+
+    async def run(self, case: dict[str, Any], api: str, address: list[Any]) -> dict[str, float]:
+        fabric = self.fabric(case)
+        if case["kind"] == "flood":
+            return await self._flood(fabric, case, api, address)
+        return await self._ping(fabric, case, api, address)
+
+    async def _flood(
+        self, fabric: Fabric, case: dict[str, Any], api: str, address: list[Any]
+    ) -> dict[str, float]:
+        client = (StreamFlooder if api == "streams" else Flooder)(case["size"], case["seconds"])
+        [report] = await self._drive(fabric, [client], address)
+        messages = report.received / case["size"]
+        cpu_s = client.cpu_s + report.cpu_s
+        return {
+            "messages_per_s": messages / report.seconds,
+            "gb_per_s": report.received / report.seconds / 1e9,
+            "cpu_us": cpu_s / messages * 1e6,
+            "cpu_s_per_gb": cpu_s / report.received * 1e9,
+        }
+
+    async def _ping(
+        self, fabric: Fabric, case: dict[str, Any], api: str, address: list[Any]
+    ) -> dict[str, float]:
+        size, seconds, depth = case["size"], case["seconds"], case["depth"]
+        clients: list[Any]
+        if api == "streams":
+            clients = [StreamPinger(size, seconds, depth=depth) for _ in range(case["connections"])]
+        else:
+            make = BufferedPinger if api == "buffered" else Pinger
+            clients = [
+                make(size, seconds, depth=depth, pause_s=case["pause_s"]) for _ in range(case["connections"])
+            ]
+        reports = await self._drive(fabric, clients, address)
+        answers = sum(len(client.stamps) - 1 for client in clients)
+        begin = min(client.stamps[0] for client in clients)
+        end = max(client.stamps[-1] for client in clients)
+        # Each connection saw the CPU time of its whole process while it lived: the longest is that of all.
+        cpu_s = max(client.cpu_s for client in clients) + max(report.cpu_s for report in reports)
+        result = {
+            "messages_per_s": answers / (end - begin),
+            "cpu_us": cpu_s / answers * 1e6,
+        }
+        if depth == 1 and len(clients) == 1:
+            times = round_trips_s(clients[0])
+            result["p50_us"] = percentile(times, 50) * 1e6
+            result["p99_us"] = percentile(times, 99) * 1e6
+        return result
+
+    async def _drive(self, fabric: Fabric, clients: list[Any], address: list[Any]) -> list[Report]:
+        """Connect all, then start all, and wait for the server's reports."""
+        if isinstance(clients[0], StreamFlooder | StreamPinger):
+            streams = [await fabric.open_streams(address) for _ in clients]
+            return await asyncio.gather(
+                *(client.run(*pair) for client, pair in zip(clients, streams, strict=True))
+            )
+        for client in clients:
+            await fabric.connect(lambda client=client: client, address)  # type: ignore[misc]
+        for client in clients:
+            client.start()
+        return await asyncio.gather(*(client.done for client in clients))
+
+    # --- both sides' ---
+
+    async def open_idle(self, case: dict[str, Any], address: list[Any]) -> None:
+        """Connections on which one message went to and fro, so that both ends are settled."""
+        fabric = self.fabric(case)
+        for _ in range(case["connections"]):
+            reader, writer = await fabric.open_streams(address)
+            writer.write(bytes(64))
+            await reader.readexactly(64)
+            self.resting.append(writer)
+
+    async def rest(self, seconds: float) -> dict[str, float]:
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+        await asyncio.sleep(seconds)
+        cpu_s = time.process_time() - begin_cpu_s
+        return {
+            "cpu_percent": 100 * cpu_s / (time.perf_counter() - begin_s),
+            "threads": len(os.listdir("/proc/self/task")),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+        }
+
+    async def close_idle(self) -> None:
+        for writer in self.resting:
+            writer.close()
+        for writer in self.resting:
+            await writer.wait_closed()
+        self.resting.clear()
+
+
+async def serve(worker: Worker) -> None:
+    """Answer commands until the input ends."""
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+    partial = b""
+
+    def readable() -> None:
+        nonlocal partial
+        data = os.read(0, 1 << 16)
+        if not data:
+            loop.remove_reader(0)
+            lines.put_nowait(None)
+            return
+        *complete, partial = (partial + data).split(b"\n")
+        for line in complete:
+            lines.put_nowait(line)
+
+    loop.add_reader(0, readable)
+    while (line := await lines.get()) is not None:
+        command, args = json.loads(line)
+        try:
+            answer = {"result": await worker.answer(command, args)}
+        except Exception as exc:
+            answer = {"error": f"{type(exc).__name__}: {exc}"}
+        print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    fabric, loop, cpu = sys.argv[1:4]
+    if int(cpu) >= 0:
+        os.sched_setaffinity(0, {int(cpu)})
+    factory, _ = loop_factory(loop)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve(Worker(fabric)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""`python -m rdmanet`: the command line."""
+
+import sys
+
+from rdmanet.cli import main
+
+sys.exit(main())

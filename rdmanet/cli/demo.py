@@ -1,0 +1,194 @@
+"""two processes talk asyncio over RDMA: lines, a file, and what that costs beside sockets
+
+This process is the client; it starts the server (demo_server.py) as another one and ends it whatever happens.
+The lines and the file go over RDMA, on the embedded device where there is no other, by the public functions and
+asyncio's own stream classes. The table is measured in the same run, by workloads.py, for RDMA and for what
+asyncio's program would use today. The exit status is 0 only if every answer and the file's SHA-256 were right.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rdmanet.cli.fabrics import FABRICS, loop_factory, pin
+from rdmanet.cli.text import Progress, table
+from rdmanet.cli.workloads import Flooder, Pinger, percentile, round_trips_s, run_client
+
+LINES = ["hello, queue pair", "one changed line, and this is RDMA", "good-bye"]
+FILE_MIB = 64
+CHUNK_BYTES = 256 * 1024
+REPETITIONS = 3
+RUN_S = 0.25
+TIMEOUT_S = 120.0
+
+
+class DemoError(Exception):
+    """Something was not as it must be; the text says what."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help=f"what to send (default: {FILE_MIB} MiB, made up)"
+    )
+    parser.add_argument("--loop", choices=["uvloop", "asyncio"], help="default: uvloop where it is installed")
+
+
+def run(args: argparse.Namespace) -> int:
+    factory, loop_name = loop_factory(args.loop)
+    try:
+        with tempfile.TemporaryDirectory(prefix="rdmanet-demo-") as directory:
+            path = args.file or _make_file(Path(directory) / f"made-up-{FILE_MIB}MiB.bin")
+            if not path.is_file():
+                raise DemoError(f"{path}: no such file")
+            with _server_process(directory, args.loop) as (pid, server):
+                cpu = pin(1)
+                print(
+                    f"server: process {pid}{_on(server['cpu'])}; client: process {os.getpid()}{_on(cpu)}; "
+                    f"loop: {loop_name}"
+                )
+                with asyncio.Runner(loop_factory=factory) as runner:
+                    runner.run(_client(server, path, loop_name))
+    except (DemoError, OSError, TimeoutError) as exc:
+        print(f"demo: {exc or type(exc).__name__}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _on(cpu: int | None) -> str:
+    return "" if cpu is None else f" on CPU {cpu}"
+
+
+@contextlib.contextmanager
+def _server_process(directory: str, loop: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Start the server and yield its pid and where it listens; it ends with its standard input."""
+    command = [sys.executable, "-m", "rdmanet.cli.demo_server", directory, loop or ""]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        try:
+            announced = process.stdout.readline()
+            if not announced:
+                raise DemoError(f"the server process ended with status {process.wait()} before it listened")
+            yield process.pid, json.loads(announced)
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+async def _client(server: dict[str, Any], path: Path, loop_name: str) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        await _echo_lines(server["lines"])
+    await _send_file(server["file"], path)
+    async with asyncio.timeout(TIMEOUT_S):
+        await _compare(server["fabrics"], loop_name)
+
+
+# --- lines --------------------------------------------------------------------------------------------
+
+
+async def _echo_lines(address: list[Any]) -> None:
+    import rdmanet
+
+    reader, writer = await rdmanet.open_rdma_connection(*address)
+    print(f"\nlines, by open_rdma_connection, over device {writer.get_extra_info('rdma_device')}")
+    for text in LINES:
+        line = text.encode() + b"\n"
+        writer.write(line)
+        answer = await reader.readline()
+        if answer != line:
+            raise DemoError(f"sent {line!r} and got {answer!r} back")
+        print(f"  -> {text}\n  <- {answer.decode().rstrip()}")
+    writer.close()
+    await writer.wait_closed()
+
+
+# --- a file -------------------------------------------------------------------------------------------
+
+
+def _make_file(path: Path) -> Path:
+    """The same bytes on every machine, so that the SHA-256 printed can be compared between them."""
+    source = random.Random(FILE_MIB)
+    with path.open("wb") as file:
+        for _ in range(FILE_MIB):
+            file.write(source.randbytes(1 << 20))
+    return path
+
+
+async def _send_file(address: list[Any], path: Path) -> None:
+    import rdmanet
+
+    digest = hashlib.sha256()
+    reader, writer = await rdmanet.open_rdma_connection(*address)
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        print(f"\nfile {path}, {size / 2**20:.0f} MiB")
+        progress = Progress(size)
+        writer.write(json.dumps({"name": path.name, "size": size}).encode() + b"\n")
+        sent = 0
+        while chunk := file.read(CHUNK_BYTES):
+            writer.write(chunk)
+            digest.update(chunk)
+            await writer.drain()
+            sent += len(chunk)
+            progress.update(sent)
+    ours = digest.hexdigest()
+    writer.write(ours.encode() + b"\n")
+    answer = await reader.readline()
+    if not answer:
+        raise DemoError("the server ended the connection before it had verified the file")
+    theirs = json.loads(answer)
+    writer.close()
+    await writer.wait_closed()
+    print(f"  sent      SHA-256 {ours}")
+    print(f"  received  SHA-256 {theirs['sha256']}  in {theirs['path']}, at {theirs['gb_per_s']:.2f} GB/s")
+    if theirs["sha256"] != ours or theirs["size"] != size:
+        raise DemoError("the file that arrived is not the file that was sent")
+    print("  verified: both sides computed the same SHA-256")
+
+
+# --- the table ----------------------------------------------------------------------------------------
+
+
+async def _compare(addresses: dict[str, dict[str, list[Any]]], loop_name: str) -> None:
+    print(
+        f"\nround trip of 64 B and throughput of 1 MiB writes, all on {loop_name}, "
+        f"medians of {REPETITIONS} interleaved runs"
+    )
+    medians: dict[str, list[tuple[float, float, float]]] = {name: [] for name in addresses}
+    for _ in range(REPETITIONS):
+        for name, listening in addresses.items():
+            fabric = FABRICS[name]()
+            pinger = Pinger(64, RUN_S)
+            await run_client(fabric.connect, pinger, listening["echo"])
+            flood = await run_client(fabric.connect, Flooder(1 << 20, RUN_S), listening["sink"])
+            times = round_trips_s(pinger)
+            medians[name].append(
+                (
+                    percentile(times, 50) * 1e6,
+                    percentile(times, 99) * 1e6,
+                    flood.received / flood.seconds / 1e9,
+                )
+            )
+    rows = [("", "p50 us", "p99 us", "rdmanet is", "GB/s", "rdmanet is")]
+    ours = [statistics.median(column) for column in zip(*medians["rdmanet"], strict=True)]
+    for name, samples in medians.items():
+        p50, p99, gb_per_s = (statistics.median(column) for column in zip(*samples, strict=True))
+        shorter = faster = ""
+        if name != "rdmanet":
+            shorter, faster = f"{p50 / ours[0]:.1f}x shorter", f"{ours[2] / gb_per_s:.1f}x faster"
+        label = FABRICS[name].name if name == "rdmanet" else f"asyncio {FABRICS[name].name}"
+        rows.append((label, f"{p50:.2f}", f"{p99:.2f}", shorter, f"{gb_per_s:.2f}", faster))
+    print(table(rows))

@@ -1,0 +1,111 @@
+"""The demo's other process: it echoes lines, receives a file, and answers the traffic that is measured.
+
+usage: python -m rdmanet.cli.demo_server DIRECTORY LOOP
+
+It announces where it listens as one JSON line on its standard output, and ends when its standard input does:
+that happens however the process that started it ends.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rdmanet.cli.fabrics import FABRICS, HOST, forget, loop_factory, pin
+from rdmanet.cli.workloads import BufferedSink, Echo
+
+CHUNK_BYTES = 1 << 20
+
+
+async def serve(directory: Path, cpu: int | None) -> None:
+    import rdmanet
+
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), over.set)
+
+    servers: list[Any] = []
+    lines = await rdmanet.start_rdma_stream_server(echo_lines, HOST, 0)
+    file = await rdmanet.start_rdma_stream_server(
+        partial(receive_file, directory), HOST, 0, limit=CHUNK_BYTES
+    )
+    servers += [lines, file]
+    measured: dict[str, dict[str, Any]] = {}
+    for name, fabric in FABRICS.items():
+        measured[name] = {}
+        for role, factory in (("echo", Echo), ("sink", BufferedSink)):
+            server, measured[name][role] = await fabric().listen(factory)
+            servers.append(server)
+    announcement = {
+        "cpu": cpu,
+        "lines": lines.sockets[0].getsockname()[:2],
+        "file": file.sockets[0].getsockname()[:2],
+        "fabrics": measured,
+    }
+    print(json.dumps(announcement), flush=True)
+
+    await over.wait()
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    for server in servers:
+        server.close()
+    for listening in measured.values():
+        for address in listening.values():
+            forget(address)
+
+
+async def echo_lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while line := await reader.readline():
+        writer.write(line)
+        await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def receive_file(directory: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One line of JSON (name, size), the bytes, the sender's SHA-256; the answer is what arrived here."""
+    header = json.loads(await reader.readline())
+    path = directory / ("received-" + os.path.basename(header["name"]))
+    left = header["size"]
+    digest = hashlib.sha256()
+    begin_s = time.perf_counter()
+    with path.open("wb") as file:
+        while left:
+            chunk = await reader.read(min(left, CHUNK_BYTES))
+            if not chunk:
+                raise EOFError(f"the stream ended {left} bytes early")
+            digest.update(chunk)
+            file.write(chunk)
+            left -= len(chunk)
+    seconds = time.perf_counter() - begin_s
+    ours, theirs = digest.hexdigest(), (await reader.readline()).decode().rstrip()
+    if ours != theirs:
+        print(f"server: {path} has SHA-256 {ours}, the sender says {theirs}", file=sys.stderr)
+    answer = {
+        "path": str(path),
+        "size": path.stat().st_size,
+        "sha256": ours,
+        "gb_per_s": header["size"] / seconds / 1e9 if seconds else 0.0,
+    }
+    writer.write(json.dumps(answer).encode() + b"\n")
+    writer.close()
+    await writer.wait_closed()
+
+
+def main() -> int:
+    # Ctrl-C reaches the whole foreground group; this process goes when the one that started it does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    directory, loop = sys.argv[1:3]
+    factory, _ = loop_factory(loop or None)
+    cpu = pin(0)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve(Path(directory), cpu))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""One program, several fabrics: RDMA, TCP and Unix sockets behind the same four calls.
+
+Everything above asyncio's transports is the same on each, so whatever differs between two measurements is the
+transport. An address is plain data (a host and a port, or a path) that can be handed to another process as
+JSON. All of them stay on this host.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+HOST = "127.0.0.1"
+
+Address = list[Any]
+Factory = Callable[[], asyncio.BaseProtocol]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+StreamCallback = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Fabric:
+    """What a program needs from a network; `options` are keywords of its connect and listen calls."""
+
+    name: str
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
+        raise NotImplementedError
+
+    async def connect(
+        self, factory: Factory, address: Address
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        raise NotImplementedError
+
+    async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
+        raise NotImplementedError
+
+    async def open_streams(self, address: Address) -> Streams:
+        raise NotImplementedError
+
+
+class Rdma(Fabric):
+    name = "rdmanet"
+
+    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
+        import rdmanet
+
+        server = await rdmanet.start_rdma_server(factory, HOST, 0, **self.options)
+        return server, _bound(server)
+
+    async def connect(
+        self, factory: Factory, address: Address
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        import rdmanet
+
+        return await rdmanet.create_rdma_connection(factory, *address, **self.options)
+
+    async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
+        import rdmanet
+
+        server = await rdmanet.start_rdma_stream_server(callback, HOST, 0, **self.options)
+        return server, _bound(server)
+
+    async def open_streams(self, address: Address) -> Streams:
+        import rdmanet
+
+        return await rdmanet.open_rdma_connection(*address, **self.options)
+
+
+class Tcp(Fabric):
+    name = "TCP"
+
+    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
+        server = await asyncio.get_running_loop().create_server(factory, HOST, 0, **self.options)
+        return server, _bound(server)
+
+    async def connect(
+        self, factory: Factory, address: Address
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        return await asyncio.get_running_loop().create_connection(factory, *address, **self.options)
+
+    async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
+        server = await asyncio.start_server(callback, HOST, 0, **self.options)
+        return server, _bound(server)
+
+    async def open_streams(self, address: Address) -> Streams:
+        return await asyncio.open_connection(*address, **self.options)
+
+
+class Unix(Fabric):
+    name = "Unix socket"
+
+    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
+        path = _fresh_path()
+        server = await asyncio.get_running_loop().create_unix_server(factory, path, **self.options)
+        return server, [path]
+
+    async def connect(
+        self, factory: Factory, address: Address
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        return await asyncio.get_running_loop().create_unix_connection(factory, *address, **self.options)
+
+    async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
+        path = _fresh_path()
+        server = await asyncio.start_unix_server(callback, path, **self.options)
+        return server, [path]
+
+    async def open_streams(self, address: Address) -> Streams:
+        return await asyncio.open_unix_connection(*address, **self.options)
+
+
+FABRICS: dict[str, type[Fabric]] = {"rdmanet": Rdma, "tcp": Tcp, "unix": Unix}
+
+
+def _bound(server: Any) -> Address:
+    return list(server.sockets[0].getsockname()[:2])
+
+
+def _fresh_path() -> str:
+    # Unix socket paths are short; the directory is private, and gone when its owner removes TMPDIR's tree.
+    return os.path.join(tempfile.mkdtemp(prefix="rdmanet-"), "s")
+
+
+def forget(address: Address) -> None:
+    """Remove what a closed Unix listener left in the file system; nothing for the others."""
+    if len(address) == 1:
+        with contextlib.suppress(OSError):
+            os.unlink(address[0])
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(address[0]))
+
+
+# --- the loop and the CPU that a process runs on -------------------------------------------------------
+
+
+def loop_factory(name: str | None = None) -> tuple[Callable[[], asyncio.AbstractEventLoop], str]:
+    """asyncio's loop or uvloop's with its version; without a name uvloop where it can be imported."""
+    if name != "asyncio":
+        try:
+            uvloop = importlib.import_module("uvloop")
+        except ImportError:
+            if name == "uvloop":
+                raise
+        else:
+            return uvloop.new_event_loop, f"uvloop {uvloop.__version__}"
+    return asyncio.new_event_loop, "asyncio's loop"
+
+
+def pin(index: int) -> int | None:
+    """Keep this process on the index-th CPU that it may use, so that two processes do not share one.
+
+    Returns the CPU, or None where there is no second one to leave to the other process.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        return None
+    cpu = cpus[index % len(cpus)]
+    os.sched_setaffinity(0, {cpu})
+    return cpu
