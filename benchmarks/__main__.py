@@ -15,6 +15,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -111,9 +112,9 @@ class WorkerError(Exception):
 class Process:
     """A worker and the commands to it."""
 
-    def __init__(self, variant: Variant, cpu: int) -> None:
+    def __init__(self, variant: Variant, cpu: int, prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", variant.fabric, variant.loop, str(cpu)],
+            [*prefix, sys.executable, "-m", "benchmarks.worker", variant.fabric, variant.loop, str(cpu)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=HERE.parent,

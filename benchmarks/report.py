@@ -34,7 +34,7 @@ def near(run: dict[str, Any]) -> bool:
 
 
 class Medians:
-    """Medians over the repetitions; cases that depend on the CPUs' distance use near runs, if there are any."""
+    """Medians over the repetitions; cases that depend on the CPUs' distance use near runs, if any."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.near_only = {case["name"] for case in record["cases"] if case["near_only"]}
@@ -63,8 +63,8 @@ def markdown(record: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, Python {machine['python']}, "
         f"{versions}; rdmanet {machine['commit']}, {machine['date']}.\n"
         f"Medians of {record['repetitions']} interleaved repetitions, server on CPU "
-        f"{record['pinning']['server']}, client on CPU {record['pinning']['client']}; the CPUs were near each "
-        f"other in {sum(map(near, runs))} of {len(runs)} runs.\n"
+        f"{record['pinning']['server']}, client on CPU {record['pinning']['client']}; the CPUs were near "
+        f"each other in {sum(map(near, runs))} of {len(runs)} runs.\n"
     ]
     goals = list(_goal_rows(medians))
     if goals:

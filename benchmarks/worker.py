@@ -9,6 +9,7 @@ end of the input ends the process. While a case runs nothing else happens in it.
 import asyncio
 import json
 import os
+import resource
 import sys
 import time
 from typing import Any
@@ -38,6 +39,7 @@ class Worker:
         self.server: Any = None
         self.address: list[Any] = []
         self.resting: list[Any] = []
+        self.python_calls = 0
 
     async def answer(self, command: str, args: dict[str, Any]) -> Any:
         return await getattr(self, command)(**args)
@@ -80,6 +82,7 @@ class Worker:
         messages = report.received / case["size"]
         cpu_s = client.cpu_s + report.cpu_s
         return {
+            "messages": messages,
             "messages_per_s": messages / report.seconds,
             "gb_per_s": report.received / report.seconds / 1e9,
             "cpu_us": cpu_s / messages * 1e6,
@@ -105,6 +108,7 @@ class Worker:
         # Each connection saw the CPU time of its whole process while it lived: the longest is that of all.
         cpu_s = max(client.cpu_s for client in clients) + max(report.cpu_s for report in reports)
         result = {
+            "messages": answers,
             "messages_per_s": answers / (end - begin),
             "cpu_us": cpu_s / answers * 1e6,
         }
@@ -147,6 +151,20 @@ class Worker:
             "threads": len(os.listdir("/proc/self/task")),
             "descriptors": len(os.listdir("/proc/self/fd")),
         }
+
+    async def usage(self) -> dict[str, float]:
+        """What this process has spent so far."""
+        spent = resource.getrusage(resource.RUSAGE_SELF)
+        return {"sleeps": spent.ru_nvcsw, "python_calls": self.python_calls}
+
+    async def profile(self) -> None:
+        """Count calls from here on: of Python functions, and of C functions by Python code."""
+
+        def called(frame: object, event: str, arg: object) -> None:
+            if event in ("call", "c_call"):
+                self.python_calls += 1
+
+        sys.setprofile(called)
 
     async def close_idle(self) -> None:
         for writer in self.resting:

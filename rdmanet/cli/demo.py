@@ -1,9 +1,9 @@
 """two processes talk asyncio over RDMA: lines, a file, and what that costs beside sockets
 
 This process is the client; it starts the server (demo_server.py) as another one and ends it whatever happens.
-The lines and the file go over RDMA, on the embedded device where there is no other, by the public functions and
-asyncio's own stream classes. The table is measured in the same run, by workloads.py, for RDMA and for what
-asyncio's program would use today. The exit status is 0 only if every answer and the file's SHA-256 were right.
+The lines and the file go over RDMA, on the embedded device where there is no other, by the public functions
+and asyncio's own stream classes. The table is measured in the same run, by workloads.py, for RDMA and for
+what an asyncio program would use today. The exit status is 0 only if every answer and the file were right.
 """
 
 import argparse

@@ -91,8 +91,8 @@ class _BufferedServer(_Server, asyncio.BufferedProtocol):
 class BufferedEcho(_BufferedServer):
     """Answers what arrived in its own buffer.
 
-    A socket transport may keep what it could not send at once, and the buffer is about to be filled again: the
-    answer has to be an object of its own, on every fabric alike.
+    A socket transport may keep what it could not send at once, and the buffer is about to be filled again:
+    the answer has to be an object of its own, on every fabric alike.
     """
 
     def buffer_updated(self, nbytes: int) -> None:

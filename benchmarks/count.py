@@ -1,0 +1,198 @@
+"""Count what a message costs in calls: system calls, sleeps, Python calls, and copies by the device.
+
+usage: python -m benchmarks.count [--loop LOOP]
+
+Times drift and depend on the machine; counts do not, and they say where the time goes. Every number is for
+one message and both processes, client + server. For an echo a message goes both ways.
+
+    system calls    by `perf stat` where that is allowed. `strace -c` names them, from the difference of a long
+                    and a short run, which leaves the start-up out; it slows them down a hundredfold, so a
+                    process that polls seems to poll less often than it does.
+    sleeps          voluntary context switches: each is a wake-up that somebody paid for.
+    Python calls    calls of Python functions, and of built-in functions by them, by sys.setprofile; methods of
+                    compiled classes, such as a transport's write, are not among them.
+    device          the embedded device's own counters, both sides together.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import Pair, Process
+from benchmarks.cases import BUFFERED, CASES, PROTOCOL, Case, Variant
+
+SECONDS = 0.5
+COUNTED = [
+    ("round trip 64 B", PROTOCOL),
+    ("one way 64 B", PROTOCOL),
+    ("one way 64 KiB", PROTOCOL),
+    ("one way 1 MiB", BUFFERED),
+]
+FABRICS = ["rdmanet", "unix", "tcp"]
+SIDES = ("client", "server")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.count")
+    parser.add_argument("--loop", choices=["uvloop", "asyncio"], default="uvloop")
+    parser.add_argument("--fabric", action="append", choices=FABRICS)
+    args = parser.parse_args()
+
+    cpus = sorted(os.sched_getaffinity(0))
+    pinned = (cpus[0], cpus[1]) if len(cpus) > 1 else (-1, -1)
+    cases = {case.name: replace(case, seconds=SECONDS) for case in CASES}
+    for name, api in COUNTED:
+        print(f"\n## {name}, {api}, {args.loop}\n")
+        print("| transport | system calls | by strace | sleeps | Python calls | device |")
+        print("|---|---:|---|---:|---:|---|")
+        for fabric in args.fabric or FABRICS:
+            variant = Variant(fabric, args.loop)
+            plain = _plain(variant, pinned, cases[name], api)
+            calls = _python_calls(variant, pinned, cases[name], api)
+            traced = _traced(variant, pinned, cases[name], api)
+            cells = [
+                fabric,
+                _sides(plain["system_calls"]),
+                _named(traced),
+                _sides(plain["sleeps"]),
+                _sides(calls),
+                ", ".join(f"{key} {value:.4g}" for key, value in plain["device"].items()),
+            ]
+            print(f"| {' | '.join(cells)} |", flush=True)
+    return 0
+
+
+def _sides(each: list[float] | None) -> str:
+    return "" if each is None else " + ".join(f"{value:.3g}" for value in each)
+
+
+def _named(traced: list[Counter[str]] | None) -> str:
+    """The calls that matter, client's then server's."""
+    if traced is None:
+        return ""
+    return "; ".join(
+        ", ".join(f"{name} {value:.3g}" for name, value in counts.most_common(3) if value >= 0.005) or "none"
+        for counts in traced
+    )
+
+
+def _processes(pair: Pair) -> list[Process]:
+    return [pair.client, pair.server]
+
+
+# --- an ordinary run ----------------------------------------------------------------------------------
+
+
+def _plain(variant: Variant, pinned: tuple[int, int], case: Case, api: str) -> dict[str, Any]:
+    with Pair(variant, *pinned) as pair:
+        processes = _processes(pair)
+        pair.run(case, api)  # whatever is done once is done now
+        before = [process.call("usage") for process in processes]
+        with _system_calls([process.process.pid for process in processes]) as system_calls:
+            messages = pair.run(case, api)["messages"]
+        after = [process.call("usage") for process in processes]
+    spent = [
+        {key: (late[key] - early.get(key, 0)) / messages for key in late}
+        for early, late in zip(before, after, strict=True)
+    ]
+    device = Counter[str]()
+    for side in spent:
+        device.update({key[7:]: value for key, value in side.items() if key.startswith("device_")})
+    return {
+        "sleeps": [side["sleeps"] for side in spent],
+        "device": {key: value for key, value in device.items() if value > 0.0005},
+        "system_calls": [count / messages for count in system_calls] or None,
+    }
+
+
+@contextmanager
+def _system_calls(pids: list[int]) -> Iterator[list[int]]:
+    """Fill the list with the number of system calls that each process made inside the block."""
+    counts: list[int] = []
+    perf = shutil.which("perf")
+    if perf is None:
+        yield counts
+        return
+    command = [perf, "stat", "-x", ",", "-e", "raw_syscalls:sys_enter", "-p"]
+    watchers = [
+        subprocess.Popen([*command, str(pid)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        for pid in pids
+    ]
+    time.sleep(0.5)  # perf says nothing when it has attached
+    try:
+        yield counts
+    finally:
+        for watcher in watchers:
+            if watcher.poll() is None:
+                watcher.send_signal(signal.SIGINT)
+        texts = [watcher.communicate()[1] for watcher in watchers]
+    found = [re.search(r"^(\d+),,raw_syscalls", text, re.MULTILINE) for text in texts]
+    if all(found):
+        counts += [int(match[1]) for match in found if match]
+
+
+# --- runs under an observer ---------------------------------------------------------------------------
+
+
+def _python_calls(variant: Variant, pinned: tuple[int, int], case: Case, api: str) -> list[float]:
+    with Pair(variant, *pinned) as pair:
+        for process in _processes(pair):
+            process.call("profile")
+        before = [process.call("usage")["python_calls"] for process in _processes(pair)]
+        messages = pair.run(case, api)["messages"]
+        after = [process.call("usage")["python_calls"] for process in _processes(pair)]
+    return [(late - early) / messages for early, late in zip(before, after, strict=True)]
+
+
+def _traced(variant: Variant, pinned: tuple[int, int], case: Case, api: str) -> list[Counter[str]] | None:
+    if shutil.which("strace") is None:
+        return None
+    short, short_messages = _strace_run(variant, pinned, replace(case, seconds=0.05), api)
+    long, long_messages = _strace_run(variant, pinned, case, api)
+    messages = long_messages - short_messages
+    return [
+        Counter({name: (after[name] - before[name]) / messages for name in after})
+        for before, after in zip(short, long, strict=True)
+    ]
+
+
+def _strace_run(
+    variant: Variant, pinned: tuple[int, int], case: Case, api: str
+) -> tuple[list[Counter[str]], float]:
+    with tempfile.TemporaryDirectory() as directory:
+        outputs = {side: Path(directory, side) for side in SIDES}
+        pair = Pair(variant, *pinned)
+        prefixes = {side: ["strace", "-f", "-c", "-o", str(outputs[side])] for side in SIDES}
+        pair.client = Process(variant, pinned[1], prefixes["client"])
+        pair.server = Process(variant, pinned[0], prefixes["server"])
+        try:
+            messages = pair.run(case, api)["messages"]
+        finally:
+            pair.__exit__()
+        return [_strace_summary(outputs[side].read_text()) for side in SIDES], messages
+
+
+def _strace_summary(text: str) -> Counter[str]:
+    """Calls by name; the columns are: % time, seconds, usecs/call, calls, [errors,] syscall."""
+    counts = Counter[str]()
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) >= 5 and re.fullmatch(r"[\d.]+", fields[0]) and fields[-1] != "total":
+            counts[fields[-1]] += int(fields[3])
+    return counts
+
+
+if __name__ == "__main__":
+    sys.exit(main())
