@@ -5,12 +5,12 @@ usage: python -m benchmarks.count [--loop LOOP]
 Times drift and depend on the machine; counts do not, and they say where the time goes. Every number is for
 one message and both processes, client + server. For an echo a message goes both ways.
 
-    system calls    by `perf stat` where that is allowed. `strace -c` names them, from the difference of a long
-                    and a short run, which leaves the start-up out; it slows them down a hundredfold, so a
-                    process that polls seems to poll less often than it does.
+    system calls    by `perf stat` where that is allowed. `strace -c` names them, from the difference of a
+                    long and a short run, which leaves the start-up out; it slows them down a hundredfold, so
+                    a process that polls seems to poll less often than it does.
     sleeps          voluntary context switches: each is a wake-up that somebody paid for.
-    Python calls    calls of Python functions, and of built-in functions by them, by sys.setprofile; methods of
-                    compiled classes, such as a transport's write, are not among them.
+    Python calls    calls of Python functions, and of built-in functions by them, by sys.setprofile; methods
+                    of compiled classes, such as a transport's write, are not among them.
     device          the embedded device's own counters, both sides together.
 """
 

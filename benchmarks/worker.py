@@ -37,9 +37,12 @@ class Worker:
     def __init__(self, fabric: str) -> None:
         self.fabric_name = fabric
         self.server: Any = None
+        self.served: Any = None
         self.address: list[Any] = []
         self.resting: list[Any] = []
         self.python_calls = 0
+        self.context: Any = None
+        """The device's, where there is one: it counts."""
 
     async def answer(self, command: str, args: dict[str, Any]) -> Any:
         return await getattr(self, command)(**args)
@@ -58,7 +61,12 @@ class Worker:
         else:
             buffered = api == "buffered"
             factory = (BufferedSink if sink else BufferedEcho) if buffered else (Sink if sink else Echo)
-            self.server, self.address = await fabric.listen(factory)
+
+            def made() -> Any:
+                self.served = factory()
+                return self.served
+
+            self.server, self.address = await fabric.listen(made)
         return self.address
 
     async def close(self) -> None:
@@ -127,6 +135,7 @@ class Worker:
             )
         for client in clients:
             await fabric.connect(lambda client=client: client, address)  # type: ignore[misc]
+        self.note_context(clients[0].transport)
         for client in clients:
             client.start()
         return await asyncio.gather(*(client.done for client in clients))
@@ -152,10 +161,20 @@ class Worker:
             "descriptors": len(os.listdir("/proc/self/fd")),
         }
 
+    def note_context(self, transport: Any) -> None:
+        """A context outlives its connections; a connection is how one gets to it."""
+        pd = transport.get_extra_info("rdma_pd")
+        self.context = self.context if pd is None else pd.context
+
     async def usage(self) -> dict[str, float]:
         """What this process has spent so far."""
+        if self.served is not None:
+            self.note_context(self.served.transport)
         spent = resource.getrusage(resource.RUSAGE_SELF)
-        return {"sleeps": spent.ru_nvcsw, "python_calls": self.python_calls}
+        used = {"sleeps": spent.ru_nvcsw, "python_calls": self.python_calls}
+        if self.context is not None:
+            used |= {f"device_{name}": value for name, value in self.context.counters().items()}
+        return used
 
     async def profile(self) -> None:
         """Count calls from here on: of Python functions, and of C functions by Python code."""
