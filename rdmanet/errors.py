@@ -1,13 +1,142 @@
-"""The exceptions. Pure: nothing is imported here but builtins."""
+"""Exceptions, and how the fabric's codes become them.
+
+Everything that fails is an OSError, with a real errno where one fits, so that programs written for
+sockets catch what they always caught. A failed *call* raises OSError with the library's errno. A
+failed *completion* is not a failed call, the work was accepted and went wrong later; it has its own
+class, with the device's verdict. Connections fail with the events of the connection manager.
+
+    OSError
+    +-- RdmaError                       something particular to RDMA
+    |   +-- DeviceNotFoundError         no such device, or no library to find one with
+    |   +-- RegionRevokedError          a remote memory region that its owner took back
+    +-- ConnectionError
+        +-- ProtocolError               the peer does not speak our protocol
+        +-- CompletionError             a work request completed with an error
+            +-- CompletionResetError    ... because the connection is gone; also a ConnectionResetError
+
+This module is pure: numbers in, exceptions out. The numbers are the ABI's and never change.
+"""
+
+import errno
+import os
+
+__all__ = [
+    "CompletionError",
+    "CompletionResetError",
+    "DeviceNotFoundError",
+    "ProtocolError",
+    "RdmaError",
+    "RegionRevokedError",
+    "cm_error",
+    "completion_error",
+]
 
 
 class RdmaError(OSError):
-    """Something that RDMA, and nothing else, can get wrong."""
+    """Base of the errors that only RDMA has."""
 
 
-class ProtocolError(ConnectionError):
-    """The peer broke the rules of the byte stream; the message says which."""
+class DeviceNotFoundError(RdmaError):
+    """There is no such device, or no library that could know one; the message says which, and why."""
 
 
 class RegionRevokedError(RdmaError):
-    """A remote memory region was used after its owner had taken it back."""
+    """The owner of this remote memory has withdrawn it."""
+
+
+class ProtocolError(ConnectionError):
+    """The peer sent something that our protocol does not allow; the connection is closed."""
+
+
+class CompletionError(ConnectionError):
+    """A work request was accepted and failed; the queue pair is in the error state.
+
+    :ivar status: the completion status, a number of :class:`rdmanet.verbs.WCStatus`
+    :ivar opcode: the name of what was done, where known (a failed completion does not say)
+    :ivar vendor_err: the device's own code, for its vendor's support
+    :ivar qp_num: the queue pair
+    """
+
+    status: int
+    opcode: str | None
+    vendor_err: int
+    qp_num: int
+
+    def __init__(self, status: int, opcode: str | None = None, vendor_err: int = 0, qp_num: int = 0) -> None:
+        self.status = status
+        self.opcode = opcode
+        self.vendor_err = vendor_err
+        self.qp_num = qp_num
+        name, number, hint = _STATUS.get(status, (f"status {status}", errno.EIO, ""))
+        what = f"{opcode} on queue pair {qp_num:#x}" if opcode else f"queue pair {qp_num:#x}"
+        detail = f", vendor error {vendor_err:#x}" if vendor_err else ""
+        super().__init__(number, f"{what}: {name}{detail}{f' ({hint})' if hint else ''}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.status, self.opcode, self.vendor_err, self.qp_num)
+
+
+class CompletionResetError(CompletionError, ConnectionResetError):
+    """A work request failed because the connection, or the peer, is gone."""
+
+
+# Completion status to name, errno, and what usually is behind it.
+_STATUS: dict[int, tuple[str, int, str]] = {
+    0: ("success", 0, ""),
+    1: ("local length error", errno.EMSGSIZE, "a message longer than the posted receive buffer"),
+    2: ("local queue pair operation error", errno.EIO, ""),
+    4: ("local protection error", errno.EFAULT, "a local buffer is not covered by the memory region of its lkey"),
+    5: ("flushed", errno.ECONNRESET, "the queue pair went to the error state first"),
+    6: ("memory window bind error", errno.EACCES, ""),
+    7: ("bad response", errno.EPROTO, ""),
+    8: ("local access error", errno.EACCES, "the local memory region does not allow it"),
+    9: ("remote invalid request", errno.EINVAL, "the peer's queue pair does not allow this operation or length"),
+    10: ("remote access error", errno.EACCES, "the peer's rkey, range or access rights do not allow it"),
+    11: ("remote operation error", errno.EIO, "the peer could not complete it"),
+    12: ("transport retries exceeded", errno.ECONNRESET, "the peer did not answer"),
+    13: ("receiver-not-ready retries exceeded", errno.ECONNRESET, "the peer has posted no receive"),
+    16: ("remote aborted", errno.ECONNABORTED, ""),
+    19: ("fatal error", errno.EIO, ""),
+    20: ("response timeout", errno.ETIMEDOUT, ""),
+    21: ("general error", errno.EIO, ""),
+}
+
+_RESET = {5, 12, 13}
+
+
+def completion_error(
+    status: int, opcode: str | None = None, vendor_err: int = 0, qp_num: int = 0
+) -> CompletionError:
+    """The exception for a completion that failed."""
+    kind = CompletionResetError if status in _RESET else CompletionError
+    return kind(status, opcode, vendor_err, qp_num)
+
+
+# Reasons of a rejection that an application meets, from the InfiniBand CM. iWARP devices report an errno.
+_REJECT_REASONS = {
+    8: "nobody listens there",
+    10: "stale connection",
+    28: "refused by the application",
+}
+
+
+def cm_error(event: str, status: int) -> OSError:
+    """The exception for an event of the connection manager that ends an attempt or a connection.
+
+    :param event: the event's name as in :class:`rdmanet.cm.CMEventType`
+    :param status: the event's status: 0, -errno, or for REJECTED the reason
+    """
+    why = os.strerror(-status) if status < 0 else ""
+    if event == "REJECTED":
+        reason = why or _REJECT_REASONS.get(status, f"reason {status}")
+        return ConnectionRefusedError(errno.ECONNREFUSED, f"connection rejected: {reason}")
+    if event == "DISCONNECTED":
+        return ConnectionResetError(errno.ECONNRESET, "disconnected by the peer")
+    if event == "UNREACHABLE":
+        if status in (0, -errno.ETIMEDOUT):
+            return TimeoutError(errno.ETIMEDOUT, "the peer cannot be reached: no answer")
+        return OSError(-status if status < 0 else errno.EHOSTUNREACH, f"the peer cannot be reached: {why or status}")
+    if event == "DEVICE_REMOVAL":
+        return OSError(errno.ENODEV, "the device was removed")
+    number = -status if status < 0 else errno.EIO
+    return OSError(number, f"{event.lower().replace('_', ' ')}: {why or os.strerror(number)}")

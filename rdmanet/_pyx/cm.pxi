@@ -1,0 +1,501 @@
+# The connection manager: identifiers, their event channel, and events.
+#
+#     client                                   server
+#     resolve_addr  -> ADDR_RESOLVED           bind_addr, listen
+#     resolve_route -> ROUTE_RESOLVED
+#     create_qp, connect                       -> CONNECT_REQUEST, which brings a new CMID
+#                                              create_qp, accept (or reject -> REJECTED at the client)
+#     -> ESTABLISHED                           -> ESTABLISHED
+#     disconnect    -> DISCONNECTED            -> DISCONNECTED
+#
+# Every step ends with an event on the identifier's channel, whose fd is the only thing to wait for.
+# Events are copied and acknowledged while they are read, since destroying an identifier waits for
+# the acknowledgement of its events.
+#
+# An identifier's queue pair is made by create_qp(), and the connection manager walks it through its
+# states. Private data is padded with zeros on InfiniBand and RoCE: its length must be in it.
+
+
+class CMEventType(enum.IntEnum):
+    """What happened to an identifier."""
+    ADDR_RESOLVED = verbs.RDMA_CM_EVENT_ADDR_RESOLVED
+    ADDR_ERROR = verbs.RDMA_CM_EVENT_ADDR_ERROR
+    ROUTE_RESOLVED = verbs.RDMA_CM_EVENT_ROUTE_RESOLVED
+    ROUTE_ERROR = verbs.RDMA_CM_EVENT_ROUTE_ERROR
+    CONNECT_REQUEST = verbs.RDMA_CM_EVENT_CONNECT_REQUEST
+    CONNECT_RESPONSE = verbs.RDMA_CM_EVENT_CONNECT_RESPONSE
+    CONNECT_ERROR = verbs.RDMA_CM_EVENT_CONNECT_ERROR
+    UNREACHABLE = verbs.RDMA_CM_EVENT_UNREACHABLE
+    REJECTED = verbs.RDMA_CM_EVENT_REJECTED
+    ESTABLISHED = verbs.RDMA_CM_EVENT_ESTABLISHED
+    DISCONNECTED = verbs.RDMA_CM_EVENT_DISCONNECTED
+    DEVICE_REMOVAL = verbs.RDMA_CM_EVENT_DEVICE_REMOVAL
+    MULTICAST_JOIN = verbs.RDMA_CM_EVENT_MULTICAST_JOIN
+    MULTICAST_ERROR = verbs.RDMA_CM_EVENT_MULTICAST_ERROR
+    ADDR_CHANGE = verbs.RDMA_CM_EVENT_ADDR_CHANGE
+    TIMEWAIT_EXIT = verbs.RDMA_CM_EVENT_TIMEWAIT_EXIT
+    ADDRINFO_RESOLVED = verbs.RDMA_CM_EVENT_ADDRINFO_RESOLVED
+    ADDRINFO_ERROR = verbs.RDMA_CM_EVENT_ADDRINFO_ERROR
+    USER = verbs.RDMA_CM_EVENT_USER
+    INTERNAL = verbs.RDMA_CM_EVENT_INTERNAL
+
+
+class PortSpace(enum.IntEnum):
+    """TCP: reliable connections; UDP: datagrams."""
+    IPOIB = verbs.RDMA_PS_IPOIB
+    TCP = verbs.RDMA_PS_TCP
+    UDP = verbs.RDMA_PS_UDP
+    IB = verbs.RDMA_PS_IB
+
+
+# ---- Addresses ---------------------------------------------------------------------------------------------
+
+cdef extern from "<arpa/inet.h>" nogil:
+    struct in_addr:
+        pass
+    struct in6_addr:
+        pass
+    struct sockaddr_in:
+        uint16_t sin_family
+        uint16_t sin_port
+        in_addr sin_addr
+    struct sockaddr_in6:
+        uint16_t sin6_family
+        uint16_t sin6_port
+        uint32_t sin6_flowinfo
+        in6_addr sin6_addr
+        uint32_t sin6_scope_id
+    enum: AF_INET, AF_INET6
+    uint16_t htons(uint16_t value)
+    uint16_t ntohs(uint16_t value)
+    int inet_pton(int family, const char *text, void *address)
+    const char *inet_ntop(int family, const void *address, char *text, unsigned int size)
+
+
+cdef int fill_sockaddr(verbs.sockaddr_storage *c, address) except -1:
+    """(ip, port) or (ip, port, flowinfo, scope_id); names are the loop's business, not ours."""
+    cdef sockaddr_in *v4 = <sockaddr_in *>c
+    cdef sockaddr_in6 *v6 = <sockaddr_in6 *>c
+    cdef bytes host
+    cdef int port
+    memset(c, 0, sizeof(c[0]))
+    text, port = address[0], address[1]
+    if not 0 <= port <= 65535:
+        raise OverflowError(f"port {port} is not in 0..65535")
+    text, _, zone = text.partition("%")
+    host = text.encode()
+    if inet_pton(AF_INET, host, &v4.sin_addr) == 1:
+        v4.sin_family = AF_INET
+        v4.sin_port = htons(port)
+    elif inet_pton(AF_INET6, host, &v6.sin6_addr) == 1:
+        v6.sin6_family = AF_INET6
+        v6.sin6_port = htons(port)
+        if len(address) > 2:
+            v6.sin6_flowinfo = htonl(address[2])
+        if len(address) > 3:
+            v6.sin6_scope_id = address[3]
+        elif zone:
+            v6.sin6_scope_id = int(zone) if zone.isdigit() else socket.if_nametoindex(zone)
+    else:
+        raise ValueError(f"{address[0]!r} is not an IP address")
+    return 0
+
+
+cdef object read_sockaddr(verbs.sockaddr *c):
+    cdef sockaddr_in *v4 = <sockaddr_in *>c
+    cdef sockaddr_in6 *v6 = <sockaddr_in6 *>c
+    cdef char text[64]
+    if v4.sin_family == AF_INET and inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text)) is not NULL:
+        return text.decode(), ntohs(v4.sin_port)
+    if v4.sin_family == AF_INET6 and inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text)) is not NULL:
+        return text.decode(), ntohs(v6.sin6_port), ntohl(v6.sin6_flowinfo), v6.sin6_scope_id
+    return None
+
+
+# ---- Events and their channel ---------------------------------------------------------------------------------
+
+@cython.final
+cdef class CMEvent:
+    """An event, copied; nothing of it has to be given back."""
+
+    cdef readonly object type
+    cdef readonly int status
+    cdef readonly CMID id           # of a connection request: the new one
+    cdef readonly CMID listen_id    # of a connection request: who listened
+    cdef readonly bytes private_data
+    cdef readonly int responder_resources
+    cdef readonly int initiator_depth
+    cdef readonly int retry_count
+    cdef readonly int rnr_retry_count
+    cdef readonly uint32_t qp_num
+
+    def __repr__(self):
+        return f"<CMEvent {getattr(self.type, 'name', self.type)} status {self.status} for {self.id!r}>"
+
+    def error(self):
+        """The exception that this event means, or None when it is no failure."""
+        if self.type in _CM_FAILURES:
+            return cm_error(self.type.name, self.status)
+        return None
+
+    def raise_for_status(self):
+        exc = self.error()
+        if exc is not None:
+            raise exc
+
+
+_CM_FAILURES = frozenset((
+    CMEventType.ADDR_ERROR, CMEventType.ROUTE_ERROR, CMEventType.CONNECT_ERROR, CMEventType.UNREACHABLE,
+    CMEventType.REJECTED, CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR,
+))
+_CM_WITH_PARAM = frozenset((
+    CMEventType.CONNECT_REQUEST, CMEventType.CONNECT_RESPONSE, CMEventType.REJECTED, CMEventType.ESTABLISHED,
+    CMEventType.DISCONNECTED,
+))
+
+
+@cython.no_gc_clear
+cdef class CMEventChannel(Resource):
+    """A channel of connection events; its fd is readable when there are some."""
+
+    cdef verbs.rdma_event_channel *ptr
+    cdef readonly Library library
+    cdef Py_ssize_t children
+
+    def __init__(self, Library library not None):
+        cdef int rc
+        with nogil:
+            rc = verbs.rn_create_event_channel(library.c, &self.ptr)
+        check(rc, "rdma_create_event_channel")
+        self.library = library
+        self.opened(EVENT_CHANNELS)
+        set_nonblocking(self.ptr.fd)
+
+    def __dealloc__(self):
+        self.drop()
+
+    def __repr__(self):
+        if self.ptr is NULL:
+            return "<CMEventChannel closed>"
+        return f"<CMEventChannel fd {self.ptr.fd} of {self.library.name}>"
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL
+
+    cdef int destroy(self) except -1:
+        if self.children:
+            raise OSError(EBUSY, f"{self!r} has {self.children} identifiers")
+        with nogil:
+            verbs.rn_destroy_event_channel(self.library.c, self.ptr)
+        self.ptr = NULL
+        self.destroyed()
+        return 0
+
+    @property
+    def fd(self):
+        """The descriptor; non-blocking."""
+        self.usable()
+        return self.ptr.fd
+
+    def fileno(self):
+        return self.fd
+
+    def create_id(self, ps=PortSpace.TCP):
+        """A new identifier: for one connection, or to listen with."""
+        cdef verbs.rdma_cm_id *ptr = NULL
+        cdef int value = ps, rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_create_id(self.library.c, self.ptr, NULL, <verbs.rdma_port_space>value, &ptr)
+        check(rc, "rdma_create_id")
+        return self.adopt(ptr)
+
+    cdef CMID adopt(self, verbs.rdma_cm_id *ptr):
+        cdef CMID id = CMID.__new__(CMID)
+        id.ptr = ptr
+        id.channel = self
+        id.library = self.library
+        self.children += 1
+        self.library.ids[<uintptr_t>ptr] = weakref.ref(id)
+        id.opened(CM_IDS)
+        return id
+
+    def get_event(self):
+        """The next event, or None when there is none.
+
+        A CONNECT_REQUEST that nobody keeps is refused, when its identifier is collected.
+        """
+        cdef verbs.rdma_cm_event *c = NULL
+        cdef verbs.rdma_conn_param *param
+        cdef CMEvent event
+        cdef int rc
+        self.usable()
+        while True:
+            with nogil:
+                rc = verbs.rn_get_cm_event(self.library.c, self.ptr, &c)
+            if rc == -EAGAIN or rc == -EINTR:
+                return None
+            check(rc, "rdma_get_cm_event")
+            try:
+                event = CMEvent.__new__(CMEvent)
+                event.type = enum_of(CMEventType, c.event)
+                event.status = c.status
+                event.private_data = b""
+                if event.type in _CM_WITH_PARAM:
+                    param = &c.param.conn
+                    if param.private_data is not NULL:
+                        event.private_data = (<const char *>param.private_data)[:param.private_data_len]
+                    event.responder_resources = param.responder_resources
+                    event.initiator_depth = param.initiator_depth
+                    event.retry_count = param.retry_count
+                    event.rnr_retry_count = param.rnr_retry_count
+                    event.qp_num = param.qp_num
+                if c.event == verbs.RDMA_CM_EVENT_CONNECT_REQUEST:
+                    event.listen_id = self.known(c.listen_id)
+                    event.id = self.adopt(c.id)
+                else:
+                    event.id = self.known(c.id)
+                    if event.id is None:
+                        continue  # an identifier that has just been closed
+                return event
+            finally:
+                with nogil:
+                    verbs.rn_ack_cm_event(self.library.c, c)
+
+    cdef CMID known(self, verbs.rdma_cm_id *ptr):
+        reference = self.library.ids.get(<uintptr_t>ptr)
+        return None if reference is None else reference()
+
+
+# ---- Identifiers ------------------------------------------------------------------------------------------------
+
+@cython.no_gc_clear
+cdef class CMID(Resource):
+    """An identifier of the connection manager: one connection, or one listener."""
+
+    cdef verbs.rdma_cm_id *ptr
+    cdef readonly CMEventChannel channel
+    cdef readonly Library library
+    cdef object qp_reference  # weakref of the QP, which holds this
+
+    def __init__(self):
+        raise TypeError("use CMEventChannel.create_id()")
+
+    def __dealloc__(self):
+        self.drop()
+
+    def __repr__(self):
+        if self.ptr is NULL:
+            return "<CMID closed>"
+        return f"<CMID {self.local_addr} to {self.peer_addr} on {self.library.name}>"
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL
+
+    cdef int destroy(self) except -1:
+        cdef verbs.rdma_cm_id *ptr = self.ptr
+        cdef object key = <uintptr_t>ptr
+        cdef QP qp = self.qp
+        cdef int rc
+        if qp is not None:
+            qp.close()
+        reference = self.library.ids.pop(key, None)
+        with nogil:
+            rc = verbs.rn_destroy_id(self.library.c, ptr)
+        if rc < 0:
+            self.library.ids[key] = reference
+            check(rc, "rdma_destroy_id")
+        self.ptr = NULL
+        self.channel.children -= 1
+        self.destroyed()
+        return 0
+
+    @property
+    def context(self):
+        """The device's context, shared by all identifiers on it; None until an address is bound or resolved."""
+        self.usable()
+        return None if self.ptr.verbs is NULL else self.library.context_for(self.ptr.verbs)
+
+    @property
+    def port_num(self):
+        """The device's port; 0 until an address is bound or resolved."""
+        self.usable()
+        return self.ptr.port_num
+
+    @property
+    def qp(self):
+        """The queue pair made by create_qp(), while it is open."""
+        cdef QP qp
+        if self.qp_reference is None:
+            return None
+        qp = self.qp_reference()
+        return None if qp is None or qp.ptr is NULL else qp
+
+    @property
+    def local_addr(self):
+        """(ip, port), or (ip, port, flowinfo, scope_id), or None."""
+        self.usable()
+        return read_sockaddr(verbs.rdma_get_local_addr(self.ptr))
+
+    @property
+    def peer_addr(self):
+        self.usable()
+        return read_sockaddr(verbs.rdma_get_peer_addr(self.ptr))
+
+    def set_reuse_addr(self, bint reuse=True):
+        """Let a listener have a port that old connections still occupy."""
+        self.set_option(verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_REUSEADDR, reuse)
+
+    def set_af_only(self, bint only=True):
+        """Let a listener on :: have IPv6 only."""
+        self.set_option(verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_AFONLY, only)
+
+    cdef int set_option(self, int level, int name, int value) except -1:
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_set_option(self.library.c, self.ptr, level, name, &value, sizeof(value))
+        return check(rc, "rdma_set_option")
+
+    def bind_addr(self, address):
+        """Bind to (ip, port) or (ip, port, flowinfo, scope_id); port 0 takes a free one."""
+        cdef verbs.sockaddr_storage c
+        cdef int rc
+        self.usable()
+        fill_sockaddr(&c, address)
+        with nogil:
+            rc = verbs.rn_bind_addr(self.library.c, self.ptr, <verbs.sockaddr *>&c)
+        check(rc, f"rdma_bind_addr({address[0]}, {address[1]})")
+
+    def resolve_addr(self, src_addr, dst_addr, int timeout_ms=2000):
+        """Find the device that leads to dst_addr: ADDR_RESOLVED or ADDR_ERROR. src_addr may be None."""
+        cdef verbs.sockaddr_storage src, dst
+        cdef verbs.sockaddr *source = NULL
+        cdef int rc
+        self.usable()
+        fill_sockaddr(&dst, dst_addr)
+        if src_addr is not None:
+            fill_sockaddr(&src, src_addr)
+            source = <verbs.sockaddr *>&src
+        with nogil:
+            rc = verbs.rn_resolve_addr(self.library.c, self.ptr, source, <verbs.sockaddr *>&dst, timeout_ms)
+        check(rc, f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]})")
+
+    def resolve_route(self, int timeout_ms=2000):
+        """Find the way there: ROUTE_RESOLVED or ROUTE_ERROR."""
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_resolve_route(self.library.c, self.ptr, timeout_ms)
+        check(rc, "rdma_resolve_route")
+
+    def listen(self, int backlog=128):
+        """Listen: each client is a CONNECT_REQUEST with its own CMID."""
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_listen(self.library.c, self.ptr, backlog)
+        check(rc, "rdma_listen")
+
+    def connect(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1, int retry_count=7,
+                int rnr_retry_count=0):
+        """Ask for a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
+
+        :param private_data: for the server's CONNECT_REQUEST; 56 bytes at most
+        :param responder_resources: READs and atomics that the peer may have in flight to us
+        :param initiator_depth: READs and atomics that we may have in flight to the peer
+        """
+        cdef verbs.rdma_conn_param param
+        cdef bytes data = bytes(private_data)
+        cdef int rc
+        self.usable()
+        fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
+        with nogil:
+            rc = verbs.rn_connect(self.library.c, self.ptr, &param)
+        check(rc, "rdma_connect")
+
+    def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1, int retry_count=7,
+               int rnr_retry_count=0):
+        """Accept a CONNECT_REQUEST: ESTABLISHED. The private data, 196 bytes at most, is for the client's."""
+        cdef verbs.rdma_conn_param param
+        cdef bytes data = bytes(private_data)
+        cdef int rc
+        self.usable()
+        fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
+        with nogil:
+            rc = verbs.rn_accept(self.library.c, self.ptr, &param)
+        check(rc, "rdma_accept")
+
+    def reject(self, private_data=b""):
+        """Refuse a CONNECT_REQUEST: REJECTED at the client, with the private data, 148 bytes at most."""
+        cdef bytes data = bytes(private_data)
+        cdef const char *bytes_ptr = data
+        cdef uint8_t length
+        cdef int rc
+        self.usable()
+        length = data_length(data)
+        with nogil:
+            rc = verbs.rn_reject(self.library.c, self.ptr, bytes_ptr if length else NULL, length)
+        check(rc, "rdma_reject")
+
+    def disconnect(self):
+        """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_disconnect(self.library.c, self.ptr)
+        check(rc, "rdma_disconnect")
+
+    def create_qp(self, PD pd not None, init_attr):
+        """Make this connection's queue pair, in INIT; it is the connection manager's to move on.
+
+        :param pd: of this identifier's context
+        """
+        cdef QP qp
+        self.usable()
+        if self.qp is not None:
+            raise ValueError(f"{self!r} has a queue pair already")
+        if self.ptr.verbs is NULL or self.ptr.verbs is not pd.context.ptr:
+            raise ValueError(f"{pd!r} is not of this identifier's context")
+        qp = QP.__new__(QP)
+        qp.create(pd, init_attr, self)
+        self.qp_reference = weakref.ref(qp)
+        return qp
+
+    def destroy_qp(self):
+        """Destroy the queue pair; the same as closing it."""
+        cdef QP qp = self.qp
+        if qp is not None:
+            qp.close()
+
+    def migrate(self, CMEventChannel channel not None):
+        """Move to another channel; events not read yet come along."""
+        cdef int rc
+        self.usable()
+        channel.usable()
+        if channel.library is not self.library:
+            raise ValueError(f"{channel!r} is of another library than {self!r}")
+        with nogil:
+            rc = verbs.rn_migrate_id(self.library.c, self.ptr, channel.ptr)
+        check(rc, "rdma_migrate_id")
+        self.channel.children -= 1
+        channel.children += 1
+        self.channel = channel
+
+
+cdef uint8_t data_length(bytes data) except? 255:
+    if len(data) > 255:
+        raise ValueError(f"private data of {len(data)} bytes is too long")
+    return len(data)
+
+
+cdef int fill_param(verbs.rdma_conn_param *c, bytes data, int responder_resources, int initiator_depth,
+                    int retry_count, int rnr_retry_count) except -1:
+    memset(c, 0, sizeof(c[0]))
+    c.private_data = <const char *>data if data else NULL
+    c.private_data_len = data_length(data)
+    c.responder_resources = responder_resources
+    c.initiator_depth = initiator_depth
+    c.retry_count = retry_count
+    c.rnr_retry_count = rnr_retry_count
+    return 0

@@ -1,0 +1,344 @@
+# Completion channels, completion queues, and what comes out of them.
+#
+# A completion queue (CQ) is polled. To sleep instead, it is armed (req_notify), polled once more,
+# because what was there before arming gives no event, and then its channel's fd is awaited. Each
+# event read from the channel counts on its CQ and must be acknowledged before the CQ can be destroyed;
+# acknowledging takes a lock, so it is done in batches, and close() does the rest.
+#
+# The wr_id that the device carries is ours, not the user's: generation of the queue pair, position in
+# its send or receive queue, and which of the two. So a completion finds its entry in the queue pair's
+# in-flight table (the user's wr_id, and the buffers that were kept alive), also when it failed and its
+# opcode means nothing. A completion of a queue pair that is gone is counted and dropped.
+
+
+class WCStatus(enum.IntEnum):
+    """How a work request ended."""
+    SUCCESS = verbs.IBV_WC_SUCCESS
+    LOC_LEN_ERR = verbs.IBV_WC_LOC_LEN_ERR
+    LOC_QP_OP_ERR = verbs.IBV_WC_LOC_QP_OP_ERR
+    LOC_EEC_OP_ERR = verbs.IBV_WC_LOC_EEC_OP_ERR
+    LOC_PROT_ERR = verbs.IBV_WC_LOC_PROT_ERR
+    WR_FLUSH_ERR = verbs.IBV_WC_WR_FLUSH_ERR
+    MW_BIND_ERR = verbs.IBV_WC_MW_BIND_ERR
+    BAD_RESP_ERR = verbs.IBV_WC_BAD_RESP_ERR
+    LOC_ACCESS_ERR = verbs.IBV_WC_LOC_ACCESS_ERR
+    REM_INV_REQ_ERR = verbs.IBV_WC_REM_INV_REQ_ERR
+    REM_ACCESS_ERR = verbs.IBV_WC_REM_ACCESS_ERR
+    REM_OP_ERR = verbs.IBV_WC_REM_OP_ERR
+    RETRY_EXC_ERR = verbs.IBV_WC_RETRY_EXC_ERR
+    RNR_RETRY_EXC_ERR = verbs.IBV_WC_RNR_RETRY_EXC_ERR
+    LOC_RDD_VIOL_ERR = verbs.IBV_WC_LOC_RDD_VIOL_ERR
+    REM_INV_RD_REQ_ERR = verbs.IBV_WC_REM_INV_RD_REQ_ERR
+    REM_ABORT_ERR = verbs.IBV_WC_REM_ABORT_ERR
+    INV_EECN_ERR = verbs.IBV_WC_INV_EECN_ERR
+    INV_EEC_STATE_ERR = verbs.IBV_WC_INV_EEC_STATE_ERR
+    FATAL_ERR = verbs.IBV_WC_FATAL_ERR
+    RESP_TIMEOUT_ERR = verbs.IBV_WC_RESP_TIMEOUT_ERR
+    GENERAL_ERR = verbs.IBV_WC_GENERAL_ERR
+    TM_ERR = verbs.IBV_WC_TM_ERR
+    TM_RNDV_INCOMPLETE = verbs.IBV_WC_TM_RNDV_INCOMPLETE
+
+
+class WCOpcode(enum.IntEnum):
+    """What completed. Only a successful completion says."""
+    SEND = verbs.IBV_WC_SEND
+    RDMA_WRITE = verbs.IBV_WC_RDMA_WRITE
+    RDMA_READ = verbs.IBV_WC_RDMA_READ
+    COMP_SWAP = verbs.IBV_WC_COMP_SWAP
+    FETCH_ADD = verbs.IBV_WC_FETCH_ADD
+    BIND_MW = verbs.IBV_WC_BIND_MW
+    LOCAL_INV = verbs.IBV_WC_LOCAL_INV
+    TSO = verbs.IBV_WC_TSO
+    FLUSH = verbs.IBV_WC_FLUSH
+    ATOMIC_WRITE = verbs.IBV_WC_ATOMIC_WRITE
+    RECV = verbs.IBV_WC_RECV
+    RECV_RDMA_WITH_IMM = verbs.IBV_WC_RECV_RDMA_WITH_IMM
+
+
+class WCFlags(enum.IntFlag):
+    GRH = verbs.IBV_WC_GRH
+    WITH_IMM = verbs.IBV_WC_WITH_IMM
+    IP_CSUM_OK = verbs.IBV_WC_IP_CSUM_OK
+    WITH_INV = verbs.IBV_WC_WITH_INV
+
+
+cdef extern from "<arpa/inet.h>" nogil:
+    uint32_t ntohl(uint32_t value)
+    uint32_t htonl(uint32_t value)
+
+
+@cython.final
+cdef class WC:
+    """A work completion: one work request has ended."""
+
+    cdef verbs.ibv_wc c
+    cdef readonly object wr_id
+    cdef readonly QP qp
+    cdef readonly bint is_send
+
+    def __repr__(self):
+        if self.c.status != verbs.IBV_WC_SUCCESS:
+            side = "send" if self.is_send else "receive"
+            return f"<WC {side} wr_id {self.wr_id} {self.status!r} on qp {self.c.qp_num:#x}>"
+        return f"<WC {self.opcode!r} wr_id {self.wr_id} {self.c.byte_len} bytes on qp {self.c.qp_num:#x}>"
+
+    @property
+    def status(self):
+        return enum_of(WCStatus, self.c.status)
+
+    @property
+    def opcode(self):
+        """What completed; None when it failed, since the device does not say."""
+        return enum_of(WCOpcode, self.c.opcode) if self.c.status == verbs.IBV_WC_SUCCESS else None
+
+    @property
+    def byte_len(self):
+        return self.c.byte_len
+
+    @property
+    def imm_data(self):
+        """The 32 bits that came along, or None."""
+        if self.c.status != verbs.IBV_WC_SUCCESS or not self.c.wc_flags & verbs.IBV_WC_WITH_IMM:
+            return None
+        return ntohl(self.c.imm_data)
+
+    @property
+    def qp_num(self):
+        return self.c.qp_num
+
+    @property
+    def src_qp(self):
+        return self.c.src_qp
+
+    @property
+    def vendor_err(self):
+        return self.c.vendor_err
+
+    @property
+    def wc_flags(self):
+        return WCFlags(self.c.wc_flags & 0xf)
+
+    def raise_for_status(self):
+        """Nothing, when the work succeeded.
+
+        :raises CompletionError: it did not; a CompletionResetError (a ConnectionResetError) if the peer is gone
+        """
+        if self.c.status != verbs.IBV_WC_SUCCESS:
+            raise completion_error(
+                self.c.status, "send" if self.is_send else "receive", self.c.vendor_err, self.c.qp_num
+            )
+
+
+@cython.no_gc_clear
+cdef class CompChannel(Resource):
+    """A completion channel: a descriptor that is readable when an armed CQ has something."""
+
+    cdef verbs.ibv_comp_channel *ptr
+    cdef readonly Context context
+    cdef dict cqs  # ibv_cq address to weakref of its CQ
+
+    def __init__(self, Context context not None):
+        cdef int rc
+        context.usable()
+        with nogil:
+            rc = verbs.rn_create_comp_channel(context.library.c, context.ptr, &self.ptr)
+        check(rc, "ibv_create_comp_channel")
+        self.context = context
+        self.cqs = {}
+        context.children += 1
+        self.opened(COMP_CHANNELS)
+        set_nonblocking(self.ptr.fd)
+
+    def __dealloc__(self):
+        self.drop()
+
+    def __repr__(self):
+        if self.ptr is NULL:
+            return "<CompChannel closed>"
+        return f"<CompChannel fd {self.ptr.fd} of {self.context.name}>"
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL
+
+    cdef int destroy(self) except -1:
+        cdef int rc
+        with nogil:
+            rc = verbs.rn_destroy_comp_channel(self.context.library.c, self.ptr)
+        check(rc, "ibv_destroy_comp_channel")
+        self.ptr = NULL
+        self.context.children -= 1
+        self.destroyed()
+        return 0
+
+    @property
+    def fd(self):
+        """The descriptor; non-blocking."""
+        self.usable()
+        return self.ptr.fd
+
+    def fileno(self):
+        return self.fd
+
+    def get_cq_event(self):
+        """The CQ whose arming has fired, or None when there is no event. CQ.ack_events() is due for it."""
+        cdef verbs.ibv_cq *ptr = NULL
+        cdef void *context
+        cdef CQ cq
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_get_cq_event(self.context.library.c, self.ptr, &ptr, &context)
+        if rc == -EAGAIN or rc == -EINTR:
+            return None
+        check(rc, "ibv_get_cq_event")
+        reference = self.cqs.get(<uintptr_t>ptr)
+        cq = None if reference is None else reference()
+        if cq is None:
+            verbs.rn_ack_cq_events(self.context.library.c, ptr, 1)
+            return None
+        cq.unacked += 1
+        return cq
+
+
+@cython.no_gc_clear
+cdef class CQ(Resource):
+    """A completion queue."""
+
+    cdef verbs.ibv_cq *ptr
+    cdef readonly Context context
+    cdef readonly CompChannel channel
+    cdef unsigned int unacked
+    cdef dict qps                   # QP number to weakref of the QP
+    cdef readonly Py_ssize_t stray  # completions dropped, of queue pairs that were gone
+
+    def __init__(self, Context context not None, int cqe, CompChannel channel=None, int comp_vector=0):
+        cdef verbs.ibv_comp_channel *channel_ptr = NULL
+        cdef int rc
+        context.usable()
+        if channel is not None:
+            channel.usable()
+            same_library(context, channel.context)
+            channel_ptr = channel.ptr
+        with nogil:
+            rc = verbs.rn_create_cq(
+                context.library.c, context.ptr, cqe, NULL, channel_ptr, comp_vector, &self.ptr)
+        check(rc, f"ibv_create_cq({cqe})")
+        self.context = context
+        self.channel = channel
+        self.qps = {}
+        reference = weakref.ref(self)
+        context.by_address[<uintptr_t>self.ptr] = reference
+        if channel is not None:
+            channel.cqs[<uintptr_t>self.ptr] = reference
+        context.children += 1
+        self.opened(CQS)
+
+    def __dealloc__(self):
+        self.drop()
+
+    def __repr__(self):
+        if self.ptr is NULL:
+            return "<CQ closed>"
+        return f"<CQ of {self.context.name}, {self.ptr.cqe} entries, {len(self.qps)} queue pairs>"
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL
+
+    cdef int destroy(self) except -1:
+        cdef verbs.ibv_cq *ptr = self.ptr
+        cdef object key = <uintptr_t>ptr
+        cdef int rc
+        if self.qps:
+            raise OSError(EBUSY, f"{self!r} is in use")
+        self.ack_rest()
+        # Out of the tables first: the address may be another's as soon as it is free.
+        reference = self.context.by_address.pop(key, None)
+        if self.channel is not None:
+            self.channel.cqs.pop(key, None)
+        with nogil:
+            rc = verbs.rn_destroy_cq(self.context.library.c, ptr)
+        if rc < 0:
+            self.context.by_address[key] = reference
+            if self.channel is not None:
+                self.channel.cqs[key] = reference
+            check(rc, "ibv_destroy_cq")
+        self.ptr = NULL
+        self.context.children -= 1
+        self.destroyed()
+        return 0
+
+    cdef void ack_rest(self) noexcept:
+        if self.unacked:
+            verbs.rn_ack_cq_events(self.context.library.c, self.ptr, self.unacked)
+            self.unacked = 0
+
+    @property
+    def cqe(self):
+        """How many completions it holds; at least what was asked for."""
+        self.usable()
+        return self.ptr.cqe
+
+    def resize(self, int cqe):
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_resize_cq(self.context.library.c, self.ptr, cqe)
+        check(rc, f"ibv_resize_cq({cqe})")
+
+    def req_notify(self, bint solicited_only=False):
+        """Arm: one event on the channel at the next completion. Poll once more before sleeping."""
+        self.usable()
+        check(verbs.rn_req_notify_cq(self.ptr, solicited_only), "ibv_req_notify_cq")
+
+    def ack_events(self, unsigned int nevents=1):
+        """Acknowledge events that get_cq_event() returned; close() does what is left."""
+        self.usable()
+        if nevents > self.unacked:
+            raise ValueError(f"ack_events({nevents}): {self.unacked} events are not acknowledged")
+        verbs.rn_ack_cq_events(self.context.library.c, self.ptr, nevents)
+        self.unacked -= nevents
+
+    def poll(self, int num_entries=16):
+        """Up to num_entries completions, oldest first. Never sleeps.
+
+        :raises OSError: the queue is broken, for instance because it was overrun
+        """
+        cdef verbs.ibv_wc wcs[32]
+        cdef list found = []
+        cdef int n = 0, i, wanted
+        cdef WC wc
+        self.usable()
+        while num_entries > 0:
+            wanted = min(num_entries, 32)
+            n = check(verbs.rn_poll_cq(self.ptr, wanted, wcs), "ibv_poll_cq")
+            for i in range(n):
+                wc = self.completed(&wcs[i])
+                if wc is not None:
+                    found.append(wc)
+            num_entries -= n
+            if n < wanted:
+                break
+        return found
+
+    cdef WC completed(self, verbs.ibv_wc *c):
+        """The user's view of a completion, and the end of what was kept for it; None for a stray."""
+        cdef WC wc
+        cdef QP qp
+        reference = self.qps.get(c.qp_num)
+        qp = None if reference is None else reference()
+        if qp is None or c.wr_id >> GENERATION_SHIFT != qp.generation:
+            self.stray += 1
+            return None
+        wc = WC.__new__(WC)
+        wc.c = c[0]
+        wc.qp = qp
+        wc.is_send = c.wr_id & 1
+        wc.wr_id = (qp.sends if wc.is_send else qp.receives).end(c.wr_id)
+        return wc
+
+
+cdef int same_library(Context a, Context b) except -1:
+    """Objects of two libraries, or of two openings of a device, know nothing of each other."""
+    if a.ptr is not b.ptr:
+        raise ValueError(f"objects of two contexts cannot be used together: {a!r} and {b!r}")
+    return 0

@@ -1,0 +1,461 @@
+# Devices, contexts, ports, and the addresses (GIDs) of ports.
+#
+# A Device is a name in a library's list; opening it gives a Context, the parent of all else. A
+# context has two descriptors worth watching: async_fd for events of the device, its ports, queues,
+# and queue pairs, and through CompChannel those of completions.
+
+
+class NodeType(enum.IntEnum):
+    """What kind of thing a device is."""
+    UNKNOWN = verbs.IBV_NODE_UNKNOWN
+    CA = verbs.IBV_NODE_CA
+    SWITCH = verbs.IBV_NODE_SWITCH
+    ROUTER = verbs.IBV_NODE_ROUTER
+    RNIC = verbs.IBV_NODE_RNIC
+    USNIC = verbs.IBV_NODE_USNIC
+    USNIC_UDP = verbs.IBV_NODE_USNIC_UDP
+    UNSPECIFIED = verbs.IBV_NODE_UNSPECIFIED
+
+
+class TransportType(enum.IntEnum):
+    """The protocol family a device speaks; RoCE counts as InfiniBand."""
+    UNKNOWN = verbs.IBV_TRANSPORT_UNKNOWN
+    IB = verbs.IBV_TRANSPORT_IB
+    IWARP = verbs.IBV_TRANSPORT_IWARP
+    USNIC = verbs.IBV_TRANSPORT_USNIC
+    USNIC_UDP = verbs.IBV_TRANSPORT_USNIC_UDP
+    UNSPECIFIED = verbs.IBV_TRANSPORT_UNSPECIFIED
+
+
+class PortState(enum.IntEnum):
+    NOP = verbs.IBV_PORT_NOP
+    DOWN = verbs.IBV_PORT_DOWN
+    INIT = verbs.IBV_PORT_INIT
+    ARMED = verbs.IBV_PORT_ARMED
+    ACTIVE = verbs.IBV_PORT_ACTIVE
+    ACTIVE_DEFER = verbs.IBV_PORT_ACTIVE_DEFER
+
+
+class LinkLayer(enum.IntEnum):
+    UNSPECIFIED = verbs.IBV_LINK_LAYER_UNSPECIFIED
+    INFINIBAND = verbs.IBV_LINK_LAYER_INFINIBAND
+    ETHERNET = verbs.IBV_LINK_LAYER_ETHERNET
+
+
+class MTU(enum.IntEnum):
+    """A path's largest packet. The value is the ABI's code; bytes is the size."""
+    MTU_256 = verbs.IBV_MTU_256
+    MTU_512 = verbs.IBV_MTU_512
+    MTU_1024 = verbs.IBV_MTU_1024
+    MTU_2048 = verbs.IBV_MTU_2048
+    MTU_4096 = verbs.IBV_MTU_4096
+
+    @property
+    def bytes(self):
+        return 128 << int(self)
+
+
+class GIDType(enum.IntEnum):
+    IB = verbs.IBV_GID_TYPE_IB
+    ROCE_V1 = verbs.IBV_GID_TYPE_ROCE_V1
+    ROCE_V2 = verbs.IBV_GID_TYPE_ROCE_V2
+
+
+class AtomicCap(enum.IntEnum):
+    """How far a device's atomics reach: within the device, or to all of the machine."""
+    NONE = verbs.IBV_ATOMIC_NONE
+    HCA = verbs.IBV_ATOMIC_HCA
+    GLOB = verbs.IBV_ATOMIC_GLOB
+
+
+class EventType(enum.IntEnum):
+    """Asynchronous events of a device."""
+    CQ_ERR = verbs.IBV_EVENT_CQ_ERR
+    QP_FATAL = verbs.IBV_EVENT_QP_FATAL
+    QP_REQ_ERR = verbs.IBV_EVENT_QP_REQ_ERR
+    QP_ACCESS_ERR = verbs.IBV_EVENT_QP_ACCESS_ERR
+    COMM_EST = verbs.IBV_EVENT_COMM_EST
+    SQ_DRAINED = verbs.IBV_EVENT_SQ_DRAINED
+    PATH_MIG = verbs.IBV_EVENT_PATH_MIG
+    PATH_MIG_ERR = verbs.IBV_EVENT_PATH_MIG_ERR
+    DEVICE_FATAL = verbs.IBV_EVENT_DEVICE_FATAL
+    PORT_ACTIVE = verbs.IBV_EVENT_PORT_ACTIVE
+    PORT_ERR = verbs.IBV_EVENT_PORT_ERR
+    LID_CHANGE = verbs.IBV_EVENT_LID_CHANGE
+    PKEY_CHANGE = verbs.IBV_EVENT_PKEY_CHANGE
+    SM_CHANGE = verbs.IBV_EVENT_SM_CHANGE
+    SRQ_ERR = verbs.IBV_EVENT_SRQ_ERR
+    SRQ_LIMIT_REACHED = verbs.IBV_EVENT_SRQ_LIMIT_REACHED
+    QP_LAST_WQE_REACHED = verbs.IBV_EVENT_QP_LAST_WQE_REACHED
+    CLIENT_REREGISTER = verbs.IBV_EVENT_CLIENT_REREGISTER
+    GID_CHANGE = verbs.IBV_EVENT_GID_CHANGE
+    WQ_FATAL = verbs.IBV_EVENT_WQ_FATAL
+    DEVICE_SPEED_CHANGE = verbs.IBV_EVENT_DEVICE_SPEED_CHANGE
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceAttr:
+    """What a device can do; names as in struct ibv_device_attr."""
+    fw_ver: str
+    node_guid: int
+    sys_image_guid: int
+    max_mr_size: int
+    page_size_cap: int
+    vendor_id: int
+    vendor_part_id: int
+    hw_ver: int
+    max_qp: int
+    max_qp_wr: int
+    device_cap_flags: int
+    max_sge: int
+    max_sge_rd: int
+    max_cq: int
+    max_cqe: int
+    max_mr: int
+    max_pd: int
+    max_qp_rd_atom: int
+    max_res_rd_atom: int
+    max_qp_init_rd_atom: int
+    atomic_cap: AtomicCap
+    max_mw: int
+    max_ah: int
+    max_srq: int
+    max_srq_wr: int
+    max_srq_sge: int
+    max_pkeys: int
+    local_ca_ack_delay: int
+    phys_port_cnt: int
+    odp_general_caps: int
+    odp_rc_caps: int
+
+    @property
+    def implicit_odp(self):
+        """Whether the whole address space can be registered, and sent from."""
+        cdef unsigned int wanted = verbs.IBV_ODP_SUPPORT | verbs.IBV_ODP_SUPPORT_IMPLICIT
+        return (self.odp_general_caps & wanted) == wanted and bool(self.odp_rc_caps & verbs.IBV_ODP_SUPPORT_SEND)
+
+
+@dataclasses.dataclass(frozen=True)
+class PortAttr:
+    """A port; names as in struct ibv_port_attr."""
+    state: PortState
+    max_mtu: MTU
+    active_mtu: MTU
+    gid_tbl_len: int
+    port_cap_flags: int
+    max_msg_sz: int
+    pkey_tbl_len: int
+    lid: int
+    sm_lid: int
+    lmc: int
+    active_width: int
+    active_speed: int
+    phys_state: int
+    link_layer: LinkLayer
+    flags: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GIDEntry:
+    """One address of a port."""
+    gid: bytes
+    gid_index: int
+    port_num: int
+    gid_type: GIDType
+    ndev_ifindex: int
+
+    @property
+    def address(self):
+        """The GID as an IP address; one that stands for an IPv4 address as that."""
+        address = ipaddress.IPv6Address(self.gid)
+        return address.ipv4_mapped or address
+
+    def __str__(self):
+        return str(ipaddress.IPv6Address(self.gid))
+
+
+@dataclasses.dataclass(frozen=True)
+class AsyncEvent:
+    """An asynchronous event: what happened, and to which of our objects, where it is one of ours."""
+    event_type: EventType
+    qp: "QP | None" = None
+    cq: "CQ | None" = None
+    port_num: int | None = None
+
+
+cdef class Device:
+    """A device as a library lists it; open() makes a Context."""
+
+    cdef readonly Library library
+    cdef readonly str name
+    cdef readonly object node_type
+    cdef readonly object transport_type
+    cdef readonly object guid
+
+    def __init__(self):
+        raise TypeError("use devices() or Library.devices()")
+
+    def __repr__(self):
+        return f"<Device {self.name} of {self.library.name}>"
+
+    def open(self):
+        """Open the device.
+
+        :raises DeviceNotFoundError: it has gone since it was listed
+        """
+        cdef verbs.ibv_device **devices
+        cdef verbs.ibv_context *ptr = NULL
+        cdef Context context
+        cdef int count, i, rc = 1
+        check(verbs.rn_get_device_list(self.library.c, &count, &devices), "ibv_get_device_list")
+        try:
+            for i in range(count):
+                if self.library.c.ibv_get_device_name(devices[i]).decode() == self.name:
+                    with nogil:
+                        rc = verbs.rn_open_device(self.library.c, devices[i], &ptr)
+                    break
+        finally:
+            verbs.rn_free_device_list(self.library.c, devices)
+        if rc == 1:
+            raise DeviceNotFoundError(f"device {self.name} is not there any more")
+        check(rc, f"ibv_open_device({self.name})")
+        context = Context.__new__(Context)
+        context.library = self.library
+        context.name = self.name
+        context.ptr = ptr
+        context.owned = True
+        context.opened(CONTEXTS)
+        set_nonblocking(ptr.async_fd)
+        return context
+
+
+cdef Device _device(Library library, verbs.ibv_device *c):
+    cdef Device device = Device.__new__(Device)
+    cdef uint64_t guid = library.c.ibv_get_device_guid(c)
+    device.library = library
+    device.name = library.c.ibv_get_device_name(c).decode()
+    device.node_type = enum_of(NodeType, c.node_type)
+    device.transport_type = enum_of(TransportType, c.transport_type)
+    device.guid = int.from_bytes((<char *>&guid)[:8], "big")
+    return device
+
+
+def devices():
+    """All devices: the system's, where its libraries are installed, and the embedded one."""
+    found = []
+    system = Library.system()
+    if system is not None:
+        try:
+            found += system.devices()
+        except OSError as exc:
+            _missing["rdma-core"] = str(exc)
+    try:
+        found += Library.embedded().devices()
+    except DeviceNotFoundError:
+        pass
+    return found
+
+
+@cython.no_gc_clear
+cdef class Context(Resource):
+    """An open device: the parent of all its objects.
+
+    It is made by Device.open(), or belongs to the connection manager (CMID.context), which shares
+    one among all its identifiers and closes it itself.
+    """
+
+    cdef verbs.ibv_context *ptr
+    cdef readonly Library library
+    cdef readonly str name
+    cdef readonly bint owned
+    cdef Py_ssize_t children
+    cdef object by_address  # ibv_qp and ibv_cq address to weakref, to name the object of an async event
+
+    def __cinit__(self):
+        self.by_address = {}
+
+    def __init__(self):
+        raise TypeError("use Device.open()")
+
+    def __dealloc__(self):
+        self.drop()
+
+    def __repr__(self):
+        return f"<Context {self.name} of {self.library.name}{state_of(self)}>"
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL and self.owned
+
+    cdef int usable(self) except -1:
+        if self.ptr is not NULL and not self.owned and self.pid == verbs.rn_pid:
+            return 0
+        return Resource.usable(self)
+
+    cdef int destroy(self) except -1:
+        cdef verbs.ibv_context *ptr = self.ptr
+        cdef int rc
+        if self.children:
+            raise OSError(EBUSY, f"{self!r} has {self.children} objects that are not closed")
+        with nogil:
+            rc = verbs.rn_close_device(self.library.c, ptr)
+        check(rc, "ibv_close_device")
+        self.ptr = NULL
+        self.destroyed()
+        return 0
+
+    @property
+    def async_fd(self):
+        """Readable when there are asynchronous events."""
+        self.usable()
+        return self.ptr.async_fd
+
+    @property
+    def num_comp_vectors(self):
+        self.usable()
+        return self.ptr.num_comp_vectors
+
+    def query_device(self):
+        """What the device can do."""
+        cdef verbs.ibv_device_attr_ex ex
+        cdef verbs.ibv_device_attr *a = &ex.orig_attr
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_query_device_ex(self.library.c, self.ptr, &ex)
+        check(rc, "ibv_query_device")
+        return DeviceAttr(
+            fw_ver=a.fw_ver.decode(errors="replace"),
+            node_guid=int.from_bytes((<char *>&a.node_guid)[:8], "big"),
+            sys_image_guid=int.from_bytes((<char *>&a.sys_image_guid)[:8], "big"),
+            max_mr_size=a.max_mr_size, page_size_cap=a.page_size_cap, vendor_id=a.vendor_id,
+            vendor_part_id=a.vendor_part_id, hw_ver=a.hw_ver, max_qp=a.max_qp, max_qp_wr=a.max_qp_wr,
+            device_cap_flags=a.device_cap_flags, max_sge=a.max_sge, max_sge_rd=a.max_sge_rd,
+            max_cq=a.max_cq, max_cqe=a.max_cqe, max_mr=a.max_mr, max_pd=a.max_pd,
+            max_qp_rd_atom=a.max_qp_rd_atom, max_res_rd_atom=a.max_res_rd_atom,
+            max_qp_init_rd_atom=a.max_qp_init_rd_atom, atomic_cap=enum_of(AtomicCap, a.atomic_cap),
+            max_mw=a.max_mw, max_ah=a.max_ah, max_srq=a.max_srq, max_srq_wr=a.max_srq_wr,
+            max_srq_sge=a.max_srq_sge, max_pkeys=a.max_pkeys, local_ca_ack_delay=a.local_ca_ack_delay,
+            phys_port_cnt=a.phys_port_cnt, odp_general_caps=ex.odp_caps.general_caps,
+            odp_rc_caps=ex.odp_caps.per_transport_caps.rc_odp_caps,
+        )
+
+    def query_port(self, uint8_t port_num=1):
+        """The state and limits of a port; the first one has number 1."""
+        cdef verbs.ibv_port_attr a
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_query_port(self.library.c, self.ptr, port_num, &a)
+        check(rc, f"ibv_query_port({port_num})")
+        return PortAttr(
+            state=enum_of(PortState, a.state), max_mtu=enum_of(MTU, a.max_mtu),
+            active_mtu=enum_of(MTU, a.active_mtu), gid_tbl_len=a.gid_tbl_len,
+            port_cap_flags=a.port_cap_flags, max_msg_sz=a.max_msg_sz, pkey_tbl_len=a.pkey_tbl_len,
+            lid=a.lid, sm_lid=a.sm_lid, lmc=a.lmc, active_width=a.active_width,
+            active_speed=a.active_speed_ex or a.active_speed, phys_state=a.phys_state,
+            link_layer=enum_of(LinkLayer, a.link_layer), flags=a.flags,
+        )
+
+    def query_gid(self, uint8_t port_num=1, int index=0):
+        """One address of a port, as 16 bytes."""
+        cdef verbs.ibv_gid gid
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_query_gid(self.library.c, self.ptr, port_num, index, &gid)
+        check(rc, f"ibv_query_gid(port {port_num}, index {index})")
+        return (<char *>gid.raw)[:16]
+
+    def gid_table(self, port_num=None):
+        """The addresses in use, of one port or of all, with index and type."""
+        cdef verbs.ibv_gid_entry entry
+        cdef verbs.ibv_gid gid
+        cdef int rc
+        cdef uint8_t port
+        cdef uint32_t index
+        entries = []
+        ports = range(1, self.query_device().phys_port_cnt + 1) if port_num is None else (port_num,)
+        for port in ports:
+            for index in range(self.query_port(port).gid_tbl_len):
+                rc = verbs.rn_query_gid_ex(self.library.c, self.ptr, port, index, &entry)
+                if rc == -EOPNOTSUPP:  # older than rdma-core 32: no types
+                    rc = verbs.rn_query_gid(self.library.c, self.ptr, port, index, &gid)
+                    memset(&entry, 0, sizeof(entry))
+                    entry.gid, entry.gid_index, entry.port_num = gid, index, port
+                if rc < 0 or not any((<char *>entry.gid.raw)[:16]):
+                    continue  # an empty place in the table
+                entries.append(GIDEntry(
+                    (<char *>entry.gid.raw)[:16], entry.gid_index, entry.port_num,
+                    enum_of(GIDType, entry.gid_type), entry.ndev_ifindex,
+                ))
+        return entries
+
+    def pkey(self, uint8_t port_num=1, int index=0):
+        """One partition key of a port."""
+        cdef verbs.be16 key
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_query_pkey(self.library.c, self.ptr, port_num, index, &key)
+        check(rc, f"ibv_query_pkey(port {port_num}, index {index})")
+        return int.from_bytes((<char *>&key)[:2], "big")
+
+    def get_async_event(self):
+        """The next asynchronous event, acknowledged, or None when there is none."""
+        cdef verbs.ibv_async_event event
+        cdef int rc
+        cdef object kind
+        self.usable()
+        with nogil:
+            rc = verbs.rn_get_async_event(self.library.c, self.ptr, &event)
+        if rc == -EAGAIN or rc == -EINTR:
+            return None
+        check(rc, "ibv_get_async_event")
+        kind = enum_of(EventType, event.event_type)
+        try:
+            if kind in _CQ_EVENTS:
+                return AsyncEvent(kind, cq=self.at_address(event.element.cq))
+            if kind in _QP_EVENTS:
+                return AsyncEvent(kind, qp=self.at_address(event.element.qp))
+            if kind in _PORT_EVENTS:
+                return AsyncEvent(kind, port_num=event.element.port_num)
+            return AsyncEvent(kind)
+        finally:
+            verbs.rn_ack_async_event(self.library.c, &event)
+
+    cdef object at_address(self, void *address):
+        reference = self.by_address.get(<uintptr_t>address)
+        return None if reference is None else reference()
+
+    def counters(self):
+        """What the device has counted, where it is the embedded one; else an empty dict."""
+        self.usable()
+        return device_counters(self)
+
+
+_CQ_EVENTS = frozenset((EventType.CQ_ERR,))
+_QP_EVENTS = frozenset((
+    EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR, EventType.COMM_EST, EventType.SQ_DRAINED,
+    EventType.PATH_MIG, EventType.PATH_MIG_ERR, EventType.QP_LAST_WQE_REACHED,
+))
+_PORT_EVENTS = frozenset((
+    EventType.PORT_ACTIVE, EventType.PORT_ERR, EventType.LID_CHANGE, EventType.PKEY_CHANGE, EventType.SM_CHANGE,
+    EventType.CLIENT_REREGISTER, EventType.GID_CHANGE, EventType.DEVICE_SPEED_CHANGE,
+))
+
+
+cdef extern from "<fcntl.h>" nogil:
+    int fcntl(int fd, int cmd, ...)
+    enum: F_GETFL, F_SETFL, O_NONBLOCK
+
+
+cdef int set_nonblocking(int fd) except -1:
+    """The libraries read events with read(2): without this a get_*_event would sleep."""
+    cdef int flags = fcntl(fd, F_GETFL)
+    if flags < 0 or fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0:
+        raise OSError(errno, "fcntl")
+    return 0
+
+
+cdef dict device_counters(Context context):
+    return {}

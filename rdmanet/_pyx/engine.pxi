@@ -1,0 +1,1 @@
+# The data engine of the byte stream.

@@ -1,0 +1,234 @@
+# Verbs libraries, and what all objects made through one have in common.
+#
+# A library is the embedded device's shared object, or the system's libibverbs.so.1 with
+# librdmacm.so.1. Both are opened once, on first use, and stay open: device memory may be mapped and
+# threads of the library may run for as long as the process does. Every object leads to its library
+# through its parents, so that objects of two libraries are never handed to each other unnoticed.
+
+EMBEDDED_ENVIRONMENT = "RDMANET_SOFT_LIBRARY"
+
+cdef dict _libraries = {}   # name to Library
+cdef dict _missing = {}     # name to the reason why there is none
+
+
+cdef class Library:
+    """A verbs library: the embedded device's, or the system's rdma-core."""
+
+    cdef verbs.rn_library *c
+    cdef readonly str name
+    cdef readonly str path
+    cdef object contexts  # ibv_context address to weakref of its Context, for those that librdmacm opened
+    cdef object ids       # rdma_cm_id address to weakref of its CMID
+    cdef object __weakref__
+
+    def __init__(self):
+        raise TypeError("use Library.embedded() or Library.system()")
+
+    def __repr__(self):
+        return f"<Library {self.name} {self.path}>"
+
+    @staticmethod
+    def embedded():
+        """The embedded device's library.
+
+        It lies in the package; RDMANET_SOFT_LIBRARY names another one.
+
+        :raises DeviceNotFoundError: the file is not there or cannot be loaded
+        """
+        path = os.environ.get(EMBEDDED_ENVIRONMENT)
+        if not path:
+            path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "soft", "librdmanet_soft.so")
+        library = _open_library("embedded", path, path)
+        if library is None:
+            raise DeviceNotFoundError(f"the embedded device cannot be loaded: {_missing['embedded']}")
+        return library
+
+    @staticmethod
+    def system():
+        """The system's libibverbs and librdmacm, or None where they are not installed; missing() says why."""
+        return _open_library("rdma-core", "libibverbs.so.1", "librdmacm.so.1")
+
+    @staticmethod
+    def missing():
+        """The libraries that could not be opened so far: name to reason."""
+        return dict(_missing)
+
+    @property
+    def embedded_device(self):
+        """Whether this is the embedded device's library."""
+        return self.name == "embedded"
+
+    def devices(self):
+        """This library's devices.
+
+        :raises OSError: the library cannot ask, for instance because the kernel lacks RDMA support
+        """
+        cdef verbs.ibv_device **devices
+        cdef int count, i
+        check(verbs.rn_get_device_list(self.c, &count, &devices), "ibv_get_device_list")
+        try:
+            return [_device(self, devices[i]) for i in range(count)]
+        finally:
+            verbs.rn_free_device_list(self.c, devices)
+
+    cdef Context context_for(self, verbs.ibv_context *ptr):
+        """The one Context of a context that librdmacm has opened; it is librdmacm's to close."""
+        cdef Context context
+        cdef object key = <uintptr_t>ptr
+        reference = self.contexts.get(key)
+        if reference is not None:
+            context = reference()
+            if context is not None and context.ptr is not NULL:
+                return context
+        context = Context.__new__(Context)
+        context.library = self
+        context.name = self.c.ibv_get_device_name(ptr.device).decode()
+        context.ptr = ptr
+        context.owned = False
+        context.pid = verbs.rn_pid
+        self.contexts[key] = weakref.ref(context)
+        return context
+
+
+cdef Library _open_library(str name, str verbs_path, str cm_path):
+    cdef verbs.rn_library *c
+    cdef char reason[512]
+    cdef Library library
+    cdef bytes verbs_name = os.fsencode(verbs_path), cm_name = os.fsencode(cm_path)
+    cdef const char *verbs_c = verbs_name
+    cdef const char *cm_c = cm_name
+    cdef int rc
+    if name in _libraries:
+        return _libraries[name]
+    if name in _missing:
+        return None
+    with nogil:
+        rc = verbs.rn_library_open(verbs_c, cm_c, &c, reason, sizeof(reason))
+    if rc < 0:
+        _missing[name] = reason.decode(errors="replace")
+        return None
+    library = Library.__new__(Library)
+    library.c = c
+    library.name = name
+    library.path = verbs_path
+    library.contexts = {}
+    library.ids = {}
+    _libraries[name] = library
+    return library
+
+
+# ---- What every owner of a C object has -----------------------------------------------------------
+
+cdef enum Kind:
+    CONTEXTS
+    PDS
+    MRS
+    COMP_CHANNELS
+    CQS
+    QPS
+    EVENT_CHANNELS
+    CM_IDS
+    KINDS
+
+_KIND_NAMES = ("contexts", "pds", "mrs", "comp_channels", "cqs", "qps", "event_channels", "cm_ids")
+
+cdef Py_ssize_t live[<int>KINDS]
+
+
+def live_objects():
+    """How many C objects this process holds, by kind. Tests end by comparing it with their start."""
+    return {name: live[i] for i, name in enumerate(_KIND_NAMES)}
+
+
+@cython.no_gc_clear
+cdef class Resource:
+    """Owner of one C object of a verbs library. The rules, for every subclass:
+
+    - It holds a strong reference to each object that its C object needs. Cython runs __dealloc__
+      before it drops them, so children are destroyed before their parents; in a reference cycle the
+      collector would clear them first, hence no_gc_clear on every class.
+    - destroy() frees the C object, or raises and leaves everything as it was. close() is the user's
+      way there, __dealloc__ the silent one, which also has to be written in every subclass: a base's
+      would run when the references are gone. Forgetting to close is a ResourceWarning.
+    - C objects do not survive a fork. In a child, use raises RuntimeError, and close() and the
+      destructor do nothing, because what they would free is the parent's.
+    """
+
+    cdef object __weakref__
+    cdef pid_t pid
+    cdef int kind
+
+    cdef bint is_open(self) noexcept:
+        return False
+
+    cdef int destroy(self) except -1:
+        return 0
+
+    cdef void opened(self, int kind) noexcept:
+        """The C object has just been made."""
+        self.kind = kind
+        self.pid = verbs.rn_pid
+        live[kind] += 1
+
+    cdef void destroyed(self) noexcept:
+        live[self.kind] -= 1
+
+    cdef int usable(self) except -1:
+        """Raise unless the C object is there and is this process's."""
+        if not self.is_open():
+            raise ValueError(f"this {type(self).__name__} is closed")
+        if self.pid != verbs.rn_pid:
+            raise RuntimeError(
+                f"this {type(self).__name__} was opened by process {self.pid}; open it again after fork"
+            )
+        return 0
+
+    cdef void drop(self) noexcept:
+        """For __dealloc__: destroy what was left open. Nobody is there to hear an error."""
+        if self.is_open() and self.pid == verbs.rn_pid:
+            try:
+                self.destroy()
+            except Exception:
+                pass
+
+    def close(self):
+        """Free the object. Doing it again does nothing.
+
+        :raises OSError: EBUSY while other objects need this one; it stays open
+        """
+        if self.is_open() and self.pid == verbs.rn_pid:
+            self.destroy()
+
+    @property
+    def closed(self):
+        return not self.is_open()
+
+    def __enter__(self):
+        self.usable()
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __del__(self):
+        if self.is_open() and self.pid == verbs.rn_pid:
+            try:
+                warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
+            except Exception:
+                # Warnings turned into errors have nobody to catch them here: report as Python does.
+                sys.unraisablehook(_Unraisable(*sys.exc_info(), None, self))
+
+
+class _Unraisable:
+    """The argument of sys.unraisablehook."""
+
+    def __init__(self, exc_type, exc_value, exc_traceback, err_msg, object):
+        self.exc_type = exc_type
+        self.exc_value = exc_value
+        self.exc_traceback = exc_traceback
+        self.err_msg = err_msg
+        self.object = object
+
+
+cdef str state_of(Resource resource):
+    return "" if resource.is_open() else " closed"

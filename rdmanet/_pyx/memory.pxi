@@ -1,0 +1,295 @@
+# Protection domains and memory regions.
+#
+# A memory region makes a range of memory known to the device: local work names it by lkey, the peer's
+# RDMA by rkey. Three kinds:
+#
+#     pd.reg_mr(buffer)     borrows memory of any object with the buffer protocol, and holds its export
+#     pd.alloc_mr(n)        owns memory made for it. On the embedded device it is a sealed memfd, which
+#                           the peer maps: the fast kind; elsewhere ordinary pages
+#     pd.reg_implicit()     the whole address space, for local use: bytes go from where they lie
+#
+# What a region may be used for is said when it is made. Reading it locally is always allowed, writing
+# it locally is the default where the memory is writable, and everything remote has to be asked for.
+
+
+class AccessFlags(enum.IntFlag):
+    """What a memory region, or the peers of a queue pair, may do."""
+    LOCAL_WRITE = verbs.IBV_ACCESS_LOCAL_WRITE
+    REMOTE_WRITE = verbs.IBV_ACCESS_REMOTE_WRITE
+    REMOTE_READ = verbs.IBV_ACCESS_REMOTE_READ
+    REMOTE_ATOMIC = verbs.IBV_ACCESS_REMOTE_ATOMIC
+    MW_BIND = verbs.IBV_ACCESS_MW_BIND
+    ZERO_BASED = verbs.IBV_ACCESS_ZERO_BASED
+    ON_DEMAND = verbs.IBV_ACCESS_ON_DEMAND
+    HUGETLB = verbs.IBV_ACCESS_HUGETLB
+    RELAXED_ORDERING = verbs.IBV_ACCESS_RELAXED_ORDERING
+
+
+cdef extern from * nogil:
+    """
+    #include <fcntl.h>
+    #include <sys/mman.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+
+    #ifndef MFD_CLOEXEC
+    #define MFD_CLOEXEC 1u
+    #define MFD_ALLOW_SEALING 2u
+    #endif
+    #ifndef F_ADD_SEALS
+    #define F_ADD_SEALS 1033
+    #define F_SEAL_SEAL 1
+    #define F_SEAL_SHRINK 2
+    #define F_SEAL_GROW 4
+    #endif
+
+    /* Memory of a fixed length that other processes may map; the descriptor, or -errno. By syscall(2),
+       because the C library of an older distribution has no memfd_create(). */
+    static int rn_memfd(size_t length)
+    {
+        int fd = (int)syscall(SYS_memfd_create, "rdmanet-mr", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+        if (fd < 0)
+            return -errno;
+        if (ftruncate(fd, (off_t)length) < 0 ||
+            fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+            int saved = errno;
+
+            close(fd);
+            return -saved;
+        }
+        return fd;
+    }
+
+    /* Pages of memfd fd, or private ones when it is negative; 0 or -errno. */
+    static int rn_map(size_t length, int fd, void **address)
+    {
+        int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+
+        *address = mmap(NULL, length, PROT_READ | PROT_WRITE, flags, fd, 0);
+        if (*address != MAP_FAILED)
+            return 0;
+        *address = NULL;
+        return -errno;
+    }
+    """
+    int rn_memfd(size_t length)
+    int rn_map(size_t length, int fd, void **address)
+    int munmap(void *address, size_t length)
+    int close_fd "close"(int fd)
+
+cdef enum:
+    NEEDS_WRITABLE = verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_ATOMIC
+
+cdef size_t PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@cython.no_gc_clear
+cdef class PD(Resource):
+    """A protection domain: regions and queue pairs of different domains cannot be used together."""
+
+    cdef verbs.ibv_pd *ptr
+    cdef readonly Context context
+
+    def __init__(self, Context context not None):
+        cdef int rc
+        context.usable()
+        with nogil:
+            rc = verbs.rn_alloc_pd(context.library.c, context.ptr, &self.ptr)
+        check(rc, "ibv_alloc_pd")
+        self.context = context
+        context.children += 1
+        self.opened(PDS)
+
+    def __dealloc__(self):
+        self.drop()
+
+    def __repr__(self):
+        return f"<PD of {self.context.name}{state_of(self)}>" if self.context else "<PD closed>"
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL
+
+    cdef int destroy(self) except -1:
+        cdef int rc
+        with nogil:
+            rc = verbs.rn_dealloc_pd(self.context.library.c, self.ptr)
+        check(rc, "ibv_dealloc_pd")
+        self.ptr = NULL
+        self.context.children -= 1
+        self.destroyed()
+        return 0
+
+    def reg_mr(self, buffer, access=None):
+        """Register memory that somebody else owns; its export is held until the region is closed.
+
+        :param buffer: contiguous memory; writable, if access includes writing
+        :param access: AccessFlags; by default LOCAL_WRITE where the memory is writable, else none
+        :raises BufferError: writing was asked for and the memory is read-only
+        """
+        cdef MR mr
+        cdef int flags
+        self.usable()
+        mr = MR.__new__(MR)
+        if access is None:
+            try:
+                PyObject_GetBuffer(buffer, &mr.view, PyBUF_WRITABLE)
+                flags = verbs.IBV_ACCESS_LOCAL_WRITE
+            except BufferError:
+                PyObject_GetBuffer(buffer, &mr.view, PyBUF_SIMPLE)
+                flags = 0
+        else:
+            flags = access
+            PyObject_GetBuffer(buffer, &mr.view, PyBUF_WRITABLE if flags & NEEDS_WRITABLE else PyBUF_SIMPLE)
+        mr.borrowed = True
+        mr.readonly = bool(mr.view.readonly)
+        mr.addr = <char *>mr.view.buf
+        mr.length = mr.view.len
+        return mr.register(self, flags)
+
+    def alloc_mr(self, size_t length, access=verbs.IBV_ACCESS_LOCAL_WRITE):
+        """Zeroed memory of its own, registered; on the embedded device a peer can map it."""
+        cdef MR mr
+        cdef int fd = -1, rc
+        self.usable()
+        if length == 0:
+            raise ValueError("alloc_mr: a region of 0 bytes")
+        mr = MR.__new__(MR)
+        mr.mapped = (length + PAGE - 1) // PAGE * PAGE
+        mr.length = length
+        if self.context.library.embedded_device:
+            fd = check(rn_memfd(mr.mapped), "memfd_create")
+        try:
+            check(rn_map(mr.mapped, fd, <void **>&mr.addr), "mmap")
+            return mr.register(self, access, fd)
+        finally:
+            if fd >= 0:
+                close_fd(fd)
+
+    def reg_implicit(self, access=0):
+        """Register the whole address space, on demand, for local use.
+
+        :raises OSError: EOPNOTSUPP or EINVAL, where the device cannot
+        """
+        cdef MR mr
+        self.usable()
+        mr = MR.__new__(MR)
+        mr.implicit = True
+        mr.length = <size_t>-1
+        return mr.register(self, access | verbs.IBV_ACCESS_ON_DEMAND)
+
+
+@cython.no_gc_clear
+cdef class MR(Resource):
+    """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work."""
+
+    cdef verbs.ibv_mr *ptr
+    cdef readonly PD pd
+    cdef readonly object access
+    cdef char *addr
+    cdef size_t length
+    cdef size_t mapped         # of our own pages, 0 if the memory is borrowed
+    cdef Py_buffer view        # the export that is borrowed
+    cdef bint borrowed
+    cdef bint implicit
+    cdef bint readonly
+    cdef Py_ssize_t exports    # buffers given out
+
+    def __init__(self):
+        raise TypeError("use PD.reg_mr(), PD.alloc_mr() or PD.reg_implicit()")
+
+    def __dealloc__(self):
+        self.drop()
+        if self.ptr is NULL or self.pid == verbs.rn_pid:
+            self.give_back()
+
+    def __repr__(self):
+        if self.ptr is NULL:
+            return "<MR closed>"
+        if self.implicit:
+            return f"<MR whole address space, lkey {self.ptr.lkey:#x}>"
+        return f"<MR {self.length} bytes at {<uintptr_t>self.addr:#x}, lkey {self.ptr.lkey:#x}, {self.access!r}>"
+
+    cdef MR register(self, PD pd, int access, int fd=-1):
+        cdef const verbs.rn_library *c = pd.context.library.c
+        cdef int rc
+        with nogil:
+            if fd >= 0:
+                rc = verbs.rn_reg_dmabuf_mr(c, pd.ptr, 0, self.length, <uintptr_t>self.addr, fd, access, &self.ptr)
+            else:
+                rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
+        check(rc, "ibv_reg_mr" if fd < 0 else "ibv_reg_dmabuf_mr")
+        self.pd = pd
+        self.access = AccessFlags(access)
+        self.opened(MRS)
+        return self
+
+    cdef void give_back(self) noexcept:
+        """The memory, once the device has forgotten it."""
+        if self.borrowed:
+            self.borrowed = False
+            PyBuffer_Release(&self.view)
+        if self.mapped:
+            munmap(self.addr, self.mapped)
+            self.mapped = 0
+        self.addr = NULL
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL
+
+    cdef int destroy(self) except -1:
+        cdef int rc
+        if self.exports:
+            raise BufferError(f"{self!r} is still used by {self.exports} buffers (memoryviews)")
+        with nogil:
+            rc = verbs.rn_dereg_mr(self.pd.context.library.c, self.ptr)
+        check(rc, "ibv_dereg_mr")
+        self.ptr = NULL
+        self.destroyed()
+        self.give_back()
+        return 0
+
+    @property
+    def lkey(self):
+        self.usable()
+        return self.ptr.lkey
+
+    @property
+    def rkey(self):
+        self.usable()
+        return self.ptr.rkey
+
+    @property
+    def address(self):
+        """Where the memory lies: the remote address for a peer that has the rkey."""
+        self.usable()
+        return <uintptr_t>self.addr
+
+    def __len__(self):
+        return 0 if self.implicit or self.ptr is NULL else <Py_ssize_t>self.length
+
+    def __bool__(self):
+        return self.ptr is not NULL
+
+    def __getitem__(self, key):
+        with memoryview(self) as view:
+            part = view[key]
+            return bytes(part) if isinstance(part, memoryview) else part
+
+    def __setitem__(self, key, value):
+        with memoryview(self) as view:
+            view[key] = value
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        self.usable()
+        if self.implicit:
+            raise BufferError("the whole address space is no buffer")
+        PyBuffer_FillInfo(view, self, self.addr, self.length, self.readonly, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.exports -= 1
+
+    def sge(self, size_t offset=0, length=None):
+        """A part of the region for a work request; SGE checks the bounds."""
+        return SGE(self, offset, length)

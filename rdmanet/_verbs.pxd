@@ -1,0 +1,503 @@
+"""The verbs ABI as Cython sees it: abi/verbs.h, abi/rdma_cma.h, and the calls of abi/calls.h.
+
+Only what the core reads or writes is named. Every rn_* call answers >= 0, or -errno; "calls.h" says
+how it comes to that. Those that may sleep are called `with nogil`.
+"""
+
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from posix.types cimport pid_t
+
+
+cdef extern from "calls.h" nogil:
+    ctypedef uint16_t be16 "__be16"
+    ctypedef uint32_t be32 "__be32"
+    ctypedef uint64_t be64 "__be64"
+
+    enum: IBV_NODE_UNKNOWN, IBV_NODE_CA, IBV_NODE_SWITCH, IBV_NODE_ROUTER, IBV_NODE_RNIC
+    enum: IBV_NODE_USNIC, IBV_NODE_USNIC_UDP, IBV_NODE_UNSPECIFIED
+    enum: IBV_TRANSPORT_UNKNOWN, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, IBV_TRANSPORT_USNIC
+    enum: IBV_TRANSPORT_USNIC_UDP, IBV_TRANSPORT_UNSPECIFIED
+    enum: IBV_MTU_256, IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096
+    enum: IBV_PORT_NOP, IBV_PORT_DOWN, IBV_PORT_INIT, IBV_PORT_ARMED, IBV_PORT_ACTIVE, IBV_PORT_ACTIVE_DEFER
+    enum: IBV_LINK_LAYER_UNSPECIFIED, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET
+    enum: IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2
+    enum: IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB
+    enum: IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_RECV
+    enum: IBV_ODP_SUPPORT_WRITE, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_ATOMIC
+
+    enum: IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC
+    enum: IBV_ACCESS_MW_BIND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_HUGETLB
+    enum: IBV_ACCESS_RELAXED_ORDERING
+
+    enum ibv_wc_status:
+        IBV_WC_SUCCESS
+        IBV_WC_LOC_LEN_ERR
+        IBV_WC_LOC_QP_OP_ERR
+        IBV_WC_LOC_EEC_OP_ERR
+        IBV_WC_LOC_PROT_ERR
+        IBV_WC_WR_FLUSH_ERR
+        IBV_WC_MW_BIND_ERR
+        IBV_WC_BAD_RESP_ERR
+        IBV_WC_LOC_ACCESS_ERR
+        IBV_WC_REM_INV_REQ_ERR
+        IBV_WC_REM_ACCESS_ERR
+        IBV_WC_REM_OP_ERR
+        IBV_WC_RETRY_EXC_ERR
+        IBV_WC_RNR_RETRY_EXC_ERR
+        IBV_WC_LOC_RDD_VIOL_ERR
+        IBV_WC_REM_INV_RD_REQ_ERR
+        IBV_WC_REM_ABORT_ERR
+        IBV_WC_INV_EECN_ERR
+        IBV_WC_INV_EEC_STATE_ERR
+        IBV_WC_FATAL_ERR
+        IBV_WC_RESP_TIMEOUT_ERR
+        IBV_WC_GENERAL_ERR
+        IBV_WC_TM_ERR
+        IBV_WC_TM_RNDV_INCOMPLETE
+    enum ibv_wc_opcode:
+        IBV_WC_SEND
+        IBV_WC_RDMA_WRITE
+        IBV_WC_RDMA_READ
+        IBV_WC_COMP_SWAP
+        IBV_WC_FETCH_ADD
+        IBV_WC_BIND_MW
+        IBV_WC_LOCAL_INV
+        IBV_WC_TSO
+        IBV_WC_FLUSH
+        IBV_WC_ATOMIC_WRITE
+        IBV_WC_RECV
+        IBV_WC_RECV_RDMA_WITH_IMM
+    enum: IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_INV
+
+    enum ibv_qp_type:
+        IBV_QPT_RC
+        IBV_QPT_UC
+        IBV_QPT_UD
+        IBV_QPT_RAW_PACKET
+        IBV_QPT_XRC_SEND
+        IBV_QPT_XRC_RECV
+        IBV_QPT_DRIVER
+    enum ibv_qp_state:
+        IBV_QPS_RESET
+        IBV_QPS_INIT
+        IBV_QPS_RTR
+        IBV_QPS_RTS
+        IBV_QPS_SQD
+        IBV_QPS_SQE
+        IBV_QPS_ERR
+        IBV_QPS_UNKNOWN
+    enum ibv_mig_state:
+        IBV_MIG_MIGRATED
+        IBV_MIG_REARM
+        IBV_MIG_ARMED
+    enum ibv_mtu:
+        pass
+    enum: IBV_QP_STATE, IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX
+    enum: IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT
+    enum: IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_ALT_PATH, IBV_QP_MIN_RNR_TIMER
+    enum: IBV_QP_SQ_PSN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_PATH_MIG_STATE, IBV_QP_CAP, IBV_QP_DEST_QPN
+    enum: IBV_QP_RATE_LIMIT
+
+    enum ibv_wr_opcode:
+        IBV_WR_RDMA_WRITE
+        IBV_WR_RDMA_WRITE_WITH_IMM
+        IBV_WR_SEND
+        IBV_WR_SEND_WITH_IMM
+        IBV_WR_RDMA_READ
+        IBV_WR_ATOMIC_CMP_AND_SWP
+        IBV_WR_ATOMIC_FETCH_AND_ADD
+        IBV_WR_LOCAL_INV
+        IBV_WR_BIND_MW
+        IBV_WR_SEND_WITH_INV
+        IBV_WR_TSO
+        IBV_WR_FLUSH
+        IBV_WR_ATOMIC_WRITE
+    enum: IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_SEND_INLINE, IBV_SEND_IP_CSUM
+
+    enum ibv_event_type:
+        IBV_EVENT_CQ_ERR
+        IBV_EVENT_QP_FATAL
+        IBV_EVENT_QP_REQ_ERR
+        IBV_EVENT_QP_ACCESS_ERR
+        IBV_EVENT_COMM_EST
+        IBV_EVENT_SQ_DRAINED
+        IBV_EVENT_PATH_MIG
+        IBV_EVENT_PATH_MIG_ERR
+        IBV_EVENT_DEVICE_FATAL
+        IBV_EVENT_PORT_ACTIVE
+        IBV_EVENT_PORT_ERR
+        IBV_EVENT_LID_CHANGE
+        IBV_EVENT_PKEY_CHANGE
+        IBV_EVENT_SM_CHANGE
+        IBV_EVENT_SRQ_ERR
+        IBV_EVENT_SRQ_LIMIT_REACHED
+        IBV_EVENT_QP_LAST_WQE_REACHED
+        IBV_EVENT_CLIENT_REREGISTER
+        IBV_EVENT_GID_CHANGE
+        IBV_EVENT_WQ_FATAL
+        IBV_EVENT_DEVICE_SPEED_CHANGE
+
+    union ibv_gid:
+        uint8_t raw[16]
+    struct ibv_device:
+        int node_type
+        int transport_type
+        char dev_name[64]
+        char ibdev_path[256]
+    struct ibv_context:
+        ibv_device *device
+        int async_fd
+        int num_comp_vectors
+    struct ibv_device_attr:
+        char fw_ver[64]
+        be64 node_guid
+        be64 sys_image_guid
+        uint64_t max_mr_size
+        uint64_t page_size_cap
+        uint32_t vendor_id
+        uint32_t vendor_part_id
+        uint32_t hw_ver
+        int max_qp
+        int max_qp_wr
+        unsigned int device_cap_flags
+        int max_sge
+        int max_sge_rd
+        int max_cq
+        int max_cqe
+        int max_mr
+        int max_pd
+        int max_qp_rd_atom
+        int max_res_rd_atom
+        int max_qp_init_rd_atom
+        int atomic_cap
+        int max_mw
+        int max_mcast_grp
+        int max_mcast_qp_attach
+        int max_ah
+        int max_srq
+        int max_srq_wr
+        int max_srq_sge
+        uint16_t max_pkeys
+        uint8_t local_ca_ack_delay
+        uint8_t phys_port_cnt
+    struct ibv_odp_transport_caps:
+        uint32_t rc_odp_caps
+        uint32_t uc_odp_caps
+        uint32_t ud_odp_caps
+    struct ibv_odp_caps:
+        uint64_t general_caps
+        ibv_odp_transport_caps per_transport_caps
+    struct ibv_device_attr_ex:
+        ibv_device_attr orig_attr
+        ibv_odp_caps odp_caps
+        uint64_t completion_timestamp_mask
+        uint64_t hca_core_clock
+        uint64_t device_cap_flags_ex
+    struct ibv_port_attr:
+        int state
+        int max_mtu
+        int active_mtu
+        int gid_tbl_len
+        uint32_t port_cap_flags
+        uint32_t max_msg_sz
+        uint32_t bad_pkey_cntr
+        uint32_t qkey_viol_cntr
+        uint16_t pkey_tbl_len
+        uint16_t lid
+        uint16_t sm_lid
+        uint8_t lmc
+        uint8_t max_vl_num
+        uint8_t sm_sl
+        uint8_t active_width
+        uint8_t active_speed
+        uint8_t phys_state
+        uint8_t link_layer
+        uint8_t flags
+        uint32_t active_speed_ex
+    struct ibv_gid_entry:
+        ibv_gid gid
+        uint32_t gid_index
+        uint32_t port_num
+        uint32_t gid_type
+        uint32_t ndev_ifindex
+
+    struct ibv_pd:
+        ibv_context *context
+        uint32_t handle
+    struct ibv_mr:
+        void *addr
+        size_t length
+        uint32_t lkey
+        uint32_t rkey
+
+    struct ibv_comp_channel:
+        int fd
+    struct ibv_cq:
+        ibv_context *context
+        ibv_comp_channel *channel
+        void *cq_context
+        int cqe
+    struct ibv_wc:
+        uint64_t wr_id
+        ibv_wc_status status
+        ibv_wc_opcode opcode
+        uint32_t vendor_err
+        uint32_t byte_len
+        be32 imm_data
+        uint32_t invalidated_rkey
+        uint32_t qp_num
+        uint32_t src_qp
+        unsigned int wc_flags
+        uint16_t pkey_index
+        uint16_t slid
+        uint8_t sl
+
+    struct ibv_sge:
+        uint64_t addr
+        uint32_t length
+        uint32_t lkey
+    struct ibv_send_wr_rdma:
+        uint64_t remote_addr
+        uint32_t rkey
+    struct ibv_send_wr_atomic:
+        uint64_t remote_addr
+        uint64_t compare_add
+        uint64_t swap
+        uint32_t rkey
+    union ibv_send_wr_wr:
+        ibv_send_wr_rdma rdma
+        ibv_send_wr_atomic atomic
+    struct ibv_send_wr:
+        uint64_t wr_id
+        ibv_send_wr *next
+        ibv_sge *sg_list
+        int num_sge
+        ibv_wr_opcode opcode
+        unsigned int send_flags
+        be32 imm_data
+        uint32_t invalidate_rkey
+        ibv_send_wr_wr wr
+    struct ibv_recv_wr:
+        uint64_t wr_id
+        ibv_recv_wr *next
+        ibv_sge *sg_list
+        int num_sge
+
+    struct ibv_srq:
+        pass
+    struct ibv_qp_cap:
+        uint32_t max_send_wr
+        uint32_t max_recv_wr
+        uint32_t max_send_sge
+        uint32_t max_recv_sge
+        uint32_t max_inline_data
+    struct ibv_qp_init_attr:
+        void *qp_context
+        ibv_cq *send_cq
+        ibv_cq *recv_cq
+        ibv_srq *srq
+        ibv_qp_cap cap
+        ibv_qp_type qp_type
+        int sq_sig_all
+    struct ibv_global_route:
+        ibv_gid dgid
+        uint32_t flow_label
+        uint8_t sgid_index
+        uint8_t hop_limit
+        uint8_t traffic_class
+    struct ibv_ah_attr:
+        ibv_global_route grh
+        uint16_t dlid
+        uint8_t sl
+        uint8_t src_path_bits
+        uint8_t static_rate
+        uint8_t is_global
+        uint8_t port_num
+    struct ibv_qp_attr:
+        ibv_qp_state qp_state
+        ibv_qp_state cur_qp_state
+        ibv_mtu path_mtu
+        ibv_mig_state path_mig_state
+        uint32_t qkey
+        uint32_t rq_psn
+        uint32_t sq_psn
+        uint32_t dest_qp_num
+        unsigned int qp_access_flags
+        ibv_qp_cap cap
+        ibv_ah_attr ah_attr
+        ibv_ah_attr alt_ah_attr
+        uint16_t pkey_index
+        uint16_t alt_pkey_index
+        uint8_t en_sqd_async_notify
+        uint8_t sq_draining
+        uint8_t max_rd_atomic
+        uint8_t max_dest_rd_atomic
+        uint8_t min_rnr_timer
+        uint8_t port_num
+        uint8_t timeout
+        uint8_t retry_cnt
+        uint8_t rnr_retry
+        uint8_t alt_port_num
+        uint8_t alt_timeout
+        uint32_t rate_limit
+    struct ibv_qp:
+        ibv_context *context
+        void *qp_context
+        ibv_pd *pd
+        ibv_cq *send_cq
+        ibv_cq *recv_cq
+        uint32_t qp_num
+        ibv_qp_state state
+        ibv_qp_type qp_type
+
+    union ibv_async_event_element:
+        ibv_cq *cq
+        ibv_qp *qp
+        ibv_srq *srq
+        int port_num
+    struct ibv_async_event:
+        ibv_async_event_element element
+        ibv_event_type event_type
+
+    # ---- The connection manager ----
+
+    enum rdma_cm_event_type:
+        RDMA_CM_EVENT_ADDR_RESOLVED
+        RDMA_CM_EVENT_ADDR_ERROR
+        RDMA_CM_EVENT_ROUTE_RESOLVED
+        RDMA_CM_EVENT_ROUTE_ERROR
+        RDMA_CM_EVENT_CONNECT_REQUEST
+        RDMA_CM_EVENT_CONNECT_RESPONSE
+        RDMA_CM_EVENT_CONNECT_ERROR
+        RDMA_CM_EVENT_UNREACHABLE
+        RDMA_CM_EVENT_REJECTED
+        RDMA_CM_EVENT_ESTABLISHED
+        RDMA_CM_EVENT_DISCONNECTED
+        RDMA_CM_EVENT_DEVICE_REMOVAL
+        RDMA_CM_EVENT_MULTICAST_JOIN
+        RDMA_CM_EVENT_MULTICAST_ERROR
+        RDMA_CM_EVENT_ADDR_CHANGE
+        RDMA_CM_EVENT_TIMEWAIT_EXIT
+        RDMA_CM_EVENT_ADDRINFO_RESOLVED
+        RDMA_CM_EVENT_ADDRINFO_ERROR
+        RDMA_CM_EVENT_USER
+        RDMA_CM_EVENT_INTERNAL
+    enum rdma_port_space:
+        RDMA_PS_IPOIB
+        RDMA_PS_TCP
+        RDMA_PS_UDP
+        RDMA_PS_IB
+    enum: RDMA_OPTION_ID, RDMA_OPTION_IB
+    enum: RDMA_OPTION_ID_TOS, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_ACK_TIMEOUT
+
+    struct sockaddr:
+        pass
+    struct sockaddr_storage:
+        uint16_t ss_family
+    struct rdma_event_channel:
+        int fd
+    struct rdma_cm_event
+    struct rdma_cm_id:
+        ibv_context *verbs
+        rdma_event_channel *channel
+        void *context
+        ibv_qp *qp
+        rdma_port_space ps
+        uint8_t port_num
+    struct rdma_conn_param:
+        const void *private_data
+        uint8_t private_data_len
+        uint8_t responder_resources
+        uint8_t initiator_depth
+        uint8_t flow_control
+        uint8_t retry_count
+        uint8_t rnr_retry_count
+        uint8_t srq
+        uint32_t qp_num
+    union rdma_cm_event_param:
+        rdma_conn_param conn
+    struct rdma_cm_event:
+        rdma_cm_id *id
+        rdma_cm_id *listen_id
+        rdma_cm_event_type event
+        int status
+        rdma_cm_event_param param
+    sockaddr *rdma_get_local_addr(rdma_cm_id *id)
+    sockaddr *rdma_get_peer_addr(rdma_cm_id *id)
+
+    # ---- The library and its calls ----
+
+    pid_t rn_pid
+    struct rn_library:
+        void *cm_handle
+        const char *(*ibv_get_device_name)(ibv_device *) noexcept
+        be64 (*ibv_get_device_guid)(ibv_device *) noexcept
+        const char *(*ibv_wc_status_str)(ibv_wc_status) noexcept
+        const char *(*ibv_event_type_str)(ibv_event_type) noexcept
+        const char *(*rdma_event_str)(rdma_cm_event_type) noexcept
+
+    int rn_library_open(const char *verbs_path, const char *cm_path, rn_library **lib, char *err, size_t errlen)
+    void rn_library_close(rn_library *lib)
+    void *rn_library_symbol(const rn_library *lib, const char *name)
+
+    int rn_get_device_list(const rn_library *lib, int *count, ibv_device ***out)
+    void rn_free_device_list(const rn_library *lib, ibv_device **list)
+    int rn_open_device(const rn_library *lib, ibv_device *device, ibv_context **out)
+    int rn_close_device(const rn_library *lib, ibv_context *context)
+    int rn_query_device_ex(const rn_library *lib, ibv_context *context, ibv_device_attr_ex *attr)
+    int rn_query_port(const rn_library *lib, ibv_context *context, uint8_t port_num, ibv_port_attr *attr)
+    int rn_query_gid(const rn_library *lib, ibv_context *context, uint8_t port_num, int index, ibv_gid *gid)
+    int rn_query_gid_ex(const rn_library *lib, ibv_context *context, uint32_t port_num, uint32_t index,
+                        ibv_gid_entry *entry)
+    int rn_query_pkey(const rn_library *lib, ibv_context *context, uint8_t port_num, int index, be16 *pkey)
+    int rn_get_async_event(const rn_library *lib, ibv_context *context, ibv_async_event *event)
+    void rn_ack_async_event(const rn_library *lib, ibv_async_event *event)
+
+    int rn_alloc_pd(const rn_library *lib, ibv_context *context, ibv_pd **out)
+    int rn_dealloc_pd(const rn_library *lib, ibv_pd *pd)
+    int rn_reg_mr(const rn_library *lib, ibv_pd *pd, void *addr, size_t length, int access, ibv_mr **out)
+    int rn_reg_dmabuf_mr(const rn_library *lib, ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                         int access, ibv_mr **out)
+    int rn_dereg_mr(const rn_library *lib, ibv_mr *mr)
+
+    int rn_create_comp_channel(const rn_library *lib, ibv_context *context, ibv_comp_channel **out)
+    int rn_destroy_comp_channel(const rn_library *lib, ibv_comp_channel *channel)
+    int rn_create_cq(const rn_library *lib, ibv_context *context, int cqe, void *cq_context,
+                     ibv_comp_channel *channel, int comp_vector, ibv_cq **out)
+    int rn_resize_cq(const rn_library *lib, ibv_cq *cq, int cqe)
+    int rn_destroy_cq(const rn_library *lib, ibv_cq *cq)
+    int rn_get_cq_event(const rn_library *lib, ibv_comp_channel *channel, ibv_cq **cq, void **cq_context)
+    void rn_ack_cq_events(const rn_library *lib, ibv_cq *cq, unsigned int nevents)
+    int rn_poll_cq(ibv_cq *cq, int num_entries, ibv_wc *wc)
+    int rn_req_notify_cq(ibv_cq *cq, int solicited_only)
+
+    int rn_create_qp(const rn_library *lib, ibv_pd *pd, ibv_qp_init_attr *attr, ibv_qp **out)
+    int rn_modify_qp(const rn_library *lib, ibv_qp *qp, ibv_qp_attr *attr, int attr_mask)
+    int rn_query_qp(const rn_library *lib, ibv_qp *qp, ibv_qp_attr *attr, int attr_mask, ibv_qp_init_attr *init_attr)
+    int rn_destroy_qp(const rn_library *lib, ibv_qp *qp)
+    int rn_post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad_wr)
+    int rn_post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad_wr)
+
+    int rn_create_event_channel(const rn_library *lib, rdma_event_channel **out)
+    void rn_destroy_event_channel(const rn_library *lib, rdma_event_channel *channel)
+    int rn_get_cm_event(const rn_library *lib, rdma_event_channel *channel, rdma_cm_event **event)
+    int rn_ack_cm_event(const rn_library *lib, rdma_cm_event *event)
+    int rn_create_id(const rn_library *lib, rdma_event_channel *channel, void *context, rdma_port_space ps,
+                     rdma_cm_id **out)
+    int rn_destroy_id(const rn_library *lib, rdma_cm_id *id)
+    int rn_migrate_id(const rn_library *lib, rdma_cm_id *id, rdma_event_channel *channel)
+    int rn_set_option(const rn_library *lib, rdma_cm_id *id, int level, int optname, void *optval, size_t optlen)
+    int rn_bind_addr(const rn_library *lib, rdma_cm_id *id, sockaddr *addr)
+    int rn_resolve_addr(const rn_library *lib, rdma_cm_id *id, sockaddr *src, sockaddr *dst, int timeout_ms)
+    int rn_resolve_route(const rn_library *lib, rdma_cm_id *id, int timeout_ms)
+    int rn_listen(const rn_library *lib, rdma_cm_id *id, int backlog)
+    int rn_connect(const rn_library *lib, rdma_cm_id *id, rdma_conn_param *param)
+    int rn_accept(const rn_library *lib, rdma_cm_id *id, rdma_conn_param *param)
+    int rn_establish(const rn_library *lib, rdma_cm_id *id)
+    int rn_reject(const rn_library *lib, rdma_cm_id *id, const void *private_data, uint8_t length)
+    int rn_disconnect(const rn_library *lib, rdma_cm_id *id)
+    int rn_cm_create_qp(const rn_library *lib, rdma_cm_id *id, ibv_pd *pd, ibv_qp_init_attr *attr)
+    void rn_cm_destroy_qp(const rn_library *lib, rdma_cm_id *id)
+    int rn_cm_init_qp_attr(const rn_library *lib, rdma_cm_id *id, ibv_qp_attr *attr, int *attr_mask)
+    int rn_cm_get_devices(const rn_library *lib, int *count, ibv_context ***out)
+    void rn_cm_free_devices(const rn_library *lib, ibv_context **list)

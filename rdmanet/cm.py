@@ -1,0 +1,15 @@
+"""The connection manager, by its own names: connections by IP address, for queue pairs.
+
+    channel = CMEventChannel(Library.embedded())
+    id = channel.create_id()
+    id.resolve_addr(None, ("127.0.0.1", 7471))
+    # wait until channel.fd is readable
+    event = channel.get_event()          # ADDR_RESOLVED, and so on to ESTABLISHED
+
+Nothing sleeps; every step is answered by an event.
+"""
+
+from rdmanet._core import CMID, CMEvent, CMEventChannel, CMEventType, Library, PortSpace
+from rdmanet.errors import cm_error
+
+__all__ = ["CMID", "CMEvent", "CMEventChannel", "CMEventType", "Library", "PortSpace", "cm_error"]
