@@ -351,22 +351,24 @@ class Ledger:
     end of each pass send what `control_due()` asks for, until it asks for nothing.
 
     ProtocolError is the peer's fault and ends the connection, RuntimeError is ours.
+
+    Counts begin at `origin`, which is 0 on the wire; tests begin just below the wrap.
     """
 
-    def __init__(self, ours: Hello, peers: Hello) -> None:
+    def __init__(self, ours: Hello, peers: Hello, origin: int = 0) -> None:
         self.peer_slots = peers.data_slots
-        self.peer_granted = peers.credits
-        self.sent = 0
+        self.peer_granted = (origin + peers.credits) & _MASK
+        self.sent = origin
 
         self.slot_bytes = ours.slot_bytes
         self.data_slots = ours.data_slots
         self.half = (ours.data_slots + 1) // 2
-        self.granted = ours.credits
-        self.grantable = ours.data_slots
-        self.received = 0
+        self.granted = (origin + ours.credits) & _MASK
+        self.grantable = (origin + ours.data_slots) & _MASK
+        self.received = origin
 
-        self.peer_reaped = 0
-        self.reaped = 0
+        self.peer_reaped = origin
+        self.reaped = origin
         self._flight = 0  # kinds of our unanswered control frames, four bits each, the oldest lowest
         self.in_flight = 0
         self.credits_in_flight = 0

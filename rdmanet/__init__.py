@@ -1,1 +1,0 @@
-"""asyncio over RDMA."""
