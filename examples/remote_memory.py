@@ -14,10 +14,9 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 import rdmanet
-from rdmanet.verbs import AccessFlags
 
 SIZE = 1 << 20
-ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+ACCESS = rdmanet.AccessFlags.LOCAL_WRITE | rdmanet.AccessFlags.REMOTE_READ | rdmanet.AccessFlags.REMOTE_WRITE
 
 
 class Owner(asyncio.Protocol):
