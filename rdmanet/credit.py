@@ -302,11 +302,11 @@ def _unpack_private(data: bytes, decoder: "msgspec.msgpack.Decoder[_Body]", kind
 def _decode(decoder: "msgspec.msgpack.Decoder[_Body]", body: bytes | memoryview, kind: type[_Body]) -> _Body:
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # msgspec names a field of an array by its index, counting the tag.
         reason = str(error)
-        tagged = kind.__struct_config__.tag is not None
-        for index, field in enumerate(kind.__struct_fields__, tagged):
+        first = 0 if kind.__struct_config__.tag is None else 1
+        for index, field in enumerate(kind.__struct_fields__, first):
             reason = reason.replace(f"$[{index}]", field)
     raise ProtocolError(f"{kind.__name__.lower()}: {reason}")
 

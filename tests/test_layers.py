@@ -1,0 +1,129 @@
+"""Nothing imports upward.
+
+The rooms of the house, the ground first. A module may import from the rooms below its own, and from
+its own room on its own side; docs/architecture.md says what each room is for. A new module gets its
+place here first.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "rdmanet"
+
+# Each room is a list of sides that do not import each other.
+ROOMS = [
+    [{"errors", "credit"}],
+    [{"_core", "_verbs"}],
+    [{"protocol", "offers"}, {"verbs", "cm"}],
+    [{"driver"}, {"verbs_async", "memory"}],
+    [{"transport"}],
+    [{"rpc", "streams", "loop"}],
+    [{""}],  # the package itself: the public names
+    [{"cli", "__main__"}],
+]
+PURE = {"errors", "credit", "protocol", "offers"}
+# What would be I/O, a loop, a clock or a device.
+WORLDLY = {"asyncio", "ctypes", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
+WORLDLY |= {"threading", "time", "uvloop"}
+
+PLACE = {
+    name: (floor, side)
+    for floor, room in enumerate(ROOMS)
+    for side, names in enumerate(room)
+    for name in names
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """(the module's name below rdmanet, its file); the parts of a module that is in parts are the module."""
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx"), *PACKAGE.rglob("*.px[di]")]):
+        inside = path.relative_to(PACKAGE)
+        if inside.parts[0] == "_pyx":
+            yield "_core", path
+        elif inside.parts[0] != "soft":
+            yield (
+                (
+                    ""
+                    if inside.name == "__init__.py" and len(inside.parts) == 1
+                    else inside.parts[0].split(".")[0]
+                ),
+                path,
+            )
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The names of rdmanet's modules that a file imports, and of foreign packages, as 'x:name'."""
+    depth = len(path.relative_to(PACKAGE).parts)  # 1 for a file in the package itself
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield from _name(alias.name, [], depth, 0)
+            elif isinstance(node, ast.ImportFrom):
+                yield from _name(node.module or "", [alias.name for alias in node.names], depth, node.level)
+    else:
+        text = re.sub(r"\\\n|\((?:[^()]*)\)", lambda found: found[0].replace("\n", " "), path.read_text())
+        for found in re.finditer(r"^\s*from\s+(\.*)([\w.]*)\s+c?import\s+([^#\n]+)", text, re.MULTILINE):
+            names = [name.split()[0] for name in found[3].strip("() ,").split(",") if name.strip()]
+            yield from _name(found[2], names, depth, len(found[1]))
+        for found in re.finditer(r"^\s*c?import\s+([\w., ]+)", text, re.MULTILINE):
+            for name in found[1].split(","):
+                yield from _name(name.split()[0], [], depth, 0)
+
+
+def _name(module: str, names: list[str], depth: int, level: int) -> Iterator[str]:
+    if level == 0:
+        head, _, rest = module.partition(".")
+        if head != "rdmanet":
+            yield f"x:{head}"
+            return
+    elif level < depth:
+        return  # inside a package of its own
+    else:
+        rest = module
+    if rest:
+        yield rest.split(".")[0]
+    else:
+        yield from (name if name in PLACE else "" for name in names or [""])
+
+
+FILES = list(modules())
+
+
+@pytest.mark.parametrize(("name", "path"), FILES, ids=[str(path.relative_to(PACKAGE)) for _, path in FILES])
+def test_nothing_imports_upward(name: str, path: Path) -> None:
+    assert name in PLACE, f"{name} has no room yet"
+    floor, side = PLACE[name]
+    for other in imported(path):
+        if other.startswith("x:"):
+            assert not (name in PURE and other[2:] in WORLDLY), f"{name} is pure and imports {other[2:]}"
+        elif other != name:
+            assert other in PLACE, f"{name} imports rdmanet.{other}, which has no room yet"
+            assert PLACE[other][0] < floor or PLACE[other] == (floor, side), (
+                f"{name} imports {other or 'the package'}"
+            )
+
+
+def test_no_circles() -> None:
+    graph: dict[str, set[str]] = {}
+    for name, path in FILES:
+        graph.setdefault(name, set()).update(
+            other for other in imported(path) if not other.startswith("x:") and other != name
+        )
+    TopologicalSorter(graph).prepare()
+
+
+def test_the_check_sees() -> None:
+    """The words that it looks for are found in the forms that people write."""
+    assert list(_name("rdmanet.credit", ["Ledger"], 1, 0)) == ["credit"]
+    assert list(_name("rdmanet", ["credit", "connect"], 1, 0)) == ["credit", ""]
+    assert list(_name("", ["credit"], 1, 1)) == ["credit"]
+    assert list(_name("credit", ["Ledger"], 1, 1)) == ["credit"]
+    assert list(_name("table", ["x"], 2, 1)) == []
+    assert list(_name("transport", ["x"], 2, 2)) == ["transport"]
+    assert list(_name("asyncio.events", [], 1, 0)) == ["x:asyncio"]
