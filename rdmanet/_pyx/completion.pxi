@@ -326,7 +326,7 @@ cdef class CQ(Resource):
         cdef QP qp
         reference = self.qps.get(c.qp_num)
         qp = None if reference is None else reference()
-        if qp is None or c.wr_id >> GENERATION_SHIFT != qp.generation:
+        if qp is None or c.wr_id >> QP_GENERATION_SHIFT != qp.generation:
             self.stray += 1
             return None
         wc = WC.__new__(WC)

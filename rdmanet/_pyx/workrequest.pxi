@@ -204,7 +204,7 @@ cdef class SendWR:
 # wr_id on the device: 63..48 generation of the queue pair, 47..1 position, 0 which queue (1 = send).
 
 cdef enum:
-    GENERATION_SHIFT = 48
+    QP_GENERATION_SHIFT = 48
 
 cdef uint64_t POSITION_MASK = ((<uint64_t>1) << 47) - 1
 
@@ -219,7 +219,7 @@ cdef class _InFlight:
 
     def __init__(self, uint64_t generation, bint send):
         self.entries = collections.deque()
-        self.tag = generation << GENERATION_SHIFT | send
+        self.tag = generation << QP_GENERATION_SHIFT | send
 
     cdef uint64_t begin(self, object wr_id, _Elements elements) except? 0:
         """The device's wr_id for a request about to be posted."""
