@@ -46,8 +46,9 @@ class BuildExtensions(build_ext):
     """build_ext that leaves the device's library without Python's suffix and init symbol."""
 
     def get_ext_filename(self, fullname):
+        # Asked with and without the package's name in front.
         if fullname.endswith(DEVICE.rpartition(".")[2]):
-            return os.path.join(*DEVICE.split(".")) + ".so"
+            return os.path.join(*fullname.split(".")) + ".so"
         return super().get_ext_filename(fullname)
 
     def get_export_symbols(self, ext):
