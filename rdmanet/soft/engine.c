@@ -274,7 +274,7 @@ static void dispatch(const struct epoll_event *event)
 static void *run(void *unused)
 {
 	struct epoll_event events[EVENTS_PER_ROUND];
-	int count;
+	int count, timeout_ms;
 
 	(void)unused;
 	inside = true;
@@ -286,8 +286,9 @@ static void *run(void *unused)
 		if (engine.state == STOPPING && !engine.tasks)
 			break;
 		engine.asleep = arm() && !engine.tasks;
+		timeout_ms = engine.asleep ? -1 : 0;
 		pthread_mutex_unlock(&engine.lock);
-		count = epoll_wait(engine.epoll_fd, events, EVENTS_PER_ROUND, engine.asleep ? -1 : 0);
+		count = epoll_wait(engine.epoll_fd, events, EVENTS_PER_ROUND, timeout_ms);
 		pthread_mutex_lock(&engine.lock);
 		engine.asleep = false;
 		for (int i = 0; i < count; i++)

@@ -1,0 +1,560 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The connection manager's calls: librdmacm's interface over a TCP socket per connection.
+ *
+ * A connection's two queue pairs find each other by number; the connection manager carries the
+ * numbers, and some private data, from one program to the other.  It does so on a TCP connection
+ * to the very address and port that the program named, one for each RDMA connection, which
+ * lives as long, so that its end tells of the peer's end.  cm.h has the picture.
+ */
+#define _GNU_SOURCE
+#include "cm.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+pthread_mutex_t rn_cm_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t rn_cm_acked = PTHREAD_COND_INITIALIZER;
+
+/* --- the one context ---------------------------------------------------------------------------- */
+
+static struct {
+	pthread_mutex_t lock; /* taken before rn_cm_lock; guards all of this, opening and closing */
+	struct ibv_context *_Atomic context;
+	/* Channels, identifiers, lists of devices. From 0 to 1 and back under the lock; by whoever
+	 * keeps one of them alive, also without. */
+	_Atomic unsigned users;
+	struct ibv_pd *pd;
+} shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* The objects of the dead parent's context are foreign by their own mark; here it is forgotten. */
+static void forget_in_child(void)
+{
+	pthread_mutex_init(&rn_cm_lock, NULL);
+	pthread_cond_init(&rn_cm_acked, NULL);
+	pthread_mutex_init(&shared.lock, NULL);
+	shared.users = 0;
+	shared.context = NULL;
+	shared.pd = NULL;
+}
+
+static void start_once(void)
+{
+	rn_at_fork_child(forget_in_child);
+	rn_wire_start();
+}
+
+static struct ibv_context *open_device(void)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	struct ibv_context *context;
+	int error;
+
+	if (!devices)
+		return NULL;
+	context = ibv_open_device(devices[0]);
+	error = errno;
+	ibv_free_device_list(devices);
+	errno = error;
+	return context;
+}
+
+/* Does the program still have something on it? As the context isn't its own, it may. */
+static bool in_use(struct ibv_context *ibv_context)
+{
+	struct rn_context *context = rn_context(ibv_context);
+	bool used;
+
+	pthread_mutex_lock(&context->mutex);
+	used = !rn_list_empty(&context->pds) || !rn_list_empty(&context->channels) || !rn_list_empty(&context->cqs);
+	pthread_mutex_unlock(&context->mutex);
+	return used;
+}
+
+struct ibv_context *rn_cm_context_get(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	int error = 0;
+
+	pthread_once(&once, start_once);
+	pthread_mutex_lock(&shared.lock);
+	if (!shared.context) {
+		shared.context = open_device();
+		if (!shared.context)
+			error = errno ? errno : ENODEV;
+	}
+	if (!error && !shared.users)
+		error = -rn_engine_hold();
+	if (!error)
+		shared.users++;
+	pthread_mutex_unlock(&shared.lock);
+	if (error) {
+		errno = error;
+		return NULL;
+	}
+	return shared.context;
+}
+
+void rn_cm_context_put(void)
+{
+	pthread_mutex_lock(&shared.lock);
+	if (--shared.users) {
+		pthread_mutex_unlock(&shared.lock);
+		return;
+	}
+	rn_engine_release();
+	if (shared.pd && !ibv_dealloc_pd(shared.pd))
+		shared.pd = NULL;
+	if (!in_use(shared.context)) {
+		ibv_close_device(shared.context);
+		shared.context = NULL;
+	}
+	pthread_mutex_unlock(&shared.lock);
+}
+
+void rn_cm_context_more(void)
+{
+	shared.users++;
+}
+
+struct ibv_context *rn_cm_context(void)
+{
+	return shared.context;
+}
+
+struct ibv_pd *rn_cm_default_pd(void)
+{
+	struct ibv_pd *pd;
+
+	pthread_mutex_lock(&shared.lock);
+	if (!shared.pd)
+		shared.pd = ibv_alloc_pd(shared.context);
+	pd = shared.pd;
+	pthread_mutex_unlock(&shared.lock);
+	return pd;
+}
+
+RN_EXPORT struct ibv_context **rdma_get_devices(int *count)
+{
+	struct ibv_context **list = calloc(2, sizeof *list);
+
+	if (!list)
+		return NULL;
+	list[0] = rn_cm_context_get();
+	if (!list[0]) {
+		free(list);
+		return NULL;
+	}
+	if (count)
+		*count = 1;
+	return list;
+}
+
+RN_EXPORT void rdma_free_devices(struct ibv_context **list)
+{
+	bool current = list[0] == shared.context;
+
+	free(list);
+	if (current) /* and not a list that was made before a fork */
+		rn_cm_context_put();
+}
+
+/* --- settings, log ------------------------------------------------------------------------------ */
+
+unsigned long rn_cm_setting(const char *name, unsigned long otherwise)
+{
+	const char *text = getenv(name);
+	char *end;
+	unsigned long value;
+
+	if (!text || !*text)
+		return otherwise;
+	value = strtoul(text, &end, 10);
+	return *end ? otherwise : value;
+}
+
+void rn_cm_log(const char *format, ...)
+{
+	char line[256];
+	va_list arguments;
+
+	if (!getenv("RDMANET_SOFT_LOG"))
+		return;
+	va_start(arguments, format);
+	vsnprintf(line, sizeof line, format, arguments);
+	va_end(arguments);
+	fprintf(stderr, "rdmanet soft0: %s\n", line);
+}
+
+/* --- an identifier's life ----------------------------------------------------------------------- */
+
+struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps)
+{
+	struct rn_cm_id *id = calloc(1, sizeof *id);
+
+	if (!id)
+		return NULL;
+	id->epoch = rn_epoch();
+	id->bound_fd = -1;
+	id->id.channel = channel;
+	id->id.context = context;
+	id->id.ps = ps;
+	id->id.qp_type = IBV_QPT_RC;
+	return id;
+}
+
+void rn_cm_id_free(struct rn_cm_id *id)
+{
+	rn_fd_close(id->bound_fd);
+	free(id);
+}
+
+RN_EXPORT int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **result, void *context,
+			     enum rdma_port_space ps)
+{
+	struct rn_cm_id *id;
+
+	if (!channel)
+		return rn_cm_error(ENOSYS); /* synchronous identifiers */
+	if (ps != RDMA_PS_TCP)
+		return rn_cm_error(EPROTONOSUPPORT); /* datagrams */
+	if (!rn_cm_context_get())
+		return -1;
+	id = rn_cm_id_new(channel, context, ps);
+	if (!id) {
+		rn_cm_context_put();
+		return rn_cm_error(ENOMEM);
+	}
+	*result = &id->id;
+	return 0;
+}
+
+/* It came with a request which nobody has read, and nobody will. rn_cm_lock held. */
+static void drop_unseen(struct rn_cm_id *id)
+{
+	struct rn_cm_event *event, *next;
+
+	if (id->wire)
+		rn_wire_abandon(id->wire);
+	for (event = rn_cm_event_purge(id); event; event = next) {
+		next = event->next;
+		free(event);
+	}
+	rn_cm_id_free(id);
+	shared.users--; /* its listener is one, still */
+}
+
+static void stop_listening(struct rn_cm_id *id)
+{
+	/* Not under the lock: both wait for their callbacks, which take it. */
+	rn_source_remove(&id->accepting);
+	rn_timer_cancel(&id->breathe);
+	rn_fd_close(id->bound_fd);
+	id->bound_fd = -1;
+}
+
+RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct rn_cm_event *event, *next;
+
+	if (id->epoch != rn_epoch())
+		return 0; /* of the parent: neither its events nor its sockets are here */
+	if (id->state == RN_CM_LISTENING)
+		stop_listening(id);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->state == RN_CM_LISTENING)
+		rn_wire_listener_gone(id);
+	if (id->wire)
+		rn_wire_abandon(id->wire);
+	for (event = rn_cm_event_purge(id); event; event = next) {
+		next = event->next;
+		if (event->id != id)
+			drop_unseen(event->id);
+		free(event);
+	}
+	while (id->acked != id->delivered)
+		pthread_cond_wait(&rn_cm_acked, &rn_cm_lock);
+	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_id_free(id);
+	rn_cm_context_put();
+	return 0;
+}
+
+RN_EXPORT int rdma_set_option(struct rdma_cm_id *rdma_id, int level, int name, void *value, size_t length)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	bool is_byte = name == RDMA_OPTION_ID_TOS || name == RDMA_OPTION_ID_ACK_TIMEOUT;
+	int number = 0;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (level != RDMA_OPTION_ID || name < RDMA_OPTION_ID_TOS || name > RDMA_OPTION_ID_ACK_TIMEOUT)
+		return rn_cm_error(ENOSYS);
+	if (!value || length != (is_byte ? sizeof(uint8_t) : sizeof(int)))
+		return rn_cm_error(EINVAL);
+	if (is_byte)
+		number = *(uint8_t *)value;
+	else
+		memcpy(&number, value, sizeof number);
+
+	switch (name) {
+	case RDMA_OPTION_ID_TOS:
+		id->tos = (uint8_t)number;
+		id->tos_set = true;
+		return 0;
+	case RDMA_OPTION_ID_ACK_TIMEOUT:
+		if (number > 31) /* five bits: 4.096 us * 2^number */
+			return rn_cm_error(EINVAL);
+		id->ack_timeout = (uint8_t)number;
+		id->ack_timeout_set = true;
+		return 0;
+	case RDMA_OPTION_ID_REUSEADDR:
+		if (id->state != RN_CM_IDLE)
+			return rn_cm_error(EINVAL);
+		id->reuse_address = number != 0;
+		return 0;
+	default: /* IPv6 only: what we bind is one loopback address, and so it is */
+		if (id->state != RN_CM_IDLE)
+			return rn_cm_error(EINVAL);
+		id->af_only = number != 0;
+		return 0;
+	}
+}
+
+/* --- the passive side --------------------------------------------------------------------------- */
+
+RN_EXPORT int rdma_listen(struct rdma_cm_id *rdma_id, int backlog)
+{
+	enum { BACKLOG_MAX = 1024 };
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct sockaddr_in anywhere = {.sin_family = AF_INET};
+	static const int on = 1;
+	int error;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (id->state == RN_CM_IDLE && rdma_bind_addr(rdma_id, (struct sockaddr *)&anywhere))
+		return -1;
+	if (id->state != RN_CM_BOUND)
+		return rn_cm_error(EINVAL);
+	id->backlog = backlog > 0 && backlog < BACKLOG_MAX ? (unsigned)backlog : BACKLOG_MAX;
+	id->accepting = (struct rn_source){.fd = id->bound_fd, .ready = rn_wire_listener_ready};
+	id->breathe = (struct rn_timer){.fire = rn_wire_listener_breathe};
+
+	/* Inherited by its connections, so that they, in TIME_WAIT, don't hold up the next server. */
+	setsockopt(id->bound_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+	if (listen(id->bound_fd, BACKLOG_MAX))
+		return -1;
+	pthread_mutex_lock(&rn_cm_lock);
+	id->state = RN_CM_LISTENING;
+	error = -rn_source_add(&id->accepting, EPOLLIN);
+	if (error)
+		id->state = RN_CM_BOUND;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : 0;
+}
+
+static uint8_t at_most(uint8_t value, uint8_t limit)
+{
+	return value < limit ? value : limit;
+}
+
+/* RDMA_MAX_RESP_RES and RDMA_MAX_INIT_DEPTH, both 255, stand for what the device can do. */
+static bool is_valid(const struct rdma_conn_param *param, uint8_t private_max)
+{
+	return !param || (param->private_data_len <= private_max &&
+			  (!param->private_data_len || param->private_data) &&
+			  (param->responder_resources == RDMA_MAX_RESP_RES ||
+			   param->responder_resources <= RN_MAX_RD_ATOMIC) &&
+			  (param->initiator_depth == RDMA_MAX_INIT_DEPTH ||
+			   param->initiator_depth <= RN_MAX_RD_ATOMIC));
+}
+
+static struct rn_cm_param to_send(const struct rn_cm_id *id, const struct rdma_conn_param *param)
+{
+	enum { RETRY_FOR_EVER = 7 };
+
+	if (!param)
+		return (struct rn_cm_param){.rnr_retry_count = RETRY_FOR_EVER};
+	return (struct rn_cm_param){
+		.private_data = param->private_data,
+		.private_length = param->private_data_len,
+		.flow_control = param->flow_control,
+		.srq = id->id.qp ? id->id.qp->srq != NULL : param->srq,
+		.rnr_retry_count = at_most(param->rnr_retry_count, RETRY_FOR_EVER),
+	};
+}
+
+static uint32_t random_psn(void)
+{
+	uint32_t psn = 0;
+
+	if (getrandom(&psn, sizeof psn, GRND_NONBLOCK) < 0)
+		psn = (uint32_t)rn_now_ns();
+	return psn & 0xffffff;
+}
+
+RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *param)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct rn_cm_param wire_param = to_send(id, param);
+	struct rn_cm_terms *terms = &id->terms;
+	int error = 0;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (!is_valid(param, RN_CM_REP_PRIVATE) || id->state != RN_CM_CONNECTION || (!rdma_id->qp && !param))
+		return rn_cm_error(EINVAL);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!id->wire)
+		error = ECONNRESET; /* it went away meanwhile; an event says so, too */
+	else if (rn_wire_phase(id->wire) != RN_WIRE_REQ_RECEIVED)
+		error = EINVAL;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (error)
+		return rn_cm_error(error);
+
+	/* The request's terms are in place already: what it offered. */
+	if (param && param->responder_resources != RDMA_MAX_RESP_RES)
+		terms->responder_resources = param->responder_resources;
+	if (param && param->initiator_depth != RDMA_MAX_INIT_DEPTH)
+		terms->initiator_depth = param->initiator_depth;
+	terms->local_qpn = rdma_id->qp ? rdma_id->qp->qp_num : param->qp_num;
+	terms->local_psn = random_psn();
+	error = rn_cm_qp_connect(id);
+	if (error) {
+		rn_cm_qp_fail(id);
+		return rn_cm_error(error);
+	}
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->wire && rn_wire_phase(id->wire) == RN_WIRE_REQ_RECEIVED)
+		rn_wire_accept(id->wire, &wire_param);
+	else
+		error = ECONNRESET;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : 0;
+}
+
+RN_EXPORT int rdma_reject(struct rdma_cm_id *rdma_id, const void *private_data, uint8_t length)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	int error = 0;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (length > RN_CM_REJ_PRIVATE || (length && !private_data))
+		return rn_cm_error(EINVAL);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->state != RN_CM_CONNECTION)
+		error = EINVAL;
+	else if (!id->wire)
+		error = ECONNRESET;
+	else if (rn_wire_phase(id->wire) != RN_WIRE_REQ_RECEIVED && rn_wire_phase(id->wire) != RN_WIRE_REP_RECEIVED)
+		error = EINVAL;
+	else
+		rn_wire_reject(id->wire, RN_REJ_CONSUMER_DEFINED, private_data, length);
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : 0;
+}
+
+/* Data has come before the active side's word that it is ready (RTU): take it for that. */
+RN_EXPORT int rdma_notify(struct rdma_cm_id *rdma_id, enum ibv_event_type event)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	int error = 0;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (event != IBV_EVENT_COMM_EST)
+		return rn_cm_error(EINVAL);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!id->wire)
+		error = EINVAL;
+	else if (rn_wire_phase(id->wire) == RN_WIRE_REP_SENT)
+		rn_wire_force_established(id->wire);
+	else if (rn_wire_phase(id->wire) != RN_WIRE_ESTABLISHED)
+		error = EINVAL;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : 0;
+}
+
+/* --- the active side ---------------------------------------------------------------------------- */
+
+RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *param)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct rn_cm_param wire_param = to_send(id, param);
+	struct rn_cm_terms *terms = &id->terms;
+	int error = 0;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (!is_valid(param, RN_CM_REQ_PRIVATE) || (!rdma_id->qp && !param))
+		return rn_cm_error(EINVAL);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->state != RN_CM_ROUTE_RESOLVED) {
+		error = EINVAL;
+	} else {
+		terms->local_qpn = rdma_id->qp ? rdma_id->qp->qp_num : param->qp_num;
+		terms->local_psn = random_psn();
+		terms->responder_resources = at_most(param ? param->responder_resources : RDMA_MAX_RESP_RES,
+						     RN_MAX_RD_ATOMIC);
+		terms->initiator_depth = at_most(param ? param->initiator_depth : RDMA_MAX_INIT_DEPTH,
+						 RN_MAX_RD_ATOMIC);
+		terms->retry_count = at_most(param ? param->retry_count : 7, 7);
+		error = rn_wire_connect(id, &wire_param);
+		if (!error)
+			id->state = RN_CM_CONNECTION;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : 0;
+}
+
+/* For programs that move their queue pair themselves, after CONNECT_RESPONSE. */
+RN_EXPORT int rdma_establish(struct rdma_cm_id *rdma_id)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	int error = 0;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (rdma_id->qp || id->state != RN_CM_CONNECTION) {
+		error = EINVAL;
+	} else if (!id->wire) {
+		error = ECONNRESET;
+	} else if (rn_wire_phase(id->wire) != RN_WIRE_REP_RECEIVED) {
+		error = EINVAL;
+	} else {
+		rn_wire_ready_to_use(id->wire);
+		id->was_connected = true;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : 0;
+}
+
+/* --- both --------------------------------------------------------------------------------------- */
+
+/* After the peer's own disconnection it only takes the queue pair to ERR. */
+RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	bool was_connected;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	pthread_mutex_lock(&rn_cm_lock);
+	was_connected = id->was_connected;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (!was_connected)
+		return rn_cm_error(EINVAL);
+	rn_cm_qp_fail(id);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->wire && rn_wire_phase(id->wire) == RN_WIRE_ESTABLISHED)
+		rn_wire_disconnect(id->wire);
+	pthread_mutex_unlock(&rn_cm_lock);
+	return 0;
+}

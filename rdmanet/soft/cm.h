@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The connection manager's insides.
+ *
+ *     cm.c          the exported calls of an identifier: its life, listen, connect, accept, ...
+ *     cm_address.c  which addresses are ours, binding, rdma_getaddrinfo
+ *     cm_event.c    event channels: what the program is told, and when
+ *     cm_qp.c       the queue pair of an identifier, and the transitions made for it
+ *     cm_wire.c     the TCP socket under a connection: messages, time-outs, loss
+ *
+ * Who runs where.  Exported calls run in the program's threads and never wait for a socket: they
+ * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the
+ * engine only (but for bind and listen, which don't wait).  The engine never touches a queue
+ * pair: transitions happen in the calls, and in rdma_get_cm_event, as in the real library.
+ *
+ *      program          event channel         engine              TCP         peer's engine
+ *      rdma_connect ---------------------> wire: CONNECTING -----------------> ACCEPTED
+ *                                                REQ_SENT  ------ REQ -------> REQ_RECEIVED -> CONNECT_REQUEST
+ *      rdma_get_cm_event <- CONNECT_RESPONSE - REP_RECEIVED <---- REP -------- REP_SENT     <- rdma_accept
+ *        INIT, RTR, RTS ------------------> ESTABLISHED --------- RTU -------> ESTABLISHED  -> ESTABLISHED
+ *      rdma_disconnect -------------------> DREQ_SENT ----------- DREQ ------> CLOSING      -> DISCONNECTED
+ *                         <- DISCONNECTED - CLOSING  <----------- DREP --------
+ *
+ * Who owns what.  An identifier and its wire point at each other until either goes.  Wires are
+ * freed on the engine, identifiers in rdma_destroy_id (those the program has never seen: with their
+ * request).  Whoever holds rn_cm_lock and sees a pointer to one may use it.
+ */
+#ifndef RDMANET_SOFT_CM_H
+#define RDMANET_SOFT_CM_H
+
+#include <assert.h>
+
+#include "soft.h"
+
+#include "rdma_cma.h"
+
+/* Guards all of the connection manager's state that more than one thread sees: everything below
+ * but what is fixed at creation.  Taken before the engine's and the peers' locks, and never
+ * held while waiting, modifying a queue pair, or (outside the engine) removing a source. */
+extern pthread_mutex_t rn_cm_lock;
+extern pthread_cond_t rn_cm_acked; /* some event was acknowledged */
+
+struct rn_cm_event {
+	struct rdma_cm_event event; /* what the program sees: first */
+	struct rn_cm_event *next;
+	struct rn_cm_id *id;
+	struct rn_cm_id *counted_on; /* whose destruction waits for the ack: a request's listener */
+	unsigned char private_data[196];
+};
+
+struct rn_cm_channel {
+	struct rdma_event_channel channel; /* first; fd is an eventfd with a token for each event */
+	unsigned epoch;
+	struct rn_cm_event *events, **events_end; /* not read yet */
+};
+
+enum rn_cm_state {
+	RN_CM_IDLE,
+	RN_CM_BOUND,
+	RN_CM_ADDRESS_RESOLVED,
+	RN_CM_ROUTE_RESOLVED,
+	RN_CM_LISTENING,
+	RN_CM_CONNECTION, /* has or had a wire, whose phase says more */
+};
+
+/* What both sides agree on for their queue pairs. */
+struct rn_cm_terms {
+	uint32_t local_qpn, remote_qpn;
+	uint32_t local_psn, remote_psn;
+	uint8_t responder_resources, initiator_depth;
+	uint8_t retry_count;
+	uint8_t rnr_retry_count; /* how often we retry: what the peer asked for */
+};
+
+struct rn_cm_id {
+	struct rdma_cm_id id; /* first */
+	unsigned epoch;
+	enum rn_cm_state state;
+	struct rn_wire *wire;
+	struct rn_cm_terms terms;
+	struct ibv_sa_path_rec path;
+	int bound_fd; /* -1: none. A TCP socket that has the address; the listener's when listening */
+	uint8_t tos, ack_timeout;
+	bool tos_set, ack_timeout_set, reuse_address, af_only;
+	bool was_connected; /* ESTABLISHED once: may disconnect, gets one DISCONNECTED */
+	bool connect_error; /* told so by CONNECT_ERROR: REJECTED would be once too often */
+	uint32_t delivered, acked;
+
+	/* a listener's */
+	struct rn_source accepting;
+	struct rn_timer breathe; /* no descriptor left: try again later */
+	unsigned backlog, unread_requests;
+	bool paused;
+
+	/* cm_qp.c: completion queues that were made for the queue pair */
+	bool owns_send_cq, owns_recv_cq;
+};
+
+static inline struct rn_cm_id *rn_cm_id(struct rdma_cm_id *id)
+{
+	return (struct rn_cm_id *)id;
+}
+
+/* -1 and errno: the convention of every rdma_ call. */
+static inline int rn_cm_error(int error)
+{
+	errno = error;
+	return -1;
+}
+
+/* --- cm.c --------------------------------------------------------------------------------------- */
+
+/* The one context of the connection manager: id->verbs. Opened by the first user (and with it the
+ * engine is held), closed after the last: unless the program still has objects on it. */
+struct ibv_context *rn_cm_context_get(void); /* NULL and errno */
+void rn_cm_context_put(void);
+void rn_cm_context_more(void);           /* one more, by somebody who has one */
+struct ibv_context *rn_cm_context(void); /* as opened */
+struct ibv_pd *rn_cm_default_pd(void);   /* for rdma_create_qp without one; NULL and errno */
+
+/* Born of a request, or of rdma_create_id. */
+struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps);
+void rn_cm_id_free(struct rn_cm_id *id);
+
+/* With RDMANET_SOFT_LOG set, one line to stderr. */
+void rn_cm_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+unsigned long rn_cm_setting(const char *name, unsigned long otherwise);
+
+/* --- cm_address.c ------------------------------------------------------------------------------- */
+
+socklen_t rn_cm_address_length(const struct sockaddr *address); /* 0: no family of ours */
+bool rn_cm_is_loopback(const struct sockaddr *address);
+bool rn_cm_is_wildcard(const struct sockaddr *address);
+void rn_cm_set_loopback(struct sockaddr *address); /* keeps family and port */
+__be16 rn_cm_port(const struct sockaddr *address);
+void rn_cm_set_port(struct sockaddr *address, __be16 port);
+/* id->verbs and what the route says, from the addresses in it. */
+void rn_cm_set_route(struct rn_cm_id *id);
+int rn_cm_gid_index(const struct sockaddr *address);
+
+/* --- cm_event.c --------------------------------------------------------------------------------- */
+
+/* All with rn_cm_lock held. */
+struct rn_cm_event *rn_cm_event_new(struct rn_cm_id *id, enum rdma_cm_event_type type, int status);
+void rn_cm_event_queue(struct rn_cm_event *event);
+/* Both; false when out of memory. */
+bool rn_cm_tell(struct rn_cm_id *id, enum rdma_cm_event_type type, int status);
+/* The private data as a field of this length: what isn't given is zero. */
+void rn_cm_event_private(struct rn_cm_event *event, const void *data, size_t length, size_t field);
+/* The first unread event of this type on this id. */
+struct rn_cm_event *rn_cm_event_find(struct rn_cm_id *id, enum rdma_cm_event_type type);
+/* Take unread events of this id (of a listener: its requests) out of its channel: a list. */
+struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id);
+
+/* --- cm_qp.c ------------------------------------------------------------------------------------ */
+
+/* 0 or errno; nothing without id->qp. */
+int rn_cm_qp_connect(struct rn_cm_id *id); /* INIT (again, with the agreed rights), RTR, RTS */
+void rn_cm_qp_fail(struct rn_cm_id *id);   /* ERR */
+
+/* --- cm_wire.c ---------------------------------------------------------------------------------- */
+
+enum { RN_CM_REQ_PRIVATE = 56, RN_CM_REP_PRIVATE = 196, RN_CM_REJ_PRIVATE = 148 };
+/* Reasons of rejection, by the InfiniBand specification. */
+enum { RN_REJ_TIMEOUT = 4, RN_REJ_INVALID_SERVICE_ID = 8, RN_REJ_CONSUMER_DEFINED = 28 };
+
+enum rn_wire_phase {
+	RN_WIRE_CONNECTING,
+	RN_WIRE_REQ_SENT,
+	RN_WIRE_REP_RECEIVED,
+	RN_WIRE_ACCEPTED,
+	RN_WIRE_REQ_RECEIVED,
+	RN_WIRE_REP_SENT,
+	RN_WIRE_ESTABLISHED,
+	RN_WIRE_DREQ_SENT,
+	RN_WIRE_CLOSING,  /* all is said: waiting for the peer's EOF */
+	RN_WIRE_TIMEWAIT, /* closed; TIMEWAIT_EXIT is due */
+};
+
+struct rn_cm_param {
+	const void *private_data;
+	uint8_t private_length;
+	uint8_t flow_control, srq, rnr_retry_count;
+};
+
+/* All with rn_cm_lock held. */
+enum rn_wire_phase rn_wire_phase(const struct rn_wire *wire);
+int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param); /* 0 or errno */
+void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param);
+void rn_wire_reject(struct rn_wire *wire, int reason, const void *private_data, uint8_t length);
+void rn_wire_ready_to_use(struct rn_wire *wire); /* RTU: the active side is established */
+void rn_wire_force_established(struct rn_wire *wire);
+void rn_wire_disconnect(struct rn_wire *wire);
+/* The id goes: say what the phase demands, then the wire finishes alone. */
+void rn_wire_abandon(struct rn_wire *wire);
+
+/* The listener's source and timer. */
+void rn_wire_listener_ready(struct rn_source *source, uint32_t epoll_events);
+void rn_wire_listener_breathe(struct rn_timer *timer);
+/* A request was read, or taken back: go on accepting when that was put off. rn_cm_lock held. */
+void rn_wire_listener_resume(struct rn_cm_id *listener);
+void rn_wire_listener_gone(struct rn_cm_id *listener);
+
+/* Connections dropped because of what came over them, or didn't. */
+unsigned long rn_wire_dropped(void);
+void rn_wire_start(void); /* once: the stop and fork hooks */
+
+#endif

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Addresses of the connection manager.
+ *
+ * The device is on the loopback interface and nowhere else: 127.0.0.0/8, ::1, and the same in
+ * IPv6's clothes.  A wildcard means the loopback address of its family, both for listening and, as
+ * the kernel's connection manager has it, as a destination.  An identifier that is bound holds a
+ * TCP socket that is bound: the port space is TCP's, so a port that is taken is seen at once.
+ */
+#define _GNU_SOURCE
+#include "cm.h"
+
+#include <netdb.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static bool is_mapped(const struct sockaddr_in6 *in6)
+{
+	return IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr);
+}
+
+socklen_t rn_cm_address_length(const struct sockaddr *address)
+{
+	if (!address)
+		return 0;
+	return address->sa_family == AF_INET    ? sizeof(struct sockaddr_in)
+	       : address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+						: 0;
+}
+
+bool rn_cm_is_loopback(const struct sockaddr *address)
+{
+	const struct sockaddr_in6 *in6 = (const void *)address;
+
+	if (address->sa_family == AF_INET)
+		return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 == 127;
+	return IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr) || (is_mapped(in6) && in6->sin6_addr.s6_addr[12] == 127);
+}
+
+bool rn_cm_is_wildcard(const struct sockaddr *address)
+{
+	const struct sockaddr_in6 *in6 = (const void *)address;
+
+	if (address->sa_family == AF_INET)
+		return ((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr == htonl(INADDR_ANY);
+	return IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr);
+}
+
+void rn_cm_set_loopback(struct sockaddr *address)
+{
+	if (address->sa_family == AF_INET)
+		((struct sockaddr_in *)(void *)address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	else
+		((struct sockaddr_in6 *)(void *)address)->sin6_addr = in6addr_loopback;
+}
+
+/* The port lies at the same place in both families. */
+__be16 rn_cm_port(const struct sockaddr *address)
+{
+	return rn_cm_address_length(address) ? ((const struct sockaddr_in *)(const void *)address)->sin_port : 0;
+}
+
+void rn_cm_set_port(struct sockaddr *address, __be16 port)
+{
+	((struct sockaddr_in *)(void *)address)->sin_port = port;
+}
+
+/* The device's table has two: 0 for IPv4, 1 for IPv6. */
+int rn_cm_gid_index(const struct sockaddr *address)
+{
+	return address->sa_family == AF_INET6 && !is_mapped((const void *)address);
+}
+
+static void gid_of(const struct sockaddr *address, union ibv_gid *gid)
+{
+	memset(gid, 0, sizeof *gid);
+	if (rn_cm_gid_index(address)) {
+		gid->raw[15] = 1;
+	} else {
+		static const uint8_t localhost[] = {0xff, 0xff, 127, 0, 0, 1};
+
+		memcpy(&gid->raw[10], localhost, sizeof localhost);
+	}
+}
+
+void rn_cm_set_route(struct rn_cm_id *id)
+{
+	struct rdma_route *route = &id->id.route;
+
+	id->id.verbs = rn_cm_context();
+	id->id.port_num = 1;
+	gid_of(&route->addr.src_addr, &route->addr.addr.ibaddr.sgid);
+	if (!rn_cm_address_length(&route->addr.dst_addr))
+		return;
+	gid_of(&route->addr.dst_addr, &route->addr.addr.ibaddr.dgid);
+	route->addr.addr.ibaddr.pkey = htobe16(0xffff);
+	id->path = (struct ibv_sa_path_rec){
+		.sgid = route->addr.addr.ibaddr.sgid,
+		.dgid = route->addr.addr.ibaddr.dgid,
+		.pkey = htobe16(0xffff),
+		.reversible = 1,
+		.hop_limit = 1,
+		.traffic_class = id->tos,
+		.mtu_selector = 2,
+		.mtu = IBV_MTU_4096,
+		.rate_selector = 2,
+		.rate = IBV_RATE_100_GBPS,
+		.packet_life_time_selector = 2,
+	};
+}
+
+/* --- binding ------------------------------------------------------------------------------------ */
+
+/*
+ * A bound socket must keep others off its port also while it doesn't listen yet, so it is bound
+ * without SO_REUSEADDR.  But old connections of that port, in TIME_WAIT, would refuse it then; so
+ * where that fails it is bound with SO_REUSEADDR, which disregards them (they inherited it), but
+ * not a socket that listens or is bound without; and then the option is taken off again.
+ */
+static int bind_exclusively(int fd, const struct sockaddr *address)
+{
+	static const int on = 1, off = 0;
+	socklen_t length = rn_cm_address_length(address);
+
+	if (!bind(fd, address, length))
+		return 0;
+	if (errno != EADDRINUSE)
+		return errno;
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+	if (bind(fd, address, length))
+		return errno;
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &off, sizeof off);
+	return 0;
+}
+
+RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *address)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct sockaddr_storage local = {0};
+	socklen_t length = rn_cm_address_length(address);
+	static const int on = 1;
+	int fd, error;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (!length || id->state != RN_CM_IDLE)
+		return rn_cm_error(EINVAL);
+	memcpy(&local, address, length);
+	if (rn_cm_is_wildcard((struct sockaddr *)&local))
+		rn_cm_set_loopback((struct sockaddr *)&local);
+	if (!rn_cm_is_loopback((struct sockaddr *)&local))
+		return rn_cm_error(EADDRNOTAVAIL);
+
+	fd = rn_fd_own(socket(local.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	if (fd < 0)
+		return -1;
+	if (id->reuse_address) {
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+		error = bind(fd, (struct sockaddr *)&local, length) ? errno : 0;
+	} else {
+		error = bind_exclusively(fd, (struct sockaddr *)&local);
+	}
+	if (!error && getsockname(fd, (struct sockaddr *)&local, &length))
+		error = errno;
+	if (error) {
+		rn_fd_close(fd);
+		return rn_cm_error(error);
+	}
+	pthread_mutex_lock(&rn_cm_lock);
+	memcpy(&rdma_id->route.addr.src_addr, &local, length);
+	id->bound_fd = fd;
+	id->state = RN_CM_BOUND;
+	rn_cm_set_route(id);
+	pthread_mutex_unlock(&rn_cm_lock);
+	return 0;
+}
+
+/* The port of the source is known when the connection is under way, or was bound before. */
+RN_EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma_id, struct sockaddr *src, struct sockaddr *dst, int timeout_ms)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct rdma_addr *addr = &rdma_id->route.addr;
+	socklen_t length = rn_cm_address_length(dst);
+	int error = 0;
+
+	(void)timeout_ms; /* nothing to wait for */
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (!length || (id->state != RN_CM_IDLE && id->state != RN_CM_BOUND))
+		return rn_cm_error(EINVAL);
+	if (src && rn_cm_address_length(src) && src->sa_family != dst->sa_family)
+		return rn_cm_error(EINVAL);
+	if (src && id->state == RN_CM_IDLE && (rn_cm_port(src) || !rn_cm_is_wildcard(src)) &&
+	    rdma_bind_addr(rdma_id, src))
+		return -1;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	memcpy(&addr->dst_addr, dst, length);
+	if (rn_cm_is_wildcard(dst))
+		rn_cm_set_loopback(&addr->dst_addr);
+	if (!rn_cm_is_loopback(&addr->dst_addr)) {
+		error = rn_cm_tell(id, RDMA_CM_EVENT_ADDR_ERROR, -EHOSTUNREACH) ? 0 : ENOMEM;
+	} else if (!rn_cm_tell(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0)) {
+		error = ENOMEM;
+	} else {
+		if (id->state == RN_CM_IDLE) {
+			addr->src_addr.sa_family = dst->sa_family;
+			rn_cm_set_loopback(&addr->src_addr);
+			if (dst->sa_family == AF_INET6 && is_mapped((void *)&addr->dst_addr))
+				addr->src_sin6.sin6_addr = addr->dst_sin6.sin6_addr;
+		}
+		rn_cm_set_route(id);
+		id->state = RN_CM_ADDRESS_RESOLVED;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : 0;
+}
+
+RN_EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma_id, int timeout_ms)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	int error = 0;
+
+	(void)timeout_ms;
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->state != RN_CM_ADDRESS_RESOLVED) {
+		error = EINVAL;
+	} else if (!rn_cm_tell(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0)) {
+		error = ENOMEM;
+	} else {
+		rdma_id->route.path_rec = &id->path;
+		rdma_id->route.num_paths = 1;
+		id->state = RN_CM_ROUTE_RESOLVED;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : 0;
+}
+
+RN_EXPORT __be16 rdma_get_src_port(struct rdma_cm_id *id)
+{
+	return rn_cm_port(&id->route.addr.src_addr);
+}
+
+RN_EXPORT __be16 rdma_get_dst_port(struct rdma_cm_id *id)
+{
+	return rn_cm_port(&id->route.addr.dst_addr);
+}
+
+/* --- names -------------------------------------------------------------------------------------- */
+
+/* One block: the answer and, behind it, its addresses. */
+struct answer {
+	struct rdma_addrinfo info;
+	struct sockaddr_storage src, dst;
+};
+
+static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struct rdma_addrinfo *hints)
+{
+	struct answer *answer = calloc(1, sizeof *answer);
+	struct rdma_addrinfo *info = &answer->info;
+
+	if (!answer)
+		return NULL;
+	info->ai_flags = hints ? hints->ai_flags : 0;
+	info->ai_family = found->ai_family;
+	info->ai_port_space = hints && hints->ai_port_space ? hints->ai_port_space : RDMA_PS_TCP;
+	info->ai_qp_type = hints && hints->ai_qp_type ? hints->ai_qp_type
+			   : info->ai_port_space == RDMA_PS_UDP ? IBV_QPT_UD
+								: IBV_QPT_RC;
+	if (info->ai_flags & RAI_PASSIVE) {
+		memcpy(&answer->src, found->ai_addr, found->ai_addrlen);
+		info->ai_src_addr = (struct sockaddr *)&answer->src;
+		info->ai_src_len = found->ai_addrlen;
+		return info;
+	}
+	memcpy(&answer->dst, found->ai_addr, found->ai_addrlen);
+	info->ai_dst_addr = (struct sockaddr *)&answer->dst;
+	info->ai_dst_len = found->ai_addrlen;
+	if (hints && hints->ai_src_len && hints->ai_src_len <= sizeof answer->src) {
+		memcpy(&answer->src, hints->ai_src_addr, hints->ai_src_len);
+		info->ai_src_addr = (struct sockaddr *)&answer->src;
+		info->ai_src_len = hints->ai_src_len;
+	}
+	return info;
+}
+
+/* A name that must be asked for makes this call wait, as the real one does. */
+RN_EXPORT int rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
+		     struct rdma_addrinfo **result)
+{
+	struct addrinfo want = {.ai_socktype = SOCK_STREAM}, *found, *each;
+	struct rdma_addrinfo *first = NULL, **end = &first;
+	int rc;
+
+	if (!node && !service)
+		return rn_cm_error(EINVAL);
+	if (hints) {
+		want.ai_flags = (hints->ai_flags & RAI_PASSIVE ? AI_PASSIVE : 0) |
+				(hints->ai_flags & RAI_NUMERICHOST ? AI_NUMERICHOST : 0);
+		want.ai_family = hints->ai_flags & RAI_FAMILY || hints->ai_family ? hints->ai_family : AF_UNSPEC;
+	}
+	rc = getaddrinfo(node, service, &want, &found);
+	if (rc)
+		return rn_cm_error(rc == EAI_SYSTEM ? errno : rc == EAI_MEMORY ? ENOMEM : EADDRNOTAVAIL);
+	for (each = found; each; each = each->ai_next) {
+		if (!rn_cm_address_length(each->ai_addr))
+			continue;
+		*end = answer_of(each, hints);
+		if (!*end)
+			break;
+		end = &(*end)->ai_next;
+	}
+	freeaddrinfo(found);
+	if (each || !first) {
+		rdma_freeaddrinfo(first);
+		return rn_cm_error(each ? ENOMEM : EADDRNOTAVAIL);
+	}
+	*result = first;
+	return 0;
+}
+
+RN_EXPORT void rdma_freeaddrinfo(struct rdma_addrinfo *info)
+{
+	while (info) {
+		struct rdma_addrinfo *next = info->ai_next;
+
+		free(RN_OWNER(info, struct answer, info));
+		info = next;
+	}
+}

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The queue pair of an identifier.
+ *
+ * rdma_create_qp makes it in INIT, so that receives can be posted before anything can arrive; the
+ * calls that settle the connection take it to RTS, with what both sides agreed on.  A program that
+ * makes its own queue pair gets the same attributes from rdma_init_qp_attr.
+ */
+#define _GNU_SOURCE
+#include "cm.h"
+
+#include <stdlib.h>
+
+enum {
+	/* 4.096 us * 2^18 is about a second, as the kernel takes for RoCE. */
+	ACK_TIMEOUT = 18,
+	/* 0.64 ms. The kernel's connection manager leaves 0 there, which stands for 655 ms. */
+	MIN_RNR_TIMER = 12,
+	HOP_LIMIT = 1,
+};
+
+RN_EXPORT int rdma_init_qp_attr(struct rdma_cm_id *rdma_id, struct ibv_qp_attr *attr, int *mask)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	const struct rn_cm_terms *terms = &id->terms;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	switch (attr->qp_state) {
+	case IBV_QPS_INIT:
+		*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+		attr->pkey_index = 0;
+		attr->port_num = rdma_id->port_num;
+		attr->qp_access_flags = 0;
+		if (id->state == RN_CM_CONNECTION) {
+			attr->qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+			if (terms->responder_resources)
+				attr->qp_access_flags |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+		}
+		return 0;
+	case IBV_QPS_RTR:
+		*mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+		attr->ah_attr = (struct ibv_ah_attr){
+			.is_global = 1,
+			.port_num = rdma_id->port_num,
+			.grh = {.dgid = rdma_id->route.addr.addr.ibaddr.dgid,
+				.sgid_index = (uint8_t)rn_cm_gid_index(&rdma_id->route.addr.src_addr),
+				.hop_limit = HOP_LIMIT,
+				.traffic_class = id->tos},
+		};
+		attr->path_mtu = IBV_MTU_4096;
+		attr->dest_qp_num = terms->remote_qpn;
+		attr->rq_psn = terms->remote_psn;
+		attr->max_dest_rd_atomic = terms->responder_resources;
+		attr->min_rnr_timer = MIN_RNR_TIMER;
+		return 0;
+	case IBV_QPS_RTS:
+		*mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+			IBV_QP_MAX_QP_RD_ATOMIC;
+		attr->timeout = id->ack_timeout_set ? id->ack_timeout : ACK_TIMEOUT;
+		attr->retry_cnt = terms->retry_count;
+		attr->rnr_retry = terms->rnr_retry_count;
+		attr->sq_psn = terms->local_psn;
+		attr->max_rd_atomic = terms->initiator_depth;
+		return 0;
+	default:
+		return rn_cm_error(EINVAL);
+	}
+}
+
+static int transition(struct rn_cm_id *id, enum ibv_qp_state state)
+{
+	struct ibv_qp_attr attr = {.qp_state = state};
+	int mask;
+
+	if (rdma_init_qp_attr(&id->id, &attr, &mask))
+		return errno;
+	return ibv_modify_qp(id->id.qp, &attr, mask);
+}
+
+int rn_cm_qp_connect(struct rn_cm_id *id)
+{
+	static const enum ibv_qp_state steps[] = {IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
+	int error = 0;
+
+	if (!id->id.qp)
+		return 0;
+	for (size_t i = 0; i < sizeof steps / sizeof *steps && !error; i++)
+		error = transition(id, steps[i]);
+	return error;
+}
+
+void rn_cm_qp_fail(struct rn_cm_id *id)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+
+	if (id->id.qp)
+		ibv_modify_qp(id->id.qp, &attr, IBV_QP_STATE);
+}
+
+/* --- creation ----------------------------------------------------------------------------------- */
+
+static void destroy_cqs(struct rn_cm_id *id)
+{
+	struct rdma_cm_id *rdma_id = &id->id;
+
+	if (id->owns_recv_cq) {
+		ibv_destroy_cq(rdma_id->recv_cq);
+		ibv_destroy_comp_channel(rdma_id->recv_cq_channel);
+	}
+	if (id->owns_send_cq) {
+		ibv_destroy_cq(rdma_id->send_cq);
+		ibv_destroy_comp_channel(rdma_id->send_cq_channel);
+	}
+	rdma_id->recv_cq = rdma_id->send_cq = NULL;
+	rdma_id->recv_cq_channel = rdma_id->send_cq_channel = NULL;
+	id->owns_recv_cq = id->owns_send_cq = false;
+}
+
+static bool make_cq(struct rn_cm_id *id, uint32_t entries, struct ibv_comp_channel **channel, struct ibv_cq **cq)
+{
+	*channel = ibv_create_comp_channel(id->id.verbs);
+	if (!*channel)
+		return false;
+	*cq = ibv_create_cq(id->id.verbs, entries ? (int)entries : 1, id, *channel, 0);
+	if (*cq)
+		return true;
+	ibv_destroy_comp_channel(*channel);
+	*channel = NULL;
+	return false;
+}
+
+/* A program that gives no completion queues gets one of each, with channels. */
+static bool make_cqs(struct rn_cm_id *id, struct ibv_qp_init_attr_ex *attr)
+{
+	struct rdma_cm_id *rdma_id = &id->id;
+
+	if (!attr->send_cq) {
+		if (!make_cq(id, attr->cap.max_send_wr, &rdma_id->send_cq_channel, &rdma_id->send_cq))
+			return false;
+		id->owns_send_cq = true;
+		attr->send_cq = rdma_id->send_cq;
+	}
+	if (!attr->recv_cq) {
+		if (!make_cq(id, attr->cap.max_recv_wr, &rdma_id->recv_cq_channel, &rdma_id->recv_cq))
+			return false;
+		id->owns_recv_cq = true;
+		attr->recv_cq = rdma_id->recv_cq;
+	}
+	return true;
+}
+
+/* The extended attributes begin as the plain ones do, which make a plain queue pair. */
+static struct ibv_qp *create(struct rn_cm_id *id, struct ibv_qp_init_attr_ex *attr)
+{
+	if (attr->comp_mask == IBV_QP_INIT_ATTR_PD)
+		return ibv_create_qp(attr->pd, (struct ibv_qp_init_attr *)attr);
+	return ibv_create_qp_ex(id->id.verbs, attr);
+}
+
+RN_EXPORT int rdma_create_qp_ex(struct rdma_cm_id *rdma_id, struct ibv_qp_init_attr_ex *attr)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct ibv_qp *qp = NULL;
+	int error;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (!rdma_id->verbs || rdma_id->qp || attr->qp_type != rdma_id->qp_type)
+		return rn_cm_error(EINVAL);
+	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD)) {
+		attr->pd = rn_cm_default_pd();
+		if (!attr->pd)
+			return -1;
+		attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
+	}
+	if (attr->pd->context != rdma_id->verbs)
+		return rn_cm_error(EINVAL);
+	if (make_cqs(id, attr))
+		qp = create(id, attr);
+	if (!qp) {
+		error = errno;
+		goto no_qp;
+	}
+	rdma_id->qp = qp;
+	error = transition(id, IBV_QPS_INIT);
+	if (error)
+		goto no_init;
+	rdma_id->pd = attr->pd;
+	return 0;
+
+no_init:
+	rdma_id->qp = NULL;
+	ibv_destroy_qp(qp);
+no_qp:
+	destroy_cqs(id);
+	return rn_cm_error(error);
+}
+
+RN_EXPORT int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct ibv_qp_init_attr_ex attr_ex = {
+		.qp_context = attr->qp_context,
+		.send_cq = attr->send_cq,
+		.recv_cq = attr->recv_cq,
+		.srq = attr->srq,
+		.cap = attr->cap,
+		.qp_type = attr->qp_type,
+		.sq_sig_all = attr->sq_sig_all,
+		.comp_mask = pd ? IBV_QP_INIT_ATTR_PD : 0,
+		.pd = pd,
+	};
+
+	if (rdma_create_qp_ex(id, &attr_ex))
+		return -1;
+	attr->cap = attr_ex.cap; /* what was really given */
+	return 0;
+}
+
+RN_EXPORT void rdma_destroy_qp(struct rdma_cm_id *rdma_id)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+
+	if (id->epoch != rn_epoch() || !rdma_id->qp)
+		return;
+	ibv_destroy_qp(rdma_id->qp);
+	rdma_id->qp = NULL;
+	destroy_cqs(id);
+}
