@@ -430,7 +430,7 @@ cdef class Context(Resource):
     def counters(self):
         """What the device has counted, where it is the embedded one; else an empty dict."""
         self.usable()
-        return device_counters(self)
+        return context_counters(self.library, self.ptr)
 
 
 _CQ_EVENTS = frozenset((EventType.CQ_ERR,))
@@ -457,5 +457,66 @@ cdef int set_nonblocking(int fd) except -1:
     return 0
 
 
-cdef dict device_counters(Context context):
-    return {}
+# ---- What the embedded device counts -----------------------------------------------------------------
+#
+# Extras that only its library exports, found by name. Where they are missing there is nothing to tell.
+
+cdef extern from "soft/counters.h" nogil:
+    struct rn_counters:
+        uint64_t send_wrs
+        uint64_t recv_wrs
+        uint64_t completions
+        uint64_t bytes_mapped
+        uint64_t bytes_cma
+        uint64_t bytes_engine
+        uint64_t bytes_local
+        uint64_t bytes_inline
+        uint64_t wakeups
+        uint64_t syscalls
+        uint64_t rnr_naks
+        uint64_t deferred
+        uint64_t queued
+    struct rn_live:
+        uint32_t contexts
+        uint32_t pds
+        uint32_t mrs
+        uint32_t channels
+        uint32_t cqs
+        uint32_t qps
+        uint32_t fds
+        uint32_t mappings
+        uint32_t peers
+        uint32_t links
+        uint32_t quarantined
+
+ctypedef int (*context_counters_fn)(verbs.ibv_context *, rn_counters *) noexcept nogil
+ctypedef int (*qp_counters_fn)(verbs.ibv_qp *, rn_counters *) noexcept nogil
+ctypedef void (*live_fn)(rn_live *) noexcept nogil
+
+
+cdef dict context_counters(Library library, verbs.ibv_context *context):
+    cdef context_counters_fn call = <context_counters_fn>library.symbol("rdmanet_soft_counters")
+    cdef rn_counters c
+    if call is NULL:
+        return {}
+    check(-call(context, &c), "rdmanet_soft_counters")
+    return c
+
+
+cdef dict qp_counters(Library library, verbs.ibv_qp *qp):
+    cdef qp_counters_fn call = <qp_counters_fn>library.symbol("rdmanet_soft_qp_counters")
+    cdef rn_counters c
+    if call is NULL:
+        return {}
+    check(-call(qp, &c), "rdmanet_soft_qp_counters")
+    return c
+
+
+cdef dict library_live(Library library):
+    cdef live_fn call = <live_fn>library.symbol("rdmanet_soft_live")
+    cdef rn_live c
+    if call is NULL:
+        return {}
+    memset(&c, 0, sizeof(c))
+    call(&c)
+    return c

@@ -71,6 +71,15 @@ cdef class Library:
         finally:
             verbs.rn_free_device_list(self.c, devices)
 
+    def live(self):
+        """What the embedded device holds in this process, by kind; empty for another library."""
+        return library_live(self)
+
+    cdef void *symbol(self, str name) except? NULL:
+        """An export of this library only, or NULL. A real libibverbs has none of the device's extras."""
+        cdef bytes c_name = name.encode()
+        return verbs.rn_library_symbol(self.c, c_name) if self.embedded_device else NULL
+
     cdef Context context_for(self, verbs.ibv_context *ptr):
         """The one Context of a context that librdmacm has opened; it is librdmacm's to close."""
         cdef Context context

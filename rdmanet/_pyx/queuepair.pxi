@@ -535,6 +535,11 @@ cdef class QP(Resource):
         return read_attr(&c), QPInitAttr(
             self.send_cq, self.recv_cq, read_cap(&init.cap), enum_of(QPType, init.qp_type), bool(init.sq_sig_all))
 
+    def counters(self):
+        """What the embedded device has counted for this queue pair; empty on another."""
+        self.usable()
+        return qp_counters(self.pd.context.library, self.ptr)
+
     # ---- Posting ----
 
     def post_send(self, wrs):
