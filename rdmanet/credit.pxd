@@ -37,7 +37,6 @@ cdef class Ledger:
     # What the peer may send.
     cdef readonly uint32_t slot_bytes
     cdef readonly uint32_t data_slots
-    cdef readonly uint32_t half
     cdef readonly uint32_t granted
     cdef readonly uint32_t grantable
     cdef readonly uint32_t received

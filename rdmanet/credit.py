@@ -26,9 +26,9 @@ less, and a Fin or an Abort is said once.
 
 Why it never sticks
 -------------------
-A side that owes a grant sends it when it is half the ring, or more than the peer has left (which
-covers rings of one slot, and slots held back by the application). Suppose that it may not, since
-two Credits are unanswered. If the peer still has credits, then it either sends, and its header
+A side that owes a grant sends it when it is at least what the peer has left: half the ring where
+nothing is held back, anything where the peer has nothing. Suppose that it may not, since two
+Credits are unanswered. If the peer still has credits, then it either sends, and its header
 answers them, or has nothing to send and needs no grant. If the peer has none left, its last data
 frame used the last credit granted, so it was sent after the frame that granted it had arrived, and
 answered that frame and all before; what is unanswered came later, granted nothing, and only carried
@@ -362,7 +362,6 @@ class Ledger:
 
         self.slot_bytes = ours.slot_bytes
         self.data_slots = ours.data_slots
-        self.half = (ours.data_slots + 1) // 2
         self.granted = (origin + ours.credits) & _MASK
         self.grantable = (origin + ours.data_slots) & _MASK
         self.received = origin
@@ -546,9 +545,12 @@ class Ledger:
     # -- what to say --
 
     def grant_due(self) -> bool:
-        """Is there a grant worth a frame of its own: half the ring, or more than the peer has left?"""
+        """Is there a grant worth a frame of its own: as much as the peer has left, or more?
+
+        Where nothing is held back that is half the ring.
+        """
         fresh = (self.grantable - self.granted) & _MASK
-        return fresh >= self.half or fresh > ((self.granted - self.received) & _MASK)
+        return fresh != 0 and fresh >= ((self.granted - self.received) & _MASK)
 
     def control_due(self, credit_body: bool) -> int:
         """The kind of control frame to send now, or 0.

@@ -378,8 +378,32 @@ def test_late_and_merged_counts_heal(credit: ModuleType) -> None:
         subject.data_sent()
     subject.frame_received(17, DATA, 1, 7, 2)
     assert (subject.credits(), subject.credits_in_flight) == (4, 0)
-    subject.frame_received(17, DATA, 1, 5, 1)
+    for granted in (5, 2, 0):  # the last two grant less than was used since
+        subject.frame_received(17, DATA, 1, granted, 1)
     assert (subject.credits(), subject.credits_in_flight, subject.peer_reaped) == (4, 0, 2)
+
+
+def test_what_must_be_posted(credit: ModuleType) -> None:
+    """A receive for each credit that is out, and for each control frame that may come."""
+    subject = ledger(credit, slots=4, granted=3)
+    assert subject.posted_ok(3 + 6) and not subject.posted_ok(3 + 5)
+    subject.frame_received(17, DATA, 1, 4, 0)
+    assert subject.posted_ok(2 + 6) and not subject.posted_ok(2 + 5)
+    subject.data_sent()
+    assert subject.posted_ok(3 + 6) and not subject.posted_ok(3 + 5), "the header grants the fourth"
+
+
+@pytest.mark.parametrize(
+    ("slots", "received", "freed", "due"),
+    [(1, 1, 1, True), (8, 4, 4, True), (8, 4, 3, False), (8, 7, 1, True), (8, 8, 1, True), (8, 8, 0, False)],
+)
+def test_when_a_grant_is_due(credit: ModuleType, slots: int, received: int, freed: int, due: bool) -> None:
+    subject = ledger(credit, slots=slots, granted=slots)
+    for _ in range(received):
+        subject.frame_received(17, DATA, 1, 4, 0)
+    subject.slots_freed(freed)
+    assert subject.grant_due() == due
+    assert subject.control_due(False) == (CREDIT if due else 0)
 
 
 def test_our_own_faults(credit: ModuleType) -> None:
