@@ -1,0 +1,92 @@
+# Memory of the byte stream: slabs of registered memory, cut into equal chunks, one chunk a connection.
+#
+# Registering is the dearest thing a transport can do (it pins pages, and a peer of the embedded
+# device has to map what it has not seen), so memory is registered a slab at a time and a chunk goes
+# back to its slab when its connection is gone. A chunk may be handed out again only when no device
+# can still write into it: the caller releases it after the queue pair is destroyed. The embedded
+# device has one more case, a peer stopped in the middle of a copy, which it counts
+# (rdmanet_soft_quarantined); while there is one, released chunks are parked and not reused.
+
+DEF_SLAB_BYTES = 32 << 20
+
+
+cdef class Chunk:
+    """One connection's piece of a slab."""
+
+    cdef Slab slab
+    cdef char *address
+    cdef uint32_t lkey
+    cdef Py_ssize_t index
+
+
+@cython.no_gc_clear
+cdef class Slab:
+    cdef MR mr
+    cdef list free
+
+    def __cinit__(self, PD pd, size_t chunk_bytes, Py_ssize_t count):
+        self.mr = pd.alloc_mr(chunk_bytes * count, verbs.IBV_ACCESS_LOCAL_WRITE)
+        self.free = list(range(count - 1, -1, -1))
+
+
+@cython.no_gc_clear
+cdef class RingPool:
+    """Chunks of one size; grows by a slab, shrinks when a second slab falls empty."""
+
+    cdef PD pd
+    cdef readonly size_t chunk_bytes
+    cdef readonly Py_ssize_t per_slab
+    cdef list slabs
+    cdef list parked
+
+    def __cinit__(self, PD pd, size_t chunk_bytes):
+        self.pd = pd
+        self.chunk_bytes = chunk_bytes
+        # Embedded memory is sparse and costs nothing before it is touched; real devices pin it all.
+        self.per_slab = max(1, DEF_SLAB_BYTES // chunk_bytes) if pd.context.library.name == "embedded" else 1
+        self.slabs = []
+        self.parked = []
+
+    cdef Chunk take(self):
+        cdef Slab slab
+        cdef Chunk chunk
+        if self.parked and not self.pd.context.library.quarantined():
+            self._unpark()
+        for slab in self.slabs:
+            if slab.free:
+                break
+        else:
+            slab = Slab(self.pd, self.chunk_bytes, self.per_slab)
+            self.slabs.append(slab)
+        chunk = Chunk.__new__(Chunk)
+        chunk.slab = slab
+        chunk.index = slab.free.pop()
+        chunk.address = slab.mr.addr + chunk.index * self.chunk_bytes
+        chunk.lkey = slab.mr.ptr.lkey
+        return chunk
+
+    cdef int give(self, Chunk chunk) except -1:
+        """Take back what no device touches any more."""
+        self.parked.append(chunk)
+        if not self.pd.context.library.quarantined():
+            self._unpark()
+        return 0
+
+    cdef int _unpark(self) except -1:
+        cdef Chunk chunk
+        for chunk in self.parked:
+            chunk.slab.free.append(chunk.index)
+        self.parked.clear()
+        empty = [slab for slab in self.slabs if len((<Slab>slab).free) == self.per_slab]
+        for slab in empty[1:]:
+            self.slabs.remove(slab)
+            (<Slab>slab).mr.close()
+        return 0
+
+    cdef int close(self) except -1:
+        cdef Slab slab
+        for slab in self.slabs:
+            slab.mr.close()
+        self.slabs.clear()
+        self.parked.clear()
+        return 0

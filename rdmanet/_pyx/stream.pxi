@@ -1,0 +1,895 @@
+# One connection of the byte stream: its half of the data engine.
+#
+# Receiving. The ring is data_slots + CONTROL_SLOTS equal slots, all posted before the connection is
+# made. A completed slot is checked (header, ledger) by `receive`; data slots wait in a FIFO until
+# `deliver` hands their bytes to the protocol, control slots are reposted on the spot. Consumed data
+# slots are reposted half a ring at a time, in one chained call, and only then granted.
+#
+# Sending. `write` fills the open frame (a send slot being filled) or, for large exact `bytes`, lets
+# the device read them where they lie; what finds no credit or no slot waits in the backlog. `pump`
+# turns both into posted frames. Two budgets bound it: the peer's credits (the ledger) and our own
+# send queue (the log). Writes of one loop iteration coalesce: the first goes out at once, those that
+# follow are flushed when the engine passes next.
+#
+# The log. Every posted send has an entry, by its sequence number, which says what the completion
+# gives back: a send slot, a control buffer, a reference that kept the caller's bytes alive, a
+# one-sided operation. RC completes in order, so a signaled completion retires all entries up to its
+# own. References live until then, or until the queue pair is destroyed: never shorter.
+
+cdef extern from "Python.h":
+    int PyContext_Enter(object) except -1
+    int PyContext_Exit(object) except -1
+
+cdef enum:
+    HEADER = FRAME_HEADER_BYTES
+    OPERATION = 15              # in the log only: a one-sided work request, not a frame
+    CONTROL_RESERVE = 8         # receive slots, send buffers and send-queue entries for control frames
+    CONTROL_BYTES = 4096        # a control frame with its header
+    OPERATIONS = 16             # one-sided work requests in flight
+    LOG = 128                   # entries; more than the send queue is deep
+    SIGNAL_EVERY = 4            # at most so many data frames without a signaled completion
+    CHAIN = 16                  # work requests handed to the device in one call
+    SEND_FLAG = 1 << 24         # in a wr_id: a send, and the low bits are its sequence number
+    LOW_MASK = 0xFFFFFF
+    STRIDE_SKEW = 192           # slots start at different cache sets, not all on a page boundary
+    BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
+    GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
+
+STREAM_CONTROL_BODY_BYTES = CONTROL_BYTES - HEADER
+STREAM_DATA_SLOTS_MAX = LOG - CONTROL_RESERVE - OPERATIONS
+
+cdef struct log_entry:
+    uint32_t kind
+    PyObject *reference
+
+cdef struct ready_slot:
+    uint32_t slot
+    uint32_t length
+
+
+cdef size_t stream_stride(size_t slot_bytes) noexcept:
+    return ((slot_bytes + HEADER + 63) & ~<size_t>63) + STRIDE_SKEW
+
+
+cdef size_t stream_chunk_bytes(size_t slot_bytes, size_t data_slots):
+    """One connection's memory: its receive ring, its send slots, its control buffers."""
+    cdef size_t bytes = stream_stride(slot_bytes) * (2 * data_slots + CONTROL_RESERVE) + CONTROL_BYTES * CONTROL_RESERVE
+    return (bytes + 4095) & ~<size_t>4095
+
+
+@cython.no_gc_clear
+cdef class StreamConnection:
+    """The engine's half of a transport: owns `write` and delivery.
+
+    API for subclasses: the methods whose names begin with `_` and the hooks at the end of the class.
+    """
+
+    cdef readonly StreamEngine engine
+    cdef readonly QP qp
+    cdef verbs.ibv_qp *qp_c
+    cdef Ledger ledger
+    cdef Chunk chunk
+    cdef uint64_t wr_base               # index and generation, as every wr_id of ours begins
+    cdef object context                 # contextvars.Context of all callbacks
+
+    # receiving
+    cdef uint32_t slot_bytes, data_slots, slots
+    cdef size_t stride
+    cdef char *ring
+    cdef ready_slot *fifo               # data_slots entries, a circle
+    cdef uint32_t fifo_head, fifo_count
+    cdef uint32_t head_offset           # bytes of the first slot that a BufferedProtocol has already taken
+    cdef uint32_t *freed                # consumed data slots, not yet reposted
+    cdef uint32_t freed_count
+    cdef bint reading                   # the protocol wants bytes and may have them
+    cdef bint discarding                # closed: what still comes is dropped, its slots granted again
+    cdef bint opened                    # established: delivery may begin
+    cdef bint listed                    # already on the engine's list of connections to deliver
+    cdef bint tell_drained
+    cdef bint buffered
+    cdef object data_received, get_buffer, buffer_updated
+
+    # sending
+    cdef uint32_t frame_bytes           # payload of one frame: what both sides' slots can hold
+    cdef char *frames
+    cdef char *controls
+    cdef uint32_t posted, done          # data frames
+    cdef uint32_t controls_posted, controls_done
+    cdef uint32_t operations            # one-sided work requests in flight
+    cdef uint32_t sequence, retired     # entries of the log, 24 bits used
+    cdef uint32_t unsignaled
+    cdef log_entry log[LOG]
+    cdef uint32_t fill                  # bytes in the open frame
+    cdef object backlog                 # deque of (bytes, offset kept apart for the first)
+    cdef size_t backlog_offset, backlog_bytes
+    cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
+    cdef bint writable                  # neither write_eof nor close nor a failure so far
+    cdef bint eof_written
+    cdef bint dirty                     # on the engine's list of connections to flush
+    cdef bint tell_flushed
+    cdef bint news                      # regions offered, revoked or acknowledged wait for a Credit to ride in
+    cdef bytes ping_body
+    cdef uint64_t tick                  # engine.tick of the last frame posted at once
+    cdef size_t high_water_bytes, low_water_bytes
+    cdef bint protocol_paused
+    cdef int late_writes
+
+    cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
+    cdef bint distrusted                # the peer broke the protocol: deliver nothing more from it
+    cdef object failure                 # what `_fabric_failed` will be told once the queue is drained
+    cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed
+
+    def __cinit__(self, *args, **kwargs):
+        self.backlog = deque()
+        self.high_water_bytes = 65536
+        self.low_water_bytes = 16384
+        self.reading = True
+
+    def __dealloc__(self):
+        # Only reached with references in the log when `_release` never ran: the queue pair died with us.
+        self.drop_references()
+        free(self.fifo)
+        free(self.freed)
+
+    # -- set-up (API for subclasses) -----------------------------------------------------------------
+
+    def _attach(self, StreamEngine engine, object context, uint32_t slot_bytes, uint32_t data_slots):
+        """Take memory and a place in `engine`; `_start` comes when the queue pair exists."""
+        self.slot_bytes = slot_bytes
+        self.data_slots = data_slots
+        self.slots = data_slots + CONTROL_RESERVE
+        self.stride = stream_stride(slot_bytes)
+        self.context = context
+        self.fifo = <ready_slot *>malloc(data_slots * sizeof(ready_slot))
+        self.freed = <uint32_t *>malloc(data_slots * sizeof(uint32_t))
+        if self.fifo == NULL or self.freed == NULL:
+            raise MemoryError
+        self.chunk = engine.rings(slot_bytes, data_slots).take()
+        self.engine = engine
+        self.ring = self.chunk.address
+        self.frames = self.ring + self.slots * self.stride
+        self.controls = self.frames + data_slots * self.stride
+        self.wr_base = engine.enroll(self)
+
+    def _start(self, QP qp):
+        """Post the whole receive ring; call before connect or accept."""
+        cdef uint32_t slot
+        self.qp = qp
+        self.qp_c = qp.ptr
+        for slot in range(self.slots):
+            self.repost_later(slot)
+            if self.engine.recv_count == CHAIN:
+                self.post_receives()
+        self.post_receives()
+
+    def _agree(self, Ledger ledger, uint32_t frame_bytes):
+        """Both sides' geometry is known; the peer's frames may come from now on."""
+        self.ledger = ledger
+        self.frame_bytes = min(frame_bytes, self.slot_bytes)
+
+    def _open(self, object protocol, bint may_send):
+        """Established: delivery and sending may begin."""
+        self.may_send = self.may_send or may_send
+        self.writable = True
+        self._bind(protocol)
+        self.opened = True
+        if self.fifo_count or self.tell_drained:
+            self.engine.deliver_later(self)
+            self.engine.wake()
+
+    def _bind(self, object protocol):
+        """Look the protocol's callbacks up once, not once a message."""
+        self.buffered = isinstance(protocol, asyncio_BufferedProtocol)
+        if self.buffered:
+            self.get_buffer = protocol.get_buffer
+            self.buffer_updated = protocol.buffer_updated
+            self.data_received = None
+        else:
+            self.data_received = getattr(protocol, "data_received", None)
+            self.get_buffer = self.buffer_updated = None
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    cdef int receive(self, uint32_t slot, uint32_t byte_len) except -1:
+        """A frame lies in `slot`. Raises ProtocolError for what no correct peer sends."""
+        cdef frame_header header
+        cdef ready_slot *entry
+        cdef char *frame
+        if slot >= self.slots or byte_len > HEADER + self.slot_bytes:
+            raise ProtocolError(f"a completion of {byte_len} bytes in receive slot {slot} of {self.slots}")
+        frame = self.ring + slot * self.stride
+        header = (<frame_header *>frame)[0]
+        if header.kind == FRAME_DATA:
+            self.ledger.frame_received(byte_len, FRAME_DATA, header.length, header.granted, header.reaped)
+            self.frames_received += 1
+            self.bytes_received += header.length
+            entry = &self.fifo[(self.fifo_head + self.fifo_count) % self.data_slots]
+            entry.slot = slot
+            entry.length = header.length
+            self.fifo_count += 1
+            if self.opened:
+                self.engine.deliver_later(self)
+        else:
+            body = PyBytes_FromStringAndSize(frame + HEADER, byte_len - HEADER) if byte_len > HEADER else b""
+            self.repost_later(slot)
+            self.post_receives()
+            self.ledger.frame_received(byte_len, header.kind, header.length, header.granted, header.reaped)
+            if header.kind == FRAME_PING:
+                self.ping_body = body
+            elif header.kind != FRAME_PONG and (header.kind != FRAME_CREDIT or byte_len > HEADER):
+                self._control_received(header.kind, body)
+        self.may_send = True
+        # It may have brought credits, or answered control frames.
+        self.engine.flush_later(self)
+        return 0
+
+    cdef int deliver(self) except -1:
+        """Hand the protocol what has arrived. A callback may do anything, closing us included."""
+        cdef uint32_t turns = self.data_slots
+        if self.discarding:
+            while self.fifo_count:
+                self.head_consumed(self.fifo[self.fifo_head].slot)
+            self.repost_if_half()
+        while self.fifo_count and self.reading and turns:
+            turns -= 1
+            try:
+                if self.buffered:
+                    self.deliver_into_buffer()
+                else:
+                    self.deliver_bytes()
+            except Exception as exc:
+                self._callback_raised(exc, "buffer_updated" if self.buffered else "data_received")
+                return 0
+            if self.fill or self.backlog_bytes:
+                self.pump(True)
+        if self.fifo_count == 0:
+            if self.tell_drained and self.reading:
+                self.tell_drained = False
+                self._drained()
+        elif self.reading:
+            self.engine.deliver_later(self)
+        self.say_what_is_due()
+        return 0
+
+    cdef int deliver_bytes(self) except -1:
+        cdef ready_slot *entry
+        cdef uint32_t total = 0, count = 0
+        cdef char *to
+        while count < self.fifo_count:
+            entry = &self.fifo[(self.fifo_head + count) % self.data_slots]
+            if count and total + entry.length > GATHER_BYTES:
+                break
+            total += entry.length
+            count += 1
+        total -= self.head_offset
+        chunk = PyBytes_FromStringAndSize(NULL, total)
+        to = PyBytes_AS_STRING(chunk)
+        while count:
+            entry = &self.fifo[self.fifo_head]
+            memcpy(to, self.ring + entry.slot * self.stride + HEADER + self.head_offset, entry.length - self.head_offset)
+            to += entry.length - self.head_offset
+            self.head_consumed(entry.slot)
+            count -= 1
+        self.repost_if_half()
+        PyContext_Enter(self.context)
+        try:
+            self.data_received(chunk)
+        finally:
+            PyContext_Exit(self.context)
+        return 0
+
+    cdef int deliver_into_buffer(self) except -1:
+        cdef Py_buffer view
+        cdef ready_slot *entry
+        cdef size_t taken = 0, n
+        PyContext_Enter(self.context)
+        try:
+            target = self.get_buffer(self.fifo[self.fifo_head].length - self.head_offset)
+            PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
+            try:
+                if view.len == 0:
+                    raise RuntimeError("get_buffer() returned an empty buffer")
+                while self.fifo_count and taken < <size_t>view.len:
+                    entry = &self.fifo[self.fifo_head]
+                    n = min(<size_t>view.len - taken, <size_t>(entry.length - self.head_offset))
+                    memcpy(<char *>view.buf + taken, self.ring + entry.slot * self.stride + HEADER + self.head_offset, n)
+                    taken += n
+                    self.head_offset += <uint32_t>n
+                    if self.head_offset == entry.length:
+                        self.head_consumed(entry.slot)
+            finally:
+                PyBuffer_Release(&view)
+            target = None
+            self.repost_if_half()
+            self.buffer_updated(taken)
+        finally:
+            PyContext_Exit(self.context)
+        return 0
+
+    cdef inline void head_consumed(self, uint32_t slot) noexcept:
+        self.fifo_head = (self.fifo_head + 1) % self.data_slots
+        self.fifo_count -= 1
+        self.head_offset = 0
+        self.freed[self.freed_count] = slot
+        self.freed_count += 1
+
+    cdef inline int repost_if_half(self) except -1:
+        if self.freed_count * 2 >= self.data_slots:
+            self.repost_freed()
+        return 0
+
+    cdef int repost_freed(self) except -1:
+        """Give consumed slots back to the device, and only then to the peer."""
+        cdef uint32_t i
+        if self.broken:
+            return 0
+        for i in range(self.freed_count):
+            self.repost_later(self.freed[i])
+            if self.engine.recv_count == CHAIN:
+                self.post_receives()
+        self.post_receives()
+        self.ledger.slots_freed(self.freed_count)
+        self.freed_count = 0
+        return 0
+
+    cdef inline void repost_later(self, uint32_t slot) noexcept:
+        cdef StreamEngine engine = self.engine
+        cdef uint32_t i = engine.recv_count
+        engine.recv_sge[i].addr = <uint64_t>(self.ring + slot * self.stride)
+        engine.recv_sge[i].length = self.slot_bytes + HEADER
+        engine.recv_sge[i].lkey = self.chunk.lkey
+        engine.recv_wr[i].wr_id = self.wr_base | slot
+        engine.recv_wr[i].sg_list = &engine.recv_sge[i]
+        engine.recv_wr[i].num_sge = 1
+        engine.recv_wr[i].next = NULL
+        if i:
+            engine.recv_wr[i - 1].next = &engine.recv_wr[i]
+        engine.recv_count = i + 1
+
+    cdef int post_receives(self) except -1:
+        cdef verbs.ibv_recv_wr *bad = NULL
+        cdef int rc
+        cdef uint32_t count = self.engine.recv_count
+        self.engine.recv_count = 0
+        if count == 0 or self.broken:
+            return 0
+        rc = verbs.ibv_post_recv(self.qp_c, &self.engine.recv_wr[0], &bad)
+        if rc:
+            check(-rc, "ibv_post_recv")
+        return 0
+
+    cdef int say_what_is_due(self) except -1:
+        """Grants that no data frame carried, answers, news of memory regions."""
+        cdef uint32_t kind
+        if self.broken or not self.may_send or not self.opened:
+            return 0
+        if self.freed_count > self.ledger.outstanding():
+            self.repost_freed()     # the peer would run dry before half a ring is free
+        while self.controls_posted - self.controls_done < CONTROL_RESERVE:
+            kind = self.ledger.control_due(self.news)
+            if kind == 0:
+                break
+            body = b""
+            if kind == FRAME_PONG:
+                body = self.ping_body
+            elif kind == FRAME_PING:
+                body = b"rdmanet!"
+            elif self.news:
+                self.news, body = self._credit_body((self.ledger.grantable), STREAM_CONTROL_BODY_BYTES)
+            self.post_control(kind, body)
+        return 0
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def write(self, data):
+        """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
+
+        Exact `bytes` of 16 KiB and more may be read by the device where they lie, after this returns;
+        everything else is consumed or copied before it returns.
+        """
+        cdef Py_buffer view
+        if PyBytes_CheckExact(data):
+            self.accept(data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        elif isinstance(data, (bytes, bytearray, memoryview)):
+            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            try:
+                self.accept(None, <const char *>view.buf, view.len)
+            finally:
+                PyBuffer_Release(&view)
+        else:
+            raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+
+    def writelines(self, list_of_data):
+        """Send all of an iterable's buffers; they coalesce as successive writes do."""
+        for data in list_of_data:
+            self.write(data)
+
+    cdef int accept(self, object owner, const char *data, size_t size) except -1:
+        """Take `size` bytes. `owner` is the exact `bytes` they belong to, or None: then copy."""
+        cdef size_t taken = 0
+        if not self.writable:
+            return self.refuse_write()
+        if size == 0:
+            return 0
+        if self.backlog_bytes == 0 and (owner is None or size < BORROW_BYTES):
+            taken = self.copy_in(data, size)
+        if taken < size:
+            if owner is None or taken:
+                owner = PyBytes_FromStringAndSize(data + taken, size - taken)
+            self.backlog.append(owner)
+            self.backlog_bytes += size - taken
+        if self.engine.in_pass:
+            # Whoever runs now was called from a pass, which flushes before it ends.
+            if self.backlog_bytes:
+                self.pump(False)
+            self.engine.flush_later(self)
+        elif self.tick != self.engine.tick:
+            # The first write of a loop iteration goes out at once, the rest coalesce.
+            self.tick = self.engine.tick
+            self.pump(True)
+            self.engine.wake()
+        else:
+            if self.backlog_bytes:
+                self.pump(False)
+            self.engine.flush_later(self)
+            self.engine.wake()
+        if self.fill + self.backlog_bytes > self.high_water_bytes and not self.protocol_paused:
+            self.protocol_paused = True
+            self._pause_writing()
+        return 0
+
+    cdef size_t copy_in(self, const char *data, size_t size) except? 0:
+        """Copy into the open frame, posting full ones on the way; returns how much found a place."""
+        cdef size_t taken = 0, n
+        while taken < size and self.send_queue_has_room() and self.fill < self.frame_bytes:
+            n = min(size - taken, <size_t>(self.frame_bytes - self.fill))
+            memcpy(self.open_frame() + HEADER + self.fill, data + taken, n)
+            taken += n
+            self.fill += <uint32_t>n
+            if self.fill == self.frame_bytes:
+                self.pump(False)
+        return taken
+
+    cdef int refuse_write(self) except -1:
+        if self.eof_written:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        if self.late_writes >= 5:
+            logger.warning("write() on a closed RDMA transport: the data is dropped")
+        self.late_writes += 1
+        return 0
+
+    cdef inline char *open_frame(self) noexcept:
+        return self.frames + (self.posted % self.data_slots) * self.stride
+
+    cdef inline bint send_queue_has_room(self) noexcept:
+        return self.posted - self.done < self.data_slots
+
+    cdef int pump(self, bint flush) except -1:
+        """Post what credits and slots allow; a frame that is not full only when `flush`."""
+        cdef StreamEngine engine = self.engine
+        cdef object first
+        cdef size_t left, n
+        cdef uint32_t budget
+        if self.broken or not self.may_send or not self.opened:
+            return 0
+        budget = <uint32_t>self.ledger.credits()
+        while budget and self.send_queue_has_room() and (self.fill or self.backlog_bytes):
+            if self.backlog_bytes:
+                first = self.backlog[0]
+                left = <size_t>PyBytes_GET_SIZE(first) - self.backlog_offset
+                if self.fill == 0 and left >= BORROW_BYTES and engine.implicit_lkey_valid:
+                    n = min(left, <size_t>self.frame_bytes)
+                    self.backlog_taken(first, n, left)
+                    self.chain_data(first, PyBytes_AS_STRING(first) + PyBytes_GET_SIZE(first) - left, <uint32_t>n)
+                    budget -= 1
+                    continue
+                n = min(left, <size_t>(self.frame_bytes - self.fill))
+                memcpy(self.open_frame() + HEADER + self.fill,
+                       PyBytes_AS_STRING(first) + self.backlog_offset, n)
+                self.fill += <uint32_t>n
+                self.backlog_taken(first, n, left)
+                if self.fill < self.frame_bytes and self.backlog_bytes:
+                    continue
+            if self.fill < self.frame_bytes and not flush:
+                break
+            self.chain_data(None, NULL, self.fill)
+            budget -= 1
+        self.post_sends()
+        if self.protocol_paused and self.fill + self.backlog_bytes <= self.low_water_bytes:
+            self.protocol_paused = False
+            self._resume_writing()
+        if self.tell_flushed and self.fill == 0 and self.backlog_bytes == 0:
+            self.tell_flushed = False
+            self._flushed()
+        return 0
+
+    cdef inline int backlog_taken(self, object first, size_t n, size_t left) except -1:
+        self.backlog_bytes -= n
+        if n == left:
+            self.backlog.popleft()
+            self.backlog_offset = 0
+        else:
+            self.backlog_offset += n
+        return 0
+
+    cdef int chain_data(self, object owner, const char *data, uint32_t length) except -1:
+        """Add a DATA frame to the chain: the open frame, or `length` bytes of `owner` where they lie."""
+        cdef StreamEngine engine = self.engine
+        cdef char *frame = self.open_frame()
+        cdef verbs.ibv_send_wr *wr
+        cdef bint last = self.backlog_bytes == 0 and (data == NULL or self.fill == 0)
+        self.ledger.data_sent()
+        wr = self.chain_entry(FRAME_DATA, frame, length, owner)
+        if data != NULL:
+            engine.send_sge[2 * (engine.send_count - 1)].length = HEADER
+            engine.send_sge[2 * (engine.send_count - 1) + 1].addr = <uint64_t>data
+            engine.send_sge[2 * (engine.send_count - 1) + 1].length = length
+            engine.send_sge[2 * (engine.send_count - 1) + 1].lkey = engine.implicit_lkey
+            wr.num_sge = 2
+            self.bytes_borrowed += length
+        else:
+            self.fill = 0
+            if HEADER + length <= engine.max_inline:
+                wr.send_flags |= verbs.IBV_SEND_INLINE
+        # The last frame of a burst is signaled, so that what has been delivered is known when it is
+        # asked; in between one in SIGNAL_EVERY, so that slots come back in time.
+        self.unsignaled += 1
+        if last or owner is not None or self.unsignaled >= SIGNAL_EVERY:
+            wr.send_flags |= verbs.IBV_SEND_SIGNALED
+            self.unsignaled = 0
+        self.posted += 1
+        self.frames_sent += 1
+        self.bytes_sent += length
+        if engine.send_count == CHAIN:
+            self.post_sends()
+        return 0
+
+    cdef verbs.ibv_send_wr *chain_entry(self, uint32_t kind, char *frame, uint32_t length, object reference) noexcept:
+        """The next work request of the chain, its header written and its log entry made."""
+        cdef StreamEngine engine = self.engine
+        cdef frame_header *header = <frame_header *>frame
+        cdef uint32_t i = engine.send_count
+        cdef verbs.ibv_send_wr *wr = &engine.send_wr[i]
+        cdef verbs.ibv_sge *sge = &engine.send_sge[2 * i]
+        header.kind = kind
+        header.length = length
+        header.granted = self.ledger.granted
+        header.reaped = self.ledger.reaped
+        sge.addr = <uint64_t>frame
+        sge.length = HEADER + length
+        sge.lkey = self.chunk.lkey
+        wr.wr_id = self.wr_base | SEND_FLAG | (self.sequence & LOW_MASK)
+        wr.next = NULL
+        wr.sg_list = sge
+        wr.num_sge = 1
+        wr.opcode = verbs.IBV_WR_SEND
+        wr.send_flags = 0
+        if i:
+            engine.send_wr[i - 1].next = wr
+        engine.send_count = i + 1
+        self.log_entry_made(kind, reference)
+        return wr
+
+    cdef inline void log_entry_made(self, uint32_t kind, object reference) noexcept:
+        cdef log_entry *entry = &self.log[self.sequence % LOG]
+        entry.kind = kind
+        entry.reference = NULL
+        if reference is not None:
+            Py_INCREF(reference)
+            entry.reference = <PyObject *>reference
+        self.sequence += 1
+
+    cdef int post_sends(self) except -1:
+        cdef verbs.ibv_send_wr *bad = NULL
+        cdef int rc
+        if self.engine.send_count == 0:
+            return 0
+        self.engine.send_count = 0
+        rc = verbs.ibv_post_send(self.qp_c, &self.engine.send_wr[0], &bad)
+        if rc:
+            # Budgets make a full queue impossible; whatever it is, the connection cannot go on.
+            self.fail(OSError(rc, f"ibv_post_send: {os_strerror(rc)}"))
+        return 0
+
+    cdef int post_control(self, uint32_t kind, bytes body) except -1:
+        cdef char *frame = self.controls + (self.controls_posted % CONTROL_RESERVE) * CONTROL_BYTES
+        cdef verbs.ibv_send_wr *wr
+        cdef size_t length = PyBytes_GET_SIZE(body)
+        if length > STREAM_CONTROL_BODY_BYTES:
+            raise ValueError(f"control body of {length} bytes, at most {STREAM_CONTROL_BODY_BYTES} fit")
+        memcpy(frame + HEADER, PyBytes_AS_STRING(body), length)
+        self.ledger.control_sent(kind)
+        wr = self.chain_entry(kind, frame, <uint32_t>length, None)
+        if HEADER + length <= self.engine.max_inline:
+            wr.send_flags |= verbs.IBV_SEND_INLINE
+        wr.send_flags |= verbs.IBV_SEND_SIGNALED
+        self.unsignaled = 0
+        self.controls_posted += 1
+        return self.post_sends()
+
+    def _send_control(self, uint32_t kind, bytes body=b""):
+        """Post a control frame if its allowance permits; returns whether it did."""
+        if self.broken or not self.may_send or not self.opened or not self.ledger.may_send(kind):
+            return False
+        if self.controls_posted - self.controls_done >= CONTROL_RESERVE:
+            return False
+        self.post_control(kind, body)
+        return True
+
+    def _post_operation(self, object operation, int opcode, uint64_t local_address, uint32_t length, uint32_t lkey,
+                        uint64_t remote_address, uint32_t rkey):
+        """Post a one-sided work request; `operation` lives until it completes, then `_operation_done`.
+
+        Returns False when OPERATIONS are in flight already.
+        """
+        cdef verbs.ibv_send_wr wr
+        cdef verbs.ibv_send_wr *bad = NULL
+        cdef verbs.ibv_sge sge
+        cdef int rc
+        if self.broken:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection is lost")
+        if self.operations >= OPERATIONS:
+            return False
+        memset(&wr, 0, sizeof(wr))
+        sge.addr = local_address
+        sge.length = length
+        sge.lkey = lkey
+        wr.wr_id = self.wr_base | SEND_FLAG | (self.sequence & LOW_MASK)
+        wr.sg_list = &sge
+        wr.num_sge = 1 if length else 0
+        wr.opcode = <verbs.ibv_wr_opcode>opcode
+        wr.send_flags = verbs.IBV_SEND_SIGNALED
+        wr.wr.rdma.remote_addr = remote_address
+        wr.wr.rdma.rkey = rkey
+        rc = verbs.ibv_post_send(self.qp_c, &wr, &bad)
+        if rc:
+            check(-rc, "ibv_post_send")
+        self.log_entry_made(OPERATION, operation)
+        self.operations += 1
+        self.engine.wake()
+        return True
+
+    cdef int retire(self, uint32_t sequence) except -1:
+        """All sends up to `sequence` are done with; give back what their entries held."""
+        cdef log_entry *entry
+        cdef object reference
+        while (self.retired ^ (sequence + 1)) & LOW_MASK:
+            entry = &self.log[self.retired % LOG]
+            self.retired += 1
+            reference = None
+            if entry.reference != NULL:
+                reference = <object>entry.reference
+                Py_DECREF(reference)
+                entry.reference = NULL
+            if entry.kind == FRAME_DATA:
+                self.done += 1
+            elif entry.kind == OPERATION:
+                self.operations -= 1
+                self._operation_done(reference)
+            else:
+                self.controls_done += 1
+                if entry.kind == FRAME_FIN or entry.kind == FRAME_ABORT:
+                    self._control_sent(entry.kind)
+        if self.backlog_bytes or self.fill or self.tell_flushed or self.news:
+            self.engine.flush_later(self)
+        return 0
+
+    cdef int completed(self, verbs.ibv_wc *wc) except -1:
+        """One completion of this connection."""
+        cdef uint32_t low = <uint32_t>(wc.wr_id & LOW_MASK)
+        if wc.status != verbs.IBV_WC_SUCCESS:
+            if not self.broken:
+                self.fail((wc.status, bool(wc.wr_id & SEND_FLAG), wc.vendor_err))
+            return 0
+        if wc.wr_id & SEND_FLAG:
+            return self.retire(low)
+        # Receives that completed before a failure still count: the peer's Fin may be among them.
+        if self.distrusted:
+            return 0
+        try:
+            return self.receive(low, wc.byte_len)
+        except ProtocolError as exc:
+            self.broken = self.distrusted = True
+            self._protocol_broken(exc)
+        return 0
+
+    cdef int fail(self, object failure) except -1:
+        """Post nothing more; tell the subclass when all completions that are there have been seen."""
+        self.broken = True
+        self.failure = failure
+        self.engine.failed.append(self)
+        self.engine.wake()
+        return 0
+
+    cdef void drop_references(self) noexcept:
+        cdef uint32_t i
+        for i in range(LOG):
+            if self.log[i].reference != NULL:
+                Py_DECREF(<object>self.log[i].reference)
+                self.log[i].reference = NULL
+
+    # -- more API for subclasses ---------------------------------------------------------------------
+
+    def pause_reading(self):
+        """Stop data_received until resume_reading; received bytes keep their slots (and so their credits)."""
+        self._reading = False
+
+    def resume_reading(self):
+        """Let data_received go on; it is called from the event loop, not from here."""
+        self._reading = True
+
+    def is_reading(self):
+        """Whether the transport delivers what it receives (asyncio.ReadTransport.is_reading)."""
+        return self.reading
+
+    @property
+    def _reading(self):
+        return self.reading
+
+    @_reading.setter
+    def _reading(self, bint value):
+        self.reading = value
+        if value and (self.fifo_count or self.tell_drained) and self.opened:
+            self.engine.deliver_later(self)
+            self.engine.wake()
+
+    def _stop_writing(self, bint eof):
+        """No `write` from now on; what is buffered still goes out."""
+        self.writable = False
+        self.eof_written = eof
+
+    def _discard(self):
+        """Forget what has not been posted, and post nothing more."""
+        self.broken = True
+        self.writable = False
+        self.backlog.clear()
+        self.backlog_bytes = self.backlog_offset = 0
+        self.fill = 0
+
+    def _stop_reading(self):
+        """Deliver nothing any more: drop what has come and what will, and keep granting."""
+        self.discarding = True
+        if self.fifo_count:
+            self.engine.deliver_later(self)
+            self.engine.wake()
+
+    @property
+    def _discarding(self):
+        return self.discarding
+
+    def _when_flushed(self):
+        """Call `_flushed` once nothing is left to post."""
+        self.tell_flushed = True
+        self.engine.flush_later(self)
+        self.engine.wake()
+
+    def _have_news(self):
+        """Ask for `_credit_body` as soon as a Credit may go."""
+        self.news = True
+        if self.engine is not None and self.opened:
+            self.engine.flush_later(self)
+            self.engine.wake()
+
+    def _when_drained(self):
+        """Call `_drained` once all that arrived has been delivered (reading must be on)."""
+        self.tell_drained = True
+        if self.opened:
+            self.engine.deliver_later(self)
+            self.engine.wake()
+
+    @property
+    def _undelivered(self):
+        """Whether bytes of ours may not have reached the peer."""
+        return bool(self.fill or self.backlog_bytes or self.posted != self.done)
+
+    @property
+    def _progress(self):
+        """Counts up as our sends complete: close_timeout is measured from its last change."""
+        return self.retired
+
+    def _release(self):
+        """After the queue pair is destroyed: give the memory and the place in the engine back."""
+        cdef uint32_t i
+        cdef StreamEngine engine = self.engine
+        if self.chunk is None:
+            return
+        self._discard()
+        self.fifo_count = 0
+        self.reading = False
+        self.qp_c = NULL
+        engine.expel(self)
+        operations = [<object>self.log[i].reference for i in range(LOG)
+                      if self.log[i].kind == OPERATION and self.log[i].reference != NULL]
+        self.drop_references()
+        engine.rings(self.slot_bytes, self.data_slots).give(self.chunk)
+        self.chunk = None
+        self.data_received = self.get_buffer = self.buffer_updated = None
+        for operation in operations:
+            self._operation_lost(operation)
+
+    def get_write_buffer_size(self):
+        """Bytes accepted by write() and not yet handed to the device."""
+        return self.fill + self.backlog_bytes
+
+    def get_write_buffer_limits(self):
+        """(low, high), in bytes."""
+        return (self.low_water_bytes, self.high_water_bytes)
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        """When pause_writing and resume_writing are called, in bytes of get_write_buffer_size().
+
+        As asyncio.WriteTransport.set_write_buffer_limits: high defaults to 64 KiB (or four times low),
+        low to a quarter of high. Raises ValueError unless high >= low >= 0.
+        """
+        if high is None:
+            high = 65536 if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self.high_water_bytes = high
+        self.low_water_bytes = low
+        if self.fill + self.backlog_bytes > self.high_water_bytes and not self.protocol_paused:
+            self.protocol_paused = True
+            self._pause_writing()
+
+    def _stats(self):
+        return {
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "bytes_borrowed": self.bytes_borrowed,
+            "frames_sent": self.frames_sent,
+            "frames_received": self.frames_received,
+            "control_frames_sent": self.controls_posted,
+            "credits": self.ledger.credits() if self.ledger is not None else 0,
+            "sends_in_flight": self.posted - self.done,
+            "slots_held": self.fifo_count + self.freed_count,
+        }
+
+    # -- hooks: what a subclass is told ----------------------------------------------------------------
+
+    def _control_received(self, int kind, bytes body):
+        """A Fin, an Abort, or a Credit with a body; its slot is posted again."""
+        raise NotImplementedError
+
+    def _control_sent(self, int kind):
+        """The send of a FIN or ABORT completed: the peer has it."""
+        raise NotImplementedError
+
+    def _flushed(self):
+        """Everything written is posted (asked for by `_when_flushed`)."""
+        raise NotImplementedError
+
+    def _drained(self):
+        """Everything received is delivered (asked for by `_when_drained`)."""
+        raise NotImplementedError
+
+    def _credit_body(self, int granted, int room):
+        """The body of a Credit that may go now, and whether there is more: (more, bytes)."""
+        raise NotImplementedError
+
+    def _pause_writing(self):
+        raise NotImplementedError
+
+    def _resume_writing(self):
+        raise NotImplementedError
+
+    def _callback_raised(self, exc, str name):
+        raise NotImplementedError
+
+    def _fabric_failed(self, failure):
+        """A completion failed, as (status, was a send, vendor code), or a post did, as an exception.
+
+        Comes once, after every completion that was there has been seen.
+        """
+        raise NotImplementedError
+
+    def _protocol_broken(self, exc):
+        """The peer sent what the protocol forbids. Comes once."""
+        raise NotImplementedError
+
+    def _operation_done(self, operation):
+        raise NotImplementedError
+
+    def _operation_lost(self, operation):
+        raise NotImplementedError

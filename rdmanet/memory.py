@@ -1,0 +1,117 @@
+"""Memory of the peer, as an object.
+
+A `RemoteMemory` stands for a region that the peer has offered on a connection. Reading and writing
+it is one-sided: the peer's program does not notice. What another side does to the same bytes at the
+same time is not ordered with it; who may touch what when is the two programs' agreement.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rdmanet.credit import Region
+from rdmanet.errors import RegionRevokedError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+_RDMA_WRITE = 0  # enum ibv_wr_opcode
+_RDMA_READ = 4
+_REMOTE_WRITE = 2  # enum ibv_access_flags
+_REMOTE_READ = 4
+
+
+class _Operator(Protocol):
+    """Whoever can carry out a one-sided operation: a transport."""
+
+    def _operate(
+        self, remote: RemoteMemory, opcode: int, offset: int, buffer: Any
+    ) -> Coroutine[Any, Any, None]: ...
+
+
+class RemoteMemory:
+    """A region of the peer's memory: `name`, `length` in bytes, `access`, and until when.
+
+    Every operation raises RegionRevokedError once the peer has begun to revoke the region or the
+    connection is gone (locally; the connection lives on), IndexError with the numbers when offset
+    and length leave the region, PermissionError when the region was not offered for it. Cancelling
+    one detaches the waiter: the operation itself runs to its end, and its buffer is kept until then.
+    """
+
+    def __init__(self, operator: _Operator, region: Region) -> None:
+        self._operator = operator
+        self._region = region
+        self.revoked = False
+
+    @property
+    def id(self) -> int:
+        """The offer's number on its connection."""
+        return self._region.id
+
+    @property
+    def name(self) -> str:
+        """What the peer called it."""
+        return self._region.name
+
+    @property
+    def address(self) -> int:
+        """Where it begins, in the peer's address space."""
+        return self._region.address
+
+    @property
+    def length(self) -> int:
+        """Its size in bytes."""
+        return self._region.length
+
+    @property
+    def rkey(self) -> int:
+        """The key that opens it."""
+        return self._region.rkey
+
+    @property
+    def access(self) -> int:
+        """IBV_ACCESS_REMOTE_* flags it was offered with."""
+        return self._region.access
+
+    async def read(self, offset: int = 0, length: int | None = None) -> bytes:
+        """RDMA READ `length` bytes (default: to the end) from `offset`."""
+        if length is None:
+            length = self.length - offset
+        if length < 0:
+            raise IndexError(f"cannot read {length} bytes")
+        self._check("read", _REMOTE_READ, offset, length)
+        buffer = bytearray(length)
+        await self._operator._operate(self, _RDMA_READ, offset, buffer)
+        return bytes(buffer)
+
+    async def read_into(self, buffer: bytearray | memoryview, offset: int = 0) -> int:
+        """RDMA READ from `offset` straight into `buffer`, filling it; returns its length in bytes."""
+        view = memoryview(buffer).cast("B")
+        self._check("read_into", _REMOTE_READ, offset, len(view))
+        await self._operator._operate(self, _RDMA_READ, offset, view)
+        return len(view)
+
+    async def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """RDMA WRITE `data` at `offset`; when it returns the bytes are in the peer's memory."""
+        view = memoryview(data).cast("B")
+        self._check("write", _REMOTE_WRITE, offset, len(view))
+        await self._operator._operate(self, _RDMA_WRITE, offset, view)
+
+    def _check(self, call: str, needed: int, offset: int, length: int) -> None:
+        if self.revoked:
+            raise RegionRevokedError(errno.EACCES, f"{call}: {self!r} is not offered any more")
+        if not self.access & needed:
+            raise PermissionError(errno.EACCES, f"{call}: {self!r} was not offered for this")
+        if offset < 0 or offset + length > self.length:
+            raise IndexError(f"{call}: {length} bytes at offset {offset} leave {self!r}")
+
+    def _lost(self) -> None:
+        self.revoked = True
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        revoked = " revoked" if self.revoked else ""
+        return f"<RemoteMemory {self.name!r} id={self.id} {self.length} bytes access={self.access:#x}{revoked}>"

@@ -1,0 +1,1151 @@
+"""asyncio transports over RDMA: ``create_rdma_connection`` and ``start_rdma_server``.
+
+Theory
+------
+A transport is three things that know nothing of each other, and this file, which connects them:
+
+* ``StreamConnection`` (the data engine, compiled) moves bytes. ``write`` and the delivery to
+  ``data_received`` are its business alone; no frame of this file runs per message.
+* ``Machine`` (protocol.py, pure) knows the life of a connection. Everything that is not a byte is an
+  event for it, and it answers with actions. ``_handle`` carries them out; nothing else here decides.
+* ``Driver`` brings the connection manager's events.
+
+How a connection is made: ``rdma_resolve_addr``, ``rdma_resolve_route``, a queue pair with the whole
+receive ring posted, ``rdma_connect`` with a Hello in its private data; the other side checks the
+Hello, posts its own ring and accepts with its Hello. The connecting side then speaks first, with a
+Credit frame, because iWARP demands that (rdma_connect(3)); the accepting side holds its writes until
+that has come. Nothing in this blocks: every step is an event on the driver's file descriptor.
+
+How it is taken apart: ``_TEARDOWN``, in that order, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import ipaddress
+import logging
+import os
+import socket
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from rdmanet import credit
+from rdmanet._core import (
+    CMID,
+    MR,
+    QP,
+    AccessFlags,
+    CMEvent,
+    CMEventType,
+    Library,
+    QPCap,
+    QPInitAttr,
+    StreamConnection,
+    StreamEngine,
+    WCStatus,
+    stream_queue_depths,
+)
+from rdmanet.driver import Driver, driver_for
+from rdmanet.errors import CompletionError, ProtocolError
+from rdmanet.memory import RemoteMemory
+from rdmanet.protocol import Action, Event, Machine, Offers, State
+
+logger = logging.getLogger("rdmanet")
+
+_P = TypeVar("_P", bound=asyncio.BaseProtocol)
+
+SockAddr = tuple[str, int] | tuple[str, int, int, int]
+
+SLOT_BYTES = 65536
+DATA_SLOTS = 16
+CONNECT_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """How a connection is built; times in seconds, sizes in bytes."""
+
+    slot_bytes: int = SLOT_BYTES
+    data_slots: int = DATA_SLOTS
+    connect_timeout: float | None = CONNECT_TIMEOUT_S
+    close_timeout: float | None = CLOSE_TIMEOUT_S
+    busy_poll: float | None = None
+
+
+# ---------------------------------------------------------------------------
+# The public functions
+# ---------------------------------------------------------------------------
+
+
+async def create_rdma_connection(
+    protocol_factory: Callable[[], _P],
+    host: str | None = None,
+    port: int | str | None = None,
+    *,
+    family: int = 0,
+    proto: int = 0,
+    flags: int = 0,
+    local_addr: tuple[str, int] | None = None,
+    device: str | None = None,
+    connect_timeout: float | None = CONNECT_TIMEOUT_S,
+    close_timeout: float | None = CLOSE_TIMEOUT_S,
+    busy_poll: float | None = None,
+    all_errors: bool = False,
+    **unbuilt: Any,
+) -> tuple[RdmaTransport, _P]:
+    """Open a byte stream over RDMA to ``host:port``; returns ``(transport, protocol)``.
+
+    As ``loop.create_connection`` (asyncio doc, "Opening network connections"): ``protocol_factory``
+    is called once, when the connection exists, and ``connection_made`` before this returns. Numeric
+    addresses touch no thread; names are resolved by ``loop.getaddrinfo``. ``local_addr`` is the
+    ``(host, port)`` to bind, ``device`` a device's name (default: ``RDMANET_DEVICE``, else the real
+    device that reaches the address, else the embedded one; loopback prefers the embedded one).
+
+    ``connect_timeout`` bounds each address tried and ``close_timeout`` a close without progress, in
+    seconds, None for no bound. ``busy_poll`` bounds how long completions are watched after the last
+    message, in seconds: None adapts, 0 never watches. It holds for the loop's whole device.
+
+    Raises ConnectionRefusedError (nobody listens, or the peer refuses: the text has its reason),
+    TimeoutError, other OSError; NotImplementedError names keywords of ``create_connection`` that are
+    not built yet. With several addresses the errors are merged into one OSError, or raised as an
+    ExceptionGroup with ``all_errors``.
+
+    Cancelling it undoes what was begun; if the connection had just been made it is aborted.
+    """
+    _refuse_unbuilt("create_rdma_connection", unbuilt)
+    loop = asyncio.get_running_loop()
+    if host is None or port is None:
+        raise ValueError("host and port are needed")
+    config = StreamConfig(
+        connect_timeout=connect_timeout, close_timeout=close_timeout, busy_poll=busy_poll
+    )
+    addresses = await _resolve(loop, host, port, family, proto, flags)
+    local: SockAddr | None = None
+    if local_addr is not None:
+        local = (await _resolve(loop, local_addr[0], local_addr[1], family, proto, flags))[0]
+    failures: list[Exception] = []
+    for address in addresses:
+        for library in _libraries_for(address, device, connecting=True):
+            transport = RdmaTransport(await driver_for(loop, library), config, protocol_factory)
+            try:
+                await transport._connect(address, local)
+            except (OSError, RuntimeError) as exc:
+                if not isinstance(exc, OSError):
+                    raise
+                failures.append(exc)
+                continue
+            logger.debug("connected to %s by device %s", address, transport.get_extra_info("rdma_device"))
+            return transport, cast(_P, transport.get_protocol())
+    raise _merged(f"create_rdma_connection to {host}:{port}", failures, all_errors)
+
+
+async def start_rdma_server(
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    host: str | Sequence[str] | None = None,
+    port: int | str | None = None,
+    *,
+    family: int = 0,
+    flags: int = 0,
+    backlog: int = 100,
+    device: str | None = None,
+    start_serving: bool = True,
+    reuse_address: bool | None = None,
+    close_timeout: float | None = CLOSE_TIMEOUT_S,
+    busy_poll: float | None = None,
+    **unbuilt: Any,
+) -> RdmaServer:
+    """Listen for byte streams over RDMA; returns an ``asyncio.AbstractServer``.
+
+    As ``loop.create_server``: ``host`` is an address, several, or None for all; port 0 or None takes
+    a free port and ``server.sockets`` tells which. Without ``device`` every device that owns the
+    address listens; the embedded device listens on loopback only, so there a wildcard means loopback.
+    ``reuse_address`` is accepted and means nothing: a port is free as soon as its listener is gone.
+
+    Raises TypeError for a coroutine function (that is ``start_rdma_stream_server``), OSError when
+    nothing could listen, NotImplementedError naming keywords that are not built yet. Cancelling it
+    closes the listeners it has made.
+    """
+    _refuse_unbuilt("start_rdma_server", unbuilt)
+    if asyncio.iscoroutinefunction(protocol_factory):
+        raise TypeError(
+            "start_rdma_server() takes a protocol factory; for a coroutine function that is given "
+            "a reader and a writer use start_rdma_stream_server()"
+        )
+    loop = asyncio.get_running_loop()
+    config = StreamConfig(close_timeout=close_timeout, busy_poll=busy_poll)
+    server = RdmaServer(loop, protocol_factory, backlog, config)
+    failures: list[Exception] = []
+    hosts: Iterable[str] = _wildcards(family) if host in (None, "") else [host] if isinstance(host, str) else host or ()
+    try:
+        for name in hosts:
+            for address in await _resolve(loop, name, port or 0, family, 0, flags):
+                for library in _libraries_for(address, device, connecting=False):
+                    try:
+                        server._add_listener(await driver_for(loop, library), address)
+                    except OSError as exc:
+                        exc.add_note(f"listening on {address[0]}:{address[1]} by the {library.name} library")
+                        failures.append(exc)
+        if not server._listeners:
+            raise _merged(f"start_rdma_server on {host}:{port}", failures, False)
+        for failure in failures:
+            logger.warning("start_rdma_server: %s (%s)", failure, "; ".join(getattr(failure, "__notes__", ())))
+        if start_serving:
+            await server.start_serving()
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+# ---------------------------------------------------------------------------
+# The transport
+# ---------------------------------------------------------------------------
+
+
+class RdmaTransport(StreamConnection):
+    """An asyncio transport over an RDMA connection (asyncio.Transport, method by method)."""
+
+    # What asyncio's own code asks of transports.
+    _start_tls_compatible = False
+
+    def __init__(
+        self,
+        driver: Driver,
+        config: StreamConfig,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        server: RdmaServer | None = None,
+    ) -> None:
+        self._driver = driver
+        self._loop = driver.loop
+        self._config = config
+        self._factory = protocol_factory
+        self._server = server
+        self._machine = Machine()
+        self._context = contextvars.copy_context()
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._id: CMID | None = None
+        self._connected = False
+        self._torn_down = False
+        self._waiter: asyncio.Future[CMEvent] | None = None
+        self._awaited: CMEventType | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._close_progress = -1
+        self._extra: dict[str, Any] = {}
+        self._offers = Offers()
+        self._regions: dict[int, RemoteMemory] = {}
+        self._revocations: dict[int, asyncio.Future[None]] = {}
+        self._queued_operations: list[_Operation] = []
+        driver.transports.add(self)
+
+    # -- connecting --------------------------------------------------------------------------------
+
+    async def _connect(self, address: SockAddr, local: SockAddr | None) -> None:
+        """The connecting side, from an address to connection_made."""
+        timeout = self._config.connect_timeout
+        resolve_ms = 2000 if timeout is None else max(1, int(timeout * 1000))
+        try:
+            async with asyncio.timeout(timeout):
+                cm_id = self._id = self._driver.create_id(self._cm_event)
+                await self._step(
+                    CMEventType.ADDR_RESOLVED, lambda: cm_id.resolve_addr(local, address, resolve_ms)
+                )
+                await self._step(CMEventType.ROUTE_RESOLVED, lambda: cm_id.resolve_route(resolve_ms))
+                self._prepare(cm_id)
+                hello = credit.pack_hello(self._hello())
+                await self._step(
+                    CMEventType.ESTABLISHED,
+                    lambda: cm_id.connect(private_data=hello, retry_count=7, rnr_retry_count=0),
+                )
+        except BaseException as exc:
+            if self._machine.state is State.OPENING:
+                self._teardown()
+            else:
+                self.abort()
+            if isinstance(exc, TimeoutError) and not exc.args:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"no connection to {address[0]}:{address[1]} within {timeout} s"
+                ) from None
+            raise
+
+    async def _step(self, awaited: CMEventType, begin: Callable[[], None]) -> CMEvent:
+        """Begin something and wait for its event; any other event of the id is its failure."""
+        self._awaited = awaited
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            begin()
+            return await waiter
+        finally:
+            self._waiter = self._awaited = None
+
+    def _accept(self, cm_id: CMID, hello: credit.Hello) -> None:
+        """The accepting side; goes on when ESTABLISHED comes."""
+        self._id = cm_id
+        self._driver.adopt_id(cm_id, self._cm_event)
+        ours = self._hello()
+        self._prepare(cm_id)
+        self._agree(credit.Ledger(ours, hello), hello.slot_bytes)
+        cm_id.accept(private_data=credit.pack_hello(ours), rnr_retry_count=0)
+
+    def _hello(self) -> credit.Hello:
+        slots = self._config.data_slots
+        return credit.Hello(self._config.slot_bytes, slots, credit.CONTROL_SLOTS, slots)
+
+    def _prepare(self, cm_id: CMID) -> None:
+        """A queue pair with its receives posted, on the device that the address belongs to."""
+        context = cm_id.verbs_context
+        assert context is not None
+        engine = self._engine = self._driver.engine_for(context, self._config.busy_poll)
+        self._attach(engine, self._context, self._config.slot_bytes, self._config.data_slots)
+        self._cq = engine.reserve()
+        sends, receives = stream_queue_depths(self._config.data_slots)
+        cap = QPCap(
+            max_send_wr=sends, max_recv_wr=receives, max_send_sge=2, max_recv_sge=1, max_inline_data=engine.max_inline
+        )
+        qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=self._cq, recv_cq=self._cq))
+        self._start(qp)
+
+    def _cm_event(self, event: CMEvent) -> None:
+        """An event of our connection identifier."""
+        waiter, self._waiter = self._waiter, None
+        kind = event.type
+        if kind is self._awaited or kind is CMEventType.ESTABLISHED:
+            try:
+                if kind is CMEventType.ESTABLISHED:
+                    self._established(event)
+            except Exception as exc:
+                if waiter is not None and not waiter.done():
+                    waiter.set_exception(exc)
+                else:
+                    logger.warning("connection refused after its handshake: %s", exc)
+                    self._teardown()
+                return
+            if waiter is not None and not waiter.done():
+                waiter.set_result(event)
+        elif kind is CMEventType.TIMEWAIT_EXIT:
+            self._waiter = waiter
+        elif waiter is not None:
+            if not waiter.done():
+                waiter.set_exception(_connect_error(event))
+        elif self._machine.state is State.OPENING:
+            # The accepting side: the peer went away before the connection was made.
+            self._teardown()
+        elif self._machine.state is not State.CLOSED:
+            self._cut_off(_lost_error(event))
+
+    def _established(self, event: CMEvent) -> None:
+        """Both sides are ready: make the protocol and tell it. Bytes may have come already."""
+        assert self._id is not None
+        self._connected = True
+        connecting = self._server is None
+        if connecting:
+            hello = credit.unpack_hello(event.private_data)
+            self._agree(credit.Ledger(self._hello(), hello), hello.slot_bytes)
+        self._extra_info(self._id)
+        protocol = self._context.run(self._factory)
+        self._machine.receive(Event.ESTABLISHED)
+        self._protocol = protocol
+        if self._server is not None:
+            self._server._attach(self)
+        self._open(protocol, connecting)
+        if connecting:
+            self._send_control(credit.Kind.CREDIT)
+        try:
+            self._context.run(protocol.connection_made, cast(asyncio.Transport, self))
+        except Exception as exc:
+            self._callback_raised(exc, "connection_made")
+
+    def _extra_info(self, cm_id: CMID) -> None:
+        context = cm_id.verbs_context
+        assert context is not None and self.qp is not None
+        self._extra = {
+            "sockname": cm_id.local_addr,
+            "peername": cm_id.peer_addr,
+            "rdma_device": context.name,
+            "rdma_library": self._driver.library.name,
+            "rdma_port": cm_id.port_num,
+            "rdma_qp": self.qp.qp_num,
+            "rdma_pd": self._engine.pd,
+        }
+
+    # -- what asyncio.Transport has and the engine has not --------------------------------------------
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Optional facts: sockname, peername, socket, rdma_device, rdma_library, rdma_port, rdma_qp,
+        rdma_pd (to register memory for ``offer``), rdma_stats (counters of this connection)."""
+        if name == "rdma_stats":
+            return self._stats() if self._extra else default
+        if name == "socket":
+            return RdmaSocket(self._extra["sockname"], self._extra.get("peername")) if self._extra else default
+        return self._extra.get(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Deliver to another protocol from now on."""
+        self._protocol = protocol
+        self._bind(protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """The current protocol."""
+        assert self._protocol is not None
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        """Whether the transport is closing or closed."""
+        return self._machine.closing
+
+    def is_reading(self) -> bool:
+        """Whether what arrives is delivered (asyncio.ReadTransport.is_reading)."""
+        return self._reading and not self.is_closing()
+
+    def pause_reading(self) -> None:
+        """Stop data_received. What has arrived keeps its slots, so the peer runs out of credits."""
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        """Let data_received go on; it is called from the event loop, not from here."""
+        self._reading = True
+
+    def can_write_eof(self) -> bool:
+        """True: a connection has two independent halves."""
+        return True
+
+    def write_eof(self) -> None:
+        """End our half after what is written; receiving goes on (asyncio.WriteTransport.write_eof)."""
+        if not self.is_closing():
+            self._stop_writing(True)
+            self._handle(Event.WRITE_EOF)
+
+    def close(self) -> None:
+        """Stop reading, send what is written, say end of file, and be gone.
+
+        ``connection_lost(None)`` comes when the peer's device has it all (not its application), or
+        ``connection_lost(TimeoutError)`` when nothing moved for ``close_timeout`` seconds.
+        """
+        if not self._machine.closing:
+            self._stop_writing(False)
+            self._handle(Event.CLOSE)
+
+    def abort(self) -> None:
+        """Be gone at once: unsent bytes are dropped, the peer gets ConnectionResetError."""
+        if self._machine.state is not State.CLOSED:
+            self._handle(Event.ABORT)
+
+    def __repr__(self) -> str:
+        state = self._machine.state.name.lower()
+        peer = self._extra.get("peername")
+        device = self._extra.get("rdma_device")
+        buffered = self.get_write_buffer_size()
+        return f"<RdmaTransport {state} peer={peer} device={device} write_buffer={buffered} bytes>"
+
+    def __del__(self) -> None:
+        if not getattr(self, "_torn_down", True) and self._id is not None:
+            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            self._teardown()
+
+    # -- events for the machine, actions from it -------------------------------------------------------
+
+    def _handle(self, event: Event, error: BaseException | None = None) -> None:
+        """Carry out what the machine answers, in Action's order."""
+        actions = self._machine.receive(event, error)
+        if not actions:
+            return
+        if actions & Action.STOP_READING:
+            self._stop_reading()
+        if actions & Action.DISCARD_WRITES:
+            self._discard_writes()
+        if actions & Action.SEND_FIN:
+            self._when_flushed()
+            self._begin_close_timer()
+        if actions & Action.SEND_ABORT:
+            with contextlib.suppress(OSError):
+                self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._abort_reason()))
+        if actions & Action.DELIVER_EOF:
+            self._deliver_eof()
+        if actions & Action.LOSE:
+            self._discard()
+            self._loop.call_soon(self._lose, self._machine.error, context=self._context)
+        elif actions & Action.RELEASE:
+            self._teardown()
+
+    def _abort_reason(self) -> tuple[int, str]:
+        error = self._machine.error
+        if isinstance(error, ProtocolError):
+            return credit.AbortCode.PROTOCOL, str(error)
+        if isinstance(error, TimeoutError):
+            return credit.AbortCode.TIMEOUT, str(error)
+        return credit.AbortCode.ABORTED, ""
+
+    def _deliver_eof(self) -> None:
+        keep_open: bool | None = False
+        try:
+            eof_received = getattr(self._protocol, "eof_received", None)
+            if eof_received is not None:
+                keep_open = self._context.run(eof_received)
+        except Exception as exc:
+            self._callback_raised(exc, "eof_received")
+            return
+        if not keep_open and not self._machine.closing:
+            self._stop_writing(False)
+            self._handle(Event.EOF_DECLINED)
+
+    def _lose(self, error: BaseException | None) -> None:
+        """The last callback, then the end of everything that the connection held."""
+        protocol, self._protocol = self._protocol, None
+        try:
+            if protocol is not None:
+                protocol.connection_lost(cast("Exception | None", error))
+        except Exception as exc:
+            self._loop.call_exception_handler(
+                {"message": "connection_lost() failed", "exception": exc, "transport": self, "protocol": protocol}
+            )
+        finally:
+            self._protocol = protocol
+            self._teardown()
+
+    def _begin_close_timer(self) -> None:
+        timeout = self._config.close_timeout
+        if timeout is not None and self._machine.closing and self._close_timer is None:
+            self._close_progress = self._progress
+            self._close_timer = self._loop.call_later(timeout, self._close_timer_fired)
+
+    def _close_timer_fired(self) -> None:
+        self._close_timer = None
+        if self._machine.state is State.CLOSED:
+            return
+        if self._progress != self._close_progress:
+            self._begin_close_timer()
+            return
+        self._handle(
+            Event.TIMED_OUT,
+            TimeoutError(
+                errno.ETIMEDOUT,
+                f"closing made no progress for {self._config.close_timeout} s, "
+                f"{self.get_write_buffer_size()} bytes were not sent",
+            ),
+        )
+
+    # -- hooks: what the engine tells --------------------------------------------------------------------
+
+    def _control_received(self, kind: int, body: bytes) -> None:
+        if kind == credit.Kind.FIN:
+            self._handle(Event.FIN_RECEIVED)
+            self._when_drained()
+        elif kind == credit.Kind.ABORT:
+            abort = credit.unpack_abort(body)
+            reason = f": {abort.reason}" if abort.reason else ""
+            self._cut_off(
+                ConnectionResetError(errno.ECONNRESET, f"the peer aborted the connection{reason}"), Event.ABORT_RECEIVED
+            )
+        else:
+            self._credit_received(body)
+
+    def _control_sent(self, kind: int) -> None:
+        if kind == credit.Kind.FIN:
+            self._handle(Event.FIN_COMPLETED)
+
+    def _flushed(self) -> None:
+        if not self._send_control(credit.Kind.FIN):
+            self._when_flushed()
+
+    def _drained(self) -> None:
+        if self._machine.state is not State.CLOSED:
+            self._handle(Event.DELIVERED)
+
+    def _pause_writing(self) -> None:
+        try:
+            self._protocol.pause_writing()  # type: ignore[union-attr]
+        except Exception as exc:
+            self._report(exc, "pause_writing() failed")
+
+    def _resume_writing(self) -> None:
+        try:
+            self._protocol.resume_writing()  # type: ignore[union-attr]
+        except Exception as exc:
+            self._report(exc, "resume_writing() failed")
+
+    def _callback_raised(self, exc: BaseException, name: str) -> None:
+        self._report(exc, f"Fatal error: protocol.{name}() call failed.")
+        if self._machine.state is not State.CLOSED:
+            self._handle(Event.CALLBACK_RAISED, exc)
+
+    def _report(self, exc: BaseException, message: str) -> None:
+        self._loop.call_exception_handler(
+            {"message": message, "exception": exc, "transport": self, "protocol": self._protocol}
+        )
+
+    def _fabric_failed(self, failure: tuple[int, bool, int] | OSError) -> None:
+        if self._machine.state in (State.CLOSED, State.OPENING):
+            return
+        if isinstance(failure, OSError):
+            self._cut_off(failure)
+            return
+        status, was_send, vendor_err = failure
+        # A flushed request only says that the queue pair is in the error state already.
+        if status == WCStatus.WR_FLUSH_ERR or status == WCStatus.RETRY_EXC_ERR:
+            text = "the connection was lost"
+            if status == WCStatus.RETRY_EXC_ERR:
+                text = "the peer is gone: its device does not answer any more (RETRY_EXC_ERR)"
+            self._cut_off(ConnectionResetError(errno.ECONNRESET, text))
+        else:
+            assert self.qp is not None
+            self._cut_off(
+                CompletionError(status, opcode="send" if was_send else "recv", vendor_err=vendor_err, qp_num=self.qp.qp_num)
+            )
+
+    def _protocol_broken(self, exc: BaseException) -> None:
+        logger.warning("%r: the peer broke the protocol: %s", self, exc)
+        if self._machine.state is not State.CLOSED:
+            self._handle(Event.PEER_VIOLATED, exc)
+            self._after_the_end()
+
+    def _cut_off(self, error: BaseException, event: Event | None = None) -> None:
+        """The connection is over. What has arrived is still delivered, then the end is told."""
+        self._engine.drain()
+        if self._machine.state is State.CLOSED:
+            return
+        if event is None:
+            event = Event.CUT_OFF if self._undelivered else Event.DISCONNECTED
+        self._handle(event, error)
+        self._after_the_end()
+
+    def _after_the_end(self) -> None:
+        if self._machine.state is not State.CLOSED:
+            # Bytes are left to deliver. Nothing more can come of waiting for a paused protocol, and a
+            # writer that waits for drain() must hear of the end: so reading goes on, paused or not.
+            self._stop_posting()
+            self._reading = True
+            self._when_drained()
+
+    # -- memory regions ------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def offer(self, mr: MR, *, access: AccessFlags | str = "read", name: str = "") -> AsyncIterator[credit.Region]:
+        """Let the peer read or write ``mr`` with RDMA while the block runs.
+
+        The region is announced with the next credit message; the peer's protocol hears of it by
+        ``region_offered(remote)``. Leaving the block revokes it and waits until the peer has finished
+        what it had begun and says so. ``access`` is "read", "write", "read,write", or AccessFlags, and
+        must be among those ``mr`` was registered with: registering is what grants them.
+
+        Cancelling the wait for the acknowledgement leaves the revocation under way; the memory stays
+        registered for as long as ``mr`` is not closed. If the connection ends, so does the wait.
+        """
+        region = self._offers.offer(mr.address, mr.length, mr.rkey, _remote_access(access, mr), name)
+        self._have_news()
+        try:
+            yield region
+        finally:
+            if self._machine.state is not State.CLOSED and not self._torn_down:
+                acknowledged = self._revocations[region.id] = self._loop.create_future()
+                try:
+                    if self._offers.revoke(region.id):
+                        self._have_news()
+                        await acknowledged
+                finally:
+                    self._revocations.pop(region.id, None)
+
+    def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
+        body = self._offers.next_credit(granted, room)
+        return self._offers.has_news, b"" if body is None else credit.pack_credit(body)
+
+    def _credit_received(self, body: bytes) -> None:
+        assert self.ledger_granted is not None
+        change = self._offers.receive(credit.unpack_credit(body, self.ledger_granted))
+        for acknowledged in change.acknowledged:
+            waiter = self._revocations.get(acknowledged)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        for region in change.offered:
+            remote = self._regions[region.id] = RemoteMemory(self, region)
+            self._tell_region("region_offered", remote)
+        for region_id in change.revoked:
+            gone = self._regions.pop(region_id, None)
+            if gone is not None:
+                self._tell_region("region_revoked", gone)
+        if self._offers.has_news:
+            self._have_news()
+
+    def _tell_region(self, name: str, remote: RemoteMemory) -> None:
+        callback = getattr(self._protocol, name, None)
+        if callback is None:
+            return
+        try:
+            self._context.run(callback, remote)
+        except Exception as exc:
+            self._callback_raised(exc, name)
+
+    async def _operate(self, remote: RemoteMemory, opcode: int, offset: int, buffer: Any) -> None:
+        """One RDMA READ or WRITE through a region; see RemoteMemory."""
+        self._offers.begin(remote.id)
+        operation = _Operation(self._loop.create_future(), opcode, remote.address + offset, remote.rkey, buffer, self)
+        try:
+            operation.map_local()
+            if self._queued_operations or not operation.post():
+                self._queued_operations.append(operation)
+            # Detached from the waiter: cancelling the await must not free what the device may touch.
+            operation.on_end = lambda: self._operation_ended(remote)
+        except BaseException:
+            self._operation_ended(remote)
+            raise
+        await operation.done
+
+    def _operation_ended(self, remote: RemoteMemory) -> None:
+        self._offers.end(remote.id)
+        if self._offers.has_news and self._machine.state is not State.CLOSED:
+            self._have_news()
+
+    def _operation_done(self, operation: _Operation) -> None:
+        operation.end(None)
+        while self._queued_operations and self._queued_operations[0].post():
+            self._queued_operations.pop(0)
+
+    def _operation_lost(self, operation: _Operation) -> None:
+        operation.end(self._machine.error or ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _loop_ended(self) -> None:
+        """The loop is going away under us: nobody is left to call back."""
+        if not self._torn_down and self._machine.state is not State.OPENING:
+            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+        self._teardown()
+
+    def _teardown(self) -> None:
+        """Undo everything, in the one order that is safe; later calls do nothing."""
+        if self._torn_down:
+            return
+        self._torn_down = True
+        for step in self._TEARDOWN:
+            step(self)
+
+    def _stop_timers(self) -> None:
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+            self._close_timer = None
+
+    def _say_goodbye(self) -> None:
+        if self._connected and self._id is not None:
+            with contextlib.suppress(OSError):
+                self._id.disconnect()
+
+    def _destroy_queue_pair(self) -> None:
+        # From here on the device touches no memory of this connection.
+        if self.qp is not None:
+            self.qp.close()
+            self._engine.unreserve(self._cq)
+
+    def _fail_waiters(self) -> None:
+        operations, self._queued_operations = self._queued_operations, []
+        for operation in operations:
+            self._operation_lost(operation)
+        for waiter in self._revocations.values():
+            if not waiter.done():
+                waiter.set_result(None)
+        for remote in self._regions.values():
+            remote._lost()
+        self._regions.clear()
+
+    def _destroy_id(self) -> None:
+        if self._id is not None:
+            self._driver.destroy_id(self._id)
+
+    def _leave(self) -> None:
+        self._driver.transports.discard(self)
+        if self._server is not None:
+            self._server._detach(self)
+
+    # The order in which a connection is taken apart. The queue pair before the memory that it writes
+    # into; the identifier after its queue pair (rdma_destroy_id(3)); whoever waits is told last.
+    _TEARDOWN: tuple[Callable[[RdmaTransport], None], ...] = (
+        _stop_timers,
+        _say_goodbye,
+        _destroy_queue_pair,
+        StreamConnection._release,
+        _destroy_id,
+        _fail_waiters,
+        _leave,
+    )
+
+
+class _Operation:
+    """A one-sided work request: its local memory lives here until it completes."""
+
+    __slots__ = ("done", "opcode", "remote_address", "rkey", "buffer", "transport", "local", "on_end")
+
+    def __init__(
+        self,
+        done: asyncio.Future[None],
+        opcode: int,
+        remote_address: int,
+        rkey: int,
+        buffer: Any,
+        transport: RdmaTransport,
+    ) -> None:
+        self.done = done
+        self.opcode = opcode
+        self.remote_address = remote_address
+        self.rkey = rkey
+        self.buffer = buffer
+        self.transport = transport
+        self.local: MR | None = None
+        self.on_end: Callable[[], None] | None = None
+
+    def map_local(self) -> None:
+        """Register the local memory for the time of the operation."""
+        if len(self.buffer):
+            access = AccessFlags.LOCAL_WRITE if not memoryview(self.buffer).readonly else AccessFlags(0)
+            self.local = self.transport._engine.pd.reg_mr(self.buffer, access)
+
+    def post(self) -> bool:
+        local = self.local
+        if local is None:
+            return self.transport._post_operation(self, self.opcode, 0, 0, 0, self.remote_address, self.rkey)
+        return self.transport._post_operation(
+            self, self.opcode, local.address, local.length, local.lkey, self.remote_address, self.rkey
+        )
+
+    def end(self, error: BaseException | None) -> None:
+        if self.local is not None:
+            self.local.close()
+            self.local = None
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+        if not self.done.done():
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)
+
+
+# ---------------------------------------------------------------------------
+# The server
+# ---------------------------------------------------------------------------
+
+
+class RdmaServer(asyncio.AbstractServer):
+    """Listeners and the connections they accepted (asyncio.Server, method by method)."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        backlog: int,
+        config: StreamConfig,
+    ) -> None:
+        self._loop = loop
+        self._factory = protocol_factory
+        self._backlog = backlog
+        self._config = config
+        self._listeners: list[tuple[Driver, CMID]] = []
+        self._sockets: list[RdmaSocket] = []
+        self._transports: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
+        self._active = 0
+        self._waiters: list[asyncio.Future[None]] | None = []
+        self._serving = False
+        self._serving_forever: asyncio.Future[None] | None = None
+
+    def _add_listener(self, driver: Driver, address: SockAddr) -> None:
+        cm_id = driver.create_id(lambda event: self._cm_event(driver, event))
+        try:
+            cm_id.bind_addr(address)
+        except BaseException:
+            driver.destroy_id(cm_id)
+            raise
+        self._listeners.append((driver, cm_id))
+        self._sockets.append(RdmaSocket(cm_id.local_addr, None))
+        driver.servers.add(self)
+
+    def _cm_event(self, driver: Driver, event: CMEvent) -> None:
+        if event.type is not CMEventType.CONNECT_REQUEST:
+            if event.type is CMEventType.DEVICE_REMOVAL:
+                logger.error("the device of %r was removed", self)
+                self.close()
+            return
+        cm_id = event.id
+        try:
+            hello = credit.unpack_hello(event.private_data)
+        except ProtocolError as exc:
+            logger.warning("refused a connection from %s: %s", cm_id.peer_addr, exc)
+            self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
+            return
+        transport = RdmaTransport(driver, self._config, self._factory, self)
+        try:
+            transport._accept(cm_id, hello)
+        except Exception as exc:
+            # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
+            self._loop.call_exception_handler(
+                {"message": f"rdmanet: could not accept {cm_id.peer_addr}", "exception": exc}
+            )
+            with contextlib.suppress(OSError):
+                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, str(exc)))
+            transport._teardown()
+
+    def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
+        with contextlib.suppress(OSError):
+            cm_id.reject(credit.pack_refusal(code, reason))
+        cm_id.close()
+
+    def _attach(self, transport: RdmaTransport) -> None:
+        self._active += 1
+        self._transports.add(transport)
+
+    def _detach(self, transport: RdmaTransport) -> None:
+        if transport in self._transports:
+            self._transports.discard(transport)
+            self._active -= 1
+            if self._active == 0 and not self._listeners:
+                self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def sockets(self) -> tuple[RdmaSocket, ...]:
+        """Socket-like objects, one a listener: getsockname() tells address and port."""
+        return tuple(self._sockets)
+
+    def close(self) -> None:
+        """Stop listening; connections that were accepted live on (asyncio.Server.close)."""
+        listeners, self._listeners = self._listeners, []
+        for driver, cm_id in listeners:
+            driver.destroy_id(cm_id)
+            driver.servers.discard(self)
+        self._sockets = []
+        self._serving = False
+        if self._serving_forever is not None and not self._serving_forever.done():
+            self._serving_forever.cancel()
+        if self._active == 0 and self._waiters is not None:
+            self._wake_waiters()
+
+    def close_clients(self) -> None:
+        """Close every connection that this server accepted."""
+        for transport in list(self._transports):
+            transport.close()
+
+    def abort_clients(self) -> None:
+        """Abort every connection that this server accepted."""
+        for transport in list(self._transports):
+            transport.abort()
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that the server belongs to."""
+        return self._loop
+
+    def is_serving(self) -> bool:
+        """Whether connections are accepted."""
+        return self._serving
+
+    async def start_serving(self) -> None:
+        """Begin to accept connections; later calls do nothing."""
+        if not self._listeners:
+            raise RuntimeError(f"server {self!r} is closed")
+        if not self._serving:
+            self._serving = True
+            for _, cm_id in self._listeners:
+                cm_id.listen(self._backlog)
+
+    async def serve_forever(self) -> None:
+        """Accept connections until cancelled; then the server is closed."""
+        if self._serving_forever is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        await self.start_serving()
+        self._serving_forever = self._loop.create_future()
+        try:
+            await self._serving_forever
+        except asyncio.CancelledError:
+            try:
+                self.close()
+                await self.wait_closed()
+            finally:
+                raise
+        finally:
+            self._serving_forever = None
+
+    async def wait_closed(self) -> None:
+        """Wait until the server is closed and all its connections are gone (as asyncio since 3.12)."""
+        if self._waiters is None:
+            return
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _loop_ended(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{s.getsockname()[0]}:{s.getsockname()[1]}" for s in self._sockets)
+        return f"<RdmaServer {'serving' if self._serving else 'closed'} {names} connections={self._active}>"
+
+
+# ---------------------------------------------------------------------------
+# A socket's face
+# ---------------------------------------------------------------------------
+
+
+class RdmaSocket:
+    """What programs ask of ``get_extra_info("socket")``: addresses, and options that mean nothing here."""
+
+    type = socket.SOCK_STREAM
+    proto = socket.IPPROTO_TCP
+
+    def __init__(self, sockname: SockAddr, peername: SockAddr | None) -> None:
+        self._sockname = sockname
+        self._peername = peername
+        self.family = socket.AF_INET6 if len(sockname) == 4 else socket.AF_INET
+
+    def getsockname(self) -> SockAddr:
+        """The local address."""
+        return self._sockname
+
+    def getpeername(self) -> SockAddr:
+        """The peer's address; OSError(ENOTCONN) on a listener."""
+        if self._peername is None:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        return self._peername
+
+    def fileno(self) -> int:
+        """-1: there is no descriptor to read or write."""
+        return -1
+
+    def setsockopt(self, level: int, option: int, value: Any = None, length: int | None = None) -> None:
+        """Accepted and without effect (TCP_NODELAY, SO_KEEPALIVE: this transport always sends at once)."""
+
+    def getsockopt(self, level: int, option: int, length: int = 0) -> int | bytes:
+        """0, or as many zero bytes as asked for."""
+        return bytes(length) if length else 0
+
+    def __repr__(self) -> str:
+        return f"<RdmaSocket laddr={self._sockname} raddr={self._peername}>"
+
+
+# ---------------------------------------------------------------------------
+# Addresses, libraries, errors
+# ---------------------------------------------------------------------------
+
+
+def _refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
+    """Keywords of asyncio's functions that have no meaning here yet."""
+    known = {
+        "ssl", "sock", "server_hostname", "ssl_handshake_timeout", "ssl_shutdown_timeout", "happy_eyeballs_delay",
+        "interleave", "reuse_port", "keep_alive", "keepalive",
+    }  # fmt: skip
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    named = [name for name, value in given.items() if value not in (None, False)]
+    if named:
+        raise NotImplementedError(f"{call}() does not support {', '.join(named)} yet")
+
+
+def _wildcards(family: int) -> list[str]:
+    return {socket.AF_INET: ["0.0.0.0"], socket.AF_INET6: ["::"]}.get(family, ["0.0.0.0", "::"])
+
+
+async def _resolve(
+    loop: asyncio.AbstractEventLoop, host: str, port: int | str, family: int, proto: int, flags: int
+) -> list[SockAddr]:
+    """Addresses of a host. What is a number already needs no thread of the loop's resolver."""
+    if isinstance(port, int):
+        with contextlib.suppress(ValueError):
+            ip = ipaddress.ip_address(host.partition("%")[0])
+            wanted = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+            if family not in (0, wanted):
+                raise OSError(errno.EAFNOSUPPORT, f"{host} is not of address family {family}")
+            if not 0 <= port <= 65535:
+                raise OverflowError(f"port {port} is not in 0..65535")
+            if "%" not in host:
+                return [(host, port) if ip.version == 4 else (host, port, 0, 0)]
+    found = await loop.getaddrinfo(
+        host, port, family=family, type=socket.SOCK_STREAM, proto=proto, flags=flags
+    )
+    if not found:
+        raise OSError(errno.EADDRNOTAVAIL, f"getaddrinfo({host!r}) returned nothing")
+    return list(dict.fromkeys(cast(SockAddr, entry[4]) for entry in found))
+
+
+def _libraries_for(address: SockAddr, device: str | None, *, connecting: bool) -> list[Library]:
+    """Which libraries to try, in order: the real one first, but the embedded one for loopback."""
+    required = os.environ.get("RDMANET_REQUIRE")
+    wanted = device or os.environ.get("RDMANET_DEVICE")
+    embedded = Library.embedded() if required != "rdma" else None
+    system = Library.system()
+    ip = ipaddress.ip_address(address[0].partition("%")[0])
+    if wanted is not None:
+        for library in (embedded, system):
+            if library is not None and wanted in library.device_names():
+                return [library]
+        raise OSError(errno.ENODEV, f"no RDMA device is named {wanted!r}; `python -m rdmanet devices` lists them")
+    has_real = system is not None and bool(system.device_names())
+    if ip.is_loopback and embedded is not None:
+        return [embedded]
+    libraries = [library for library in (system if has_real else None, embedded) if library is not None]
+    if not libraries:
+        raise OSError(errno.ENODEV, "RDMANET_REQUIRE=rdma is set and there is no RDMA device")
+    return libraries
+
+
+def _merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
+    if all_errors:
+        return ExceptionGroup(f"{what} failed", failures)
+    if len(failures) == 1:
+        return failures[0]
+    first = failures[0]
+    if isinstance(first, OSError) and all(str(first) == str(other) for other in failures):
+        return first
+    return OSError(f"{what} failed: " + "; ".join(str(failure) for failure in failures))
+
+
+def _connect_error(event: CMEvent) -> OSError:
+    """What an event that ends an attempt to connect means, as the exception a socket user expects."""
+    kind, status = event.type, event.status
+    number = -status if status < 0 else status
+    if kind is CMEventType.REJECTED:
+        reason = f"nobody listens there (status {status})"
+        with contextlib.suppress(ProtocolError):
+            refusal = credit.unpack_refusal(event.private_data)
+            reason = f"the peer refuses: {refusal.reason} (code {refusal.code})"
+        return ConnectionRefusedError(errno.ECONNREFUSED, f"connection refused: {reason}")
+    if kind is CMEventType.UNREACHABLE and number in (0, errno.ETIMEDOUT):
+        return TimeoutError(errno.ETIMEDOUT, f"the peer does not answer (status {status})")
+    if kind in (CMEventType.ADDR_ERROR, CMEventType.ROUTE_ERROR):
+        what = "address" if kind is CMEventType.ADDR_ERROR else "route"
+        number = number or errno.EHOSTUNREACH
+        return OSError(number, f"no RDMA device has a way there ({what} resolution: {os.strerror(number)})")
+    if kind is CMEventType.DISCONNECTED:
+        return ConnectionResetError(errno.ECONNRESET, "the peer disconnected while the connection was made")
+    if number == errno.ECONNREFUSED:
+        return ConnectionRefusedError(errno.ECONNREFUSED, "connection refused: nobody listens there")
+    return ConnectionError(number or errno.ECONNABORTED, f"{kind.name}: {os.strerror(number) if number else status}")
+
+
+def _lost_error(event: CMEvent) -> OSError:
+    if event.type is CMEventType.DEVICE_REMOVAL:
+        return ConnectionResetError(errno.ENODEV, "the RDMA device was removed")
+    return ConnectionResetError(errno.ECONNRESET, "the peer disconnected without end of file")
+
+
+def _remote_access(access: AccessFlags | str, mr: MR) -> AccessFlags:
+    if isinstance(access, str):
+        named = {"read": AccessFlags.REMOTE_READ, "write": AccessFlags.REMOTE_WRITE}
+        flags = AccessFlags(0)
+        for word in access.split(","):
+            if word.strip() not in named:
+                raise ValueError(f"access {access!r}: use 'read', 'write' or 'read,write'")
+            flags |= named[word.strip()]
+    else:
+        flags = access
+    if flags & ~mr.access:
+        raise ValueError(f"{mr!r} was registered with {mr.access!r}, which does not include {flags!r}")
+    return flags
+
+
