@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rdmanet.credit import Region
 from rdmanet.errors import RegionRevokedError
+from rdmanet.offers import RemoteRegion
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -39,40 +39,44 @@ class RemoteMemory:
     one detaches the waiter: the operation itself runs to its end, and its buffer is kept until then.
     """
 
-    def __init__(self, operator: _Operator, region: Region) -> None:
+    def __init__(self, operator: _Operator, region: RemoteRegion) -> None:
         self._operator = operator
         self._region = region
-        self.revoked = False
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the peer has taken it back, or the connection is gone."""
+        return self._region.revoked
 
     @property
     def id(self) -> int:
         """The offer's number on its connection."""
-        return self._region.id
+        return self._region.region.id
 
     @property
     def name(self) -> str:
         """What the peer called it."""
-        return self._region.name
+        return self._region.region.name
 
     @property
     def address(self) -> int:
         """Where it begins, in the peer's address space."""
-        return self._region.address
+        return self._region.region.address
 
     @property
     def length(self) -> int:
         """Its size in bytes."""
-        return self._region.length
+        return self._region.region.length
 
     @property
     def rkey(self) -> int:
         """The key that opens it."""
-        return self._region.rkey
+        return self._region.region.rkey
 
     @property
     def access(self) -> int:
         """IBV_ACCESS_REMOTE_* flags it was offered with."""
-        return self._region.access
+        return self._region.region.access
 
     async def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """RDMA READ `length` bytes (default: to the end) from `offset`."""
@@ -105,9 +109,6 @@ class RemoteMemory:
             raise PermissionError(errno.EACCES, f"{call}: {self!r} was not offered for this")
         if offset < 0 or offset + length > self.length:
             raise IndexError(f"{call}: {length} bytes at offset {offset} leave {self!r}")
-
-    def _lost(self) -> None:
-        self.revoked = True
 
     def __len__(self) -> int:
         return self.length

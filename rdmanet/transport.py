@@ -48,13 +48,13 @@ from rdmanet._core import (
     QPInitAttr,
     StreamConnection,
     StreamEngine,
-    WCStatus,
     stream_queue_depths,
 )
 from rdmanet.driver import Driver, driver_for
-from rdmanet.errors import CompletionError, ProtocolError
+from rdmanet.errors import ProtocolError, completion_error
 from rdmanet.memory import RemoteMemory
-from rdmanet.protocol import Action, Event, Machine, Offers, State
+from rdmanet.offers import Offers, RemoteRegion
+from rdmanet.protocol import Action, Event, Machine, State
 
 logger = logging.getLogger("rdmanet")
 
@@ -66,6 +66,7 @@ SLOT_BYTES = 65536
 DATA_SLOTS = 16
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0
+_LATE_WRITES_QUIET = 5  # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,9 @@ class RdmaTransport(StreamConnection):
         self._close_progress = -1
         self._extra: dict[str, Any] = {}
         self._offers = Offers()
-        self._regions: dict[int, RemoteMemory] = {}
+        self._regions: dict[RemoteRegion, RemoteMemory] = {}
+        self._late_writes = 0
+        self._eof_written = False
         self._revocations: dict[int, asyncio.Future[None]] = {}
         self._queued_operations: list[_Operation] = []
         driver.transports.add(self)
@@ -299,7 +302,7 @@ class RdmaTransport(StreamConnection):
 
     def _prepare(self, cm_id: CMID) -> None:
         """A queue pair with its receives posted, on the device that the address belongs to."""
-        context = cm_id.verbs_context
+        context = cm_id.context
         assert context is not None
         engine = self._engine = self._driver.engine_for(context, self._config.busy_poll)
         self._attach(engine, self._context, self._config.slot_bytes, self._config.data_slots)
@@ -353,7 +356,7 @@ class RdmaTransport(StreamConnection):
         self._protocol = protocol
         if self._server is not None:
             self._server._attach(self)
-        self._open(protocol, connecting)
+        self._open(protocol, isinstance(protocol, asyncio.BufferedProtocol), connecting)
         if connecting:
             self._send_control(credit.Kind.CREDIT)
         try:
@@ -362,7 +365,7 @@ class RdmaTransport(StreamConnection):
             self._callback_raised(exc, "connection_made")
 
     def _extra_info(self, cm_id: CMID) -> None:
-        context = cm_id.verbs_context
+        context = cm_id.context
         assert context is not None and self.qp is not None
         self._extra = {
             "sockname": cm_id.local_addr,
@@ -388,7 +391,7 @@ class RdmaTransport(StreamConnection):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Deliver to another protocol from now on."""
         self._protocol = protocol
-        self._bind(protocol)
+        self._bind(protocol, isinstance(protocol, asyncio.BufferedProtocol))
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """The current protocol."""
@@ -418,7 +421,8 @@ class RdmaTransport(StreamConnection):
     def write_eof(self) -> None:
         """End our half after what is written; receiving goes on (asyncio.WriteTransport.write_eof)."""
         if not self.is_closing():
-            self._stop_writing(True)
+            self._stop_writing()
+            self._eof_written = True
             self._handle(Event.WRITE_EOF)
 
     def close(self) -> None:
@@ -428,7 +432,7 @@ class RdmaTransport(StreamConnection):
         ``connection_lost(TimeoutError)`` when nothing moved for ``close_timeout`` seconds.
         """
         if not self._machine.closing:
-            self._stop_writing(False)
+            self._stop_writing()
             self._handle(Event.CLOSE)
 
     def abort(self) -> None:
@@ -463,14 +467,20 @@ class RdmaTransport(StreamConnection):
             self._when_flushed()
             self._begin_close_timer()
         if actions & Action.SEND_ABORT:
-            with contextlib.suppress(OSError):
-                self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._abort_reason()))
+            self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._abort_reason()))
         if actions & Action.DELIVER_EOF:
             self._deliver_eof()
         if actions & Action.LOSE:
-            self._discard()
-            self._loop.call_soon(self._lose, self._machine.error, context=self._context)
-        elif actions & Action.RELEASE:
+            self._loop.call_soon(self._lose, context=self._context)
+        if actions & Action.DISCONNECT:
+            self._stop_posting()
+            self._say_goodbye()
+            if self._machine.state is not State.CLOSED:
+                # Bytes are left to deliver, paused or not: nothing can come of waiting, and a writer in
+                # drain() must hear of the end.
+                self._reading = True
+                self._when_drained()
+        if actions & Action.RELEASE and not actions & Action.LOSE:
             self._teardown()
 
     def _abort_reason(self) -> tuple[int, str]:
@@ -491,21 +501,22 @@ class RdmaTransport(StreamConnection):
             self._callback_raised(exc, "eof_received")
             return
         if not keep_open and not self._machine.closing:
-            self._stop_writing(False)
+            self._stop_writing()
             self._handle(Event.EOF_DECLINED)
 
-    def _lose(self, error: BaseException | None) -> None:
+    def _lose(self) -> None:
         """The last callback, then the end of everything that the connection held."""
-        protocol, self._protocol = self._protocol, None
+        protocol = self._protocol
+        if self._torn_down:
+            return
         try:
             if protocol is not None:
-                protocol.connection_lost(cast("Exception | None", error))
+                protocol.connection_lost(cast("Exception | None", self._machine.error))
         except Exception as exc:
             self._loop.call_exception_handler(
                 {"message": "connection_lost() failed", "exception": exc, "transport": self, "protocol": protocol}
             )
         finally:
-            self._protocol = protocol
             self._teardown()
 
     def _begin_close_timer(self) -> None:
@@ -532,18 +543,17 @@ class RdmaTransport(StreamConnection):
 
     # -- hooks: what the engine tells --------------------------------------------------------------------
 
-    def _control_received(self, kind: int, body: bytes) -> None:
+    def _control_received(self, kind: int, body: bytes, granted: int) -> None:
         if kind == credit.Kind.FIN:
             self._handle(Event.FIN_RECEIVED)
             self._when_drained()
         elif kind == credit.Kind.ABORT:
             abort = credit.unpack_abort(body)
             reason = f": {abort.reason}" if abort.reason else ""
-            self._cut_off(
-                ConnectionResetError(errno.ECONNRESET, f"the peer aborted the connection{reason}"), Event.ABORT_RECEIVED
-            )
+            error = ConnectionResetError(errno.ECONNRESET, f"the peer aborted the connection{reason}")
+            self._handle(Event.ABORT_RECEIVED, error)
         else:
-            self._credit_received(body)
+            self._credit_received(body, granted)
 
     def _control_sent(self, kind: int) -> None:
         if kind == credit.Kind.FIN:
@@ -586,41 +596,27 @@ class RdmaTransport(StreamConnection):
             self._cut_off(failure)
             return
         status, was_send, vendor_err = failure
-        # A flushed request only says that the queue pair is in the error state already.
-        if status == WCStatus.WR_FLUSH_ERR or status == WCStatus.RETRY_EXC_ERR:
-            text = "the connection was lost"
-            if status == WCStatus.RETRY_EXC_ERR:
-                text = "the peer is gone: its device does not answer any more (RETRY_EXC_ERR)"
-            self._cut_off(ConnectionResetError(errno.ECONNRESET, text))
-        else:
-            assert self.qp is not None
-            self._cut_off(
-                CompletionError(status, opcode="send" if was_send else "recv", vendor_err=vendor_err, qp_num=self.qp.qp_num)
-            )
+        assert self.qp is not None
+        self._cut_off(completion_error(status, "send" if was_send else "receive", vendor_err, self.qp.qp_num))
 
     def _protocol_broken(self, exc: BaseException) -> None:
         logger.warning("%r: the peer broke the protocol: %s", self, exc)
-        if self._machine.state is not State.CLOSED:
-            self._handle(Event.PEER_VIOLATED, exc)
-            self._after_the_end()
+        self._handle(Event.PEER_VIOLATED, exc)
 
-    def _cut_off(self, error: BaseException, event: Event | None = None) -> None:
-        """The connection is over. What has arrived is still delivered, then the end is told."""
+    def _cut_off(self, error: BaseException) -> None:
+        """The connection is over. Completions that are there first: the peer's Fin may be among them."""
         self._engine.drain()
-        if self._machine.state is State.CLOSED:
-            return
-        if event is None:
-            event = Event.CUT_OFF if self._undelivered else Event.DISCONNECTED
-        self._handle(event, error)
-        self._after_the_end()
+        self._handle(Event.CUT_OFF if self._undelivered else Event.DISCONNECTED, error)
 
-    def _after_the_end(self) -> None:
-        if self._machine.state is not State.CLOSED:
-            # Bytes are left to deliver. Nothing more can come of waiting for a paused protocol, and a
-            # writer that waits for drain() must hear of the end: so reading goes on, paused or not.
-            self._stop_posting()
-            self._reading = True
-            self._when_drained()
+    def _write_refused(self) -> None:
+        """As asyncio's transports: an error after write_eof, silence after close, a warning when it goes on."""
+        if self._eof_written:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        if self._machine.state in (State.DRAINING, State.DRAINING_TO_EOF):
+            self._handle(Event.WRITE_DROPPED)
+        if self._late_writes >= _LATE_WRITES_QUIET:
+            logger.warning("write() on a closed RDMA transport: the data is dropped")
+        self._late_writes += 1
 
     # -- memory regions ------------------------------------------------------------------------------------
 
@@ -642,33 +638,31 @@ class RdmaTransport(StreamConnection):
             yield region
         finally:
             if self._machine.state is not State.CLOSED and not self._torn_down:
+                if self._offers.revoke(region.id):
+                    return  # it was never announced
                 acknowledged = self._revocations[region.id] = self._loop.create_future()
+                self._have_news()
                 try:
-                    if self._offers.revoke(region.id):
-                        self._have_news()
-                        await acknowledged
+                    await acknowledged
                 finally:
                     self._revocations.pop(region.id, None)
 
     def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
-        body = self._offers.next_credit(granted, room)
-        return self._offers.has_news, b"" if body is None else credit.pack_credit(body)
+        body = self._offers.next_credit_body(room, granted)
+        return self._offers.pending, b"" if body is None else credit.pack_credit(body)
 
-    def _credit_received(self, body: bytes) -> None:
-        assert self.ledger_granted is not None
-        change = self._offers.receive(credit.unpack_credit(body, self.ledger_granted))
-        for acknowledged in change.acknowledged:
-            waiter = self._revocations.get(acknowledged)
+    def _credit_received(self, body: bytes, granted: int) -> None:
+        news = self._offers.received(credit.unpack_credit(body, granted))
+        for region_id in news.acked:
+            waiter = self._revocations.get(region_id)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-        for region in change.offered:
-            remote = self._regions[region.id] = RemoteMemory(self, region)
+        for region in news.offered:
+            remote = self._regions[region] = RemoteMemory(self, region)
             self._tell_region("region_offered", remote)
-        for region_id in change.revoked:
-            gone = self._regions.pop(region_id, None)
-            if gone is not None:
-                self._tell_region("region_revoked", gone)
-        if self._offers.has_news:
+        for region in news.revoked:
+            self._tell_region("region_revoked", self._regions.pop(region))
+        if self._offers.pending:
             self._have_news()
 
     def _tell_region(self, name: str, remote: RemoteMemory) -> None:
@@ -682,22 +676,23 @@ class RdmaTransport(StreamConnection):
 
     async def _operate(self, remote: RemoteMemory, opcode: int, offset: int, buffer: Any) -> None:
         """One RDMA READ or WRITE through a region; see RemoteMemory."""
-        self._offers.begin(remote.id)
+        region = remote._region
+        self._offers.begin(region)
         operation = _Operation(self._loop.create_future(), opcode, remote.address + offset, remote.rkey, buffer, self)
+        # Kept apart from the waiter: cancelling the await must not free what the device may touch.
+        operation.on_end = lambda: self._operation_ended(region)
         try:
             operation.map_local()
             if self._queued_operations or not operation.post():
                 self._queued_operations.append(operation)
-            # Detached from the waiter: cancelling the await must not free what the device may touch.
-            operation.on_end = lambda: self._operation_ended(remote)
         except BaseException:
-            self._operation_ended(remote)
+            operation.end(None)
             raise
         await operation.done
 
-    def _operation_ended(self, remote: RemoteMemory) -> None:
-        self._offers.end(remote.id)
-        if self._offers.has_news and self._machine.state is not State.CLOSED:
+    def _operation_ended(self, region: RemoteRegion) -> None:
+        self._offers.end(region)
+        if self._offers.pending and self._machine.state is not State.CLOSED:
             self._have_news()
 
     def _operation_done(self, operation: _Operation) -> None:
@@ -747,8 +742,7 @@ class RdmaTransport(StreamConnection):
         for waiter in self._revocations.values():
             if not waiter.done():
                 waiter.set_result(None)
-        for remote in self._regions.values():
-            remote._lost()
+        self._offers.lost()
         self._regions.clear()
 
     def _destroy_id(self) -> None:
@@ -1082,16 +1076,23 @@ def _libraries_for(address: SockAddr, device: str | None, *, connecting: bool) -
     ip = ipaddress.ip_address(address[0].partition("%")[0])
     if wanted is not None:
         for library in (embedded, system):
-            if library is not None and wanted in library.device_names():
+            if library is not None and wanted in _device_names(library):
                 return [library]
         raise OSError(errno.ENODEV, f"no RDMA device is named {wanted!r}; `python -m rdmanet devices` lists them")
-    has_real = system is not None and bool(system.device_names())
+    has_real = system is not None and bool(_device_names(system))
     if ip.is_loopback and embedded is not None:
         return [embedded]
     libraries = [library for library in (system if has_real else None, embedded) if library is not None]
     if not libraries:
         raise OSError(errno.ENODEV, "RDMANET_REQUIRE=rdma is set and there is no RDMA device")
     return libraries
+
+
+def _device_names(library: Library) -> list[str]:
+    try:
+        return [device.name for device in library.devices()]
+    except OSError:
+        return []  # rdma-core is installed, the kernel has no RDMA
 
 
 def _merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
@@ -1107,31 +1108,20 @@ def _merged(what: str, failures: list[Exception], all_errors: bool) -> Exception
 
 def _connect_error(event: CMEvent) -> OSError:
     """What an event that ends an attempt to connect means, as the exception a socket user expects."""
-    kind, status = event.type, event.status
-    number = -status if status < 0 else status
-    if kind is CMEventType.REJECTED:
-        reason = f"nobody listens there (status {status})"
+    if event.type is CMEventType.REJECTED:
+        # The peer's own words, if they are one of ours.
         with contextlib.suppress(ProtocolError):
             refusal = credit.unpack_refusal(event.private_data)
-            reason = f"the peer refuses: {refusal.reason} (code {refusal.code})"
-        return ConnectionRefusedError(errno.ECONNREFUSED, f"connection refused: {reason}")
-    if kind is CMEventType.UNREACHABLE and number in (0, errno.ETIMEDOUT):
-        return TimeoutError(errno.ETIMEDOUT, f"the peer does not answer (status {status})")
-    if kind in (CMEventType.ADDR_ERROR, CMEventType.ROUTE_ERROR):
-        what = "address" if kind is CMEventType.ADDR_ERROR else "route"
-        number = number or errno.EHOSTUNREACH
-        return OSError(number, f"no RDMA device has a way there ({what} resolution: {os.strerror(number)})")
-    if kind is CMEventType.DISCONNECTED:
-        return ConnectionResetError(errno.ECONNRESET, "the peer disconnected while the connection was made")
-    if number == errno.ECONNREFUSED:
-        return ConnectionRefusedError(errno.ECONNREFUSED, "connection refused: nobody listens there")
-    return ConnectionError(number or errno.ECONNABORTED, f"{kind.name}: {os.strerror(number) if number else status}")
+            return ConnectionRefusedError(
+                errno.ECONNREFUSED, f"the peer refuses the connection: {refusal.reason} (code {refusal.code})"
+            )
+    error = event.error()
+    return error if error is not None else ConnectionError(errno.EPROTO, f"unexpected {event!r} while connecting")
 
 
 def _lost_error(event: CMEvent) -> OSError:
-    if event.type is CMEventType.DEVICE_REMOVAL:
-        return ConnectionResetError(errno.ENODEV, "the RDMA device was removed")
-    return ConnectionResetError(errno.ECONNRESET, "the peer disconnected without end of file")
+    error = event.error()
+    return error if error is not None else ConnectionResetError(errno.ECONNRESET, f"connection lost: {event!r}")
 
 
 def _remote_access(access: AccessFlags | str, mr: MR) -> AccessFlags:

@@ -15,6 +15,19 @@
 # Every wr_id is 20 bits of connection index, 16 of generation, 3 unused, 1 that says "a send", and 24
 # of slot or sequence number. A completion of an earlier generation is counted and dropped.
 
+cdef extern from * nogil:
+    """
+    static inline void cpu_relax(void)
+    {
+    #if defined(__x86_64__)
+        __builtin_ia32_pause();
+    #elif defined(__aarch64__)
+        __asm__ volatile("yield");
+    #endif
+    }
+    """
+    void cpu_relax()
+
 cdef extern from "time.h" nogil:
     ctypedef long time_t
     struct timespec:
@@ -24,9 +37,10 @@ cdef extern from "time.h" nogil:
     enum: CLOCK_MONOTONIC
 
 cdef enum:
+    ACK_BATCH = 16                  # events acknowledged in one call: it takes a lock
     BATCH = 64                      # completions of one poll
     INDEX_SHIFT = 44
-    GENERATION_SHIFT = 28
+    STREAM_GENERATION_SHIFT = 28
     STREAM_QUEUE = 4096             # completion queue entries asked for
     ENTRIES_PER_CONNECTION = 128    # at most: receive ring, send queue
     MAX_INLINE = 192
@@ -40,7 +54,7 @@ cdef enum:
     WINDOW_NS = 200000              # watch no longer than this after the last message
     WINDOW_FLOOR_NS = 20000
 
-cdef uint64_t WR_BASE_MASK = ~((<uint64_t>1 << GENERATION_SHIFT) - 1)
+cdef uint64_t WR_BASE_MASK = ~((<uint64_t>1 << STREAM_GENERATION_SHIFT) - 1)
 
 
 cdef inline uint64_t now_ns() noexcept nogil:
@@ -153,7 +167,7 @@ cdef class StreamEngine:
             index = len(self.table)
             self.table.append(connection)
             self.generations.append(0)
-        return (<uint64_t>index << INDEX_SHIFT) | (<uint64_t>self.generations[index] << GENERATION_SHIFT)
+        return (<uint64_t>index << INDEX_SHIFT) | (<uint64_t>self.generations[index] << STREAM_GENERATION_SHIFT)
 
     cdef int expel(self, StreamConnection connection) except -1:
         cdef Py_ssize_t index = connection.wr_base >> INDEX_SHIFT
@@ -198,7 +212,12 @@ cdef class StreamEngine:
 
     def channel_ready(self):
         """The completion channel is readable: take its events, then look. Returns whether there were any."""
-        cdef int events = self.channel.drain()
+        cdef CQ cq
+        cdef int events = 0
+        while (cq := self.channel.get_cq_event()) is not None:
+            events += 1
+            if cq.unacked >= ACK_BATCH:
+                cq.ack_rest()
         if events:
             self.wakeups += 1
             self.armed = False
@@ -263,7 +282,7 @@ cdef class StreamEngine:
     cdef int arm(self) except -1:
         cdef CQ cq
         for cq in self.cqs:
-            check(-verbs.ibv_req_notify_cq(cq.ptr, 0), "ibv_req_notify_cq")
+            check(verbs.rn_req_notify_cq(cq.ptr, 0), "ibv_req_notify_cq")
         self.armed = True
         return 0
 
@@ -287,9 +306,7 @@ cdef class StreamEngine:
             total += self.completion_count - self.completion_next
             self.dispatch()
         for cq in self.cqs:
-            n = verbs.ibv_poll_cq(cq.ptr, BATCH, self.completions)
-            if n < 0:
-                raise OSError(errno.EIO, f"ibv_poll_cq: {n} on {cq!r}")
+            n = check(verbs.rn_poll_cq(cq.ptr, BATCH, self.completions), "ibv_poll_cq")
             if n:
                 total += n
                 self.completion_next = 0

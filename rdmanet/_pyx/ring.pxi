@@ -7,7 +7,10 @@
 # device has one more case, a peer stopped in the middle of a copy, which it counts
 # (rdmanet_soft_quarantined); while there is one, released chunks are parked and not reused.
 
-DEF_SLAB_BYTES = 32 << 20
+cdef enum:
+    SLAB_BYTES = 32 << 20
+
+ctypedef uint32_t (*quarantined_t)() noexcept nogil
 
 
 cdef class Chunk:
@@ -38,19 +41,24 @@ cdef class RingPool:
     cdef readonly Py_ssize_t per_slab
     cdef list slabs
     cdef list parked
+    cdef quarantined_t quarantined      # the embedded device's own export; NULL for others
 
     def __cinit__(self, PD pd, size_t chunk_bytes):
         self.pd = pd
         self.chunk_bytes = chunk_bytes
         # Embedded memory is sparse and costs nothing before it is touched; real devices pin it all.
-        self.per_slab = max(1, DEF_SLAB_BYTES // chunk_bytes) if pd.context.library.name == "embedded" else 1
+        self.per_slab = max(1, SLAB_BYTES // chunk_bytes) if pd.context.library.embedded_device else 1
         self.slabs = []
         self.parked = []
+        self.quarantined = <quarantined_t>verbs.rn_library_symbol(pd.context.library.c, "rdmanet_soft_quarantined")
+
+    cdef inline bint may_reuse(self) noexcept:
+        return self.quarantined == NULL or self.quarantined() == 0
 
     cdef Chunk take(self):
         cdef Slab slab
         cdef Chunk chunk
-        if self.parked and not self.pd.context.library.quarantined():
+        if self.parked and self.may_reuse():
             self._unpark()
         for slab in self.slabs:
             if slab.free:
@@ -68,7 +76,7 @@ cdef class RingPool:
     cdef int give(self, Chunk chunk) except -1:
         """Take back what no device touches any more."""
         self.parked.append(chunk)
-        if not self.pd.context.library.quarantined():
+        if self.may_reuse():
             self._unpark()
         return 0
 

@@ -47,6 +47,11 @@ cdef struct ready_slot:
     uint32_t length
 
 
+def stream_queue_depths(data_slots):
+    """(send, receive) queue depths of a connection with a ring of so many slots."""
+    return data_slots + CONTROL_RESERVE + OPERATIONS, data_slots + CONTROL_RESERVE
+
+
 cdef size_t stream_stride(size_t slot_bytes) noexcept:
     return ((slot_bytes + HEADER + 63) & ~<size_t>63) + STRIDE_SKEW
 
@@ -104,7 +109,6 @@ cdef class StreamConnection:
     cdef size_t backlog_offset, backlog_bytes
     cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
     cdef bint writable                  # neither write_eof nor close nor a failure so far
-    cdef bint eof_written
     cdef bint dirty                     # on the engine's list of connections to flush
     cdef bint tell_flushed
     cdef bint news                      # regions offered, revoked or acknowledged wait for a Credit to ride in
@@ -112,7 +116,6 @@ cdef class StreamConnection:
     cdef uint64_t tick                  # engine.tick of the last frame posted at once
     cdef size_t high_water_bytes, low_water_bytes
     cdef bint protocol_paused
-    cdef int late_writes
 
     cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
     cdef bint distrusted                # the peer broke the protocol: deliver nothing more from it
@@ -120,7 +123,7 @@ cdef class StreamConnection:
     cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed
 
     def __cinit__(self, *args, **kwargs):
-        self.backlog = deque()
+        self.backlog = collections.deque()
         self.high_water_bytes = 65536
         self.low_water_bytes = 16384
         self.reading = True
@@ -167,20 +170,20 @@ cdef class StreamConnection:
         self.ledger = ledger
         self.frame_bytes = min(frame_bytes, self.slot_bytes)
 
-    def _open(self, object protocol, bint may_send):
+    def _open(self, object protocol, bint buffered, bint may_send):
         """Established: delivery and sending may begin."""
         self.may_send = self.may_send or may_send
         self.writable = True
-        self._bind(protocol)
+        self._bind(protocol, buffered)
         self.opened = True
         if self.fifo_count or self.tell_drained:
             self.engine.deliver_later(self)
             self.engine.wake()
 
-    def _bind(self, object protocol):
+    def _bind(self, object protocol, bint buffered):
         """Look the protocol's callbacks up once, not once a message."""
-        self.buffered = isinstance(protocol, asyncio_BufferedProtocol)
-        if self.buffered:
+        self.buffered = buffered
+        if buffered:
             self.get_buffer = protocol.get_buffer
             self.buffer_updated = protocol.buffer_updated
             self.data_received = None
@@ -217,7 +220,7 @@ cdef class StreamConnection:
             if header.kind == FRAME_PING:
                 self.ping_body = body
             elif header.kind != FRAME_PONG and (header.kind != FRAME_CREDIT or byte_len > HEADER):
-                self._control_received(header.kind, body)
+                self._control_received(header.kind, body, header.granted)
         self.may_send = True
         # It may have brought credits, or answered control frames.
         self.engine.flush_later(self)
@@ -353,9 +356,8 @@ cdef class StreamConnection:
         self.engine.recv_count = 0
         if count == 0 or self.broken:
             return 0
-        rc = verbs.ibv_post_recv(self.qp_c, &self.engine.recv_wr[0], &bad)
-        if rc:
-            check(-rc, "ibv_post_recv")
+        rc = verbs.rn_post_recv(self.qp_c, &self.engine.recv_wr[0], &bad)
+        check(rc, "ibv_post_recv")
         return 0
 
     cdef int say_what_is_due(self) except -1:
@@ -408,7 +410,8 @@ cdef class StreamConnection:
         """Take `size` bytes. `owner` is the exact `bytes` they belong to, or None: then copy."""
         cdef size_t taken = 0
         if not self.writable:
-            return self.refuse_write()
+            self._write_refused()
+            return 0
         if size == 0:
             return 0
         if self.backlog_bytes == 0 and (owner is None or size < BORROW_BYTES):
@@ -449,14 +452,6 @@ cdef class StreamConnection:
             if self.fill == self.frame_bytes:
                 self.pump(False)
         return taken
-
-    cdef int refuse_write(self) except -1:
-        if self.eof_written:
-            raise RuntimeError("Cannot call write() after write_eof()")
-        if self.late_writes >= 5:
-            logger.warning("write() on a closed RDMA transport: the data is dropped")
-        self.late_writes += 1
-        return 0
 
     cdef inline char *open_frame(self) noexcept:
         return self.frames + (self.posted % self.data_slots) * self.stride
@@ -585,10 +580,10 @@ cdef class StreamConnection:
         if self.engine.send_count == 0:
             return 0
         self.engine.send_count = 0
-        rc = verbs.ibv_post_send(self.qp_c, &self.engine.send_wr[0], &bad)
-        if rc:
+        rc = verbs.rn_post_send(self.qp_c, &self.engine.send_wr[0], &bad)
+        if rc < 0:
             # Budgets make a full queue impossible; whatever it is, the connection cannot go on.
-            self.fail(OSError(rc, f"ibv_post_send: {os_strerror(rc)}"))
+            self.fail(OSError(-rc, f"ibv_post_send: {strerror(-rc).decode()}"))
         return 0
 
     cdef int post_control(self, uint32_t kind, bytes body) except -1:
@@ -625,9 +620,8 @@ cdef class StreamConnection:
         cdef verbs.ibv_send_wr wr
         cdef verbs.ibv_send_wr *bad = NULL
         cdef verbs.ibv_sge sge
-        cdef int rc
         if self.broken:
-            raise ConnectionResetError(errno.ECONNRESET, "the connection is lost")
+            raise ConnectionResetError(ECONNRESET, "the connection is lost")
         if self.operations >= OPERATIONS:
             return False
         memset(&wr, 0, sizeof(wr))
@@ -641,9 +635,7 @@ cdef class StreamConnection:
         wr.send_flags = verbs.IBV_SEND_SIGNALED
         wr.wr.rdma.remote_addr = remote_address
         wr.wr.rdma.rkey = rkey
-        rc = verbs.ibv_post_send(self.qp_c, &wr, &bad)
-        if rc:
-            check(-rc, "ibv_post_send")
+        check(verbs.rn_post_send(self.qp_c, &wr, &bad), "ibv_post_send")
         self.log_entry_made(OPERATION, operation)
         self.operations += 1
         self.engine.wake()
@@ -733,18 +725,23 @@ cdef class StreamConnection:
             self.engine.deliver_later(self)
             self.engine.wake()
 
-    def _stop_writing(self, bint eof):
+    def _stop_writing(self):
         """No `write` from now on; what is buffered still goes out."""
         self.writable = False
-        self.eof_written = eof
 
-    def _discard(self):
-        """Forget what has not been posted, and post nothing more."""
-        self.broken = True
+    def _discard_writes(self):
+        """Forget what is written and not posted; a protocol that it paused resumes."""
         self.writable = False
         self.backlog.clear()
         self.backlog_bytes = self.backlog_offset = 0
         self.fill = 0
+        if self.protocol_paused:
+            self.protocol_paused = False
+            self._resume_writing()
+
+    def _stop_posting(self):
+        """Post nothing more."""
+        self.broken = True
 
     def _stop_reading(self):
         """Deliver nothing any more: drop what has come and what will, and keep granting."""
@@ -793,7 +790,10 @@ cdef class StreamConnection:
         cdef StreamEngine engine = self.engine
         if self.chunk is None:
             return
-        self._discard()
+        self._stop_posting()
+        self.writable = False
+        self.backlog.clear()
+        self.backlog_bytes = self.fill = 0
         self.fifo_count = 0
         self.reading = False
         self.qp_c = NULL
@@ -848,7 +848,7 @@ cdef class StreamConnection:
 
     # -- hooks: what a subclass is told ----------------------------------------------------------------
 
-    def _control_received(self, int kind, bytes body):
+    def _control_received(self, uint32_t kind, bytes body, uint32_t granted):
         """A Fin, an Abort, or a Credit with a body; its slot is posted again."""
         raise NotImplementedError
 
@@ -866,6 +866,10 @@ cdef class StreamConnection:
 
     def _credit_body(self, int granted, int room):
         """The body of a Credit that may go now, and whether there is more: (more, bytes)."""
+        raise NotImplementedError
+
+    def _write_refused(self):
+        """write() was called after write_eof(), close() or the end."""
         raise NotImplementedError
 
     def _pause_writing(self):
