@@ -12,7 +12,9 @@ Reading order is the order of the includes:
     workrequest  scatter/gather elements, send and receive requests
     queuepair    queue pairs: attributes, states, posting
     cm           the connection manager's identifiers and events
-    engine       the byte stream's data path
+    ring         the byte stream's memory
+    stream       one connection of the byte stream: frames, credits, delivery
+    engine       all connections of a loop on a device: completions, polling, sleeping
 
 Every object of the verbs world is an instance of a class here. It owns its C object and holds its
 parents, so that nothing is destroyed too early; see Resource in library.pxi.
@@ -22,15 +24,18 @@ cimport cython
 from cpython.buffer cimport (
     PyBUF_ND, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.ref cimport PyObject
-from libc.errno cimport EAGAIN, EBUSY, EINVAL, EINTR, ENOMEM, EOPNOTSUPP, errno
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, EINVAL, EINTR, ENOMEM, EOPNOTSUPP, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strerror
 from posix.types cimport pid_t
 
 from rdmanet cimport _verbs as verbs
+from rdmanet.credit cimport (
+    FRAME_ABORT, FRAME_CREDIT, FRAME_DATA, FRAME_FIN, FRAME_HEADER_BYTES, FRAME_PING, FRAME_PONG, Ledger, frame_header,
+)
 
 import collections
 import dataclasses
@@ -42,7 +47,7 @@ import sys
 import warnings
 import weakref
 
-from rdmanet.errors import CompletionError, DeviceNotFoundError, cm_error, completion_error
+from rdmanet.errors import CompletionError, DeviceNotFoundError, ProtocolError, cm_error, completion_error
 
 include "_pyx/errors.pxi"
 include "_pyx/library.pxi"
@@ -52,4 +57,6 @@ include "_pyx/completion.pxi"
 include "_pyx/workrequest.pxi"
 include "_pyx/queuepair.pxi"
 include "_pyx/cm.pxi"
+include "_pyx/ring.pxi"
+include "_pyx/stream.pxi"
 include "_pyx/engine.pxi"
