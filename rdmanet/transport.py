@@ -307,12 +307,24 @@ class RdmaTransport(StreamConnection):
         engine = self._engine = self._driver.engine_for(context, self._config.busy_poll)
         self._attach(engine, self._context, self._config.slot_bytes, self._config.data_slots)
         self._cq = engine.reserve()
+        self._start(self._create_queue_pair(cm_id, engine))
+
+    def _create_queue_pair(self, cm_id: CMID, engine: StreamEngine) -> QP:
         sends, receives = stream_queue_depths(self._config.data_slots)
-        cap = QPCap(
-            max_send_wr=sends, max_recv_wr=receives, max_send_sge=2, max_recv_sge=1, max_inline_data=engine.max_inline
-        )
-        qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=self._cq, recv_cq=self._cq))
-        self._start(qp)
+        for inline in (engine.max_inline, 64, 0):
+            cap = QPCap(
+                max_send_wr=sends, max_recv_wr=receives, max_send_sge=2, max_recv_sge=1, max_inline_data=inline
+            )
+            try:
+                qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=self._cq, recv_cq=self._cq))
+            except OSError as exc:
+                # The largest inline size is the one limit that ibv_query_device does not tell.
+                if exc.errno != errno.EINVAL or inline == 0:
+                    raise
+            else:
+                engine.max_inline = inline
+                return qp
+        raise AssertionError("unreachable: the last attempt raises")
 
     def _cm_event(self, event: CMEvent) -> None:
         """An event of our connection identifier."""

@@ -96,7 +96,7 @@ cdef class StreamEngine:
     cdef MR implicit
     cdef uint32_t implicit_lkey
     cdef bint implicit_lkey_valid
-    cdef readonly uint32_t max_inline
+    cdef public uint32_t max_inline
 
     cdef uint64_t window_limit_ns, window_ns, gap_ns, last_message_ns
     cdef readonly uint64_t passes, sleeps, wakeups, messages, stale
