@@ -36,6 +36,7 @@
 #ifndef RDMANET_SOFT_ARENA_H
 #define RDMANET_SOFT_ARENA_H
 
+#include <assert.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -121,9 +122,9 @@ struct rn_cq_block {
 enum rn_armed { RN_ARMED_NOT, RN_ARMED_SOLICITED, RN_ARMED_NEXT };
 
 enum rn_mr_kind {
-	RN_MR_USER,     /* ordinary memory of its owner: process_vm_*, or its owner's engine */
-	RN_MR_SEGMENT,  /* a sealed memfd: mapped by whoever needs it */
-	RN_MR_IMPLICIT, /* the whole address space; for others it is USER memory */
+	RN_MR_USER,      /* ordinary memory of its owner: process_vm_*, or its owner's engine */
+	RN_MR_ON_DEMAND, /* the same, but each range is tried before its owner touches it */
+	RN_MR_SEGMENT,   /* a sealed memfd: mapped by whoever needs it */
 };
 
 /* A memory key: key = index << 8 | generation. `key` is 0 while the entry is not valid. */
@@ -177,8 +178,9 @@ static inline struct rn_cq_block *rn_arena_cq(char *arena, uint32_t index)
 /* This process's arena; NULL when no context is open. */
 extern char *rn_arena;
 
-int rn_arena_open(void); /* counted; 0 or errno */
+int rn_arena_open(void); /* counted; 0 or errno; both with rn_world held */
 void rn_arena_close(void);
+void rn_arena_forked(void);
 
 /* Heap, for receive rings: an offset from the arena's start, or 0. Thread-safe; slow path. */
 uint64_t rn_arena_alloc(uint64_t bytes);

@@ -240,7 +240,10 @@ static inline bool rn_mr_covers(const struct rn_mr_entry *mr, uint64_t addr, uin
 /* Can the range of our own address space be read (written)? Brings it in. One system call. */
 bool rn_mr_probe(uint64_t addr, uint64_t length, bool write);
 
-int rn_mr_count_quarantined(void);
+unsigned rn_mr_count_quarantined(void);
+unsigned rn_mr_count_mappings(void);
+void rn_mr_close(void);
+void rn_mr_forked(void);
 void rn_mr_reap(void); /* release what nobody is inside of any more; with rn_world held */
 void rn_mr_destroy_all(struct rn_context *context);
 
@@ -279,7 +282,7 @@ struct rn_cq {
 	uint32_t next_bit;
 
 	uint32_t events_taken;    /* of block->events, by get_cq_event; under the channel's lock */
-	uint32_t events_reported; /* by get_cq_event */
+	uint32_t events_reported; /* by get_cq_event; likewise */
 	uint32_t async_reported;
 	unsigned users;
 	struct rn_list link, channel_link;
@@ -307,9 +310,10 @@ bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicite
 
 enum { RN_CHANNEL_BELL = 0 }; /* the channel on which peers call this process's engine */
 void rn_channel_signal(uint32_t id);
-int rn_bell_open(void); /* 0 or errno */
+int rn_bell_open(void); /* 0 or errno; with the engine held */
 void rn_bell_close(void);
-void rn_bell_ring_self(void);
+void rn_cq_forked(void);
+void rn_cq_destroy_all(struct rn_context *context);
 
 /* --- queue pairs (qp.c) ------------------------------------------------------------------------- */
 
@@ -333,6 +337,9 @@ struct rn_view {
 	uint32_t segment; /* the last one used, and where it is mapped */
 	char *segment_base;
 	size_t segment_size;
+	bool no_cma;    /* the kernel has refused: ask the owner's engine */
+	bool pushed;    /* completions were published, and not announced yet */
+	bool solicited; /* one of them is worth an event to who waits for solicited ones */
 };
 
 /* A posted send that could not be executed at once. Followed by its scatter list or inline data. */
@@ -412,6 +419,7 @@ struct rn_qp {
 	uint64_t completions;
 
 	bool fault_handled, established_reported;
+	_Atomic bool peer_gone; /* its process has died: nobody is inside our block */
 	uint32_t async_reported;
 	struct rn_list link;
 };
@@ -423,18 +431,22 @@ static inline struct rn_qp *rn_qp(struct ibv_qp *qp)
 
 /* The process's queue pairs by block index; with rn_world held. */
 extern struct rn_qp *rn_qps[RN_QPS_MAX];
+extern uint32_t rn_qps_end; /* none at this index or above */
 
 /* To ERR, as after a fatal completion: both queues are flushed. With sq_lock held. */
 void rn_qp_fail(struct rn_qp *qp);
 /* What peers have left for us (faults, first packet). On the engine, or whenever somebody looks. */
 void rn_qp_attend(struct rn_qp *qp);
 void rn_qp_attend_all(void);
-/* Wait until the peer is not inside the block any more. False: it is stopped there. */
-bool rn_qp_wait_idle(struct rn_qp_block *block, uint32_t seen, int peer_pid);
-int rn_qp_peer_pid(struct rn_qp *qp);
-int rn_qp_count_quarantined(void);
+/* Wait until whoever is inside the block has left it or died. False: it is stopped in there. */
+bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns);
+enum { RN_IDLE_WAIT_NS = 2 * 1000 * 1000 };
+unsigned rn_qp_count_quarantined(void);
+bool rn_qp_is_quarantined(uint32_t pd); /* any of this PD */
 void rn_qp_reap(void); /* with rn_world held */
-int rn_qp_destroy(struct rn_qp *qp);
+void rn_qp_destroy_all(struct rn_context *context);
+void rn_qp_close(void);
+void rn_qp_forked(void);
 
 /* --- posting and executing (post.c, exec.c, remote.c) -------------------------------------------- */
 
@@ -449,27 +461,43 @@ void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status);
 
 /* Into the responder, and out again: see arena.h. All with sq_lock held. */
 enum rn_wait rn_enter(struct rn_qp *qp);
-/* Execute one work request. moved: of a queued one, how far the owner's engine has come; NULL when
- * the request isn't queued yet, so that it must not wait for the engine. */
+/* Execute one work request. moved: of a queued one, how many bytes were carried already; NULL when
+ * the request isn't queued yet, so that it must not wait for the owner's engine. */
 enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t *moved,
 			enum ibv_wc_status *status, uint32_t *byte_len);
 void rn_leave(struct rn_qp *qp);
+/* How long the responder wants us to wait for its next receive. */
+uint64_t rn_rnr_delay_ns(struct rn_qp *qp);
 
-/* Have the peer's engine move bytes, or execute an atomic. 0: the reply will come; or errno. */
-struct rn_remote_op {
-	enum { RN_REMOTE_WRITE = 1, RN_REMOTE_READ, RN_REMOTE_CAS, RN_REMOTE_FAA } kind;
-	bool is_lkey; /* a receive buffer: judged by local rights */
+/* Have the peer's engine move bytes between its memory and ours, or execute an atomic there. */
+enum rn_remote_kind { RN_REMOTE_WRITE = 1, RN_REMOTE_READ, RN_REMOTE_CAS, RN_REMOTE_FAA };
+enum { RN_REMOTE_CHUNK = 32 * 1024 };
+struct rn_remote {
+	uint32_t kind;
+	uint32_t source_qpn, dest_qpn;
 	uint32_t key;
-	uint64_t addr;
+	uint32_t is_receive; /* a receive buffer: the owner's own rights count */
 	uint32_t length;
+	uint64_t generation;
+	uint64_t addr;
 	uint64_t compare_add, swap;
 };
-enum { RN_REMOTE_CHUNK = 32 * 1024 };
-int rn_remote_start(struct rn_qp *qp, const struct rn_remote_op *op, const struct ibv_sge *local, int num_local,
-		    bool is_inline, uint64_t skip);
+/* 0: the answer will come, and rn_qp_progress with it; or errno. data: what to write. */
+int rn_remote_start(struct rn_qp *qp, const struct rn_remote *request, const void *data);
 
-/* Copy between local scatter entries and flat memory; the entries were checked. exec.c */
-void rn_gather(char *to, const struct ibv_sge *sge, int num_sge, bool is_inline, uint64_t skip, uint64_t length);
-void rn_scatter(const struct ibv_sge *sge, int num_sge, uint64_t skip, const char *from, uint64_t length);
+/* A run of memory. exec.c */
+struct rn_piece {
+	char *at;     /* where it is mapped here, or NULL */
+	uint64_t far; /* else: its address in its owner's process */
+	uint32_t length;
+	uint32_t key;
+	uint64_t addr; /* as the work request has it */
+	const struct rn_mr_entry *mr;
+};
+/* The local side of a work request, checked; IBV_WC_SUCCESS or what is wrong with it. */
+enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *wr, struct rn_piece *pieces,
+				   int *count, uint64_t *total);
+/* Copy flat memory into pieces mapped here, from position skip on. */
+void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
 
 #endif

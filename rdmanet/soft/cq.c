@@ -1,0 +1,740 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Completion queues and completion channels.
+ *
+ * A CQ has two kinds of source.  Sends of this process finish into a private ring of the CQ, the
+ * size the user asked for: overrunning it loses completions, raises CQ_ERR and ends the CQ.
+ * Receives finish in place, in the receive ring of their queue pair, by the hand of the peer; all
+ * the peer does to the CQ is set the QP's bit in the CQ's block.  poll_cq collects those bits into
+ * a list of ready queue pairs and takes from them in turns.  So nothing that a peer does can
+ * overrun a CQ, and a stopped peer holds up nobody.
+ *
+ * Arming.  A pusher publishes, then looks whether the CQ is armed; a consumer arms, then polls
+ * once more.  Both sides are sequentially consistent: the pusher's setting of the dirty bit is an
+ * atomic read-modify-write, ordered before its load of `armed`; the consumer's store of `armed` is
+ * seq_cst, ordered before its load of `summary`.  With less, both could miss each other, and
+ * a wake-up is lost.  For the private ring the CQ's lock does the same.  Arming is one-shot and
+ * strict: completions that are there already cause no event.
+ *
+ * An event is counted in the CQ's block, then one token is written to the channel's eventfd (a
+ * semaphore); get_cq_event takes a token, then looks which of the channel's CQs has an event that
+ * was not taken yet.  Whoever pushes is stopped or killed between the two at worst, and then a
+ * token is missing or surplus: surplus ones are skipped, and for a dead peer the engine
+ * fires every CQ it could have reached.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "soft.h"
+
+/* --- channels by number ------------------------------------------------------------------------------ */
+
+/* id = serial << 12 | index. Index 0 is the bell. Guarded by channel_lock, which is innermost. */
+static struct {
+	uint32_t id;
+	int fd;
+} channels[RN_MAX_CHANNELS];
+static struct rn_lock channel_lock;
+static uint32_t channel_serial;
+static int served_fd = -1; /* what rn_channel_fd() returned last */
+
+static struct rn_source bell;
+
+static uint32_t channel_register(int fd)
+{
+	uint32_t id = RN_NO_CHANNEL;
+
+	rn_lock(&channel_lock);
+	for (unsigned i = 1; i < RN_MAX_CHANNELS; i++) {
+		if (channels[i].id)
+			continue;
+		channel_serial = (channel_serial + 1) % (1 << 19); /* never all ones: that is NO_CHANNEL */
+		id = (channel_serial + 1) * RN_MAX_CHANNELS + i;
+		channels[i].id = id;
+		channels[i].fd = fd;
+		break;
+	}
+	rn_unlock(&channel_lock);
+	return id;
+}
+
+static void channel_unregister(uint32_t id)
+{
+	rn_lock(&channel_lock);
+	channels[id % RN_MAX_CHANNELS].id = 0;
+	rn_unlock(&channel_lock);
+}
+
+static void token_write(int fd)
+{
+	uint64_t one = 1;
+
+	/* The counter can't overflow before its 2^64th event: there is nothing to retry but EINTR. */
+	while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
+}
+
+void rn_channel_signal(uint32_t id)
+{
+	int fd = -1;
+
+	rn_lock(&channel_lock);
+	if (id == RN_CHANNEL_BELL)
+		fd = bell.slot ? bell.fd : -1;
+	else if (channels[id % RN_MAX_CHANNELS].id == id)
+		fd = channels[id % RN_MAX_CHANNELS].fd;
+	/* Inside the lock, or the descriptor may be closed and be somebody else's by now. */
+	if (fd >= 0)
+		token_write(fd);
+	rn_unlock(&channel_lock);
+}
+
+/* For the engine, to pass it to a peer: a copy that is good until the next call. */
+int rn_channel_fd(uint32_t id)
+{
+	int fd = -1;
+
+	rn_lock(&channel_lock);
+	rn_fd_close(served_fd);
+	if (id == RN_CHANNEL_BELL)
+		fd = bell.fd;
+	else if (channels[id % RN_MAX_CHANNELS].id == id)
+		fd = channels[id % RN_MAX_CHANNELS].fd;
+	served_fd = fd < 0 ? -1 : rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+	rn_unlock(&channel_lock);
+	return served_fd;
+}
+
+/* --- the bell: how a peer calls our engine ----------------------------------------------------------- */
+
+static void bell_rung(struct rn_source *source, uint32_t events)
+{
+	uint64_t count;
+
+	(void)events;
+	if (read(source->fd, &count, sizeof(count)) > 0)
+		rn_qp_attend_all();
+}
+
+int rn_bell_open(void)
+{
+	int err;
+
+	bell = (struct rn_source){.fd = rn_fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), .ready = bell_rung};
+	if (bell.fd < 0)
+		return errno;
+	err = -rn_source_add(&bell, EPOLLIN);
+	if (err) {
+		rn_fd_close(bell.fd);
+		bell.fd = -1;
+	}
+	return err;
+}
+
+void rn_bell_close(void)
+{
+	int fd;
+
+	rn_source_remove(&bell);
+	rn_lock(&channel_lock);
+	fd = bell.fd;
+	bell.fd = -1;
+	rn_fd_close(served_fd);
+	served_fd = -1;
+	rn_unlock(&channel_lock);
+	rn_fd_close(fd);
+}
+
+/* --- events ------------------------------------------------------------------------------------------- */
+
+bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited)
+{
+	uint32_t armed = atomic_load(&block->armed), channel;
+
+	if (likely(armed == RN_ARMED_NOT) || (armed == RN_ARMED_SOLICITED && !solicited))
+		return false;
+	/* One event per arming, however many push at once. */
+	if (!atomic_compare_exchange_strong(&block->armed, &armed, RN_ARMED_NOT))
+		return false;
+	channel = block->channel;
+	if (channel == RN_NO_CHANNEL)
+		return false;
+	atomic_fetch_add(&block->events, 1);
+	if (peer)
+		rn_peer_signal(peer, channel);
+	else
+		rn_channel_signal(channel);
+	return true;
+}
+
+RN_EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv_context)
+{
+	struct rn_context *context = rn_context(ibv_context);
+	struct rn_channel *channel;
+
+	if (rn_is_foreign(ibv_context)) {
+		errno = ENODEV;
+		return NULL;
+	}
+	channel = calloc(1, sizeof(*channel));
+	if (!channel)
+		return NULL;
+	channel->channel.context = ibv_context;
+	/* The program's own: it may set O_NONBLOCK, watch it, and pass it on. */
+	channel->channel.fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+	if (channel->channel.fd < 0) {
+		free(channel);
+		return NULL;
+	}
+	channel->id = channel_register(channel->channel.fd);
+	if (channel->id == RN_NO_CHANNEL) {
+		close(channel->channel.fd);
+		free(channel);
+		errno = ENOMEM;
+		return NULL;
+	}
+	rn_list_init(&channel->cqs);
+	pthread_mutex_lock(&context->mutex);
+	rn_list_add(&context->channels, &channel->link);
+	pthread_mutex_unlock(&context->mutex);
+	return &channel->channel;
+}
+
+RN_EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv_channel)
+{
+	struct rn_channel *channel = (struct rn_channel *)ibv_channel;
+	struct rn_context *context = rn_context(ibv_channel->context);
+
+	if (rn_is_foreign(ibv_channel->context))
+		return 0;
+	pthread_mutex_lock(&context->mutex);
+	if (ibv_channel->refcnt) {
+		pthread_mutex_unlock(&context->mutex);
+		return EBUSY;
+	}
+	rn_list_del(&channel->link);
+	pthread_mutex_unlock(&context->mutex);
+
+	channel_unregister(channel->id);
+	rn_channel_gone(channel->id);
+	close(ibv_channel->fd);
+	free(channel);
+	return 0;
+}
+
+/* A CQ of the channel with an event not taken yet: take it. Round robin. */
+static struct rn_cq *channel_take(struct rn_channel *channel)
+{
+	struct rn_cq *found = NULL;
+
+	rn_lock(&channel->lock);
+	for (struct rn_list *at = channel->cqs.next; at != &channel->cqs; at = at->next) {
+		struct rn_cq *cq = container_of(at, struct rn_cq, channel_link);
+
+		if (atomic_load(&cq->block->events) != cq->events_taken) {
+			cq->events_taken++;
+			cq->events_reported++;
+			rn_list_del(at);
+			rn_list_add(&channel->cqs, at);
+			found = cq;
+			break;
+		}
+	}
+	rn_unlock(&channel->lock);
+	return found;
+}
+
+RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_cq **ibv_cq, void **cq_context)
+{
+	struct rn_channel *channel = (struct rn_channel *)ibv_channel;
+	struct rn_cq *cq;
+	uint64_t token;
+
+	if (rn_is_foreign(ibv_channel->context)) {
+		errno = ENODEV;
+		return -1;
+	}
+	do {
+		if (read(ibv_channel->fd, &token, sizeof(token)) < 0)
+			return -1;
+		cq = channel_take(channel);
+	} while (!cq); /* a token of a CQ that is gone */
+	*ibv_cq = &cq->cq;
+	*cq_context = cq->cq.cq_context;
+	return 0;
+}
+
+RN_EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int events)
+{
+	if (rn_is_foreign(cq->context))
+		return;
+	pthread_mutex_lock(&cq->mutex);
+	cq->comp_events_completed += events;
+	pthread_cond_broadcast(&cq->cond);
+	pthread_mutex_unlock(&cq->mutex);
+}
+
+int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
+{
+	struct rn_cq *cq = rn_cq(ibv_cq);
+	uint32_t armed = RN_ARMED_NOT;
+
+	if (rn_is_foreign(ibv_cq->context))
+		return ENODEV;
+	rn_lock(&cq->lock);
+	/* Asking for any completion outdoes asking for solicited ones, not the other way round. */
+	if (solicited_only)
+		atomic_compare_exchange_strong(&cq->block->armed, &armed, RN_ARMED_SOLICITED);
+	else
+		atomic_store(&cq->block->armed, RN_ARMED_NEXT);
+	rn_unlock(&cq->lock);
+	atomic_thread_fence(memory_order_seq_cst);
+	return 0;
+}
+
+/* --- creating and destroying ------------------------------------------------------------------------- */
+
+/* Blocks of the arena in use; with rn_world held. */
+static bool blocks_taken[RN_CQS_MAX];
+
+static bool block_take(struct rn_cq *cq)
+{
+	static uint32_t next;
+	bool found = false;
+
+	pthread_mutex_lock(&rn_world);
+	for (unsigned tried = 0; tried < RN_CQS_MAX && !found; tried++) {
+		uint32_t index = next++ % RN_CQS_MAX;
+
+		if (!blocks_taken[index]) {
+			found = blocks_taken[index] = true;
+			cq->index = index;
+			cq->block = rn_arena_cq(rn_arena, index);
+		}
+	}
+	pthread_mutex_unlock(&rn_world);
+	return found;
+}
+
+static void block_give_back(struct rn_cq *cq)
+{
+	pthread_mutex_lock(&rn_world);
+	blocks_taken[cq->index] = false;
+	pthread_mutex_unlock(&rn_world);
+}
+
+RN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ibv_context, int cqe, void *cq_context,
+				       struct ibv_comp_channel *channel, int comp_vector)
+{
+	struct rn_context *context = rn_context(ibv_context);
+	struct rn_cq *cq;
+	uint32_t size = 1;
+
+	errno = rn_is_foreign(ibv_context)                          ? ENODEV
+		: cqe < 1 || cqe > RN_MAX_CQE                       ? EINVAL
+		: comp_vector < 0 || comp_vector >= ibv_context->num_comp_vectors ? EINVAL
+		: channel && channel->context != ibv_context        ? EINVAL
+								    : 0;
+	if (errno)
+		return NULL;
+	while (size < (uint32_t)cqe)
+		size *= 2;
+	cq = calloc(1, sizeof(*cq));
+	if (!cq)
+		return NULL;
+	cq->ring = calloc(size, sizeof(*cq->ring));
+	if (!cq->ring || !block_take(cq)) {
+		free(cq->ring);
+		free(cq);
+		errno = ENOMEM;
+		return NULL;
+	}
+	cq->size = size;
+	cq->ready_tail = &cq->ready;
+	cq->cq.context = ibv_context;
+	cq->cq.channel = channel;
+	cq->cq.cq_context = cq_context;
+	cq->cq.handle = cq->index;
+	cq->cq.cqe = size;
+	pthread_mutex_init(&cq->cq.mutex, NULL);
+	pthread_cond_init(&cq->cq.cond, NULL);
+
+	atomic_store(&cq->block->armed, RN_ARMED_NOT);
+	cq->block->channel = channel ? ((struct rn_channel *)channel)->id : RN_NO_CHANNEL;
+	cq->events_taken = atomic_load(&cq->block->events);
+
+	pthread_mutex_lock(&context->mutex);
+	rn_list_add(&context->cqs, &cq->link);
+	if (channel) {
+		struct rn_channel *its = (struct rn_channel *)channel;
+
+		channel->refcnt++;
+		rn_lock(&its->lock);
+		rn_list_add(&its->cqs, &cq->channel_link);
+		rn_unlock(&its->lock);
+	}
+	pthread_mutex_unlock(&context->mutex);
+	return &cq->cq;
+}
+
+RN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv_cq, int cqe)
+{
+	struct rn_cq *cq = rn_cq(ibv_cq);
+	struct rn_cqe *ring;
+	uint32_t size = 1, count = 0;
+
+	if (rn_is_foreign(ibv_cq->context))
+		return ENODEV;
+	if (cqe < 1 || cqe > RN_MAX_CQE)
+		return EINVAL;
+	while (size < (uint32_t)cqe)
+		size *= 2;
+	ring = calloc(size, sizeof(*ring));
+	if (!ring)
+		return ENOMEM;
+	rn_lock(&cq->lock);
+	if (cq->tail - cq->head > size) {
+		rn_unlock(&cq->lock);
+		free(ring);
+		return EINVAL; /* what is there must fit */
+	}
+	for (uint32_t at = cq->head; at != cq->tail; at++)
+		ring[count++] = cq->ring[at & (cq->size - 1)];
+	free(cq->ring);
+	cq->ring = ring;
+	cq->size = size;
+	cq->head = 0;
+	cq->tail = count;
+	ibv_cq->cqe = size;
+	rn_unlock(&cq->lock);
+	return 0;
+}
+
+/* Tokens of events that were pushed and never read. */
+static void drain_tokens(struct rn_channel *channel, uint32_t count)
+{
+	struct pollfd wait = {.fd = channel->channel.fd, .events = POLLIN};
+	uint64_t token;
+
+	while (count-- && poll(&wait, 1, 0) > 0 && read(channel->channel.fd, &token, sizeof(token)) > 0)
+		;
+}
+
+RN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv_cq)
+{
+	struct rn_context *context = rn_context(ibv_cq->context);
+	struct rn_channel *channel = (struct rn_channel *)ibv_cq->channel;
+	struct rn_cq *cq = rn_cq(ibv_cq);
+	uint32_t unread, reported;
+
+	if (rn_is_foreign(ibv_cq->context))
+		return 0;
+	pthread_mutex_lock(&context->mutex);
+	if (cq->users) {
+		pthread_mutex_unlock(&context->mutex);
+		return EBUSY;
+	}
+	rn_list_del(&cq->link);
+	reported = 0;
+	if (channel) {
+		rn_lock(&channel->lock);
+		rn_list_del(&cq->channel_link);
+		reported = cq->events_reported;
+		unread = atomic_load(&cq->block->events) - cq->events_taken;
+		rn_unlock(&channel->lock);
+		drain_tokens(channel, unread);
+		channel->channel.refcnt--;
+	}
+	pthread_mutex_unlock(&context->mutex);
+
+	/* Events that were handed out must come back before the memory they point to goes. */
+	pthread_mutex_lock(&ibv_cq->mutex);
+	while (ibv_cq->comp_events_completed != reported)
+		pthread_cond_wait(&ibv_cq->cond, &ibv_cq->mutex);
+	pthread_mutex_unlock(&ibv_cq->mutex);
+	rn_event_forget(context, ibv_cq, &cq->async_reported, &ibv_cq->async_events_completed, &ibv_cq->mutex,
+			&ibv_cq->cond);
+
+	block_give_back(cq);
+	pthread_mutex_destroy(&ibv_cq->mutex);
+	pthread_cond_destroy(&ibv_cq->cond);
+	free(cq->ring);
+	free(cq);
+	return 0;
+}
+
+/* --- queue pairs of a CQ ------------------------------------------------------------------------------- */
+
+int rn_cq_attach(struct rn_cq *cq, struct rn_qp *qp, uint32_t *bit)
+{
+	int err = ENOMEM;
+
+	rn_lock(&cq->lock);
+	/* The lowest free one, so that few queue pairs stay within the block's first line. */
+	for (uint32_t i = 0; i < RN_CQ_QPS_MAX && err; i++) {
+		if (!cq->attached[i]) {
+			cq->attached[i] = qp;
+			*bit = i;
+			err = 0;
+		}
+	}
+	rn_unlock(&cq->lock);
+	return err;
+}
+
+/* With the lock held: put the QP on the list of those to take receives from. */
+static void make_ready(struct rn_cq *cq, struct rn_qp *qp)
+{
+	if (qp->is_ready)
+		return;
+	qp->is_ready = true;
+	qp->next_ready = NULL;
+	*cq->ready_tail = qp;
+	cq->ready_tail = &qp->next_ready;
+}
+
+/* With the lock held: what is left of this QP. */
+static void forget_receives(struct rn_cq *cq, struct rn_qp *qp)
+{
+	for (struct rn_qp **at = &cq->ready; *at; at = &(*at)->next_ready) {
+		if (*at != qp)
+			continue;
+		*at = qp->next_ready;
+		if (!*at)
+			cq->ready_tail = at;
+		break;
+	}
+	qp->is_ready = false;
+}
+
+void rn_cq_detach(struct rn_cq *cq, struct rn_qp *qp)
+{
+	rn_lock(&cq->lock);
+	forget_receives(cq, qp);
+	cq->attached[qp->cq_bit] = NULL;
+	rn_unlock(&cq->lock);
+}
+
+void rn_cq_purge(struct rn_cq *cq, struct rn_qp *qp)
+{
+	uint32_t to;
+
+	rn_lock(&cq->lock);
+	to = cq->head;
+	for (uint32_t at = cq->head; at != cq->tail; at++) {
+		struct rn_cqe *cqe = &cq->ring[at & (cq->size - 1)];
+
+		if (cqe->qp != qp)
+			cq->ring[to++ & (cq->size - 1)] = *cqe;
+	}
+	cq->tail = to;
+	if (cq == qp->recv_cq)
+		forget_receives(cq, qp);
+	rn_unlock(&cq->lock);
+}
+
+void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe)
+{
+	bool overrun = false;
+
+	rn_lock(&cq->lock);
+	if (likely(cq->tail - cq->head < cq->size && !cq->overrun)) {
+		cq->ring[cq->tail++ & (cq->size - 1)] = *cqe;
+	} else {
+		overrun = !cq->overrun;
+		cq->overrun = true;
+	}
+	/* Armed under this lock, hence before this push or after it. */
+	if (unlikely(atomic_load_explicit(&cq->block->armed, memory_order_relaxed)) &&
+	    rn_cq_notify(cq->block, NULL, cqe->status != IBV_WC_SUCCESS)) {
+		cqe->qp->count.wakeups++;
+		cqe->qp->count.syscalls++;
+	}
+	rn_unlock(&cq->lock);
+	if (unlikely(overrun))
+		rn_event_raise(rn_context(cq->cq.context), IBV_EVENT_CQ_ERR, &cq->cq);
+}
+
+void rn_cq_kick(struct rn_cq *cq, struct rn_qp *qp)
+{
+	rn_lock(&cq->lock);
+	make_ready(cq, qp);
+	rn_cq_notify(cq->block, NULL, true);
+	rn_unlock(&cq->lock);
+}
+
+/* --- polling -------------------------------------------------------------------------------------------- */
+
+/* The bits that peers have set become the list. Summary first: see arena.h. */
+static void collect_ready(struct rn_cq *cq)
+{
+	struct rn_cq_block *block = cq->block;
+	uint64_t summary, word;
+
+	if (likely(!atomic_load(&block->summary)))
+		return;
+	for (summary = atomic_exchange(&block->summary, 0); summary; summary &= summary - 1) {
+		unsigned at = __builtin_ctzll(summary);
+
+		for (word = atomic_exchange(&block->dirty[at], 0); word; word &= word - 1) {
+			struct rn_qp *qp = cq->attached[at * 64 + __builtin_ctzll(word)];
+
+			if (qp)
+				make_ready(cq, qp);
+		}
+	}
+}
+
+static int poll_sends(struct rn_cq *cq, int entries, struct ibv_wc *wc)
+{
+	int count = 0;
+
+	while (count < entries && cq->head != cq->tail) {
+		struct rn_cqe *cqe = &cq->ring[cq->head++ & (cq->size - 1)];
+		struct rn_qp *qp = cqe->qp;
+
+		wc[count++] = (struct ibv_wc){
+			.wr_id = cqe->wr_id,
+			.status = cqe->status,
+			.opcode = cqe->opcode,
+			.vendor_err = cqe->vendor_err,
+			.byte_len = cqe->byte_len,
+			.qp_num = qp->ex.qp_base.qp_num,
+		};
+		qp->completions++;
+		/* Only now are the slots free, of the unsignaled sends before it as well. */
+		atomic_store_explicit(&qp->sq_freed, cqe->sq_freed, memory_order_release);
+	}
+	return count;
+}
+
+/* One completed receive. The slot was written by the peer: nothing in it is taken on trust. */
+static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
+{
+	uint32_t at = index & (qp->rq_size - 1);
+	const struct rn_slot *slot = (struct rn_slot *)(rn_arena + qp->rq_offset + (uint64_t)at * qp->rq_stride);
+	const struct rn_shadow *shadow = &qp->rq_shadow[at];
+	uint8_t status = slot->status, opcode = slot->opcode;
+	uint32_t length = slot->byte_len;
+
+	if (opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
+		opcode = IBV_WC_RECV;
+		if (unlikely(length > shadow->length))
+			length = shadow->length;
+	}
+	*wc = (struct ibv_wc){
+		.wr_id = shadow->wr_id,
+		.status = status <= IBV_WC_GENERAL_ERR ? status : IBV_WC_GENERAL_ERR,
+		.opcode = opcode,
+		.vendor_err = slot->vendor_err,
+		.byte_len = length,
+		.imm_data = slot->imm_data,
+		.qp_num = qp->ex.qp_base.qp_num,
+		.src_qp = qp->attr.dest_qp_num,
+		.wc_flags = slot->wc_flags & IBV_WC_WITH_IMM,
+	};
+}
+
+static int poll_receives(struct rn_qp *qp, int entries, struct ibv_wc *wc)
+{
+	uint32_t polled = atomic_load_explicit(&qp->rq_polled, memory_order_relaxed);
+	uint32_t posted = atomic_load_explicit(&qp->block->posted, memory_order_acquire);
+	uint32_t done = qp->rq_flushing ? qp->rq_frozen : atomic_load_explicit(&qp->block->done, memory_order_acquire);
+	int count = 0;
+
+	if (unlikely(posted - polled > qp->rq_size))
+		posted = polled; /* our own word, scribbled over */
+	if (unlikely(done - polled > posted - polled))
+		done = polled; /* more than was posted: the peer is out of its mind */
+	for (; count < entries && polled != done; polled++)
+		read_slot(qp, polled, &wc[count++]);
+	if (unlikely(qp->rq_flushing)) {
+		for (; count < entries && polled != posted; polled++) {
+			wc[count++] = (struct ibv_wc){
+				.wr_id = qp->rq_shadow[polled & (qp->rq_size - 1)].wr_id,
+				.status = IBV_WC_WR_FLUSH_ERR,
+				.opcode = IBV_WC_RECV,
+				.qp_num = qp->ex.qp_base.qp_num,
+			};
+		}
+	}
+	qp->completions += count;
+	atomic_store_explicit(&qp->rq_polled, polled, memory_order_release);
+	return count;
+}
+
+static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
+{
+	int count = 0;
+
+	collect_ready(cq);
+	while (count < entries && cq->ready) {
+		struct rn_qp *qp = cq->ready;
+		int got = poll_receives(qp, entries - count, wc + count);
+
+		cq->ready = qp->next_ready;
+		if (!cq->ready)
+			cq->ready_tail = &cq->ready;
+		qp->is_ready = false;
+		count += got;
+		/* Filled up: there may be more, but it is the next one's turn. */
+		if (count == entries)
+			make_ready(cq, qp);
+	}
+	return count;
+}
+
+int rn_cq_poll(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *wc)
+{
+	struct rn_cq *cq = rn_cq(ibv_cq);
+	int count;
+
+	if (unlikely(rn_is_foreign(ibv_cq->context)))
+		return -ENODEV;
+	if (unlikely(entries <= 0))
+		return entries < 0 ? -EINVAL : 0;
+	rn_lock(&cq->lock);
+	if (unlikely(cq->overrun)) {
+		rn_unlock(&cq->lock);
+		return -EIO;
+	}
+	cq->sends_first = !cq->sends_first;
+	if (cq->sends_first) {
+		count = poll_sends(cq, entries, wc);
+		count += poll_ready(cq, entries - count, wc + count);
+	} else {
+		count = poll_ready(cq, entries, wc);
+		count += poll_sends(cq, entries - count, wc + count);
+	}
+	rn_unlock(&cq->lock);
+	return count;
+}
+
+/* --- the end -------------------------------------------------------------------------------------------- */
+
+void rn_cq_destroy_all(struct rn_context *context)
+{
+	while (!rn_list_empty(&context->cqs)) {
+		struct rn_cq *cq = container_of(context->cqs.next, struct rn_cq, link);
+
+		cq->cq.comp_events_completed = cq->events_reported;
+		cq->cq.async_events_completed = cq->async_reported;
+		ibv_destroy_cq(&cq->cq);
+	}
+	while (!rn_list_empty(&context->channels))
+		ibv_destroy_comp_channel(&container_of(context->channels.next, struct rn_channel, link)->channel);
+}
+
+void rn_cq_forked(void)
+{
+	memset(&channel_lock, 0, sizeof(channel_lock));
+	memset(channels, 0, sizeof(channels));
+	memset(blocks_taken, 0, sizeof(blocks_taken));
+	bell = (struct rn_source){.fd = -1};
+	served_fd = -1;
+}

@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory regions: keys, segments, and what it takes to withdraw them.
+ *
+ * A key is index << 8 | generation, so it is found by one array access, and a key that was
+ * deregistered stays wrong for 255 further uses of its index; indexes are handed out in turn,
+ * from a random start, which makes that a long time.
+ *
+ * Device memory.  ibv_reg_dmabuf_mr takes a memfd that is sealed against shrinking and growing.
+ * The file becomes a segment, known to peers by a number that is never used twice, and mapped by
+ * whoever needs it; regions of one file share its segment.  We map it ourselves as well: the user
+ * may unmap his view of it as he likes.
+ *
+ * On-demand memory (IBV_ACCESS_ON_DEMAND; with addr NULL and length SIZE_MAX the whole address
+ * space) may have holes.  rn_mr_probe() asks the kernel to bring a range in, which fails
+ * where a fault would have killed us.
+ *
+ * Deregistration invalidates the key, then waits for everybody who may have looked it up before:
+ * our own posters hold their send lock meanwhile, peers their QP's busy word (see arena.h).
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "soft.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum {
+	PAGE = 4096,
+	ACCESS_REMOTE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	ACCESS_KNOWN = IBV_ACCESS_LOCAL_WRITE | ACCESS_REMOTE | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
+		       IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE,
+};
+
+alignas(PAGE) struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
+
+/* Guards the segments and the handing out of keys. Innermost: nothing is locked inside it. */
+static pthread_mutex_t mr_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct rn_list segments = {&segments, &segments};
+static uint32_t last_segment;
+static int served_fd = -1; /* what rn_segment_fd() returned last */
+
+static uint8_t *generations; /* of each index; 0 = taken */
+static uint32_t next_index, taken;
+
+/* A key that a stopped peer may still be using. */
+struct quarantined {
+	uint32_t index;
+	struct rn_segment *segment;
+	uint32_t pd;
+	struct quarantined *next;
+};
+static struct quarantined *quarantine; /* with rn_world held */
+
+/* --- trying memory --------------------------------------------------------------------------------- */
+
+/* For kernels before 5.14: read a byte of each page. */
+static bool probe_by_reading(uint64_t first, uint64_t last)
+{
+	char byte;
+
+	for (uint64_t at = first; at < last; at += PAGE) {
+		struct iovec to = {&byte, 1}, from = {(void *)(uintptr_t)at, 1};
+
+		if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1)
+			return false;
+	}
+	return true;
+}
+
+bool rn_mr_probe(uint64_t addr, uint64_t length, bool write)
+{
+	static _Atomic int too_old;
+	uint64_t first = addr & ~(uint64_t)(PAGE - 1), last = (addr + length + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+	int err;
+
+	if (!length)
+		return true;
+	if (addr + length < addr || last < first)
+		return false;
+	if (atomic_load_explicit(&too_old, memory_order_relaxed))
+		return probe_by_reading(first, last);
+	while ((err = madvise((void *)(uintptr_t)first, last - first,
+			      write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) ? errno : 0)) {
+		if (err == EINTR || err == EAGAIN)
+			continue;
+		if (err == EINVAL) {
+			char here;
+
+			/* Device mappings say EINVAL as well: so ask about memory that is good. */
+			if (madvise((void *)((uintptr_t)&here & ~(uintptr_t)(PAGE - 1)), PAGE, MADV_POPULATE_READ)) {
+				atomic_store_explicit(&too_old, 1, memory_order_relaxed);
+				return probe_by_reading(first, last);
+			}
+		}
+		return false;
+	}
+	return true;
+}
+
+/* --- segments: with mr_mutex held -------------------------------------------------------------------- */
+
+static int segment_get(int fd, struct rn_segment **found)
+{
+	struct rn_segment *segment;
+	struct stat st;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	/* Whoever maps it must never meet a fault: neither we nor any peer. */
+	if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
+		return EINVAL;
+	if (fstat(fd, &st))
+		return errno;
+	for (struct rn_list *at = segments.next; at != &segments; at = at->next) {
+		segment = container_of(at, struct rn_segment, link);
+		if (segment->device == st.st_dev && segment->inode == st.st_ino) {
+			segment->users++;
+			*found = segment;
+			return 0;
+		}
+	}
+
+	segment = calloc(1, sizeof(*segment));
+	if (!segment)
+		return ENOMEM;
+	segment->fd = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+	segment->size = st.st_size;
+	segment->base = segment->fd < 0 ? MAP_FAILED
+					: mmap(NULL, segment->size, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
+	if (segment->base == MAP_FAILED) {
+		int err = errno;
+
+		rn_fd_close(segment->fd);
+		free(segment);
+		return err;
+	}
+	segment->id = ++last_segment;
+	segment->device = st.st_dev;
+	segment->inode = st.st_ino;
+	segment->users = 1;
+	rn_list_add(&segments, &segment->link);
+	*found = segment;
+	return 0;
+}
+
+static void segment_put(struct rn_segment *segment)
+{
+	if (!segment)
+		return;
+	pthread_mutex_lock(&mr_mutex);
+	if (--segment->users) {
+		pthread_mutex_unlock(&mr_mutex);
+		return;
+	}
+	rn_list_del(&segment->link);
+	pthread_mutex_unlock(&mr_mutex);
+	rn_segment_gone(segment->id);
+	munmap(segment->base, segment->size);
+	rn_fd_close(segment->fd);
+	free(segment);
+}
+
+/*
+ * The engine hands the descriptor to a peer while another thread may deregister the region and
+ * close it: so it gets a copy, which stays good until it asks again.
+ */
+int rn_segment_fd(uint32_t id, size_t *size)
+{
+	pthread_mutex_lock(&mr_mutex);
+	rn_fd_close(served_fd);
+	served_fd = -1;
+	for (struct rn_list *at = segments.next; at != &segments; at = at->next) {
+		struct rn_segment *segment = container_of(at, struct rn_segment, link);
+
+		if (segment->id == id) {
+			served_fd = rn_fd_own(fcntl(segment->fd, F_DUPFD_CLOEXEC, 3));
+			*size = segment->size;
+		}
+	}
+	pthread_mutex_unlock(&mr_mutex);
+	return served_fd;
+}
+
+/* --- keys ---------------------------------------------------------------------------------------------- */
+
+static uint32_t key_take(void)
+{
+	uint32_t key = 0;
+
+	pthread_mutex_lock(&mr_mutex);
+	if (!generations) {
+		generations = malloc(RN_MRS_MAX);
+		if (!generations || getrandom(generations, RN_MRS_MAX, 0) < 0 ||
+		    getrandom(&next_index, sizeof(next_index), 0) < 0)
+			goto out;
+		for (unsigned i = 0; i < RN_MRS_MAX; i++)
+			generations[i] |= 1;
+		next_index %= RN_MRS_MAX;
+	}
+	for (unsigned tried = 0; taken < RN_MRS_MAX - 1 && tried < RN_MRS_MAX; tried++) {
+		uint32_t index = next_index++ % RN_MRS_MAX;
+
+		/* Index 0 stays unused, so that key 0 is never valid. */
+		if (!index || atomic_load(&rn_mr_table[index].key) || rn_mr_table[index].length)
+			continue;
+		if (!++generations[index])
+			generations[index] = 1;
+		key = index << 8 | generations[index];
+		rn_mr_table[index].length = 1; /* reserved */
+		taken++;
+		break;
+	}
+out:
+	pthread_mutex_unlock(&mr_mutex);
+	return key;
+}
+
+static void key_give_back(uint32_t index)
+{
+	pthread_mutex_lock(&mr_mutex);
+	rn_mr_table[index].length = 0;
+	taken--;
+	pthread_mutex_unlock(&mr_mutex);
+}
+
+/* Fill both copies of the table; the key goes in last. */
+static void entry_publish(struct rn_mr_entry *entry, const struct rn_mr_entry *from, uint32_t key)
+{
+	entry->pd = from->pd;
+	entry->access = from->access;
+	entry->kind = from->kind;
+	entry->iova = from->iova;
+	entry->length = from->length;
+	entry->base = from->base;
+	entry->offset = from->offset;
+	entry->segment = from->segment;
+	atomic_store_explicit(&entry->key, key, memory_order_release);
+}
+
+/* --- registering ---------------------------------------------------------------------------------------- */
+
+static int check_access(unsigned access)
+{
+	if (access & ~ACCESS_KNOWN)
+		return access & (IBV_ACCESS_MW_BIND | IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT)
+			       ? EOPNOTSUPP
+			       : EINVAL;
+	/* What a peer may write, the owner must be allowed to. */
+	if (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) && !(access & IBV_ACCESS_LOCAL_WRITE))
+		return EINVAL;
+	return 0;
+}
+
+static struct ibv_mr *publish(struct ibv_pd *ibv_pd, void *addr, struct rn_mr_entry *entry, struct rn_segment *segment)
+{
+	struct rn_context *context = rn_context(ibv_pd->context);
+	struct rn_pd *pd = rn_pd(ibv_pd);
+	struct rn_mr *mr = calloc(1, sizeof(*mr));
+	uint32_t key = mr ? key_take() : 0;
+
+	if (!key) {
+		free(mr);
+		segment_put(segment);
+		errno = ENOMEM;
+		return NULL;
+	}
+	mr->index = key >> 8;
+	mr->segment = segment;
+	mr->mr = (struct ibv_mr){
+		.context = ibv_pd->context,
+		.pd = ibv_pd,
+		.addr = addr,
+		.length = entry->length,
+		.handle = mr->index,
+		.lkey = key,
+		.rkey = key,
+	};
+	entry->pd = pd->number;
+	entry_publish(&rn_mr_table[mr->index], entry, key);
+	entry_publish(&rn_arena_mrs(rn_arena)[mr->index], entry, key);
+
+	pthread_mutex_lock(&context->mutex);
+	pd->users++;
+	rn_list_add(&context->mrs, &mr->link);
+	pthread_mutex_unlock(&context->mutex);
+	return &mr->mr;
+}
+
+static struct ibv_mr *refuse(int err)
+{
+	errno = err;
+	return NULL;
+}
+
+static struct ibv_mr *reg_user(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned access)
+{
+	struct rn_mr_entry entry = {
+		.access = access,
+		.iova = iova,
+		.length = length,
+		.base = (uintptr_t)addr,
+		.kind = access & IBV_ACCESS_ON_DEMAND ? RN_MR_ON_DEMAND : RN_MR_USER,
+	};
+	bool writes = access & IBV_ACCESS_LOCAL_WRITE;
+	int err;
+
+	if (rn_is_foreign(pd->context))
+		return refuse(ENODEV);
+	if ((err = check_access(access)))
+		return refuse(err);
+	if (!addr && length == SIZE_MAX) {
+		/* The whole address space: for our own work requests only. */
+		if (!(access & IBV_ACCESS_ON_DEMAND) || access & ACCESS_REMOTE || iova)
+			return refuse(EINVAL);
+		return publish(pd, addr, &entry, NULL);
+	}
+	if (!length || (uintptr_t)addr + length < (uintptr_t)addr || iova + length < iova)
+		return refuse(EINVAL);
+	/* Hardware pins the pages; we can only make sure that they are there. */
+	if (!(access & IBV_ACCESS_ON_DEMAND) && !rn_mr_probe((uintptr_t)addr, length, writes))
+		return refuse(EFAULT);
+	return publish(pd, addr, &entry, NULL);
+}
+
+RN_EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	uint64_t iova = access & IBV_ACCESS_ZERO_BASED ? 0 : (uintptr_t)addr;
+
+	return reg_user(pd, addr, length, iova, access);
+}
+
+RN_EXPORT struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+{
+	return reg_user(pd, addr, length, iova, access);
+}
+
+RN_EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned access)
+{
+	return reg_user(pd, addr, length, iova, access);
+}
+
+RN_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+					   int access)
+{
+	struct rn_mr_entry entry = {.access = access, .kind = RN_MR_SEGMENT, .iova = iova, .length = length};
+	struct rn_segment *segment;
+	int err;
+
+	if (rn_is_foreign(pd->context))
+		return refuse(ENODEV);
+	if ((err = check_access(access)))
+		return refuse(err);
+	if (!length || iova + length < iova || (offset ^ iova) & (PAGE - 1))
+		return refuse(EINVAL);
+	pthread_mutex_lock(&mr_mutex);
+	err = segment_get(fd, &segment);
+	pthread_mutex_unlock(&mr_mutex);
+	if (err)
+		return refuse(err);
+	if (offset > segment->size || length > segment->size - offset) {
+		segment_put(segment);
+		return refuse(EINVAL);
+	}
+	entry.base = (uintptr_t)segment->base + offset;
+	entry.offset = offset;
+	entry.segment = segment->id;
+	return publish(pd, (void *)(uintptr_t)offset, &entry, segment);
+}
+
+RN_EXPORT int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	(void)mr, (void)flags, (void)pd, (void)addr, (void)length, (void)access;
+	errno = EOPNOTSUPP;
+	return IBV_REREG_MR_ERR_CMD;
+}
+
+/* --- withdrawing ------------------------------------------------------------------------------------------ */
+
+/*
+ * Nobody who saw the key valid is at work any more?  With rn_world held, so queue pairs stay.
+ * Our own posters first: locking and unlocking waits out whoever was inside.
+ */
+static bool wait_unused(uint32_t pd, uint64_t deadline)
+{
+	bool unused = !rn_qp_is_quarantined(pd);
+
+	for (uint32_t i = 0; i < rn_qps_end; i++) {
+		struct rn_qp *qp = rn_qps[i];
+
+		if (!qp || rn_pd(qp->ex.qp_base.pd)->number != pd)
+			continue;
+		rn_lock(&qp->sq_lock);
+		rn_unlock(&qp->sq_lock);
+		unused &= rn_qp_wait_idle(qp, deadline);
+	}
+	return unused;
+}
+
+/* With rn_world held. */
+static void withdraw(struct rn_mr *mr)
+{
+	uint32_t index = mr->index, pd = rn_mr_table[index].pd;
+	struct quarantined *aside;
+
+	atomic_store(&rn_mr_table[index].key, 0);
+	atomic_store(&rn_arena_mrs(rn_arena)[index].key, 0);
+	atomic_thread_fence(memory_order_seq_cst);
+	if (wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS)) {
+		key_give_back(index);
+		segment_put(mr->segment);
+	} else if ((aside = malloc(sizeof(*aside)))) {
+		*aside = (struct quarantined){.index = index, .segment = mr->segment, .pd = pd, .next = quarantine};
+		quarantine = aside;
+	} /* else it is never reused: the same, but for the counter */
+	rn_list_del(&mr->link);
+	free(mr);
+}
+
+RN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv_mr)
+{
+	struct rn_mr *mr = container_of(ibv_mr, struct rn_mr, mr);
+	struct rn_context *context = rn_context(ibv_mr->context);
+	struct rn_pd *pd = rn_pd(ibv_mr->pd);
+
+	if (rn_is_foreign(ibv_mr->context))
+		return 0;
+	pthread_mutex_lock(&context->mutex);
+	pthread_mutex_lock(&rn_world);
+	withdraw(mr);
+	pthread_mutex_unlock(&rn_world);
+	pd->users--;
+	pthread_mutex_unlock(&context->mutex);
+	return 0;
+}
+
+void rn_mr_destroy_all(struct rn_context *context)
+{
+	while (!rn_list_empty(&context->mrs))
+		ibv_dereg_mr(&container_of(context->mrs.next, struct rn_mr, link)->mr);
+}
+
+void rn_mr_reap(void)
+{
+	for (struct quarantined **at = &quarantine; *at;) {
+		struct quarantined *aside = *at;
+
+		if (!wait_unused(aside->pd, 0)) {
+			at = &aside->next;
+			continue;
+		}
+		key_give_back(aside->index);
+		segment_put(aside->segment);
+		*at = aside->next;
+		free(aside);
+	}
+}
+
+unsigned rn_mr_count_quarantined(void)
+{
+	unsigned count = 0;
+
+	for (struct quarantined *at = quarantine; at; at = at->next)
+		count++;
+	return count;
+}
+
+unsigned rn_mr_count_mappings(void)
+{
+	unsigned count = 0;
+
+	pthread_mutex_lock(&mr_mutex);
+	for (struct rn_list *at = segments.next; at != &segments; at = at->next)
+		count++;
+	pthread_mutex_unlock(&mr_mutex);
+	return count;
+}
+
+/* The last context has closed: nothing is registered, nobody is served. */
+void rn_mr_close(void)
+{
+	rn_mr_reap();
+	rn_fd_close(served_fd);
+	served_fd = -1;
+}
+
+void rn_mr_forked(void)
+{
+	pthread_mutex_init(&mr_mutex, NULL);
+	for (struct rn_list *at = segments.next; at != &segments; at = at->next) {
+		struct rn_segment *segment = container_of(at, struct rn_segment, link);
+
+		if (segment->base)
+			mmap(segment->base, segment->size, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+	}
+	rn_list_init(&segments);
+	madvise(rn_mr_table, sizeof(rn_mr_table), MADV_DONTNEED); /* zeros, without touching 4 MiB */
+	taken = 0;
+	served_fd = -1;
+	quarantine = NULL;
+}

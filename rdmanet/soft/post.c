@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Posting: from the program's work requests to executed ones.
+ *
+ * The common case has no queue: post_send enters the responder, executes each request of the chain
+ * in the caller's thread, completes it, and leaves.  A request goes into the send queue's ring
+ * only when it has to wait (the link isn't up, no receive is posted, memory isn't mapped, ...), and
+ * then everything behind it does, so order holds.  The engine goes on with the queue.
+ *
+ *     freed          executed                 posted
+ *       |---------------|------------------------|          counts modulo 2^32
+ *        done, but its    waiting, in the ring
+ *        slot not free
+ *
+ * A slot is free again when a completion of it, or of a later request, was polled: as in
+ * hardware, so whoever never asks for completions ends with ENOMEM.
+ *
+ * Budgets.  The responder's queue pair not there (yet): local ack timeout times retries, then
+ * RETRY_EXC_ERR.  No receive posted: the responder's RNR timer, rnr_retry times, 7 meaning for ever,
+ * then RNR_RETRY_EXC_ERR.  Each request that succeeds starts both anew.
+ */
+#include "soft.h"
+
+enum {
+	FIRST_BACKOFF_NS = 20 * 1000,
+	LAST_BACKOFF_NS = 5 * 1000 * 1000,
+	MIN_TIMEOUT_NS = 4 * 1000 * 1000, /* adapters raise shorter ones as well */
+	MIN_LINK_NS = 1000 * 1000 * 1000, /* meeting the process is no part of what the timeout is for */
+	BATCH = 16,                       /* requests the engine executes before others have their turn */
+};
+
+static const uint8_t wc_opcodes[] = {
+	[IBV_WR_RDMA_WRITE] = IBV_WC_RDMA_WRITE,
+	[IBV_WR_RDMA_WRITE_WITH_IMM] = IBV_WC_RDMA_WRITE,
+	[IBV_WR_SEND] = IBV_WC_SEND,
+	[IBV_WR_SEND_WITH_IMM] = IBV_WC_SEND,
+	[IBV_WR_RDMA_READ] = IBV_WC_RDMA_READ,
+	[IBV_WR_ATOMIC_CMP_AND_SWP] = IBV_WC_COMP_SWAP,
+	[IBV_WR_ATOMIC_FETCH_AND_ADD] = IBV_WC_FETCH_ADD,
+};
+
+static struct rn_send *queued(struct rn_qp *qp, uint32_t index)
+{
+	return (struct rn_send *)(qp->sq + (uint64_t)(index & qp->sq_mask) * qp->sq_stride);
+}
+
+/* --- completing ----------------------------------------------------------------------------------------- */
+
+/* The request at sq_executed is done, one way or the other. */
+static void complete(struct rn_qp *qp, const struct ibv_send_wr *wr, enum ibv_wc_status status, uint32_t byte_len)
+{
+	uint32_t end = ++qp->sq_executed;
+
+	qp->wait = RN_WAIT_NOT;
+	qp->waited = false;
+	qp->rnr_tried = 0;
+	if (!(wr->send_flags & IBV_SEND_SIGNALED) && !qp->sq_sig_all && status == IBV_WC_SUCCESS)
+		return;
+	rn_cq_push(qp->send_cq, &(struct rn_cqe){
+					.wr_id = wr->wr_id,
+					.qp = qp,
+					.sq_freed = end,
+					.byte_len = byte_len,
+					.status = status,
+					.opcode = wc_opcodes[wr->opcode],
+				});
+}
+
+void rn_sq_flush(struct rn_qp *qp)
+{
+	while (qp->sq_executed != qp->sq_posted)
+		complete(qp, &queued(qp, qp->sq_executed)->wr, IBV_WC_WR_FLUSH_ERR, 0);
+}
+
+void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
+{
+	int state = atomic_load(&qp->state);
+
+	if (state == IBV_QPS_ERR || state == IBV_QPS_RESET)
+		return;
+	complete(qp, &queued(qp, qp->sq_executed)->wr, status, 0);
+	rn_qp_fail(qp);
+}
+
+/* --- waiting -------------------------------------------------------------------------------------------- */
+
+static uint64_t ack_budget_ns(const struct rn_qp *qp)
+{
+	uint64_t timeout = 4096ull << qp->attr.timeout;
+
+	if (timeout < MIN_TIMEOUT_NS)
+		timeout = MIN_TIMEOUT_NS;
+	return timeout * (qp->attr.retry_cnt + 1);
+}
+
+/* The head of the queue can't be executed, for this reason. */
+static void start_wait(struct rn_qp *qp, enum rn_wait why)
+{
+	uint64_t now = rn_now_ns(), budget;
+
+	if (why == RN_WAIT_DUE) {
+		struct rn_send *head = queued(qp, qp->sq_executed);
+
+		qp->wait = why;
+		rn_timer_set(&qp->timer, head->due_ns > now ? head->due_ns - now : 0);
+		return;
+	}
+	if (why == RN_WAIT_RNR) {
+		qp->wait = why;
+		qp->waited = false; /* the responder has answered */
+		qp->count.rnr_naks++;
+		if (qp->attr.rnr_retry != 7 && qp->rnr_tried++ >= qp->attr.rnr_retry)
+			rn_sq_fail_head(qp, IBV_WC_RNR_RETRY_EXC_ERR);
+		else
+			rn_timer_set(&qp->timer, rn_rnr_delay_ns(qp));
+		return;
+	}
+	if (!qp->waited || qp->wait != why) {
+		budget = ack_budget_ns(qp);
+		if (why != RN_WAIT_PEER && budget < MIN_LINK_NS)
+			budget = MIN_LINK_NS;
+		qp->waited = true;
+		qp->wait = why;
+		qp->deadline_ns = now + budget;
+		qp->backoff_ns = FIRST_BACKOFF_NS;
+	}
+	if (qp->attr.timeout && now >= qp->deadline_ns) {
+		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
+		return;
+	}
+	switch (why) {
+	case RN_WAIT_PEER:
+		/* Nobody tells us when it comes to life: look again, less and less often. */
+		rn_timer_set(&qp->timer, qp->backoff_ns);
+		if (qp->backoff_ns < LAST_BACKOFF_NS)
+			qp->backoff_ns *= 2;
+		break;
+	case RN_WAIT_LINK:
+	case RN_WAIT_SEGMENT:
+		/* A notice comes; unless its engine was stopped. */
+		if (qp->attr.timeout)
+			rn_timer_set(&qp->timer, qp->deadline_ns - now);
+		break;
+	default: /* RN_WAIT_OWNER: the answer comes, or news of its death */
+		break;
+	}
+}
+
+void rn_qp_progress(struct rn_qp *qp)
+{
+	bool entered = false;
+	int batch = 0, state;
+
+	rn_lock(&qp->sq_lock);
+	while (qp->sq_executed != qp->sq_posted && !qp->reply_pending) {
+		struct rn_send *head = queued(qp, qp->sq_executed);
+		enum ibv_wc_status status = IBV_WC_SUCCESS;
+		uint32_t byte_len = 0;
+		enum rn_wait wait;
+
+		state = atomic_load(&qp->state);
+		/* While draining, what has begun is finished. */
+		if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && head->moved))
+			break;
+		if (head->deferred && head->due_ns > rn_now_ns()) {
+			start_wait(qp, RN_WAIT_DUE);
+			break;
+		}
+		if (batch++ == BATCH) {
+			rn_task_post(&qp->task);
+			break;
+		}
+		wait = entered ? RN_WAIT_NOT : rn_enter(qp);
+		entered = wait == RN_WAIT_NOT;
+		if (entered)
+			wait = rn_execute(qp, &head->wr, &head->moved, &status, &byte_len);
+		if (wait == RN_WAIT_NOT && status == IBV_WC_SUCCESS) {
+			complete(qp, &head->wr, status, byte_len);
+			continue;
+		}
+		if (entered)
+			rn_leave(qp);
+		entered = false;
+		if (wait == RN_WAIT_NOT)
+			rn_sq_fail_head(qp, status);
+		else
+			start_wait(qp, wait);
+		break;
+	}
+	if (entered)
+		rn_leave(qp);
+	if (qp->draining && !qp->reply_pending) {
+		qp->draining = false;
+		rn_event_raise(qp->context, IBV_EVENT_SQ_DRAINED, qp);
+	}
+	rn_unlock(&qp->sq_lock);
+}
+
+/* --- posting sends ---------------------------------------------------------------------------------------- */
+
+static uint64_t total_length(const struct ibv_send_wr *wr)
+{
+	uint64_t total = 0;
+
+	for (int i = 0; i < wr->num_sge; i++)
+		total += wr->sg_list[i].length;
+	return total;
+}
+
+/* What is refused at once; everything else is the completion's to say. */
+static int check_send(const struct rn_qp *qp, const struct ibv_send_wr *wr)
+{
+	if (unlikely(qp->sq_posted - atomic_load_explicit(&qp->sq_freed, memory_order_acquire) >= qp->cap.max_send_wr))
+		return ENOMEM;
+	if (unlikely((unsigned)wr->opcode > IBV_WR_ATOMIC_FETCH_AND_ADD))
+		return wr->opcode <= IBV_WR_ATOMIC_WRITE ? EOPNOTSUPP : EINVAL;
+	if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge))
+		return EINVAL;
+	if (wr->send_flags & IBV_SEND_INLINE &&
+	    (wr->opcode >= IBV_WR_RDMA_READ || total_length(wr) > qp->cap.max_inline_data))
+		return EINVAL;
+	return 0;
+}
+
+/* Keep a copy: the program's request, list and inline data are its own again when post returns. */
+static void enqueue(struct rn_qp *qp, const struct ibv_send_wr *wr)
+{
+	struct rn_send *send = queued(qp, qp->sq_posted++);
+	struct ibv_sge *sge = (struct ibv_sge *)send->tail;
+
+	send->wr = *wr;
+	send->wr.next = NULL;
+	send->wr.sg_list = sge;
+	send->moved = 0;
+	send->deferred = rn_settings.defer_ns != 0;
+	if (wr->send_flags & IBV_SEND_INLINE) {
+		char *data = (char *)(sge + 1), *to = data;
+
+		for (int i = 0; i < wr->num_sge; i++) {
+			memcpy(to, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+			to += wr->sg_list[i].length;
+		}
+		*sge = (struct ibv_sge){.addr = (uintptr_t)data, .length = to - data};
+		send->wr.num_sge = 1;
+	} else if (wr->num_sge) {
+		memcpy(sge, wr->sg_list, wr->num_sge * sizeof(*sge));
+	}
+	if (send->deferred) {
+		send->due_ns = rn_now_ns() + rn_settings.defer_ns;
+		qp->count.deferred++;
+	} else {
+		qp->count.queued++;
+	}
+}
+
+/* Execute now. False: it has to wait, in the queue. */
+static bool execute_now(struct rn_qp *qp, const struct ibv_send_wr *wr, bool *entered, enum rn_wait *wait)
+{
+	enum ibv_wc_status status = IBV_WC_SUCCESS;
+	uint32_t byte_len;
+
+	if (!*entered) {
+		*wait = rn_enter(qp);
+		if (unlikely(*wait != RN_WAIT_NOT))
+			return false;
+		*entered = true;
+	}
+	*wait = rn_execute(qp, wr, NULL, &status, &byte_len);
+	if (unlikely(*wait != RN_WAIT_NOT || status != IBV_WC_SUCCESS)) {
+		rn_leave(qp);
+		*entered = false;
+		if (*wait != RN_WAIT_NOT)
+			return false;
+	}
+	qp->sq_posted++;
+	complete(qp, wr, status, byte_len);
+	if (unlikely(status != IBV_WC_SUCCESS))
+		rn_qp_fail(qp);
+	return true;
+}
+
+int rn_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+	struct rn_qp *qp = rn_qp(base);
+	bool entered = false;
+	int err = 0;
+
+	if (unlikely(rn_is_foreign(base->context))) {
+		*bad_wr = wr;
+		return ENODEV;
+	}
+	rn_lock(&qp->sq_lock);
+	for (; wr; wr = wr->next) {
+		int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+		enum rn_wait wait = RN_WAIT_DUE;
+
+		err = unlikely(state < IBV_QPS_RTS) ? EINVAL : check_send(qp, wr);
+		if (unlikely(err)) {
+			*bad_wr = wr;
+			break;
+		}
+		qp->count.send_wrs++;
+		if (likely(state == IBV_QPS_RTS && qp->sq_posted == qp->sq_executed && !rn_settings.defer_ns)) {
+			if (likely(execute_now(qp, wr, &entered, &wait)))
+				continue;
+		} else if (state == IBV_QPS_ERR) {
+			qp->sq_posted++;
+			complete(qp, wr, IBV_WC_WR_FLUSH_ERR, 0);
+			continue;
+		}
+		enqueue(qp, wr);
+		if (state == IBV_QPS_RTS && qp->sq_posted - qp->sq_executed == 1) {
+			if (wait == RN_WAIT_OWNER)
+				rn_task_post(&qp->task); /* from here on it is the engine's */
+			else
+				start_wait(qp, wait);
+		}
+	}
+	if (entered)
+		rn_leave(qp);
+	rn_unlock(&qp->sq_lock);
+	return err;
+}
+
+/* --- posting receives --------------------------------------------------------------------------------------- */
+
+int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+{
+	struct rn_qp *qp = rn_qp(base);
+	bool flush;
+	int err = 0;
+
+	if (unlikely(rn_is_foreign(base->context))) {
+		*bad_wr = wr;
+		return ENODEV;
+	}
+	rn_lock(&qp->rq_lock);
+	if (unlikely(atomic_load_explicit(&qp->state, memory_order_acquire) == IBV_QPS_RESET))
+		err = EINVAL;
+	for (; wr && !err; wr = wr->next) {
+		uint32_t at = qp->rq_posted & (qp->rq_size - 1), length = 0;
+		struct rn_slot *slot;
+
+		if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_recv_sge))
+			err = EINVAL;
+		else if (unlikely(qp->rq_posted - atomic_load_explicit(&qp->rq_polled, memory_order_acquire) >=
+				  qp->cap.max_recv_wr))
+			err = ENOMEM;
+		if (unlikely(err))
+			break;
+		slot = (struct rn_slot *)(rn_arena + qp->rq_offset + (uint64_t)at * qp->rq_stride);
+		slot->num_sge = wr->num_sge;
+		for (int i = 0; i < wr->num_sge; i++) {
+			slot->sge[i] = (struct rn_slot_sge){
+				.addr = wr->sg_list[i].addr,
+				.length = wr->sg_list[i].length,
+				.lkey = wr->sg_list[i].lkey,
+			};
+			length += wr->sg_list[i].length;
+		}
+		qp->rq_shadow[at] = (struct rn_shadow){.wr_id = wr->wr_id, .length = length};
+		qp->rq_posted++;
+		qp->recv_wrs++;
+	}
+	if (unlikely(err))
+		*bad_wr = wr;
+	atomic_store_explicit(&qp->block->posted, qp->rq_posted, memory_order_release);
+	/* rn_qp_fail changes the state, then takes rq_lock: either it flushes these, or we do. */
+	flush = unlikely(atomic_load(&qp->state) == IBV_QPS_ERR);
+	rn_unlock(&qp->rq_lock);
+	if (flush)
+		rn_cq_kick(qp->recv_cq, qp);
+	return err;
+}

@@ -1,0 +1,815 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Queue pairs: creation, the state machine, destruction.
+ *
+ * A number is port << 8 | slot: the port says which process, so number and GID together are a full
+ * address, final when ibv_create_qp returns.  The first queue pair claims a port, each further
+ * 256 another one.  Slots are used in turn, so a number comes back late.
+ *
+ * What each transition needs and allows is a table, below.  What it does:
+ *
+ *     RESET -> INIT   receives may be posted
+ *     INIT  -> RTR    the block in the arena is complete: the peer may come in; the link to the
+ *                     peer's process starts
+ *     RTR   -> RTS    work requests are executed
+ *     any   -> ERR    nobody gets in any more; whoever is inside is waited for; what is left in
+ *                     both queues completes as flushed
+ *     any   -> RESET  the same, but silently: completions not yet polled vanish too
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+
+#include "soft.h"
+
+struct rn_qp *rn_qps[RN_QPS_MAX];
+uint32_t rn_qps_end;
+
+/* All of these with rn_world held. */
+static uint32_t generations[RN_QPS_MAX]; /* of each slot, counted on through its users */
+static bool slots_taken[RN_QPS_MAX];
+static uint32_t next_slot, num_ports;
+
+/* The slot and ring of a queue pair that is gone, but for a stopped peer. */
+struct quarantined {
+	uint32_t index, busy, pd;
+	uint64_t rq_offset, rq_bytes;
+	struct rn_peer *peer;
+	struct quarantined *next;
+};
+static struct quarantined *quarantine;
+
+/* --- the table of transitions ------------------------------------------------------------------------ */
+
+#define RTS_OPTIONAL                                                                                                \
+	(IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE)
+
+static const struct transition {
+	enum ibv_qp_state from, to;
+	int required, optional;
+} transitions[] = {
+	{IBV_QPS_RESET, IBV_QPS_RESET, 0, 0},
+	{IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, 0},
+	{IBV_QPS_INIT, IBV_QPS_RESET, 0, 0},
+	{IBV_QPS_INIT, IBV_QPS_ERR, 0, 0},
+	{IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS},
+	{IBV_QPS_INIT, IBV_QPS_RTR,
+	 IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+		 IBV_QP_MIN_RNR_TIMER,
+	 IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX},
+	{IBV_QPS_RTR, IBV_QPS_RESET, 0, 0},
+	{IBV_QPS_RTR, IBV_QPS_ERR, 0, IBV_QP_CUR_STATE},
+	{IBV_QPS_RTR, IBV_QPS_RTS,
+	 IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC, RTS_OPTIONAL},
+	{IBV_QPS_RTS, IBV_QPS_RESET, 0, 0},
+	{IBV_QPS_RTS, IBV_QPS_ERR, 0, IBV_QP_CUR_STATE},
+	{IBV_QPS_RTS, IBV_QPS_RTS, 0, RTS_OPTIONAL},
+	{IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
+	{IBV_QPS_SQD, IBV_QPS_RESET, 0, 0},
+	{IBV_QPS_SQD, IBV_QPS_ERR, 0, IBV_QP_CUR_STATE},
+	{IBV_QPS_SQD, IBV_QPS_RTS, 0, RTS_OPTIONAL},
+	{IBV_QPS_SQD, IBV_QPS_SQD, 0,
+	 IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS | IBV_QP_AV | IBV_QP_MAX_QP_RD_ATOMIC |
+		 IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		 IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_PATH_MIG_STATE},
+	{IBV_QPS_ERR, IBV_QPS_RESET, 0, 0},
+	{IBV_QPS_ERR, IBV_QPS_ERR, 0, 0},
+};
+
+static const struct transition *find_transition(enum ibv_qp_state from, enum ibv_qp_state to)
+{
+	for (size_t i = 0; i < sizeof(transitions) / sizeof(transitions[0]); i++)
+		if (transitions[i].from == from && transitions[i].to == to)
+			return &transitions[i];
+	return NULL;
+}
+
+/* --- numbers -------------------------------------------------------------------------------------------- */
+
+/* A free slot's index, or RN_QPS_MAX. With rn_world held, and the engine. */
+static uint32_t slot_take(void)
+{
+	uint32_t end = num_ports * 256;
+	uint16_t port;
+
+	rn_qp_reap();
+	for (uint32_t tried = 0; tried < end; tried++) {
+		uint32_t index = next_slot++ % end;
+
+		if (!slots_taken[index]) {
+			slots_taken[index] = true;
+			return index;
+		}
+	}
+	port = num_ports < RN_PORTS_MAX ? rn_port_claim() : 0;
+	if (!port)
+		return RN_QPS_MAX;
+	atomic_store(&rn_arena_head(rn_arena)->ports[num_ports++], port);
+	slots_taken[end] = true;
+	next_slot = end + 1;
+	return end;
+}
+
+static void slot_give_back(uint32_t index)
+{
+	slots_taken[index] = false;
+}
+
+static void life_store(struct rn_qp *qp, enum ibv_qp_state state)
+{
+	atomic_store(&qp->block->life, (uint64_t)qp->generation << 8 | state);
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* --- waiting for who is inside ---------------------------------------------------------------------------- */
+
+static bool left(struct rn_qp_block *block, uint32_t seen, struct rn_peer *peer)
+{
+	return !(seen & 1) || atomic_load(&block->busy) != seen || (peer && atomic_load(&peer->state) == RN_PEER_DEAD);
+}
+
+bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns)
+{
+	uint32_t seen = atomic_load(&qp->block->busy);
+	bool self = qp->peer && atomic_load(&qp->peer->state) == RN_PEER_SELF;
+
+	if (!(seen & 1))
+		return true;
+	while (!left(qp->block, seen, qp->peer)) {
+		if (atomic_load_explicit(&qp->peer_gone, memory_order_relaxed))
+			return true;
+		/* A thread of this process can't be stopped without us: it will be through soon. */
+		if (!self && rn_now_ns() >= deadline_ns)
+			return false;
+		sched_yield();
+	}
+	return true;
+}
+
+/* --- creating ------------------------------------------------------------------------------------------------ */
+
+static int check_init(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
+{
+	const struct ibv_qp_cap *cap = &init->cap;
+
+	if (rn_is_foreign(pd->context))
+		return ENODEV;
+	if (init->qp_type != IBV_QPT_RC || init->srq)
+		return EOPNOTSUPP;
+	if (!init->send_cq || !init->recv_cq || init->send_cq->context != pd->context ||
+	    init->recv_cq->context != pd->context)
+		return EINVAL;
+	if (cap->max_send_wr > RN_MAX_QP_WR || cap->max_recv_wr > RN_MAX_QP_WR || cap->max_send_sge > RN_MAX_SGE ||
+	    cap->max_recv_sge > RN_MAX_SGE || cap->max_inline_data > RN_MAX_INLINE)
+		return EINVAL;
+	return 0;
+}
+
+static uint32_t power_of_two(uint32_t n)
+{
+	uint32_t size = 1;
+
+	while (size < n)
+		size *= 2;
+	return size;
+}
+
+static uint32_t to_lines(uint64_t bytes)
+{
+	return (bytes + 63) & ~63u;
+}
+
+/* Sizes of the rings; what they really hold is what the program gets to know. */
+static void plan_rings(struct rn_qp *qp, struct ibv_qp_cap *cap)
+{
+	uint64_t tail;
+
+	cap->max_send_wr = cap->max_send_wr ? power_of_two(cap->max_send_wr) : 0;
+	cap->max_recv_wr = cap->max_recv_wr ? power_of_two(cap->max_recv_wr) : 0;
+	cap->max_inline_data = to_lines(cap->max_inline_data);
+	if (!cap->max_send_sge)
+		cap->max_send_sge = 1;
+	if (cap->max_recv_sge < 2)
+		cap->max_recv_sge = 2; /* they fit into the slot's line anyway */
+	tail = sizeof(struct ibv_sge) * cap->max_send_sge;
+	if (tail < sizeof(struct ibv_sge) + cap->max_inline_data)
+		tail = sizeof(struct ibv_sge) + cap->max_inline_data;
+
+	qp->cap = *cap;
+	qp->sq_mask = (cap->max_send_wr ? cap->max_send_wr : 1) - 1;
+	qp->sq_stride = to_lines(sizeof(struct rn_send) + tail);
+	qp->rq_size = cap->max_recv_wr ? cap->max_recv_wr : 1;
+	qp->rq_stride = to_lines(sizeof(struct rn_slot) + sizeof(struct rn_slot_sge) * cap->max_recv_sge);
+}
+
+static void timer_fired(struct rn_timer *timer)
+{
+	rn_qp_progress(container_of(timer, struct rn_qp, timer));
+}
+
+static void task_ran(struct rn_task *task)
+{
+	rn_qp_progress(container_of(task, struct rn_qp, task));
+}
+
+/* The peer's process has gone. What was on its way will never be acknowledged. */
+static void peer_died(struct rn_qp *qp)
+{
+	atomic_store(&qp->peer_gone, true);
+	rn_lock(&qp->sq_lock);
+	if (qp->sq_executed != qp->sq_posted)
+		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
+	else
+		rn_qp_fail(qp);
+	rn_unlock(&qp->sq_lock);
+}
+
+static void peer_noticed(struct rn_notice *notice, struct rn_peer *peer, enum rn_notice_why why)
+{
+	struct rn_qp *qp = container_of(notice, struct rn_qp, notice);
+
+	(void)peer;
+	if (why == RN_PEER_DIED) {
+		peer_died(qp);
+		return;
+	}
+	if (why == RN_LINK_FAILED) {
+		rn_lock(&qp->sq_lock);
+		qp->link_failed = true;
+		rn_unlock(&qp->sq_lock);
+	}
+	rn_qp_progress(qp);
+}
+
+static void free_rings(struct rn_qp *qp)
+{
+	rn_arena_free(qp->rq_offset, (uint64_t)qp->rq_size * qp->rq_stride);
+	free(qp->rq_shadow);
+	free(qp->sq);
+}
+
+RN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
+{
+	struct rn_context *context = rn_context(pd->context);
+	struct ibv_qp *base;
+	struct rn_qp *qp;
+
+	errno = check_init(pd, init);
+	if (!errno)
+		errno = rn_context_engine(context);
+	if (errno)
+		return NULL;
+	qp = aligned_alloc(alignof(struct rn_qp), sizeof(*qp));
+	if (!qp)
+		return NULL;
+	memset(qp, 0, sizeof(*qp));
+	plan_rings(qp, &init->cap);
+	qp->sq = calloc(qp->sq_mask + 1, qp->sq_stride);
+	qp->rq_shadow = calloc(qp->rq_size, sizeof(*qp->rq_shadow));
+	qp->rq_offset = rn_arena_alloc((uint64_t)qp->rq_size * qp->rq_stride);
+	qp->send_cq = rn_cq(init->send_cq);
+	qp->recv_cq = rn_cq(init->recv_cq);
+	if (!qp->sq || !qp->rq_shadow || !qp->rq_offset || rn_cq_attach(qp->recv_cq, qp, &qp->cq_bit)) {
+		free_rings(qp);
+		free(qp);
+		errno = ENOMEM;
+		return NULL;
+	}
+	qp->context = context;
+	qp->sq_sig_all = init->sq_sig_all;
+	qp->timer.fire = timer_fired;
+	qp->task.run = task_ran;
+	qp->notice.run = peer_noticed;
+
+	pthread_mutex_lock(&context->mutex);
+	pthread_mutex_lock(&rn_world);
+	qp->index = slot_take();
+	if (qp->index == RN_QPS_MAX) {
+		pthread_mutex_unlock(&rn_world);
+		pthread_mutex_unlock(&context->mutex);
+		rn_cq_detach(qp->recv_cq, qp);
+		free_rings(qp);
+		free(qp);
+		errno = ENOMEM;
+		return NULL;
+	}
+	qp->generation = ++generations[qp->index];
+	qp->block = rn_arena_qp(rn_arena, qp->index);
+	base = &qp->ex.qp_base;
+	*base = (struct ibv_qp){
+		.context = pd->context,
+		.qp_context = init->qp_context,
+		.pd = pd,
+		.send_cq = init->send_cq,
+		.recv_cq = init->recv_cq,
+		.handle = qp->index,
+		.qp_num = atomic_load(&rn_arena_head(rn_arena)->ports[qp->index / 256]) << 8 | qp->index % 256,
+		.state = IBV_QPS_RESET,
+		.qp_type = IBV_QPT_RC,
+	};
+	pthread_mutex_init(&base->mutex, NULL);
+	pthread_cond_init(&base->cond, NULL);
+	qp->block->qpn = base->qp_num;
+	qp->block->dest_qpn = 0;
+	atomic_store(&qp->block->posted, 0);
+	atomic_store(&qp->block->done, 0);
+	atomic_store(&qp->block->busy, 0);
+	atomic_store(&qp->block->fault, RN_FAULT_NONE);
+	atomic_store(&qp->block->established, 0);
+	life_store(qp, IBV_QPS_RESET);
+	rn_qps[qp->index] = qp;
+	if (rn_qps_end <= qp->index)
+		rn_qps_end = qp->index + 1;
+	pthread_mutex_unlock(&rn_world);
+
+	rn_pd(pd)->users++;
+	qp->send_cq->users++;
+	qp->recv_cq->users++;
+	rn_list_add(&context->qps, &qp->link);
+	pthread_mutex_unlock(&context->mutex);
+	return base;
+}
+
+/* --- ERR and RESET --------------------------------------------------------------------------------------------- */
+
+void rn_qp_fail(struct rn_qp *qp)
+{
+	uint32_t done, polled, posted;
+	int state = atomic_load(&qp->state);
+
+	if (state == IBV_QPS_ERR || state == IBV_QPS_RESET)
+		return;
+	atomic_store(&qp->state, IBV_QPS_ERR);
+	life_store(qp, IBV_QPS_ERR);
+	rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS);
+	qp->view.found = false;
+
+	/* From here on the peer's word for what is done doesn't count: a stopped one may wake up. */
+	rn_lock(&qp->rq_lock);
+	rn_lock(&qp->recv_cq->lock);
+	done = atomic_load(&qp->block->done);
+	polled = atomic_load(&qp->rq_polled);
+	posted = qp->rq_posted;
+	qp->rq_frozen = done - polled <= posted - polled ? done : polled;
+	qp->rq_flushing = true;
+	rn_unlock(&qp->recv_cq->lock);
+	rn_unlock(&qp->rq_lock);
+
+	rn_sq_flush(qp);
+	if (posted != polled)
+		rn_cq_kick(qp->recv_cq, qp);
+}
+
+/* Silently back to nothing. Without locks; 0 or errno. */
+static int reset(struct rn_qp *qp)
+{
+	struct rn_peer *peer;
+
+	rn_lock(&qp->sq_lock);
+	atomic_store(&qp->state, IBV_QPS_RESET);
+	life_store(qp, IBV_QPS_RESET);
+	qp->view.found = false;
+	rn_unlock(&qp->sq_lock);
+	/* Nothing sets these again in RESET. */
+	rn_timer_cancel(&qp->timer);
+	rn_task_cancel(&qp->task);
+	rn_reply_cancel(&qp->reply);
+	if (qp->noticed)
+		rn_peer_unsubscribe(&qp->notice);
+	qp->noticed = false;
+	if (!rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
+		return EBUSY; /* its words would be written by a peer that slept through the reset */
+	pthread_mutex_lock(&rn_world);
+	peer = qp->peer;
+	qp->peer = NULL;
+	qp->generation = ++generations[qp->index];
+	pthread_mutex_unlock(&rn_world);
+	if (peer)
+		rn_peer_put(peer);
+
+	rn_lock(&qp->sq_lock);
+	rn_lock(&qp->rq_lock);
+	rn_cq_purge(qp->send_cq, qp);
+	rn_cq_purge(qp->recv_cq, qp);
+	qp->sq_posted = qp->sq_executed = 0;
+	atomic_store(&qp->sq_freed, 0);
+	qp->wait = RN_WAIT_NOT;
+	qp->waited = qp->reply_pending = qp->link_failed = qp->draining = false;
+	qp->rq_posted = 0;
+	rn_lock(&qp->recv_cq->lock);
+	atomic_store(&qp->rq_polled, 0);
+	qp->rq_flushing = false;
+	rn_unlock(&qp->recv_cq->lock);
+	atomic_store(&qp->block->posted, 0);
+	atomic_store(&qp->block->done, 0);
+	atomic_store(&qp->block->busy, 0);
+	atomic_store(&qp->block->fault, RN_FAULT_NONE);
+	atomic_store(&qp->block->established, 0);
+	qp->fault_handled = qp->established_reported = false;
+	atomic_store(&qp->peer_gone, false);
+	qp->block->dest_qpn = 0;
+	memset(&qp->attr, 0, sizeof(qp->attr));
+	life_store(qp, IBV_QPS_RESET);
+	rn_unlock(&qp->rq_lock);
+	rn_unlock(&qp->sq_lock);
+	return 0;
+}
+
+/* --- what peers have left for us ---------------------------------------------------------------------------------- */
+
+void rn_qp_attend(struct rn_qp *qp)
+{
+	uint32_t fault = atomic_load(&qp->block->fault);
+
+	if (unlikely(atomic_load(&qp->block->established))) {
+		rn_lock(&qp->sq_lock);
+		if (!qp->established_reported)
+			rn_event_raise(qp->context, IBV_EVENT_COMM_EST, qp);
+		qp->established_reported = true;
+		rn_unlock(&qp->sq_lock);
+	}
+	if (likely(fault == RN_FAULT_NONE))
+		return;
+	rn_lock(&qp->sq_lock);
+	if (!qp->fault_handled && atomic_load(&qp->state) != IBV_QPS_RESET) {
+		qp->fault_handled = true;
+		/* A local error has its completion, and needs no event. */
+		if (fault == RN_FAULT_REQUEST)
+			rn_event_raise(qp->context, IBV_EVENT_QP_REQ_ERR, qp);
+		else if (fault == RN_FAULT_ACCESS)
+			rn_event_raise(qp->context, IBV_EVENT_QP_ACCESS_ERR, qp);
+		rn_qp_fail(qp);
+	}
+	rn_unlock(&qp->sq_lock);
+}
+
+void rn_qp_attend_all(void)
+{
+	pthread_mutex_lock(&rn_world);
+	for (uint32_t i = 0; i < rn_qps_end; i++)
+		if (rn_qps[i])
+			rn_qp_attend(rn_qps[i]);
+	pthread_mutex_unlock(&rn_world);
+}
+
+/*
+ * A process that was served by our engine has died, wherever it was in our arena. What it had
+ * published is there; the wake-up for it may not have been sent.
+ */
+void rn_peer_died(int pid)
+{
+	pthread_mutex_lock(&rn_world);
+	for (uint32_t i = 0; i < rn_qps_end; i++) {
+		struct rn_qp *qp = rn_qps[i];
+		struct rn_peer *peer = qp ? qp->peer : NULL;
+		int state = peer ? atomic_load(&peer->state) : RN_PEER_CONNECTING;
+
+		if (!peer || state == RN_PEER_CONNECTING || state == RN_PEER_SELF || peer->pid != pid)
+			continue;
+		rn_cq_kick(qp->recv_cq, qp);
+		peer_died(qp);
+	}
+	rn_qp_reap();
+	rn_mr_reap();
+	pthread_mutex_unlock(&rn_world);
+}
+
+/* --- modifying ----------------------------------------------------------------------------------------------------- */
+
+/* Only this host can be reached: ::ffff:127.0.0.0/104 and ::1. */
+static int check_address(const struct ibv_ah_attr *ah)
+{
+	const struct in6_addr *to = (const struct in6_addr *)&ah->grh.dgid;
+
+	if (!ah->is_global || ah->port_num != 1 || ah->grh.sgid_index >= RN_GIDS)
+		return EINVAL;
+	if (IN6_IS_ADDR_LOOPBACK(to) || (IN6_IS_ADDR_V4MAPPED(to) && to->s6_addr[12] == 127))
+		return 0;
+	return EHOSTUNREACH;
+}
+
+static int check_values(const struct ibv_qp_attr *attr, int mask)
+{
+	enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+			IBV_ACCESS_REMOTE_ATOMIC };
+
+	if ((mask & IBV_QP_PORT && attr->port_num != 1) || (mask & IBV_QP_PKEY_INDEX && attr->pkey_index != 0) ||
+	    (mask & IBV_QP_ACCESS_FLAGS && attr->qp_access_flags & ~(unsigned)ACCESS) ||
+	    (mask & IBV_QP_PATH_MTU && (attr->path_mtu < IBV_MTU_256 || attr->path_mtu > IBV_MTU_4096)) ||
+	    (mask & IBV_QP_DEST_QPN && attr->dest_qp_num > 0xffffff) ||
+	    (mask & IBV_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > RN_MAX_RD_ATOMIC) ||
+	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC && attr->max_dest_rd_atomic > RN_MAX_RD_ATOMIC) ||
+	    (mask & IBV_QP_MIN_RNR_TIMER && attr->min_rnr_timer > 31) || (mask & IBV_QP_TIMEOUT && attr->timeout > 31) ||
+	    (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) || (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
+		return EINVAL;
+	if (mask & IBV_QP_ALT_PATH || (mask & IBV_QP_PATH_MIG_STATE && attr->path_mig_state != IBV_MIG_MIGRATED))
+		return EOPNOTSUPP;
+	return mask & IBV_QP_AV ? check_address(&attr->ah_attr) : 0;
+}
+
+static void take_values(struct rn_qp *qp, const struct ibv_qp_attr *attr, int mask)
+{
+	struct ibv_qp_attr *to = &qp->attr;
+
+	if (mask & IBV_QP_PKEY_INDEX)
+		to->pkey_index = attr->pkey_index;
+	if (mask & IBV_QP_PORT)
+		to->port_num = attr->port_num;
+	if (mask & IBV_QP_ACCESS_FLAGS)
+		to->qp_access_flags = attr->qp_access_flags;
+	if (mask & IBV_QP_AV)
+		to->ah_attr = attr->ah_attr;
+	if (mask & IBV_QP_PATH_MTU)
+		to->path_mtu = attr->path_mtu;
+	if (mask & IBV_QP_DEST_QPN)
+		to->dest_qp_num = attr->dest_qp_num;
+	if (mask & IBV_QP_RQ_PSN)
+		to->rq_psn = attr->rq_psn & 0xffffff;
+	if (mask & IBV_QP_SQ_PSN)
+		to->sq_psn = attr->sq_psn & 0xffffff;
+	if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
+		to->max_rd_atomic = attr->max_rd_atomic;
+	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
+		to->max_dest_rd_atomic = attr->max_dest_rd_atomic;
+	if (mask & IBV_QP_MIN_RNR_TIMER)
+		to->min_rnr_timer = attr->min_rnr_timer;
+	if (mask & IBV_QP_TIMEOUT)
+		to->timeout = attr->timeout;
+	if (mask & IBV_QP_RETRY_CNT)
+		to->retry_cnt = attr->retry_cnt;
+	if (mask & IBV_QP_RNR_RETRY)
+		to->rnr_retry = attr->rnr_retry;
+	if (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY)
+		to->en_sqd_async_notify = attr->en_sqd_async_notify;
+	atomic_store(&qp->block->access, qp->attr.qp_access_flags);
+	atomic_store(&qp->block->min_rnr_timer, qp->attr.min_rnr_timer);
+}
+
+/* The block is complete before its life says RTR. With sq_lock held. */
+static int become_reachable(struct rn_qp *qp)
+{
+	struct rn_qp_block *block = qp->block;
+
+	qp->peer = rn_peer_get(qp->attr.dest_qp_num >> 8);
+	if (!qp->peer)
+		return ENOMEM;
+	block->dest_qpn = qp->attr.dest_qp_num;
+	block->pd = rn_pd(qp->ex.qp_base.pd)->number;
+	block->rq_psn = qp->attr.rq_psn;
+	block->rq_offset = qp->rq_offset;
+	block->rq_size = qp->rq_size;
+	block->rq_stride = qp->rq_stride;
+	block->rq_max_sge = qp->cap.max_recv_sge;
+	block->cq = qp->recv_cq->index;
+	block->cq_bit = qp->cq_bit;
+	block->max_dest_rd_atomic = qp->attr.max_dest_rd_atomic;
+	return 0;
+}
+
+/* From RTR on, what becomes of the peer concerns us. Without locks. */
+static void watch_peer(struct rn_qp *qp)
+{
+	rn_peer_subscribe(qp->peer, &qp->notice);
+	qp->noticed = true;
+	if (atomic_load(&qp->peer->state) == RN_PEER_DEAD) {
+		rn_lock(&qp->sq_lock);
+		qp->link_failed = true;
+		rn_unlock(&qp->sq_lock);
+	}
+}
+
+static int move(struct rn_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, const struct ibv_qp_attr *attr, int mask)
+{
+	int err = 0;
+
+	if (to == IBV_QPS_RESET)
+		return reset(qp);
+	rn_lock(&qp->sq_lock);
+	if (atomic_load(&qp->state) != (int)from) {
+		/* It failed while we were checking. */
+		err = to == IBV_QPS_ERR ? 0 : EINVAL;
+		goto out;
+	}
+	if (to == IBV_QPS_ERR) {
+		rn_qp_fail(qp);
+		goto out;
+	}
+	take_values(qp, attr, mask);
+	if (to == IBV_QPS_RTR && (err = become_reachable(qp)))
+		goto out;
+	if (from == to)
+		goto out;
+	atomic_store(&qp->state, to);
+	life_store(qp, to);
+	if (to == IBV_QPS_SQD && qp->attr.en_sqd_async_notify) {
+		/* Drained when what has begun is done: only a request to the owner's engine is on its way. */
+		if (qp->reply_pending)
+			qp->draining = true;
+		else
+			rn_event_raise(qp->context, IBV_EVENT_SQ_DRAINED, qp);
+	}
+	if (to == IBV_QPS_RTS && qp->sq_executed != qp->sq_posted)
+		rn_task_post(&qp->task);
+out:
+	rn_unlock(&qp->sq_lock);
+	if (!err && to == IBV_QPS_RTR && from != to)
+		watch_peer(qp);
+	return err;
+}
+
+RN_EXPORT int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
+{
+	struct rn_qp *qp = rn_qp(base);
+	const struct transition *transition;
+	enum ibv_qp_state from, to;
+	int err;
+
+	if (rn_is_foreign(base->context))
+		return ENODEV;
+	rn_qp_attend(qp);
+	from = atomic_load(&qp->state);
+	to = mask & IBV_QP_STATE ? attr->qp_state : from;
+	if (mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
+		return EINVAL;
+	transition = find_transition(from, to);
+	if (!transition || (mask & transition->required) != transition->required ||
+	    mask & ~(transition->required | transition->optional | IBV_QP_STATE))
+		return EINVAL;
+	err = check_values(attr, mask);
+	if (!err)
+		err = move(qp, from, to, attr, mask);
+	if (!err)
+		base->state = to;
+	return err;
+}
+
+RN_EXPORT int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
+{
+	struct rn_qp *qp = rn_qp(base);
+
+	(void)mask;
+	if (rn_is_foreign(base->context))
+		return ENODEV;
+	rn_qp_attend(qp);
+	rn_lock(&qp->sq_lock);
+	*attr = qp->attr;
+	attr->qp_state = attr->cur_qp_state = base->state = atomic_load(&qp->state);
+	attr->path_mig_state = IBV_MIG_MIGRATED;
+	attr->cap = qp->cap;
+	attr->sq_draining = qp->draining;
+	rn_unlock(&qp->sq_lock);
+	if (init)
+		*init = (struct ibv_qp_init_attr){
+			.qp_context = base->qp_context,
+			.send_cq = base->send_cq,
+			.recv_cq = base->recv_cq,
+			.cap = qp->cap,
+			.qp_type = base->qp_type,
+			.sq_sig_all = qp->sq_sig_all,
+		};
+	return 0;
+}
+
+/* --- destroying ------------------------------------------------------------------------------------------------------ */
+
+/* The peer is stopped inside: its slot and ring stay as they are until it has moved on, or died. */
+static void put_aside(struct rn_qp *qp, uint32_t busy)
+{
+	struct quarantined *aside = malloc(sizeof(*aside));
+
+	if (!aside)
+		return; /* lost for good, which is safe */
+	*aside = (struct quarantined){
+		.index = qp->index,
+		.busy = busy,
+		.pd = rn_pd(qp->ex.qp_base.pd)->number,
+		.rq_offset = qp->rq_offset,
+		.rq_bytes = (uint64_t)qp->rq_size * qp->rq_stride,
+		.peer = qp->peer,
+		.next = quarantine,
+	};
+	quarantine = aside;
+	qp->rq_offset = 0;
+	qp->peer = NULL;
+}
+
+void rn_qp_reap(void)
+{
+	for (struct quarantined **at = &quarantine; *at;) {
+		struct quarantined *aside = *at;
+
+		if (!left(rn_arena_qp(rn_arena, aside->index), aside->busy, aside->peer)) {
+			at = &aside->next;
+			continue;
+		}
+		rn_arena_free(aside->rq_offset, aside->rq_bytes);
+		slot_give_back(aside->index);
+		if (aside->peer)
+			rn_peer_put(aside->peer);
+		*at = aside->next;
+		free(aside);
+	}
+}
+
+unsigned rn_qp_count_quarantined(void)
+{
+	unsigned count = 0;
+
+	for (struct quarantined *at = quarantine; at; at = at->next)
+		count++;
+	return count;
+}
+
+bool rn_qp_is_quarantined(uint32_t pd)
+{
+	for (struct quarantined *at = quarantine; at; at = at->next)
+		if (at->pd == pd)
+			return true;
+	return false;
+}
+
+RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
+{
+	struct rn_context *context = rn_context(base->context);
+	struct rn_qp *qp = rn_qp(base);
+	struct rn_counters count;
+	uint32_t busy;
+	int err;
+
+	if (rn_is_foreign(base->context))
+		return 0;
+	pthread_mutex_lock(&context->mutex);
+	rn_list_del(&qp->link);
+	rdmanet_soft_qp_counters(base, &count);
+	rn_counters_add(&context->retired, &count);
+	pthread_mutex_unlock(&context->mutex);
+
+	busy = atomic_load(&qp->block->busy);
+	err = reset(qp);
+	pthread_mutex_lock(&rn_world);
+	if (err)
+		put_aside(qp, busy);
+	else
+		slot_give_back(qp->index);
+	rn_qps[qp->index] = NULL;
+	while (rn_qps_end && !rn_qps[rn_qps_end - 1])
+		rn_qps_end--;
+	pthread_mutex_unlock(&rn_world);
+	if (err) {
+		rn_cq_purge(qp->send_cq, qp);
+		rn_cq_purge(qp->recv_cq, qp);
+	}
+	rn_cq_detach(qp->recv_cq, qp);
+	rn_event_forget(context, base, &qp->async_reported, &base->events_completed, &base->mutex, &base->cond);
+
+	pthread_mutex_lock(&context->mutex);
+	rn_pd(base->pd)->users--;
+	qp->send_cq->users--;
+	qp->recv_cq->users--;
+	pthread_mutex_unlock(&context->mutex);
+	free_rings(qp);
+	pthread_mutex_destroy(&base->mutex);
+	pthread_cond_destroy(&base->cond);
+	free(qp);
+	return 0;
+}
+
+void rn_qp_destroy_all(struct rn_context *context)
+{
+	while (!rn_list_empty(&context->qps)) {
+		struct rn_qp *qp = container_of(context->qps.next, struct rn_qp, link);
+
+		qp->ex.qp_base.events_completed = qp->async_reported;
+		ibv_destroy_qp(&qp->ex.qp_base);
+	}
+}
+
+/* The last context that had queue pairs is closing: the engine is still there. */
+void rn_qp_close(void)
+{
+	pthread_mutex_lock(&rn_world);
+	/* Who is still stopped in there keeps his mapping of this arena; we will have another. */
+	while (quarantine) {
+		struct quarantined *aside = quarantine;
+
+		quarantine = aside->next;
+		if (aside->peer)
+			rn_peer_put(aside->peer);
+		free(aside);
+	}
+	memset(slots_taken, 0, sizeof(slots_taken));
+	while (num_ports)
+		rn_port_release(atomic_exchange(&rn_arena_head(rn_arena)->ports[--num_ports], 0));
+	next_slot = 0;
+	pthread_mutex_unlock(&rn_world);
+}
+
+void rn_qp_forked(void)
+{
+	memset(rn_qps, 0, rn_qps_end * sizeof(rn_qps[0]));
+	rn_qps_end = 0;
+	memset(slots_taken, 0, sizeof(slots_taken));
+	num_ports = next_slot = 0;
+	quarantine = NULL;
+}

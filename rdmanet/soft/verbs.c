@@ -1,0 +1,795 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The device as programs meet it: list, open, queries, protection domains, asynchronous events.
+ *
+ * There is one device, soft0, with one port whose link is this host's loopback: link layer
+ * Ethernet, RoCE v2 GIDs ::ffff:127.0.0.1 and ::1.  It is there always, so that opening it is what
+ * can fail.  The first context makes the arena, the first queue pair starts the engine; both
+ * go with the last context that needs them.
+ *
+ * Error conventions are libibverbs': creators return NULL and set errno; queries, modify and
+ * destroy return errno's value; ibv_query_gid, ibv_query_pkey and the two get_event calls
+ * return -1 and set errno.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <endian.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "soft.h"
+
+unsigned rn_process;
+struct rn_settings rn_settings;
+pthread_mutex_t rn_world = PTHREAD_MUTEX_INITIALIZER;
+
+/* With rn_world held. */
+static struct rn_list contexts = {&contexts, &contexts};
+static unsigned engine_users;
+static uint32_t last_pd;
+
+/* --- the device --------------------------------------------------------------------------------------------- */
+
+/* Provider libraries that are loaded next to us look for their own fields right behind the public
+ * struct: they must find zeros. */
+static union {
+	struct ibv_device device;
+	char room[2048];
+} soft0 = {
+	.device =
+		{
+			.node_type = IBV_NODE_CA,
+			.transport_type = IBV_TRANSPORT_IB,
+			.name = "soft0",
+			.dev_name = "rdmanet_soft0",
+			.dev_path = "/sys/class/infiniband_verbs/rdmanet_soft0",
+			.ibdev_path = "/sys/class/infiniband/soft0",
+		},
+};
+
+#define GUID htobe64(0x025244fffe4d414eull) /* locally administered */
+
+RN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices)
+{
+	struct ibv_device **list = calloc(2, sizeof(*list));
+
+	if (!list)
+		return NULL;
+	list[0] = &soft0.device;
+	if (num_devices)
+		*num_devices = 1;
+	return list;
+}
+
+RN_EXPORT void ibv_free_device_list(struct ibv_device **list)
+{
+	free(list);
+}
+
+RN_EXPORT const char *ibv_get_device_name(struct ibv_device *device)
+{
+	return device->name;
+}
+
+RN_EXPORT __be64 ibv_get_device_guid(struct ibv_device *device)
+{
+	(void)device;
+	return GUID;
+}
+
+RN_EXPORT int ibv_get_device_index(struct ibv_device *device)
+{
+	(void)device;
+	return -1; /* no kernel device */
+}
+
+/* Forks are handled from the moment that a context opens. */
+RN_EXPORT int ibv_fork_init(void)
+{
+	return 0;
+}
+
+RN_EXPORT enum ibv_fork_status ibv_is_fork_initialized(void)
+{
+	return IBV_FORK_UNNEEDED;
+}
+
+/* --- queries ---------------------------------------------------------------------------------------------------- */
+
+RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
+{
+	if (rn_is_foreign(context))
+		return ENODEV;
+	*attr = (struct ibv_device_attr){
+		.fw_ver = "1",
+		.node_guid = GUID,
+		.sys_image_guid = GUID,
+		.max_mr_size = UINT64_MAX,
+		.page_size_cap = 4096,
+		.vendor_id = 0,
+		.hw_ver = 1,
+		.max_qp = RN_QPS_MAX,
+		.max_qp_wr = RN_MAX_QP_WR,
+		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID,
+		.max_sge = RN_MAX_SGE,
+		.max_sge_rd = RN_MAX_SGE,
+		.max_cq = RN_CQS_MAX,
+		.max_cqe = RN_MAX_CQE,
+		.max_mr = RN_MRS_MAX - 1,
+		.max_pd = 1 << 20,
+		.max_qp_rd_atom = RN_MAX_RD_ATOMIC,
+		.max_res_rd_atom = RN_MAX_RD_ATOMIC * 1024,
+		.max_qp_init_rd_atom = RN_MAX_RD_ATOMIC,
+		.atomic_cap = IBV_ATOMIC_GLOB,
+		.max_pkeys = 1,
+		.local_ca_ack_delay = 0,
+		.phys_port_cnt = 1,
+	};
+	return 0;
+}
+
+static int query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
+			   struct ibv_device_attr_ex *attr, size_t size)
+{
+	struct ibv_device_attr_ex all = {0};
+	int err;
+
+	if (input && input->comp_mask)
+		return EINVAL;
+	if (size < sizeof(all.orig_attr))
+		return EINVAL;
+	err = ibv_query_device(context, &all.orig_attr);
+	if (err)
+		return err;
+	all.odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
+	all.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+						      IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
+						      IBV_ODP_SUPPORT_ATOMIC;
+	all.device_cap_flags_ex = all.orig_attr.device_cap_flags;
+	all.phys_port_cnt_ex = 1;
+	memcpy(attr, &all, size < sizeof(all) ? size : sizeof(all));
+	if (size > sizeof(all))
+		memset((char *)attr + sizeof(all), 0, size - sizeof(all));
+	return 0;
+}
+
+static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size)
+{
+	struct ibv_port_attr all = {
+		.state = IBV_PORT_ACTIVE,
+		.max_mtu = IBV_MTU_4096,
+		.active_mtu = IBV_MTU_4096,
+		.gid_tbl_len = RN_GIDS,
+		.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
+		.max_msg_sz = RN_MAX_MESSAGE,
+		.pkey_tbl_len = 1,
+		.max_vl_num = 1,
+		.active_width = 2, /* 4x */
+		.active_speed = 32, /* EDR: 100 Gb/s */
+		.phys_state = 5,   /* link up */
+		.link_layer = IBV_LINK_LAYER_ETHERNET,
+		.flags = IBV_QPF_GRH_REQUIRED,
+	};
+
+	if (rn_is_foreign(context))
+		return ENODEV;
+	if (port != 1)
+		return EINVAL;
+	memcpy(attr, &all, size < sizeof(all) ? size : sizeof(all));
+	if (size > sizeof(all))
+		memset((char *)attr + sizeof(all), 0, size - sizeof(all));
+	return 0;
+}
+
+enum { COMPAT_PORT_ATTR_SIZE = 48 }; /* what callers of the exported function have room for */
+
+RN_EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
+{
+	return query_port(context, port, (struct ibv_port_attr *)attr, COMPAT_PORT_ATTR_SIZE);
+}
+
+static const union ibv_gid gids[RN_GIDS] = {
+	{.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}},
+	{.raw = {[15] = 1}},
+};
+
+static int fail(int err)
+{
+	errno = err;
+	return -1;
+}
+
+RN_EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
+{
+	if (rn_is_foreign(context))
+		return fail(ENODEV);
+	if (port != 1 || index < 0 || index >= RN_GIDS)
+		return fail(EINVAL);
+	*gid = gids[index];
+	return 0;
+}
+
+static void fill_gid(uint32_t index, void *entry, size_t size)
+{
+	struct ibv_gid_entry one = {
+		.gid = gids[index],
+		.gid_index = index,
+		.port_num = 1,
+		.gid_type = IBV_GID_TYPE_ROCE_V2,
+		.ndev_ifindex = 1, /* lo */
+	};
+
+	memcpy(entry, &one, size < sizeof(one) ? size : sizeof(one));
+}
+
+RN_EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
+				uint32_t flags, size_t entry_size)
+{
+	if (rn_is_foreign(context))
+		return ENODEV;
+	if (port != 1 || index >= RN_GIDS)
+		return ENODATA;
+	if (flags)
+		return EOPNOTSUPP;
+	memset(entry, 0, entry_size);
+	fill_gid(index, entry, entry_size);
+	return 0;
+}
+
+RN_EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max_entries,
+				       uint32_t flags, size_t entry_size)
+{
+	if (rn_is_foreign(context))
+		return -ENODEV;
+	if (flags)
+		return -EOPNOTSUPP;
+	if (max_entries < RN_GIDS)
+		return -EINVAL;
+	memset(entries, 0, RN_GIDS * entry_size);
+	for (uint32_t i = 0; i < RN_GIDS; i++)
+		fill_gid(i, (char *)entries + i * entry_size, entry_size);
+	return RN_GIDS;
+}
+
+RN_EXPORT int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
+{
+	if (rn_is_foreign(context))
+		return fail(ENODEV);
+	if (port != 1 || index != 0)
+		return fail(EINVAL);
+	*pkey = htobe16(0xffff);
+	return 0;
+}
+
+RN_EXPORT int ibv_get_pkey_index(struct ibv_context *context, uint8_t port, __be16 pkey)
+{
+	if (rn_is_foreign(context))
+		return fail(ENODEV);
+	return port == 1 && pkey == htobe16(0xffff) ? 0 : fail(EINVAL);
+}
+
+static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
+{
+	(void)context;
+	if (values->comp_mask & IBV_VALUES_MASK_RAW_CLOCK && clock_gettime(CLOCK_MONOTONIC, &values->raw_clock))
+		return errno;
+	values->comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
+	return 0;
+}
+
+/* --- contexts ------------------------------------------------------------------------------------------------------- */
+
+static void process_forked(void)
+{
+	rn_process++;
+	pthread_mutex_init(&rn_world, NULL);
+	rn_list_init(&contexts);
+	engine_users = 0;
+	rn_qp_forked();
+	rn_cq_forked();
+	rn_mr_forked();
+	rn_arena_forked();
+}
+
+/* With rn_world held. */
+static void read_settings(void)
+{
+	static bool registered;
+	const char *defer = getenv("RDMANET_SOFT_DEFER"), *cma = getenv("RDMANET_SOFT_CMA");
+
+	rn_settings.defer_ns = defer ? strtoull(defer, NULL, 10) * 1000 : 0;
+	rn_settings.no_cma = cma && !strcmp(cma, "0");
+	if (!registered)
+		rn_at_fork_child(process_forked);
+	registered = true;
+}
+
+RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
+{
+	struct rn_context *context;
+	int err;
+
+	if (device != &soft0.device) {
+		errno = ENODEV;
+		return NULL;
+	}
+	context = calloc(1, sizeof(*context));
+	if (!context)
+		return NULL;
+	context->process = rn_process;
+	pthread_mutex_init(&context->mutex, NULL);
+	rn_list_init(&context->pds);
+	rn_list_init(&context->mrs);
+	rn_list_init(&context->channels);
+	rn_list_init(&context->cqs);
+	rn_list_init(&context->qps);
+	rn_list_init(&context->events);
+	context->verbs.sz = sizeof(context->verbs);
+	context->verbs.query_port = query_port;
+	context->verbs.query_device_ex = query_device_ex;
+	context->verbs.query_rt_values = query_rt_values;
+	context->verbs.context = (struct ibv_context){
+		.device = device,
+		.ops =
+			{
+				._compat_query_device = ibv_query_device,
+				._compat_query_port = ibv_query_port,
+				.poll_cq = rn_cq_poll,
+				.req_notify_cq = rn_cq_request_notify,
+				.post_send = rn_post_send,
+				.post_recv = rn_post_recv,
+			},
+		.cmd_fd = -1,
+		.num_comp_vectors = 1,
+		.abi_compat = (void *)UINTPTR_MAX,
+	};
+	pthread_mutex_init(&context->verbs.context.mutex, NULL);
+	context->verbs.context.async_fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+	if (context->verbs.context.async_fd < 0) {
+		err = errno;
+		goto failed;
+	}
+	pthread_mutex_lock(&rn_world);
+	if (rn_list_empty(&contexts))
+		read_settings();
+	err = rn_arena_open();
+	if (!err)
+		rn_list_add(&contexts, &context->link);
+	pthread_mutex_unlock(&rn_world);
+	if (!err)
+		return &context->verbs.context;
+	close(context->verbs.context.async_fd);
+failed:
+	free(context);
+	errno = err;
+	return NULL;
+}
+
+int rn_context_engine(struct rn_context *context)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&rn_world);
+	if (!context->has_engine) {
+		err = -rn_engine_hold();
+		if (!err && !engine_users && (err = rn_bell_open()))
+			rn_engine_release();
+		if (!err) {
+			engine_users++;
+			context->has_engine = true;
+		}
+	}
+	pthread_mutex_unlock(&rn_world);
+	return err;
+}
+
+/* The bell and the engine take locks of their own, and wait for callbacks that take rn_world. */
+static void release_engine(struct rn_context *context)
+{
+	bool last;
+
+	if (!context->has_engine)
+		return;
+	pthread_mutex_lock(&rn_world);
+	last = !--engine_users;
+	pthread_mutex_unlock(&rn_world);
+	if (last) {
+		rn_qp_close();
+		rn_bell_close();
+	}
+	rn_engine_release();
+}
+
+/* Children that the program has left are reclaimed, as the kernel does. */
+RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
+{
+	struct rn_context *context = rn_context(ibv_context);
+
+	if (rn_is_foreign(ibv_context))
+		return 0;
+	rn_qp_destroy_all(context);
+	rn_cq_destroy_all(context);
+	rn_mr_destroy_all(context);
+	while (!rn_list_empty(&context->pds))
+		ibv_dealloc_pd(&container_of(context->pds.next, struct rn_pd, link)->pd);
+	release_engine(context);
+	pthread_mutex_lock(&rn_world);
+	rn_list_del(&context->link);
+	if (rn_list_empty(&contexts))
+		rn_mr_close();
+	rn_arena_close();
+	pthread_mutex_unlock(&rn_world);
+	while (!rn_list_empty(&context->events)) {
+		struct rn_event *event = container_of(context->events.next, struct rn_event, link);
+
+		rn_list_del(&event->link);
+		free(event);
+	}
+	close(ibv_context->async_fd);
+	pthread_mutex_destroy(&context->mutex);
+	pthread_mutex_destroy(&ibv_context->mutex);
+	free(context);
+	return 0;
+}
+
+static unsigned length_of(const struct rn_list *list)
+{
+	unsigned length = 0;
+
+	for (const struct rn_list *at = list->next; at != list; at = at->next)
+		length++;
+	return length;
+}
+
+RN_EXPORT void rdmanet_soft_live(struct rn_live *live)
+{
+	struct rn_peer_live peers;
+
+	*live = (struct rn_live){0};
+	rn_peer_live(&peers);
+	pthread_mutex_lock(&rn_world);
+	for (struct rn_list *at = contexts.next; at != &contexts; at = at->next) {
+		struct rn_context *context = container_of(at, struct rn_context, link);
+
+		live->contexts++;
+		live->pds += length_of(&context->pds);
+		live->mrs += length_of(&context->mrs);
+		live->channels += length_of(&context->channels);
+		live->cqs += length_of(&context->cqs);
+		live->qps += length_of(&context->qps);
+	}
+	pthread_mutex_unlock(&rn_world);
+	live->fds = rn_fd_count() + live->channels + live->contexts;
+	live->mappings = rn_mr_count_mappings() + (live->contexts ? 1 : 0) + peers.mappings;
+	live->peers = peers.peers;
+	live->links = peers.links;
+	live->quarantined = rdmanet_soft_quarantined();
+}
+
+/* --- protection domains ---------------------------------------------------------------------------------------------- */
+
+RN_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *ibv_context)
+{
+	struct rn_context *context = rn_context(ibv_context);
+	struct rn_pd *pd;
+
+	if (rn_is_foreign(ibv_context)) {
+		errno = ENODEV;
+		return NULL;
+	}
+	pd = calloc(1, sizeof(*pd));
+	if (!pd)
+		return NULL;
+	pd->pd.context = ibv_context;
+	pthread_mutex_lock(&context->mutex);
+	pthread_mutex_lock(&rn_world);
+	pd->number = pd->pd.handle = ++last_pd; /* never reused: what is quarantined is found by it */
+	pthread_mutex_unlock(&rn_world);
+	rn_list_add(&context->pds, &pd->link);
+	pthread_mutex_unlock(&context->mutex);
+	return &pd->pd;
+}
+
+RN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv_pd)
+{
+	struct rn_context *context = rn_context(ibv_pd->context);
+	struct rn_pd *pd = rn_pd(ibv_pd);
+
+	if (rn_is_foreign(ibv_pd->context))
+		return 0;
+	pthread_mutex_lock(&context->mutex);
+	if (pd->users) {
+		pthread_mutex_unlock(&context->mutex);
+		return EBUSY;
+	}
+	rn_list_del(&pd->link);
+	pthread_mutex_unlock(&context->mutex);
+	free(pd);
+	return 0;
+}
+
+/* --- asynchronous events ------------------------------------------------------------------------------------------------ */
+
+static bool concerns_cq(enum ibv_event_type type)
+{
+	return type == IBV_EVENT_CQ_ERR;
+}
+
+void rn_event_raise(struct rn_context *context, enum ibv_event_type type, void *element)
+{
+	struct rn_event *event = calloc(1, sizeof(*event));
+	uint64_t one = 1;
+
+	if (!event)
+		return;
+	event->event.event_type = type;
+	if (concerns_cq(type))
+		event->event.element.cq = element;
+	else
+		event->event.element.qp = element;
+	rn_lock(&context->event_lock);
+	rn_list_add(&context->events, &event->link);
+	rn_unlock(&context->event_lock);
+	while (write(context->verbs.context.async_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
+}
+
+RN_EXPORT int ibv_get_async_event(struct ibv_context *ibv_context, struct ibv_async_event *to)
+{
+	struct rn_context *context = rn_context(ibv_context);
+	struct rn_event *event = NULL;
+	uint64_t token;
+
+	if (rn_is_foreign(ibv_context))
+		return fail(ENODEV);
+	while (!event) { /* the event a token stood for may have been forgotten with its object */
+		if (read(ibv_context->async_fd, &token, sizeof(token)) < 0)
+			return -1;
+		rn_lock(&context->event_lock);
+		if (!rn_list_empty(&context->events)) {
+			event = container_of(context->events.next, struct rn_event, link);
+			rn_list_del(&event->link);
+			if (concerns_cq(event->event.event_type))
+				rn_cq(event->event.element.cq)->async_reported++;
+			else
+				rn_qp(event->event.element.qp)->async_reported++;
+		}
+		rn_unlock(&context->event_lock);
+	}
+	*to = event->event;
+	free(event);
+	return 0;
+}
+
+RN_EXPORT void ibv_ack_async_event(struct ibv_async_event *event)
+{
+	bool is_cq = concerns_cq(event->event_type);
+	struct ibv_cq *cq = event->element.cq;
+	struct ibv_qp *qp = event->element.qp;
+	pthread_mutex_t *mutex = is_cq ? &cq->mutex : &qp->mutex;
+
+	if (rn_is_foreign(is_cq ? cq->context : qp->context))
+		return;
+	pthread_mutex_lock(mutex);
+	if (is_cq)
+		cq->async_events_completed++;
+	else
+		qp->events_completed++;
+	pthread_cond_broadcast(is_cq ? &cq->cond : &qp->cond);
+	pthread_mutex_unlock(mutex);
+}
+
+void rn_event_forget(struct rn_context *context, void *element, uint32_t *reported, uint32_t *completed,
+		     pthread_mutex_t *mutex, pthread_cond_t *cond)
+{
+	uint32_t expected;
+
+	rn_lock(&context->event_lock);
+	for (struct rn_list *at = context->events.next, *next; at != &context->events; at = next) {
+		struct rn_event *event = container_of(at, struct rn_event, link);
+
+		next = at->next;
+		if ((void *)event->event.element.qp == element) {
+			rn_list_del(at);
+			free(event);
+		}
+	}
+	expected = *reported;
+	rn_unlock(&context->event_lock);
+
+	pthread_mutex_lock(mutex);
+	while (*completed != expected)
+		pthread_cond_wait(cond, mutex);
+	pthread_mutex_unlock(mutex);
+}
+
+/* --- what this version has not ----------------------------------------------------------------------------------------------- */
+
+static void *unsupported(void)
+{
+	errno = EOPNOTSUPP;
+	return NULL;
+}
+
+RN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
+{
+	(void)pd, (void)attr;
+	return unsupported();
+}
+
+RN_EXPORT int ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, int mask)
+{
+	(void)srq, (void)attr, (void)mask;
+	return EOPNOTSUPP;
+}
+
+RN_EXPORT int ibv_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr)
+{
+	(void)srq, (void)attr;
+	return EOPNOTSUPP;
+}
+
+RN_EXPORT int ibv_destroy_srq(struct ibv_srq *srq)
+{
+	(void)srq;
+	return EOPNOTSUPP;
+}
+
+RN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
+{
+	(void)pd, (void)attr;
+	return unsupported();
+}
+
+RN_EXPORT struct ibv_ah *ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struct ibv_grh *grh, uint8_t port)
+{
+	(void)pd, (void)wc, (void)grh, (void)port;
+	return unsupported();
+}
+
+RN_EXPORT int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh,
+				  struct ibv_ah_attr *attr)
+{
+	(void)context, (void)port, (void)wc, (void)grh, (void)attr;
+	return fail(EOPNOTSUPP);
+}
+
+RN_EXPORT int ibv_destroy_ah(struct ibv_ah *ah)
+{
+	(void)ah;
+	return EOPNOTSUPP;
+}
+
+RN_EXPORT int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	(void)qp, (void)gid, (void)lid;
+	return EOPNOTSUPP;
+}
+
+RN_EXPORT int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	(void)qp, (void)gid, (void)lid;
+	return EOPNOTSUPP;
+}
+
+/* Queue pairs are not created with SEND_OPS_FLAGS. */
+RN_EXPORT struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
+{
+	(void)qp;
+	return NULL;
+}
+
+RN_EXPORT int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
+{
+	(void)qp, (void)op, (void)flags;
+	return 0;
+}
+
+RN_EXPORT int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	(void)qp;
+	return ece->vendor_id || ece->options ? EOPNOTSUPP : 0;
+}
+
+RN_EXPORT int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	(void)qp;
+	*ece = (struct ibv_ece){0};
+	return 0;
+}
+
+/* --- words ----------------------------------------------------------------------------------------------------------------------- */
+
+#define NAME(table, value) ((size_t)(value) < sizeof(table) / sizeof((table)[0]) && (table)[value] ? (table)[value] : "unknown")
+
+RN_EXPORT const char *ibv_wc_status_str(enum ibv_wc_status status)
+{
+	static const char *const names[] = {
+		[IBV_WC_SUCCESS] = "success",
+		[IBV_WC_LOC_LEN_ERR] = "local length error",
+		[IBV_WC_LOC_QP_OP_ERR] = "local QP operation error",
+		[IBV_WC_LOC_EEC_OP_ERR] = "local EE context operation error",
+		[IBV_WC_LOC_PROT_ERR] = "local protection error",
+		[IBV_WC_WR_FLUSH_ERR] = "Work Request Flushed Error",
+		[IBV_WC_MW_BIND_ERR] = "memory management operation error",
+		[IBV_WC_BAD_RESP_ERR] = "bad response error",
+		[IBV_WC_LOC_ACCESS_ERR] = "local access error",
+		[IBV_WC_REM_INV_REQ_ERR] = "remote invalid request error",
+		[IBV_WC_REM_ACCESS_ERR] = "remote access error",
+		[IBV_WC_REM_OP_ERR] = "remote operation error",
+		[IBV_WC_RETRY_EXC_ERR] = "transport retry counter exceeded",
+		[IBV_WC_RNR_RETRY_EXC_ERR] = "RNR retry counter exceeded",
+		[IBV_WC_LOC_RDD_VIOL_ERR] = "local RDD violation error",
+		[IBV_WC_REM_INV_RD_REQ_ERR] = "remote invalid RD request",
+		[IBV_WC_REM_ABORT_ERR] = "aborted error",
+		[IBV_WC_INV_EECN_ERR] = "invalid EE context number",
+		[IBV_WC_INV_EEC_STATE_ERR] = "invalid EE context state",
+		[IBV_WC_FATAL_ERR] = "fatal error",
+		[IBV_WC_RESP_TIMEOUT_ERR] = "response timeout error",
+		[IBV_WC_GENERAL_ERR] = "general error",
+		[IBV_WC_TM_ERR] = "TM error",
+		[IBV_WC_TM_RNDV_INCOMPLETE] = "TM software rendezvous",
+	};
+
+	return NAME(names, status);
+}
+
+RN_EXPORT const char *ibv_event_type_str(enum ibv_event_type event)
+{
+	static const char *const names[] = {
+		[IBV_EVENT_CQ_ERR] = "CQ error",
+		[IBV_EVENT_QP_FATAL] = "local work queue catastrophic error",
+		[IBV_EVENT_QP_REQ_ERR] = "invalid request local work queue error",
+		[IBV_EVENT_QP_ACCESS_ERR] = "local access violation work queue error",
+		[IBV_EVENT_COMM_EST] = "communication established",
+		[IBV_EVENT_SQ_DRAINED] = "send queue drained",
+		[IBV_EVENT_PATH_MIG] = "path migrated",
+		[IBV_EVENT_PATH_MIG_ERR] = "path migration request error",
+		[IBV_EVENT_DEVICE_FATAL] = "local catastrophic error",
+		[IBV_EVENT_PORT_ACTIVE] = "port active",
+		[IBV_EVENT_PORT_ERR] = "port error",
+		[IBV_EVENT_LID_CHANGE] = "LID change",
+		[IBV_EVENT_PKEY_CHANGE] = "P_Key change",
+		[IBV_EVENT_SM_CHANGE] = "SM change",
+		[IBV_EVENT_SRQ_ERR] = "SRQ catastrophic error",
+		[IBV_EVENT_SRQ_LIMIT_REACHED] = "SRQ limit reached",
+		[IBV_EVENT_QP_LAST_WQE_REACHED] = "last WQE reached",
+		[IBV_EVENT_CLIENT_REREGISTER] = "client reregistration",
+		[IBV_EVENT_GID_CHANGE] = "GID table change",
+		[IBV_EVENT_WQ_FATAL] = "WQ fatal",
+		[IBV_EVENT_DEVICE_SPEED_CHANGE] = "device speed change",
+	};
+
+	return NAME(names, event);
+}
+
+RN_EXPORT const char *ibv_port_state_str(enum ibv_port_state state)
+{
+	static const char *const names[] = {
+		[IBV_PORT_NOP] = "no state change (NOP)",
+		[IBV_PORT_DOWN] = "down",
+		[IBV_PORT_INIT] = "init",
+		[IBV_PORT_ARMED] = "armed",
+		[IBV_PORT_ACTIVE] = "active",
+		[IBV_PORT_ACTIVE_DEFER] = "active deferred",
+	};
+
+	return NAME(names, state);
+}
+
+RN_EXPORT const char *ibv_node_type_str(enum ibv_node_type type)
+{
+	static const char *const names[] = {
+		[IBV_NODE_CA] = "InfiniBand channel adapter",
+		[IBV_NODE_SWITCH] = "InfiniBand switch",
+		[IBV_NODE_ROUTER] = "InfiniBand router",
+		[IBV_NODE_RNIC] = "iWARP NIC",
+		[IBV_NODE_USNIC] = "usNIC",
+		[IBV_NODE_USNIC_UDP] = "usNIC UDP",
+		[IBV_NODE_UNSPECIFIED] = "unspecified",
+	};
+
+	return NAME(names, type);
+}
