@@ -352,7 +352,7 @@ RN_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
 					   int access)
 {
 	struct rn_mr_entry entry = {.access = access, .kind = RN_MR_SEGMENT, .iova = iova, .length = length};
-	struct rn_segment *segment;
+	struct rn_segment *segment = NULL;
 	int err;
 
 	if (rn_is_foreign(pd->context))
