@@ -63,7 +63,7 @@ prerequisites: ## say which packages this machine lacks, if any
 check: build $(VENV)/.test $(VENV)/.check ## lint, formatting, types, and the whole build with warnings as errors
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
-	$(VENV)/bin/cython-lint rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/*.pxi
+	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/*.pxi
 	$(py) -m mypy
 	RDMANET_WERROR=1 $(py) setup.py --quiet build_ext --build-lib build/check --build-temp build/check
 

@@ -69,8 +69,11 @@ async def send(host: str, port: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"receive": receive, "send": send}
-    if len(sys.argv) < 3 or sys.argv[1] not in commands:
-        sys.exit(__doc__)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(commands[sys.argv[1]](*sys.argv[2:]))
+        match sys.argv[1:]:
+            case ["receive", directory, *where]:
+                asyncio.run(receive(directory, *where))
+            case ["send", host, port, path]:
+                asyncio.run(send(host, port, path))
+            case _:
+                sys.exit(__doc__)
