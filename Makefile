@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV   ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 FILE   ?=
 ARGS   ?=
+WHEEL_DIR ?= dist
 
 export PYTHONPATH := $(CURDIR)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -51,7 +52,7 @@ $(VENV)/.check: $(VENV)/.run
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.run $(sources)
-	@echo "building"
+	@echo "building (half a minute the first time)"
 	@$(py) setup.py --quiet build_ext --inplace
 	@touch $@
 
@@ -69,7 +70,7 @@ check: build $(VENV)/.test $(VENV)/.check ## lint, formatting, types, and the wh
 
 # Each tests/c/test_*.c is a program of its own, linked with the whole device and the other files there.
 SANITIZE ?= address,undefined
-c_flags   = -std=gnu11 -g -O1 -Wall -Wextra -Werror -pthread -D_GNU_SOURCE -DRDMANET_DEBUG=1 -Irdmanet/abi \
+c_flags   = -std=gnu11 -g -O1 -Wall -Wextra -Werror -pthread -DRDMANET_DEBUG=1 -Irdmanet/abi \
             -Irdmanet/soft -Itests/c -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer
 comma    := ,
 c_build   = build/test-c/$(subst $(comma),-,$(SANITIZE))
@@ -99,8 +100,8 @@ count: build ## count system calls, wake-ups, copies and Python calls of a messa
 
 # --- packaging and cleaning ---------------------------------------------------------------------------
 
-wheel: $(VENV)/.run ## build a wheel into dist/
-	@$(py) -m pip wheel --quiet --no-deps --wheel-dir dist .
+wheel: $(VENV)/.run ## build a wheel into dist/ (WHEEL_DIR=path for elsewhere)
+	@$(py) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL_DIR) .
 
 clean: ## remove what the build made
 	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html

@@ -37,7 +37,13 @@ if os.environ.get("RDMANET_WERROR"):
     cflags += ["-Werror"]
 
 # What Cython generates is not ours to polish.
-generated_cflags = [*cflags, "-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-variable"]
+generated_cflags = [
+    *cflags,
+    "-Wno-unused-function",
+    "-Wno-unused-parameter",
+    "-Wno-unused-variable",
+    "-Wno-sign-compare",
+]
 abi_headers = glob("rdmanet/abi/*.h")
 cython_parts = glob("rdmanet/_pyx/*") + glob("rdmanet/*.pxd")
 
