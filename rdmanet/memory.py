@@ -115,4 +115,6 @@ class RemoteMemory:
 
     def __repr__(self) -> str:
         revoked = " revoked" if self.revoked else ""
-        return f"<RemoteMemory {self.name!r} id={self.id} {self.length} bytes access={self.access:#x}{revoked}>"
+        return (
+            f"<RemoteMemory {self.name!r} id={self.id} {self.length} bytes access={self.access:#x}{revoked}>"
+        )

@@ -29,7 +29,8 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
     def __init__(
         self,
         reader: asyncio.StreamReader,
-        client_connected_cb: Callable[[asyncio.StreamReader, RdmaStreamWriter], Awaitable[None] | None] | None,
+        client_connected_cb: Callable[[asyncio.StreamReader, RdmaStreamWriter], Awaitable[None] | None]
+        | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(reader, None, loop=loop)

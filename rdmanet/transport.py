@@ -124,9 +124,7 @@ async def create_rdma_connection(
     loop = asyncio.get_running_loop()
     if host is None or port is None:
         raise ValueError("host and port are needed")
-    config = StreamConfig(
-        connect_timeout=connect_timeout, close_timeout=close_timeout, busy_poll=busy_poll
-    )
+    config = StreamConfig(connect_timeout=connect_timeout, close_timeout=close_timeout, busy_poll=busy_poll)
     addresses = await _resolve(loop, host, port, family, proto, flags)
     local: SockAddr | None = None
     if local_addr is not None:
@@ -183,7 +181,9 @@ async def start_rdma_server(
     config = StreamConfig(close_timeout=close_timeout, busy_poll=busy_poll)
     server = RdmaServer(loop, protocol_factory, backlog, config)
     failures: list[Exception] = []
-    hosts: Iterable[str] = _wildcards(family) if host in (None, "") else [host] if isinstance(host, str) else host or ()
+    hosts: Iterable[str] = (
+        _wildcards(family) if host in (None, "") else [host] if isinstance(host, str) else host or ()
+    )
     try:
         for name in hosts:
             for address in await _resolve(loop, name, port or 0, family, 0, flags):
@@ -196,7 +196,9 @@ async def start_rdma_server(
         if not server._listeners:
             raise _merged(f"start_rdma_server on {host}:{port}", failures, False)
         for failure in failures:
-            logger.warning("start_rdma_server: %s (%s)", failure, "; ".join(getattr(failure, "__notes__", ())))
+            logger.warning(
+                "start_rdma_server: %s (%s)", failure, "; ".join(getattr(failure, "__notes__", ()))
+            )
         if start_serving:
             await server.start_serving()
     except BaseException:
@@ -313,7 +315,11 @@ class RdmaTransport(StreamConnection):
         sends, receives = stream_queue_depths(self._config.data_slots)
         for inline in (engine.max_inline, 64, 0):
             cap = QPCap(
-                max_send_wr=sends, max_recv_wr=receives, max_send_sge=2, max_recv_sge=1, max_inline_data=inline
+                max_send_wr=sends,
+                max_recv_wr=receives,
+                max_send_sge=2,
+                max_recv_sge=1,
+                max_inline_data=inline,
             )
             try:
                 qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=self._cq, recv_cq=self._cq))
@@ -397,7 +403,9 @@ class RdmaTransport(StreamConnection):
         if name == "rdma_stats":
             return self._stats() if self._extra else default
         if name == "socket":
-            return RdmaSocket(self._extra["sockname"], self._extra.get("peername")) if self._extra else default
+            return (
+                RdmaSocket(self._extra["sockname"], self._extra.get("peername")) if self._extra else default
+            )
         return self._extra.get(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -461,7 +469,7 @@ class RdmaTransport(StreamConnection):
 
     def __del__(self) -> None:
         if not getattr(self, "_torn_down", True) and self._id is not None:
-            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, stacklevel=2, source=self)
             self._teardown()
 
     # -- events for the machine, actions from it -------------------------------------------------------
@@ -526,7 +534,12 @@ class RdmaTransport(StreamConnection):
                 protocol.connection_lost(cast("Exception | None", self._machine.error))
         except Exception as exc:
             self._loop.call_exception_handler(
-                {"message": "connection_lost() failed", "exception": exc, "transport": self, "protocol": protocol}
+                {
+                    "message": "connection_lost() failed",
+                    "exception": exc,
+                    "transport": self,
+                    "protocol": protocol,
+                }
             )
         finally:
             self._teardown()
@@ -633,7 +646,9 @@ class RdmaTransport(StreamConnection):
     # -- memory regions ------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def offer(self, mr: MR, *, access: AccessFlags | str = "read", name: str = "") -> AsyncIterator[credit.Region]:
+    async def offer(
+        self, mr: MR, *, access: AccessFlags | str = "read", name: str = ""
+    ) -> AsyncIterator[credit.Region]:
         """Let the peer read or write ``mr`` with RDMA while the block runs.
 
         The region is announced with the next credit message; the peer's protocol hears of it by
@@ -649,15 +664,18 @@ class RdmaTransport(StreamConnection):
         try:
             yield region
         finally:
-            if self._machine.state is not State.CLOSED and not self._torn_down:
-                if self._offers.revoke(region.id):
-                    return  # it was never announced
-                acknowledged = self._revocations[region.id] = self._loop.create_future()
-                self._have_news()
-                try:
-                    await acknowledged
-                finally:
-                    self._revocations.pop(region.id, None)
+            await self._revoke(region)
+
+    async def _revoke(self, region: credit.Region) -> None:
+        """Take an offer back, and wait until the peer has let go of it."""
+        if self._torn_down or self._machine.state is State.CLOSED or self._offers.revoke(region.id):
+            return
+        acknowledged = self._revocations[region.id] = self._loop.create_future()
+        self._have_news()
+        try:
+            await acknowledged
+        finally:
+            self._revocations.pop(region.id, None)
 
     def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
         body = self._offers.next_credit_body(room, granted)
@@ -690,7 +708,9 @@ class RdmaTransport(StreamConnection):
         """One RDMA READ or WRITE through a region; see RemoteMemory."""
         region = remote._region
         self._offers.begin(region)
-        operation = _Operation(self._loop.create_future(), opcode, remote.address + offset, remote.rkey, buffer, self)
+        operation = _Operation(
+            self._loop.create_future(), opcode, remote.address + offset, remote.rkey, buffer, self
+        )
         # Kept apart from the waiter: cancelling the await must not free what the device may touch.
         operation.on_end = lambda: self._operation_ended(region)
         try:
@@ -713,14 +733,16 @@ class RdmaTransport(StreamConnection):
             self._queued_operations.pop(0)
 
     def _operation_lost(self, operation: _Operation) -> None:
-        operation.end(self._machine.error or ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
+        operation.end(
+            self._machine.error or ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+        )
 
     # -- the end -------------------------------------------------------------------------------------------
 
     def _loop_ended(self) -> None:
         """The loop is going away under us: nobody is left to call back."""
         if not self._torn_down and self._machine.state is not State.OPENING:
-            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, stacklevel=2, source=self)
         self._teardown()
 
     def _teardown(self) -> None:
@@ -1090,7 +1112,9 @@ def _libraries_for(address: SockAddr, device: str | None, *, connecting: bool) -
         for library in (embedded, system):
             if library is not None and wanted in _device_names(library):
                 return [library]
-        raise OSError(errno.ENODEV, f"no RDMA device is named {wanted!r}; `python -m rdmanet devices` lists them")
+        raise OSError(
+            errno.ENODEV, f"no RDMA device is named {wanted!r}; `python -m rdmanet devices` lists them"
+        )
     has_real = system is not None and bool(_device_names(system))
     if ip.is_loopback and embedded is not None:
         return [embedded]
@@ -1128,12 +1152,18 @@ def _connect_error(event: CMEvent) -> OSError:
                 errno.ECONNREFUSED, f"the peer refuses the connection: {refusal.reason} (code {refusal.code})"
             )
     error = event.error()
-    return error if error is not None else ConnectionError(errno.EPROTO, f"unexpected {event!r} while connecting")
+    return (
+        error
+        if error is not None
+        else ConnectionError(errno.EPROTO, f"unexpected {event!r} while connecting")
+    )
 
 
 def _lost_error(event: CMEvent) -> OSError:
     error = event.error()
-    return error if error is not None else ConnectionResetError(errno.ECONNRESET, f"connection lost: {event!r}")
+    return (
+        error if error is not None else ConnectionResetError(errno.ECONNRESET, f"connection lost: {event!r}")
+    )
 
 
 def _remote_access(access: AccessFlags | str, mr: MR) -> AccessFlags:
@@ -1149,5 +1179,3 @@ def _remote_access(access: AccessFlags | str, mr: MR) -> AccessFlags:
     if flags & ~mr.access:
         raise ValueError(f"{mr!r} was registered with {mr.access!r}, which does not include {flags!r}")
     return flags
-
-
