@@ -7,14 +7,16 @@ same time is not ordered with it; who may touch what when is the two programs' a
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rdmanet._core import MR, PD, AccessFlags
 from rdmanet.errors import RegionRevokedError
 from rdmanet.offers import RemoteRegion
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 _RDMA_WRITE = 0  # enum ibv_wr_opcode
 _RDMA_READ = 4
@@ -28,6 +30,25 @@ class _Operator(Protocol):
     def _operate(
         self, remote: RemoteMemory, opcode: int, offset: int, buffer: Any
     ) -> Coroutine[Any, Any, None]: ...
+
+
+class _Poster(Protocol):
+    """Whoever has a queue pair to post on, and its protection domain."""
+
+    @property
+    def _pd(self) -> PD: ...
+
+    def _post_operation(
+        self,
+        operation: Operation,
+        opcode: int,
+        local_address: int,
+        length: int,
+        lkey: int,
+        remote_address: int,
+        rkey: int,
+        /,
+    ) -> bool: ...
 
 
 class RemoteMemory:
@@ -118,3 +139,54 @@ class RemoteMemory:
         return (
             f"<RemoteMemory {self.name!r} id={self.id} {self.length} bytes access={self.access:#x}{revoked}>"
         )
+
+
+class Operation:
+    """A one-sided work request: its local memory lives here until it completes."""
+
+    __slots__ = ("done", "opcode", "remote_address", "rkey", "buffer", "poster", "local", "on_end")
+
+    def __init__(
+        self,
+        done: asyncio.Future[None],
+        opcode: int,
+        remote_address: int,
+        rkey: int,
+        buffer: Any,
+        poster: _Poster,
+    ) -> None:
+        self.done = done
+        self.opcode = opcode
+        self.remote_address = remote_address
+        self.rkey = rkey
+        self.buffer = buffer
+        self.poster = poster
+        self.local: MR | None = None
+        self.on_end: Callable[[], None] | None = None
+
+    def map_local(self) -> None:
+        """Register the local memory for the time of the operation."""
+        if len(self.buffer):
+            access = AccessFlags.LOCAL_WRITE if not memoryview(self.buffer).readonly else AccessFlags(0)
+            self.local = self.poster._pd.reg_mr(self.buffer, access)
+
+    def post(self) -> bool:
+        local = self.local
+        if local is None:
+            return self.poster._post_operation(self, self.opcode, 0, 0, 0, self.remote_address, self.rkey)
+        return self.poster._post_operation(
+            self, self.opcode, local.address, local.length, local.lkey, self.remote_address, self.rkey
+        )
+
+    def end(self, error: BaseException | None) -> None:
+        if self.local is not None:
+            self.local.close()
+            self.local = None
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+        if not self.done.done():
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)

@@ -25,12 +25,8 @@ import asyncio
 import contextlib
 import contextvars
 import errno
-import ipaddress
 import logging
-import os
-import socket
 import warnings
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -39,28 +35,28 @@ from rdmanet import credit
 from rdmanet._core import (
     CMID,
     MR,
+    PD,
     QP,
     AccessFlags,
     CMEvent,
     CMEventType,
-    Library,
     QPCap,
     QPInitAttr,
     StreamConnection,
     StreamEngine,
     stream_queue_depths,
 )
+from rdmanet.addresses import RdmaSocket, SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.driver import Driver, driver_for
 from rdmanet.errors import ProtocolError, completion_error
-from rdmanet.memory import RemoteMemory
+from rdmanet.memory import Operation, RemoteMemory
 from rdmanet.offers import Offers, RemoteRegion
 from rdmanet.protocol import Action, Event, Machine, State
+from rdmanet.server import RdmaServer
 
 logger = logging.getLogger("rdmanet")
 
 _P = TypeVar("_P", bound=asyncio.BaseProtocol)
-
-SockAddr = tuple[str, int] | tuple[str, int, int, int]
 
 SLOT_BYTES = 65536
 DATA_SLOTS = 16
@@ -125,13 +121,13 @@ async def create_rdma_connection(
     if host is None or port is None:
         raise ValueError("host and port are needed")
     config = StreamConfig(connect_timeout=connect_timeout, close_timeout=close_timeout, busy_poll=busy_poll)
-    addresses = await _resolve(loop, host, port, family, proto, flags)
+    addresses = await resolve(loop, host, port, family, proto, flags)
     local: SockAddr | None = None
     if local_addr is not None:
-        local = (await _resolve(loop, local_addr[0], local_addr[1], family, proto, flags))[0]
+        local = (await resolve(loop, local_addr[0], local_addr[1], family, proto, flags))[0]
     failures: list[Exception] = []
     for address in addresses:
-        for library in _libraries_for(address, device, connecting=True):
+        for library in libraries_for(address, device, connecting=True):
             transport = RdmaTransport(await driver_for(loop, library), config, protocol_factory)
             try:
                 await transport._connect(address, local)
@@ -142,7 +138,7 @@ async def create_rdma_connection(
                 continue
             logger.debug("connected to %s by device %s", address, transport.get_extra_info("rdma_device"))
             return transport, cast(_P, transport.get_protocol())
-    raise _merged(f"create_rdma_connection to {host}:{port}", failures, all_errors)
+    raise merged(f"create_rdma_connection to {host}:{port}", failures, all_errors)
 
 
 async def start_rdma_server(
@@ -179,22 +175,26 @@ async def start_rdma_server(
         )
     loop = asyncio.get_running_loop()
     config = StreamConfig(close_timeout=close_timeout, busy_poll=busy_poll)
-    server = RdmaServer(loop, protocol_factory, backlog, config)
+
+    def make_transport(driver: Driver, server: RdmaServer) -> RdmaTransport:
+        return RdmaTransport(driver, config, protocol_factory, server)
+
+    server = RdmaServer(loop, make_transport, backlog)
     failures: list[Exception] = []
     hosts: Iterable[str] = (
-        _wildcards(family) if host in (None, "") else [host] if isinstance(host, str) else host or ()
+        wildcards(family) if host in (None, "") else [host] if isinstance(host, str) else host or ()
     )
     try:
         for name in hosts:
-            for address in await _resolve(loop, name, port or 0, family, 0, flags):
-                for library in _libraries_for(address, device, connecting=False):
+            for address in await resolve(loop, name, port or 0, family, 0, flags):
+                for library in libraries_for(address, device, connecting=False):
                     try:
                         server._add_listener(await driver_for(loop, library), address)
                     except OSError as exc:
                         exc.add_note(f"listening on {address[0]}:{address[1]} by the {library.name} library")
                         failures.append(exc)
         if not server._listeners:
-            raise _merged(f"start_rdma_server on {host}:{port}", failures, False)
+            raise merged(f"start_rdma_server on {host}:{port}", failures, False)
         for failure in failures:
             logger.warning(
                 "start_rdma_server: %s (%s)", failure, "; ".join(getattr(failure, "__notes__", ()))
@@ -246,7 +246,7 @@ class RdmaTransport(StreamConnection):
         self._late_writes = 0
         self._eof_written = False
         self._revocations: dict[int, asyncio.Future[None]] = {}
-        self._queued_operations: list[_Operation] = []
+        self._queued_operations: list[Operation] = []
         driver.transports.add(self)
 
     # -- connecting --------------------------------------------------------------------------------
@@ -708,7 +708,7 @@ class RdmaTransport(StreamConnection):
         """One RDMA READ or WRITE through a region; see RemoteMemory."""
         region = remote._region
         self._offers.begin(region)
-        operation = _Operation(
+        operation = Operation(
             self._loop.create_future(), opcode, remote.address + offset, remote.rkey, buffer, self
         )
         # Kept apart from the waiter: cancelling the await must not free what the device may touch.
@@ -722,17 +722,21 @@ class RdmaTransport(StreamConnection):
             raise
         await operation.done
 
+    @property
+    def _pd(self) -> PD:
+        return self._engine.pd
+
     def _operation_ended(self, region: RemoteRegion) -> None:
         self._offers.end(region)
         if self._offers.pending and self._machine.state is not State.CLOSED:
             self._have_news()
 
-    def _operation_done(self, operation: _Operation) -> None:
+    def _operation_done(self, operation: Operation) -> None:
         operation.end(None)
         while self._queued_operations and self._queued_operations[0].post():
             self._queued_operations.pop(0)
 
-    def _operation_lost(self, operation: _Operation) -> None:
+    def _operation_lost(self, operation: Operation) -> None:
         operation.end(
             self._machine.error or ConnectionResetError(errno.ECONNRESET, "the connection was closed")
         )
@@ -801,263 +805,8 @@ class RdmaTransport(StreamConnection):
     )
 
 
-class _Operation:
-    """A one-sided work request: its local memory lives here until it completes."""
-
-    __slots__ = ("done", "opcode", "remote_address", "rkey", "buffer", "transport", "local", "on_end")
-
-    def __init__(
-        self,
-        done: asyncio.Future[None],
-        opcode: int,
-        remote_address: int,
-        rkey: int,
-        buffer: Any,
-        transport: RdmaTransport,
-    ) -> None:
-        self.done = done
-        self.opcode = opcode
-        self.remote_address = remote_address
-        self.rkey = rkey
-        self.buffer = buffer
-        self.transport = transport
-        self.local: MR | None = None
-        self.on_end: Callable[[], None] | None = None
-
-    def map_local(self) -> None:
-        """Register the local memory for the time of the operation."""
-        if len(self.buffer):
-            access = AccessFlags.LOCAL_WRITE if not memoryview(self.buffer).readonly else AccessFlags(0)
-            self.local = self.transport._engine.pd.reg_mr(self.buffer, access)
-
-    def post(self) -> bool:
-        local = self.local
-        if local is None:
-            return self.transport._post_operation(self, self.opcode, 0, 0, 0, self.remote_address, self.rkey)
-        return self.transport._post_operation(
-            self, self.opcode, local.address, local.length, local.lkey, self.remote_address, self.rkey
-        )
-
-    def end(self, error: BaseException | None) -> None:
-        if self.local is not None:
-            self.local.close()
-            self.local = None
-        on_end, self.on_end = self.on_end, None
-        if on_end is not None:
-            on_end()
-        if not self.done.done():
-            if error is None:
-                self.done.set_result(None)
-            else:
-                self.done.set_exception(error)
-
-
 # ---------------------------------------------------------------------------
-# The server
-# ---------------------------------------------------------------------------
-
-
-class RdmaServer(asyncio.AbstractServer):
-    """Listeners and the connections they accepted (asyncio.Server, method by method)."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        protocol_factory: Callable[[], asyncio.BaseProtocol],
-        backlog: int,
-        config: StreamConfig,
-    ) -> None:
-        self._loop = loop
-        self._factory = protocol_factory
-        self._backlog = backlog
-        self._config = config
-        self._listeners: list[tuple[Driver, CMID]] = []
-        self._sockets: list[RdmaSocket] = []
-        self._transports: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
-        self._active = 0
-        self._waiters: list[asyncio.Future[None]] | None = []
-        self._serving = False
-        self._serving_forever: asyncio.Future[None] | None = None
-
-    def _add_listener(self, driver: Driver, address: SockAddr) -> None:
-        cm_id = driver.create_id(lambda event: self._cm_event(driver, event))
-        try:
-            cm_id.bind_addr(address)
-        except BaseException:
-            driver.destroy_id(cm_id)
-            raise
-        self._listeners.append((driver, cm_id))
-        self._sockets.append(RdmaSocket(cm_id.local_addr, None))
-        driver.servers.add(self)
-
-    def _cm_event(self, driver: Driver, event: CMEvent) -> None:
-        if event.type is not CMEventType.CONNECT_REQUEST:
-            if event.type is CMEventType.DEVICE_REMOVAL:
-                logger.error("the device of %r was removed", self)
-                self.close()
-            return
-        cm_id = event.id
-        try:
-            hello = credit.unpack_hello(event.private_data)
-        except ProtocolError as exc:
-            logger.warning("refused a connection from %s: %s", cm_id.peer_addr, exc)
-            self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
-            return
-        transport = RdmaTransport(driver, self._config, self._factory, self)
-        try:
-            transport._accept(cm_id, hello)
-        except Exception as exc:
-            # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
-            self._loop.call_exception_handler(
-                {"message": f"rdmanet: could not accept {cm_id.peer_addr}", "exception": exc}
-            )
-            with contextlib.suppress(OSError):
-                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, str(exc)))
-            transport._teardown()
-
-    def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
-        with contextlib.suppress(OSError):
-            cm_id.reject(credit.pack_refusal(code, reason))
-        cm_id.close()
-
-    def _attach(self, transport: RdmaTransport) -> None:
-        self._active += 1
-        self._transports.add(transport)
-
-    def _detach(self, transport: RdmaTransport) -> None:
-        if transport in self._transports:
-            self._transports.discard(transport)
-            self._active -= 1
-            if self._active == 0 and not self._listeners:
-                self._wake_waiters()
-
-    def _wake_waiters(self) -> None:
-        waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
-
-    @property
-    def sockets(self) -> tuple[RdmaSocket, ...]:
-        """Socket-like objects, one a listener: getsockname() tells address and port."""
-        return tuple(self._sockets)
-
-    def close(self) -> None:
-        """Stop listening; connections that were accepted live on (asyncio.Server.close)."""
-        listeners, self._listeners = self._listeners, []
-        for driver, cm_id in listeners:
-            driver.destroy_id(cm_id)
-            driver.servers.discard(self)
-        self._sockets = []
-        self._serving = False
-        if self._serving_forever is not None and not self._serving_forever.done():
-            self._serving_forever.cancel()
-        if self._active == 0 and self._waiters is not None:
-            self._wake_waiters()
-
-    def close_clients(self) -> None:
-        """Close every connection that this server accepted."""
-        for transport in list(self._transports):
-            transport.close()
-
-    def abort_clients(self) -> None:
-        """Abort every connection that this server accepted."""
-        for transport in list(self._transports):
-            transport.abort()
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that the server belongs to."""
-        return self._loop
-
-    def is_serving(self) -> bool:
-        """Whether connections are accepted."""
-        return self._serving
-
-    async def start_serving(self) -> None:
-        """Begin to accept connections; later calls do nothing."""
-        if not self._listeners:
-            raise RuntimeError(f"server {self!r} is closed")
-        if not self._serving:
-            self._serving = True
-            for _, cm_id in self._listeners:
-                cm_id.listen(self._backlog)
-
-    async def serve_forever(self) -> None:
-        """Accept connections until cancelled; then the server is closed."""
-        if self._serving_forever is not None:
-            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
-        await self.start_serving()
-        self._serving_forever = self._loop.create_future()
-        try:
-            await self._serving_forever
-        except asyncio.CancelledError:
-            try:
-                self.close()
-                await self.wait_closed()
-            finally:
-                raise
-        finally:
-            self._serving_forever = None
-
-    async def wait_closed(self) -> None:
-        """Wait until the server is closed and all its connections are gone (as asyncio since 3.12)."""
-        if self._waiters is None:
-            return
-        waiter = self._loop.create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    def _loop_ended(self) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        names = ", ".join(f"{s.getsockname()[0]}:{s.getsockname()[1]}" for s in self._sockets)
-        return f"<RdmaServer {'serving' if self._serving else 'closed'} {names} connections={self._active}>"
-
-
-# ---------------------------------------------------------------------------
-# A socket's face
-# ---------------------------------------------------------------------------
-
-
-class RdmaSocket:
-    """What programs ask of ``get_extra_info("socket")``: addresses, and options that mean nothing here."""
-
-    type = socket.SOCK_STREAM
-    proto = socket.IPPROTO_TCP
-
-    def __init__(self, sockname: SockAddr, peername: SockAddr | None) -> None:
-        self._sockname = sockname
-        self._peername = peername
-        self.family = socket.AF_INET6 if len(sockname) == 4 else socket.AF_INET
-
-    def getsockname(self) -> SockAddr:
-        """The local address."""
-        return self._sockname
-
-    def getpeername(self) -> SockAddr:
-        """The peer's address; OSError(ENOTCONN) on a listener."""
-        if self._peername is None:
-            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-        return self._peername
-
-    def fileno(self) -> int:
-        """-1: there is no descriptor to read or write."""
-        return -1
-
-    def setsockopt(self, level: int, option: int, value: Any = None, length: int | None = None) -> None:
-        """Accepted and without effect (TCP_NODELAY, SO_KEEPALIVE: this transport always sends at once)."""
-
-    def getsockopt(self, level: int, option: int, length: int = 0) -> int | bytes:
-        """0, or as many zero bytes as asked for."""
-        return bytes(length) if length else 0
-
-    def __repr__(self) -> str:
-        return f"<RdmaSocket laddr={self._sockname} raddr={self._peername}>"
-
-
-# ---------------------------------------------------------------------------
-# Addresses, libraries, errors
+# Keywords, errors, access
 # ---------------------------------------------------------------------------
 
 
@@ -1073,73 +822,6 @@ def _refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
     named = [name for name, value in given.items() if value not in (None, False)]
     if named:
         raise NotImplementedError(f"{call}() does not support {', '.join(named)} yet")
-
-
-def _wildcards(family: int) -> list[str]:
-    return {socket.AF_INET: ["0.0.0.0"], socket.AF_INET6: ["::"]}.get(family, ["0.0.0.0", "::"])
-
-
-async def _resolve(
-    loop: asyncio.AbstractEventLoop, host: str, port: int | str, family: int, proto: int, flags: int
-) -> list[SockAddr]:
-    """Addresses of a host. What is a number already needs no thread of the loop's resolver."""
-    if isinstance(port, int):
-        with contextlib.suppress(ValueError):
-            ip = ipaddress.ip_address(host.partition("%")[0])
-            wanted = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-            if family not in (0, wanted):
-                raise OSError(errno.EAFNOSUPPORT, f"{host} is not of address family {family}")
-            if not 0 <= port <= 65535:
-                raise OverflowError(f"port {port} is not in 0..65535")
-            if "%" not in host:
-                return [(host, port) if ip.version == 4 else (host, port, 0, 0)]
-    found = await loop.getaddrinfo(
-        host, port, family=family, type=socket.SOCK_STREAM, proto=proto, flags=flags
-    )
-    if not found:
-        raise OSError(errno.EADDRNOTAVAIL, f"getaddrinfo({host!r}) returned nothing")
-    return list(dict.fromkeys(cast(SockAddr, entry[4]) for entry in found))
-
-
-def _libraries_for(address: SockAddr, device: str | None, *, connecting: bool) -> list[Library]:
-    """Which libraries to try, in order: the real one first, but the embedded one for loopback."""
-    required = os.environ.get("RDMANET_REQUIRE")
-    wanted = device or os.environ.get("RDMANET_DEVICE")
-    embedded = Library.embedded() if required != "rdma" else None
-    system = Library.system()
-    ip = ipaddress.ip_address(address[0].partition("%")[0])
-    if wanted is not None:
-        for library in (embedded, system):
-            if library is not None and wanted in _device_names(library):
-                return [library]
-        raise OSError(
-            errno.ENODEV, f"no RDMA device is named {wanted!r}; `python -m rdmanet devices` lists them"
-        )
-    has_real = system is not None and bool(_device_names(system))
-    if ip.is_loopback and embedded is not None:
-        return [embedded]
-    libraries = [library for library in (system if has_real else None, embedded) if library is not None]
-    if not libraries:
-        raise OSError(errno.ENODEV, "RDMANET_REQUIRE=rdma is set and there is no RDMA device")
-    return libraries
-
-
-def _device_names(library: Library) -> list[str]:
-    try:
-        return [device.name for device in library.devices()]
-    except OSError:
-        return []  # rdma-core is installed, the kernel has no RDMA
-
-
-def _merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
-    if all_errors:
-        return ExceptionGroup(f"{what} failed", failures)
-    if len(failures) == 1:
-        return failures[0]
-    first = failures[0]
-    if isinstance(first, OSError) and all(str(first) == str(other) for other in failures):
-        return first
-    return OSError(f"{what} failed: " + "; ".join(str(failure) for failure in failures))
 
 
 def _connect_error(event: CMEvent) -> OSError:

@@ -20,7 +20,8 @@ ROOMS = [
     [{"errors", "credit"}],
     [{"_core", "_verbs"}],
     [{"protocol", "offers"}, {"verbs", "cm"}],
-    [{"driver"}, {"verbs_async", "memory"}],
+    [{"driver", "addresses"}, {"verbs_async", "memory"}],
+    [{"server"}],
     [{"transport"}],
     [{"rpc", "streams", "loop"}],
     [{""}],  # the package itself: the public names

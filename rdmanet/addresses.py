@@ -1,0 +1,118 @@
+"""From a host and a port to addresses, and from an address to the verbs libraries that may reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+from typing import Any, cast
+
+from rdmanet._core import Library
+
+SockAddr = tuple[str, int] | tuple[str, int, int, int]
+
+
+def wildcards(family: int) -> list[str]:
+    return {socket.AF_INET: ["0.0.0.0"], socket.AF_INET6: ["::"]}.get(family, ["0.0.0.0", "::"])
+
+
+async def resolve(
+    loop: asyncio.AbstractEventLoop, host: str, port: int | str, family: int, proto: int, flags: int
+) -> list[SockAddr]:
+    """Addresses of a host. What is a number already needs no thread of the loop's resolver."""
+    if isinstance(port, int):
+        with contextlib.suppress(ValueError):
+            ip = ipaddress.ip_address(host.partition("%")[0])
+            wanted = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+            if family not in (0, wanted):
+                raise OSError(errno.EAFNOSUPPORT, f"{host} is not of address family {family}")
+            if not 0 <= port <= 65535:
+                raise OverflowError(f"port {port} is not in 0..65535")
+            if "%" not in host:
+                return [(host, port) if ip.version == 4 else (host, port, 0, 0)]
+    found = await loop.getaddrinfo(
+        host, port, family=family, type=socket.SOCK_STREAM, proto=proto, flags=flags
+    )
+    if not found:
+        raise OSError(errno.EADDRNOTAVAIL, f"getaddrinfo({host!r}) returned nothing")
+    return list(dict.fromkeys(cast(SockAddr, entry[4]) for entry in found))
+
+
+def libraries_for(address: SockAddr, device: str | None, *, connecting: bool) -> list[Library]:
+    """Which libraries to try, in order: the real one first, but the embedded one for loopback."""
+    required = os.environ.get("RDMANET_REQUIRE")
+    wanted = device or os.environ.get("RDMANET_DEVICE")
+    embedded = Library.embedded() if required != "rdma" else None
+    system = Library.system()
+    ip = ipaddress.ip_address(address[0].partition("%")[0])
+    if wanted is not None:
+        for library in (embedded, system):
+            if library is not None and wanted in _device_names(library):
+                return [library]
+        raise OSError(
+            errno.ENODEV, f"no RDMA device is named {wanted!r}; `python -m rdmanet devices` lists them"
+        )
+    has_real = system is not None and bool(_device_names(system))
+    if ip.is_loopback and embedded is not None:
+        return [embedded]
+    libraries = [library for library in (system if has_real else None, embedded) if library is not None]
+    if not libraries:
+        raise OSError(errno.ENODEV, "RDMANET_REQUIRE=rdma is set and there is no RDMA device")
+    return libraries
+
+
+def _device_names(library: Library) -> list[str]:
+    try:
+        return [device.name for device in library.devices()]
+    except OSError:
+        return []  # rdma-core is installed, the kernel has no RDMA
+
+
+def merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
+    if all_errors:
+        return ExceptionGroup(f"{what} failed", failures)
+    if len(failures) == 1:
+        return failures[0]
+    first = failures[0]
+    if isinstance(first, OSError) and all(str(first) == str(other) for other in failures):
+        return first
+    return OSError(f"{what} failed: " + "; ".join(str(failure) for failure in failures))
+
+
+class RdmaSocket:
+    """What programs ask of ``get_extra_info("socket")``: addresses, and options that mean nothing here."""
+
+    type = socket.SOCK_STREAM
+    proto = socket.IPPROTO_TCP
+
+    def __init__(self, sockname: SockAddr, peername: SockAddr | None) -> None:
+        self._sockname = sockname
+        self._peername = peername
+        self.family = socket.AF_INET6 if len(sockname) == 4 else socket.AF_INET
+
+    def getsockname(self) -> SockAddr:
+        """The local address."""
+        return self._sockname
+
+    def getpeername(self) -> SockAddr:
+        """The peer's address; OSError(ENOTCONN) on a listener."""
+        if self._peername is None:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        return self._peername
+
+    def fileno(self) -> int:
+        """-1: there is no descriptor to read or write."""
+        return -1
+
+    def setsockopt(self, level: int, option: int, value: Any = None, length: int | None = None) -> None:
+        """Accepted and without effect (TCP_NODELAY, SO_KEEPALIVE: this transport always sends at once)."""
+
+    def getsockopt(self, level: int, option: int, length: int = 0) -> int | bytes:
+        """0, or as many zero bytes as asked for."""
+        return bytes(length) if length else 0
+
+    def __repr__(self) -> str:
+        return f"<RdmaSocket laddr={self._sockname} raddr={self._peername}>"

@@ -1,0 +1,177 @@
+"""The listening side: an asyncio.AbstractServer over rdma_cm listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rdmanet import credit
+from rdmanet._core import CMID, CMEvent, CMEventType
+from rdmanet.addresses import RdmaSocket, SockAddr
+from rdmanet.driver import Driver
+from rdmanet.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from rdmanet.transport import RdmaTransport
+
+logger = logging.getLogger("rdmanet")
+
+
+class RdmaServer(asyncio.AbstractServer):
+    """Listeners and the connections they accepted (asyncio.Server, method by method)."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        make_transport: Callable[[Driver, RdmaServer], RdmaTransport],
+        backlog: int,
+    ) -> None:
+        self._loop = loop
+        self._make_transport = make_transport
+        self._backlog = backlog
+        self._listeners: list[tuple[Driver, CMID]] = []
+        self._sockets: list[RdmaSocket] = []
+        self._transports: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
+        self._active = 0
+        self._waiters: list[asyncio.Future[None]] | None = []
+        self._serving = False
+        self._serving_forever: asyncio.Future[None] | None = None
+
+    def _add_listener(self, driver: Driver, address: SockAddr) -> None:
+        cm_id = driver.create_id(lambda event: self._cm_event(driver, event))
+        try:
+            cm_id.bind_addr(address)
+        except BaseException:
+            driver.destroy_id(cm_id)
+            raise
+        self._listeners.append((driver, cm_id))
+        self._sockets.append(RdmaSocket(cm_id.local_addr, None))
+        driver.servers.add(self)
+
+    def _cm_event(self, driver: Driver, event: CMEvent) -> None:
+        if event.type is not CMEventType.CONNECT_REQUEST:
+            if event.type is CMEventType.DEVICE_REMOVAL:
+                logger.error("the device of %r was removed", self)
+                self.close()
+            return
+        cm_id = event.id
+        try:
+            hello = credit.unpack_hello(event.private_data)
+        except ProtocolError as exc:
+            logger.warning("refused a connection from %s: %s", cm_id.peer_addr, exc)
+            self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
+            return
+        transport = self._make_transport(driver, self)
+        try:
+            transport._accept(cm_id, hello)
+        except Exception as exc:
+            # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
+            self._loop.call_exception_handler(
+                {"message": f"rdmanet: could not accept {cm_id.peer_addr}", "exception": exc}
+            )
+            with contextlib.suppress(OSError):
+                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, str(exc)))
+            transport._teardown()
+
+    def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
+        with contextlib.suppress(OSError):
+            cm_id.reject(credit.pack_refusal(code, reason))
+        cm_id.close()
+
+    def _attach(self, transport: RdmaTransport) -> None:
+        self._active += 1
+        self._transports.add(transport)
+
+    def _detach(self, transport: RdmaTransport) -> None:
+        if transport in self._transports:
+            self._transports.discard(transport)
+            self._active -= 1
+            if self._active == 0 and not self._listeners:
+                self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def sockets(self) -> tuple[RdmaSocket, ...]:
+        """Socket-like objects, one a listener: getsockname() tells address and port."""
+        return tuple(self._sockets)
+
+    def close(self) -> None:
+        """Stop listening; connections that were accepted live on (asyncio.Server.close)."""
+        listeners, self._listeners = self._listeners, []
+        for driver, cm_id in listeners:
+            driver.destroy_id(cm_id)
+            driver.servers.discard(self)
+        self._sockets = []
+        self._serving = False
+        if self._serving_forever is not None and not self._serving_forever.done():
+            self._serving_forever.cancel()
+        if self._active == 0 and self._waiters is not None:
+            self._wake_waiters()
+
+    def close_clients(self) -> None:
+        """Close every connection that this server accepted."""
+        for transport in list(self._transports):
+            transport.close()
+
+    def abort_clients(self) -> None:
+        """Abort every connection that this server accepted."""
+        for transport in list(self._transports):
+            transport.abort()
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that the server belongs to."""
+        return self._loop
+
+    def is_serving(self) -> bool:
+        """Whether connections are accepted."""
+        return self._serving
+
+    async def start_serving(self) -> None:
+        """Begin to accept connections; later calls do nothing."""
+        if not self._listeners:
+            raise RuntimeError(f"server {self!r} is closed")
+        if not self._serving:
+            self._serving = True
+            for _, cm_id in self._listeners:
+                cm_id.listen(self._backlog)
+
+    async def serve_forever(self) -> None:
+        """Accept connections until cancelled; then the server is closed."""
+        if self._serving_forever is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        await self.start_serving()
+        self._serving_forever = self._loop.create_future()
+        try:
+            await self._serving_forever
+        except asyncio.CancelledError:
+            try:
+                self.close()
+                await self.wait_closed()
+            finally:
+                raise
+        finally:
+            self._serving_forever = None
+
+    async def wait_closed(self) -> None:
+        """Wait until the server is closed and all its connections are gone (as asyncio since 3.12)."""
+        if self._waiters is None:
+            return
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _loop_ended(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{s.getsockname()[0]}:{s.getsockname()[1]}" for s in self._sockets)
+        return f"<RdmaServer {'serving' if self._serving else 'closed'} {names} connections={self._active}>"
