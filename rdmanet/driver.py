@@ -22,16 +22,20 @@ import os
 import select
 import weakref
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from rdmanet._core import CMID, CMEvent, CMEventChannel, Context, Library, StreamEngine
-
-if TYPE_CHECKING:
-    from rdmanet.transport import RdmaTransport
 
 logger = logging.getLogger("rdmanet")
 
 CMHandler = Callable[[CMEvent], None]
+
+
+class Tenant(Protocol):
+    """Who lives on a driver and is told when its loop ends: a transport, a server."""
+
+    def _loop_ended(self) -> None: ...
+
 
 _ATTRIBUTE = "_rdmanet_drivers"
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
@@ -66,8 +70,8 @@ class Driver:
         self.closed = False
         self.pid = os.getpid()
         self.engines: dict[Context, StreamEngine] = {}
-        self.transports: set[RdmaTransport] = set()
-        self.servers: set[Any] = set()
+        self.transports: set[Tenant] = set()
+        self.servers: set[Tenant] = set()
         self._handlers: dict[CMID, CMHandler] = {}
         self._wakes = 0
         self._lifeline: AsyncGenerator[None, None] | None = None

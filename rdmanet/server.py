@@ -7,7 +7,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rdmanet import credit
 from rdmanet._core import CMID, CMEvent, CMEventType
@@ -15,10 +15,19 @@ from rdmanet.addresses import RdmaSocket, SockAddr
 from rdmanet.driver import Driver
 from rdmanet.errors import ProtocolError
 
-if TYPE_CHECKING:
-    from rdmanet.transport import RdmaTransport
-
 logger = logging.getLogger("rdmanet")
+
+
+class Accepted(Protocol):
+    """The server's end of a connection: a transport."""
+
+    def _accept(self, cm_id: CMID, hello: credit.Hello) -> None: ...
+
+    def _teardown(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
 
 
 class RdmaServer(asyncio.AbstractServer):
@@ -27,7 +36,7 @@ class RdmaServer(asyncio.AbstractServer):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        make_transport: Callable[[Driver, RdmaServer], RdmaTransport],
+        make_transport: Callable[[Driver, RdmaServer], Accepted],
         backlog: int,
     ) -> None:
         self._loop = loop
@@ -35,7 +44,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._backlog = backlog
         self._listeners: list[tuple[Driver, CMID]] = []
         self._sockets: list[RdmaSocket] = []
-        self._transports: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
+        self._transports: weakref.WeakSet[Accepted] = weakref.WeakSet()
         self._active = 0
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
@@ -82,11 +91,11 @@ class RdmaServer(asyncio.AbstractServer):
             cm_id.reject(credit.pack_refusal(code, reason))
         cm_id.close()
 
-    def _attach(self, transport: RdmaTransport) -> None:
+    def _attach(self, transport: Accepted) -> None:
         self._active += 1
         self._transports.add(transport)
 
-    def _detach(self, transport: RdmaTransport) -> None:
+    def _detach(self, transport: Accepted) -> None:
         if transport in self._transports:
             self._transports.discard(transport)
             self._active -= 1
