@@ -436,7 +436,8 @@ cdef extern from "calls.h" nogil:
         const char *(*ibv_event_type_str)(ibv_event_type) noexcept
         const char *(*rdma_event_str)(rdma_cm_event_type) noexcept
 
-    int rn_library_open(const char *verbs_path, const char *cm_path, rn_library **lib, char *err, size_t errlen)
+    int rn_library_open(const char *verbs_path, const char *cm_path, rn_library **lib, char *err,
+                        size_t errlen)
     void rn_library_close(rn_library *lib)
     void *rn_library_symbol(const rn_library *lib, const char *name)
 
@@ -456,8 +457,8 @@ cdef extern from "calls.h" nogil:
     int rn_alloc_pd(const rn_library *lib, ibv_context *context, ibv_pd **out)
     int rn_dealloc_pd(const rn_library *lib, ibv_pd *pd)
     int rn_reg_mr(const rn_library *lib, ibv_pd *pd, void *addr, size_t length, int access, ibv_mr **out)
-    int rn_reg_dmabuf_mr(const rn_library *lib, ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
-                         int access, ibv_mr **out)
+    int rn_reg_dmabuf_mr(const rn_library *lib, ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
+                         int fd, int access, ibv_mr **out)
     int rn_dereg_mr(const rn_library *lib, ibv_mr *mr)
 
     int rn_create_comp_channel(const rn_library *lib, ibv_context *context, ibv_comp_channel **out)
@@ -473,7 +474,8 @@ cdef extern from "calls.h" nogil:
 
     int rn_create_qp(const rn_library *lib, ibv_pd *pd, ibv_qp_init_attr *attr, ibv_qp **out)
     int rn_modify_qp(const rn_library *lib, ibv_qp *qp, ibv_qp_attr *attr, int attr_mask)
-    int rn_query_qp(const rn_library *lib, ibv_qp *qp, ibv_qp_attr *attr, int attr_mask, ibv_qp_init_attr *init_attr)
+    int rn_query_qp(const rn_library *lib, ibv_qp *qp, ibv_qp_attr *attr, int attr_mask,
+                    ibv_qp_init_attr *init_attr)
     int rn_destroy_qp(const rn_library *lib, ibv_qp *qp)
     int rn_post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad_wr)
     int rn_post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad_wr)
@@ -486,7 +488,8 @@ cdef extern from "calls.h" nogil:
                      rdma_cm_id **out)
     int rn_destroy_id(const rn_library *lib, rdma_cm_id *id)
     int rn_migrate_id(const rn_library *lib, rdma_cm_id *id, rdma_event_channel *channel)
-    int rn_set_option(const rn_library *lib, rdma_cm_id *id, int level, int optname, void *optval, size_t optlen)
+    int rn_set_option(const rn_library *lib, rdma_cm_id *id, int level, int optname, void *optval,
+                      size_t optlen)
     int rn_bind_addr(const rn_library *lib, rdma_cm_id *id, sockaddr *addr)
     int rn_resolve_addr(const rn_library *lib, rdma_cm_id *id, sockaddr *src, sockaddr *dst, int timeout_ms)
     int rn_resolve_route(const rn_library *lib, rdma_cm_id *id, int timeout_ms)

@@ -85,20 +85,12 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     0: ("success", 0, ""),
     1: ("local length error", errno.EMSGSIZE, "a message longer than the posted receive buffer"),
     2: ("local queue pair operation error", errno.EIO, ""),
-    4: (
-        "local protection error",
-        errno.EFAULT,
-        "a local buffer is not covered by the memory region of its lkey",
-    ),
+    4: ("local protection error", errno.EFAULT, "a local buffer is not within the region of its lkey"),
     5: ("flushed", errno.ECONNRESET, "the queue pair went to the error state first"),
     6: ("memory window bind error", errno.EACCES, ""),
     7: ("bad response", errno.EPROTO, ""),
     8: ("local access error", errno.EACCES, "the local memory region does not allow it"),
-    9: (
-        "remote invalid request",
-        errno.EINVAL,
-        "the peer's queue pair does not allow this operation or length",
-    ),
+    9: ("remote invalid request", errno.EINVAL, "the peer's queue pair does not allow it"),
     10: ("remote access error", errno.EACCES, "the peer's rkey, range or access rights do not allow it"),
     11: ("remote operation error", errno.EIO, "the peer could not complete it"),
     12: ("transport retries exceeded", errno.ECONNRESET, "the peer did not answer"),
@@ -143,9 +135,8 @@ def cm_error(event: str, status: int) -> OSError:
     if event == "UNREACHABLE":
         if status in (0, -errno.ETIMEDOUT):
             return TimeoutError(errno.ETIMEDOUT, "the peer cannot be reached: no answer")
-        return OSError(
-            -status if status < 0 else errno.EHOSTUNREACH, f"the peer cannot be reached: {why or status}"
-        )
+        number = -status if status < 0 else errno.EHOSTUNREACH
+        return OSError(number, f"the peer cannot be reached: {why or status}")
     if event == "DEVICE_REMOVAL":
         return OSError(errno.ENODEV, "the device was removed")
     number = -status if status < 0 else errno.EIO

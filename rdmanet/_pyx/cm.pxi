@@ -48,7 +48,7 @@ class PortSpace(enum.IntEnum):
     IB = verbs.RDMA_PS_IB
 
 
-# ---- Addresses ---------------------------------------------------------------------------------------------
+# ---- Addresses ----------------------------------------------------------------------------------
 
 cdef extern from "<arpa/inet.h>" nogil:
     struct in_addr:
@@ -112,7 +112,7 @@ cdef object read_sockaddr(verbs.sockaddr *c):
     return None
 
 
-# ---- Events and their channel ---------------------------------------------------------------------------------
+# ---- Events and their channel -------------------------------------------------------------------
 
 @cython.final
 cdef class CMEvent:
@@ -267,7 +267,7 @@ cdef class CMEventChannel(Resource):
         return None if reference is None else reference()
 
 
-# ---- Identifiers ------------------------------------------------------------------------------------------------
+# ---- Identifiers --------------------------------------------------------------------------------
 
 @cython.no_gc_clear
 cdef class CMID(Resource):
@@ -312,7 +312,7 @@ cdef class CMID(Resource):
 
     @property
     def context(self):
-        """The device's context, shared by all identifiers on it; None until an address is bound or resolved."""
+        """The device's context, shared by its identifiers; None until an address is bound or resolved."""
         self.usable()
         return None if self.ptr.verbs is NULL else self.library.context_for(self.ptr.verbs)
 
@@ -397,8 +397,8 @@ cdef class CMID(Resource):
             rc = verbs.rn_listen(self.library.c, self.ptr, backlog)
         check(rc, "rdma_listen")
 
-    def connect(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1, int retry_count=7,
-                int rnr_retry_count=0):
+    def connect(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
+                int retry_count=7, int rnr_retry_count=0):
         """Ask for a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
 
         :param private_data: for the server's CONNECT_REQUEST; 56 bytes at most
@@ -414,8 +414,8 @@ cdef class CMID(Resource):
             rc = verbs.rn_connect(self.library.c, self.ptr, &param)
         check(rc, "rdma_connect")
 
-    def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1, int retry_count=7,
-               int rnr_retry_count=0):
+    def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
+               int retry_count=7, int rnr_retry_count=0):
         """Accept a CONNECT_REQUEST: ESTABLISHED. The private data, 196 bytes at most, is for the client's."""
         cdef verbs.rdma_conn_param param
         cdef bytes data = bytes(private_data)

@@ -121,7 +121,7 @@ cdef class WC:
     def raise_for_status(self):
         """Nothing, when the work succeeded.
 
-        :raises CompletionError: it did not; a CompletionResetError (a ConnectionResetError) if the peer is gone
+        :raises CompletionError: it did not; where the peer is gone, it is a ConnectionResetError too
         """
         if self.c.status != verbs.IBV_WC_SUCCESS:
             raise completion_error(

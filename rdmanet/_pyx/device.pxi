@@ -132,7 +132,8 @@ class DeviceAttr:
     def implicit_odp(self):
         """Whether the whole address space can be registered, and sent from."""
         cdef unsigned int wanted = verbs.IBV_ODP_SUPPORT | verbs.IBV_ODP_SUPPORT_IMPLICIT
-        return (self.odp_general_caps & wanted) == wanted and bool(self.odp_rc_caps & verbs.IBV_ODP_SUPPORT_SEND)
+        can_send = bool(self.odp_rc_caps & verbs.IBV_ODP_SUPPORT_SEND)
+        return can_send and (self.odp_general_caps & wanted) == wanted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,12 +436,12 @@ cdef class Context(Resource):
 
 _CQ_EVENTS = frozenset((EventType.CQ_ERR,))
 _QP_EVENTS = frozenset((
-    EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR, EventType.COMM_EST, EventType.SQ_DRAINED,
-    EventType.PATH_MIG, EventType.PATH_MIG_ERR, EventType.QP_LAST_WQE_REACHED,
+    EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR, EventType.COMM_EST,
+    EventType.SQ_DRAINED, EventType.PATH_MIG, EventType.PATH_MIG_ERR, EventType.QP_LAST_WQE_REACHED,
 ))
 _PORT_EVENTS = frozenset((
-    EventType.PORT_ACTIVE, EventType.PORT_ERR, EventType.LID_CHANGE, EventType.PKEY_CHANGE, EventType.SM_CHANGE,
-    EventType.CLIENT_REREGISTER, EventType.GID_CHANGE, EventType.DEVICE_SPEED_CHANGE,
+    EventType.PORT_ACTIVE, EventType.PORT_ERR, EventType.LID_CHANGE, EventType.PKEY_CHANGE,
+    EventType.SM_CHANGE, EventType.CLIENT_REREGISTER, EventType.GID_CHANGE, EventType.DEVICE_SPEED_CHANGE,
 ))
 
 
@@ -457,7 +458,7 @@ cdef int set_nonblocking(int fd) except -1:
     return 0
 
 
-# ---- What the embedded device counts -----------------------------------------------------------------
+# ---- What the embedded device counts ------------------------------------------------------------
 #
 # Extras that only its library exports, found by name. Where they are missing there is nothing to tell.
 

@@ -126,7 +126,7 @@ cdef Library _open_library(str name, str verbs_path, str cm_path):
     return library
 
 
-# ---- What every owner of a C object has -----------------------------------------------------------
+# ---- What every owner of a C object has ---------------------------------------------------------
 
 cdef enum Kind:
     CONTEXTS

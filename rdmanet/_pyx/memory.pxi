@@ -79,7 +79,9 @@ cdef extern from * nogil:
     int close_fd "close"(int fd)
 
 cdef enum:
-    NEEDS_WRITABLE = verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_ATOMIC
+    NEEDS_WRITABLE = (
+        verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_ATOMIC
+    )
 
 cdef size_t PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -208,14 +210,16 @@ cdef class MR(Resource):
             return "<MR closed>"
         if self.implicit:
             return f"<MR whole address space, lkey {self.ptr.lkey:#x}>"
-        return f"<MR {self.length} bytes at {<uintptr_t>self.addr:#x}, lkey {self.ptr.lkey:#x}, {self.access!r}>"
+        where = f"{self.length} bytes at {<uintptr_t>self.addr:#x}"
+        return f"<MR {where}, lkey {self.ptr.lkey:#x}, {self.access!r}>"
 
     cdef MR register(self, PD pd, int access, int fd=-1):
         cdef const verbs.rn_library *c = pd.context.library.c
         cdef int rc
         with nogil:
             if fd >= 0:
-                rc = verbs.rn_reg_dmabuf_mr(c, pd.ptr, 0, self.length, <uintptr_t>self.addr, fd, access, &self.ptr)
+                rc = verbs.rn_reg_dmabuf_mr(
+                    c, pd.ptr, 0, self.length, <uintptr_t>self.addr, fd, access, &self.ptr)
             else:
                 rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
         check(rc, "ibv_reg_mr" if fd < 0 else "ibv_reg_dmabuf_mr")

@@ -149,7 +149,7 @@ _ATTRIBUTES = {
 }
 
 
-# ---- Which attributes a transition takes: (from, to) to (required, optional), by transport ------------
+# ---- Which attributes a transition takes: (from, to) to (required, optional), by transport ------
 
 def _transitions():
     M, S = QPAttrMask, QPState
@@ -195,7 +195,7 @@ cdef str attribute_names(mask):
 
 
 cdef str why_refused(object qp_type, object state, attr):
-    """What the specification says about a modify() that the device refused; empty when it says it is right."""
+    """What the specification says about a modify() that the device refused; nothing if it agrees."""
     cdef object new = state if attr.qp_state is None else attr.qp_state
     given = attr.mask & ~QPAttrMask.STATE
     if new == QPState.RESET or new == QPState.ERR:
@@ -218,7 +218,7 @@ cdef str why_refused(object qp_type, object state, attr):
     return text
 
 
-# ---- Between the records and the ABI's structs ------------------------------------------------------------
+# ---- Between the records and the ABI's structs --------------------------------------------------
 
 cdef int fill_ah(verbs.ibv_ah_attr *c, attr) except -1:
     cdef bytes gid
@@ -352,8 +352,9 @@ cdef class QP(Resource):
     def __repr__(self):
         if self.ptr is NULL:
             return "<QP closed>"
-        return (f"<QP {self.ptr.qp_num:#x} {enum_of(QPType, self.ptr.qp_type).name} {self.state.name}, in flight "
-                f"{len(self.sends.entries)} sends, {len(self.receives.entries)} receives>")
+        sends, receives = self.in_flight
+        return (f"<QP {self.ptr.qp_num:#x} {self.qp_type.name} {self.state.name}, "
+                f"in flight {sends} sends, {receives} receives>")
 
     cdef int create(self, PD pd, init_attr, CMID id) except -1:
         global _next_generation
@@ -488,10 +489,12 @@ cdef class QP(Resource):
     def to_init(self, int port_num=1, *, int pkey_index=0, access=0):
         """RESET to INIT. The peer gets no access to memory that is not given here."""
         self.modify(QPAttr(
-            qp_state=QPState.INIT, port_num=port_num, pkey_index=pkey_index, qp_access_flags=AccessFlags(access)))
+            qp_state=QPState.INIT, port_num=port_num, pkey_index=pkey_index,
+            qp_access_flags=AccessFlags(access)))
 
-    def to_rtr(self, dest_qp_num, dgid=None, *, int sgid_index=0, int dlid=0, int port_num=1, path_mtu=MTU.MTU_1024,
-               int rq_psn=0, int max_dest_rd_atomic=1, int min_rnr_timer=12, int hop_limit=64, int sl=0):
+    def to_rtr(self, dest_qp_num, dgid=None, *, int sgid_index=0, int dlid=0, int port_num=1,
+               path_mtu=MTU.MTU_1024, int rq_psn=0, int max_dest_rd_atomic=1, int min_rnr_timer=12,
+               int hop_limit=64, int sl=0):
         """INIT to RTR: connect to the peer's queue pair, and receive from it.
 
         :param dgid: the peer's GID, 16 bytes; without it dlid is its address
@@ -533,7 +536,8 @@ cdef class QP(Resource):
             rc = verbs.rn_query_qp(self.pd.context.library.c, self.ptr, &c, 0x1fffff, &init)
         check(rc, "ibv_query_qp")
         return read_attr(&c), QPInitAttr(
-            self.send_cq, self.recv_cq, read_cap(&init.cap), enum_of(QPType, init.qp_type), bool(init.sq_sig_all))
+            self.send_cq, self.recv_cq, read_cap(&init.cap), enum_of(QPType, init.qp_type),
+            bool(init.sq_sig_all))
 
     def counters(self):
         """What the embedded device has counted for this queue pair; empty on another."""
@@ -545,8 +549,8 @@ cdef class QP(Resource):
     def post_send(self, wrs):
         """Post a SendWR, or several as one chain. Their buffers are kept until they complete.
 
-        :raises OSError: ENOMEM when the queue is full, EINVAL when a request or the state is wrong. The requests
-            before the one that was refused are posted; the message says how many
+        :raises OSError: ENOMEM when the queue is full, EINVAL when a request or the state is wrong. The
+            requests before the one that was refused are posted; the message says how many
         """
         cdef verbs.ibv_send_wr *chain
         cdef verbs.ibv_send_wr *bad = NULL

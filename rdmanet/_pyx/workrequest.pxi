@@ -70,7 +70,7 @@ cdef class SGE:
         else:
             wanted = length
         if wanted > size - offset:
-            raise IndexError(f"SGE: {wanted} bytes at offset {offset} are more than the {size} bytes there are")
+            raise IndexError(f"SGE: {wanted} bytes at offset {offset} are more than the {size} bytes")
         if wanted > 0xffffffff:
             raise IndexError(f"SGE: {wanted} bytes do not fit in one element of at most {0xffffffff}")
         self.c.addr = base + offset
@@ -199,7 +199,7 @@ cdef class SendWR:
         return self.elements.sg_list
 
 
-# ---- In flight ---------------------------------------------------------------------------------------
+# ---- In flight ----------------------------------------------------------------------------------
 #
 # wr_id on the device: 63..48 generation of the queue pair, 47..1 position, 0 which queue (1 = send).
 

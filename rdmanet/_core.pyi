@@ -1,0 +1,925 @@
+"""The verbs, from Python: what the compiled core offers.
+
+`rdmanet.verbs` and `rdmanet.cm` re-export it; import from there.
+
+Errors: a call that the library refuses raises OSError with the library's errno. Using a closed object
+raises ValueError, using one of a parent process RuntimeError.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from ipaddress import IPv4Address, IPv6Address
+from types import TracebackType
+from typing import Self, final
+
+from typing_extensions import Buffer
+
+EMBEDDED_ENVIRONMENT: str
+
+_Address = tuple[str, int] | tuple[str, int, int, int]
+
+# ---- library.pxi ----
+
+def live_objects() -> dict[str, int]:
+    """How many C objects this process holds, by kind."""
+
+class Library:
+    """A verbs library: the embedded device's, or the system's rdma-core."""
+
+    @property
+    def name(self) -> str:
+        """`embedded` or `rdma-core`."""
+    @property
+    def path(self) -> str: ...
+    @property
+    def embedded_device(self) -> bool: ...
+    @staticmethod
+    def embedded() -> Library:
+        """The embedded device's library, of the package or as RDMANET_SOFT_LIBRARY says.
+
+        :raises DeviceNotFoundError: the file is not there or cannot be loaded
+        """
+    @staticmethod
+    def system() -> Library | None:
+        """The system's libibverbs and librdmacm, or None where they are not installed; missing() says why."""
+    @staticmethod
+    def missing() -> dict[str, str]:
+        """The libraries that could not be opened so far: name to reason."""
+    def devices(self) -> list[Device]:
+        """This library's devices.
+
+        :raises OSError: the library cannot ask, for instance because the kernel lacks RDMA support
+        """
+    def live(self) -> dict[str, int]:
+        """What the embedded device holds in this process, by kind; empty for another library."""
+
+class Resource:
+    """Owner of one C object: closed by close() or `with`; a forgotten one is a ResourceWarning."""
+
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None:
+        """Free the object. Doing it again, or in a forked child, does nothing.
+
+        :raises OSError: EBUSY while other objects need this one; it stays open
+        """
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None: ...
+
+# ---- device.pxi ----
+
+class NodeType(IntEnum):
+    """What kind of thing a device is."""
+
+    UNKNOWN = -1
+    CA = 1
+    SWITCH = 2
+    ROUTER = 3
+    RNIC = 4
+    USNIC = 5
+    USNIC_UDP = 6
+    UNSPECIFIED = 7
+
+class TransportType(IntEnum):
+    """The protocol family a device speaks; RoCE counts as InfiniBand."""
+
+    UNKNOWN = -1
+    IB = 0
+    IWARP = 1
+    USNIC = 2
+    USNIC_UDP = 3
+    UNSPECIFIED = 4
+
+class PortState(IntEnum):
+    NOP = 0
+    DOWN = 1
+    INIT = 2
+    ARMED = 3
+    ACTIVE = 4
+    ACTIVE_DEFER = 5
+
+class LinkLayer(IntEnum):
+    UNSPECIFIED = 0
+    INFINIBAND = 1
+    ETHERNET = 2
+
+class MTU(IntEnum):
+    """A path's largest packet. The value is the ABI's code; bytes is the size."""
+
+    MTU_256 = 1
+    MTU_512 = 2
+    MTU_1024 = 3
+    MTU_2048 = 4
+    MTU_4096 = 5
+    @property
+    def bytes(self) -> int: ...
+
+class GIDType(IntEnum):
+    IB = 0
+    ROCE_V1 = 1
+    ROCE_V2 = 2
+
+class AtomicCap(IntEnum):
+    """How far a device's atomics reach: within the device, or to all of the machine."""
+
+    NONE = 0
+    HCA = 1
+    GLOB = 2
+
+class EventType(IntEnum):
+    """Asynchronous events of a device."""
+
+    CQ_ERR = 0
+    QP_FATAL = 1
+    QP_REQ_ERR = 2
+    QP_ACCESS_ERR = 3
+    COMM_EST = 4
+    SQ_DRAINED = 5
+    PATH_MIG = 6
+    PATH_MIG_ERR = 7
+    DEVICE_FATAL = 8
+    PORT_ACTIVE = 9
+    PORT_ERR = 10
+    LID_CHANGE = 11
+    PKEY_CHANGE = 12
+    SM_CHANGE = 13
+    SRQ_ERR = 14
+    SRQ_LIMIT_REACHED = 15
+    QP_LAST_WQE_REACHED = 16
+    CLIENT_REREGISTER = 17
+    GID_CHANGE = 18
+    WQ_FATAL = 19
+    DEVICE_SPEED_CHANGE = 20
+
+@dataclass(frozen=True)
+class DeviceAttr:
+    """What a device can do; names as in struct ibv_device_attr."""
+
+    fw_ver: str
+    node_guid: int
+    sys_image_guid: int
+    max_mr_size: int
+    page_size_cap: int
+    vendor_id: int
+    vendor_part_id: int
+    hw_ver: int
+    max_qp: int
+    max_qp_wr: int
+    device_cap_flags: int
+    max_sge: int
+    max_sge_rd: int
+    max_cq: int
+    max_cqe: int
+    max_mr: int
+    max_pd: int
+    max_qp_rd_atom: int
+    max_res_rd_atom: int
+    max_qp_init_rd_atom: int
+    atomic_cap: AtomicCap
+    max_mw: int
+    max_ah: int
+    max_srq: int
+    max_srq_wr: int
+    max_srq_sge: int
+    max_pkeys: int
+    local_ca_ack_delay: int
+    phys_port_cnt: int
+    odp_general_caps: int
+    odp_rc_caps: int
+    @property
+    def implicit_odp(self) -> bool:
+        """Whether the whole address space can be registered, and sent from."""
+
+@dataclass(frozen=True)
+class PortAttr:
+    """A port; names as in struct ibv_port_attr."""
+
+    state: PortState
+    max_mtu: MTU
+    active_mtu: MTU
+    gid_tbl_len: int
+    port_cap_flags: int
+    max_msg_sz: int
+    pkey_tbl_len: int
+    lid: int
+    sm_lid: int
+    lmc: int
+    active_width: int
+    active_speed: int
+    phys_state: int
+    link_layer: LinkLayer
+    flags: int
+
+@dataclass(frozen=True)
+class GIDEntry:
+    """One address of a port."""
+
+    gid: bytes
+    gid_index: int
+    port_num: int
+    gid_type: GIDType
+    ndev_ifindex: int
+    @property
+    def address(self) -> IPv4Address | IPv6Address:
+        """The GID as an IP address; one that stands for an IPv4 address as that."""
+
+@dataclass(frozen=True)
+class AsyncEvent:
+    """An asynchronous event: what happened, and to which of our objects, where it is one of ours."""
+
+    event_type: EventType
+    qp: QP | None = None
+    cq: CQ | None = None
+    port_num: int | None = None
+
+class Device:
+    """A device as a library lists it."""
+
+    @property
+    def library(self) -> Library: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def node_type(self) -> NodeType: ...
+    @property
+    def transport_type(self) -> TransportType: ...
+    @property
+    def guid(self) -> int: ...
+    def open(self) -> Context:
+        """Open the device.
+
+        :raises DeviceNotFoundError: it has gone since it was listed
+        """
+
+def devices() -> list[Device]:
+    """All devices: the system's, where its libraries are installed, and the embedded one."""
+
+class Context(Resource):
+    """An open device: the parent of all its objects. Made by Device.open(), or a CMID's."""
+
+    @property
+    def library(self) -> Library: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def owned(self) -> bool:
+        """False where the connection manager opened it, and closes it."""
+    @property
+    def async_fd(self) -> int:
+        """Readable when there are asynchronous events."""
+    @property
+    def num_comp_vectors(self) -> int: ...
+    def query_device(self) -> DeviceAttr:
+        """What the device can do."""
+    def query_port(self, port_num: int = 1) -> PortAttr:
+        """The state and limits of a port; the first one has number 1."""
+    def query_gid(self, port_num: int = 1, index: int = 0) -> bytes:
+        """One address of a port, as 16 bytes."""
+    def gid_table(self, port_num: int | None = None) -> list[GIDEntry]:
+        """The addresses in use, of one port or of all, with index and type."""
+    def pkey(self, port_num: int = 1, index: int = 0) -> int:
+        """One partition key of a port."""
+    def get_async_event(self) -> AsyncEvent | None:
+        """The next asynchronous event, acknowledged, or None when there is none."""
+    def counters(self) -> dict[str, int]:
+        """What the device has counted, where it is the embedded one; else an empty dict."""
+
+# ---- memory.pxi ----
+
+class AccessFlags(IntFlag):
+    """What a memory region, or the peers of a queue pair, may do."""
+
+    LOCAL_WRITE = 0x1
+    REMOTE_WRITE = 0x2
+    REMOTE_READ = 0x4
+    REMOTE_ATOMIC = 0x8
+    MW_BIND = 0x10
+    ZERO_BASED = 0x20
+    ON_DEMAND = 0x40
+    HUGETLB = 0x80
+    RELAXED_ORDERING = 0x100000
+
+class PD(Resource):
+    """A protection domain: regions and queue pairs of different domains cannot be used together."""
+
+    def __init__(self, context: Context) -> None: ...
+    @property
+    def context(self) -> Context: ...
+    def reg_mr(self, buffer: Buffer, access: AccessFlags | int | None = None) -> MR:
+        """Register memory that somebody else owns; its export is held until the region is closed.
+
+        :param access: by default LOCAL_WRITE where the memory is writable, else none
+        :raises BufferError: writing was asked for and the memory is read-only
+        """
+    def alloc_mr(self, length: int, access: AccessFlags | int = ...) -> MR:
+        """Zeroed memory of its own, registered; on the embedded device a peer can map it."""
+    def reg_implicit(self, access: AccessFlags | int = 0) -> MR:
+        """Register the whole address space, on demand, for local use.
+
+        :raises OSError: where the device cannot
+        """
+
+class MR(Resource):
+    """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work."""
+
+    @property
+    def pd(self) -> PD: ...
+    @property
+    def access(self) -> AccessFlags: ...
+    @property
+    def lkey(self) -> int: ...
+    @property
+    def rkey(self) -> int: ...
+    @property
+    def address(self) -> int:
+        """Where the memory lies: the remote address for a peer that has the rkey."""
+    def sge(self, offset: int = 0, length: int | None = None) -> SGE:
+        """A part of the region for a work request."""
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __getitem__(self, key: int | slice) -> int | bytes: ...
+    def __setitem__(self, key: int | slice, value: int | Buffer) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+# ---- completion.pxi ----
+
+class WCStatus(IntEnum):
+    """How a work request ended."""
+
+    SUCCESS = 0
+    LOC_LEN_ERR = 1
+    LOC_QP_OP_ERR = 2
+    LOC_EEC_OP_ERR = 3
+    LOC_PROT_ERR = 4
+    WR_FLUSH_ERR = 5
+    MW_BIND_ERR = 6
+    BAD_RESP_ERR = 7
+    LOC_ACCESS_ERR = 8
+    REM_INV_REQ_ERR = 9
+    REM_ACCESS_ERR = 10
+    REM_OP_ERR = 11
+    RETRY_EXC_ERR = 12
+    RNR_RETRY_EXC_ERR = 13
+    LOC_RDD_VIOL_ERR = 14
+    REM_INV_RD_REQ_ERR = 15
+    REM_ABORT_ERR = 16
+    INV_EECN_ERR = 17
+    INV_EEC_STATE_ERR = 18
+    FATAL_ERR = 19
+    RESP_TIMEOUT_ERR = 20
+    GENERAL_ERR = 21
+    TM_ERR = 22
+    TM_RNDV_INCOMPLETE = 23
+
+class WCOpcode(IntEnum):
+    """What completed. Only a successful completion says."""
+
+    SEND = 0
+    RDMA_WRITE = 1
+    RDMA_READ = 2
+    COMP_SWAP = 3
+    FETCH_ADD = 4
+    BIND_MW = 5
+    LOCAL_INV = 6
+    TSO = 7
+    FLUSH = 8
+    ATOMIC_WRITE = 9
+    RECV = 128
+    RECV_RDMA_WITH_IMM = 129
+
+class WCFlags(IntFlag):
+    GRH = 0x1
+    WITH_IMM = 0x2
+    IP_CSUM_OK = 0x4
+    WITH_INV = 0x8
+
+@final
+class WC:
+    """A work completion: one work request has ended."""
+
+    @property
+    def wr_id(self) -> object:
+        """What the request had."""
+    @property
+    def qp(self) -> QP: ...
+    @property
+    def is_send(self) -> bool: ...
+    @property
+    def status(self) -> WCStatus: ...
+    @property
+    def opcode(self) -> WCOpcode | None:
+        """What completed; None when it failed, since the device does not say."""
+    @property
+    def byte_len(self) -> int: ...
+    @property
+    def imm_data(self) -> int | None:
+        """The 32 bits that came along, or None."""
+    @property
+    def qp_num(self) -> int: ...
+    @property
+    def src_qp(self) -> int: ...
+    @property
+    def vendor_err(self) -> int: ...
+    @property
+    def wc_flags(self) -> WCFlags: ...
+    def raise_for_status(self) -> None:
+        """Nothing, when the work succeeded.
+
+        :raises CompletionError: it did not; where the peer is gone, it is a ConnectionResetError too
+        """
+
+class CompChannel(Resource):
+    """A completion channel: a descriptor that is readable when an armed CQ has something."""
+
+    def __init__(self, context: Context) -> None: ...
+    @property
+    def context(self) -> Context: ...
+    @property
+    def fd(self) -> int:
+        """The descriptor; non-blocking."""
+    def fileno(self) -> int: ...
+    def get_cq_event(self) -> CQ | None:
+        """The CQ whose arming has fired, or None when there is no event. CQ.ack_events() is due for it."""
+
+class CQ(Resource):
+    """A completion queue."""
+
+    def __init__(
+        self, context: Context, cqe: int, channel: CompChannel | None = None, comp_vector: int = 0
+    ) -> None: ...
+    @property
+    def context(self) -> Context: ...
+    @property
+    def channel(self) -> CompChannel | None: ...
+    @property
+    def cqe(self) -> int:
+        """How many completions it holds; at least what was asked for."""
+    @property
+    def stray(self) -> int:
+        """Completions that were dropped, because their queue pair was gone."""
+    def resize(self, cqe: int) -> None: ...
+    def req_notify(self, solicited_only: bool = False) -> None:
+        """Arm: one event on the channel at the next completion. Poll once more before sleeping."""
+    def ack_events(self, nevents: int = 1) -> None:
+        """Acknowledge events that get_cq_event() returned; close() does what is left."""
+    def poll(self, num_entries: int = 16) -> list[WC]:
+        """Up to num_entries completions, oldest first. Never sleeps.
+
+        :raises OSError: the queue is broken, for instance because it was overrun
+        """
+
+# ---- workrequest.pxi ----
+
+class WROpcode(IntEnum):
+    """What a send request does."""
+
+    RDMA_WRITE = 0
+    RDMA_WRITE_WITH_IMM = 1
+    SEND = 2
+    SEND_WITH_IMM = 3
+    RDMA_READ = 4
+    ATOMIC_CMP_AND_SWP = 5
+    ATOMIC_FETCH_AND_ADD = 6
+    LOCAL_INV = 7
+    BIND_MW = 8
+    SEND_WITH_INV = 9
+    TSO = 10
+    FLUSH = 14
+    ATOMIC_WRITE = 15
+
+class SendFlags(IntFlag):
+    """How a send request is done."""
+
+    NONE = 0
+    FENCE = 0x1
+    SIGNALED = 0x2
+    SOLICITED = 0x4
+    INLINE = 0x8
+    IP_CSUM = 0x10
+
+@final
+class SGE:
+    """A scatter/gather element: length bytes at offset of a region.
+
+    :param buffer: an MR; or any buffer, with the lkey of a region that covers it, or without one for
+        a request with SendFlags.INLINE, whose bytes are copied while it is posted
+    :raises IndexError: the part is not within the buffer
+    """
+
+    def __init__(
+        self, buffer: MR | Buffer, offset: int = 0, length: int | None = None, *, lkey: int | None = None
+    ) -> None: ...
+    @property
+    def buffer(self) -> MR | memoryview: ...
+    @property
+    def addr(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def lkey(self) -> int: ...
+
+class RecvWR:
+    """A receive request: buffers for one message.
+
+    :param sg_list: SGEs or MRs, or one of them; they fill in order
+    :param wr_id: anything; its completion brings it back
+    """
+
+    def __init__(self, sg_list: SGE | MR | Iterable[SGE | MR] = (), *, wr_id: object = 0) -> None: ...
+    @property
+    def wr_id(self) -> object: ...
+    @property
+    def sg_list(self) -> tuple[SGE, ...]: ...
+
+class SendWR:
+    """A send request.
+
+    :param opcode: what to do
+    :param sg_list: the local side: SGEs or MRs, or one of them
+    :param wr_id: anything; its completion brings it back
+    :param flags: signaled by default; a request without SIGNALED gives no completion of its own, and its
+        place in the queue comes free when a later one completes
+    :param imm_data: 32 bits for SEND_WITH_IMM and RDMA_WRITE_WITH_IMM
+    :param remote_addr: where, and
+    :param rkey: by which key, for RDMA and atomics
+    :param compare_add: what to compare with, or to add
+    :param swap: what to store if it compares equal
+    """
+
+    def __init__(
+        self,
+        opcode: WROpcode | int,
+        sg_list: SGE | MR | Iterable[SGE | MR] = (),
+        *,
+        wr_id: object = 0,
+        flags: SendFlags | int = ...,
+        imm_data: int = 0,
+        remote_addr: int = 0,
+        rkey: int = 0,
+        compare_add: int = 0,
+        swap: int = 0,
+    ) -> None: ...
+    @property
+    def wr_id(self) -> object: ...
+    @property
+    def opcode(self) -> WROpcode: ...
+    @property
+    def flags(self) -> SendFlags: ...
+    @property
+    def sg_list(self) -> tuple[SGE, ...]: ...
+
+# ---- queuepair.pxi ----
+
+class QPType(IntEnum):
+    RC = 2
+    UC = 3
+    UD = 4
+    RAW_PACKET = 8
+    XRC_SEND = 9
+    XRC_RECV = 10
+    DRIVER = 255
+
+class QPState(IntEnum):
+    RESET = 0
+    INIT = 1
+    RTR = 2
+    RTS = 3
+    SQD = 4
+    SQE = 5
+    ERR = 6
+    UNKNOWN = 7
+
+class MigState(IntEnum):
+    MIGRATED = 0
+    REARM = 1
+    ARMED = 2
+
+class QPAttrMask(IntFlag):
+    """Which attributes a modify() gives; it follows from the QPAttr."""
+
+    STATE = 0x1
+    CUR_STATE = 0x2
+    EN_SQD_ASYNC_NOTIFY = 0x4
+    ACCESS_FLAGS = 0x8
+    PKEY_INDEX = 0x10
+    PORT = 0x20
+    QKEY = 0x40
+    AV = 0x80
+    PATH_MTU = 0x100
+    TIMEOUT = 0x200
+    RETRY_CNT = 0x400
+    RNR_RETRY = 0x800
+    RQ_PSN = 0x1000
+    MAX_QP_RD_ATOMIC = 0x2000
+    ALT_PATH = 0x4000
+    MIN_RNR_TIMER = 0x8000
+    SQ_PSN = 0x10000
+    MAX_DEST_RD_ATOMIC = 0x20000
+    PATH_MIG_STATE = 0x40000
+    CAP = 0x80000
+    DEST_QPN = 0x100000
+    RATE_LIMIT = 0x2000000
+
+@dataclass
+class QPCap:
+    """The sizes of a queue pair. What the device grants is at least what is asked for."""
+
+    max_send_wr: int = 1
+    max_recv_wr: int = 1
+    max_send_sge: int = 1
+    max_recv_sge: int = 1
+    max_inline_data: int = 0
+
+@dataclass
+class QPInitAttr:
+    """How a queue pair is made; cap is updated to what the device grants."""
+
+    send_cq: CQ
+    recv_cq: CQ
+    cap: QPCap = ...
+    qp_type: QPType = ...
+    sq_sig_all: bool = False
+
+@dataclass
+class AHAttr:
+    """The way to a peer: its GID, or its LID within an InfiniBand subnet, and how to go."""
+
+    dgid: bytes | None = None
+    sgid_index: int = 0
+    hop_limit: int = 64
+    traffic_class: int = 0
+    flow_label: int = 0
+    dlid: int = 0
+    sl: int = 0
+    src_path_bits: int = 0
+    static_rate: int = 0
+    port_num: int = 1
+
+@dataclass
+class QPAttr:
+    """Attributes of a queue pair; None means not given. Names as in struct ibv_qp_attr."""
+
+    qp_state: QPState | None = None
+    cur_qp_state: QPState | None = None
+    path_mtu: MTU | None = None
+    path_mig_state: MigState | None = None
+    qkey: int | None = None
+    rq_psn: int | None = None
+    sq_psn: int | None = None
+    dest_qp_num: int | None = None
+    qp_access_flags: AccessFlags | None = None
+    cap: QPCap | None = None
+    ah_attr: AHAttr | None = None
+    alt_ah_attr: AHAttr | None = None
+    pkey_index: int | None = None
+    alt_pkey_index: int | None = None
+    en_sqd_async_notify: bool | None = None
+    max_rd_atomic: int | None = None
+    max_dest_rd_atomic: int | None = None
+    min_rnr_timer: int | None = None
+    port_num: int | None = None
+    timeout: int | None = None
+    retry_cnt: int | None = None
+    rnr_retry: int | None = None
+    alt_port_num: int | None = None
+    alt_timeout: int | None = None
+    rate_limit: int | None = None
+    @property
+    def mask(self) -> QPAttrMask:
+        """Which are given."""
+
+class QP(Resource):
+    """A queue pair, which keeps the buffers of its requests until their completions are polled."""
+
+    def __init__(self, pd: PD, init_attr: QPInitAttr) -> None: ...
+    @property
+    def pd(self) -> PD: ...
+    @property
+    def send_cq(self) -> CQ: ...
+    @property
+    def recv_cq(self) -> CQ: ...
+    @property
+    def cap(self) -> QPCap: ...
+    @property
+    def qp_num(self) -> int: ...
+    @property
+    def qp_type(self) -> QPType: ...
+    @property
+    def state(self) -> QPState:
+        """The state that the library knows of; query() asks the device."""
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """(sends, receives) that are posted and whose end has not been polled."""
+    def modify(self, attr: QPAttr) -> None:
+        """Change attributes, or the state.
+
+        :raises OSError: the device refused; the message names what is missing or not allowed
+        """
+    def to_init(self, port_num: int = 1, *, pkey_index: int = 0, access: AccessFlags | int = 0) -> None:
+        """RESET to INIT. The peer gets no access to memory that is not given here."""
+    def to_rtr(
+        self,
+        dest_qp_num: int,
+        dgid: bytes | None = None,
+        *,
+        sgid_index: int = 0,
+        dlid: int = 0,
+        port_num: int = 1,
+        path_mtu: MTU | int = ...,
+        rq_psn: int = 0,
+        max_dest_rd_atomic: int = 1,
+        min_rnr_timer: int = 12,
+        hop_limit: int = 64,
+        sl: int = 0,
+    ) -> None:
+        """INIT to RTR: connect to the peer's queue pair, and receive from it.
+
+        :param dgid: the peer's GID, 16 bytes; without it dlid is its address
+        """
+    def to_rts(
+        self,
+        *,
+        sq_psn: int = 0,
+        timeout: int = 14,
+        retry_cnt: int = 7,
+        rnr_retry: int = 7,
+        max_rd_atomic: int = 1,
+    ) -> None:
+        """RTR to RTS: send, too.
+
+        :param timeout: for an answer, 4.096 us * 2 ** timeout; 0 waits for ever
+        :param rnr_retry: how often to try again when the peer has posted no receive; 7 is without limit
+        """
+    def to_error(self) -> None:
+        """To ERR: all that is posted completes as flushed."""
+    def to_reset(self) -> None:
+        """To RESET: all that is posted is forgotten, without completions."""
+    def query(self) -> tuple[QPAttr, QPInitAttr]:
+        """All attributes, from the device."""
+    def counters(self) -> dict[str, int]:
+        """What the embedded device has counted for this queue pair; empty on another."""
+    def post_send(self, wrs: SendWR | Iterable[SendWR]) -> None:
+        """Post a request, or several as one chain.
+
+        :raises OSError: ENOMEM when the queue is full, EINVAL when a request or the state is wrong. The
+            requests before the one that was refused are posted; the message says how many
+        """
+    def post_recv(self, wrs: RecvWR | Iterable[RecvWR]) -> None:
+        """Post a request, or several as one chain.
+
+        :raises OSError: as post_send()
+        """
+
+# ---- cm.pxi ----
+
+class CMEventType(IntEnum):
+    """What happened to an identifier."""
+
+    ADDR_RESOLVED = 0
+    ADDR_ERROR = 1
+    ROUTE_RESOLVED = 2
+    ROUTE_ERROR = 3
+    CONNECT_REQUEST = 4
+    CONNECT_RESPONSE = 5
+    CONNECT_ERROR = 6
+    UNREACHABLE = 7
+    REJECTED = 8
+    ESTABLISHED = 9
+    DISCONNECTED = 10
+    DEVICE_REMOVAL = 11
+    MULTICAST_JOIN = 12
+    MULTICAST_ERROR = 13
+    ADDR_CHANGE = 14
+    TIMEWAIT_EXIT = 15
+    ADDRINFO_RESOLVED = 16
+    ADDRINFO_ERROR = 17
+    USER = 18
+    INTERNAL = 19
+
+class PortSpace(IntEnum):
+    """TCP: reliable connections; UDP: datagrams."""
+
+    IPOIB = 2
+    TCP = 262
+    UDP = 273
+    IB = 319
+
+@final
+class CMEvent:
+    """An event, copied; nothing of it has to be given back."""
+
+    @property
+    def type(self) -> CMEventType: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def id(self) -> CMID:
+        """Whose event it is; of a connection request the new identifier."""
+    @property
+    def listen_id(self) -> CMID | None:
+        """Of a connection request: who listened."""
+    @property
+    def private_data(self) -> bytes: ...
+    @property
+    def responder_resources(self) -> int: ...
+    @property
+    def initiator_depth(self) -> int: ...
+    @property
+    def retry_count(self) -> int: ...
+    @property
+    def rnr_retry_count(self) -> int: ...
+    @property
+    def qp_num(self) -> int: ...
+    def error(self) -> OSError | None:
+        """The exception that this event means, or None when it is no failure."""
+    def raise_for_status(self) -> None:
+        """Raise error(), if there is one."""
+
+class CMEventChannel(Resource):
+    """A channel of connection events; its fd is readable when there are some."""
+
+    def __init__(self, library: Library) -> None: ...
+    @property
+    def library(self) -> Library: ...
+    @property
+    def fd(self) -> int:
+        """The descriptor; non-blocking."""
+    def fileno(self) -> int: ...
+    def create_id(self, ps: PortSpace = ...) -> CMID:
+        """A new identifier: for one connection, or to listen with."""
+    def get_event(self) -> CMEvent | None:
+        """The next event, or None when there is none.
+
+        A CONNECT_REQUEST that nobody keeps is refused, when its identifier is collected.
+        """
+
+class CMID(Resource):
+    """An identifier of the connection manager: one connection, or one listener."""
+
+    @property
+    def channel(self) -> CMEventChannel: ...
+    @property
+    def library(self) -> Library: ...
+    @property
+    def context(self) -> Context | None:
+        """The device's context, shared by its identifiers; None until an address is bound or resolved."""
+    @property
+    def port_num(self) -> int:
+        """The device's port; 0 until an address is bound or resolved."""
+    @property
+    def qp(self) -> QP | None:
+        """The queue pair made by create_qp(), while it is open."""
+    @property
+    def local_addr(self) -> _Address | None: ...
+    @property
+    def peer_addr(self) -> _Address | None: ...
+    def set_reuse_addr(self, reuse: bool = True) -> None:
+        """Let a listener have a port that old connections still occupy."""
+    def set_af_only(self, only: bool = True) -> None:
+        """Let a listener on :: have IPv6 only."""
+    def bind_addr(self, address: _Address) -> None:
+        """Bind to an IP address; port 0 takes a free one."""
+    def resolve_addr(self, src_addr: _Address | None, dst_addr: _Address, timeout_ms: int = 2000) -> None:
+        """Find the device that leads to dst_addr: ADDR_RESOLVED or ADDR_ERROR."""
+    def resolve_route(self, timeout_ms: int = 2000) -> None:
+        """Find the way there: ROUTE_RESOLVED or ROUTE_ERROR."""
+    def listen(self, backlog: int = 128) -> None:
+        """Listen: each client is a CONNECT_REQUEST with its own CMID."""
+    def connect(
+        self,
+        private_data: Buffer = b"",
+        *,
+        responder_resources: int = 1,
+        initiator_depth: int = 1,
+        retry_count: int = 7,
+        rnr_retry_count: int = 0,
+    ) -> None:
+        """Ask for a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
+
+        :param private_data: for the server's CONNECT_REQUEST; 56 bytes at most
+        :param responder_resources: READs and atomics that the peer may have in flight to us
+        :param initiator_depth: READs and atomics that we may have in flight to the peer
+        """
+    def accept(
+        self,
+        private_data: Buffer = b"",
+        *,
+        responder_resources: int = 1,
+        initiator_depth: int = 1,
+        retry_count: int = 7,
+        rnr_retry_count: int = 0,
+    ) -> None:
+        """Accept a CONNECT_REQUEST: ESTABLISHED. The private data, 196 bytes at most, is for the client's."""
+    def reject(self, private_data: Buffer = b"") -> None:
+        """Refuse a CONNECT_REQUEST: REJECTED at the client, with the private data, 148 bytes at most."""
+    def disconnect(self) -> None:
+        """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
+    def create_qp(self, pd: PD, init_attr: QPInitAttr) -> QP:
+        """Make this connection's queue pair, in INIT; it is the connection manager's to move on."""
+    def destroy_qp(self) -> None:
+        """Destroy the queue pair; the same as closing it."""
+    def migrate(self, channel: CMEventChannel) -> None:
+        """Move to another channel; events not read yet come along."""
