@@ -10,8 +10,6 @@
 #define _GNU_SOURCE
 #include "cm.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -159,33 +157,6 @@ RN_EXPORT void rdma_free_devices(struct ibv_context **list)
 	free(list);
 	if (current) /* and not a list that was made before a fork */
 		rn_cm_context_put();
-}
-
-/* --- settings, log ------------------------------------------------------------------------------ */
-
-unsigned long rn_cm_setting(const char *name, unsigned long otherwise)
-{
-	const char *text = getenv(name);
-	char *end;
-	unsigned long value;
-
-	if (!text || !*text)
-		return otherwise;
-	value = strtoul(text, &end, 10);
-	return *end ? otherwise : value;
-}
-
-void rn_cm_log(const char *format, ...)
-{
-	char line[256];
-	va_list arguments;
-
-	if (!getenv("RDMANET_SOFT_LOG"))
-		return;
-	va_start(arguments, format);
-	vsnprintf(line, sizeof line, format, arguments);
-	va_end(arguments);
-	fprintf(stderr, "rdmanet soft0: %s\n", line);
 }
 
 /* --- an identifier's life ----------------------------------------------------------------------- */

@@ -32,6 +32,7 @@
 
 #include "soft.h"
 
+#include "log.h"
 #include "rdma_cma.h"
 
 /* Guards all of the connection manager's state that more than one thread sees: everything below
@@ -121,10 +122,6 @@ struct ibv_pd *rn_cm_default_pd(void);   /* for rdma_create_qp without one; NULL
 /* Born of a request, or of rdma_create_id. */
 struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps);
 void rn_cm_id_free(struct rn_cm_id *id);
-
-/* With RDMANET_SOFT_LOG set, one line to stderr. */
-void rn_cm_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
-unsigned long rn_cm_setting(const char *name, unsigned long otherwise);
 
 /* --- cm_address.c ------------------------------------------------------------------------------- */
 

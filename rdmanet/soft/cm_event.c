@@ -87,7 +87,7 @@ struct rn_cm_event *rn_cm_event_new(struct rn_cm_id *id, enum rdma_cm_event_type
 	struct rn_cm_event *event = calloc(1, sizeof *event);
 
 	if (!event) {
-		rn_cm_log("out of memory: event %d of an identifier is lost", (int)type);
+		rn_log("out of memory: event %d of an identifier is lost", (int)type);
 		return NULL;
 	}
 	event->id = event->counted_on = id;

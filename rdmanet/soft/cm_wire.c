@@ -207,10 +207,10 @@ static void forget_in_child(void)
 
 void rn_wire_start(void)
 {
-	silence_ms = rn_cm_setting("RDMANET_SOFT_SILENCE", silence_ms);
-	response_ms = rn_cm_setting("RDMANET_SOFT_CM_TIMEOUT", response_ms);
-	timewait_ms = rn_cm_setting("RDMANET_SOFT_TIMEWAIT", timewait_ms);
-	padded = rn_cm_setting("RDMANET_SOFT_PADDED", padded);
+	silence_ms = rn_setting("RDMANET_SOFT_SILENCE", silence_ms);
+	response_ms = rn_setting("RDMANET_SOFT_CM_TIMEOUT", response_ms);
+	timewait_ms = rn_setting("RDMANET_SOFT_TIMEWAIT", timewait_ms);
+	padded = rn_setting("RDMANET_SOFT_PADDED", padded);
 	rn_at_engine_stop(stop_all);
 	rn_at_fork_child(forget_in_child);
 }
@@ -437,7 +437,7 @@ static void drop(struct rn_wire *wire, const char *why)
 		  far->ss_family == AF_INET ? (const void *)&((const struct sockaddr_in *)far)->sin_addr
 					    : (const void *)&((const struct sockaddr_in6 *)far)->sin6_addr,
 		  where, sizeof where);
-	rn_cm_log("connection with %s port %u dropped: %s", where,
+	rn_log("connection with %s port %u dropped: %s", where,
 		  (unsigned)be16toh(rn_cm_port((const struct sockaddr *)far)), why);
 	if (wire->phase == RN_WIRE_REQ_SENT) /* whoever listens there doesn't speak our language */
 		tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID, NULL);
@@ -872,7 +872,7 @@ static bool accept_one(struct rn_cm_id *listener)
 
 	fd = rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)&far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
 	if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-		rn_cm_log("listening on port %u: %s; trying again soon",
+		rn_log("listening on port %u: %s; trying again soon",
 			  (unsigned)be16toh(rn_cm_port(&listener->id.route.addr.src_addr)), strerror(errno));
 		rn_source_modify(&listener->accepting, 0);
 		rn_timer_set(&listener->breathe, BREATHE_MS * 1000000u);
