@@ -348,7 +348,7 @@ struct rn_send {
 	uint64_t due_ns;
 	uint64_t moved; /* bytes that were carried by the owner's engine already */
 	bool deferred;
-	char tail[]; /* sge[max_send_sge], and inline data in the same place */
+	alignas(8) char tail[]; /* sge[max_send_sge], or one for the inline data behind it */
 };
 
 /* Why the head of the send queue waits. */
