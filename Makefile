@@ -68,24 +68,10 @@ check: build $(VENV)/.test $(VENV)/.check ## lint, formatting, types, and the wh
 	$(py) -m mypy
 	RDMANET_WERROR=1 $(py) setup.py --quiet build_ext --build-lib build/check --build-temp build/check
 
-# Each tests/c/test_*.c is a program of its own, linked with the whole device and the other files there.
 SANITIZE ?= address,undefined
-c_flags   = -std=gnu11 -g -O1 -Wall -Wextra -Werror -pthread -DRDMANET_DEBUG=1 -Irdmanet/abi \
-            -Irdmanet/soft -Itests/c -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer
-comma    := ,
-c_build   = build/test-c/$(subst $(comma),-,$(SANITIZE))
-c_parts   = $(patsubst %.c,$(c_build)/%.o,$(wildcard rdmanet/soft/*.c) $(filter-out tests/c/test_%,$(wildcard tests/c/*.c)))
-c_tests   = $(patsubst %.c,$(c_build)/%,$(wildcard tests/c/test_*.c))
 
-test-c: $(c_tests) ## run the C tests of the embedded device under sanitizers (SANITIZE=thread for the other kind)
-	@for t in $(c_tests); do echo "== $${t##*/}"; timeout 300 $$t || exit 1; done
-
-$(c_build)/%.o: %.c $(wildcard rdmanet/soft/*.h rdmanet/abi/*.h tests/c/*.h)
-	@mkdir -p $(@D)
-	$(CC) $(c_flags) -c -o $@ $<
-
-$(c_build)/tests/c/test_%: $(c_build)/tests/c/test_%.o $(c_parts)
-	$(CC) $(c_flags) -o $@ $^
+test-c: prerequisites ## run the C tests of the embedded device under sanitizers (SANITIZE=thread for the other kind)
+	@$(MAKE) --no-print-directory -C tests/c check SAN=$(SANITIZE)
 
 # --- measuring ----------------------------------------------------------------------------------------
 
@@ -104,7 +90,7 @@ wheel: $(VENV)/.run ## build a wheel into dist/ (WHEEL_DIR=path for elsewhere)
 	@$(py) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL_DIR) .
 
 clean: ## remove what the build made
-	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html
+	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html tests/c/build*
 	rm -f .venv*/.built
 
 distclean: clean ## remove the virtual environments and caches too
