@@ -150,7 +150,9 @@ cdef class StreamEngine:
                 return self.cqs[i]
         self.cqs.append(CQ(self.pd.context, STREAM_QUEUE, self.channel))
         self.reserved.append(ENTRIES_PER_CONNECTION)
+        # A new queue has to be armed before anything can be heard of it.
         self.armed = False
+        self.wake()
         return self.cqs[-1]
 
     def unreserve(self, CQ cq):
