@@ -203,6 +203,14 @@ static inline int to_state(struct ibv_qp *qp, struct ibv_qp_attr *attr, enum ibv
 	return ibv_modify_qp(qp, attr, mask | IBV_QP_STATE);
 }
 
+/* So that receives can be posted before the other side may send. */
+static inline void to_init(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = default_attr(0);
+
+	CHECK_EQ(to_state(qp, &attr, IBV_QPS_INIT, INIT_MASK), 0);
+}
+
 static inline void connect_with(struct ibv_qp *qp, struct ibv_qp_attr attr)
 {
 	CHECK_EQ(to_state(qp, &attr, IBV_QPS_INIT, INIT_MASK), 0);

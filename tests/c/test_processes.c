@@ -1,0 +1,641 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two processes of one user: mapped memory, process_vm_*, the owner's engine, and deaths. */
+#include "processes.h"
+
+static struct end a;
+static struct address b;
+static enum memory server_memory;
+
+/* A server that does nothing but be there. */
+static void serve_memory(int fd)
+{
+	struct end end;
+
+	end_open(&end, &(struct end_options){.memory = server_memory});
+	memset(end.buffer, 'b', BUFFER);
+	connect_over(&end, fd);
+	meet(fd); /* the client is done */
+	end_close(&end);
+	expect_live_nothing();
+}
+
+static struct other begin(void (*serve)(int), const struct end_options *options)
+{
+	struct other other = spawn(serve);
+
+	end_open(&a, options);
+	b = connect_over(&a, other.fd);
+	return other;
+}
+
+static void finish(struct other *other)
+{
+	end_close(&a);
+	expect_live_nothing();
+	join(other);
+}
+
+/* --- one-sided ---------------------------------------------------------------------------------------- */
+
+static uint64_t fetch_add(uint64_t remote, uint64_t add)
+{
+	CHECK_EQ(post(&a,
+		      (struct ibv_send_wr){.wr_id = 3,
+					   .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+					   .send_flags = IBV_SEND_SIGNALED,
+					   .wr.atomic = {.remote_addr = remote, .rkey = b.rkey, .compare_add = add}},
+		      0, 8),
+		 0);
+	expect(a.cq, 3, IBV_WC_SUCCESS);
+	return *(uint64_t *)a.buffer;
+}
+
+static uint64_t compare_swap(uint64_t remote, uint64_t compare, uint64_t swap)
+{
+	CHECK_EQ(post(&a,
+		      (struct ibv_send_wr){.wr_id = 3,
+					   .opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
+					   .send_flags = IBV_SEND_SIGNALED,
+					   .wr.atomic = {.remote_addr = remote,
+							 .rkey = b.rkey,
+							 .compare_add = compare,
+							 .swap = swap}},
+		      0, 8),
+		 0);
+	expect(a.cq, 3, IBV_WC_SUCCESS);
+	return *(uint64_t *)a.buffer;
+}
+
+static struct rn_counters one_sided(void)
+{
+	struct other other = begin(serve_memory, &(struct end_options){.memory = USER_MEMORY});
+	static char copy[BUFFER];
+	struct rn_counters count;
+
+	for (int i = 0; i < BUFFER; i++)
+		copy[i] = a.buffer[i] = i % 253;
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, BUFFER, b.buffer, b.rkey), 0);
+	memset(copy + 100, 0, 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	memset(a.buffer, 0, BUFFER);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 2, 0, BUFFER, b.buffer, b.rkey), 0);
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	CHECK(!memcmp(a.buffer, copy, BUFFER));
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 100, 8, b.buffer + 8, b.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+
+	memset(a.buffer, 0, 16);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 16, b.buffer, b.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(fetch_add(b.buffer + 8, 5), 0);
+	CHECK_EQ(fetch_add(b.buffer + 8, 5), 5);
+	CHECK_EQ(compare_swap(b.buffer + 8, 10, 1), 10);
+	CHECK_EQ(compare_swap(b.buffer + 8, 10, 2), 1);
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+	meet(other.fd);
+	finish(&other);
+	return count;
+}
+
+static void test_device_memory(void)
+{
+	struct rn_counters count;
+
+	server_memory = DEVICE_MEMORY;
+	count = one_sided();
+	CHECK(count.bytes_mapped >= 2 * BUFFER && !count.bytes_cma && !count.bytes_engine);
+	CHECK_EQ(count.syscalls, 0);
+}
+
+static void test_user_memory(void)
+{
+	struct rn_counters count;
+
+	server_memory = USER_MEMORY;
+	count = one_sided();
+	CHECK(count.bytes_cma >= 2 * BUFFER && !count.bytes_mapped);
+	CHECK_EQ(count.bytes_engine, 4 * 8); /* atomics are the owner's */
+}
+
+static void test_without_cma(void)
+{
+	struct rn_counters count;
+
+	server_memory = USER_MEMORY;
+	setenv("RDMANET_SOFT_CMA", "0", 1);
+	count = one_sided();
+	CHECK(count.bytes_engine >= 2 * BUFFER && !count.bytes_mapped && !count.bytes_cma);
+	unsetenv("RDMANET_SOFT_CMA");
+}
+
+static void test_remote_errors(void)
+{
+	struct other other;
+
+	for (int user = 0; user < 2; user++) {
+		server_memory = user ? USER_MEMORY : DEVICE_MEMORY;
+		other = begin(serve_memory, &(struct end_options){0});
+		CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 8, b.buffer + BUFFER - 4, b.rkey), 0);
+		expect(a.cq, 1, IBV_WC_REM_ACCESS_ERR);
+		meet(other.fd);
+		finish(&other);
+	}
+}
+
+/* --- two-sided ------------------------------------------------------------------------------------------ */
+
+enum { MESSAGES = 20000, DEPTH = 32 };
+static uint32_t message_size = 64;
+
+/* Send back whatever comes; sleeps on the channel when nothing does. */
+static void serve_echo(int fd)
+{
+	struct end end;
+	struct ibv_wc wc[16];
+	struct ibv_cq *cq;
+	void *context;
+	bool gone = false;
+	uint32_t echoed = 0;
+
+	end_open(&end, &(struct end_options){.memory = server_memory, .cqe = 1024});
+	to_init(end.qp);
+	for (int i = 0; i < DEPTH; i++)
+		CHECK_EQ(post_recv(&end, i, i * 8192, message_size), 0);
+	connect_over(&end, fd);
+	fcntl(end.channel->fd, F_SETFL, O_NONBLOCK);
+	while (!gone) {
+		struct pollfd wait[2] = {{.fd = end.channel->fd, .events = POLLIN}, {.fd = fd, .events = POLLIN}};
+		int got = 0, idle = 0;
+
+		while (idle < 2) {
+			got = ibv_poll_cq(end.cq, 16, wc);
+			CHECK(got >= 0);
+			for (int i = 0; i < got; i++) {
+				if (wc[i].status != IBV_WC_SUCCESS)
+					gone = true;
+				if (wc[i].status != IBV_WC_SUCCESS || !(wc[i].opcode & IBV_WC_RECV))
+					continue;
+				CHECK_EQ(wc[i].byte_len, message_size);
+				/* From the slot it came to, which is posted again: the client has read it by then. */
+				CHECK_EQ(post(&end,
+					      (struct ibv_send_wr){.opcode = IBV_WR_SEND,
+								   .send_flags = ++echoed % 16 ? 0 : IBV_SEND_SIGNALED},
+					      wc[i].wr_id * 8192, message_size),
+					 0);
+				CHECK_EQ(post_recv(&end, wc[i].wr_id, wc[i].wr_id * 8192, message_size), 0);
+			}
+			if (got)
+				idle = 0;
+			else if (!idle++)
+				ibv_req_notify_cq(end.cq, 0);
+		}
+		if (gone)
+			break;
+		poll(wait, 2, -1);
+		if (wait[1].revents)
+			break;
+		if (wait[0].revents && !ibv_get_cq_event(end.channel, &cq, &context))
+			ibv_ack_cq_events(cq, 1);
+	}
+	end_close(&end);
+	expect_live_nothing();
+}
+
+/* One message at a time, sleeping for the answer: every arming must have its event. */
+static void ping_pong_asleep(int count)
+{
+	struct ibv_cq *cq;
+	struct ibv_wc wc;
+	void *context;
+
+	for (int i = 0; i < count; i++) {
+		int received = 0;
+
+		*(int *)a.buffer = i;
+		CHECK_EQ(post_recv(&a, i, 65536, message_size), 0);
+		CHECK_EQ(post(&a, (struct ibv_send_wr){.opcode = IBV_WR_SEND, .send_flags = i % 16 ? 0 : IBV_SEND_SIGNALED}, 0,
+			      message_size),
+			 0);
+		while (!received) {
+			CHECK_EQ(ibv_req_notify_cq(a.cq, 0), 0);
+			while (ibv_poll_cq(a.cq, 1, &wc) == 1) {
+				CHECK_EQ(wc.status, IBV_WC_SUCCESS);
+				received += wc.opcode == IBV_WC_RECV;
+			}
+			if (received)
+				break;
+			CHECK(readable(a.channel->fd, 5000));
+			CHECK_EQ(ibv_get_cq_event(a.channel, &cq, &context), 0);
+			ibv_ack_cq_events(cq, 1);
+		}
+		CHECK_EQ(*(int *)(a.buffer + 65536), i);
+	}
+}
+
+/* Many on their way, polling. */
+static void stream(uint32_t count)
+{
+	uint32_t sent = 0, received = 0;
+	struct ibv_wc wc[16];
+	uint64_t limit = now_ns() + 60000000000ull;
+
+	for (int i = 0; i < DEPTH; i++)
+		CHECK_EQ(post_recv(&a, i, 524288 + i * 8192, message_size), 0);
+	while (received < count) {
+		int got;
+
+		CHECK(now_ns() < limit);
+		while (sent < count && sent - received < DEPTH / 2) {
+			size_t at = (sent % DEPTH) * 8192;
+
+			*(uint32_t *)(a.buffer + at) = sent;
+			*(uint32_t *)(a.buffer + at + message_size - 4) = ~sent;
+			CHECK_EQ(post(&a,
+				      (struct ibv_send_wr){.opcode = IBV_WR_SEND,
+							   .send_flags = sent % 8 ? 0 : IBV_SEND_SIGNALED},
+				      at, message_size),
+				 0);
+			sent++;
+		}
+		got = ibv_poll_cq(a.cq, 16, wc);
+		CHECK(got >= 0);
+		if (!got)
+			sched_yield();
+		for (int i = 0; i < got; i++) {
+			size_t at = 524288 + wc[i].wr_id * 8192;
+
+			CHECK_EQ(wc[i].status, IBV_WC_SUCCESS);
+			if (!(wc[i].opcode & IBV_WC_RECV))
+				continue;
+			CHECK_EQ(*(uint32_t *)(a.buffer + at), received);
+			CHECK_EQ(*(uint32_t *)(a.buffer + at + message_size - 4), ~received);
+			received++;
+			CHECK_EQ(post_recv(&a, wc[i].wr_id, at, message_size), 0);
+		}
+	}
+}
+
+static void test_messages(void)
+{
+	struct other other;
+
+	for (int user = 0; user < 2; user++) {
+		server_memory = user ? USER_MEMORY : DEVICE_MEMORY;
+		message_size = 64;
+		other = begin(serve_echo, &(struct end_options){.memory = server_memory, .cqe = 1024});
+		ping_pong_asleep(1000);
+		finish(&other);
+		other = begin(serve_echo, &(struct end_options){.memory = server_memory, .cqe = 1024});
+		stream(MESSAGES);
+		finish(&other);
+	}
+	message_size = 8000;
+	server_memory = DEVICE_MEMORY;
+	other = begin(serve_echo, &(struct end_options){.cqe = 1024});
+	stream(MESSAGES / 4);
+	finish(&other);
+	message_size = 64;
+}
+
+static void test_messages_without_cma(void)
+{
+	struct other other;
+
+	setenv("RDMANET_SOFT_CMA", "0", 1);
+	server_memory = USER_MEMORY;
+	message_size = 5000;
+	other = begin(serve_echo, &(struct end_options){.memory = USER_MEMORY, .cqe = 1024});
+	stream(MESSAGES / 40);
+	finish(&other);
+	message_size = 64;
+	unsetenv("RDMANET_SOFT_CMA");
+}
+
+static void test_deferred(void)
+{
+	struct rn_counters count;
+	struct other other;
+	struct ibv_wc wc;
+
+	setenv("RDMANET_SOFT_DEFER", "200", 1);
+	server_memory = DEVICE_MEMORY;
+	other = begin(serve_echo, &(struct end_options){.cqe = 1024});
+	/* Not before its time: the buffer is read late. */
+	strcpy(a.buffer, "early");
+	CHECK_EQ(post_recv(&a, 1, 65536, message_size), 0);
+	CHECK_EQ(post_send(&a, 2, 0, message_size), 0);
+	strcpy(a.buffer, "late");
+	CHECK_EQ(ibv_poll_cq(a.cq, 1, &wc), 0);
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK(!strcmp(a.buffer + 65536, "late"));
+	stream(1000);
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+	CHECK_EQ(count.deferred, 1001);
+	finish(&other);
+	unsetenv("RDMANET_SOFT_DEFER");
+}
+
+/* --- receivers not ready, addresses that nobody has ------------------------------------------------------- */
+
+static void serve_late(int fd)
+{
+	struct end end;
+
+	end_open(&end, &(struct end_options){0});
+	connect_over(&end, fd);
+	usleep(20000);
+	CHECK_EQ(post_recv(&end, 1, 0, 64), 0);
+	expect(end.cq, 1, IBV_WC_SUCCESS);
+	meet(fd);
+	end_close(&end);
+}
+
+static void test_rnr(void)
+{
+	struct other other = begin(serve_late, &(struct end_options){0});
+	struct rn_counters count;
+
+	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+	CHECK(count.rnr_naks > 0);
+	meet(other.fd);
+	finish(&other);
+}
+
+static void test_nobody(void)
+{
+	end_open(&a, &(struct end_options){0});
+	connect_to(a.qp, 2000 << 8 | 5);
+	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
+	expect(a.cq, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK_EQ(state_of(a.qp), IBV_QPS_ERR);
+	end_close(&a);
+}
+
+/* --- deaths ------------------------------------------------------------------------------------------------ */
+
+static void serve_silence(int fd)
+{
+	struct end end;
+
+	end_open(&end, &(struct end_options){0});
+	to_init(end.qp);
+	for (int i = 0; i < 8; i++)
+		CHECK_EQ(post_recv(&end, i, 0, 64), 0);
+	connect_over(&end, fd);
+	pause();
+}
+
+/* Nothing on its way: receives are flushed, and who sleeps is woken. */
+static void test_killed_while_idle(void)
+{
+	struct other other = begin(serve_silence, &(struct end_options){0});
+	uint64_t began;
+
+	CHECK_EQ(post_recv(&a, 5, 0, 64), 0);
+	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(ibv_req_notify_cq(a.cq, 0), 0);
+	began = now_ns();
+	join_killed(&other);
+	CHECK(readable(a.channel->fd, 1000));
+	CHECK(now_ns() - began < 1000000000);
+	expect(a.cq, 5, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(state_of(a.qp), IBV_QPS_ERR);
+	CHECK_EQ(post_send(&a, 2, 0, 64), 0);
+	expect(a.cq, 2, IBV_WC_WR_FLUSH_ERR);
+	{
+		struct ibv_cq *cq;
+		void *context;
+
+		CHECK_EQ(ibv_get_cq_event(a.channel, &cq, &context), 0);
+		ibv_ack_cq_events(cq, 1);
+	}
+	end_close(&a);
+	expect_live_nothing();
+}
+
+/* Sends on their way: the first is RETRY_EXC_ERR, at once, not when its long budget ends. */
+static void test_killed_while_waiting(void)
+{
+	struct other other = begin(serve_silence, &(struct end_options){0});
+
+	for (int i = 0; i < 10; i++)
+		CHECK_EQ(post_send(&a, i, 0, 64), 0); /* two more than it receives: RNR */
+	for (int i = 0; i < 8; i++)
+		expect(a.cq, i, IBV_WC_SUCCESS);
+	join_killed(&other);
+	expect(a.cq, 8, IBV_WC_RETRY_EXC_ERR);
+	expect(a.cq, 9, IBV_WC_WR_FLUSH_ERR);
+	end_close(&a);
+	expect_live_nothing();
+}
+
+/* A stopped process is as good as any other: its memory is there. Its requests only wait. */
+static void test_stopped(void)
+{
+	struct other other = begin(serve_silence, &(struct end_options){0});
+
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 64, b.buffer, b.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	kill(other.pid, SIGSTOP);
+	for (int i = 0; i < 8; i++) {
+		CHECK_EQ(post_send(&a, i, 0, 64), 0);
+		expect(a.cq, i, IBV_WC_SUCCESS);
+	}
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 4096, b.buffer, b.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	end_close(&a);
+	join_killed(&other);
+}
+
+static void serve_writer(int fd)
+{
+	struct end end;
+	struct address to;
+
+	end_open(&end, &(struct end_options){0});
+	to = connect_over(&end, fd);
+	for (;;) {
+		struct ibv_wc wc;
+		int got = ibv_poll_cq(end.cq, 1, &wc);
+
+		if (got && wc.status != IBV_WC_SUCCESS)
+			break;
+		if (post_rdma(&end, IBV_WR_RDMA_WRITE, 1, 0, BUFFER, to.buffer, to.rkey) == EINVAL)
+			break;
+	}
+	pause();
+}
+
+/* Stopped in the middle of writing into us: destroy, dereg and close don't wait for it. */
+static void test_stopped_inside(void)
+{
+	for (int round = 0; round < 10; round++) {
+		struct other other = begin(serve_writer, &(struct end_options){0});
+		uint64_t began;
+
+		usleep(1000 + round * 173);
+		kill(other.pid, SIGSTOP);
+		waitpid(other.pid, NULL, WUNTRACED);
+		began = now_ns();
+		CHECK_EQ(ibv_dereg_mr(a.mr), 0);
+		CHECK_EQ(ibv_destroy_qp(a.qp), 0);
+		CHECK(now_ns() - began < 500000000);
+		a.mr = NULL;
+		a.qp = NULL;
+		CHECK(rdmanet_soft_quarantined() <= 2);
+		if (round % 2) {
+			kill(other.pid, SIGCONT);
+			usleep(20000);
+			CHECK_EQ(rdmanet_soft_quarantined(), 0); /* it has noticed, and left */
+		}
+		end_close(&a);
+		join_killed(&other);
+		expect_live_nothing();
+	}
+}
+
+/* Wherever it dies, we are told, and can go on with others. */
+static void test_killed_at_random(void)
+{
+	struct other steady;
+	struct end keep;
+
+	server_memory = DEVICE_MEMORY;
+	steady = spawn(serve_echo);
+	end_open(&keep, &(struct end_options){.cqe = 1024});
+	connect_over(&keep, steady.fd);
+	for (int round = 0; round < 30; round++) {
+		struct other other = spawn(serve_echo);
+		uint64_t limit, killed_at;
+		bool told = false;
+		uint32_t sent = 0;
+		struct ibv_wc wc;
+
+		end_open(&a, &(struct end_options){.cqe = 1024});
+		to_init(a.qp);
+		for (int i = 0; i < DEPTH; i++)
+			CHECK_EQ(post_recv(&a, 1000 + i, 524288 + i * 8192, message_size), 0);
+		b = connect_over(&a, other.fd);
+		killed_at = now_ns() + 100000 + (round * 7919 % 100) * 30000;
+		limit = killed_at + 2000000000;
+		while (!told) {
+			int got = ibv_poll_cq(a.cq, 1, &wc);
+
+			CHECK(now_ns() < limit);
+			if (other.pid && now_ns() > killed_at) {
+				kill(other.pid, SIGKILL);
+				killed_at = UINT64_MAX;
+			}
+			if (got && wc.status != IBV_WC_SUCCESS)
+				told = true;
+			else if (got && wc.opcode == IBV_WC_RECV)
+				CHECK_EQ(post_recv(&a, wc.wr_id, 524288 + (wc.wr_id - 1000) * 8192, message_size), 0);
+			if (!got || wc.opcode == IBV_WC_RECV)
+				post(&a, (struct ibv_send_wr){.opcode = IBV_WR_SEND, .send_flags = ++sent % 8 ? 0 : IBV_SEND_SIGNALED},
+				     0, message_size);
+		}
+		end_close(&a);
+		join_killed(&other);
+		/* The one that lives has noticed nothing. */
+		CHECK_EQ(post_recv(&keep, 7, 65536, message_size), 0);
+		CHECK_EQ(post_send(&keep, 8, 0, message_size), 0);
+		for (int i = 0; i < 2; i++)
+			CHECK_EQ(poll_one(keep.cq).status, IBV_WC_SUCCESS);
+	}
+	end_close(&keep);
+	join(&steady);
+	expect_live_nothing();
+}
+
+/* --- forks --------------------------------------------------------------------------------------------------- */
+
+static void test_fork(void)
+{
+	struct other other;
+	int status;
+	pid_t child;
+
+	server_memory = DEVICE_MEMORY;
+	other = begin(serve_echo, &(struct end_options){.cqe = 1024});
+	ping_pong_asleep(10);
+	fflush(NULL);
+	child = fork();
+	if (!child) {
+		struct ibv_wc wc;
+		struct end fresh;
+
+		/* The parent's objects are refused, their destructors do nothing. */
+		CHECK_EQ(post_send(&a, 1, 0, 64), ENODEV);
+		CHECK_EQ(post_recv(&a, 1, 0, 64), ENODEV);
+		CHECK(ibv_poll_cq(a.cq, 1, &wc) < 0);
+		CHECK(!ibv_alloc_pd(a.context));
+		CHECK_EQ(ibv_destroy_qp(a.qp), 0);
+		CHECK_EQ(ibv_dereg_mr(a.mr), 0);
+		CHECK_EQ(ibv_close_device(a.context), 0);
+		/* A device of its own works. */
+		end_open(&fresh, &(struct end_options){0});
+		connect_to(fresh.qp, fresh.qp->qp_num);
+		CHECK_EQ(post_recv(&fresh, 1, 0, 64), 0);
+		CHECK_EQ(post_send(&fresh, 2, 0, 64), 0);
+		for (int i = 0; i < 2; i++)
+			CHECK_EQ(poll_one(fresh.cq).status, IBV_WC_SUCCESS);
+		end_close(&fresh);
+		_exit(0);
+	}
+	CHECK_EQ(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	ping_pong_asleep(10); /* the parent hasn't noticed */
+	finish(&other);
+}
+
+/* The dead process has left a child, which holds copies of all its descriptors. */
+static void serve_and_fork(int fd)
+{
+	struct end end;
+
+	end_open(&end, &(struct end_options){0});
+	connect_over(&end, fd);
+	if (!fork()) {
+		close(fd);
+		sleep(3);
+		_exit(0);
+	}
+	pause();
+}
+
+static void test_killed_with_child(void)
+{
+	struct other other = begin(serve_and_fork, &(struct end_options){0});
+
+	CHECK_EQ(post_recv(&a, 5, 0, 64), 0);
+	usleep(10000);
+	kill(other.pid, SIGKILL);
+	CHECK_EQ(poll_within(a.cq, 1000000000).status, IBV_WC_WR_FLUSH_ERR);
+	end_close(&a);
+	join_killed(&other);
+}
+
+int main(void)
+{
+	RUN(test_device_memory);
+	RUN(test_user_memory);
+	RUN(test_without_cma);
+	RUN(test_remote_errors);
+	RUN(test_messages);
+	RUN(test_messages_without_cma);
+	RUN(test_deferred);
+	RUN(test_rnr);
+	RUN(test_nobody);
+	RUN(test_killed_while_idle);
+	RUN(test_killed_while_waiting);
+	RUN(test_stopped);
+	RUN(test_stopped_inside);
+	RUN(test_killed_at_random);
+	RUN(test_fork);
+	RUN(test_killed_with_child);
+	return 0;
+}
