@@ -1,0 +1,1076 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The connection manager: in one process, and against processes of its own making. */
+#define _GNU_SOURCE
+#include "cm.h"
+#include "host_check.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+/* --- helpers ------------------------------------------------------------------------------------ */
+
+static struct rdma_event_channel *new_channel(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+
+	CHECK(channel);
+	CHECK(!fcntl(channel->fd, F_SETFL, O_NONBLOCK));
+	return channel;
+}
+
+static struct rdma_cm_id *new_id(struct rdma_event_channel *channel)
+{
+	struct rdma_cm_id *id;
+
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	return id;
+}
+
+static struct rdma_cm_event *next_event(struct rdma_event_channel *channel, int timeout_ms)
+{
+	struct pollfd ready = {.fd = channel->fd, .events = POLLIN};
+	struct rdma_cm_event *event;
+
+	for (;;) {
+		if (!rdma_get_cm_event(channel, &event))
+			return event;
+		CHECK(errno == EAGAIN);
+		if (poll(&ready, 1, timeout_ms) != 1)
+			return NULL;
+	}
+}
+
+static struct rdma_cm_event *want(struct rdma_event_channel *channel, enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event = next_event(channel, 8000);
+
+	if (!event || event->event != type)
+		fprintf(stderr, "wanted %s, got %s status %d\n", rdma_event_str(type),
+			event ? rdma_event_str(event->event) : "nothing", event ? event->status : 0);
+	CHECK(event && event->event == type);
+	return event;
+}
+
+static void want_status(struct rdma_event_channel *channel, enum rdma_cm_event_type type, int status)
+{
+	struct rdma_cm_event *event = want(channel, type);
+
+	if (event->status != status)
+		fprintf(stderr, "%s with status %d\n", rdma_event_str(type), event->status);
+	CHECK(event->status == status);
+	rdma_ack_cm_event(event);
+}
+
+static void want_none(struct rdma_event_channel *channel, int for_ms)
+{
+	struct rdma_cm_event *event = next_event(channel, for_ms);
+
+	if (event)
+		fprintf(stderr, "unexpected %s\n", rdma_event_str(event->event));
+	CHECK(!event);
+}
+
+static struct sockaddr_in address(uint16_t port)
+{
+	return (struct sockaddr_in){
+		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+}
+
+static struct rdma_cm_id *new_listener(struct rdma_event_channel *channel, int backlog, uint16_t *port)
+{
+	struct sockaddr_in any = {.sin_family = AF_INET};
+	struct rdma_cm_id *id = new_id(channel);
+
+	CHECK(!rdma_bind_addr(id, (struct sockaddr *)&any));
+	CHECK(rdma_get_src_port(id));
+	CHECK(!rdma_listen(id, backlog));
+	*port = ntohs(rdma_get_src_port(id));
+	return id;
+}
+
+static void resolve(struct rdma_cm_id *id, uint16_t port)
+{
+	struct sockaddr_in to = address(port);
+
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1000));
+	want_status(id->channel, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+	CHECK(id->verbs && id->port_num == 1);
+	CHECK(!rdma_resolve_route(id, 1000));
+	want_status(id->channel, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+}
+
+/* What the queue pairs of a test share. */
+static struct {
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+} on;
+
+static void open_shared(struct ibv_context *context)
+{
+	if (on.pd)
+		return;
+	CHECK((on.pd = ibv_alloc_pd(context)));
+	CHECK((on.cq = ibv_create_cq(context, 4096, NULL, NULL, 0)));
+}
+
+static void close_shared(void)
+{
+	if (!on.pd)
+		return;
+	CHECK(!ibv_destroy_cq(on.cq));
+	CHECK(!ibv_dealloc_pd(on.pd));
+	on.pd = NULL;
+	on.cq = NULL;
+}
+
+static void make_qp(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr attr = {
+		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
+		.qp_type = IBV_QPT_RC};
+
+	open_shared(id->verbs);
+	attr.send_cq = attr.recv_cq = on.cq;
+	CHECK(!rdma_create_qp(id, on.pd, &attr));
+	CHECK(id->qp && id->qp->state == IBV_QPS_INIT);
+}
+
+static const struct rdma_conn_param plain = {.responder_resources = 4, .initiator_depth = 2, .retry_count = 7};
+static struct rdma_conn_param plain_copy = {.responder_resources = 4, .initiator_depth = 2, .retry_count = 7};
+
+static struct rdma_conn_param with_data(const char *text)
+{
+	struct rdma_conn_param param = plain;
+
+	param.private_data = text;
+	param.private_data_len = (uint8_t)(strlen(text) + 1);
+	return param;
+}
+
+struct pair {
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *active, *passive;
+};
+
+/* Connect within one process, all events on one channel or two. */
+static struct pair connect_pair(struct rdma_cm_id *listener, struct rdma_event_channel *active_channel, uint16_t port)
+{
+	struct rdma_conn_param param = with_data("from the client"), answer = with_data("from the server");
+	struct rdma_cm_event *event;
+	struct pair pair = {.channel = active_channel, .active = new_id(active_channel)};
+
+	resolve(pair.active, port);
+	make_qp(pair.active);
+	CHECK(!rdma_connect(pair.active, &param));
+
+	event = want(listener->channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == listener && event->id != listener && event->id->channel == listener->channel);
+	CHECK(event->id->context == listener->context && event->id->verbs == pair.active->verbs);
+	CHECK(event->param.conn.private_data_len == 56);
+	CHECK(!strcmp(event->param.conn.private_data, "from the client"));
+	CHECK(event->param.conn.responder_resources == 2 && event->param.conn.initiator_depth == 4);
+	CHECK(event->param.conn.qp_num == pair.active->qp->qp_num);
+	pair.passive = event->id;
+	rdma_ack_cm_event(event);
+	make_qp(pair.passive);
+	answer.responder_resources = 2;
+	answer.initiator_depth = 3;
+	CHECK(!rdma_accept(pair.passive, &answer));
+	CHECK(pair.passive->qp->state == IBV_QPS_RTS);
+
+	event = want(active_channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->id == pair.active && event->status == 0);
+	CHECK(event->param.conn.private_data_len == 196);
+	CHECK(!strcmp(event->param.conn.private_data, "from the server"));
+	CHECK(event->param.conn.responder_resources == 3 && event->param.conn.initiator_depth == 2);
+	CHECK(event->param.conn.qp_num == pair.passive->qp->qp_num);
+	CHECK(pair.active->qp->state == IBV_QPS_RTS);
+	rdma_ack_cm_event(event);
+	event = want(listener->channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->id == pair.passive);
+	rdma_ack_cm_event(event);
+	return pair;
+}
+
+static void destroy(struct rdma_cm_id *id)
+{
+	rdma_destroy_qp(id);
+	CHECK(!rdma_destroy_id(id));
+}
+
+/* --- one process -------------------------------------------------------------------------------- */
+
+static void bind_addresses(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *id = new_id(channel), *other;
+	struct sockaddr_in far = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x0a000001)}, same;
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
+	struct sockaddr unknown = {.sa_family = AF_UNIX};
+
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&far) == -1 && errno == EADDRNOTAVAIL);
+	CHECK(rdma_bind_addr(id, &unknown) == -1 && errno == EINVAL);
+	CHECK(!rdma_bind_addr(id, (struct sockaddr *)&any6));
+	CHECK(rdma_get_src_port(id) && id->verbs);
+	CHECK(IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)rdma_get_local_addr(id))->sin6_addr));
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&any6) == -1 && errno == EINVAL);
+	CHECK(!rdma_listen(id, 1));
+	CHECK(!rdma_destroy_id(id));
+
+	id = new_id(channel);
+	same = address(0);
+	CHECK(!rdma_bind_addr(id, (struct sockaddr *)&same));
+	same.sin_port = rdma_get_src_port(id);
+	other = new_id(channel);
+	CHECK(rdma_bind_addr(other, (struct sockaddr *)&same) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_listen(id, 0));
+	CHECK(rdma_bind_addr(other, (struct sockaddr *)&same) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_destroy_id(id));
+	CHECK(!rdma_bind_addr(other, (struct sockaddr *)&same));
+	CHECK(!rdma_destroy_id(other));
+	rdma_destroy_event_channel(channel);
+}
+
+static void wrong_order_is_refused(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *id = new_id(channel);
+	struct rdma_conn_param param = plain;
+	struct sockaddr_in far = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x08080808)};
+	char big[57] = "";
+
+	CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == -1 && errno == ENOSYS);
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_UDP) == -1 && errno == EPROTONOSUPPORT);
+	CHECK(rdma_connect(id, &param) == -1 && errno == EINVAL);
+	CHECK(rdma_accept(id, &param) == -1 && errno == EINVAL);
+	CHECK(rdma_disconnect(id) == -1 && errno == EINVAL);
+	CHECK(rdma_reject(id, NULL, 0) == -1 && errno == EINVAL);
+	CHECK(rdma_resolve_route(id, 0) == -1 && errno == EINVAL);
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&far, 0));
+	want_status(channel, RDMA_CM_EVENT_ADDR_ERROR, -EHOSTUNREACH);
+	resolve(id, 9);
+	param.private_data = big;
+	param.private_data_len = 57;
+	CHECK(rdma_connect(id, &param) == -1 && errno == EINVAL);
+	param.private_data_len = 0;
+	param.initiator_depth = 129;
+	CHECK(rdma_connect(id, &param) == -1 && errno == EINVAL);
+	CHECK(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+}
+
+static void connects_and_disconnects(void)
+{
+	struct rdma_event_channel *server = new_channel(), *client = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+
+	for (int who = 0; who < 3; who++) {
+		struct pair pair = connect_pair(listener, client, port);
+		struct sockaddr_in *near = (void *)rdma_get_local_addr(pair.active);
+		struct sockaddr_in *far = (void *)rdma_get_peer_addr(pair.passive);
+
+		CHECK(near->sin_port && near->sin_port == far->sin_port);
+		CHECK(near->sin_addr.s_addr == far->sin_addr.s_addr);
+		CHECK(ntohs(rdma_get_src_port(pair.passive)) == port && ntohs(rdma_get_dst_port(pair.active)) == port);
+		if (who != 1)
+			CHECK(!rdma_disconnect(pair.active));
+		if (who != 0)
+			CHECK(!rdma_disconnect(pair.passive));
+		want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+		want_status(client, RDMA_CM_EVENT_DISCONNECTED, 0);
+		CHECK(!rdma_disconnect(pair.active) && !rdma_disconnect(pair.passive));
+		CHECK(pair.active->qp->state == IBV_QPS_ERR);
+		want_none(server, 5);
+		want_none(client, 5);
+		destroy(pair.active);
+		destroy(pair.passive);
+	}
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
+static void destroyed_while_connected(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port);
+	struct pair pair = connect_pair(listener, channel, port);
+
+	destroy(pair.active);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(pair.passive);
+	pair = connect_pair(listener, channel, port);
+	destroy(pair.passive);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(pair.active);
+	want_none(channel, 5);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+}
+
+static void connect_ipv6(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *listener = new_id(channel), *id = new_id(channel), *passive;
+	struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+
+	CHECK(!rdma_bind_addr(listener, (struct sockaddr *)&at));
+	CHECK(!rdma_listen(listener, 0));
+	at.sin6_port = rdma_get_src_port(listener);
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 100));
+	want_status(channel, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+	CHECK(!rdma_resolve_route(id, 100));
+	want_status(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	make_qp(passive);
+	CHECK(!rdma_accept(passive, NULL));
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	CHECK(!ibv_query_qp(passive->qp, &attr, 0x1fffff, &init));
+	CHECK(attr.ah_attr.grh.sgid_index == 1 && attr.ah_attr.grh.dgid.raw[15] == 1);
+	CHECK(attr.max_rd_atomic == 4 && attr.max_dest_rd_atomic == 2);
+	CHECK(!ibv_query_qp(id->qp, &attr, 0x1fffff, &init));
+	CHECK(attr.max_rd_atomic == 2 && attr.max_dest_rd_atomic == 4);
+	destroy(id);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(passive);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+}
+
+static void refusals(void)
+{
+	struct rdma_event_channel *channel = new_channel(), *server = new_channel();
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port), *id = new_id(channel), *passive;
+
+	/* rejected by the program, with private data */
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	CHECK(!rdma_reject(passive, "no", 3));
+	CHECK(!rdma_destroy_id(passive));
+	event = want(channel, RDMA_CM_EVENT_REJECTED);
+	CHECK(event->status == 28 && event->param.conn.private_data_len == 148);
+	CHECK(!strcmp(event->param.conn.private_data, "no"));
+	rdma_ack_cm_event(event);
+	CHECK(id->qp->state == IBV_QPS_ERR);
+	destroy(id);
+
+	/* the request's id is destroyed unanswered */
+	id = new_id(channel);
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	CHECK(!rdma_destroy_id(passive));
+	want_status(channel, RDMA_CM_EVENT_REJECTED, 28);
+	destroy(id);
+
+	/* the listener goes before the request is read */
+	id = new_id(channel);
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	struct pollfd ready = {.fd = server->fd, .events = POLLIN};
+	CHECK(poll(&ready, 1, 5000) == 1);
+	CHECK(!rdma_destroy_id(listener));
+	want_status(channel, RDMA_CM_EVENT_REJECTED, 28);
+	want_none(server, 0);
+	destroy(id);
+
+	/* nobody listens */
+	id = new_id(channel);
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	want_status(channel, RDMA_CM_EVENT_REJECTED, 8);
+	destroy(id);
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(server);
+}
+
+static void the_client_goes_before_accept(void)
+{
+	struct rdma_event_channel *server = new_channel(), *client = new_channel();
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port), *id, *passive;
+
+	for (int late = 0; late < 2; late++) {
+		id = new_id(client);
+		resolve(id, port);
+		make_qp(id);
+		CHECK(!rdma_connect(id, &param));
+		event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+		passive = event->id;
+		make_qp(passive);
+		destroy(id);
+		if (late)
+			usleep(20000);
+		CHECK(((const char *)event->param.conn.private_data)[0] == 0); /* ours until acked */
+		rdma_ack_cm_event(event);
+		if (late)
+			CHECK(rdma_accept(passive, &param) == -1 && errno == ECONNRESET);
+		else
+			rdma_accept(passive, &param); /* either way */
+		event = want(server, RDMA_CM_EVENT_REJECTED);
+		CHECK(event->id == passive);
+		rdma_ack_cm_event(event);
+		destroy(passive);
+	}
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(client);
+	rdma_destroy_event_channel(server);
+}
+
+/* A program with queue pairs of its own: CONNECT_RESPONSE, rdma_init_qp_attr, rdma_establish. */
+static void own_queue_pair(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR};
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port), *id = new_id(channel), *passive;
+	uint8_t timeout = 21;
+	int mask;
+
+	CHECK(!rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout));
+	timeout = 32;
+	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout) == -1);
+	resolve(id, port);
+	param.qp_num = 0x123456;
+	CHECK(rdma_connect(id, NULL) == -1 && errno == EINVAL);
+	CHECK(!rdma_connect(id, &param));
+	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->param.conn.qp_num == 0x123456);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	param.qp_num = 0x654321;
+	CHECK(!rdma_accept(passive, &param));
+	event = want(channel, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(event->id == id && event->param.conn.qp_num == 0x654321);
+	rdma_ack_cm_event(event);
+	CHECK(!rdma_init_qp_attr(id, &attr, &mask));
+	CHECK(attr.dest_qp_num == 0x654321 && mask & IBV_QP_AV);
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(!rdma_init_qp_attr(id, &attr, &mask));
+	CHECK(attr.timeout == 21 && attr.retry_cnt == 7);
+	want_none(channel, 5);
+	CHECK(!rdma_establish(id));
+	event = want(channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->id == passive);
+	rdma_ack_cm_event(event);
+	CHECK(!rdma_disconnect(id));
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(!rdma_destroy_id(id) && !rdma_destroy_id(passive) && !rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+}
+
+static void migrates_with_its_events(void)
+{
+	struct rdma_event_channel *server = new_channel(), *client = new_channel(), *other = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	struct pair pair = connect_pair(listener, client, port);
+
+	CHECK(!rdma_migrate_id(pair.passive, other));
+	CHECK(!rdma_disconnect(pair.active));
+	want_status(client, RDMA_CM_EVENT_DISCONNECTED, 0);
+	struct pollfd ready = {.fd = other->fd, .events = POLLIN};
+	CHECK(poll(&ready, 1, 5000) == 1);
+	CHECK(!rdma_migrate_id(pair.passive, client)); /* with an event that nobody has read */
+	CHECK(poll(&ready, 1, 0) == 0);
+	want_none(server, 0);
+	want_none(other, 0);
+	want_status(client, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(pair.active);
+	destroy(pair.passive);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+	rdma_destroy_event_channel(other);
+}
+
+static void default_pd_and_cqs(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *id = new_id(channel);
+	struct ibv_qp_init_attr attr = {
+		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
+		.qp_type = IBV_QPT_RC};
+	struct ibv_context **devices;
+	int count;
+
+	CHECK(rdma_create_qp(id, NULL, &attr) == -1 && errno == EINVAL); /* not bound to a device */
+	resolve(id, 9);
+	CHECK(!rdma_create_qp(id, NULL, &attr));
+	CHECK(id->pd && id->send_cq && id->recv_cq && id->send_cq_channel && id->recv_cq_channel);
+	CHECK((devices = rdma_get_devices(&count)) && count == 1 && devices[0] == id->verbs && !devices[1]);
+	rdma_free_devices(devices);
+	rdma_destroy_qp(id);
+	CHECK(!id->send_cq && !id->qp);
+	CHECK(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+}
+
+static void addrinfo(void)
+{
+	struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE | RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP}, *info;
+
+	CHECK(!rdma_getaddrinfo("127.0.0.1", "7471", &hints, &info));
+	CHECK(info->ai_src_addr && !info->ai_dst_addr && info->ai_qp_type == IBV_QPT_RC);
+	CHECK(((struct sockaddr_in *)info->ai_src_addr)->sin_port == htons(7471));
+	rdma_freeaddrinfo(info);
+	hints.ai_flags = RAI_NUMERICHOST;
+	CHECK(!rdma_getaddrinfo("::1", "7471", &hints, &info));
+	CHECK(info->ai_dst_addr && info->ai_family == AF_INET6);
+	rdma_freeaddrinfo(info);
+	CHECK(rdma_getaddrinfo("not a number", "1", &hints, &info) == -1);
+	CHECK(!strcmp(rdma_event_str(RDMA_CM_EVENT_REJECTED), "RDMA_CM_EVENT_REJECTED"));
+}
+
+/* --- strangers ---------------------------------------------------------------------------------- */
+
+static int tcp_to(uint16_t port)
+{
+	struct sockaddr_in to = address(port);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to));
+	return fd;
+}
+
+static void closed_by_peer(int fd, int timeout_ms)
+{
+	struct pollfd ready = {.fd = fd, .events = POLLIN};
+	char byte;
+
+	CHECK(poll(&ready, 1, timeout_ms) == 1);
+	CHECK(recv(fd, &byte, 1, 0) <= 0);
+	close(fd);
+}
+
+static void garbage_is_dropped(void)
+{
+	struct rdma_event_channel *server = new_channel(), *client = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	unsigned long before = rn_wire_dropped();
+	unsigned char noise[4096];
+	struct pair pair;
+	int fd;
+
+	srand(1);
+	for (size_t i = 0; i < sizeof noise; i++)
+		noise[i] = (unsigned char)rand();
+	for (size_t length = 8; length <= sizeof noise; length *= 2) {
+		fd = tcp_to(port);
+		CHECK(send(fd, noise, length, MSG_NOSIGNAL) == (ssize_t)length);
+		closed_by_peer(fd, 1000);
+	}
+	/* Right magic, then: another version; a length that is too long; each type out of turn. */
+	static const unsigned char headers[][8] = {
+		{'R', 'D', 'M', 'C', 2, 1, 0, 80},   {'R', 'D', 'M', 'C', 1, 1, 0xff, 0xff},
+		{'R', 'D', 'M', 'C', 1, 0, 0, 8},    {'R', 'D', 'M', 'C', 1, 3, 0, 8},
+		{'R', 'D', 'M', 'C', 1, 5, 0, 8},    {'R', 'D', 'M', 'C', 1, 6, 0, 8},
+		{'R', 'D', 'M', 'C', 1, 200, 0, 8},
+	};
+	for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
+		fd = tcp_to(port);
+		CHECK(send(fd, headers[i], 8, MSG_NOSIGNAL) == 8);
+		closed_by_peer(fd, 1000);
+	}
+	/* A request with impossible values. */
+	unsigned char req[80] = {'R', 'D', 'M', 'C', 1, 1, 0, 80, 0xff, 0xff, 0xff, 0xff};
+	fd = tcp_to(port);
+	CHECK(send(fd, req, sizeof req, MSG_NOSIGNAL) == sizeof req);
+	closed_by_peer(fd, 1000);
+	/* A request of which half comes, and the other half a little later, is one. */
+	memset(req + 8, 0, sizeof req - 8);
+	fd = tcp_to(port);
+	CHECK(send(fd, req, 33, MSG_NOSIGNAL) == 33);
+	usleep(3000);
+	CHECK(send(fd, req + 33, sizeof req - 33, MSG_NOSIGNAL) == sizeof req - 33);
+	struct rdma_cm_event *event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *passive = event->id;
+	rdma_ack_cm_event(event);
+	/* ... after which it talks nonsense */
+	CHECK(send(fd, noise, 100, MSG_NOSIGNAL) == 100);
+	want_status(server, RDMA_CM_EVENT_REJECTED, 28);
+	CHECK(!rdma_destroy_id(passive));
+	closed_by_peer(fd, 1000);
+
+	CHECK(rn_wire_dropped() - before == 10 + 7 + 1 + 1);
+	want_none(server, 0);
+	pair = connect_pair(listener, client, port);
+	destroy(pair.active);
+	want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(pair.passive);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
+static void silence_is_dropped(void)
+{
+	struct rdma_event_channel *server = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	int fd = tcp_to(port);
+
+	closed_by_peer(fd, 3000); /* RDMANET_SOFT_SILENCE is shortened in main */
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(server);
+}
+
+/* A TCP server that doesn't speak our language, and one that doesn't speak. */
+static void servers_of_another_kind(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_conn_param param = plain;
+	struct sockaddr_in at = address(0);
+	socklen_t length = sizeof at;
+	int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
+	struct rdma_cm_id *id;
+
+	CHECK(!bind(server, (struct sockaddr *)&at, sizeof at) && !listen(server, 5));
+	CHECK(!getsockname(server, (struct sockaddr *)&at, &length));
+	param.qp_num = 0x4000;
+
+	id = new_id(channel);
+	resolve(id, ntohs(at.sin_port));
+	CHECK(!rdma_connect(id, &param));
+	CHECK((fd = accept(server, NULL, NULL)) >= 0);
+	CHECK(send(fd, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, 0) == 28);
+	want_status(channel, RDMA_CM_EVENT_REJECTED, 8);
+	close(fd);
+	CHECK(!rdma_destroy_id(id));
+
+	id = new_id(channel);
+	resolve(id, ntohs(at.sin_port));
+	CHECK(!rdma_connect(id, &param));
+	CHECK((fd = accept(server, NULL, NULL)) >= 0);
+	want_status(channel, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT); /* RDMANET_SOFT_CM_TIMEOUT */
+	close(fd);
+	CHECK(!rdma_destroy_id(id));
+	close(server);
+	rdma_destroy_event_channel(channel);
+}
+
+/* --- many --------------------------------------------------------------------------------------- */
+
+/* Read what has come on a channel; count it by type, and answer requests. */
+static void serve(struct rdma_event_channel *channel, struct rdma_cm_id **accepted, unsigned counts[16])
+{
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event;
+
+	while ((event = next_event(channel, 0))) {
+		enum rdma_cm_event_type type = event->event;
+		struct rdma_cm_id *id = event->id;
+
+		CHECK(type < 16);
+		rdma_ack_cm_event(event);
+		if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+			accepted[counts[type]] = id;
+			make_qp(id);
+			CHECK(!rdma_accept(id, &param));
+		}
+		counts[type]++;
+	}
+}
+
+static void two_hundred_at_once(void)
+{
+	enum { COUNT = 200 };
+	struct rdma_event_channel *server = new_channel(), *client = new_channel();
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_id *active[COUNT], *passive[COUNT];
+	unsigned at_server[16] = {0}, at_client[16] = {0};
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 16, &port); /* fewer than will come */
+	uint64_t began;
+
+	for (int i = 0; i < COUNT; i++) {
+		active[i] = new_id(client);
+		resolve(active[i], port);
+		make_qp(active[i]);
+	}
+	began = clock_ns();
+	for (int i = 0; i < COUNT; i++)
+		CHECK(!rdma_connect(active[i], &param));
+	EVENTUALLY((serve(server, passive, at_server), serve(client, NULL, at_client),
+		    at_server[RDMA_CM_EVENT_ESTABLISHED] == COUNT && at_client[RDMA_CM_EVENT_ESTABLISHED] == COUNT));
+	printf("   %.1f ms for 200\n", (double)(clock_ns() - began) / 1e6);
+	for (int i = 0; i < COUNT; i++) {
+		CHECK(active[i]->qp->state == IBV_QPS_RTS);
+		destroy(active[i]);
+	}
+	EVENTUALLY((serve(server, passive, at_server), at_server[RDMA_CM_EVENT_DISCONNECTED] == COUNT));
+	for (int i = 0; i < COUNT; i++)
+		destroy(passive[i]);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
+static void a_thousand_in_a_row(void)
+{
+	struct rdma_event_channel *server = new_channel(), *client = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	unsigned fds = 0, mappings = 0;
+	uint64_t began = 0;
+
+	for (int i = 0; i < 1000; i++) {
+		struct pair pair = connect_pair(listener, client, port);
+
+		CHECK(!rdma_disconnect(pair.active));
+		want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+		want_status(client, RDMA_CM_EVENT_DISCONNECTED, 0);
+		destroy(pair.active);
+		destroy(pair.passive);
+		if (i == 99) {
+			fds = descriptors();
+			mappings = entries("/proc/self/map_files");
+			began = cpu_ns();
+		}
+	}
+	printf("   %.0f us of CPU for a connect and close, both sides\n", (double)(cpu_ns() - began) / 900e3);
+	EVENTUALLY(descriptors() <= fds);
+	CHECK(entries("/proc/self/map_files") <= mappings + 2);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
+/* --- other processes ---------------------------------------------------------------------------- */
+
+struct child {
+	pid_t pid;
+	int to, from;
+};
+
+static const char *program;
+
+/* The same program again, in another role; its standard input and output are ours. */
+static struct child start(const char *role, uint16_t port)
+{
+	char number[16];
+	int down[2], up[2];
+	struct child child;
+
+	snprintf(number, sizeof number, "%u", port);
+	CHECK(!pipe2(down, O_CLOEXEC) && !pipe2(up, O_CLOEXEC));
+	fflush(NULL);
+	child.pid = fork();
+	if (!child.pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		dup2(down[0], 0);
+		dup2(up[1], 1);
+		execl(program, program, role, number, (char *)NULL);
+		_exit(127);
+	}
+	close(down[0]);
+	close(up[1]);
+	child.to = down[1];
+	child.from = up[0];
+	return child;
+}
+
+static void hear(struct child *child, char expected)
+{
+	char byte = 0;
+
+	CHECK(read(child->from, &byte, 1) == 1);
+	CHECK(byte == expected);
+}
+
+static void finish(struct child *child)
+{
+	int status;
+
+	close(child->to);
+	close(child->from);
+	CHECK(waitpid(child->pid, &status, 0) == child->pid);
+}
+
+static void say(char byte)
+{
+	CHECK(write(1, &byte, 1) == 1);
+}
+
+static void sleep_for_ever(void)
+{
+	for (;;)
+		pause();
+}
+
+/* Roles. */
+static void role_client(uint16_t port, bool fork_first)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *id = new_id(channel);
+	struct rdma_conn_param param = with_data("from the client");
+
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	CHECK(id->qp->state == IBV_QPS_RTS);
+	if (fork_first && !fork()) {
+		prctl(PR_SET_PDEATHSIG, 0);
+		close(1);
+		close(0);
+		alarm(10);
+		sleep_for_ever();
+	}
+	say('E');
+	struct pollfd ready[2] = {{.fd = channel->fd, .events = POLLIN}, {.fd = 0, .events = POLLIN}};
+	CHECK(poll(ready, 2, 10000) > 0);
+	if (ready[0].revents)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(id);
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	say('D');
+}
+
+/* Sends its request, says so, and waits to be killed. */
+static void role_requester(uint16_t port)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *id = new_id(channel);
+	struct rdma_conn_param param = plain;
+
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	sleep_for_ever();
+}
+
+static void role_listener(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port;
+
+	new_listener(channel, 10, &port);
+	CHECK(write(1, &port, sizeof port) == sizeof port);
+	sleep_for_ever();
+}
+
+static struct rdma_cm_id *accept_one(struct rdma_event_channel *channel)
+{
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+
+	rdma_ack_cm_event(event);
+	make_qp(id);
+	CHECK(!rdma_accept(id, &param));
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	return id;
+}
+
+static void between_processes(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port);
+
+	for (int who = 0; who < 2; who++) {
+		struct child child = start("client", port);
+		struct rdma_cm_id *id = accept_one(channel);
+
+		hear(&child, 'E');
+		if (who)
+			CHECK(!rdma_disconnect(id));
+		else
+			close(child.to), child.to = -1;
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		hear(&child, 'D');
+		finish(&child);
+		destroy(id);
+	}
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+}
+
+static void killed_peers_are_noticed(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port);
+	static const char *const roles[] = {"client", "client-that-forked"};
+
+	for (int i = 0; i < 2; i++) {
+		struct child child = start(roles[i], port);
+		struct rdma_cm_id *id = accept_one(channel);
+		uint64_t began;
+
+		hear(&child, 'E');
+		began = clock_ns();
+		kill(child.pid, SIGKILL);
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		CHECK(clock_ns() - began < 1000000000u);
+		finish(&child);
+		destroy(id);
+	}
+	/* before it is accepted */
+	struct child child = start("requester", port);
+	struct rdma_cm_event *event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+
+	kill(child.pid, SIGKILL);
+	finish(&child);
+	rdma_ack_cm_event(event);
+	want_status(channel, RDMA_CM_EVENT_REJECTED, 28);
+	make_qp(id);
+	CHECK(rdma_accept(id, &(struct rdma_conn_param){0}) == -1 && errno == ECONNRESET);
+	destroy(id);
+	/* before it accepts */
+	child = start("listener", 0);
+	CHECK(read(child.from, &port, sizeof port) == sizeof port);
+	id = new_id(channel);
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &plain_copy));
+	usleep(20000);
+	kill(child.pid, SIGKILL);
+	want_status(channel, RDMA_CM_EVENT_REJECTED, 28);
+	finish(&child);
+	destroy(id);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+}
+
+static void forked_children_start_afresh(void)
+{
+	struct rdma_event_channel *server = new_channel(), *client = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	struct pair pair = connect_pair(listener, client, port);
+	pid_t child;
+	int status;
+
+	fflush(NULL);
+	child = fork();
+	if (!child) {
+		struct rdma_cm_event *event;
+		struct rdma_cm_id *id;
+
+		CHECK(rdma_get_cm_event(server, &event) == -1 && errno == EBADF);
+		CHECK(rdma_disconnect(pair.active) == -1 && errno == EBADF);
+		CHECK(!rdma_destroy_id(pair.active));
+		rdma_destroy_event_channel(client);
+		on.pd = NULL;
+		client = new_channel();
+		id = new_id(client);
+		resolve(id, port);
+		make_qp(id);
+		CHECK(!rdma_connect(id, &plain_copy));
+		want_status(client, RDMA_CM_EVENT_ESTABLISHED, 0);
+		destroy(id);
+		close_shared();
+		rdma_destroy_event_channel(client);
+		_exit(0);
+	}
+	struct rdma_cm_id *id = accept_one(server);
+	want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	want_none(server, 10);
+	want_none(client, 0);
+	CHECK(pair.active->qp->state == IBV_QPS_RTS);
+	destroy(id);
+	destroy(pair.active);
+	want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(pair.passive);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
+int main(int argc, char **argv)
+{
+	unsigned fds, count;
+
+	setenv("RDMANET_SOFT_SILENCE", "300", 1);
+	setenv("RDMANET_SOFT_CM_TIMEOUT", argc > 1 ? "60000" : "400", 1);
+	program = "/proc/self/exe";
+	if (argc == 3) {
+		uint16_t port = (uint16_t)atoi(argv[2]);
+
+		if (!strcmp(argv[1], "client"))
+			role_client(port, false);
+		else if (!strcmp(argv[1], "client-that-forked"))
+			role_client(port, true);
+		else if (!strcmp(argv[1], "requester"))
+			role_requester(port);
+		else if (!strcmp(argv[1], "listener"))
+			role_listener();
+		return 0;
+	}
+	RUN(addrinfo);
+	fds = descriptors();
+	count = threads();
+	RUN(bind_addresses);
+	RUN(wrong_order_is_refused);
+	RUN(connects_and_disconnects);
+	RUN(destroyed_while_connected);
+	RUN(connect_ipv6);
+	RUN(refusals);
+	RUN(the_client_goes_before_accept);
+	RUN(own_queue_pair);
+	RUN(migrates_with_its_events);
+	RUN(default_pd_and_cqs);
+	RUN(garbage_is_dropped);
+	RUN(silence_is_dropped);
+	RUN(servers_of_another_kind);
+	RUN(two_hundred_at_once);
+	RUN(a_thousand_in_a_row);
+	RUN(between_processes);
+	RUN(killed_peers_are_noticed);
+	RUN(forked_children_start_afresh);
+	CHECK(descriptors() == fds && rn_fd_count() == 0);
+	EVENTUALLY(threads() <= count + 1); /* a sanitizer's own */
+	CHECK(shared_mappings() == 0);
+	return 0;
+}
