@@ -90,6 +90,7 @@ device = Extension(
         "-Wl,-soname,librdmanet_soft.so",
         "-Wl,--version-script,rdmanet/soft/soft.map",
         "-Wl,-z,nodelete",  # its engine thread and fork handlers outlive a dlclose
+        "-Wl,-Bsymbolic",  # its calls of its own exports, where a real libibverbs is loaded, too
     ],
 )
 
