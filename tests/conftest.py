@@ -7,6 +7,7 @@ pytest --device rxe0 tests/device   on a device of the kernel, the same tests
 import gc
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -35,38 +36,36 @@ def device(request: pytest.FixtureRequest) -> _core.Device:
 # ---- Leaks ---------------------------------------------------------------------------------------
 
 
-def _open_fds() -> dict[int, str]:
-    found = {}
+def _descriptors() -> Iterator[str]:
     for fd in os.listdir("/proc/self/fd"):
         try:
-            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+            yield f"{fd}: {os.readlink(f'/proc/self/fd/{fd}')}"
         except FileNotFoundError:  # the listing's own
             pass
-    return found
 
 
-def _mappings() -> list[str]:
+def _mappings() -> Iterator[str]:
     with open("/proc/self/maps") as maps:
-        return [line.split(maxsplit=5)[5].strip() for line in maps if "memfd:rdmanet" in line]
+        for line in maps:
+            if "memfd:rdmanet" in line:
+                yield line.split(maxsplit=5)[5].strip()
 
 
-def _threads() -> list[str]:
-    names = []
+def _threads() -> Iterator[str]:
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/comm") as comm:
-                names.append(comm.read().strip())
+                yield comm.read().strip()
         except (FileNotFoundError, ProcessLookupError):
             pass
-    return sorted(names)
 
 
-def _holdings() -> dict[str, object]:
+def _holdings() -> dict[str, Counter[str]]:
     return {
-        "objects": _core.live_objects(),
-        "descriptors": _open_fds(),
-        "mappings": _mappings(),
-        "threads": _threads(),
+        "objects": Counter(_core.live_objects()),
+        "descriptors": Counter(_descriptors()),
+        "mappings": Counter(_mappings()),
+        "threads": Counter(_threads()),
     }
 
 
@@ -77,11 +76,14 @@ def no_leaks() -> Iterator[None]:
     yield
     # What another thread or process lets go of takes a moment.
     deadline = time.monotonic() + 2
-    while (after := _holdings()) != before and time.monotonic() < deadline:
+    while (left := _left(before, _holdings())) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
-    left = {kind: (before[kind], after[kind]) for kind in before if before[kind] != after[kind]}
-    assert not left, "left behind by this test (before, after)"
+    assert not left, "left behind by this test"
+
+
+def _left(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
+    return {kind: more for kind in before if (more := after[kind] - before[kind])}
 
 
 # ---- Waiting ---------------------------------------------------------------------------------------

@@ -462,14 +462,11 @@ cdef class QP(Resource):
         before = self.state
         with nogil:
             rc = verbs.rn_modify_qp(self.pd.context.library.c, self.ptr, &c, mask)
-        if rc == -EINVAL:
+        if rc < 0:
             after = before if attr.qp_state is None else QPState(attr.qp_state)
+            why = why_refused(self.qp_type, before, attr) if rc == -EINVAL else f"; {strerror(-rc).decode()}"
             raise OSError(
-                EINVAL,
-                f"ibv_modify_qp: {before.name} to {after.name} was refused"
-                f"{why_refused(self.qp_type, before, attr)}{self.wrong_address(attr)}",
-            )
-        check(rc, "ibv_modify_qp")
+                -rc, f"ibv_modify_qp: {before.name} to {after.name} was refused{why}{self.wrong_address(attr)}")
         if attr.qp_state == QPState.RESET:
             self.sends.entries.clear()
             self.receives.entries.clear()

@@ -141,7 +141,7 @@ class Net:
         for side, peer in ((a, b), (b, a)):
             self.to_rtr(side, peer, **(rtr or {}))
         for side in (a, b):
-            side.qp.to_rts(**{"timeout": 10, "retry_cnt": 3} | (rts or {}))
+            side.qp.to_rts(**{"timeout": 14, "retry_cnt": 3} | (rts or {}))
 
     def pair(self, **options: object) -> tuple[Side, Side]:
         a, b = self.side(), self.side()
