@@ -328,6 +328,8 @@ static void block_give_back(struct rn_cq *cq)
 	pthread_mutex_unlock(&rn_world);
 }
 
+static void fall(struct rn_task *task);
+
 RN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ibv_context, int cqe, void *cq_context,
 				       struct ibv_comp_channel *channel, int comp_vector)
 {
@@ -355,6 +357,7 @@ RN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ibv_context, int cqe,
 		return NULL;
 	}
 	cq->size = size;
+	cq->fall.run = fall;
 	cq->ready_tail = &cq->ready;
 	cq->cq.context = ibv_context;
 	cq->cq.channel = channel;
@@ -460,6 +463,7 @@ RN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv_cq)
 	rn_event_forget(context, ibv_cq, &cq->async_reported, &ibv_cq->async_events_completed, &ibv_cq->mutex,
 			&ibv_cq->cond);
 
+	rn_task_cancel(&cq->fall);
 	block_give_back(cq);
 	pthread_mutex_destroy(&ibv_cq->mutex);
 	pthread_cond_destroy(&ibv_cq->cond);
@@ -538,6 +542,29 @@ void rn_cq_purge(struct rn_cq *cq, struct rn_qp *qp)
 	rn_unlock(&cq->lock);
 }
 
+/* Nobody can learn any more how work on these queue pairs ends. On the engine: the pusher has a lock. */
+static void fall(struct rn_task *task)
+{
+	struct rn_cq *cq = container_of(task, struct rn_cq, fall);
+
+	pthread_mutex_lock(&rn_world);
+	for (uint32_t i = 0; i < rn_qps_end; i++) {
+		struct rn_qp *qp = rn_qps[i];
+		int state;
+
+		if (!qp || (qp->send_cq != cq && qp->recv_cq != cq))
+			continue;
+		rn_lock(&qp->sq_lock);
+		state = atomic_load(&qp->state);
+		if (state != IBV_QPS_RESET && state != IBV_QPS_ERR) {
+			rn_event_raise(qp->context, IBV_EVENT_QP_FATAL, qp);
+			rn_qp_fail(qp);
+		}
+		rn_unlock(&qp->sq_lock);
+	}
+	pthread_mutex_unlock(&rn_world);
+}
+
 void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe)
 {
 	bool overrun = false;
@@ -556,8 +583,10 @@ void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe)
 		cqe->qp->count.syscalls++;
 	}
 	rn_unlock(&cq->lock);
-	if (unlikely(overrun))
+	if (unlikely(overrun)) {
 		rn_event_raise(rn_context(cq->cq.context), IBV_EVENT_CQ_ERR, &cq->cq);
+		rn_task_post(&cq->fall);
+	}
 }
 
 void rn_cq_kick(struct rn_cq *cq, struct rn_qp *qp)

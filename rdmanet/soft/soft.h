@@ -275,6 +275,7 @@ struct rn_cq {
 	struct rn_cqe *ring; /* finished sends: head..tail, modulo 2^32 */
 	uint32_t size, head, tail;
 	bool overrun;
+	struct rn_task fall; /* after an overrun: its queue pairs go to ERR */
 	bool sends_first; /* whose turn it is */
 
 	struct rn_qp *ready, **ready_tail; /* queue pairs with receives to poll, in turns */
