@@ -903,11 +903,15 @@ void rn_wire_listener_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct rn_cm_id *listener = RN_OWNER(source, struct rn_cm_id, accepting);
 
+	bool more = true;
+
 	(void)epoll_events;
-	pthread_mutex_lock(&rn_cm_lock);
-	for (int i = 0; i < ACCEPTS_PER_ROUND && accept_one(listener); i++)
-		;
-	pthread_mutex_unlock(&rn_cm_lock);
+	for (int i = 0; more && i < ACCEPTS_PER_ROUND; i++) {
+		/* One at a time: the program's threads want the lock, too. */
+		pthread_mutex_lock(&rn_cm_lock);
+		more = accept_one(listener);
+		pthread_mutex_unlock(&rn_cm_lock);
+	}
 }
 
 void rn_wire_listener_breathe(struct rn_timer *timer)

@@ -356,6 +356,35 @@ static void connect_ipv6(void)
 	rdma_destroy_event_channel(channel);
 }
 
+static void connect_from_a_bound_port(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_conn_param param = plain;
+	struct sockaddr_in from = address(0);
+	struct rdma_cm_event *event;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port), *id = new_id(channel);
+	__be16 source;
+
+	CHECK(!rdma_bind_addr(id, (struct sockaddr *)&from));
+	source = rdma_get_src_port(id);
+	resolve(id, port);
+	CHECK(rdma_get_src_port(id) == source);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(rdma_get_dst_port(event->id) == source && rdma_get_src_port(id) == source);
+	CHECK(!rdma_reject(event->id, NULL, 0));
+	struct rdma_cm_id *passive = event->id;
+	rdma_ack_cm_event(event);
+	want_status(channel, RDMA_CM_EVENT_REJECTED, 28);
+	CHECK(!rdma_destroy_id(passive));
+	destroy(id);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+}
+
 static void refusals(void)
 {
 	struct rdma_event_channel *channel = new_channel(), *server = new_channel();
@@ -1056,6 +1085,7 @@ int main(int argc, char **argv)
 	RUN(connects_and_disconnects);
 	RUN(destroyed_while_connected);
 	RUN(connect_ipv6);
+	RUN(connect_from_a_bound_port);
 	RUN(refusals);
 	RUN(the_client_goes_before_accept);
 	RUN(own_queue_pair);

@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers: who is let in, what is mapped, and how the death of a process is noticed. */
+#define _GNU_SOURCE
+#include "host_check.h"
+#include "soft.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+/* --- helpers ------------------------------------------------------------------------------------ */
+
+static struct ibv_context *open_device(void)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	struct ibv_context *context = ibv_open_device(devices[0]);
+
+	CHECK(context);
+	ibv_free_device_list(devices);
+	CHECK(!rn_engine_hold());
+	return context;
+}
+
+static void close_device(struct ibv_context *context)
+{
+	rn_engine_release();
+	CHECK(!ibv_close_device(context));
+}
+
+static struct rn_peer_live live(void)
+{
+	struct rn_peer_live now;
+
+	rn_peer_live(&now);
+	return now;
+}
+
+struct witness {
+	struct rn_notice notice;
+	_Atomic int ready, failed, died, segments;
+};
+
+static void note(struct rn_notice *notice, struct rn_peer *peer, enum rn_notice_why why)
+{
+	struct witness *witness = RN_OWNER(notice, struct witness, notice);
+
+	CHECK(rn_engine_inside() && peer == notice->peer);
+	switch (why) {
+	case RN_LINK_READY:
+		CHECK(peer->state == RN_PEER_READY && peer->arena && peer->pid > 0);
+		witness->ready++;
+		break;
+	case RN_LINK_FAILED:
+		CHECK(peer->state == RN_PEER_DEAD);
+		witness->failed++;
+		break;
+	case RN_SEGMENT_READY:
+		witness->segments++;
+		break;
+	case RN_PEER_DIED:
+		CHECK(peer->state == RN_PEER_DEAD && peer->arena); /* until the last put */
+		witness->died++;
+		break;
+	}
+}
+
+static struct rn_peer *get(uint16_t port, struct witness *witness)
+{
+	struct rn_peer *peer = rn_peer_get(port);
+
+	CHECK(peer);
+	*witness = (struct witness){.notice.run = note};
+	rn_peer_subscribe(peer, &witness->notice);
+	return peer;
+}
+
+static void put(struct rn_peer *peer, struct witness *witness)
+{
+	rn_peer_unsubscribe(&witness->notice);
+	rn_peer_put(peer);
+}
+
+struct child {
+	pid_t pid;
+	int to, from;
+};
+
+static struct child start(const char *role)
+{
+	int down[2], up[2];
+	struct child child;
+
+	CHECK(!pipe2(down, O_CLOEXEC) && !pipe2(up, O_CLOEXEC));
+	fflush(NULL);
+	child.pid = fork();
+	if (!child.pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		dup2(down[0], 0);
+		dup2(up[1], 1);
+		execl("/proc/self/exe", "test_peer", role, (char *)NULL);
+		_exit(127);
+	}
+	close(down[0]);
+	close(up[1]);
+	child.to = down[1];
+	child.from = up[0];
+	return child;
+}
+
+static uint16_t port_of(struct child *child)
+{
+	uint16_t port = 0;
+
+	CHECK(read(child->from, &port, sizeof port) == sizeof port);
+	return port;
+}
+
+static int finish(struct child *child)
+{
+	int status;
+
+	close(child->to);
+	close(child->from);
+	CHECK(waitpid(child->pid, &status, 0) == child->pid);
+	return status;
+}
+
+static void tell_port(uint16_t port)
+{
+	CHECK(write(1, &port, sizeof port) == sizeof port);
+}
+
+/* Until our parent closes the pipe. */
+static void wait_for_end(void)
+{
+	char byte;
+
+	while (read(0, &byte, 1) > 0)
+		;
+}
+
+static void role_owner(const char *role)
+{
+	struct ibv_context *context = open_device();
+	uint16_t first = rn_port_claim(), second = rn_port_claim();
+
+	CHECK(first && second && first != second);
+	if (!strcmp(role, "raw-fork") && !syscall(SYS_fork)) {
+		/* A child that the device's fork handler doesn't know of: it has all our sockets. */
+		close(0);
+		close(1);
+		prctl(PR_SET_PDEATHSIG, 0);
+		alarm(5);
+		for (;;)
+			pause();
+	}
+	tell_port(first);
+	tell_port(second);
+	if (!strcmp(role, "closer")) {
+		char byte;
+
+		CHECK(read(0, &byte, 1) == 1);
+		close_device(context);
+		context = open_device();
+		first = rn_port_claim();
+		CHECK(first);
+		tell_port(first);
+	}
+	wait_for_end();
+	close_device(context);
+}
+
+/* --- ports -------------------------------------------------------------------------------------- */
+
+static void ports_are_claimed(void)
+{
+	struct ibv_context *context = open_device();
+	uint16_t a = rn_port_claim(), b = rn_port_claim();
+	struct rn_peer *self = rn_peer_get(a);
+	struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(a)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(a && b && a != b && rn_port_is_mine(a) && !rn_port_is_mine(1));
+	CHECK(self->state == RN_PEER_SELF && self->pid == getpid());
+	CHECK(bind(fd, (struct sockaddr *)&tcp, sizeof tcp) == -1 && errno == EADDRINUSE);
+	CHECK(connect(fd, (struct sockaddr *)&tcp, sizeof tcp) == -1 && errno == ECONNREFUSED);
+	close(fd);
+	rn_peer_put(self);
+	rn_port_release(a);
+	CHECK(rn_port_claim() == a); /* kept for us */
+	close_device(context);
+	CHECK(rn_fd_count() == 0);
+}
+
+/* --- links -------------------------------------------------------------------------------------- */
+
+static void links_are_shared_and_kept(void)
+{
+	struct ibv_context *context = open_device();
+	struct child child = start("owner");
+	uint16_t first = port_of(&child), second = port_of(&child);
+	struct witness one, two;
+	struct rn_peer *a = get(first, &one), *b;
+
+	EVENTUALLY(a->state == RN_PEER_READY);
+	CHECK(a->pid == child.pid && a->arena_size == rn_arena_size());
+	b = get(second, &two);
+	EVENTUALLY(b->state == RN_PEER_READY);
+	EVENTUALLY(two.ready == 1);
+	CHECK(b->arena == a->arena && a != b);
+	CHECK(live().links == 1 && live().mappings == 1);
+	put(a, &one);
+	put(b, &two);
+	a = get(first, &one);
+	CHECK(a->state == RN_PEER_READY); /* it was kept */
+	put(a, &one);
+	EVENTUALLY(live().links == 0 && live().mappings == 0 && live().peers == 0); /* but not for ever */
+	CHECK(finish(&child) == 0);
+	close_device(context);
+}
+
+static void nobody_there(void)
+{
+	struct ibv_context *context = open_device();
+	struct witness witness;
+	struct rn_peer *peer = get(1, &witness);
+
+	CHECK(peer->state == RN_PEER_DEAD);
+	put(peer, &witness);
+	CHECK(live().peers == 0 && live().links == 0);
+	close_device(context);
+}
+
+static _Atomic long answered;
+
+static void answer(struct rn_reply *reply, const void *data, long length)
+{
+	(void)reply;
+	(void)data;
+	CHECK(rn_engine_inside());
+	answered = length;
+}
+
+static void requests_are_answered(void)
+{
+	struct ibv_context *context = open_device();
+	struct child child = start("owner");
+	uint16_t port = port_of(&child);
+	struct rn_reply replies[64] = {{.done = answer}};
+	static char noise[RN_PEER_MESSAGE_MAX];
+	struct witness witness;
+	struct rn_peer *peer = get(port, &witness);
+
+	EVENTUALLY(peer->state == RN_PEER_READY);
+	answered = 1;
+	CHECK(!rn_peer_request(peer, noise, 16, &replies[0]));
+	EVENTUALLY(answered != 1);
+	CHECK(answered < 0); /* it makes no sense to the device */
+	CHECK(rn_peer_request(peer, noise, sizeof noise + 1, &replies[0]) == -EMSGSIZE);
+	/* More than the socket takes at once, from an owner that doesn't run. */
+	kill(child.pid, SIGSTOP);
+	for (int i = 0; i < 64; i++) {
+		replies[i].done = answer;
+		CHECK(!rn_peer_request(peer, noise, sizeof noise, &replies[i]));
+	}
+	for (int i = 0; i < 64; i += 2)
+		rn_reply_cancel(&replies[i]);
+	answered = 1;
+	kill(child.pid, SIGCONT);
+	EVENTUALLY(!replies[63].link && answered != 1);
+	/* Without an answer: it dies. */
+	kill(child.pid, SIGSTOP);
+	answered = 1;
+	CHECK(!rn_peer_request(peer, noise, sizeof noise, &replies[0]));
+	kill(child.pid, SIGKILL);
+	EVENTUALLY(answered == -ECONNRESET);
+	EVENTUALLY(witness.died == 1);
+	CHECK(rn_peer_request(peer, noise, 1, &replies[0]) == -ENOTCONN);
+	finish(&child);
+	put(peer, &witness);
+	CHECK(live().mappings == 0);
+	close_device(context);
+}
+
+/* --- death -------------------------------------------------------------------------------------- */
+
+static struct rn_death death;
+static _Atomic int deaths;
+
+static void on_death(struct rn_death *it, bool failed)
+{
+	CHECK(it == &death && !failed && rn_engine_inside());
+	deaths++;
+	rn_peer_unwatch_death(it);
+}
+
+static void deaths_are_noticed(void)
+{
+	struct ibv_context *context = open_device();
+	static const char *const roles[] = {"owner", "raw-fork"};
+
+	for (int i = 0; i < 2; i++) {
+		struct child child = start(roles[i]);
+		uint16_t port = port_of(&child);
+		struct witness witness;
+		struct rn_peer *peer = get(port, &witness);
+		uint64_t began;
+
+		death = (struct rn_death){.dead = on_death};
+		deaths = 0;
+		CHECK(!rn_peer_watch_death(port, &death));
+		EVENTUALLY(peer->state == RN_PEER_READY);
+		began = clock_ns();
+		kill(child.pid, SIGKILL);
+		EVENTUALLY(witness.died == 1 && deaths == 1);
+		CHECK(clock_ns() - began < 500000000u);
+		CHECK(peer->arena[0] == peer->arena[0]); /* mapped still */
+		finish(&child);
+		put(peer, &witness);
+		CHECK(live().mappings == 0 && live().peers == 0 && live().links == 0);
+	}
+	close_device(context);
+}
+
+static void a_device_closed_and_opened_is_another(void)
+{
+	struct ibv_context *context = open_device();
+	struct child child = start("closer");
+	uint16_t port = port_of(&child), again;
+	struct witness witness, next;
+	struct rn_peer *peer = get(port, &witness), *other;
+
+	port_of(&child);
+	EVENTUALLY(peer->state == RN_PEER_READY);
+	CHECK(write(child.to, "x", 1) == 1);
+	again = port_of(&child);
+	other = get(again, &next);
+	EVENTUALLY(other->state == RN_PEER_READY);
+	EVENTUALLY(witness.died == 1);
+	CHECK(next.died == 0 && peer->state == RN_PEER_DEAD && other->pid == peer->pid);
+	put(peer, &witness);
+	put(other, &next);
+	CHECK(finish(&child) == 0);
+	close_device(context);
+}
+
+static void a_hundred_that_come_and_go(void)
+{
+	struct ibv_context *context = open_device();
+	unsigned fds = descriptors();
+
+	for (int i = 0; i < 100; i++) {
+		struct child child = start("owner");
+		uint16_t port = port_of(&child);
+		struct witness witness;
+		struct rn_peer *peer = get(port, &witness);
+
+		EVENTUALLY(peer->state == RN_PEER_READY);
+		if (i % 2)
+			kill(child.pid, SIGKILL);
+		else
+			close(child.to), child.to = -1;
+		EVENTUALLY(witness.died == 1);
+		finish(&child);
+		put(peer, &witness);
+	}
+	EVENTUALLY(descriptors() == fds && shared_mappings() <= 1);
+	close_device(context);
+}
+
+/* --- strangers ---------------------------------------------------------------------------------- */
+
+/* As in peer.c, written down here again, on purpose. */
+struct wire_message {
+	uint32_t magic;
+	uint16_t version, type;
+	uint32_t value, reserved;
+	int64_t size;
+};
+struct wire_identity {
+	char boot_id[40];
+	uint64_t net_namespace, pid_namespace, instance;
+	int64_t arena_size;
+	int32_t pid;
+	uint32_t reserved;
+};
+struct wire_hello {
+	struct wire_message message;
+	struct wire_identity identity;
+};
+enum { HELLO = 1, WELCOME, REFUSED };
+
+static socklen_t name_of(uint16_t port, struct sockaddr_un *address)
+{
+	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+			   (size_t)sprintf(address->sun_path + 1, "rdmanet-soft/%u", port));
+}
+
+static int connect_to(uint16_t port)
+{
+	struct sockaddr_un address;
+	socklen_t length = name_of(port, &address);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	CHECK(!connect(fd, (struct sockaddr *)&address, length));
+	return fd;
+}
+
+static void closed_by_peer(int fd, unsigned refusal)
+{
+	struct pollfd ready = {.fd = fd, .events = POLLIN};
+	struct wire_message message;
+
+	if (refusal) {
+		CHECK(poll(&ready, 1, 1000) == 1);
+		CHECK(recv(fd, &message, sizeof message, 0) == sizeof message);
+		CHECK(message.type == REFUSED && message.value == refusal);
+	}
+	CHECK(poll(&ready, 1, 1000) == 1);
+	CHECK(recv(fd, &message, sizeof message, 0) <= 0);
+	close(fd);
+}
+
+/* What an honest client says: overheard. */
+static struct wire_hello overhear(void)
+{
+	struct sockaddr_un address;
+	socklen_t length = name_of(20001, &address);
+	int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fd;
+	struct witness witness;
+	struct wire_hello hello;
+	struct rn_peer *peer;
+
+	CHECK(!bind(server, (struct sockaddr *)&address, length) && !listen(server, 1));
+	peer = get(20001, &witness);
+	CHECK((fd = accept4(server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+	CHECK(recv(fd, &hello, sizeof hello, 0) == sizeof hello);
+	CHECK(hello.message.type == HELLO && hello.identity.pid == getpid());
+	close(fd);
+	close(server);
+	EVENTUALLY(witness.failed == 1);
+	put(peer, &witness);
+	return hello;
+}
+
+static void strangers_are_not_let_in(void)
+{
+	struct ibv_context *context = open_device();
+	uint16_t port = rn_port_claim();
+	struct wire_hello good = overhear(), bad;
+	int fd;
+
+	fd = connect_to(port);
+	CHECK(send(fd, "hello?", 6, MSG_NOSIGNAL) == 6);
+	closed_by_peer(fd, 0);
+	fd = connect_to(port); /* says nothing: RDMANET_SOFT_SILENCE */
+	closed_by_peer(fd, 0);
+	bad = good;
+	bad.message.version = 9;
+	fd = connect_to(port);
+	CHECK(send(fd, &bad, sizeof bad, MSG_NOSIGNAL) == sizeof bad);
+	closed_by_peer(fd, 4);
+	bad = good;
+	bad.identity.boot_id[0] ^= 1;
+	fd = connect_to(port);
+	CHECK(send(fd, &bad, sizeof bad, MSG_NOSIGNAL) == sizeof bad);
+	closed_by_peer(fd, 2);
+	bad = good;
+	bad.identity.net_namespace++;
+	fd = connect_to(port);
+	CHECK(send(fd, &bad, sizeof bad, MSG_NOSIGNAL) == sizeof bad);
+	closed_by_peer(fd, 3);
+	fd = connect_to(port);
+	CHECK(send(fd, &good, sizeof good - 1, MSG_NOSIGNAL) == sizeof good - 1);
+	closed_by_peer(fd, 4);
+	CHECK(live().served == 0);
+	if (!geteuid()) {
+		fflush(NULL);
+		pid_t child = fork();
+		int status;
+
+		if (!child) {
+			CHECK(!setresuid(65534, 65534, 65534));
+			fd = connect_to(port);
+			bad = good;
+			bad.identity.pid = getpid();
+			CHECK(send(fd, &bad, sizeof bad, MSG_NOSIGNAL) == sizeof bad);
+			closed_by_peer(fd, 1);
+			_exit(0);
+		}
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+	}
+	close_device(context);
+}
+
+/* A server that gives us memory which it could take away: with a SIGBUS for whoever is in it. */
+static void unsealed_memory_is_refused(void)
+{
+	struct ibv_context *context = open_device();
+	struct wire_hello hello = overhear();
+	struct sockaddr_un address;
+	socklen_t length = name_of(20001, &address);
+	int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	CHECK(!bind(server, (struct sockaddr *)&address, length) && !listen(server, 1));
+	for (int kind = 0; kind < 5; kind++) {
+		struct witness witness;
+		struct rn_peer *peer = get(20001, &witness);
+		int memory = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+		int fd = accept4(server, NULL, NULL, SOCK_CLOEXEC);
+		struct iovec iov = {&hello, sizeof hello};
+		char control[CMSG_SPACE(sizeof(int))] = {0};
+		struct msghdr message = {
+			.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+		struct cmsghdr *header = (struct cmsghdr *)(void *)control;
+
+		CHECK(memory >= 0 && !ftruncate(memory, 8192));
+		if (kind != 0)
+			CHECK(!fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | (kind == 1 ? 0 : F_SEAL_SHRINK) | F_SEAL_SEAL));
+		hello.message.type = WELCOME;
+		hello.identity.instance++;
+		hello.identity.arena_size = kind == 2 ? 16384 : kind == 3 ? 4096 : 8192;
+		*header = (struct cmsghdr){
+			.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof memory)};
+		memcpy(CMSG_DATA(header), &memory, sizeof memory);
+		CHECK(sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof hello);
+		if (kind == 4) { /* all is well: so that the others fail for the right reason */
+			EVENTUALLY(witness.ready == 1);
+			CHECK(peer->arena_size == 8192);
+			close(fd);
+			EVENTUALLY(witness.died == 1);
+		} else {
+			EVENTUALLY(witness.failed == 1);
+			close(fd);
+		}
+		close(memory);
+		put(peer, &witness);
+	}
+	close(server);
+	CHECK(live().mappings == 0);
+	close_device(context);
+}
+
+int main(int argc, char **argv)
+{
+	unsigned fds;
+
+	setenv("RDMANET_SOFT_SILENCE", argc > 1 ? "5000" : "300", 1);
+	if (argc == 2) {
+		role_owner(argv[1]);
+		return 0;
+	}
+	fds = descriptors();
+	RUN(ports_are_claimed);
+	RUN(nobody_there);
+	RUN(links_are_shared_and_kept);
+	RUN(requests_are_answered);
+	RUN(deaths_are_noticed);
+	RUN(a_device_closed_and_opened_is_another);
+	RUN(a_hundred_that_come_and_go);
+	RUN(strangers_are_not_let_in);
+	RUN(unsealed_memory_is_refused);
+	CHECK(descriptors() == fds && rn_fd_count() == 0 && shared_mappings() == 0);
+	return 0;
+}
