@@ -46,9 +46,10 @@ cdef enum:
     MAX_INLINE = 192
 
 # Nanoseconds. A gap above GAP_LIMIT is dearer to poll through than to sleep through on the machines
-# measured (a sleep and a wake: 45-55 us), with room for the two sleeps a ping-pong starts from.
+# measured (a sleep and a wake: 45-55 us).
 cdef enum:
     SPIN_NS = 2000
+    SLEEP_COST_NS = 50000           # of a gap that was slept through, so much was the sleep's own doing
     GAP_LIMIT_NS = 75000
     GAP_CLIP_NS = 1000000
     WINDOW_NS = 200000              # watch no longer than this after the last message
@@ -81,7 +82,8 @@ cdef class StreamEngine:
     cdef list generations
     cdef list ready, dirty, failed
     cdef object loop, call_soon, pass_method
-    cdef bint in_pass, scheduled, armed, closed
+    cdef Py_ssize_t blocked             # connections with bytes to send and no credit or slot
+    cdef bint in_pass, scheduled, armed, slept, closed
     cdef uint64_t tick
 
     cdef verbs.ibv_wc completions[BATCH]
@@ -179,6 +181,7 @@ cdef class StreamEngine:
             if connection in waiting:
                 waiting.remove(connection)
         connection.listed = connection.dirty = False
+        connection.set_blocked(False)
         return 0
 
     @property
@@ -235,7 +238,7 @@ cdef class StreamEngine:
         self.passes += 1
         self.tick += 1
         try:
-            if self.poll() == 0 and not self.ready and not self.dirty and self.window_ns:
+            if self.poll() == 0 and not self.ready and not self.dirty and self.window_limit_ns and (self.window_ns or self.blocked):
                 self.spin()
             self.deliver_all()
             self.flush_all()
@@ -259,7 +262,8 @@ cdef class StreamEngine:
             now = now_ns()
             if got_messages:
                 self.learn(now)
-            if now - self.last_message_ns < self.window_ns:
+            # Writers that wait for credits expect them: a reader grants half a ring at a time.
+            if now - self.last_message_ns < (self.window_limit_ns if self.blocked else self.window_ns):
                 return self.wake()
         if self.scheduled:
             return 0
@@ -268,10 +272,15 @@ cdef class StreamEngine:
             if self.poll():
                 return self.wake()
         self.sleeps += 1
+        self.slept = True
         return 0
 
     cdef inline void learn(self, uint64_t now) noexcept:
         cdef uint64_t gap = now - self.last_message_ns
+        if self.slept:
+            # Two sides that sleep see gaps that are mostly sleep; without this they would never wake up.
+            gap = gap - SLEEP_COST_NS if gap > SLEEP_COST_NS else 0
+            self.slept = False
         if gap > GAP_CLIP_NS:
             gap = GAP_CLIP_NS
         self.gap_ns = (3 * self.gap_ns + gap) >> 2

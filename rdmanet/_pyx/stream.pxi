@@ -109,6 +109,7 @@ cdef class StreamConnection:
     cdef size_t backlog_offset, backlog_bytes
     cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
     cdef bint writable                  # neither write_eof nor close nor a failure so far
+    cdef bint blocked                   # bytes wait for credits or slots
     cdef bint dirty                     # on the engine's list of connections to flush
     cdef bint tell_flushed
     cdef bint news                      # regions offered, revoked or acknowledged wait for a Credit to ride in
@@ -490,6 +491,7 @@ cdef class StreamConnection:
             self.chain_data(None, NULL, self.fill)
             budget -= 1
         self.post_sends()
+        self.set_blocked(self.backlog_bytes > 0 or self.fill == self.frame_bytes)
         if self.protocol_paused and self.fill + self.backlog_bytes <= self.low_water_bytes:
             self.protocol_paused = False
             self._resume_writing()
@@ -497,6 +499,11 @@ cdef class StreamConnection:
             self.tell_flushed = False
             self._flushed()
         return 0
+
+    cdef inline void set_blocked(self, bint blocked) noexcept:
+        if blocked != self.blocked:
+            self.blocked = blocked
+            self.engine.blocked += 1 if blocked else -1
 
     cdef inline int backlog_taken(self, object first, size_t n, size_t left) except -1:
         self.backlog_bytes -= n
@@ -742,6 +749,7 @@ cdef class StreamConnection:
     def _stop_posting(self):
         """Post nothing more."""
         self.broken = True
+        self.set_blocked(False)
 
     def _stop_reading(self):
         """Deliver nothing any more: drop what has come and what will, and keep granting."""
