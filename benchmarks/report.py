@@ -44,7 +44,7 @@ class Medians:
                 self.runs[run["case"], run["variant"], run["api"]].append(run)
 
     def chosen(self, case: str, variant: str, api: str) -> list[dict[str, Any]]:
-        runs = self.runs[case, variant, api]
+        runs = self.runs.get((case, variant, api), [])
         if case in self.near_only:
             return [run for run in runs if near(run)] or runs
         return runs

@@ -31,16 +31,16 @@ class Owner(asyncio.Protocol):
 
     async def share(self) -> None:
         transport = cast(Any, self.transport)
-        with transport.get_extra_info("rdma_pd").alloc_mr(SIZE, ACCESS) as region:
-            memory = memoryview(region)
-            memory[:] = bytes(SIZE)
-            memory[:14] = b"from the owner"
-            async with transport.offer(region, access="read,write", name="board"):
-                print("owner: offered", len(memory), "bytes; waiting")
-                await self.told
-            print("owner: taken back; the peer has left:", bytes(memory[64:82]).decode())
-            memory.release()
-        transport.close()
+        pd = transport.get_extra_info("rdma_pd")
+        try:
+            with pd.alloc_mr(SIZE, ACCESS) as region, memoryview(region) as memory:
+                memory[:14] = b"from the owner"
+                async with transport.offer(region, access="read,write", name="board"):
+                    print("owner: offered", len(memory), "bytes; waiting")
+                    await self.told
+                print("owner: taken back; the peer has left:", bytes(memory[64:82]).decode())
+        finally:
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         if not self.told.done():
@@ -62,6 +62,8 @@ class Peer(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.over.set_result(None)
+        if not self.offered.done():
+            self.offered.set_exception(exc or ConnectionResetError("the owner left without an offer"))
 
 
 def run_owner(address: Connection) -> None:
