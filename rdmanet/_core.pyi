@@ -918,7 +918,10 @@ class CMID(Resource):
     def disconnect(self) -> None:
         """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
     def create_qp(self, pd: PD, init_attr: QPInitAttr) -> QP:
-        """Make this connection's queue pair, in INIT; it is the connection manager's to move on."""
+        """Make this connection's queue pair, in INIT; it is the connection manager's to move on.
+
+        The identifier keeps it, and closes it before itself.
+        """
     def destroy_qp(self) -> None:
         """Destroy the queue pair; the same as closing it."""
     def migrate(self, channel: CMEventChannel) -> None:

@@ -17,6 +17,7 @@ from rdmanet import _core
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="embedded", help="a device's name; by default the embedded one")
+    parser.addoption("--address", help="an IP address of that device; by default found by its GIDs")
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,16 @@ def device(request: pytest.FixtureRequest) -> _core.Device:
             f"there is no device {name}; there are {sorted(found)}, missing: {_core.Library.missing()}"
         )
     return found[name]
+
+
+@pytest.fixture(scope="session")
+def address(request: pytest.FixtureRequest, device: _core.Device) -> str:
+    """An IP address that leads to the device under test."""
+    if given := request.config.getoption("--address"):
+        return str(given)
+    with device.open() as context:
+        addresses = [entry.address for entry in context.gid_table()]
+    return str(next(found for found in addresses if found.version == 4))
 
 
 # ---- Leaks ---------------------------------------------------------------------------------------

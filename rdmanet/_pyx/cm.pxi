@@ -276,7 +276,7 @@ cdef class CMID(Resource):
     cdef verbs.rdma_cm_id *ptr
     cdef readonly CMEventChannel channel
     cdef readonly Library library
-    cdef object qp_reference  # weakref of the QP, which holds this
+    cdef QP own_qp  # made by create_qp(); it may have been closed
 
     def __init__(self):
         raise TypeError("use CMEventChannel.create_id()")
@@ -295,10 +295,8 @@ cdef class CMID(Resource):
     cdef int destroy(self) except -1:
         cdef verbs.rdma_cm_id *ptr = self.ptr
         cdef object key = <uintptr_t>ptr
-        cdef QP qp = self.qp
         cdef int rc
-        if qp is not None:
-            qp.close()
+        self.destroy_qp()
         reference = self.library.ids.pop(key, None)
         with nogil:
             rc = verbs.rn_destroy_id(self.library.c, ptr)
@@ -325,11 +323,7 @@ cdef class CMID(Resource):
     @property
     def qp(self):
         """The queue pair made by create_qp(), while it is open."""
-        cdef QP qp
-        if self.qp_reference is None:
-            return None
-        qp = self.qp_reference()
-        return None if qp is None or qp.ptr is NULL else qp
+        return None if self.own_qp is None or self.own_qp.ptr is NULL else self.own_qp
 
     @property
     def local_addr(self):
@@ -449,6 +443,8 @@ cdef class CMID(Resource):
     def create_qp(self, PD pd not None, init_attr):
         """Make this connection's queue pair, in INIT; it is the connection manager's to move on.
 
+        The identifier keeps it, and closes it before itself.
+
         :param pd: of this identifier's context
         """
         cdef QP qp
@@ -458,15 +454,15 @@ cdef class CMID(Resource):
         if self.ptr.verbs is NULL or self.ptr.verbs is not pd.context.ptr:
             raise ValueError(f"{pd!r} is not of this identifier's context")
         qp = QP.__new__(QP)
-        qp.create(pd, init_attr, self)
-        self.qp_reference = weakref.ref(qp)
+        qp.create(pd, init_attr, self.ptr)
+        self.own_qp = qp
         return qp
 
     def destroy_qp(self):
         """Destroy the queue pair; the same as closing it."""
-        cdef QP qp = self.qp
-        if qp is not None:
-            qp.close()
+        if self.own_qp is not None:
+            self.own_qp.close()
+            self.own_qp = None
 
     def migrate(self, CMEventChannel channel not None):
         """Move to another channel; events not read yet come along."""

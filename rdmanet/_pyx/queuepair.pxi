@@ -338,13 +338,13 @@ cdef class QP(Resource):
     cdef readonly CQ send_cq
     cdef readonly CQ recv_cq
     cdef readonly object cap
-    cdef CMID id                 # whose queue pair it is, if the connection manager made it
+    cdef verbs.rdma_cm_id *id    # whose it is, if it was made through one; its CMID closes us before itself
     cdef uint64_t generation
     cdef _InFlight sends
     cdef _InFlight receives
 
     def __init__(self, PD pd not None, init_attr):
-        self.create(pd, init_attr, None)
+        self.create(pd, init_attr, NULL)
 
     def __dealloc__(self):
         self.drop()
@@ -356,7 +356,7 @@ cdef class QP(Resource):
         return (f"<QP {self.ptr.qp_num:#x} {self.qp_type.name} {self.state.name}, "
                 f"in flight {sends} sends, {receives} receives>")
 
-    cdef int create(self, PD pd, init_attr, CMID id) except -1:
+    cdef int create(self, PD pd, init_attr, verbs.rdma_cm_id *id) except -1:
         global _next_generation
         cdef verbs.ibv_qp_init_attr c
         cdef CQ send_cq = init_attr.send_cq, recv_cq = init_attr.recv_cq
@@ -373,15 +373,15 @@ cdef class QP(Resource):
         c.qp_type = <verbs.ibv_qp_type>value
         c.sq_sig_all = bool(init_attr.sq_sig_all)
         fill_cap(&c.cap, init_attr.cap)
-        if id is None:
+        if id is NULL:
             with nogil:
                 rc = verbs.rn_create_qp(library, pd.ptr, &c, &self.ptr)
             check(rc, "ibv_create_qp")
         else:
             with nogil:
-                rc = verbs.rn_cm_create_qp(library, id.ptr, pd.ptr, &c)
+                rc = verbs.rn_cm_create_qp(library, id, pd.ptr, &c)
             check(rc, "rdma_create_qp")
-            self.ptr = id.ptr.qp
+            self.ptr = id.qp
             self.id = id
         self.pd, self.send_cq, self.recv_cq = pd, send_cq, recv_cq
         self.cap = init_attr.cap = read_cap(&c.cap)
@@ -409,8 +409,8 @@ cdef class QP(Resource):
         self.send_cq.qps.pop(number, None)
         self.recv_cq.qps.pop(number, None)
         with nogil:
-            if self.id is not None:
-                verbs.rn_cm_destroy_qp(library, self.id.ptr)
+            if self.id is not NULL:
+                verbs.rn_cm_destroy_qp(library, self.id)
             else:
                 rc = verbs.rn_destroy_qp(library, ptr)
         if rc < 0:
