@@ -1,19 +1,25 @@
 """The verbs, from Python: what the compiled core offers.
 
-`rdmanet.verbs` and `rdmanet.cm` re-export it; import from there.
+`rdmanet.verbs` and `rdmanet.cm` re-export it; import asyncio
+import contextvars
+import from there.
 
 Errors: a call that the library refuses raises OSError with the library's errno. Using a closed object
 raises ValueError, using one of a parent process RuntimeError.
 """
 
+import asyncio
+import contextvars
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
-from typing import Self, final
+from typing import Any, Self, final
 
 from typing_extensions import Buffer
+
+from rdmanet.credit import Ledger
 
 EMBEDDED_ENVIRONMENT: str
 
@@ -926,3 +932,111 @@ class CMID(Resource):
         """Destroy the queue pair; the same as closing it."""
     def migrate(self, channel: CMEventChannel) -> None:
         """Move to another channel; events not read yet come along."""
+
+# ---- The data engine: what driver.py and transport.py build on ----
+
+def stream_queue_depths(data_slots: int) -> tuple[int, int]:
+    """(send, receive) queue depths of a connection with a ring of so many slots."""
+
+class StreamEngine:
+    """All connections of one event loop on one device; see _pyx/engine.pxi."""
+
+    pd: PD
+    channel: CompChannel
+    cqs: list[CQ]
+    max_inline: int
+    passes: int
+    sleeps: int
+    wakeups: int
+    messages: int
+    stale: int
+    def __new__(
+        cls, loop: asyncio.AbstractEventLoop, context: Context, busy_poll: float | None = None
+    ) -> Self: ...
+    def set_busy_poll(self, busy_poll: float | None) -> None: ...
+    def reserve(self) -> CQ: ...
+    def unreserve(self, cq: CQ) -> None: ...
+    @property
+    def connections(self) -> list[StreamConnection]: ...
+    def pass_(self) -> None: ...
+    def channel_ready(self) -> bool: ...
+    def drain(self) -> None: ...
+    def close(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+
+# A transport by what it can do; asyncio's classes have slots, which a compiled class cannot inherit.
+class StreamConnection(asyncio.Transport):
+    """The engine's half of a transport; see _pyx/stream.pxi. Not for use but by subclasses."""
+
+    engine: StreamEngine
+    qp: QP | None
+    _reading: bool
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
+
+        Exact `bytes` of 16 KiB and more may be read by the device where they lie, after this returns;
+        everything else is consumed or copied before it returns.
+        """
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Send all of an iterable's buffers; they coalesce as successive writes do."""
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes accepted by write() and not yet handed to the device."""
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """(low, high), in bytes."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """When pause_writing and resume_writing are called, in bytes of get_write_buffer_size().
+
+        As asyncio.WriteTransport.set_write_buffer_limits: high defaults to 64 KiB (or four times low),
+        low to a quarter of high. Raises ValueError unless high >= low >= 0.
+        """
+
+    def _attach(
+        self, engine: StreamEngine, context: contextvars.Context, slot_bytes: int, data_slots: int
+    ) -> None: ...
+    def _start(self, qp: QP) -> None: ...
+    def _agree(self, ledger: Ledger, frame_bytes: int) -> None: ...
+    def _open(self, protocol: asyncio.BaseProtocol, buffered: bool, may_send: bool) -> None: ...
+    def _bind(self, protocol: asyncio.BaseProtocol, buffered: bool) -> None: ...
+    def _send_control(self, kind: int, body: bytes = b"") -> bool: ...
+    def _post_operation(
+        self,
+        operation: Any,
+        opcode: int,
+        local_address: int,
+        length: int,
+        lkey: int,
+        remote_address: int,
+        rkey: int,
+    ) -> bool: ...
+    def _stop_writing(self) -> None: ...
+    def _discard_writes(self) -> None: ...
+    def _stop_posting(self) -> None: ...
+    def _stop_reading(self) -> None: ...
+    def _when_flushed(self) -> None: ...
+    def _when_drained(self) -> None: ...
+    def _have_news(self) -> None: ...
+    @property
+    def _discarding(self) -> bool: ...
+    @property
+    def _undelivered(self) -> bool: ...
+    @property
+    def _progress(self) -> int: ...
+    def _release(self) -> None: ...
+    def _stats(self) -> dict[str, int]: ...
+    def _control_received(self, kind: int, body: bytes, granted: int) -> None: ...
+    def _control_sent(self, kind: int) -> None: ...
+    def _flushed(self) -> None: ...
+    def _drained(self) -> None: ...
+    def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]: ...
+    def _write_refused(self) -> None: ...
+    def _pause_writing(self) -> None: ...
+    def _resume_writing(self) -> None: ...
+    def _callback_raised(self, exc: BaseException, name: str) -> None: ...
+    def _fabric_failed(self, failure: tuple[int, bool, int] | OSError) -> None: ...
+    def _protocol_broken(self, exc: BaseException) -> None: ...
+    def _operation_done(self, operation: Any) -> None: ...
+    def _operation_lost(self, operation: Any) -> None: ...

@@ -15,8 +15,12 @@ from rdmanet._core import Library
 SockAddr = tuple[str, int] | tuple[str, int, int, int]
 
 
+_WILDCARDS: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+
+
 def wildcards(family: int) -> list[str]:
-    return {socket.AF_INET: ["0.0.0.0"], socket.AF_INET6: ["::"]}.get(family, ["0.0.0.0", "::"])
+    """What host=None means: every address, of one family or of both."""
+    return [_WILDCARDS[family]] if family in _WILDCARDS else list(_WILDCARDS.values())
 
 
 async def resolve(

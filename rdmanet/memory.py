@@ -175,7 +175,7 @@ class Operation:
         if local is None:
             return self.poster._post_operation(self, self.opcode, 0, 0, 0, self.remote_address, self.rkey)
         return self.poster._post_operation(
-            self, self.opcode, local.address, local.length, local.lkey, self.remote_address, self.rkey
+            self, self.opcode, local.address, len(local), local.lkey, self.remote_address, self.rkey
         )
 
     def end(self, error: BaseException | None) -> None:

@@ -58,6 +58,7 @@ class RdmaServer(asyncio.AbstractServer):
             driver.destroy_id(cm_id)
             raise
         self._listeners.append((driver, cm_id))
+        assert cm_id.local_addr is not None  # it is bound
         self._sockets.append(RdmaSocket(cm_id.local_addr, None))
         driver.servers.add(self)
 

@@ -52,7 +52,7 @@ from rdmanet.errors import ProtocolError, completion_error
 from rdmanet.memory import Operation, RemoteMemory
 from rdmanet.offers import Offers, RemoteRegion
 from rdmanet.protocol import Action, Event, Machine, State
-from rdmanet.server import RdmaServer
+from rdmanet.server import RdmaServer as RdmaServer
 
 logger = logging.getLogger("rdmanet")
 
@@ -236,7 +236,7 @@ class RdmaTransport(StreamConnection):
         self._id: CMID | None = None
         self._connected = False
         self._torn_down = False
-        self._waiter: asyncio.Future[CMEvent] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._awaited: CMEventType | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._close_progress = -1
@@ -279,13 +279,13 @@ class RdmaTransport(StreamConnection):
                 ) from None
             raise
 
-    async def _step(self, awaited: CMEventType, begin: Callable[[], None]) -> CMEvent:
+    async def _step(self, awaited: CMEventType, begin: Callable[[], None]) -> None:
         """Begin something and wait for its event; any other event of the id is its failure."""
         self._awaited = awaited
         waiter = self._waiter = self._loop.create_future()
         try:
             begin()
-            return await waiter
+            await waiter
         finally:
             self._waiter = self._awaited = None
 
@@ -348,7 +348,7 @@ class RdmaTransport(StreamConnection):
                     self._teardown()
                 return
             if waiter is not None and not waiter.done():
-                waiter.set_result(event)
+                waiter.set_result(None)
         elif kind is CMEventType.TIMEWAIT_EXIT:
             self._waiter = waiter
         elif waiter is not None:
@@ -659,7 +659,7 @@ class RdmaTransport(StreamConnection):
         Cancelling the wait for the acknowledgement leaves the revocation under way; the memory stays
         registered for as long as ``mr`` is not closed. If the connection ends, so does the wait.
         """
-        region = self._offers.offer(mr.address, mr.length, mr.rkey, _remote_access(access, mr), name)
+        region = self._offers.offer(mr.address, len(mr), mr.rkey, _remote_access(access, mr), name)
         self._have_news()
         try:
             yield region
