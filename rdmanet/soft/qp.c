@@ -406,7 +406,7 @@ static int reset(struct rn_qp *qp)
 	atomic_store(&qp->block->busy, 0);
 	atomic_store(&qp->block->fault, RN_FAULT_NONE);
 	atomic_store(&qp->block->established, 0);
-	qp->fault_handled = qp->established_reported = false;
+	qp->established_reported = false;
 	atomic_store(&qp->peer_gone, false);
 	qp->block->dest_qpn = 0;
 	memset(&qp->attr, 0, sizeof(qp->attr));
@@ -418,22 +418,27 @@ static int reset(struct rn_qp *qp)
 
 /* --- what peers have left for us ---------------------------------------------------------------------------------- */
 
+static bool has_news(struct rn_qp *qp)
+{
+	return atomic_load(&qp->block->fault) != RN_FAULT_NONE || atomic_load(&qp->block->established);
+}
+
 void rn_qp_attend(struct rn_qp *qp)
 {
-	uint32_t fault = atomic_load(&qp->block->fault);
+	uint32_t fault;
+	int state;
 
-	if (unlikely(atomic_load(&qp->block->established))) {
-		rn_lock(&qp->sq_lock);
-		if (!qp->established_reported)
-			rn_event_raise(qp->context, IBV_EVENT_COMM_EST, qp);
-		qp->established_reported = true;
-		rn_unlock(&qp->sq_lock);
-	}
-	if (likely(fault == RN_FAULT_NONE))
+	if (likely(!has_news(qp)))
 		return;
+	/* Read again under the lock: a reset may have taken the note away. */
 	rn_lock(&qp->sq_lock);
-	if (!qp->fault_handled && atomic_load(&qp->state) != IBV_QPS_RESET) {
-		qp->fault_handled = true;
+	fault = atomic_load(&qp->block->fault);
+	state = atomic_load(&qp->state);
+	if (atomic_load(&qp->block->established) && !qp->established_reported) {
+		qp->established_reported = true;
+		rn_event_raise(qp->context, IBV_EVENT_COMM_EST, qp);
+	}
+	if (fault != RN_FAULT_NONE && state != IBV_QPS_RESET && state != IBV_QPS_ERR) {
 		/* A local error has its completion, and needs no event. */
 		if (fault == RN_FAULT_REQUEST)
 			rn_event_raise(qp->context, IBV_EVENT_QP_REQ_ERR, qp);

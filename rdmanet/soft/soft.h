@@ -419,7 +419,7 @@ struct rn_qp {
 	struct rn_qp *next_ready;
 	uint64_t completions;
 
-	bool fault_handled, established_reported;
+	bool established_reported;
 	_Atomic bool peer_gone; /* its process has died: nobody is inside our block */
 	uint32_t async_reported;
 	struct rn_list link;

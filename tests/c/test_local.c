@@ -675,6 +675,9 @@ static void test_cq_overrun(void)
 	for (int i = 0; i < 5; i++)
 		CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, i, 0, 8, at_b(0), b.mr->rkey), 0);
 	expect_event(a.context, IBV_EVENT_CQ_ERR);
+	expect_event(a.context, IBV_EVENT_QP_FATAL);
+	CHECK_EQ(state_of(a.qp), IBV_QPS_ERR);
+	CHECK_EQ(state_of(b.qp), IBV_QPS_RTS);
 	CHECK(ibv_poll_cq(a.cq, 1, &wc) < 0);
 	close_pair();
 }
