@@ -81,6 +81,7 @@ cdef class StreamEngine:
     cdef list vacant
     cdef list generations
     cdef list ready, dirty, failed
+    cdef StreamConnection delivering    # whose callback is running
     cdef object loop, call_soon, pass_method
     cdef Py_ssize_t blocked             # connections with bytes to send and no credit or slot
     cdef bint in_pass, scheduled, armed, slept, closed
@@ -374,8 +375,7 @@ cdef class StreamEngine:
                 i += 1
                 if connection.chunk is not None:
                     connection.dirty = False
-                    connection.pump(True)
-                    connection.say_what_is_due()
+                    connection.settle()
         finally:
             if i < n:
                 self.dirty = dirty[i:] + self.dirty

@@ -99,6 +99,7 @@ cdef class StreamConnection:
     cdef char *frames
     cdef char *controls
     cdef uint32_t posted, done          # data frames
+    cdef uint32_t frames_used           # send slots used: an inline frame leaves its slot free, and warm
     cdef uint32_t controls_posted, controls_done
     cdef uint32_t operations            # one-sided work requests in flight
     cdef uint32_t sequence, retired     # entries of the log, 24 bits used
@@ -211,8 +212,6 @@ cdef class StreamConnection:
             entry.slot = slot
             entry.length = header.length
             self.fifo_count += 1
-            if self.opened:
-                self.engine.deliver_later(self)
         else:
             body = PyBytes_FromStringAndSize(frame + HEADER, byte_len - HEADER) if byte_len > HEADER else b""
             self.repost_later(slot)
@@ -223,37 +222,46 @@ cdef class StreamConnection:
             elif header.kind != FRAME_PONG and (header.kind != FRAME_CREDIT or byte_len > HEADER):
                 self._control_received(header.kind, body, header.granted)
         self.may_send = True
-        # It may have brought credits, or answered control frames.
-        self.engine.flush_later(self)
+        # Also for frames without data: they may have brought credits, or answered control frames.
+        if self.opened:
+            self.engine.deliver_later(self)
         return 0
 
     cdef int deliver(self) except -1:
-        """Hand the protocol what has arrived. A callback may do anything, closing us included."""
+        """Hand the protocol what has arrived, then send what is due. A callback may do anything."""
         cdef uint32_t turns = self.data_slots
         if self.discarding:
             while self.fifo_count:
                 self.head_consumed(self.fifo[self.fifo_head].slot)
             self.repost_if_half()
-        while self.fifo_count and self.reading and turns:
-            turns -= 1
-            try:
+        self.engine.delivering = self
+        try:
+            while self.fifo_count and self.reading and turns and not self.discarding:
+                turns -= 1
                 if self.buffered:
                     self.deliver_into_buffer()
                 else:
                     self.deliver_bytes()
-            except Exception as exc:
-                self._callback_raised(exc, "buffer_updated" if self.buffered else "data_received")
-                return 0
-            if self.fill or self.backlog_bytes:
-                self.pump(True)
+                if self.fill or self.backlog_bytes:
+                    self.pump(True)
+        except Exception as exc:
+            self._callback_raised(exc, "buffer_updated" if self.buffered else "data_received")
+            return 0
+        finally:
+            self.engine.delivering = None
         if self.fifo_count == 0:
             if self.tell_drained and self.reading:
                 self.tell_drained = False
                 self._drained()
         elif self.reading:
             self.engine.deliver_later(self)
-        self.say_what_is_due()
-        return 0
+        return self.settle()
+
+    cdef int settle(self) except -1:
+        """Send everything that may go now: what was written, then what control frames are due."""
+        if self.fill or self.backlog_bytes or self.tell_flushed:
+            self.pump(True)
+        return self.say_what_is_due()
 
     cdef int deliver_bytes(self) except -1:
         cdef ready_slot *entry
@@ -426,7 +434,8 @@ cdef class StreamConnection:
             # Whoever runs now was called from a pass, which flushes before it ends.
             if self.backlog_bytes:
                 self.pump(False)
-            self.engine.flush_later(self)
+            if self.engine.delivering is not self:
+                self.engine.flush_later(self)
         elif self.tick != self.engine.tick:
             # The first write of a loop iteration goes out at once, the rest coalesce.
             self.tick = self.engine.tick
@@ -455,7 +464,7 @@ cdef class StreamConnection:
         return taken
 
     cdef inline char *open_frame(self) noexcept:
-        return self.frames + (self.posted % self.data_slots) * self.stride
+        return self.frames + (self.frames_used % self.data_slots) * self.stride
 
     cdef inline bint send_queue_has_room(self) noexcept:
         return self.posted - self.done < self.data_slots
@@ -520,6 +529,7 @@ cdef class StreamConnection:
         cdef char *frame = self.open_frame()
         cdef verbs.ibv_send_wr *wr
         cdef bint last = self.backlog_bytes == 0 and (data == NULL or self.fill == 0)
+        cdef bint inline = data == NULL and HEADER + length <= engine.max_inline
         self.ledger.data_sent()
         wr = self.chain_entry(FRAME_DATA, frame, length, owner)
         if data != NULL:
@@ -531,8 +541,6 @@ cdef class StreamConnection:
             self.bytes_borrowed += length
         else:
             self.fill = 0
-            if HEADER + length <= engine.max_inline:
-                wr.send_flags |= verbs.IBV_SEND_INLINE
         # The last frame of a burst is signaled, so that what has been delivered is known when it is
         # asked; in between one in SIGNAL_EVERY, so that slots come back in time.
         self.unsignaled += 1
@@ -542,7 +550,11 @@ cdef class StreamConnection:
         self.posted += 1
         self.frames_sent += 1
         self.bytes_sent += length
-        if engine.send_count == CHAIN:
+        if inline:
+            wr.send_flags |= verbs.IBV_SEND_INLINE
+        else:
+            self.frames_used += 1
+        if inline or engine.send_count == CHAIN:
             self.post_sends()
         return 0
 
