@@ -298,8 +298,8 @@ static _Atomic int deaths;
 static void on_death(struct rn_death *it, bool failed)
 {
 	CHECK(it == &death && !failed && rn_engine_inside());
-	deaths++;
 	rn_peer_unwatch_death(it);
+	deaths++;
 }
 
 static void deaths_are_noticed(void)
