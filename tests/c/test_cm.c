@@ -808,6 +808,116 @@ static void a_thousand_in_a_row(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* Both sides go away at any moment, each in its own thread: whatever was on its way then, nothing
+ * may be left, hang, or be used after it was freed. */
+static _Atomic bool crowd_over;
+
+static void pause_a_little(unsigned *seed)
+{
+	if (rand_r(seed) % 3)
+		usleep((unsigned)rand_r(seed) % 120);
+}
+
+/* Take events until nothing comes for a moment, or the end of a connection. */
+static bool step(struct rdma_event_channel *channel, int timeout_ms, struct rdma_cm_event *copy)
+{
+	struct rdma_cm_event *event = next_event(channel, timeout_ms);
+
+	if (!event)
+		return false;
+	*copy = *event;
+	rdma_ack_cm_event(event);
+	return true;
+}
+
+static void *fickle_clients(void *argument)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port = *(uint16_t *)argument;
+	struct sockaddr_in to = address(port);
+	struct rdma_conn_param param = plain;
+	unsigned seed = port + (unsigned)(uintptr_t)&seed;
+
+	for (int i = 0; i < 150; i++) {
+		struct rdma_cm_id *id = new_id(channel);
+		struct rdma_cm_event event;
+		int steps = rand_r(&seed) % 5;
+
+		CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 0));
+		CHECK(step(channel, 1000, &event) && !rdma_resolve_route(id, 0));
+		CHECK(step(channel, 1000, &event));
+		make_qp(id);
+		CHECK(!rdma_connect(id, &param));
+		pause_a_little(&seed);
+		for (int n = 0; n < steps && step(channel, n ? 0 : 1, &event); n++) {
+			if (event.event == RDMA_CM_EVENT_ESTABLISHED && rand_r(&seed) % 2)
+				CHECK(!rdma_disconnect(id));
+			pause_a_little(&seed);
+		}
+		destroy(id);
+	}
+	want_none(channel, 0);
+	rdma_destroy_event_channel(channel);
+	return NULL;
+}
+
+static void *fickle_server(void *argument)
+{
+	struct rdma_cm_id *listener = argument;
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event event;
+	unsigned seed = 7;
+
+	while (step(listener->channel, 50, &event) || !crowd_over) {
+		if (event.event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+			pause_a_little(&seed);
+			make_qp(event.id);
+			switch (rand_r(&seed) % 4) {
+			case 0:
+				destroy(event.id);
+				break;
+			case 1:
+				rdma_reject(event.id, NULL, 0);
+				destroy(event.id);
+				break;
+			default:
+				if (rdma_accept(event.id, &param))
+					event.id->context = event.id; /* its end comes, or has come, as an event */
+			}
+		} else if (event.event == RDMA_CM_EVENT_DISCONNECTED || event.event == RDMA_CM_EVENT_REJECTED) {
+			destroy(event.id);
+		} else if (event.event == RDMA_CM_EVENT_ESTABLISHED && rand_r(&seed) % 3 == 0) {
+			CHECK(!rdma_disconnect(event.id));
+		}
+		event.event = RDMA_CM_EVENT_TIMEWAIT_EXIT;
+	}
+	return NULL;
+}
+
+static void both_sides_go_at_any_moment(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 4, &port);
+	pthread_t clients[3], server;
+	struct rn_live now;
+
+	open_shared(listener->verbs);
+	crowd_over = false;
+	CHECK(!pthread_create(&server, NULL, fickle_server, listener));
+	for (int i = 0; i < 3; i++)
+		CHECK(!pthread_create(&clients[i], NULL, fickle_clients, &port));
+	for (int i = 0; i < 3; i++)
+		pthread_join(clients[i], NULL);
+	crowd_over = true;
+	pthread_join(server, NULL);
+	CHECK(!rdma_destroy_id(listener));
+	rdmanet_soft_live(&now);
+	CHECK(now.qps == 0);
+	close_shared();
+	rdma_destroy_event_channel(channel);
+}
+
 /* --- other processes ---------------------------------------------------------------------------- */
 
 struct child {
@@ -1096,6 +1206,7 @@ int main(int argc, char **argv)
 	RUN(servers_of_another_kind);
 	RUN(two_hundred_at_once);
 	RUN(a_thousand_in_a_row);
+	RUN(both_sides_go_at_any_moment);
 	RUN(between_processes);
 	RUN(killed_peers_are_noticed);
 	RUN(forked_children_start_afresh);
