@@ -93,8 +93,10 @@ struct rn_wire {
 	bool tos_set;
 	unsigned in_length, out_length;
 	/* The longest message fits twice; what is queued is a REQ or a REP, and at most RTU, REJ,
-	 * DREQ and DREP after it. */
-	alignas(8) unsigned char in[512], out[512];
+	 * DREQ and DREP after it. Messages are looked at where they came in: all lengths are
+	 * multiples of four. */
+	alignas(8) unsigned char in[512];
+	unsigned char out[512];
 };
 
 enum {
@@ -192,6 +194,8 @@ static void stop_all(void)
 		struct rn_wire *wire = RN_OWNER(item, struct rn_wire, link);
 
 		next = item->next;
+		if (wire->id) /* its owner has let the engine stop: it stays, unconnected */
+			wire->id->wire = NULL;
 		wire->id = NULL;
 		wire->over = true;
 		sweep(wire);
@@ -217,28 +221,40 @@ void rn_wire_start(void)
 
 /* --- what the program asks for: any thread, rn_cm_lock held ------------------------------------- */
 
-static void *append(struct rn_wire *wire, enum message_type type)
+/* The message begins with a header, which is filled in here. */
+static void append(struct rn_wire *wire, enum message_type type, void *message)
 {
-	struct header *header = (struct header *)(void *)(wire->out + wire->out_length);
 	unsigned length = message_length[type];
+	struct header *header = message;
 
 	if (wire->out_length + length > sizeof wire->out)
-		return NULL; /* the peer has not read for a whole conversation */
-	memset(header, 0, length);
+		return; /* the peer has not read for a whole conversation */
 	*header = (struct header){htobe32(MAGIC), VERSION, (uint8_t)type, htobe16((uint16_t)length)};
+	memcpy(wire->out + wire->out_length, message, length);
 	wire->out_length += length;
-	return header;
 }
 
 static void say(struct rn_wire *wire, enum message_type type)
 {
-	append(wire, type);
+	struct header header;
+
+	append(wire, type, &header);
 }
 
 int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 {
 	struct rn_wire *wire = wire_new(RN_WIRE_CONNECTING);
-	struct req *req;
+	struct req req = {
+		.qpn = htobe32(id->terms.local_qpn),
+		.psn = htobe32(id->terms.local_psn),
+		.responder_resources = id->terms.responder_resources,
+		.initiator_depth = id->terms.initiator_depth,
+		.retry_count = id->terms.retry_count,
+		.rnr_retry_count = param->rnr_retry_count,
+		.flow_control = param->flow_control,
+		.srq = param->srq,
+		.private_length = param->private_length,
+	};
 
 	if (!wire)
 		return ENOMEM;
@@ -249,19 +265,9 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 	wire->tos_set = id->tos_set;
 	wire->source.fd = id->bound_fd; /* it is the wire's now */
 	id->bound_fd = -1;
-
-	req = append(wire, REQ);
-	req->qpn = htobe32(id->terms.local_qpn);
-	req->psn = htobe32(id->terms.local_psn);
-	req->responder_resources = id->terms.responder_resources;
-	req->initiator_depth = id->terms.initiator_depth;
-	req->retry_count = id->terms.retry_count;
-	req->rnr_retry_count = param->rnr_retry_count;
-	req->flow_control = param->flow_control;
-	req->srq = param->srq;
-	req->private_length = param->private_length;
 	if (param->private_length)
-		memcpy(req->private_data, param->private_data, param->private_length);
+		memcpy(req.private_data, param->private_data, param->private_length);
+	append(wire, REQ, &req);
 	rn_task_post(&wire->task);
 	return 0;
 }
@@ -269,18 +275,20 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param)
 {
 	const struct rn_cm_terms *terms = &wire->id->terms;
-	struct rep *rep = append(wire, REP);
+	struct rep rep = {
+		.qpn = htobe32(terms->local_qpn),
+		.psn = htobe32(terms->local_psn),
+		.responder_resources = terms->responder_resources,
+		.initiator_depth = terms->initiator_depth,
+		.rnr_retry_count = param->rnr_retry_count,
+		.flow_control = param->flow_control,
+		.srq = param->srq,
+		.private_length = param->private_length,
+	};
 
-	rep->qpn = htobe32(terms->local_qpn);
-	rep->psn = htobe32(terms->local_psn);
-	rep->responder_resources = terms->responder_resources;
-	rep->initiator_depth = terms->initiator_depth;
-	rep->rnr_retry_count = param->rnr_retry_count;
-	rep->flow_control = param->flow_control;
-	rep->srq = param->srq;
-	rep->private_length = param->private_length;
 	if (param->private_length)
-		memcpy(rep->private_data, param->private_data, param->private_length);
+		memcpy(rep.private_data, param->private_data, param->private_length);
+	append(wire, REP, &rep);
 	wire->phase = RN_WIRE_REP_SENT;
 	set_timer_ms(wire, response_ms);
 	rn_task_post(&wire->task);
@@ -288,14 +296,11 @@ void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param)
 
 static void say_reject(struct rn_wire *wire, int reason, const void *private_data, uint8_t length)
 {
-	struct rej *rej = append(wire, REJ);
+	struct rej rej = {.reason = htobe16((uint16_t)reason), .private_length = length};
 
-	if (rej) {
-		rej->reason = htobe16((uint16_t)reason);
-		rej->private_length = length;
-		if (length)
-			memcpy(rej->private_data, private_data, length);
-	}
+	if (length)
+		memcpy(rej.private_data, private_data, length);
+	append(wire, REJ, &rej);
 	wire->phase = RN_WIRE_CLOSING;
 	set_timer_ms(wire, LINGER_MS);
 }
