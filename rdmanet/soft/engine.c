@@ -539,9 +539,9 @@ void rn_timer_set(struct rn_timer *timer, uint64_t delay_ns)
 void rn_timer_cancel(struct rn_timer *timer)
 {
 	pthread_mutex_lock(&engine.lock);
+	settle(timer); /* first: what runs may set it again */
 	if (timer->is_set)
 		take_out(timer);
-	settle(timer);
 	pthread_mutex_unlock(&engine.lock);
 }
 
@@ -599,8 +599,8 @@ void rn_task_post(struct rn_task *task)
 void rn_task_cancel(struct rn_task *task)
 {
 	pthread_mutex_lock(&engine.lock);
+	settle(task); /* first: what runs may post it again */
 	if (task->link)
 		unlink_task(task);
-	settle(task);
 	pthread_mutex_unlock(&engine.lock);
 }
