@@ -1,0 +1,70 @@
+"""Stream tests run on asyncio's loop and on uvloop; each gets a Net that ends what it began.
+
+Every coroutine test has a time limit (`@pytest.mark.limit(seconds)` moves it): a transport that
+loses a wake-up shows as TimeoutError with the place where the test waited.
+"""
+
+import asyncio
+import functools
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from harness import Net
+
+LIMIT_S = 30.0
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.SelectorEventLoop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "limit(seconds): how long a coroutine test may take")
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return LOOPS
+
+
+@pytest.fixture(params=LOOPS.values(), ids=LOOPS.keys())
+def loop_factory(request) -> Callable[[], asyncio.AbstractEventLoop]:
+    """For tests that run loops themselves (and are no coroutines)."""
+    return request.param
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
+        marker = item.get_closest_marker("limit")
+        item.obj = limited(item.obj, marker.args[0] if marker else LIMIT_S)
+
+
+def limited(test, seconds):
+    @functools.wraps(test)
+    async def run(*args, **kwargs):
+        async with asyncio.timeout(seconds):
+            await test(*args, **kwargs)
+
+    return run
+
+
+@pytest_asyncio.fixture
+async def net() -> AsyncIterator["Net"]:
+    from harness import Net
+
+    net = Net()
+    try:
+        yield net
+    finally:
+        async with asyncio.timeout(LIMIT_S):
+            await net.aclose()
