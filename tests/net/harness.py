@@ -167,7 +167,9 @@ class Peer:
             await readable(self._stdout.fileno())
             piece = os.read(self._stdout.fileno(), 65536)
             if not piece:
-                raise EOFError(f"peer {self.process.args} ended with {self.process.poll()} after {self._text!r}")
+                raise EOFError(
+                    f"peer {self.process.args} ended with {self.process.poll()} after {self._text!r}"
+                )
             self._text += piece
         line, self._text = self._text.split(b"\n", 1)
         return line.decode()
@@ -245,7 +247,9 @@ class Net:
         """A server, and the port it found."""
         return await self.serve_on(0, factory, **options)
 
-    async def serve_on(self, port: int, factory: Callable[[], Any] = Recorder, **options: Any) -> tuple[Any, int]:
+    async def serve_on(
+        self, port: int, factory: Callable[[], Any] = Recorder, **options: Any
+    ) -> tuple[Any, int]:
         server = await rdmanet.start_rdma_server(self.remember(factory), HOST, port, **options)
         self.servers.append(server)
         return server, server.sockets[0].getsockname()[1]

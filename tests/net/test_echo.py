@@ -10,7 +10,18 @@ from harness import HOST, Echo, Net, Recorder
 import rdmanet
 
 # Borders of slots are the transport's own business; these straddle whatever they are.
-SIZES = sorted({1, 2, 3, 63, 64, 65, 100_000, *(n + d for n in (4096, 8192, 16384, 32768, 65536) for d in (-17, -16, -1, 0, 1))})
+SIZES = sorted(
+    {
+        1,
+        2,
+        3,
+        63,
+        64,
+        65,
+        100_000,
+        *(n + d for n in (4096, 8192, 16384, 32768, 65536) for d in (-17, -16, -1, 0, 1)),
+    }
+)
 
 
 async def test_sizes(net: Net):

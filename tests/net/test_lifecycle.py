@@ -243,7 +243,12 @@ async def test_write_eof_leaves_the_other_direction(net: Net):
     assert await client.until_lost() is None
     assert await server.until_lost() is None
     assert client.events == ["made", "data", "eof", "lost"]
-    assert [event for event in server.events if event not in ("pause", "resume")] == ["made", "data", "eof", "lost"]
+    assert [event for event in server.events if event not in ("pause", "resume")] == [
+        "made",
+        "data",
+        "eof",
+        "lost",
+    ]
 
 
 async def test_eof_received_false_closes(net: Net):
@@ -349,7 +354,9 @@ async def test_wait_closed_waits_for_connections(net: Net):
 async def test_close_clients(net: Net):
     server, port = await net.serve(Recorder)
     clients = [await net.connect(port) for _ in range(5)]
-    await asyncio.gather(*(recorder.until(lambda r=recorder: r.transport is not None) for recorder in net.recorders))
+    await asyncio.gather(
+        *(recorder.until(lambda r=recorder: r.transport is not None) for recorder in net.recorders)
+    )
     server.close()
     server.close_clients()
     for client in clients:
