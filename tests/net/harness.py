@@ -167,9 +167,8 @@ class Peer:
             await readable(self._stdout.fileno())
             piece = os.read(self._stdout.fileno(), 65536)
             if not piece:
-                raise EOFError(
-                    f"peer {self.process.args} ended with {self.process.poll()} after {self._text!r}"
-                )
+                status = self.process.poll()
+                raise EOFError(f"peer {self.process.args} ended with {status} after {self._text!r}")
             self._text += piece
         line, self._text = self._text.split(b"\n", 1)
         return line.decode()

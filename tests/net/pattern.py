@@ -32,7 +32,5 @@ class Pattern:
             piece = view[:PERIOD]
             at = self.position
             if piece != self.take(len(piece)):
-                raise AssertionError(
-                    f"the stream differs from what was sent within {len(piece)} bytes after {at}"
-                )
+                raise AssertionError(f"the stream differs from what was sent after byte {at} (+{len(piece)})")
             view = view[PERIOD:]

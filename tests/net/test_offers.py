@@ -169,10 +169,8 @@ async def test_a_cancelled_operation_keeps_its_buffer_until_it_ends(net: Net):
         async with server.transport.offer(mr, access="read,write"):
             remote = await offered(client)
             for _ in range(10):
-                uses = [
-                    asyncio.ensure_future(remote.read()),
-                    asyncio.ensure_future(remote.write(0, bytes(size))),
-                ]
+                uses = [remote.read(), remote.write(0, bytes(size)), remote.read(size // 2)]
+                uses = [asyncio.ensure_future(use) for use in uses]
                 await asyncio.sleep(0)
                 for use in uses:
                     use.cancel()
