@@ -66,9 +66,11 @@ def _threads() -> Iterator[str]:
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/comm") as comm:
-                yield comm.read().strip()
+                name = comm.read().strip()
         except (FileNotFoundError, ProcessLookupError):
-            pass
+            continue
+        if name != "libuv-worker":  # uvloop's pool for getaddrinfo is the process's for good
+            yield name
 
 
 def _holdings() -> dict[str, Counter[str]]:

@@ -288,6 +288,12 @@ class Net:
 
         return remembering
 
+    async def accepted_beside(self, clients: list[Recorder]) -> list[Recorder]:
+        """The servers' ends of `clients`: they may come to be a little later."""
+        while len(self.recorders) < 2 * len(clients):
+            await asyncio.sleep(0)
+        return [recorder for recorder in self.recorders if recorder not in clients]
+
     # ---- streams
 
     async def serve_streams(self, connected: Callable[..., Any], **options: Any) -> tuple[Any, int]:

@@ -370,8 +370,7 @@ async def test_abort_clients(net: Net):
     clients = [await net.connect(port) for _ in range(5)]
     for client in clients:
         client.transport.write(b"x")
-    accepted = [recorder for recorder in net.recorders if recorder not in clients]
-    for recorder in accepted:
+    for recorder in await net.accepted_beside(clients):
         await recorder.until_received(1)
     server.close()
     server.abort_clients()
