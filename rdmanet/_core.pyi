@@ -342,6 +342,9 @@ class MR(Resource):
     @property
     def address(self) -> int:
         """Where the memory lies: the remote address for a peer that has the rkey."""
+    @property
+    def length(self) -> int:
+        """Its size in bytes."""
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
         """A part of the region for a work request."""
     def __len__(self) -> int: ...

@@ -189,7 +189,7 @@ cdef class MR(Resource):
     cdef readonly PD pd
     cdef readonly object access
     cdef char *addr
-    cdef size_t length
+    cdef readonly size_t length
     cdef size_t mapped         # of our own pages, 0 if the memory is borrowed
     cdef Py_buffer view        # the export that is borrowed
     cdef bint borrowed
