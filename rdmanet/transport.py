@@ -26,6 +26,7 @@ import contextlib
 import contextvars
 import errno
 import logging
+import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -468,7 +469,7 @@ class RdmaTransport(StreamConnection):
         return f"<RdmaTransport {state} peer={peer} device={device} write_buffer={buffered} bytes>"
 
     def __del__(self) -> None:
-        if not getattr(self, "_torn_down", True) and self._id is not None:
+        if not getattr(self, "_torn_down", True) and self._id is not None and not self._is_foreign:
             warnings.warn(f"unclosed transport {self!r}", ResourceWarning, stacklevel=2, source=self)
             self._teardown()
 
@@ -476,6 +477,8 @@ class RdmaTransport(StreamConnection):
 
     def _handle(self, event: Event, error: BaseException | None = None) -> None:
         """Carry out what the machine answers, in Action's order."""
+        if self._is_foreign:
+            return  # after a fork: the connection is the parent's, and goes on there
         actions = self._machine.receive(event, error)
         if not actions:
             return
@@ -496,12 +499,18 @@ class RdmaTransport(StreamConnection):
             self._stop_posting()
             self._say_goodbye()
             if self._machine.state is not State.CLOSED:
-                # Bytes are left to deliver, paused or not: nothing can come of waiting, and a writer in
-                # drain() must hear of the end.
-                self._reading = True
+                # Bytes are left to deliver. An error doesn't wait for a paused reader: a writer in drain()
+                # must hear of it. After a clean end there is nothing to hear but the bytes themselves.
+                if self._machine.error is not None:
+                    self._reading = True
                 self._when_drained()
         if actions & Action.RELEASE and not actions & Action.LOSE:
             self._teardown()
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether this is a forked child's copy of its parent's transport."""
+        return self._driver.pid != os.getpid()
 
     def _abort_reason(self) -> tuple[int, str]:
         error = self._machine.error

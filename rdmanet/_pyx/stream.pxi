@@ -418,6 +418,8 @@ cdef class StreamConnection:
     cdef int accept(self, object owner, const char *data, size_t size) except -1:
         """Take `size` bytes. `owner` is the exact `bytes` they belong to, or None: then copy."""
         cdef size_t taken = 0
+        if self.qp.pid != verbs.rn_pid:
+            raise RuntimeError(f"this connection was opened by process {self.qp.pid}; open another after fork")
         if not self.writable:
             self._write_refused()
             return 0
