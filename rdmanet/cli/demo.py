@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rdmanet.cli.fabrics import FABRICS, loop_factory, pin
+from rdmanet.cli.fabrics import FABRICS, forget, loop_factory, pin
 from rdmanet.cli.text import Progress, table
 from rdmanet.cli.workloads import Flooder, Pinger, percentile, round_trips_s, run_client
 
@@ -75,17 +75,23 @@ def _server_process(directory: str, loop: str | None) -> Iterator[tuple[int, dic
     command = [sys.executable, "-m", "rdmanet.cli.demo_server", directory, loop or ""]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
+        server: dict[str, Any] = {"fabrics": {}}
         try:
             announced = process.stdout.readline()
             if not announced:
                 raise DemoError(f"the server process ended with status {process.wait()} before it listened")
-            yield process.pid, json.loads(announced)
+            server = json.loads(announced)
+            yield process.pid, server
         finally:
             process.stdin.close()
             try:
                 process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 process.kill()
+            # It does so itself, unless it was killed.
+            for listening in server["fabrics"].values():
+                for address in listening.values():
+                    forget(address)
 
 
 async def _client(server: dict[str, Any], path: Path, loop_name: str) -> None:

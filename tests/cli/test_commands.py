@@ -1,0 +1,100 @@
+"""The commands as their user types them: processes, exit statuses, what they print and leave behind."""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def start(*arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "rdmanet", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **{"env": ENVIRONMENT} | options,
+    )
+
+
+def run(*arguments, **options):
+    with start(*arguments, **options) as process:
+        out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def test_devices_shows_the_embedded_one():
+    status, out, _ = run("devices", "--json")
+    assert status == 0
+    [embedded] = [d for d in json.loads(out)["devices"] if d["library"] == "embedded"]
+    [port] = embedded["ports"]
+    assert port["state"] == "ACTIVE"
+    assert "127.0.0.1" in [gid["address"] for gid in port["gids"]]
+    status, table, _ = run("devices")
+    assert status == 0
+    assert embedded["name"] in table
+
+
+def test_devices_without_any_library_says_so(tmp_path):
+    missing = ENVIRONMENT | {"RDMANET_SOFT_LIBRARY": str(tmp_path / "none.so")}
+    status, out, _ = run("devices", env=missing)
+    assert "embedded is not available" in out
+    assert status in (0, 1)  # 0 where the kernel has a device
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_demo_verifies_and_measures(loop, tmp_path):
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    file = tmp_path / "some file"
+    file.write_bytes(os.urandom(3_000_001))
+    status, out, err = run("demo", "--loop", loop, file, env=ENVIRONMENT | {"TMPDIR": str(tmp_path)})
+    assert (status, err) == (0, "")
+    digests = re.findall(r"SHA-256 ([0-9a-f]{64})", out)
+    assert len(digests) == 2 and len(set(digests)) == 1
+    assert {"rdmanet", "asyncio"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
+    assert list(tmp_path.iterdir()) == [file], "the demo left something behind"
+
+
+def test_demo_of_a_file_that_is_not_there():
+    status, _, err = run("demo", "/nonexistent")
+    assert status == 1
+    assert "/nonexistent" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_demo_interrupted_takes_its_server_along(number, tmp_path):
+    with start("demo", env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}) as process:
+        assert process.stdout is not None
+        server = int(re.findall(r"server: process (\d+)", process.stdout.readline())[0])
+        # The pidfd is of the server whatever becomes of the number.
+        watched = os.pidfd_open(server)
+        process.send_signal(number)
+        status = process.wait(timeout=20)
+        process.stderr.read()
+    try:
+        signal.pidfd_send_signal(watched, 0)
+        assert select.select([watched], [], [], 20)[0], "the server outlived the demo"
+    except ProcessLookupError:
+        pass  # gone already
+    finally:
+        os.close(watched)
+    assert status == (130 if number == signal.SIGINT else -signal.SIGKILL)
+
+
+def test_demo_whose_server_is_killed_fails(tmp_path):
+    with start("demo", env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}) as process:
+        assert process.stdout is not None
+        server = int(re.findall(r"server: process (\d+)", process.stdout.readline())[0])
+        os.kill(server, signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith("demo: ")
