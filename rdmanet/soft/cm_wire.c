@@ -22,8 +22,11 @@
  * shows it (a child forked by the dead may hold the socket open).
  *
  * A wire outlives its identifier when the peer must still be told something; then it has five
- * seconds.  All of a wire is guarded by rn_cm_lock, and all but its output and phase is the
- * engine's.  Only the engine frees it.
+ * seconds.  Only the engine frees it.
+ *
+ * rn_cm_lock guards what the program's threads see of a wire: its identifier, phase and output.
+ * The socket, the input and the timers are the engine's.  So the lock isn't held over a system
+ * call: the program's thread, which may run an event loop, would wait for it.
  */
 #define _GNU_SOURCE
 #include "cm.h"
@@ -75,28 +78,35 @@ static const uint16_t message_length[MESSAGE_TYPES] = {
 };
 
 struct rn_wire {
+	/* under rn_cm_lock */
+	struct rn_list link;       /* of all wires */
+	struct rn_cm_id *id;       /* NULL: not yet, or no more */
+	struct rn_cm_id *listener; /* until the request has come */
+	enum rn_wire_phase phase;
+	bool over; /* to be freed as soon as the engine has done with this callback */
+	bool told; /* DISCONNECTED */
+	/* The longest message fits twice; what is queued is a REQ or a REP, and at most RTU, REJ,
+	 * DREQ and DREP after it. */
+	unsigned out_length;
+	unsigned char out[512];
+
+	/* the engine's, or fixed */
 	struct rn_source source;
 	struct rn_timer timer;
 	struct rn_task task;
 	struct rn_death death;
-	struct rn_list link;         /* of all wires */
-	struct rn_cm_id *id;         /* NULL: not yet, or no more */
-	struct rn_cm_id *listener;   /* until the request has come */
 	struct sockaddr_storage far; /* the passive side's peer */
 	struct sockaddr_storage dst; /* where the active side goes */
-	enum rn_wire_phase phase;
-	bool over;       /* to be freed as soon as the engine has done with this callback */
-	bool watched;    /* death */
-	bool told;       /* DISCONNECTED */
-	bool wants_room; /* watching EPOLLOUT */
+	bool connecting;             /* the TCP connection isn't there yet */
+	bool watched;                /* death */
+	bool wants_room;             /* watching EPOLLOUT */
+	uint16_t watch_port;         /* whose death is to be watched */
 	uint8_t tos;
 	bool tos_set;
-	unsigned in_length, out_length;
-	/* The longest message fits twice; what is queued is a REQ or a REP, and at most RTU, REJ,
-	 * DREQ and DREP after it. Messages are looked at where they came in: all lengths are
-	 * multiples of four. */
+	unsigned in_length, sending_length;
+	/* Messages are looked at where they came in: all lengths are multiples of four. */
 	alignas(8) unsigned char in[512];
-	unsigned char out[512];
+	unsigned char sending[512];
 };
 
 enum {
@@ -107,7 +117,7 @@ enum {
 };
 
 static struct rn_list wires = {&wires, &wires};
-static unsigned unheard;
+static unsigned unheard; /* wires that are ACCEPTED; both under rn_cm_lock */
 static _Atomic unsigned long dropped;
 
 /* Settings, in milliseconds; read once. */
@@ -139,6 +149,7 @@ static void set_timer_ms(struct rn_wire *wire, uint64_t ms)
 	rn_timer_set(&wire->timer, ms * 1000000u);
 }
 
+/* rn_cm_lock held. */
 static struct rn_wire *wire_new(enum rn_wire_phase phase)
 {
 	struct rn_wire *wire = calloc(1, sizeof *wire);
@@ -146,6 +157,7 @@ static struct rn_wire *wire_new(enum rn_wire_phase phase)
 	if (!wire)
 		return NULL;
 	wire->phase = phase;
+	wire->connecting = phase == RN_WIRE_CONNECTING;
 	wire->source = (struct rn_source){.fd = -1, .ready = ready};
 	wire->timer.fire = timed_out;
 	wire->task.run = kicked;
@@ -164,43 +176,58 @@ static void close_socket(struct rn_wire *wire)
 	wire->watched = false;
 }
 
-/* Last in each of the engine's callbacks: nothing but this frees a wire. */
+/* Last in each of the engine's callbacks: nothing but this frees a wire. Without the lock. */
 static void sweep(struct rn_wire *wire)
 {
-	if (!wire->over)
+	bool waits = false;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over) {
+		pthread_mutex_unlock(&rn_cm_lock);
 		return;
+	}
 	if (wire->phase == RN_WIRE_ACCEPTED)
 		unheard--;
 	if (timewait_ms && wire->told && wire->id && wire->phase != RN_WIRE_TIMEWAIT) {
-		close_socket(wire);
 		wire->phase = RN_WIRE_TIMEWAIT;
 		wire->over = false;
+		waits = true;
+	} else {
+		rn_list_del(&wire->link);
+		if (wire->id)
+			wire->id->wire = NULL;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+
+	close_socket(wire);
+	if (waits) {
 		set_timer_ms(wire, timewait_ms);
 		return;
 	}
-	close_socket(wire);
 	rn_timer_cancel(&wire->timer);
 	rn_task_cancel(&wire->task);
-	rn_list_del(&wire->link);
-	if (wire->id)
-		wire->id->wire = NULL;
 	free(wire);
 }
 
+/* The engine stops. Identifiers that are left, if the program left any, stay unconnected. */
 static void stop_all(void)
 {
-	pthread_mutex_lock(&rn_cm_lock);
-	for (struct rn_list *item = wires.next, *next; item != &wires; item = next) {
-		struct rn_wire *wire = RN_OWNER(item, struct rn_wire, link);
+	struct rn_wire *wire;
 
-		next = item->next;
-		if (wire->id) /* its owner has let the engine stop: it stays, unconnected */
-			wire->id->wire = NULL;
-		wire->id = NULL;
-		wire->over = true;
-		sweep(wire);
-	}
-	pthread_mutex_unlock(&rn_cm_lock);
+	do {
+		wire = NULL;
+		pthread_mutex_lock(&rn_cm_lock);
+		if (!rn_list_empty(&wires)) {
+			wire = RN_OWNER(wires.next, struct rn_wire, link);
+			if (wire->id)
+				wire->id->wire = NULL;
+			wire->id = NULL;
+			wire->over = true;
+		}
+		pthread_mutex_unlock(&rn_cm_lock);
+		if (wire)
+			sweep(wire);
+	} while (wire);
 }
 
 static void forget_in_child(void)
@@ -371,7 +398,7 @@ void rn_wire_abandon(struct rn_wire *wire)
 	rn_task_post(&wire->task);
 }
 
-/* --- the end of a wire: engine ------------------------------------------------------------------ */
+/* --- the end of a wire: engine, rn_cm_lock held -------------------------------------------------- */
 
 static void tell_disconnected(struct rn_wire *wire)
 {
@@ -459,8 +486,8 @@ static void peer_died(struct rn_death *death, bool failed)
 		return; /* no way into its memory, but it lives */
 	pthread_mutex_lock(&rn_cm_lock);
 	lost(wire, 0);
-	sweep(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
+	sweep(wire);
 }
 
 static void timed_out(struct rn_timer *timer)
@@ -494,19 +521,11 @@ static void timed_out(struct rn_timer *timer)
 	case RN_WIRE_ESTABLISHED:
 		break; /* the program has all the time it wants */
 	}
-	sweep(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
+	sweep(wire);
 }
 
-/* --- messages: engine --------------------------------------------------------------------------- */
-
-static void watch(struct rn_wire *wire, uint32_t qpn)
-{
-	uint16_t port = (uint16_t)(qpn >> 8);
-
-	if (!wire->watched && port)
-		wire->watched = !rn_peer_watch_death(port, &wire->death);
-}
+/* --- messages: engine, rn_cm_lock held ----------------------------------------------------------- */
 
 static void on_req(struct rn_wire *wire, const struct req *req)
 {
@@ -550,7 +569,7 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 		.retry_count = req->retry_count,
 		.rnr_retry_count = req->rnr_retry_count,
 	};
-	watch(wire, id->terms.remote_qpn);
+	wire->watch_port = (uint16_t)(id->terms.remote_qpn >> 8);
 
 	event->counted_on = listener;
 	event->event.listen_id = &listener->id;
@@ -584,7 +603,7 @@ static void on_rep(struct rn_wire *wire, const struct rep *rep)
 	terms->rnr_retry_count = rep->rnr_retry_count;
 	wire->phase = RN_WIRE_REP_RECEIVED;
 	rn_timer_set(&wire->timer, UINT64_MAX);
-	watch(wire, terms->remote_qpn);
+	wire->watch_port = (uint16_t)(terms->remote_qpn >> 8);
 
 	event = rn_cm_event_new(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
 	if (!event) {
@@ -702,86 +721,116 @@ static void digest(struct rn_wire *wire)
 	memmove(wire->in, wire->in + at, wire->in_length);
 }
 
-/* --- the socket: engine ------------------------------------------------------------------------- */
+/* --- the socket: engine, without the lock -------------------------------------------------------- */
+
+static void lost_unlocked(struct rn_wire *wire, int error)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over)
+		lost(wire, error);
+	pthread_mutex_unlock(&rn_cm_lock);
+}
 
 static void listen_for(struct rn_wire *wire, bool room)
 {
 	uint32_t events = EPOLLIN | (room ? EPOLLOUT : 0u);
+	int rc;
 
 	if (!wire->source.slot) {
-		int rc = rn_source_add(&wire->source, events);
-
+		rc = rn_source_add(&wire->source, events);
 		if (rc)
-			lost(wire, -rc);
+			lost_unlocked(wire, -rc);
 	} else if (room != wire->wants_room) {
 		rn_source_modify(&wire->source, events);
 	}
 	wire->wants_room = room;
 }
 
+/* What is to be said; nothing any more when the wire is over. */
+static bool take_output(struct rn_wire *wire)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over) {
+		memcpy(wire->sending, wire->out, wire->out_length);
+		wire->sending_length = wire->out_length;
+		wire->out_length = 0;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return wire->sending_length != 0;
+}
+
 static void flush(struct rn_wire *wire)
 {
 	ssize_t sent;
 
-	if (wire->over || wire->source.fd < 0 || wire->phase == RN_WIRE_CONNECTING)
+	if (wire->connecting || wire->source.fd < 0)
 		return;
-	while (wire->out_length) {
-		sent = send(wire->source.fd, wire->out, wire->out_length, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (wire->sending_length || take_output(wire)) {
+		sent = send(wire->source.fd, wire->sending, wire->sending_length, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (sent < 0 && errno == EINTR)
 			continue;
-		if (sent < 0 && errno != EAGAIN)
-			wire->out_length = 0; /* it is gone: what it said before that is still to be read */
-		if (sent < 0)
+		if (sent < 0 && errno == EAGAIN)
 			break;
-		wire->out_length -= (unsigned)sent;
-		memmove(wire->out, wire->out + sent, wire->out_length);
+		if (sent < 0) /* it is gone: what it said before that is still to be read */
+			sent = wire->sending_length;
+		wire->sending_length -= (unsigned)sent;
+		memmove(wire->sending, wire->sending + sent, wire->sending_length);
 	}
-	listen_for(wire, wire->out_length != 0);
+	listen_for(wire, wire->sending_length != 0);
 }
 
 static void receive(struct rn_wire *wire)
 {
-	ssize_t got;
+	bool more;
 
 	do {
 		size_t room = sizeof wire->in - wire->in_length;
+		ssize_t got = recv(wire->source.fd, wire->in + wire->in_length, room, MSG_DONTWAIT);
 
-		got = recv(wire->source.fd, wire->in + wire->in_length, room, MSG_DONTWAIT);
-		if (got < 0 && errno == EINTR)
+		more = got < 0 && errno == EINTR;
+		if (more)
 			continue;
 		if (got < 0 && errno == EAGAIN)
 			return;
 		if (got <= 0) {
-			lost(wire, got ? errno : 0);
+			lost_unlocked(wire, got ? errno : 0);
 			return;
 		}
+		pthread_mutex_lock(&rn_cm_lock);
 		wire->in_length += (unsigned)got;
 		digest(wire);
-		if ((size_t)got < room)
-			return; /* that was all; if not, epoll says so */
-	} while (!wire->over);
+		more = !wire->over && (size_t)got == room; /* else that was all; if not, epoll says so */
+		pthread_mutex_unlock(&rn_cm_lock);
+	} while (more);
+
+	if (wire->watch_port && !wire->watched)
+		wire->watched = !rn_peer_watch_death(wire->watch_port, &wire->death);
+	wire->watch_port = 0;
 }
 
-/* The TCP connection stands, or it failed. */
+/* The TCP connection stands. */
 static void connected(struct rn_wire *wire)
 {
-	struct rdma_addr *addr = &wire->id->id.route.addr; /* without an id, CONNECTING is over at once */
 	struct sockaddr_storage near = {0};
 	socklen_t length = sizeof near;
 
+	wire->connecting = false;
 	if (getsockname(wire->source.fd, (struct sockaddr *)&near, &length)) {
-		lost(wire, errno);
+		lost_unlocked(wire, errno);
 		return;
 	}
 	/* The kernel may choose the very port that nobody listens on: the socket meets itself. */
 	if (rn_cm_port((struct sockaddr *)&near) == rn_cm_port((struct sockaddr *)&wire->dst) &&
 	    !memcmp(&near, &wire->dst, near.ss_family == AF_INET ? offsetof(struct sockaddr_in, sin_zero) : length)) {
-		lost(wire, ECONNREFUSED);
+		lost_unlocked(wire, ECONNREFUSED);
 		return;
 	}
-	memcpy(&addr->src_addr, &near, length);
-	wire->phase = RN_WIRE_REQ_SENT;
-	flush(wire);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over) {
+		memcpy(&wire->id->id.route.addr.src_addr, &near, length);
+		wire->phase = RN_WIRE_REQ_SENT;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
 }
 
 static void start_connecting(struct rn_wire *wire)
@@ -793,7 +842,7 @@ static void start_connecting(struct rn_wire *wire)
 	if (fd < 0)
 		fd = rn_fd_own(socket(dst->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 	if (fd < 0) {
-		lost(wire, errno);
+		lost_unlocked(wire, errno);
 		return;
 	}
 	wire->source.fd = fd;
@@ -806,7 +855,7 @@ static void start_connecting(struct rn_wire *wire)
 	else if (errno == EINPROGRESS)
 		listen_for(wire, true);
 	else
-		lost(wire, errno);
+		lost_unlocked(wire, errno);
 }
 
 static void finish_connecting(struct rn_wire *wire)
@@ -817,7 +866,7 @@ static void finish_connecting(struct rn_wire *wire)
 	if (getsockopt(wire->source.fd, SOL_SOCKET, SO_ERROR, &error, &length))
 		error = errno;
 	if (error)
-		lost(wire, error);
+		lost_unlocked(wire, error);
 	else
 		connected(wire);
 }
@@ -826,44 +875,46 @@ static void ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct rn_wire *wire = RN_OWNER(source, struct rn_wire, source);
 
-	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over && wire->phase == RN_WIRE_CONNECTING) {
+	if (wire->connecting)
 		finish_connecting(wire);
-	} else if (!wire->over) {
-		if (epoll_events & ~(uint32_t)EPOLLOUT)
-			receive(wire);
-		flush(wire);
-	}
+	else if (epoll_events & ~(uint32_t)EPOLLOUT)
+		receive(wire);
+	flush(wire);
 	sweep(wire);
-	pthread_mutex_unlock(&rn_cm_lock);
 }
 
 /* The program has changed something. */
 static void kicked(struct rn_task *task)
 {
 	struct rn_wire *wire = RN_OWNER(task, struct rn_wire, task);
+	bool start;
 
 	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over && wire->phase == RN_WIRE_CONNECTING && !wire->source.slot)
+	start = !wire->over && wire->connecting && !wire->source.slot;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (start)
 		start_connecting(wire);
 	flush(wire);
 	sweep(wire);
-	pthread_mutex_unlock(&rn_cm_lock);
 }
 
 /* --- listeners ---------------------------------------------------------------------------------- */
 
 static void drop_eldest_unheard(void)
 {
-	for (struct rn_list *item = wires.next; item != &wires; item = item->next) {
-		struct rn_wire *wire = RN_OWNER(item, struct rn_wire, link);
+	struct rn_wire *wire = NULL;
 
-		if (wire->phase == RN_WIRE_ACCEPTED && !wire->over) {
+	pthread_mutex_lock(&rn_cm_lock);
+	for (struct rn_list *item = wires.next; unheard >= UNHEARD_MAX && !wire && item != &wires; item = item->next) {
+		wire = RN_OWNER(item, struct rn_wire, link);
+		if (wire->phase != RN_WIRE_ACCEPTED || wire->over)
+			wire = NULL;
+		else
 			drop(wire, "too many that say nothing");
-			sweep(wire);
-			return;
-		}
 	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (wire)
+		sweep(wire);
 }
 
 /* False: no more for now. */
@@ -873,6 +924,7 @@ static bool accept_one(struct rn_cm_id *listener)
 	socklen_t length = sizeof far;
 	static const int on = 1;
 	struct rn_wire *wire;
+	bool more;
 	int fd;
 
 	fd = rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)&far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -885,38 +937,38 @@ static bool accept_one(struct rn_cm_id *listener)
 	}
 	if (fd < 0)
 		return errno != EAGAIN;
-	if (unheard >= UNHEARD_MAX)
-		drop_eldest_unheard();
+	drop_eldest_unheard();
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	pthread_mutex_lock(&rn_cm_lock);
 	wire = wire_new(RN_WIRE_ACCEPTED);
+	if (wire) {
+		unheard++;
+		wire->source.fd = fd;
+		wire->listener = listener;
+		wire->far = far;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
 	if (!wire) {
 		rn_fd_close(fd);
 		return true;
 	}
-	unheard++;
-	wire->source.fd = fd;
-	wire->listener = listener;
-	wire->far = far;
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	set_timer_ms(wire, silence_ms);
 	receive(wire); /* the request is mostly there already */
 	flush(wire);
 	sweep(wire);
-	return !listener->paused;
+	pthread_mutex_lock(&rn_cm_lock);
+	more = !listener->paused;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return more;
 }
 
 void rn_wire_listener_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct rn_cm_id *listener = RN_OWNER(source, struct rn_cm_id, accepting);
 
-	bool more = true;
-
 	(void)epoll_events;
-	for (int i = 0; more && i < ACCEPTS_PER_ROUND; i++) {
-		/* One at a time: the program's threads want the lock, too. */
-		pthread_mutex_lock(&rn_cm_lock);
-		more = accept_one(listener);
-		pthread_mutex_unlock(&rn_cm_lock);
-	}
+	for (int i = 0; i < ACCEPTS_PER_ROUND && accept_one(listener); i++)
+		;
 }
 
 void rn_wire_listener_breathe(struct rn_timer *timer)
