@@ -34,6 +34,7 @@ test: build $(VENV)/.test ## set everything up, then run the tests (ARGS="-k nam
 # --- set-up -------------------------------------------------------------------------------------------
 
 build: $(VENV)/.built ## build the extension and the embedded device in place
+	@:
 
 $(VENV)/.run: pyproject.toml scripts/prerequisites
 	@scripts/prerequisites $(PYTHON)
