@@ -18,9 +18,10 @@
  *
  * An event is counted in the CQ's block, then one token is written to the channel's eventfd (a
  * semaphore); get_cq_event takes a token, then looks which of the channel's CQs has an event that
- * was not taken yet.  Whoever pushes is stopped or killed between the two at worst, and then a
- * token is missing or surplus: surplus ones are skipped, and for a dead peer the engine
- * fires every CQ it could have reached.
+ * was not taken yet.  A pusher may be killed between taking back the arming and counting, or between
+ * counting and writing: then a token, or the whole event, is missing, and nobody else will push one,
+ * for the CQ is not armed any more.  So when a process dies the engine makes up for what any CQ
+ * that somebody waits for may have lost (rn_cq_recover).  Surplus tokens are skipped.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -237,6 +238,7 @@ static struct rn_cq *channel_take(struct rn_channel *channel)
 		struct rn_cq *cq = container_of(at, struct rn_cq, channel_link);
 
 		if (atomic_load(&cq->block->events) != cq->events_taken) {
+			cq->is_waiting = false;
 			cq->events_taken++;
 			cq->events_reported++;
 			rn_list_del(at);
@@ -287,6 +289,7 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 	if (rn_is_foreign(ibv_cq->context))
 		return ENODEV;
 	rn_lock(&cq->lock);
+	cq->is_waiting = true;
 	/* Asking for any completion outdoes asking for solicited ones, not the other way round. */
 	if (solicited_only)
 		atomic_compare_exchange_strong(&cq->block->armed, &armed, RN_ARMED_SOLICITED);
@@ -299,8 +302,8 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 
 /* --- creating and destroying ------------------------------------------------------------------------- */
 
-/* Blocks of the arena in use; with rn_world held. */
-static bool blocks_taken[RN_CQS_MAX];
+/* The process's CQs by block; with rn_world held. */
+static struct rn_cq *cqs[RN_CQS_MAX];
 
 static bool block_take(struct rn_cq *cq)
 {
@@ -311,8 +314,9 @@ static bool block_take(struct rn_cq *cq)
 	for (unsigned tried = 0; tried < RN_CQS_MAX && !found; tried++) {
 		uint32_t index = next++ % RN_CQS_MAX;
 
-		if (!blocks_taken[index]) {
-			found = blocks_taken[index] = true;
+		if (!cqs[index]) {
+			found = true;
+			cqs[index] = cq;
 			cq->index = index;
 			cq->block = rn_arena_cq(rn_arena, index);
 		}
@@ -324,7 +328,7 @@ static bool block_take(struct rn_cq *cq)
 static void block_give_back(struct rn_cq *cq)
 {
 	pthread_mutex_lock(&rn_world);
-	blocks_taken[cq->index] = false;
+	cqs[cq->index] = NULL;
 	pthread_mutex_unlock(&rn_world);
 }
 
@@ -451,6 +455,9 @@ RN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv_cq)
 		unread = atomic_load(&cq->block->events) - cq->events_taken;
 		rn_unlock(&channel->lock);
 		drain_tokens(channel, unread);
+		pthread_mutex_lock(&rn_world);
+		ibv_cq->channel = NULL; /* nothing to recover any more */
+		pthread_mutex_unlock(&rn_world);
 		channel->channel.refcnt--;
 	}
 	pthread_mutex_unlock(&context->mutex);
@@ -595,6 +602,30 @@ void rn_cq_kick(struct rn_cq *cq, struct rn_qp *qp)
 	make_ready(cq, qp);
 	rn_cq_notify(cq->block, NULL, true);
 	rn_unlock(&cq->lock);
+}
+
+static void recover(struct rn_cq *cq)
+{
+	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
+	bool is_lost;
+
+	rn_lock(&channel->lock);
+	rn_lock(&cq->lock);
+	is_lost = cq->is_waiting && atomic_load(&cq->block->armed) == RN_ARMED_NOT;
+	/* Not even counted; if a pusher that lives is about to, the second event does no harm. */
+	if (is_lost && atomic_load(&cq->block->events) == cq->events_taken)
+		atomic_fetch_add(&cq->block->events, 1);
+	rn_unlock(&cq->lock);
+	rn_unlock(&channel->lock);
+	if (is_lost)
+		rn_channel_signal(channel->id);
+}
+
+void rn_cq_recover(void)
+{
+	for (uint32_t i = 0; i < RN_CQS_MAX; i++)
+		if (cqs[i] && cqs[i]->cq.channel)
+			recover(cqs[i]);
 }
 
 /* --- polling -------------------------------------------------------------------------------------------- */
@@ -763,7 +794,7 @@ void rn_cq_forked(void)
 {
 	memset(&channel_lock, 0, sizeof(channel_lock));
 	memset(channels, 0, sizeof(channels));
-	memset(blocks_taken, 0, sizeof(blocks_taken));
+	memset(cqs, 0, sizeof(cqs));
 	bell = (struct rn_source){.fd = -1};
 	served_fd = -1;
 }

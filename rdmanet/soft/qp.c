@@ -475,6 +475,7 @@ void rn_peer_died(int pid)
 		rn_cq_kick(qp->recv_cq, qp);
 		peer_died(qp);
 	}
+	rn_cq_recover();
 	rn_qp_reap();
 	rn_mr_reap();
 	pthread_mutex_unlock(&rn_world);

@@ -283,6 +283,7 @@ struct rn_cq {
 	uint32_t next_bit;
 
 	uint32_t events_taken;    /* of block->events, by get_cq_event; under the channel's lock */
+	_Atomic bool is_waiting;  /* armed, and no event was taken since */
 	uint32_t events_reported; /* by get_cq_event; likewise */
 	uint32_t async_reported;
 	unsigned users;
@@ -298,6 +299,8 @@ static inline struct rn_cq *rn_cq(struct ibv_cq *cq)
 void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe);
 /* Receives of this QP may be there to poll (it was flushed): look at it, wake whoever waits. */
 void rn_cq_kick(struct rn_cq *cq, struct rn_qp *qp);
+/* A process that may have pushed into any CQ of ours has died, perhaps within: with rn_world held. */
+void rn_cq_recover(void);
 int rn_cq_attach(struct rn_cq *cq, struct rn_qp *qp, uint32_t *bit); /* 0 or errno */
 void rn_cq_detach(struct rn_cq *cq, struct rn_qp *qp);
 /* Forget completions of this QP: it is destroyed or reset. */
