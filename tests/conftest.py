@@ -44,6 +44,15 @@ def address(request: pytest.FixtureRequest, device: _core.Device) -> str:
     return str(next(found for found in addresses if found.version == 4))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm(request: pytest.FixtureRequest) -> None:
+    """librdmacm keeps a kernel's device open from its first use on; that is no test's leak."""
+    if request.config.getoption("--device") != "embedded":
+        library = request.getfixturevalue("device").library
+        with _core.CMEventChannel(library) as channel, channel.create_id() as id:
+            id.bind_addr((request.getfixturevalue("address"), 0))
+
+
 # ---- Leaks ---------------------------------------------------------------------------------------
 
 

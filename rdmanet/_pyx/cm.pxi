@@ -308,6 +308,13 @@ cdef class CMID(Resource):
         self.destroyed()
         return 0
 
+    cdef int on_device(self, str call) except -1:
+        """librdmacm crashes when it is asked before an address has led to a device."""
+        self.usable()
+        if self.ptr.verbs is NULL:
+            raise OSError(EINVAL, f"{call}: no address is bound or resolved yet")
+        return 0
+
     @property
     def context(self):
         """The device's context, shared by its identifiers; None until an address is bound or resolved."""
@@ -378,7 +385,7 @@ cdef class CMID(Resource):
     def resolve_route(self, int timeout_ms=2000):
         """Find the way there: ROUTE_RESOLVED or ROUTE_ERROR."""
         cdef int rc
-        self.usable()
+        self.on_device("rdma_resolve_route")
         with nogil:
             rc = verbs.rn_resolve_route(self.library.c, self.ptr, timeout_ms)
         check(rc, "rdma_resolve_route")
@@ -402,7 +409,7 @@ cdef class CMID(Resource):
         cdef verbs.rdma_conn_param param
         cdef bytes data = bytes(private_data)
         cdef int rc
-        self.usable()
+        self.on_device("rdma_connect")
         fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
         with nogil:
             rc = verbs.rn_connect(self.library.c, self.ptr, &param)
@@ -414,7 +421,7 @@ cdef class CMID(Resource):
         cdef verbs.rdma_conn_param param
         cdef bytes data = bytes(private_data)
         cdef int rc
-        self.usable()
+        self.on_device("rdma_accept")
         fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
         with nogil:
             rc = verbs.rn_accept(self.library.c, self.ptr, &param)
@@ -426,7 +433,7 @@ cdef class CMID(Resource):
         cdef const char *bytes_ptr = data
         cdef uint8_t length
         cdef int rc
-        self.usable()
+        self.on_device("rdma_reject")
         length = data_length(data)
         with nogil:
             rc = verbs.rn_reject(self.library.c, self.ptr, bytes_ptr if length else NULL, length)
@@ -435,7 +442,7 @@ cdef class CMID(Resource):
     def disconnect(self):
         """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
         cdef int rc
-        self.usable()
+        self.on_device("rdma_disconnect")
         with nogil:
             rc = verbs.rn_disconnect(self.library.c, self.ptr)
         check(rc, "rdma_disconnect")

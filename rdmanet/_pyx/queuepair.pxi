@@ -477,9 +477,13 @@ cdef class QP(Resource):
             return ""
         ah = attr.ah_attr
         try:
-            mine = str(ipaddress.IPv6Address(self.pd.context.query_gid(ah.port_num, ah.sgid_index)))
+            gid = self.pd.context.query_gid(ah.port_num, ah.sgid_index)
         except OSError:
-            mine = "not in the port's table; Context.gid_table() lists what there is"
+            gid = b""
+        if any(gid):
+            mine = str(ipaddress.IPv6Address(gid))
+        else:
+            mine = "nothing in the port's table; Context.gid_table() lists what there is"
         to = "no GID" if ah.dgid is None else str(ipaddress.IPv6Address(ah.dgid))
         return f"; address: to {to} from GID index {ah.sgid_index} of port {ah.port_num} ({mine})"
 

@@ -4,7 +4,7 @@
 # checked against its region when it is made, so a slip of the pen is an IndexError here with the
 # numbers in it, and not a protection error later without. The elements hold their regions, and the
 # queue pair holds the elements of all that it has in flight: the device writes into them until the
-# completion has been polled.
+# completion has been polled. That holds in a garbage cycle too, hence no_gc_clear all along the way.
 
 
 class WROpcode(enum.IntEnum):
@@ -35,6 +35,7 @@ class SendFlags(enum.IntFlag):
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class SGE:
     """A scatter/gather element: length bytes at offset of a region.
 
@@ -92,6 +93,8 @@ cdef class SGE:
         return self.c.lkey
 
 
+@cython.final
+@cython.no_gc_clear
 cdef class _Elements:
     """The elements of a request, as the ABI wants them, with what keeps them valid."""
 
@@ -210,6 +213,7 @@ cdef uint64_t POSITION_MASK = ((<uint64_t>1) << 47) - 1
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class _InFlight:
     """One queue of a queue pair: what is posted and not yet seen to end, in order."""
 

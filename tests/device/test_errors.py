@@ -188,7 +188,7 @@ def test_a_message_longer_than_the_receive(net, pair, eventually):
     b.receive(SGE(target, 0, 10))
     a.send(SGE(net.mr(), 0, 11))
     failed(a, WCStatus.REM_INV_REQ_ERR, rxe=WCStatus.REM_OP_ERR)
-    failed(b, WCStatus.LOC_LEN_ERR, rxe=WCStatus.REM_INV_REQ_ERR)
+    failed(b, WCStatus.LOC_LEN_ERR, rxe=WCStatus.LOC_QP_OP_ERR)
 
 
 def test_a_receive_into_the_wrong_memory(net, pair):

@@ -238,9 +238,9 @@ def test_a_queue_of_unsignaled_sends_fills_up(net):
     net.connect(a, b)
     mr = net.mr()
     depth = a.qp.cap.max_send_wr
-    b.qp.post_recv([RecvWR(SGE(mr, 0, 64)) for _ in range(min(depth, 60))])
-    if depth > 60:
-        pytest.skip(f"this device grants {depth} sends for 8")
+    b.qp.post_recv([RecvWR(SGE(mr, 0, 64)) for _ in range(depth)])
+    if not net.context.library.embedded_device:
+        pytest.skip("rxe frees a slot as soon as it is done")
     for _ in range(depth):
         a.send(SGE(mr, 64, 8), flags=SendFlags.NONE)
     with pytest.raises(OSError, match="ibv_post_send") as caught:
