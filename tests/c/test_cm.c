@@ -385,6 +385,37 @@ static void connect_from_a_bound_port(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* Connections of the last server, in TIME_WAIT, don't keep the next from its port; a server does. */
+static void a_port_is_free_at_once(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port);
+	struct sockaddr_in same = address(port);
+
+	for (int i = 0; i < 3; i++) {
+		struct pair pair = connect_pair(listener, channel, port);
+		struct rdma_cm_id *other;
+
+		CHECK(!rdma_disconnect(pair.passive)); /* whoever closes first has the TIME_WAIT */
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		destroy(pair.passive);
+		destroy(pair.active);
+		CHECK(!rdma_destroy_id(listener));
+		listener = new_id(channel);
+		CHECK(!rdma_bind_addr(listener, (struct sockaddr *)&same));
+		other = new_id(channel);
+		CHECK(rdma_bind_addr(other, (struct sockaddr *)&same) == -1 && errno == EADDRINUSE);
+		CHECK(!rdma_listen(listener, 10));
+		CHECK(rdma_bind_addr(other, (struct sockaddr *)&same) == -1 && errno == EADDRINUSE);
+		CHECK(!rdma_destroy_id(other));
+	}
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+}
+
 static void refusals(void)
 {
 	struct rdma_event_channel *channel = new_channel(), *server = new_channel();
@@ -1033,6 +1064,52 @@ static void role_listener(void)
 	sleep_for_ever();
 }
 
+/* Settings that are read once need a process of their own. */
+static void role_timewait(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_conn_param param = with_data("short");
+	struct rdma_cm_event *event;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port), *id = new_id(channel), *passive;
+
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->param.conn.private_data_len == 6); /* not padded */
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	make_qp(passive);
+	CHECK(!rdma_accept(passive, &param));
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	CHECK(!rdma_disconnect(id));
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	want_status(channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+	want_status(channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+	destroy(id);
+	destroy(passive);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	say('T');
+}
+
+static void settings(void)
+{
+	struct child child;
+
+	setenv("RDMANET_SOFT_TIMEWAIT", "20", 1);
+	setenv("RDMANET_SOFT_PADDED", "0", 1);
+	child = start("timewait", 0);
+	unsetenv("RDMANET_SOFT_TIMEWAIT");
+	unsetenv("RDMANET_SOFT_PADDED");
+	hear(&child, 'T');
+	finish(&child);
+}
+
 static struct rdma_cm_id *accept_one(struct rdma_event_channel *channel)
 {
 	struct rdma_conn_param param = plain;
@@ -1185,6 +1262,8 @@ int main(int argc, char **argv)
 			role_requester(port);
 		else if (!strcmp(argv[1], "listener"))
 			role_listener();
+		else if (!strcmp(argv[1], "timewait"))
+			role_timewait();
 		return 0;
 	}
 	RUN(addrinfo);
@@ -1196,6 +1275,7 @@ int main(int argc, char **argv)
 	RUN(destroyed_while_connected);
 	RUN(connect_ipv6);
 	RUN(connect_from_a_bound_port);
+	RUN(a_port_is_free_at_once);
 	RUN(refusals);
 	RUN(the_client_goes_before_accept);
 	RUN(own_queue_pair);
@@ -1207,6 +1287,7 @@ int main(int argc, char **argv)
 	RUN(two_hundred_at_once);
 	RUN(a_thousand_in_a_row);
 	RUN(both_sides_go_at_any_moment);
+	RUN(settings);
 	RUN(between_processes);
 	RUN(killed_peers_are_noticed);
 	RUN(forked_children_start_afresh);

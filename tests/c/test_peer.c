@@ -549,6 +549,108 @@ static void unsealed_memory_is_refused(void)
 	close_device(context);
 }
 
+/* Any message, with or without a descriptor. */
+static void send_nonsense(int fd, unsigned *seed)
+{
+	static char bytes[4096];
+	struct wire_message message = {
+		.magic = 0x524e504c,
+		.version = 1,
+		.type = (uint16_t)(rand_r(seed) % 13),
+		.value = rand_r(seed) % 3 ? (uint32_t)rand_r(seed) % 4 : (uint32_t)rand_r(seed),
+		.size = (int64_t)((uint64_t)rand_r(seed) << (rand_r(seed) % 40)) - rand_r(seed) % 3,
+	};
+	struct iovec iov[2] = {{&message, sizeof message}, {bytes, (size_t)rand_r(seed) % sizeof bytes}};
+	char control[CMSG_SPACE(sizeof(int))] = {0};
+	struct msghdr header = {.msg_iov = iov, .msg_iovlen = 2};
+	struct cmsghdr *rights = (struct cmsghdr *)(void *)control;
+	int passed = rand_r(seed) % 2 ? memfd_create("x", MFD_CLOEXEC) : 0;
+
+	for (size_t i = 0; i < iov[1].iov_len; i++)
+		bytes[i] = (char)rand_r(seed);
+	if (rand_r(seed) % 2) {
+		*rights = (struct cmsghdr){
+			.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof passed)};
+		memcpy(CMSG_DATA(rights), &passed, sizeof passed);
+		header.msg_control = control;
+		header.msg_controllen = sizeof control;
+	}
+	(void)(sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0); /* it may have hung up on us */
+	if (passed)
+		close(passed);
+}
+
+static void nonsense_does_no_harm(void)
+{
+	struct ibv_context *context = open_device();
+	uint16_t port = rn_port_claim();
+	struct wire_hello hello = overhear();
+	struct sockaddr_un address;
+	socklen_t length = name_of(20001, &address);
+	int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fd;
+	unsigned seed = 3, fds;
+	static char answer_room[RN_PEER_MESSAGE_MAX + 64];
+
+	hello.identity.instance++;
+	usleep(1000);
+	fds = descriptors();
+	fd = connect_to(port);
+	CHECK(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello);
+	for (int i = 0; i < 3000; i++) {
+		send_nonsense(fd, &seed);
+		while (recv(fd, answer_room, sizeof answer_room, MSG_DONTWAIT) > 0)
+			;
+	}
+	close(fd);
+
+	CHECK(!bind(server, (struct sockaddr *)&address, length) && !listen(server, 1));
+	for (int round = 0; round < 10; round++) {
+		struct witness witness;
+		struct rn_peer *peer = get(20001, &witness);
+		int memory = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+		struct iovec iov = {&hello, sizeof hello};
+		char control[CMSG_SPACE(sizeof(int))] = {0};
+		struct msghdr message = {
+			.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+		struct cmsghdr *rights = (struct cmsghdr *)(void *)control;
+		struct rn_reply reply = {.done = answer};
+		size_t size;
+
+		fd = accept4(server, NULL, NULL, SOCK_CLOEXEC);
+		CHECK(memory >= 0 && !ftruncate(memory, 8192));
+		CHECK(!fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL));
+		hello.message.type = WELCOME;
+		hello.identity.instance++;
+		hello.identity.arena_size = 8192;
+		*rights = (struct cmsghdr){
+			.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof memory)};
+		memcpy(CMSG_DATA(rights), &memory, sizeof memory);
+		CHECK(sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof hello);
+		close(memory);
+		EVENTUALLY(witness.ready == 1);
+		answered = 1;
+		for (int i = 0; i < 300; i++) {
+			if (i % 10 == 0) {
+				CHECK(!rn_peer_segment(peer, (uint32_t)i / 10 % 4, &size));
+				rn_peer_signal(peer, (uint32_t)i / 10 % 4);
+			}
+			if (i == 100)
+				CHECK(!rn_peer_request(peer, "x", 1, &reply));
+			send_nonsense(fd, &seed);
+			while (recv(fd, answer_room, sizeof answer_room, MSG_DONTWAIT) > 0)
+				;
+		}
+		close(fd);
+		EVENTUALLY(witness.died == 1 && answered != 1);
+		rn_reply_cancel(&reply);
+		put(peer, &witness);
+	}
+	close(server);
+	CHECK(live().mappings == 0);
+	EVENTUALLY(descriptors() <= fds + 1);
+	close_device(context);
+}
+
 int main(int argc, char **argv)
 {
 	unsigned fds;
@@ -568,6 +670,7 @@ int main(int argc, char **argv)
 	RUN(a_hundred_that_come_and_go);
 	RUN(strangers_are_not_let_in);
 	RUN(unsealed_memory_is_refused);
+	RUN(nonsense_does_no_harm);
 	CHECK(descriptors() == fds && rn_fd_count() == 0 && shared_mappings() == 0);
 	return 0;
 }
