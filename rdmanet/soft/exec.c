@@ -363,7 +363,7 @@ struct transfer {
 	bool is_receive;
 };
 
-enum copied { COPIED, COPY_LOST, COPY_DENIED, COPY_FAULT, COPY_ASKED };
+enum copied { COPIED, COPY_LOST, COPY_FAULT, COPY_ASKED };
 
 /* One system call moves it. 0, or errno. */
 static int copy_far(struct rn_qp *qp, char *here, const struct rn_piece *piece, uint64_t skip, size_t length, bool to_remote)
@@ -384,6 +384,15 @@ static int copy_far(struct rn_qp *qp, char *here, const struct rn_piece *piece, 
 	return 0;
 }
 
+/* Did the owner's engine refuse what it was asked last? Told once. */
+static bool was_refused(struct rn_qp *qp)
+{
+	bool refused = qp->reply_error;
+
+	qp->reply_error = 0;
+	return refused;
+}
+
 static enum copied ask_owner(struct rn_qp *qp, const struct transfer *t, const struct rn_piece *piece, uint64_t skip,
 			     const char *here, uint32_t length)
 {
@@ -395,6 +404,8 @@ static enum copied ask_owner(struct rn_qp *qp, const struct transfer *t, const s
 		.addr = piece->addr + skip,
 	};
 
+	if (was_refused(qp))
+		return COPY_FAULT;
 	return rn_remote_start(qp, &request, here) ? COPY_LOST : COPY_ASKED;
 }
 
@@ -407,7 +418,7 @@ static enum copied still_there(struct rn_qp *qp, const struct rn_piece *piece)
 	busy_begin(view);
 	if (!is_alive(view))
 		return COPY_LOST;
-	return atomic_load(&piece->mr->key) == piece->key ? COPIED : COPY_DENIED;
+	return atomic_load(&piece->mr->key) == piece->key ? COPIED : COPY_FAULT;
 }
 
 /* Both lists from position *moved on, run by run. */
@@ -686,6 +697,10 @@ static enum rn_wait execute_atomic(struct rn_qp *qp, const struct ibv_send_wr *w
 			.swap = wr->wr.atomic.swap,
 		};
 
+		if (was_refused(qp)) {
+			*status = deny_access(qp);
+			return RN_WAIT_NOT;
+		}
 		if (may_ask && rn_remote_start(qp, &request, NULL))
 			return RN_WAIT_PEER;
 		return RN_WAIT_OWNER;

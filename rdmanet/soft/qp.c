@@ -395,6 +395,7 @@ static int reset(struct rn_qp *qp)
 	qp->sq_posted = qp->sq_executed = 0;
 	atomic_store(&qp->sq_freed, 0);
 	qp->wait = RN_WAIT_NOT;
+	qp->reply_error = 0;
 	qp->waited = qp->reply_pending = qp->link_failed = qp->draining = false;
 	qp->rq_posted = 0;
 	rn_lock(&qp->recv_cq->lock);

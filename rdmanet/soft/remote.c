@@ -134,7 +134,6 @@ static void answered(struct rn_reply *reply, const void *data, long length)
 {
 	struct rn_qp *qp = container_of(reply, struct rn_qp, reply);
 	const struct answer *answer = data;
-	bool is_send;
 
 	rn_lock(&qp->sq_lock);
 	qp->reply_pending = false;
@@ -143,13 +142,12 @@ static void answered(struct rn_reply *reply, const void *data, long length)
 		struct rn_send *head = (struct rn_send *)(qp->sq + (uint64_t)(qp->sq_executed & qp->sq_mask) * qp->sq_stride);
 		enum ibv_wc_status status = IBV_WC_SUCCESS;
 
-		is_send = head->wr.opcode == IBV_WR_SEND || head->wr.opcode == IBV_WR_SEND_WITH_IMM;
 		if (length < (long)sizeof(*answer))
 			; /* died, or makes no sense: the retry budget runs, and news of a death come anyway */
 		else if (!answer->error)
 			status = take_answer(qp, head, answer, length);
 		else if (answer->error != ENOTCONN)
-			status = is_send ? IBV_WC_REM_OP_ERR : IBV_WC_REM_ACCESS_ERR;
+			qp->reply_error = answer->error;
 		if (status != IBV_WC_SUCCESS)
 			rn_sq_fail_head(qp, status);
 	}

@@ -402,6 +402,7 @@ struct rn_qp {
 	bool reply_pending;
 	uint32_t reply_length; /* bytes the outstanding request moves */
 	uint32_t reply_for;    /* sq_executed when it was sent */
+	int reply_error;       /* why the owner wouldn't: for the next execution to act on */
 
 	/* The receive queue: posting under rq_lock, polling under recv_cq->lock. */
 	alignas(64) struct rn_lock rq_lock;

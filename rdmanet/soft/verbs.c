@@ -27,8 +27,12 @@ pthread_mutex_t rn_world = PTHREAD_MUTEX_INITIALIZER;
 
 /* With rn_world held. */
 static struct rn_list contexts = {&contexts, &contexts};
-static unsigned engine_users;
 static uint32_t last_pd;
+
+/* Starting and stopping what the engine does for us. Not rn_world: stopping waits for callbacks,
+ * which take that one. */
+static pthread_mutex_t engine_mutex = PTHREAD_MUTEX_INITIALIZER;
+static unsigned engine_users;
 
 /* --- the device --------------------------------------------------------------------------------------------- */
 
@@ -285,6 +289,7 @@ static void process_forked(void)
 {
 	rn_process++;
 	pthread_mutex_init(&rn_world, NULL);
+	pthread_mutex_init(&engine_mutex, NULL);
 	rn_list_init(&contexts);
 	engine_users = 0;
 	rn_qp_forked();
@@ -371,7 +376,7 @@ int rn_context_engine(struct rn_context *context)
 {
 	int err = 0;
 
-	pthread_mutex_lock(&rn_world);
+	pthread_mutex_lock(&engine_mutex);
 	if (!context->has_engine) {
 		err = -rn_engine_hold();
 		if (!err && !engine_users && (err = rn_bell_open()))
@@ -381,25 +386,21 @@ int rn_context_engine(struct rn_context *context)
 			context->has_engine = true;
 		}
 	}
-	pthread_mutex_unlock(&rn_world);
+	pthread_mutex_unlock(&engine_mutex);
 	return err;
 }
 
-/* The bell and the engine take locks of their own, and wait for callbacks that take rn_world. */
 static void release_engine(struct rn_context *context)
 {
-	bool last;
-
-	if (!context->has_engine)
-		return;
-	pthread_mutex_lock(&rn_world);
-	last = !--engine_users;
-	pthread_mutex_unlock(&rn_world);
-	if (last) {
-		rn_qp_close();
-		rn_bell_close();
+	pthread_mutex_lock(&engine_mutex);
+	if (context->has_engine) {
+		if (!--engine_users) {
+			rn_qp_close();
+			rn_bell_close();
+		}
+		rn_engine_release();
 	}
-	rn_engine_release();
+	pthread_mutex_unlock(&engine_mutex);
 }
 
 /* Children that the program has left are reclaimed, as the kernel does. */

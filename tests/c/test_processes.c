@@ -142,6 +142,135 @@ static void test_remote_errors(void)
 	}
 }
 
+/* --- receive buffers with holes --------------------------------------------------------------------------- */
+
+/* Receives into its whole address space: first into memory, then where there is none. */
+static void serve_on_demand(int fd)
+{
+	char *memory = calloc(1, 10000);
+	struct ibv_mr *all, *own;
+	struct end end;
+
+	end_open(&end, &(struct end_options){0});
+	all = ibv_reg_mr(end.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE);
+	CHECK(all);
+	own = end.mr;
+	end.mr = all;
+	to_init(end.qp);
+	CHECK_EQ(post_recv(&end, 1, memory - end.buffer, 10000), 0);
+	CHECK_EQ(post_recv(&end, 2, (char *)8192 - end.buffer, 64), 0);
+	connect_over(&end, fd);
+	expect(end.cq, 1, IBV_WC_SUCCESS);
+	CHECK(memory[0] == 'x' && memory[4999] == 'x');
+	expect(end.cq, 2, IBV_WC_LOC_PROT_ERR);
+	CHECK_EQ(ibv_dereg_mr(all), 0);
+	end.mr = own;
+	meet(fd);
+	end_close(&end);
+	free(memory);
+}
+
+static void test_on_demand_receives(void)
+{
+	for (int engine = 0; engine < 2; engine++) {
+		struct other other;
+
+		if (engine)
+			setenv("RDMANET_SOFT_CMA", "0", 1);
+		other = begin(serve_on_demand, &(struct end_options){0});
+		memset(a.buffer, 'x', 5000);
+		CHECK_EQ(post_send(&a, 1, 0, 5000), 0);
+		expect(a.cq, 1, IBV_WC_SUCCESS);
+		CHECK_EQ(post_send(&a, 2, 0, 64), 0);
+		expect(a.cq, 2, IBV_WC_REM_OP_ERR);
+		meet(other.fd);
+		finish(&other);
+		unsetenv("RDMANET_SOFT_CMA");
+	}
+}
+
+/* --- again and again ------------------------------------------------------------------------------------------ */
+
+static void serve_many(int fd)
+{
+	for (int i = 0; i < 200; i++)
+		serve_memory(fd);
+}
+
+static unsigned open_files(void)
+{
+	unsigned count = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		count += fcntl(fd, F_GETFD) >= 0;
+	return count;
+}
+
+static void test_open_and_close(void)
+{
+	struct other other;
+	unsigned files = 0;
+
+	server_memory = DEVICE_MEMORY;
+	other = spawn(serve_many);
+	for (int i = 0; i < 200; i++) {
+		end_open(&a, &(struct end_options){0});
+		b = connect_over(&a, other.fd);
+		CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 64, b.buffer, b.rkey), 0);
+		expect(a.cq, 1, IBV_WC_SUCCESS);
+		meet(other.fd);
+		end_close(&a);
+		expect_live_nothing();
+		if (!i)
+			files = open_files();
+	}
+	CHECK_EQ(open_files(), files);
+	join(&other);
+}
+
+/* One device, many connections, memory that comes and goes: what is mapped here goes with it. */
+static void serve_regions(int fd)
+{
+	struct end end;
+
+	end_open(&end, &(struct end_options){0});
+	connect_over(&end, fd);
+	for (int i = 0; i < 300; i++) {
+		struct address address;
+		struct ibv_mr *mr;
+		char *memory;
+
+		mr = make_memory(end.pd, DEVICE_MEMORY, 65536, &memory);
+		address = (struct address){.rkey = mr->rkey, .buffer = (uintptr_t)memory};
+		tell(fd, &address, sizeof(address));
+		meet(fd);
+		CHECK(!strcmp(memory + 60000, "there"));
+		CHECK_EQ(ibv_dereg_mr(mr), 0);
+		munmap(memory, 65536);
+	}
+	meet(fd);
+	end_close(&end);
+}
+
+static void test_regions_come_and_go(void)
+{
+	struct other other = begin(serve_regions, &(struct end_options){0});
+	struct rn_live live;
+
+	strcpy(a.buffer, "there");
+	for (int i = 0; i < 300; i++) {
+		CHECK(hear(other.fd, &b, sizeof(b)));
+		CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 6, b.buffer + 60000, b.rkey), 0);
+		expect(a.cq, 1, IBV_WC_SUCCESS);
+		meet(other.fd);
+	}
+	meet(other.fd);
+	usleep(20000);
+	rdmanet_soft_live(&live);
+	CHECK(live.mappings <= 4); /* our arena and segment, its arena; not 300 segments */
+	finish(&other);
+}
+
 /* --- two-sided ------------------------------------------------------------------------------------------ */
 
 enum { MESSAGES = 20000, DEPTH = 32 };
@@ -625,6 +754,9 @@ int main(void)
 	RUN(test_user_memory);
 	RUN(test_without_cma);
 	RUN(test_remote_errors);
+	RUN(test_on_demand_receives);
+	RUN(test_open_and_close);
+	RUN(test_regions_come_and_go);
 	RUN(test_messages);
 	RUN(test_messages_without_cma);
 	RUN(test_deferred);
