@@ -114,6 +114,7 @@ struct rn_death {
 	struct rn_peer *peer;
 };
 
+/* Both on the engine thread. */
 int rn_peer_watch_death(uint16_t port, struct rn_death *); /* 0 or -errno; keeps the link */
 void rn_peer_unwatch_death(struct rn_death *);
 
