@@ -749,6 +749,16 @@ static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	return count;
 }
 
+/* Programs that poll in a loop: the peer whose work they wait for may be waiting for this CPU. */
+static void polled_nothing(void)
+{
+	enum { PATIENCE = 2048 };
+	static _Thread_local unsigned in_vain;
+
+	if (unlikely(!(++in_vain % PATIENCE)))
+		sched_yield();
+}
+
 int rn_cq_poll(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *wc)
 {
 	struct rn_cq *cq = rn_cq(ibv_cq);
@@ -772,6 +782,8 @@ int rn_cq_poll(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *wc)
 		count += poll_sends(cq, entries - count, wc + count);
 	}
 	rn_unlock(&cq->lock);
+	if (!count)
+		polled_nothing();
 	return count;
 }
 

@@ -228,12 +228,70 @@ static void test_shared_queue_pair(void)
 	close_pair();
 }
 
+/* --- events must come back before their object goes ------------------------------------------------------------ */
+
+static struct ibv_async_event async_event;
+static _Atomic bool acknowledged;
+
+static void *acknowledge_late(void *cq)
+{
+	usleep(20000);
+	atomic_store(&acknowledged, true);
+	if (cq)
+		ibv_ack_cq_events(cq, 1);
+	else
+		ibv_ack_async_event(&async_event);
+	return NULL;
+}
+
+static void test_acknowledge_before_destroy(void)
+{
+	struct ibv_cq *cq;
+	pthread_t thread;
+	void *context;
+
+	open_pair();
+	/* An unread one is dropped, one that was read is waited for. */
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 8, (uintptr_t)b.buffer, 99), 0);
+	CHECK(readable(b.context->async_fd, 1000));
+	CHECK_EQ(ibv_get_async_event(b.context, &async_event), 0);
+	CHECK_EQ(async_event.event_type, IBV_EVENT_QP_ACCESS_ERR);
+	CHECK(async_event.element.qp == b.qp);
+	acknowledged = false;
+	CHECK_EQ(pthread_create(&thread, NULL, acknowledge_late, NULL), 0);
+	CHECK_EQ(ibv_destroy_qp(b.qp), 0);
+	CHECK(acknowledged);
+	pthread_join(thread, NULL);
+	b.qp = NULL;
+
+	CHECK_EQ(ibv_destroy_qp(a.qp), 0);
+	a.qp = NULL;
+	end_close(&b);
+	end_close(&a);
+
+	open_pair();
+	CHECK_EQ(post_recv(&b, 1, 0, 8), 0);
+	CHECK_EQ(ibv_req_notify_cq(b.cq, 0), 0);
+	CHECK_EQ(post_send(&a, 1, 0, 8), 0);
+	CHECK_EQ(ibv_get_cq_event(b.channel, &cq, &context), 0);
+	CHECK_EQ(ibv_destroy_qp(b.qp), 0);
+	b.qp = NULL;
+	acknowledged = false;
+	CHECK_EQ(pthread_create(&thread, NULL, acknowledge_late, cq), 0);
+	CHECK_EQ(ibv_destroy_cq(cq), 0);
+	CHECK(acknowledged);
+	pthread_join(thread, NULL);
+	b.cq = ibv_create_cq(b.context, 1, NULL, b.channel, 0);
+	close_pair();
+}
+
 int main(void)
 {
 	RUN(test_ping_pong);
 	RUN(test_deregister_under_writer);
 	RUN(test_destroy_under_sender);
 	RUN(test_shared_queue_pair);
+	RUN(test_acknowledge_before_destroy);
 	expect_live_nothing();
 	return 0;
 }
