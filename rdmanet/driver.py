@@ -20,11 +20,12 @@ import asyncio
 import logging
 import os
 import select
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from rdmanet._core import CMID, CMEvent, CMEventChannel, Context, Library, StreamEngine
+from rdmanet._core import CMID, CMEvent, CMEventChannel, CMEventType, Context, Library, StreamEngine
 
 logger = logging.getLogger("rdmanet")
 
@@ -39,6 +40,7 @@ class Tenant(Protocol):
 
 _ATTRIBUTE = "_rdmanet_drivers"
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+_drivers_lock = threading.Lock()  # loops of other threads make theirs meanwhile
 
 
 async def driver_for(loop: asyncio.AbstractEventLoop, library: Library) -> Driver:
@@ -50,7 +52,9 @@ async def driver_for(loop: asyncio.AbstractEventLoop, library: Library) -> Drive
         setattr(loop, _ATTRIBUTE, drivers)
     driver = drivers.get(library.name)
     if driver is None or driver.closed:
-        for other in list(_drivers):
+        with _drivers_lock:
+            others = list(_drivers)
+        for other in others:
             if other.loop.is_closed():
                 other.close()
         driver = drivers[library.name] = Driver(loop, library)
@@ -67,7 +71,7 @@ class Driver:
     def __init__(self, loop: asyncio.AbstractEventLoop, library: Library) -> None:
         self.loop = loop
         self.library = library
-        self.closed = False
+        self.closed = True  # until there is something to close
         self.pid = os.getpid()
         self.engines: dict[Context, StreamEngine] = {}
         self.transports: set[Tenant] = set()
@@ -76,10 +80,21 @@ class Driver:
         self._wakes = 0
         self._lifeline: AsyncGenerator[None, None] | None = None
         self.cm = CMEventChannel(library)
-        self._epoll = select.epoll()
+        try:
+            self._epoll = select.epoll()
+        except OSError:
+            self.cm.close()
+            raise
+        self.closed = False
         self._epoll.register(self.cm.fd, select.EPOLLIN)
         loop.add_reader(self._epoll.fileno(), self._readable)
-        _drivers.add(self)
+        with _drivers_lock:
+            _drivers.add(self)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child, and we are its parent's."""
+        return self.pid != os.getpid()
 
     async def tie_to_loop(self) -> None:
         """End when the loop ends its asynchronous generators."""
@@ -124,9 +139,9 @@ class Driver:
 
     def _readable(self) -> None:
         """The loop's one reader: completions first, they are the frequent and urgent ones."""
-        if self.pid != os.getpid():
-            # A forked child runs its parent's loop: nothing here is ours.
-            self.loop.remove_reader(self._epoll.fileno())
+        if self.foreign:
+            # A forked child runs its parent's loop. Nothing here is ours, and not even the reader may be
+            # removed: the epoll instance under the loop is the parent's too.
             return
         self._wakes += 1
         found = False
@@ -143,8 +158,8 @@ class Driver:
             cm_id = event.listen_id if event.listen_id is not None else event.id
             handler = self._handlers.get(cm_id)
             if handler is None:
-                if event.listen_id is not None:
-                    event.id.close()
+                if event.type is CMEventType.CONNECT_REQUEST:
+                    event.id.close()  # refuses it
                 continue
             try:
                 handler(event)
@@ -163,14 +178,15 @@ class Driver:
         drivers: dict[str, Driver] = getattr(self.loop, _ATTRIBUTE, {})
         if drivers.get(self.library.name) is self:
             del drivers[self.library.name]
-        if self.pid != os.getpid():
+        if self.foreign:
             return
         if not self.loop.is_closed():
             self.loop.remove_reader(self._epoll.fileno())
-        for server in list(self.servers):
-            server._loop_ended()
-        for transport in list(self.transports):
-            transport._loop_ended()
+        for tenant in [*self.servers, *self.transports]:
+            try:
+                tenant._loop_ended()
+            except Exception:
+                logger.exception("%r did not end with its loop", tenant)
         for cm_id in list(self._handlers):
             self.destroy_id(cm_id)
         for engine in self.engines.values():

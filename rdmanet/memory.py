@@ -185,7 +185,7 @@ class Operation:
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end()
-        if not self.done.done():
+        if not self.done.done() and not self.done.get_loop().is_closed():
             if error is None:
                 self.done.set_result(None)
             else:

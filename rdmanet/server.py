@@ -78,6 +78,9 @@ class RdmaServer(asyncio.AbstractServer):
         transport = self._make_transport(driver, self)
         try:
             transport._accept(cm_id, hello)
+        except ConnectionError as exc:
+            logger.debug("%s went away before it was accepted: %s", cm_id.peer_addr, exc)
+            transport._teardown()
         except Exception as exc:
             # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
             self._loop.call_exception_handler(
@@ -106,7 +109,7 @@ class RdmaServer(asyncio.AbstractServer):
     def _wake_waiters(self) -> None:
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
-            if not waiter.done():
+            if not waiter.done() and not self._loop.is_closed():
                 waiter.set_result(None)
 
     @property
@@ -122,7 +125,7 @@ class RdmaServer(asyncio.AbstractServer):
             driver.servers.discard(self)
         self._sockets = []
         self._serving = False
-        if self._serving_forever is not None and not self._serving_forever.done():
+        if self._serving_forever is not None and not self._loop.is_closed():
             self._serving_forever.cancel()
         if self._active == 0 and self._waiters is not None:
             self._wake_waiters()

@@ -18,6 +18,10 @@ _LIMIT = 2**16
 class RdmaStreamWriter(asyncio.StreamWriter):
     """asyncio.StreamWriter over an RdmaTransport."""
 
+    async def wait_closed(self) -> None:
+        """As asyncio's; cancelling it does not spoil it for the next who waits."""
+        await asyncio.shield(self._protocol._get_close_waiter(self))  # type: ignore[attr-defined]
+
     async def start_tls(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not built yet: raises NotImplementedError."""
         raise NotImplementedError("RdmaStreamWriter.start_tls() is not supported yet")
@@ -44,8 +48,8 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         if self._connected_cb is None or reader is None:
             return
         loop = asyncio.get_running_loop()
-        # What asyncio's connection_made does when it is given the callback itself.
-        self._strong_reader = reader
+        # What asyncio's connection_made does when it is given the callback itself. The writer holds the
+        # reader, and connection_lost() lets go of the writer.
         writer = RdmaStreamWriter(cast(asyncio.WriteTransport, transport), self, reader, loop)
         self._stream_writer = writer
         result = self._connected_cb(reader, writer)

@@ -26,7 +26,6 @@ import contextlib
 import contextvars
 import errno
 import logging
-import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from typing import Any, TypeVar, cast
 from rdmanet import credit
 from rdmanet._core import (
     CMID,
+    CQ,
     MR,
     PD,
     QP,
@@ -235,8 +235,10 @@ class RdmaTransport(StreamConnection):
         self._context = contextvars.copy_context()
         self._protocol: asyncio.BaseProtocol | None = None
         self._id: CMID | None = None
+        self._cq: CQ | None = None
         self._connected = False
         self._torn_down = False
+        self._close_when_made = False
         self._waiter: asyncio.Future[None] | None = None
         self._awaited: CMEventType | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -293,6 +295,8 @@ class RdmaTransport(StreamConnection):
     def _accept(self, cm_id: CMID, hello: credit.Hello) -> None:
         """The accepting side; goes on when ESTABLISHED comes."""
         self._id = cm_id
+        if self._server is not None:
+            self._server._attach(self)
         self._driver.adopt_id(cm_id, self._cm_event)
         ours = self._hello()
         self._prepare(cm_id)
@@ -309,10 +313,10 @@ class RdmaTransport(StreamConnection):
         assert context is not None
         engine = self._engine = self._driver.engine_for(context, self._config.busy_poll)
         self._attach(engine, self._context, self._config.slot_bytes, self._config.data_slots)
-        self._cq = engine.reserve()
-        self._start(self._create_queue_pair(cm_id, engine))
+        cq = self._cq = engine.reserve(sum(stream_queue_depths(self._config.data_slots)))
+        self._start(self._create_queue_pair(cm_id, engine, cq))
 
-    def _create_queue_pair(self, cm_id: CMID, engine: StreamEngine) -> QP:
+    def _create_queue_pair(self, cm_id: CMID, engine: StreamEngine, cq: CQ) -> QP:
         sends, receives = stream_queue_depths(self._config.data_slots)
         for inline in (engine.max_inline, 64, 0):
             cap = QPCap(
@@ -323,7 +327,7 @@ class RdmaTransport(StreamConnection):
                 max_inline_data=inline,
             )
             try:
-                qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=self._cq, recv_cq=self._cq))
+                qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=cq, recv_cq=cq))
             except OSError as exc:
                 # The largest inline size is the one limit that ibv_query_device does not tell.
                 if exc.errno != errno.EINVAL or inline == 0:
@@ -345,12 +349,12 @@ class RdmaTransport(StreamConnection):
                 if waiter is not None and not waiter.done():
                     waiter.set_exception(exc)
                 else:
-                    logger.warning("connection refused after its handshake: %s", exc)
+                    self._report(exc, "rdmanet: a connection could not be begun")
                     self._teardown()
                 return
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-        elif kind is CMEventType.TIMEWAIT_EXIT:
+        elif kind in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
             self._waiter = waiter
         elif waiter is not None:
             if not waiter.done():
@@ -373,8 +377,6 @@ class RdmaTransport(StreamConnection):
         protocol = self._context.run(self._factory)
         self._machine.receive(Event.ESTABLISHED)
         self._protocol = protocol
-        if self._server is not None:
-            self._server._attach(self)
         self._open(protocol, isinstance(protocol, asyncio.BufferedProtocol), connecting)
         if connecting:
             self._send_control(credit.Kind.CREDIT)
@@ -382,6 +384,9 @@ class RdmaTransport(StreamConnection):
             self._context.run(protocol.connection_made, cast(asyncio.Transport, self))
         except Exception as exc:
             self._callback_raised(exc, "connection_made")
+        self._hear_early()
+        if self._close_when_made:
+            self.close()
 
     def _extra_info(self, cm_id: CMID) -> None:
         context = cm_id.context
@@ -452,7 +457,9 @@ class RdmaTransport(StreamConnection):
         ``connection_lost(None)`` comes when the peer's device has it all (not its application), or
         ``connection_lost(TimeoutError)`` when nothing moved for ``close_timeout`` seconds.
         """
-        if not self._machine.closing:
+        if self._machine.state is State.OPENING:
+            self._close_when_made = True  # Server.close_clients(): the peer may be connected already
+        elif not self._machine.closing:
             self._stop_writing()
             self._handle(Event.CLOSE)
 
@@ -488,11 +495,17 @@ class RdmaTransport(StreamConnection):
             self._discard_writes()
         if actions & Action.SEND_FIN:
             self._when_flushed()
-            self._begin_close_timer()
+        if self._machine.state is State.CLOSING:
+            self._begin_close_timer()  # also where write_eof() had asked for the Fin already
         if actions & Action.SEND_ABORT:
             self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._abort_reason()))
-        if actions & Action.DELIVER_EOF:
-            self._deliver_eof()
+        try:
+            if actions & Action.DELIVER_EOF:
+                self._deliver_eof()
+        finally:  # a KeyboardInterrupt there does not spare us the end
+            self._end(actions)
+
+    def _end(self, actions: Action) -> None:
         if actions & Action.LOSE:
             self._loop.call_soon(self._lose, context=self._context)
         if actions & Action.DISCONNECT:
@@ -510,7 +523,7 @@ class RdmaTransport(StreamConnection):
     @property
     def _is_foreign(self) -> bool:
         """Whether this is a forked child's copy of its parent's transport."""
-        return self._driver.pid != os.getpid()
+        return self._driver.foreign
 
     def _abort_reason(self) -> tuple[int, str]:
         error = self._machine.error
@@ -555,7 +568,7 @@ class RdmaTransport(StreamConnection):
 
     def _begin_close_timer(self) -> None:
         timeout = self._config.close_timeout
-        if timeout is not None and self._machine.closing and self._close_timer is None:
+        if timeout is not None and self._close_timer is None:
             self._close_progress = self._progress
             self._close_timer = self._loop.call_later(timeout, self._close_timer_fired)
 
@@ -587,7 +600,8 @@ class RdmaTransport(StreamConnection):
             error = ConnectionResetError(errno.ECONNRESET, f"the peer aborted the connection{reason}")
             self._handle(Event.ABORT_RECEIVED, error)
         else:
-            self._credit_received(body, granted)
+            if self._machine.state is not State.CLOSED:
+                self._credit_received(body, granted)
 
     def _control_sent(self, kind: int) -> None:
         if kind == credit.Kind.FIN:
@@ -608,6 +622,14 @@ class RdmaTransport(StreamConnection):
             self._report(exc, "pause_writing() failed")
 
     def _resume_writing(self) -> None:
+        # By the loop where a callback of ours may be running (abort() in data_received, for one): a
+        # context cannot be entered twice, and connection_lost comes by the loop too, behind it.
+        if self._machine.closing:
+            self._loop.call_soon(self._resume_protocol, context=self._context)
+        else:
+            self._context.run(self._resume_protocol)
+
+    def _resume_protocol(self) -> None:
         try:
             self._protocol.resume_writing()  # type: ignore[union-attr]
         except Exception as exc:
@@ -623,10 +645,12 @@ class RdmaTransport(StreamConnection):
             {"message": message, "exception": exc, "transport": self, "protocol": self._protocol}
         )
 
-    def _fabric_failed(self, failure: tuple[int, bool, int] | OSError) -> None:
+    def _fabric_failed(self, failure: tuple[int, bool, int] | Exception) -> None:
         if self._machine.state in (State.CLOSED, State.OPENING):
             return
-        if isinstance(failure, OSError):
+        if isinstance(failure, Exception):
+            if not isinstance(failure, OSError):
+                self._report(failure, "rdmanet: the data engine failed, the connection is closed")
             self._cut_off(failure)
             return
         status, was_send, vendor_err = failure
@@ -635,7 +659,10 @@ class RdmaTransport(StreamConnection):
 
     def _protocol_broken(self, exc: BaseException) -> None:
         logger.warning("%r: the peer broke the protocol: %s", self, exc)
+        waiter = self._waiter
         self._handle(Event.PEER_VIOLATED, exc)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(exc)
 
     def _cut_off(self, error: BaseException) -> None:
         """The connection is over. Completions that are there first: the peer's Fin may be among them."""
@@ -742,8 +769,16 @@ class RdmaTransport(StreamConnection):
 
     def _operation_done(self, operation: Operation) -> None:
         operation.end(None)
-        while self._queued_operations and self._queued_operations[0].post():
-            self._queued_operations.pop(0)
+        while self._queued_operations:
+            first = self._queued_operations[0]
+            try:
+                if not first.post():
+                    return
+            except OSError as exc:
+                self._queued_operations.pop(0)
+                first.end(exc)
+            else:
+                self._queued_operations.pop(0)
 
     def _operation_lost(self, operation: Operation) -> None:
         operation.end(
@@ -753,10 +788,20 @@ class RdmaTransport(StreamConnection):
     # -- the end -------------------------------------------------------------------------------------------
 
     def _loop_ended(self) -> None:
-        """The loop is going away under us: nobody is left to call back."""
-        if not self._torn_down and self._machine.state is not State.OPENING:
+        """The loop is going away under us. While it still runs, whoever waits is told."""
+        if self._torn_down:
+            return
+        machine = self._machine
+        made = machine.state is not State.OPENING
+        if made and (not machine.closing or self._undelivered):
             warnings.warn(f"unclosed transport {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._teardown()
+            if machine.error is None:
+                machine.error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
+        machine.receive(Event.ABORT)
+        if made and not self._loop.is_closed():
+            self._context.run(self._lose)
+        else:
+            self._teardown()
 
     def _teardown(self) -> None:
         """Undo everything, in the one order that is safe; later calls do nothing."""
@@ -764,7 +809,11 @@ class RdmaTransport(StreamConnection):
             return
         self._torn_down = True
         for step in self._TEARDOWN:
-            step(self)
+            try:
+                step(self)
+            except Exception as exc:
+                # What one step cannot give back must not keep the others from theirs.
+                self._report(exc, f"rdmanet: {step.__name__} failed")
 
     def _stop_timers(self) -> None:
         if self._close_timer is not None:
@@ -780,15 +829,18 @@ class RdmaTransport(StreamConnection):
         # From here on the device touches no memory of this connection.
         if self.qp is not None:
             self.qp.close()
-            self._engine.unreserve(self._cq)
+        if self._cq is not None:
+            self._engine.unreserve(self._cq, sum(stream_queue_depths(self._config.data_slots)))
+            self._cq = None
 
     def _fail_waiters(self) -> None:
         operations, self._queued_operations = self._queued_operations, []
         for operation in operations:
             self._operation_lost(operation)
-        for waiter in self._revocations.values():
-            if not waiter.done():
-                waiter.set_result(None)
+        if not self._loop.is_closed():
+            for waiter in self._revocations.values():
+                if not waiter.done():
+                    waiter.set_result(None)
         self._offers.lost()
         self._regions.clear()
 

@@ -42,7 +42,7 @@ cdef enum:
     INDEX_SHIFT = 44
     STREAM_GENERATION_SHIFT = 28
     STREAM_QUEUE = 4096             # completion queue entries asked for
-    ENTRIES_PER_CONNECTION = 128    # at most: receive ring, send queue
+    PATIENCE = 64                   # passes, of a batch each, that empty a queue of STREAM_QUEUE
     MAX_INLINE = 192
 
 # Nanoseconds. A gap above GAP_LIMIT is dearer to poll through than to sleep through on the machines
@@ -85,6 +85,7 @@ cdef class StreamEngine:
     cdef object loop, call_soon, pass_method
     cdef Py_ssize_t blocked             # connections with bytes to send and no credit or slot
     cdef bint in_pass, scheduled, armed, slept, closed
+    cdef pid_t pid                      # a forked child touches nothing of its parent's
     cdef uint64_t tick
 
     cdef verbs.ibv_wc completions[BATCH]
@@ -118,6 +119,7 @@ cdef class StreamEngine:
         self.dirty = []
         self.failed = []
         self.max_inline = MAX_INLINE
+        self.pid = verbs.rn_pid
         self.tick = 1
         self.set_busy_poll(busy_poll)
         self.pd = PD(context)
@@ -145,22 +147,22 @@ cdef class StreamEngine:
             pool = self.pools[key] = RingPool(self.pd, stream_chunk_bytes(slot_bytes, data_slots))
         return pool
 
-    def reserve(self):
-        """A completion queue with room for one more connection, for its queue pair to be made on."""
+    def reserve(self, entries):
+        """A completion queue with room for `entries` more, for a queue pair of such depths."""
         for i in range(len(self.cqs)):
-            if self.reserved[i] + ENTRIES_PER_CONNECTION <= (<CQ>self.cqs[i]).ptr.cqe:
-                self.reserved[i] += ENTRIES_PER_CONNECTION
+            if self.reserved[i] + entries <= (<CQ>self.cqs[i]).ptr.cqe:
+                self.reserved[i] += entries
                 return self.cqs[i]
         self.cqs.append(CQ(self.pd.context, STREAM_QUEUE, self.channel))
-        self.reserved.append(ENTRIES_PER_CONNECTION)
+        self.reserved.append(entries)
         # A new queue has to be armed before anything can be heard of it.
         self.armed = False
         self.wake()
         return self.cqs[-1]
 
-    def unreserve(self, CQ cq):
-        """The queue pair made on `cq` is gone."""
-        self.reserved[self.cqs.index(cq)] -= ENTRIES_PER_CONNECTION
+    def unreserve(self, CQ cq, entries):
+        """The queue pair made on `cq` is gone, or never came to be."""
+        self.reserved[self.cqs.index(cq)] -= entries
 
     cdef uint64_t enroll(self, StreamConnection connection):
         cdef Py_ssize_t index
@@ -233,7 +235,7 @@ cdef class StreamEngine:
     cdef int look(self) except -1:
         cdef uint64_t messages = self.messages
         cdef bint quiet = True
-        if self.closed or self.in_pass:
+        if self.closed or self.in_pass or self.pid != verbs.rn_pid:
             return 0
         self.in_pass = True
         self.passes += 1
@@ -357,6 +359,12 @@ cdef class StreamEngine:
                 if connection.chunk is not None:
                     connection.listed = False
                     connection.deliver()
+        except Exception as exc:
+            connection.fail(exc)    # not the protocol's (those are reported): ours, or the device's
+        except BaseException:
+            # KeyboardInterrupt, say: whoever runs the loop again finds everything as it was.
+            self.deliver_later(connection)
+            raise
         finally:
             if i < n:
                 self.ready = ready[i:] + self.ready
@@ -376,19 +384,30 @@ cdef class StreamEngine:
                 if connection.chunk is not None:
                     connection.dirty = False
                     connection.settle()
+        except Exception as exc:
+            connection.fail(exc)
+        except BaseException:
+            self.flush_later(connection)
+            raise
         finally:
             if i < n:
                 self.dirty = dirty[i:] + self.dirty
         return 0
 
     cdef int fail_all(self) except -1:
-        """Report failures, but only when no completion is waiting any more: data first, then its end."""
+        """Report failures once no completion is waiting any more: data first, then its end.
+
+        Others' traffic may see to it that some always are; then the older ones have been seen at least.
+        """
         cdef StreamConnection connection
-        if not self.failed or self.poll():
+        cdef bint drained
+        if not self.failed:
             return 0
-        while self.failed:
-            connection = self.failed.pop()
-            connection._fabric_failed(connection.failure)
+        drained = self.poll() == 0
+        for connection in list(self.failed):
+            if drained or self.tick - connection.failure_tick > PATIENCE:
+                self.failed.remove(connection)
+                connection._fabric_failed(connection.failure)
         return 0
 
     def drain(self):
@@ -414,7 +433,12 @@ cdef class StreamEngine:
         for cq in self.cqs:
             cq.close()
         self.channel.close()
-        self.pd.close()
+        try:
+            self.pd.close()
+        except OSError:
+            pass    # the application's memory regions are on it; it goes with the last of them
+        # Two references would outlive us otherwise: pass_method is a cycle that no_gc_clear keeps.
+        self.loop = self.call_soon = self.pass_method = None
 
     def stats(self):
         """Counters since the engine began: how often it looked, slept, was woken, and for how much."""

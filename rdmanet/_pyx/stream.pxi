@@ -89,6 +89,7 @@ cdef class StreamConnection:
     cdef bint reading                   # the protocol wants bytes and may have them
     cdef bint discarding                # closed: what still comes is dropped, its slots granted again
     cdef bint opened                    # established: delivery may begin
+    cdef list early                     # control frames that came before that
     cdef bint listed                    # already on the engine's list of connections to deliver
     cdef bint tell_drained
     cdef bint buffered
@@ -103,7 +104,7 @@ cdef class StreamConnection:
     cdef uint32_t controls_posted, controls_done
     cdef uint32_t operations            # one-sided work requests in flight
     cdef uint32_t sequence, retired     # entries of the log, 24 bits used
-    cdef uint32_t unsignaled
+    cdef uint32_t unsignaled, signal_every
     cdef log_entry log[LOG]
     cdef uint32_t fill                  # bytes in the open frame
     cdef object backlog                 # deque of (bytes, offset kept apart for the first)
@@ -122,6 +123,7 @@ cdef class StreamConnection:
     cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
     cdef bint distrusted                # the peer broke the protocol: deliver nothing more from it
     cdef object failure                 # what `_fabric_failed` will be told once the queue is drained
+    cdef uint64_t failure_tick
     cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed
 
     def __cinit__(self, *args, **kwargs):
@@ -140,9 +142,13 @@ cdef class StreamConnection:
 
     def _attach(self, StreamEngine engine, object context, uint32_t slot_bytes, uint32_t data_slots):
         """Take memory and a place in `engine`; `_start` comes when the queue pair exists."""
+        if not 1 <= data_slots <= STREAM_DATA_SLOTS_MAX:
+            raise ValueError(f"a ring of {data_slots} slots, 1 to {STREAM_DATA_SLOTS_MAX} are possible")
         self.slot_bytes = slot_bytes
         self.data_slots = data_slots
         self.slots = data_slots + CONTROL_RESERVE
+        # Slots come back by signaled completions: a small ring cannot wait for SIGNAL_EVERY of them.
+        self.signal_every = max(1, min(<uint32_t>SIGNAL_EVERY, data_slots // 2))
         self.stride = stream_stride(slot_bytes)
         self.context = context
         self.fifo = <ready_slot *>malloc(data_slots * sizeof(ready_slot))
@@ -180,7 +186,19 @@ cdef class StreamConnection:
         self.opened = True
         if self.fifo_count or self.tell_drained:
             self.engine.deliver_later(self)
-            self.engine.wake()
+        # Frames that came early may want an answer.
+        self.engine.flush_later(self)
+        self.engine.wake()
+
+    def _hear_early(self):
+        """connection_made() has been called: now for the control frames that came before it."""
+        early, self.early = self.early, None
+        for kind, body, granted in early or ():
+            try:
+                self._control_received(kind, body, granted)
+            except ProtocolError as exc:
+                self.distrust(exc)
+                return
 
     def _bind(self, object protocol, bint buffered):
         """Look the protocol's callbacks up once, not once a message."""
@@ -202,6 +220,8 @@ cdef class StreamConnection:
         cdef char *frame
         if slot >= self.slots or byte_len > HEADER + self.slot_bytes:
             raise ProtocolError(f"a completion of {byte_len} bytes in receive slot {slot} of {self.slots}")
+        if self.ledger is None:
+            raise ProtocolError("a frame from a peer that has not said hello")
         frame = self.ring + slot * self.stride
         header = (<frame_header *>frame)[0]
         if header.kind == FRAME_DATA:
@@ -220,7 +240,13 @@ cdef class StreamConnection:
             if header.kind == FRAME_PING:
                 self.ping_body = body
             elif header.kind != FRAME_PONG and (header.kind != FRAME_CREDIT or byte_len > HEADER):
-                self._control_received(header.kind, body, header.granted)
+                if self.opened:
+                    self._control_received(header.kind, body, header.granted)
+                else:
+                    # The peer is connected and we do not know it yet; few frames, the ledger sees to that.
+                    if self.early is None:
+                        self.early = []
+                    self.early.append((header.kind, body, header.granted))
         self.may_send = True
         # Also for frames without data: they may have brought credits, or answered control frames.
         if self.opened:
@@ -259,8 +285,10 @@ cdef class StreamConnection:
 
     cdef int settle(self) except -1:
         """Send everything that may go now: what was written, then what control frames are due."""
-        if self.fill or self.backlog_bytes or self.tell_flushed:
+        if self.fill or self.backlog_bytes:
             self.pump(True)
+        if self.protocol_paused or self.tell_flushed:
+            self.tell_room()
         return self.say_what_is_due()
 
     cdef int deliver_bytes(self) except -1:
@@ -372,7 +400,7 @@ cdef class StreamConnection:
     cdef int say_what_is_due(self) except -1:
         """Grants that no data frame carried, answers, news of memory regions."""
         cdef uint32_t kind
-        if self.broken or not self.may_send or not self.opened:
+        if not self.may_post():
             return 0
         if self.freed_count > self.ledger.outstanding():
             self.repost_freed()     # the peer would run dry before half a ring is free
@@ -386,7 +414,9 @@ cdef class StreamConnection:
             elif kind == FRAME_PING:
                 body = b"rdmanet!"
             elif self.news:
-                self.news, body = self._credit_body((self.ledger.grantable), STREAM_CONTROL_BODY_BYTES)
+                # frame_bytes: the peer's slots may be smaller than our buffers.
+                self.news, body = self._credit_body(
+                    self.ledger.grantable, min(<uint32_t>(CONTROL_BYTES - HEADER), self.frame_bytes))
             self.post_control(kind, body)
         return 0
 
@@ -442,6 +472,8 @@ cdef class StreamConnection:
             # The first write of a loop iteration goes out at once, the rest coalesce.
             self.tick = self.engine.tick
             self.pump(True)
+            if self.protocol_paused:
+                self.engine.flush_later(self)
             self.engine.wake()
         else:
             if self.backlog_bytes:
@@ -477,7 +509,7 @@ cdef class StreamConnection:
         cdef object first
         cdef size_t left, n
         cdef uint32_t budget
-        if self.broken or not self.may_send or not self.opened:
+        if not self.may_post():
             return 0
         budget = <uint32_t>self.ledger.credits()
         while budget and self.send_queue_has_room() and (self.fill or self.backlog_bytes):
@@ -503,13 +535,20 @@ cdef class StreamConnection:
             budget -= 1
         self.post_sends()
         self.set_blocked(self.backlog_bytes > 0 or self.fill == self.frame_bytes)
+        return 0
+
+    cdef int tell_room(self) except -1:
+        """Tell whom it concerns what has been posted. Never from `write`: resume_writing() writes."""
         if self.protocol_paused and self.fill + self.backlog_bytes <= self.low_water_bytes:
             self.protocol_paused = False
             self._resume_writing()
-        if self.tell_flushed and self.fill == 0 and self.backlog_bytes == 0:
+        if self.tell_flushed and self.fill == 0 and self.backlog_bytes == 0 and self.may_post():
             self.tell_flushed = False
             self._flushed()
         return 0
+
+    cdef inline bint may_post(self) noexcept:
+        return self.opened and self.may_send and not self.broken and self.engine.pid == verbs.rn_pid
 
     cdef inline void set_blocked(self, bint blocked) noexcept:
         if blocked != self.blocked:
@@ -544,9 +583,9 @@ cdef class StreamConnection:
         else:
             self.fill = 0
         # The last frame of a burst is signaled, so that what has been delivered is known when it is
-        # asked; in between one in SIGNAL_EVERY, so that slots come back in time.
+        # asked; in between one in signal_every, so that slots come back in time.
         self.unsignaled += 1
-        if last or owner is not None or self.unsignaled >= SIGNAL_EVERY:
+        if last or owner is not None or self.unsignaled >= self.signal_every:
             wr.send_flags |= verbs.IBV_SEND_SIGNALED
             self.unsignaled = 0
         self.posted += 1
@@ -625,7 +664,7 @@ cdef class StreamConnection:
 
     def _send_control(self, uint32_t kind, bytes body=b""):
         """Post a control frame if its allowance permits; returns whether it did."""
-        if self.broken or not self.may_send or not self.opened or not self.ledger.may_send(kind):
+        if not self.may_post() or not self.ledger.may_send(kind):
             return False
         if self.controls_posted - self.controls_done >= CONTROL_RESERVE:
             return False
@@ -680,6 +719,8 @@ cdef class StreamConnection:
                 self.operations -= 1
                 self._operation_done(reference)
             else:
+                if self.controls_posted - self.controls_done == CONTROL_RESERVE:
+                    self.engine.flush_later(self)   # something may have waited for a buffer
                 self.controls_done += 1
                 if entry.kind == FRAME_FIN or entry.kind == FRAME_ABORT:
                     self._control_sent(entry.kind)
@@ -694,22 +735,34 @@ cdef class StreamConnection:
             if not self.broken:
                 self.fail((wc.status, bool(wc.wr_id & SEND_FLAG), wc.vendor_err))
             return 0
-        if wc.wr_id & SEND_FLAG:
-            return self.retire(low)
-        # Receives that completed before a failure still count: the peer's Fin may be among them.
-        if self.distrusted:
-            return 0
         try:
-            return self.receive(low, wc.byte_len)
+            if wc.wr_id & SEND_FLAG:
+                return self.retire(low)
+            # Receives that completed before a failure still count: the peer's Fin may be among them.
+            if not self.distrusted:
+                return self.receive(low, wc.byte_len)
         except ProtocolError as exc:
-            self.broken = self.distrusted = True
+            self.distrust(exc)
+        except Exception as exc:
+            self.fail(exc)
+        return 0
+
+    cdef int distrust(self, object exc) except -1:
+        """The peer broke the protocol: tell the subclass, which may still say Abort, and hear nothing more."""
+        self.distrusted = True
+        try:
             self._protocol_broken(exc)
+        finally:
+            self.broken = True
         return 0
 
     cdef int fail(self, object failure) except -1:
         """Post nothing more; tell the subclass when all completions that are there have been seen."""
+        if self.failure is not None or self.chunk is None:
+            return 0
         self.broken = True
         self.failure = failure
+        self.failure_tick = self.engine.tick
         self.engine.failed.append(self)
         self.engine.wake()
         return 0
@@ -803,8 +856,8 @@ cdef class StreamConnection:
 
     @property
     def _progress(self):
-        """Counts up as our sends complete: close_timeout is measured from its last change."""
-        return self.retired
+        """Counts up as our bytes arrive: close_timeout is measured from its last change."""
+        return self.done
 
     def _release(self):
         """After the queue pair is destroyed: give the memory and the place in the engine back."""
@@ -817,7 +870,8 @@ cdef class StreamConnection:
         self.backlog.clear()
         self.backlog_bytes = self.fill = 0
         self.fifo_count = 0
-        self.reading = False
+        self.reading = self.tell_drained = self.tell_flushed = self.news = False
+        self.early = None
         self.qp_c = NULL
         engine.expel(self)
         operations = [<object>self.log[i].reference for i in range(LOG)
@@ -904,7 +958,7 @@ cdef class StreamConnection:
         raise NotImplementedError
 
     def _fabric_failed(self, failure):
-        """A completion failed, as (status, was a send, vendor code), or a post did, as an exception.
+        """A completion failed, as (status, was a send, vendor code), or the engine did, as an exception.
 
         Comes once, after every completion that was there has been seen.
         """
