@@ -1,16 +1,24 @@
 """Fixtures of the device's tests: a context, and two queue pairs connected with each other.
 
 The pair is connected by hand, through the device's own address: what the connection manager does is
-test_cm.py's subject.
+test_cm.py's subject. Peers in other processes are forked, and open the device for themselves.
 """
 
+import contextlib
+import multiprocessing
+import os
 import select
+import signal
+import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from rdmanet.cm import CMID, CMEvent, CMEventChannel, CMEventType
 from rdmanet.verbs import (
     CQ,
     MR,
@@ -173,3 +181,169 @@ def net(context: Context) -> Iterator[Net]:
 def pair(net: Net) -> tuple[Side, Side]:
     """Two connected queue pairs in this process, each with its own completion queue and channel."""
     return net.pair()
+
+
+# ---- The connection manager --------------------------------------------------------------------------
+
+
+class Manager:
+    """A channel, and all that was made on the way to a connection, to be closed in order."""
+
+    def __init__(self, library) -> None:
+        self.library = library
+        self.channel = CMEventChannel(library)
+        self.channels = [self.channel]
+        self.ids: list[CMID] = []
+        self.parts: list[object] = []
+        self.contexts: dict[Context, tuple[PD, CQ]] = {}
+
+    def id(self, channel: CMEventChannel | None = None) -> CMID:
+        made = (channel or self.channel).create_id()
+        self.ids.append(made)
+        return made
+
+    def next(self, wanted: CMEventType, of: CMID | None = None, channel=None, timeout: float = 5) -> CMEvent:
+        """The next event, which must be this one."""
+        channel = channel or self.channel
+        deadline = time.monotonic() + timeout
+        while True:
+            ready = select.select([channel], [], [], max(0, deadline - time.monotonic()))[0]
+            event = channel.get_event()
+            if event is not None:
+                break
+            assert ready or time.monotonic() < deadline, f"no {wanted.name} within {timeout} s"
+        assert event.type == wanted, event
+        assert of is None or event.id is of
+        if event.type == CMEventType.CONNECT_REQUEST:
+            self.ids.append(event.id)
+        return event
+
+    def queues(self, context: Context) -> tuple[PD, CQ]:
+        if context not in self.contexts:
+            self.contexts[context] = PD(context), CQ(context, 256)
+        return self.contexts[context]
+
+    def qp(self, id: CMID):
+        pd, cq = self.queues(id.context)
+        return id.create_qp(pd, QPInitAttr(cq, cq, QPCap(max_send_wr=8, max_recv_wr=8)))
+
+    def listener(self, address: str, channel: CMEventChannel | None = None) -> CMID:
+        id = self.id(channel)
+        id.bind_addr((address, 0))
+        id.listen(64)
+        return id
+
+    def resolved(self, address: tuple, channel: CMEventChannel | None = None) -> CMID:
+        id = self.id(channel)
+        id.resolve_addr(None, address)
+        self.next(CMEventType.ADDR_RESOLVED, id, channel)
+        id.resolve_route()
+        self.next(CMEventType.ROUTE_RESOLVED, id, channel)
+        return id
+
+    def connected(self, address: str) -> tuple[CMID, CMID]:
+        """A client's and a server's identifier, established."""
+        listener = self.listener(address)
+        client = self.resolved(listener.local_addr)
+        self.qp(client)
+        client.connect()
+        server = self.next(CMEventType.CONNECT_REQUEST).id
+        self.qp(server)
+        server.accept()
+        self.next(CMEventType.ESTABLISHED)
+        self.next(CMEventType.ESTABLISHED)
+        return client, server
+
+    def part(self, *ids: CMID) -> None:
+        """Read DISCONNECTED for each; who is told by the peer answers, else the other waits for long."""
+        left = set(ids)
+        while left:
+            id = self.next(CMEventType.DISCONNECTED).id
+            left.remove(id)
+            with contextlib.suppress(OSError):
+                id.disconnect()
+
+    def close(self) -> None:
+        for id in self.ids:
+            id.close()
+        for pd, cq in self.contexts.values():
+            cq.close()
+            pd.close()
+        for channel in self.channels:
+            channel.close()
+
+
+@pytest.fixture
+def manager(device) -> Iterator[Manager]:
+    manager = Manager(device.library)
+    yield manager
+    manager.close()
+
+
+# ---- Other processes -------------------------------------------------------------------------------------
+
+
+class Peer:
+    """A forked process that runs one function; `say` and `hear` carry what both have to agree on."""
+
+    def __init__(self, action: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                ours.close()
+                action(theirs, *arguments)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(status)
+        theirs.close()
+        self.connection = ours
+        self.status: int | None = None
+
+    def say(self, what: object) -> None:
+        self.connection.send(what)
+
+    def hear(self, timeout: float = 10) -> Any:
+        assert self.connection.poll(timeout), "the peer says nothing"
+        return self.connection.recv()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 10) -> int:
+        """Its exit status."""
+        deadline = time.monotonic() + timeout
+        while self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+                break
+            assert time.monotonic() < deadline, "the peer does not end"
+            time.sleep(0.005)
+        self.connection.close()
+        return self.status
+
+
+@pytest.fixture
+def peer() -> Iterator[Callable[..., Peer]]:
+    """Start a function in another process; it must end well, unless the test has ended it otherwise."""
+    started: list[Peer] = []
+
+    def start(action: Callable[..., object], *arguments: object) -> Peer:
+        started.append(Peer(action, arguments))
+        return started[-1]
+
+    yield start
+    for peer in started:
+        if peer.status is None:
+            peer.kill(signal.SIGCONT)
+            try:
+                assert peer.wait() == 0, "the peer has failed; see its traceback"
+            finally:
+                if peer.status is None:
+                    peer.kill()
+                    peer.wait()

@@ -1,19 +1,15 @@
 """The connection manager: every step, its event, and what is refused. Both ends in this process."""
 
-import contextlib
 import select
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from rdmanet.cm import CMID, CMEvent, CMEventChannel, CMEventType, PortSpace
+from rdmanet.cm import CMID, CMEventChannel, CMEventType, PortSpace
 from rdmanet.verbs import (
     CQ,
     PD,
-    Context,
     LinkLayer,
-    QPCap,
     QPInitAttr,
     QPState,
     RecvWR,
@@ -26,106 +22,12 @@ from rdmanet.verbs import (
 E = CMEventType
 
 
-class Manager:
-    """A channel, and all that was made on the way to a connection, to be closed in order."""
-
-    def __init__(self, library) -> None:
-        self.library = library
-        self.channel = CMEventChannel(library)
-        self.channels = [self.channel]
-        self.ids: list[CMID] = []
-        self.parts: list[object] = []
-        self.contexts: dict[Context, tuple[PD, CQ]] = {}
-
-    def id(self, channel: CMEventChannel | None = None) -> CMID:
-        made = (channel or self.channel).create_id()
-        self.ids.append(made)
-        return made
-
-    def next(self, wanted: CMEventType, of: CMID | None = None, channel=None, timeout: float = 5) -> CMEvent:
-        """The next event, which must be this one."""
-        channel = channel or self.channel
-        deadline = time.monotonic() + timeout
-        while True:
-            ready = select.select([channel], [], [], max(0, deadline - time.monotonic()))[0]
-            event = channel.get_event()
-            if event is not None:
-                break
-            assert ready or time.monotonic() < deadline, f"no {wanted.name} within {timeout} s"
-        assert event.type == wanted, event
-        assert of is None or event.id is of
-        if event.type == E.CONNECT_REQUEST:
-            self.ids.append(event.id)
-        return event
-
-    def queues(self, context: Context) -> tuple[PD, CQ]:
-        if context not in self.contexts:
-            self.contexts[context] = PD(context), CQ(context, 256)
-        return self.contexts[context]
-
-    def qp(self, id: CMID):
-        pd, cq = self.queues(id.context)
-        return id.create_qp(pd, QPInitAttr(cq, cq, QPCap(max_send_wr=8, max_recv_wr=8)))
-
-    def listener(self, address: str, channel: CMEventChannel | None = None) -> CMID:
-        id = self.id(channel)
-        id.bind_addr((address, 0))
-        id.listen(64)
-        return id
-
-    def resolved(self, address: tuple, channel: CMEventChannel | None = None) -> CMID:
-        id = self.id(channel)
-        id.resolve_addr(None, address)
-        self.next(E.ADDR_RESOLVED, id, channel)
-        id.resolve_route()
-        self.next(E.ROUTE_RESOLVED, id, channel)
-        return id
-
-    def connected(self, address: str) -> tuple[CMID, CMID]:
-        """A client's and a server's identifier, established."""
-        listener = self.listener(address)
-        client = self.resolved(listener.local_addr)
-        self.qp(client)
-        client.connect()
-        server = self.next(E.CONNECT_REQUEST).id
-        self.qp(server)
-        server.accept()
-        self.next(E.ESTABLISHED)
-        self.next(E.ESTABLISHED)
-        return client, server
-
-    def part(self, *ids: CMID) -> None:
-        """Read DISCONNECTED for each; who is told by the peer answers, else the other waits for long."""
-        left = set(ids)
-        while left:
-            id = self.next(E.DISCONNECTED).id
-            left.remove(id)
-            with contextlib.suppress(OSError):
-                id.disconnect()
-
-    def close(self) -> None:
-        for id in self.ids:
-            id.close()
-        for pd, cq in self.contexts.values():
-            cq.close()
-            pd.close()
-        for channel in self.channels:
-            channel.close()
-
-
 def iwarp(id: CMID) -> bool:
     """iWARP's connections are TCP's: no depths of retries, no numbers of queue pairs, other limits."""
     return id.context.query_port(id.port_num).link_layer == LinkLayer.ETHERNET and any(
         device.name == id.context.name and device.transport_type == TransportType.IWARP
         for device in id.library.devices()
     )
-
-
-@pytest.fixture
-def manager(device) -> Iterator[Manager]:
-    manager = Manager(device.library)
-    yield manager
-    manager.close()
 
 
 def exchange(manager, a, b):
