@@ -6,6 +6,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -814,6 +815,7 @@ static void a_thousand_in_a_row(void)
 	uint16_t port;
 	struct rdma_cm_id *listener = new_listener(server, 10, &port);
 	unsigned fds = 0, mappings = 0;
+	size_t memory = 0;
 	uint64_t began = 0;
 
 	for (int i = 0; i < 1000; i++) {
@@ -827,9 +829,11 @@ static void a_thousand_in_a_row(void)
 		if (i == 99) {
 			fds = descriptors();
 			mappings = entries("/proc/self/map_files");
+			memory = mallinfo2().uordblks;
 			began = cpu_ns();
 		}
 	}
+	CHECK(mallinfo2().uordblks <= memory + 4096);
 	printf("   %.0f us of CPU for a connect and close, both sides\n", (double)(cpu_ns() - began) / 900e3);
 	EVENTUALLY(descriptors() <= fds);
 	CHECK(entries("/proc/self/map_files") <= mappings + 2);
