@@ -426,6 +426,8 @@ cdef class StreamEngine:
         if self.closed:
             return
         self.closed = True
+        # A cycle through the loop, which no collector breaks: neither side can be cleared.
+        self.loop = self.call_soon = self.pass_method = None
         for pool in self.pools.values():
             (<RingPool>pool).close()
         if self.implicit is not None:
