@@ -28,8 +28,6 @@
 #ifndef RDMANET_SOFT_CM_H
 #define RDMANET_SOFT_CM_H
 
-#include <assert.h>
-
 #include "soft.h"
 
 #include "log.h"

@@ -32,10 +32,9 @@
 #include "cm.h"
 
 #include <arpa/inet.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <assert.h>
 #include <netinet/tcp.h>
-#include <unistd.h>
+#include <stdlib.h>
 
 enum { MAGIC = 0x52444d43 /* "RDMC" */, VERSION = 1 };
 enum message_type { REQ = 1, REP, RTU, REJ, DREQ, DREP, MESSAGE_TYPES };
@@ -142,7 +141,6 @@ static void ready(struct rn_source *source, uint32_t epoll_events);
 static void timed_out(struct rn_timer *timer);
 static void kicked(struct rn_task *task);
 static void peer_died(struct rn_death *death, bool failed);
-static void drop(struct rn_wire *wire, const char *why);
 
 static void set_timer_ms(struct rn_wire *wire, uint64_t ms)
 {
