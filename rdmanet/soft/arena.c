@@ -30,6 +30,19 @@ static unsigned arena_users;
 static struct range *heap;
 static pthread_mutex_t heap_mutex = PTHREAD_MUTEX_INITIALIZER;
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u
+#endif
+
+/* Never to be executed; kernels before 6.3 don't know how to say so. */
+static int create_memfd(void)
+{
+	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	int fd = memfd_create("rdmanet-arena", flags | MFD_NOEXEC_SEAL);
+
+	return fd < 0 && errno == EINVAL ? memfd_create("rdmanet-arena", flags) : fd;
+}
+
 int rn_arena_open(void)
 {
 	struct rn_arena_head *head;
@@ -44,7 +57,7 @@ int rn_arena_open(void)
 	all = malloc(sizeof(*all));
 	if (!all)
 		return ENOMEM;
-	fd = rn_fd_own(memfd_create("rdmanet-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+	fd = rn_fd_own(create_memfd());
 	if (fd < 0 || ftruncate(fd, RN_ARENA_SIZE) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		goto failed;

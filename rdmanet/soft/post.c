@@ -146,12 +146,12 @@ static void start_wait(struct rn_qp *qp, enum rn_wait why)
 	}
 }
 
-void rn_qp_progress(struct rn_qp *qp)
+/* Execute what is queued, until it has to wait. With sq_lock held. */
+static void progress(struct rn_qp *qp)
 {
 	bool entered = false;
 	int batch = 0, state;
 
-	rn_lock(&qp->sq_lock);
 	while (qp->sq_executed != qp->sq_posted && !qp->reply_pending) {
 		struct rn_send *head = queued(qp, qp->sq_executed);
 		enum ibv_wc_status status = IBV_WC_SUCCESS;
@@ -193,6 +193,12 @@ void rn_qp_progress(struct rn_qp *qp)
 		qp->draining = false;
 		rn_event_raise(qp->context, IBV_EVENT_SQ_DRAINED, qp);
 	}
+}
+
+void rn_qp_progress(struct rn_qp *qp)
+{
+	rn_lock(&qp->sq_lock);
+	progress(qp);
 	rn_unlock(&qp->sq_lock);
 }
 
@@ -300,6 +306,11 @@ int rn_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
 			break;
 		}
 		qp->count.send_wrs++;
+		/* What waited can go on, and the engine is busy with it: help, or it never gets through. */
+		if (unlikely(qp->sq_posted != qp->sq_executed && qp->wait == RN_WAIT_NOT && !rn_settings.defer_ns)) {
+			progress(qp);
+			state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+		}
 		if (likely(state == IBV_QPS_RTS && qp->sq_posted == qp->sq_executed && !rn_settings.defer_ns)) {
 			if (likely(execute_now(qp, wr, &entered, &wait)))
 				continue;
@@ -311,7 +322,7 @@ int rn_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
 		enqueue(qp, wr);
 		if (state == IBV_QPS_RTS && qp->sq_posted - qp->sq_executed == 1) {
 			if (wait == RN_WAIT_OWNER)
-				rn_task_post(&qp->task); /* from here on it is the engine's */
+				progress(qp); /* now that it is in the queue, the owner can be asked */
 			else
 				start_wait(qp, wait);
 		}
