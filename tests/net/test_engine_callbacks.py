@@ -1,0 +1,213 @@
+"""What callbacks may do to the engine while it is at work, and what it does to them."""
+
+import asyncio
+import contextlib
+
+import pytest
+from harness import HOST, Echo, HalfOpen, Net, Recorder
+
+import rdmanet
+from rdmanet._core import CMEventType
+from rdmanet.transport import RdmaTransport
+
+
+async def test_resume_writing_does_not_cut_into_a_write(net: Net):
+    """It is told by the loop: what it writes follows what is being written."""
+
+    class Eager(Recorder):
+        def resume_writing(self):
+            super().resume_writing()
+            self.transport.write(b"<resumed>")
+
+    client, server = await net.pair(client=Eager)
+    client.transport.set_write_buffer_limits(high=0)
+    # One loop iteration: the first goes out at once, the second stays in its slot, and so pauses us;
+    # the third fills the slot, which is posted while the rest of it still is to be taken.
+    for mark, size in ((b"a", 10), (b"b", 1000), (b"c", 200_000)):
+        client.transport.write(mark * size)
+    expected = b"a" * 10 + b"b" * 1000 + b"c" * 200_000
+    await server.until_received(len(expected) + 9)
+    assert server.data[: len(expected)] == expected
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Accepting sides read ESTABLISHED only when all else that has come was seen."""
+    original = RdmaTransport._cm_event
+
+    def cm_event(self, event):
+        if self._server is not None and event.type is CMEventType.ESTABLISHED:
+            asyncio.get_running_loop().call_later(0.02, original, self, event)
+        elif self._server is not None and event.type is CMEventType.DISCONNECTED:
+            asyncio.get_running_loop().call_later(0.03, original, self, event)
+        else:
+            original(self, event)
+
+    monkeypatch.setattr(RdmaTransport, "_cm_event", cm_event)
+
+
+async def accepted(net: Net, client) -> Recorder:
+    (server,) = await net.accepted_beside([client])
+    return server
+
+
+async def test_what_comes_before_established_waits_for_it(net: Net, late):
+    _, port = await net.serve()
+    client = await net.connect(port)
+    client.transport.write(b"early")
+    client.transport.close()
+    server = await accepted(net, client)
+    assert await server.until_lost() is None
+    assert server.data == b"early"
+    assert server.events == ["made", "data", "eof", "lost"]
+
+
+async def test_an_offer_before_established_waits_for_it(net: Net, late):
+    _, port = await net.serve()
+    client = await net.connect(port)
+    with client.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr:
+        async with client.transport.offer(mr, name="early"):
+            server = await accepted(net, client)
+            await server.until(lambda: server.offered)
+            assert await server.offered[0].read() == bytes(64)
+
+
+async def test_an_abort_before_established_is_an_error(net: Net, late):
+    _, port = await net.serve()
+    client = await net.connect(port)
+    client.transport.write(b"early")
+    await asyncio.sleep(0)
+    client.transport.abort()
+    server = await accepted(net, client)
+    assert isinstance(await server.until_lost(), ConnectionResetError)
+    assert server.data == b"early" and not server.eof
+
+
+async def test_a_question_before_established_is_answered(net: Net, late):
+    _, port = await net.serve(Echo)
+    client = await net.connect(port)
+    client.transport.write(b"early")
+    assert await client.until_received(5) == b"early"
+
+
+async def test_clients_are_closed_that_are_half_accepted(net: Net, late):
+    """wait_closed() waits for them too, and their peers see a clean end."""
+    server, port = await net.serve()
+    client = await net.connect(port)
+    server.close()
+    waiting = asyncio.ensure_future(server.wait_closed())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    server.close_clients()
+    assert await client.until_lost() is None
+    await waiting
+
+
+def test_a_keyboard_interrupt_loses_nothing(loop_factory):
+    """Whoever catches it and runs the loop again finds the connection as it was."""
+    loop = loop_factory()
+    asyncio.set_event_loop(loop)
+
+    class Interrupted(HalfOpen):
+        interrupt = 3
+
+        def data_received(self, data):
+            super().data_received(data)
+            self.interrupt -= 1
+            if self.interrupt == 0:
+                raise KeyboardInterrupt
+
+    net = None
+
+    async def begin():
+        nonlocal net
+        net = Net()
+        return await net.pair(server=Interrupted)
+
+    client, server = loop.run_until_complete(begin())
+    size = 16 * 65536 * 3
+
+    async def send():
+        client.transport.write(bytes(size))
+        client.transport.write_eof()
+        await server.until(lambda: server.eof)
+
+    task = loop.create_task(send())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    loop.run_until_complete(asyncio.wait_for(task, 5))
+    assert server.received == size
+    loop.run_until_complete(net.aclose())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+async def test_close_timeout_counts_after_write_eof(net: Net):
+    """write_eof() asked for the Fin already; close() is bounded all the same."""
+
+    class Deaf(Recorder):
+        def connection_made(self, transport):
+            transport.pause_reading()
+            super().connection_made(transport)
+
+    client, server = await net.pair(server=Deaf, close_timeout=0.05)
+    client.transport.write(bytes(4 << 20))
+    client.transport.write_eof()
+    client.transport.close()
+    assert isinstance(await asyncio.wait_for(client.until_lost(), 5), TimeoutError)
+
+
+async def test_close_timeout_is_not_put_off_by_what_the_peer_sends(net: Net):
+    """Only our own bytes are progress: a peer that talks and never listens does not hold us."""
+
+    class Talker(Recorder):
+        def connection_made(self, transport):
+            transport.pause_reading()
+            super().connection_made(transport)
+            self.talk()
+
+        def talk(self):
+            if not self.lost:
+                self.transport.write(bytes(100_000))
+                asyncio.get_running_loop().call_later(0.005, self.talk)
+
+    client, server = await net.pair(server=Talker, close_timeout=0.1)
+    client.transport.write(bytes(4 << 20))
+    client.transport.close()
+    assert isinstance(await asyncio.wait_for(client.until_lost(), 5), TimeoutError)
+
+
+async def test_a_refused_queue_pair_gives_everything_back(net: Net, monkeypatch):
+    """Its share of the completion queue included."""
+    _, port = await net.serve()
+    client = await net.connect(port)
+    engine = client.transport._engine
+
+    def refused(*_):
+        raise OSError(12, "no queue pair")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RdmaTransport, "_create_queue_pair", refused)
+        for _ in range(200):
+            with pytest.raises(OSError, match="no queue pair"):
+                await rdmanet.create_rdma_connection(Recorder, HOST, port)
+    assert len(engine.cqs) == 1
+    # The server was asked for connections that then were given up.
+    net.complaints.clear()
+
+
+async def test_an_exception_of_ours_ends_one_connection(net: Net, monkeypatch):
+    client, server = await net.pair(server=Echo)
+    other, _ = await net.pair(server=Echo)
+
+    def broken(*_):
+        raise RuntimeError("a flaw of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(server.transport), "_credit_body", broken)
+        with client.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr, contextlib.suppress(OSError):
+            async with client.transport.offer(mr):
+                assert isinstance(await client.until_lost(), RuntimeError)
+    assert isinstance(net.complaint()["exception"], RuntimeError)
+    other.transport.write(b"still here")
+    assert await other.until_received(10) == b"still here"
