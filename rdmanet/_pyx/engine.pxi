@@ -65,6 +65,14 @@ cdef inline uint64_t now_ns() noexcept nogil:
 
 
 @cython.no_gc_clear
+cdef class StreamPD(PD):
+    """An engine's protection domain: if regions of the application outlive the engine, it goes with the last."""
+
+    def __del__(self):
+        pass    # that is no omission of anybody's to warn of
+
+
+@cython.no_gc_clear
 cdef class StreamEngine:
     """All connections of one event loop on one device.
 
@@ -122,7 +130,7 @@ cdef class StreamEngine:
         self.pid = verbs.rn_pid
         self.tick = 1
         self.set_busy_poll(busy_poll)
-        self.pd = PD(context)
+        self.pd = StreamPD(context)
         self.channel = CompChannel(context)
         try:
             self.implicit = self.pd.reg_implicit(verbs.IBV_ACCESS_LOCAL_WRITE)
@@ -438,9 +446,7 @@ cdef class StreamEngine:
         try:
             self.pd.close()
         except OSError:
-            pass    # the application's memory regions are on it; it goes with the last of them
-        # Two references would outlive us otherwise: pass_method is a cycle that no_gc_clear keeps.
-        self.loop = self.call_soon = self.pass_method = None
+            pass    # the application's memory regions are on it
 
     def stats(self):
         """Counters since the engine began: how often it looked, slept, was woken, and for how much."""
