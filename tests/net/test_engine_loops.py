@@ -158,6 +158,7 @@ def test_regions_that_the_loop_leaves_behind(loop_factory):
     live = _core.live_objects()
     assert live["mrs"] == live["pds"] == 1 and live["cqs"] == live["event_channels"] == 0, live
     kept.pop().close()
+    gc.collect()
     # The connection manager closes the device with its last identifier that finds it unused.
     run(loop_factory, nothing)
 
