@@ -286,19 +286,19 @@ def test_a_callback_stops_the_loop(loop_factory):
         net = Net()
         pairs.extend([await net.pair(server=Stopping) for _ in range(5)])
         for client, _ in pairs:
-            for n in range(50):
-                client.transport.write(bytes([n]) * 5000)
+            for n in range(20):
+                client.transport.write(bytes([n]) * 200_000)  # more than a ring holds
 
     net: Net = None  # type: ignore[assignment]
     pairs: list = []
     loop.run_until_complete(begin())
     stops = 0
-    while any(server.received < 250_000 for _, server in pairs):
+    while any(server.received < 4_000_000 for _, server in pairs):
         loop.run_forever()
         stops += 1
     assert stops > 1
     for _, server in pairs:
-        assert server.data == b"".join(bytes([n]) * 5000 for n in range(50))
+        assert server.data == b"".join(bytes([n]) * 200_000 for n in range(20))
     loop.run_until_complete(net.aclose())
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()

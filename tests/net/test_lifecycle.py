@@ -177,6 +177,21 @@ async def test_write_and_close_in_connection_made(net: Net):
     assert client.events == ["made", "data", "eof", "lost"]
 
 
+async def test_everything_may_be_over_before_the_server_knows_of_it(net: Net):
+    """Data and end of file overtake the event that says the connection is made."""
+    _, port = await net.serve()
+    peer = net.spawn("hasty.py")
+    for turn in range(30):
+        peer.say(f"go {port}")
+        assert await peer.expect("lost") == ["None"]
+        while len(net.recorders) <= turn:
+            await asyncio.sleep(0)
+        server = net.recorders[turn]
+        assert await server.until_lost() is None
+        assert server.events == ["made", "data", "eof", "lost"]
+        assert server.data == b"all of it"
+
+
 # ---- abort
 
 
@@ -354,9 +369,10 @@ async def test_wait_closed_waits_for_connections(net: Net):
 async def test_close_clients(net: Net):
     server, port = await net.serve(Recorder)
     clients = [await net.connect(port) for _ in range(5)]
-    await asyncio.gather(
-        *(recorder.until(lambda r=recorder: r.transport is not None) for recorder in net.recorders)
-    )
+    for client in clients:
+        client.transport.write(b"x")
+    for recorder in await net.accepted_beside(clients):
+        await recorder.until_received(1)
     server.close()
     server.close_clients()
     for client in clients:

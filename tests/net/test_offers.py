@@ -225,9 +225,20 @@ async def test_offers_by_the_thousand_in_turn(net: Net):
     with allocate(server, 100) as mr:
         for number in range(1000):
             async with server.transport.offer(mr, name=str(number)):
-                pass
-    assert len(client.offered) == len(client.revoked) == 1000
+                await offered(client, number + 1)
+    await client.until(lambda: len(client.revoked) == 1000)
     assert [remote.name for remote in client.offered] == [str(number) for number in range(1000)]
+
+
+async def test_an_offer_taken_back_before_it_went_is_never_heard_of(net: Net):
+    client, server = await net.pair()
+    with allocate(server, 100) as mr:
+        for _ in range(1000):
+            async with server.transport.offer(mr):
+                pass
+        async with server.transport.offer(mr, name="last"):
+            await offered(client)
+    assert [remote.name for remote in client.offered] == ["last"]
 
 
 async def test_offers_by_the_thousand_to_a_stalled_peer(net: Net):
