@@ -142,6 +142,8 @@ cdef class StreamEngine:
 
     def set_busy_poll(self, busy_poll):
         """Bound the watching after the last message to `busy_poll` seconds (None: adaptive, 0: none)."""
+        if busy_poll is not None and not busy_poll >= 0:
+            raise ValueError(f"busy_poll is {busy_poll!r}, it must be None or at least 0 seconds")
         self.window_limit_ns = WINDOW_NS if busy_poll is None else <uint64_t>(busy_poll * 1e9)
         self.window_ns = self.window_limit_ns
         self.gap_ns = 0
