@@ -1,0 +1,196 @@
+"""A peer made of bare verbs, who says what no correct peer says: it is told so, and nobody else notices."""
+
+import asyncio
+
+import pytest
+from harness import HOST, Net, Recorder
+
+import rdmanet
+from rdmanet import credit
+from rdmanet._core import (
+    CQ,
+    PD,
+    CMEventChannel,
+    CMEventType,
+    Library,
+    QPCap,
+    QPInitAttr,
+    RecvWR,
+    SendFlags,
+    SendWR,
+    WROpcode,
+)
+from rdmanet.errors import ProtocolError
+from rdmanet.transport import RdmaTransport
+
+SLOT = 70_000
+HELLO = credit.pack_hello(credit.Hello(65536, 16, 8, 16))
+
+
+def frame(kind, body=b"", granted=16, reaped=0, length=None):
+    return credit.pack_header(kind, len(body) if length is None else length, granted, reaped) + body
+
+
+class Bare:
+    """A listener that takes one connection and sends frames as they are given."""
+
+    def __init__(self) -> None:
+        self.channel = CMEventChannel(Library.embedded())
+        self.listener = self.channel.create_id()
+        self.listener.bind_addr((HOST, 0))
+        self.listener.listen(1)
+        self.port = self.listener.local_addr[1]
+        self.opened: list = [self.channel, self.listener]
+
+    async def event(self):
+        while (event := self.channel.get_event()) is None:
+            await asyncio.sleep(0)
+        return event
+
+    async def accept(self, *frames: bytes, hello: bytes = HELLO) -> None:
+        """Take the connection; `frames` go out at once, before the other side can know of it."""
+        request = await self.event()
+        assert request.type is CMEventType.CONNECT_REQUEST
+        self.id = request.id
+        self.pd = PD(self.id.context)
+        self.cq = CQ(self.id.context, 256)
+        self.ring = self.pd.alloc_mr(24 * SLOT)
+        self.out = self.pd.alloc_mr(1 << 20)
+        self.used = 0
+        cap = QPCap(max_send_wr=64, max_recv_wr=24)
+        self.qp = self.id.create_qp(self.pd, QPInitAttr(cap=cap, send_cq=self.cq, recv_cq=self.cq))
+        self.opened += [self.pd, self.ring, self.out, self.cq, self.id, self.qp]
+        for slot in range(24):
+            self.qp.post_recv(RecvWR(wr_id=slot, sg_list=[self.ring.sge(slot * SLOT, SLOT)]))
+        self.id.accept(private_data=hello, rnr_retry_count=0)
+        for each in frames:
+            self.send(each)
+
+    def send(self, data: bytes) -> None:
+        self.out[self.used : self.used + len(data)] = data
+        self.qp.post_send(
+            SendWR(
+                opcode=WROpcode.SEND,
+                sg_list=[self.out.sge(self.used, len(data))],
+                flags=SendFlags.SIGNALED,
+            )
+        )
+        self.used += len(data)
+
+    def received(self) -> list[bytes]:
+        """The frames that have come since the last time."""
+        return [
+            self.ring[wc.wr_id * SLOT : wc.wr_id * SLOT + wc.byte_len]
+            for wc in self.cq.poll(64)
+            if not wc.is_send and wc.status == 0
+        ]
+
+    def close(self) -> None:
+        for thing in reversed(self.opened):
+            thing.close()
+
+
+@pytest.fixture
+def bare():
+    peer = Bare()
+    yield peer
+    peer.close()
+
+
+async def connected(bare: Bare, **options) -> Recorder:
+    accepting = asyncio.ensure_future(bare.accept(**options))
+    _, protocol = await rdmanet.create_rdma_connection(Recorder, HOST, bare.port)
+    await accepting
+    return protocol
+
+
+DATA, CREDIT, PING, PONG, FIN, ABORT = credit.Kind
+WRONG = {
+    "unknown kind": [frame(9)],
+    "a flag": [frame(DATA | 0x100, b"x")],
+    "shorter than a header": [b"\1\0\0\0"],
+    "empty": [b""],
+    "empty data": [frame(DATA)],
+    "length too long": [frame(DATA, b"abc", length=4)],
+    "length too short": [frame(DATA, b"abc", length=2)],
+    "without credit": [frame(DATA, b"x")] * 17,
+    "too many credits": [frame(DATA, b"x", granted=40)],
+    "reaped what was not sent": [frame(DATA, b"x", reaped=7)],
+    "a second fin": [frame(FIN), frame(FIN)],
+    "data after fin": [frame(FIN), frame(DATA, b"x")],
+    "a fin with a body": [frame(FIN, b"x")],
+    "a pong to no ping": [frame(PONG, bytes(8))],
+    "a short ping": [frame(PING, bytes(7))],
+    "three credits": [frame(CREDIT)] * 3,
+    "garbage in a credit": [frame(CREDIT, b"\xff\x00garbage")],
+    "garbage in an abort": [frame(ABORT, b"\xff\x00garbage")],
+    "an acknowledgement of nothing": [frame(CREDIT, credit.pack_credit(credit.Credit(16, acked=(7,))))],
+    "a revocation of nothing": [frame(CREDIT, credit.pack_credit(credit.Credit(16, revoked=(7,))))],
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_what_no_peer_may_say(net: Net, bare, what):
+    protocol = await connected(bare)
+    if what == "without credit":
+        protocol.transport.pause_reading()
+    for each in WRONG[what]:
+        bare.send(each)
+    error = await asyncio.wait_for(protocol.until_lost(), 5)
+    assert isinstance(error, ProtocolError), error
+    # Its last words say why.
+    last = bare.received()[-1]
+    assert credit.unpack_header(last).kind == ABORT
+    assert credit.unpack_abort(last[16:]).code == credit.AbortCode.PROTOCOL
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_the_same_before_the_connection_is_known(net: Net, bare, what, monkeypatch):
+    """The accepting side may not speak first; whatever it says then is refused, and nothing crashes."""
+    original = RdmaTransport._cm_event
+
+    def cm_event(self, event):
+        if event.type is CMEventType.ESTABLISHED:
+            asyncio.get_running_loop().call_later(0.01, original, self, event)
+        else:
+            original(self, event)
+
+    monkeypatch.setattr(RdmaTransport, "_cm_event", cm_event)
+    accepting = asyncio.ensure_future(bare.accept(*WRONG[what]))
+    with pytest.raises(ProtocolError):
+        await rdmanet.create_rdma_connection(Recorder, HOST, bare.port)
+    await accepting
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [b"", b"RDMN", b"HTTP/1.1 200 OK", HELLO[:-4], HELLO.replace(b"RDMN\1", b"RDMN\2"), b"RDMN\1\1\x90"],
+    ids=repr,
+)
+async def test_an_answer_that_is_no_hello(net: Net, bare, hello):
+    accepting = asyncio.ensure_future(bare.accept(hello=hello))
+    with pytest.raises(ProtocolError):
+        await rdmanet.create_rdma_connection(Recorder, HOST, bare.port)
+    await accepting
+
+
+async def test_a_peer_that_never_reaps_is_sent_no_more_than_it_has_slots_for(net: Net, bare):
+    """Neither bytes nor news of regions nor answers overrun it, whatever the application asks for."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr:
+        offers = [protocol.transport.offer(mr, name="n" * 255) for _ in range(100)]
+        for offer in offers:
+            await offer.__aenter__()
+        for _ in range(50):
+            protocol.transport.write(bytes(100_000))
+            await asyncio.sleep(0)
+        bare.send(frame(PING, b"question"))
+        protocol.transport.close()
+        await asyncio.sleep(0.01)
+        kinds = [credit.unpack_header(each).kind for each in bare.received()]
+        assert kinds.count(DATA) == 16
+        assert len(kinds) - 16 <= credit.CONTROL_ALLOWANCE
+        assert kinds.count(PONG) == 1 and kinds.count(FIN) == 0
+        protocol.transport.abort()
+        await protocol.until_lost()
+        await asyncio.gather(*(offer.__aexit__(None, None, None) for offer in offers))
