@@ -22,12 +22,12 @@ parents, so that nothing is destroyed too early; see Resource in library.pxi.
 
 cimport cython
 from cpython.buffer cimport (
-    PyBUF_ND, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, EINVAL, EINTR, ENOMEM, EOPNOTSUPP, errno
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, EINVAL, EINTR, EOPNOTSUPP, errno
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strerror
 from posix.types cimport pid_t
@@ -47,7 +47,7 @@ import sys
 import warnings
 import weakref
 
-from rdmanet.errors import CompletionError, DeviceNotFoundError, ProtocolError, cm_error, completion_error
+from rdmanet.errors import DeviceNotFoundError, ProtocolError, cm_error, completion_error
 
 include "_pyx/errors.pxi"
 include "_pyx/library.pxi"

@@ -251,7 +251,10 @@ cdef class StreamEngine:
         self.passes += 1
         self.tick += 1
         try:
-            if self.poll() == 0 and not self.ready and not self.dirty and self.window_limit_ns and (self.window_ns or self.blocked):
+            if (
+                self.poll() == 0 and not self.ready and not self.dirty
+                and self.window_limit_ns and (self.window_ns or self.blocked)
+            ):
                 self.spin()
             self.deliver_all()
             self.flush_all()

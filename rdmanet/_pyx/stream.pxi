@@ -306,7 +306,10 @@ cdef class StreamConnection:
         to = PyBytes_AS_STRING(chunk)
         while count:
             entry = &self.fifo[self.fifo_head]
-            memcpy(to, self.ring + entry.slot * self.stride + HEADER + self.head_offset, entry.length - self.head_offset)
+            memcpy(
+                to, self.ring + entry.slot * self.stride + HEADER + self.head_offset,
+                entry.length - self.head_offset,
+            )
             to += entry.length - self.head_offset
             self.head_consumed(entry.slot)
             count -= 1
@@ -332,7 +335,10 @@ cdef class StreamConnection:
                 while self.fifo_count and taken < <size_t>view.len:
                     entry = &self.fifo[self.fifo_head]
                     n = min(<size_t>view.len - taken, <size_t>(entry.length - self.head_offset))
-                    memcpy(<char *>view.buf + taken, self.ring + entry.slot * self.stride + HEADER + self.head_offset, n)
+                    memcpy(
+                        <char *>view.buf + taken,
+                        self.ring + entry.slot * self.stride + HEADER + self.head_offset, n,
+                    )
                     taken += n
                     self.head_offset += <uint32_t>n
                     if self.head_offset == entry.length:
