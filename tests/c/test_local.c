@@ -1,37 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two queue pairs of one process: everything that the responder checks and the requester is told. */
-#include "harness.h"
-
-static struct end a, b;
-
-static void open_pair_with(struct end_options options)
-{
-	end_open(&a, &options);
-	options.share = &a;
-	end_open(&b, &options);
-	memset(a.buffer, 'a', BUFFER);
-	memset(b.buffer, 'b', BUFFER);
-}
-
-static void open_pair(void)
-{
-	open_pair_with((struct end_options){0});
-	connect_to(a.qp, b.qp->qp_num);
-	connect_to(b.qp, a.qp->qp_num);
-}
-
-static void close_pair(void)
-{
-	end_close(&b);
-	end_close(&a);
-	memset(&a, 0, sizeof(a));
-	memset(&b, 0, sizeof(b));
-}
-
-static uint64_t at_b(size_t offset)
-{
-	return (uintptr_t)b.buffer + offset;
-}
+#include "pair.h"
 
 /* --- what works ----------------------------------------------------------------------------------- */
 

@@ -1,28 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Threads of one process: posting, polling, taking away, all at once. Meant for sanitizers, too. */
-#include "harness.h"
+#include "pair.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-
-static struct end a, b;
-
-static void open_pair(void)
-{
-	struct end_options options = {.cqe = 1024};
-
-	end_open(&a, &options);
-	options.share = &a;
-	end_open(&b, &options);
-	connect_to(a.qp, b.qp->qp_num);
-	connect_to(b.qp, a.qp->qp_num);
-}
-
-static void close_pair(void)
-{
-	end_close(&b);
-	end_close(&a);
-}
 
 /* --- both directions, each end in a thread of its own, sleeping on its channel -------------------------- */
 
