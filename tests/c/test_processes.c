@@ -142,6 +142,60 @@ static void test_remote_errors(void)
 	}
 }
 
+/* --- what a program that polls its memory may rely on ------------------------------------------------------ */
+
+enum { WATCHED = 4000, WATCHES = 2000 };
+
+/* The last bytes of a WRITE are stored last: once they have changed, all of it is there. */
+static void serve_watching(int fd)
+{
+	volatile uint64_t *last;
+	struct address to;
+	struct end end;
+
+	end_open(&end, &(struct end_options){.memory = server_memory});
+	memset(end.buffer, 0, BUFFER);
+	last = (volatile uint64_t *)(end.buffer + WATCHED) - 1;
+	to = connect_over(&end, fd);
+	for (uint64_t i = 1; i <= WATCHES; i++) {
+		uint64_t *all = (uint64_t *)end.buffer;
+
+		for (unsigned spins = 0; *last != i; spins++)
+			if (spins % 1024 == 1023)
+				sched_yield();
+		for (size_t word = 0; word < WATCHED / 8; word++)
+			CHECK_EQ(all[word], i);
+		/* One aligned word is one store: never half of it. */
+		*(uint64_t *)(end.buffer + 8192) = i << 32 | i;
+		CHECK_EQ(post_rdma(&end, IBV_WR_RDMA_WRITE, i, 8192, 8, to.buffer + 8192, to.rkey), 0);
+		expect(end.cq, i, IBV_WC_SUCCESS);
+	}
+	meet(fd);
+	end_close(&end);
+}
+
+static void test_write_order(void)
+{
+	struct other other;
+
+	server_memory = DEVICE_MEMORY;
+	other = begin(serve_watching, &(struct end_options){0});
+	for (uint64_t i = 1; i <= WATCHES; i++) {
+		volatile uint64_t *answer = (volatile uint64_t *)(a.buffer + 8192);
+
+		for (size_t word = 0; word < WATCHED / 8; word++)
+			((uint64_t *)a.buffer)[word] = i;
+		CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, i, 0, WATCHED, b.buffer, b.rkey), 0);
+		for (unsigned spins = 0; (uint32_t)*answer != i; spins++)
+			if (spins % 1024 == 1023)
+				sched_yield();
+		CHECK_EQ(*answer, i << 32 | i);
+		expect(a.cq, i, IBV_WC_SUCCESS);
+	}
+	meet(other.fd);
+	finish(&other);
+}
+
 /* --- receive buffers with holes --------------------------------------------------------------------------- */
 
 /* Receives into its whole address space: first into memory, then where there is none. */
@@ -599,6 +653,58 @@ static void serve_writer(int fd)
 	pause();
 }
 
+/* Stopped before we have met: the budget for that ends. A request on its way to it waits as long. */
+static void test_stopped_before_the_link(void)
+{
+	struct ibv_qp_attr attr = default_attr(0);
+	struct address mine, theirs;
+	struct other other;
+
+	other = spawn(serve_memory);
+	end_open(&a, &(struct end_options){0});
+	CHECK(hear(other.fd, &theirs, sizeof(theirs)));
+	kill(other.pid, SIGSTOP);
+	waitpid(other.pid, NULL, WUNTRACED);
+	mine = end_address(&a);
+	tell(other.fd, &mine, sizeof(mine));
+	attr.dest_qp_num = theirs.qpn;
+	connect_with(a.qp, attr);
+	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
+	expect(a.cq, 1, IBV_WC_RETRY_EXC_ERR);
+	end_close(&a);
+	join_killed(&other);
+	expect_live_nothing();
+}
+
+/* Draining: a request that its owner's engine has in hand is finished first. */
+static void test_drain_a_request(void)
+{
+	struct ibv_qp_attr attr = {.en_sqd_async_notify = 1};
+	struct other other;
+
+	server_memory = USER_MEMORY;
+	setenv("RDMANET_SOFT_CMA", "0", 1);
+	other = begin(serve_memory, &(struct end_options){0});
+	/* Once, so that the link is there. */
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 64, b.buffer, b.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	kill(other.pid, SIGSTOP);
+	waitpid(other.pid, NULL, WUNTRACED);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 2, 0, 100000, b.buffer, b.rkey), 0);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 3, 0, 64, b.buffer, b.rkey), 0);
+	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK(!readable(a.context->async_fd, 20));
+	kill(other.pid, SIGCONT);
+	expect_event(a.context, IBV_EVENT_SQ_DRAINED);
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	expect_nothing(a.cq);
+	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RTS, 0), 0);
+	expect(a.cq, 3, IBV_WC_SUCCESS);
+	meet(other.fd);
+	finish(&other);
+	unsetenv("RDMANET_SOFT_CMA");
+}
+
 /* Stopped in the middle of writing into us: destroy, dereg and close don't wait for it. */
 static void test_stopped_inside(void)
 {
@@ -759,6 +865,7 @@ int main(void)
 	RUN(test_user_memory);
 	RUN(test_without_cma);
 	RUN(test_remote_errors);
+	RUN(test_write_order);
 	RUN(test_on_demand_receives);
 	RUN(test_open_and_close);
 	RUN(test_regions_come_and_go);
@@ -770,6 +877,8 @@ int main(void)
 	RUN(test_killed_while_idle);
 	RUN(test_killed_while_waiting);
 	RUN(test_stopped);
+	RUN(test_stopped_before_the_link);
+	RUN(test_drain_a_request);
 	RUN(test_stopped_inside);
 	RUN(test_killed_at_random);
 	RUN(test_fork);
