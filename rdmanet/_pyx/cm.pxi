@@ -168,6 +168,7 @@ cdef class CMEventChannel(Resource):
             rc = verbs.rn_create_event_channel(library.c, &self.ptr)
         check(rc, "rdma_create_event_channel")
         self.library = library
+        library.channels += 1
         self.opened(EVENT_CHANNELS)
         set_nonblocking(self.ptr.fd)
 
@@ -188,6 +189,7 @@ cdef class CMEventChannel(Resource):
         with nogil:
             verbs.rn_destroy_event_channel(self.library.c, self.ptr)
         self.ptr = NULL
+        self.library.channels -= 1
         self.destroyed()
         return 0
 

@@ -145,7 +145,7 @@ cdef class CompChannel(Resource):
         check(rc, "ibv_create_comp_channel")
         self.context = context
         self.cqs = {}
-        context.children += 1
+        context.add_child()
         self.opened(COMP_CHANNELS)
         set_nonblocking(self.ptr.fd)
 
@@ -166,7 +166,7 @@ cdef class CompChannel(Resource):
             rc = verbs.rn_destroy_comp_channel(self.context.library.c, self.ptr)
         check(rc, "ibv_destroy_comp_channel")
         self.ptr = NULL
-        self.context.children -= 1
+        self.context.remove_child()
         self.destroyed()
         return 0
 
@@ -230,7 +230,7 @@ cdef class CQ(Resource):
         context.by_address[<uintptr_t>self.ptr] = reference
         if channel is not None:
             channel.cqs[<uintptr_t>self.ptr] = reference
-        context.children += 1
+        context.add_child()
         self.opened(CQS)
 
     def __dealloc__(self):
@@ -263,7 +263,7 @@ cdef class CQ(Resource):
                 self.channel.cqs[key] = reference
             check(rc, "ibv_destroy_cq")
         self.ptr = NULL
-        self.context.children -= 1
+        self.context.remove_child()
         self.destroyed()
         return 0
 

@@ -262,7 +262,8 @@ cdef class Context(Resource):
     """An open device: the parent of all its objects.
 
     It is made by Device.open(), or belongs to the connection manager (CMID.context), which shares
-    one among all its identifiers and closes it itself.
+    one among all its identifiers and closes it itself: when the last event channel is closed, and
+    all that was made from it.
     """
 
     cdef verbs.ibv_context *ptr
@@ -270,6 +271,7 @@ cdef class Context(Resource):
     cdef readonly str name
     cdef readonly bint owned
     cdef Py_ssize_t children
+    cdef verbs.ibv_context **held  # what keeps it open for them, where it is not ours
     cdef object by_address  # ibv_qp and ibv_cq address to weakref, to name the object of an async event
 
     def __cinit__(self):
@@ -288,9 +290,28 @@ cdef class Context(Resource):
         return self.ptr is not NULL and self.owned
 
     cdef int usable(self) except -1:
-        if self.ptr is not NULL and not self.owned and self.pid == verbs.rn_pid:
-            return 0
-        return Resource.usable(self)
+        if self.owned:
+            return Resource.usable(self)
+        if self.pid != verbs.rn_pid:
+            raise RuntimeError(f"this Context was opened by process {self.pid}; open it again after fork")
+        if not self.children and not self.library.channels:
+            raise ValueError("this Context is closed, with the connection manager's last event channel")
+        return 0
+
+    cdef void add_child(self) noexcept:
+        """A list of devices keeps them open, whatever becomes of the identifiers."""
+        cdef int count
+        if not self.children and not self.owned:
+            with nogil:
+                verbs.rn_cm_get_devices(self.library.c, &count, &self.held)
+        self.children += 1
+
+    cdef void remove_child(self) noexcept:
+        self.children -= 1
+        if not self.children and self.held is not NULL:
+            with nogil:
+                verbs.rn_cm_free_devices(self.library.c, self.held)
+            self.held = NULL
 
     cdef int destroy(self) except -1:
         cdef verbs.ibv_context *ptr = self.ptr

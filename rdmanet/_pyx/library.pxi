@@ -18,6 +18,7 @@ cdef class Library:
     cdef readonly str name
     cdef readonly str path
     cdef object contexts  # ibv_context address to weakref of its Context, for those that librdmacm opened
+    cdef int channels     # event channels that are open
     cdef object ids       # rdma_cm_id address to weakref of its CMID
     cdef object __weakref__
 
@@ -87,7 +88,7 @@ cdef class Library:
         reference = self.contexts.get(key)
         if reference is not None:
             context = reference()
-            if context is not None and context.ptr is not NULL:
+            if context is not None and context.pid == verbs.rn_pid:
                 return context
         context = Context.__new__(Context)
         context.library = self

@@ -100,7 +100,7 @@ cdef class PD(Resource):
             rc = verbs.rn_alloc_pd(context.library.c, context.ptr, &self.ptr)
         check(rc, "ibv_alloc_pd")
         self.context = context
-        context.children += 1
+        context.add_child()
         self.opened(PDS)
 
     def __dealloc__(self):
@@ -118,7 +118,7 @@ cdef class PD(Resource):
             rc = verbs.rn_dealloc_pd(self.context.library.c, self.ptr)
         check(rc, "ibv_dealloc_pd")
         self.ptr = NULL
-        self.context.children -= 1
+        self.context.remove_child()
         self.destroyed()
         return 0
 

@@ -392,7 +392,7 @@ cdef class QP(Resource):
         reference = weakref.ref(self)
         send_cq.qps[self.ptr.qp_num] = recv_cq.qps[self.ptr.qp_num] = reference
         pd.context.by_address[<uintptr_t>self.ptr] = reference
-        pd.context.children += 1
+        pd.context.add_child()
         self.opened(QPS)
         return 0
 
@@ -420,7 +420,7 @@ cdef class QP(Resource):
         self.ptr = NULL
         self.sends.entries.clear()
         self.receives.entries.clear()
-        self.pd.context.children -= 1
+        self.pd.context.remove_child()
         self.destroyed()
         return 0
 

@@ -370,6 +370,21 @@ def test_the_queue_pair_goes_with_its_identifier(manager, address):
     assert server.qp is None
 
 
+def test_a_context_lives_as_long_as_it_is_needed(device, address):
+    """Longer than the identifier that it came from, and not longer than what was made from it."""
+    with CMEventChannel(device.library) as channel, channel.create_id() as id:
+        id.bind_addr((address, 0))
+        context = id.context
+        pd = PD(context)
+    assert context.query_device().max_qp > 0
+    with pd.alloc_mr(64) as mr:
+        mr[:] = bytes(64)
+    pd.close()
+    with pytest.raises(ValueError, match="last event channel"):
+        context.query_device()
+    context.close()
+
+
 def test_the_channel_is_not_blocking(manager):
     assert manager.channel.get_event() is None
     assert manager.channel.fileno() == manager.channel.fd >= 0
