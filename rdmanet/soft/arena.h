@@ -23,15 +23,16 @@
  *
  * Life of a queue pair's slot.  `life` is generation << 8 | state.  A requester that wants in
  *
- *     1. makes `busy` odd, with a full fence after it,
+ *     1. makes `busy` odd, from the even value it left there, with a full fence after it,
  *     2. reads `life`, and every memory key it uses, again,
  *     3. works, publishes, and makes `busy` even.
  *
  * The owner that wants it out (destroy, RESET, ERR, deregistration) changes `life` or the key, with
- * a full fence, then waits until `busy` is even or has moved on.  Either the requester saw the
- * change, or the owner sees it busy: both are store-fence-load, so one of the two must hold.  The
- * wait is bounded; when the peer lives but doesn't move (it was stopped), slot and memory
- * are put aside until it does, instead of being reused.
+ * a full fence, then waits until `busy` is even (for a key: or has moved on, since keys are read
+ * again then).  Either the requester saw the change, or the owner sees it busy: both are
+ * store-fence-load, so one of the two must hold.  The wait is bounded; when the peer lives but doesn't
+ * move (it was stopped), slot and memory are put aside until it does, instead of being reused.
+ * A slot that is given to another pair continues the count of `busy`: it never starts anew.
  */
 #ifndef RDMANET_SOFT_ARENA_H
 #define RDMANET_SOFT_ARENA_H
@@ -174,6 +175,9 @@ static inline struct rn_cq_block *rn_arena_cq(char *arena, uint32_t index)
 {
 	return (struct rn_cq_block *)(arena + RN_ARENA_CQS) + index;
 }
+
+/* Words that a peer writes, or may have scribbled over: read exactly once. */
+#define READ_ONCE(word) (*(const volatile __typeof__(word) *)&(word))
 
 /* This process's arena; NULL when no context is open. */
 extern char *rn_arena;

@@ -22,6 +22,8 @@
  * Busy.  While inside, this code takes no lock that somebody could hold who waits for `busy`, and
  * makes no unbounded wait.  Long copies are cut: between two pieces busy moves on (an owner that
  * wants to withdraw a key waits for no more than one piece), and life and keys are read again.
+ * We enter by compare-and-swap from the value we left with: the owner that gives the slot to another
+ * pair changes it, so whoever comes late can't touch a word that isn't his any more.
  *
  * What WRITE promises to those who poll memory: the last bytes of a message are stored last, and an
  * aligned write of eight bytes is one store.
@@ -32,9 +34,6 @@
 #include "soft.h"
 
 enum { PIECE_BYTES = 256 * 1024, ANNOUNCE_BYTES = 4096 };
-
-/* Words that a peer writes, or may have scribbled over: read exactly once. */
-#define READ_ONCE(word) (*(const volatile __typeof__(word) *)&(word))
 
 static const uint32_t rnr_delays_us[32] = {
 	655360, 10,   20,   30,   40,   60,   80,    120,   160,   240,   320,   480,   640,   960,    1280,   1920,
@@ -58,10 +57,23 @@ static void ring_bell(struct rn_qp *qp)
 	qp->count.syscalls++;
 }
 
-static void busy_begin(struct rn_view *view)
+/* False: the slot was reset since we left it, and the word may be another's already. */
+static bool busy_begin(struct rn_view *view)
 {
-	/* An exchange, not a store: it is the full fence between this and the reading of life. */
-	atomic_exchange(&view->block->busy, ++view->busy);
+	uint32_t idle = view->busy;
+
+	/* Sequentially consistent: the full fence between this and the reading of life. */
+	if (unlikely(!atomic_compare_exchange_strong(&view->block->busy, &idle, view->busy + 1)))
+		return false;
+	view->busy++;
+	return true;
+}
+
+/* To another odd value: we are inside still, but have forgotten what we looked up. */
+static void busy_move_on(struct rn_view *view)
+{
+	view->busy += 2;
+	atomic_exchange(&view->block->busy, view->busy);
 }
 
 static void busy_end(struct rn_view *view)
@@ -146,8 +158,9 @@ static enum rn_wait find(struct rn_qp *qp)
 	life = atomic_load(&block->life);
 	if (!is_open(life) || READ_ONCE(block->qpn) != dest || READ_ONCE(block->dest_qpn) != qp->ex.qp_base.qp_num)
 		return RN_WAIT_PEER;
-	view->busy = atomic_load(&block->busy) & ~1u;
-	busy_begin(view);
+	view->busy = atomic_load(&block->busy);
+	if (view->busy & 1 || !busy_begin(view))
+		return RN_WAIT_PEER; /* a predecessor of ours died in there, as its owner will notice */
 	life = atomic_load(&block->life);
 	view->generation = life >> 8;
 	if (!is_alive(view) || !read_block(view, block) || READ_ONCE(block->rq_psn) != qp->attr.sq_psn) {
@@ -157,6 +170,7 @@ static enum rn_wait find(struct rn_qp *qp)
 	view->done = atomic_load(&block->done);
 	view->posted = view->done;
 	view->segment = 0;
+	view->segment_size = 0;
 	view->no_cma = rn_settings.no_cma;
 	view->pushed = view->solicited = false;
 	view->found = true;
@@ -173,7 +187,8 @@ enum rn_wait rn_enter(struct rn_qp *qp)
 		if (wait != RN_WAIT_NOT)
 			return wait;
 	} else {
-		busy_begin(view);
+		if (unlikely(!busy_begin(view)))
+			return RN_WAIT_PEER;
 		if (unlikely(!is_alive(view))) {
 			busy_end(view);
 			return RN_WAIT_PEER;
@@ -409,16 +424,18 @@ static enum copied ask_owner(struct rn_qp *qp, const struct transfer *t, const s
 	return rn_remote_start(qp, &request, here) ? COPY_LOST : COPY_ASKED;
 }
 
-/* Move on: see the head of this file. */
-static enum copied still_there(struct rn_qp *qp, const struct rn_piece *piece)
+/* Move on: see the head of this file. Then every key that is yet to be used counts anew. */
+static enum copied still_there(struct rn_qp *qp, const struct rn_piece *pieces, int count)
 {
 	struct rn_view *view = &qp->view;
 
-	view->busy++; /* skips the even value: we stay inside */
-	busy_begin(view);
+	busy_move_on(view);
 	if (!is_alive(view))
 		return COPY_LOST;
-	return atomic_load(&piece->mr->key) == piece->key ? COPIED : COPY_FAULT;
+	for (int i = 0; i < count; i++)
+		if (atomic_load(&pieces[i].mr->key) != pieces[i].key)
+			return COPY_FAULT;
+	return COPIED;
 }
 
 /* Both lists from position *moved on, run by run. */
@@ -476,7 +493,7 @@ static enum copied copy(struct rn_qp *qp, const struct transfer *t, uint64_t *mo
 			r++;
 		}
 		if (unlikely(run == PIECE_BYTES)) {
-			enum copied there = still_there(qp, remote);
+			enum copied there = still_there(qp, &t->remote[r], t->num_remote - r);
 
 			if (there != COPIED)
 				return there;

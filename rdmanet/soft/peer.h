@@ -135,8 +135,10 @@ void rn_peer_live(struct rn_peer_live *);
 
 int rn_arena_fd(void); /* not given away: still the device's; -1 when there is none */
 size_t rn_arena_size(void);
-int rn_segment_fd(uint32_t segment_id, size_t *size); /* -1: no such segment */
-int rn_channel_fd(uint32_t channel_id);               /* -1: no such channel */
+/* The caller's, to be closed with rn_fd_close; -1: there is none, or no descriptor to be had. */
+int rn_segment_fd(uint32_t segment_id, size_t *size);
+int rn_channel_fd(uint32_t channel_id);
+void rn_channel_signal(uint32_t channel_id); /* one event; nothing when there is no such channel */
 /* The length of the answer, or -errno. */
 int rn_serve_request(int peer_pid, const void *message, size_t length, void *answer, size_t room);
 /* Once for each process (each time it had our device open): fire every CQ it could have reached. */

@@ -33,7 +33,7 @@ static uint32_t next_slot, num_ports;
 
 /* The slot and ring of a queue pair that is gone, but for a stopped peer. */
 struct quarantined {
-	uint32_t index, busy, pd;
+	uint32_t index, pd;
 	uint64_t rq_offset, rq_bytes;
 	struct rn_peer *peer;
 	struct quarantined *next;
@@ -97,7 +97,7 @@ static uint32_t slot_take(void)
 	for (uint32_t tried = 0; tried < end; tried++) {
 		uint32_t index = next_slot++ % end;
 
-		if (!slots_taken[index]) {
+		if (!slots_taken[index] && !(atomic_load(&rn_arena_qp(rn_arena, index)->busy) & 1)) {
 			slots_taken[index] = true;
 			return index;
 		}
@@ -124,20 +124,19 @@ static void life_store(struct rn_qp *qp, enum ibv_qp_state state)
 
 /* --- waiting for who is inside ---------------------------------------------------------------------------- */
 
-static bool left(struct rn_qp_block *block, uint32_t seen, struct rn_peer *peer)
+static bool is_inside(struct rn_qp_block *block, struct rn_peer *peer)
 {
-	return !(seen & 1) || atomic_load(&block->busy) != seen || (peer && atomic_load(&peer->state) == RN_PEER_DEAD);
+	return atomic_load(&block->busy) & 1 && !(peer && atomic_load(&peer->state) == RN_PEER_DEAD);
 }
 
-bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns)
+static bool wait_for(struct rn_qp *qp, uint64_t deadline_ns, bool moved_will_do)
 {
-	uint32_t seen = atomic_load(&qp->block->busy);
 	bool self = qp->peer && atomic_load(&qp->peer->state) == RN_PEER_SELF;
+	uint32_t seen = atomic_load(&qp->block->busy);
 
-	if (!(seen & 1))
-		return true;
-	while (!left(qp->block, seen, qp->peer)) {
-		if (atomic_load_explicit(&qp->peer_gone, memory_order_relaxed))
+	while (is_inside(qp->block, qp->peer)) {
+		if (atomic_load_explicit(&qp->peer_gone, memory_order_relaxed) ||
+		    (moved_will_do && atomic_load(&qp->block->busy) != seen))
 			return true;
 		/* A thread of this process can't be stopped without us: it will be through soon. */
 		if (!self && rn_now_ns() >= deadline_ns)
@@ -145,6 +144,25 @@ bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns)
 		sched_yield();
 	}
 	return true;
+}
+
+bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns)
+{
+	return wait_for(qp, deadline_ns, false);
+}
+
+bool rn_qp_wait_moved(struct rn_qp *qp, uint64_t deadline_ns)
+{
+	return wait_for(qp, deadline_ns, true);
+}
+
+/* The words that a peer writes, for a new one; nobody is inside. The old one fails to enter. */
+static void reset_peers_words(struct rn_qp_block *block)
+{
+	atomic_store(&block->done, 0);
+	atomic_store(&block->busy, (atomic_load(&block->busy) + 3) & ~1u);
+	atomic_store(&block->fault, RN_FAULT_NONE);
+	atomic_store(&block->established, 0);
 }
 
 /* --- creating ------------------------------------------------------------------------------------------------ */
@@ -238,6 +256,8 @@ static void peer_noticed(struct rn_notice *notice, struct rn_peer *peer, enum rn
 		rn_lock(&qp->sq_lock);
 		qp->link_failed = true;
 		rn_unlock(&qp->sq_lock);
+		/* It may have died in the middle of a push before we ever had a link to it. */
+		rn_cq_kick(qp->recv_cq, qp);
 	}
 	rn_qp_progress(qp);
 }
@@ -313,10 +333,7 @@ RN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
 	qp->block->qpn = base->qp_num;
 	qp->block->dest_qpn = 0;
 	atomic_store(&qp->block->posted, 0);
-	atomic_store(&qp->block->done, 0);
-	atomic_store(&qp->block->busy, 0);
-	atomic_store(&qp->block->fault, RN_FAULT_NONE);
-	atomic_store(&qp->block->established, 0);
+	reset_peers_words(qp->block);
 	life_store(qp, IBV_QPS_RESET);
 	rn_qps[qp->index] = qp;
 	if (rn_qps_end <= qp->index)
@@ -403,10 +420,7 @@ static int reset(struct rn_qp *qp)
 	qp->rq_flushing = false;
 	rn_unlock(&qp->recv_cq->lock);
 	atomic_store(&qp->block->posted, 0);
-	atomic_store(&qp->block->done, 0);
-	atomic_store(&qp->block->busy, 0);
-	atomic_store(&qp->block->fault, RN_FAULT_NONE);
-	atomic_store(&qp->block->established, 0);
+	reset_peers_words(qp->block);
 	qp->established_reported = false;
 	atomic_store(&qp->peer_gone, false);
 	qp->block->dest_qpn = 0;
@@ -586,12 +600,25 @@ static void watch_peer(struct rn_qp *qp)
 	}
 }
 
+/* Half of it is done. It can be tried again from ERR, when the peer has moved. */
+static void fail_reset(struct rn_qp *qp)
+{
+	rn_lock(&qp->sq_lock);
+	atomic_store(&qp->state, IBV_QPS_INIT);
+	rn_qp_fail(qp);
+	rn_unlock(&qp->sq_lock);
+}
+
 static int move(struct rn_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, const struct ibv_qp_attr *attr, int mask)
 {
 	int err = 0;
 
-	if (to == IBV_QPS_RESET)
-		return reset(qp);
+	if (to == IBV_QPS_RESET) {
+		err = reset(qp);
+		if (err)
+			fail_reset(qp);
+		return err;
+	}
 	rn_lock(&qp->sq_lock);
 	if (atomic_load(&qp->state) != (int)from) {
 		/* It failed while we were checking. */
@@ -681,7 +708,7 @@ RN_EXPORT int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int ma
 /* --- destroying ------------------------------------------------------------------------------------------------------ */
 
 /* The peer is stopped inside: its slot and ring stay as they are until it has moved on, or died. */
-static void put_aside(struct rn_qp *qp, uint32_t busy)
+static void put_aside(struct rn_qp *qp)
 {
 	struct quarantined *aside = malloc(sizeof(*aside));
 
@@ -689,7 +716,6 @@ static void put_aside(struct rn_qp *qp, uint32_t busy)
 		return; /* lost for good, which is safe */
 	*aside = (struct quarantined){
 		.index = qp->index,
-		.busy = busy,
 		.pd = rn_pd(qp->ex.qp_base.pd)->number,
 		.rq_offset = qp->rq_offset,
 		.rq_bytes = (uint64_t)qp->rq_size * qp->rq_stride,
@@ -706,11 +732,12 @@ void rn_qp_reap(void)
 	for (struct quarantined **at = &quarantine; *at;) {
 		struct quarantined *aside = *at;
 
-		if (!left(rn_arena_qp(rn_arena, aside->index), aside->busy, aside->peer)) {
+		if (is_inside(rn_arena_qp(rn_arena, aside->index), aside->peer)) {
 			at = &aside->next;
 			continue;
 		}
 		rn_arena_free(aside->rq_offset, aside->rq_bytes);
+		reset_peers_words(rn_arena_qp(rn_arena, aside->index));
 		slot_give_back(aside->index);
 		if (aside->peer)
 			rn_peer_put(aside->peer);
@@ -741,22 +768,14 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	struct rn_context *context = rn_context(base->context);
 	struct rn_qp *qp = rn_qp(base);
 	struct rn_counters count;
-	uint32_t busy;
 	int err;
 
 	if (rn_is_foreign(base->context))
 		return 0;
-	pthread_mutex_lock(&context->mutex);
-	rn_list_del(&qp->link);
-	rdmanet_soft_qp_counters(base, &count);
-	rn_counters_add(&context->retired, &count);
-	pthread_mutex_unlock(&context->mutex);
-
-	busy = atomic_load(&qp->block->busy);
 	err = reset(qp);
 	pthread_mutex_lock(&rn_world);
 	if (err)
-		put_aside(qp, busy);
+		put_aside(qp);
 	else
 		slot_give_back(qp->index);
 	rn_qps[qp->index] = NULL;
@@ -771,6 +790,9 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	rn_event_forget(context, base, &qp->async_reported, &base->events_completed, &base->mutex, &base->cond);
 
 	pthread_mutex_lock(&context->mutex);
+	rn_list_del(&qp->link);
+	rdmanet_soft_qp_counters(base, &count);
+	rn_counters_add(&context->retired, &count);
 	rn_pd(base->pd)->users--;
 	qp->send_cq->users--;
 	qp->recv_cq->users--;
@@ -796,7 +818,9 @@ void rn_qp_destroy_all(struct rn_context *context)
 void rn_qp_close(void)
 {
 	pthread_mutex_lock(&rn_world);
-	/* Who is still stopped in there keeps his mapping of this arena; we will have another. */
+	/* Contexts without queue pairs may keep this arena: a slot where somebody is stopped still has its
+	 * busy word to protect it, and its ring stays allocated. Without the engine nobody will tell. */
+	rn_qp_reap();
 	while (quarantine) {
 		struct quarantined *aside = quarantine;
 

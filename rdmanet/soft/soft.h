@@ -260,7 +260,7 @@ struct rn_channel {
 /* A finished send, in the CQ's private ring. */
 struct rn_cqe {
 	uint64_t wr_id;
-	struct rn_qp *qp;  /* NULL: purged */
+	struct rn_qp *qp;
 	uint32_t sq_freed; /* send queue slots up to here are free once this is polled */
 	uint32_t byte_len;
 	uint8_t status, opcode, vendor_err;
@@ -313,7 +313,6 @@ int rn_cq_request_notify(struct ibv_cq *cq, int solicited_only);
 bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited);
 
 enum { RN_CHANNEL_BELL = 0 }; /* the channel on which peers call this process's engine */
-void rn_channel_signal(uint32_t id);
 int rn_bell_open(void); /* 0 or errno; with the engine held */
 void rn_bell_close(void);
 void rn_cq_forked(void);
@@ -445,6 +444,8 @@ void rn_qp_attend(struct rn_qp *qp);
 void rn_qp_attend_all(void);
 /* Wait until whoever is inside the block has left it or died. False: it is stopped in there. */
 bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns);
+/* The same, but that it has looked at the keys again will do. */
+bool rn_qp_wait_moved(struct rn_qp *qp, uint64_t deadline_ns);
 enum { RN_IDLE_WAIT_NS = 2 * 1000 * 1000 };
 unsigned rn_qp_count_quarantined(void);
 bool rn_qp_is_quarantined(uint32_t pd); /* any of this PD */
