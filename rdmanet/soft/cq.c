@@ -25,10 +25,9 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "soft.h"
@@ -42,7 +41,6 @@ static struct {
 } channels[RN_MAX_CHANNELS];
 static struct rn_lock channel_lock;
 static uint32_t channel_serial;
-static int served_fd = -1; /* what rn_channel_fd() returned last */
 
 static struct rn_source bell;
 
@@ -95,20 +93,20 @@ void rn_channel_signal(uint32_t id)
 	rn_unlock(&channel_lock);
 }
 
-/* For the engine, to pass it to a peer: a copy that is good until the next call. */
+/* For the engine, to pass it to a peer: a copy, since another thread may destroy the channel. */
 int rn_channel_fd(uint32_t id)
 {
 	int fd = -1;
 
 	rn_lock(&channel_lock);
-	rn_fd_close(served_fd);
 	if (id == RN_CHANNEL_BELL)
 		fd = bell.fd;
 	else if (channels[id % RN_MAX_CHANNELS].id == id)
 		fd = channels[id % RN_MAX_CHANNELS].fd;
-	served_fd = fd < 0 ? -1 : rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+	if (fd >= 0)
+		fd = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
 	rn_unlock(&channel_lock);
-	return served_fd;
+	return fd;
 }
 
 /* --- the bell: how a peer calls our engine ----------------------------------------------------------- */
@@ -145,8 +143,6 @@ void rn_bell_close(void)
 	rn_lock(&channel_lock);
 	fd = bell.fd;
 	bell.fd = -1;
-	rn_fd_close(served_fd);
-	served_fd = -1;
 	rn_unlock(&channel_lock);
 	rn_fd_close(fd);
 }
@@ -425,10 +421,11 @@ RN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv_cq, int cqe)
 /* Tokens of events that were pushed and never read. */
 static void drain_tokens(struct rn_channel *channel, uint32_t count)
 {
-	struct pollfd wait = {.fd = channel->channel.fd, .events = POLLIN};
 	uint64_t token;
+	struct iovec to = {&token, sizeof(token)};
 
-	while (count-- && poll(&wait, 1, 0) > 0 && read(channel->channel.fd, &token, sizeof(token)) > 0)
+	/* Never waiting, whatever mode the program has set; a kernel that can't leaves them to be skipped. */
+	while (count-- && preadv2(channel->channel.fd, &to, 1, -1, RWF_NOWAIT) > 0)
 		;
 }
 
@@ -679,8 +676,8 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 	uint32_t at = index & (qp->rq_size - 1);
 	const struct rn_slot *slot = (struct rn_slot *)(rn_arena + qp->rq_offset + (uint64_t)at * qp->rq_stride);
 	const struct rn_shadow *shadow = &qp->rq_shadow[at];
-	uint8_t status = slot->status, opcode = slot->opcode;
-	uint32_t length = slot->byte_len;
+	uint8_t status = READ_ONCE(slot->status), opcode = READ_ONCE(slot->opcode);
+	uint32_t length = READ_ONCE(slot->byte_len);
 
 	if (opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
 		opcode = IBV_WC_RECV;
@@ -808,5 +805,4 @@ void rn_cq_forked(void)
 	memset(channels, 0, sizeof(channels));
 	memset(cqs, 0, sizeof(cqs));
 	bell = (struct rn_source){.fd = -1};
-	served_fd = -1;
 }

@@ -47,7 +47,6 @@ alignas(PAGE) struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
 static pthread_mutex_t mr_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct rn_list segments = {&segments, &segments};
 static uint32_t last_segment;
-static int served_fd = -1; /* what rn_segment_fd() returned last */
 
 static uint8_t *generations; /* of each index; 0 = taken */
 static uint32_t next_index, taken;
@@ -169,25 +168,22 @@ static void segment_put(struct rn_segment *segment)
 	free(segment);
 }
 
-/*
- * The engine hands the descriptor to a peer while another thread may deregister the region and
- * close it: so it gets a copy, which stays good until it asks again.
- */
+/* A copy, since another thread may deregister the region and close the descriptor meanwhile. */
 int rn_segment_fd(uint32_t id, size_t *size)
 {
+	int fd = -1;
+
 	pthread_mutex_lock(&mr_mutex);
-	rn_fd_close(served_fd);
-	served_fd = -1;
 	for (struct rn_list *at = segments.next; at != &segments; at = at->next) {
 		struct rn_segment *segment = container_of(at, struct rn_segment, link);
 
 		if (segment->id == id) {
-			served_fd = rn_fd_own(fcntl(segment->fd, F_DUPFD_CLOEXEC, 3));
+			fd = rn_fd_own(fcntl(segment->fd, F_DUPFD_CLOEXEC, 3));
 			*size = segment->size;
 		}
 	}
 	pthread_mutex_unlock(&mr_mutex);
-	return served_fd;
+	return fd;
 }
 
 /* --- keys ---------------------------------------------------------------------------------------------- */
@@ -400,7 +396,7 @@ static bool wait_unused(uint32_t pd, uint64_t deadline)
 			continue;
 		rn_lock(&qp->sq_lock);
 		rn_unlock(&qp->sq_lock);
-		unused &= rn_qp_wait_idle(qp, deadline);
+		unused &= rn_qp_wait_moved(qp, deadline);
 	}
 	return unused;
 }
@@ -411,6 +407,7 @@ static void withdraw(struct rn_mr *mr)
 	uint32_t index = mr->index, pd = rn_mr_table[index].pd;
 	struct quarantined *aside;
 
+	rn_mr_reap(); /* nobody tells us when a stopped peer has moved on */
 	atomic_store(&rn_mr_table[index].key, 0);
 	atomic_store(&rn_arena_mrs(rn_arena)[index].key, 0);
 	atomic_thread_fence(memory_order_seq_cst);
@@ -450,10 +447,13 @@ void rn_mr_destroy_all(struct rn_context *context)
 
 void rn_mr_reap(void)
 {
+	uint32_t used_pd = 0; /* most are of one: ask once */
+
 	for (struct quarantined **at = &quarantine; *at;) {
 		struct quarantined *aside = *at;
 
-		if (!wait_unused(aside->pd, 0)) {
+		if (aside->pd == used_pd || !wait_unused(aside->pd, 0)) {
+			used_pd = aside->pd;
 			at = &aside->next;
 			continue;
 		}
@@ -488,8 +488,6 @@ unsigned rn_mr_count_mappings(void)
 void rn_mr_close(void)
 {
 	rn_mr_reap();
-	rn_fd_close(served_fd);
-	served_fd = -1;
 }
 
 void rn_mr_forked(void)
@@ -505,6 +503,5 @@ void rn_mr_forked(void)
 	rn_list_init(&segments);
 	madvise(rn_mr_table, sizeof(rn_mr_table), MADV_DONTNEED); /* zeros, without touching 4 MiB */
 	taken = 0;
-	served_fd = -1;
 	quarantine = NULL;
 }

@@ -126,8 +126,10 @@ static void on_want_segment(struct served *served)
 	pthread_mutex_lock(&rn_peers.lock);
 	if (fd >= 0 && remembers(served->segments, served->segment_count, id)) {
 		answer(served, SEGMENT, id, (int64_t)size, NULL, 0, fd);
+		rn_fd_close(fd);
 		return;
 	}
+	rn_fd_close(fd);
 	forget(served->segments, &served->segment_count, id);
 none:
 	answer(served, SEGMENT, id, 0, NULL, 0, -1);
@@ -142,11 +144,15 @@ static void on_want_channel(struct served *served)
 		goto none;
 	pthread_mutex_unlock(&rn_peers.lock);
 	fd = rn_channel_fd(id);
+	if (fd < 0)
+		rn_channel_signal(id); /* out of descriptors: whoever asks has an event for it */
 	pthread_mutex_lock(&rn_peers.lock);
 	if (fd >= 0 && remembers(served->channels, served->channel_count, id)) {
 		answer(served, CHANNEL, id, 1, NULL, 0, fd);
+		rn_fd_close(fd);
 		return;
 	}
+	rn_fd_close(fd);
 	forget(served->channels, &served->channel_count, id);
 none:
 	answer(served, CHANNEL, id, 0, NULL, 0, -1);
