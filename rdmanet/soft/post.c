@@ -349,8 +349,9 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 	if (unlikely(atomic_load_explicit(&qp->state, memory_order_acquire) == IBV_QPS_RESET))
 		err = EINVAL;
 	for (; wr && !err; wr = wr->next) {
-		uint32_t at = qp->rq_posted & (qp->rq_size - 1), length = 0;
+		uint32_t at = qp->rq_posted & (qp->rq_size - 1);
 		struct rn_slot *slot;
+		uint64_t length = 0;
 
 		if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_recv_sge))
 			err = EINVAL;
@@ -369,7 +370,10 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 			};
 			length += wr->sg_list[i].length;
 		}
-		qp->rq_shadow[at] = (struct rn_shadow){.wr_id = wr->wr_id, .length = length};
+		qp->rq_shadow[at] = (struct rn_shadow){
+			.wr_id = wr->wr_id,
+			.length = length < RN_MAX_MESSAGE ? length : RN_MAX_MESSAGE,
+		};
 		qp->rq_posted++;
 		qp->recv_wrs++;
 	}

@@ -56,7 +56,8 @@ static int perform(const struct rn_remote *request, const char *data, size_t num
 		return ENOTCONN;
 	if (request->kind < RN_REMOTE_WRITE || request->kind > RN_REMOTE_FAA || request->length > RN_REMOTE_CHUNK ||
 	    (request->kind == RN_REMOTE_WRITE ? num_data : room) < request->length ||
-	    (is_atomic && request->length != sizeof(before)))
+	    (is_atomic && request->length != sizeof(before)) ||
+	    (request->is_receive && request->kind != RN_REMOTE_WRITE))
 		return EACCES;
 	needed = request->is_receive ? IBV_ACCESS_LOCAL_WRITE : rights[request->kind];
 	if (!request->is_receive && !(qp->attr.qp_access_flags & needed))
