@@ -174,10 +174,25 @@ static void close_socket(struct rn_wire *wire)
 	wire->watched = false;
 }
 
+/* It has served: from now on its identifier is without, but for one that waits for TIMEWAIT_EXIT.
+ * rn_cm_lock held. */
+static void finish(struct rn_wire *wire)
+{
+	wire->over = true;
+	if (!wire->id)
+		return;
+	if (timewait_ms && wire->told && wire->phase != RN_WIRE_TIMEWAIT) {
+		wire->phase = RN_WIRE_TIMEWAIT;
+		return;
+	}
+	wire->id->wire = NULL;
+	wire->id = NULL;
+}
+
 /* Last in each of the engine's callbacks: nothing but this frees a wire. Without the lock. */
 static void sweep(struct rn_wire *wire)
 {
-	bool waits = false;
+	bool waits;
 
 	pthread_mutex_lock(&rn_cm_lock);
 	if (!wire->over) {
@@ -186,15 +201,11 @@ static void sweep(struct rn_wire *wire)
 	}
 	if (wire->phase == RN_WIRE_ACCEPTED)
 		unheard--;
-	if (timewait_ms && wire->told && wire->id && wire->phase != RN_WIRE_TIMEWAIT) {
-		wire->phase = RN_WIRE_TIMEWAIT;
+	waits = wire->id != NULL; /* see finish() */
+	if (waits)
 		wire->over = false;
-		waits = true;
-	} else {
+	else
 		rn_list_del(&wire->link);
-		if (wire->id)
-			wire->id->wire = NULL;
-	}
 	pthread_mutex_unlock(&rn_cm_lock);
 
 	close_socket(wire);
@@ -454,7 +465,7 @@ static void lost(struct rn_wire *wire, int error)
 	case RN_WIRE_TIMEWAIT:
 		break;
 	}
-	wire->over = true;
+	finish(wire);
 }
 
 static void drop(struct rn_wire *wire, const char *why)
@@ -469,11 +480,13 @@ static void drop(struct rn_wire *wire, const char *why)
 		  where, sizeof where);
 	rn_log("connection with %s port %u dropped: %s", where,
 		  (unsigned)be16toh(rn_cm_port((const struct sockaddr *)far)), why);
-	if (wire->phase == RN_WIRE_REQ_SENT) /* whoever listens there doesn't speak our language */
-		tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID, NULL);
-	else
+	if (wire->phase != RN_WIRE_REQ_SENT) {
 		lost(wire, 0);
-	wire->over = true;
+		return;
+	}
+	/* Whoever listens there doesn't speak our language. */
+	tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID, NULL);
+	finish(wire);
 }
 
 static void peer_died(struct rn_death *death, bool failed)
@@ -501,7 +514,7 @@ static void timed_out(struct rn_timer *timer)
 	case RN_WIRE_REQ_SENT:
 	case RN_WIRE_REP_SENT:
 		tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT, NULL);
-		wire->over = true;
+		finish(wire);
 		break;
 	case RN_WIRE_DREQ_SENT:
 		lost(wire, 0);
@@ -509,10 +522,10 @@ static void timed_out(struct rn_timer *timer)
 	case RN_WIRE_TIMEWAIT:
 		if (wire->id)
 			rn_cm_tell(wire->id, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
-		wire->over = true;
+		finish(wire);
 		break;
 	case RN_WIRE_CLOSING:
-		wire->over = true;
+		finish(wire);
 		break;
 	case RN_WIRE_REP_RECEIVED:
 	case RN_WIRE_REQ_RECEIVED:
@@ -664,7 +677,7 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 			return false;
 		if (wire->phase != RN_WIRE_CLOSING)
 			tell_failed(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej);
-		wire->over = true;
+		finish(wire);
 		return true;
 	case DREQ:
 		if (wire->phase == RN_WIRE_CLOSING)
@@ -681,7 +694,7 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 			return false;
 		if (wire->phase == RN_WIRE_DREQ_SENT)
 			tell_disconnected(wire);
-		wire->over = true;
+		finish(wire);
 		return true;
 	case MESSAGE_TYPES:
 		break;
