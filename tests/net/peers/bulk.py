@@ -1,7 +1,7 @@
 """bulk.py TOTAL [hold]: both directions at once, for one connection.
 
 It is sent TOTAL bytes of the pattern while as many are received and checked. With
-`hold` it reads nothing until told `read`, and says `full` once it cannot write any more.
+`hold` it reads nothing until told `read`, and says `full` when it has to pause writing first.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class Bulk(asyncio.Protocol):
     def connection_made(self, transport):
         self.transport = transport
         self.sent, self.received = Pattern(seed=1), Pattern()
-        self.writing = True
+        self.writing, self.said_full = True, False
         current.set_result(self)
         if HOLD:
             transport.pause_reading()
@@ -36,7 +36,8 @@ class Bulk(asyncio.Protocol):
 
     def pause_writing(self):
         self.writing = False
-        if HOLD and not self.received.position:
+        if HOLD and not self.said_full:
+            self.said_full = True
             say("full", self.sent.position)
 
     def resume_writing(self):
