@@ -42,7 +42,7 @@ static struct {
 static struct rn_lock channel_lock;
 static uint32_t channel_serial;
 
-static struct rn_source bell;
+static struct rn_source bell = {.fd = -1};
 
 static uint32_t channel_register(int fd)
 {
