@@ -213,7 +213,7 @@ enum arrival rn_receive(int socket_fd)
 	fits = got >= (ssize_t)sizeof rn_inbox.message && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
 	if (!fits || rn_inbox.message.magic != MAGIC) {
 		rn_fd_close(rn_inbox.fd);
-		rn_log("a peer's message makes no sense: link closed");
+		rn_log("a peer's message makes no sense, or no descriptor was free for what came along: link closed");
 		return ENDED;
 	}
 	rn_inbox.length = (size_t)got - sizeof rn_inbox.message;
