@@ -80,7 +80,8 @@ async def test_an_abort_before_established_is_an_error(net: Net, late):
     client.transport.abort()
     server = await accepted(net, client)
     assert isinstance(await server.until_lost(), ConnectionResetError)
-    assert server.data == b"early" and not server.eof
+    # abort() is at once: where sends take time, it overtakes them.
+    assert server.data in (b"early", b"") and not server.eof
 
 
 async def test_a_question_before_established_is_answered(net: Net, late):
