@@ -40,7 +40,6 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         super().__init__(reader, None, loop=loop)
         self._connected_cb = client_connected_cb
         self._handed_reader: asyncio.StreamReader | None = reader
-        self._handler: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -48,13 +47,15 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         if self._connected_cb is None or reader is None:
             return
         loop = asyncio.get_running_loop()
-        # What asyncio's connection_made does when it is given the callback itself. The writer holds the
-        # reader, and connection_lost() lets go of the writer.
+        # What asyncio's connection_made does when it is given the callback itself. Up to Python 3.12 the
+        # protocol keeps the writer, and so the reader, until connection_lost(); since then it is the
+        # callback's own, and a writer that nobody keeps closes its connection.
         writer = RdmaStreamWriter(cast(asyncio.WriteTransport, transport), self, reader, loop)
-        self._stream_writer = writer
+        if hasattr(self, "_stream_writer"):
+            self._stream_writer = writer
         result = self._connected_cb(reader, writer)
         if asyncio.iscoroutine(result):
-            task = self._handler = loop.create_task(result)
+            task = self._task = loop.create_task(result)
 
             def ended(task: asyncio.Task[None]) -> None:
                 if task.cancelled():
