@@ -147,12 +147,15 @@ class Peer:
     polling. Scripts end by themselves when their stdin does.
     """
 
-    def __init__(self, script: str, *args: object, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, script: str, *args: object, env: dict[str, str] | None = None, stderr: bool = False
+    ) -> None:
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), str(HERE)]))
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "peers" / script), *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if stderr else None,
             env={**os.environ, "PYTHONPATH": path, **(env or {})},
         )
         self.pid = self.process.pid
@@ -199,6 +202,11 @@ class Peer:
                 os.close(fd)
         return self.process.wait()
 
+    def errors(self) -> bytes:
+        """What it wrote to stderr, once it has ended."""
+        assert self.process.stderr
+        return self.process.stderr.read()
+
     async def finish(self) -> None:
         """Let it end by itself, and well."""
         self._stdin.close()
@@ -212,6 +220,8 @@ class Peer:
         self.process.wait()
         self._stdin.close()
         self._stdout.close()
+        if self.process.stderr:
+            self.process.stderr.close()
 
 
 async def readable(fd: int) -> None:

@@ -1,0 +1,190 @@
+"""Strangers at the listening port: each is refused with a logged reason, and the server lives.
+
+What a peer may say wrongly once it is connected is in test_engine_hostile.py.
+"""
+
+import asyncio
+import logging
+import random
+import socket
+
+import pytest
+from harness import HOST, Echo, Net
+
+from rdmanet import credit
+from rdmanet._core import CQ, PD, CMEventChannel, CMEventType, Library, QPCap, QPInitAttr
+
+HELLO = credit.pack_hello(credit.Hello(65536, 16, 8, 16))
+
+
+async def serving(net: Net, port: int) -> None:
+    client = await net.connect(port)
+    client.transport.write(b"still here")
+    assert await client.until_received(10) == b"still here"
+    client.transport.abort()
+
+
+# ---- below the connection manager: bytes of the embedded device's own port
+
+
+def garbage() -> dict[str, bytes]:
+    chance = random.Random(5)
+    return {
+        "nothing": b"",
+        "one byte": b"\0",
+        "http": b"GET / HTTP/1.1\r\nHost: rdma\r\n\r\n",
+        "zeros": bytes(4096),
+        "ones": b"\xff" * 4096,
+        **{f"random {n}": chance.randbytes(chance.randrange(1, 3000)) for n in range(10)},
+    }
+
+
+@pytest.mark.parametrize("what", garbage())
+async def test_garbage_sent_to_the_port(net: Net, what):
+    _, port = await net.serve(Echo)
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(garbage()[what])
+    if not garbage()[what] or len(garbage()[what]) < 16:
+        writer.write_eof()
+    # It hangs up; whether politely depends on what it had not read.
+    try:
+        assert await reader.read() == b""
+    except ConnectionError:
+        pass
+    writer.close()
+    await serving(net, port)
+
+
+async def test_garbage_is_logged_with_its_reason(net: Net):
+    """The device logs to stderr when asked to, and so in a process of its own."""
+    peer = net.spawn("echo.py", env={"RDMANET_SOFT_LOG": "1"}, stderr=True)
+    port = await peer.port()
+    with socket.create_connection((HOST, port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
+        stranger.settimeout(5)
+        try:
+            assert stranger.recv(1) == b""
+        except ConnectionResetError:
+            pass
+    await serving(net, port)
+    await peer.finish()
+    assert b"rdmanet" in peer.errors()
+
+
+async def test_many_strangers_who_say_nothing(net: Net):
+    """They wait for their time-out; whoever speaks properly is served at once."""
+    _, port = await net.serve(Echo)
+    strangers = [await asyncio.open_connection(HOST, port) for _ in range(50)]
+    for _ in range(5):
+        await serving(net, port)
+    for _, writer in strangers:
+        writer.close()
+
+
+# ---- through the connection manager: what is no hello of ours
+
+
+class Caller:
+    """The connecting side in bare rdma_cm calls, with private data of its own."""
+
+    def __init__(self) -> None:
+        self.channel = CMEventChannel(Library.embedded())
+        self.id = self.channel.create_id()
+        self.opened: list = [self.channel, self.id]
+
+    async def event(self, expected: CMEventType):
+        while (event := self.channel.get_event()) is None:
+            await asyncio.sleep(0)
+        assert event.type is expected, event
+        return event
+
+    async def call(self, port: int, private_data: bytes) -> None:
+        self.id.resolve_addr(None, (HOST, port), 1000)
+        await self.event(CMEventType.ADDR_RESOLVED)
+        self.id.resolve_route(1000)
+        await self.event(CMEventType.ROUTE_RESOLVED)
+        pd, cq = PD(self.id.context), CQ(self.id.context, 64)
+        cap = QPCap(max_send_wr=16, max_recv_wr=16)
+        qp = self.id.create_qp(pd, QPInitAttr(cap=cap, send_cq=cq, recv_cq=cq))
+        self.opened[1:1] = [pd, cq]
+        self.opened.append(qp)
+        self.id.connect(private_data)
+
+    def close(self) -> None:
+        for thing in reversed(self.opened):
+            thing.close()
+
+
+@pytest.fixture
+def caller():
+    caller = Caller()
+    yield caller
+    caller.close()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"",
+        b"RDMN",
+        b"RDMN\1",
+        b"RDMN\1\0",
+        b"GET / HTTP/1.1",
+        HELLO.replace(b"RDMN\1", b"RDMN\2"),
+        HELLO.replace(b"RDMN\1", b"RDMN\0"),
+        HELLO[:9],
+        b"RDMN\1\1\xc1",
+        b"RDMN\1\x05\x95\0\0\0\0",
+        b"\xff" * 56,
+    ],
+    ids=repr,
+)
+async def test_what_is_no_hello_is_refused_in_words(net: Net, caller, caplog, hello):
+    _, port = await net.serve(Echo)
+    with caplog.at_level(logging.WARNING, "rdmanet"):
+        await caller.call(port, hello)
+        event = await caller.event(CMEventType.REJECTED)
+    refusal = credit.unpack_refusal(event.private_data)
+    assert refusal.code and refusal.reason
+    assert any("refused" in record.getMessage() for record in caplog.records)
+    await serving(net, port)
+
+
+async def test_the_reason_of_a_refusal_reaches_the_caller(net: Net):
+    """A listener of our kind that says no: its words are the exception's."""
+    channel = CMEventChannel(Library.embedded())
+    listener = channel.create_id()
+    listener.bind_addr((HOST, 0))
+    listener.listen(1)
+    connecting = asyncio.ensure_future(net.connect(listener.local_addr[1]))
+    while (event := channel.get_event()) is None:
+        await asyncio.sleep(0)
+    event.id.reject(credit.pack_refusal(credit.RefusalCode.PROTOCOL, "not on a Sunday"))
+    with pytest.raises(ConnectionRefusedError, match="not on a Sunday"):
+        await connecting
+    event.id.close()
+    listener.close()
+    channel.close()
+
+
+async def test_a_caller_that_connects_and_dies(net: Net):
+    """Between request and established, and right after: the server gives everything back."""
+    _, port = await net.serve(Echo)
+    for turns in range(10):
+        caller = Caller()
+        await caller.call(port, HELLO)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        caller.close()
+    await serving(net, port)
+    while any(not recorder.lost for recorder in net.recorders if recorder.transport):
+        await asyncio.sleep(0)
+
+
+async def test_the_listeners_backlog_is_bounded(net: Net):
+    """Requests beyond the backlog are refused or wait; none is lost, and nothing crashes."""
+    _, port = await net.serve(Echo, backlog=3)
+    outcomes = await asyncio.gather(*(net.connect(port) for _ in range(30)), return_exceptions=True)
+    for outcome in outcomes:
+        assert not isinstance(outcome, BaseException) or isinstance(outcome, OSError), outcome
+    await serving(net, port)
