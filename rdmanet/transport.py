@@ -52,7 +52,7 @@ from rdmanet.driver import Driver, driver_for
 from rdmanet.errors import ProtocolError, completion_error
 from rdmanet.memory import Operation, RemoteMemory
 from rdmanet.offers import Offers, RemoteRegion
-from rdmanet.protocol import Action, Event, Machine, State
+from rdmanet.protocol import Action, Event, Machine, State, Writing
 from rdmanet.server import RdmaServer as RdmaServer
 
 logger = logging.getLogger("rdmanet")
@@ -512,6 +512,10 @@ class RdmaTransport(StreamConnection):
             self._stop_posting()
             self._say_goodbye()
             if self._machine.state is not State.CLOSED:
+                # Whoever waits for remote memory waits for nothing now, and may be why the reader is paused.
+                self._destroy_queue_pair()
+                self._lose_operations()
+                self._fail_waiters()
                 # Bytes are left to deliver. An error doesn't wait for a paused reader: a writer in drain()
                 # must hear of it. After a clean end there is nothing to hear but the bytes themselves.
                 if self._machine.error is not None:
@@ -600,7 +604,7 @@ class RdmaTransport(StreamConnection):
             error = ConnectionResetError(errno.ECONNRESET, f"the peer aborted the connection{reason}")
             self._handle(Event.ABORT_RECEIVED, error)
         else:
-            if self._machine.state is not State.CLOSED:
+            if self._machine.writing is not Writing.OVER:
                 self._credit_received(body, granted)
 
     def _control_sent(self, kind: int) -> None:
@@ -646,7 +650,7 @@ class RdmaTransport(StreamConnection):
         )
 
     def _fabric_failed(self, failure: tuple[int, bool, int] | Exception) -> None:
-        if self._machine.state in (State.CLOSED, State.OPENING):
+        if self._machine.writing is Writing.OVER or self._machine.state is State.OPENING:
             return
         if isinstance(failure, Exception):
             if not isinstance(failure, OSError):
@@ -704,7 +708,7 @@ class RdmaTransport(StreamConnection):
 
     async def _revoke(self, region: credit.Region) -> None:
         """Take an offer back, and wait until the peer has let go of it."""
-        if self._torn_down or self._machine.state is State.CLOSED or self._offers.revoke(region.id):
+        if self._machine.writing is Writing.OVER or self._offers.revoke(region.id):
             return
         acknowledged = self._revocations[region.id] = self._loop.create_future()
         self._have_news()

@@ -867,7 +867,6 @@ cdef class StreamConnection:
 
     def _release(self):
         """After the queue pair is destroyed: give the memory and the place in the engine back."""
-        cdef uint32_t i
         cdef StreamEngine engine = self.engine
         if self.chunk is None:
             return
@@ -880,14 +879,22 @@ cdef class StreamConnection:
         self.early = None
         self.qp_c = NULL
         engine.expel(self)
-        operations = [<object>self.log[i].reference for i in range(LOG)
-                      if self.log[i].kind == OPERATION and self.log[i].reference != NULL]
+        self._lose_operations()
         self.drop_references()
         engine.rings(self.slot_bytes, self.data_slots).give(self.chunk)
         self.chunk = None
         self.data_received = self.get_buffer = self.buffer_updated = None
-        for operation in operations:
-            self._operation_lost(operation)
+
+    def _lose_operations(self):
+        """After the queue pair is destroyed: one-sided operations that it had begun will not complete."""
+        cdef uint32_t i
+        cdef object operation
+        for i in range(LOG):
+            if self.log[i].kind == OPERATION and self.log[i].reference != NULL:
+                operation = <object>self.log[i].reference
+                self.log[i].reference = NULL
+                Py_DECREF(operation)
+                self._operation_lost(operation)
 
     def get_write_buffer_size(self):
         """Bytes accepted by write() and not yet handed to the device."""

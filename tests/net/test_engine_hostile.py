@@ -197,3 +197,22 @@ async def test_a_peer_that_never_reaps_is_sent_no_more_than_it_has_slots_for(net
         protocol.transport.abort()
         await protocol.until_lost()
         await asyncio.gather(*(offer.__aexit__(None, None, None) for offer in offers))
+
+
+async def test_whoever_waits_for_remote_memory_hears_of_the_end_before_the_bytes_are_read(net: Net, bare):
+    """The reader may be paused because of that very wait."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr:
+        async with protocol.transport.offer(mr):
+            protocol.transport.pause_reading()
+            while len(bare.received()) < 1:
+                await asyncio.sleep(0)
+            bare.send(frame(DATA, b"bytes"))
+            bare.send(frame(FIN))
+            await asyncio.sleep(0.01)
+            bare.id.disconnect()
+        # The revocation is never acknowledged: the block ended because the connection has.
+        assert not protocol.lost
+        protocol.transport.resume_reading()
+        assert await protocol.until_lost() is None
+        assert protocol.events == ["made", "data", "eof", "lost"]
