@@ -83,6 +83,7 @@ cdef class StreamEngine:
     cdef readonly PD pd
     cdef readonly CompChannel channel
     cdef readonly list cqs
+    cdef list lost_cqs
     cdef list reserved                  # entries promised to connections, a number a queue
     cdef dict pools
     cdef list table                     # index -> StreamConnection or None
@@ -118,6 +119,7 @@ cdef class StreamEngine:
         self.call_soon = loop.call_soon
         self.pass_method = self.pass_
         self.cqs = []
+        self.lost_cqs = []
         self.reserved = []
         self.pools = {}
         self.table = []
@@ -172,7 +174,8 @@ cdef class StreamEngine:
 
     def unreserve(self, CQ cq, entries):
         """The queue pair made on `cq` is gone, or never came to be."""
-        self.reserved[self.cqs.index(cq)] -= entries
+        if cq in self.cqs:
+            self.reserved[self.cqs.index(cq)] -= entries
 
     cdef uint64_t enroll(self, StreamConnection connection):
         cdef Py_ssize_t index
@@ -333,13 +336,27 @@ cdef class StreamEngine:
             total += self.completion_count - self.completion_next
             self.dispatch()
         for cq in self.cqs:
-            n = check(verbs.rn_poll_cq(cq.ptr, BATCH, self.completions), "ibv_poll_cq")
+            n = verbs.rn_poll_cq(cq.ptr, BATCH, self.completions)
+            if n < 0:
+                self.give_up(cq, n)
+                return total + 1    # the other queues at the next look
             if n:
                 total += n
                 self.completion_next = 0
                 self.completion_count = n
                 self.dispatch()
         return total
+
+    cdef int give_up(self, CQ cq, int rc) except -1:
+        """A completion queue has failed for good (it was overrun, say), and with it all connections on it."""
+        cdef StreamConnection connection
+        cdef Py_ssize_t i = self.cqs.index(cq)
+        del self.cqs[i], self.reserved[i]
+        self.lost_cqs.append(cq)
+        for connection in self.connections:
+            if connection.qp is not None and connection.qp.send_cq is cq:
+                connection.fail(OSError(-rc, f"ibv_poll_cq: {strerror(-rc).decode()}"))
+        return 0
 
     cdef int dispatch(self) except -1:
         cdef verbs.ibv_wc *wc
@@ -445,7 +462,7 @@ cdef class StreamEngine:
             (<RingPool>pool).close()
         if self.implicit is not None:
             self.implicit.close()
-        for cq in self.cqs:
+        for cq in self.cqs + self.lost_cqs:
             cq.close()
         self.channel.close()
         try:

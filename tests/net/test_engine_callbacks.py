@@ -7,7 +7,7 @@ import pytest
 from harness import HOST, Echo, HalfOpen, Net, Recorder
 
 import rdmanet
-from rdmanet._core import CMEventType
+from rdmanet._core import QP, CMEventType, QPAttr, QPCap, QPInitAttr, QPState, SendWR, WROpcode
 from rdmanet.transport import RdmaTransport
 
 
@@ -212,3 +212,23 @@ async def test_an_exception_of_ours_ends_one_connection(net: Net, monkeypatch):
     assert isinstance(net.complaint()["exception"], RuntimeError)
     other.transport.write(b"still here")
     assert await other.until_received(10) == b"still here"
+
+
+async def test_an_overrun_completion_queue_ends_its_connections_only(net: Net):
+    """Once, with an error; connections made later get another queue."""
+    client, server = await net.pair(server=Echo)
+    engine = client.transport._engine
+    (cq,) = engine.cqs
+    attr = QPInitAttr(cap=QPCap(max_send_wr=cq.cqe + 1), send_cq=cq, recv_cq=cq)
+    with engine.pd.alloc_mr(64) as mr, QP(engine.pd, attr) as qp:
+        qp.to_init()
+        qp.modify(QPAttr(qp_state=QPState.ERR))
+        for _ in range(cq.cqe + 1):
+            qp.post_send(SendWR(WROpcode.SEND, [mr.sge()]))
+        client.transport.write(b"x")
+        for side in (client, server):
+            assert isinstance(await side.until_lost(), OSError)
+    again, _ = await net.pair(server=Echo)
+    again.transport.write(b"still here")
+    assert await again.until_received(10) == b"still here"
+    assert cq not in engine.cqs
