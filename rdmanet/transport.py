@@ -352,6 +352,10 @@ class RdmaTransport(StreamConnection):
                     self._report(exc, "rdmanet: a connection could not be begun")
                     self._teardown()
                 return
+            except BaseException:
+                if waiter is not None:
+                    waiter.cancel()  # KeyboardInterrupt, say: whoever runs the loop again is not kept waiting
+                raise
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         elif kind in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):

@@ -143,6 +143,37 @@ def test_a_keyboard_interrupt_loses_nothing(loop_factory):
     loop.close()
 
 
+@pytest.mark.parametrize("where", ["factory", "connection_made"])
+def test_a_keyboard_interrupt_while_connecting_keeps_nobody_waiting(where):
+    loop = asyncio.SelectorEventLoop()  # uvloop does not run on after an interrupted reader
+    asyncio.set_event_loop(loop)
+
+    class Interrupted(Recorder):
+        def __init__(self):
+            super().__init__()
+            if where == "factory":
+                raise KeyboardInterrupt
+
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            raise KeyboardInterrupt
+
+    async def serve():
+        return await rdmanet.start_rdma_server(Recorder, HOST, 0)
+
+    server = loop.run_until_complete(serve())
+    port = server.sockets[0].getsockname()[1]
+    task = loop.create_task(rdmanet.create_rdma_connection(Interrupted, HOST, port, connect_timeout=None))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(asyncio.wait_for(task, 5))
+    server.close()
+    loop.run_until_complete(server.wait_closed())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
 async def test_close_timeout_counts_after_write_eof(net: Net):
     """write_eof() asked for the Fin already; close() is bounded all the same."""
 
