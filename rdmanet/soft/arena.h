@@ -54,11 +54,18 @@ enum {
 	RN_NO_CHANNEL = UINT32_MAX,
 };
 
-/* One posted receive: what the owner offers, and in place what became of it. */
+/*
+ * One posted receive: what the owner offers, and in place what became of it.
+ *
+ * `turn` says whose it is: the receive's index while it is posted, that plus one when the peer is
+ * done with it; both ends count receives from the same start.  So neither has to read a count that
+ * the other writes: offer, message and completion move in the slot's own line.  In a ring of at
+ * least two slots no value means both.
+ */
 struct rn_slot {
+	_Atomic uint32_t turn; /* written last by either */
 	uint32_t num_sge;
-	uint32_t reserved;
-	/* written by the peer, before it advances `done` */
+	/* written by the peer */
 	uint32_t byte_len;
 	uint32_t imm_data;
 	uint8_t status;
@@ -85,19 +92,16 @@ struct rn_qp_block {
 	_Atomic uint32_t access;
 	_Atomic uint32_t min_rnr_timer;
 	uint64_t rq_offset;
-	uint32_t rq_size; /* slots, a power of two */
+	uint32_t rq_size; /* slots, a power of two, at least 2 */
 	uint32_t rq_stride;
 	uint32_t rq_max_sge;
 	uint32_t cq; /* the receive CQ's block, and this QP's bit there */
 	uint32_t cq_bit;
 	uint32_t max_dest_rd_atomic;
 
-	/* The owner's, written with every post_recv. */
-	alignas(128) _Atomic uint32_t posted;
-
-	/* The peer's. */
+	/* The peer's; the owner looks here only when it wants the peer out, or was rung for. */
 	alignas(128) _Atomic uint32_t busy;
-	_Atomic uint32_t done;
+	_Atomic uint32_t done;        /* index of the next receive to be used */
 	_Atomic uint32_t fault;       /* enum rn_fault: the responder has failed, its owner doesn't know yet */
 	_Atomic uint32_t established; /* something came while in RTR */
 	alignas(128) char end[];
@@ -148,7 +152,7 @@ struct rn_arena_head {
 	_Atomic uint32_t ports[RN_PORTS_MAX];
 };
 
-#define RN_ARENA_MAGIC (0x524e4152454e0100ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
+#define RN_ARENA_MAGIC (0x524e4152454e0200ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
 
 enum {
 	RN_ARENA_HEAD = 4096,

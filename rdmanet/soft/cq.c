@@ -673,9 +673,8 @@ static int poll_sends(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 /* One completed receive. The slot was written by the peer: nothing in it is taken on trust. */
 static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 {
-	uint32_t at = index & (qp->rq_size - 1);
-	const struct rn_slot *slot = (struct rn_slot *)(rn_arena + qp->rq_offset + (uint64_t)at * qp->rq_stride);
-	const struct rn_shadow *shadow = &qp->rq_shadow[at];
+	const struct rn_shadow *shadow = &qp->rq_shadow[index & (qp->rq_size - 1)];
+	const struct rn_slot *slot = rn_rq_slot(qp, index);
 	uint8_t status = READ_ONCE(slot->status), opcode = READ_ONCE(slot->opcode);
 	uint32_t length = READ_ONCE(slot->byte_len);
 
@@ -700,15 +699,11 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 static int poll_receives(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 {
 	uint32_t polled = atomic_load_explicit(&qp->rq_polled, memory_order_relaxed);
-	uint32_t posted = atomic_load_explicit(&qp->block->posted, memory_order_acquire);
-	uint32_t done = qp->rq_flushing ? qp->rq_frozen : atomic_load_explicit(&qp->block->done, memory_order_acquire);
+	uint32_t posted = atomic_load_explicit(&qp->rq_posted, memory_order_acquire);
+	uint32_t end = qp->rq_flushing ? qp->rq_frozen : posted;
 	int count = 0;
 
-	if (unlikely(posted - polled > qp->rq_size))
-		posted = polled; /* our own word, scribbled over */
-	if (unlikely(done - polled > posted - polled))
-		done = polled; /* more than was posted: the peer is out of its mind */
-	for (; count < entries && polled != done; polled++)
+	for (; count < entries && polled != end && rn_rq_is_done(qp, polled); polled++)
 		read_slot(qp, polled, &wc[count++]);
 	if (unlikely(qp->rq_flushing)) {
 		for (; count < entries && polled != posted; polled++) {

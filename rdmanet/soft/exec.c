@@ -104,7 +104,7 @@ static bool read_block(struct rn_view *view, const struct rn_qp_block *block)
 	uint32_t size = READ_ONCE(block->rq_size), stride = READ_ONCE(block->rq_stride);
 	uint32_t max_sge = READ_ONCE(block->rq_max_sge), cq = READ_ONCE(block->cq), bit = READ_ONCE(block->cq_bit);
 
-	if (!size || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
+	if (size < 2 || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
 	    stride < sizeof(struct rn_slot) + max_sge * sizeof(struct rn_slot_sge) || stride > 4096 ||
 	    offset < RN_ARENA_HEAP || offset % 64 || offset > RN_ARENA_SIZE ||
 	    (uint64_t)size * stride > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX || bit >= RN_CQ_QPS_MAX)
@@ -168,7 +168,6 @@ static enum rn_wait find(struct rn_qp *qp)
 		return RN_WAIT_PEER;
 	}
 	view->done = atomic_load(&block->done);
-	view->posted = view->done;
 	view->segment = 0;
 	view->segment_size = 0;
 	view->no_cma = rn_settings.no_cma;
@@ -200,6 +199,11 @@ enum rn_wait rn_enter(struct rn_qp *qp)
 	return RN_WAIT_NOT;
 }
 
+static struct rn_slot *slot_at(const struct rn_view *view, uint32_t index)
+{
+	return (struct rn_slot *)(view->rq + (uint64_t)(index & view->rq_mask) * view->rq_stride);
+}
+
 /* Let the receiver know what was published. */
 static void announce(struct rn_qp *qp)
 {
@@ -223,7 +227,7 @@ void rn_leave(struct rn_qp *qp)
 	if (view->pushed) {
 		announce(qp);
 		/* The next receive was posted long ago, as a rule: let its line come meanwhile. */
-		__builtin_prefetch(view->rq + (uint64_t)(view->done & view->rq_mask) * view->rq_stride, 1);
+		__builtin_prefetch(slot_at(view, view->done), 1);
 	}
 	busy_end(view);
 }
@@ -513,16 +517,12 @@ static void leave_fault(struct rn_qp *qp, enum rn_fault fault)
 		ring_bell(qp);
 }
 
-static struct rn_slot *next_slot(struct rn_view *view)
+/* The receive at hand; NULL when none is posted. */
+static struct rn_slot *next_slot(const struct rn_view *view)
 {
-	if (unlikely(view->done == view->posted)) {
-		view->posted = atomic_load_explicit(&view->block->posted, memory_order_acquire);
-		if (view->posted - view->done > view->rq_mask + 1)
-			view->posted = view->done; /* nonsense */
-		if (view->done == view->posted)
-			return NULL;
-	}
-	return (struct rn_slot *)(view->rq + (uint64_t)(view->done & view->rq_mask) * view->rq_stride);
+	struct rn_slot *slot = slot_at(view, view->done);
+
+	return likely(atomic_load_explicit(&slot->turn, memory_order_acquire) == view->done) ? slot : NULL;
 }
 
 static void publish(struct rn_qp *qp, struct rn_slot *slot, const struct ibv_send_wr *wr, enum ibv_wc_status status,
@@ -537,7 +537,8 @@ static void publish(struct rn_qp *qp, struct rn_slot *slot, const struct ibv_sen
 	slot->opcode = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
 	slot->wc_flags = has_imm ? IBV_WC_WITH_IMM : 0;
 	slot->vendor_err = 0;
-	atomic_store_explicit(&view->block->done, ++view->done, memory_order_release);
+	atomic_store_explicit(&slot->turn, ++view->done, memory_order_release);
+	atomic_store_explicit(&view->block->done, view->done, memory_order_relaxed);
 	view->pushed = true;
 	view->solicited |= status != IBV_WC_SUCCESS || wr->send_flags & IBV_SEND_SOLICITED;
 	if (length >= ANNOUNCE_BYTES)

@@ -349,18 +349,18 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 	if (unlikely(atomic_load_explicit(&qp->state, memory_order_acquire) == IBV_QPS_RESET))
 		err = EINVAL;
 	for (; wr && !err; wr = wr->next) {
-		uint32_t at = qp->rq_posted & (qp->rq_size - 1);
+		uint32_t index = atomic_load_explicit(&qp->rq_posted, memory_order_relaxed);
 		struct rn_slot *slot;
 		uint64_t length = 0;
 
 		if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_recv_sge))
 			err = EINVAL;
-		else if (unlikely(qp->rq_posted - atomic_load_explicit(&qp->rq_polled, memory_order_acquire) >=
+		else if (unlikely(index - atomic_load_explicit(&qp->rq_polled, memory_order_acquire) >=
 				  qp->cap.max_recv_wr))
 			err = ENOMEM;
 		if (unlikely(err))
 			break;
-		slot = (struct rn_slot *)(rn_arena + qp->rq_offset + (uint64_t)at * qp->rq_stride);
+		slot = rn_rq_slot(qp, index);
 		slot->num_sge = wr->num_sge;
 		for (int i = 0; i < wr->num_sge; i++) {
 			slot->sge[i] = (struct rn_slot_sge){
@@ -370,16 +370,16 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 			};
 			length += wr->sg_list[i].length;
 		}
-		qp->rq_shadow[at] = (struct rn_shadow){
+		qp->rq_shadow[index & (qp->rq_size - 1)] = (struct rn_shadow){
 			.wr_id = wr->wr_id,
 			.length = length < RN_MAX_MESSAGE ? length : RN_MAX_MESSAGE,
 		};
-		qp->rq_posted++;
 		qp->recv_wrs++;
+		atomic_store_explicit(&qp->rq_posted, index + 1, memory_order_release);
+		atomic_store_explicit(&slot->turn, index, memory_order_release);
 	}
 	if (unlikely(err))
 		*bad_wr = wr;
-	atomic_store_explicit(&qp->block->posted, qp->rq_posted, memory_order_release);
 	/* rn_qp_fail changes the state, then takes rq_lock: either it flushes these, or we do. */
 	flush = unlikely(atomic_load(&qp->state) == IBV_QPS_ERR);
 	rn_unlock(&qp->rq_lock);

@@ -157,9 +157,9 @@ bool rn_qp_wait_moved(struct rn_qp *qp, uint64_t deadline_ns)
 }
 
 /* The words that a peer writes, for a new one; nobody is inside. The old one fails to enter. */
-static void reset_peers_words(struct rn_qp_block *block)
+static void reset_peers_words(struct rn_qp_block *block, uint32_t next_receive)
 {
-	atomic_store(&block->done, 0);
+	atomic_store(&block->done, next_receive);
 	atomic_store(&block->busy, (atomic_load(&block->busy) + 3) & ~1u);
 	atomic_store(&block->fault, RN_FAULT_NONE);
 	atomic_store(&block->established, 0);
@@ -217,7 +217,7 @@ static void plan_rings(struct rn_qp *qp, struct ibv_qp_cap *cap)
 	qp->cap = *cap;
 	qp->sq_mask = (cap->max_send_wr ? cap->max_send_wr : 1) - 1;
 	qp->sq_stride = to_lines(sizeof(struct rn_send) + tail);
-	qp->rq_size = cap->max_recv_wr ? cap->max_recv_wr : 1;
+	qp->rq_size = cap->max_recv_wr > 2 ? cap->max_recv_wr : 2; /* see struct rn_slot */
 	qp->rq_stride = to_lines(sizeof(struct rn_slot) + sizeof(struct rn_slot_sge) * cap->max_recv_sge);
 }
 
@@ -260,6 +260,16 @@ static void peer_noticed(struct rn_notice *notice, struct rn_peer *peer, enum rn
 		rn_cq_kick(qp->recv_cq, qp);
 	}
 	rn_qp_progress(qp);
+}
+
+/* The first receive's index is one that no slot of the ring, zeroed, has for its turn. */
+static void start_receives(struct rn_qp *qp)
+{
+	for (uint32_t i = 0; i < qp->rq_size; i++)
+		atomic_store_explicit(&rn_rq_slot(qp, i)->turn, 0, memory_order_relaxed);
+	atomic_store(&qp->rq_posted, qp->rq_size);
+	atomic_store(&qp->rq_polled, qp->rq_size);
+	reset_peers_words(qp->block, qp->rq_size);
 }
 
 static void free_rings(struct rn_qp *qp)
@@ -332,8 +342,7 @@ RN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
 	pthread_cond_init(&base->cond, NULL);
 	qp->block->qpn = base->qp_num;
 	qp->block->dest_qpn = 0;
-	atomic_store(&qp->block->posted, 0);
-	reset_peers_words(qp->block);
+	start_receives(qp);
 	life_store(qp, IBV_QPS_RESET);
 	rn_qps[qp->index] = qp;
 	if (rn_qps_end <= qp->index)
@@ -352,7 +361,7 @@ RN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
 
 void rn_qp_fail(struct rn_qp *qp)
 {
-	uint32_t done, polled, posted;
+	uint32_t polled, posted;
 	int state = atomic_load(&qp->state);
 
 	if (state == IBV_QPS_ERR || state == IBV_QPS_RESET)
@@ -365,10 +374,11 @@ void rn_qp_fail(struct rn_qp *qp)
 	/* From here on the peer's word for what is done doesn't count: a stopped one may wake up. */
 	rn_lock(&qp->rq_lock);
 	rn_lock(&qp->recv_cq->lock);
-	done = atomic_load(&qp->block->done);
 	polled = atomic_load(&qp->rq_polled);
-	posted = qp->rq_posted;
-	qp->rq_frozen = done - polled <= posted - polled ? done : polled;
+	posted = atomic_load(&qp->rq_posted);
+	qp->rq_frozen = polled;
+	while (qp->rq_frozen != posted && rn_rq_is_done(qp, qp->rq_frozen))
+		qp->rq_frozen++;
 	qp->rq_flushing = true;
 	rn_unlock(&qp->recv_cq->lock);
 	rn_unlock(&qp->rq_lock);
@@ -414,13 +424,12 @@ static int reset(struct rn_qp *qp)
 	qp->wait = RN_WAIT_NOT;
 	qp->reply_error = 0;
 	qp->waited = qp->reply_pending = qp->link_failed = qp->draining = false;
-	qp->rq_posted = 0;
+	/* Counted on: no slot that was posted before can look so afterwards. */
 	rn_lock(&qp->recv_cq->lock);
-	atomic_store(&qp->rq_polled, 0);
+	atomic_store(&qp->rq_polled, qp->rq_posted);
 	qp->rq_flushing = false;
 	rn_unlock(&qp->recv_cq->lock);
-	atomic_store(&qp->block->posted, 0);
-	reset_peers_words(qp->block);
+	reset_peers_words(qp->block, qp->rq_posted);
 	qp->established_reported = false;
 	atomic_store(&qp->peer_gone, false);
 	qp->block->dest_qpn = 0;
@@ -737,7 +746,7 @@ void rn_qp_reap(void)
 			continue;
 		}
 		rn_arena_free(aside->rq_offset, aside->rq_bytes);
-		reset_peers_words(rn_arena_qp(rn_arena, aside->index));
+		reset_peers_words(rn_arena_qp(rn_arena, aside->index), 0);
 		slot_give_back(aside->index);
 		if (aside->peer)
 			rn_peer_put(aside->peer);

@@ -336,7 +336,6 @@ struct rn_view {
 	uint64_t dirty_bit, summary_bit;
 	uint32_t busy;   /* what we wrote last */
 	uint32_t done;   /* ours to write, so this is it */
-	uint32_t posted; /* as last seen */
 	uint32_t segment; /* the last one used, and where it is mapped */
 	char *segment_base;
 	size_t segment_size;
@@ -407,7 +406,7 @@ struct rn_qp {
 	alignas(64) struct rn_lock rq_lock;
 	uint64_t rq_offset;
 	uint32_t rq_size, rq_stride;
-	uint32_t rq_posted;
+	_Atomic uint32_t rq_posted;
 	uint64_t recv_wrs;
 	struct rn_shadow {
 		uint64_t wr_id;
@@ -431,6 +430,17 @@ struct rn_qp {
 static inline struct rn_qp *rn_qp(struct ibv_qp *qp)
 {
 	return (struct rn_qp *)qp;
+}
+
+static inline struct rn_slot *rn_rq_slot(const struct rn_qp *qp, uint32_t index)
+{
+	return (struct rn_slot *)(rn_arena + qp->rq_offset + (uint64_t)(index & (qp->rq_size - 1)) * qp->rq_stride);
+}
+
+/* Has the peer done with this receive? */
+static inline bool rn_rq_is_done(const struct rn_qp *qp, uint32_t index)
+{
+	return atomic_load_explicit(&rn_rq_slot(qp, index)->turn, memory_order_acquire) == index + 1;
 }
 
 /* The process's queue pairs by block index; with rn_world held. */

@@ -47,7 +47,7 @@ static void scribble_arena(char *arena, struct rn_qp_block *block, uint64_t rq, 
 		scribble((char *)block, sizeof(*block));
 		break;
 	case 1:
-		scribble((char *)&block->posted, 64);
+		scribble((char *)&block->life, 64);
 		break;
 	case 2:
 		scribble((char *)&block->busy, 16);
