@@ -299,9 +299,10 @@ cdef class Context(Resource):
         return 0
 
     cdef void add_child(self) noexcept:
-        """A list of devices keeps them open, whatever becomes of the identifiers."""
+        """A list of devices keeps them open, whatever becomes of the identifiers. The system's librdmacm
+        never closes one, and would open all others for such a list."""
         cdef int count
-        if not self.children and not self.owned:
+        if not self.children and not self.owned and self.library.embedded_device:
             with nogil:
                 verbs.rn_cm_get_devices(self.library.c, &count, &self.held)
         self.children += 1
