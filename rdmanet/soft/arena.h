@@ -19,7 +19,8 @@
  *
  * Ownership of words.  Each word has one writer, but for three: a QP block's `fault`, and a CQ
  * block's dirty bits and `armed`, which are changed by atomic read-modify-write only.  Words
- * written by the owner and words written by its peer never share a pair of cache lines.
+ * written by the owner and words written by its peer never share a pair of cache lines, but for
+ * the slots of a receive ring, which pass to and fro as a whole.
  *
  * Life of a queue pair's slot.  `life` is generation << 8 | state.  A requester that wants in
  *

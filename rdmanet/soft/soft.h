@@ -23,7 +23,7 @@
  *
  * Room for later: a byte stream to peers whose arena can't be mapped is one more way (stream.c);
  * UD's responder has no connection and its own file (ud.c); shared receive queues replace the
- * ring in take_receive() (srq.c); memory windows are further keys in the MR table (mw.c); fault
+ * ring behind next_slot() (srq.c); memory windows are further keys in the MR table (mw.c); fault
  * injection sits between post.c and exec.c (chaos.c).  None of them exists yet: such objects are
  * refused with EOPNOTSUPP.
  *
