@@ -339,6 +339,8 @@ class RdmaTransport(StreamConnection):
 
     def _cm_event(self, event: CMEvent) -> None:
         """An event of our connection identifier."""
+        if self._torn_down:
+            return
         waiter, self._waiter = self._waiter, None
         kind = event.type
         if kind is self._awaited or kind is CMEventType.ESTABLISHED:
@@ -802,14 +804,18 @@ class RdmaTransport(StreamConnection):
         machine = self._machine
         made = machine.state is not State.OPENING
         if made and (not machine.closing or self._undelivered):
-            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, stacklevel=2, source=self)
+            unclosed = f"unclosed transport {self!r}"
             if machine.error is None:
                 machine.error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
+        else:
+            unclosed = ""
         machine.receive(Event.ABORT)
         if made and not self._loop.is_closed():
             self._context.run(self._lose)
         else:
             self._teardown()
+        if unclosed:  # last: it may be made an exception
+            warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=self)
 
     def _teardown(self) -> None:
         """Undo everything, in the one order that is safe; later calls do nothing."""
