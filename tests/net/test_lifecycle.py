@@ -146,6 +146,8 @@ async def test_both_close_at_once(net: Net):
     client, server = await net.pair()
     client.transport.write(b"c" * 1000)
     server.transport.write(b"s" * 1000)
+    await client.until_received(1000)
+    await server.until_received(1000)
     client.transport.close()
     server.transport.close()
     assert await client.until_lost() is None
