@@ -43,7 +43,7 @@ import enum
 import ipaddress
 import os
 import socket
-import sys
+import threading
 import warnings
 import weakref
 

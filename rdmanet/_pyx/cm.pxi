@@ -184,11 +184,12 @@ cdef class CMEventChannel(Resource):
         return self.ptr is not NULL
 
     cdef int destroy(self) except -1:
+        cdef verbs.rdma_event_channel *ptr = self.ptr
         if self.children:
             raise OSError(EBUSY, f"{self!r} has {self.children} identifiers")
-        with nogil:
-            verbs.rn_destroy_event_channel(self.library.c, self.ptr)
         self.ptr = NULL
+        with nogil:
+            verbs.rn_destroy_event_channel(self.library.c, ptr)
         self.library.channels -= 1
         self.destroyed()
         return 0
@@ -300,12 +301,13 @@ cdef class CMID(Resource):
         cdef int rc
         self.destroy_qp()
         reference = self.library.ids.pop(key, None)
+        self.ptr = NULL
         with nogil:
             rc = verbs.rn_destroy_id(self.library.c, ptr)
         if rc < 0:
+            self.ptr = ptr
             self.library.ids[key] = reference
             check(rc, "rdma_destroy_id")
-        self.ptr = NULL
         self.channel.children -= 1
         self.destroyed()
         return 0

@@ -161,11 +161,14 @@ cdef class CompChannel(Resource):
         return self.ptr is not NULL
 
     cdef int destroy(self) except -1:
+        cdef verbs.ibv_comp_channel *ptr = self.ptr
         cdef int rc
-        with nogil:
-            rc = verbs.rn_destroy_comp_channel(self.context.library.c, self.ptr)
-        check(rc, "ibv_destroy_comp_channel")
         self.ptr = NULL
+        with nogil:
+            rc = verbs.rn_destroy_comp_channel(self.context.library.c, ptr)
+        if rc < 0:
+            self.ptr = ptr
+            check(rc, "ibv_destroy_comp_channel")
         self.context.remove_child()
         self.destroyed()
         return 0
@@ -255,14 +258,15 @@ cdef class CQ(Resource):
         reference = self.context.by_address.pop(key, None)
         if self.channel is not None:
             self.channel.cqs.pop(key, None)
+        self.ptr = NULL
         with nogil:
             rc = verbs.rn_destroy_cq(self.context.library.c, ptr)
         if rc < 0:
+            self.ptr = ptr
             self.context.by_address[key] = reference
             if self.channel is not None:
                 self.channel.cqs[key] = reference
             check(rc, "ibv_destroy_cq")
-        self.ptr = NULL
         self.context.remove_child()
         self.destroyed()
         return 0

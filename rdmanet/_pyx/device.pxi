@@ -319,10 +319,12 @@ cdef class Context(Resource):
         cdef int rc
         if self.children:
             raise OSError(EBUSY, f"{self!r} has {self.children} objects that are not closed")
+        self.ptr = NULL
         with nogil:
             rc = verbs.rn_close_device(self.library.c, ptr)
-        check(rc, "ibv_close_device")
-        self.ptr = NULL
+        if rc < 0:
+            self.ptr = ptr
+            check(rc, "ibv_close_device")
         self.destroyed()
         return 0
 

@@ -157,8 +157,9 @@ cdef class Resource:
     - It holds a strong reference to each object that its C object needs. Cython runs __dealloc__
       before it drops them, so children are destroyed before their parents; in a reference cycle the
       collector would clear them first, hence no_gc_clear on every class.
-    - destroy() frees the C object, or raises and leaves everything as it was. close() is the user's
-      way there, __dealloc__ the silent one, which also has to be written in every subclass: a base's
+    - destroy() frees the C object, or raises and leaves everything as it was. It forgets the pointer
+      first, since another thread may run while the library works. close() is the user's way there,
+      __dealloc__ the silent one, which also has to be written in every subclass: a base's
       would run when the references are gone. Forgetting to close is a ResourceWarning.
     - C objects do not survive a fork. In a child, use raises RuntimeError, and close() and the
       destructor do nothing, because what they would free is the parent's.
@@ -222,22 +223,7 @@ cdef class Resource:
 
     def __del__(self):
         if self.is_open() and self.pid == verbs.rn_pid:
-            try:
-                warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
-            except Exception:
-                # Warnings turned into errors have nobody to catch them here: report as Python does.
-                sys.unraisablehook(_Unraisable(*sys.exc_info(), None, self))
-
-
-class _Unraisable:
-    """The argument of sys.unraisablehook."""
-
-    def __init__(self, exc_type, exc_value, exc_traceback, err_msg, object):
-        self.exc_type = exc_type
-        self.exc_value = exc_value
-        self.exc_traceback = exc_traceback
-        self.err_msg = err_msg
-        self.object = object
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
 
 
 cdef str state_of(Resource resource):

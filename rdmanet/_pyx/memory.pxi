@@ -113,11 +113,14 @@ cdef class PD(Resource):
         return self.ptr is not NULL
 
     cdef int destroy(self) except -1:
+        cdef verbs.ibv_pd *ptr = self.ptr
         cdef int rc
-        with nogil:
-            rc = verbs.rn_dealloc_pd(self.context.library.c, self.ptr)
-        check(rc, "ibv_dealloc_pd")
         self.ptr = NULL
+        with nogil:
+            rc = verbs.rn_dealloc_pd(self.context.library.c, ptr)
+        if rc < 0:
+            self.ptr = ptr
+            check(rc, "ibv_dealloc_pd")
         self.context.remove_child()
         self.destroyed()
         return 0
@@ -233,22 +236,24 @@ cdef class MR(Resource):
         if self.borrowed:
             self.borrowed = False
             PyBuffer_Release(&self.view)
-        if self.mapped:
+        if self.mapped and self.addr is not NULL:
             munmap(self.addr, self.mapped)
-            self.mapped = 0
         self.addr = NULL
 
     cdef bint is_open(self) noexcept:
         return self.ptr is not NULL
 
     cdef int destroy(self) except -1:
+        cdef verbs.ibv_mr *ptr = self.ptr
         cdef int rc
         if self.exports:
             raise BufferError(f"{self!r} is still used by {self.exports} buffers (memoryviews)")
-        with nogil:
-            rc = verbs.rn_dereg_mr(self.pd.context.library.c, self.ptr)
-        check(rc, "ibv_dereg_mr")
         self.ptr = NULL
+        with nogil:
+            rc = verbs.rn_dereg_mr(self.pd.context.library.c, ptr)
+        if rc < 0:
+            self.ptr = ptr
+            check(rc, "ibv_dereg_mr")
         self.destroyed()
         self.give_back()
         return 0

@@ -342,6 +342,7 @@ cdef class QP(Resource):
     cdef uint64_t generation
     cdef _InFlight sends
     cdef _InFlight receives
+    cdef object posting          # a lock
 
     def __init__(self, PD pd not None, init_attr):
         self.create(pd, init_attr, NULL)
@@ -387,6 +388,7 @@ cdef class QP(Resource):
         self.cap = init_attr.cap = read_cap(&c.cap)
         _next_generation = (_next_generation + 1) & 0xffff
         self.generation = _next_generation
+        self.posting = threading.Lock()
         self.sends = _InFlight(self.generation, True)
         self.receives = _InFlight(self.generation, False)
         reference = weakref.ref(self)
@@ -408,16 +410,17 @@ cdef class QP(Resource):
         reference = self.pd.context.by_address.pop(<uintptr_t>ptr, None)
         self.send_cq.qps.pop(number, None)
         self.recv_cq.qps.pop(number, None)
+        self.ptr = NULL
         with nogil:
             if self.id is not NULL:
                 verbs.rn_cm_destroy_qp(library, self.id)
             else:
                 rc = verbs.rn_destroy_qp(library, ptr)
         if rc < 0:
+            self.ptr = ptr
             self.pd.context.by_address[<uintptr_t>ptr] = reference
             self.send_cq.qps[number] = self.recv_cq.qps[number] = reference
             check(rc, "ibv_destroy_qp")
-        self.ptr = NULL
         self.sends.entries.clear()
         self.receives.entries.clear()
         self.pd.context.remove_child()
@@ -559,7 +562,6 @@ cdef class QP(Resource):
         cdef int n = len(requests), i, rc
         cdef uint64_t total = 0
         cdef SendWR wr
-        self.usable()
         if n == 0:
             return
         for wr in requests:  # all are checked before the first is counted
@@ -568,20 +570,23 @@ cdef class QP(Resource):
         if chain is NULL:
             raise MemoryError
         try:
-            for i in range(n):
-                wr = requests[i]
-                chain[i] = wr.c
-                chain[i].wr_id = self.sends.begin(wr.wr_id, wr.elements)
-                chain[i].next = &chain[i + 1] if i + 1 < n else NULL
-            if total >= LONG_COPY:
-                with nogil:
+            # The table has the order of the queue: another thread's turn comes when these are posted.
+            with self.posting:
+                self.usable()
+                for i in range(n):
+                    wr = requests[i]
+                    chain[i] = wr.c
+                    chain[i].wr_id = self.sends.begin(wr.wr_id, wr.elements)
+                    chain[i].next = &chain[i + 1] if i + 1 < n else NULL
+                if total >= LONG_COPY:
+                    with nogil:
+                        rc = verbs.rn_post_send(self.ptr, chain, &bad)
+                else:
                     rc = verbs.rn_post_send(self.ptr, chain, &bad)
-            else:
-                rc = verbs.rn_post_send(self.ptr, chain, &bad)
-            if rc < 0:
-                i = <int>(bad - chain) if bad is not NULL else 0
-                self.sends.take_back(n - i)
-                raise OSError(-rc, self.refusal("ibv_post_send", rc, requests[i], i, n))
+                if rc < 0:
+                    i = <int>(bad - chain) if bad is not NULL else 0
+                    self.sends.take_back(n - i)
+                    raise OSError(-rc, self.refusal("ibv_post_send", rc, requests[i], i, n))
         finally:
             free(chain)
 
@@ -599,7 +604,7 @@ cdef class QP(Resource):
         if n == 0:
             return
         for wr in requests:
-            pass
+            pass  # all are RecvWRs, or this says that one is not
         chain = <verbs.ibv_recv_wr *>malloc(n * sizeof(verbs.ibv_recv_wr))
         if chain is NULL:
             raise MemoryError
