@@ -179,6 +179,38 @@ def test_atomics_need_their_right(net, pair):
         failed(a, WCStatus.REM_ACCESS_ERR)
 
 
+def test_reads_need_a_responder(net):
+    """A queue pair that keeps no room for reads refuses them."""
+    a, b = net.pair(rtr={"max_dest_rd_atomic": 0})
+    there = net.mr()
+    a.send(SGE(net.mr(), 0, 8), WROpcode.RDMA_READ, remote_addr=there.address, rkey=there.rkey)
+    failed(a, WCStatus.REM_INV_REQ_ERR)
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD], ids=lambda o: o.name)
+def test_what_cannot_be_inline(net, opcode):
+    a, b = net.side(max_inline_data=64), net.side()
+    net.connect(a, b)
+    if not net.context.library.embedded_device:
+        pytest.skip("rxe does not look")
+    there = net.mr()
+    with pytest.raises(OSError, match="ibv_post_send") as caught:
+        a.send(
+            SGE(net.mr(), 0, 8), opcode, flags=SendFlags.INLINE, remote_addr=there.address, rkey=there.rkey
+        )
+    assert caught.value.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.TSO, 77], ids=str)
+def test_what_a_reliable_connection_cannot_do(net, pair, opcode):
+    a, _ = pair
+    if not net.context.library.embedded_device:
+        pytest.skip("rxe completes it with an error")
+    with pytest.raises(OSError, match="ibv_post_send") as caught:
+        a.send(SGE(net.mr(), 0, 8), opcode)
+    assert caught.value.errno in (errno.EINVAL, errno.EOPNOTSUPP)
+
+
 # ---- Receives ----
 
 

@@ -8,6 +8,7 @@ from rdmanet.verbs import (
     QP,
     AccessFlags,
     AHAttr,
+    EventType,
     QPAttr,
     QPCap,
     QPInitAttr,
@@ -285,3 +286,44 @@ def test_drained(net, pair):
     assert b.quiet(), "sent while draining"
     a.qp.modify(QPAttr(qp_state=RTS))
     assert a.one().status == b.one().status == WCStatus.SUCCESS
+
+
+def test_the_first_message_is_told(net, eventually):
+    """COMM_EST: something has come while we were still at RTR."""
+    if not net.context.library.embedded_device:
+        pytest.skip("rxe does not tell")
+    a, b = net.side(), net.side()
+    a.qp.to_init()
+    b.qp.to_init()
+    net.to_rtr(a, b)
+    net.to_rtr(b, a)
+    a.qp.to_rts()
+    mr = net.mr()
+    b.receive(mr.sge(0, 8))
+    a.send(mr.sge(8, 8))
+    assert b.one().status == WCStatus.SUCCESS
+    assert a.one().status == WCStatus.SUCCESS
+    found = []
+
+    def told():
+        if (event := net.context.get_async_event()) is not None:
+            found.append((event.event_type, event.qp))
+        return (EventType.COMM_EST, b.qp) in found
+
+    eventually(told)
+
+
+def test_drained_is_told(net, pair, eventually):
+    """SQ_DRAINED, where it was asked for."""
+    if not net.context.library.embedded_device:
+        pytest.skip("rxe does not go on after draining")
+    a, _ = pair
+    a.qp.modify(QPAttr(qp_state=SQD, en_sqd_async_notify=True))
+    found = []
+
+    def told():
+        if (event := net.context.get_async_event()) is not None:
+            found.append((event.event_type, event.qp))
+        return (EventType.SQ_DRAINED, a.qp) in found
+
+    eventually(told)

@@ -2,6 +2,8 @@
 
 import os
 import struct
+import threading
+from collections import Counter
 
 import pytest
 
@@ -342,3 +344,50 @@ def test_counters(net, pair):
     assert sum(counted[way] for way in ways) == 100
     assert b.qp.counters()["recv_wrs"] == 1
     assert net.context.counters()["send_wrs"] >= 1
+
+
+def test_more_reads_than_may_be_in_flight(net):
+    """The rest wait for their turn; all complete, in order."""
+    a, b = net.side(max_send_wr=32), net.side()
+    net.connect(a, b, rtr={"max_dest_rd_atomic": 1}, rts={"max_rd_atomic": 1})
+    here, there = net.mr(), net.mr()
+    there[:256] = bytes(range(256))
+    for i in range(20):
+        a.send(
+            SGE(here, i * 8, 8),
+            WROpcode.RDMA_READ,
+            remote_addr=there.address + i * 8,
+            rkey=there.rkey,
+            wr_id=i,
+        )
+    assert [wc.wr_id for wc in a.poll(20)] == list(range(20))
+    assert here[:160] == there[:160]
+
+
+def test_threads(net):
+    """Several threads may post to one queue pair; each completion is that of its request."""
+    a, b = net.side(cqe=2048, max_send_wr=900), net.side()
+    net.connect(a, b)
+    here, there = net.mr(1 << 18), net.mr(1 << 18)
+    lengths = {"long": 1 << 17, "short": 64, "inline": 8}
+
+    def post(name):
+        wr = SendWR(
+            WROpcode.RDMA_WRITE,
+            SGE(here, 0, lengths[name]),
+            wr_id=name,
+            remote_addr=there.address,
+            rkey=there.rkey,
+        )
+        for _ in range(100):
+            a.qp.post_send(wr)
+
+    threads = [threading.Thread(target=post, args=(name,)) for name in lengths]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = a.poll(300, timeout=60)
+    assert {wc.status for wc in found} == {WCStatus.SUCCESS}
+    assert Counter(wc.wr_id for wc in found) == dict.fromkeys(lengths, 100)
+    assert a.qp.in_flight == (0, 0)
