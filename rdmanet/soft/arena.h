@@ -86,8 +86,8 @@ struct rn_qp_block {
 	/* The owner's, rarely written: a peer keeps these lines in its cache. All but life, access and
 	 * min_rnr_timer are fixed from RTR on, for one generation. */
 	alignas(128) _Atomic uint64_t life;
-	uint32_t qpn;
-	uint32_t dest_qpn;
+	_Atomic uint32_t qpn;
+	_Atomic uint32_t dest_qpn;
 	uint32_t pd;
 	uint32_t rq_psn;
 	_Atomic uint32_t access;

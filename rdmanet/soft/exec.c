@@ -81,6 +81,17 @@ static void busy_end(struct rn_view *view)
 	atomic_store_explicit(&view->block->busy, ++view->busy, memory_order_release);
 }
 
+/* We should not have come: as it was, since somebody else may be counting. */
+static void busy_undo(struct rn_view *view)
+{
+	atomic_store_explicit(&view->block->busy, --view->busy, memory_order_release);
+}
+
+static bool is_for_us(const struct rn_qp *qp)
+{
+	return atomic_load(&qp->view.block->dest_qpn) == qp->ex.qp_base.qp_num;
+}
+
 static bool is_open(uint64_t life)
 {
 	uint8_t state = life & 0xff;
@@ -156,15 +167,16 @@ static enum rn_wait find(struct rn_qp *qp)
 
 	/* The words of its peer are ours to write only if it takes us for its peer. */
 	life = atomic_load(&block->life);
-	if (!is_open(life) || READ_ONCE(block->qpn) != dest || READ_ONCE(block->dest_qpn) != qp->ex.qp_base.qp_num)
+	if (!is_open(life) || atomic_load(&block->qpn) != dest || !is_for_us(qp))
 		return RN_WAIT_PEER;
 	view->busy = atomic_load(&block->busy);
 	if (view->busy & 1 || !busy_begin(view))
 		return RN_WAIT_PEER; /* a predecessor of ours died in there, as its owner will notice */
 	life = atomic_load(&block->life);
 	view->generation = life >> 8;
-	if (!is_alive(view) || !read_block(view, block) || READ_ONCE(block->rq_psn) != qp->attr.sq_psn) {
-		busy_end(view);
+	if (!is_alive(view) || !is_for_us(qp) || !read_block(view, block) ||
+	    READ_ONCE(block->rq_psn) != qp->attr.sq_psn) {
+		busy_undo(view);
 		return RN_WAIT_PEER;
 	}
 	view->done = atomic_load(&block->done);

@@ -383,7 +383,7 @@ struct rn_qp {
 	char *sq;                  /* struct rn_send[sq_mask + 1], sq_stride apart: used when queued */
 	uint32_t sq_mask, sq_stride;
 	struct rn_view view;
-	struct rn_peer *peer;
+	struct rn_peer *_Atomic peer; /* from RTR on; put away with rn_world held, so it stays while that is */
 	struct rn_counters count;
 	/* of the head of the queue, when it waits */
 	enum rn_wait wait;
