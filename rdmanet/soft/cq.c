@@ -21,7 +21,7 @@
  * was not taken yet.  A pusher may be killed between taking back the arming and counting, or between
  * counting and writing: then a token, or the whole event, is missing, and nobody else will push one,
  * for the CQ is not armed any more.  So when a process dies the engine makes up for what any CQ
- * that somebody waits for may have lost (rn_cq_recover).  Surplus tokens are skipped.
+ * that somebody waits for may have lost (rn_cq_recover).  A token too many is an event in vain.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -224,7 +224,11 @@ RN_EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv_channel)
 	return 0;
 }
 
-/* A CQ of the channel with an event not taken yet: take it. Round robin. */
+/*
+ * What a token stands for: a CQ of the channel with an event not taken yet, round robin.  When there is
+ * none the token was one too many; but somebody may have seen the descriptor readable, and would
+ * now wait for the next: so any CQ is named, whose owner looks in vain, as after any late event.
+ */
 static struct rn_cq *channel_take(struct rn_channel *channel)
 {
 	struct rn_cq *found = NULL;
@@ -233,15 +237,19 @@ static struct rn_cq *channel_take(struct rn_channel *channel)
 	for (struct rn_list *at = channel->cqs.next; at != &channel->cqs; at = at->next) {
 		struct rn_cq *cq = container_of(at, struct rn_cq, channel_link);
 
-		if (atomic_load(&cq->block->events) != cq->events_taken) {
-			cq->is_waiting = false;
-			cq->events_taken++;
-			cq->events_reported++;
-			rn_list_del(at);
-			rn_list_add(&channel->cqs, at);
-			found = cq;
-			break;
-		}
+		if (atomic_load(&cq->block->events) == cq->events_taken)
+			continue;
+		cq->is_waiting = false;
+		cq->events_taken++;
+		found = cq;
+		break;
+	}
+	if (!found && !rn_list_empty(&channel->cqs))
+		found = container_of(channel->cqs.next, struct rn_cq, channel_link);
+	if (found) {
+		found->events_reported++;
+		rn_list_del(&found->channel_link);
+		rn_list_add(&channel->cqs, &found->channel_link);
 	}
 	rn_unlock(&channel->lock);
 	return found;
@@ -261,7 +269,7 @@ RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_
 		if (read(ibv_channel->fd, &token, sizeof(token)) < 0)
 			return -1;
 		cq = channel_take(channel);
-	} while (!cq); /* a token of a CQ that is gone */
+	} while (!cq); /* a token of the last CQ, which is gone */
 	*ibv_cq = &cq->cq;
 	*cq_context = cq->cq.cq_context;
 	return 0;
