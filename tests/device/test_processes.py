@@ -22,7 +22,7 @@ def meet(net, pipe_send, pipe_receive, rts=None, **sizes):
     number = pipe_receive()
     side.qp.to_init(access=EVERYTHING)
     side.qp.to_rtr(number, net.gid.gid, sgid_index=net.gid.gid_index, max_dest_rd_atomic=4)
-    side.qp.to_rts(**{"timeout": 14, "retry_cnt": 7, "max_rd_atomic": 4} | (rts or {}))
+    side.qp.to_rts(**{"timeout": 18, "retry_cnt": 7, "max_rd_atomic": 4} | (rts or {}))
     return side
 
 
