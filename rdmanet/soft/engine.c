@@ -522,9 +522,11 @@ static void run_timers(void)
 
 void rn_timer_set(struct rn_timer *timer, uint64_t delay_ns)
 {
-	uint64_t now_ns = rn_now_ns();
+	uint64_t now_ns;
 
 	pthread_mutex_lock(&engine.lock);
+	/* Inside: read earlier, the timerfd could look armed that has fired and been seen to meanwhile. */
+	now_ns = rn_now_ns();
 	if (timer->is_set)
 		take_out(timer);
 	timer->due_ns = now_ns + delay_ns < now_ns ? UINT64_MAX : now_ns + (delay_ns ? delay_ns : 1);
