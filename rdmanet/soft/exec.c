@@ -133,10 +133,31 @@ static bool read_block(struct rn_view *view, const struct rn_qp_block *block)
 	return true;
 }
 
+/* The responder's block in its owner's arena, by number; NULL when its process hasn't such a port. */
+static struct rn_qp_block *locate(char *arena, uint32_t qpn)
+{
+	for (uint32_t group = 0; group < RN_PORTS_MAX; group++)
+		if (atomic_load(&rn_arena_head(arena)->ports[group]) == qpn >> 8)
+			return rn_arena_qp(arena, group * 256 + (qpn & 0xff));
+	return NULL;
+}
+
+bool rn_was_abandoned(struct rn_qp *qp)
+{
+	struct rn_peer *peer = qp->peer;
+	struct rn_qp_block *block;
+
+	if (!peer->arena || peer->arena_size < RN_ARENA_SIZE)
+		return true;
+	block = locate(peer->arena, qp->attr.dest_qp_num);
+	return block && is_open(atomic_load(&block->life)) &&
+	       atomic_load(&block->dest_qpn) == qp->ex.qp_base.qp_num;
+}
+
 /* Look for the responder; entered when it is found. */
 static enum rn_wait find(struct rn_qp *qp)
 {
-	uint32_t dest = qp->attr.dest_qp_num, group = 0;
+	uint32_t dest = qp->attr.dest_qp_num;
 	struct rn_view *view = &qp->view;
 	struct rn_qp_block *block;
 	uint64_t life;
@@ -160,10 +181,10 @@ static enum rn_wait find(struct rn_qp *qp)
 	default:
 		return RN_WAIT_PEER;
 	}
-	while (atomic_load(&rn_arena_head(view->arena)->ports[group]) != dest >> 8)
-		if (++group == RN_PORTS_MAX)
-			return RN_WAIT_PEER;
-	block = view->block = rn_arena_qp(view->arena, group * 256 + (dest & 0xff));
+	block = locate(view->arena, dest);
+	if (!block)
+		return RN_WAIT_PEER;
+	view->block = block;
 
 	/* The words of its peer are ours to write only if it takes us for its peer. */
 	life = atomic_load(&block->life);

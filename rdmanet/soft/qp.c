@@ -231,14 +231,19 @@ static void task_ran(struct rn_task *task)
 	rn_qp_progress(container_of(task, struct rn_qp, task));
 }
 
-/* The peer's process has gone. What was on its way will never be acknowledged. */
+/*
+ * The peer's process has gone. What was on its way will never be acknowledged. Without that, an
+ * adapter would notice nothing: so it is when the peer has closed its side in good order, and
+ * a program that is just done may be slower to finish than its peer. But of a peer that was
+ * killed everybody is told at once.
+ */
 static void peer_died(struct rn_qp *qp)
 {
 	atomic_store(&qp->peer_gone, true);
 	rn_lock(&qp->sq_lock);
 	if (qp->sq_executed != qp->sq_posted)
 		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
-	else
+	else if (qp->peer && rn_was_abandoned(qp))
 		rn_qp_fail(qp);
 	rn_unlock(&qp->sq_lock);
 }

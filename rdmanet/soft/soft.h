@@ -482,6 +482,8 @@ enum rn_wait rn_enter(struct rn_qp *qp);
 enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t *moved,
 			enum ibv_wc_status *status, uint32_t *byte_len);
 void rn_leave(struct rn_qp *qp);
+/* The peer's process has ended: killed with its queue pair open, or was that closed before? */
+bool rn_was_abandoned(struct rn_qp *qp);
 /* How long the responder wants us to wait for its next receive. */
 uint64_t rn_rnr_delay_ns(struct rn_qp *qp);
 

@@ -604,6 +604,35 @@ static void test_killed_while_idle(void)
 	expect_live_nothing();
 }
 
+static void serve_and_go(int fd)
+{
+	struct end end;
+
+	end_open(&end, &(struct end_options){0});
+	connect_over(&end, fd);
+	end_close(&end);
+}
+
+/* It has closed in good order: as with an adapter, that is news only to who still wants something. */
+static void test_closed_while_idle(void)
+{
+	struct other other = begin(serve_and_go, &(struct end_options){0});
+
+	CHECK_EQ(post_recv(&a, 5, 0, 64), 0);
+	join(&other);
+	usleep(20000);
+	expect_nothing(a.cq);
+	CHECK_EQ(state_of(a.qp), IBV_QPS_RTS);
+	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
+	for (int i = 0; i < 2; i++) {
+		struct ibv_wc wc = poll_one(a.cq);
+
+		CHECK_EQ(wc.status, wc.wr_id == 1 ? IBV_WC_RETRY_EXC_ERR : IBV_WC_WR_FLUSH_ERR);
+	}
+	end_close(&a);
+	expect_live_nothing();
+}
+
 /* Sends on their way: the first is RETRY_EXC_ERR, at once, not when its long budget ends. */
 static void test_killed_while_waiting(void)
 {
@@ -879,6 +908,7 @@ int main(void)
 	RUN(test_rnr);
 	RUN(test_nobody);
 	RUN(test_killed_while_idle);
+	RUN(test_closed_while_idle);
 	RUN(test_killed_while_waiting);
 	RUN(test_stopped);
 	RUN(test_stopped_before_the_link);
