@@ -446,10 +446,6 @@ cdef class StreamEngine:
             pass
         self.wake()
 
-    def settle(self):
-        """Have failures and drained connections reported by the next pass."""
-        self.wake()
-
     def close(self):
         """Give everything back; the connections must have been released."""
         cdef CQ cq
