@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
 import socket
 from typing import Any, cast
 
 from rdmanet._core import Library
+from rdmanet.errors import DeviceNotFoundError
+
+logger = logging.getLogger("rdmanet")
 
 SockAddr = tuple[str, int] | tuple[str, int, int, int]
 
@@ -45,11 +49,10 @@ async def resolve(
     return list(dict.fromkeys(cast(SockAddr, entry[4]) for entry in found))
 
 
-def libraries_for(address: SockAddr, device: str | None, *, connecting: bool) -> list[Library]:
+def libraries_for(address: SockAddr, device: str | None) -> list[Library]:
     """Which libraries to try, in order: the real one first, but the embedded one for loopback."""
-    required = os.environ.get("RDMANET_REQUIRE")
+    embedded = None if os.environ.get("RDMANET_REQUIRE") == "rdma" else _embedded()
     wanted = device or os.environ.get("RDMANET_DEVICE")
-    embedded = Library.embedded() if required != "rdma" else None
     system = Library.system()
     ip = ipaddress.ip_address(address[0].partition("%")[0])
     if wanted is not None:
@@ -64,8 +67,18 @@ def libraries_for(address: SockAddr, device: str | None, *, connecting: bool) ->
         return [embedded]
     libraries = [library for library in (system if has_real else None, embedded) if library is not None]
     if not libraries:
-        raise OSError(errno.ENODEV, "RDMANET_REQUIRE=rdma is set and there is no RDMA device")
+        raise OSError(
+            errno.ENODEV, "there is no RDMA device that may be used; `python -m rdmanet devices` lists them"
+        )
     return libraries
+
+
+def _embedded() -> Library | None:
+    try:
+        return Library.embedded()
+    except DeviceNotFoundError as exc:
+        logger.warning("only real RDMA devices can be used: %s", exc)
+        return None
 
 
 def _device_names(library: Library) -> list[str]:

@@ -128,7 +128,7 @@ async def create_rdma_connection(
         local = (await resolve(loop, local_addr[0], local_addr[1], family, proto, flags))[0]
     failures: list[Exception] = []
     for address in addresses:
-        for library in libraries_for(address, device, connecting=True):
+        for library in libraries_for(address, device):
             transport = RdmaTransport(await driver_for(loop, library), config, protocol_factory)
             try:
                 await transport._connect(address, local)
@@ -188,7 +188,7 @@ async def start_rdma_server(
     try:
         for name in hosts:
             for address in await resolve(loop, name, port or 0, family, 0, flags):
-                for library in libraries_for(address, device, connecting=False):
+                for library in libraries_for(address, device):
                     try:
                         server._add_listener(await driver_for(loop, library), address)
                     except OSError as exc:
@@ -197,8 +197,11 @@ async def start_rdma_server(
         if not server._listeners:
             raise merged(f"start_rdma_server on {host}:{port}", failures, False)
         for failure in failures:
-            logger.warning(
-                "start_rdma_server: %s (%s)", failure, "; ".join(getattr(failure, "__notes__", ()))
+            # That one library does not own an address which another one listens on is no news.
+            expected = isinstance(failure, OSError) and failure.errno == errno.EADDRNOTAVAIL
+            notes = "; ".join(getattr(failure, "__notes__", ()))
+            logger.log(
+                logging.DEBUG if expected else logging.WARNING, "start_rdma_server: %s (%s)", failure, notes
             )
         if start_serving:
             await server.start_serving()
