@@ -118,14 +118,19 @@ enum rn_fault { RN_FAULT_NONE, RN_FAULT_REQUEST, RN_FAULT_ACCESS, RN_FAULT_LOCAL
  */
 struct rn_cq_block {
 	alignas(128) _Atomic uint64_t summary;
-	_Atomic uint32_t armed; /* enum rn_armed */
+	_Atomic uint32_t armed; /* enum rn_armed in the low bits; above them a count of armings */
 	uint32_t channel;       /* id, or RN_NO_CHANNEL; fixed for life */
 	_Atomic uint64_t dirty[RN_CQ_QPS_MAX / 64];
-	_Atomic uint32_t events; /* pushed to the channel so far; counted before its eventfd is written */
 	alignas(128) char end[];
 };
 
-enum rn_armed { RN_ARMED_NOT, RN_ARMED_SOLICITED, RN_ARMED_NEXT };
+enum rn_armed {
+	RN_ARMED_NOT,
+	RN_ARMED_SOLICITED,
+	RN_ARMED_NEXT,
+	RN_ARMED_SIGNALLED, /* it was, and its token has been written */
+	RN_ARMED_KIND = 3,  /* the bits of these */
+};
 
 enum rn_mr_kind {
 	RN_MR_USER,      /* ordinary memory of its owner: process_vm_*, or its owner's engine */

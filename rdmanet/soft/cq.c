@@ -16,12 +16,14 @@
  * a wake-up is lost.  For the private ring the CQ's lock does the same.  Arming is one-shot and
  * strict: completions that are there already cause no event.
  *
- * An event is counted in the CQ's block, then one token is written to the channel's eventfd (a
- * semaphore); get_cq_event takes a token, then looks which of the channel's CQs has an event that
- * was not taken yet.  A pusher may be killed between taking back the arming and counting, or between
- * counting and writing: then a token, or the whole event, is missing, and nobody else will push one,
- * for the CQ is not armed any more.  So when a process dies the engine makes up for what any CQ
- * that somebody waits for may have lost (rn_cq_recover).  A token too many is an event in vain.
+ * A pusher that finds the CQ armed writes a token to the channel's eventfd (a semaphore), and only
+ * then marks the arming as signalled, so that no other pusher writes one as well; get_cq_event
+ * takes a token, then looks which of the channel's CQs was signalled.  The order matters: a pusher
+ * may be stopped or killed anywhere in between, and if it had taken the arming with it, no
+ * completion of anybody's would wake the owner again.  As it is, its own at worst is announced late,
+ * or by the engine when it is dead (rn_cq_recover).  The price is a token too many now and then, when two
+ * push at once: an event in vain.  And a token may arrive before its mark: then it stands for a
+ * CQ that is armed and has completions.  The count in `armed` keeps a late mark off a later arming.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -151,21 +153,18 @@ void rn_bell_close(void)
 
 bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited)
 {
-	uint32_t armed = atomic_load(&block->armed), channel;
+	uint32_t armed = atomic_load(&block->armed), kind = armed & RN_ARMED_KIND, channel;
 
-	if (likely(armed == RN_ARMED_NOT) || (armed == RN_ARMED_SOLICITED && !solicited))
-		return false;
-	/* One event per arming, however many push at once. */
-	if (!atomic_compare_exchange_strong(&block->armed, &armed, RN_ARMED_NOT))
+	if (likely(kind == RN_ARMED_NOT) || kind == RN_ARMED_SIGNALLED || (kind == RN_ARMED_SOLICITED && !solicited))
 		return false;
 	channel = block->channel;
 	if (channel == RN_NO_CHANNEL)
 		return false;
-	atomic_fetch_add(&block->events, 1);
-	if (peer)
-		rn_peer_signal(peer, channel);
-	else
+	if (!peer)
 		rn_channel_signal(channel);
+	else if (!rn_peer_signal(peer, channel))
+		return true; /* it comes with the descriptor; who has that meanwhile may be faster */
+	atomic_compare_exchange_strong(&block->armed, &armed, armed | RN_ARMED_SIGNALLED);
 	return true;
 }
 
@@ -224,27 +223,65 @@ RN_EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv_channel)
 	return 0;
 }
 
+static uint32_t kind_of(struct rn_cq *cq)
+{
+	return atomic_load(&cq->block->armed) & RN_ARMED_KIND;
+}
+
+/* Is there a completion to poll? With the lock held. */
+static bool has_completions(struct rn_cq *cq)
+{
+	return cq->head != cq->tail || cq->ready || atomic_load(&cq->block->summary);
+}
+
+static bool was_signalled(struct rn_cq *cq)
+{
+	return kind_of(cq) == RN_ARMED_SIGNALLED;
+}
+
+static bool is_owed(struct rn_cq *cq)
+{
+	return cq->events_owed;
+}
+
+static bool is_about_to_be(struct rn_cq *cq)
+{
+	bool is_due;
+
+	rn_lock(&cq->lock);
+	is_due = kind_of(cq) != RN_ARMED_NOT && has_completions(cq);
+	rn_unlock(&cq->lock);
+	return is_due;
+}
+
+static struct rn_cq *channel_find(struct rn_channel *channel, bool (*is_it)(struct rn_cq *))
+{
+	for (struct rn_list *at = channel->cqs.next; at != &channel->cqs; at = at->next) {
+		struct rn_cq *cq = container_of(at, struct rn_cq, channel_link);
+
+		if (is_it(cq))
+			return cq;
+	}
+	return NULL;
+}
+
 /*
- * What a token stands for: a CQ of the channel with an event not taken yet, round robin.  When there is
- * none the token was one too many; but somebody may have seen the descriptor readable, and would
+ * What a token stands for: a CQ of the channel that was signalled, or is about to be, round robin.  When
+ * there is none the token was one too many; but somebody may have seen the descriptor readable, and would
  * now wait for the next: so any CQ is named, whose owner looks in vain, as after any late event.
  */
 static struct rn_cq *channel_take(struct rn_channel *channel)
 {
-	struct rn_cq *found = NULL;
+	struct rn_cq *found;
 
 	rn_lock(&channel->lock);
-	for (struct rn_list *at = channel->cqs.next; at != &channel->cqs; at = at->next) {
-		struct rn_cq *cq = container_of(at, struct rn_cq, channel_link);
-
-		if (atomic_load(&cq->block->events) == cq->events_taken)
-			continue;
-		cq->is_waiting = false;
-		cq->events_taken++;
-		found = cq;
-		break;
-	}
-	if (!found && !rn_list_empty(&channel->cqs))
+	if ((found = channel_find(channel, was_signalled)))
+		atomic_fetch_and(&found->block->armed, ~(uint32_t)RN_ARMED_KIND);
+	else if ((found = channel_find(channel, is_owed)))
+		found->events_owed--;
+	else if ((found = channel_find(channel, is_about_to_be)))
+		atomic_fetch_and(&found->block->armed, ~(uint32_t)RN_ARMED_KIND);
+	else if (!rn_list_empty(&channel->cqs))
 		found = container_of(channel->cqs.next, struct rn_cq, channel_link);
 	if (found) {
 		found->events_reported++;
@@ -285,21 +322,33 @@ RN_EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int events)
 	pthread_mutex_unlock(&cq->mutex);
 }
 
+/* The next arming, even where the last one still stands: its token may have been read before its mark was
+ * made. Asking for any completion outdoes asking for solicited ones, not the other way round. */
+static uint32_t armed_again(uint32_t armed, uint32_t kind)
+{
+	return (armed | RN_ARMED_KIND) + 1 + ((armed & RN_ARMED_KIND) == RN_ARMED_NEXT ? RN_ARMED_NEXT : kind);
+}
+
 int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 {
+	struct rn_channel *channel = (struct rn_channel *)ibv_cq->channel;
+	uint32_t kind = solicited_only ? RN_ARMED_SOLICITED : RN_ARMED_NEXT, before, after;
 	struct rn_cq *cq = rn_cq(ibv_cq);
-	uint32_t armed = RN_ARMED_NOT;
 
 	if (rn_is_foreign(ibv_cq->context))
 		return ENODEV;
+	if (channel)
+		rn_lock(&channel->lock);
 	rn_lock(&cq->lock);
-	cq->is_waiting = true;
-	/* Asking for any completion outdoes asking for solicited ones, not the other way round. */
-	if (solicited_only)
-		atomic_compare_exchange_strong(&cq->block->armed, &armed, RN_ARMED_SOLICITED);
-	else
-		atomic_store(&cq->block->armed, RN_ARMED_NEXT);
+	before = atomic_load(&cq->block->armed);
+	do
+		after = armed_again(before, kind);
+	while (!atomic_compare_exchange_weak(&cq->block->armed, &before, after));
+	if ((before & RN_ARMED_KIND) == RN_ARMED_SIGNALLED)
+		cq->events_owed++;
 	rn_unlock(&cq->lock);
+	if (channel)
+		rn_unlock(&channel->lock);
 	atomic_thread_fence(memory_order_seq_cst);
 	return 0;
 }
@@ -375,9 +424,8 @@ RN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ibv_context, int cqe,
 	pthread_mutex_init(&cq->cq.mutex, NULL);
 	pthread_cond_init(&cq->cq.cond, NULL);
 
-	atomic_store(&cq->block->armed, RN_ARMED_NOT);
+	atomic_fetch_and(&cq->block->armed, ~(uint32_t)RN_ARMED_KIND);
 	cq->block->channel = channel ? ((struct rn_channel *)channel)->id : RN_NO_CHANNEL;
-	cq->events_taken = atomic_load(&cq->block->events);
 
 	pthread_mutex_lock(&context->mutex);
 	rn_list_add(&context->cqs, &cq->link);
@@ -426,6 +474,17 @@ RN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv_cq, int cqe)
 	return 0;
 }
 
+/* Has another CQ of the channel an event that was not taken? */
+static bool has_unread(struct rn_channel *channel)
+{
+	bool has;
+
+	rn_lock(&channel->lock);
+	has = channel_find(channel, was_signalled) || channel_find(channel, is_owed);
+	rn_unlock(&channel->lock);
+	return has;
+}
+
 /* Tokens of events that were pushed and never read. */
 static void drain_tokens(struct rn_channel *channel, uint32_t count)
 {
@@ -457,9 +516,11 @@ RN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv_cq)
 		rn_lock(&channel->lock);
 		rn_list_del(&cq->channel_link);
 		reported = cq->events_reported;
-		unread = atomic_load(&cq->block->events) - cq->events_taken;
+		unread = cq->events_owed + (kind_of(cq) == RN_ARMED_SIGNALLED);
 		rn_unlock(&channel->lock);
 		drain_tokens(channel, unread);
+		if (unread && has_unread(channel))
+			rn_channel_signal(channel->id); /* a late mark may have made us take a token of theirs */
 		pthread_mutex_lock(&rn_world);
 		ibv_cq->channel = NULL; /* nothing to recover any more */
 		pthread_mutex_unlock(&rn_world);
@@ -589,7 +650,7 @@ void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe)
 		cq->overrun = true;
 	}
 	/* Armed under this lock, hence before this push or after it. */
-	if (unlikely(atomic_load_explicit(&cq->block->armed, memory_order_relaxed)) &&
+	if (unlikely(atomic_load_explicit(&cq->block->armed, memory_order_relaxed) & RN_ARMED_KIND) &&
 	    rn_cq_notify(cq->block, NULL, cqe->status != IBV_WC_SUCCESS)) {
 		cqe->qp->count.wakeups++;
 		cqe->qp->count.syscalls++;
@@ -609,28 +670,18 @@ void rn_cq_kick(struct rn_cq *cq, struct rn_qp *qp)
 	rn_unlock(&cq->lock);
 }
 
-static void recover(struct rn_cq *cq)
-{
-	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
-	bool is_lost;
-
-	rn_lock(&channel->lock);
-	rn_lock(&cq->lock);
-	is_lost = cq->is_waiting && atomic_load(&cq->block->armed) == RN_ARMED_NOT;
-	/* Not even counted; if a pusher that lives is about to, the second event does no harm. */
-	if (is_lost && atomic_load(&cq->block->events) == cq->events_taken)
-		atomic_fetch_add(&cq->block->events, 1);
-	rn_unlock(&cq->lock);
-	rn_unlock(&channel->lock);
-	if (is_lost)
-		rn_channel_signal(channel->id);
-}
-
 void rn_cq_recover(void)
 {
-	for (uint32_t i = 0; i < RN_CQS_MAX; i++)
-		if (cqs[i] && cqs[i]->cq.channel)
-			recover(cqs[i]);
+	for (uint32_t i = 0; i < RN_CQS_MAX; i++) {
+		struct rn_cq *cq = cqs[i];
+
+		if (!cq)
+			continue;
+		rn_lock(&cq->lock);
+		if (has_completions(cq))
+			rn_cq_notify(cq->block, NULL, true);
+		rn_unlock(&cq->lock);
+	}
 }
 
 /* --- polling -------------------------------------------------------------------------------------------- */

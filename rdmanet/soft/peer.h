@@ -54,8 +54,8 @@ void rn_peer_put(struct rn_peer *);
  * which it does only when no queue pair can be inside any more. */
 void *rn_peer_segment(struct rn_peer *, uint32_t segment_id, size_t *size);
 
-/* One write to that completion channel's eventfd, now or when its descriptor has come. */
-void rn_peer_signal(struct rn_peer *, uint32_t channel_id);
+/* One write to that completion channel's eventfd: now (true), or one for all when its descriptor has come. */
+bool rn_peer_signal(struct rn_peer *, uint32_t channel_id);
 
 /* --- notices: on the engine thread ----------------------------------------------------------- */
 

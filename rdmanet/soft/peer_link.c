@@ -393,32 +393,35 @@ static struct channel *channel_add(struct process *process, uint32_t id)
 	return &process->channels[process->channel_count++];
 }
 
-void rn_peer_signal(struct rn_peer *rn_peer, uint32_t id)
+bool rn_peer_signal(struct rn_peer *rn_peer, uint32_t id)
 {
 	struct process *process;
 	struct channel *channel;
 	struct message want = rn_message(WANT_CHANNEL, id, 0);
+	bool is_written;
 
 	if (atomic_load(&rn_peer->state) != RN_PEER_READY)
-		return; /* the dead sleep */
+		return false; /* the dead sleep */
 	process = PEER(rn_peer)->process;
 	pthread_mutex_lock(&process->channel_lock);
 	channel = channel_find(process, id);
-	if (channel && channel->fd >= 0)
+	is_written = channel && channel->fd >= 0;
+	if (is_written)
 		channel_write(channel->fd, 1);
 	else if (channel)
-		channel->owed++;
+		channel->owed = 1;
 	pthread_mutex_unlock(&process->channel_lock);
 	if (channel)
-		return;
+		return is_written;
 
 	pthread_mutex_lock(&rn_peers.lock);
 	pthread_mutex_lock(&process->channel_lock);
 	channel = channel_find(process, id);
-	if (channel && channel->fd >= 0) {
+	is_written = channel && channel->fd >= 0;
+	if (is_written) {
 		channel_write(channel->fd, 1);
 	} else if (channel) {
-		channel->owed++;
+		channel->owed = 1;
 	} else if (!process->dead && process->link && (channel = channel_add(process, id))) {
 		channel->owed = 1;
 		if (rn_send(&process->link->source, &process->link->out, &want, NULL, 0, -1))
@@ -426,6 +429,7 @@ void rn_peer_signal(struct rn_peer *rn_peer, uint32_t id)
 	}
 	pthread_mutex_unlock(&process->channel_lock);
 	pthread_mutex_unlock(&rn_peers.lock);
+	return is_written;
 }
 
 int rn_peer_request(struct rn_peer *rn_peer, const void *bytes, size_t length, struct rn_reply *reply)

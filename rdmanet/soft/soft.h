@@ -282,8 +282,7 @@ struct rn_cq {
 	struct rn_qp *attached[RN_CQ_QPS_MAX];
 	uint32_t next_bit;
 
-	uint32_t events_taken;    /* of block->events, by get_cq_event; under the channel's lock */
-	_Atomic bool is_waiting;  /* armed, and no event was taken since */
+	uint32_t events_owed;     /* of earlier armings: signalled, not taken, armed again; under the channel's lock */
 	uint32_t events_reported; /* by get_cq_event; likewise */
 	uint32_t async_reported;
 	unsigned users;
