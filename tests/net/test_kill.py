@@ -175,6 +175,28 @@ async def test_a_stopped_client_of_fifty_disturbs_nobody(net: Net):
     await others.finish()
 
 
+@pytest.mark.limit(60)
+async def test_a_client_stopped_at_any_moment_holds_up_nobody(net: Net):
+    """It may be stopped just when it was to wake the server: others' messages wake it all the same."""
+    chance = random.Random(3)
+    _, port = await net.serve(Checker)
+    bystander, _ = await net.pair(server=Echo)
+    nursery = await worker(net)
+    for _ in range(10):
+        nursery.say(f"go {port}")
+        (pid,) = map(int, await nursery.expect("worker"))
+        for _ in range(20):
+            await asyncio.sleep(chance.random() * 0.002)  # a random moment, not a race to be won
+            os.kill(pid, signal.SIGSTOP)
+            for _ in range(3):
+                # One message at a time, with pauses: the server sleeps in between.
+                bystander.transport.write(b"?")
+                await bystander.until_received(bystander.received + 1)
+                await asyncio.sleep(0.0005)
+            os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGKILL)
+
+
 async def test_a_stopped_client_can_be_aborted_and_closed(net: Net):
     """Freeing a connection does not wait for its stopped peer, nor does serving the next one."""
     accepted: list[Recorder] = []
