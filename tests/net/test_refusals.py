@@ -1,0 +1,115 @@
+"""Connections that cannot be made: in time, with the right error, and nothing left of the attempt."""
+
+import asyncio
+import os
+import resource
+import signal
+
+import pytest
+from harness import HOST, Echo, Net, Recorder
+
+import rdmanet
+
+
+async def test_connect_timeout_to_a_stopped_server(net: Net):
+    """Its port accepts, by its kernel; nobody answers the request."""
+    peer = net.spawn("echo.py")
+    port = await peer.port()
+    peer.send_signal(signal.SIGSTOP)
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match=str(port)):
+            await net.connect(port, connect_timeout=0.05)
+    peer.send_signal(signal.SIGCONT)
+    client = await net.connect(port)
+    client.transport.write(b"awake again")
+    assert await client.until_received(11) == b"awake again"
+
+
+async def test_a_server_that_dies_while_we_connect(net: Net):
+    peer = net.spawn("echo.py")
+    port = await peer.port()
+    peer.send_signal(signal.SIGSTOP)
+    connecting = [asyncio.ensure_future(net.connect(port)) for _ in range(5)]
+    await asyncio.sleep(0)
+    peer.send_signal(signal.SIGKILL)
+    for outcome in await asyncio.gather(*connecting, return_exceptions=True):
+        assert isinstance(outcome, OSError), outcome
+
+
+async def test_a_server_closed_while_clients_connect(net: Net):
+    """Each is either made or refused; none hangs."""
+    for turns in range(8):
+        server, port = await net.serve(Echo)
+        connecting = [asyncio.ensure_future(net.connect(port)) for _ in range(5)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        server.close()
+        for outcome in await asyncio.gather(*connecting, return_exceptions=True):
+            if isinstance(outcome, Recorder):
+                outcome.transport.write(b"made it")
+                await outcome.until(lambda outcome=outcome: outcome.lost or outcome.received == 7)
+                outcome.transport.abort()
+            else:
+                assert isinstance(outcome, OSError), outcome
+        server.abort_clients()
+        await server.wait_closed()
+
+
+async def test_nobody_listens_on_any_address_of_a_name(net: Net):
+    server, port = await net.serve()
+    server.close()
+    with pytest.raises(OSError):
+        await rdmanet.create_rdma_connection(Recorder, "localhost", port)
+    with pytest.raises(ExceptionGroup) as caught:
+        await rdmanet.create_rdma_connection(Recorder, "localhost", port, all_errors=True)
+    assert all(isinstance(error, OSError) for error in caught.value.exceptions)
+
+
+async def test_a_name_that_does_not_resolve(net: Net):
+    with pytest.raises(OSError):
+        await rdmanet.create_rdma_connection(Recorder, "no-such-host.invalid", 1)
+
+
+async def test_out_of_descriptors(net: Net):
+    """Whoever comes then is refused; who is there is served; later all is well."""
+    _, port = await net.serve(Echo)
+    client = await net.connect(port)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    fillers = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, limits[1]))
+        with pytest.raises(OSError):
+            while True:
+                fillers.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(7):
+            os.close(fillers.pop())
+        outcomes = await asyncio.gather(
+            *(net.connect(port, connect_timeout=0.5) for _ in range(20)), return_exceptions=True
+        )
+        assert any(isinstance(outcome, OSError) for outcome in outcomes), outcomes
+        client.transport.write(b"still here")
+        assert await client.until_received(10) == b"still here"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for filler in fillers:
+            os.close(filler)
+    for outcome in outcomes:
+        if isinstance(outcome, Recorder):
+            outcome.transport.abort()
+    again = await net.connect(port)
+    again.transport.write(b"and again")
+    assert await again.until_received(9) == b"and again"
+    while net.complaints:  # the server may have said why it could not accept
+        assert isinstance(net.complaint()["exception"], OSError)
+
+
+async def test_one_port_number_on_two_addresses(net: Net):
+    """One loop is both ends, even of the very same port number on two addresses."""
+    _, port = await net.serve(Echo)
+    server = await rdmanet.start_rdma_server(net.remember(Echo), "::1", port)
+    net.servers.append(server)
+    for host in (HOST, "::1"):
+        _, client = await rdmanet.create_rdma_connection(net.remember(Recorder), host, port)
+        client.transport.write(host.encode())
+        await client.until_received(len(host))
