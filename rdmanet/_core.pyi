@@ -30,6 +30,9 @@ _Address = tuple[str, int] | tuple[str, int, int, int]
 def live_objects() -> dict[str, int]:
     """How many C objects this process holds, by kind."""
 
+def process_id() -> int:
+    """What os.getpid() says, without a system call: a fork handler keeps it right."""
+
 class Library:
     """A verbs library: the embedded device's, or the system's rdma-core."""
 

@@ -18,14 +18,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import select
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from rdmanet._core import CMID, CMEvent, CMEventChannel, CMEventType, Context, Library, StreamEngine
+from rdmanet._core import (
+    CMID,
+    CMEvent,
+    CMEventChannel,
+    CMEventType,
+    Context,
+    Library,
+    StreamEngine,
+    process_id,
+)
 
 logger = logging.getLogger("rdmanet")
 
@@ -72,7 +80,7 @@ class Driver:
         self.loop = loop
         self.library = library
         self.closed = True  # until there is something to close
-        self.pid = os.getpid()
+        self.pid = process_id()
         self.engines: dict[Context, StreamEngine] = {}
         self.transports: set[Tenant] = set()
         self.servers: set[Tenant] = set()
@@ -94,7 +102,7 @@ class Driver:
     @property
     def foreign(self) -> bool:
         """Whether this is a forked child, and we are its parent's."""
-        return self.pid != os.getpid()
+        return self.pid != process_id()
 
     async def tie_to_loop(self) -> None:
         """End when the loop ends its asynchronous generators."""

@@ -127,6 +127,11 @@ cdef Library _open_library(str name, str verbs_path, str cm_path):
     return library
 
 
+def process_id():
+    """What os.getpid() says, without a system call: a fork handler keeps it right."""
+    return verbs.rn_pid
+
+
 # ---- What every owner of a C object has ---------------------------------------------------------
 
 cdef enum Kind:
