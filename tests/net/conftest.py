@@ -1,4 +1,5 @@
-"""Stream tests run on asyncio's loop and on uvloop; each gets a Net that ends what it began.
+"""Stream tests run on asyncio's loop, in debug mode, and on uvloop, without; each gets a Net that
+ends what it began. (Peers in other processes run on asyncio's loop without debug mode.)
 
 Every coroutine test has a time limit (`@pytest.mark.limit(seconds)` moves it): a transport that
 loses a wake-up shows as TimeoutError with the place where the test waited.
@@ -68,6 +69,7 @@ async def net() -> AsyncIterator["Net"]:
     from harness import Net
 
     net = Net()
+    net.loop.set_debug(isinstance(net.loop, asyncio.SelectorEventLoop))
     try:
         yield net
     finally:
