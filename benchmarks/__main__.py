@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,8 @@ class Process:
 
     def stop(self) -> None:
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # a command that a dead worker did not read
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
