@@ -13,7 +13,9 @@
  *
  * On-demand memory (IBV_ACCESS_ON_DEMAND; with addr NULL and length SIZE_MAX the whole address
  * space) may have holes.  rn_mr_probe() asks the kernel to bring a range in, which fails
- * where a fault would have killed us.
+ * where a fault would have killed us.  That costs some 200 ns a page, more than the copy itself. So a
+ * program that knows what it posts (memory that it holds a reference to) may vouch for it: with the
+ * access flag rdmanet_soft_access_vouched the whole address space is taken at its word.
  *
  * Deregistration invalidates the key, then waits for everybody who may have looked it up before:
  * our own posters hold their send lock meanwhile, peers their QP's busy word (see arena.h).
@@ -42,6 +44,9 @@ enum {
 };
 
 alignas(PAGE) struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
+
+/* In the range of flags that a device which doesn't know them ignores (IBV_ACCESS_OPTIONAL_RANGE). */
+RN_EXPORT const uint32_t rdmanet_soft_access_vouched = 1u << 29;
 
 /* Guards the segments and the handing out of keys. Innermost: nothing is locked inside it. */
 static pthread_mutex_t mr_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -317,6 +322,8 @@ static struct ibv_mr *reg_user(struct ibv_pd *pd, void *addr, size_t length, uin
 		/* The whole address space: for our own work requests only. */
 		if (!(access & IBV_ACCESS_ON_DEMAND) || access & ACCESS_REMOTE || iova)
 			return refuse(EINVAL);
+		if (access & rdmanet_soft_access_vouched)
+			entry.kind = RN_MR_USER;
 		return publish(pd, addr, &entry, NULL);
 	}
 	if (!length || (uintptr_t)addr + length < (uintptr_t)addr || iova + length < iova)
