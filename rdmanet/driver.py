@@ -82,6 +82,7 @@ class Driver:
         self.closed = True  # until there is something to close
         self.pid = process_id()
         self.engines: dict[Context, StreamEngine] = {}
+        self._engine_row: tuple[StreamEngine, ...] = ()  # the same, ready to be gone through
         self.transports: set[Tenant] = set()
         self.servers: set[Tenant] = set()
         self._handlers: dict[CMID, CMHandler] = {}
@@ -123,6 +124,7 @@ class Driver:
         engine = self.engines.get(context)
         if engine is None:
             engine = self.engines[context] = StreamEngine(self.loop, context, busy_poll)
+            self._engine_row = tuple(self.engines.values())
             self._epoll.register(engine.channel.fd, select.EPOLLIN)
         elif busy_poll is not None:
             engine.set_busy_poll(busy_poll)
@@ -147,19 +149,17 @@ class Driver:
 
     def _readable(self) -> None:
         """The loop's one reader: completions first, they are the frequent and urgent ones."""
-        if self.foreign:
-            # A forked child runs its parent's loop. Nothing here is ours, and not even the reader may be
-            # removed: the epoll instance under the loop is the parent's too.
-            return
         self._wakes += 1
         found = False
-        for engine in list(self.engines.values()):
-            found = bool(engine.channel_ready()) or found
+        for engine in self._engine_row:
+            found = engine.channel_ready() or found
         if not found or self._wakes % self._FAIRNESS == 0:
             self._cm_events()
 
     def _cm_events(self) -> None:
-        while not self.closed:
+        # A forked child may run its parent's loop. Nothing here is the child's, and not even the reader
+        # may be removed: the epoll instance under the loop is the parent's too.
+        while not self.closed and not self.foreign:
             event = self.cm.get_event()
             if event is None:
                 return
@@ -200,6 +200,7 @@ class Driver:
         for engine in self.engines.values():
             engine.close()
         self.engines.clear()
+        self._engine_row = ()
         self.cm.close()
         self._epoll.close()
 

@@ -238,8 +238,12 @@ cdef class StreamEngine:
     def channel_ready(self):
         """The completion channel is readable: take its events, then look. Returns whether there were any."""
         cdef CQ cq
-        cdef int events = 0
-        while (cq := self.channel.get_cq_event()) is not None:
+        cdef Py_ssize_t events = 0
+        if self.pid != verbs.rn_pid:
+            return False
+        # One event a queue is all that one arming gives. Should there be more, the descriptor stays
+        # readable; asking until there is none would cost a system call at each wake-up.
+        while events < max(1, len(self.cqs)) and (cq := self.channel.get_cq_event()) is not None:
             events += 1
             if cq.unacked >= ACK_BATCH:
                 cq.ack_rest()
