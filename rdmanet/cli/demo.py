@@ -60,9 +60,20 @@ def run(args: argparse.Namespace) -> int:
                 with asyncio.Runner(loop_factory=factory) as runner:
                     runner.run(_client(server, path, loop_name))
     except (DemoError, OSError, TimeoutError) as exc:
+        if _interrupted(exc):
+            raise KeyboardInterrupt from exc
         print(f"demo: {exc or type(exc).__name__}", file=sys.stderr)
         return 1
     return 0
+
+
+def _interrupted(exc: BaseException | None) -> bool:
+    """Whether an error only came while we gave up for Ctrl-C, which cancels the runner's task."""
+    while exc is not None:
+        if isinstance(exc, (asyncio.CancelledError, KeyboardInterrupt)):
+            return True
+        exc = exc.__context__
+    return False
 
 
 def _on(cpu: int | None) -> str:
