@@ -59,9 +59,11 @@ def run(args: argparse.Namespace) -> int:
                 )
                 with asyncio.Runner(loop_factory=factory) as runner:
                     runner.run(_client(server, path, loop_name))
-    except (DemoError, OSError, TimeoutError) as exc:
+    except (Exception, asyncio.CancelledError) as exc:
         if _interrupted(exc):
             raise KeyboardInterrupt from exc
+        if not isinstance(exc, (DemoError, OSError)):
+            raise
         print(f"demo: {exc or type(exc).__name__}", file=sys.stderr)
         return 1
     return 0
