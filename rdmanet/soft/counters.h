@@ -12,9 +12,6 @@
 
 #include <stdint.h>
 
-struct ibv_context;
-struct ibv_qp;
-
 struct rn_counters {
 	uint64_t send_wrs;
 	uint64_t recv_wrs;
@@ -35,12 +32,6 @@ struct rn_live {
 	uint32_t contexts, pds, mrs, channels, cqs, qps;
 	uint32_t fds, mappings, peers, links, quarantined;
 };
-
-/* Exported; 0 or errno. */
-int rdmanet_soft_counters(struct ibv_context *context, struct rn_counters *counters);
-int rdmanet_soft_qp_counters(struct ibv_qp *qp, struct rn_counters *counters);
-void rdmanet_soft_live(struct rn_live *live);
-uint32_t rdmanet_soft_quarantined(void);
 
 void rn_counters_add(struct rn_counters *sum, const struct rn_counters *more);
 

@@ -52,8 +52,8 @@
 #include "verbs.h"
 
 #include "arena.h"
-#include "counters.h"
 #include "engine.h"
+#include "extras.h"
 #include "peer.h"
 
 #define RN_EXPORT __attribute__((visibility("default")))

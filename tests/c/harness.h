@@ -25,7 +25,7 @@
 
 #include "verbs.h"
 
-#include "counters.h"
+#include "extras.h"
 
 #define CHECK(condition)                                                                                            \
 	do {                                                                                                        \

@@ -830,6 +830,41 @@ static void test_whole_address_space(void)
 	free(malloced);
 }
 
+static void test_vouched_address_space(void)
+{
+	struct ibv_send_wr wr = {.wr_id = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_mr *own, *tried, *vouched;
+	char *malloced = malloc(100000);
+	struct rn_counters count;
+
+	open_pair();
+	tried = ibv_reg_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND);
+	vouched = ibv_reg_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | (int)rdmanet_soft_access_vouched);
+	CHECK(tried);
+	CHECK(vouched);
+	/* Not for peers either. */
+	CHECK(!ibv_reg_mr(a.pd, NULL, SIZE_MAX,
+			  IBV_ACCESS_ON_DEMAND | IBV_ACCESS_REMOTE_READ | (int)rdmanet_soft_access_vouched));
+	own = a.mr;
+	memset(malloced, 'v', 100000);
+	for (int tries = 0; tries < 2; tries++) {
+		a.mr = tries ? tried : vouched;
+		memset(b.buffer, 0, 100000);
+		CHECK_EQ(post_recv(&b, 1, 0, 100000), 0);
+		CHECK_EQ(post(&a, wr, malloced - a.buffer, 100000), 0);
+		expect(a.cq, 1, IBV_WC_SUCCESS);
+		expect(b.cq, 1, IBV_WC_SUCCESS);
+		CHECK(!memcmp(b.buffer, malloced, 100000));
+		CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+		CHECK_EQ(count.syscalls, (uint64_t)tries); /* the one that tried the range first */
+	}
+	a.mr = own;
+	CHECK_EQ(ibv_dereg_mr(tried), 0);
+	CHECK_EQ(ibv_dereg_mr(vouched), 0);
+	close_pair();
+	free(malloced);
+}
+
 static void test_counters(void)
 {
 	struct rn_counters count, qp;
@@ -936,6 +971,7 @@ int main(void)
 	RUN(test_flush_order);
 	RUN(test_registration);
 	RUN(test_whole_address_space);
+	RUN(test_vouched_address_space);
 	RUN(test_counters);
 	RUN(test_close_with_children);
 	RUN(test_many_objects);

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the embedded device exports beyond the verbs ABI.
+ *
+ * Found by dlsym, by our own core and by tests; a program that doesn't know of it misses nothing.
+ * An exported struct only ever grows, at its end.
+ */
+#ifndef RDMANET_SOFT_EXTRAS_H
+#define RDMANET_SOFT_EXTRAS_H
+
+#include "counters.h"
+
+struct ibv_context;
+struct ibv_qp;
+
+/* What a context, or one of its queue pairs, has done so far. 0 or errno. */
+int rdmanet_soft_counters(struct ibv_context *context, struct rn_counters *counters);
+int rdmanet_soft_qp_counters(struct ibv_qp *qp, struct rn_counters *counters);
+
+/* What this process holds now; and how much of it is put aside for peers that are stopped. */
+void rdmanet_soft_live(struct rn_live *live);
+uint32_t rdmanet_soft_quarantined(void);
+
+/* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
+ * posts, so none is tried first. See mr.c. */
+extern const uint32_t rdmanet_soft_access_vouched;
+
+#endif
