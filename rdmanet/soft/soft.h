@@ -317,7 +317,7 @@ void rn_bell_close(void);
 void rn_cq_forked(void);
 void rn_cq_destroy_all(struct rn_context *context);
 
-/* --- queue pairs (qp.c) ------------------------------------------------------------------------- */
+/* --- queue pairs (qp.c, qp_modify.c) ------------------------------------------------------------------------- */
 
 /* The responder as this requester sees it: what was read from its block when it was found, checked. */
 struct rn_view {
@@ -446,6 +446,12 @@ static inline bool rn_rq_is_done(const struct rn_qp *qp, uint32_t index)
 extern struct rn_qp *rn_qps[RN_QPS_MAX];
 extern uint32_t rn_qps_end; /* none at this index or above */
 
+/* Is this a transition, with these attributes? qp_table.c */
+bool rn_qp_may_move(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
+/* Tell everybody who wants in what state the queue pair is in. */
+void rn_qp_life_store(struct rn_qp *qp, enum ibv_qp_state state);
+/* Silently back to nothing. Without locks; 0 or errno. */
+int rn_qp_reset(struct rn_qp *qp);
 /* To ERR, as after a fatal completion: both queues are flushed. With sq_lock held. */
 void rn_qp_fail(struct rn_qp *qp);
 /* What peers have left for us (faults, first packet). On the engine, or whenever somebody looks. */
