@@ -1,0 +1,97 @@
+"""run a program of anybody's on the embedded device
+
+PROGRAM finds the embedded device where it looks for libibverbs.so.1 and librdmacm.so.1, linked or dlopened, and
+so do the programs that it starts. It takes this process's place: signals, descriptors and the exit status are
+its own.
+
+Nothing has to be cleaned up after it. The library path leads to a directory with two symbolic links to the
+device, one for each of the names; it lies in the user's cache, and serves every later run. A program that
+changes user (set-user-ID) ignores the library path, as the loader wants it.
+"""
+
+import argparse
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+NAMES = ("libibverbs.so.1", "librdmacm.so.1")
+
+# Programs written for adapters take an event for what was completed before they armed the queue: mlx5 gives
+# one, the standard doesn't, and the device is strict unless it is told otherwise.
+DEFAULTS = {"RDMANET_SOFT_ARM": "lenient"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "python -m rdmanet soft-run [--show-path] -- PROGRAM [ARGUMENT ...]"
+    parser.add_argument(
+        "--show-path",
+        action="store_true",
+        help="print the library directory, for an LD_LIBRARY_PATH of your own",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM ARGUMENTS", help="what to run")
+
+
+def run(args: argparse.Namespace) -> int:
+    from rdmanet import _core
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command and not args.show_path:
+        print(
+            "soft-run: which program? For example: python -m rdmanet soft-run -- ibv_devinfo", file=sys.stderr
+        )
+        return 2
+    try:
+        directory = library_directory(Path(_core.Library.embedded().path))
+    except OSError as exc:
+        print(f"soft-run: {exc}", file=sys.stderr)
+        return 1
+    if args.show_path:
+        print(directory)
+        return 0
+    try:
+        os.execvpe(command[0], command, environment(directory))
+    except OSError as exc:
+        print(f"soft-run: {command[0]}: {exc.strerror}", file=sys.stderr)
+        return 127 if isinstance(exc, FileNotFoundError) else 126
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """What PROGRAM sees: ours, with the directory first on the library path, and defaults that don't overrule."""
+    inherited = os.environ.get("LD_LIBRARY_PATH")
+    path = f"{directory}:{inherited}" if inherited else str(directory)
+    return DEFAULTS | os.environ | {"LD_LIBRARY_PATH": path}
+
+
+def library_directory(library: Path) -> Path:
+    """The directory with the links to this library, made if it isn't there.
+
+    :raises OSError: there is no place for it
+    """
+    library = library.resolve()
+    name = f"rdmanet-soft-run-{hashlib.sha256(bytes(library)).hexdigest()[:16]}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    try:
+        return _fill(cache / name, library)
+    except OSError:  # no home, or one that can't be written to
+        return _fill(Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}", library)
+
+
+def _fill(directory: Path, library: Path) -> Path:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = directory.lstat()
+    # Whoever can put a library there runs code in our name.
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise PermissionError(f"{directory} is not this user's alone")
+    for name in NAMES:
+        link = directory / name
+        if link.is_symlink() and link.readlink() == library:
+            continue
+        # Renamed into place: another run may be doing the same, or loading from here.
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            made = Path(scratch) / name
+            made.symlink_to(library)
+            made.replace(link)
+    return directory

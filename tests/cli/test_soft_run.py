@@ -1,0 +1,125 @@
+"""soft-run: the program takes the command's place, finds the device under both names, and leaves nothing."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Opens both libraries as a stranger would, and says what it found: the device, and whether both are one.
+STRANGER = """
+import ctypes
+verbs, cm = ctypes.CDLL("libibverbs.so.1"), ctypes.CDLL("librdmacm.so.1")
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+verbs.ibv_get_device_name.argtypes, verbs.ibv_get_device_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+count = ctypes.c_int()
+devices = verbs.ibv_get_device_list(ctypes.byref(count))
+print(count.value, verbs.ibv_get_device_name(devices[0]).decode(), verbs._handle == cm._handle)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An environment with a cache of its own, and no library path."""
+    inherited = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    return inherited | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def start(environment, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "rdmanet", "soft-run", *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def soft_run(environment, *arguments):
+    with start(environment, *arguments) as process:
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_finds_the_device_under_both_names(environment):
+    assert soft_run(environment, "--", sys.executable, "-c", STRANGER) == (0, "1 soft0 True\n", "")
+
+
+def test_serves_programs_started_by_the_program(environment):
+    again = f"{sys.executable} -c '{STRANGER}'"
+    assert soft_run(environment, "--", "sh", "-c", again) == (0, "1 soft0 True\n", "")
+
+
+def test_is_the_program(environment):
+    """The process is PROGRAM's: its number, its arguments, its exit status, its signals."""
+    with start(environment, "--", "sh", "-c", 'echo $$ "$@"; exit 7', "sh", "--", "a b", "-h") as process:
+        out, _ = process.communicate(timeout=60)
+    assert (out, process.returncode) == (f"{process.pid} -- a b -h\n", 7)
+    with start(environment, "--", "sh", "-c", "kill -TERM $$") as process:
+        process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_keeps_a_library_path_and_the_users_choices(environment):
+    show = ["--", "sh", "-c", 'echo "$LD_LIBRARY_PATH" "$RDMANET_SOFT_ARM"']
+    _, directory, _ = soft_run(environment, "--show-path")
+    assert soft_run(environment, *show)[1] == f"{directory.strip()} lenient\n"
+    environment |= {"LD_LIBRARY_PATH": "/some/where", "RDMANET_SOFT_ARM": "strict"}
+    assert soft_run(environment, *show)[1] == f"{directory.strip()}:/some/where strict\n"
+
+
+def test_says_what_is_wrong(environment, tmp_path):
+    assert soft_run(environment)[0] == 2
+    assert soft_run(environment, "--", "/nonexistent/program")[::2] == (
+        127,
+        "soft-run: /nonexistent/program: No such file or directory\n",
+    )
+    (tmp_path / "text").write_text("no program")
+    assert soft_run(environment, "--", tmp_path / "text")[0] == 126
+
+
+def test_leaves_one_directory_for_all_runs(environment, tmp_path):
+    for _ in range(2):
+        status, directory, _ = soft_run(environment, "--show-path")
+        assert status == 0
+    [made] = (tmp_path / "cache").iterdir()
+    assert str(made) == directory.strip()
+    assert sorted(link.name for link in made.iterdir()) == ["libibverbs.so.1", "librdmacm.so.1"]
+    assert made.stat().st_mode & 0o777 == 0o700
+
+
+def test_repairs_a_link_that_leads_elsewhere(environment, tmp_path):
+    _, directory, _ = soft_run(environment, "--show-path")
+    link = Path(directory.strip()) / "libibverbs.so.1"
+    link.unlink()
+    link.symlink_to("/nonexistent")
+    assert soft_run(environment, "--", sys.executable, "-c", STRANGER)[1] == "1 soft0 True\n"
+
+
+def test_trusts_no_directory_that_others_can_write_to(environment, tmp_path):
+    _, directory, _ = soft_run(environment, "--show-path")
+    Path(directory.strip()).chmod(0o777)
+    environment["TMPDIR"] = str(tmp_path)
+    status, elsewhere, _ = soft_run(environment, "--show-path")
+    assert status == 0
+    assert Path(elsewhere.strip()).parent == tmp_path
+    Path(elsewhere.strip()).chmod(0o777)
+    status, _, err = soft_run(environment, "--show-path")
+    assert status == 1
+    assert "not this user's alone" in err
+
+
+@pytest.mark.parametrize("program", ["ibv_devices", "ibv_devinfo", "ib_write_bw"])
+def test_distributions_programs_load(environment, program):
+    """Linked to bind everything at start: one symbol missing and they don't."""
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+    arguments = ["--version"] if program == "ib_write_bw" else []
+    status, out, err = soft_run(environment, "--", program, *arguments)
+    assert "symbol" not in err
+    assert "soft0" in out or out.startswith("Version"), status
