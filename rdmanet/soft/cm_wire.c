@@ -120,10 +120,6 @@ static unsigned unheard; /* wires that are ACCEPTED; both under rn_cm_lock */
 static _Atomic unsigned long dropped;
 
 /* Settings, in milliseconds; read once. */
-static uint64_t silence_ms = 5000;   /* RDMANET_SOFT_SILENCE: from accept to REQ */
-static uint64_t response_ms = 60000; /* RDMANET_SOFT_CM_TIMEOUT: for TCP's connection, REP, RTU */
-static uint64_t timewait_ms;         /* RDMANET_SOFT_TIMEWAIT: 0, no TIMEWAIT_EXIT events */
-static bool padded = true;           /* RDMANET_SOFT_PADDED: private data in full fields, as on InfiniBand */
 
 enum rn_wire_phase rn_wire_phase(const struct rn_wire *wire)
 {
@@ -181,7 +177,7 @@ static void finish(struct rn_wire *wire)
 	wire->over = true;
 	if (!wire->id)
 		return;
-	if (timewait_ms && wire->told && wire->phase != RN_WIRE_TIMEWAIT) {
+	if (rn_settings.timewait_ms && wire->told && wire->phase != RN_WIRE_TIMEWAIT) {
 		wire->phase = RN_WIRE_TIMEWAIT;
 		return;
 	}
@@ -210,7 +206,7 @@ static void sweep(struct rn_wire *wire)
 
 	close_socket(wire);
 	if (waits) {
-		set_timer_ms(wire, timewait_ms);
+		set_timer_ms(wire, rn_settings.timewait_ms);
 		return;
 	}
 	rn_timer_cancel(&wire->timer);
@@ -247,10 +243,7 @@ static void forget_in_child(void)
 
 void rn_wire_start(void)
 {
-	silence_ms = rn_setting("RDMANET_SOFT_SILENCE", silence_ms);
-	response_ms = rn_setting("RDMANET_SOFT_CM_TIMEOUT", response_ms);
-	timewait_ms = rn_setting("RDMANET_SOFT_TIMEWAIT", timewait_ms);
-	padded = rn_setting("RDMANET_SOFT_PADDED", padded);
+	rn_settings_need();
 	rn_at_engine_stop(stop_all);
 	rn_at_fork_child(forget_in_child);
 }
@@ -326,7 +319,7 @@ void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param)
 		memcpy(rep.private_data, param->private_data, param->private_length);
 	append(wire, REP, &rep);
 	wire->phase = RN_WIRE_REP_SENT;
-	set_timer_ms(wire, response_ms);
+	set_timer_ms(wire, rn_settings.cm_timeout_ms);
 	rn_task_post(&wire->task);
 }
 
@@ -436,7 +429,7 @@ static void tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int 
 	memset(&event->event.param, 0, sizeof event->event.param);
 	if (rej)
 		rn_cm_event_private(event, rej->private_data, rej->private_length,
-				    padded ? sizeof rej->private_data : rej->private_length);
+				    rn_settings.padded ? sizeof rej->private_data : rej->private_length);
 }
 
 /* Nothing more will come. error: of the socket, or 0 for EOF and death. */
@@ -586,7 +579,7 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 	event->event.listen_id = &listener->id;
 	param = &event->event.param.conn;
 	rn_cm_event_private(event, req->private_data, req->private_length,
-			    padded ? sizeof req->private_data : req->private_length);
+			    rn_settings.padded ? sizeof req->private_data : req->private_length);
 	param->responder_resources = id->terms.responder_resources;
 	param->initiator_depth = id->terms.initiator_depth;
 	param->flow_control = req->flow_control;
@@ -622,7 +615,7 @@ static void on_rep(struct rn_wire *wire, const struct rep *rep)
 		return;
 	}
 	rn_cm_event_private(event, rep->private_data, rep->private_length,
-			    padded ? sizeof rep->private_data : rep->private_length);
+			    rn_settings.padded ? sizeof rep->private_data : rep->private_length);
 	param = &event->event.param.conn;
 	param->responder_resources = terms->responder_resources;
 	param->initiator_depth = terms->initiator_depth;
@@ -860,7 +853,7 @@ static void start_connecting(struct rn_wire *wire)
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	if (wire->tos_set && dst->sa_family == AF_INET)
 		setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
-	set_timer_ms(wire, response_ms);
+	set_timer_ms(wire, rn_settings.cm_timeout_ms);
 	if (!connect(fd, dst, rn_cm_address_length(dst)))
 		connected(wire);
 	else if (errno == EINPROGRESS)
@@ -963,7 +956,7 @@ static bool accept_one(struct rn_cm_id *listener)
 		rn_fd_close(fd);
 		return true;
 	}
-	set_timer_ms(wire, silence_ms);
+	set_timer_ms(wire, rn_settings.silence_ms);
 	receive(wire); /* the request is mostly there already */
 	flush(wire);
 	sweep(wire);

@@ -17,15 +17,3 @@ void rn_log(const char *format, ...)
 	va_end(arguments);
 	fprintf(stderr, "rdmanet soft0: %s\n", line);
 }
-
-unsigned long rn_setting(const char *name, unsigned long otherwise)
-{
-	const char *text = getenv(name);
-	char *end;
-	unsigned long value;
-
-	if (!text || !*text)
-		return otherwise;
-	value = strtoul(text, &end, 10);
-	return *end ? otherwise : value;
-}

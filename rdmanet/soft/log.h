@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the environment says to the device, and what the device says to whoever debugs it. */
+/* What the device says to whoever debugs it. */
 #ifndef RDMANET_SOFT_LOG_H
 #define RDMANET_SOFT_LOG_H
 
 /* With RDMANET_SOFT_LOG set, one line to stderr. */
 void rn_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* A whole number from the environment; otherwise, when it isn't there or isn't one. */
-unsigned long rn_setting(const char *name, unsigned long otherwise);
 
 #endif

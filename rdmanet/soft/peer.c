@@ -26,7 +26,7 @@ static void forget_in_child(void);
 
 static void start_once(void)
 {
-	rn_peer_silence_ms = rn_setting("RDMANET_SOFT_SILENCE", rn_peer_silence_ms);
+	rn_settings_need();
 	rn_at_engine_stop(stop_all);
 	rn_at_fork_child(forget_in_child);
 }

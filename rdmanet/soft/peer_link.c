@@ -70,7 +70,7 @@ int rn_link_start(struct peer *peer)
 	}
 	peer->link = link;
 	rn_peers.links++;
-	rn_timer_set_ms(&link->timer, rc ? RETRY_MS : rn_peer_silence_ms);
+	rn_timer_set_ms(&link->timer, rc ? RETRY_MS : rn_settings.silence_ms);
 	return 0;
 }
 
@@ -81,10 +81,10 @@ static void link_timer(struct rn_timer *timer)
 
 	pthread_mutex_lock(&rn_peers.lock);
 	if (!link->process) {
-		if (!link->source.slot && rn_now_ns() - link->began_ns < rn_peer_silence_ms * 1000000u)
+		if (!link->source.slot && rn_now_ns() - link->began_ns < rn_settings.silence_ms * 1000000u)
 			rc = link_connect(link);
 		if (!rc)
-			rn_timer_set_ms(&link->timer, rn_peer_silence_ms);
+			rn_timer_set_ms(&link->timer, rn_settings.silence_ms);
 		else if (rc == -EAGAIN)
 			rn_timer_set_ms(&link->timer, RETRY_MS);
 		else

@@ -210,7 +210,7 @@ static void served_silent(struct rn_timer *timer)
 
 	pthread_mutex_lock(&rn_peers.lock);
 	if (!served->process) {
-		rn_log("a socket on one of our ports said nothing for %llu ms: closed", (unsigned long long)rn_peer_silence_ms);
+		rn_log("a socket on one of our ports said nothing for %llu ms: closed", (unsigned long long)rn_settings.silence_ms);
 		rn_served_close(served);
 	}
 	pthread_mutex_unlock(&rn_peers.lock);
@@ -242,7 +242,7 @@ void rn_served_new(int fd)
 	if (rn_source_add(&served->source, EPOLLIN))
 		rn_served_close(served);
 	else
-		rn_timer_set_ms(&served->timer, rn_peer_silence_ms);
+		rn_timer_set_ms(&served->timer, rn_settings.silence_ms);
 out:
 	pthread_mutex_unlock(&rn_peers.lock);
 }

@@ -19,7 +19,6 @@
 
 enum { FDS_MAX = 4 }; /* room for more than there should be: so that they can be closed */
 
-uint64_t rn_peer_silence_ms = 5000; /* RDMANET_SOFT_SILENCE */
 
 const char *const rn_refusal_names[REFUSALS] = {
 	[REFUSED_USER] = "another user",

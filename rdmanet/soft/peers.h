@@ -39,6 +39,7 @@
 
 #include "engine.h"
 #include "log.h"
+#include "settings.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -213,8 +214,6 @@ static inline void rn_timer_set_ms(struct rn_timer *timer, uint64_t ms)
 /* All of what follows: with rn_peers.lock held. */
 
 /* --- peer_wire.c -------------------------------------------------------------------------------- */
-
-extern uint64_t rn_peer_silence_ms; /* until a socket must have introduced itself */
 
 const struct identity *rn_self(void);
 /* 0, or why not. */

@@ -55,6 +55,7 @@
 #include "engine.h"
 #include "extras.h"
 #include "peer.h"
+#include "settings.h"
 
 #define RN_EXPORT __attribute__((visibility("default")))
 #define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
@@ -137,13 +138,6 @@ static inline bool rn_list_empty(const struct rn_list *head)
 
 /* Counts forks on the way to this process; what was opened under another number is foreign. */
 extern unsigned rn_process;
-
-/* Read once, when the first context opens. */
-struct rn_settings {
-	uint64_t defer_ns; /* RDMANET_SOFT_DEFER, given in microseconds */
-	bool no_cma;       /* RDMANET_SOFT_CMA=0 */
-};
-extern struct rn_settings rn_settings;
 
 /* Guards the process's tables: queue pairs by number, ports, what is quarantined. */
 extern pthread_mutex_t rn_world;

@@ -22,7 +22,6 @@
 #include "soft.h"
 
 unsigned rn_process;
-struct rn_settings rn_settings;
 pthread_mutex_t rn_world = PTHREAD_MUTEX_INITIALIZER;
 
 /* With rn_world held. */
@@ -292,23 +291,22 @@ static void process_forked(void)
 	pthread_mutex_init(&engine_mutex, NULL);
 	rn_list_init(&contexts);
 	engine_users = 0;
+	rn_settings_forked();
 	rn_qp_forked();
 	rn_cq_forked();
 	rn_mr_forked();
 	rn_arena_forked();
 }
 
-/* With rn_world held. */
-static void read_settings(void)
+/* The first context opens. With rn_world held; 0 or errno. */
+static int start(void)
 {
 	static bool registered;
-	const char *defer = getenv("RDMANET_SOFT_DEFER"), *cma = getenv("RDMANET_SOFT_CMA");
 
-	rn_settings.defer_ns = defer ? strtoull(defer, NULL, 10) * 1000 : 0;
-	rn_settings.no_cma = cma && !strcmp(cma, "0");
 	if (!registered)
 		rn_at_fork_child(process_forked);
 	registered = true;
+	return rn_settings_read();
 }
 
 RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
@@ -357,9 +355,9 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 		goto failed;
 	}
 	pthread_mutex_lock(&rn_world);
-	if (rn_list_empty(&contexts))
-		read_settings();
-	err = rn_arena_open();
+	err = rn_list_empty(&contexts) ? start() : 0;
+	if (!err)
+		err = rn_arena_open();
 	if (!err)
 		rn_list_add(&contexts, &context->link);
 	pthread_mutex_unlock(&rn_world);

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The switches: what the environment's RDMANET_SOFT_* variables say, read in one place.
+ *
+ * They are read anew whenever the first context of a process opens, so a program (or a test) may
+ * set them until then.  A value that makes no sense is not guessed at: a line on standard error
+ * says what would, and the device doesn't open.  A name that nobody knows gets such a line too,
+ * since it is mostly one that was mistyped.
+ *
+ * docs/environment.md explains them to users.
+ */
+#ifndef RDMANET_SOFT_SETTINGS_H
+#define RDMANET_SOFT_SETTINGS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct rn_settings {
+	uint64_t defer_ns; /* DEFER, given in microseconds: execute that much later, on the engine */
+	bool no_cma;       /* CMA=0: no process_vm_readv and process_vm_writev */
+	bool padded;       /* PADDED=0: private data arrive with the length they were sent with */
+	uint64_t silence_ms;    /* SILENCE: how long a stranger on a socket may say nothing */
+	uint64_t cm_timeout_ms; /* CM_TIMEOUT: how long the connection manager waits for an answer */
+	uint64_t timewait_ms;   /* TIMEWAIT: 0, no TIMEWAIT_EXIT events */
+};
+extern struct rn_settings rn_settings;
+
+/* All of them, now. 0, or EINVAL: what was wrong has been said, and the old ones stay. */
+int rn_settings_read(void);
+/* For those who may be asked before any context was opened: reads what was never read. */
+void rn_settings_need(void);
+void rn_settings_forked(void);
+
+#endif

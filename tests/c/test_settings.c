@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The switches: what is said when they make no sense, and when they are read. */
+#include "harness.h"
+
+#include "settings.h"
+
+/* Open and close the device; what was written to standard error meanwhile. 0, or errno. */
+static int open_hearing(char *said, size_t size)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	int ends[2], kept = dup(STDERR_FILENO), err;
+	struct ibv_context *context;
+	ssize_t length;
+
+	CHECK(kept >= 0 && !pipe2(ends, O_NONBLOCK | O_CLOEXEC) && dup2(ends[1], STDERR_FILENO) >= 0);
+	errno = 0;
+	context = ibv_open_device(list[0]);
+	err = context ? 0 : errno;
+	CHECK(dup2(kept, STDERR_FILENO) >= 0);
+	if (context)
+		CHECK_EQ(ibv_close_device(context), 0);
+	length = read(ends[0], said, size - 1);
+	said[length > 0 ? length : 0] = 0;
+	close(ends[0]);
+	close(ends[1]);
+	close(kept);
+	ibv_free_device_list(list);
+	return err;
+}
+
+static void expect_refusal(const char *name, const char *value, const char *why)
+{
+	char said[512];
+
+	setenv(name, value, 1);
+	CHECK_EQ(open_hearing(said, sizeof(said)), EINVAL);
+	unsetenv(name);
+	if (!strstr(said, name) || !strstr(said, why))
+		fprintf(stderr, "it said: %s", said);
+	CHECK(strstr(said, name) && strstr(said, value) && strstr(said, why));
+}
+
+static void strangers_are_named(void)
+{
+	char said[512];
+
+	setenv("RDMANET_SOFT_DEFFER", "5", 1);
+	CHECK_EQ(open_hearing(said, sizeof(said)), 0);
+	CHECK(strstr(said, "RDMANET_SOFT_DEFFER") && strstr(said, " DEFER,"));
+	CHECK_EQ(open_hearing(said, sizeof(said)), 0); /* once is enough */
+	CHECK_EQ(said[0], 0);
+	unsetenv("RDMANET_SOFT_DEFFER");
+}
+
+static void nonsense_is_refused(void)
+{
+	expect_refusal("RDMANET_SOFT_DEFER", "soon", "microseconds");
+	expect_refusal("RDMANET_SOFT_DEFER", "-1", "microseconds");
+	expect_refusal("RDMANET_SOFT_SILENCE", "5s", "milliseconds");
+	expect_refusal("RDMANET_SOFT_CMA", "no", "0 or 1");
+}
+
+static void read_when_the_first_context_opens(void)
+{
+	struct ibv_context *context;
+
+	setenv("RDMANET_SOFT_DEFER", "7", 1);
+	setenv("RDMANET_SOFT_PADDED", "0", 1);
+	context = open_soft();
+	CHECK_EQ(rn_settings.defer_ns, 7000);
+	CHECK(!rn_settings.padded);
+	unsetenv("RDMANET_SOFT_DEFER");
+	unsetenv("RDMANET_SOFT_PADDED");
+	CHECK_EQ(ibv_close_device(open_soft()), 0);
+	CHECK_EQ(rn_settings.defer_ns, 7000);
+	CHECK_EQ(ibv_close_device(context), 0);
+	CHECK_EQ(ibv_close_device(open_soft()), 0);
+	CHECK_EQ(rn_settings.defer_ns, 0);
+	CHECK(rn_settings.padded);
+	CHECK_EQ(rn_settings.silence_ms, 5000);
+}
+
+int main(void)
+{
+	RUN(strangers_are_named);
+	RUN(nonsense_is_refused);
+	RUN(read_when_the_first_context_opens);
+	expect_live_nothing();
+	return 0;
+}
