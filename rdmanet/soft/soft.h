@@ -10,16 +10,18 @@
  *       |   |                              |                                 |
  *     mr.c cq.c qp.c                    post.c  <----- rn_qp_progress -------+
  *       |   |    |                         |      (what could not be done at once)
- *       |   |    |                      exec.c: the requester, then the one responder
+ *       |   |    |                      exec.c: the requester
+ *       |   |    |                         |
+ *       |   |    |                      respond.c: the responder
  *       |   |    |                      /     |     \
  *       |   |    |         own tables     peer.c     remote.c
  *       |   |    |        (same process)  mapped     owner's engine executes
  *       +---+----+------> arena.c         arena
  *
- * One responder, three ways to reach it.  exec.c plays both adapters: it reads the work request,
- * checks the responder's queue pair and keys in the responder's arena, copies once, and completes
- * the receive there.  The three ways differ only in how memory is touched: by pointer, by
- * process_vm_*, or by asking the engine of its owner.
+ * One responder, several ways to reach it.  The poster's thread plays both adapters: exec.c reads
+ * the work request, respond.c checks it against the responder's queue pair and keys in the
+ * responder's arena, copies once, and completes the receive there.  The ways differ only in how
+ * memory is touched: by pointer, by process_vm_*, or by asking the engine of its owner.
  *
  * Room for later: a byte stream to peers whose arena can't be mapped is one more way (stream.c);
  * UD's responder has no connection and its own file (ud.c); shared receive queues replace the
@@ -55,6 +57,7 @@
 #include "engine.h"
 #include "extras.h"
 #include "peer.h"
+#include "respond.h"
 #include "settings.h"
 
 #define RN_EXPORT __attribute__((visibility("default")))
@@ -313,30 +316,6 @@ void rn_cq_destroy_all(struct rn_context *context);
 
 /* --- queue pairs (qp.c, qp_modify.c) ------------------------------------------------------------------------- */
 
-/* The responder as this requester sees it: what was read from its block when it was found, checked. */
-struct rn_view {
-	bool found;
-	bool self;
-	uint32_t generation;
-	char *arena;
-	struct rn_qp_block *block;
-	struct rn_cq_block *cq;
-	const struct rn_mr_entry *mrs;
-	char *rq;
-	uint32_t rq_mask, rq_stride, rq_max_sge;
-	uint32_t pd, max_dest_rd_atomic;
-	_Atomic uint64_t *dirty;
-	uint64_t dirty_bit, summary_bit;
-	uint32_t busy;   /* what we wrote last */
-	uint32_t done;   /* ours to write, so this is it */
-	uint32_t segment; /* the last one used, and where it is mapped */
-	char *segment_base;
-	size_t segment_size;
-	bool no_cma;    /* the kernel has refused: ask the owner's engine */
-	bool pushed;    /* completions were published, and not announced yet */
-	bool solicited; /* one of them is worth an event to who waits for solicited ones */
-};
-
 /* A posted send that could not be executed at once. Followed by its scatter list or inline data. */
 struct rn_send {
 	struct ibv_send_wr wr;
@@ -344,17 +323,6 @@ struct rn_send {
 	uint64_t moved; /* bytes that were carried by the owner's engine already */
 	bool deferred;
 	alignas(8) char tail[]; /* sge[max_send_sge], or one for the inline data behind it */
-};
-
-/* Why the head of the send queue waits. */
-enum rn_wait {
-	RN_WAIT_NOT,
-	RN_WAIT_LINK,    /* for the peer's process to let us in */
-	RN_WAIT_PEER,    /* for its queue pair to come to life */
-	RN_WAIT_RNR,     /* for a receive to be posted */
-	RN_WAIT_SEGMENT, /* for its memory to be mapped */
-	RN_WAIT_OWNER,   /* for its engine to answer */
-	RN_WAIT_DUE,     /* deferred execution */
 };
 
 struct rn_qp {
@@ -486,35 +454,11 @@ bool rn_was_abandoned(struct rn_qp *qp);
 /* How long the responder wants us to wait for its next receive. */
 uint64_t rn_rnr_delay_ns(struct rn_qp *qp);
 
-/* Have the peer's engine move bytes between its memory and ours, or execute an atomic there. */
-enum rn_remote_kind { RN_REMOTE_WRITE = 1, RN_REMOTE_READ, RN_REMOTE_CAS, RN_REMOTE_FAA };
-enum { RN_REMOTE_CHUNK = 32 * 1024 };
-struct rn_remote {
-	uint32_t kind;
-	uint32_t source_qpn, dest_qpn;
-	uint32_t key;
-	uint32_t is_receive; /* a receive buffer: the owner's own rights count */
-	uint32_t length;
-	uint64_t generation;
-	uint64_t addr;
-	uint64_t compare_add, swap;
-};
 /* 0: the answer will come, and rn_qp_progress with it; or errno. data: what to write. */
 int rn_remote_start(struct rn_qp *qp, const struct rn_remote *request, const void *data);
 
-/* A run of memory. exec.c */
-struct rn_piece {
-	char *at;     /* where it is mapped here, or NULL */
-	uint64_t far; /* else: its address in its owner's process */
-	uint32_t length;
-	uint32_t key;
-	uint64_t addr; /* as the work request has it */
-	const struct rn_mr_entry *mr;
-};
 /* The local side of a work request, checked; IBV_WC_SUCCESS or what is wrong with it. */
 enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *wr, struct rn_piece *pieces,
 				   int *count, uint64_t *total);
-/* Copy flat memory into pieces mapped here, from position skip on. */
-void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
 
 #endif

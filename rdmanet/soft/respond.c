@@ -1,0 +1,586 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The responder.  respond.h says who calls it and what with.
+ *
+ * Its checks are made on the owner's arena, in the order in which an adapter makes them, and
+ * their outcome is what an adapter would answer:
+ *
+ *     no receive posted                          RNR NAK
+ *     operation not permitted, misaligned        NAK invalid request: REM_INV_REQ_ERR there, and the
+ *       atomic, longer than the receive          responder goes to ERR with event QP_REQ_ERR
+ *     bad key, bounds or rights of the region    NAK access: REM_ACCESS_ERR, event QP_ACCESS_ERR
+ *     receive buffer with a bad lkey             LOC_PROT_ERR here, REM_OP_ERR there
+ *
+ * To move the responder to ERR is its owner's business: we leave a note in `fault`, which makes
+ * everybody treat it as ERR, and ring the owner's bell.
+ *
+ * Long copies are cut: between two pieces busy moves on (an owner that wants to withdraw a key waits
+ * for no more than one piece), and life and keys are read again.
+ *
+ * What WRITE promises to those who poll memory: the last bytes of a message are stored last, and an
+ * aligned write of eight bytes is one store.
+ */
+#define _GNU_SOURCE
+#include <sys/uio.h>
+
+#include "soft.h"
+
+enum { PIECE_BYTES = 256 * 1024, ANNOUNCE_BYTES = 4096 };
+
+/* --- the view -------------------------------------------------------------------------------------------- */
+
+bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *mrs, struct rn_qp_block *block)
+{
+	uint64_t offset = READ_ONCE(block->rq_offset);
+	uint32_t size = READ_ONCE(block->rq_size), stride = READ_ONCE(block->rq_stride);
+	uint32_t max_sge = READ_ONCE(block->rq_max_sge), cq = READ_ONCE(block->cq), bit = READ_ONCE(block->cq_bit);
+
+	/* Read once, checked, kept. */
+	if (size < 2 || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
+	    stride < sizeof(struct rn_slot) + max_sge * sizeof(struct rn_slot_sge) || stride > 4096 ||
+	    offset < RN_ARENA_HEAP || offset % 64 || offset > RN_ARENA_SIZE ||
+	    (uint64_t)size * stride > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX || bit >= RN_CQ_QPS_MAX)
+		return false;
+	view->arena = arena;
+	view->mrs = mrs;
+	view->block = block;
+	view->rq = arena + offset;
+	view->rq_mask = size - 1;
+	view->rq_stride = stride;
+	view->rq_max_sge = max_sge;
+	view->cq = rn_arena_cq(arena, cq);
+	view->dirty = &view->cq->dirty[bit / 64];
+	view->dirty_bit = 1ull << bit % 64;
+	view->summary_bit = 1ull << bit / 64;
+	view->pd = READ_ONCE(block->pd);
+	view->max_dest_rd_atomic = READ_ONCE(block->max_dest_rd_atomic);
+	view->done = atomic_load(&block->done);
+	view->segment = 0;
+	view->segment_size = 0;
+	view->no_cma = rn_settings.no_cma;
+	view->pushed = view->solicited = false;
+	return true;
+}
+
+void rn_view_ring_bell(struct rn_view *view)
+{
+	if (view->peer)
+		rn_peer_signal(view->peer, RN_CHANNEL_BELL);
+	else
+		rn_channel_signal(RN_CHANNEL_BELL);
+	view->count->wakeups++;
+	view->count->syscalls++;
+}
+
+void rn_view_announce(struct rn_view *view)
+{
+	/* See arena.h for why always both, and rn_cq_request_notify for why seq_cst. */
+	atomic_fetch_or(view->dirty, view->dirty_bit);
+	if (!(atomic_load(&view->cq->summary) & view->summary_bit))
+		atomic_fetch_or(&view->cq->summary, view->summary_bit);
+	if (rn_cq_notify(view->cq, view->peer, view->solicited)) {
+		view->count->wakeups++;
+		view->count->syscalls++;
+	}
+	view->pushed = view->solicited = false;
+}
+
+/* To another odd value: we are inside still, but have forgotten what we looked up. */
+static void busy_move_on(struct rn_view *view)
+{
+	view->busy += 2;
+	atomic_exchange(&view->block->busy, view->busy);
+}
+
+/* --- memory ---------------------------------------------------------------------------------------------- */
+
+/* Why a range of the responder's can't be had. */
+enum reach { REACH_OK, REACH_DENIED, REACH_FAULT, REACH_SEGMENT };
+
+static enum reach map_segment(struct rn_view *view, uint32_t segment, uint64_t offset, struct rn_piece *piece)
+{
+	if (unlikely(segment != view->segment)) {
+		size_t size;
+		char *base = rn_peer_segment(view->peer, segment, &size);
+
+		if (!base)
+			return REACH_SEGMENT;
+		view->segment = segment;
+		view->segment_base = base;
+		view->segment_size = size;
+	}
+	if (offset > view->segment_size || piece->length > view->segment_size - offset)
+		return REACH_DENIED; /* the entry contradicts the file */
+	piece->at = view->segment_base + offset;
+	return REACH_OK;
+}
+
+/* Look up a range by the responder's key table. */
+static enum reach reach(struct rn_view *view, uint32_t key, uint64_t addr, uint32_t length, uint32_t access,
+			struct rn_piece *piece)
+{
+	const struct rn_mr_entry *mr = rn_mr_find(view->mrs, key);
+	uint64_t iova, at, size, base;
+	uint32_t kind;
+
+	if (unlikely(!mr || READ_ONCE(mr->pd) != view->pd || (READ_ONCE(mr->access) & access) != access))
+		return REACH_DENIED;
+	iova = READ_ONCE(mr->iova);
+	size = READ_ONCE(mr->length);
+	base = READ_ONCE(mr->base);
+	kind = READ_ONCE(mr->kind);
+	at = addr - iova;
+	if (unlikely(addr < iova || length > size || at > size - length))
+		return REACH_DENIED;
+	piece->mr = mr;
+	piece->key = key;
+	piece->addr = addr;
+	piece->length = length;
+	piece->at = NULL;
+	piece->far = base + at;
+	if (view->self) {
+		piece->at = (char *)(uintptr_t)(base + at);
+		if (kind != RN_MR_ON_DEMAND)
+			return REACH_OK;
+		view->count->syscalls++;
+		return rn_mr_probe(base + at, length, access & ~(uint32_t)IBV_ACCESS_REMOTE_READ) ? REACH_OK : REACH_FAULT;
+	}
+	return kind == RN_MR_SEGMENT ? map_segment(view, READ_ONCE(mr->segment), READ_ONCE(mr->offset) + at, piece) : REACH_OK;
+}
+
+/* Into memory that somebody may be watching. */
+static void place(char *to, const char *from, size_t length)
+{
+	uint64_t last;
+
+	if (length < sizeof(last)) {
+		memmove(to, from, length);
+		return;
+	}
+	memcpy(&last, from + length - sizeof(last), sizeof(last));
+	if (length > sizeof(last))
+		memmove(to, from, length - sizeof(last));
+	atomic_thread_fence(memory_order_release);
+	to += length - sizeof(last);
+	if (likely(!((uintptr_t)to % sizeof(last))))
+		__atomic_store_n((uint64_t *)to, last, __ATOMIC_RELAXED);
+	else
+		memcpy(to, &last, sizeof(last));
+}
+
+void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
+{
+	for (int i = 0; i < count && length; i++) {
+		uint64_t run = pieces[i].length;
+
+		if (skip >= run) {
+			skip -= run;
+			continue;
+		}
+		run -= skip;
+		if (run > length)
+			run = length;
+		memcpy(pieces[i].at + skip, from, run);
+		from += run;
+		length -= run;
+		skip = 0;
+	}
+}
+
+/* --- the copy ---------------------------------------------------------------------------------------------- */
+
+enum copied { COPIED, COPY_LOST, COPY_FAULT, COPY_ASKED };
+
+/* One system call moves it. 0, or errno. */
+static int copy_far(struct rn_view *view, char *here, const struct rn_piece *piece, uint64_t skip, size_t length,
+		    bool to_remote)
+{
+	while (length) {
+		struct iovec local = {here, length}, remote = {(void *)(uintptr_t)(piece->far + skip), length};
+		ssize_t moved = to_remote ? process_vm_writev(view->peer->pid, &local, 1, &remote, 1, 0)
+					  : process_vm_readv(view->peer->pid, &local, 1, &remote, 1, 0);
+
+		view->count->syscalls++;
+		if (moved <= 0)
+			return moved ? errno : EFAULT;
+		view->count->bytes_cma += moved;
+		here += moved;
+		skip += moved;
+		length -= moved;
+	}
+	return 0;
+}
+
+/* Did the owner's engine refuse what it was asked last? Told once. */
+static bool was_refused(struct rn_transfer *t)
+{
+	bool refused = t->refused;
+
+	t->refused = false;
+	return refused;
+}
+
+static enum copied ask_owner(struct rn_transfer *t, const struct rn_piece *piece, uint64_t skip, const char *here,
+			     uint64_t length)
+{
+	if (was_refused(t))
+		return COPY_FAULT;
+	t->ask = (struct rn_remote){
+		.kind = t->to_remote ? RN_REMOTE_WRITE : RN_REMOTE_READ,
+		.key = piece->key,
+		.is_receive = t->is_receive,
+		.length = length < RN_REMOTE_CHUNK ? length : RN_REMOTE_CHUNK,
+		.addr = piece->addr + skip,
+	};
+	t->ask_data = here;
+	return COPY_ASKED;
+}
+
+/* Move on: see the head of this file. Then every key that is yet to be used counts anew. */
+static enum copied still_there(struct rn_view *view, const struct rn_piece *pieces, int count)
+{
+	busy_move_on(view);
+	if (!rn_view_is_alive(view))
+		return COPY_LOST;
+	for (int i = 0; i < count; i++)
+		if (atomic_load(&pieces[i].mr->key) != pieces[i].key)
+			return COPY_FAULT;
+	return COPIED;
+}
+
+/* Both lists from position t->moved on, run by run. */
+static enum copied copy(struct rn_view *view, struct rn_transfer *t)
+{
+	uint64_t local_skip = t->moved, remote_skip = t->moved;
+	int l = 0, r = 0;
+
+	while (l < t->num_local && local_skip >= t->local[l].length)
+		local_skip -= t->local[l++].length;
+	while (r < t->num_remote && remote_skip >= t->remote[r].length)
+		remote_skip -= t->remote[r++].length;
+	while (t->moved < t->total) {
+		const struct rn_piece *remote = &t->remote[r];
+		uint64_t run = t->local[l].length - local_skip;
+		char *here = t->local[l].at + local_skip;
+
+		if (run > remote->length - remote_skip)
+			run = remote->length - remote_skip;
+		if (run > PIECE_BYTES)
+			run = PIECE_BYTES;
+		if (likely(remote->at)) {
+			char *there = remote->at + remote_skip;
+
+			if (t->to_remote)
+				place(there, here, run);
+			else
+				memmove(here, there, run);
+			if (view->self)
+				view->count->bytes_local += run;
+			else
+				view->count->bytes_mapped += run;
+		} else {
+			int err = view->no_cma ? EPERM : copy_far(view, here, remote, remote_skip, run, t->to_remote);
+
+			if (err == EFAULT)
+				return COPY_FAULT;
+			if (err == ESRCH)
+				return COPY_LOST;
+			if (err) {
+				view->no_cma = true;
+				return ask_owner(t, remote, remote_skip, here, run);
+			}
+		}
+		t->moved += run;
+		if ((local_skip += run) == t->local[l].length) {
+			local_skip = 0;
+			l++;
+		}
+		if ((remote_skip += run) == remote->length) {
+			remote_skip = 0;
+			r++;
+		}
+		if (unlikely(run == PIECE_BYTES)) {
+			enum copied there = still_there(view, &t->remote[r], t->num_remote - r);
+
+			if (there != COPIED)
+				return there;
+		}
+	}
+	return COPIED;
+}
+
+/* --- the receive queue --------------------------------------------------------------------------------------- */
+
+/* The receive at hand; NULL when none is posted. */
+static struct rn_slot *next_slot(const struct rn_view *view)
+{
+	struct rn_slot *slot = rn_view_slot(view, view->done);
+
+	return likely(atomic_load_explicit(&slot->turn, memory_order_acquire) == view->done) ? slot : NULL;
+}
+
+static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_request *request,
+		    enum ibv_wc_status status, uint32_t length)
+{
+	bool has_imm = request->opcode == IBV_WR_SEND_WITH_IMM || request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+
+	slot->byte_len = length;
+	slot->imm_data = request->imm_data;
+	slot->status = status;
+	slot->opcode = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
+	slot->wc_flags = has_imm ? IBV_WC_WITH_IMM : 0;
+	slot->vendor_err = 0;
+	atomic_store_explicit(&slot->turn, ++view->done, memory_order_release);
+	atomic_store_explicit(&view->block->done, view->done, memory_order_relaxed);
+	view->pushed = true;
+	view->solicited |= status != IBV_WC_SUCCESS || request->send_flags & IBV_SEND_SOLICITED;
+	if (length >= ANNOUNCE_BYTES)
+		rn_view_announce(view);
+}
+
+/* --- what is refused ------------------------------------------------------------------------------------------ */
+
+/* Leave a note for the owner, who will go to ERR. */
+static void leave_fault(struct rn_view *view, enum rn_fault fault)
+{
+	uint32_t none = RN_FAULT_NONE;
+
+	if (atomic_compare_exchange_strong(&view->block->fault, &none, fault))
+		rn_view_ring_bell(view);
+}
+
+/* The receive at hand fails here, and the send there. */
+static enum ibv_wc_status fail_receive(struct rn_view *view, struct rn_slot *slot, const struct rn_request *request,
+				       enum ibv_wc_status here)
+{
+	publish(view, slot, request, here, 0);
+	if (here == IBV_WC_LOC_LEN_ERR) {
+		leave_fault(view, RN_FAULT_REQUEST);
+		return IBV_WC_REM_INV_REQ_ERR;
+	}
+	leave_fault(view, RN_FAULT_LOCAL);
+	return IBV_WC_REM_OP_ERR;
+}
+
+static enum ibv_wc_status deny_request(struct rn_view *view)
+{
+	leave_fault(view, RN_FAULT_REQUEST);
+	return IBV_WC_REM_INV_REQ_ERR;
+}
+
+static enum ibv_wc_status deny_access(struct rn_view *view)
+{
+	leave_fault(view, RN_FAULT_ACCESS);
+	return IBV_WC_REM_ACCESS_ERR;
+}
+
+enum ibv_wc_status rn_respond_refuse(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t)
+{
+	return t->is_receive ? fail_receive(view, t->slot, request, IBV_WC_LOC_PROT_ERR) : deny_access(view);
+}
+
+/* --- the requests ----------------------------------------------------------------------------------------------- */
+
+/* Where the receive wants its data. What to answer, or SUCCESS; *reached says more. */
+static enum ibv_wc_status receive_pieces(struct rn_view *view, const struct rn_slot *slot, struct rn_transfer *t,
+					 enum reach *reached)
+{
+	uint32_t num_sge = READ_ONCE(slot->num_sge);
+	uint64_t left = t->total;
+
+	if (num_sge > view->rq_max_sge)
+		return IBV_WC_LOC_QP_OP_ERR;
+	for (uint32_t i = 0; i < num_sge && left; i++) {
+		uint32_t length = READ_ONCE(slot->sge[i].length);
+
+		if (!length)
+			continue;
+		if (length > left)
+			length = left;
+		*reached = reach(view, READ_ONCE(slot->sge[i].lkey), READ_ONCE(slot->sge[i].addr), length,
+				 IBV_ACCESS_LOCAL_WRITE, &t->remote[t->num_remote++]);
+		if (unlikely(*reached != REACH_OK))
+			return IBV_WC_LOC_PROT_ERR;
+		left -= length;
+	}
+	return left ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
+}
+
+/* SEND, with or without immediate data. */
+static enum rn_wait prepare_send(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+				 enum ibv_wc_status *status)
+{
+	enum reach reached = REACH_OK;
+	enum ibv_wc_status here;
+
+	t->slot = next_slot(view);
+	if (unlikely(!t->slot))
+		return RN_WAIT_RNR;
+	t->is_receive = t->to_remote = true;
+	here = receive_pieces(view, t->slot, t, &reached);
+	if (unlikely(here != IBV_WC_SUCCESS)) {
+		if (reached == REACH_SEGMENT)
+			return RN_WAIT_SEGMENT;
+		*status = fail_receive(view, t->slot, request, here);
+	}
+	return RN_WAIT_NOT;
+}
+
+static bool is_permitted(const struct rn_view *view, uint32_t right)
+{
+	return likely(atomic_load_explicit(&view->block->access, memory_order_relaxed) & right) &&
+	       (right == IBV_ACCESS_REMOTE_WRITE || view->max_dest_rd_atomic);
+}
+
+/* The one range that the request names. */
+static enum rn_wait prepare_range(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+				  uint32_t right, enum ibv_wc_status *status)
+{
+	t->num_remote = 1;
+	switch (reach(view, request->rkey, request->remote_addr, t->total, right, &t->remote[0])) {
+	case REACH_OK:
+		break;
+	case REACH_SEGMENT:
+		return RN_WAIT_SEGMENT;
+	default:
+		*status = deny_access(view);
+	}
+	return RN_WAIT_NOT;
+}
+
+/* RDMA WRITE, with or without immediate data, and READ. */
+static enum rn_wait prepare_rdma(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+				 enum ibv_wc_status *status)
+{
+	bool is_read = request->opcode == IBV_WR_RDMA_READ;
+	uint32_t right = is_read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+
+	t->to_remote = !is_read;
+	if (unlikely(!is_permitted(view, right))) {
+		*status = deny_request(view);
+		return RN_WAIT_NOT;
+	}
+	if (request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !(t->slot = next_slot(view)))
+		return RN_WAIT_RNR;
+	if (unlikely(!t->total)) /* without bytes nobody asks for the key */
+		return RN_WAIT_NOT;
+	return prepare_range(view, request, t, right, status);
+}
+
+static enum rn_wait prepare_atomic(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+				   enum ibv_wc_status *status)
+{
+	enum rn_wait wait;
+	uint64_t at;
+
+	t->to_remote = false;
+	if (unlikely(request->remote_addr % sizeof(uint64_t) || !is_permitted(view, IBV_ACCESS_REMOTE_ATOMIC))) {
+		*status = deny_request(view);
+		return RN_WAIT_NOT;
+	}
+	wait = prepare_range(view, request, t, IBV_ACCESS_REMOTE_ATOMIC, status);
+	if (wait != RN_WAIT_NOT || *status != IBV_WC_SUCCESS)
+		return wait;
+	at = t->remote[0].at ? (uintptr_t)t->remote[0].at : t->remote[0].far;
+	if (unlikely(at % sizeof(uint64_t)))
+		*status = deny_request(view); /* aligned by its I/O address, but not in memory */
+	return RN_WAIT_NOT;
+}
+
+static bool is_atomic(const struct rn_request *request)
+{
+	return request->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+enum rn_wait rn_respond_prepare(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+				enum ibv_wc_status *status)
+{
+	t->num_remote = 0;
+	t->slot = NULL;
+	t->is_receive = false;
+	switch (request->opcode) {
+	case IBV_WR_SEND:
+	case IBV_WR_SEND_WITH_IMM:
+		return prepare_send(view, request, t, status);
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_RDMA_READ:
+		return prepare_rdma(view, request, t, status);
+	default:
+		return prepare_atomic(view, request, t, status);
+	}
+}
+
+void rn_respond_finish(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t)
+{
+	if (t->slot)
+		publish(view, t->slot, request, IBV_WC_SUCCESS, t->total);
+}
+
+uint64_t rn_respond_atomic(const struct rn_request *request, char *at)
+{
+	uint64_t before = request->compare_add;
+
+	if (request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+		return __atomic_fetch_add((uint64_t *)at, before, __ATOMIC_SEQ_CST);
+	__atomic_compare_exchange_n((uint64_t *)at, &before, request->swap, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+	return before;
+}
+
+/* Compare-and-swap, fetch-and-add: CPU atomics where the memory is mapped, else by its owner. */
+static enum rn_wait execute_atomic(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+				   enum ibv_wc_status *status)
+{
+	const struct rn_piece *target = &t->remote[0];
+	uint64_t before;
+
+	if (!target->at) {
+		if (was_refused(t)) {
+			*status = deny_access(view);
+			return RN_WAIT_NOT;
+		}
+		t->ask = (struct rn_remote){
+			.kind = request->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? RN_REMOTE_CAS : RN_REMOTE_FAA,
+			.key = target->key,
+			.length = sizeof(before),
+			.addr = request->remote_addr,
+			.compare_add = request->compare_add,
+			.swap = request->swap,
+		};
+		t->ask_data = NULL;
+		return RN_WAIT_OWNER;
+	}
+	before = rn_respond_atomic(request, target->at);
+	rn_scatter(t->local, t->num_local, 0, (const char *)&before, sizeof(before));
+	if (view->self)
+		view->count->bytes_local += sizeof(before);
+	else
+		view->count->bytes_mapped += sizeof(before);
+	return RN_WAIT_NOT;
+}
+
+enum rn_wait rn_respond(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+			enum ibv_wc_status *status)
+{
+	enum rn_wait wait;
+
+	if (unlikely(is_atomic(request) && t->moved == t->total))
+		return RN_WAIT_NOT; /* the owner's engine did it, the old value is in place */
+	wait = rn_respond_prepare(view, request, t, status);
+	if (unlikely(wait != RN_WAIT_NOT || *status != IBV_WC_SUCCESS))
+		return wait;
+	if (unlikely(is_atomic(request)))
+		return execute_atomic(view, request, t, status);
+	switch (copy(view, t)) {
+	case COPIED:
+		rn_respond_finish(view, request, t);
+		return RN_WAIT_NOT;
+	case COPY_LOST:
+		return RN_WAIT_PEER;
+	case COPY_ASKED:
+		return RN_WAIT_OWNER;
+	default:
+		*status = rn_respond_refuse(view, request, t);
+		return RN_WAIT_NOT;
+	}
+}

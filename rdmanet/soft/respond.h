@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The responder: what a request meets in the queue pair that it is for.
+ *
+ *     exec.c, the requester                        respond.c, the responder
+ *     rn_enter                                     rn_view_open      what the block says, checked
+ *       rn_execute --- struct rn_request --------> rn_respond
+ *                                                    prepare         rights, keys, the receive: where to?
+ *                                                    copy            between transfer.local and .remote
+ *                                                    finish, or      publish
+ *                                                    refuse          the NAK, and the note for the owner
+ *     rn_leave                                     rn_view_announce
+ *
+ * It runs where the memory can be reached: in the poster's thread on tables of its own process, in
+ * the poster's thread on another's mapped arena, or on the owner's engine with bytes that came
+ * from a socket.  So it knows no queue pair of the requester's, only a view of the responder's
+ * block, the request and the pieces of memory to copy from or to.  The last way calls prepare, finish and
+ * refuse itself, with the socket in the place of the copy.
+ *
+ * The view's user keeps the responder in place meanwhile: by its busy word (see arena.h), or by
+ * the send lock of a queue pair of this process.
+ */
+#ifndef RDMANET_SOFT_RESPOND_H
+#define RDMANET_SOFT_RESPOND_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "verbs.h"
+
+#include "arena.h"
+#include "counters.h"
+#include "peer.h"
+
+/* The responder as its user sees it: what was read from its block when it was found, checked. */
+struct rn_view {
+	bool found;
+	bool self;
+	uint32_t source_qpn; /* the requester's */
+	struct rn_peer *peer;       /* whose arena it is; NULL: this process's */
+	struct rn_counters *count;  /* of whoever looks */
+	uint32_t generation;
+	char *arena;
+	struct rn_qp_block *block;
+	struct rn_cq_block *cq;
+	const struct rn_mr_entry *mrs;
+	char *rq;
+	uint32_t rq_mask, rq_stride, rq_max_sge;
+	uint32_t pd, max_dest_rd_atomic;
+	_Atomic uint64_t *dirty;
+	uint64_t dirty_bit, summary_bit;
+	uint32_t busy;   /* what we wrote last */
+	uint32_t done;   /* ours to write, so this is it */
+	uint32_t segment; /* the last one used, and where it is mapped */
+	char *segment_base;
+	size_t segment_size;
+	bool no_cma;    /* the kernel has refused: ask the owner's engine */
+	bool pushed;    /* completions were published, and not announced yet */
+	bool solicited; /* one of them is worth an event to who waits for solicited ones */
+};
+
+/* What is asked of the responder: a work request without its local half, or a frame. */
+struct rn_request {
+	enum ibv_wr_opcode opcode;
+	unsigned send_flags; /* IBV_SEND_SOLICITED counts */
+	__be32 imm_data;
+	uint32_t invalidate_rkey;
+	uint64_t remote_addr;
+	uint32_t rkey;
+	uint32_t srqn;
+	uint64_t compare_add, swap;
+};
+
+/* A run of memory. */
+struct rn_piece {
+	char *at;     /* where it is mapped here, or NULL */
+	uint64_t far; /* else: its address in its owner's process */
+	uint32_t length;
+	uint32_t key;
+	uint64_t addr; /* as the work request has it */
+	const struct rn_mr_entry *mr;
+};
+
+/* Have the peer's engine move bytes between its memory and ours, or execute an atomic there. */
+enum rn_remote_kind { RN_REMOTE_WRITE = 1, RN_REMOTE_READ, RN_REMOTE_CAS, RN_REMOTE_FAA };
+enum { RN_REMOTE_CHUNK = 32 * 1024 };
+struct rn_remote {
+	uint32_t kind;
+	uint32_t source_qpn, dest_qpn;
+	uint32_t key;
+	uint32_t is_receive; /* a receive buffer: the owner's own rights count */
+	uint32_t length;
+	uint64_t generation;
+	uint64_t addr;
+	uint64_t compare_add, swap;
+};
+
+/* Why a request can't be executed yet. */
+enum rn_wait {
+	RN_WAIT_NOT,
+	RN_WAIT_LINK,    /* for the peer's process to let us in */
+	RN_WAIT_PEER,    /* for its queue pair to come to life */
+	RN_WAIT_RNR,     /* for a receive to be posted */
+	RN_WAIT_SEGMENT, /* for its memory to be mapped */
+	RN_WAIT_OWNER,   /* for its engine to answer */
+	RN_WAIT_DUE,     /* deferred execution */
+};
+
+/* One request under way. Filled as far as its counts say: its arrays are never cleared. */
+struct rn_transfer {
+	struct rn_piece local[RN_MAX_SGE], remote[RN_MAX_SGE];
+	int num_local, num_remote;
+	uint64_t total, moved; /* bytes; moved: already, by earlier tries */
+	struct rn_slot *slot;  /* the receive it takes, or NULL */
+	bool to_remote;
+	bool is_receive;
+	bool refused; /* the owner's engine wouldn't, last time: taken into account once */
+
+	/* After RN_WAIT_OWNER: what it is to do, and with which bytes. */
+	struct rn_remote ask;
+	const char *ask_data;
+};
+
+/* Fill in what the block in this arena says of itself. False: it makes no sense. */
+bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *mrs, struct rn_qp_block *block);
+/* Let the receiver know what was published. */
+void rn_view_announce(struct rn_view *view);
+void rn_view_ring_bell(struct rn_view *view);
+
+static inline struct rn_slot *rn_view_slot(const struct rn_view *view, uint32_t index)
+{
+	return (struct rn_slot *)(view->rq + (uint64_t)(index & view->rq_mask) * view->rq_stride);
+}
+
+/* May a queue pair with this life be entered? */
+static inline bool rn_life_is_open(uint64_t life)
+{
+	uint8_t state = life & 0xff;
+
+	return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
+}
+
+/* Still the one we found, and nobody has left a note? */
+static inline bool rn_view_is_alive(const struct rn_view *view)
+{
+	uint64_t life = atomic_load(&view->block->life);
+
+	return life >> 8 == view->generation && rn_life_is_open(life) &&
+	       atomic_load_explicit(&view->block->fault, memory_order_relaxed) == RN_FAULT_NONE;
+}
+
+/* The whole of it. The transfer comes with its local side, total, moved and refused. Of a request
+ * that is done or refused the status says what becomes of it at the requester. */
+enum rn_wait rn_respond(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+			enum ibv_wc_status *status);
+
+/* Its parts. Prepare makes all checks and says where the bytes go to, or come from (none for an
+ * atomic: that is rn_respond's, or rn_respond_atomic's); refused as status says, with all that follows. */
+enum rn_wait rn_respond_prepare(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
+				enum ibv_wc_status *status);
+/* The bytes are in place. */
+void rn_respond_finish(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t);
+/* The memory turned out to be gone: the status for the requester. */
+enum ibv_wc_status rn_respond_refuse(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t);
+/* Execute it on memory that is mapped; the value from before. */
+uint64_t rn_respond_atomic(const struct rn_request *request, char *at);
+
+/* Copy flat memory into pieces mapped here, from position skip on. */
+void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
+
+#endif
