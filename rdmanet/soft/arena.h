@@ -7,18 +7,19 @@
  * keys, and a block for each completion queue.  What a peer has no business with (work request
  * ids, send queues, addresses of user objects) stays in private memory.
  *
- *     +--------+-----------------+-----------------+-------------+---------------------------+
- *     | head   | queue pairs     | memory keys     | CQ blocks   | heap: receive rings       |
- *     | ports  | [port*256+slot] | [key >> 8]      |             | (offsets, in 64 B units)  |
- *     +--------+-----------------+-----------------+-------------+---------------------------+
+ *     +--------+-----------------+-------------+-----------+---------+---------------------------+
+ *     | head   | queue pairs     | memory keys | CQ blocks | pools   | heap: receive rings       |
+ *     | ports  | [port*256+slot] | [key >> 8]  |           |         | (offsets, in 64 B units)  |
+ *     +--------+-----------------+-------------+-----------+---------+---------------------------+
  *
  * Trust.  Peers run as the same user, so nothing here keeps secrets from them; but a peer may be
  * killed at any instruction, or be confused.  Whatever is read from a peer's arena, or from words
  * of our own arena that peers write, is read once into a local variable and checked before it is
  * used as an index, an offset or a length.
  *
- * Ownership of words.  Each word has one writer, but for three: a QP block's `fault`, and a CQ
- * block's dirty bits and `armed`, which are changed by atomic read-modify-write only.  Words
+ * Ownership of words.  Each word has one writer, but for these: a QP block's `fault`, a CQ block's
+ * dirty bits and `armed`, and what pools of receives are claimed and finished by (pool.h), which
+ * are changed by atomic read-modify-write only.  Words
  * written by the owner and words written by its peer never share a pair of cache lines, but for
  * the slots of a receive ring, which pass to and fro as a whole.
  *
@@ -51,8 +52,10 @@ enum {
 	RN_MRS_MAX = 1 << 16,
 	RN_CQS_MAX = 1 << 12,
 	RN_CQ_QPS_MAX = 64 * 64, /* queue pairs that can receive into one CQ */
+	RN_POOLS_MAX = 1 << 12,
 	RN_MAX_SGE = 16,
 	RN_NO_CHANNEL = UINT32_MAX,
+	RN_NO_POOL = UINT32_MAX,
 };
 
 /*
@@ -65,15 +68,16 @@ enum {
  */
 struct rn_slot {
 	_Atomic uint32_t turn; /* written last by either */
-	uint32_t num_sge;
+	uint16_t num_sge;
 	/* written by the peer */
+	uint16_t destination; /* in a pool only: the block of the queue pair it is for */
 	uint32_t byte_len;
 	uint32_t imm_data;
 	uint8_t status;
 	uint8_t opcode;
 	uint8_t wc_flags;
 	uint8_t vendor_err;
-	uint32_t reserved2;
+	uint32_t source_qpn; /* in a pool only: a ring has one peer */
 	struct rn_slot_sge {
 		uint64_t addr;
 		uint32_t length;
@@ -81,6 +85,43 @@ struct rn_slot {
 	} sge[]; /* two of them fill the cache line */
 };
 static_assert(sizeof(struct rn_slot) == 24, "two scatter entries share a line with their completion");
+
+/*
+ * One receive in a pool, which many may take from: pool.h has the theory.  `word` says whose it is.
+ * In the slot, `turn` is the next in the list of what has finished.
+ */
+struct rn_entry {
+	_Atomic uint64_t word; /* position << 32 | who << 2 | enum rn_entry_kind */
+	struct rn_slot slot;
+};
+static_assert(sizeof(struct rn_entry) == 32, "as above");
+
+enum rn_entry_kind {
+	RN_ENTRY_FREE,    /* the owner's */
+	RN_ENTRY_POSTED,  /* anybody's; who: the ring's nonce */
+	RN_ENTRY_CLAIMED, /* who: its claimer */
+	RN_ENTRY_DONE,    /* the same, and the completion is in it */
+};
+
+/* A pool of receives: what an SRQ, or a UD queue pair's receive queue, is to those who send. */
+struct rn_pool_block {
+	/* The owner's. `ring` is all that is known of the ring, in one word: 0 when it is closed. */
+	alignas(128) _Atomic uint64_t ring; /* nonce << 32 | size (log2) << 28 | stride / 64 << 23 | offset / 64 */
+	_Atomic uint32_t tail;              /* positions posted so far */
+	_Atomic uint32_t pd;
+	_Atomic uint32_t limit;   /* ring the bell when fewer are left; 0: don't */
+	_Atomic uint32_t arming;  /* counts the settings of limit */
+	_Atomic uint32_t number;  /* an XRC SRQ's; 0: it isn't one */
+	_Atomic uint32_t domain;  /* its XRC domain */
+	_Atomic uint32_t cq, cq_bit; /* where an XRC SRQ's completions go */
+
+	/* The claimers'. */
+	alignas(128) _Atomic uint32_t head; /* no posted one is before this position, but for strays */
+	_Atomic uint32_t stray;             /* one was given back: it may be anywhere */
+	_Atomic uint32_t rung;              /* the arming for which the bell was rung */
+	_Atomic uint32_t finished;          /* of an XRC SRQ: as in a QP block */
+	alignas(128) char end[];
+};
 
 struct rn_qp_block {
 	/* The owner's, rarely written: a peer keeps these lines in its cache. All but life, access and
@@ -99,12 +140,17 @@ struct rn_qp_block {
 	uint32_t cq; /* the receive CQ's block, and this QP's bit there */
 	uint32_t cq_bit;
 	uint32_t max_dest_rd_atomic;
+	uint32_t pool; /* where its receives come from instead of the ring, or RN_NO_POOL */
+	uint32_t type; /* enum ibv_qp_type */
+	_Atomic uint32_t qkey;   /* of a UD queue pair */
+	uint32_t domain;         /* XRC domain of an XRC_RECV queue pair */
 
 	/* The peer's; the owner looks here only when it wants the peer out, or was rung for. */
 	alignas(128) _Atomic uint32_t busy;
 	_Atomic uint32_t done;        /* index of the next receive to be used */
 	_Atomic uint32_t fault;       /* enum rn_fault: the responder has failed, its owner doesn't know yet */
 	_Atomic uint32_t established; /* something came while in RTR */
+	_Atomic uint32_t finished;    /* receives from a pool, last first: offset / 64 in the arena; 0: none */
 	alignas(128) char end[];
 };
 
@@ -158,14 +204,15 @@ struct rn_arena_head {
 	_Atomic uint32_t ports[RN_PORTS_MAX];
 };
 
-#define RN_ARENA_MAGIC (0x524e4152454e0200ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
+#define RN_ARENA_MAGIC (0x524e4152454e0300ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
 
 enum {
 	RN_ARENA_HEAD = 4096,
 	RN_ARENA_QPS = RN_ARENA_HEAD,
 	RN_ARENA_MRS = RN_ARENA_QPS + RN_QPS_MAX * sizeof(struct rn_qp_block),
 	RN_ARENA_CQS = RN_ARENA_MRS + RN_MRS_MAX * sizeof(struct rn_mr_entry),
-	RN_ARENA_HEAP = RN_ARENA_CQS + RN_CQS_MAX * sizeof(struct rn_cq_block),
+	RN_ARENA_POOLS = RN_ARENA_CQS + RN_CQS_MAX * sizeof(struct rn_cq_block),
+	RN_ARENA_HEAP = RN_ARENA_POOLS + RN_POOLS_MAX * sizeof(struct rn_pool_block),
 	RN_ARENA_SIZE = 512 << 20, /* sparse: only what is touched exists */
 };
 
@@ -184,6 +231,11 @@ static inline struct rn_mr_entry *rn_arena_mrs(char *arena)
 static inline struct rn_cq_block *rn_arena_cq(char *arena, uint32_t index)
 {
 	return (struct rn_cq_block *)(arena + RN_ARENA_CQS) + index;
+}
+
+static inline struct rn_pool_block *rn_arena_pool(char *arena, uint32_t index)
+{
+	return (struct rn_pool_block *)(arena + RN_ARENA_POOLS) + index;
 }
 
 /* Words that a peer writes, or may have scribbled over: read exactly once. */

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Taking a receive from a pool, and handing it back completed: the claimer's side of pool.h.
+ *
+ * All that is read here may be in another process's arena.  The ring's place comes in one word and
+ * is checked each time, which costs a few shifts; everything else is compared, never followed.
+ */
+#include "pool.h"
+
+#include <sched.h>
+
+enum { KIND = 3 };
+
+struct ring {
+	char *entries;
+	uint32_t size, stride, nonce;
+};
+
+static bool unpack(char *arena, uint64_t packed, struct ring *ring)
+{
+	uint64_t offset = (packed & 0x7fffff) * 64;
+
+	ring->stride = (packed >> 23 & 31) * 64;
+	ring->size = 1u << (packed >> 28 & 15);
+	ring->nonce = packed >> 32;
+	ring->entries = arena + offset;
+	return packed && ring->stride && offset >= RN_ARENA_HEAP &&
+	       (uint64_t)ring->size * ring->stride <= RN_ARENA_SIZE - offset;
+}
+
+static struct rn_entry *entry_at(const struct ring *ring, uint32_t position)
+{
+	return (struct rn_entry *)(ring->entries + (uint64_t)(position & (ring->size - 1)) * ring->stride);
+}
+
+static uint64_t word_of(uint32_t position, uint32_t who, enum rn_entry_kind kind)
+{
+	return (uint64_t)position << 32 | (uint64_t)(who & 0x3fffffff) << 2 | kind;
+}
+
+static bool claim_this(struct rn_entry *entry, uint64_t posted, uint32_t name, struct rn_claim *claim)
+{
+	claim->posted = posted;
+	claim->claimed = word_of(posted >> 32, name, RN_ENTRY_CLAIMED);
+	/* Sequentially consistent: the full fence between this and the reading of life and keys. */
+	if (!atomic_compare_exchange_strong(&entry->word, &posted, claim->claimed))
+		return false;
+	claim->entry = entry;
+	return true;
+}
+
+/* From the hint on, in the order of posting. */
+static bool claim_next(const struct ring *ring, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
+{
+	uint32_t head = atomic_load(&pool->head), tail = atomic_load(&pool->tail), at = head;
+
+	if (tail - at > ring->size)
+		at = tail - ring->size; /* what is posted lies in here */
+	for (; at != tail; at++) {
+		struct rn_entry *entry = entry_at(ring, at);
+		uint64_t posted = word_of(at, ring->nonce, RN_ENTRY_POSTED);
+
+		if (atomic_load_explicit(&entry->word, memory_order_relaxed) != posted ||
+		    !claim_this(entry, posted, name, claim))
+			continue;
+		/* Whoever was faster has moved it further, or as far as is good. */
+		atomic_compare_exchange_strong(&pool->head, &head, at + 1);
+		return true;
+	}
+	return false;
+}
+
+/* One that was given back, wherever it is. */
+static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
+{
+	if (!atomic_load_explicit(&pool->stray, memory_order_relaxed) || !atomic_exchange(&pool->stray, 0))
+		return false;
+	for (uint32_t i = 0; i < ring->size; i++) {
+		struct rn_entry *entry = entry_at(ring, i);
+		uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
+
+		if (word != word_of(word >> 32, ring->nonce, RN_ENTRY_POSTED) || !claim_this(entry, word, name, claim))
+			continue;
+		atomic_store(&pool->stray, 1); /* there may be another */
+		return true;
+	}
+	return false;
+}
+
+bool rn_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
+{
+	struct ring ring;
+	uint32_t limit;
+
+	if (!unpack(arena, atomic_load(&pool->ring), &ring) ||
+	    !(claim_next(&ring, pool, name, claim) || claim_stray(&ring, pool, name, claim)))
+		return false;
+	claim->max_sge = (ring.stride - sizeof(struct rn_entry)) / sizeof(struct rn_slot_sge);
+	if (claim->max_sge > RN_MAX_SGE)
+		claim->max_sge = RN_MAX_SGE;
+	limit = atomic_load_explicit(&pool->limit, memory_order_relaxed);
+	claim->low = false;
+	if (__builtin_expect(limit != 0, 0)) {
+		claim->arming = atomic_load(&pool->arming);
+		claim->low = atomic_load(&pool->tail) - atomic_load(&pool->head) < limit &&
+			     atomic_load(&pool->rung) != claim->arming;
+	}
+	return true;
+}
+
+/* After the bell, not before: one that is stopped in between must not keep the others from ringing. */
+void rn_claim_rung(struct rn_pool_block *pool, struct rn_claim *claim)
+{
+	claim->low = false;
+	atomic_store(&pool->rung, claim->arming);
+}
+
+void rn_claim_give_back(struct rn_pool_block *pool, struct rn_claim *claim)
+{
+	uint64_t word = claim->claimed;
+
+	if (atomic_compare_exchange_strong(&claim->entry->word, &word, claim->posted))
+		atomic_store(&pool->stray, 1);
+	claim->entry = NULL;
+}
+
+void rn_claim_finish(char *arena, struct rn_claim *claim, _Atomic uint32_t *finished)
+{
+	struct rn_entry *entry = claim->entry;
+	uint32_t reference = (uint32_t)(((char *)entry - arena) / 64), below = atomic_load(finished);
+	uint64_t word = claim->claimed;
+
+	do
+		atomic_store_explicit(&entry->slot.turn, below, memory_order_relaxed);
+	while (!atomic_compare_exchange_weak(finished, &below, reference));
+	/* Fails only when the owner has taken us for dead. */
+	atomic_compare_exchange_strong(&entry->word, &word, word_of(word >> 32, (uint32_t)word >> 2, RN_ENTRY_DONE));
+	claim->entry = NULL;
+}

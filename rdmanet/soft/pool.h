@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pools of receives: the queues that many take from.
+ *
+ * The ring of a connected queue pair has one producer and one consumer.  A shared receive queue
+ * has many consumers, in as many processes; so has the receive queue of a UD queue pair.  Both are
+ * pools: entries in the owner's arena, each with a word that says whose it is, changed by
+ * compare-and-swap only.  There is no lock to die with.
+ *
+ *          owner: post            claimer: claim            claimer: finish
+ *     FREE -----------> POSTED -----------------> CLAIMED -----------------> DONE
+ *       ^                 ^                          |                         |
+ *       |                 +--- give back; or the ----+                         |
+ *       |                      owner, when the claimer has died                |
+ *       +----------------------- owner: polled --------------------------------+
+ *
+ * Order.  A posted entry has a position, counted on; it lies in the slot position % size.  `tail` is
+ * the owner's, `head` a hint: claimers look from there on, and skip what isn't posted.  The owner skips
+ * slots that are still in use, so one stopped claimer costs one slot and holds up nobody.  The
+ * entries that were given back lie before head; `stray` says that there is one, and who finds
+ * nothing else looks through the whole ring.
+ *
+ * Names.  A claim carries its claimer's name: the queue pair that the message came for (it has one
+ * requester), or, of UD, the process that sends.  Whatever bears a dead one's name is the owner's
+ * to post again.  The name of a posted entry is the ring's nonce, so whoever comes late can't claim
+ * from memory that has become something else: the compare fails.
+ *
+ * Finishing.  The claimer fills in the completion, pushes the entry onto the list of the queue pair
+ * that it is for (a Treiber stack: pushed one by one, taken off all at once, so there is no ABA), and
+ * only then says DONE, the last that it does to it.  Then it sets the dirty bit.  The owner moves the list
+ * into a private chain, oldest first, and takes from it what is DONE; so a claimer is inside the
+ * entry and the queue pair's block for as long as the word says CLAIMED, and that is what the owner
+ * waits for where it waits for `busy` of a connected one (arena.h): change life or key, fence, look
+ * for claims; the claimer claims, then reads life and keys.
+ *
+ * Locks.  The pool's lock guards all that is private of it, and is taken inside the CQ's lock.
+ * A chain belongs to the CQ's lock.
+ */
+#ifndef RDMANET_SOFT_POOL_H
+#define RDMANET_SOFT_POOL_H
+
+#include "arena.h"
+
+/* --- the claimer's side (claim.c) ----------------------------------------------------------------- */
+
+struct rn_claim {
+	struct rn_entry *entry; /* NULL: none */
+	uint64_t posted, claimed; /* its word, before and now */
+	uint32_t max_sge;
+	bool low;        /* fewer are left than the owner wants: ring its bell, then rn_claim_rung */
+	uint32_t arming; /* for that */
+};
+
+enum { RN_NAME_QP = 1u << 29 };
+
+/* The name of the one requester of a queue pair, and of a process. */
+static inline uint32_t rn_name_of_qp(uint32_t index, uint32_t generation)
+{
+	return RN_NAME_QP | index << 15 | (generation & 0x7fff);
+}
+static inline uint32_t rn_name_of_process(int pid)
+{
+	return (uint32_t)pid & (RN_NAME_QP - 1);
+}
+
+/* Take the next receive of a pool in this arena. False: there is none. */
+bool rn_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim);
+void rn_claim_rung(struct rn_pool_block *pool, struct rn_claim *claim);
+void rn_claim_give_back(struct rn_pool_block *pool, struct rn_claim *claim);
+/* The completion is in the slot: hand it over, for the queue pair or SRQ whose list this is. */
+void rn_claim_finish(char *arena, struct rn_claim *claim, _Atomic uint32_t *finished);
+
+/* --- the owner's side (pool.c) --------------------------------------------------------------------- */
+
+struct ibv_recv_wr;
+struct ibv_wc;
+struct rn_pool;
+
+/* Where receives come out: a queue pair's list in the arena, and what was taken off it. The chain's ends are
+ * references; 0: none. */
+struct rn_arrivals {
+	_Atomic uint32_t *finished;
+	uint32_t first, last;
+};
+
+/* A completed receive as it came out. */
+struct rn_arrival {
+	uint64_t wr_id;
+	uint32_t byte_len, imm_data, source_qpn;
+	uint16_t destination; /* the queue pair's block index */
+	uint8_t status, opcode, wc_flags, vendor_err;
+};
+
+struct rn_pool *rn_pool_open(uint32_t max_wr, uint32_t max_sge, uint32_t pd); /* NULL: out of memory */
+/* No receive is taken from it any more; when somebody is stopped inside it goes later. */
+void rn_pool_close(struct rn_pool *pool);
+void rn_pool_reap(void);
+unsigned rn_pool_count_quarantined(void);
+bool rn_pool_is_quarantined(uint32_t pd);
+/* What this name has claimed is posted again: it is dead, or has been waited for. Its arrivals first:
+ * see rn_pool_sweep. */
+void rn_pool_recover(uint32_t name);
+void rn_pool_forked(void);
+
+uint32_t rn_pool_index(const struct rn_pool *pool);
+struct rn_pool_block *rn_pool_block(const struct rn_pool *pool);
+uint32_t rn_pool_max_wr(const struct rn_pool *pool);
+uint32_t rn_pool_left(struct rn_pool *pool); /* posted and not claimed, as far as the hint goes */
+
+/* Post a chain. 0, or errno and which one. */
+int rn_pool_post(struct rn_pool *pool, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+/* EINVAL: it holds more than that; ENOMEM. */
+int rn_pool_resize(struct rn_pool *pool, uint32_t max_wr);
+
+/* With the CQ's lock held: the next one that has arrived. False: none. */
+bool rn_pool_next(struct rn_pool *pool, struct rn_arrivals *arrivals, struct rn_arrival *arrival);
+/* What this name was about to hand over is not coming: take it off, post it again. */
+void rn_pool_sweep(struct rn_pool *pool, struct rn_arrivals *arrivals, uint32_t name);
+/* What has arrived will never be polled. */
+void rn_pool_discard(struct rn_pool *pool, struct rn_arrivals *arrivals);
+
+/* The queue of a UD queue pair ends in ERR: what is posted arrives as flushed, what is claimed
+ * too; or in RESET: it is just gone. With the CQ's lock held. */
+void rn_pool_flush(struct rn_pool *pool, struct rn_arrivals *arrivals);
+void rn_pool_clear(struct rn_pool *pool, struct rn_arrivals *arrivals);
+/* Is a process (not a queue pair's requester) inside? */
+bool rn_pool_is_claimed(struct rn_pool *pool);
+
+#endif
