@@ -173,7 +173,7 @@ static inline bool rn_is_foreign(const struct ibv_context *context)
 	return container_of(context, struct rn_context, verbs.context)->process != rn_process;
 }
 
-/* Queue an asynchronous event of a QP or CQ for ibv_get_async_event. */
+/* Queue an asynchronous event of a QP, a CQ or the port (element: NULL) for ibv_get_async_event. async.c */
 void rn_event_raise(struct rn_context *context, enum ibv_event_type type, void *element);
 /* Before an object goes: drop its unread events, wait until those read were acknowledged. */
 void rn_event_forget(struct rn_context *context, void *element, uint32_t *reported, uint32_t *completed,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device as programs meet it: list, open, queries, protection domains, asynchronous events.
+ * The device as programs meet it: list, open, queries, protection domains.
  *
  * There is one device, soft0, with one port whose link is this host's loopback: link layer
  * Ethernet, RoCE v2 GIDs ::ffff:127.0.0.1 and ::1.  It is there always, so that opening it is what
@@ -507,101 +507,6 @@ RN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv_pd)
 	pthread_mutex_unlock(&context->mutex);
 	free(pd);
 	return 0;
-}
-
-/* --- asynchronous events ------------------------------------------------------------------------------------------------ */
-
-static bool concerns_cq(enum ibv_event_type type)
-{
-	return type == IBV_EVENT_CQ_ERR;
-}
-
-void rn_event_raise(struct rn_context *context, enum ibv_event_type type, void *element)
-{
-	struct rn_event *event = calloc(1, sizeof(*event));
-	uint64_t one = 1;
-
-	if (!event)
-		return;
-	event->event.event_type = type;
-	if (concerns_cq(type))
-		event->event.element.cq = element;
-	else
-		event->event.element.qp = element;
-	rn_lock(&context->event_lock);
-	rn_list_add(&context->events, &event->link);
-	rn_unlock(&context->event_lock);
-	while (write(context->verbs.context.async_fd, &one, sizeof(one)) < 0 && errno == EINTR)
-		;
-}
-
-RN_EXPORT int ibv_get_async_event(struct ibv_context *ibv_context, struct ibv_async_event *to)
-{
-	struct rn_context *context = rn_context(ibv_context);
-	struct rn_event *event = NULL;
-	uint64_t token;
-
-	if (rn_is_foreign(ibv_context))
-		return fail(ENODEV);
-	while (!event) { /* the event a token stood for may have been forgotten with its object */
-		if (read(ibv_context->async_fd, &token, sizeof(token)) < 0)
-			return -1;
-		rn_lock(&context->event_lock);
-		if (!rn_list_empty(&context->events)) {
-			event = container_of(context->events.next, struct rn_event, link);
-			rn_list_del(&event->link);
-			if (concerns_cq(event->event.event_type))
-				rn_cq(event->event.element.cq)->async_reported++;
-			else
-				rn_qp(event->event.element.qp)->async_reported++;
-		}
-		rn_unlock(&context->event_lock);
-	}
-	*to = event->event;
-	free(event);
-	return 0;
-}
-
-RN_EXPORT void ibv_ack_async_event(struct ibv_async_event *event)
-{
-	bool is_cq = concerns_cq(event->event_type);
-	struct ibv_cq *cq = event->element.cq;
-	struct ibv_qp *qp = event->element.qp;
-	pthread_mutex_t *mutex = is_cq ? &cq->mutex : &qp->mutex;
-
-	if (rn_is_foreign(is_cq ? cq->context : qp->context))
-		return;
-	pthread_mutex_lock(mutex);
-	if (is_cq)
-		cq->async_events_completed++;
-	else
-		qp->events_completed++;
-	pthread_cond_broadcast(is_cq ? &cq->cond : &qp->cond);
-	pthread_mutex_unlock(mutex);
-}
-
-void rn_event_forget(struct rn_context *context, void *element, uint32_t *reported, uint32_t *completed,
-		     pthread_mutex_t *mutex, pthread_cond_t *cond)
-{
-	uint32_t expected;
-
-	rn_lock(&context->event_lock);
-	for (struct rn_list *at = context->events.next, *next; at != &context->events; at = next) {
-		struct rn_event *event = container_of(at, struct rn_event, link);
-
-		next = at->next;
-		if ((void *)event->event.element.qp == element) {
-			rn_list_del(at);
-			free(event);
-		}
-	}
-	expected = *reported;
-	rn_unlock(&context->event_lock);
-
-	pthread_mutex_lock(mutex);
-	while (*completed != expected)
-		pthread_cond_wait(cond, mutex);
-	pthread_mutex_unlock(mutex);
 }
 
 /* --- what this version has not ----------------------------------------------------------------------------------------------- */
