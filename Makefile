@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench bench-quick count test-c build wheel clean distclean prerequisites
+.PHONY: help demo test check bench bench-quick count test-c foreign foreign-quick build wheel clean distclean prerequisites
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -73,6 +73,12 @@ SANITIZE ?= address,undefined
 
 test-c: prerequisites ## run the C tests of the embedded device under sanitizers (SANITIZE=thread for the other kind)
 	@$(MAKE) --no-print-directory -C tests/c check SAN=$(SANITIZE)
+
+foreign: build ## run Debian's RDMA programs on the embedded device (ten minutes); writes the table in docs/soft-device.md
+	@$(py) scripts/foreign.py --write $(ARGS)
+
+foreign-quick: build ## the short ones of them
+	@$(py) scripts/foreign.py --quick $(ARGS)
 
 # --- measuring ----------------------------------------------------------------------------------------
 
