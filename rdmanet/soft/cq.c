@@ -387,29 +387,36 @@ static void block_give_back(struct rn_cq *cq)
 
 static void fall(struct rn_task *task);
 
-RN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ibv_context, int cqe, void *cq_context,
-				       struct ibv_comp_channel *channel, int comp_vector)
+static void free_cq(struct rn_cq *cq)
+{
+	free(cq->stamps);
+	free(cq->ring);
+	free(cq);
+}
+
+struct rn_cq *rn_cq_create(struct ibv_context *ibv_context, const struct ibv_cq_init_attr_ex *attr, bool stamped)
 {
 	struct rn_context *context = rn_context(ibv_context);
+	struct ibv_comp_channel *channel = attr->channel;
 	struct rn_cq *cq;
 	uint32_t size = 1;
 
 	errno = rn_is_foreign(ibv_context)                          ? ENODEV
-		: cqe < 1 || cqe > RN_MAX_CQE                       ? EINVAL
-		: comp_vector < 0 || comp_vector >= ibv_context->num_comp_vectors ? EINVAL
+		: attr->cqe < 1 || attr->cqe > RN_MAX_CQE           ? EINVAL
+		: attr->comp_vector >= (uint32_t)ibv_context->num_comp_vectors ? EINVAL
 		: channel && channel->context != ibv_context        ? EINVAL
 								    : 0;
 	if (errno)
 		return NULL;
-	while (size < (uint32_t)cqe)
+	while (size < attr->cqe)
 		size *= 2;
 	cq = calloc(1, sizeof(*cq));
 	if (!cq)
 		return NULL;
 	cq->ring = calloc(size, sizeof(*cq->ring));
-	if (!cq->ring || !block_take(cq)) {
-		free(cq->ring);
-		free(cq);
+	cq->stamps = stamped ? calloc(size, sizeof(*cq->stamps)) : NULL;
+	if (!cq->ring || (stamped && !cq->stamps) || !block_take(cq)) {
+		free_cq(cq);
 		errno = ENOMEM;
 		return NULL;
 	}
@@ -418,7 +425,7 @@ RN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ibv_context, int cqe,
 	cq->ready_tail = &cq->ready;
 	cq->cq.context = ibv_context;
 	cq->cq.channel = channel;
-	cq->cq.cq_context = cq_context;
+	cq->cq.cq_context = attr->cq_context;
 	cq->cq.handle = cq->index;
 	cq->cq.cqe = size;
 	pthread_mutex_init(&cq->cq.mutex, NULL);
@@ -438,12 +445,27 @@ RN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ibv_context, int cqe,
 		rn_unlock(&its->lock);
 	}
 	pthread_mutex_unlock(&context->mutex);
-	return &cq->cq;
+	return cq;
+}
+
+RN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+				       struct ibv_comp_channel *channel, int comp_vector)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = cqe > 0 ? cqe : 0,
+		.cq_context = cq_context,
+		.channel = channel,
+		.comp_vector = comp_vector,
+	};
+	struct rn_cq *cq = rn_cq_create(context, &attr, false);
+
+	return cq ? &cq->cq : NULL;
 }
 
 RN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv_cq, int cqe)
 {
 	struct rn_cq *cq = rn_cq(ibv_cq);
+	uint64_t *stamps = NULL;
 	struct rn_cqe *ring;
 	uint32_t size = 1, count = 0;
 
@@ -454,17 +476,28 @@ RN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv_cq, int cqe)
 	while (size < (uint32_t)cqe)
 		size *= 2;
 	ring = calloc(size, sizeof(*ring));
-	if (!ring)
+	if (cq->stamps)
+		stamps = calloc(size, sizeof(*stamps));
+	if (!ring || (cq->stamps && !stamps)) {
+		free(stamps);
+		free(ring);
 		return ENOMEM;
+	}
 	rn_lock(&cq->lock);
 	if (cq->tail - cq->head > size) {
 		rn_unlock(&cq->lock);
+		free(stamps);
 		free(ring);
 		return EINVAL; /* what is there must fit */
 	}
-	for (uint32_t at = cq->head; at != cq->tail; at++)
+	for (uint32_t at = cq->head; at != cq->tail; at++) {
+		if (stamps)
+			stamps[count] = cq->stamps[at & (cq->size - 1)];
 		ring[count++] = cq->ring[at & (cq->size - 1)];
+	}
 	free(cq->ring);
+	free(cq->stamps);
+	cq->stamps = stamps;
 	cq->ring = ring;
 	cq->size = size;
 	cq->head = 0;
@@ -540,8 +573,7 @@ RN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv_cq)
 	block_give_back(cq);
 	pthread_mutex_destroy(&ibv_cq->mutex);
 	pthread_cond_destroy(&ibv_cq->cond);
-	free(cq->ring);
-	free(cq);
+	free_cq(cq);
 	return 0;
 }
 
@@ -606,8 +638,11 @@ void rn_cq_purge(struct rn_cq *cq, struct rn_qp *qp)
 	for (uint32_t at = cq->head; at != cq->tail; at++) {
 		struct rn_cqe *cqe = &cq->ring[at & (cq->size - 1)];
 
-		if (cqe->qp != qp)
-			cq->ring[to++ & (cq->size - 1)] = *cqe;
+		if (cqe->qp == qp)
+			continue;
+		if (cq->stamps)
+			cq->stamps[to & (cq->size - 1)] = cq->stamps[at & (cq->size - 1)];
+		cq->ring[to++ & (cq->size - 1)] = *cqe;
 	}
 	cq->tail = to;
 	if (cq == qp->recv_cq)
@@ -643,7 +678,12 @@ void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe)
 	bool overrun = false;
 
 	rn_lock(&cq->lock);
+	if (unlikely(cq->stamps))
+		cq->stamps[cq->tail & (cq->size - 1)] = rn_now_ns();
 	if (likely(cq->tail - cq->head < cq->size && !cq->overrun)) {
+		cq->ring[cq->tail++ & (cq->size - 1)] = *cqe;
+	} else if (cq->may_overrun) {
+		cq->head++; /* the oldest is lost */
 		cq->ring[cq->tail++ & (cq->size - 1)] = *cqe;
 	} else {
 		overrun = !cq->overrun;
@@ -711,9 +751,12 @@ static int poll_sends(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	int count = 0;
 
 	while (count < entries && cq->head != cq->tail) {
-		struct rn_cqe *cqe = &cq->ring[cq->head++ & (cq->size - 1)];
+		struct rn_cqe *cqe = &cq->ring[cq->head & (cq->size - 1)];
 		struct rn_qp *qp = cqe->qp;
 
+		if (unlikely(cq->stamps))
+			cq->stamp = cq->stamps[cq->head & (cq->size - 1)];
+		cq->head++;
 		wc[count++] = (struct ibv_wc){
 			.wr_id = cqe->wr_id,
 			.status = cqe->status,
@@ -755,7 +798,7 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 	};
 }
 
-static int poll_receives(struct rn_qp *qp, int entries, struct ibv_wc *wc)
+static int poll_receives(struct rn_cq *cq, struct rn_qp *qp, int entries, struct ibv_wc *wc)
 {
 	uint32_t polled = atomic_load_explicit(&qp->rq_polled, memory_order_relaxed);
 	uint32_t posted = atomic_load_explicit(&qp->rq_posted, memory_order_acquire);
@@ -774,6 +817,8 @@ static int poll_receives(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 			};
 		}
 	}
+	if (unlikely(cq->stamps))
+		cq->stamp = rn_now_ns();
 	qp->completions += count;
 	atomic_store_explicit(&qp->rq_polled, polled, memory_order_release);
 	return count;
@@ -786,7 +831,7 @@ static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	collect_ready(cq);
 	while (count < entries && cq->ready) {
 		struct rn_qp *qp = cq->ready;
-		int got = poll_receives(qp, entries - count, wc + count);
+		int got = poll_receives(cq, qp, entries - count, wc + count);
 
 		cq->ready = qp->next_ready;
 		if (!cq->ready)
@@ -810,15 +855,11 @@ static void polled_nothing(void)
 		sched_yield();
 }
 
-int rn_cq_poll(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *wc)
+/* As many as there are, sends and receives in turns; or -errno. */
+static int poll(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 {
-	struct rn_cq *cq = rn_cq(ibv_cq);
 	int count;
 
-	if (unlikely(rn_is_foreign(ibv_cq->context)))
-		return -ENODEV;
-	if (unlikely(entries <= 0))
-		return entries < 0 ? -EINVAL : 0;
 	rn_lock(&cq->lock);
 	if (unlikely(cq->overrun)) {
 		rn_unlock(&cq->lock);
@@ -836,6 +877,23 @@ int rn_cq_poll(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *wc)
 	if (!count)
 		polled_nothing();
 	return count;
+}
+
+int rn_cq_poll(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *wc)
+{
+	if (unlikely(rn_is_foreign(ibv_cq->context)))
+		return -ENODEV;
+	if (unlikely(entries <= 0))
+		return entries < 0 ? -EINVAL : 0;
+	return poll(rn_cq(ibv_cq), entries, wc);
+}
+
+int rn_cq_take(struct rn_cq *cq, struct ibv_wc *wc, uint64_t *stamp)
+{
+	int got = rn_cq_poll(&cq->cq, 1, wc);
+
+	*stamp = cq->stamp;
+	return got;
 }
 
 /* --- the end -------------------------------------------------------------------------------------------- */

@@ -285,17 +285,12 @@ static bool execute_now(struct rn_qp *qp, const struct ibv_send_wr *wr, bool *en
 	return true;
 }
 
-int rn_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+/* With sq_lock held. The rest of the chain from the one that was refused on, and why. */
+static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
 {
-	struct rn_qp *qp = rn_qp(base);
 	bool entered = false;
 	int err = 0;
 
-	if (unlikely(rn_is_foreign(base->context))) {
-		*bad_wr = wr;
-		return ENODEV;
-	}
-	rn_lock(&qp->sq_lock);
 	for (; wr; wr = wr->next) {
 		int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
 		enum rn_wait wait = RN_WAIT_DUE;
@@ -329,6 +324,40 @@ int rn_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
 	}
 	if (entered)
 		rn_leave(qp);
+	return err;
+}
+
+int rn_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+	struct rn_qp *qp = rn_qp(base);
+	int err;
+
+	if (unlikely(rn_is_foreign(base->context))) {
+		*bad_wr = wr;
+		return ENODEV;
+	}
+	rn_lock(&qp->sq_lock);
+	err = post_locked(qp, wr, bad_wr);
+	rn_unlock(&qp->sq_lock);
+	return err;
+}
+
+int rn_post_chain(struct rn_qp *qp, struct ibv_send_wr *first, uint32_t count)
+{
+	struct ibv_send_wr *bad_wr;
+	int err = 0;
+
+	if (unlikely(rn_is_foreign(qp->ex.qp_base.context)))
+		return ENODEV;
+	rn_lock(&qp->sq_lock);
+	if (atomic_load_explicit(&qp->state, memory_order_relaxed) < IBV_QPS_RTS)
+		err = EINVAL;
+	else if (qp->cap.max_send_wr - (qp->sq_posted - atomic_load_explicit(&qp->sq_freed, memory_order_acquire)) < count)
+		err = ENOMEM;
+	for (struct ibv_send_wr *wr = first; wr && !err; wr = wr->next)
+		err = check_send(qp, wr);
+	if (!err)
+		err = post_locked(qp, first, &bad_wr);
 	rn_unlock(&qp->sq_lock);
 	return err;
 }

@@ -110,9 +110,10 @@ static void reset_peers_words(struct rn_qp_block *block, uint32_t next_receive)
 
 /* --- creating ------------------------------------------------------------------------------------------------ */
 
-static int check_init(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
+static int check_init(const struct ibv_qp_init_attr_ex *init)
 {
 	const struct ibv_qp_cap *cap = &init->cap;
+	struct ibv_pd *pd = init->pd;
 
 	if (rn_is_foreign(pd->context))
 		return ENODEV;
@@ -225,15 +226,17 @@ static void free_rings(struct rn_qp *qp)
 	rn_arena_free(qp->rq_offset, (uint64_t)qp->rq_size * qp->rq_stride);
 	free(qp->rq_shadow);
 	free(qp->sq);
+	free(qp->builder);
 }
 
-RN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
+struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 {
+	struct ibv_pd *pd = init->pd;
 	struct rn_context *context = rn_context(pd->context);
 	struct ibv_qp *base;
 	struct rn_qp *qp;
 
-	errno = check_init(pd, init);
+	errno = check_init(init);
 	if (!errno)
 		errno = rn_context_engine(context);
 	if (errno)
@@ -302,7 +305,27 @@ RN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
 	qp->recv_cq->users++;
 	rn_list_add(&context->qps, &qp->link);
 	pthread_mutex_unlock(&context->mutex);
-	return base;
+	return qp;
+}
+
+RN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
+{
+	struct ibv_qp_init_attr_ex ex = {
+		.qp_context = init->qp_context,
+		.send_cq = init->send_cq,
+		.recv_cq = init->recv_cq,
+		.srq = init->srq,
+		.cap = init->cap,
+		.qp_type = init->qp_type,
+		.sq_sig_all = init->sq_sig_all,
+		.pd = pd,
+	};
+	struct rn_qp *qp = rn_qp_create(&ex);
+
+	if (!qp)
+		return NULL;
+	init->cap = ex.cap;
+	return &qp->ex.qp_base;
 }
 
 /* --- ERR and RESET --------------------------------------------------------------------------------------------- */

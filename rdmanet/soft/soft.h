@@ -244,7 +244,7 @@ void rn_mr_forked(void);
 void rn_mr_reap(void); /* release what nobody is inside of any more; with rn_world held */
 void rn_mr_destroy_all(struct rn_context *context);
 
-/* --- completion (cq.c) -------------------------------------------------------------------------- */
+/* --- completion (cq.c, cq_ex.c) -------------------------------------------------------------------------- */
 
 struct rn_channel {
 	struct ibv_comp_channel channel;
@@ -264,14 +264,20 @@ struct rn_cqe {
 };
 
 struct rn_cq {
-	struct ibv_cq cq;
+	union {
+		struct ibv_cq cq;
+		struct ibv_cq_ex ex; /* with its functions when it was made by create_cq_ex */
+	};
 	uint32_t index; /* of the block */
 	struct rn_cq_block *block;
 	struct rn_lock lock;
 
 	struct rn_cqe *ring; /* finished sends: head..tail, modulo 2^32 */
 	uint32_t size, head, tail;
+	uint64_t *stamps; /* when each was pushed; NULL: nobody will ask */
+	uint64_t stamp;   /* of the completion polled last */
 	bool overrun;
+	bool may_overrun; /* the program has said that it won't, or doesn't care */
 	struct rn_task fall; /* after an overrun: its queue pairs go to ERR */
 	bool sends_first; /* whose turn it is */
 
@@ -284,6 +290,12 @@ struct rn_cq {
 	uint32_t async_reported;
 	unsigned users;
 	struct rn_list link, channel_link;
+
+	struct rn_lock turn; /* who iterates; for longer than a few instructions, so no lock of ours is inside it */
+	struct {
+		struct ibv_wc wc;
+		uint64_t stamp;
+	} now; /* where the iterator is */
 };
 
 static inline struct rn_cq *rn_cq(struct ibv_cq *cq)
@@ -291,6 +303,9 @@ static inline struct rn_cq *rn_cq(struct ibv_cq *cq)
 	return (struct rn_cq *)cq;
 }
 
+/* NULL and errno. stamped: keep the time of each completion. Only what the first version of attr has is read. */
+struct rn_cq *rn_cq_create(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr, bool stamped);
+struct ibv_cq_ex *rn_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr);
 /* A send has finished: with the QP's send lock held. */
 void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe);
 /* Receives of this QP may be there to poll (it was flushed): look at it, wake whoever waits. */
@@ -302,6 +317,8 @@ void rn_cq_detach(struct rn_cq *cq, struct rn_qp *qp);
 /* Forget completions of this QP: it is destroyed or reset. */
 void rn_cq_purge(struct rn_cq *cq, struct rn_qp *qp);
 int rn_cq_poll(struct ibv_cq *cq, int entries, struct ibv_wc *wc);
+/* One completion: 1, 0 or -errno; and when it was made, if the CQ keeps that. */
+int rn_cq_take(struct rn_cq *cq, struct ibv_wc *wc, uint64_t *stamp);
 int rn_cq_request_notify(struct ibv_cq *cq, int solicited_only);
 
 /* After completions became visible: fire the CQ's channel if it is armed for them. For our own and
@@ -314,7 +331,7 @@ void rn_bell_close(void);
 void rn_cq_forked(void);
 void rn_cq_destroy_all(struct rn_context *context);
 
-/* --- queue pairs (qp.c, qp_modify.c) ------------------------------------------------------------------------- */
+/* --- queue pairs (qp.c, qp_ex.c, qp_modify.c) ------------------------------------------------------------------ */
 
 /* A posted send that could not be executed at once. Followed by its scatter list or inline data. */
 struct rn_send {
@@ -335,6 +352,7 @@ struct rn_qp {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	bool sq_sig_all;
+	struct rn_builder *builder; /* of the ibv_wr_* calls, when it was made for them */
 
 	/* The send queue: under sq_lock. Counts are modulo 2^32: freed <= executed <= posted. */
 	alignas(64) struct rn_lock sq_lock;
@@ -408,6 +426,9 @@ static inline bool rn_rq_is_done(const struct rn_qp *qp, uint32_t index)
 extern struct rn_qp *rn_qps[RN_QPS_MAX];
 extern uint32_t rn_qps_end; /* none at this index or above */
 
+/* NULL and errno; init->cap becomes what it really has. */
+struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init);
+struct ibv_qp *rn_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *init); /* qp_ex.c */
 /* Is this a transition, with these attributes? qp_table.c */
 bool rn_qp_may_move(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
 /* Tell everybody who wants in what state the queue pair is in. */
@@ -434,6 +455,8 @@ void rn_qp_forked(void);
 /* --- posting and executing (post.c, exec.c, remote.c) -------------------------------------------- */
 
 int rn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
+/* A chain of that many, all or none. 0 or errno. */
+int rn_post_chain(struct rn_qp *qp, struct ibv_send_wr *first, uint32_t count);
 int rn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
 /* Go on with what is queued. Takes the send lock; engine thread. */
 void rn_qp_progress(struct rn_qp *qp);

@@ -150,6 +150,8 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 	all.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 						      IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
 						      IBV_ODP_SUPPORT_ATOMIC;
+	all.completion_timestamp_mask = UINT64_MAX;
+	all.hca_core_clock = 1000000; /* kHz: nanoseconds */
 	all.device_cap_flags_ex = all.orig_attr.device_cap_flags;
 	all.phys_port_cnt_ex = 1;
 	memcpy(attr, &all, size < sizeof(all) ? size : sizeof(all));
@@ -276,8 +278,9 @@ RN_EXPORT int ibv_get_pkey_index(struct ibv_context *context, uint8_t port, __be
 static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
 {
 	(void)context;
-	if (values->comp_mask & IBV_VALUES_MASK_RAW_CLOCK && clock_gettime(CLOCK_MONOTONIC, &values->raw_clock))
-		return errno;
+	/* Ticks of the clock of completion time stamps, which programs take from tv_nsec alone. */
+	if (values->comp_mask & IBV_VALUES_MASK_RAW_CLOCK)
+		values->raw_clock = (struct timespec){.tv_nsec = rn_now_ns()};
 	values->comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
 	return 0;
 }
@@ -333,6 +336,8 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	context->verbs.query_port = query_port;
 	context->verbs.query_device_ex = query_device_ex;
 	context->verbs.query_rt_values = query_rt_values;
+	context->verbs.create_cq_ex = rn_create_cq_ex;
+	context->verbs.create_qp_ex = rn_create_qp_ex;
 	context->verbs.context = (struct ibv_context){
 		.device = device,
 		.ops =
@@ -576,13 +581,6 @@ RN_EXPORT int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint
 {
 	(void)qp, (void)gid, (void)lid;
 	return EOPNOTSUPP;
-}
-
-/* Queue pairs are not created with SEND_OPS_FLAGS. */
-RN_EXPORT struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
-{
-	(void)qp;
-	return NULL;
 }
 
 RN_EXPORT int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)

@@ -118,7 +118,40 @@ struct end_options {
 	int cqe;
 	bool sig_all;
 	struct end *share; /* context and PD of another end */
+	bool extended;     /* made by ibv_create_cq_ex and ibv_create_qp_ex, of these: */
+	uint64_t wc_flags, send_ops;
+	uint32_t cq_flags;
 };
+
+static inline struct ibv_cq *make_extended_cq(const struct end *end, const struct end_options *options)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = options->cqe ? options->cqe : 256,
+		.cq_context = (void *)end,
+		.channel = end->channel,
+		.wc_flags = options->wc_flags,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+		.flags = options->cq_flags,
+	};
+
+	return (struct ibv_cq *)ibv_create_cq_ex(end->context, &attr);
+}
+
+static inline struct ibv_qp *make_extended_qp(const struct end *end, const struct ibv_qp_init_attr *init, uint64_t ops)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = init->send_cq,
+		.recv_cq = init->recv_cq,
+		.cap = init->cap,
+		.qp_type = init->qp_type,
+		.sq_sig_all = init->sq_sig_all,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = end->pd,
+		.send_ops_flags = ops,
+	};
+
+	return ibv_create_qp_ex(end->context, &attr);
+}
 
 static inline void end_open(struct end *end, const struct end_options *options)
 {
@@ -139,10 +172,11 @@ static inline void end_open(struct end *end, const struct end_options *options)
 	end->context = options->share ? options->share->context : open_soft();
 	end->pd = options->share ? options->share->pd : ibv_alloc_pd(end->context);
 	end->channel = ibv_create_comp_channel(end->context);
-	end->cq = ibv_create_cq(end->context, options->cqe ? options->cqe : 256, end, end->channel, 0);
+	end->cq = options->extended ? make_extended_cq(end, options)
+				    : ibv_create_cq(end->context, options->cqe ? options->cqe : 256, end, end->channel, 0);
 	CHECK(end->pd && end->channel && end->cq);
 	init.send_cq = init.recv_cq = end->cq;
-	end->qp = ibv_create_qp(end->pd, &init);
+	end->qp = options->extended ? make_extended_qp(end, &init, options->send_ops) : ibv_create_qp(end->pd, &init);
 	CHECK(end->qp);
 	end->mr = make_memory(end->pd, options->memory, BUFFER, &end->buffer);
 }
