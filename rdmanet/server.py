@@ -53,6 +53,8 @@ class RdmaServer(asyncio.AbstractServer):
     def _add_listener(self, driver: Driver, address: SockAddr) -> None:
         cm_id = driver.create_id(lambda event: self._cm_event(driver, event))
         try:
+            if len(address) == 4:
+                cm_id.set_af_only()  # :: is IPv6's only, as in asyncio: 0.0.0.0 is another listener
             cm_id.bind_addr(address)
         except BaseException:
             driver.destroy_id(cm_id)

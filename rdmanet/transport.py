@@ -161,7 +161,7 @@ async def start_rdma_server(
 
     As ``loop.create_server``: ``host`` is an address, several, or None for all; port 0 or None takes
     a free port and ``server.sockets`` tells which. Without ``device`` every device that owns the
-    address listens; the embedded device listens on loopback only, so there a wildcard means loopback.
+    address listens; the embedded device has every address of this host.
     ``reuse_address`` is accepted and means nothing: a port is free as soon as its listener is gone.
 
     Raises TypeError for a coroutine function (that is ``start_rdma_stream_server``), OSError when

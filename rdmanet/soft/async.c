@@ -83,6 +83,7 @@ RN_EXPORT int ibv_get_async_event(struct ibv_context *ibv_context, struct ibv_as
 		errno = ENODEV;
 		return -1;
 	}
+	rn_context_engine(context); /* it sees what becomes of the port; without it, that is not heard of */
 	while (!event) { /* the event a token stood for may have been forgotten with its object */
 		if (read(ibv_context->async_fd, &token, sizeof(token)) < 0)
 			return -1;

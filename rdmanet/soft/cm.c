@@ -10,6 +10,8 @@
 #define _GNU_SOURCE
 #include "cm.h"
 
+#include "gid.h"
+
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -85,8 +87,8 @@ struct ibv_context *rn_cm_context_get(void)
 	}
 	if (!error && !shared.users)
 		error = -rn_engine_hold();
-	if (!error)
-		shared.users++;
+	if (!error && !shared.users++)
+		rn_gid_watch();
 	pthread_mutex_unlock(&shared.lock);
 	if (error) {
 		errno = error;

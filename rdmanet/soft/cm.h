@@ -124,14 +124,14 @@ void rn_cm_id_free(struct rn_cm_id *id);
 /* --- cm_address.c ------------------------------------------------------------------------------- */
 
 socklen_t rn_cm_address_length(const struct sockaddr *address); /* 0: no family of ours */
-bool rn_cm_is_loopback(const struct sockaddr *address);
 bool rn_cm_is_wildcard(const struct sockaddr *address);
 void rn_cm_set_loopback(struct sockaddr *address); /* keeps family and port */
 __be16 rn_cm_port(const struct sockaddr *address);
 void rn_cm_set_port(struct sockaddr *address, __be16 port);
 /* id->verbs and what the route says, from the addresses in it. */
 void rn_cm_set_route(struct rn_cm_id *id);
-int rn_cm_gid_index(const struct sockaddr *address);
+int rn_cm_gid_index(const struct sockaddr *address); /* -1: it is no address of ours any more */
+void rn_cm_undress(struct sockaddr_storage *address); /* an IPv4 one of its IPv6 clothes */
 
 /* --- cm_event.c --------------------------------------------------------------------------------- */
 

@@ -2,13 +2,16 @@
 /*
  * Addresses of the connection manager.
  *
- * The device is on the loopback interface and nowhere else: 127.0.0.0/8, ::1, and the same in
- * IPv6's clothes.  A wildcard means the loopback address of its family, both for listening and, as
- * the kernel's connection manager has it, as a destination.  An identifier that is bound holds a
- * TCP socket that is bound: the port space is TCP's, so a port that is taken is seen at once.
+ * Every address of this host is the device's, and every address that this host has a way to is one
+ * to connect to; the way decides which of ours is the source.  A wildcard to listen on stays one,
+ * as destination it means the loopback address, as the kernel's connection manager has it.  An
+ * identifier that is bound holds a TCP socket that is bound: the port space is TCP's, so a port
+ * that is taken is seen at once.
  */
 #define _GNU_SOURCE
 #include "cm.h"
+
+#include "gid.h"
 
 #include <netdb.h>
 #include <stdlib.h>
@@ -26,15 +29,6 @@ socklen_t rn_cm_address_length(const struct sockaddr *address)
 	return address->sa_family == AF_INET    ? sizeof(struct sockaddr_in)
 	       : address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
 						: 0;
-}
-
-bool rn_cm_is_loopback(const struct sockaddr *address)
-{
-	const struct sockaddr_in6 *in6 = (const void *)address;
-
-	if (address->sa_family == AF_INET)
-		return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 == 127;
-	return IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr) || (is_mapped(in6) && in6->sin6_addr.s6_addr[12] == 127);
 }
 
 bool rn_cm_is_wildcard(const struct sockaddr *address)
@@ -65,22 +59,21 @@ void rn_cm_set_port(struct sockaddr *address, __be16 port)
 	((struct sockaddr_in *)(void *)address)->sin_port = port;
 }
 
-/* The device's table has two: 0 for IPv4, 1 for IPv6. */
 int rn_cm_gid_index(const struct sockaddr *address)
 {
-	return address->sa_family == AF_INET6 && !is_mapped((const void *)address);
+	return rn_gid_index_of(address);
 }
 
-static void gid_of(const struct sockaddr *address, union ibv_gid *gid)
+/* A listener for both families has an IPv4 peer in IPv6's clothes. */
+void rn_cm_undress(struct sockaddr_storage *address)
 {
-	memset(gid, 0, sizeof *gid);
-	if (rn_cm_gid_index(address)) {
-		gid->raw[15] = 1;
-	} else {
-		static const uint8_t localhost[] = {0xff, 0xff, 127, 0, 0, 1};
+	struct sockaddr_in6 v6 = *(struct sockaddr_in6 *)address;
 
-		memcpy(&gid->raw[10], localhost, sizeof localhost);
-	}
+	if (v6.sin6_family != AF_INET6 || !is_mapped(&v6))
+		return;
+	memset(address, 0, sizeof *address);
+	*(struct sockaddr_in *)address = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = v6.sin6_port};
+	memcpy(&((struct sockaddr_in *)address)->sin_addr, &v6.sin6_addr.s6_addr[12], 4);
 }
 
 void rn_cm_set_route(struct rn_cm_id *id)
@@ -89,10 +82,10 @@ void rn_cm_set_route(struct rn_cm_id *id)
 
 	id->id.verbs = rn_cm_context();
 	id->id.port_num = 1;
-	gid_of(&route->addr.src_addr, &route->addr.addr.ibaddr.sgid);
+	rn_gid_of(&route->addr.src_addr, &route->addr.addr.ibaddr.sgid);
 	if (!rn_cm_address_length(&route->addr.dst_addr))
 		return;
-	gid_of(&route->addr.dst_addr, &route->addr.addr.ibaddr.dgid);
+	rn_gid_of(&route->addr.dst_addr, &route->addr.addr.ibaddr.dgid);
 	route->addr.addr.ibaddr.pkey = htobe16(0xffff);
 	id->path = (struct ibv_sa_path_rec){
 		.sgid = route->addr.addr.ibaddr.sgid,
@@ -133,39 +126,51 @@ static int bind_exclusively(int fd, const struct sockaddr *address)
 	return 0;
 }
 
+/* A socket bound to it, whose port is filled in; or -1 and errno. */
+static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *local)
+{
+	const struct sockaddr *address = (struct sockaddr *)local;
+	socklen_t length = rn_cm_address_length(address);
+	int fd = rn_fd_own(socket(local->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	int on = 1, only = id->af_only, error;
+
+	if (fd < 0)
+		return -1;
+	if (local->ss_family == AF_INET6)
+		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
+	if (id->reuse_address) {
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+		error = bind(fd, address, length) ? errno : 0;
+	} else {
+		error = bind_exclusively(fd, address);
+	}
+	if (!error && getsockname(fd, (struct sockaddr *)local, &length))
+		error = errno;
+	if (!error)
+		return fd;
+	rn_fd_close(fd);
+	return rn_cm_error(error);
+}
+
 RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *address)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 	struct sockaddr_storage local = {0};
 	socklen_t length = rn_cm_address_length(address);
-	static const int on = 1;
-	int fd, error;
+	int fd;
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
 	if (!length || id->state != RN_CM_IDLE)
 		return rn_cm_error(EINVAL);
 	memcpy(&local, address, length);
-	if (rn_cm_is_wildcard((struct sockaddr *)&local))
+	if (rn_gid_local_only() && rn_cm_is_wildcard((struct sockaddr *)&local))
 		rn_cm_set_loopback((struct sockaddr *)&local);
-	if (!rn_cm_is_loopback((struct sockaddr *)&local))
+	if (!rn_cm_is_wildcard((struct sockaddr *)&local) && rn_gid_index_of((struct sockaddr *)&local) < 0)
 		return rn_cm_error(EADDRNOTAVAIL);
-
-	fd = rn_fd_own(socket(local.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	fd = bound_socket(id, &local);
 	if (fd < 0)
 		return -1;
-	if (id->reuse_address) {
-		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-		error = bind(fd, (struct sockaddr *)&local, length) ? errno : 0;
-	} else {
-		error = bind_exclusively(fd, (struct sockaddr *)&local);
-	}
-	if (!error && getsockname(fd, (struct sockaddr *)&local, &length))
-		error = errno;
-	if (error) {
-		rn_fd_close(fd);
-		return rn_cm_error(error);
-	}
 	pthread_mutex_lock(&rn_cm_lock);
 	memcpy(&rdma_id->route.addr.src_addr, &local, length);
 	id->bound_fd = fd;
@@ -175,13 +180,40 @@ RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *addres
 	return 0;
 }
 
+/*
+ * Which address of ours the way to another begins with: what the kernel says for a datagram, of
+ * which none is sent.  0, or why there is no way.  src: unspecified, or the one that was bound.
+ */
+static int find_source(const struct sockaddr *dst, struct sockaddr_storage *src)
+{
+	socklen_t length = rn_cm_address_length(dst);
+	struct sockaddr_storage near = *src;
+	int fd = socket(dst->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
+
+	if (fd < 0)
+		return errno;
+	rn_cm_set_port((struct sockaddr *)&near, 0);
+	if ((!rn_cm_is_wildcard((struct sockaddr *)&near) && bind(fd, (struct sockaddr *)&near, length)) ||
+	    connect(fd, dst, length) || getsockname(fd, (struct sockaddr *)&near, &length))
+		error = errno;
+	close(fd);
+	if (error && error != EACCES) /* to everybody at once */
+		return error;
+	if (error || rn_gid_index_of((struct sockaddr *)&near) < 0)
+		return EHOSTUNREACH;
+	rn_cm_set_port((struct sockaddr *)&near, rn_cm_port((struct sockaddr *)src));
+	*src = near;
+	return 0;
+}
+
 /* The port of the source is known when the connection is under way, or was bound before. */
 RN_EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma_id, struct sockaddr *src, struct sockaddr *dst, int timeout_ms)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 	struct rdma_addr *addr = &rdma_id->route.addr;
 	socklen_t length = rn_cm_address_length(dst);
-	int error = 0;
+	struct sockaddr_storage to = {0}, from;
+	int error = 0, no_way;
 
 	(void)timeout_ms; /* nothing to wait for */
 	if (id->epoch != rn_epoch())
@@ -194,21 +226,21 @@ RN_EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma_id, struct sockaddr *src
 	    rdma_bind_addr(rdma_id, src))
 		return -1;
 
-	pthread_mutex_lock(&rn_cm_lock);
-	memcpy(&addr->dst_addr, dst, length);
+	memcpy(&to, dst, length);
 	if (rn_cm_is_wildcard(dst))
-		rn_cm_set_loopback(&addr->dst_addr);
-	if (!rn_cm_is_loopback(&addr->dst_addr)) {
-		error = rn_cm_tell(id, RDMA_CM_EVENT_ADDR_ERROR, -EHOSTUNREACH) ? 0 : ENOMEM;
+		rn_cm_set_loopback((struct sockaddr *)&to);
+	from = addr->src_storage;
+	from.ss_family = to.ss_family;
+	no_way = find_source((struct sockaddr *)&to, &from);
+
+	pthread_mutex_lock(&rn_cm_lock);
+	addr->dst_storage = to;
+	if (no_way) {
+		error = rn_cm_tell(id, RDMA_CM_EVENT_ADDR_ERROR, -no_way) ? 0 : ENOMEM;
 	} else if (!rn_cm_tell(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0)) {
 		error = ENOMEM;
 	} else {
-		if (id->state == RN_CM_IDLE) {
-			addr->src_addr.sa_family = dst->sa_family;
-			rn_cm_set_loopback(&addr->src_addr);
-			if (dst->sa_family == AF_INET6 && is_mapped((void *)&addr->dst_addr))
-				addr->src_sin6.sin6_addr = addr->dst_sin6.sin6_addr;
-		}
+		addr->src_storage = from;
 		rn_cm_set_route(id);
 		id->state = RN_CM_ADDRESS_RESOLVED;
 	}

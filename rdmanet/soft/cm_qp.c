@@ -23,6 +23,7 @@ RN_EXPORT int rdma_init_qp_attr(struct rdma_cm_id *rdma_id, struct ibv_qp_attr *
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 	const struct rn_cm_terms *terms = &id->terms;
+	int gid_index;
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
@@ -39,13 +40,16 @@ RN_EXPORT int rdma_init_qp_attr(struct rdma_cm_id *rdma_id, struct ibv_qp_attr *
 		}
 		return 0;
 	case IBV_QPS_RTR:
+		gid_index = rn_cm_gid_index(&rdma_id->route.addr.src_addr);
+		if (gid_index < 0)
+			return rn_cm_error(EADDRNOTAVAIL);
 		*mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 		attr->ah_attr = (struct ibv_ah_attr){
 			.is_global = 1,
 			.port_num = rdma_id->port_num,
 			.grh = {.dgid = rdma_id->route.addr.addr.ibaddr.dgid,
-				.sgid_index = (uint8_t)rn_cm_gid_index(&rdma_id->route.addr.src_addr),
+				.sgid_index = (uint8_t)gid_index,
 				.hop_limit = HOP_LIMIT,
 				.traffic_class = id->tos},
 		};

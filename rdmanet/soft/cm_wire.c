@@ -94,7 +94,7 @@ struct rn_wire {
 	struct rn_timer timer;
 	struct rn_task task;
 	struct rn_death death;
-	struct sockaddr_storage far; /* the passive side's peer */
+	struct sockaddr_storage near, far; /* the passive side's: of the socket, and of the peer */
 	struct sockaddr_storage dst; /* where the active side goes */
 	bool connecting;             /* the TCP connection isn't there yet */
 	bool watched;                /* death */
@@ -556,7 +556,7 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 	id->state = RN_CM_CONNECTION;
 	id->wire = wire;
 	wire->id = id;
-	id->id.route.addr.src_storage = listener->id.route.addr.src_storage;
+	id->id.route.addr.src_storage = wire->near;
 	id->id.route.addr.dst_storage = wire->far;
 	id->tos = listener->tos;
 	id->ack_timeout = listener->ack_timeout;
@@ -924,8 +924,8 @@ static void drop_eldest_unheard(void)
 /* False: no more for now. */
 static bool accept_one(struct rn_cm_id *listener)
 {
-	struct sockaddr_storage far = {0};
-	socklen_t length = sizeof far;
+	struct sockaddr_storage near = {0}, far = {0};
+	socklen_t length = sizeof far, near_length = sizeof near;
 	static const int on = 1;
 	struct rn_wire *wire;
 	bool more;
@@ -941,6 +941,12 @@ static bool accept_one(struct rn_cm_id *listener)
 	}
 	if (fd < 0)
 		return errno != EAGAIN;
+	if (getsockname(fd, (struct sockaddr *)&near, &near_length)) {
+		rn_fd_close(fd);
+		return true;
+	}
+	rn_cm_undress(&near);
+	rn_cm_undress(&far);
 	drop_eldest_unheard();
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	pthread_mutex_lock(&rn_cm_lock);
@@ -949,6 +955,7 @@ static bool accept_one(struct rn_cm_id *listener)
 		unheard++;
 		wire->source.fd = fd;
 		wire->listener = listener;
+		wire->near = near;
 		wire->far = far;
 	}
 	pthread_mutex_unlock(&rn_cm_lock);

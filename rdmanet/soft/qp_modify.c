@@ -12,21 +12,15 @@
  *
  * All values are checked before the first is taken: a call that is refused has changed nothing.
  */
-#include <arpa/inet.h>
-#include <netinet/in.h>
-
+#include "gid.h"
 #include "soft.h"
 
-/* Only this host can be reached: ::ffff:127.0.0.0/104 and ::1. */
+/* Only this host can be reached. */
 static int check_address(const struct ibv_ah_attr *ah)
 {
-	const struct in6_addr *to = (const struct in6_addr *)&ah->grh.dgid;
-
-	if (!ah->is_global || ah->port_num != 1 || ah->grh.sgid_index >= RN_GIDS)
+	if (!ah->is_global || ah->port_num != 1 || !rn_gid_at(ah->grh.sgid_index, NULL, NULL))
 		return EINVAL;
-	if (IN6_IS_ADDR_LOOPBACK(to) || (IN6_IS_ADDR_V4MAPPED(to) && to->s6_addr[12] == 127))
-		return 0;
-	return EHOSTUNREACH;
+	return rn_gid_is_ours(&ah->grh.dgid) ? 0 : EHOSTUNREACH;
 }
 
 static int check_values(const struct ibv_qp_attr *attr, int mask)

@@ -23,6 +23,8 @@
  * responder's arena, copies once, and completes the receive there.  The ways differ only in how
  * memory is touched: by pointer, by process_vm_*, or by asking the engine of its owner.
  *
+ * The addresses of the device are the host's: gid.c.
+ *
  * Room for later: a byte stream to peers whose arena can't be mapped is one more way (stream.c);
  * UD's responder has no connection and its own file (ud.c); shared receive queues replace the
  * ring behind next_slot() (srq.c); memory windows are further keys in the MR table (mw.c); fault
@@ -72,7 +74,6 @@ enum {
 	RN_MAX_INLINE = 1024,
 	RN_MAX_RD_ATOMIC = 128,
 	RN_MAX_CHANNELS = 1 << 12,
-	RN_GIDS = 2,
 };
 #define RN_MAX_MESSAGE (1u << 30)
 

@@ -2,10 +2,10 @@
 /*
  * The device as programs meet it: list, open, queries, protection domains.
  *
- * There is one device, soft0, with one port whose link is this host's loopback: link layer
- * Ethernet, RoCE v2 GIDs ::ffff:127.0.0.1 and ::1.  It is there always, so that opening it is what
- * can fail.  The first context makes the arena, the first queue pair starts the engine; both
- * go with the last context that needs them.
+ * There is one device, soft0, with one port: link layer Ethernet, a RoCE v2 GID for each address of
+ * this host (gid.c).  It is there always, so that opening it is what can fail.  The first context
+ * makes the arena, the first queue pair starts the engine; both go with the last context that needs
+ * them.
  *
  * Error conventions are libibverbs': creators return NULL and set errno; queries, modify and
  * destroy return errno's value; ibv_query_gid, ibv_query_pkey and the two get_event calls
@@ -19,6 +19,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "gid.h"
 #include "soft.h"
 
 unsigned rn_process;
@@ -162,8 +163,9 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 
 static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size)
 {
+	bool has_link = rn_gid_has_link();
 	struct ibv_port_attr all = {
-		.state = IBV_PORT_ACTIVE,
+		.state = has_link ? IBV_PORT_ACTIVE : IBV_PORT_DOWN,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = IBV_MTU_4096,
 		.gid_tbl_len = RN_GIDS,
@@ -173,7 +175,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 		.max_vl_num = 1,
 		.active_width = 2, /* 4x */
 		.active_speed = 32, /* EDR: 100 Gb/s */
-		.phys_state = 5,   /* link up */
+		.phys_state = has_link ? 5 : 3, /* link up, or disabled */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 		.flags = IBV_QPF_GRH_REQUIRED,
 	};
@@ -195,11 +197,6 @@ RN_EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct _
 	return query_port(context, port, (struct ibv_port_attr *)attr, COMPAT_PORT_ATTR_SIZE);
 }
 
-static const union ibv_gid gids[RN_GIDS] = {
-	{.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}},
-	{.raw = {[15] = 1}},
-};
-
 static int fail(int err)
 {
 	errno = err;
@@ -212,21 +209,20 @@ RN_EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index
 		return fail(ENODEV);
 	if (port != 1 || index < 0 || index >= RN_GIDS)
 		return fail(EINVAL);
-	*gid = gids[index];
+	if (!rn_gid_at((uint32_t)index, gid, NULL))
+		memset(gid, 0, sizeof *gid);
 	return 0;
 }
 
-static void fill_gid(uint32_t index, void *entry, size_t size)
+static bool fill_gid(uint32_t index, void *entry, size_t size)
 {
-	struct ibv_gid_entry one = {
-		.gid = gids[index],
-		.gid_index = index,
-		.port_num = 1,
-		.gid_type = IBV_GID_TYPE_ROCE_V2,
-		.ndev_ifindex = 1, /* lo */
-	};
+	struct ibv_gid_entry one = {.gid_index = index, .port_num = 1, .gid_type = IBV_GID_TYPE_ROCE_V2};
 
+	if (!rn_gid_at(index, &one.gid, &one.ndev_ifindex))
+		return false;
+	memset(entry, 0, size);
 	memcpy(entry, &one, size < sizeof(one) ? size : sizeof(one));
+	return true;
 }
 
 RN_EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
@@ -234,28 +230,31 @@ RN_EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint
 {
 	if (rn_is_foreign(context))
 		return ENODEV;
-	if (port != 1 || index >= RN_GIDS)
-		return ENODATA;
 	if (flags)
 		return EOPNOTSUPP;
-	memset(entry, 0, entry_size);
-	fill_gid(index, entry, entry_size);
-	return 0;
+	if (port != 1 || index >= RN_GIDS)
+		return EINVAL;
+	return fill_gid(index, entry, entry_size) ? 0 : ENODATA;
 }
 
+/* Those that are there: their indexes may have gaps. */
 RN_EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max_entries,
 				       uint32_t flags, size_t entry_size)
 {
+	union ibv_gid unused;
+	size_t count = 0;
+
 	if (rn_is_foreign(context))
 		return -ENODEV;
 	if (flags)
 		return -EOPNOTSUPP;
-	if (max_entries < RN_GIDS)
-		return -EINVAL;
-	memset(entries, 0, RN_GIDS * entry_size);
-	for (uint32_t i = 0; i < RN_GIDS; i++)
-		fill_gid(i, (char *)entries + i * entry_size, entry_size);
-	return RN_GIDS;
+	for (uint32_t i = 0; i < RN_GIDS; i++) {
+		if (count < max_entries)
+			count += fill_gid(i, (char *)entries + count * entry_size, entry_size);
+		else if (rn_gid_at(i, &unused, NULL))
+			return -EINVAL;
+	}
+	return (ssize_t)count;
 }
 
 RN_EXPORT int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
@@ -366,8 +365,10 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	if (!err)
 		rn_list_add(&contexts, &context->link);
 	pthread_mutex_unlock(&rn_world);
-	if (!err)
+	if (!err) {
+		rn_gid_open();
 		return &context->verbs.context;
+	}
 	close(context->verbs.context.async_fd);
 failed:
 	free(context);
@@ -387,6 +388,7 @@ int rn_context_engine(struct rn_context *context)
 		if (!err) {
 			engine_users++;
 			context->has_engine = true;
+			rn_gid_watch();
 		}
 	}
 	pthread_mutex_unlock(&engine_mutex);
@@ -425,6 +427,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 		rn_mr_close();
 	rn_arena_close();
 	pthread_mutex_unlock(&rn_world);
+	rn_gid_close();
 	while (!rn_list_empty(&context->events)) {
 		struct rn_event *event = container_of(context->events.next, struct rn_event, link);
 
@@ -512,6 +515,16 @@ RN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv_pd)
 	pthread_mutex_unlock(&context->mutex);
 	free(pd);
 	return 0;
+}
+
+/* --- the port ------------------------------------------------------------------------------------- */
+
+void rn_port_event(enum ibv_event_type type)
+{
+	pthread_mutex_lock(&rn_world);
+	for (struct rn_list *at = contexts.next; at != &contexts; at = at->next)
+		rn_event_raise(container_of(at, struct rn_context, link), type, NULL);
+	pthread_mutex_unlock(&rn_world);
 }
 
 /* --- what this version has not ----------------------------------------------------------------------------------------------- */

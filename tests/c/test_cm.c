@@ -2,6 +2,7 @@
 /* The connection manager: in one process, and against processes of its own making. */
 #define _GNU_SOURCE
 #include "cm.h"
+#include "gid.h"
 #include "host_check.h"
 
 #include <arpa/inet.h>
@@ -210,7 +211,7 @@ static void bind_addresses(void)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_cm_id *id = new_id(channel), *other;
-	struct sockaddr_in far = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x0a000001)}, same;
+	struct sockaddr_in far = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0xc6336401)}, same;
 	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
 	struct sockaddr unknown = {.sa_family = AF_UNIX};
 
@@ -218,7 +219,7 @@ static void bind_addresses(void)
 	CHECK(rdma_bind_addr(id, &unknown) == -1 && errno == EINVAL);
 	CHECK(!rdma_bind_addr(id, (struct sockaddr *)&any6));
 	CHECK(rdma_get_src_port(id) && id->verbs);
-	CHECK(IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)rdma_get_local_addr(id))->sin6_addr));
+	CHECK(IN6_IS_ADDR_UNSPECIFIED(&((struct sockaddr_in6 *)rdma_get_local_addr(id))->sin6_addr));
 	CHECK(rdma_bind_addr(id, (struct sockaddr *)&any6) == -1 && errno == EINVAL);
 	CHECK(!rdma_listen(id, 1));
 	CHECK(!rdma_destroy_id(id));
@@ -242,7 +243,7 @@ static void wrong_order_is_refused(void)
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_cm_id *id = new_id(channel);
 	struct rdma_conn_param param = plain;
-	struct sockaddr_in far = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x08080808)};
+	struct sockaddr_in everybody = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_BROADCAST)};
 	char big[57] = "";
 
 	CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == -1 && errno == ENOSYS);
@@ -252,7 +253,7 @@ static void wrong_order_is_refused(void)
 	CHECK(rdma_disconnect(id) == -1 && errno == EINVAL);
 	CHECK(rdma_reject(id, NULL, 0) == -1 && errno == EINVAL);
 	CHECK(rdma_resolve_route(id, 0) == -1 && errno == EINVAL);
-	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&far, 0));
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&everybody, 0));
 	want_status(channel, RDMA_CM_EVENT_ADDR_ERROR, -EHOSTUNREACH);
 	resolve(id, 9);
 	param.private_data = big;
@@ -345,7 +346,8 @@ static void connect_ipv6(void)
 	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
 	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
 	CHECK(!ibv_query_qp(passive->qp, &attr, 0x1fffff, &init));
-	CHECK(attr.ah_attr.grh.sgid_index == 1 && attr.ah_attr.grh.dgid.raw[15] == 1);
+	CHECK(attr.ah_attr.grh.sgid_index == rn_gid_index_of(rdma_get_local_addr(passive)));
+	CHECK(attr.ah_attr.grh.dgid.raw[15] == 1);
 	CHECK(attr.max_rd_atomic == 4 && attr.max_dest_rd_atomic == 2);
 	CHECK(!ibv_query_qp(id->qp, &attr, 0x1fffff, &init));
 	CHECK(attr.max_rd_atomic == 2 && attr.max_dest_rd_atomic == 4);

@@ -178,10 +178,12 @@ def test_closing_a_listener_refuses_who_waits(manager, address):
     assert isinstance(event.error(), ConnectionRefusedError)
 
 
-def test_addresses_that_lead_nowhere(manager, address):
+def test_addresses_that_lead_nowhere(manager, device):
+    # The embedded device tries every host that there is a way to; a kernel's asks for it first.
+    nowhere = "255.255.255.255" if device.library.embedded_device else "192.0.2.1"
     client = manager.id()
     try:
-        client.resolve_addr(None, ("192.0.2.1", 4000), 500)
+        client.resolve_addr(None, (nowhere, 4000), 500)
     except OSError:
         return  # said at once
     event = manager.next(E.ADDR_ERROR, client)
@@ -197,7 +199,7 @@ def test_binding(manager, address):
         second.listen()
     assert caught.value.errno == 98
     with pytest.raises(OSError, match="rdma_bind_addr") as caught:
-        manager.id().bind_addr(("192.0.2.1", 0))
+        manager.id().bind_addr(("198.51.100.77", 0))
     assert caught.value.errno in (99, 19)
 
 

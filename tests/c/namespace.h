@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A network of the test's own: a namespace with loopback and a pair of veth links. */
+#ifndef NAMESPACE_H
+#define NAMESPACE_H
+
+#include "harness.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+static inline void write_to(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return;
+	CHECK_EQ(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+	close(fd);
+}
+
+/* Move this process into a new one, where it may do as it likes. False: not allowed here. */
+static inline bool new_network(void)
+{
+	char map[32];
+
+	snprintf(map, sizeof(map), "0 %u 1", (unsigned)geteuid());
+	if (!geteuid())
+		return !unshare(CLONE_NEWNET);
+	if (unshare(CLONE_NEWUSER | CLONE_NEWNET))
+		return false;
+	write_to("/proc/self/setgroups", "deny");
+	write_to("/proc/self/uid_map", map);
+	return true;
+}
+
+static inline void ip(const char *command)
+{
+	char line[256];
+
+	snprintf(line, sizeof(line), "ip %s", command);
+	if (system(line))
+		fprintf(stderr, "failed: %s\n", line);
+}
+
+/* Run in a child with a network of its own; a test that can't be run says so. */
+static inline void in_network(const char *name, void (*test)(void))
+{
+	int status;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		if (!new_network() || system("ip link set lo up && ip link add v0 type veth peer name v1")) {
+			printf("  %-32s skipped: no network namespace to be had\n", name);
+			exit(0);
+		}
+		test();
+		exit(0);
+	}
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK_EQ(status, 0);
+}
+
+#define RUN_IN_NETWORK(test)                                                                                        \
+	do {                                                                                                        \
+		in_network(#test, test);                                                                            \
+		printf("  %-32s\n", #test);                                                                         \
+		fflush(stdout);                                                                                     \
+	} while (0)
+
+#endif
