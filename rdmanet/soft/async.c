@@ -2,7 +2,7 @@
 /*
  * Asynchronous events: raised by whoever notices, queued in the context, read by the program.
  *
- * An event concerns a queue pair, a CQ, or the port.  Each event of an object that was read must be
+ * An event concerns a queue pair, a CQ, an SRQ, or the port.  Each event of an object that was read must be
  * acknowledged before the object is destroyed, which waits for that; those that were not read yet
  * vanish with it, and the token that stood for such a one in async_fd is skipped.
  */
@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 #include "soft.h"
+#include "srq.h"
 
-enum concern { PORT, CQ, QP };
+enum concern { PORT, CQ, SRQ, QP };
 
 static enum concern concern_of(enum ibv_event_type type)
 {
@@ -27,6 +28,9 @@ static enum concern concern_of(enum ibv_event_type type)
 		return PORT;
 	case IBV_EVENT_CQ_ERR:
 		return CQ;
+	case IBV_EVENT_SRQ_ERR:
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		return SRQ;
 	default:
 		return QP;
 	}
@@ -47,6 +51,9 @@ void rn_event_raise(struct rn_context *context, enum ibv_event_type type, void *
 	case CQ:
 		event->event.element.cq = element;
 		break;
+	case SRQ:
+		event->event.element.srq = element;
+		break;
 	case QP:
 		event->event.element.qp = element;
 		break;
@@ -66,6 +73,9 @@ static void count_reported(const struct ibv_async_event *event)
 		break;
 	case CQ:
 		rn_cq(event->element.cq)->async_reported++;
+		break;
+	case SRQ:
+		rn_srq(event->element.srq)->async_reported++;
 		break;
 	case QP:
 		rn_qp(event->element.qp)->async_reported++;
@@ -113,6 +123,7 @@ static void acknowledge(struct ibv_context *context, pthread_mutex_t *mutex, pth
 RN_EXPORT void ibv_ack_async_event(struct ibv_async_event *event)
 {
 	struct ibv_cq *cq = event->element.cq;
+	struct ibv_srq *srq = event->element.srq;
 	struct ibv_qp *qp = event->element.qp;
 
 	switch (concern_of(event->event_type)) {
@@ -120,6 +131,9 @@ RN_EXPORT void ibv_ack_async_event(struct ibv_async_event *event)
 		break;
 	case CQ:
 		acknowledge(cq->context, &cq->mutex, &cq->cond, &cq->async_events_completed);
+		break;
+	case SRQ:
+		acknowledge(srq->context, &srq->mutex, &srq->cond, &srq->events_completed);
 		break;
 	case QP:
 		acknowledge(qp->context, &qp->mutex, &qp->cond, &qp->events_completed);

@@ -57,7 +57,7 @@ RN_EXPORT uint32_t rdmanet_soft_quarantined(void)
 	pthread_mutex_lock(&rn_world);
 	rn_qp_reap();
 	rn_mr_reap();
-	count = rn_qp_count_quarantined() + rn_mr_count_quarantined();
+	count = rn_qp_count_quarantined() + rn_mr_count_quarantined() + rn_pool_count_quarantined();
 	pthread_mutex_unlock(&rn_world);
 	return count;
 }

@@ -798,6 +798,29 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 	};
 }
 
+/* Receives that came from a pool. */
+static int poll_pool(struct rn_qp *qp, int entries, struct ibv_wc *wc)
+{
+	struct rn_arrival arrival;
+	int count = 0;
+
+	for (; count < entries && rn_pool_next(qp->pool, &qp->arrivals, &arrival); count++) {
+		wc[count] = (struct ibv_wc){
+			.wr_id = arrival.wr_id,
+			.status = arrival.status,
+			.opcode = arrival.opcode,
+			.vendor_err = arrival.vendor_err,
+			.byte_len = arrival.byte_len,
+			.imm_data = arrival.imm_data,
+			.qp_num = qp->ex.qp_base.qp_num,
+			.src_qp = qp->attr.dest_qp_num,
+			.wc_flags = arrival.wc_flags & IBV_WC_WITH_IMM,
+		};
+	}
+	qp->completions += count;
+	return count;
+}
+
 static int poll_receives(struct rn_cq *cq, struct rn_qp *qp, int entries, struct ibv_wc *wc)
 {
 	uint32_t polled = atomic_load_explicit(&qp->rq_polled, memory_order_relaxed);
@@ -805,6 +828,10 @@ static int poll_receives(struct rn_cq *cq, struct rn_qp *qp, int entries, struct
 	uint32_t end = qp->rq_flushing ? qp->rq_frozen : posted;
 	int count = 0;
 
+	if (unlikely(cq->stamps))
+		cq->stamp = rn_now_ns();
+	if (unlikely(qp->pool))
+		return poll_pool(qp, entries, wc);
 	for (; count < entries && polled != end && rn_rq_is_done(qp, polled); polled++)
 		read_slot(qp, polled, &wc[count++]);
 	if (unlikely(qp->rq_flushing)) {
@@ -817,8 +844,6 @@ static int poll_receives(struct rn_cq *cq, struct rn_qp *qp, int entries, struct
 			};
 		}
 	}
-	if (unlikely(cq->stamps))
-		cq->stamp = rn_now_ns();
 	qp->completions += count;
 	atomic_store_explicit(&qp->rq_polled, polled, memory_order_release);
 	return count;

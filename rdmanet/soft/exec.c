@@ -162,6 +162,18 @@ void rn_leave(struct rn_qp *qp)
 	busy_end(view);
 }
 
+void rn_forget_responder(struct rn_qp *qp)
+{
+	struct rn_view *view = &qp->view;
+
+	if (view->found && unlikely(view->claim.entry) && busy_begin(view)) {
+		rn_view_give_back(view);
+		busy_end(view);
+	}
+	view->claim.entry = NULL;
+	view->found = false;
+}
+
 uint64_t rn_rnr_delay_ns(struct rn_qp *qp)
 {
 	return rnr_delays_us[atomic_load(&qp->view.block->min_rnr_timer) & 31] * 1000ull;

@@ -386,7 +386,7 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 			err = EINVAL;
 		else if (unlikely(index - atomic_load_explicit(&qp->rq_polled, memory_order_acquire) >=
 				  qp->cap.max_recv_wr))
-			err = ENOMEM;
+			err = base->srq ? EINVAL : ENOMEM;
 		if (unlikely(err))
 			break;
 		slot = rn_rq_slot(qp, index);

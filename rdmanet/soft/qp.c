@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "soft.h"
+#include "srq.h"
 
 struct rn_qp *rn_qps[RN_QPS_MAX];
 uint32_t rn_qps_end;
@@ -21,7 +22,7 @@ static uint32_t next_slot, num_ports;
 
 /* The slot and ring of a queue pair that is gone, but for a stopped peer. */
 struct quarantined {
-	uint32_t index, pd;
+	uint32_t index, pd, rq_pd, name;
 	uint64_t rq_offset, rq_bytes;
 	struct rn_peer *peer;
 	struct quarantined *next;
@@ -106,6 +107,42 @@ static void reset_peers_words(struct rn_qp_block *block, uint32_t next_receive)
 	atomic_store(&block->busy, (atomic_load(&block->busy) + 3) & ~1u);
 	atomic_store(&block->fault, RN_FAULT_NONE);
 	atomic_store(&block->established, 0);
+	atomic_store(&block->finished, 0);
+}
+
+/* --- receives from a pool ------------------------------------------------------------------------------------- */
+
+static uint32_t name_of(const struct rn_qp *qp)
+{
+	return rn_name_of_qp(qp->index, qp->generation);
+}
+
+bool rn_qp_uses_pd(const struct rn_qp *qp, uint32_t pd)
+{
+	const struct ibv_srq *srq = qp->ex.qp_base.srq;
+
+	return rn_pd(qp->ex.qp_base.pd)->number == pd || (srq && rn_pd(srq->pd)->number == pd);
+}
+
+/* Nobody is inside, or it has died there: what it had claimed goes back. */
+static void recover_claims(struct rn_qp *qp)
+{
+	if (!qp->pool)
+		return;
+	rn_lock(&qp->recv_cq->lock);
+	rn_pool_sweep(qp->pool, &qp->arrivals, name_of(qp));
+	rn_unlock(&qp->recv_cq->lock);
+	rn_pool_recover(name_of(qp));
+}
+
+/* Silently: what has arrived and was not polled. */
+static void discard_arrivals(struct rn_qp *qp)
+{
+	if (!qp->pool)
+		return;
+	rn_lock(&qp->recv_cq->lock);
+	rn_pool_discard(qp->pool, &qp->arrivals);
+	rn_unlock(&qp->recv_cq->lock);
 }
 
 /* --- creating ------------------------------------------------------------------------------------------------ */
@@ -117,8 +154,10 @@ static int check_init(const struct ibv_qp_init_attr_ex *init)
 
 	if (rn_is_foreign(pd->context))
 		return ENODEV;
-	if (init->qp_type != IBV_QPT_RC || init->srq)
+	if (init->qp_type != IBV_QPT_RC)
 		return EOPNOTSUPP;
+	if (init->srq && (init->srq->context != pd->context || rn_srq(init->srq)->type != IBV_SRQT_BASIC))
+		return EINVAL;
 	if (!init->send_cq || !init->recv_cq || init->send_cq->context != pd->context ||
 	    init->recv_cq->context != pd->context)
 		return EINVAL;
@@ -189,6 +228,7 @@ static void peer_died(struct rn_qp *qp)
 		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
 	else if (qp->peer && rn_was_abandoned(qp))
 		rn_qp_fail(qp);
+	recover_claims(qp);
 	rn_unlock(&qp->sq_lock);
 }
 
@@ -245,6 +285,8 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	if (!qp)
 		return NULL;
 	memset(qp, 0, sizeof(*qp));
+	if (init->srq)
+		init->cap.max_recv_wr = init->cap.max_recv_sge = 0; /* the SRQ's own count */
 	plan_rings(qp, &init->cap);
 	qp->sq = calloc(qp->sq_mask + 1, qp->sq_stride);
 	qp->rq_shadow = calloc(qp->rq_size, sizeof(*qp->rq_shadow));
@@ -284,6 +326,7 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 		.pd = pd,
 		.send_cq = init->send_cq,
 		.recv_cq = init->recv_cq,
+		.srq = init->srq,
 		.handle = qp->index,
 		.qp_num = atomic_load(&rn_arena_head(rn_arena)->ports[qp->index / 256]) << 8 | qp->index % 256,
 		.state = IBV_QPS_RESET,
@@ -293,6 +336,8 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	pthread_cond_init(&base->cond, NULL);
 	qp->block->qpn = base->qp_num;
 	qp->block->dest_qpn = 0;
+	qp->pool = init->srq ? rn_srq(init->srq)->pool : NULL;
+	qp->arrivals = (struct rn_arrivals){.finished = &qp->block->finished};
 	start_receives(qp);
 	rn_qp_life_store(qp, IBV_QPS_RESET);
 	rn_qps[qp->index] = qp;
@@ -303,6 +348,8 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	rn_pd(pd)->users++;
 	qp->send_cq->users++;
 	qp->recv_cq->users++;
+	if (init->srq)
+		rn_srq(init->srq)->users++;
 	rn_list_add(&context->qps, &qp->link);
 	pthread_mutex_unlock(&context->mutex);
 	return qp;
@@ -339,8 +386,9 @@ void rn_qp_fail(struct rn_qp *qp)
 		return;
 	atomic_store(&qp->state, IBV_QPS_ERR);
 	rn_qp_life_store(qp, IBV_QPS_ERR);
-	rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS);
-	qp->view.found = false;
+	if (rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
+		recover_claims(qp);
+	rn_forget_responder(qp);
 
 	/* From here on the peer's word for what is done doesn't count: a stopped one may wake up. */
 	rn_lock(&qp->rq_lock);
@@ -357,6 +405,9 @@ void rn_qp_fail(struct rn_qp *qp)
 	rn_sq_flush(qp);
 	if (posted != polled)
 		rn_cq_kick(qp->recv_cq, qp);
+	/* Receives of an SRQ are not flushed: others use them. */
+	if (qp->ex.qp_base.srq)
+		rn_event_raise(qp->context, IBV_EVENT_QP_LAST_WQE_REACHED, qp);
 }
 
 int rn_qp_reset(struct rn_qp *qp)
@@ -366,7 +417,7 @@ int rn_qp_reset(struct rn_qp *qp)
 	rn_lock(&qp->sq_lock);
 	atomic_store(&qp->state, IBV_QPS_RESET);
 	rn_qp_life_store(qp, IBV_QPS_RESET);
-	qp->view.found = false;
+	rn_forget_responder(qp);
 	rn_unlock(&qp->sq_lock);
 	/* Nothing sets these again in RESET. */
 	rn_timer_cancel(&qp->timer);
@@ -377,6 +428,8 @@ int rn_qp_reset(struct rn_qp *qp)
 	qp->noticed = false;
 	if (!rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
 		return EBUSY; /* its words would be written by a peer that slept through the reset */
+	discard_arrivals(qp);
+	recover_claims(qp);
 	pthread_mutex_lock(&rn_world);
 	peer = qp->peer;
 	qp->peer = NULL;
@@ -449,6 +502,7 @@ void rn_qp_attend_all(void)
 	for (uint32_t i = 0; i < rn_qps_end; i++)
 		if (rn_qps[i])
 			rn_qp_attend(rn_qps[i]);
+	rn_srq_attend_all();
 	pthread_mutex_unlock(&rn_world);
 }
 
@@ -487,6 +541,8 @@ static void put_aside(struct rn_qp *qp)
 	*aside = (struct quarantined){
 		.index = qp->index,
 		.pd = rn_pd(qp->ex.qp_base.pd)->number,
+		.rq_pd = rn_pd(qp->ex.qp_base.srq ? qp->ex.qp_base.srq->pd : qp->ex.qp_base.pd)->number,
+		.name = name_of(qp),
 		.rq_offset = qp->rq_offset,
 		.rq_bytes = (uint64_t)qp->rq_size * qp->rq_stride,
 		.peer = qp->peer,
@@ -506,6 +562,7 @@ void rn_qp_reap(void)
 			at = &aside->next;
 			continue;
 		}
+		rn_pool_recover(aside->name);
 		rn_arena_free(aside->rq_offset, aside->rq_bytes);
 		reset_peers_words(rn_arena_qp(rn_arena, aside->index), 0);
 		slot_give_back(aside->index);
@@ -514,6 +571,7 @@ void rn_qp_reap(void)
 		*at = aside->next;
 		free(aside);
 	}
+	rn_pool_reap();
 }
 
 unsigned rn_qp_count_quarantined(void)
@@ -528,7 +586,7 @@ unsigned rn_qp_count_quarantined(void)
 bool rn_qp_is_quarantined(uint32_t pd)
 {
 	for (struct quarantined *at = quarantine; at; at = at->next)
-		if (at->pd == pd)
+		if (at->pd == pd || at->rq_pd == pd)
 			return true;
 	return false;
 }
@@ -555,6 +613,7 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	if (err) {
 		rn_cq_purge(qp->send_cq, qp);
 		rn_cq_purge(qp->recv_cq, qp);
+		discard_arrivals(qp);
 	}
 	rn_cq_detach(qp->recv_cq, qp);
 	rn_event_forget(context, base, &qp->async_reported, &base->events_completed, &base->mutex, &base->cond);
@@ -566,6 +625,8 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	rn_pd(base->pd)->users--;
 	qp->send_cq->users--;
 	qp->recv_cq->users--;
+	if (base->srq)
+		rn_srq(base->srq)->users--;
 	pthread_mutex_unlock(&context->mutex);
 	free_rings(qp);
 	pthread_mutex_destroy(&base->mutex);

@@ -98,6 +98,8 @@ static int become_reachable(struct rn_qp *qp)
 	block->cq = qp->recv_cq->index;
 	block->cq_bit = qp->cq_bit;
 	block->max_dest_rd_atomic = qp->attr.max_dest_rd_atomic;
+	block->pool = qp->pool ? rn_pool_index(qp->pool) : RN_NO_POOL;
+	block->type = qp->ex.qp_base.qp_type;
 	return 0;
 }
 
@@ -208,6 +210,7 @@ RN_EXPORT int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int ma
 			.qp_context = base->qp_context,
 			.send_cq = base->send_cq,
 			.recv_cq = base->recv_cq,
+			.srq = base->srq,
 			.cap = qp->cap,
 			.qp_type = base->qp_type,
 			.sq_sig_all = qp->sq_sig_all,

@@ -34,12 +34,14 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	uint64_t offset = READ_ONCE(block->rq_offset);
 	uint32_t size = READ_ONCE(block->rq_size), stride = READ_ONCE(block->rq_stride);
 	uint32_t max_sge = READ_ONCE(block->rq_max_sge), cq = READ_ONCE(block->cq), bit = READ_ONCE(block->cq_bit);
+	uint32_t pool = READ_ONCE(block->pool), index = block - rn_arena_qp(arena, 0);
 
 	/* Read once, checked, kept. */
 	if (size < 2 || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
 	    stride < sizeof(struct rn_slot) + max_sge * sizeof(struct rn_slot_sge) || stride > 4096 ||
 	    offset < RN_ARENA_HEAP || offset % 64 || offset > RN_ARENA_SIZE ||
-	    (uint64_t)size * stride > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX || bit >= RN_CQ_QPS_MAX)
+	    (uint64_t)size * stride > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX || bit >= RN_CQ_QPS_MAX ||
+	    (pool >= RN_POOLS_MAX && pool != RN_NO_POOL))
 		return false;
 	view->arena = arena;
 	view->mrs = mrs;
@@ -52,7 +54,12 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->dirty = &view->cq->dirty[bit / 64];
 	view->dirty_bit = 1ull << bit % 64;
 	view->summary_bit = 1ull << bit / 64;
-	view->pd = READ_ONCE(block->pd);
+	view->pd = view->rq_pd = READ_ONCE(block->pd);
+	view->pool = pool == RN_NO_POOL ? NULL : rn_arena_pool(arena, pool);
+	view->claim.entry = NULL;
+	view->name = rn_name_of_qp(index, view->generation);
+	if (view->pool)
+		view->rq_pd = atomic_load(&view->pool->pd);
 	view->max_dest_rd_atomic = READ_ONCE(block->max_dest_rd_atomic);
 	view->done = atomic_load(&block->done);
 	view->segment = 0;
@@ -116,14 +123,14 @@ static enum reach map_segment(struct rn_view *view, uint32_t segment, uint64_t o
 }
 
 /* Look up a range by the responder's key table. */
-static enum reach reach(struct rn_view *view, uint32_t key, uint64_t addr, uint32_t length, uint32_t access,
+static enum reach reach(struct rn_view *view, uint32_t pd, uint32_t key, uint64_t addr, uint32_t length, uint32_t access,
 			struct rn_piece *piece)
 {
 	const struct rn_mr_entry *mr = rn_mr_find(view->mrs, key);
 	uint64_t iova, at, size, base;
 	uint32_t kind;
 
-	if (unlikely(!mr || READ_ONCE(mr->pd) != view->pd || (READ_ONCE(mr->access) & access) != access))
+	if (unlikely(!mr || READ_ONCE(mr->pd) != pd || (READ_ONCE(mr->access) & access) != access))
 		return REACH_DENIED;
 	iova = READ_ONCE(mr->iova);
 	size = READ_ONCE(mr->length);
@@ -311,11 +318,37 @@ static enum copied copy(struct rn_view *view, struct rn_transfer *t)
 
 /* --- the receive queue --------------------------------------------------------------------------------------- */
 
-/* The receive at hand; NULL when none is posted. */
-static struct rn_slot *next_slot(const struct rn_view *view)
+/* One from the pool; it stays ours while the message has to wait. */
+static struct rn_slot *claim_slot(struct rn_view *view)
 {
-	struct rn_slot *slot = rn_view_slot(view, view->done);
+	struct rn_claim *claim = &view->claim;
 
+	if (!claim->entry) {
+		if (!rn_claim(view->arena, view->pool, view->name, claim))
+			return NULL;
+		view->rq_max_sge = claim->max_sge;
+		if (unlikely(claim->low)) {
+			rn_view_ring_bell(view);
+			rn_claim_rung(view->pool, claim);
+		}
+	}
+	return &claim->entry->slot;
+}
+
+void rn_view_give_back(struct rn_view *view)
+{
+	if (view->claim.entry)
+		rn_claim_give_back(view->pool, &view->claim);
+}
+
+/* The receive at hand; NULL when none is posted. */
+static struct rn_slot *next_slot(struct rn_view *view)
+{
+	struct rn_slot *slot;
+
+	if (unlikely(view->pool))
+		return claim_slot(view);
+	slot = rn_view_slot(view, view->done);
 	return likely(atomic_load_explicit(&slot->turn, memory_order_acquire) == view->done) ? slot : NULL;
 }
 
@@ -330,8 +363,14 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 	slot->opcode = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
 	slot->wc_flags = has_imm ? IBV_WC_WITH_IMM : 0;
 	slot->vendor_err = 0;
-	atomic_store_explicit(&slot->turn, ++view->done, memory_order_release);
-	atomic_store_explicit(&view->block->done, view->done, memory_order_relaxed);
+	if (unlikely(view->pool)) {
+		slot->source_qpn = view->source_qpn;
+		slot->destination = view->block - rn_arena_qp(view->arena, 0);
+		rn_claim_finish(view->arena, &view->claim, &view->block->finished);
+	} else {
+		atomic_store_explicit(&slot->turn, ++view->done, memory_order_release);
+		atomic_store_explicit(&view->block->done, view->done, memory_order_relaxed);
+	}
 	view->pushed = true;
 	view->solicited |= status != IBV_WC_SUCCESS || request->send_flags & IBV_SEND_SOLICITED;
 	if (length >= ANNOUNCE_BYTES)
@@ -397,7 +436,7 @@ static enum ibv_wc_status receive_pieces(struct rn_view *view, const struct rn_s
 			continue;
 		if (length > left)
 			length = left;
-		*reached = reach(view, READ_ONCE(slot->sge[i].lkey), READ_ONCE(slot->sge[i].addr), length,
+		*reached = reach(view, view->rq_pd, READ_ONCE(slot->sge[i].lkey), READ_ONCE(slot->sge[i].addr), length,
 				 IBV_ACCESS_LOCAL_WRITE, &t->remote[t->num_remote++]);
 		if (unlikely(*reached != REACH_OK))
 			return IBV_WC_LOC_PROT_ERR;
@@ -437,7 +476,7 @@ static enum rn_wait prepare_range(struct rn_view *view, const struct rn_request 
 				  uint32_t right, enum ibv_wc_status *status)
 {
 	t->num_remote = 1;
-	switch (reach(view, request->rkey, request->remote_addr, t->total, right, &t->remote[0])) {
+	switch (reach(view, view->pd, request->rkey, request->remote_addr, t->total, right, &t->remote[0])) {
 	case REACH_OK:
 		break;
 	case REACH_SEGMENT:

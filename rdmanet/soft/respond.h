@@ -31,6 +31,7 @@
 #include "arena.h"
 #include "counters.h"
 #include "peer.h"
+#include "pool.h"
 
 /* The responder as its user sees it: what was read from its block when it was found, checked. */
 struct rn_view {
@@ -46,7 +47,10 @@ struct rn_view {
 	const struct rn_mr_entry *mrs;
 	char *rq;
 	uint32_t rq_mask, rq_stride, rq_max_sge;
-	uint32_t pd, max_dest_rd_atomic;
+	uint32_t pd, rq_pd, max_dest_rd_atomic;
+	struct rn_pool_block *pool; /* its receives come from there; NULL: from its own ring */
+	struct rn_claim claim;      /* one of them, until it is published or given back */
+	uint32_t name;              /* to claim by */
 	_Atomic uint64_t *dirty;
 	uint64_t dirty_bit, summary_bit;
 	uint32_t busy;   /* what we wrote last */
@@ -126,6 +130,8 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 /* Let the receiver know what was published. */
 void rn_view_announce(struct rn_view *view);
 void rn_view_ring_bell(struct rn_view *view);
+/* The receive that was taken from a pool for a message that will not be finished. */
+void rn_view_give_back(struct rn_view *view);
 
 static inline struct rn_slot *rn_view_slot(const struct rn_view *view, uint32_t index)
 {

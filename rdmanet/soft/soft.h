@@ -24,16 +24,16 @@
  * memory is touched: by pointer, by process_vm_*, or by asking the engine of its owner.
  *
  * The addresses of the device are the host's: gid.c.
+ * Receives come from the ring of a queue pair, or from a pool that many share (pool.h, srq.c).
  *
  * Room for later: a byte stream to peers whose arena can't be mapped is one more way (stream.c);
- * UD's responder has no connection and its own file (ud.c); shared receive queues replace the
- * ring behind next_slot() (srq.c); memory windows are further keys in the MR table (mw.c); fault
- * injection sits between post.c and exec.c (chaos.c).  None of them exists yet: such objects are
- * refused with EOPNOTSUPP.
+ * UD's responder has no connection and its own file (ud.c); memory windows are further keys in the
+ * MR table (mw.c); fault injection sits between post.c and exec.c (chaos.c).  None of them exists
+ * yet: such objects are refused with EOPNOTSUPP.
  *
  * Locks.  All are private to this process, spin shortly, and are taken in this order:
  *
- *     context (mutex) > world (mutex) > QP send lock > QP receive lock > CQ lock > event queue lock
+ *     context (mutex) > world (mutex) > QP send lock > QP receive lock > CQ lock > pool's lock > event queue lock
  *
  * No lock is held while waiting for the engine (timer_cancel and the like), since callbacks take
  * the send lock.  Waiting for `busy` while holding the own send lock is fine: nobody who is busy
@@ -59,6 +59,7 @@
 #include "engine.h"
 #include "extras.h"
 #include "peer.h"
+#include "pool.h"
 #include "respond.h"
 #include "settings.h"
 
@@ -73,6 +74,7 @@ enum {
 	RN_MAX_CQE = 1 << 22,
 	RN_MAX_INLINE = 1024,
 	RN_MAX_RD_ATOMIC = 128,
+	RN_MAX_SRQS = RN_POOLS_MAX,
 	RN_MAX_CHANNELS = 1 << 12,
 };
 #define RN_MAX_MESSAGE (1u << 30)
@@ -158,7 +160,7 @@ struct rn_context {
 	struct rn_list link;
 
 	pthread_mutex_t mutex; /* the lists, and users counts of what is on them */
-	struct rn_list pds, mrs, channels, cqs, qps;
+	struct rn_list pds, mrs, channels, cqs, srqs, qps;
 
 	struct rn_lock event_lock;
 	struct rn_list events; /* not read yet */
@@ -395,11 +397,13 @@ struct rn_qp {
 
 	alignas(64) _Atomic uint32_t rq_polled;
 	uint32_t cq_bit;
+	struct rn_pool *pool; /* receives come from there instead: its SRQ's */
 	bool rq_flushing;   /* what the peer hasn't done by rq_frozen is flushed */
 	uint32_t rq_frozen;
 	bool is_ready; /* on the CQ's ready list */
 	struct rn_qp *next_ready;
 	uint64_t completions;
+	struct rn_arrivals arrivals; /* from the pool */
 
 	bool established_reported;
 	_Atomic bool peer_gone; /* its process has died: nobody is inside our block */
@@ -447,7 +451,9 @@ bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns);
 bool rn_qp_wait_moved(struct rn_qp *qp, uint64_t deadline_ns);
 enum { RN_IDLE_WAIT_NS = 2 * 1000 * 1000 };
 unsigned rn_qp_count_quarantined(void);
-bool rn_qp_is_quarantined(uint32_t pd); /* any of this PD */
+bool rn_qp_is_quarantined(uint32_t pd); /* any that may use keys of this PD */
+/* May whoever comes in there use keys of this PD? */
+bool rn_qp_uses_pd(const struct rn_qp *qp, uint32_t pd);
 void rn_qp_reap(void); /* with rn_world held */
 void rn_qp_destroy_all(struct rn_context *context);
 void rn_qp_close(void);
@@ -473,6 +479,8 @@ enum rn_wait rn_enter(struct rn_qp *qp);
 enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t *moved,
 			enum ibv_wc_status *status, uint32_t *byte_len);
 void rn_leave(struct rn_qp *qp);
+/* The responder is given up: a receive that was claimed from its pool goes back. */
+void rn_forget_responder(struct rn_qp *qp);
 /* The peer's process has ended: killed with its queue pair open, or was that closed before? */
 bool rn_was_abandoned(struct rn_qp *qp);
 /* How long the responder wants us to wait for its next receive. */

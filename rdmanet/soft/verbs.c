@@ -21,6 +21,7 @@
 
 #include "gid.h"
 #include "soft.h"
+#include "srq.h"
 
 unsigned rn_process;
 pthread_mutex_t rn_world = PTHREAD_MUTEX_INITIALIZER;
@@ -116,7 +117,8 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.hw_ver = 1,
 		.max_qp = RN_QPS_MAX,
 		.max_qp_wr = RN_MAX_QP_WR,
-		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID,
+		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
+				    IBV_DEVICE_SRQ_RESIZE,
 		.max_sge = RN_MAX_SGE,
 		.max_sge_rd = RN_MAX_SGE,
 		.max_cq = RN_CQS_MAX,
@@ -127,6 +129,9 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.max_res_rd_atom = RN_MAX_RD_ATOMIC * 1024,
 		.max_qp_init_rd_atom = RN_MAX_RD_ATOMIC,
 		.atomic_cap = IBV_ATOMIC_GLOB,
+		.max_srq = RN_MAX_SRQS,
+		.max_srq_wr = RN_MAX_QP_WR,
+		.max_srq_sge = RN_MAX_SGE,
 		.max_pkeys = 1,
 		.local_ca_ack_delay = 0,
 		.phys_port_cnt = 1,
@@ -150,7 +155,7 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 	all.odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
 	all.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 						      IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
-						      IBV_ODP_SUPPORT_ATOMIC;
+						      IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
 	all.completion_timestamp_mask = UINT64_MAX;
 	all.hca_core_clock = 1000000; /* kHz: nanoseconds */
 	all.device_cap_flags_ex = all.orig_attr.device_cap_flags;
@@ -295,6 +300,7 @@ static void process_forked(void)
 	engine_users = 0;
 	rn_settings_forked();
 	rn_qp_forked();
+	rn_srq_forked();
 	rn_cq_forked();
 	rn_mr_forked();
 	rn_arena_forked();
@@ -329,6 +335,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	rn_list_init(&context->mrs);
 	rn_list_init(&context->channels);
 	rn_list_init(&context->cqs);
+	rn_list_init(&context->srqs);
 	rn_list_init(&context->qps);
 	rn_list_init(&context->events);
 	context->verbs.sz = sizeof(context->verbs);
@@ -337,6 +344,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	context->verbs.query_rt_values = query_rt_values;
 	context->verbs.create_cq_ex = rn_create_cq_ex;
 	context->verbs.create_qp_ex = rn_create_qp_ex;
+	context->verbs.create_srq_ex = rn_create_srq_ex;
 	context->verbs.context = (struct ibv_context){
 		.device = device,
 		.ops =
@@ -347,6 +355,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 				.req_notify_cq = rn_cq_request_notify,
 				.post_send = rn_post_send,
 				.post_recv = rn_post_recv,
+				.post_srq_recv = rn_post_srq_recv,
 			},
 		.cmd_fd = -1,
 		.num_comp_vectors = 1,
@@ -416,6 +425,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	if (rn_is_foreign(ibv_context))
 		return 0;
 	rn_qp_destroy_all(context);
+	rn_srq_destroy_all(context);
 	rn_cq_destroy_all(context);
 	rn_mr_destroy_all(context);
 	while (!rn_list_empty(&context->pds))
@@ -533,30 +543,6 @@ static void *unsupported(void)
 {
 	errno = EOPNOTSUPP;
 	return NULL;
-}
-
-RN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
-{
-	(void)pd, (void)attr;
-	return unsupported();
-}
-
-RN_EXPORT int ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, int mask)
-{
-	(void)srq, (void)attr, (void)mask;
-	return EOPNOTSUPP;
-}
-
-RN_EXPORT int ibv_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr)
-{
-	(void)srq, (void)attr;
-	return EOPNOTSUPP;
-}
-
-RN_EXPORT int ibv_destroy_srq(struct ibv_srq *srq)
-{
-	(void)srq;
-	return EOPNOTSUPP;
 }
 
 RN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared receive queues: what the rest of the device knows of them. srq.c has the theory. */
+#ifndef RDMANET_SOFT_SRQ_H
+#define RDMANET_SOFT_SRQ_H
+
+#include "soft.h"
+
+struct rn_srq {
+	struct ibv_srq srq;
+	struct rn_pool *pool;
+	enum ibv_srq_type type;
+	uint32_t max_sge;
+	uint32_t limit; /* armed; 0: not */
+	unsigned users; /* queue pairs */
+	uint32_t async_reported;
+	struct rn_list link;
+	struct rn_srq *next;
+};
+
+static inline struct rn_srq *rn_srq(struct ibv_srq *srq)
+{
+	return (struct rn_srq *)srq;
+}
+
+/* NULL and errno; attr becomes what it really has. */
+struct rn_srq *rn_srq_create(struct ibv_pd *pd, void *srq_context, struct ibv_srq_attr *attr);
+struct ibv_srq *rn_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *init);
+/* Did limits come true? With rn_world held; on the engine, or whenever somebody looks. */
+void rn_srq_attend_all(void);
+int rn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+void rn_srq_destroy_all(struct rn_context *context);
+void rn_srq_forked(void);
+
+#endif
