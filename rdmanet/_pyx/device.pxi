@@ -501,6 +501,7 @@ cdef extern from "soft/counters.h" nogil:
         uint64_t rnr_naks
         uint64_t deferred
         uint64_t queued
+        uint64_t bytes_bounced
     struct rn_live:
         uint32_t contexts
         uint32_t pds

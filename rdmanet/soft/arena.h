@@ -84,6 +84,10 @@ struct rn_slot {
 		uint32_t lkey;
 	} sge[]; /* two of them fill the cache line */
 };
+
+/* In wc_flags, beside those of struct ibv_wc: the message is in the slot's room, for the owner to carry on. */
+enum { RN_SLOT_BOUNCED = 1 << 7 };
+
 static_assert(sizeof(struct rn_slot) == 24, "two scatter entries share a line with their completion");
 
 /*
@@ -123,6 +127,16 @@ struct rn_pool_block {
 	alignas(128) char end[];
 };
 
+/* Room behind a ring: see bounce.c. Each message has a line more than it needs, so that they spread. */
+static inline uint64_t rn_bounce_bytes(uint32_t slots, uint32_t room)
+{
+	return room ? (uint64_t)slots * (room + 64) : 0;
+}
+static inline char *rn_bounce_room(const char *rooms, uint32_t slot, uint32_t room)
+{
+	return (char *)rooms + (uint64_t)slot * (room + 64);
+}
+
 struct rn_qp_block {
 	/* The owner's, rarely written: a peer keeps these lines in its cache. All but life, access and
 	 * min_rnr_timer are fixed from RTR on, for one generation. */
@@ -137,6 +151,7 @@ struct rn_qp_block {
 	uint32_t rq_size; /* slots, a power of two, at least 2 */
 	uint32_t rq_stride;
 	uint32_t rq_max_sge;
+	uint32_t rq_bounce; /* bytes of room for a short message behind the ring, for each slot: bounce.c */
 	uint32_t cq; /* the receive CQ's block, and this QP's bit there */
 	uint32_t cq_bit;
 	uint32_t max_dest_rd_atomic;

@@ -26,6 +26,7 @@ struct rn_counters {
 	uint64_t rnr_naks;
 	uint64_t deferred; /* executed by the engine because RDMANET_SOFT_DEFER says so */
 	uint64_t queued;   /* could not be executed at once, for any other reason */
+	uint64_t bytes_bounced; /* left in the peer's arena, for it to carry on when it polls: bounce.c */
 };
 
 struct rn_live {

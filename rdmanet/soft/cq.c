@@ -779,12 +779,15 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 	const struct rn_slot *slot = rn_rq_slot(qp, index);
 	uint8_t status = READ_ONCE(slot->status), opcode = READ_ONCE(slot->opcode);
 	uint32_t length = READ_ONCE(slot->byte_len);
+	uint8_t flags = READ_ONCE(slot->wc_flags);
 
 	if (opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
 		opcode = IBV_WC_RECV;
 		if (unlikely(length > shadow->length))
 			length = shadow->length;
 	}
+	if (flags & RN_SLOT_BOUNCED)
+		rn_bounce_take(qp, index, length);
 	*wc = (struct ibv_wc){
 		.wr_id = shadow->wr_id,
 		.status = status <= IBV_WC_GENERAL_ERR ? status : IBV_WC_GENERAL_ERR,
@@ -794,7 +797,7 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 		.imm_data = slot->imm_data,
 		.qp_num = qp->ex.qp_base.qp_num,
 		.src_qp = qp->attr.dest_qp_num,
-		.wc_flags = slot->wc_flags & IBV_WC_WITH_IMM,
+		.wc_flags = flags & IBV_WC_WITH_IMM,
 	};
 }
 

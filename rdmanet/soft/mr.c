@@ -408,6 +408,11 @@ static bool wait_unused(uint32_t pd, uint64_t deadline)
 	return unused;
 }
 
+static bool is_bounced_into(const struct rn_mr_entry *mr)
+{
+	return mr->kind == RN_MR_USER && mr->access & IBV_ACCESS_LOCAL_WRITE && !(mr->access & ACCESS_REMOTE);
+}
+
 /* With rn_world held. */
 static void withdraw(struct rn_mr *mr)
 {
@@ -415,8 +420,14 @@ static void withdraw(struct rn_mr *mr)
 	struct quarantined *aside;
 
 	rn_mr_reap(); /* nobody tells us when a stopped peer has moved on */
-	atomic_store(&rn_mr_table[index].key, 0);
+	/* First the peers' copy: what they have bounced goes by ours (bounce.c). */
 	atomic_store(&rn_arena_mrs(rn_arena)[index].key, 0);
+	if (is_bounced_into(&rn_mr_table[index])) {
+		atomic_thread_fence(memory_order_seq_cst);
+		wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS);
+		rn_bounce_settle(pd, atomic_load(&rn_mr_table[index].key));
+	}
+	atomic_store(&rn_mr_table[index].key, 0);
 	atomic_thread_fence(memory_order_seq_cst);
 	if (wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS)) {
 		key_give_back(index);

@@ -402,6 +402,8 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 		qp->rq_shadow[index & (qp->rq_size - 1)] = (struct rn_shadow){
 			.wr_id = wr->wr_id,
 			.length = length < RN_MAX_MESSAGE ? length : RN_MAX_MESSAGE,
+			.lkey = wr->num_sge == 1 ? wr->sg_list[0].lkey : 0,
+			.addr = wr->num_sge == 1 ? wr->sg_list[0].addr : 0,
 		};
 		qp->recv_wrs++;
 		atomic_store_explicit(&qp->rq_posted, index + 1, memory_order_release);

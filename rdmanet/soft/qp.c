@@ -24,6 +24,7 @@ static uint32_t next_slot, num_ports;
 struct quarantined {
 	uint32_t index, pd, rq_pd, name;
 	uint64_t rq_offset, rq_bytes;
+	uint32_t rq_size, rq_bounce;
 	struct rn_peer *peer;
 	struct quarantined *next;
 };
@@ -263,7 +264,10 @@ static void start_receives(struct rn_qp *qp)
 
 static void free_rings(struct rn_qp *qp)
 {
-	rn_arena_free(qp->rq_offset, (uint64_t)qp->rq_size * qp->rq_stride);
+	if (qp->rq_offset) {
+		rn_arena_free(qp->rq_offset, rn_rq_bytes(qp));
+		rn_bounce_release(qp->rq_size, qp->rq_bounce);
+	}
 	free(qp->rq_shadow);
 	free(qp->sq);
 	free(qp->builder);
@@ -290,7 +294,10 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	plan_rings(qp, &init->cap);
 	qp->sq = calloc(qp->sq_mask + 1, qp->sq_stride);
 	qp->rq_shadow = calloc(qp->rq_size, sizeof(*qp->rq_shadow));
-	qp->rq_offset = rn_arena_alloc((uint64_t)qp->rq_size * qp->rq_stride);
+	qp->rq_bounce = rn_bounce_reserve(qp->rq_size);
+	qp->rq_offset = rn_arena_alloc(rn_rq_bytes(qp));
+	if (!qp->rq_offset)
+		rn_bounce_release(qp->rq_size, qp->rq_bounce);
 	qp->send_cq = rn_cq(init->send_cq);
 	qp->recv_cq = rn_cq(init->recv_cq);
 	if (!qp->sq || !qp->rq_shadow || !qp->rq_offset || rn_cq_attach(qp->recv_cq, qp, &qp->cq_bit)) {
@@ -544,7 +551,9 @@ static void put_aside(struct rn_qp *qp)
 		.rq_pd = rn_pd(qp->ex.qp_base.srq ? qp->ex.qp_base.srq->pd : qp->ex.qp_base.pd)->number,
 		.name = name_of(qp),
 		.rq_offset = qp->rq_offset,
-		.rq_bytes = (uint64_t)qp->rq_size * qp->rq_stride,
+		.rq_bytes = rn_rq_bytes(qp),
+		.rq_size = qp->rq_size,
+		.rq_bounce = qp->rq_bounce,
 		.peer = qp->peer,
 		.next = quarantine,
 	};
@@ -564,6 +573,7 @@ void rn_qp_reap(void)
 		}
 		rn_pool_recover(aside->name);
 		rn_arena_free(aside->rq_offset, aside->rq_bytes);
+		rn_bounce_release(aside->rq_size, aside->rq_bounce);
 		reset_peers_words(rn_arena_qp(rn_arena, aside->index), 0);
 		slot_give_back(aside->index);
 		if (aside->peer)

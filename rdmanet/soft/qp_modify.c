@@ -95,6 +95,7 @@ static int become_reachable(struct rn_qp *qp)
 	block->rq_size = qp->rq_size;
 	block->rq_stride = qp->rq_stride;
 	block->rq_max_sge = qp->cap.max_recv_sge;
+	block->rq_bounce = qp->rq_bounce;
 	block->cq = qp->recv_cq->index;
 	block->cq_bit = qp->cq_bit;
 	block->max_dest_rd_atomic = qp->attr.max_dest_rd_atomic;

@@ -35,13 +35,15 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	uint32_t size = READ_ONCE(block->rq_size), stride = READ_ONCE(block->rq_stride);
 	uint32_t max_sge = READ_ONCE(block->rq_max_sge), cq = READ_ONCE(block->cq), bit = READ_ONCE(block->cq_bit);
 	uint32_t pool = READ_ONCE(block->pool), index = block - rn_arena_qp(arena, 0);
+	uint32_t bounce = READ_ONCE(block->rq_bounce);
 
 	/* Read once, checked, kept. */
 	if (size < 2 || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
 	    stride < sizeof(struct rn_slot) + max_sge * sizeof(struct rn_slot_sge) || stride > 4096 ||
 	    offset < RN_ARENA_HEAP || offset % 64 || offset > RN_ARENA_SIZE ||
-	    (uint64_t)size * stride > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX || bit >= RN_CQ_QPS_MAX ||
-	    (pool >= RN_POOLS_MAX && pool != RN_NO_POOL))
+	    bounce > RN_ARENA_SIZE ||
+	    (uint64_t)size * stride + rn_bounce_bytes(size, bounce) > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX ||
+	    bit >= RN_CQ_QPS_MAX || (pool >= RN_POOLS_MAX && pool != RN_NO_POOL))
 		return false;
 	view->arena = arena;
 	view->mrs = mrs;
@@ -50,6 +52,7 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->rq_mask = size - 1;
 	view->rq_stride = stride;
 	view->rq_max_sge = max_sge;
+	view->rq_bounce = bounce;
 	view->cq = rn_arena_cq(arena, cq);
 	view->dirty = &view->cq->dirty[bit / 64];
 	view->dirty_bit = 1ull << bit % 64;
@@ -255,12 +258,37 @@ static enum copied still_there(struct rn_view *view, const struct rn_piece *piec
 	return COPIED;
 }
 
+/* Short, and into memory that can't be mapped: leave it in the slot's room. bounce.c says when that is right. */
+static bool bounce(struct rn_view *view, struct rn_transfer *t)
+{
+	const struct rn_piece *remote = &t->remote[0];
+	uint32_t index = view->done & view->rq_mask;
+	char *to;
+
+	if (!t->is_receive || view->pool || t->num_remote != 1 || remote->at || t->total > view->rq_bounce || t->moved ||
+	    READ_ONCE(t->slot->num_sge) != 1 || READ_ONCE(remote->mr->kind) != RN_MR_USER ||
+	    READ_ONCE(remote->mr->access) &
+		    (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC))
+		return false;
+	to = rn_bounce_room(view->rq + ((uint64_t)view->rq_mask + 1) * view->rq_stride, index, view->rq_bounce);
+	for (int i = 0; i < t->num_local; i++) {
+		memcpy(to, t->local[i].at, t->local[i].length);
+		to += t->local[i].length;
+	}
+	t->moved = t->total;
+	t->bounced = true;
+	view->count->bytes_bounced += t->total;
+	return true;
+}
+
 /* Both lists from position t->moved on, run by run. */
 static enum copied copy(struct rn_view *view, struct rn_transfer *t)
 {
 	uint64_t local_skip = t->moved, remote_skip = t->moved;
 	int l = 0, r = 0;
 
+	if (bounce(view, t))
+		return COPIED;
 	while (l < t->num_local && local_skip >= t->local[l].length)
 		local_skip -= t->local[l++].length;
 	while (r < t->num_remote && remote_skip >= t->remote[r].length)
@@ -353,7 +381,7 @@ static struct rn_slot *next_slot(struct rn_view *view)
 }
 
 static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_request *request,
-		    enum ibv_wc_status status, uint32_t length)
+		    enum ibv_wc_status status, uint32_t length, uint8_t flags)
 {
 	bool has_imm = request->opcode == IBV_WR_SEND_WITH_IMM || request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 
@@ -361,7 +389,7 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 	slot->imm_data = request->imm_data;
 	slot->status = status;
 	slot->opcode = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
-	slot->wc_flags = has_imm ? IBV_WC_WITH_IMM : 0;
+	slot->wc_flags = flags | (has_imm ? IBV_WC_WITH_IMM : 0);
 	slot->vendor_err = 0;
 	if (unlikely(view->pool)) {
 		slot->source_qpn = view->source_qpn;
@@ -392,7 +420,7 @@ static void leave_fault(struct rn_view *view, enum rn_fault fault)
 static enum ibv_wc_status fail_receive(struct rn_view *view, struct rn_slot *slot, const struct rn_request *request,
 				       enum ibv_wc_status here)
 {
-	publish(view, slot, request, here, 0);
+	publish(view, slot, request, here, 0, 0);
 	if (here == IBV_WC_LOC_LEN_ERR) {
 		leave_fault(view, RN_FAULT_REQUEST);
 		return IBV_WC_REM_INV_REQ_ERR;
@@ -536,7 +564,7 @@ enum rn_wait rn_respond_prepare(struct rn_view *view, const struct rn_request *r
 {
 	t->num_remote = 0;
 	t->slot = NULL;
-	t->is_receive = false;
+	t->is_receive = t->bounced = false;
 	switch (request->opcode) {
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:
@@ -553,7 +581,7 @@ enum rn_wait rn_respond_prepare(struct rn_view *view, const struct rn_request *r
 void rn_respond_finish(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t)
 {
 	if (t->slot)
-		publish(view, t->slot, request, IBV_WC_SUCCESS, t->total);
+		publish(view, t->slot, request, IBV_WC_SUCCESS, t->total, t->bounced ? RN_SLOT_BOUNCED : 0);
 }
 
 uint64_t rn_respond_atomic(const struct rn_request *request, char *at)

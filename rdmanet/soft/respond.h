@@ -46,7 +46,7 @@ struct rn_view {
 	struct rn_cq_block *cq;
 	const struct rn_mr_entry *mrs;
 	char *rq;
-	uint32_t rq_mask, rq_stride, rq_max_sge;
+	uint32_t rq_mask, rq_stride, rq_max_sge, rq_bounce;
 	uint32_t pd, rq_pd, max_dest_rd_atomic;
 	struct rn_pool_block *pool; /* its receives come from there; NULL: from its own ring */
 	struct rn_claim claim;      /* one of them, until it is published or given back */
@@ -118,6 +118,7 @@ struct rn_transfer {
 	struct rn_slot *slot;  /* the receive it takes, or NULL */
 	bool to_remote;
 	bool is_receive;
+	bool bounced; /* into the slot's room */
 	bool refused; /* the owner's engine wouldn't, last time: taken into account once */
 
 	/* After RN_WAIT_OWNER: what it is to do, and with which bytes. */

@@ -388,11 +388,15 @@ struct rn_qp {
 	alignas(64) struct rn_lock rq_lock;
 	uint64_t rq_offset;
 	uint32_t rq_size, rq_stride;
+	uint32_t rq_bounce; /* room for each slot, behind the ring; 0: none */
 	_Atomic uint32_t rq_posted;
 	uint64_t recv_wrs;
 	struct rn_shadow {
 		uint64_t wr_id;
 		uint32_t length; /* of its scatter list: no completion may claim more */
+		uint32_t lkey;   /* of its only entry, or 0, with the address there */
+		uint64_t addr;
+		bool settled; /* what was bounced is in place */
 	} *rq_shadow;
 
 	alignas(64) _Atomic uint32_t rq_polled;
@@ -425,6 +429,21 @@ static inline struct rn_slot *rn_rq_slot(const struct rn_qp *qp, uint32_t index)
 static inline bool rn_rq_is_done(const struct rn_qp *qp, uint32_t index)
 {
 	return atomic_load_explicit(&rn_rq_slot(qp, index)->turn, memory_order_acquire) == index + 1;
+}
+
+/* Short messages into memory that peers can't map (bounce.c). */
+uint32_t rn_bounce_reserve(uint32_t slots); /* the room for each, 0: none is to be had */
+void rn_bounce_release(uint32_t slots, uint32_t room);
+void rn_bounce_forked(void);
+/* Carry the message of a completed receive to where it belongs. With the CQ's lock held. */
+void rn_bounce_take(struct rn_qp *qp, uint32_t index, uint32_t length);
+/* The same for all that waits for this region, before its key goes; with rn_world held. */
+void rn_bounce_settle(uint32_t pd, uint32_t key);
+
+/* The bytes of a ring with its room. */
+static inline uint64_t rn_rq_bytes(const struct rn_qp *qp)
+{
+	return (uint64_t)qp->rq_size * qp->rq_stride + rn_bounce_bytes(qp->rq_size, qp->rq_bounce);
 }
 
 /* The process's queue pairs by block index; with rn_world held. */

@@ -301,6 +301,7 @@ static void process_forked(void)
 	rn_settings_forked();
 	rn_qp_forked();
 	rn_srq_forked();
+	rn_bounce_forked();
 	rn_cq_forked();
 	rn_mr_forked();
 	rn_arena_forked();
