@@ -1,8 +1,6 @@
 """The verbs, from Python: what the compiled core offers.
 
-`rdmanet.verbs` and `rdmanet.cm` re-export it; import asyncio
-import contextvars
-import from there.
+`rdmanet.verbs` and `rdmanet.cm` re-export it; import from there.
 
 Errors: a call that the library refuses raises OSError with the library's errno. Using a closed object
 raises ValueError, using one of a parent process RuntimeError.
@@ -11,7 +9,7 @@ raises ValueError, using one of a parent process RuntimeError.
 import asyncio
 import contextvars
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
@@ -198,6 +196,14 @@ class DeviceAttr:
     phys_port_cnt: int
     odp_general_caps: int
     odp_rc_caps: int
+    max_mcast_grp: int = 0
+    max_mcast_qp_attach: int = 0
+    max_total_mcast_qp_attach: int = 0
+    max_dm_size: int = 0
+    max_cq_count: int = 0
+    max_cq_period: int = 0
+    completion_timestamp_mask: int = 0
+    hca_core_clock: int = 0
     @property
     def implicit_odp(self) -> bool:
         """Whether the whole address space can be registered, and sent from."""
@@ -242,6 +248,7 @@ class AsyncEvent:
     event_type: EventType
     qp: QP | None = None
     cq: CQ | None = None
+    srq: SRQ | None = None
     port_num: int | None = None
 
 class Device:
@@ -283,6 +290,11 @@ class Context(Resource):
     def num_comp_vectors(self) -> int: ...
     def query_device(self) -> DeviceAttr:
         """What the device can do."""
+    def query_rt_values(self) -> int:
+        """The device's clock now, which completion timestamps are read from, in nanoseconds.
+
+        :raises OSError: EOPNOTSUPP, where it cannot be read
+        """
     def query_port(self, port_num: int = 1) -> PortAttr:
         """The state and limits of a port; the first one has number 1."""
     def query_gid(self, port_num: int = 1, index: int = 0) -> bytes:
@@ -309,7 +321,22 @@ class AccessFlags(IntFlag):
     ZERO_BASED = 0x20
     ON_DEMAND = 0x40
     HUGETLB = 0x80
+    FLUSH_GLOBAL = 0x100
+    FLUSH_PERSISTENT = 0x200
     RELAXED_ORDERING = 0x100000
+
+class AdviseMRAdvice(IntEnum):
+    """What is going to happen to memory registered on demand; see ibv_advise_mr(3)."""
+
+    PREFETCH = 0
+    PREFETCH_WRITE = 1
+    PREFETCH_NO_FAULT = 2
+
+class AdviseMRFlags(IntFlag):
+    """FLUSH: it is done when the call returns."""
+
+    NONE = 0
+    FLUSH = 1
 
 class PD(Resource):
     """A protection domain: regions and queue pairs of different domains cannot be used together."""
@@ -330,10 +357,57 @@ class PD(Resource):
 
         :raises OSError: where the device cannot
         """
+    def reg_dm_mr(
+        self, dm: DM, offset: int = 0, length: int | None = None, access: AccessFlags | int = ...
+    ) -> MR:
+        """Register device memory, or a part; the region's addresses begin at 0.
+
+        :raises OSError: EINVAL, if the part is not in it
+        """
+    def reg_dmabuf_mr(
+        self, fd: int, length: int, *, offset: int = 0, iova: int = 0, access: AccessFlags | int = ...
+    ) -> MR:
+        """Register memory of another device by a dma-buf of it; here it has the addresses from iova on.
+
+        :raises OSError: EOPNOTSUPP, where the device or the library cannot
+        """
+    def alloc_null_mr(self) -> MR:
+        """A region without memory: what is written to it is dropped, and zeros are read from it.
+
+        :raises OSError: EOPNOTSUPP, where the device has none
+        """
+    def advise_mr(
+        self,
+        advice: AdviseMRAdvice | int,
+        sg_list: SGE | MR | Iterable[SGE | MR],
+        flags: AdviseMRFlags | int = ...,
+    ) -> None:
+        """Say what is going to happen to parts of regions that are registered on demand.
+
+        :raises OSError: EOPNOTSUPP, where the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
+        """
 
 class MR(Resource):
     """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work."""
 
+    @property
+    def dm(self) -> DM | None:
+        """The device memory that it is of."""
+    def rereg(
+        self,
+        *,
+        pd: PD | None = None,
+        buffer: Buffer | None = None,
+        access: AccessFlags | int | None = None,
+    ) -> None:
+        """Change the region in place: its domain, its memory, its rights, or several at once. See ibv_rereg_mr(3).
+
+        The keys may change. Nothing that uses the region may be in flight.
+
+        :param buffer: other memory, which it borrows from now on
+        :raises OSError: EOPNOTSUPP, where the device cannot. The region is as it was, except that it is closed
+            where the device gave it up half-way
+        """
     @property
     def pd(self) -> PD: ...
     @property
@@ -355,6 +429,96 @@ class MR(Resource):
     def __getitem__(self, key: int | slice, /) -> int | bytes: ...
     def __setitem__(self, key: int | slice, value: int | Buffer, /) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+# ---- devicememory.pxi ----
+
+class DM(Resource):
+    """Memory on the device; see ibv_alloc_dm(3).
+
+    :param length: in bytes
+    :param log_align_req: its alignment is at least 2 to this power
+    :raises OSError: EOPNOTSUPP where the device has none; ENOMEM, when it has no more
+    """
+
+    def __init__(self, context: Context, length: int, log_align_req: int = 0) -> None: ...
+    @property
+    def context(self) -> Context: ...
+    @property
+    def length(self) -> int:
+        """Its size in bytes."""
+    def __len__(self) -> int: ...
+    def copy_to_dm(self, offset: int, data: Buffer) -> None:
+        """Copy bytes into the device memory.
+
+        :raises IndexError: they do not fit there
+        """
+    def copy_from_dm(self, offset: int, length: int) -> bytes:
+        """Bytes of the device memory.
+
+        :raises IndexError: they are not in it
+        """
+
+# ---- address.pxi ----
+
+@dataclass(frozen=True)
+class GlobalRoute:
+    """The part of an address that leads beyond the subnet; on Ethernet it is the whole address.
+
+    Names as in struct ibv_global_route; see ibv_create_ah(3).
+    """
+
+    dgid: bytes
+    flow_label: int = 0
+    sgid_index: int = 0
+    hop_limit: int = 64
+    traffic_class: int = 0
+
+@dataclass
+class AHAttr:
+    """The way to a peer: its GID, or its LID within an InfiniBand subnet, and how to go.
+
+    The fields of the route may be given as one, too: AHAttr(gr=GlobalRoute(...)).
+    """
+
+    dgid: bytes | None = None
+    sgid_index: int = 0
+    hop_limit: int = 64
+    traffic_class: int = 0
+    flow_label: int = 0
+    dlid: int = 0
+    sl: int = 0
+    src_path_bits: int = 0
+    static_rate: int = 0
+    port_num: int = 1
+    gr: InitVar[GlobalRoute | None] = None
+    @property
+    def is_global(self) -> bool:
+        """Whether there is a route: without one the peer is in our subnet, at dlid."""
+    @property
+    def global_route(self) -> GlobalRoute | None:
+        """The fields of the route as one, or None."""
+
+class AH(Resource):
+    """An address handle: where a datagram goes.
+
+    :param pd: the domain of the queue pairs that use it
+    :param attr: an AHAttr
+    :raises OSError: EINVAL, for instance without a GID where the port is an Ethernet one
+    """
+
+    def __init__(self, pd: PD, attr: AHAttr) -> None: ...
+    @staticmethod
+    def from_wc(pd: PD, wc: WC, grh: Buffer, port_num: int = 1) -> AH:
+        """The handle that leads back to where a datagram came from.
+
+        :param wc: the completion of its receive
+        :param grh: the first 40 bytes of the receive's buffer; they count if wc_flags has GRH
+        :raises OSError: EOPNOTSUPP, where the library cannot tell
+        """
+    @property
+    def pd(self) -> PD: ...
+    @property
+    def attr(self) -> AHAttr: ...
 
 # ---- completion.pxi ----
 
@@ -416,7 +580,11 @@ class WC:
     def wr_id(self) -> object:
         """What the request had."""
     @property
-    def qp(self) -> QP: ...
+    def qp(self) -> QP | None:
+        """Whose it is; None only where a shared receive was taken by a queue pair that is gone, or not ours."""
+    @property
+    def srq(self) -> SRQ | None:
+        """The shared queue that a receive was taken from."""
     @property
     def is_send(self) -> bool: ...
     @property
@@ -433,6 +601,23 @@ class WC:
     def qp_num(self) -> int: ...
     @property
     def src_qp(self) -> int: ...
+    @property
+    def invalidated_rkey(self) -> int | None:
+        """The key that the peer's SEND_WITH_INV made invalid, or None."""
+    @property
+    def pkey_index(self) -> int: ...
+    @property
+    def slid(self) -> int: ...
+    @property
+    def sl(self) -> int: ...
+    @property
+    def dlid_path_bits(self) -> int: ...
+    @property
+    def timestamp(self) -> int | None:
+        """When it completed, in ticks of the device's clock; None where its CQEX does not tell."""
+    @property
+    def wallclock_ns(self) -> int | None:
+        """When it completed, in nanoseconds since 1970; None where its CQEX does not tell."""
     @property
     def vendor_err(self) -> int: ...
     @property
@@ -472,7 +657,17 @@ class CQ(Resource):
     @property
     def stray(self) -> int:
         """Completions that were dropped, because their queue pair was gone."""
-    def resize(self, cqe: int) -> None: ...
+    def resize(self, cqe: int) -> None:
+        """Change how many completions it holds; what is in it stays.
+
+        :raises OSError: EINVAL if more are in it, or the device has no such large one; EOPNOTSUPP or ENOSYS
+        """
+    def modify(self, cq_count: int, cq_period: int) -> None:
+        """Moderate its events: an armed one fires after cq_count completions, or cq_period microseconds after
+        the first; zeros end that.
+
+        :raises OSError: EOPNOTSUPP, where the device cannot
+        """
     def req_notify(self, solicited_only: bool = False) -> None:
         """Arm: one event on the channel at the next completion. Poll once more before sleeping."""
     def ack_events(self, nevents: int = 1) -> None:
@@ -482,6 +677,63 @@ class CQ(Resource):
 
         :raises OSError: the queue is broken, for instance because it was overrun
         """
+
+# ---- polling.pxi ----
+
+class CreateCQWCFlags(IntFlag):
+    """What an extended completion queue's completions tell. Values as IBV_WC_EX_WITH_*."""
+
+    WITH_BYTE_LEN = 0x1
+    WITH_IMM = 0x2
+    WITH_QP_NUM = 0x4
+    WITH_SRC_QP = 0x8
+    WITH_SLID = 0x10
+    WITH_SL = 0x20
+    WITH_DLID_PATH_BITS = 0x40
+    WITH_COMPLETION_TIMESTAMP = 0x80
+    WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 0x800
+    STANDARD = 0x7F
+
+class CreateCQFlags(IntFlag):
+    """SINGLE_THREADED: its user sees to it that no two threads use the queue at once."""
+
+    NONE = 0
+    SINGLE_THREADED = 0x1
+    IGNORE_OVERRUN = 0x2
+
+@dataclass(frozen=True)
+class CQInitAttrEx:
+    """How an extended completion queue is made; see ibv_create_cq_ex(3)."""
+
+    cqe: int
+    channel: CompChannel | None = None
+    comp_vector: int = 0
+    wc_flags: CreateCQWCFlags | int = ...
+    flags: CreateCQFlags | int = ...
+
+class CQEX(CQ):
+    """An extended completion queue; otherwise it is used as a CQ.
+
+    :raises OSError: EOPNOTSUPP, where the device has none, or cannot tell what wc_flags ask for
+    """
+
+    def __init__(self, context: Context, init_attr: CQInitAttrEx) -> None: ...
+    @property
+    def wc_flags(self) -> CreateCQWCFlags:
+        """What its completions tell."""
+    def start_poll(self) -> Completions:
+        """An iterator over the completions that are there; it ends when there are no more, and may go on
+        later. It may be used in a `with` block, as the C calls are, but there is nothing to end."""
+
+@final
+class Completions:
+    """What is in an extended completion queue, one after the other."""
+
+    def __init__(self, cq: CQEX) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc: object) -> None: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> WC: ...
 
 # ---- workrequest.pxi ----
 
@@ -547,7 +799,7 @@ class RecvWR:
     def sg_list(self) -> tuple[SGE, ...]: ...
 
 class SendWR:
-    """A send request.
+    """A send request; see ibv_post_send(3).
 
     :param opcode: what to do
     :param sg_list: the local side: SGEs or MRs, or one of them
@@ -556,9 +808,17 @@ class SendWR:
         place in the queue comes free when a later one completes
     :param imm_data: 32 bits for SEND_WITH_IMM and RDMA_WRITE_WITH_IMM
     :param remote_addr: where, and
-    :param rkey: by which key, for RDMA and atomics
+    :param rkey: by which key, for RDMA and atomics; for BIND_MW the key that the window shall have
     :param compare_add: what to compare with, or to add
     :param swap: what to store if it compares equal
+    :param ah: of a datagram: where it goes,
+    :param remote_qpn: to which queue pair,
+    :param remote_qkey: and the key that is expected there
+    :param remote_srqn: the number of the shared receive queue, for XRC
+    :param invalidate_rkey: the key that LOCAL_INV, or at the peer SEND_WITH_INV, makes invalid
+    :param mw: the window that BIND_MW binds, and
+    :param bind_info: an MWBindInfo: what to
+    :param atomic_data: the 8 bytes of ATOMIC_WRITE
     """
 
     def __init__(
@@ -573,6 +833,14 @@ class SendWR:
         rkey: int = 0,
         compare_add: int = 0,
         swap: int = 0,
+        ah: AH | None = None,
+        remote_qpn: int = 0,
+        remote_qkey: int = 0,
+        remote_srqn: int = 0,
+        invalidate_rkey: int = 0,
+        mw: MW | None = None,
+        bind_info: MWBindInfo | None = None,
+        atomic_data: Buffer | None = None,
     ) -> None: ...
     @property
     def wr_id(self) -> object: ...
@@ -583,7 +851,156 @@ class SendWR:
     @property
     def sg_list(self) -> tuple[SGE, ...]: ...
 
+# ---- window.pxi ----
+
+class MWType(IntEnum):
+    TYPE_1 = 1
+    TYPE_2 = 2
+
+@dataclass(frozen=True)
+class MWBindInfo:
+    """What a window shows of a region; see ibv_bind_mw(3).
+
+    :param addr: where it begins; None is the region's own beginning
+    :param length: in bytes; 0 unbinds (type 1)
+    """
+
+    mr: MR
+    addr: int | None = None
+    length: int = 0
+    mw_access_flags: AccessFlags | int = 0
+
+@dataclass(frozen=True)
+class MWBind:
+    """A request to bind a window of type 1."""
+
+    bind_info: MWBindInfo
+    wr_id: object = 0
+    send_flags: SendFlags | int = ...
+
+def inc_rkey(rkey: int) -> int:
+    """The next key of a window of type 2: the same but for the lowest byte, which is its user's."""
+
+class MW(Resource):
+    """A memory window.
+
+    :param pd: the domain of the region, and of the queue pair, that it is bound with
+    :raises OSError: EOPNOTSUPP, where the device has none of the type
+    """
+
+    def __init__(self, pd: PD, mw_type: MWType | int = ...) -> None: ...
+    @property
+    def pd(self) -> PD: ...
+    @property
+    def mw_type(self) -> MWType: ...
+    @property
+    def mr(self) -> MR | None:
+        """What it was bound to last."""
+    @property
+    def rkey(self) -> int:
+        """Its key. One of type 1 has a new one after each binding."""
+
+# ---- srq.pxi ----
+
+class SRQType(IntEnum):
+    BASIC = 0
+    XRC = 1
+    TM = 2
+
+@dataclass
+class SRQAttr:
+    """The sizes of a shared receive queue, and the limit below which it tells (0: it doesn't)."""
+
+    max_wr: int = 1
+    max_sge: int = 1
+    srq_limit: int = 0
+
+@dataclass
+class SRQInitAttr:
+    """How a shared receive queue is made. An XRC one has a CQ and a domain of its own."""
+
+    attr: SRQAttr = ...
+    srq_type: SRQType = ...
+    xrcd: XRCD | None = None
+    cq: CQ | None = None
+
+class SRQ(Resource):
+    """A shared receive queue.
+
+    :param pd: its protection domain
+    :param init_attr: an SRQInitAttr or an SRQAttr; the sizes are updated to what the device grants
+    """
+
+    def __init__(self, pd: PD, init_attr: SRQInitAttr | SRQAttr | None = None) -> None: ...
+    @property
+    def pd(self) -> PD: ...
+    @property
+    def xrcd(self) -> XRCD | None: ...
+    @property
+    def cq(self) -> CQ | None: ...
+    @property
+    def srq_type(self) -> SRQType: ...
+    @property
+    def in_flight(self) -> int:
+        """How many receives are posted whose end has not been polled."""
+    @property
+    def srq_num(self) -> int:
+        """The number by which an XRC sender names this queue.
+
+        :raises OSError: EOPNOTSUPP or EINVAL, where it has none
+        """
+    def query(self) -> SRQAttr:
+        """Its sizes and its limit, from the device, as an SRQAttr."""
+    def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
+        """Change the size, or set the limit.
+
+        :param max_wr: as many receives; what is posted stays
+        :param srq_limit: one event SRQ_LIMIT_REACHED when fewer receives than this are left; the limit is
+            then 0 again, and no more is told
+        :raises OSError: EINVAL for a limit above the size, or for fewer places than receives are posted;
+            EOPNOTSUPP where the device cannot
+        """
+    def post_recv(self, wrs: RecvWR | Iterable[RecvWR]) -> None:
+        """Post a RecvWR, or several as one chain. Their buffers are kept until they complete.
+
+        :raises OSError: ENOMEM when the queue is full, EINVAL when a request is wrong. The requests before
+            the one that was refused are posted; the message says how many
+        """
+
+class XRCD(Resource):
+    """An XRC domain: what the shared receive queues of several processes, and the queue pairs that feed
+    them, have in common.
+
+    :param fd: a file that stands for the domain, the same for all its processes; -1 for one of our own
+    :param oflags: os.O_CREAT to make it, os.O_EXCL to insist on that
+    :raises OSError: EOPNOTSUPP, where the device has no XRC
+    """
+
+    def __init__(self, context: Context, fd: int = -1, oflags: int = ...) -> None: ...
+    @property
+    def context(self) -> Context: ...
+
 # ---- queuepair.pxi ----
+
+class SendOpsFlags(IntFlag):
+    """What QP.wr() of a queue pair can do; the others it cannot. Values as IBV_QP_EX_WITH_*."""
+
+    RDMA_WRITE = 0x1
+    RDMA_WRITE_WITH_IMM = 0x2
+    SEND = 0x4
+    SEND_WITH_IMM = 0x8
+    RDMA_READ = 0x10
+    ATOMIC_CMP_AND_SWP = 0x20
+    ATOMIC_FETCH_AND_ADD = 0x40
+    LOCAL_INV = 0x80
+    BIND_MW = 0x100
+    SEND_WITH_INV = 0x200
+    TSO = 0x400
+    FLUSH = 0x800
+    ATOMIC_WRITE = 0x1000
+
+class QPCreateFlags(IntFlag):
+    BLOCK_SELF_MCAST_LB = 0x2
 
 class QPType(IntEnum):
     RC = 2
@@ -647,28 +1064,30 @@ class QPCap:
 
 @dataclass
 class QPInitAttr:
-    """How a queue pair is made; cap is updated to what the device grants."""
+    """How a queue pair is made; cap is updated to what the device grants.
 
-    send_cq: CQ
-    recv_cq: CQ
+    With an srq its receives are posted there. An XRC_SEND queue pair has no recv_cq, an XRC_RECV one no
+    queue at all.
+    """
+
+    send_cq: CQ | None = None
+    recv_cq: CQ | None = None
     cap: QPCap = ...
     qp_type: QPType = ...
     sq_sig_all: bool = False
+    srq: SRQ | None = None
 
 @dataclass
-class AHAttr:
-    """The way to a peer: its GID, or its LID within an InfiniBand subnet, and how to go."""
+class QPInitAttrEx(QPInitAttr):
+    """How a queue pair is made, with what came later; see ibv_create_qp_ex(3).
 
-    dgid: bytes | None = None
-    sgid_index: int = 0
-    hop_limit: int = 64
-    traffic_class: int = 0
-    flow_label: int = 0
-    dlid: int = 0
-    sl: int = 0
-    src_path_bits: int = 0
-    static_rate: int = 0
-    port_num: int = 1
+    :param send_ops_flags: what QP.wr() shall be able to do; the device refuses what it does not know
+    :param xrcd: for XRC_RECV
+    """
+
+    send_ops_flags: SendOpsFlags | int = 0
+    create_flags: QPCreateFlags | int = 0
+    xrcd: XRCD | None = None
 
 @dataclass
 class QPAttr:
@@ -709,10 +1128,21 @@ class QP(Resource):
     def __init__(self, pd: PD, init_attr: QPInitAttr) -> None: ...
     @property
     def pd(self) -> PD: ...
+    @staticmethod
+    def open(pd: PD, xrcd: XRCD, qp_num: int) -> QP:
+        """Share the XRC_RECV queue pair of another process, in the same domain: it stays while one has it.
+
+        :param pd: any of the context's
+        :raises OSError: EINVAL if there is none of that number; EOPNOTSUPP
+        """
     @property
-    def send_cq(self) -> CQ: ...
+    def send_cq(self) -> CQ | None: ...
     @property
-    def recv_cq(self) -> CQ: ...
+    def recv_cq(self) -> CQ | None: ...
+    @property
+    def srq(self) -> SRQ | None: ...
+    @property
+    def xrcd(self) -> XRCD | None: ...
     @property
     def cap(self) -> QPCap: ...
     @property
@@ -730,11 +1160,16 @@ class QP(Resource):
 
         :raises OSError: the device refused; the message names what is missing or not allowed
         """
-    def to_init(self, port_num: int = 1, *, pkey_index: int = 0, access: AccessFlags | int = 0) -> None:
-        """RESET to INIT. The peer gets no access to memory that is not given here."""
+    def to_init(
+        self, port_num: int = 1, *, pkey_index: int = 0, access: AccessFlags | int = 0, qkey: int = 0
+    ) -> None:
+        """RESET to INIT. The peer gets no access to memory that is not given here.
+
+        :param qkey: of a datagram queue pair: who sends to it has to say the same
+        """
     def to_rtr(
         self,
-        dest_qp_num: int,
+        dest_qp_num: int = 0,
         dgid: bytes | None = None,
         *,
         sgid_index: int = 0,
@@ -749,7 +1184,11 @@ class QP(Resource):
     ) -> None:
         """INIT to RTR: connect to the peer's queue pair, and receive from it.
 
+        A datagram queue pair has no peer and takes no arguments; an unconnected one's are those up to rq_psn.
+
         :param dgid: the peer's GID, 16 bytes; without it dlid is its address
+        :param min_rnr_timer: how long a peer shall wait that finds no receive, as a code of the InfiniBand
+            specification: 1 is 10 us, 12 is 640 us, 31 is 491.52 ms, 0 is 655.36 ms
         """
     def to_rts(
         self,
@@ -760,7 +1199,7 @@ class QP(Resource):
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
-        """RTR to RTS: send, too.
+        """RTR to RTS: send, too. What is not connected reliably takes sq_psn only.
 
         :param timeout: for an answer, 4.096 us * 2 ** timeout; 0 waits for ever
         :param rnr_retry: how often to try again when the peer has posted no receive; 7 is without limit
@@ -773,6 +1212,30 @@ class QP(Resource):
         """All attributes, from the device."""
     def counters(self) -> dict[str, int]:
         """What the embedded device has counted for this queue pair; empty on another."""
+    def attach_mcast(self, gid: bytes | IPv4Address | IPv6Address, lid: int = 0) -> None:
+        """Receive what is sent to a multicast group, too; of a datagram queue pair.
+
+        :param gid: the group's: 16 bytes, or an IP address
+        """
+    def detach_mcast(self, gid: bytes | IPv4Address | IPv6Address, lid: int = 0) -> None:
+        """Leave a group.
+
+        :raises OSError: EINVAL, if the queue pair is not in it
+        """
+    def bind_mw(self, mw: MW, bind: MWBind) -> None:
+        """Bind a window of type 1, in the order of the send queue; its new key is mw.rkey.
+
+        :param bind: an MWBind
+        :raises OSError: EINVAL for a window of type 2, or rights that the region lacks; EPERM or EOPNOTSUPP
+        """
+    def wr(self) -> WRSession:
+        """Post with the extended calls: `with qp.wr() as wr: wr.send(...); wr.rdma_write(...)`.
+
+        What the block has made is posted when it ends, all or nothing; an exception in it posts nothing. The
+        queue pair must have been made with QPInitAttrEx.send_ops_flags.
+
+        :raises OSError: EOPNOTSUPP, if it was not
+        """
     def post_send(self, wrs: SendWR | Iterable[SendWR]) -> None:
         """Post a request, or several as one chain.
 
@@ -784,6 +1247,73 @@ class QP(Resource):
 
         :raises OSError: as post_send()
         """
+
+# ---- session.pxi ----
+
+_SGList = SGE | MR | Iterable[SGE | MR]
+
+@final
+class WRSession:
+    """The requests of one `with qp.wr()` block. Keywords are those of SendWR; flags are SIGNALED by default."""
+
+    def __init__(self, qp: QP) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def abort(self) -> None:
+        """Forget what was collected; the end of the block posts what comes after."""
+    def post(self, wr: SendWR) -> None:
+        """A request made elsewhere.
+
+        :raises OSError: EOPNOTSUPP, if the queue pair was not made for it
+        """
+    def send(
+        self,
+        sg_list: _SGList = (),
+        *,
+        imm_data: int | None = None,
+        invalidate_rkey: int | None = None,
+        **options: Any,
+    ) -> None:
+        """SEND, SEND_WITH_IMM, or SEND_WITH_INV."""
+    def rdma_write(
+        self,
+        sg_list: _SGList = (),
+        *,
+        remote_addr: int,
+        rkey: int,
+        imm_data: int | None = None,
+        **options: Any,
+    ) -> None:
+        """RDMA_WRITE, or RDMA_WRITE_WITH_IMM."""
+    def rdma_read(self, sg_list: _SGList = (), *, remote_addr: int, rkey: int, **options: Any) -> None: ...
+    def atomic_cmp_swp(
+        self, sg_list: _SGList, *, remote_addr: int, rkey: int, compare: int, swap: int, **options: Any
+    ) -> None:
+        """ATOMIC_CMP_AND_SWP: the 8 bytes as they were come to sg_list."""
+    def atomic_fetch_add(
+        self, sg_list: _SGList, *, remote_addr: int, rkey: int, add: int, **options: Any
+    ) -> None:
+        """ATOMIC_FETCH_AND_ADD: the 8 bytes as they were come to sg_list."""
+    def atomic_write(self, data: Buffer, *, remote_addr: int, rkey: int, **options: Any) -> None:
+        """ATOMIC_WRITE: 8 bytes at once, to an address that is a multiple of 8."""
+    def flush(
+        self,
+        *,
+        remote_addr: int,
+        rkey: int,
+        length: int,
+        placement: int = ...,
+        level: int = ...,
+        **options: Any,
+    ) -> None:
+        """FLUSH: complete when what was written to a range has got as far as placement says."""
+    def bind_mw(self, mw: MW, rkey: int, bind_info: MWBindInfo, **options: Any) -> None:
+        """BIND_MW: give a window of type 2 this key, and this part of a region."""
+    def local_inv(self, rkey: int, **options: Any) -> None:
+        """LOCAL_INV: make a key of ours invalid."""
 
 # ---- cm.pxi ----
 
@@ -845,6 +1375,12 @@ class CMEvent:
     def rnr_retry_count(self) -> int: ...
     @property
     def qp_num(self) -> int: ...
+    @property
+    def ah_attr(self) -> AHAttr | None:
+        """Of datagrams, with ESTABLISHED and MULTICAST_JOIN: the way there."""
+    @property
+    def qkey(self) -> int | None:
+        """Of datagrams, with ESTABLISHED and MULTICAST_JOIN: what the other side expects."""
     def error(self) -> OSError | None:
         """The exception that this event means, or None when it is no failure."""
     def raise_for_status(self) -> None:
@@ -892,6 +1428,10 @@ class CMID(Resource):
         """Let a listener have a port that old connections still occupy."""
     def set_af_only(self, only: bool = True) -> None:
         """Let a listener on :: have IPv6 only."""
+    def set_ack_timeout(self, timeout: int) -> None:
+        """How long the queue pair waits for an answer: 4.096 us * 2 ** timeout; before connecting."""
+    def set_tos(self, tos: int) -> None:
+        """The type of service of the connection's packets; before the route is resolved."""
     def bind_addr(self, address: _Address) -> None:
         """Bind to an IP address; port 0 takes a free one."""
     def resolve_addr(self, src_addr: _Address | None, dst_addr: _Address, timeout_ms: int = 2000) -> None:
@@ -908,12 +1448,14 @@ class CMID(Resource):
         initiator_depth: int = 1,
         retry_count: int = 7,
         rnr_retry_count: int = 0,
+        qp_num: int = 0,
     ) -> None:
         """Ask for a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
 
         :param private_data: for the server's CONNECT_REQUEST; 56 bytes at most
         :param responder_resources: READs and atomics that the peer may have in flight to us
         :param initiator_depth: READs and atomics that we may have in flight to the peer
+        :param qp_num: the queue pair, if it was not made by create_qp()
         """
     def accept(
         self,
@@ -923,12 +1465,28 @@ class CMID(Resource):
         initiator_depth: int = 1,
         retry_count: int = 7,
         rnr_retry_count: int = 0,
+        qp_num: int = 0,
     ) -> None:
         """Accept a CONNECT_REQUEST: ESTABLISHED. The private data, 196 bytes at most, is for the client's."""
     def reject(self, private_data: Buffer = b"") -> None:
         """Refuse a CONNECT_REQUEST: REJECTED at the client, with the private data, 148 bytes at most."""
     def disconnect(self) -> None:
         """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
+    def establish(self) -> None:
+        """Say that the connection is ready: of an active side that moves its queue pair on by itself, after
+        CONNECT_RESPONSE. See rdma_establish(3).
+
+        :raises OSError: EOPNOTSUPP, where the library is older than that
+        """
+    def init_qp_attr(self, qp_state: QPState) -> QPAttr:
+        """What a queue pair of one's own needs to get to a state, for QP.modify(); see rdma_init_qp_attr(3)."""
+    def join_multicast(self, address: _Address, flags: int = ...) -> None:
+        """Join a group: MULTICAST_JOIN, with what to send to it, or MULTICAST_ERROR. The queue pair is attached.
+
+        :param address: (ip, port) of the group; the port means nothing
+        """
+    def leave_multicast(self, address: _Address) -> None:
+        """Leave a group; the queue pair is detached."""
     def create_qp(self, pd: PD, init_attr: QPInitAttr) -> QP:
         """Make this connection's queue pair, in INIT; it is the connection manager's to move on.
 

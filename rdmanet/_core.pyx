@@ -8,9 +8,15 @@ Reading order is the order of the includes:
     library      the verbs libraries: the embedded device's and the system's; what all objects share
     device       devices, their ports and addresses; contexts
     memory       protection domains and memory regions
+    devicememory memory on the device itself
+    address      address records and handles: the way to a peer
     completion   completion channels and queues, work completions
+    polling      completion queues with an iterator, and timestamps
     workrequest  scatter/gather elements, send and receive requests
+    window       memory windows: keys for parts of regions
+    srq          shared receive queues, and XRC domains
     queuepair    queue pairs: attributes, states, posting
+    session      posting with the extended calls, as a `with` block
     cm           the connection manager's identifiers and events
     ring         the byte stream's memory
     stream       one connection of the byte stream: frames, credits, delivery
@@ -26,7 +32,7 @@ from cpython.buffer cimport (
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, EINVAL, EINTR, EOPNOTSUPP, errno
+from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, EINVAL, EINTR, ENOENT, EOPNOTSUPP, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strerror
@@ -53,9 +59,15 @@ include "_pyx/errors.pxi"
 include "_pyx/library.pxi"
 include "_pyx/device.pxi"
 include "_pyx/memory.pxi"
+include "_pyx/devicememory.pxi"
+include "_pyx/address.pxi"
 include "_pyx/completion.pxi"
+include "_pyx/polling.pxi"
 include "_pyx/workrequest.pxi"
+include "_pyx/window.pxi"
+include "_pyx/srq.pxi"
 include "_pyx/queuepair.pxi"
+include "_pyx/session.pxi"
 include "_pyx/cm.pxi"
 include "_pyx/ring.pxi"
 include "_pyx/stream.pxi"

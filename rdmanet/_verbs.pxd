@@ -5,6 +5,7 @@ how it comes to that. Those that may sleep are called `with nogil`.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from posix.time cimport timespec
 from posix.types cimport pid_t
 
 
@@ -27,7 +28,32 @@ cdef extern from "calls.h" nogil:
 
     enum: IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC
     enum: IBV_ACCESS_MW_BIND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_HUGETLB
-    enum: IBV_ACCESS_RELAXED_ORDERING
+    enum: IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, IBV_ACCESS_RELAXED_ORDERING
+    enum: IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS
+    enum: IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
+    enum: IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IB_UVERBS_ADVISE_MR_FLAG_FLUSH
+    enum: IBV_FLUSH_GLOBAL, IBV_FLUSH_PERSISTENT, IBV_FLUSH_RANGE, IBV_FLUSH_MR
+    enum ibv_mw_type:
+        IBV_MW_TYPE_1
+        IBV_MW_TYPE_2
+    enum ibv_srq_type:
+        IBV_SRQT_BASIC
+        IBV_SRQT_XRC
+        IBV_SRQT_TM
+    enum: IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT
+    enum: IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_XRCD, IBV_SRQ_INIT_ATTR_CQ
+    enum: IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, IBV_QP_INIT_ATTR_CREATE_FLAGS
+    enum: IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+    enum: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+    enum: IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND
+    enum: IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    enum: IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_BIND_MW
+    enum: IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO, IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_ATOMIC_WRITE
+    enum: IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SRC_QP
+    enum: IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_DLID_PATH_BITS
+    enum: IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
+    enum: IBV_CQ_INIT_ATTR_MASK_FLAGS
+    enum: IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
 
     enum ibv_wc_status:
         IBV_WC_SUCCESS
@@ -173,6 +199,7 @@ cdef extern from "calls.h" nogil:
         int max_mw
         int max_mcast_grp
         int max_mcast_qp_attach
+        int max_total_mcast_qp_attach
         int max_ah
         int max_srq
         int max_srq_wr
@@ -187,12 +214,17 @@ cdef extern from "calls.h" nogil:
     struct ibv_odp_caps:
         uint64_t general_caps
         ibv_odp_transport_caps per_transport_caps
+    struct ibv_cq_moderation_caps:
+        uint16_t max_cq_count
+        uint16_t max_cq_period
     struct ibv_device_attr_ex:
         ibv_device_attr orig_attr
         ibv_odp_caps odp_caps
         uint64_t completion_timestamp_mask
         uint64_t hca_core_clock
         uint64_t device_cap_flags_ex
+        ibv_cq_moderation_caps cq_mod_caps
+        uint64_t max_dm_size
     struct ibv_port_attr:
         int state
         int max_mtu
@@ -229,6 +261,29 @@ cdef extern from "calls.h" nogil:
         size_t length
         uint32_t lkey
         uint32_t rkey
+    struct ibv_mw:
+        uint32_t rkey
+        ibv_mw_type type
+    struct ibv_mw_bind_info:
+        ibv_mr *mr
+        uint64_t addr
+        uint64_t length
+        unsigned int mw_access_flags
+    struct ibv_mw_bind:
+        uint64_t wr_id
+        unsigned int send_flags
+        ibv_mw_bind_info bind_info
+    struct ibv_dm:
+        uint32_t handle
+    struct ibv_alloc_dm_attr:
+        size_t length
+        uint32_t log_align_req
+        uint32_t comp_mask
+    struct ibv_xrcd:
+        ibv_context *context
+    struct ibv_values_ex:
+        uint32_t comp_mask
+        timespec raw_clock
 
     struct ibv_comp_channel:
         int fd
@@ -251,6 +306,36 @@ cdef extern from "calls.h" nogil:
         uint16_t pkey_index
         uint16_t slid
         uint8_t sl
+        uint8_t dlid_path_bits
+    struct ibv_grh:
+        be32 version_tclass_flow
+        ibv_gid sgid
+        ibv_gid dgid
+    struct ibv_cq_init_attr_ex:
+        uint32_t cqe
+        void *cq_context
+        ibv_comp_channel *channel
+        uint32_t comp_vector
+        uint64_t wc_flags
+        uint32_t comp_mask
+        uint32_t flags
+    struct ibv_cq_ex:
+        ibv_wc_status status
+        uint64_t wr_id
+    ibv_cq *ibv_cq_ex_to_cq(ibv_cq_ex *cq)
+    void ibv_end_poll(ibv_cq_ex *cq)
+    ibv_wc_opcode ibv_wc_read_opcode(ibv_cq_ex *cq)
+    uint32_t ibv_wc_read_vendor_err(ibv_cq_ex *cq)
+    uint32_t ibv_wc_read_byte_len(ibv_cq_ex *cq)
+    be32 ibv_wc_read_imm_data(ibv_cq_ex *cq)
+    uint32_t ibv_wc_read_qp_num(ibv_cq_ex *cq)
+    uint32_t ibv_wc_read_src_qp(ibv_cq_ex *cq)
+    unsigned int ibv_wc_read_wc_flags(ibv_cq_ex *cq)
+    uint32_t ibv_wc_read_slid(ibv_cq_ex *cq)
+    uint8_t ibv_wc_read_sl(ibv_cq_ex *cq)
+    uint8_t ibv_wc_read_dlid_path_bits(ibv_cq_ex *cq)
+    uint64_t ibv_wc_read_completion_ts(ibv_cq_ex *cq)
+    uint64_t ibv_wc_read_completion_wallclock_ns(ibv_cq_ex *cq)
 
     struct ibv_sge:
         uint64_t addr
@@ -264,9 +349,22 @@ cdef extern from "calls.h" nogil:
         uint64_t compare_add
         uint64_t swap
         uint32_t rkey
+    struct ibv_send_wr_ud:
+        ibv_ah *ah
+        uint32_t remote_qpn
+        uint32_t remote_qkey
     union ibv_send_wr_wr:
         ibv_send_wr_rdma rdma
         ibv_send_wr_atomic atomic
+        ibv_send_wr_ud ud
+    struct ibv_send_wr_xrc:
+        uint32_t remote_srqn
+    union ibv_send_wr_qp_type:
+        ibv_send_wr_xrc xrc
+    struct ibv_send_wr_bind_mw:
+        ibv_mw *mw
+        uint32_t rkey
+        ibv_mw_bind_info bind_info
     struct ibv_send_wr:
         uint64_t wr_id
         ibv_send_wr *next
@@ -277,14 +375,35 @@ cdef extern from "calls.h" nogil:
         be32 imm_data
         uint32_t invalidate_rkey
         ibv_send_wr_wr wr
+        ibv_send_wr_qp_type qp_type
+        ibv_send_wr_bind_mw bind_mw
+    struct ibv_data_buf:
+        void *addr
+        size_t length
     struct ibv_recv_wr:
         uint64_t wr_id
         ibv_recv_wr *next
         ibv_sge *sg_list
         int num_sge
 
+    struct ibv_srq_attr:
+        uint32_t max_wr
+        uint32_t max_sge
+        uint32_t srq_limit
+    struct ibv_srq_init_attr:
+        ibv_srq_attr attr
+    struct ibv_srq_init_attr_ex:
+        ibv_srq_attr attr
+        uint32_t comp_mask
+        ibv_srq_type srq_type
+        ibv_pd *pd
+        ibv_xrcd *xrcd
+        ibv_cq *cq
     struct ibv_srq:
-        pass
+        ibv_context *context
+        uint32_t handle
+    struct ibv_ah:
+        uint32_t handle
     struct ibv_qp_cap:
         uint32_t max_send_wr
         uint32_t max_recv_wr
@@ -299,6 +418,26 @@ cdef extern from "calls.h" nogil:
         ibv_qp_cap cap
         ibv_qp_type qp_type
         int sq_sig_all
+    struct ibv_qp_init_attr_ex:
+        ibv_cq *send_cq
+        ibv_cq *recv_cq
+        ibv_srq *srq
+        ibv_qp_cap cap
+        ibv_qp_type qp_type
+        int sq_sig_all
+        uint32_t comp_mask
+        ibv_pd *pd
+        ibv_xrcd *xrcd
+        uint32_t create_flags
+        uint64_t send_ops_flags
+    struct ibv_qp_ex:
+        void (*wr_start)(ibv_qp_ex *) noexcept
+        void (*wr_abort)(ibv_qp_ex *) noexcept
+    struct rn_wr_more:
+        uint8_t atomic_write[8]
+        uint64_t flush_length
+        uint8_t flush_type
+        uint8_t flush_level
     struct ibv_global_route:
         ibv_gid dgid
         uint32_t flow_label
@@ -388,6 +527,7 @@ cdef extern from "calls.h" nogil:
         RDMA_PS_UDP
         RDMA_PS_IB
     enum: RDMA_OPTION_ID, RDMA_OPTION_IB
+    enum: RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
     enum: RDMA_OPTION_ID_TOS, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_ACK_TIMEOUT
 
     struct sockaddr:
@@ -414,8 +554,15 @@ cdef extern from "calls.h" nogil:
         uint8_t rnr_retry_count
         uint8_t srq
         uint32_t qp_num
+    struct rdma_ud_param:
+        const void *private_data
+        uint8_t private_data_len
+        ibv_ah_attr ah_attr
+        uint32_t qp_num
+        uint32_t qkey
     union rdma_cm_event_param:
         rdma_conn_param conn
+        rdma_ud_param ud
     struct rdma_cm_event:
         rdma_cm_id *id
         rdma_cm_id *listen_id
@@ -459,6 +606,18 @@ cdef extern from "calls.h" nogil:
     int rn_reg_mr(const rn_library *lib, ibv_pd *pd, void *addr, size_t length, int access, ibv_mr **out)
     int rn_reg_dmabuf_mr(const rn_library *lib, ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
                          int fd, int access, ibv_mr **out)
+    int rn_rereg_mr(const rn_library *lib, ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_t length,
+                    int access, bint *lost)
+    int rn_alloc_null_mr(ibv_pd *pd, ibv_mr **out)
+    int rn_advise_mr(ibv_pd *pd, int advice, uint32_t flags, ibv_sge *sges, uint32_t count)
+    int rn_alloc_mw(ibv_pd *pd, ibv_mw_type type, ibv_mw **out)
+    int rn_dealloc_mw(ibv_mw *mw)
+    int rn_bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind)
+    int rn_alloc_dm(ibv_context *context, ibv_alloc_dm_attr *attr, ibv_dm **out)
+    int rn_free_dm(ibv_dm *dm)
+    int rn_reg_dm_mr(ibv_pd *pd, ibv_dm *dm, uint64_t offset, size_t length, unsigned int access, ibv_mr **out)
+    int rn_memcpy_to_dm(ibv_dm *dm, uint64_t offset, const void *data, size_t length)
+    int rn_memcpy_from_dm(void *data, ibv_dm *dm, uint64_t offset, size_t length)
     int rn_dereg_mr(const rn_library *lib, ibv_mr *mr)
 
     int rn_create_comp_channel(const rn_library *lib, ibv_context *context, ibv_comp_channel **out)
@@ -472,7 +631,35 @@ cdef extern from "calls.h" nogil:
     int rn_poll_cq(ibv_cq *cq, int num_entries, ibv_wc *wc)
     int rn_req_notify_cq(ibv_cq *cq, int solicited_only)
 
+    int rn_create_cq_ex(ibv_context *context, ibv_cq_init_attr_ex *attr, ibv_cq_ex **out)
+    int rn_start_poll(ibv_cq_ex *cq)
+    int rn_next_poll(ibv_cq_ex *cq)
+    int rn_modify_cq(ibv_cq *cq, uint16_t count, uint16_t period)
+    int rn_query_rt_values(ibv_context *context, ibv_values_ex *values)
+
+    int rn_create_srq(const rn_library *lib, ibv_pd *pd, ibv_srq_init_attr *attr, ibv_srq **out)
+    int rn_create_srq_ex(ibv_context *context, ibv_srq_init_attr_ex *attr, ibv_srq **out)
+    int rn_modify_srq(const rn_library *lib, ibv_srq *srq, ibv_srq_attr *attr, int mask)
+    int rn_query_srq(const rn_library *lib, ibv_srq *srq, ibv_srq_attr *attr)
+    int rn_destroy_srq(const rn_library *lib, ibv_srq *srq)
+    int rn_post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad_wr)
+    int rn_get_srq_num(ibv_srq *srq, uint32_t *number)
+    int rn_open_xrcd(ibv_context *context, int fd, int oflags, ibv_xrcd **out)
+    int rn_close_xrcd(ibv_xrcd *xrcd)
+    int rn_open_qp(ibv_context *context, ibv_xrcd *xrcd, uint32_t qp_num, ibv_qp **out)
+    int rn_create_ah(const rn_library *lib, ibv_pd *pd, ibv_ah_attr *attr, ibv_ah **out)
+    int rn_destroy_ah(const rn_library *lib, ibv_ah *ah)
+    int rn_init_ah_from_wc(const rn_library *lib, ibv_context *context, uint8_t port_num, ibv_wc *wc,
+                           ibv_grh *grh, ibv_ah_attr *attr)
+
     int rn_create_qp(const rn_library *lib, ibv_pd *pd, ibv_qp_init_attr *attr, ibv_qp **out)
+    int rn_create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr, ibv_qp **out)
+    int rn_qp_to_qp_ex(const rn_library *lib, ibv_qp *qp, ibv_qp_ex **out)
+    int rn_attach_mcast(const rn_library *lib, ibv_qp *qp, const ibv_gid *gid, uint16_t lid)
+    int rn_detach_mcast(const rn_library *lib, ibv_qp *qp, const ibv_gid *gid, uint16_t lid)
+    uint64_t rn_send_op(ibv_wr_opcode opcode)
+    void rn_wr_build(ibv_qp_ex *qp, const ibv_send_wr *wr, const rn_wr_more *more, ibv_data_buf *inline_bufs)
+    int rn_wr_complete(ibv_qp_ex *qp)
     int rn_modify_qp(const rn_library *lib, ibv_qp *qp, ibv_qp_attr *attr, int attr_mask)
     int rn_query_qp(const rn_library *lib, ibv_qp *qp, ibv_qp_attr *attr, int attr_mask,
                     ibv_qp_init_attr *init_attr)
@@ -500,6 +687,9 @@ cdef extern from "calls.h" nogil:
     int rn_reject(const rn_library *lib, rdma_cm_id *id, const void *private_data, uint8_t length)
     int rn_disconnect(const rn_library *lib, rdma_cm_id *id)
     int rn_cm_create_qp(const rn_library *lib, rdma_cm_id *id, ibv_pd *pd, ibv_qp_init_attr *attr)
+    int rn_cm_create_qp_ex(const rn_library *lib, rdma_cm_id *id, ibv_qp_init_attr_ex *attr)
+    int rn_join_multicast(const rn_library *lib, rdma_cm_id *id, sockaddr *addr, uint32_t flags)
+    int rn_leave_multicast(const rn_library *lib, rdma_cm_id *id, sockaddr *addr)
     void rn_cm_destroy_qp(const rn_library *lib, rdma_cm_id *id)
     int rn_cm_init_qp_attr(const rn_library *lib, rdma_cm_id *id, ibv_qp_attr *attr, int *attr_mask)
     int rn_cm_get_devices(const rn_library *lib, int *count, ibv_context ***out)

@@ -8,6 +8,9 @@
 #     -> ESTABLISHED                           -> ESTABLISHED
 #     disconnect    -> DISCONNECTED            -> DISCONNECTED
 #
+# In the port space UDP nobody is connected: ESTABLISHED brings the server's queue pair and the way to it
+# (qp_num, qkey, ah_attr), for requests with an AH; join_multicast() -> MULTICAST_JOIN brings the group's.
+#
 # Every step ends with an event on the identifier's channel, whose fd is the only thing to wait for.
 # Events are copied and acknowledged while they are read, since destroying an identifier waits for
 # the acknowledgement of its events.
@@ -128,6 +131,8 @@ cdef class CMEvent:
     cdef readonly int retry_count
     cdef readonly int rnr_retry_count
     cdef readonly uint32_t qp_num
+    cdef readonly object ah_attr    # of datagrams: the way there
+    cdef readonly object qkey       # of datagrams: what the other side expects
 
     def __repr__(self):
         return f"<CMEvent {getattr(self.type, 'name', self.type)} status {self.status} for {self.id!r}>"
@@ -152,6 +157,16 @@ _CM_WITH_PARAM = frozenset((
     CMEventType.CONNECT_REQUEST, CMEventType.CONNECT_RESPONSE, CMEventType.REJECTED, CMEventType.ESTABLISHED,
     CMEventType.DISCONNECTED,
 ))
+_CM_WITH_WAY = frozenset((CMEventType.ESTABLISHED, CMEventType.MULTICAST_JOIN))
+
+
+cdef int read_ud_param(CMEvent event, verbs.rdma_ud_param *param) except -1:
+    if event.type in _CM_WITH_PARAM and param.private_data is not NULL:
+        event.private_data = (<const char *>param.private_data)[:param.private_data_len]
+    if event.type in _CM_WITH_WAY:
+        event.ah_attr = read_ah(&param.ah_attr)
+        event.qp_num, event.qkey = param.qp_num, param.qkey
+    return 0
 
 
 @cython.no_gc_clear
@@ -244,7 +259,9 @@ cdef class CMEventChannel(Resource):
                 event.type = enum_of(CMEventType, c.event)
                 event.status = c.status
                 event.private_data = b""
-                if event.type in _CM_WITH_PARAM:
+                if c.id.ps == verbs.RDMA_PS_UDP or c.id.ps == verbs.RDMA_PS_IPOIB:
+                    read_ud_param(event, &c.param.ud)
+                elif event.type in _CM_WITH_PARAM:
                     param = &c.param.conn
                     if param.private_data is not NULL:
                         event.private_data = (<const char *>param.private_data)[:param.private_data_len]
@@ -355,6 +372,24 @@ cdef class CMID(Resource):
         """Let a listener on :: have IPv6 only."""
         self.set_option(verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_AFONLY, only)
 
+    def set_ack_timeout(self, uint8_t timeout):
+        """How long the queue pair waits for an answer: 4.096 us * 2 ** timeout; before connecting."""
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_set_option(
+                self.library.c, self.ptr, verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, 1)
+        check(rc, f"rdma_set_option(ACK_TIMEOUT, {timeout})")
+
+    def set_tos(self, uint8_t tos):
+        """The type of service of the connection's packets; before the route is resolved."""
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_set_option(
+                self.library.c, self.ptr, verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_TOS, &tos, 1)
+        check(rc, f"rdma_set_option(TOS, {tos})")
+
     cdef int set_option(self, int level, int name, int value) except -1:
         cdef int rc
         self.usable()
@@ -403,30 +438,33 @@ cdef class CMID(Resource):
         check(rc, "rdma_listen")
 
     def connect(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
-                int retry_count=7, int rnr_retry_count=0):
+                int retry_count=7, int rnr_retry_count=0, uint32_t qp_num=0):
         """Ask for a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
 
         :param private_data: for the server's CONNECT_REQUEST; 56 bytes at most
         :param responder_resources: READs and atomics that the peer may have in flight to us
         :param initiator_depth: READs and atomics that we may have in flight to the peer
+        :param qp_num: the queue pair, if it was not made by create_qp()
         """
         cdef verbs.rdma_conn_param param
         cdef bytes data = bytes(private_data)
         cdef int rc
         self.on_device("rdma_connect")
         fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
+        param.qp_num = qp_num
         with nogil:
             rc = verbs.rn_connect(self.library.c, self.ptr, &param)
         check(rc, "rdma_connect")
 
     def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
-               int retry_count=7, int rnr_retry_count=0):
+               int retry_count=7, int rnr_retry_count=0, uint32_t qp_num=0):
         """Accept a CONNECT_REQUEST: ESTABLISHED. The private data, 196 bytes at most, is for the client's."""
         cdef verbs.rdma_conn_param param
         cdef bytes data = bytes(private_data)
         cdef int rc
         self.on_device("rdma_accept")
         fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
+        param.qp_num = qp_num
         with nogil:
             rc = verbs.rn_accept(self.library.c, self.ptr, &param)
         check(rc, "rdma_accept")
@@ -450,6 +488,53 @@ cdef class CMID(Resource):
         with nogil:
             rc = verbs.rn_disconnect(self.library.c, self.ptr)
         check(rc, "rdma_disconnect")
+
+    def establish(self):
+        """Say that the connection is ready: of an active side that moves its queue pair on by itself, after
+        CONNECT_RESPONSE. See rdma_establish(3).
+
+        :raises OSError: EOPNOTSUPP, where the library is older than that
+        """
+        cdef int rc
+        self.on_device("rdma_establish")
+        with nogil:
+            rc = verbs.rn_establish(self.library.c, self.ptr)
+        check(rc, "rdma_establish")
+
+    def init_qp_attr(self, qp_state):
+        """What a queue pair of one's own needs to get to a state, for QP.modify(); see rdma_init_qp_attr(3)."""
+        cdef verbs.ibv_qp_attr c
+        cdef int mask = 0, rc, value = qp_state
+        self.on_device("rdma_init_qp_attr")
+        memset(&c, 0, sizeof(c))
+        c.qp_state = <verbs.ibv_qp_state>value
+        with nogil:
+            rc = verbs.rn_cm_init_qp_attr(self.library.c, self.ptr, &c, &mask)
+        check(rc, f"rdma_init_qp_attr({qp_state!r})")
+        return only(read_attr(&c), mask)
+
+    def join_multicast(self, address, uint32_t flags=verbs.RDMA_MC_JOIN_FLAG_FULLMEMBER):
+        """Join a group: MULTICAST_JOIN, with what to send to it, or MULTICAST_ERROR. The queue pair is attached.
+
+        :param address: (ip, port) of the group; the port means nothing
+        """
+        cdef verbs.sockaddr_storage c
+        cdef int rc
+        self.on_device("rdma_join_multicast")
+        fill_sockaddr(&c, address)
+        with nogil:
+            rc = verbs.rn_join_multicast(self.library.c, self.ptr, <verbs.sockaddr *>&c, flags)
+        check(rc, f"rdma_join_multicast({address[0]})")
+
+    def leave_multicast(self, address):
+        """Leave a group; the queue pair is detached."""
+        cdef verbs.sockaddr_storage c
+        cdef int rc
+        self.on_device("rdma_leave_multicast")
+        fill_sockaddr(&c, address)
+        with nogil:
+            rc = verbs.rn_leave_multicast(self.library.c, self.ptr, <verbs.sockaddr *>&c)
+        check(rc, f"rdma_leave_multicast({address[0]})")
 
     def create_qp(self, PD pd not None, init_attr):
         """Make this connection's queue pair, in INIT; it is the connection manager's to move on.

@@ -5,8 +5,8 @@
 # event read from the channel counts on its CQ and must be acknowledged before the CQ can be destroyed;
 # acknowledging takes a lock, so it is done in batches, and close() does the rest.
 #
-# The wr_id that the device carries is ours, not the user's: generation of the queue pair, position in
-# its send or receive queue, and which of the two. So a completion finds its entry in the queue pair's
+# The wr_id that the device carries is ours, not the user's: generation of the queue pair (or of the shared
+# receive queue), position in its send or receive queue, and which. So a completion finds its entry in the queue pair's
 # in-flight table (the user's wr_id, and the buffers that were kept alive), also when it failed and its
 # opcode means nothing. A completion of a queue pair that is gone is counted and dropped.
 
@@ -74,7 +74,10 @@ cdef class WC:
     cdef verbs.ibv_wc c
     cdef readonly object wr_id
     cdef readonly QP qp
+    cdef readonly SRQ srq
     cdef readonly bint is_send
+    cdef readonly object timestamp
+    cdef readonly object wallclock_ns
 
     def __repr__(self):
         if self.c.status != verbs.IBV_WC_SUCCESS:
@@ -103,8 +106,31 @@ cdef class WC:
         return ntohl(self.c.imm_data)
 
     @property
+    def invalidated_rkey(self):
+        """The key that the peer's SEND_WITH_INV made invalid, or None."""
+        if self.c.status != verbs.IBV_WC_SUCCESS or not self.c.wc_flags & verbs.IBV_WC_WITH_INV:
+            return None
+        return self.c.invalidated_rkey
+
+    @property
     def qp_num(self):
         return self.c.qp_num
+
+    @property
+    def pkey_index(self):
+        return self.c.pkey_index
+
+    @property
+    def slid(self):
+        return self.c.slid
+
+    @property
+    def sl(self):
+        return self.c.sl
+
+    @property
+    def dlid_path_bits(self):
+        return self.c.dlid_path_bits
 
     @property
     def src_qp(self):
@@ -226,6 +252,9 @@ cdef class CQ(Resource):
             rc = verbs.rn_create_cq(
                 context.library.c, context.ptr, cqe, NULL, channel_ptr, comp_vector, &self.ptr)
         check(rc, f"ibv_create_cq({cqe})")
+        self.adopted(context, channel)
+
+    cdef void adopted(self, Context context, CompChannel channel):
         self.context = context
         self.channel = channel
         self.qps = {}
@@ -283,11 +312,27 @@ cdef class CQ(Resource):
         return self.ptr.cqe
 
     def resize(self, int cqe):
+        """Change how many completions it holds; what is in it stays.
+
+        :raises OSError: EINVAL if more are in it, or the device has no such large one; EOPNOTSUPP or ENOSYS
+        """
         cdef int rc
         self.usable()
         with nogil:
             rc = verbs.rn_resize_cq(self.context.library.c, self.ptr, cqe)
         check(rc, f"ibv_resize_cq({cqe})")
+
+    def modify(self, uint16_t cq_count, uint16_t cq_period):
+        """Moderate its events: an armed one fires after cq_count completions, or cq_period microseconds after
+        the first; zeros end that.
+
+        :raises OSError: EOPNOTSUPP, where the device cannot
+        """
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_modify_cq(self.ptr, cq_count, cq_period)
+        check(rc, f"ibv_modify_cq({cq_count}, {cq_period})")
 
     def req_notify(self, bint solicited_only=False):
         """Arm: one event on the channel at the next completion. Poll once more before sleeping."""
@@ -328,16 +373,28 @@ cdef class CQ(Resource):
         """The user's view of a completion, and the end of what was kept for it; None for a stray."""
         cdef WC wc
         cdef QP qp
+        cdef SRQ srq = None
         reference = self.qps.get(c.qp_num)
         qp = None if reference is None else reference()
-        if qp is None or c.wr_id >> QP_GENERATION_SHIFT != qp.generation:
+        if c.wr_id & WR_SHARED:
+            # The queue pair that took it may be gone, or (XRC) never have been ours: the buffers are.
+            reference = _shared_queues.get(c.wr_id >> QP_GENERATION_SHIFT)
+            srq = None if reference is None else reference()
+            if srq is None:
+                self.stray += 1
+                return None
+        elif qp is None or c.wr_id >> QP_GENERATION_SHIFT != qp.generation:
             self.stray += 1
             return None
         wc = WC.__new__(WC)
         wc.c = c[0]
         wc.qp = qp
-        wc.is_send = c.wr_id & 1
-        wc.wr_id = (qp.sends if wc.is_send else qp.receives).end(c.wr_id)
+        wc.srq = srq
+        if srq is not None:
+            wc.wr_id = srq.receives.end(c.wr_id)
+        else:
+            wc.is_send = c.wr_id & WR_SEND
+            wc.wr_id = (qp.sends if wc.is_send else qp.receives).end(c.wr_id)
         return wc
 
 

@@ -127,6 +127,14 @@ class DeviceAttr:
     phys_port_cnt: int
     odp_general_caps: int
     odp_rc_caps: int
+    max_mcast_grp: int = 0
+    max_mcast_qp_attach: int = 0
+    max_total_mcast_qp_attach: int = 0
+    max_dm_size: int = 0
+    max_cq_count: int = 0
+    max_cq_period: int = 0
+    completion_timestamp_mask: int = 0
+    hca_core_clock: int = 0
 
     @property
     def implicit_odp(self):
@@ -181,6 +189,7 @@ class AsyncEvent:
     event_type: EventType
     qp: "QP | None" = None
     cq: "CQ | None" = None
+    srq: "SRQ | None" = None
     port_num: int | None = None
 
 
@@ -272,7 +281,7 @@ cdef class Context(Resource):
     cdef readonly bint owned
     cdef Py_ssize_t children
     cdef verbs.ibv_context **held  # what keeps it open for them, where it is not ours
-    cdef object by_address  # ibv_qp and ibv_cq address to weakref, to name the object of an async event
+    cdef object by_address  # ibv_qp, ibv_cq and ibv_srq address to weakref, to name the object of an async event
 
     def __cinit__(self):
         self.by_address = {}
@@ -361,8 +370,26 @@ cdef class Context(Resource):
             max_mw=a.max_mw, max_ah=a.max_ah, max_srq=a.max_srq, max_srq_wr=a.max_srq_wr,
             max_srq_sge=a.max_srq_sge, max_pkeys=a.max_pkeys, local_ca_ack_delay=a.local_ca_ack_delay,
             phys_port_cnt=a.phys_port_cnt, odp_general_caps=ex.odp_caps.general_caps,
-            odp_rc_caps=ex.odp_caps.per_transport_caps.rc_odp_caps,
+            odp_rc_caps=ex.odp_caps.per_transport_caps.rc_odp_caps, max_mcast_grp=a.max_mcast_grp,
+            max_mcast_qp_attach=a.max_mcast_qp_attach, max_total_mcast_qp_attach=a.max_total_mcast_qp_attach,
+            max_dm_size=ex.max_dm_size, max_cq_count=ex.cq_mod_caps.max_cq_count,
+            max_cq_period=ex.cq_mod_caps.max_cq_period,
+            completion_timestamp_mask=ex.completion_timestamp_mask, hca_core_clock=ex.hca_core_clock,
         )
+
+    def query_rt_values(self):
+        """The device's clock now, which completion timestamps are read from, in nanoseconds.
+
+        :raises OSError: EOPNOTSUPP, where it cannot be read
+        """
+        cdef verbs.ibv_values_ex values
+        cdef int rc
+        self.usable()
+        memset(&values, 0, sizeof(values))
+        with nogil:
+            rc = verbs.rn_query_rt_values(self.ptr, &values)
+        check(rc, "ibv_query_rt_values_ex")
+        return values.raw_clock.tv_sec * 1000000000 + values.raw_clock.tv_nsec
 
     def query_port(self, uint8_t port_num=1):
         """The state and limits of a port; the first one has number 1."""
@@ -442,6 +469,8 @@ cdef class Context(Resource):
                 return AsyncEvent(kind, cq=self.at_address(event.element.cq))
             if kind in _QP_EVENTS:
                 return AsyncEvent(kind, qp=self.at_address(event.element.qp))
+            if kind in _SRQ_EVENTS:
+                return AsyncEvent(kind, srq=self.at_address(event.element.srq))
             if kind in _PORT_EVENTS:
                 return AsyncEvent(kind, port_num=event.element.port_num)
             return AsyncEvent(kind)
@@ -463,6 +492,7 @@ _QP_EVENTS = frozenset((
     EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR, EventType.COMM_EST,
     EventType.SQ_DRAINED, EventType.PATH_MIG, EventType.PATH_MIG_ERR, EventType.QP_LAST_WQE_REACHED,
 ))
+_SRQ_EVENTS = frozenset((EventType.SRQ_ERR, EventType.SRQ_LIMIT_REACHED))
 _PORT_EVENTS = frozenset((
     EventType.PORT_ACTIVE, EventType.PORT_ERR, EventType.LID_CHANGE, EventType.PKEY_CHANGE,
     EventType.SM_CHANGE, EventType.CLIENT_REREGISTER, EventType.GID_CHANGE, EventType.DEVICE_SPEED_CHANGE,

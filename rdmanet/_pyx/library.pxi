@@ -143,9 +143,15 @@ cdef enum Kind:
     QPS
     EVENT_CHANNELS
     CM_IDS
+    SRQS
+    XRCDS
+    AHS
+    MWS
+    DMS
     KINDS
 
-_KIND_NAMES = ("contexts", "pds", "mrs", "comp_channels", "cqs", "qps", "event_channels", "cm_ids")
+_KIND_NAMES = ("contexts", "pds", "mrs", "comp_channels", "cqs", "qps", "event_channels", "cm_ids",
+               "srqs", "xrcds", "ahs", "mws", "dms")
 
 cdef Py_ssize_t live[<int>KINDS]
 

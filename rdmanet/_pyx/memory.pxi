@@ -1,12 +1,15 @@
 # Protection domains and memory regions.
 #
 # A memory region makes a range of memory known to the device: local work names it by lkey, the peer's
-# RDMA by rkey. Three kinds:
+# RDMA by rkey. The kinds:
 #
 #     pd.reg_mr(buffer)     borrows memory of any object with the buffer protocol, and holds its export
 #     pd.alloc_mr(n)        owns memory made for it. On the embedded device it is a sealed memfd, which
 #                           the peer maps: the fast kind; elsewhere ordinary pages
 #     pd.reg_implicit()     the whole address space, for local use: bytes go from where they lie
+#
+#     pd.reg_dm_mr(dm)      memory on the device; pd.reg_dmabuf_mr(fd) another device's, such as a GPU's
+#     pd.alloc_null_mr()    no memory: what is received into it is dropped, and zeros are sent from it
 #
 # What a region may be used for is said when it is made. Reading it locally is always allowed, writing
 # it locally is the default where the memory is writable, and everything remote has to be asked for.
@@ -22,7 +25,22 @@ class AccessFlags(enum.IntFlag):
     ZERO_BASED = verbs.IBV_ACCESS_ZERO_BASED
     ON_DEMAND = verbs.IBV_ACCESS_ON_DEMAND
     HUGETLB = verbs.IBV_ACCESS_HUGETLB
+    FLUSH_GLOBAL = verbs.IBV_ACCESS_FLUSH_GLOBAL
+    FLUSH_PERSISTENT = verbs.IBV_ACCESS_FLUSH_PERSISTENT
     RELAXED_ORDERING = verbs.IBV_ACCESS_RELAXED_ORDERING
+
+
+class AdviseMRAdvice(enum.IntEnum):
+    """What is going to happen to memory registered on demand; see ibv_advise_mr(3)."""
+    PREFETCH = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
+    PREFETCH_WRITE = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
+    PREFETCH_NO_FAULT = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT
+
+
+class AdviseMRFlags(enum.IntFlag):
+    """FLUSH: it is done when the call returns."""
+    NONE = 0
+    FLUSH = verbs.IB_UVERBS_ADVISE_MR_FLAG_FLUSH
 
 
 cdef extern from * nogil:
@@ -179,9 +197,80 @@ cdef class PD(Resource):
         cdef MR mr
         self.usable()
         mr = MR.__new__(MR)
-        mr.implicit = True
+        mr.not_here = "the whole address space"
         mr.length = <size_t>-1
         return mr.register(self, access | verbs.IBV_ACCESS_ON_DEMAND)
+
+    def reg_dm_mr(self, DM dm not None, uint64_t offset=0, length=None, access=verbs.IBV_ACCESS_LOCAL_WRITE):
+        """Register device memory, or a part; the region's addresses begin at 0.
+
+        :raises OSError: EINVAL, if the part is not in it
+        """
+        cdef MR mr
+        cdef const verbs.rn_library *c
+        cdef int rc
+        cdef unsigned int flags = access | verbs.IBV_ACCESS_ZERO_BASED
+        self.usable()
+        dm.usable()
+        same_library(self.context, dm.context)
+        mr = MR.__new__(MR)
+        mr.not_here = "device memory"
+        mr.dm = dm
+        if length is None:
+            mr.length = dm.length - offset if offset <= dm.length else 0
+        else:
+            mr.length = length
+        with nogil:
+            rc = verbs.rn_reg_dm_mr(self.ptr, dm.ptr, offset, mr.length, flags, &mr.ptr)
+        check(rc, f"ibv_reg_dm_mr(offset {offset}, {mr.length} bytes)")
+        return mr.registered(self, flags)
+
+    def reg_dmabuf_mr(self, int fd, size_t length, *, uint64_t offset=0, uint64_t iova=0,
+                      access=verbs.IBV_ACCESS_LOCAL_WRITE):
+        """Register memory of another device by a dma-buf of it; here it has the addresses from iova on.
+
+        :raises OSError: EOPNOTSUPP, where the device or the library cannot
+        """
+        cdef MR mr
+        cdef int rc, flags = access
+        self.usable()
+        mr = MR.__new__(MR)
+        mr.not_here = "another device's memory"
+        mr.addr = <char *><uintptr_t>iova
+        mr.length = length
+        with nogil:
+            rc = verbs.rn_reg_dmabuf_mr(self.context.library.c, self.ptr, offset, length, iova, fd, flags, &mr.ptr)
+        check(rc, "ibv_reg_dmabuf_mr")
+        return mr.registered(self, flags)
+
+    def alloc_null_mr(self):
+        """A region without memory: what is written to it is dropped, and zeros are read from it.
+
+        :raises OSError: EOPNOTSUPP, where the device has none
+        """
+        cdef MR mr
+        cdef int rc
+        self.usable()
+        mr = MR.__new__(MR)
+        mr.not_here = "no memory"
+        mr.length = <size_t>-1
+        with nogil:
+            rc = verbs.rn_alloc_null_mr(self.ptr, &mr.ptr)
+        check(rc, "ibv_alloc_null_mr")
+        return mr.registered(self, verbs.IBV_ACCESS_LOCAL_WRITE)
+
+    def advise_mr(self, advice, sg_list, flags=AdviseMRFlags.NONE):
+        """Say what is going to happen to parts of regions that are registered on demand.
+
+        :raises OSError: EOPNOTSUPP, where the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
+        """
+        cdef _Elements elements = _Elements(sg_list=sg_list)
+        cdef int rc, what = advice
+        cdef uint32_t how = flags
+        self.usable()
+        with nogil:
+            rc = verbs.rn_advise_mr(self.ptr, what, how, elements.sges, elements.count)
+        check(rc, f"ibv_advise_mr({advice!r})")
 
 
 @cython.no_gc_clear
@@ -196,7 +285,8 @@ cdef class MR(Resource):
     cdef size_t mapped         # of our own pages, 0 if the memory is borrowed
     cdef Py_buffer view        # the export that is borrowed
     cdef bint borrowed
-    cdef bint implicit
+    cdef str not_here          # what it stands for, where that is no memory of ours
+    cdef readonly DM dm
     cdef bint readonly
     cdef Py_ssize_t exports    # buffers given out
 
@@ -211,8 +301,8 @@ cdef class MR(Resource):
     def __repr__(self):
         if self.ptr is NULL:
             return "<MR closed>"
-        if self.implicit:
-            return f"<MR whole address space, lkey {self.ptr.lkey:#x}>"
+        if self.not_here is not None:
+            return f"<MR {self.not_here}, lkey {self.ptr.lkey:#x}>"
         where = f"{self.length} bytes at {<uintptr_t>self.addr:#x}"
         return f"<MR {where}, lkey {self.ptr.lkey:#x}, {self.access!r}>"
 
@@ -226,6 +316,9 @@ cdef class MR(Resource):
             else:
                 rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
         check(rc, "ibv_reg_mr" if fd < 0 else "ibv_reg_dmabuf_mr")
+        return self.registered(pd, access)
+
+    cdef MR registered(self, PD pd, int access):
         self.pd = pd
         self.access = AccessFlags(access)
         self.opened(MRS)
@@ -258,6 +351,56 @@ cdef class MR(Resource):
         self.give_back()
         return 0
 
+    def rereg(self, *, PD pd=None, buffer=None, access=None):
+        """Change the region in place: its domain, its memory, its rights, or several at once. See ibv_rereg_mr(3).
+
+        The keys may change. Nothing that uses the region may be in flight.
+
+        :param buffer: other memory, which it borrows from now on
+        :raises OSError: EOPNOTSUPP, where the device cannot. The region is as it was, except that it is closed
+            where the device gave it up half-way
+        """
+        cdef Py_buffer view
+        cdef int rc, flags = 0, asked = 0 if access is None else access  # 0: libibverbs insists on it
+        cdef int rights = self.access if access is None else asked
+        cdef verbs.ibv_pd *pd_ptr = NULL
+        cdef void *addr = NULL
+        cdef size_t length = 0
+        cdef bint lost = False
+        self.usable()
+        if pd is not None:
+            pd.usable()
+            same_library(self.pd.context, pd.context)
+            flags |= verbs.IBV_REREG_MR_CHANGE_PD
+            pd_ptr = pd.ptr
+        if access is not None:
+            flags |= verbs.IBV_REREG_MR_CHANGE_ACCESS
+        if buffer is not None:
+            if self.exports:
+                raise BufferError(f"{self!r} is still used by {self.exports} buffers (memoryviews)")
+            PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE if rights & NEEDS_WRITABLE else PyBUF_SIMPLE)
+            flags |= verbs.IBV_REREG_MR_CHANGE_TRANSLATION
+            addr, length = view.buf, view.len
+        with nogil:
+            rc = verbs.rn_rereg_mr(
+                self.pd.context.library.c, self.ptr, flags, pd_ptr, addr, length, asked, &lost)
+        if rc < 0:
+            if buffer is not None:
+                PyBuffer_Release(&view)
+            if lost:
+                self.close()
+            check(rc, "ibv_rereg_mr")
+        if pd is not None:
+            self.pd = pd
+        self.access = AccessFlags(rights)
+        if buffer is not None:
+            self.give_back()
+            self.mapped = 0
+            self.not_here = None
+            self.borrowed, self.view = True, view
+            self.readonly = bool(view.readonly)
+            self.addr, self.length = <char *>addr, length
+
     @property
     def lkey(self):
         self.usable()
@@ -275,7 +418,7 @@ cdef class MR(Resource):
         return <uintptr_t>self.addr
 
     def __len__(self):
-        return 0 if self.implicit or self.ptr is NULL else <Py_ssize_t>self.length
+        return 0 if self.not_here is not None or self.ptr is NULL else <Py_ssize_t>self.length
 
     def __bool__(self):
         return self.ptr is not NULL
@@ -291,8 +434,8 @@ cdef class MR(Resource):
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         self.usable()
-        if self.implicit:
-            raise BufferError("the whole address space is no buffer")
+        if self.not_here is not None:
+            raise BufferError(f"{self.not_here} is no buffer")
         PyBuffer_FillInfo(view, self, self.addr, self.length, self.readonly, flags)
         self.exports += 1
 

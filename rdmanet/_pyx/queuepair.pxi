@@ -72,29 +72,52 @@ class QPCap:
     max_inline_data: int = 0
 
 
+class SendOpsFlags(enum.IntFlag):
+    """What QP.wr() of a queue pair can do; the others it cannot. Values as IBV_QP_EX_WITH_*."""
+    RDMA_WRITE = verbs.IBV_QP_EX_WITH_RDMA_WRITE
+    RDMA_WRITE_WITH_IMM = verbs.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    SEND = verbs.IBV_QP_EX_WITH_SEND
+    SEND_WITH_IMM = verbs.IBV_QP_EX_WITH_SEND_WITH_IMM
+    RDMA_READ = verbs.IBV_QP_EX_WITH_RDMA_READ
+    ATOMIC_CMP_AND_SWP = verbs.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    ATOMIC_FETCH_AND_ADD = verbs.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    LOCAL_INV = verbs.IBV_QP_EX_WITH_LOCAL_INV
+    BIND_MW = verbs.IBV_QP_EX_WITH_BIND_MW
+    SEND_WITH_INV = verbs.IBV_QP_EX_WITH_SEND_WITH_INV
+    TSO = verbs.IBV_QP_EX_WITH_TSO
+    FLUSH = verbs.IBV_QP_EX_WITH_FLUSH
+    ATOMIC_WRITE = verbs.IBV_QP_EX_WITH_ATOMIC_WRITE
+
+
+class QPCreateFlags(enum.IntFlag):
+    BLOCK_SELF_MCAST_LB = verbs.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+
+
 @dataclasses.dataclass
 class QPInitAttr:
-    """How a queue pair is made."""
-    send_cq: "CQ"
-    recv_cq: "CQ"
+    """How a queue pair is made; cap is updated to what the device grants.
+
+    With an srq its receives are posted there. An XRC_SEND queue pair has no recv_cq, an XRC_RECV one no
+    queue at all.
+    """
+    send_cq: "CQ | None" = None
+    recv_cq: "CQ | None" = None
     cap: QPCap = dataclasses.field(default_factory=QPCap)
     qp_type: QPType = QPType.RC
     sq_sig_all: bool = False
+    srq: "SRQ | None" = None
 
 
 @dataclasses.dataclass
-class AHAttr:
-    """The way to a peer: its GID, or its LID within an InfiniBand subnet, and how to go."""
-    dgid: bytes | None = None
-    sgid_index: int = 0
-    hop_limit: int = 64
-    traffic_class: int = 0
-    flow_label: int = 0
-    dlid: int = 0
-    sl: int = 0
-    src_path_bits: int = 0
-    static_rate: int = 0
-    port_num: int = 1
+class QPInitAttrEx(QPInitAttr):
+    """How a queue pair is made, with what came later; see ibv_create_qp_ex(3).
+
+    :param send_ops_flags: what QP.wr() shall be able to do; the device refuses what it does not know
+    :param xrcd: for XRC_RECV
+    """
+    send_ops_flags: SendOpsFlags | int = 0
+    create_flags: QPCreateFlags | int = 0
+    xrcd: "XRCD | None" = None
 
 
 @dataclasses.dataclass
@@ -163,6 +186,7 @@ def _transitions():
     running = uc_rts | M.MIN_RNR_TIMER
     none, notify, ud = M(0), M.EN_SQD_ASYNC_NOTIFY, M.CUR_STATE | M.QKEY
     uc_sqd = M.PKEY_INDEX | M.AV | M.ALT_PATH | M.ACCESS_FLAGS | M.PATH_MIG_STATE
+    xrc_at_rts = M.SQ_PSN | M.TIMEOUT
     rc_sqd = uc_sqd | M.PORT | M.MAX_QP_RD_ATOMIC | M.MIN_RNR_TIMER | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY
     return {
         QPType.RC: {
@@ -177,6 +201,18 @@ def _transitions():
             (S.RTS, S.RTS): (none, uc_rts), (S.RTS, S.SQD): (none, notify),
             (S.SQD, S.RTS): (none, uc_rts), (S.SQD, S.SQD): (none, uc_sqd),
             (S.SQE, S.RTS): (none, M.CUR_STATE | M.ACCESS_FLAGS),
+        },
+        QPType.XRC_SEND: {
+            (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
+            (S.INIT, S.RTR): (uc_rtr, at_rtr), (S.RTR, S.RTS): (rc_rts, uc_rts),
+            (S.RTS, S.RTS): (none, uc_rts), (S.RTS, S.SQD): (none, notify),
+            (S.SQD, S.RTS): (none, uc_rts), (S.SQD, S.SQD): (none, rc_sqd & ~M.MIN_RNR_TIMER),
+        },
+        QPType.XRC_RECV: {
+            (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
+            (S.INIT, S.RTR): (rc_rtr, at_rtr), (S.RTR, S.RTS): (xrc_at_rts, running),
+            (S.RTS, S.RTS): (none, running), (S.RTS, S.SQD): (none, notify), (S.SQD, S.RTS): (none, running),
+            (S.SQD, S.SQD): (none, uc_sqd | M.PORT | M.TIMEOUT | M.MIN_RNR_TIMER | M.MAX_DEST_RD_ATOMIC),
         },
         QPType.UD: {
             (S.RESET, S.INIT): (initial | M.QKEY, none), (S.INIT, S.INIT): (none, initial | M.QKEY),
@@ -219,34 +255,6 @@ cdef str why_refused(object qp_type, object state, attr):
 
 
 # ---- Between the records and the ABI's structs --------------------------------------------------
-
-cdef int fill_ah(verbs.ibv_ah_attr *c, attr) except -1:
-    cdef bytes gid
-    if attr.dgid is not None:
-        gid = attr.dgid
-        if len(gid) != 16:
-            raise ValueError(f"dgid: {len(gid)} bytes, a GID has 16")
-        memcpy(c.grh.dgid.raw, <const char *>gid, 16)
-        c.is_global = 1
-        c.grh.sgid_index = attr.sgid_index
-        c.grh.hop_limit = attr.hop_limit
-        c.grh.traffic_class = attr.traffic_class
-        c.grh.flow_label = attr.flow_label
-    c.dlid = attr.dlid
-    c.sl = attr.sl
-    c.src_path_bits = attr.src_path_bits
-    c.static_rate = attr.static_rate
-    c.port_num = attr.port_num
-    return 0
-
-
-cdef object read_ah(verbs.ibv_ah_attr *c):
-    return AHAttr(
-        dgid=(<char *>c.grh.dgid.raw)[:16] if c.is_global else None, sgid_index=c.grh.sgid_index,
-        hop_limit=c.grh.hop_limit, traffic_class=c.grh.traffic_class, flow_label=c.grh.flow_label,
-        dlid=c.dlid, sl=c.sl, src_path_bits=c.src_path_bits, static_rate=c.static_rate, port_num=c.port_num,
-    )
-
 
 cdef int fill_cap(verbs.ibv_qp_cap *c, cap) except -1:
     c.max_send_wr = cap.max_send_wr
@@ -318,6 +326,14 @@ cdef object read_attr(verbs.ibv_qp_attr *c):
     )
 
 
+cdef object only(attr, int mask):
+    """The attributes of a mask; the others are not given."""
+    kept = {name for bit, name in _ATTRIBUTES.items() if mask & bit}
+    if mask & QPAttrMask.ALT_PATH:
+        kept |= {"alt_pkey_index", "alt_port_num", "alt_timeout"}
+    return QPAttr(**{name: getattr(attr, name) for name in kept})
+
+
 # Big messages are copied while they are posted to the embedded device; other threads may run meanwhile.
 cdef enum:
     LONG_COPY = 65536
@@ -337,7 +353,11 @@ cdef class QP(Resource):
     cdef readonly PD pd
     cdef readonly CQ send_cq
     cdef readonly CQ recv_cq
+    cdef readonly SRQ srq
+    cdef readonly XRCD xrcd
     cdef readonly object cap
+    cdef verbs.ibv_qp_ex *extended  # the same object, where it was made for wr()
+    cdef uint64_t send_ops       # what for
     cdef verbs.rdma_cm_id *id    # whose it is, if it was made through one; its CMID closes us before itself
     cdef uint64_t generation
     cdef _InFlight sends
@@ -358,45 +378,106 @@ cdef class QP(Resource):
                 f"in flight {sends} sends, {receives} receives>")
 
     cdef int create(self, PD pd, init_attr, verbs.rdma_cm_id *id) except -1:
-        global _next_generation
-        cdef verbs.ibv_qp_init_attr c
-        cdef CQ send_cq = init_attr.send_cq, recv_cq = init_attr.recv_cq
+        cdef verbs.ibv_qp_init_attr_ex c
         cdef const verbs.rn_library *library
         cdef int rc, value = init_attr.qp_type
+        cdef bint extended = isinstance(init_attr, QPInitAttrEx)
         pd.usable()
-        send_cq.usable()
-        recv_cq.usable()
-        same_library(pd.context, send_cq.context)
-        same_library(pd.context, recv_cq.context)
+        self.send_cq = cq_of(pd, init_attr.send_cq)
+        self.recv_cq = cq_of(pd, init_attr.recv_cq)
         library = pd.context.library.c
         memset(&c, 0, sizeof(c))
-        c.send_cq, c.recv_cq = send_cq.ptr, recv_cq.ptr
+        c.send_cq = NULL if self.send_cq is None else self.send_cq.ptr
+        c.recv_cq = NULL if self.recv_cq is None else self.recv_cq.ptr
+        if init_attr.srq is not None:
+            self.srq = init_attr.srq
+            self.srq.usable()
+            same_library(pd.context, self.srq.pd.context)
+            c.srq = self.srq.ptr
         c.qp_type = <verbs.ibv_qp_type>value
         c.sq_sig_all = bool(init_attr.sq_sig_all)
         fill_cap(&c.cap, init_attr.cap)
-        if id is NULL:
-            with nogil:
-                rc = verbs.rn_create_qp(library, pd.ptr, &c, &self.ptr)
-            check(rc, "ibv_create_qp")
-        else:
-            with nogil:
-                rc = verbs.rn_cm_create_qp(library, id, pd.ptr, &c)
-            check(rc, "rdma_create_qp")
+        c.comp_mask = verbs.IBV_QP_INIT_ATTR_PD
+        c.pd = pd.ptr
+        if extended:
+            self.fill_extended(&c, init_attr)
+        extended = c.comp_mask != verbs.IBV_QP_INIT_ATTR_PD
+        with nogil:
+            # The old struct is the beginning of the new one.
+            if id is NULL and extended:
+                rc = verbs.rn_create_qp_ex(pd.context.ptr, &c, &self.ptr)
+            elif id is NULL:
+                rc = verbs.rn_create_qp(library, pd.ptr, <verbs.ibv_qp_init_attr *>&c, &self.ptr)
+            elif extended:
+                rc = verbs.rn_cm_create_qp_ex(library, id, &c)
+            else:
+                rc = verbs.rn_cm_create_qp(library, id, pd.ptr, <verbs.ibv_qp_init_attr *>&c)
+        check(rc, f"{'ibv' if id is NULL else 'rdma'}_create_qp{'_ex' if extended else ''}")
+        if id is not NULL:
             self.ptr = id.qp
             self.id = id
-        self.pd, self.send_cq, self.recv_cq = pd, send_cq, recv_cq
         self.cap = init_attr.cap = read_cap(&c.cap)
+        self.adopted(pd, c.send_ops_flags)
+        return 0
+
+    cdef int fill_extended(self, verbs.ibv_qp_init_attr_ex *c, init_attr) except -1:
+        if init_attr.send_ops_flags:
+            c.comp_mask |= verbs.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+            c.send_ops_flags = init_attr.send_ops_flags
+        if init_attr.create_flags:
+            c.comp_mask |= verbs.IBV_QP_INIT_ATTR_CREATE_FLAGS
+            c.create_flags = init_attr.create_flags
+        if init_attr.xrcd is not None:
+            self.xrcd = init_attr.xrcd
+            self.xrcd.usable()
+            c.comp_mask |= verbs.IBV_QP_INIT_ATTR_XRCD
+            if init_attr.qp_type == QPType.XRC_RECV:
+                c.comp_mask &= ~<uint32_t>verbs.IBV_QP_INIT_ATTR_PD
+                c.pd = NULL
+            c.xrcd = self.xrcd.ptr
+        return 0
+
+    cdef int adopted(self, PD pd, uint64_t send_ops) except -1:
+        """The C object is there; what we keep about it."""
+        global _next_generation
+        self.pd = pd
+        self.send_ops = send_ops
+        if send_ops:
+            check(verbs.rn_qp_to_qp_ex(pd.context.library.c, self.ptr, &self.extended), "ibv_qp_to_qp_ex")
         _next_generation = (_next_generation + 1) & 0xffff
         self.generation = _next_generation
         self.posting = threading.Lock()
         self.sends = _InFlight(self.generation, True)
         self.receives = _InFlight(self.generation, False)
         reference = weakref.ref(self)
-        send_cq.qps[self.ptr.qp_num] = recv_cq.qps[self.ptr.qp_num] = reference
+        if self.send_cq is not None:
+            self.send_cq.qps[self.ptr.qp_num] = reference
+        if self.recv_cq is not None:
+            self.recv_cq.qps[self.ptr.qp_num] = reference
         pd.context.by_address[<uintptr_t>self.ptr] = reference
         pd.context.add_child()
         self.opened(QPS)
         return 0
+
+    @staticmethod
+    def open(PD pd not None, XRCD xrcd not None, uint32_t qp_num):
+        """Share the XRC_RECV queue pair of another process, in the same domain: it stays while one has it.
+
+        :param pd: any of the context's
+        :raises OSError: EINVAL if there is none of that number; EOPNOTSUPP
+        """
+        cdef QP qp = QP.__new__(QP)
+        cdef int rc
+        pd.usable()
+        xrcd.usable()
+        same_library(pd.context, xrcd.context)
+        with nogil:
+            rc = verbs.rn_open_qp(pd.context.ptr, xrcd.ptr, qp_num, &qp.ptr)
+        check(rc, f"ibv_open_qp({qp_num:#x})")
+        qp.xrcd = xrcd
+        qp.cap = QPCap()
+        qp.adopted(pd, 0)
+        return qp
 
     cdef bint is_open(self) noexcept:
         return self.ptr is not NULL
@@ -408,8 +489,9 @@ cdef class QP(Resource):
         cdef int rc = 0
         # Out of the tables first: number and address may be another's as soon as they are free.
         reference = self.pd.context.by_address.pop(<uintptr_t>ptr, None)
-        self.send_cq.qps.pop(number, None)
-        self.recv_cq.qps.pop(number, None)
+        for cq in (self.send_cq, self.recv_cq):
+            if cq is not None:
+                (<CQ>cq).qps.pop(number, None)
         self.ptr = NULL
         with nogil:
             if self.id is not NULL:
@@ -419,7 +501,9 @@ cdef class QP(Resource):
         if rc < 0:
             self.ptr = ptr
             self.pd.context.by_address[<uintptr_t>ptr] = reference
-            self.send_cq.qps[number] = self.recv_cq.qps[number] = reference
+            for cq in (self.send_cq, self.recv_cq):
+                if cq is not None:
+                    (<CQ>cq).qps[number] = reference
             check(rc, "ibv_destroy_qp")
         self.sends.entries.clear()
         self.receives.entries.clear()
@@ -475,50 +559,55 @@ cdef class QP(Resource):
             self.receives.entries.clear()
 
     cdef str wrong_address(self, attr):
-        """Address errors name the GID that would be used, since a wrong index is the usual cause."""
-        if attr.ah_attr is None:
-            return ""
-        ah = attr.ah_attr
-        try:
-            gid = self.pd.context.query_gid(ah.port_num, ah.sgid_index)
-        except OSError:
-            gid = b""
-        if any(gid):
-            mine = str(ipaddress.IPv6Address(gid))
+        return f"; {describe_way(self.pd.context, attr.ah_attr)}" if attr.ah_attr is not None else ""
+
+    def to_init(self, int port_num=1, *, int pkey_index=0, access=0, qkey=0):
+        """RESET to INIT. The peer gets no access to memory that is not given here.
+
+        :param qkey: of a datagram queue pair: who sends to it has to say the same
+        """
+        attr = QPAttr(qp_state=QPState.INIT, port_num=port_num, pkey_index=pkey_index)
+        if self.ptr is not NULL and self.ptr.qp_type == verbs.IBV_QPT_UD:
+            attr.qkey = qkey
         else:
-            mine = "nothing in the port's table; Context.gid_table() lists what there is"
-        to = "no GID" if ah.dgid is None else str(ipaddress.IPv6Address(ah.dgid))
-        return f"; address: to {to} from GID index {ah.sgid_index} of port {ah.port_num} ({mine})"
+            attr.qp_access_flags = AccessFlags(access)
+        self.modify(attr)
 
-    def to_init(self, int port_num=1, *, int pkey_index=0, access=0):
-        """RESET to INIT. The peer gets no access to memory that is not given here."""
-        self.modify(QPAttr(
-            qp_state=QPState.INIT, port_num=port_num, pkey_index=pkey_index,
-            qp_access_flags=AccessFlags(access)))
-
-    def to_rtr(self, dest_qp_num, dgid=None, *, int sgid_index=0, int dlid=0, int port_num=1,
+    def to_rtr(self, dest_qp_num=0, dgid=None, *, int sgid_index=0, int dlid=0, int port_num=1,
                path_mtu=MTU.MTU_1024, int rq_psn=0, int max_dest_rd_atomic=1, int min_rnr_timer=12,
                int hop_limit=64, int sl=0):
         """INIT to RTR: connect to the peer's queue pair, and receive from it.
 
+        A datagram queue pair has no peer and takes no arguments; an unconnected one's are those up to rq_psn.
+
         :param dgid: the peer's GID, 16 bytes; without it dlid is its address
+        :param min_rnr_timer: how long a peer shall wait that finds no receive, as a code of the InfiniBand
+            specification: 1 is 10 us, 12 is 640 us, 31 is 491.52 ms, 0 is 655.36 ms
         """
-        self.modify(QPAttr(
-            qp_state=QPState.RTR, dest_qp_num=dest_qp_num, path_mtu=path_mtu, rq_psn=rq_psn,
-            max_dest_rd_atomic=max_dest_rd_atomic, min_rnr_timer=min_rnr_timer,
-            ah_attr=AHAttr(dgid=dgid, sgid_index=sgid_index, dlid=dlid, sl=sl, port_num=port_num,
-                           hop_limit=hop_limit),
-        ))
+        cdef int kind = verbs.IBV_QPT_RC if self.ptr is NULL else self.ptr.qp_type
+        attr = QPAttr(qp_state=QPState.RTR)
+        if kind != verbs.IBV_QPT_UD:
+            attr.dest_qp_num, attr.path_mtu, attr.rq_psn = dest_qp_num, path_mtu, rq_psn
+            attr.ah_attr = AHAttr(dgid=dgid, sgid_index=sgid_index, dlid=dlid, sl=sl, port_num=port_num,
+                                  hop_limit=hop_limit)
+        if kind == verbs.IBV_QPT_RC or kind == verbs.IBV_QPT_XRC_RECV:
+            attr.max_dest_rd_atomic, attr.min_rnr_timer = max_dest_rd_atomic, min_rnr_timer
+        self.modify(attr)
 
     def to_rts(self, *, int sq_psn=0, int timeout=14, int retry_cnt=7, int rnr_retry=7, int max_rd_atomic=1):
-        """RTR to RTS: send, too.
+        """RTR to RTS: send, too. What is not connected reliably takes sq_psn only.
 
         :param timeout: for an answer, 4.096 us * 2 ** timeout; 0 waits for ever
         :param rnr_retry: how often to try again when the peer has posted no receive; 7 is without limit
         """
-        self.modify(QPAttr(
-            qp_state=QPState.RTS, sq_psn=sq_psn, timeout=timeout, retry_cnt=retry_cnt, rnr_retry=rnr_retry,
-            max_rd_atomic=max_rd_atomic))
+        cdef int kind = verbs.IBV_QPT_RC if self.ptr is NULL else self.ptr.qp_type
+        attr = QPAttr(qp_state=QPState.RTS, sq_psn=sq_psn)
+        if kind == verbs.IBV_QPT_RC or kind == verbs.IBV_QPT_XRC_SEND:
+            attr.timeout, attr.retry_cnt, attr.rnr_retry = timeout, retry_cnt, rnr_retry
+            attr.max_rd_atomic = max_rd_atomic
+        elif kind == verbs.IBV_QPT_XRC_RECV:
+            attr.timeout = timeout
+        self.modify(attr)
 
     def to_error(self):
         """To ERR: all that is posted completes as flushed."""
@@ -541,12 +630,43 @@ cdef class QP(Resource):
         check(rc, "ibv_query_qp")
         return read_attr(&c), QPInitAttr(
             self.send_cq, self.recv_cq, read_cap(&init.cap), enum_of(QPType, init.qp_type),
-            bool(init.sq_sig_all))
+            bool(init.sq_sig_all), self.srq)
 
     def counters(self):
         """What the embedded device has counted for this queue pair; empty on another."""
         self.usable()
         return qp_counters(self.pd.context.library, self.ptr)
+
+    # ---- Multicast ----
+
+    def attach_mcast(self, gid, uint16_t lid=0):
+        """Receive what is sent to a multicast group, too; of a datagram queue pair.
+
+        :param gid: the group's: 16 bytes, or an IP address
+        """
+        self.multicast(gid, lid, True)
+
+    def detach_mcast(self, gid, uint16_t lid=0):
+        """Leave a group.
+
+        :raises OSError: EINVAL, if the queue pair is not in it
+        """
+        self.multicast(gid, lid, False)
+
+    cdef int multicast(self, gid, uint16_t lid, bint join) except -1:
+        cdef verbs.ibv_gid c
+        cdef bytes raw = gid_bytes(gid, "gid")
+        cdef const verbs.rn_library *library
+        cdef int rc
+        self.usable()
+        library = self.pd.context.library.c
+        memcpy(c.raw, <const char *>raw, 16)
+        with nogil:
+            if join:
+                rc = verbs.rn_attach_mcast(library, self.ptr, &c, lid)
+            else:
+                rc = verbs.rn_detach_mcast(library, self.ptr, &c, lid)
+        return check(rc, "ibv_attach_mcast" if join else "ibv_detach_mcast")
 
     # ---- Posting ----
 
@@ -565,6 +685,7 @@ cdef class QP(Resource):
         if n == 0:
             return
         for wr in requests:  # all are checked before the first is counted
+            self.takes(wr)
             total += wr.elements.total
         chain = <verbs.ibv_send_wr *>malloc(n * sizeof(verbs.ibv_send_wr))
         if chain is NULL:
@@ -585,10 +706,95 @@ cdef class QP(Resource):
                     rc = verbs.rn_post_send(self.ptr, chain, &bad)
                 if rc < 0:
                     i = <int>(bad - chain) if bad is not NULL else 0
+                    for wr in requests[:i]:
+                        self.bound(wr)
                     self.sends.take_back(n - i)
-                    raise OSError(-rc, self.refusal("ibv_post_send", rc, requests[i], i, n))
+                    raise OSError(-rc, refusal("ibv_post_send", rc, requests[i], self, i, n))
+            for wr in requests:
+                self.bound(wr)
         finally:
             free(chain)
+
+    cdef int takes(self, SendWR wr) except -1:
+        """Raise for a request that names what is closed, or lacks what a library reads unasked."""
+        wr.usable()
+        if wr.ah is None and self.ptr is not NULL and self.ptr.qp_type == verbs.IBV_QPT_UD:
+            raise OSError(EINVAL, f"ibv_post_send: {wr!r} on {self!r}: a datagram needs ah, remote_qpn, remote_qkey")
+        return 0
+
+    cdef int bound(self, SendWR wr) except -1:
+        """What a window is after BIND_MW was posted; libraries leave it to their user."""
+        if wr.mw is not None:
+            wr.mw.ptr.rkey = wr.c.bind_mw.rkey
+            wr.mw.mr = wr.bind_info.mr
+        return 0
+
+    def bind_mw(self, MW mw not None, bind):
+        """Bind a window of type 1, in the order of the send queue; its new key is mw.rkey.
+
+        :param bind: an MWBind
+        :raises OSError: EINVAL for a window of type 2, or rights that the region lacks; EPERM or EOPNOTSUPP
+        """
+        cdef verbs.ibv_mw_bind c
+        cdef _Elements elements = _Elements()
+        cdef int rc
+        self.usable()
+        mw.usable()
+        memset(&c, 0, sizeof(c))
+        c.send_flags = bind.send_flags
+        fill_bind_info(&c.bind_info, bind.bind_info)
+        elements.others = (mw, bind.bind_info)
+        with self.posting:
+            c.wr_id = self.sends.begin(bind.wr_id, elements)
+            rc = verbs.rn_bind_mw(self.ptr, mw.ptr, &c)
+            if rc < 0:
+                self.sends.take_back(1)
+                check(rc, f"ibv_bind_mw({mw!r})")
+        mw.mr = bind.bind_info.mr
+
+    def wr(self):
+        """Post with the extended calls: `with qp.wr() as wr: wr.send(...); wr.rdma_write(...)`.
+
+        What the block has made is posted when it ends, all or nothing; an exception in it posts nothing. The
+        queue pair must have been made with QPInitAttrEx.send_ops_flags.
+
+        :raises OSError: EOPNOTSUPP, if it was not
+        """
+        self.usable()
+        if self.extended is NULL:
+            raise OSError(EOPNOTSUPP, f"{self!r} was not made for wr(): QPInitAttrEx has send_ops_flags")
+        return WRSession(self)
+
+    cdef int post_extended(self, list requests) except -1:
+        """A session's requests, all or none."""
+        cdef verbs.ibv_send_wr c
+        cdef verbs.ibv_data_buf *inline_bufs
+        cdef SendWR wr
+        cdef int most = 1, n = len(requests), rc
+        for wr in requests:
+            self.takes(wr)
+            most = max(most, wr.elements.count)
+        inline_bufs = <verbs.ibv_data_buf *>malloc(most * sizeof(verbs.ibv_data_buf))
+        if inline_bufs is NULL:
+            raise MemoryError
+        try:
+            with self.posting:
+                self.usable()
+                self.extended.wr_start(self.extended)
+                for wr in requests:
+                    c = wr.c
+                    c.wr_id = self.sends.begin(wr.wr_id, wr.elements)
+                    verbs.rn_wr_build(self.extended, &c, &wr.more, inline_bufs)
+                rc = verbs.rn_wr_complete(self.extended)
+                if rc < 0:
+                    self.sends.take_back(n)
+                    raise OSError(
+                        -rc, f"ibv_wr_complete: {strerror(-rc).decode()}: {n} requests on {self!r}, none is posted")
+            for wr in requests:
+                self.bound(wr)
+        finally:
+            free(inline_bufs)
+        return 0
 
     def post_recv(self, wrs):
         """Post a RecvWR, or several as one chain. Their buffers are kept until they complete.
@@ -618,10 +824,19 @@ cdef class QP(Resource):
             if rc < 0:
                 i = <int>(bad - chain) if bad is not NULL else 0
                 self.receives.take_back(n - i)
-                raise OSError(-rc, self.refusal("ibv_post_recv", rc, requests[i], i, n))
+                raise OSError(-rc, refusal("ibv_post_recv", rc, requests[i], self, i, n))
         finally:
             free(chain)
 
-    cdef str refusal(self, str call, int rc, object wr, int index, int count):
-        text = f"{call}: {strerror(-rc).decode()}: {wr!r} on {self!r}"
-        return f"{text}; {index} of {count} were posted" if count > 1 else text
+
+cdef str refusal(str call, int rc, object wr, object queue, int index, int count):
+    text = f"{call}: {strerror(-rc).decode()}: {wr!r} on {queue!r}"
+    return f"{text}; {index} of {count} were posted" if count > 1 else text
+
+
+cdef CQ cq_of(PD pd, CQ cq):
+    """A CQ for a queue pair of pd; None for those that have none."""
+    if cq is not None:
+        cq.usable()
+        same_library(pd.context, cq.context)
+    return cq

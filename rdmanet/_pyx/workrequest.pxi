@@ -102,6 +102,7 @@ cdef class _Elements:
     cdef readonly tuple sg_list
     cdef int count
     cdef uint64_t total
+    cdef object others           # what else the request names: an address handle, a window and its region
 
     def __cinit__(self, *args, sg_list=(), **kwargs):
         cdef SGE sge
@@ -148,7 +149,7 @@ cdef class RecvWR:
 
 
 cdef class SendWR:
-    """A send request.
+    """A send request; see ibv_post_send(3).
 
     :param opcode: what to do
     :param sg_list: the local side: SGEs or MRs, or one of them
@@ -157,33 +158,81 @@ cdef class SendWR:
         place in the queue comes free when a later one completes
     :param imm_data: 32 bits for SEND_WITH_IMM and RDMA_WRITE_WITH_IMM
     :param remote_addr: where, and
-    :param rkey: by which key, for RDMA and atomics
+    :param rkey: by which key, for RDMA and atomics; for BIND_MW the key that the window shall have
     :param compare_add: what to compare with, or to add
     :param swap: what to store if it compares equal
+    :param ah: of a datagram: where it goes,
+    :param remote_qpn: to which queue pair,
+    :param remote_qkey: and the key that is expected there
+    :param remote_srqn: the number of the shared receive queue, for XRC
+    :param invalidate_rkey: the key that LOCAL_INV, or at the peer SEND_WITH_INV, makes invalid
+    :param mw: the window that BIND_MW binds, and
+    :param bind_info: an MWBindInfo: what to
+    :param atomic_data: the 8 bytes of ATOMIC_WRITE
     """
 
     cdef verbs.ibv_send_wr c
+    cdef verbs.rn_wr_more more
     cdef readonly object wr_id
     cdef _Elements elements
+    cdef AH ah
+    cdef MW mw
+    cdef object bind_info
 
     def __init__(self, opcode, sg_list=(), *, wr_id=0, int flags=verbs.IBV_SEND_SIGNALED, uint32_t imm_data=0,
-                 uint64_t remote_addr=0, uint32_t rkey=0, uint64_t compare_add=0, uint64_t swap=0):
+                 uint64_t remote_addr=0, uint32_t rkey=0, uint64_t compare_add=0, uint64_t swap=0,
+                 AH ah=None, uint32_t remote_qpn=0, uint32_t remote_qkey=0, uint32_t remote_srqn=0,
+                 uint32_t invalidate_rkey=0, MW mw=None, bind_info=None, atomic_data=None):
         cdef int code = opcode
+        cdef bytes data
         self.elements = _Elements(sg_list=sg_list)
         self.wr_id = wr_id
         self.c.sg_list = self.elements.sges
         self.c.num_sge = self.elements.count
         self.c.opcode = <verbs.ibv_wr_opcode>code
         self.c.send_flags = flags
-        self.c.imm_data = htonl(imm_data)
+        if code == verbs.IBV_WR_LOCAL_INV or code == verbs.IBV_WR_SEND_WITH_INV:
+            self.c.invalidate_rkey = invalidate_rkey
+        else:
+            self.c.imm_data = htonl(imm_data)
         if code == verbs.IBV_WR_ATOMIC_CMP_AND_SWP or code == verbs.IBV_WR_ATOMIC_FETCH_AND_ADD:
             self.c.wr.atomic.remote_addr = remote_addr
             self.c.wr.atomic.compare_add = compare_add
             self.c.wr.atomic.swap = swap
             self.c.wr.atomic.rkey = rkey
+        elif ah is not None:
+            ah.usable()
+            self.ah = self.elements.others = ah
+            self.c.wr.ud.ah = ah.ptr
+            self.c.wr.ud.remote_qpn = remote_qpn
+            self.c.wr.ud.remote_qkey = remote_qkey
         else:
             self.c.wr.rdma.remote_addr = remote_addr
             self.c.wr.rdma.rkey = rkey
+        self.c.qp_type.xrc.remote_srqn = remote_srqn
+        if code == verbs.IBV_WR_BIND_MW:
+            if mw is None or bind_info is None:
+                raise ValueError("SendWR: BIND_MW needs mw and bind_info")
+            mw.usable()
+            self.mw, self.bind_info = mw, bind_info
+            self.elements.others = (mw, bind_info)
+            self.c.bind_mw.mw = mw.ptr
+            self.c.bind_mw.rkey = rkey
+            fill_bind_info(&self.c.bind_mw.bind_info, bind_info)
+        if atomic_data is not None:
+            data = bytes(atomic_data)
+            if len(data) != 8:
+                raise ValueError(f"SendWR: atomic_data has {len(data)} bytes, ATOMIC_WRITE writes 8")
+            memcpy(self.more.atomic_write, <const char *>data, 8)
+
+    cdef int usable(self) except -1:
+        """Raise if what the request names by pointer has been closed."""
+        if self.ah is not None:
+            self.ah.usable()
+        if self.mw is not None:
+            self.mw.usable()
+            bind_region(self.bind_info)
+        return 0
 
     def __repr__(self):
         return (f"<SendWR {self.opcode!r} wr_id {self.wr_id}, {self.elements.total} bytes in "
@@ -204,12 +253,15 @@ cdef class SendWR:
 
 # ---- In flight ----------------------------------------------------------------------------------
 #
-# wr_id on the device: 63..48 generation of the queue pair, 47..1 position, 0 which queue (1 = send).
+# wr_id on the device: 63..48 generation of the queue pair or SRQ, 47..2 position, 1 shared (an SRQ's),
+# 0 which queue (1 = send).
 
 cdef enum:
     QP_GENERATION_SHIFT = 48
+    WR_SEND = 1
+    WR_SHARED = 2
 
-cdef uint64_t POSITION_MASK = ((<uint64_t>1) << 47) - 1
+cdef uint64_t POSITION_MASK = ((<uint64_t>1) << 46) - 1
 
 
 @cython.final
@@ -230,7 +282,7 @@ cdef class _InFlight:
         cdef uint64_t position = self.next_position & POSITION_MASK
         self.next_position += 1
         self.entries.append((position, wr_id, elements))
-        return self.tag | position << 1
+        return self.tag | position << 2
 
     cdef void take_back(self, int count):
         """The last count requests were refused."""
@@ -240,9 +292,38 @@ cdef class _InFlight:
 
     cdef object end(self, uint64_t device_wr_id):
         """The user's wr_id. Requests before it, which gave no completion of their own, end with it."""
-        cdef uint64_t position = device_wr_id >> 1 & POSITION_MASK
+        cdef uint64_t position = device_wr_id >> 2 & POSITION_MASK
         while self.entries:
             entry = self.entries.popleft()
             if entry[0] == position:
                 return entry[1]
         return None
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class _Shared:
+    """The receives of an SRQ, which end in any order."""
+
+    cdef dict entries          # position to (the user's wr_id, elements)
+    cdef uint64_t tag
+    cdef uint64_t next_position
+
+    def __init__(self, uint64_t generation):
+        self.entries = {}
+        self.tag = generation << QP_GENERATION_SHIFT | WR_SHARED
+
+    cdef uint64_t begin(self, object wr_id, _Elements elements) except? 0:
+        cdef uint64_t position = self.next_position & POSITION_MASK
+        self.next_position += 1
+        self.entries[position] = (wr_id, elements)
+        return self.tag | position << 2
+
+    cdef void take_back(self, int count):
+        for _ in range(count):
+            self.next_position -= 1
+            self.entries.pop(self.next_position & POSITION_MASK, None)
+
+    cdef object end(self, uint64_t device_wr_id):
+        entry = self.entries.pop(device_wr_id >> 2 & POSITION_MASK, None)
+        return None if entry is None else entry[0]

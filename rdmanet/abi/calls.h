@@ -179,9 +179,91 @@ static inline int rn_reg_dmabuf_mr(const struct rn_library *lib, struct ibv_pd *
     return RN_POINTER(out, lib->ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access));
 }
 
+/*
+ * The one call whose failure has kinds (enum ibv_rereg_mr_err_code): with *lost the region is of no use any
+ * more, and only good for deregistering.
+ */
+static inline int rn_rereg_mr(const struct rn_library *lib, struct ibv_mr *mr, int flags, struct ibv_pd *pd,
+                              void *addr, size_t length, int access, int *lost)
+{
+    int rc;
+
+    *lost = 0;
+    if (!lib->ibv_rereg_mr)
+        return -EOPNOTSUPP;
+    errno = 0;
+    rc = lib->ibv_rereg_mr(mr, flags, pd, addr, length, access);
+    *lost = rc == IBV_REREG_MR_ERR_CMD || rc == IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW;
+    if (rc > 0)
+        return -rc;
+    return rc == 0 ? 0 : rc == IBV_REREG_MR_ERR_INPUT && errno == 0 ? -EINVAL : rn_last_error();
+}
+
+static inline int rn_alloc_null_mr(struct ibv_pd *pd, struct ibv_mr **out)
+{
+    struct verbs_context *vctx = verbs_get_ctx_op(pd->context, alloc_null_mr);
+
+    *out = NULL;
+    return vctx ? RN_POINTER(out, vctx->alloc_null_mr(pd)) : -EOPNOTSUPP;
+}
+
+static inline int rn_advise_mr(struct ibv_pd *pd, int advice, uint32_t flags, struct ibv_sge *sges, uint32_t count)
+{
+    return RN_ERRNO(ibv_advise_mr(pd, (enum ib_uverbs_advise_mr_advice)advice, flags, sges, count));
+}
+
 static inline int rn_dereg_mr(const struct rn_library *lib, struct ibv_mr *mr)
 {
     return RN_ERRNO(lib->ibv_dereg_mr(mr));
+}
+
+static inline int rn_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type, struct ibv_mw **out)
+{
+    return RN_POINTER(out, ibv_alloc_mw(pd, type));
+}
+
+static inline int rn_dealloc_mw(struct ibv_mw *mw)
+{
+    return RN_ERRNO(ibv_dealloc_mw(mw));
+}
+
+static inline int rn_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
+{
+    return RN_ERRNO(ibv_bind_mw(qp, mw, bind));
+}
+
+static inline int rn_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr, struct ibv_dm **out)
+{
+    struct verbs_context *vctx = verbs_get_ctx_op(context, alloc_dm);
+
+    *out = NULL;
+    return vctx ? RN_POINTER(out, vctx->alloc_dm(context, attr)) : -EOPNOTSUPP;
+}
+
+static inline int rn_free_dm(struct ibv_dm *dm)
+{
+    struct verbs_context *vctx = verbs_get_ctx_op(dm->context, free_dm);
+
+    return vctx ? RN_ERRNO(vctx->free_dm(dm)) : -EOPNOTSUPP;
+}
+
+static inline int rn_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t offset, size_t length,
+                               unsigned int access, struct ibv_mr **out)
+{
+    struct verbs_context *vctx = verbs_get_ctx_op(pd->context, reg_dm_mr);
+
+    *out = NULL;
+    return vctx ? RN_POINTER(out, vctx->reg_dm_mr(pd, dm, offset, length, access)) : -EOPNOTSUPP;
+}
+
+static inline int rn_memcpy_to_dm(struct ibv_dm *dm, uint64_t offset, const void *from, size_t length)
+{
+    return RN_ERRNO(dm->memcpy_to_dm(dm, offset, from, length));
+}
+
+static inline int rn_memcpy_from_dm(void *to, struct ibv_dm *dm, uint64_t offset, size_t length)
+{
+    return RN_ERRNO(dm->memcpy_from_dm(to, dm, offset, length));
 }
 
 /* ---- Completions -------------------------------------------------------------------- */
@@ -235,12 +317,163 @@ static inline int rn_req_notify_cq(struct ibv_cq *cq, int solicited_only)
     return RN_ERRNO(ibv_req_notify_cq(cq, solicited_only));
 }
 
+static inline int rn_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr,
+                                  struct ibv_cq_ex **out)
+{
+    return RN_POINTER(out, ibv_create_cq_ex(context, attr));
+}
+
+/* Its way of saying that there is nothing is ENOENT. */
+static inline int rn_start_poll(struct ibv_cq_ex *cq)
+{
+    struct ibv_poll_cq_attr attr = {0};
+
+    return RN_ERRNO(ibv_start_poll(cq, &attr));
+}
+
+static inline int rn_next_poll(struct ibv_cq_ex *cq)
+{
+    return RN_ERRNO(ibv_next_poll(cq));
+}
+
+static inline int rn_modify_cq(struct ibv_cq *cq, uint16_t count, uint16_t period)
+{
+    struct ibv_modify_cq_attr attr = {
+        .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = {.cq_count = count, .cq_period = period}};
+
+    return RN_ERRNO(ibv_modify_cq(cq, &attr));
+}
+
+static inline int rn_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
+{
+    values->comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
+    return RN_ERRNO(ibv_query_rt_values_ex(context, values));
+}
+
+/* ---- Shared receive queues and XRC domains ------------------------------------------------ */
+
+static inline int rn_create_srq(const struct rn_library *lib, struct ibv_pd *pd, struct ibv_srq_init_attr *attr,
+                                struct ibv_srq **out)
+{
+    return RN_POINTER(out, lib->ibv_create_srq(pd, attr));
+}
+
+static inline int rn_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr,
+                                   struct ibv_srq **out)
+{
+    return RN_POINTER(out, ibv_create_srq_ex(context, attr));
+}
+
+static inline int rn_modify_srq(const struct rn_library *lib, struct ibv_srq *srq, struct ibv_srq_attr *attr,
+                                int mask)
+{
+    return RN_ERRNO(lib->ibv_modify_srq(srq, attr, mask));
+}
+
+static inline int rn_query_srq(const struct rn_library *lib, struct ibv_srq *srq, struct ibv_srq_attr *attr)
+{
+    return RN_ERRNO(lib->ibv_query_srq(srq, attr));
+}
+
+static inline int rn_destroy_srq(const struct rn_library *lib, struct ibv_srq *srq)
+{
+    return RN_ERRNO(lib->ibv_destroy_srq(srq));
+}
+
+static inline int rn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+{
+    return RN_ERRNO(ibv_post_srq_recv(srq, wr, bad_wr));
+}
+
+static inline int rn_get_srq_num(struct ibv_srq *srq, uint32_t *number)
+{
+    return RN_ERRNO(ibv_get_srq_num(srq, number));
+}
+
+static inline int rn_open_xrcd(struct ibv_context *context, int fd, int oflags, struct ibv_xrcd **out)
+{
+    struct ibv_xrcd_init_attr attr = {
+        .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = fd, .oflags = oflags};
+    struct verbs_context *vctx = verbs_get_ctx_op(context, open_xrcd);
+
+    *out = NULL;
+    return vctx ? RN_POINTER(out, vctx->open_xrcd(context, &attr)) : -EOPNOTSUPP;
+}
+
+static inline int rn_close_xrcd(struct ibv_xrcd *xrcd)
+{
+    struct verbs_context *vctx = verbs_get_ctx_op(xrcd->context, close_xrcd);
+
+    return vctx ? RN_ERRNO(vctx->close_xrcd(xrcd)) : -EOPNOTSUPP;
+}
+
+static inline int rn_open_qp(struct ibv_context *context, struct ibv_xrcd *xrcd, uint32_t qp_num,
+                             struct ibv_qp **out)
+{
+    struct ibv_qp_open_attr attr = {
+        .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE,
+        .qp_num = qp_num,
+        .xrcd = xrcd,
+        .qp_type = IBV_QPT_XRC_RECV};
+    struct verbs_context *vctx = verbs_get_ctx_op(context, open_qp);
+
+    *out = NULL;
+    return vctx ? RN_POINTER(out, vctx->open_qp(context, &attr)) : -EOPNOTSUPP;
+}
+
+/* ---- Address handles ------------------------------------------------------------------------ */
+
+static inline int rn_create_ah(const struct rn_library *lib, struct ibv_pd *pd, struct ibv_ah_attr *attr,
+                               struct ibv_ah **out)
+{
+    return RN_POINTER(out, lib->ibv_create_ah(pd, attr));
+}
+
+static inline int rn_destroy_ah(const struct rn_library *lib, struct ibv_ah *ah)
+{
+    return RN_ERRNO(lib->ibv_destroy_ah(ah));
+}
+
+static inline int rn_init_ah_from_wc(const struct rn_library *lib, struct ibv_context *context, uint8_t port_num,
+                                     struct ibv_wc *wc, struct ibv_grh *grh, struct ibv_ah_attr *attr)
+{
+    if (!lib->ibv_init_ah_from_wc)
+        return -EOPNOTSUPP;
+    return RN_ERRNO(lib->ibv_init_ah_from_wc(context, port_num, wc, grh, attr));
+}
+
 /* ---- Queue pairs ----------------------------------------------------------------------- */
 
 static inline int rn_create_qp(const struct rn_library *lib, struct ibv_pd *pd, struct ibv_qp_init_attr *attr,
                                struct ibv_qp **out)
 {
     return RN_POINTER(out, lib->ibv_create_qp(pd, attr));
+}
+
+static inline int rn_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,
+                                  struct ibv_qp **out)
+{
+    return RN_POINTER(out, ibv_create_qp_ex(context, attr));
+}
+
+static inline int rn_qp_to_qp_ex(const struct rn_library *lib, struct ibv_qp *qp, struct ibv_qp_ex **out)
+{
+    *out = NULL;
+    if (!lib->ibv_qp_to_qp_ex)
+        return -EOPNOTSUPP;
+    return RN_POINTER(out, lib->ibv_qp_to_qp_ex(qp));
+}
+
+static inline int rn_attach_mcast(const struct rn_library *lib, struct ibv_qp *qp, const union ibv_gid *gid,
+                                  uint16_t lid)
+{
+    return lib->ibv_attach_mcast ? RN_ERRNO(lib->ibv_attach_mcast(qp, gid, lid)) : -EOPNOTSUPP;
+}
+
+static inline int rn_detach_mcast(const struct rn_library *lib, struct ibv_qp *qp, const union ibv_gid *gid,
+                                  uint16_t lid)
+{
+    return lib->ibv_detach_mcast ? RN_ERRNO(lib->ibv_detach_mcast(qp, gid, lid)) : -EOPNOTSUPP;
 }
 
 static inline int rn_modify_qp(const struct rn_library *lib, struct ibv_qp *qp, struct ibv_qp_attr *attr,
@@ -268,6 +501,120 @@ static inline int rn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct
 static inline int rn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
     return RN_ERRNO(ibv_post_recv(qp, wr, bad_wr));
+}
+
+/* ---- The extended way to post --------------------------------------------------------------- */
+
+/* What a request has beyond struct ibv_send_wr: ATOMIC_WRITE its 8 bytes, FLUSH its range. */
+struct rn_wr_more {
+    uint8_t atomic_write[8];
+    uint64_t flush_length;
+    uint8_t flush_type;
+    uint8_t flush_level;
+};
+
+/* The bit of enum ibv_qp_create_send_ops_flags that a queue pair must have been made with; 0 for none such. */
+static inline uint64_t rn_send_op(enum ibv_wr_opcode opcode)
+{
+    switch (opcode) {
+    case IBV_WR_RDMA_WRITE:
+        return IBV_QP_EX_WITH_RDMA_WRITE;
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    case IBV_WR_SEND:
+        return IBV_QP_EX_WITH_SEND;
+    case IBV_WR_SEND_WITH_IMM:
+        return IBV_QP_EX_WITH_SEND_WITH_IMM;
+    case IBV_WR_RDMA_READ:
+        return IBV_QP_EX_WITH_RDMA_READ;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        return IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    case IBV_WR_LOCAL_INV:
+        return IBV_QP_EX_WITH_LOCAL_INV;
+    case IBV_WR_BIND_MW:
+        return IBV_QP_EX_WITH_BIND_MW;
+    case IBV_WR_SEND_WITH_INV:
+        return IBV_QP_EX_WITH_SEND_WITH_INV;
+    case IBV_WR_FLUSH:
+        return IBV_QP_EX_WITH_FLUSH;
+    case IBV_WR_ATOMIC_WRITE:
+        return IBV_QP_EX_WITH_ATOMIC_WRITE;
+    default:
+        return 0;
+    }
+}
+
+/*
+ * One request through the builder's functions, between wr_start and wr_complete. The caller has checked
+ * with rn_send_op() that the queue pair has the function: a library need not fill in any other.
+ */
+static inline void rn_wr_build(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr, const struct rn_wr_more *more,
+                               struct ibv_data_buf *inline_bufs)
+{
+    qp->wr_id = wr->wr_id;
+    qp->wr_flags = wr->send_flags & ~(unsigned int)IBV_SEND_INLINE;
+    switch (wr->opcode) {
+    case IBV_WR_RDMA_WRITE:
+        qp->wr_rdma_write(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr);
+        break;
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        qp->wr_rdma_write_imm(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wr->imm_data);
+        break;
+    case IBV_WR_SEND:
+        qp->wr_send(qp);
+        break;
+    case IBV_WR_SEND_WITH_IMM:
+        qp->wr_send_imm(qp, wr->imm_data);
+        break;
+    case IBV_WR_SEND_WITH_INV:
+        qp->wr_send_inv(qp, wr->invalidate_rkey);
+        break;
+    case IBV_WR_RDMA_READ:
+        qp->wr_rdma_read(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr);
+        break;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        qp->wr_atomic_cmp_swp(qp, wr->wr.atomic.rkey, wr->wr.atomic.remote_addr, wr->wr.atomic.compare_add,
+                              wr->wr.atomic.swap);
+        break;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        qp->wr_atomic_fetch_add(qp, wr->wr.atomic.rkey, wr->wr.atomic.remote_addr, wr->wr.atomic.compare_add);
+        break;
+    case IBV_WR_LOCAL_INV:
+        qp->wr_local_inv(qp, wr->invalidate_rkey);
+        return;
+    case IBV_WR_BIND_MW:
+        qp->wr_bind_mw(qp, wr->bind_mw.mw, wr->bind_mw.rkey, &wr->bind_mw.bind_info);
+        return;
+    case IBV_WR_ATOMIC_WRITE:
+        qp->wr_atomic_write(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, more->atomic_write);
+        return;
+    case IBV_WR_FLUSH:
+        qp->wr_flush(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, more->flush_length, more->flush_type,
+                     more->flush_level);
+        return;
+    default:
+        return;
+    }
+    if (qp->qp_base.qp_type == IBV_QPT_UD)
+        qp->wr_set_ud_addr(qp, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
+    else if (qp->qp_base.qp_type == IBV_QPT_XRC_SEND)
+        qp->wr_set_xrc_srqn(qp, wr->qp_type.xrc.remote_srqn);
+    if (wr->send_flags & IBV_SEND_INLINE) {
+        for (int i = 0; i < wr->num_sge; i++) {
+            inline_bufs[i].addr = (void *)(uintptr_t)wr->sg_list[i].addr;
+            inline_bufs[i].length = wr->sg_list[i].length;
+        }
+        qp->wr_set_inline_data_list(qp, (size_t)wr->num_sge, inline_bufs);
+    } else {
+        qp->wr_set_sge_list(qp, (size_t)wr->num_sge, wr->sg_list);
+    }
+}
+
+static inline int rn_wr_complete(struct ibv_qp_ex *qp)
+{
+    return RN_ERRNO(qp->wr_complete(qp));
 }
 
 /* ---- The connection manager -------------------------------------------------------------- */
@@ -374,6 +721,12 @@ static inline int rn_cm_create_qp(const struct rn_library *lib, struct rdma_cm_i
     return RN_MINUS(lib->rdma_create_qp(id, pd, attr));
 }
 
+static inline int rn_cm_create_qp_ex(const struct rn_library *lib, struct rdma_cm_id *id,
+                                     struct ibv_qp_init_attr_ex *attr)
+{
+    return lib->rdma_create_qp_ex ? RN_MINUS(lib->rdma_create_qp_ex(id, attr)) : -EOPNOTSUPP;
+}
+
 static inline void rn_cm_destroy_qp(const struct rn_library *lib, struct rdma_cm_id *id)
 {
     lib->rdma_destroy_qp(id);
@@ -383,6 +736,27 @@ static inline int rn_cm_init_qp_attr(const struct rn_library *lib, struct rdma_c
                                      struct ibv_qp_attr *attr, int *attr_mask)
 {
     return lib->rdma_init_qp_attr ? RN_MINUS(lib->rdma_init_qp_attr(id, attr, attr_mask)) : -EOPNOTSUPP;
+}
+
+/* Only the younger call knows of flags. */
+static inline int rn_join_multicast(const struct rn_library *lib, struct rdma_cm_id *id, struct sockaddr *addr,
+                                    uint32_t flags)
+{
+    struct rdma_cm_join_mc_attr_ex attr = {
+        .comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
+        .join_flags = flags,
+        .addr = addr};
+
+    if (lib->rdma_join_multicast_ex)
+        return RN_MINUS(lib->rdma_join_multicast_ex(id, &attr, NULL));
+    if (!lib->rdma_join_multicast || flags)
+        return -EOPNOTSUPP;
+    return RN_MINUS(lib->rdma_join_multicast(id, addr, NULL));
+}
+
+static inline int rn_leave_multicast(const struct rn_library *lib, struct rdma_cm_id *id, struct sockaddr *addr)
+{
+    return lib->rdma_leave_multicast ? RN_MINUS(lib->rdma_leave_multicast(id, addr)) : -EOPNOTSUPP;
 }
 
 static inline int rn_cm_get_devices(const struct rn_library *lib, int *count, struct ibv_context ***out)

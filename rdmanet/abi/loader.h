@@ -35,6 +35,7 @@
 /* Younger than some rdma-core still in use, or absent where a device cannot do it. */
 #define RN_VERBS_OPTIONAL(F)                                                                         \
     F(_ibv_query_gid_ex) F(_ibv_query_gid_table) F(ibv_reg_mr_iova2) F(ibv_reg_dmabuf_mr)            \
+    F(ibv_rereg_mr) F(ibv_init_ah_from_wc) F(ibv_attach_mcast) F(ibv_detach_mcast)                   \
     F(ibv_qp_to_qp_ex) F(ibv_fork_init) F(ibv_is_fork_initialized)
 
 #define RN_CM_REQUIRED(F)                                                                            \
@@ -44,7 +45,9 @@
     F(rdma_listen) F(rdma_connect) F(rdma_accept) F(rdma_reject) F(rdma_disconnect)                  \
     F(rdma_create_qp) F(rdma_destroy_qp) F(rdma_get_devices) F(rdma_free_devices)
 
-#define RN_CM_OPTIONAL(F) F(rdma_establish) F(rdma_init_qp_attr)
+#define RN_CM_OPTIONAL(F)                                                                            \
+    F(rdma_establish) F(rdma_init_qp_attr) F(rdma_create_qp_ex) F(rdma_join_multicast)               \
+    F(rdma_join_multicast_ex) F(rdma_leave_multicast)
 
 struct rn_library {
     void *verbs_handle;

@@ -5,6 +5,7 @@ test_cm.py's subject. Peers in other processes are forked, and open the device f
 """
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import select
@@ -20,18 +21,24 @@ import pytest
 
 from rdmanet.cm import CMID, CMEvent, CMEventChannel, CMEventType
 from rdmanet.verbs import (
+    AH,
     CQ,
     MR,
     PD,
     QP,
     WC,
     AccessFlags,
+    AHAttr,
+    AsyncEvent,
     CompChannel,
     Context,
     Device,
+    EventType,
     GIDEntry,
     QPCap,
     QPInitAttr,
+    QPInitAttrEx,
+    QPType,
     RecvWR,
     SendWR,
     WROpcode,
@@ -40,6 +47,33 @@ from rdmanet.verbs import (
 EVERYTHING = (
     AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
 )
+
+
+_VENDORS = {0xFFFFFF: "rxe", 0x626D74: "siw"}
+
+
+def driver(context: Context) -> str:
+    """Which of the devices whose ways are known to differ this is, or "other"."""
+    if context.library.embedded_device:
+        return "embedded"
+    return _VENDORS.get(context.query_device().vendor_id, "other")
+
+
+def differs(context: Context, name: str, how: str) -> None:
+    """Skip a test of something that this one driver is known to do otherwise; docs/rules.md has them all."""
+    if driver(context) == name:
+        pytest.skip(f"{name} {how}")
+
+
+@contextlib.contextmanager
+def needs(what: str) -> Iterator[None]:
+    """Around the first use of something that not every device has: without it the test is skipped."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            pytest.skip(f"the device has no {what}")
+        raise
 
 
 def own_gid(context: Context) -> GIDEntry:
@@ -117,15 +151,65 @@ class Net:
         self.pd = PD(context)
         self.sides: list[Side] = []
         self.mrs: list[MR] = []
+        self.kept: list[Any] = []
 
-    def side(self, *, cqe: int = 64, pd: PD | None = None, sq_sig_all: bool = False, **cap: int) -> Side:
+    def side(
+        self,
+        *,
+        cqe: int = 64,
+        pd: PD | None = None,
+        sq_sig_all: bool = False,
+        qp_type: QPType = QPType.RC,
+        srq: Any = None,
+        ops: int = 0,
+        **cap: int,
+    ) -> Side:
+        """A queue pair with its completion queue; ops are the extended calls that it is made for."""
         channel = CompChannel(self.context)
         cq = CQ(self.context, cqe, channel)
         sizes = QPCap(**{"max_send_wr": 16, "max_recv_wr": 16, "max_send_sge": 4, "max_recv_sge": 4} | cap)
-        qp = QP(pd or self.pd, QPInitAttr(cq, cq, sizes, sq_sig_all=sq_sig_all))
+        attr: QPInitAttr = QPInitAttr(cq, cq, sizes, qp_type, sq_sig_all, srq)
+        if ops:
+            attr = QPInitAttrEx(cq, cq, sizes, qp_type, sq_sig_all, srq, send_ops_flags=ops)
+        try:
+            with needs(f"{qp_type.name} queue pairs" if not ops else "extended calls for these requests"):
+                qp = QP(pd or self.pd, attr)
+        except BaseException:
+            cq.close()
+            channel.close()
+            raise
         side = Side(pd or self.pd, channel, cq, qp)
         self.sides.append(side)
         return side
+
+    def keep(self, resource: Any) -> Any:
+        """To be closed in the end, after the queue pairs, the last one first."""
+        self.kept.append(resource)
+        return resource
+
+    def datagrams(self, qkey: int = 0x1234, **options: Any) -> Side:
+        """A datagram queue pair, ready to send."""
+        side = self.side(qp_type=QPType.UD, **options)
+        side.qp.to_init(qkey=qkey)
+        side.qp.to_rtr()
+        side.qp.to_rts()
+        return side
+
+    def ah(self, **options: Any) -> AH:
+        """The way to ourselves."""
+        with needs("address handles"):
+            return self.keep(AH(self.pd, AHAttr(self.gid.gid, self.gid.gid_index, **options)))
+
+    def event(self, wanted: EventType, timeout: float = 5) -> AsyncEvent:
+        """The next asynchronous event of this kind."""
+        deadline = time.monotonic() + timeout
+        while True:
+            while (event := self.context.get_async_event()) is not None:
+                if event.event_type == wanted:
+                    return event
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {wanted.name} within {timeout} s"
+            select.select([self.context.async_fd], [], [], left)
 
     def mr(self, length: int = 4096, access: AccessFlags = EVERYTHING, pd: PD | None = None) -> MR:
         mr = (pd or self.pd).alloc_mr(length, access)
@@ -157,6 +241,10 @@ class Net:
         return a, b
 
     def close(self) -> None:
+        for side in self.sides:
+            side.qp.close()
+        for resource in reversed(self.kept):
+            resource.close()
         for side in self.sides:
             side.close()
         for mr in self.mrs:

@@ -1,0 +1,99 @@
+# Device memory: memory on the device itself, that no CPU address leads to.
+#
+# The CPU copies in and out with calls; work requests and peers reach it through a region made by
+# PD.reg_dm_mr(), whose addresses begin at 0.
+
+
+@cython.no_gc_clear
+cdef class DM(Resource):
+    """Memory on the device; see ibv_alloc_dm(3).
+
+    :param length: in bytes
+    :param log_align_req: its alignment is at least 2 to this power
+    :raises OSError: EOPNOTSUPP where the device has none; ENOMEM, when it has no more
+    """
+
+    cdef verbs.ibv_dm *ptr
+    cdef readonly Context context
+    cdef readonly size_t length
+
+    def __init__(self, Context context not None, size_t length, uint32_t log_align_req=0):
+        cdef verbs.ibv_alloc_dm_attr attr
+        cdef int rc
+        context.usable()
+        memset(&attr, 0, sizeof(attr))
+        attr.length = length
+        attr.log_align_req = log_align_req
+        with nogil:
+            rc = verbs.rn_alloc_dm(context.ptr, &attr, &self.ptr)
+        check(rc, f"ibv_alloc_dm({length})")
+        self.context = context
+        self.length = length
+        context.add_child()
+        self.opened(DMS)
+
+    def __dealloc__(self):
+        self.drop()
+
+    def __repr__(self):
+        return "<DM closed>" if self.ptr is NULL else f"<DM {self.length} bytes of {self.context.name}>"
+
+    def __len__(self):
+        return self.length
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL
+
+    cdef int destroy(self) except -1:
+        cdef verbs.ibv_dm *ptr = self.ptr
+        cdef int rc
+        self.ptr = NULL
+        with nogil:
+            rc = verbs.rn_free_dm(ptr)
+        if rc < 0:
+            self.ptr = ptr
+            check(rc, "ibv_free_dm")
+        self.context.remove_child()
+        self.destroyed()
+        return 0
+
+    def copy_to_dm(self, uint64_t offset, data):
+        """Copy bytes into the device memory.
+
+        :raises IndexError: they do not fit there
+        """
+        cdef const unsigned char[::1] view
+        cdef const void *source = NULL
+        cdef size_t length
+        cdef int rc
+        self.usable()
+        view = memoryview(data).cast("B")
+        length = view.shape[0]
+        self.within("copy_to_dm", offset, length)
+        if length:
+            source = &view[0]
+        with nogil:
+            rc = verbs.rn_memcpy_to_dm(self.ptr, offset, source, length)
+        check(rc, "ibv_memcpy_to_dm")
+
+    def copy_from_dm(self, uint64_t offset, size_t length):
+        """Bytes of the device memory.
+
+        :raises IndexError: they are not in it
+        """
+        cdef bytes data
+        cdef char *target
+        cdef int rc
+        self.usable()
+        self.within("copy_from_dm", offset, length)
+        data = PyBytes_FromStringAndSize(NULL, length)
+        target = PyBytes_AS_STRING(data)
+        with nogil:
+            rc = verbs.rn_memcpy_from_dm(target, self.ptr, offset, length)
+        check(rc, "ibv_memcpy_from_dm")
+        return data
+
+    cdef int within(self, str call, uint64_t offset, size_t length) except -1:
+        if offset > self.length or length > self.length - offset:
+            raise IndexError(f"{call}: {length} bytes at offset {offset} are not within {self.length} bytes")
+        return 0

@@ -1,0 +1,182 @@
+# Extended completion queues: polled with an iterator, with more to tell, such as the time.
+#
+# The ABI's iterator (ibv_start_poll, ibv_next_poll, ibv_end_poll) holds the queue's lock from start to
+# end in most libraries. Here each completion is started, read and ended by itself, so that no lock is held
+# while Python runs: the loop's body may poll, close a queue pair, or let another thread do so. It also
+# keeps clear of libraries (rdma-core's rxe until version 45) that advance twice when next_poll has
+# found the end.
+
+
+class CreateCQWCFlags(enum.IntFlag):
+    """What an extended completion queue's completions tell. Values as IBV_WC_EX_WITH_*."""
+    WITH_BYTE_LEN = verbs.IBV_WC_EX_WITH_BYTE_LEN
+    WITH_IMM = verbs.IBV_WC_EX_WITH_IMM
+    WITH_QP_NUM = verbs.IBV_WC_EX_WITH_QP_NUM
+    WITH_SRC_QP = verbs.IBV_WC_EX_WITH_SRC_QP
+    WITH_SLID = verbs.IBV_WC_EX_WITH_SLID
+    WITH_SL = verbs.IBV_WC_EX_WITH_SL
+    WITH_DLID_PATH_BITS = verbs.IBV_WC_EX_WITH_DLID_PATH_BITS
+    WITH_COMPLETION_TIMESTAMP = verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    WITH_COMPLETION_TIMESTAMP_WALLCLOCK = verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
+    STANDARD = (
+        verbs.IBV_WC_EX_WITH_BYTE_LEN | verbs.IBV_WC_EX_WITH_IMM | verbs.IBV_WC_EX_WITH_QP_NUM
+        | verbs.IBV_WC_EX_WITH_SRC_QP | verbs.IBV_WC_EX_WITH_SLID | verbs.IBV_WC_EX_WITH_SL
+        | verbs.IBV_WC_EX_WITH_DLID_PATH_BITS
+    )
+
+
+class CreateCQFlags(enum.IntFlag):
+    """SINGLE_THREADED: its user sees to it that no two threads use the queue at once."""
+    NONE = 0
+    SINGLE_THREADED = verbs.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
+    IGNORE_OVERRUN = verbs.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
+
+
+@dataclasses.dataclass(frozen=True)
+class CQInitAttrEx:
+    """How an extended completion queue is made; see ibv_create_cq_ex(3)."""
+    cqe: int
+    channel: "CompChannel | None" = None
+    comp_vector: int = 0
+    wc_flags: CreateCQWCFlags | int = CreateCQWCFlags.STANDARD
+    flags: CreateCQFlags | int = CreateCQFlags.NONE
+
+
+@cython.no_gc_clear
+cdef class CQEX(CQ):
+    """An extended completion queue; otherwise it is used as a CQ.
+
+    :raises OSError: EOPNOTSUPP, where the device has none, or cannot tell what wc_flags ask for
+    """
+
+    cdef verbs.ibv_cq_ex *ex
+    cdef uint64_t told           # wc_flags
+
+    def __init__(self, Context context not None, init_attr):
+        cdef verbs.ibv_cq_init_attr_ex c
+        cdef CompChannel channel = init_attr.channel
+        cdef int rc
+        context.usable()
+        memset(&c, 0, sizeof(c))
+        c.cqe = init_attr.cqe
+        c.comp_vector = init_attr.comp_vector
+        # The queue pair's number is how a completion finds what was kept for it.
+        c.wc_flags = init_attr.wc_flags | verbs.IBV_WC_EX_WITH_QP_NUM
+        if init_attr.flags:
+            c.comp_mask = verbs.IBV_CQ_INIT_ATTR_MASK_FLAGS
+            c.flags = init_attr.flags
+        if channel is not None:
+            channel.usable()
+            same_library(context, channel.context)
+            c.channel = channel.ptr
+        with nogil:
+            rc = verbs.rn_create_cq_ex(context.ptr, &c, &self.ex)
+        check(rc, f"ibv_create_cq_ex({init_attr.cqe}, {init_attr.wc_flags!r})")
+        self.ptr = verbs.ibv_cq_ex_to_cq(self.ex)
+        self.told = c.wc_flags
+        self.adopted(context, channel)
+
+    def __dealloc__(self):
+        self.drop()
+
+    @property
+    def wc_flags(self):
+        """What its completions tell."""
+        return CreateCQWCFlags(self.told)
+
+    def poll(self, int num_entries=16):
+        """Up to num_entries completions, oldest first, with what wc_flags ask for. Never sleeps.
+
+        :raises OSError: the queue is broken, for instance because it was overrun
+        """
+        cdef list found = []
+        cdef WC wc
+        while num_entries > 0 and (wc := self.next_one()) is not None:
+            found.append(wc)
+            num_entries -= 1
+        return found
+
+    def start_poll(self):
+        """An iterator over the completions that are there; it ends when there are no more, and may go on
+        later. It may be used in a `with` block, as the C calls are, but there is nothing to end."""
+        return Completions(self)
+
+    cdef WC next_one(self):
+        """The next completion of somebody who is still there, or None."""
+        cdef verbs.ibv_wc c
+        cdef verbs.ibv_cq_ex *ex
+        cdef uint64_t flags, timestamp = 0, wallclock = 0
+        cdef int rc
+        cdef WC wc = None
+        flags = self.told
+        while wc is None:
+            self.usable()
+            ex = self.ex
+            rc = verbs.rn_start_poll(ex)
+            if rc == -ENOENT:
+                return None
+            check(rc, "ibv_start_poll")
+            self.read_one(&c)
+            if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP:
+                timestamp = verbs.ibv_wc_read_completion_ts(ex)
+            if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK:
+                wallclock = verbs.ibv_wc_read_completion_wallclock_ns(ex)
+            verbs.ibv_end_poll(ex)
+            wc = self.completed(&c)
+        if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP:
+            wc.timestamp = timestamp
+        if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK:
+            wc.wallclock_ns = wallclock
+        return wc
+
+    cdef void read_one(self, verbs.ibv_wc *c) noexcept:
+        """The completion that the iterator is at. What was not asked for cannot be read; of a failed one only
+        the identity, the status and the vendor's code mean something."""
+        cdef verbs.ibv_cq_ex *ex = self.ex
+        cdef uint64_t flags = self.told
+        memset(c, 0, sizeof(c[0]))
+        c.wr_id = ex.wr_id
+        c.status = ex.status
+        c.qp_num = verbs.ibv_wc_read_qp_num(ex)
+        c.vendor_err = verbs.ibv_wc_read_vendor_err(ex)
+        if c.status != verbs.IBV_WC_SUCCESS:
+            return
+        c.opcode = verbs.ibv_wc_read_opcode(ex)
+        c.wc_flags = verbs.ibv_wc_read_wc_flags(ex)
+        if flags & verbs.IBV_WC_EX_WITH_BYTE_LEN:
+            c.byte_len = verbs.ibv_wc_read_byte_len(ex)
+        if flags & verbs.IBV_WC_EX_WITH_IMM and c.wc_flags & (verbs.IBV_WC_WITH_IMM | verbs.IBV_WC_WITH_INV):
+            c.imm_data = verbs.ibv_wc_read_imm_data(ex)
+        if flags & verbs.IBV_WC_EX_WITH_SRC_QP:
+            c.src_qp = verbs.ibv_wc_read_src_qp(ex)
+        if flags & verbs.IBV_WC_EX_WITH_SLID:
+            c.slid = verbs.ibv_wc_read_slid(ex)
+        if flags & verbs.IBV_WC_EX_WITH_SL:
+            c.sl = verbs.ibv_wc_read_sl(ex)
+        if flags & verbs.IBV_WC_EX_WITH_DLID_PATH_BITS:
+            c.dlid_path_bits = verbs.ibv_wc_read_dlid_path_bits(ex)
+
+
+@cython.final
+cdef class Completions:
+    """What is in an extended completion queue, one after the other."""
+
+    cdef CQEX cq
+
+    def __init__(self, CQEX cq not None):
+        self.cq = cq
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        pass
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef WC wc = self.cq.next_one()
+        if wc is None:
+            raise StopIteration
+        return wc

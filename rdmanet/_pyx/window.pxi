@@ -1,0 +1,110 @@
+# Memory windows: a key for a part of a region, that costs no registration to make or to take back.
+#
+#     type 1   QP.bind_mw(mw, MWBind(...)): the device chooses the key; binding zero bytes unbinds
+#     type 2   a SendWR with BIND_MW: its user chooses the key (inc_rkey() of the one before), and it is taken
+#              back by LOCAL_INV, or by the peer's SEND_WITH_INV
+#
+# The region must have AccessFlags.MW_BIND, and the window may allow no more than the region does, except
+# that remote writing needs no right but local writing there. While a window is bound to it, a region
+# cannot be closed. A window holds the region that it was bound to last.
+
+
+class MWType(enum.IntEnum):
+    TYPE_1 = verbs.IBV_MW_TYPE_1
+    TYPE_2 = verbs.IBV_MW_TYPE_2
+
+
+@dataclasses.dataclass(frozen=True)
+class MWBindInfo:
+    """What a window shows of a region; see ibv_bind_mw(3).
+
+    :param addr: where it begins; None is the region's own beginning
+    :param length: in bytes; 0 unbinds (type 1)
+    """
+    mr: "MR"
+    addr: int | None = None
+    length: int = 0
+    mw_access_flags: AccessFlags | int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class MWBind:
+    """A request to bind a window of type 1."""
+    bind_info: MWBindInfo
+    wr_id: object = 0
+    send_flags: SendFlags | int = SendFlags.SIGNALED
+
+
+def inc_rkey(uint32_t rkey):
+    """The next key of a window of type 2: the same but for the lowest byte, which is its user's."""
+    return (rkey & 0xffffff00) | ((rkey + 1) & 0xff)
+
+
+cdef MR bind_region(info):
+    """The region of a binding; raise if it is closed."""
+    cdef MR mr = info.mr
+    mr.usable()
+    return mr
+
+
+cdef int fill_bind_info(verbs.ibv_mw_bind_info *c, info) except -1:
+    cdef MR mr = bind_region(info)
+    c.mr = mr.ptr
+    c.addr = <uintptr_t>mr.addr if info.addr is None else info.addr
+    c.length = info.length
+    c.mw_access_flags = info.mw_access_flags
+    return 0
+
+
+@cython.no_gc_clear
+cdef class MW(Resource):
+    """A memory window.
+
+    :param pd: the domain of the region, and of the queue pair, that it is bound with
+    :raises OSError: EOPNOTSUPP, where the device has none of the type
+    """
+
+    cdef verbs.ibv_mw *ptr
+    cdef readonly PD pd
+    cdef readonly object mw_type
+    cdef readonly MR mr          # what it was bound to last
+
+    def __init__(self, PD pd not None, mw_type=MWType.TYPE_1):
+        cdef int rc, kind = mw_type
+        pd.usable()
+        with nogil:
+            rc = verbs.rn_alloc_mw(pd.ptr, <verbs.ibv_mw_type>kind, &self.ptr)
+        check(rc, f"ibv_alloc_mw({mw_type!r})")
+        self.pd = pd
+        self.mw_type = MWType(mw_type)
+        pd.context.add_child()
+        self.opened(MWS)
+
+    def __dealloc__(self):
+        self.drop()
+
+    def __repr__(self):
+        return "<MW closed>" if self.ptr is NULL else f"<MW {self.mw_type.name}, rkey {self.ptr.rkey:#x}>"
+
+    cdef bint is_open(self) noexcept:
+        return self.ptr is not NULL
+
+    cdef int destroy(self) except -1:
+        cdef verbs.ibv_mw *ptr = self.ptr
+        cdef int rc
+        self.ptr = NULL
+        with nogil:
+            rc = verbs.rn_dealloc_mw(ptr)
+        if rc < 0:
+            self.ptr = ptr
+            check(rc, "ibv_dealloc_mw")
+        self.mr = None
+        self.pd.context.remove_child()
+        self.destroyed()
+        return 0
+
+    @property
+    def rkey(self):
+        """Its key. One of type 1 has a new one after each binding."""
+        self.usable()
+        return self.ptr.rkey
