@@ -60,6 +60,11 @@ class Library:
         """
     def live(self) -> dict[str, int]:
         """What the embedded device holds in this process, by kind; empty for another library."""
+    def set_faults(self, text: str | None) -> None:
+        """Make things go wrong in all contexts of this process, those to come included.
+
+        Otherwise as Context.set_faults(); None is what the environment's RDMANET_SOFT_CHAOS says.
+        """
 
 class Resource:
     """Owner of one C object: closed by close() or `with`; a forgotten one is a ResourceWarning."""
@@ -307,6 +312,14 @@ class Context(Resource):
         """The next asynchronous event, acknowledged, or None when there is none."""
     def counters(self) -> dict[str, int]:
         """What the device has counted, where it is the embedded one; else an empty dict."""
+    def set_faults(self, text: str) -> None:
+        """Make things go wrong in this context, on the embedded device: see docs/testing.md for the text.
+
+        It replaces what was set before, and counts anew; an empty text ends all faults.
+
+        :raises ValueError: the text makes no sense; the message says what would
+        :raises OSError: EOPNOTSUPP, on another device
+        """
 
 # ---- memory.pxi ----
 

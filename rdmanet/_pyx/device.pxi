@@ -486,6 +486,17 @@ cdef class Context(Resource):
         self.usable()
         return context_counters(self.library, self.ptr)
 
+    def set_faults(self, str text):
+        """Make things go wrong in this context, on the embedded device: see docs/testing.md for the text.
+
+        It replaces what was set before, and counts anew; an empty text ends all faults.
+
+        :raises ValueError: the text makes no sense; the message says what would
+        :raises OSError: EOPNOTSUPP, on another device
+        """
+        self.usable()
+        set_faults(self.library, self.ptr, text)
+
 
 _CQ_EVENTS = frozenset((EventType.CQ_ERR,))
 _QP_EVENTS = frozenset((
@@ -532,6 +543,9 @@ cdef extern from "soft/counters.h" nogil:
         uint64_t deferred
         uint64_t queued
         uint64_t bytes_bounced
+        uint64_t lost
+        uint64_t duplicates
+        uint64_t failed
     struct rn_live:
         uint32_t contexts
         uint32_t pds
@@ -548,6 +562,7 @@ cdef extern from "soft/counters.h" nogil:
 ctypedef int (*context_counters_fn)(verbs.ibv_context *, rn_counters *) noexcept nogil
 ctypedef int (*qp_counters_fn)(verbs.ibv_qp *, rn_counters *) noexcept nogil
 ctypedef void (*live_fn)(rn_live *) noexcept nogil
+ctypedef int (*chaos_fn)(verbs.ibv_context *, const char *, char *, size_t) noexcept nogil
 
 
 cdef dict context_counters(Library library, verbs.ibv_context *context):
@@ -576,3 +591,22 @@ cdef dict library_live(Library library):
     memset(&c, 0, sizeof(c))
     call(&c)
     return c
+
+
+cdef int set_faults(Library library, verbs.ibv_context *context, str text) except -1:
+    """Without a context: for all of the process; without a text: as the environment has it."""
+    cdef chaos_fn call = <chaos_fn>library.symbol("rdmanet_soft_chaos")
+    cdef bytes encoded = None if text is None else text.encode()
+    cdef const char *c_text = NULL
+    cdef char why[512]
+    cdef int rc
+    if call is NULL:
+        raise OSError(EOPNOTSUPP, f"faults can be set on the embedded device only, not on {library.name}'s")
+    if encoded is not None:
+        c_text = encoded
+    with nogil:
+        rc = call(context, c_text, why, sizeof(why))
+    if rc == EINVAL:
+        raise ValueError(why.decode(errors="replace"))
+    check(-rc, "rdmanet_soft_chaos")
+    return 0

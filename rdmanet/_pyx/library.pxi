@@ -76,6 +76,13 @@ cdef class Library:
         """What the embedded device holds in this process, by kind; empty for another library."""
         return library_live(self)
 
+    def set_faults(self, str text):
+        """Make things go wrong in all contexts of this process, those to come included.
+
+        Otherwise as Context.set_faults(); None is what the environment's RDMANET_SOFT_CHAOS says.
+        """
+        set_faults(self, NULL, text)
+
     cdef void *symbol(self, str name) except? NULL:
         """An export of this library only, or NULL. A real libibverbs has none of the device's extras."""
         cdef bytes c_name = name.encode()

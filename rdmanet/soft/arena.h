@@ -169,7 +169,8 @@ struct rn_qp_block {
 	alignas(128) char end[];
 };
 
-enum rn_fault { RN_FAULT_NONE, RN_FAULT_REQUEST, RN_FAULT_ACCESS, RN_FAULT_LOCAL };
+/* UNPLUGGED is no failure: the owner's link is down, by its own doing, and will be up again. See chaos.h. */
+enum rn_fault { RN_FAULT_NONE, RN_FAULT_REQUEST, RN_FAULT_ACCESS, RN_FAULT_LOCAL, RN_FAULT_UNPLUGGED };
 
 /*
  * A CQ as its pushers see it.  A peer that has published in its queue pair's ring sets the QP's

@@ -22,6 +22,7 @@ static void collect(struct rn_qp *qp, struct rn_counters *counters)
 	rn_unlock(&qp->sq_lock);
 	counters->recv_wrs += qp->recv_wrs;
 	counters->completions += qp->completions;
+	counters->failed += qp->chaos_failed;
 }
 
 RN_EXPORT int rdmanet_soft_qp_counters(struct ibv_qp *qp, struct rn_counters *counters)

@@ -24,9 +24,12 @@ struct rn_counters {
 	uint64_t wakeups;      /* writes to an eventfd */
 	uint64_t syscalls;     /* on the data path, wake-ups included */
 	uint64_t rnr_naks;
-	uint64_t deferred; /* executed by the engine because RDMANET_SOFT_DEFER says so */
+	uint64_t deferred; /* executed late, because RDMANET_SOFT_DEFER or chaos says so */
 	uint64_t queued;   /* could not be executed at once, for any other reason */
 	uint64_t bytes_bounced; /* left in the peer's arena, for it to carry on when it polls: bounce.c */
+	uint64_t lost;       /* tries of which chaos took the request or its acknowledgement */
+	uint64_t duplicates; /* requests that arrived again, and were refused */
+	uint64_t failed;     /* requests and receives that chaos made fail */
 };
 
 struct rn_live {

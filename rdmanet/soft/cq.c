@@ -177,7 +177,8 @@ RN_EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *i
 		errno = ENODEV;
 		return NULL;
 	}
-	channel = calloc(1, sizeof(*channel));
+	errno = rn_chaos_call(context, RN_CREATE_COMP_CHANNEL);
+	channel = errno ? NULL : calloc(1, sizeof(*channel));
 	if (!channel)
 		return NULL;
 	channel->channel.context = ibv_context;
@@ -405,7 +406,7 @@ struct rn_cq *rn_cq_create(struct ibv_context *ibv_context, const struct ibv_cq_
 		: attr->cqe < 1 || attr->cqe > RN_MAX_CQE           ? EINVAL
 		: attr->comp_vector >= (uint32_t)ibv_context->num_comp_vectors ? EINVAL
 		: channel && channel->context != ibv_context        ? EINVAL
-								    : 0;
+								    : rn_chaos_call(context, RN_CREATE_CQ);
 	if (errno)
 		return NULL;
 	while (size < attr->cqe)
@@ -673,6 +674,13 @@ static void fall(struct rn_task *task)
 	pthread_mutex_unlock(&rn_world);
 }
 
+/* Completions are lost, and nobody will learn which: once, and for good. Without the lock. */
+static void report_overrun(struct rn_cq *cq)
+{
+	rn_event_raise(rn_context(cq->cq.context), IBV_EVENT_CQ_ERR, &cq->cq);
+	rn_task_post(&cq->fall);
+}
+
 void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe)
 {
 	bool overrun = false;
@@ -696,10 +704,8 @@ void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe)
 		cqe->qp->count.syscalls++;
 	}
 	rn_unlock(&cq->lock);
-	if (unlikely(overrun)) {
-		rn_event_raise(rn_context(cq->cq.context), IBV_EVENT_CQ_ERR, &cq->cq);
-		rn_task_post(&cq->fall);
-	}
+	if (unlikely(overrun))
+		report_overrun(cq);
 }
 
 void rn_cq_kick(struct rn_cq *cq, struct rn_qp *qp)
@@ -772,6 +778,17 @@ static int poll_sends(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	return count;
 }
 
+/* Chaos has it that this receive fails: the peer mostly knows, and has left a note; we go to ERR anyway. */
+static enum ibv_wc_status fail_on_purpose(struct rn_qp *qp, const struct rn_shadow *shadow)
+{
+	uint32_t none = RN_FAULT_NONE;
+
+	qp->chaos_failed++;
+	if (atomic_compare_exchange_strong(&qp->block->fault, &none, RN_FAULT_LOCAL))
+		rn_channel_signal(RN_CHANNEL_BELL);
+	return shadow->fails;
+}
+
 /* One completed receive. The slot was written by the peer: nothing in it is taken on trust. */
 static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 {
@@ -790,7 +807,9 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 		rn_bounce_take(qp, index, length);
 	*wc = (struct ibv_wc){
 		.wr_id = shadow->wr_id,
-		.status = status <= IBV_WC_GENERAL_ERR ? status : IBV_WC_GENERAL_ERR,
+		.status = unlikely(shadow->fails) ? fail_on_purpose(qp, shadow)
+			  : status <= IBV_WC_GENERAL_ERR  ? status
+							  : IBV_WC_GENERAL_ERR,
 		.opcode = opcode,
 		.vendor_err = slot->vendor_err,
 		.byte_len = length,
@@ -883,6 +902,18 @@ static void polled_nothing(void)
 		sched_yield();
 }
 
+/* Chaos has it that one of these found no room: from that one on they are gone. With the lock held. */
+static int lose_one(struct rn_cq *cq, int count)
+{
+	int left = rn_chaos_overrun(rn_context(cq->cq.context), count);
+
+	if (left == count)
+		return count;
+	cq->overrun = true;
+	report_overrun(cq);
+	return left ? left : -EIO;
+}
+
 /* As many as there are, sends and receives in turns; or -errno. */
 static int poll(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 {
@@ -901,6 +932,8 @@ static int poll(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 		count = poll_ready(cq, entries, wc);
 		count += poll_sends(cq, entries - count, wc + count);
 	}
+	if (unlikely(atomic_load_explicit(&rn_context(cq->cq.context)->chaos.may_overrun, memory_order_relaxed)))
+		count = lose_one(cq, count);
 	rn_unlock(&cq->lock);
 	if (!count)
 		polled_nothing();

@@ -8,6 +8,8 @@
 #ifndef RDMANET_SOFT_EXTRAS_H
 #define RDMANET_SOFT_EXTRAS_H
 
+#include <stddef.h>
+
 #include "counters.h"
 
 struct ibv_context;
@@ -20,6 +22,13 @@ int rdmanet_soft_qp_counters(struct ibv_qp *qp, struct rn_counters *counters);
 /* What this process holds now; and how much of it is put aside for peers that are stopped. */
 void rdmanet_soft_live(struct rn_live *live);
 uint32_t rdmanet_soft_quarantined(void);
+
+/*
+ * Make things go wrong: the text is chaos.h's, as in RDMANET_SOFT_CHAOS, and replaces what was set before;
+ * "" ends it, NULL is what the environment says. Without a context: for all of this process, and those
+ * to come. 0, or errno; EINVAL comes with an error that says what would have been understood.
+ */
+int rdmanet_soft_chaos(struct ibv_context *context, const char *text, char *error, size_t size);
 
 /* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
  * posts, so none is tried first. See mr.c. */

@@ -261,19 +261,46 @@ static int check_access(unsigned access)
 	return 0;
 }
 
+/* What hardware would lock into memory. 0 or errno. */
+static int pin(struct rn_context *context, const struct rn_mr_entry *entry, uint64_t *pinned)
+{
+	int err = rn_chaos_call(context, RN_REG_MR);
+
+	*pinned = entry->kind == RN_MR_ON_DEMAND || entry->length == SIZE_MAX ? 0 : entry->length;
+	if (err)
+		return err;
+	pthread_mutex_lock(&context->mutex);
+	err = rn_chaos_pin(context, *pinned);
+	pthread_mutex_unlock(&context->mutex);
+	return err;
+}
+
 static struct ibv_mr *publish(struct ibv_pd *ibv_pd, void *addr, struct rn_mr_entry *entry, struct rn_segment *segment)
 {
 	struct rn_context *context = rn_context(ibv_pd->context);
 	struct rn_pd *pd = rn_pd(ibv_pd);
-	struct rn_mr *mr = calloc(1, sizeof(*mr));
-	uint32_t key = mr ? key_take() : 0;
+	struct rn_mr *mr;
+	uint64_t pinned;
+	int err = pin(context, entry, &pinned);
+	uint32_t key;
 
+	if (err) {
+		segment_put(segment);
+		errno = err;
+		return NULL;
+	}
+	mr = calloc(1, sizeof(*mr));
+	key = mr ? key_take() : 0;
 	if (!key) {
 		free(mr);
 		segment_put(segment);
+		pthread_mutex_lock(&context->mutex);
+		rn_chaos_unpin(context, pinned);
+		pthread_mutex_unlock(&context->mutex);
 		errno = ENOMEM;
 		return NULL;
 	}
+	mr->pinned = pinned;
 	mr->index = key >> 8;
 	mr->segment = segment;
 	mr->mr = (struct ibv_mr){
@@ -449,6 +476,7 @@ RN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv_mr)
 	if (rn_is_foreign(ibv_mr->context))
 		return 0;
 	pthread_mutex_lock(&context->mutex);
+	rn_chaos_unpin(context, mr->pinned);
 	pthread_mutex_lock(&rn_world);
 	withdraw(mr);
 	pthread_mutex_unlock(&rn_world);

@@ -18,6 +18,9 @@
  * Budgets.  The responder's queue pair not there (yet): local ack timeout times retries, then
  * RETRY_EXC_ERR.  No receive posted: the responder's RNR timer, rnr_retry times, 7 meaning for ever,
  * then RNR_RETRY_EXC_ERR.  Each request that succeeds starts both anew.
+ *
+ * Faults on purpose (chaos.h) happen to requests in the queue only: with them, nothing is executed before
+ * it was queued.
  */
 #include "soft.h"
 
@@ -84,13 +87,47 @@ void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
 
 /* --- waiting -------------------------------------------------------------------------------------------- */
 
-static uint64_t ack_budget_ns(const struct rn_qp *qp)
+/* How long one try waits for its acknowledgement. */
+static uint64_t ack_timeout_ns(const struct rn_qp *qp)
 {
 	uint64_t timeout = 4096ull << qp->attr.timeout;
 
-	if (timeout < MIN_TIMEOUT_NS)
-		timeout = MIN_TIMEOUT_NS;
-	return timeout * (qp->attr.retry_cnt + 1);
+	return timeout < MIN_TIMEOUT_NS ? MIN_TIMEOUT_NS : timeout;
+}
+
+static uint64_t ack_budget_ns(const struct rn_qp *qp)
+{
+	return ack_timeout_ns(qp) * (qp->attr.retry_cnt + 1);
+}
+
+/* The head, or what acknowledges it, was lost. A timeout of 0 has no end. */
+static void start_wait_for_nothing(struct rn_qp *qp)
+{
+	uint64_t timeout = ack_timeout_ns(qp);
+
+	qp->wait = RN_WAIT_LOST;
+	qp->waited = false;
+	queued(qp, qp->sq_executed)->plan.tries++;
+	qp->deadline_ns = qp->attr.timeout ? rn_now_ns() + timeout : UINT64_MAX;
+	if (qp->attr.timeout)
+		rn_timer_set(&qp->timer, timeout);
+}
+
+/* Is it time to try again? The last try in vain ends it. */
+static bool waited_for_nothing(struct rn_qp *qp)
+{
+	uint64_t now = rn_now_ns();
+
+	if (now < qp->deadline_ns) {
+		if (qp->attr.timeout)
+			rn_timer_set(&qp->timer, qp->deadline_ns - now);
+		return false;
+	}
+	qp->wait = RN_WAIT_NOT;
+	if (queued(qp, qp->sq_executed)->plan.tries <= qp->attr.retry_cnt)
+		return true;
+	rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
+	return false;
 }
 
 /* The head of the queue can't be executed, for this reason. */
@@ -103,6 +140,10 @@ static void start_wait(struct rn_qp *qp, enum rn_wait why)
 
 		qp->wait = why;
 		rn_timer_set(&qp->timer, head->due_ns > now ? head->due_ns - now : 0);
+		return;
+	}
+	if (why == RN_WAIT_LOST) {
+		start_wait_for_nothing(qp);
 		return;
 	}
 	if (why == RN_WAIT_RNR) {
@@ -146,6 +187,43 @@ static void start_wait(struct rn_qp *qp, enum rn_wait why)
 	}
 }
 
+/* One try of the head of the queue. */
+static enum rn_wait try_head(struct rn_qp *qp, struct rn_send *head, bool *entered, enum ibv_wc_status *status,
+			     uint32_t *byte_len)
+{
+	enum rn_wait wait;
+
+	if (unlikely(qp->chaos)) {
+		wait = rn_chaos_set_off(qp, head, status);
+		if (wait != RN_WAIT_NOT || *status != IBV_WC_SUCCESS)
+			return wait;
+	}
+	if (!*entered) {
+		wait = rn_enter(qp);
+		if (wait != RN_WAIT_NOT)
+			return wait;
+		*entered = true;
+	}
+	if (unlikely(qp->chaos)) {
+		*status = rn_chaos_refuse(qp, head);
+		if (*status != IBV_WC_SUCCESS)
+			return RN_WAIT_NOT;
+		if (rn_chaos_finds_no_receive(qp, head))
+			return RN_WAIT_RNR;
+	}
+	if (unlikely(head->plan.is_done)) {
+		*byte_len = head->plan.byte_len;
+	} else {
+		wait = rn_execute(qp, &head->wr, &head->moved, status, byte_len);
+		if (wait != RN_WAIT_NOT || *status != IBV_WC_SUCCESS)
+			return wait;
+	}
+	if (likely(!qp->chaos))
+		return RN_WAIT_NOT;
+	head->plan.byte_len = *byte_len;
+	return rn_chaos_acknowledge(qp, head);
+}
+
 /* Execute what is queued, until it has to wait. With sq_lock held. */
 static void progress(struct rn_qp *qp)
 {
@@ -160,7 +238,9 @@ static void progress(struct rn_qp *qp)
 
 		state = atomic_load(&qp->state);
 		/* While draining, what has begun is finished. */
-		if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && head->moved))
+		if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && (head->moved || head->plan.is_done)))
+			break;
+		if (unlikely(qp->wait == RN_WAIT_LOST && !waited_for_nothing(qp)))
 			break;
 		if (head->deferred && head->due_ns > rn_now_ns()) {
 			start_wait(qp, RN_WAIT_DUE);
@@ -170,10 +250,7 @@ static void progress(struct rn_qp *qp)
 			rn_task_post(&qp->task);
 			break;
 		}
-		wait = entered ? RN_WAIT_NOT : rn_enter(qp);
-		entered = wait == RN_WAIT_NOT;
-		if (entered)
-			wait = rn_execute(qp, &head->wr, &head->moved, &status, &byte_len);
+		wait = try_head(qp, head, &entered, &status, &byte_len);
 		if (wait == RN_WAIT_NOT && status == IBV_WC_SUCCESS) {
 			complete(qp, &head->wr, status, byte_len);
 			continue;
@@ -238,7 +315,8 @@ static void enqueue(struct rn_qp *qp, const struct ibv_send_wr *wr)
 	send->wr.next = NULL;
 	send->wr.sg_list = sge;
 	send->moved = 0;
-	send->deferred = rn_settings.defer_ns != 0;
+	send->deferred = false;
+	send->plan = (struct rn_plan){0};
 	if (wr->send_flags & IBV_SEND_INLINE) {
 		char *data = (char *)(sge + 1), *to = data;
 
@@ -251,12 +329,12 @@ static void enqueue(struct rn_qp *qp, const struct ibv_send_wr *wr)
 	} else if (wr->num_sge) {
 		memcpy(sge, wr->sg_list, wr->num_sge * sizeof(*sge));
 	}
-	if (send->deferred) {
-		send->due_ns = rn_now_ns() + rn_settings.defer_ns;
+	if (unlikely(qp->chaos))
+		rn_chaos_plan(qp, send);
+	if (send->deferred)
 		qp->count.deferred++;
-	} else {
+	else
 		qp->count.queued++;
-	}
 }
 
 /* Execute now. False: it has to wait, in the queue. */
@@ -293,20 +371,22 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 
 	for (; wr; wr = wr->next) {
 		int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
-		enum rn_wait wait = RN_WAIT_DUE;
+		enum rn_wait wait = RN_WAIT_NOT;
 
 		err = unlikely(state < IBV_QPS_RTS) ? EINVAL : check_send(qp, wr);
+		if (unlikely(qp->chaos) && !err)
+			err = rn_chaos_call(qp->context, RN_POST_SEND);
 		if (unlikely(err)) {
 			*bad_wr = wr;
 			break;
 		}
 		qp->count.send_wrs++;
 		/* What waited can go on, and the engine is busy with it: help, or it never gets through. */
-		if (unlikely(qp->sq_posted != qp->sq_executed && qp->wait == RN_WAIT_NOT && !rn_settings.defer_ns)) {
+		if (unlikely(qp->sq_posted != qp->sq_executed && qp->wait == RN_WAIT_NOT)) {
 			progress(qp);
 			state = atomic_load_explicit(&qp->state, memory_order_relaxed);
 		}
-		if (likely(state == IBV_QPS_RTS && qp->sq_posted == qp->sq_executed && !rn_settings.defer_ns)) {
+		if (likely(state == IBV_QPS_RTS && qp->sq_posted == qp->sq_executed && !qp->chaos)) {
 			if (likely(execute_now(qp, wr, &entered, &wait)))
 				continue;
 		} else if (state == IBV_QPS_ERR) {
@@ -316,8 +396,8 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 		}
 		enqueue(qp, wr);
 		if (state == IBV_QPS_RTS && qp->sq_posted - qp->sq_executed == 1) {
-			if (wait == RN_WAIT_OWNER)
-				progress(qp); /* now that it is in the queue, the owner can be asked */
+			if (wait == RN_WAIT_OWNER || wait == RN_WAIT_NOT)
+				progress(qp); /* it is in the queue: the owner can be asked, chaos have its way */
 			else
 				start_wait(qp, wait);
 		}
@@ -381,12 +461,15 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 		uint32_t index = atomic_load_explicit(&qp->rq_posted, memory_order_relaxed);
 		struct rn_slot *slot;
 		uint64_t length = 0;
+		uint8_t fails;
 
 		if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_recv_sge))
 			err = EINVAL;
 		else if (unlikely(index - atomic_load_explicit(&qp->rq_polled, memory_order_acquire) >=
 				  qp->cap.max_recv_wr))
 			err = base->srq ? EINVAL : ENOMEM;
+		else if (unlikely(qp->chaos))
+			err = rn_chaos_call(qp->context, RN_POST_RECV);
 		if (unlikely(err))
 			break;
 		slot = rn_rq_slot(qp, index);
@@ -405,6 +488,11 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 			.lkey = wr->num_sge == 1 ? wr->sg_list[0].lkey : 0,
 			.addr = wr->num_sge == 1 ? wr->sg_list[0].addr : 0,
 		};
+		if (unlikely(qp->chaos) && (fails = rn_chaos_receive(qp))) {
+			/* No peer can use it: its adapter finds it malformed, as ours would. */
+			slot->num_sge = UINT16_MAX;
+			qp->rq_shadow[index & (qp->rq_size - 1)].fails = fails;
+		}
 		qp->recv_wrs++;
 		atomic_store_explicit(&qp->rq_posted, index + 1, memory_order_release);
 		atomic_store_explicit(&slot->turn, index, memory_order_release);

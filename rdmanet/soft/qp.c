@@ -282,6 +282,8 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 
 	errno = check_init(init);
 	if (!errno)
+		errno = rn_chaos_call(context, RN_CREATE_QP);
+	if (!errno)
 		errno = rn_context_engine(context);
 	if (errno)
 		return NULL;
@@ -357,6 +359,7 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	qp->recv_cq->users++;
 	if (init->srq)
 		rn_srq(init->srq)->users++;
+	rn_chaos_adopt(qp);
 	rn_list_add(&context->qps, &qp->link);
 	pthread_mutex_unlock(&context->mutex);
 	return qp;
@@ -474,7 +477,9 @@ int rn_qp_reset(struct rn_qp *qp)
 
 static bool has_news(struct rn_qp *qp)
 {
-	return atomic_load(&qp->block->fault) != RN_FAULT_NONE || atomic_load(&qp->block->established);
+	uint32_t fault = atomic_load(&qp->block->fault);
+
+	return (fault != RN_FAULT_NONE && fault != RN_FAULT_UNPLUGGED) || atomic_load(&qp->block->established);
 }
 
 void rn_qp_attend(struct rn_qp *qp)
@@ -492,7 +497,7 @@ void rn_qp_attend(struct rn_qp *qp)
 		qp->established_reported = true;
 		rn_event_raise(qp->context, IBV_EVENT_COMM_EST, qp);
 	}
-	if (fault != RN_FAULT_NONE && state != IBV_QPS_RESET && state != IBV_QPS_ERR) {
+	if (fault != RN_FAULT_NONE && fault != RN_FAULT_UNPLUGGED && state != IBV_QPS_RESET && state != IBV_QPS_ERR) {
 		/* A local error has its completion, and needs no event. */
 		if (fault == RN_FAULT_REQUEST)
 			rn_event_raise(qp->context, IBV_EVENT_QP_REQ_ERR, qp);

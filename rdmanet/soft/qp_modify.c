@@ -101,6 +101,7 @@ static int become_reachable(struct rn_qp *qp)
 	block->max_dest_rd_atomic = qp->attr.max_dest_rd_atomic;
 	block->pool = qp->pool ? rn_pool_index(qp->pool) : RN_NO_POOL;
 	block->type = qp->ex.qp_base.qp_type;
+	rn_chaos_plug(qp);
 	return 0;
 }
 
@@ -184,6 +185,8 @@ RN_EXPORT int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
 	if (!rn_qp_may_move(base->qp_type, from, to, mask))
 		return EINVAL;
 	err = check_values(attr, mask);
+	if (!err)
+		err = rn_chaos_call(qp->context, RN_MODIFY_QP);
 	if (!err)
 		err = move(qp, from, to, attr, mask);
 	if (!err)

@@ -408,7 +408,7 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 /* --- what is refused ------------------------------------------------------------------------------------------ */
 
 /* Leave a note for the owner, who will go to ERR. */
-static void leave_fault(struct rn_view *view, enum rn_fault fault)
+void rn_view_leave_fault(struct rn_view *view, enum rn_fault fault)
 {
 	uint32_t none = RN_FAULT_NONE;
 
@@ -422,22 +422,22 @@ static enum ibv_wc_status fail_receive(struct rn_view *view, struct rn_slot *slo
 {
 	publish(view, slot, request, here, 0, 0);
 	if (here == IBV_WC_LOC_LEN_ERR) {
-		leave_fault(view, RN_FAULT_REQUEST);
+		rn_view_leave_fault(view, RN_FAULT_REQUEST);
 		return IBV_WC_REM_INV_REQ_ERR;
 	}
-	leave_fault(view, RN_FAULT_LOCAL);
+	rn_view_leave_fault(view, RN_FAULT_LOCAL);
 	return IBV_WC_REM_OP_ERR;
 }
 
 static enum ibv_wc_status deny_request(struct rn_view *view)
 {
-	leave_fault(view, RN_FAULT_REQUEST);
+	rn_view_leave_fault(view, RN_FAULT_REQUEST);
 	return IBV_WC_REM_INV_REQ_ERR;
 }
 
 static enum ibv_wc_status deny_access(struct rn_view *view)
 {
-	leave_fault(view, RN_FAULT_ACCESS);
+	rn_view_leave_fault(view, RN_FAULT_ACCESS);
 	return IBV_WC_REM_ACCESS_ERR;
 }
 

@@ -108,6 +108,7 @@ enum rn_wait {
 	RN_WAIT_SEGMENT, /* for its memory to be mapped */
 	RN_WAIT_OWNER,   /* for its engine to answer */
 	RN_WAIT_DUE,     /* deferred execution */
+	RN_WAIT_LOST,    /* for an acknowledgement that doesn't come: chaos.h */
 };
 
 /* One request under way. Filled as far as its counts say: its arrays are never cleared. */
@@ -133,6 +134,8 @@ void rn_view_announce(struct rn_view *view);
 void rn_view_ring_bell(struct rn_view *view);
 /* The receive that was taken from a pool for a message that will not be finished. */
 void rn_view_give_back(struct rn_view *view);
+/* Leave a note for the owner, who will go to ERR. */
+void rn_view_leave_fault(struct rn_view *view, enum rn_fault fault);
 
 static inline struct rn_slot *rn_view_slot(const struct rn_view *view, uint32_t index)
 {

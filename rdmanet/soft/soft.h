@@ -9,7 +9,7 @@
  *     verbs.c  cm.c                 ibv_post_send, ibv_poll_cq               |
  *       |   |                              |                                 |
  *     mr.c cq.c qp.c                    post.c  <----- rn_qp_progress -------+
- *       |   |    |                         |      (what could not be done at once)
+ *       |   |    |                         |      (what could not be done at once, or chaos.c made wait)
  *       |   |    |                      exec.c: the requester
  *       |   |    |                         |
  *       |   |    |                      respond.c: the responder
@@ -47,7 +47,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -56,8 +55,10 @@
 #include "verbs.h"
 
 #include "arena.h"
+#include "chaos.h"
 #include "engine.h"
 #include "extras.h"
+#include "lock.h"
 #include "peer.h"
 #include "pool.h"
 #include "respond.h"
@@ -78,39 +79,6 @@ enum {
 	RN_MAX_CHANNELS = 1 << 12,
 };
 #define RN_MAX_MESSAGE (1u << 30)
-
-/* --- a lock for a few instructions ------------------------------------------------------------ */
-
-struct rn_lock {
-	_Atomic uint32_t held;
-};
-
-static inline void rn_pause(void)
-{
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
-static inline void rn_lock(struct rn_lock *lock)
-{
-	for (unsigned spins = 0; unlikely(atomic_exchange_explicit(&lock->held, 1, memory_order_acquire));) {
-		/* The holder may need this very CPU. */
-		while (atomic_load_explicit(&lock->held, memory_order_relaxed)) {
-			if (++spins % 64)
-				rn_pause();
-			else
-				sched_yield();
-		}
-	}
-}
-
-static inline void rn_unlock(struct rn_lock *lock)
-{
-	atomic_store_explicit(&lock->held, 0, memory_order_release);
-}
 
 /* --- intrusive list ----------------------------------------------------------------------------- */
 
@@ -165,6 +133,7 @@ struct rn_context {
 	struct rn_lock event_lock;
 	struct rn_list events; /* not read yet */
 	struct rn_counters retired;
+	struct rn_chaos chaos;
 };
 
 static inline struct rn_context *rn_context(struct ibv_context *context)
@@ -213,6 +182,7 @@ struct rn_mr {
 	struct ibv_mr mr;
 	uint32_t index;
 	struct rn_segment *segment; /* NULL: user memory */
+	uint64_t pinned;            /* bytes that count against a limit */
 	struct rn_list link;
 };
 
@@ -342,6 +312,7 @@ struct rn_send {
 	uint64_t due_ns;
 	uint64_t moved; /* bytes that were carried by the owner's engine already */
 	bool deferred;
+	struct rn_plan plan; /* chaos.h */
 	alignas(8) char tail[]; /* sge[max_send_sge], or one for the inline data behind it */
 };
 
@@ -364,6 +335,7 @@ struct rn_qp {
 	_Atomic uint32_t sq_freed; /* by poll_cq */
 	char *sq;                  /* struct rn_send[sq_mask + 1], sq_stride apart: used when queued */
 	uint32_t sq_mask, sq_stride;
+	struct rn_chaos *chaos;    /* of the context, when it has faults; changed with both queues' locks held */
 	struct rn_view view;
 	struct rn_peer *_Atomic peer; /* from RTR on; put away with rn_world held, so it stays while that is */
 	struct rn_counters count;
@@ -397,6 +369,7 @@ struct rn_qp {
 		uint32_t lkey;   /* of its only entry, or 0, with the address there */
 		uint64_t addr;
 		bool settled; /* what was bounced is in place */
+		uint8_t fails;   /* with this status, when chaos.c says so */
 	} *rq_shadow;
 
 	alignas(64) _Atomic uint32_t rq_polled;
@@ -408,6 +381,10 @@ struct rn_qp {
 	struct rn_qp *next_ready;
 	uint64_t completions;
 	struct rn_arrivals arrivals; /* from the pool */
+
+	uint64_t chaos_failed; /* receives; under recv_cq->lock */
+	uint32_t chaos_number; /* of this one among the context's */
+	uint64_t chaos_requests;
 
 	bool established_reported;
 	_Atomic bool peer_gone; /* its process has died: nobody is inside our block */

@@ -189,6 +189,10 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 		return ENODEV;
 	if (port != 1)
 		return EINVAL;
+	if (rn_chaos_link_is_down(&rn_context(context)->chaos)) {
+		all.state = IBV_PORT_DOWN;
+		all.phys_state = 3; /* disabled */
+	}
 	memcpy(attr, &all, size < sizeof(all) ? size : sizeof(all));
 	if (size > sizeof(all))
 		memset((char *)attr + sizeof(all), 0, size - sizeof(all));
@@ -299,6 +303,7 @@ static void process_forked(void)
 	rn_list_init(&contexts);
 	engine_users = 0;
 	rn_settings_forked();
+	rn_chaos_forked();
 	rn_qp_forked();
 	rn_srq_forked();
 	rn_bounce_forked();
@@ -377,7 +382,12 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	pthread_mutex_unlock(&rn_world);
 	if (!err) {
 		rn_gid_open();
-		return &context->verbs.context;
+		err = rn_chaos_open(context);
+		if (!err)
+			return &context->verbs.context;
+		ibv_close_device(&context->verbs.context);
+		errno = err;
+		return NULL;
 	}
 	close(context->verbs.context.async_fd);
 failed:
@@ -425,6 +435,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 
 	if (rn_is_foreign(ibv_context))
 		return 0;
+	rn_chaos_close(context);
 	rn_qp_destroy_all(context);
 	rn_srq_destroy_all(context);
 	rn_cq_destroy_all(context);
@@ -497,7 +508,8 @@ RN_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *ibv_context)
 		errno = ENODEV;
 		return NULL;
 	}
-	pd = calloc(1, sizeof(*pd));
+	errno = rn_chaos_call(context, RN_ALLOC_PD);
+	pd = errno ? NULL : calloc(1, sizeof(*pd));
 	if (!pd)
 		return NULL;
 	pd->pd.context = ibv_context;

@@ -1,0 +1,183 @@
+"""Faults on purpose, as programs meet them. (tests/c/test_chaos.c has each of them, in C.)"""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rdmanet.verbs import (
+    PD,
+    Context,
+    Device,
+    EventType,
+    Library,
+    PortState,
+    QPState,
+    SendFlags,
+    SendWR,
+    WCStatus,
+    WROpcode,
+)
+
+
+@pytest.fixture(autouse=True)
+def embedded_only(device: Device) -> None:
+    if not device.library.embedded_device:
+        pytest.skip("only the embedded device can be told to fail")
+
+
+def test_a_lost_send_spends_its_retries(net, context):
+    a, b = net.pair(rts={"timeout": 1, "retry_cnt": 2})
+    context.set_faults("loss=send:2")
+    for i in range(3):
+        b.receive(wr_id=i)
+    for i in range(3):
+        a.send(wr_id=i)
+    assert [(wc.wr_id, wc.status) for wc in a.poll(3)] == [
+        (0, WCStatus.SUCCESS),
+        (1, WCStatus.RETRY_EXC_ERR),
+        (2, WCStatus.WR_FLUSH_ERR),
+    ]
+    assert a.qp.counters()["lost"] == 3
+    assert b.one().status == WCStatus.SUCCESS
+    assert b.quiet()
+    assert b.qp.query()[0].qp_state == QPState.RTS
+
+
+def test_a_lost_acknowledgement_hides_what_has_happened(net, context):
+    a, b = net.pair(rts={"timeout": 1, "retry_cnt": 1})
+    context.set_faults("ackloss=send:1")
+    b.receive()
+    a.send()
+    assert a.one().status == WCStatus.RETRY_EXC_ERR
+    assert b.one().status == WCStatus.SUCCESS
+
+
+def fate(device: Device, make_net, faults: str) -> tuple[list[WCStatus], int]:
+    with device.open() as context:
+        context.set_faults(faults)
+        net = make_net(context)
+        try:
+            a, b = net.side(max_send_wr=64), net.side(max_recv_wr=64)
+            net.connect(a, b, rts={"timeout": 1, "retry_cnt": 1})
+            for _ in range(64):
+                b.receive()
+            for _ in range(64):
+                a.send()
+            return [wc.status for wc in a.poll(64, timeout=20)], a.qp.counters()["lost"]
+        finally:
+            net.close()
+
+
+def test_the_same_seed_is_the_same_fate(device, net):
+    text = "seed={}, loss=20%, ackloss=5%, delay=0us..50us"
+    first = fate(device, type(net), text.format(1))
+    assert first == fate(device, type(net), text.format(1))
+    assert first != fate(device, type(net), text.format(2))
+    assert first[1] > 0
+
+
+def test_the_nth_of_a_kind_fails(net, context):
+    a, b = net.pair()
+    mr = net.mr()
+    context.set_faults("fail=write:2:REM_ACCESS_ERR")
+    for i in range(3):
+        a.send([mr.sge(0, 8)], WROpcode.RDMA_WRITE, wr_id=i, remote_addr=mr.address + 64, rkey=mr.rkey)
+    assert [wc.status for wc in a.poll(3)] == [
+        WCStatus.SUCCESS,
+        WCStatus.REM_ACCESS_ERR,
+        WCStatus.WR_FLUSH_ERR,
+    ]
+
+
+def test_calls_fail(context):
+    context.set_faults("fail=alloc_pd:2..3:EPERM, memlock=64K")
+    with PD(context) as pd:
+        for _ in range(2):
+            with pytest.raises(PermissionError):
+                PD(context)
+        with pd.alloc_mr(32 * 1024):
+            with pytest.raises(OSError) as caught:
+                pd.alloc_mr(64 * 1024)
+            assert caught.value.errno == errno.ENOMEM
+
+
+def test_the_link_goes_down_and_comes_up(net, context, eventually):
+    a, b = net.pair(rts={"timeout": 22})
+    b.receive()
+    context.set_faults("link=down")
+    event = context.get_async_event()
+    assert (event.event_type, event.port_num) == (EventType.PORT_ERR, 1)
+    assert context.query_port().state == PortState.DOWN
+    a.send()
+    assert a.quiet() and b.quiet()
+    context.set_faults("")
+    assert context.get_async_event().event_type == EventType.PORT_ACTIVE
+    assert context.query_port().state == PortState.ACTIVE
+    assert a.one().status == b.one().status == WCStatus.SUCCESS
+
+
+def test_for_all_contexts(device, context):
+    library = device.library
+    library.set_faults("fail=alloc_pd")
+    try:
+        with device.open() as later:
+            for one in (context, later):
+                with pytest.raises(OSError):
+                    PD(one)
+    finally:
+        library.set_faults(None)
+    PD(context).close()
+
+
+def test_an_error_teaches(context, device):
+    for set_faults in (context.set_faults, device.library.set_faults):
+        with pytest.raises(ValueError, match="loss=sned:3: .*there are any, send, write"):
+            set_faults("delay=1ms, loss=sned:3")
+
+
+def test_a_mistake_in_the_environment_is_said():
+    script = "from rdmanet.verbs import Library; Library.embedded().devices()[0].open()"
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "RDMANET_SOFT_CHAOS": "los=5%"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.returncode == 1
+    assert 'RDMANET_SOFT_CHAOS: los=5%: there is no fault called "los"; there are delay' in run.stderr
+
+
+def test_not_on_another_device(monkeypatch):
+    system = Library.system()
+    if system is None:
+        pytest.skip("rdma-core is not installed")
+    with pytest.raises(OSError) as caught:
+        system.set_faults("")
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_unsignaled_sends_fail_loudly(net, context):
+    a, b = net.pair()
+    context.set_faults("fail=send:2:GENERAL_ERR")
+    for _ in range(3):
+        b.receive()
+    a.qp.post_send([SendWR(WROpcode.SEND, wr_id=i, flags=SendFlags(0)) for i in range(3)])
+    assert [(wc.wr_id, wc.status) for wc in a.poll(2)] == [
+        (1, WCStatus.GENERAL_ERR),
+        (2, WCStatus.WR_FLUSH_ERR),
+    ]
+
+
+def test_a_context_of_the_connection_manager(manager, address):
+    """Faults count there, too, where nobody opened it by hand."""
+    client, server = manager.connected(address)
+    context: Context = client.context
+    context.set_faults("fail=alloc_pd")
+    with pytest.raises(OSError):
+        PD(context)
+    context.set_faults("")
+    client.disconnect()
+    manager.part(client, server)
