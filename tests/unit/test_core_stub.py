@@ -48,4 +48,5 @@ def test_records_have_the_declared_fields() -> None:
                 for node in declared.body
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
             ]
-            assert names == list(fields), declared.name
+            inherited = getattr(getattr(_core, declared.name).__base__, "__dataclass_fields__", {})
+            assert [*inherited, *names] == list(fields), declared.name
