@@ -27,6 +27,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "verbs.h"
+
 enum rn_peer_state {
 	RN_PEER_CONNECTING,
 	RN_PEER_READY, /* pid, arena and arena_size are valid, until the last put */
@@ -102,6 +104,10 @@ void rn_reply_cancel(struct rn_reply *); /* nothing when answered; the request i
 uint16_t rn_port_claim(void);
 void rn_port_release(uint16_t port);
 bool rn_port_is_mine(uint16_t port);
+/* Listen on the TCP port of this number at this address of ours (interface: for a link-local one),
+ * until the engine stops; nothing when it does so already. 0 or errno. Connections go to
+ * rn_stream_accepted. */
+int rn_port_listen(uint16_t port, const union ibv_gid *at, uint32_t interface);
 
 /* --- for the connection manager --------------------------------------------------------------- */
 

@@ -2,10 +2,13 @@
 /*
  * Ports of this process: the upper 16 bits of its queue pairs' numbers.
  *
- * The name "\0rdmanet-soft/<port>" claims one, host-wide and without a trace left behind; and the
- * same TCP port on the loopback interface is bound, for peers that can't come by that name.
+ * The name "\0rdmanet-soft/<port>" claims one, host-wide and without a trace left behind.  The TCP
+ * port of the same number is reserved on all addresses, those to come included, by a socket that is
+ * bound and never listens; so nobody from outside gets in.  Only when a queue pair wants a peer that
+ * can't come by the name does a second socket listen, on the one address that the queue pair has.
  */
 #define _GNU_SOURCE
+#include "gid.h"
 #include "peers.h"
 
 #include <netinet/in.h>
@@ -15,33 +18,154 @@
 
 enum { LOWEST_PORT = 32768, HIGHEST_PORT = 60999 }; /* where no service is expected to listen */
 
-static void port_breathe(struct rn_timer *timer)
+/* Where no way by TCP was built, there is nobody to talk to. */
+__attribute__((weak)) void rn_stream_accepted(int fd)
 {
-	rn_source_modify(&RN_OWNER(timer, struct port, breathe)->source, EPOLLIN);
+	rn_fd_close(fd);
 }
 
-static void port_ready(struct rn_source *source, uint32_t epoll_events)
+/* --- listening ------------------------------------------------------------------------------------- */
+
+static void ear_breathe(struct rn_timer *timer)
 {
+	rn_source_modify(&RN_OWNER(timer, struct ear, breathe)->source, EPOLLIN);
+}
+
+static void ear_ready(struct rn_source *source, uint32_t epoll_events)
+{
+	struct ear *ear = RN_OWNER(source, struct ear, source);
 	int fd = rn_fd_own(accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
 
 	(void)epoll_events;
-	if (fd < 0 && errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) {
+	if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
 		rn_log("a peer can't be let in yet: %s", strerror(errno));
 		rn_source_modify(source, 0);
-		rn_timer_set_ms(&RN_OWNER(source, struct port, source)->breathe, BREATHE_MS);
+		rn_timer_set_ms(&ear->breathe, BREATHE_MS);
 	}
-	if (fd < 0)
-		return;
-	rn_served_new(fd);
+	if (fd >= 0)
+		ear->arrived(fd);
 }
+
+static void ear_free(struct ear *ear)
+{
+	rn_source_remove(&ear->source);
+	rn_timer_cancel(&ear->breathe);
+	rn_fd_close(ear->source.fd);
+	free(ear);
+}
+
+/* Takes a bound socket, also when that fails: 0 or errno. */
+static int port_hear(struct port *port, int fd, void (*arrived)(int fd), const union ibv_gid *at)
+{
+	struct ear *ear = calloc(1, sizeof *ear);
+	int error = ear ? 0 : ENOMEM;
+
+	if (!error && listen(fd, SOMAXCONN))
+		error = errno;
+	if (error) {
+		rn_fd_close(fd);
+		free(ear);
+		return error;
+	}
+	ear->source = (struct rn_source){.fd = fd, .ready = ear_ready};
+	ear->breathe.fire = ear_breathe;
+	ear->arrived = arrived;
+	if (at)
+		ear->gid = *at;
+	error = -rn_source_add(&ear->source, EPOLLIN);
+	if (error) {
+		ear_free(ear);
+		return error;
+	}
+	ear->next = port->ears;
+	port->ears = ear;
+	return 0;
+}
+
+static void reuse(int fd, int on)
+{
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+}
+
+/* The reservation and the listening socket share the port while both allow it: for a moment. */
+static int listen_at(struct port *port, const union ibv_gid *at, uint32_t interface)
+{
+	struct sockaddr_storage address;
+	socklen_t length = rn_gid_address(at, interface, port->port, &address);
+	int fd = rn_fd_own(socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), error = 0;
+
+	if (fd < 0)
+		return errno;
+	reuse(port->reserved_fd, 1);
+	reuse(fd, 1);
+	if (bind(fd, (struct sockaddr *)&address, length))
+		error = errno;
+	if (error)
+		rn_fd_close(fd);
+	else
+		error = port_hear(port, fd, rn_stream_accepted, at);
+	if (!error)
+		reuse(fd, 0);
+	reuse(port->reserved_fd, 0);
+	return error;
+}
+
+int rn_port_listen(uint16_t number, const union ibv_gid *at, uint32_t interface)
+{
+	struct port *port;
+	struct ear *ear;
+	int error = EADDRNOTAVAIL;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (port = rn_peers.ports; port && port->port != number; port = port->next)
+		;
+	for (ear = port ? port->ears : NULL; ear && memcmp(&ear->gid, at, sizeof *at); ear = ear->next)
+		;
+	if (ear)
+		error = 0;
+	else if (port)
+		error = listen_at(port, at, interface);
+	pthread_mutex_unlock(&rn_peers.lock);
+	return error;
+}
+
+/* --- claiming -------------------------------------------------------------------------------------- */
 
 void rn_port_free(struct port *port)
 {
-	rn_source_remove(&port->source);
-	rn_timer_cancel(&port->breathe);
-	rn_fd_close(port->source.fd);
-	rn_fd_close(port->tcp_fd);
+	while (port->ears) {
+		struct ear *ear = port->ears;
+
+		port->ears = ear->next;
+		ear_free(ear);
+	}
+	rn_fd_close(port->reserved_fd);
 	free(port);
+}
+
+/* A socket that keeps the TCP port from others on all addresses of both families; on a host
+ * without IPv6, of the one. -1 and errno. */
+static int reserve(uint16_t number)
+{
+	struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(number)};
+	struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(number)};
+	int fd = rn_fd_own(socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), both = 0;
+
+	if (fd >= 0 && !setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof both)) {
+		if (!bind(fd, (struct sockaddr *)&v6, sizeof v6))
+			return fd;
+		if (errno == EADDRINUSE)
+			goto taken;
+	}
+	rn_fd_close(fd);
+	fd = rn_fd_own(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	if (fd >= 0 && !bind(fd, (struct sockaddr *)&v4, sizeof v4))
+		return fd;
+taken:
+	both = errno;
+	rn_fd_close(fd);
+	errno = both;
+	return -1;
 }
 
 /* NULL and errno: EADDRINUSE when another has it. */
@@ -50,26 +174,21 @@ static struct port *port_open(uint16_t number)
 	struct port *port = calloc(1, sizeof *port);
 	struct sockaddr_un name;
 	socklen_t length = rn_peer_name(number, &name);
-	/* Peers of other kinds will come by TCP: the number is ours there, too. */
-	struct sockaddr_in tcp = {
-		.sin_family = AF_INET, .sin_port = htons(number), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	int error;
+	int fd, error;
 
 	if (!port)
 		return NULL;
 	port->port = number;
-	port->tcp_fd = -1;
-	port->source.ready = port_ready;
-	port->breathe.fire = port_breathe;
-	port->source.fd = rn_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-	if (port->source.fd < 0 || bind(port->source.fd, (struct sockaddr *)&name, length))
+	port->reserved_fd = -1;
+	fd = rn_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	if (fd < 0)
 		goto failed;
-	port->tcp_fd = rn_fd_own(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-	if (port->tcp_fd < 0 || bind(port->tcp_fd, (struct sockaddr *)&tcp, sizeof tcp))
-		goto failed;
-	if (listen(port->source.fd, SOMAXCONN))
-		goto failed;
-	errno = -rn_source_add(&port->source, EPOLLIN);
+	if (bind(fd, (struct sockaddr *)&name, length))
+		goto failed_bound;
+	port->reserved_fd = reserve(number);
+	if (port->reserved_fd < 0)
+		goto failed_bound;
+	errno = port_hear(port, fd, rn_served_new, NULL);
 	if (errno)
 		goto failed;
 	port->self.port = number;
@@ -77,11 +196,13 @@ static struct port *port_open(uint16_t number)
 	port->self.state = RN_PEER_SELF;
 	return port;
 
+failed_bound:
+	error = errno;
+	rn_fd_close(fd);
+	errno = error;
 failed:
 	error = errno;
-	rn_fd_close(port->tcp_fd);
-	rn_fd_close(port->source.fd);
-	free(port);
+	rn_port_free(port);
 	errno = error;
 	return NULL;
 }

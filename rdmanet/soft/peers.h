@@ -12,7 +12,7 @@
  *     struct process   one open device of another process: what several peers share, and its pidfd
  *     struct link      our socket to it: what we ask for and get
  *     struct served    its socket to us: what it asks for and gets
- *     struct port      a port of ours, with its listening socket
+ *     struct port      a port of ours, with its listening sockets (struct ear)
  *
  * Who is let in.  Both ends of a link compare user (SO_PEERCRED, by the kernel's word), boot, and
  * network and pid namespaces (a pid must mean the same to both), before a descriptor passes.  What
@@ -36,6 +36,7 @@
 #define RDMANET_SOFT_PEERS_H
 
 #include "peer.h"
+#include "verbs.h"
 
 #include "engine.h"
 #include "log.h"
@@ -174,11 +175,19 @@ struct served {
 	int pid;
 };
 
+/* A socket that listens. */
+struct ear {
+	struct ear *next;
+	struct rn_source source;
+	struct rn_timer breathe;   /* no descriptor left: accept again later */
+	void (*arrived)(int fd);   /* takes it; on the engine, without the lock */
+	union ibv_gid gid;         /* TCP's */
+};
+
 struct port {
 	struct port *next;
-	struct rn_source source;
-	struct rn_timer breathe; /* no descriptor left: accept again later */
-	int tcp_fd;
+	struct ear *ears; /* the Unix socket's is the last */
+	int reserved_fd;  /* bound to the TCP port on all addresses, never listening */
 	uint16_t port;
 	bool claimed;
 	struct rn_peer self;
@@ -282,5 +291,6 @@ void rn_served_close(struct served *served);
 /* --- peer_port.c -------------------------------------------------------------------------------- */
 
 void rn_port_free(struct port *port);
+void rn_stream_accepted(int fd); /* takes the descriptor; on the engine, without the lock */
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Peers: who is let in, what is mapped, and how the death of a process is noticed. */
 #define _GNU_SOURCE
+#include "gid.h"
 #include "host_check.h"
 #include "soft.h"
 
@@ -207,6 +208,49 @@ static void ports_are_claimed(void)
 	CHECK(rn_port_claim() == a); /* kept for us */
 	close_device(context);
 	CHECK(rn_fd_count() == 0);
+}
+
+/* By hand: how connecting to this address of ours ends. */
+static int knock(const union ibv_gid *gid, uint16_t port)
+{
+	struct sockaddr_storage to;
+	socklen_t length = rn_gid_address(gid, 0, port, &to);
+	int fd = socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0), error;
+
+	CHECK(fd >= 0);
+	error = connect(fd, (struct sockaddr *)&to, length) ? errno : 0;
+	close(fd);
+	return error;
+}
+
+/* The port is ours on every address; open only where we listen. */
+static void ports_listen_where_told(void)
+{
+	struct ibv_context *context = open_device();
+	uint16_t port = rn_port_claim();
+	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(port)};
+	union ibv_gid lo = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}}, other = lo;
+	static const int on = 1;
+	int fd;
+
+	other.raw[15] = 2; /* 127.0.0.2 */
+	CHECK(knock(&lo, port) == ECONNREFUSED);
+	CHECK(rn_port_listen(1, &lo, 0) == EADDRNOTAVAIL);
+	CHECK(!rn_port_listen(port, &lo, 0));
+	CHECK(!knock(&lo, port));
+	CHECK(knock(&other, port) == ECONNREFUSED);
+	CHECK(!rn_port_listen(port, &lo, 0)); /* it does so already */
+	CHECK(!rn_port_listen(port, &other, 0));
+	CHECK(!knock(&other, port));
+	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+	any.sin_addr.s_addr = htonl(0x7f000003);
+	CHECK(bind(fd, (struct sockaddr *)&any, sizeof any) == -1 && errno == EADDRINUSE);
+	close(fd);
+	rn_port_release(port);
+	close_device(context);
+	CHECK(rn_fd_count() == 0);
+	CHECK(knock(&lo, port) == ECONNREFUSED);
 }
 
 /* --- links -------------------------------------------------------------------------------------- */
@@ -686,6 +730,7 @@ int main(int argc, char **argv)
 	}
 	fds = descriptors();
 	RUN(ports_are_claimed);
+	RUN(ports_listen_where_told);
 	RUN(nobody_there);
 	RUN(links_are_shared_and_kept);
 	RUN(requests_are_answered);
