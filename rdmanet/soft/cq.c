@@ -892,14 +892,25 @@ static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	return count;
 }
 
-/* Programs that poll in a loop: the peer whose work they wait for may be waiting for this CPU. */
+/*
+ * Programs that poll in a loop: the peer whose work they wait for may be waiting for this CPU.  To
+ * offer it costs as much as a message, so he who finds that nobody wants it offers it less and less.
+ */
 static void polled_nothing(void)
 {
-	enum { PATIENCE = 2048 };
-	static _Thread_local unsigned in_vain;
+	enum { LEAST = 32, MOST = 2048, NOBODY_NS = 1500 };
+	static _Thread_local unsigned in_vain, patience = LEAST;
+	uint64_t began;
 
-	if (unlikely(!(++in_vain % PATIENCE)))
-		sched_yield();
+	if (likely(++in_vain < patience))
+		return;
+	in_vain = 0;
+	began = rn_now_ns();
+	sched_yield();
+	if (rn_now_ns() - began > NOBODY_NS)
+		patience = LEAST;
+	else if (patience < MOST)
+		patience *= 2;
 }
 
 /* Chaos has it that one of these found no room: from that one on they are gone. With the lock held. */
