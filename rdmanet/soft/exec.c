@@ -7,7 +7,8 @@
  *     rn_leave    announce what was published, clear busy
  *
  * Nobody there, or in another state or generation, is silence: the requester's retry budget runs.
- * Everything else is answered; respond.c has the list.
+ * Everything else is answered; respond.c has the list.  UC has neither budget nor answers: what finds
+ * nobody, or is refused, is sent all the same.
  *
  * Busy.  While inside, this code takes no lock that somebody could hold who waits for `busy`, and
  * makes no unbounded wait.  We enter by compare-and-swap from the value we left with: the owner that
@@ -134,14 +135,19 @@ enum rn_wait rn_enter(struct rn_qp *qp)
 	if (unlikely(!view->found)) {
 		enum rn_wait wait = find(qp);
 
+		if (wait == RN_WAIT_PEER && qp->unreliable)
+			return RN_WAIT_NOT; /* to send into the void */
 		if (wait != RN_WAIT_NOT)
 			return wait;
 	} else {
-		if (unlikely(!busy_begin(view)))
-			return RN_WAIT_PEER;
+		if (unlikely(!busy_begin(view))) {
+			view->found = !qp->unreliable;
+			return qp->unreliable ? RN_WAIT_NOT : RN_WAIT_PEER;
+		}
 		if (unlikely(!rn_view_is_alive(view))) {
 			busy_end(view);
-			return RN_WAIT_PEER;
+			view->found = !qp->unreliable; /* its next life has another generation */
+			return qp->unreliable ? RN_WAIT_NOT : RN_WAIT_PEER;
 		}
 	}
 	if (unlikely((atomic_load(&view->block->life) & 0xff) == IBV_QPS_RTR) &&
@@ -154,6 +160,8 @@ void rn_leave(struct rn_qp *qp)
 {
 	struct rn_view *view = &qp->view;
 
+	if (unlikely(!view->found))
+		return;
 	if (view->pushed) {
 		rn_view_announce(view);
 		/* The next receive was posted long ago, as a rule: let its line come meanwhile. */
@@ -244,8 +252,8 @@ static enum ibv_wc_status check_request(struct rn_qp *qp, const struct ibv_send_
 	return wr->opcode != IBV_WR_RDMA_READ && total != sizeof(uint64_t) ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
 }
 
-enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t *queued_moved,
-			enum ibv_wc_status *status, uint32_t *byte_len)
+static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t *queued_moved,
+			    enum ibv_wc_status *status, uint32_t *byte_len)
 {
 	struct rn_request request;
 	struct rn_transfer t;
@@ -271,4 +279,34 @@ enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t
 	if (wr->send_flags & IBV_SEND_INLINE && wait == RN_WAIT_NOT)
 		qp->count.bytes_inline += t.total;
 	return wait;
+}
+
+/* Sent, whatever becomes of it: only what is wrong here is an error. */
+static enum rn_wait execute_unreliable(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t *queued_moved,
+				       enum ibv_wc_status *status, uint32_t *byte_len)
+{
+	struct rn_transfer t;
+	enum rn_wait wait;
+
+	if (!qp->view.found) {
+		*status = rn_local_pieces(qp, wr, t.local, &t.num_local, &t.total);
+		*byte_len = t.total;
+		return RN_WAIT_NOT;
+	}
+	wait = execute(qp, wr, queued_moved, status, byte_len);
+	if (*status == IBV_WC_REM_INV_REQ_ERR || *status == IBV_WC_REM_ACCESS_ERR || *status == IBV_WC_REM_OP_ERR)
+		*status = IBV_WC_SUCCESS;
+	if (wait == RN_WAIT_RNR || wait == RN_WAIT_PEER)
+		wait = RN_WAIT_NOT;
+	if (wait == RN_WAIT_NOT)
+		rn_view_give_back(&qp->view);
+	return wait;
+}
+
+enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t *queued_moved,
+			enum ibv_wc_status *status, uint32_t *byte_len)
+{
+	if (unlikely(qp->unreliable))
+		return execute_unreliable(qp, wr, queued_moved, status, byte_len);
+	return execute(qp, wr, queued_moved, status, byte_len);
 }

@@ -79,10 +79,10 @@ void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
 {
 	int state = atomic_load(&qp->state);
 
-	if (state == IBV_QPS_ERR || state == IBV_QPS_RESET)
+	if (state >= IBV_QPS_SQE || state == IBV_QPS_RESET)
 		return;
 	complete(qp, &queued(qp, qp->sq_executed)->wr, status, 0);
-	rn_qp_fail(qp);
+	rn_qp_send_failed(qp);
 }
 
 /* --- waiting -------------------------------------------------------------------------------------------- */
@@ -290,11 +290,28 @@ static uint64_t total_length(const struct ibv_send_wr *wr)
 	return total;
 }
 
+/* What may be sent on other than RC. */
+static bool has_operation(enum ibv_qp_type type, enum ibv_wr_opcode opcode)
+{
+	switch (opcode) {
+	case IBV_WR_SEND:
+	case IBV_WR_SEND_WITH_IMM:
+		return type != IBV_QPT_XRC_RECV;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return type == IBV_QPT_UC || type == IBV_QPT_XRC_SEND;
+	default:
+		return type == IBV_QPT_XRC_SEND;
+	}
+}
+
 /* What is refused at once; everything else is the completion's to say. */
 static int check_send(const struct rn_qp *qp, const struct ibv_send_wr *wr)
 {
 	if (unlikely(qp->sq_posted - atomic_load_explicit(&qp->sq_freed, memory_order_acquire) >= qp->cap.max_send_wr))
 		return ENOMEM;
+	if (unlikely(qp->ex.qp_base.qp_type != IBV_QPT_RC && !has_operation(qp->ex.qp_base.qp_type, wr->opcode)))
+		return EINVAL;
 	if (unlikely((unsigned)wr->opcode > IBV_WR_ATOMIC_FETCH_AND_ADD))
 		return wr->opcode <= IBV_WR_ATOMIC_WRITE ? EOPNOTSUPP : EINVAL;
 	if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge))
@@ -359,7 +376,7 @@ static bool execute_now(struct rn_qp *qp, const struct ibv_send_wr *wr, bool *en
 	qp->sq_posted++;
 	complete(qp, wr, status, byte_len);
 	if (unlikely(status != IBV_WC_SUCCESS))
-		rn_qp_fail(qp);
+		rn_qp_send_failed(qp);
 	return true;
 }
 
@@ -389,7 +406,7 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 		if (likely(state == IBV_QPS_RTS && qp->sq_posted == qp->sq_executed && !qp->chaos)) {
 			if (likely(execute_now(qp, wr, &entered, &wait)))
 				continue;
-		} else if (state == IBV_QPS_ERR) {
+		} else if (state >= IBV_QPS_SQE) {
 			qp->sq_posted++;
 			complete(qp, wr, IBV_WC_WR_FLUSH_ERR, 0);
 			continue;

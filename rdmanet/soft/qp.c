@@ -155,7 +155,7 @@ static int check_init(const struct ibv_qp_init_attr_ex *init)
 
 	if (rn_is_foreign(pd->context))
 		return ENODEV;
-	if (init->qp_type != IBV_QPT_RC)
+	if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UC)
 		return EOPNOTSUPP;
 	if (init->srq && (init->srq->context != pd->context || rn_srq(init->srq)->type != IBV_SRQT_BASIC))
 		return EINVAL;
@@ -225,7 +225,9 @@ static void peer_died(struct rn_qp *qp)
 {
 	atomic_store(&qp->peer_gone, true);
 	rn_lock(&qp->sq_lock);
-	if (qp->sq_executed != qp->sq_posted)
+	if (qp->unreliable)
+		; /* nobody waits for an answer of its, nor it for ours */
+	else if (qp->sq_executed != qp->sq_posted)
 		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
 	else if (qp->peer && rn_was_abandoned(qp))
 		rn_qp_fail(qp);
@@ -310,6 +312,7 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	}
 	qp->context = context;
 	qp->sq_sig_all = init->sq_sig_all;
+	qp->unreliable = init->qp_type == IBV_QPT_UC || init->qp_type == IBV_QPT_UD;
 	qp->timer.fire = timer_fired;
 	qp->task.run = task_ran;
 	qp->notice.run = peer_noticed;
@@ -339,7 +342,7 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 		.handle = qp->index,
 		.qp_num = atomic_load(&rn_arena_head(rn_arena)->ports[qp->index / 256]) << 8 | qp->index % 256,
 		.state = IBV_QPS_RESET,
-		.qp_type = IBV_QPT_RC,
+		.qp_type = init->qp_type,
 	};
 	pthread_mutex_init(&base->mutex, NULL);
 	pthread_cond_init(&base->cond, NULL);
@@ -418,6 +421,18 @@ void rn_qp_fail(struct rn_qp *qp)
 	/* Receives of an SRQ are not flushed: others use them. */
 	if (qp->ex.qp_base.srq)
 		rn_event_raise(qp->context, IBV_EVENT_QP_LAST_WQE_REACHED, qp);
+}
+
+void rn_qp_send_failed(struct rn_qp *qp)
+{
+	if (!qp->unreliable) {
+		rn_qp_fail(qp);
+		return;
+	}
+	/* Nothing of the receiving side is affected. */
+	atomic_store(&qp->state, IBV_QPS_SQE);
+	rn_qp_life_store(qp, IBV_QPS_SQE);
+	rn_sq_flush(qp);
 }
 
 int rn_qp_reset(struct rn_qp *qp)

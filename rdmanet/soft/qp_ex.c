@@ -232,6 +232,8 @@ static uint64_t operations_of(enum ibv_qp_type type)
 	switch (type) {
 	case IBV_QPT_RC:
 		return OPS_RC;
+	case IBV_QPT_UC:
+		return OPS_UC;
 	default:
 		return 0;
 	}

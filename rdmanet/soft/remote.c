@@ -31,7 +31,7 @@ static struct rn_qp *find_responder(const struct rn_remote *request)
 
 		if (qp && qp->ex.qp_base.qp_num == request->dest_qpn && qp->attr.dest_qp_num == request->source_qpn &&
 		    qp->generation == request->generation &&
-		    (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD))
+		    state >= IBV_QPS_RTR && state <= IBV_QPS_SQE)
 			return qp;
 	}
 	return NULL;

@@ -11,6 +11,9 @@
  *     bad key, bounds or rights of the region    NAK access: REM_ACCESS_ERR, event QP_ACCESS_ERR
  *     receive buffer with a bad lkey             LOC_PROT_ERR here, REM_OP_ERR there
  *
+ * On UC and UD nobody answers: what isn't for this queue pair, or doesn't fit, is dropped as if it had
+ * never come.  Only a receive whose own key is bad fails there as well.
+ *
  * To move the responder to ERR is its owner's business: we leave a note in `fault`, which makes
  * everybody treat it as ERR, and ring the owner's bell.
  *
@@ -57,6 +60,7 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->dirty = &view->cq->dirty[bit / 64];
 	view->dirty_bit = 1ull << bit % 64;
 	view->summary_bit = 1ull << bit / 64;
+	view->unreliable = READ_ONCE(block->type) == IBV_QPT_UC || READ_ONCE(block->type) == IBV_QPT_UD;
 	view->pd = view->rq_pd = READ_ONCE(block->pd);
 	view->pool = pool == RN_NO_POOL ? NULL : rn_arena_pool(arena, pool);
 	view->claim.entry = NULL;
@@ -420,6 +424,8 @@ void rn_view_leave_fault(struct rn_view *view, enum rn_fault fault)
 static enum ibv_wc_status fail_receive(struct rn_view *view, struct rn_slot *slot, const struct rn_request *request,
 				       enum ibv_wc_status here)
 {
+	if (view->unreliable && here == IBV_WC_LOC_LEN_ERR)
+		return IBV_WC_REM_INV_REQ_ERR;
 	publish(view, slot, request, here, 0, 0);
 	if (here == IBV_WC_LOC_LEN_ERR) {
 		rn_view_leave_fault(view, RN_FAULT_REQUEST);
@@ -431,13 +437,15 @@ static enum ibv_wc_status fail_receive(struct rn_view *view, struct rn_slot *slo
 
 static enum ibv_wc_status deny_request(struct rn_view *view)
 {
-	rn_view_leave_fault(view, RN_FAULT_REQUEST);
+	if (!view->unreliable)
+		rn_view_leave_fault(view, RN_FAULT_REQUEST);
 	return IBV_WC_REM_INV_REQ_ERR;
 }
 
 static enum ibv_wc_status deny_access(struct rn_view *view)
 {
-	rn_view_leave_fault(view, RN_FAULT_ACCESS);
+	if (!view->unreliable)
+		rn_view_leave_fault(view, RN_FAULT_ACCESS);
 	return IBV_WC_REM_ACCESS_ERR;
 }
 

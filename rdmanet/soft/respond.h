@@ -37,6 +37,7 @@
 struct rn_view {
 	bool found;
 	bool self;
+	bool unreliable; /* UC, UD: what is refused is dropped, and nobody told */
 	uint32_t source_qpn; /* the requester's */
 	struct rn_peer *peer;       /* whose arena it is; NULL: this process's */
 	struct rn_counters *count;  /* of whoever looks */
@@ -147,7 +148,7 @@ static inline bool rn_life_is_open(uint64_t life)
 {
 	uint8_t state = life & 0xff;
 
-	return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
+	return state >= IBV_QPS_RTR && state <= IBV_QPS_SQE;
 }
 
 /* Still the one we found, and nobody has left a note? */

@@ -326,6 +326,7 @@ struct rn_qp {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	bool sq_sig_all;
+	bool unreliable; /* UC, UD: no answers, hence no retries */
 	struct rn_builder *builder; /* of the ibv_wr_* calls, when it was made for them */
 
 	/* The send queue: under sq_lock. Counts are modulo 2^32: freed <= executed <= posted. */
@@ -438,6 +439,8 @@ void rn_qp_life_store(struct rn_qp *qp, enum ibv_qp_state state);
 int rn_qp_reset(struct rn_qp *qp);
 /* To ERR, as after a fatal completion: both queues are flushed. With sq_lock held. */
 void rn_qp_fail(struct rn_qp *qp);
+/* A send has failed here, not there: to ERR, or SQE where the receiving side can live on. */
+void rn_qp_send_failed(struct rn_qp *qp);
 /* What peers have left for us (faults, first packet). On the engine, or whenever somebody looks. */
 void rn_qp_attend(struct rn_qp *qp);
 void rn_qp_attend_all(void);

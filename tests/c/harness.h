@@ -117,6 +117,7 @@ struct end_options {
 	uint32_t send_wr, recv_wr, sge, inline_data;
 	int cqe;
 	bool sig_all;
+	enum ibv_qp_type type; /* 0: RC */
 	struct end *share; /* context and PD of another end */
 	bool extended;     /* made by ibv_create_cq_ex and ibv_create_qp_ex, of these: */
 	uint64_t wc_flags, send_ops;
@@ -164,7 +165,7 @@ static inline void end_open(struct end *end, const struct end_options *options)
 				.max_recv_sge = options->sge ? options->sge : 4,
 				.max_inline_data = options->inline_data ? options->inline_data : 128,
 			},
-		.qp_type = IBV_QPT_RC,
+		.qp_type = options->type ? options->type : IBV_QPT_RC,
 		.sq_sig_all = options->sig_all,
 	};
 

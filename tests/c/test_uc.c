@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Unreliable connections: what arrives is as on RC; what doesn't, nobody hears of. */
+#include "pair.h"
+
+static void connect_uc(struct ibv_qp *qp, uint32_t dest_qpn)
+{
+	struct ibv_qp_attr attr = default_attr(dest_qpn);
+
+	attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+	CHECK_EQ(to_state(qp, &attr, IBV_QPS_INIT, INIT_MASK), 0);
+	CHECK_EQ(to_state(qp, &attr, IBV_QPS_RTR, RTR_MASK), EINVAL); /* what is RC's */
+	CHECK_EQ(to_state(qp, &attr, IBV_QPS_RTR, IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN), 0);
+	CHECK_EQ(to_state(qp, &attr, IBV_QPS_RTS, IBV_QP_SQ_PSN), 0);
+}
+
+static void open_uc(void)
+{
+	open_pair_with((struct end_options){.cqe = 256, .type = IBV_QPT_UC});
+	connect_uc(a.qp, b.qp->qp_num);
+	connect_uc(b.qp, a.qp->qp_num);
+}
+
+static void test_messages(void)
+{
+	struct ibv_wc wc;
+
+	open_uc();
+	CHECK_EQ(post_recv(&b, 1, 0, 100), 0);
+	CHECK_EQ(post_send(&a, 2, 0, 100), 0);
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	wc = poll_one(b.cq);
+	CHECK_EQ(wc.wr_id, 1);
+	CHECK_EQ(wc.byte_len, 100);
+	CHECK_EQ(wc.src_qp, a.qp->qp_num);
+	CHECK_EQ(b.buffer[99], 'a');
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 3, 0, 200, at_b(0), b.mr->rkey), 0);
+	expect(a.cq, 3, IBV_WC_SUCCESS);
+	CHECK_EQ(b.buffer[199], 'a');
+	CHECK_EQ(post_recv(&b, 4, 0, 0), 0);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE_WITH_IMM, 5, 0, 300, at_b(0), b.mr->rkey), 0);
+	expect(a.cq, 5, IBV_WC_SUCCESS);
+	CHECK_EQ(poll_one(b.cq).opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 6, 0, 8, at_b(0), b.mr->rkey), EINVAL);
+	CHECK_EQ(post_rdma(&a, IBV_WR_ATOMIC_FETCH_AND_ADD, 6, 0, 8, at_b(0), b.mr->rkey), EINVAL);
+	close_pair();
+}
+
+/* The sender is none the wiser, and the receiver unharmed. */
+static void test_dropped(void)
+{
+	open_uc();
+	CHECK_EQ(post_send(&a, 1, 0, 64), 0); /* no receive */
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(post_recv(&b, 2, 0, 16), 0);
+	CHECK_EQ(post_send(&a, 2, 0, 64), 0); /* too long */
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 3, 0, 64, at_b(0), b.mr->rkey ^ 1), 0); /* no such key */
+	expect(a.cq, 3, IBV_WC_SUCCESS);
+	expect_nothing(b.cq);
+	CHECK_EQ(post_send(&a, 4, 0, 16), 0);
+	expect(a.cq, 4, IBV_WC_SUCCESS);
+	expect(b.cq, 2, IBV_WC_SUCCESS);
+	CHECK_EQ(state_of(b.qp), IBV_QPS_RTS);
+	CHECK_EQ(ibv_destroy_qp(b.qp), 0); /* nobody there */
+	b.qp = NULL;
+	for (int i = 0; i < 3; i++) {
+		CHECK_EQ(post_send(&a, 5, 0, 64), 0);
+		expect(a.cq, 5, IBV_WC_SUCCESS);
+	}
+	close_pair();
+}
+
+/* A send that fails here leaves the receiving side alone, and the queue pair can go on. */
+static void test_sqe(void)
+{
+	struct ibv_qp_attr attr = default_attr(0);
+	struct ibv_sge bad_key;
+	struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &bad_key, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+
+	open_uc();
+	bad_key = sge_of(&a, 0, 8);
+	bad_key.lkey ^= 1;
+	CHECK_EQ(post_recv(&a, 7, 0, 64), 0);
+	CHECK_EQ(post_recv(&b, 8, 0, 64), 0);
+	CHECK_EQ(ibv_post_send(a.qp, &wr, &bad), 0);
+	expect(a.cq, 1, IBV_WC_LOC_PROT_ERR);
+	CHECK_EQ(state_of(a.qp), IBV_QPS_SQE);
+	CHECK_EQ(post_send(&a, 2, 0, 8), 0);
+	expect(a.cq, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(post_send(&b, 3, 0, 8), 0);
+	expect(b.cq, 3, IBV_WC_SUCCESS);
+	expect(a.cq, 7, IBV_WC_SUCCESS);
+	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_SQD, 0), EINVAL);
+	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RTS, 0), 0);
+	CHECK_EQ(post_send(&a, 4, 0, 8), 0);
+	expect(a.cq, 4, IBV_WC_SUCCESS);
+	expect(b.cq, 8, IBV_WC_SUCCESS);
+	close_pair();
+}
+
+/* A receive whose own key is bad is its owner's mistake. */
+static void test_bad_receive(void)
+{
+	struct ibv_sge bad_key;
+	struct ibv_recv_wr wr = {.wr_id = 1, .sg_list = &bad_key, .num_sge = 1}, *bad;
+
+	open_uc();
+	bad_key = sge_of(&b, 0, 8);
+	bad_key.lkey ^= 1;
+	CHECK_EQ(ibv_post_recv(b.qp, &wr, &bad), 0);
+	CHECK_EQ(post_send(&a, 1, 0, 8), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	expect(b.cq, 1, IBV_WC_LOC_PROT_ERR);
+	CHECK_EQ(state_of(b.qp), IBV_QPS_ERR);
+	close_pair();
+}
+
+int main(void)
+{
+	RUN(test_messages);
+	RUN(test_dropped);
+	RUN(test_sqe);
+	RUN(test_bad_receive);
+	return 0;
+}
