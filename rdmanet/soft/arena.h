@@ -90,6 +90,12 @@ enum { RN_SLOT_BOUNCED = 1 << 7 };
 
 static_assert(sizeof(struct rn_slot) == 24, "two scatter entries share a line with their completion");
 
+/* When it was completed, for a CQ that has time stamps: the last word of the slot, which then has room for it. */
+static inline _Atomic uint64_t *rn_slot_stamp(struct rn_slot *slot, uint32_t stride)
+{
+	return (_Atomic uint64_t *)((char *)slot + stride) - 1;
+}
+
 /*
  * One receive in a pool, which many may take from: pool.h has the theory.  `word` says whose it is.
  * In the slot, `turn` is the next in the list of what has finished.
@@ -159,6 +165,7 @@ struct rn_qp_block {
 	uint32_t type; /* enum ibv_qp_type */
 	_Atomic uint32_t qkey;   /* of a UD queue pair */
 	uint32_t domain;         /* XRC domain of an XRC_RECV queue pair */
+	uint32_t stamped;        /* note the time of each receive: see rn_slot_stamp */
 
 	/* The peer's; the owner looks here only when it wants the peer out, or was rung for. */
 	alignas(128) _Atomic uint32_t busy;

@@ -851,11 +851,14 @@ static int poll_receives(struct rn_cq *cq, struct rn_qp *qp, int entries, struct
 	int count = 0;
 
 	if (unlikely(cq->stamps))
-		cq->stamp = rn_now_ns();
+		cq->stamp = rn_now_ns(); /* of what is flushed, or comes from a pool */
 	if (unlikely(qp->pool))
 		return poll_pool(qp, entries, wc);
-	for (; count < entries && polled != end && rn_rq_is_done(qp, polled); polled++)
+	for (; count < entries && polled != end && rn_rq_is_done(qp, polled); polled++) {
+		if (unlikely(cq->stamps))
+			cq->stamp = atomic_load(rn_slot_stamp(rn_rq_slot(qp, polled), qp->rq_stride));
 		read_slot(qp, polled, &wc[count++]);
+	}
 	if (unlikely(qp->rq_flushing)) {
 		for (; count < entries && polled != posted; polled++) {
 			wc[count++] = (struct ibv_wc){

@@ -202,7 +202,8 @@ static void plan_rings(struct rn_qp *qp, struct ibv_qp_cap *cap)
 	qp->sq_mask = (cap->max_send_wr ? cap->max_send_wr : 1) - 1;
 	qp->sq_stride = to_lines(sizeof(struct rn_send) + tail);
 	qp->rq_size = cap->max_recv_wr > 2 ? cap->max_recv_wr : 2; /* see struct rn_slot */
-	qp->rq_stride = to_lines(sizeof(struct rn_slot) + sizeof(struct rn_slot_sge) * cap->max_recv_sge);
+	qp->rq_stride = to_lines(sizeof(struct rn_slot) + sizeof(struct rn_slot_sge) * cap->max_recv_sge +
+				 (qp->recv_cq->stamps ? sizeof(uint64_t) : 0));
 }
 
 static void timer_fired(struct rn_timer *timer)
@@ -295,6 +296,8 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	memset(qp, 0, sizeof(*qp));
 	if (init->srq)
 		init->cap.max_recv_wr = init->cap.max_recv_sge = 0; /* the SRQ's own count */
+	qp->send_cq = rn_cq(init->send_cq);
+	qp->recv_cq = rn_cq(init->recv_cq);
 	plan_rings(qp, &init->cap);
 	qp->sq = calloc(qp->sq_mask + 1, qp->sq_stride);
 	qp->rq_shadow = calloc(qp->rq_size, sizeof(*qp->rq_shadow));
@@ -302,8 +305,6 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	qp->rq_offset = rn_arena_alloc(rn_rq_bytes(qp));
 	if (!qp->rq_offset)
 		rn_bounce_release(qp->rq_size, qp->rq_bounce);
-	qp->send_cq = rn_cq(init->send_cq);
-	qp->recv_cq = rn_cq(init->recv_cq);
 	if (!qp->sq || !qp->rq_shadow || !qp->rq_offset || rn_cq_attach(qp->recv_cq, qp, &qp->cq_bit)) {
 		free_rings(qp);
 		free(qp);

@@ -98,6 +98,7 @@ static int become_reachable(struct rn_qp *qp)
 	block->rq_bounce = qp->rq_bounce;
 	block->cq = qp->recv_cq->index;
 	block->cq_bit = qp->cq_bit;
+	block->stamped = qp->recv_cq->stamps != NULL;
 	block->max_dest_rd_atomic = qp->attr.max_dest_rd_atomic;
 	block->pool = qp->pool ? rn_pool_index(qp->pool) : RN_NO_POOL;
 	block->type = qp->ex.qp_base.qp_type;

@@ -39,10 +39,12 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	uint32_t max_sge = READ_ONCE(block->rq_max_sge), cq = READ_ONCE(block->cq), bit = READ_ONCE(block->cq_bit);
 	uint32_t pool = READ_ONCE(block->pool), index = block - rn_arena_qp(arena, 0);
 	uint32_t bounce = READ_ONCE(block->rq_bounce);
+	bool stamped = READ_ONCE(block->stamped);
 
 	/* Read once, checked, kept. */
 	if (size < 2 || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
-	    stride < sizeof(struct rn_slot) + max_sge * sizeof(struct rn_slot_sge) || stride > 4096 ||
+	    stride < sizeof(struct rn_slot) + max_sge * sizeof(struct rn_slot_sge) + stamped * sizeof(uint64_t) ||
+	    stride > 4096 ||
 	    offset < RN_ARENA_HEAP || offset % 64 || offset > RN_ARENA_SIZE ||
 	    bounce > RN_ARENA_SIZE ||
 	    (uint64_t)size * stride + rn_bounce_bytes(size, bounce) > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX ||
@@ -72,6 +74,7 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->segment = 0;
 	view->segment_size = 0;
 	view->no_cma = rn_settings.no_cma;
+	view->stamped = stamped;
 	view->pushed = view->solicited = false;
 	return true;
 }
@@ -400,6 +403,8 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 		slot->destination = view->block - rn_arena_qp(view->arena, 0);
 		rn_claim_finish(view->arena, &view->claim, &view->block->finished);
 	} else {
+		if (unlikely(view->stamped))
+			atomic_store_explicit(rn_slot_stamp(slot, view->rq_stride), rn_now_ns(), memory_order_relaxed);
 		atomic_store_explicit(&slot->turn, ++view->done, memory_order_release);
 		atomic_store_explicit(&view->block->done, view->done, memory_order_relaxed);
 	}
