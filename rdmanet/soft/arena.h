@@ -218,6 +218,7 @@ struct rn_mr_entry {
 	uint64_t base;    /* address in the owner's process */
 	uint64_t offset;  /* within the segment */
 	uint32_t segment; /* id */
+	uint32_t qpn;     /* a window of type 2: the queue pair that it is for; else 0 */
 };
 static_assert(sizeof(struct rn_mr_entry) == 64, "one key, one cache line");
 

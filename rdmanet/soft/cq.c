@@ -816,8 +816,10 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 		.imm_data = slot->imm_data,
 		.qp_num = qp->ex.qp_base.qp_num,
 		.src_qp = qp->attr.dest_qp_num,
-		.wc_flags = flags & IBV_WC_WITH_IMM,
+		.wc_flags = flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV),
 	};
+	if (unlikely(wc->wc_flags & IBV_WC_WITH_INV))
+		rn_mw_settle(wc->invalidated_rkey);
 }
 
 /* Receives that came from a pool. */
@@ -836,8 +838,10 @@ static int poll_pool(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 			.imm_data = arrival.imm_data,
 			.qp_num = qp->ex.qp_base.qp_num,
 			.src_qp = qp->attr.dest_qp_num,
-			.wc_flags = arrival.wc_flags & IBV_WC_WITH_IMM,
+			.wc_flags = arrival.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV),
 		};
+		if (unlikely(wc[count].wc_flags & IBV_WC_WITH_INV))
+			rn_mw_settle(wc[count].invalidated_rkey);
 	}
 	qp->completions += count;
 	return count;

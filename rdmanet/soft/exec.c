@@ -192,7 +192,8 @@ uint64_t rn_rnr_delay_ns(struct rn_qp *qp)
 enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *wr, struct rn_piece *pieces, int *count,
 				   uint64_t *total)
 {
-	bool writes = wr->opcode >= IBV_WR_RDMA_READ;
+	bool writes = rn_fetches(wr->opcode);
+	uint32_t needed = writes ? RN_ACCESS_LOCAL | IBV_ACCESS_LOCAL_WRITE : RN_ACCESS_LOCAL;
 	uint64_t sum = 0;
 	int n = 0;
 
@@ -210,8 +211,7 @@ enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *w
 		}
 		mr = rn_mr_find(rn_mr_table, sge->lkey);
 		if (unlikely(!mr || mr->pd != rn_pd(qp->ex.qp_base.pd)->number ||
-			     !rn_mr_covers(mr, sge->addr, sge->length) ||
-			     (writes && !(mr->access & IBV_ACCESS_LOCAL_WRITE))))
+			     !rn_mr_covers(mr, sge->addr, sge->length) || (mr->access & needed) != needed))
 			return IBV_WC_LOC_PROT_ERR;
 		pieces[n].at = (char *)(uintptr_t)(mr->base + (sge->addr - mr->iova));
 		if (mr->kind == RN_MR_ON_DEMAND) {
@@ -231,7 +231,9 @@ static void read_request(const struct ibv_send_wr *wr, struct rn_request *reques
 	request->opcode = wr->opcode;
 	request->send_flags = wr->send_flags;
 	request->imm_data = wr->imm_data;
-	if (wr->opcode >= IBV_WR_ATOMIC_CMP_AND_SWP) {
+	if (unlikely(wr->opcode == IBV_WR_SEND_WITH_INV)) {
+		request->invalidate_rkey = wr->invalidate_rkey;
+	} else if (wr->opcode >= IBV_WR_ATOMIC_CMP_AND_SWP) {
 		request->remote_addr = wr->wr.atomic.remote_addr;
 		request->rkey = wr->wr.atomic.rkey;
 		request->compare_add = wr->wr.atomic.compare_add;
@@ -245,7 +247,7 @@ static void read_request(const struct ibv_send_wr *wr, struct rn_request *reques
 /* What is wrong with it, before anything goes out. */
 static enum ibv_wc_status check_request(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t total)
 {
-	if (likely(wr->opcode < IBV_WR_RDMA_READ))
+	if (likely(!rn_fetches(wr->opcode)))
 		return IBV_WC_SUCCESS;
 	if (unlikely(!qp->attr.max_rd_atomic))
 		return IBV_WC_LOC_QP_OP_ERR; /* no such request may ever be on its way */

@@ -39,7 +39,7 @@
 enum {
 	PAGE = 4096,
 	ACCESS_REMOTE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
-	ACCESS_KNOWN = IBV_ACCESS_LOCAL_WRITE | ACCESS_REMOTE | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
+	ACCESS_KNOWN = IBV_ACCESS_LOCAL_WRITE | ACCESS_REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
 		       IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE,
 };
 
@@ -58,7 +58,7 @@ static uint32_t next_index, taken;
 
 /* A key that a stopped peer may still be using. */
 struct quarantined {
-	uint32_t index;
+	uint32_t key;
 	struct rn_segment *segment;
 	uint32_t pd;
 	struct quarantined *next;
@@ -193,7 +193,7 @@ int rn_segment_fd(uint32_t id, size_t *size)
 
 /* --- keys ---------------------------------------------------------------------------------------------- */
 
-static uint32_t key_take(void)
+uint32_t rn_mr_key_take(void)
 {
 	uint32_t key = 0;
 
@@ -225,9 +225,13 @@ out:
 	return key;
 }
 
-static void key_give_back(uint32_t index)
+void rn_mr_key_give_back(uint32_t key)
 {
+	uint32_t index = key >> 8;
+
+	rn_mw_open_region(index);
 	pthread_mutex_lock(&mr_mutex);
+	generations[index] = key & 0xff; /* the next one is another, also after keys that a program chose */
 	rn_mr_table[index].length = 0;
 	taken--;
 	pthread_mutex_unlock(&mr_mutex);
@@ -244,7 +248,14 @@ static void entry_publish(struct rn_mr_entry *entry, const struct rn_mr_entry *f
 	entry->base = from->base;
 	entry->offset = from->offset;
 	entry->segment = from->segment;
+	entry->qpn = from->qpn;
 	atomic_store_explicit(&entry->key, key, memory_order_release);
+}
+
+void rn_mr_publish(const struct rn_mr_entry *entry, uint32_t key)
+{
+	entry_publish(&rn_mr_table[key >> 8], entry, key);
+	entry_publish(&rn_arena_mrs(rn_arena)[key >> 8], entry, key);
 }
 
 /* --- registering ---------------------------------------------------------------------------------------- */
@@ -252,9 +263,7 @@ static void entry_publish(struct rn_mr_entry *entry, const struct rn_mr_entry *f
 static int check_access(unsigned access)
 {
 	if (access & ~ACCESS_KNOWN)
-		return access & (IBV_ACCESS_MW_BIND | IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT)
-			       ? EOPNOTSUPP
-			       : EINVAL;
+		return access & (IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT) ? EOPNOTSUPP : EINVAL;
 	/* What a peer may write, the owner must be allowed to. */
 	if (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) && !(access & IBV_ACCESS_LOCAL_WRITE))
 		return EINVAL;
@@ -290,7 +299,7 @@ static struct ibv_mr *publish(struct ibv_pd *ibv_pd, void *addr, struct rn_mr_en
 		return NULL;
 	}
 	mr = calloc(1, sizeof(*mr));
-	key = mr ? key_take() : 0;
+	key = mr ? rn_mr_key_take() : 0;
 	if (!key) {
 		free(mr);
 		segment_put(segment);
@@ -313,8 +322,8 @@ static struct ibv_mr *publish(struct ibv_pd *ibv_pd, void *addr, struct rn_mr_en
 		.rkey = key,
 	};
 	entry->pd = pd->number;
-	entry_publish(&rn_mr_table[mr->index], entry, key);
-	entry_publish(&rn_arena_mrs(rn_arena)[mr->index], entry, key);
+	entry->access |= RN_ACCESS_LOCAL;
+	rn_mr_publish(entry, key);
 
 	pthread_mutex_lock(&context->mutex);
 	pd->users++;
@@ -457,10 +466,10 @@ static void withdraw(struct rn_mr *mr)
 	atomic_store(&rn_mr_table[index].key, 0);
 	atomic_thread_fence(memory_order_seq_cst);
 	if (wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS)) {
-		key_give_back(index);
+		rn_mr_key_give_back(mr->mr.lkey);
 		segment_put(mr->segment);
 	} else if ((aside = malloc(sizeof(*aside)))) {
-		*aside = (struct quarantined){.index = index, .segment = mr->segment, .pd = pd, .next = quarantine};
+		*aside = (struct quarantined){.key = mr->mr.lkey, .segment = mr->segment, .pd = pd, .next = quarantine};
 		quarantine = aside;
 	} /* else it is never reused: the same, but for the counter */
 	rn_list_del(&mr->link);
@@ -476,6 +485,10 @@ RN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv_mr)
 	if (rn_is_foreign(ibv_mr->context))
 		return 0;
 	pthread_mutex_lock(&context->mutex);
+	if (!rn_mw_close_region(mr->index)) {
+		pthread_mutex_unlock(&context->mutex);
+		return EBUSY;
+	}
 	rn_chaos_unpin(context, mr->pinned);
 	pthread_mutex_lock(&rn_world);
 	withdraw(mr);
@@ -503,7 +516,7 @@ void rn_mr_reap(void)
 			at = &aside->next;
 			continue;
 		}
-		key_give_back(aside->index);
+		rn_mr_key_give_back(aside->key);
 		segment_put(aside->segment);
 		*at = aside->next;
 		free(aside);

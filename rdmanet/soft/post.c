@@ -40,6 +40,9 @@ static const uint8_t wc_opcodes[] = {
 	[IBV_WR_RDMA_READ] = IBV_WC_RDMA_READ,
 	[IBV_WR_ATOMIC_CMP_AND_SWP] = IBV_WC_COMP_SWAP,
 	[IBV_WR_ATOMIC_FETCH_AND_ADD] = IBV_WC_FETCH_ADD,
+	[IBV_WR_LOCAL_INV] = IBV_WC_LOCAL_INV,
+	[IBV_WR_BIND_MW] = IBV_WC_BIND_MW,
+	[IBV_WR_SEND_WITH_INV] = IBV_WC_SEND,
 };
 
 static struct rn_send *queued(struct rn_qp *qp, uint32_t index)
@@ -193,6 +196,13 @@ static enum rn_wait try_head(struct rn_qp *qp, struct rn_send *head, bool *enter
 {
 	enum rn_wait wait;
 
+	if (unlikely(rn_is_local(head->wr.opcode))) {
+		if (*entered)
+			rn_leave(qp);
+		*entered = false;
+		*status = rn_mw_execute(qp, &head->wr);
+		return RN_WAIT_NOT;
+	}
 	if (unlikely(qp->chaos)) {
 		wait = rn_chaos_set_off(qp, head, status);
 		if (wait != RN_WAIT_NOT || *status != IBV_WC_SUCCESS)
@@ -299,6 +309,9 @@ static bool has_operation(enum ibv_qp_type type, enum ibv_wr_opcode opcode)
 		return type != IBV_QPT_XRC_RECV;
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_LOCAL_INV:
+	case IBV_WR_BIND_MW:
 		return type == IBV_QPT_UC || type == IBV_QPT_XRC_SEND;
 	default:
 		return type == IBV_QPT_XRC_SEND;
@@ -312,12 +325,12 @@ static int check_send(const struct rn_qp *qp, const struct ibv_send_wr *wr)
 		return ENOMEM;
 	if (unlikely(qp->ex.qp_base.qp_type != IBV_QPT_RC && !has_operation(qp->ex.qp_base.qp_type, wr->opcode)))
 		return EINVAL;
-	if (unlikely((unsigned)wr->opcode > IBV_WR_ATOMIC_FETCH_AND_ADD))
+	if (unlikely((unsigned)wr->opcode > IBV_WR_SEND_WITH_INV))
 		return wr->opcode <= IBV_WR_ATOMIC_WRITE ? EOPNOTSUPP : EINVAL;
 	if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge))
 		return EINVAL;
 	if (wr->send_flags & IBV_SEND_INLINE &&
-	    (wr->opcode >= IBV_WR_RDMA_READ || total_length(wr) > qp->cap.max_inline_data))
+	    (rn_fetches(wr->opcode) || total_length(wr) > qp->cap.max_inline_data))
 		return EINVAL;
 	return 0;
 }
@@ -343,6 +356,8 @@ static void enqueue(struct rn_qp *qp, const struct ibv_send_wr *wr)
 		}
 		*sge = (struct ibv_sge){.addr = (uintptr_t)data, .length = to - data};
 		send->wr.num_sge = 1;
+	} else if (unlikely(rn_is_local(wr->opcode))) {
+		rn_mw_keep(&send->wr);
 	} else if (wr->num_sge) {
 		memcpy(sge, wr->sg_list, wr->num_sge * sizeof(*sge));
 	}
@@ -360,6 +375,14 @@ static bool execute_now(struct rn_qp *qp, const struct ibv_send_wr *wr, bool *en
 	enum ibv_wc_status status = IBV_WC_SUCCESS;
 	uint32_t byte_len;
 
+	if (unlikely(rn_is_local(wr->opcode))) {
+		if (*entered)
+			rn_leave(qp);
+		*entered = false;
+		status = rn_mw_execute(qp, wr);
+		byte_len = 0;
+		goto executed;
+	}
 	if (!*entered) {
 		*wait = rn_enter(qp);
 		if (unlikely(*wait != RN_WAIT_NOT))
@@ -373,6 +396,7 @@ static bool execute_now(struct rn_qp *qp, const struct ibv_send_wr *wr, bool *en
 		if (*wait != RN_WAIT_NOT)
 			return false;
 	}
+executed:
 	qp->sq_posted++;
 	complete(qp, wr, status, byte_len);
 	if (unlikely(status != IBV_WC_SUCCESS))

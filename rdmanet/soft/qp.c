@@ -13,7 +13,7 @@
 #include "srq.h"
 
 struct rn_qp *rn_qps[RN_QPS_MAX];
-uint32_t rn_qps_end;
+_Atomic uint32_t rn_qps_end;
 
 /* All of these with rn_world held. */
 static uint32_t generations[RN_QPS_MAX]; /* of each slot, counted on through its users */
@@ -632,6 +632,7 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	if (rn_is_foreign(base->context))
 		return 0;
 	err = rn_qp_reset(qp);
+	rn_mw_forget_qp(base->qp_num);
 	pthread_mutex_lock(&rn_world);
 	if (err)
 		put_aside(qp);

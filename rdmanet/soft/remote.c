@@ -66,6 +66,10 @@ static int perform(const struct rn_remote *request, const char *data, size_t num
 	if (!mr || mr->pd != rn_pd(qp->ex.qp_base.pd)->number || (mr->access & needed) != needed ||
 	    !rn_mr_covers(mr, request->addr, request->length))
 		return EACCES;
+	/* A window may have been invalidated by its peer, who tells the arena only. */
+	if (mr->qpn && (mr->qpn != request->dest_qpn ||
+			atomic_load(&rn_arena_mrs(rn_arena)[request->key >> 8].key) != request->key))
+		return EACCES;
 	at = mr->base + (request->addr - mr->iova);
 	if (is_atomic && at % sizeof(before))
 		return EACCES;
@@ -118,7 +122,7 @@ static enum ibv_wc_status take_answer(struct rn_qp *qp, struct rn_send *head, co
 	uint64_t total;
 	int count;
 
-	if (head->wr.opcode >= IBV_WR_RDMA_READ) {
+	if (rn_fetches(head->wr.opcode)) {
 		if (answer->length != qp->reply_length || length - sizeof(*answer) < answer->length)
 			return IBV_WC_BAD_RESP_ERR;
 		status = rn_local_pieces(qp, &head->wr, pieces, &count, &total);

@@ -53,6 +53,7 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->arena = arena;
 	view->mrs = mrs;
 	view->block = block;
+	view->qpn = atomic_load(&block->qpn);
 	view->rq = arena + offset;
 	view->rq_mask = size - 1;
 	view->rq_stride = stride;
@@ -138,7 +139,7 @@ static enum reach reach(struct rn_view *view, uint32_t pd, uint32_t key, uint64_
 {
 	const struct rn_mr_entry *mr = rn_mr_find(view->mrs, key);
 	uint64_t iova, at, size, base;
-	uint32_t kind;
+	uint32_t kind, qpn;
 
 	if (unlikely(!mr || READ_ONCE(mr->pd) != pd || (READ_ONCE(mr->access) & access) != access))
 		return REACH_DENIED;
@@ -146,8 +147,9 @@ static enum reach reach(struct rn_view *view, uint32_t pd, uint32_t key, uint64_
 	size = READ_ONCE(mr->length);
 	base = READ_ONCE(mr->base);
 	kind = READ_ONCE(mr->kind);
+	qpn = READ_ONCE(mr->qpn);
 	at = addr - iova;
-	if (unlikely(addr < iova || length > size || at > size - length))
+	if (unlikely(addr < iova || length > size || at > size - length || (qpn && qpn != view->qpn)))
 		return REACH_DENIED;
 	piece->mr = mr;
 	piece->key = key;
@@ -391,12 +393,13 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 		    enum ibv_wc_status status, uint32_t length, uint8_t flags)
 {
 	bool has_imm = request->opcode == IBV_WR_SEND_WITH_IMM || request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	bool has_inv = request->opcode == IBV_WR_SEND_WITH_INV;
 
 	slot->byte_len = length;
-	slot->imm_data = request->imm_data;
+	slot->imm_data = unlikely(has_inv) ? request->invalidate_rkey : request->imm_data;
 	slot->status = status;
 	slot->opcode = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
-	slot->wc_flags = flags | (has_imm ? IBV_WC_WITH_IMM : 0);
+	slot->wc_flags = flags | (has_imm ? IBV_WC_WITH_IMM : has_inv ? IBV_WC_WITH_INV : 0);
 	slot->vendor_err = 0;
 	if (unlikely(view->pool)) {
 		slot->source_qpn = view->source_qpn;
@@ -486,13 +489,18 @@ static enum ibv_wc_status receive_pieces(struct rn_view *view, const struct rn_s
 	return left ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
 }
 
-/* SEND, with or without immediate data. */
+/* SEND, with or without immediate data or a key to invalidate. */
 static enum rn_wait prepare_send(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t,
 				 enum ibv_wc_status *status)
 {
 	enum reach reached = REACH_OK;
 	enum ibv_wc_status here;
 
+	if (unlikely(request->opcode == IBV_WR_SEND_WITH_INV &&
+		     !rn_mw_may_invalidate(view->mrs, request->invalidate_rkey, view->pd, view->qpn))) {
+		*status = deny_access(view);
+		return RN_WAIT_NOT;
+	}
 	t->slot = next_slot(view);
 	if (unlikely(!t->slot))
 		return RN_WAIT_RNR;
@@ -581,6 +589,7 @@ enum rn_wait rn_respond_prepare(struct rn_view *view, const struct rn_request *r
 	switch (request->opcode) {
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:
+	case IBV_WR_SEND_WITH_INV:
 		return prepare_send(view, request, t, status);
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
@@ -593,6 +602,8 @@ enum rn_wait rn_respond_prepare(struct rn_view *view, const struct rn_request *r
 
 void rn_respond_finish(struct rn_view *view, const struct rn_request *request, struct rn_transfer *t)
 {
+	if (unlikely(request->opcode == IBV_WR_SEND_WITH_INV))
+		rn_mw_invalidate((struct rn_mr_entry *)view->mrs, request->invalidate_rkey);
 	if (t->slot)
 		publish(view, t->slot, request, IBV_WC_SUCCESS, t->total, t->bounced ? RN_SLOT_BOUNCED : 0);
 }

@@ -39,6 +39,7 @@ struct rn_view {
 	bool self;
 	bool unreliable; /* UC, UD: what is refused is dropped, and nobody told */
 	uint32_t source_qpn; /* the requester's */
+	uint32_t qpn;        /* the responder's own */
 	struct rn_peer *peer;       /* whose arena it is; NULL: this process's */
 	struct rn_counters *count;  /* of whoever looks */
 	uint32_t generation;

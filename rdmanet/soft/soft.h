@@ -59,6 +59,7 @@
 #include "engine.h"
 #include "extras.h"
 #include "lock.h"
+#include "mw.h"
 #include "peer.h"
 #include "pool.h"
 #include "respond.h"
@@ -128,7 +129,7 @@ struct rn_context {
 	struct rn_list link;
 
 	pthread_mutex_t mutex; /* the lists, and users counts of what is on them */
-	struct rn_list pds, mrs, channels, cqs, srqs, qps;
+	struct rn_list pds, mrs, mws, channels, cqs, srqs, qps;
 
 	struct rn_lock event_lock;
 	struct rn_list events; /* not read yet */
@@ -206,6 +207,15 @@ static inline bool rn_mr_covers(const struct rn_mr_entry *mr, uint64_t addr, uin
 
 	return addr >= mr->iova && length <= mr->length && at <= mr->length - length;
 }
+
+/* In an entry's access: it is good as an lkey. Regions are, windows aren't. */
+#define RN_ACCESS_LOCAL (1u << 31)
+
+/* An index of the table for a new key, and the first key of it; 0: no more. Given back with its last key. */
+uint32_t rn_mr_key_take(void);
+void rn_mr_key_give_back(uint32_t key);
+/* Make it valid, in both tables. */
+void rn_mr_publish(const struct rn_mr_entry *entry, uint32_t key);
 
 /* Can the range of our own address space be read (written)? Brings it in. One system call. */
 bool rn_mr_probe(uint64_t addr, uint64_t length, bool write);
@@ -426,7 +436,7 @@ static inline uint64_t rn_rq_bytes(const struct rn_qp *qp)
 
 /* The process's queue pairs by block index; with rn_world held. */
 extern struct rn_qp *rn_qps[RN_QPS_MAX];
-extern uint32_t rn_qps_end; /* none at this index or above */
+extern _Atomic uint32_t rn_qps_end; /* none at this index or above */
 
 /* NULL and errno; init->cap becomes what it really has. */
 struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init);
@@ -459,6 +469,12 @@ void rn_qp_close(void);
 void rn_qp_forked(void);
 
 /* --- posting and executing (post.c, exec.c, remote.c) -------------------------------------------- */
+
+/* Requests that bring something back. */
+static inline bool rn_fetches(enum ibv_wr_opcode opcode)
+{
+	return opcode >= IBV_WR_RDMA_READ && opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
 
 int rn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
 /* A chain of that many, all or none. 0 or errno. */

@@ -118,12 +118,14 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.max_qp = RN_QPS_MAX,
 		.max_qp_wr = RN_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
-				    IBV_DEVICE_SRQ_RESIZE,
+				    IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_MEM_WINDOW |
+				    IBV_DEVICE_MEM_WINDOW_TYPE_2B,
 		.max_sge = RN_MAX_SGE,
 		.max_sge_rd = RN_MAX_SGE,
 		.max_cq = RN_CQS_MAX,
 		.max_cqe = RN_MAX_CQE,
 		.max_mr = RN_MRS_MAX - 1,
+		.max_mw = RN_MRS_MAX - 1,
 		.max_pd = 1 << 20,
 		.max_qp_rd_atom = RN_MAX_RD_ATOMIC,
 		.max_res_rd_atom = RN_MAX_RD_ATOMIC * 1024,
@@ -309,6 +311,7 @@ static void process_forked(void)
 	rn_bounce_forked();
 	rn_cq_forked();
 	rn_mr_forked();
+	rn_mw_forked();
 	rn_arena_forked();
 }
 
@@ -339,6 +342,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	pthread_mutex_init(&context->mutex, NULL);
 	rn_list_init(&context->pds);
 	rn_list_init(&context->mrs);
+	rn_list_init(&context->mws);
 	rn_list_init(&context->channels);
 	rn_list_init(&context->cqs);
 	rn_list_init(&context->srqs);
@@ -357,6 +361,9 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 			{
 				._compat_query_device = ibv_query_device,
 				._compat_query_port = ibv_query_port,
+				.alloc_mw = rn_alloc_mw,
+				.bind_mw = rn_bind_mw,
+				.dealloc_mw = rn_dealloc_mw,
 				.poll_cq = rn_cq_poll,
 				.req_notify_cq = rn_cq_request_notify,
 				.post_send = rn_post_send,
@@ -439,6 +446,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	rn_qp_destroy_all(context);
 	rn_srq_destroy_all(context);
 	rn_cq_destroy_all(context);
+	rn_mw_destroy_all(context);
 	rn_mr_destroy_all(context);
 	while (!rn_list_empty(&context->pds))
 		ibv_dealloc_pd(&container_of(context->pds.next, struct rn_pd, link)->pd);

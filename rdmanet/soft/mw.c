@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory windows.  mw.h has the theory.
+ *
+ * One lock guards the table of windows and what each is bound to.  It is innermost, and held for
+ * a few instructions: not while waiting for those who may still be using a key that was withdrawn.
+ *
+ * That wait.  When a bind or an invalidation completes, nobody uses the old key any more: as for
+ * ibv_dereg_mr, whoever is inside of a queue pair of the PD has looked the key up before it was
+ * cleared, or must look again (arena.h, `busy`).  It is made by whoever executes the request, with
+ * the send lock of that queue pair held, so it looks only at words in the arena, of which `busy` is
+ * one.  It is bounded: a peer that is stopped inside can write no more than the piece it is at.
+ */
+#include <stdlib.h>
+
+#include "soft.h"
+
+enum {
+	REMOTE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	/* LOCAL_WRITE means nothing to a window, and is taken without a word by everybody. */
+	KNOWN = REMOTE | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE,
+};
+
+struct rn_mw {
+	struct ibv_mw mw;
+	uint32_t index;
+	uint32_t key;    /* while bound; else 0 */
+	uint32_t last;   /* the key it had last */
+	uint32_t region; /* the index of the region, while bound */
+	uint32_t qpn;    /* type 2, while bound */
+	struct rn_list link;
+};
+
+static struct rn_lock mw_lock;
+static struct rn_mw *windows[RN_MRS_MAX];
+static uint32_t bound[RN_MRS_MAX]; /* to each region; CLOSED: there is none, or not for long */
+static uint32_t num_windows, bound_to_qps;
+
+#define CLOSED UINT32_MAX
+
+static struct rn_mr_entry *shared_entry(uint32_t index)
+{
+	return &rn_arena_mrs(rn_arena)[index];
+}
+
+/* Everybody who may have seen the key valid has left. */
+static void wait_unused(uint32_t pd)
+{
+	uint64_t deadline = 0;
+
+	atomic_thread_fence(memory_order_seq_cst);
+	for (uint32_t i = 0; i < rn_qps_end; i++) {
+		struct rn_qp_block *block = rn_arena_qp(rn_arena, i);
+		uint32_t seen = atomic_load(&block->busy);
+
+		if (!(seen & 1) || READ_ONCE(block->pd) != pd)
+			continue;
+		if (!deadline)
+			deadline = rn_now_ns() + RN_IDLE_WAIT_NS;
+		while (atomic_load(&block->busy) == seen && rn_now_ns() < deadline)
+			sched_yield();
+	}
+}
+
+/* --- with mw_lock held ---------------------------------------------------------------------------------- */
+
+static void unbind(struct rn_mw *mw)
+{
+	if (!mw->key)
+		return;
+	atomic_store(&rn_mr_table[mw->index].key, 0);
+	atomic_store(&shared_entry(mw->index)->key, 0);
+	bound[mw->region]--;
+	if (mw->qpn)
+		bound_to_qps--;
+	mw->key = mw->qpn = 0;
+}
+
+/* The peer has taken it away in the arena. */
+static void settle(struct rn_mw *mw)
+{
+	if (mw->key && atomic_load(&shared_entry(mw->index)->key) != mw->key)
+		unbind(mw);
+}
+
+static struct rn_mw *find(uint32_t key)
+{
+	uint32_t index = key >> 8;
+	struct rn_mw *mw = index < RN_MRS_MAX ? windows[index] : NULL;
+
+	if (mw)
+		settle(mw);
+	return mw;
+}
+
+/* --- binding ---------------------------------------------------------------------------------------------- */
+
+/* May this part of the region get these rights? */
+static bool is_bindable(const struct rn_mr_entry *mr, uint32_t pd, const struct ibv_mw_bind_info *info)
+{
+	unsigned access = info->mw_access_flags;
+
+	return mr && mr->pd == pd && mr->access & IBV_ACCESS_MW_BIND && !(access & ~(unsigned)KNOWN) &&
+	       (mr->access & IBV_ACCESS_LOCAL_WRITE ||
+		!(access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))) &&
+	       rn_mr_covers(mr, info->addr, info->length);
+}
+
+static void fill_in(struct rn_mr_entry *window, const struct rn_mr_entry *mr, const struct ibv_mw_bind_info *info,
+		    uint32_t qpn)
+{
+	uint64_t at = info->addr - mr->iova;
+
+	*window = (struct rn_mr_entry){
+		.pd = mr->pd,
+		.access = info->mw_access_flags & REMOTE,
+		.kind = mr->kind,
+		.iova = info->mw_access_flags & IBV_ACCESS_ZERO_BASED ? 0 : info->addr,
+		.length = info->length,
+		.base = mr->base + at,
+		.offset = mr->offset + at,
+		.segment = mr->segment,
+		.qpn = qpn,
+	};
+}
+
+static enum ibv_wc_status bind(struct rn_qp *qp, const struct ibv_send_wr *wr, uint32_t lkey)
+{
+	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
+	uint32_t pd = rn_pd(qp->ex.qp_base.pd)->number, key = wr->bind_mw.rkey;
+	const struct rn_mr_entry *mr = rn_mr_find(rn_mr_table, lkey);
+	enum ibv_wc_status status = IBV_WC_MW_BIND_ERR;
+	struct rn_mr_entry entry;
+	struct rn_mw *mw;
+	bool was_bound;
+
+	rn_lock(&mw_lock);
+	mw = find(key);
+	if (!mw || rn_pd(mw->mw.pd)->number != pd)
+		goto out;
+	if (mw->mw.type == IBV_MW_TYPE_2 && (mw->key || !info->length))
+		goto out; /* it must be invalidated first, and not by this */
+	if (info->length && (!is_bindable(mr, pd, info) || bound[lkey >> 8] == CLOSED))
+		goto out;
+	status = IBV_WC_SUCCESS;
+	was_bound = mw->key;
+	unbind(mw);
+	if (was_bound) {
+		rn_unlock(&mw_lock); /* its user orders binds of one window, or gets what he deserves */
+		wait_unused(pd);
+		rn_lock(&mw_lock);
+		if (find(key) != mw || mw->key || (info->length && bound[lkey >> 8] == CLOSED))
+			status = IBV_WC_MW_BIND_ERR;
+	}
+	if (!info->length || status != IBV_WC_SUCCESS)
+		goto out;
+	mw->key = mw->last = key;
+	mw->region = lkey >> 8;
+	mw->qpn = mw->mw.type == IBV_MW_TYPE_2 ? qp->ex.qp_base.qp_num : 0;
+	bound[mw->region]++;
+	if (mw->qpn)
+		bound_to_qps++;
+	fill_in(&entry, mr, info, mw->qpn);
+	rn_mr_publish(&entry, key);
+out:
+	rn_unlock(&mw_lock);
+	return status;
+}
+
+static enum ibv_wc_status invalidate(struct rn_qp *qp, uint32_t key)
+{
+	struct rn_mw *mw;
+	bool valid;
+
+	rn_lock(&mw_lock);
+	mw = find(key);
+	valid = mw && mw->key == key && mw->qpn == qp->ex.qp_base.qp_num;
+	if (valid)
+		unbind(mw);
+	rn_unlock(&mw_lock);
+	if (!valid)
+		return IBV_WC_MW_BIND_ERR;
+	wait_unused(rn_pd(qp->ex.qp_base.pd)->number);
+	return IBV_WC_SUCCESS;
+}
+
+void rn_mw_keep(struct ibv_send_wr *copy)
+{
+	copy->num_sge = 0;
+	if (copy->opcode == IBV_WR_BIND_MW && copy->bind_mw.bind_info.mr) {
+		*copy->sg_list = (struct ibv_sge){.lkey = copy->bind_mw.bind_info.mr->lkey};
+		copy->num_sge = 1;
+		copy->bind_mw.bind_info.mr = NULL;
+	}
+}
+
+enum ibv_wc_status rn_mw_execute(struct rn_qp *qp, const struct ibv_send_wr *wr)
+{
+	const struct ibv_mr *mr = wr->bind_mw.bind_info.mr;
+
+	if (wr->opcode == IBV_WR_LOCAL_INV)
+		return invalidate(qp, wr->invalidate_rkey);
+	return bind(qp, wr, mr ? mr->lkey : wr->num_sge ? wr->sg_list[0].lkey : 0);
+}
+
+/* --- what the peer may do ----------------------------------------------------------------------------------- */
+
+bool rn_mw_may_invalidate(const struct rn_mr_entry *table, uint32_t key, uint32_t pd, uint32_t qpn)
+{
+	const struct rn_mr_entry *entry = rn_mr_find(table, key);
+
+	return entry && READ_ONCE(entry->pd) == pd && READ_ONCE(entry->qpn) == qpn;
+}
+
+void rn_mw_settle(uint32_t key)
+{
+	rn_lock(&mw_lock);
+	find(key);
+	rn_unlock(&mw_lock);
+}
+
+void rn_mw_invalidate(struct rn_mr_entry *table, uint32_t key)
+{
+	bool is_ours = table == rn_mr_table;
+	uint32_t expected = key;
+
+	if (is_ours)
+		table = rn_arena_mrs(rn_arena);
+	atomic_compare_exchange_strong(&table[key >> 8].key, &expected, 0);
+	if (is_ours)
+		rn_mw_settle(key);
+}
+
+/* --- who waits for us ------------------------------------------------------------------------------------------ */
+
+bool rn_mw_close_region(uint32_t index)
+{
+	bool closed;
+
+	rn_lock(&mw_lock);
+	for (uint32_t i = 0; bound[index] && i < RN_MRS_MAX; i++)
+		if (windows[i] && windows[i]->region == index)
+			settle(windows[i]);
+	closed = !bound[index];
+	if (closed)
+		bound[index] = CLOSED;
+	rn_unlock(&mw_lock);
+	return closed;
+}
+
+void rn_mw_open_region(uint32_t index)
+{
+	rn_lock(&mw_lock);
+	bound[index] = 0;
+	rn_unlock(&mw_lock);
+}
+
+void rn_mw_forget_qp(uint32_t qpn)
+{
+	rn_lock(&mw_lock);
+	for (uint32_t i = 0; bound_to_qps && i < RN_MRS_MAX; i++)
+		if (windows[i] && windows[i]->qpn == qpn)
+			unbind(windows[i]);
+	rn_unlock(&mw_lock);
+}
+
+/* --- the calls --------------------------------------------------------------------------------------------------- */
+
+struct ibv_mw *rn_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
+{
+	struct rn_context *context = rn_context(pd->context);
+	struct rn_mw *mw;
+	uint32_t key;
+
+	errno = rn_is_foreign(pd->context)                          ? ENODEV
+		: type != IBV_MW_TYPE_1 && type != IBV_MW_TYPE_2 ? EINVAL
+								 : 0;
+	if (errno)
+		return NULL;
+	mw = calloc(1, sizeof(*mw));
+	key = mw ? rn_mr_key_take() : 0;
+	if (!key) {
+		free(mw);
+		errno = ENOMEM;
+		return NULL;
+	}
+	mw->index = key >> 8;
+	mw->last = key;
+	mw->mw = (struct ibv_mw){.context = pd->context, .pd = pd, .rkey = key, .handle = mw->index, .type = type};
+	pthread_mutex_lock(&context->mutex);
+	rn_pd(pd)->users++;
+	rn_list_add(&context->mws, &mw->link);
+	pthread_mutex_unlock(&context->mutex);
+	rn_lock(&mw_lock);
+	windows[mw->index] = mw;
+	num_windows++;
+	rn_unlock(&mw_lock);
+	return &mw->mw;
+}
+
+int rn_dealloc_mw(struct ibv_mw *ibv_mw)
+{
+	struct rn_mw *mw = container_of(ibv_mw, struct rn_mw, mw);
+	struct rn_context *context = rn_context(ibv_mw->context);
+	bool was_bound;
+
+	if (rn_is_foreign(ibv_mw->context))
+		return 0;
+	rn_lock(&mw_lock);
+	settle(mw);
+	was_bound = mw->key;
+	unbind(mw);
+	windows[mw->index] = NULL;
+	num_windows--;
+	rn_unlock(&mw_lock);
+	if (was_bound)
+		wait_unused(rn_pd(ibv_mw->pd)->number);
+	rn_mr_key_give_back(mw->last);
+	pthread_mutex_lock(&context->mutex);
+	rn_list_del(&mw->link);
+	rn_pd(ibv_mw->pd)->users--;
+	pthread_mutex_unlock(&context->mutex);
+	free(mw);
+	return 0;
+}
+
+/* Type 1 only: the new key is the library's to choose, and good when the bind has completed. */
+int rn_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
+{
+	const struct ibv_mw_bind_info *info = &bind->bind_info;
+	struct ibv_send_wr *bad_wr, wr = {
+		.wr_id = bind->wr_id,
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = bind->send_flags,
+		.bind_mw = {
+			.mw = mw,
+			.rkey = (mw->rkey & ~0xffu) | ((mw->rkey + 1) & 0xff),
+			.bind_info = *info,
+		},
+	};
+	int err;
+
+	if ((!info->mr && (info->addr || info->length)) || info->mw_access_flags & IBV_ACCESS_ZERO_BASED)
+		return EINVAL;
+	if (mw->pd != qp->pd || (info->mr && info->mr->pd != mw->pd))
+		return EPERM;
+	err = rn_post_send(qp, &wr, &bad_wr);
+	if (!err)
+		mw->rkey = wr.bind_mw.rkey;
+	return err;
+}
+
+void rn_mw_destroy_all(struct rn_context *context)
+{
+	while (!rn_list_empty(&context->mws))
+		rn_dealloc_mw(&container_of(context->mws.next, struct rn_mw, link)->mw);
+}
+
+void rn_mw_forked(void)
+{
+	memset(&mw_lock, 0, sizeof(mw_lock));
+	if (num_windows)
+		memset(windows, 0, sizeof(windows));
+	for (uint32_t i = 0; i < RN_MRS_MAX; i++)
+		if (bound[i]) /* reading costs no page */
+			bound[i] = 0;
+	num_windows = bound_to_qps = 0;
+}
