@@ -180,7 +180,10 @@ struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context,
 
 void rn_cm_id_free(struct rn_cm_id *id)
 {
+	if (id->sync)
+		rdma_destroy_event_channel(id->id.channel);
 	rn_fd_close(id->bound_fd);
+	free(id->qp_attr);
 	free(id);
 }
 
@@ -189,16 +192,21 @@ RN_EXPORT int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_
 {
 	struct rn_cm_id *id;
 
-	if (!channel)
-		return rn_cm_error(ENOSYS); /* synchronous identifiers */
 	if (ps != RDMA_PS_TCP)
 		return rn_cm_error(EPROTONOSUPPORT); /* datagrams */
 	if (!rn_cm_context_get())
 		return -1;
 	id = rn_cm_id_new(channel, context, ps);
-	if (!id) {
+	if (id && !channel) {
+		id->sync = true;
+		id->id.channel = rdma_create_event_channel();
+	}
+	if (!id || !id->id.channel) {
+		int error = id ? errno : ENOMEM;
+
+		free(id);
 		rn_cm_context_put();
-		return rn_cm_error(ENOMEM);
+		return rn_cm_error(error);
 	}
 	*result = &id->id;
 	return 0;
@@ -237,6 +245,7 @@ RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
 		return 0; /* of the parent: neither its events nor its sockets are here */
 	if (id->state == RN_CM_LISTENING)
 		stop_listening(id);
+	rn_cm_put_event(id);
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->state == RN_CM_LISTENING)
 		rn_wire_listener_gone(id);
@@ -408,7 +417,7 @@ RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *pa
 	else
 		error = ECONNRESET;
 	pthread_mutex_unlock(&rn_cm_lock);
-	return error ? rn_cm_error(error) : 0;
+	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 
 RN_EXPORT int rdma_reject(struct rdma_cm_id *rdma_id, const void *private_data, uint8_t length)
@@ -483,7 +492,7 @@ RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *p
 			id->state = RN_CM_CONNECTION;
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
-	return error ? rn_cm_error(error) : 0;
+	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 
 /* For programs that move their queue pair themselves, after CONNECT_RESPONSE. */
@@ -515,7 +524,7 @@ RN_EXPORT int rdma_establish(struct rdma_cm_id *rdma_id)
 RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
-	bool was_connected;
+	bool was_connected, told;
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
@@ -528,6 +537,9 @@ RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->wire && rn_wire_phase(id->wire) == RN_WIRE_ESTABLISHED)
 		rn_wire_disconnect(id->wire);
+	/* Only then is there an event to wait for. */
+	told = !(id->wire && rn_wire_phase(id->wire) == RN_WIRE_DREQ_SENT) &&
+	       !rn_cm_event_find(id, RDMA_CM_EVENT_DISCONNECTED);
 	pthread_mutex_unlock(&rn_cm_lock);
-	return 0;
+	return told ? 0 : rn_cm_complete(id);
 }

@@ -6,6 +6,7 @@
  *     cm_address.c  which addresses are ours, binding, rdma_getaddrinfo
  *     cm_event.c    event channels: what the program is told, and when
  *     cm_qp.c       the queue pair of an identifier, and the transitions made for it
+ *     cm_sync.c     identifiers without a channel, whose calls wait
  *     cm_wire.c     the TCP socket under a connection: messages, time-outs, loss
  *
  * Who runs where.  Exported calls run in the program's threads and never wait for a socket: they
@@ -84,6 +85,11 @@ struct rn_cm_id {
 	bool was_connected; /* ESTABLISHED once: may disconnect, gets one DISCONNECTED */
 	bool connect_error; /* told so by CONNECT_ERROR: REJECTED would be once too often */
 	uint32_t delivered, acked;
+	struct ibv_ece local_ece, remote_ece; /* vendors' options of the queue pairs: carried, and nothing more */
+
+	/* cm_sync.c */
+	bool sync; /* its channel is its own */
+	struct ibv_qp_init_attr *qp_attr;
 
 	/* a listener's */
 	struct rn_source accepting;
@@ -152,6 +158,12 @@ struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id);
 /* 0 or errno; nothing without id->qp. */
 int rn_cm_qp_connect(struct rn_cm_id *id); /* INIT (again, with the agreed rights), RTR, RTS */
 void rn_cm_qp_fail(struct rn_cm_id *id);   /* ERR */
+
+/* --- cm_sync.c ---------------------------------------------------------------------------------- */
+
+/* The last thing in a call that has begun something: of a synchronous identifier, wait for its end. */
+int rn_cm_complete(struct rn_cm_id *id);
+void rn_cm_put_event(struct rn_cm_id *id); /* acknowledge id->event, if there is one */
 
 /* --- cm_wire.c ---------------------------------------------------------------------------------- */
 

@@ -245,7 +245,7 @@ RN_EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma_id, struct sockaddr *src
 		id->state = RN_CM_ADDRESS_RESOLVED;
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
-	return error ? rn_cm_error(error) : 0;
+	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 
 RN_EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma_id, int timeout_ms)
@@ -267,7 +267,7 @@ RN_EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma_id, int timeout_ms)
 		id->state = RN_CM_ROUTE_RESOLVED;
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
-	return error ? rn_cm_error(error) : 0;
+	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 
 RN_EXPORT __be16 rdma_get_src_port(struct rdma_cm_id *id)

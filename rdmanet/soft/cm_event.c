@@ -158,17 +158,26 @@ struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id)
 	return purged;
 }
 
+/* Without a target it becomes synchronous. */
 RN_EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma_id, struct rdma_event_channel *target)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct rdma_event_channel *own = NULL;
 	struct rn_cm_event *events;
+	bool sync = !target;
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
-	if (!target)
-		return rn_cm_error(ENOSYS); /* would make it synchronous */
+	if (sync && id->sync)
+		return 0;
+	if (sync && !(target = rdma_create_event_channel()))
+		return -1;
+	rn_cm_put_event(id);
 	pthread_mutex_lock(&rn_cm_lock);
 	events = rn_cm_event_purge(id);
+	if (id->sync)
+		own = rdma_id->channel;
+	id->sync = sync;
 	rdma_id->channel = target;
 	while (events) {
 		struct rn_cm_event *next = events->next;
@@ -182,6 +191,8 @@ RN_EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma_id, struct rdma_event_chan
 	while (id->acked != id->delivered)
 		pthread_cond_wait(&rn_cm_acked, &rn_cm_lock);
 	pthread_mutex_unlock(&rn_cm_lock);
+	if (own)
+		rdma_destroy_event_channel(own);
 	return 0;
 }
 
@@ -234,6 +245,13 @@ static bool deliver(struct rn_cm_event *event)
 	int error;
 
 	switch (event->event.event) {
+	case RDMA_CM_EVENT_CONNECT_REQUEST:
+		/* A synchronous listener's connections are, too. */
+		if (!event->counted_on->sync || !rdma_migrate_id(&id->id, NULL))
+			break;
+		rdma_ack_cm_event(&event->event);
+		rdma_destroy_id(&id->id); /* rejects it */
+		return false;
 	case RDMA_CM_EVENT_CONNECT_RESPONSE:
 		if (!id->id.qp)
 			break; /* the program moves its queue pair, and calls rdma_establish */

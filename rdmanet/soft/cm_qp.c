@@ -179,8 +179,10 @@ RN_EXPORT int rdma_create_qp_ex(struct rdma_cm_id *rdma_id, struct ibv_qp_init_a
 			return -1;
 		attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
 	}
-	if (attr->pd->context != rdma_id->verbs)
+	if (attr->pd->context != rdma_id->verbs || (attr->srq && attr->srq->context != rdma_id->verbs))
 		return rn_cm_error(EINVAL);
+	if (!attr->srq)
+		attr->srq = rdma_id->srq;
 	if (make_cqs(id, attr))
 		qp = create(id, attr);
 	if (!qp) {
@@ -231,4 +233,87 @@ RN_EXPORT void rdma_destroy_qp(struct rdma_cm_id *rdma_id)
 	ibv_destroy_qp(rdma_id->qp);
 	rdma_id->qp = NULL;
 	destroy_cqs(id);
+}
+
+/* --- shared receive queues ------------------------------------------------------------------------ */
+
+RN_EXPORT int rdma_create_srq_ex(struct rdma_cm_id *rdma_id, struct ibv_srq_init_attr_ex *attr)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct ibv_srq *srq;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (!rdma_id->verbs || rdma_id->srq)
+		return rn_cm_error(EINVAL);
+	if (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_PD)) {
+		attr->pd = rdma_id->pd ? rdma_id->pd : rn_cm_default_pd();
+		if (!attr->pd)
+			return -1;
+		attr->comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+	}
+	if (attr->pd->context != rdma_id->verbs)
+		return rn_cm_error(EINVAL);
+	srq = ibv_create_srq_ex(rdma_id->verbs, attr);
+	if (!srq)
+		return -1;
+	if (!rdma_id->pd)
+		rdma_id->pd = attr->pd;
+	rdma_id->srq = srq;
+	return 0;
+}
+
+RN_EXPORT int rdma_create_srq(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
+{
+	struct ibv_srq_init_attr_ex attr_ex = {
+		.srq_context = attr->srq_context,
+		.attr = attr->attr,
+		.comp_mask = pd ? IBV_SRQ_INIT_ATTR_PD : 0,
+		.pd = pd,
+	};
+
+	if (rdma_create_srq_ex(id, &attr_ex))
+		return -1;
+	attr->attr = attr_ex.attr; /* what was really given */
+	return 0;
+}
+
+RN_EXPORT void rdma_destroy_srq(struct rdma_cm_id *rdma_id)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+
+	if (id->epoch != rn_epoch() || !rdma_id->srq)
+		return;
+	ibv_destroy_srq(rdma_id->srq);
+	rdma_id->srq = NULL;
+}
+
+/* --- vendors' options: for queue pairs that the program makes itself ------------------------------- */
+
+RN_EXPORT int rdma_set_local_ece(struct rdma_cm_id *rdma_id, struct ibv_ece *ece)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (rdma_id->qp || !ece || !ece->vendor_id || ece->comp_mask)
+		return rn_cm_error(EINVAL);
+	pthread_mutex_lock(&rn_cm_lock);
+	id->local_ece = *ece;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return 0;
+}
+
+RN_EXPORT int rdma_get_remote_ece(struct rdma_cm_id *rdma_id, struct ibv_ece *ece)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (rdma_id->qp || !ece)
+		return rn_cm_error(EINVAL);
+	pthread_mutex_lock(&rn_cm_lock);
+	*ece = id->remote_ece;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return 0;
 }

@@ -50,6 +50,7 @@ struct req {
 	__be32 qpn, psn;
 	uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count;
 	uint8_t flow_control, srq, private_length, reserved;
+	__be32 ece_vendor, ece_options;
 	uint8_t private_data[RN_CM_REQ_PRIVATE];
 };
 
@@ -58,6 +59,7 @@ struct rep {
 	__be32 qpn, psn;
 	uint8_t responder_resources, initiator_depth, rnr_retry_count;
 	uint8_t flow_control, srq, private_length, reserved[2];
+	__be32 ece_vendor, ece_options;
 	uint8_t private_data[RN_CM_REP_PRIVATE];
 };
 
@@ -68,7 +70,7 @@ struct rej {
 	uint8_t private_data[RN_CM_REJ_PRIVATE];
 };
 
-static_assert(sizeof(struct req) == 80 && sizeof(struct rep) == 220 && sizeof(struct rej) == 160,
+static_assert(sizeof(struct req) == 88 && sizeof(struct rep) == 228 && sizeof(struct rej) == 160,
 	      "what goes over the wire has no padding");
 
 static const uint16_t message_length[MESSAGE_TYPES] = {
@@ -283,6 +285,8 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 		.flow_control = param->flow_control,
 		.srq = param->srq,
 		.private_length = param->private_length,
+		.ece_vendor = htobe32(id->local_ece.vendor_id),
+		.ece_options = htobe32(id->local_ece.options),
 	};
 
 	if (!wire)
@@ -313,6 +317,8 @@ void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param)
 		.flow_control = param->flow_control,
 		.srq = param->srq,
 		.private_length = param->private_length,
+		.ece_vendor = htobe32(wire->id->local_ece.vendor_id),
+		.ece_options = htobe32(wire->id->local_ece.options),
 	};
 
 	if (param->private_length)
@@ -573,6 +579,7 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 		.retry_count = req->retry_count,
 		.rnr_retry_count = req->rnr_retry_count,
 	};
+	id->remote_ece = (struct ibv_ece){.vendor_id = be32toh(req->ece_vendor), .options = be32toh(req->ece_options)};
 	wire->watch_port = (uint16_t)(id->terms.remote_qpn >> 8);
 
 	event->counted_on = listener;
@@ -605,6 +612,8 @@ static void on_rep(struct rn_wire *wire, const struct rep *rep)
 	terms->responder_resources = rep->initiator_depth;
 	terms->initiator_depth = rep->responder_resources;
 	terms->rnr_retry_count = rep->rnr_retry_count;
+	wire->id->remote_ece =
+		(struct ibv_ece){.vendor_id = be32toh(rep->ece_vendor), .options = be32toh(rep->ece_options)};
 	wire->phase = RN_WIRE_REP_RECEIVED;
 	rn_timer_set(&wire->timer, UINT64_MAX);
 	wire->watch_port = (uint16_t)(terms->remote_qpn >> 8);

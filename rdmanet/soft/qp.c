@@ -189,9 +189,12 @@ static void plan_rings(struct rn_qp *qp, struct ibv_qp_cap *cap)
 
 	cap->max_send_wr = cap->max_send_wr ? power_of_two(cap->max_send_wr) : 0;
 	cap->max_recv_wr = cap->max_recv_wr ? power_of_two(cap->max_recv_wr) : 0;
-	cap->max_inline_data = to_lines(cap->max_inline_data);
 	if (!cap->max_send_sge)
 		cap->max_send_sge = 1;
+	/* The room of the scatter list, at least: programs rely on that, asking for none. */
+	if (cap->max_inline_data < sizeof(struct ibv_sge) * cap->max_send_sge)
+		cap->max_inline_data = sizeof(struct ibv_sge) * cap->max_send_sge;
+	cap->max_inline_data = to_lines(cap->max_inline_data);
 	if (cap->max_recv_sge < 2)
 		cap->max_recv_sge = 2; /* they fit into the slot's line anyway */
 	tail = sizeof(struct ibv_sge) * cap->max_send_sge;
