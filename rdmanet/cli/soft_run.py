@@ -19,9 +19,10 @@ from pathlib import Path
 
 NAMES = ("libibverbs.so.1", "librdmacm.so.1")
 
-# Programs written for adapters take an event for what was completed before they armed the queue: mlx5 gives
-# one, the standard doesn't, and the device is strict unless it is told otherwise.
-DEFAULTS = {"RDMANET_SOFT_ARM": "lenient"}
+# ARM: programs written for adapters take an event for what was completed before they armed the queue; mlx5 gives
+# one, the standard doesn't, and the device is strict unless it is told otherwise. ADOPT: their memory comes from
+# malloc, and peers should map it all the same.
+DEFAULTS = {"RDMANET_SOFT_ARM": "lenient", "RDMANET_SOFT_ADOPT": "1"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -76,6 +76,16 @@ bool rn_engine_inside(void)
 	return inside;
 }
 
+bool rn_engine_is_alive(void)
+{
+	bool alive;
+
+	pthread_mutex_lock(&engine.lock);
+	alive = engine.state != OFF;
+	pthread_mutex_unlock(&engine.lock);
+	return alive;
+}
+
 uint64_t rn_now_ns(void)
 {
 	struct timespec now;

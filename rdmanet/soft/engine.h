@@ -39,6 +39,9 @@ void rn_engine_release(void);
 /* True on the engine thread. */
 bool rn_engine_inside(void);
 
+/* Is there such a thread now? */
+bool rn_engine_is_alive(void);
+
 /* CLOCK_MONOTONIC. */
 uint64_t rn_now_ns(void);
 

@@ -29,6 +29,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "adopt.h"
 #include "soft.h"
 
 #ifndef MADV_POPULATE_READ
@@ -52,6 +53,9 @@ RN_EXPORT const uint32_t rdmanet_soft_access_vouched = 1u << 29;
 static pthread_mutex_t mr_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct rn_list segments = {&segments, &segments};
 static uint32_t last_segment;
+
+/* Regions that peers reach without a mapping; while there are any, no memory is adopted. */
+static _Atomic unsigned unmapped_regions;
 
 static uint8_t *generations; /* of each index; 0 = taken */
 static uint32_t next_index, taken;
@@ -156,6 +160,51 @@ static int segment_get(int fd, struct rn_segment **found)
 	return 0;
 }
 
+static struct rn_adopted adopted_by(const struct rn_segment *segment)
+{
+	return (struct rn_adopted){
+		.start = segment->adopted,
+		.size = segment->size,
+		.base = segment->base,
+		.device = segment->device,
+		.inode = segment->inode,
+	};
+}
+
+/* The segment in which this memory lies, or lies from now on; NULL: it can't. */
+static struct rn_segment *segment_adopt(uint64_t addr, size_t length)
+{
+	uint64_t start = addr & ~(uint64_t)(PAGE - 1), end = (addr + length + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+	bool is_alone = rn_adopt_alone();
+	struct rn_segment *found = NULL;
+	int fd;
+
+	pthread_mutex_lock(&mr_mutex);
+	for (struct rn_list *at = segments.next; at != &segments; at = at->next) {
+		struct rn_segment *segment = container_of(at, struct rn_segment, link);
+		struct rn_adopted adopted = adopted_by(segment);
+
+		if (!adopted.start || end <= adopted.start || start >= adopted.start + adopted.size)
+			continue;
+		if (start >= adopted.start && end <= adopted.start + adopted.size &&
+		    rn_adopted_holds(&adopted, start, end)) {
+			segment->users++;
+			found = segment;
+		}
+		goto out;
+	}
+	if (!is_alone || unmapped_regions)
+		goto out;
+	fd = rn_adopt(start, end);
+	if (fd >= 0 && !segment_get(fd, &found))
+		found->adopted = start;
+	if (fd >= 0)
+		close(fd);
+out:
+	pthread_mutex_unlock(&mr_mutex);
+	return found;
+}
+
 static void segment_put(struct rn_segment *segment)
 {
 	if (!segment)
@@ -168,6 +217,11 @@ static void segment_put(struct rn_segment *segment)
 	rn_list_del(&segment->link);
 	pthread_mutex_unlock(&mr_mutex);
 	rn_segment_gone(segment->id);
+	if (segment->adopted && rn_adopt_alone()) {
+		struct rn_adopted adopted = adopted_by(segment);
+
+		rn_adopted_give_back(&adopted);
+	}
 	munmap(segment->base, segment->size);
 	rn_fd_close(segment->fd);
 	free(segment);
@@ -321,6 +375,8 @@ static struct ibv_mr *publish(struct ibv_pd *ibv_pd, void *addr, struct rn_mr_en
 		.lkey = key,
 		.rkey = key,
 	};
+	if (!segment)
+		atomic_fetch_add(&unmapped_regions, 1);
 	entry->pd = pd->number;
 	entry->access |= RN_ACCESS_LOCAL;
 	rn_mr_publish(entry, key);
@@ -348,6 +404,7 @@ static struct ibv_mr *reg_user(struct ibv_pd *pd, void *addr, size_t length, uin
 		.kind = access & IBV_ACCESS_ON_DEMAND ? RN_MR_ON_DEMAND : RN_MR_USER,
 	};
 	bool writes = access & IBV_ACCESS_LOCAL_WRITE;
+	struct rn_segment *segment = NULL;
 	int err;
 
 	if (rn_is_foreign(pd->context))
@@ -367,7 +424,13 @@ static struct ibv_mr *reg_user(struct ibv_pd *pd, void *addr, size_t length, uin
 	/* Hardware pins the pages; we can only make sure that they are there. */
 	if (!(access & IBV_ACCESS_ON_DEMAND) && !rn_mr_probe((uintptr_t)addr, length, writes))
 		return refuse(EFAULT);
-	return publish(pd, addr, &entry, NULL);
+	if (rn_settings.adopt && !(access & IBV_ACCESS_ON_DEMAND) && (segment = segment_adopt((uintptr_t)addr, length))) {
+		entry.kind = RN_MR_SEGMENT;
+		entry.segment = segment->id;
+		entry.offset = (uintptr_t)addr - segment->adopted;
+		entry.base = (uintptr_t)segment->base + entry.offset;
+	}
+	return publish(pd, addr, &entry, segment);
 }
 
 RN_EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
@@ -449,6 +512,15 @@ static bool is_bounced_into(const struct rn_mr_entry *mr)
 	return mr->kind == RN_MR_USER && mr->access & IBV_ACCESS_LOCAL_WRITE && !(mr->access & ACCESS_REMOTE);
 }
 
+/* Nobody is at work on it any more. */
+static void release_memory(struct rn_segment *segment)
+{
+	if (segment)
+		segment_put(segment);
+	else
+		atomic_fetch_sub(&unmapped_regions, 1);
+}
+
 /* With rn_world held. */
 static void withdraw(struct rn_mr *mr)
 {
@@ -467,7 +539,7 @@ static void withdraw(struct rn_mr *mr)
 	atomic_thread_fence(memory_order_seq_cst);
 	if (wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS)) {
 		rn_mr_key_give_back(mr->mr.lkey);
-		segment_put(mr->segment);
+		release_memory(mr->segment);
 	} else if ((aside = malloc(sizeof(*aside)))) {
 		*aside = (struct quarantined){.key = mr->mr.lkey, .segment = mr->segment, .pd = pd, .next = quarantine};
 		quarantine = aside;
@@ -517,7 +589,7 @@ void rn_mr_reap(void)
 			continue;
 		}
 		rn_mr_key_give_back(aside->key);
-		segment_put(aside->segment);
+		release_memory(aside->segment);
 		*at = aside->next;
 		free(aside);
 	}
@@ -555,6 +627,11 @@ void rn_mr_forked(void)
 	for (struct rn_list *at = segments.next; at != &segments; at = at->next) {
 		struct rn_segment *segment = container_of(at, struct rn_segment, link);
 
+		if (segment->adopted) {
+			struct rn_adopted adopted = adopted_by(segment);
+
+			rn_adopted_give_back(&adopted);
+		}
 		if (segment->base)
 			mmap(segment->base, segment->size, PROT_READ | PROT_WRITE,
 			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
@@ -563,4 +640,5 @@ void rn_mr_forked(void)
 	madvise(rn_mr_table, sizeof(rn_mr_table), MADV_DONTNEED); /* zeros, without touching 4 MiB */
 	taken = 0;
 	quarantine = NULL;
+	atomic_store(&unmapped_regions, 0);
 }

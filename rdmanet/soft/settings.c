@@ -25,6 +25,7 @@ static const struct setting {
 } settings[] = {
 	{"DEFER", MICROSECONDS, offsetof(struct rn_settings, defer_ns), 0},
 	{"CMA", NO_OR_YES, offsetof(struct rn_settings, no_cma), 0},
+	{"ADOPT", YES_OR_NO, offsetof(struct rn_settings, adopt), 0},
 	{"PADDED", YES_OR_NO, offsetof(struct rn_settings, padded), 1},
 	{"SILENCE", NUMBER, offsetof(struct rn_settings, silence_ms), 5000},
 	{"CM_TIMEOUT", NUMBER, offsetof(struct rn_settings, cm_timeout_ms), 60000},

@@ -18,6 +18,7 @@
 struct rn_settings {
 	uint64_t defer_ns; /* DEFER, given in microseconds: execute that much later, on the engine */
 	bool no_cma;       /* CMA=0: no process_vm_readv and process_vm_writev */
+	bool adopt;        /* ADOPT=1: see adopt.c */
 	bool padded;       /* PADDED=0: private data arrive with the length they were sent with */
 	uint64_t silence_ms;    /* SILENCE: how long a stranger on a socket may say nothing */
 	uint64_t cm_timeout_ms; /* CM_TIMEOUT: how long the connection manager waits for an answer */

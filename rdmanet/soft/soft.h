@@ -175,6 +175,7 @@ struct rn_segment {
 	char *base; /* our own mapping, so that the user's munmap is no concern of ours */
 	size_t size;
 	uint64_t device, inode;
+	uint64_t adopted; /* the address where it has taken the place of a program's own memory; 0: it hasn't */
 	unsigned users;
 	struct rn_list link;
 };

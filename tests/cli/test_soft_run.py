@@ -66,11 +66,11 @@ def test_is_the_program(environment):
 
 
 def test_keeps_a_library_path_and_the_users_choices(environment):
-    show = ["--", "sh", "-c", 'echo "$LD_LIBRARY_PATH" "$RDMANET_SOFT_ARM"']
+    show = ["--", "sh", "-c", 'echo "$LD_LIBRARY_PATH" "$RDMANET_SOFT_ARM" "$RDMANET_SOFT_ADOPT"']
     _, directory, _ = soft_run(environment, "--show-path")
-    assert soft_run(environment, *show)[1] == f"{directory.strip()} lenient\n"
+    assert soft_run(environment, *show)[1] == f"{directory.strip()} lenient 1\n"
     environment |= {"LD_LIBRARY_PATH": "/some/where", "RDMANET_SOFT_ARM": "strict"}
-    assert soft_run(environment, *show)[1] == f"{directory.strip()}:/some/where strict\n"
+    assert soft_run(environment, *show)[1] == f"{directory.strip()}:/some/where strict 1\n"
 
 
 def test_says_what_is_wrong(environment, tmp_path):
