@@ -7,7 +7,8 @@
  *     cm_event.c    event channels: what the program is told, and when
  *     cm_qp.c       the queue pair of an identifier, and the transitions made for it
  *     cm_sync.c     identifiers without a channel, whose calls wait
- *     cm_wire.c     the TCP socket under a connection: messages, time-outs, loss
+ *     cm_wire.c     the TCP socket under a connection: time-outs, loss; with it cm_message.c,
+ *                   cm_socket.c, cm_listen.c
  *
  * Who runs where.  Exported calls run in the program's threads and never wait for a socket: they
  * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the

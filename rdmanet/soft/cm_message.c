@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages between connection managers: what the program's calls say, and what becomes of what is
+ * heard.  A message that comes out of turn, or says what cannot be, ends the wire.
+ */
+#define _GNU_SOURCE
+#include "cm_wire.h"
+
+#include <stdlib.h>
+
+/* --- what the program asks for: any thread, rn_cm_lock held ------------------------------------- */
+
+/* The message begins with a header, which is filled in here. */
+static void append(struct rn_wire *wire, enum message_type type, void *message)
+{
+	unsigned length = rn_cm_message_length[type];
+	struct header *header = message;
+
+	if (wire->out_length + length > sizeof wire->out)
+		return; /* the peer has not read for a whole conversation */
+	*header = (struct header){htobe32(MAGIC), VERSION, (uint8_t)type, htobe16((uint16_t)length)};
+	memcpy(wire->out + wire->out_length, message, length);
+	wire->out_length += length;
+}
+
+static void say(struct rn_wire *wire, enum message_type type)
+{
+	struct header header;
+
+	append(wire, type, &header);
+}
+
+int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
+{
+	struct rn_wire *wire = rn_cm_wire_new(RN_WIRE_CONNECTING);
+	struct req req = {
+		.qpn = htobe32(id->terms.local_qpn),
+		.psn = htobe32(id->terms.local_psn),
+		.responder_resources = id->terms.responder_resources,
+		.initiator_depth = id->terms.initiator_depth,
+		.retry_count = id->terms.retry_count,
+		.rnr_retry_count = param->rnr_retry_count,
+		.flow_control = param->flow_control,
+		.srq = param->srq,
+		.private_length = param->private_length,
+		.ece_vendor = htobe32(id->local_ece.vendor_id),
+		.ece_options = htobe32(id->local_ece.options),
+	};
+
+	if (!wire)
+		return ENOMEM;
+	wire->id = id;
+	id->wire = wire;
+	wire->dst = id->id.route.addr.dst_storage;
+	wire->tos = id->tos;
+	wire->tos_set = id->tos_set;
+	wire->source.fd = id->bound_fd; /* it is the wire's now */
+	id->bound_fd = -1;
+	if (param->private_length)
+		memcpy(req.private_data, param->private_data, param->private_length);
+	append(wire, REQ, &req);
+	rn_task_post(&wire->task);
+	return 0;
+}
+
+void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param)
+{
+	const struct rn_cm_terms *terms = &wire->id->terms;
+	struct rep rep = {
+		.qpn = htobe32(terms->local_qpn),
+		.psn = htobe32(terms->local_psn),
+		.responder_resources = terms->responder_resources,
+		.initiator_depth = terms->initiator_depth,
+		.rnr_retry_count = param->rnr_retry_count,
+		.flow_control = param->flow_control,
+		.srq = param->srq,
+		.private_length = param->private_length,
+		.ece_vendor = htobe32(wire->id->local_ece.vendor_id),
+		.ece_options = htobe32(wire->id->local_ece.options),
+	};
+
+	if (param->private_length)
+		memcpy(rep.private_data, param->private_data, param->private_length);
+	append(wire, REP, &rep);
+	wire->phase = RN_WIRE_REP_SENT;
+	rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
+	rn_task_post(&wire->task);
+}
+
+static void say_reject(struct rn_wire *wire, int reason, const void *private_data, uint8_t length)
+{
+	struct rej rej = {.reason = htobe16((uint16_t)reason), .private_length = length};
+
+	if (length)
+		memcpy(rej.private_data, private_data, length);
+	append(wire, REJ, &rej);
+	wire->phase = RN_WIRE_CLOSING;
+	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
+}
+
+void rn_wire_reject(struct rn_wire *wire, int reason, const void *private_data, uint8_t length)
+{
+	say_reject(wire, reason, private_data, length);
+	rn_task_post(&wire->task);
+}
+
+void rn_wire_ready_to_use(struct rn_wire *wire)
+{
+	say(wire, RTU);
+	wire->phase = RN_WIRE_ESTABLISHED;
+	rn_task_post(&wire->task);
+}
+
+static void established(struct rn_wire *wire)
+{
+	wire->phase = RN_WIRE_ESTABLISHED;
+	rn_timer_set(&wire->timer, UINT64_MAX);
+	if (!wire->id)
+		return;
+	wire->id->was_connected = true;
+	rn_cm_tell(wire->id, RDMA_CM_EVENT_ESTABLISHED, 0);
+}
+
+void rn_wire_force_established(struct rn_wire *wire)
+{
+	established(wire);
+}
+
+void rn_wire_disconnect(struct rn_wire *wire)
+{
+	say(wire, DREQ);
+	wire->phase = RN_WIRE_DREQ_SENT;
+	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
+	rn_task_post(&wire->task);
+}
+
+void rn_wire_abandon(struct rn_wire *wire)
+{
+	wire->id->wire = NULL;
+	wire->id = NULL;
+	switch (wire->phase) {
+	case RN_WIRE_CONNECTING:
+	case RN_WIRE_TIMEWAIT:
+		wire->over = true; /* swept by its task */
+		break;
+	case RN_WIRE_REQ_SENT:
+		say_reject(wire, RN_REJ_TIMEOUT, NULL, 0);
+		break;
+	case RN_WIRE_REQ_RECEIVED:
+	case RN_WIRE_REP_SENT:
+	case RN_WIRE_REP_RECEIVED:
+		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+		break;
+	case RN_WIRE_ESTABLISHED:
+		say(wire, DREQ);
+		wire->phase = RN_WIRE_DREQ_SENT;
+		rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
+		break;
+	case RN_WIRE_ACCEPTED:
+	case RN_WIRE_DREQ_SENT:
+	case RN_WIRE_CLOSING:
+		break;
+	}
+	rn_task_post(&wire->task);
+}
+
+/* --- messages: engine, rn_cm_lock held ----------------------------------------------------------- */
+
+static void on_req(struct rn_wire *wire, const struct req *req)
+{
+	struct rn_cm_id *listener = wire->listener, *id;
+	struct rn_cm_event *event;
+	struct rdma_conn_param *param;
+
+	wire->phase = RN_WIRE_REQ_RECEIVED;
+	wire->listener = NULL;
+	rn_cm_unheard--;
+	rn_timer_cancel(&wire->timer);
+	if (!listener) {
+		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+		return;
+	}
+	id = rn_cm_id_new(listener->id.channel, listener->id.context, listener->id.ps);
+	event = id ? rn_cm_event_new(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0) : NULL;
+	if (!event) {
+		free(id);
+		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+		return;
+	}
+	rn_cm_context_more();
+	id->state = RN_CM_CONNECTION;
+	id->wire = wire;
+	wire->id = id;
+	id->id.route.addr.src_storage = wire->near;
+	id->id.route.addr.dst_storage = wire->far;
+	id->tos = listener->tos;
+	id->ack_timeout = listener->ack_timeout;
+	id->ack_timeout_set = listener->ack_timeout_set;
+	rn_cm_set_route(id);
+	id->id.route.path_rec = &id->path;
+	id->id.route.num_paths = 1;
+	/* What one side can initiate, the other must have resources for. */
+	id->terms = (struct rn_cm_terms){
+		.remote_qpn = be32toh(req->qpn),
+		.remote_psn = be32toh(req->psn),
+		.responder_resources = req->initiator_depth,
+		.initiator_depth = req->responder_resources,
+		.retry_count = req->retry_count,
+		.rnr_retry_count = req->rnr_retry_count,
+	};
+	id->remote_ece = (struct ibv_ece){.vendor_id = be32toh(req->ece_vendor), .options = be32toh(req->ece_options)};
+	wire->watch_port = (uint16_t)(id->terms.remote_qpn >> 8);
+
+	event->counted_on = listener;
+	event->event.listen_id = &listener->id;
+	param = &event->event.param.conn;
+	rn_cm_event_private(event, req->private_data, req->private_length,
+			    rn_settings.padded ? sizeof req->private_data : req->private_length);
+	param->responder_resources = id->terms.responder_resources;
+	param->initiator_depth = id->terms.initiator_depth;
+	param->flow_control = req->flow_control;
+	param->retry_count = req->retry_count;
+	param->rnr_retry_count = req->rnr_retry_count;
+	param->srq = req->srq;
+	param->qp_num = id->terms.remote_qpn;
+	rn_cm_event_queue(event);
+	if (++listener->unread_requests >= listener->backlog && !listener->paused) {
+		listener->paused = true; /* the rest waits in TCP's queue */
+		rn_source_modify(&listener->accepting, 0);
+	}
+}
+
+static void on_rep(struct rn_wire *wire, const struct rep *rep)
+{
+	struct rn_cm_terms *terms = &wire->id->terms;
+	struct rn_cm_event *event;
+	struct rdma_conn_param *param;
+
+	terms->remote_qpn = be32toh(rep->qpn);
+	terms->remote_psn = be32toh(rep->psn);
+	terms->responder_resources = rep->initiator_depth;
+	terms->initiator_depth = rep->responder_resources;
+	terms->rnr_retry_count = rep->rnr_retry_count;
+	wire->id->remote_ece =
+		(struct ibv_ece){.vendor_id = be32toh(rep->ece_vendor), .options = be32toh(rep->ece_options)};
+	wire->phase = RN_WIRE_REP_RECEIVED;
+	rn_timer_set(&wire->timer, UINT64_MAX);
+	wire->watch_port = (uint16_t)(terms->remote_qpn >> 8);
+
+	event = rn_cm_event_new(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+	if (!event) {
+		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+		return;
+	}
+	rn_cm_event_private(event, rep->private_data, rep->private_length,
+			    rn_settings.padded ? sizeof rep->private_data : rep->private_length);
+	param = &event->event.param.conn;
+	param->responder_resources = terms->responder_resources;
+	param->initiator_depth = terms->initiator_depth;
+	param->flow_control = rep->flow_control;
+	param->rnr_retry_count = rep->rnr_retry_count;
+	param->srq = rep->srq;
+	param->qp_num = terms->remote_qpn;
+	rn_cm_event_queue(event);
+}
+
+/* What may come in which phase; false: out of turn. */
+static bool handle(struct rn_wire *wire, const struct header *header)
+{
+	const struct req *req = (const void *)header;
+	const struct rep *rep = (const void *)header;
+	const struct rej *rej = (const void *)header;
+
+	switch ((enum message_type)header->type) {
+	case REQ:
+		if (wire->phase != RN_WIRE_ACCEPTED || req->private_length > sizeof req->private_data ||
+		    be32toh(req->qpn) > 0xffffff || be32toh(req->psn) > 0xffffff || req->retry_count > 7 ||
+		    req->rnr_retry_count > 7 || req->responder_resources > RN_MAX_RD_ATOMIC ||
+		    req->initiator_depth > RN_MAX_RD_ATOMIC)
+			return false;
+		on_req(wire, req);
+		return true;
+	case REP:
+		if (rep->private_length > sizeof rep->private_data || be32toh(rep->qpn) > 0xffffff ||
+		    be32toh(rep->psn) > 0xffffff || rep->rnr_retry_count > 7 ||
+		    rep->responder_resources > RN_MAX_RD_ATOMIC || rep->initiator_depth > RN_MAX_RD_ATOMIC)
+			return false;
+		if (wire->phase == RN_WIRE_CLOSING)
+			return true; /* crossed our REJ */
+		if (wire->phase != RN_WIRE_REQ_SENT)
+			return false;
+		on_rep(wire, rep);
+		return true;
+	case RTU:
+		if (wire->phase == RN_WIRE_ESTABLISHED || wire->phase == RN_WIRE_DREQ_SENT ||
+		    wire->phase == RN_WIRE_CLOSING)
+			return true; /* forced by rdma_notify, or crossed our last words */
+		if (wire->phase != RN_WIRE_REP_SENT)
+			return false;
+		established(wire);
+		return true;
+	case REJ:
+		if (rej->private_length > sizeof rej->private_data)
+			return false;
+		if (wire->phase != RN_WIRE_REQ_SENT && wire->phase != RN_WIRE_REP_RECEIVED &&
+		    wire->phase != RN_WIRE_REQ_RECEIVED && wire->phase != RN_WIRE_REP_SENT &&
+		    wire->phase != RN_WIRE_CLOSING)
+			return false;
+		if (wire->phase != RN_WIRE_CLOSING)
+			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej);
+		rn_cm_wire_finish(wire);
+		return true;
+	case DREQ:
+		if (wire->phase == RN_WIRE_CLOSING)
+			return true;
+		if (wire->phase != RN_WIRE_ESTABLISHED && wire->phase != RN_WIRE_DREQ_SENT)
+			return false;
+		rn_cm_wire_tell_disconnected(wire);
+		say(wire, DREP);
+		wire->phase = RN_WIRE_CLOSING;
+		rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
+		return true;
+	case DREP:
+		if (wire->phase != RN_WIRE_DREQ_SENT && wire->phase != RN_WIRE_CLOSING)
+			return false;
+		if (wire->phase == RN_WIRE_DREQ_SENT)
+			rn_cm_wire_tell_disconnected(wire);
+		rn_cm_wire_finish(wire);
+		return true;
+	case MESSAGE_TYPES:
+		break;
+	}
+	return false;
+}
+
+void rn_cm_wire_digest(struct rn_wire *wire)
+{
+	unsigned at = 0;
+
+	while (!wire->over && wire->in_length - at >= sizeof(struct header)) {
+		const struct header *header = (const void *)(wire->in + at);
+		uint16_t length = be16toh(header->length);
+
+		if (be32toh(header->magic) != MAGIC) {
+			rn_cm_wire_drop(wire, "not a connection manager's message");
+		} else if (header->version != VERSION) {
+			rn_cm_wire_drop(wire, "another version");
+		} else if (!header->type || header->type >= MESSAGE_TYPES ||
+			   length != rn_cm_message_length[header->type]) {
+			rn_cm_wire_drop(wire, "a message of unknown type or wrong length");
+		} else if (wire->in_length - at < length) {
+			break;
+		} else if (!handle(wire, header)) {
+			rn_cm_wire_drop(wire, "a message out of turn or with impossible values");
+		} else {
+			at += length; /* all lengths are multiples of four: the next is aligned, too */
+		}
+	}
+	if (wire->over)
+		return;
+	wire->in_length -= at;
+	memmove(wire->in, wire->in + at, wire->in_length);
+}

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The socket under a wire: connecting it, bytes out and in.
+ */
+#define _GNU_SOURCE
+#include "cm_wire.h"
+
+#include <netinet/tcp.h>
+
+static void lost_unlocked(struct rn_wire *wire, int error)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over)
+		rn_cm_wire_lost(wire, error);
+	pthread_mutex_unlock(&rn_cm_lock);
+}
+
+static void listen_for(struct rn_wire *wire, bool room)
+{
+	uint32_t events = EPOLLIN | (room ? EPOLLOUT : 0u);
+	int rc;
+
+	if (!wire->source.slot) {
+		rc = rn_source_add(&wire->source, events);
+		if (rc)
+			lost_unlocked(wire, -rc);
+	} else if (room != wire->wants_room) {
+		rn_source_modify(&wire->source, events);
+	}
+	wire->wants_room = room;
+}
+
+/* What is to be said; nothing any more when the wire is over. */
+static bool take_output(struct rn_wire *wire)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over) {
+		memcpy(wire->sending, wire->out, wire->out_length);
+		wire->sending_length = wire->out_length;
+		wire->out_length = 0;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return wire->sending_length != 0;
+}
+
+void rn_cm_wire_flush(struct rn_wire *wire)
+{
+	ssize_t sent;
+
+	if (wire->connecting || wire->source.fd < 0)
+		return;
+	while (wire->sending_length || take_output(wire)) {
+		sent = send(wire->source.fd, wire->sending, wire->sending_length, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent < 0 && errno == EAGAIN)
+			break;
+		if (sent < 0) /* it is gone: what it said before that is still to be read */
+			sent = wire->sending_length;
+		wire->sending_length -= (unsigned)sent;
+		memmove(wire->sending, wire->sending + sent, wire->sending_length);
+	}
+	listen_for(wire, wire->sending_length != 0);
+}
+
+void rn_cm_wire_receive(struct rn_wire *wire)
+{
+	bool more;
+
+	do {
+		size_t room = sizeof wire->in - wire->in_length;
+		ssize_t got = recv(wire->source.fd, wire->in + wire->in_length, room, MSG_DONTWAIT);
+
+		more = got < 0 && errno == EINTR;
+		if (more)
+			continue;
+		if (got < 0 && errno == EAGAIN)
+			return;
+		if (got <= 0) {
+			lost_unlocked(wire, got ? errno : 0);
+			return;
+		}
+		pthread_mutex_lock(&rn_cm_lock);
+		wire->in_length += (unsigned)got;
+		rn_cm_wire_digest(wire);
+		more = !wire->over && (size_t)got == room; /* else that was all; if not, epoll says so */
+		pthread_mutex_unlock(&rn_cm_lock);
+	} while (more);
+
+	if (wire->watch_port && !wire->watched)
+		wire->watched = !rn_peer_watch_death(wire->watch_port, &wire->death);
+	wire->watch_port = 0;
+}
+
+/* The TCP connection stands. */
+static void connected(struct rn_wire *wire)
+{
+	struct sockaddr_storage near = {0};
+	socklen_t length = sizeof near;
+
+	wire->connecting = false;
+	if (getsockname(wire->source.fd, (struct sockaddr *)&near, &length)) {
+		lost_unlocked(wire, errno);
+		return;
+	}
+	/* The kernel may choose the very port that nobody listens on: the socket meets itself. */
+	if (rn_cm_port((struct sockaddr *)&near) == rn_cm_port((struct sockaddr *)&wire->dst) &&
+	    !memcmp(&near, &wire->dst, near.ss_family == AF_INET ? offsetof(struct sockaddr_in, sin_zero) : length)) {
+		lost_unlocked(wire, ECONNREFUSED);
+		return;
+	}
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over) {
+		memcpy(&wire->id->id.route.addr.src_addr, &near, length);
+		wire->phase = RN_WIRE_REQ_SENT;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+}
+
+static void start_connecting(struct rn_wire *wire)
+{
+	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
+	static const int on = 1;
+	int fd = wire->source.fd, tos = wire->tos;
+
+	if (fd < 0)
+		fd = rn_fd_own(socket(dst->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	if (fd < 0) {
+		lost_unlocked(wire, errno);
+		return;
+	}
+	wire->source.fd = fd;
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	if (wire->tos_set && dst->sa_family == AF_INET)
+		setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
+	rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
+	if (!connect(fd, dst, rn_cm_address_length(dst)))
+		connected(wire);
+	else if (errno == EINPROGRESS)
+		listen_for(wire, true);
+	else
+		lost_unlocked(wire, errno);
+}
+
+static void finish_connecting(struct rn_wire *wire)
+{
+	int error = 0;
+	socklen_t length = sizeof error;
+
+	if (getsockopt(wire->source.fd, SOL_SOCKET, SO_ERROR, &error, &length))
+		error = errno;
+	if (error)
+		lost_unlocked(wire, error);
+	else
+		connected(wire);
+}
+
+void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
+{
+	struct rn_wire *wire = RN_OWNER(source, struct rn_wire, source);
+
+	if (wire->connecting)
+		finish_connecting(wire);
+	else if (epoll_events & ~(uint32_t)EPOLLOUT)
+		rn_cm_wire_receive(wire);
+	rn_cm_wire_flush(wire);
+	rn_cm_wire_sweep(wire);
+}
+
+void rn_cm_wire_kicked(struct rn_task *task)
+{
+	struct rn_wire *wire = RN_OWNER(task, struct rn_wire, task);
+	bool start;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	start = !wire->over && wire->connecting && !wire->source.slot;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (start)
+		start_connecting(wire);
+	rn_cm_wire_flush(wire);
+	rn_cm_wire_sweep(wire);
+}

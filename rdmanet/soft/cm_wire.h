@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The inside of a wire: what goes over it, and what cm_wire.c, cm_message.c, cm_socket.c and
+ * cm_listen.c share.  cm_wire.c tells how a wire lives.
+ */
+#ifndef RDMANET_SOFT_CM_WIRE_H
+#define RDMANET_SOFT_CM_WIRE_H
+
+#include "cm.h"
+
+#include <assert.h>
+
+/* --- messages ----------------------------------------------------------------------------------- */
+
+enum { MAGIC = 0x52444d43 /* "RDMC" */, VERSION = 1 };
+enum message_type { REQ = 1, REP, RTU, REJ, DREQ, DREP, MESSAGE_TYPES };
+
+struct header {
+	__be32 magic;
+	uint8_t version, type;
+	__be16 length; /* of the whole message */
+};
+
+struct req {
+	struct header header;
+	__be32 qpn, psn;
+	uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count;
+	uint8_t flow_control, srq, private_length, reserved;
+	__be32 ece_vendor, ece_options;
+	uint8_t private_data[RN_CM_REQ_PRIVATE];
+};
+
+struct rep {
+	struct header header;
+	__be32 qpn, psn;
+	uint8_t responder_resources, initiator_depth, rnr_retry_count;
+	uint8_t flow_control, srq, private_length, reserved[2];
+	__be32 ece_vendor, ece_options;
+	uint8_t private_data[RN_CM_REP_PRIVATE];
+};
+
+struct rej {
+	struct header header;
+	__be16 reason;
+	uint8_t private_length, reserved;
+	uint8_t private_data[RN_CM_REJ_PRIVATE];
+};
+
+static_assert(sizeof(struct req) == 88 && sizeof(struct rep) == 228 && sizeof(struct rej) == 160,
+	      "what goes over the wire has no padding");
+
+static const uint16_t rn_cm_message_length[MESSAGE_TYPES] = {
+	[REQ] = sizeof(struct req),     [REP] = sizeof(struct rep),     [RTU] = sizeof(struct header),
+	[REJ] = sizeof(struct rej),     [DREQ] = sizeof(struct header), [DREP] = sizeof(struct header),
+};
+
+/* --- wires -------------------------------------------------------------------------------------- */
+
+struct rn_wire {
+	/* under rn_cm_lock */
+	struct rn_list link;       /* of all wires */
+	struct rn_cm_id *id;       /* NULL: not yet, or no more */
+	struct rn_cm_id *listener; /* until the request has come */
+	enum rn_wire_phase phase;
+	bool over; /* to be freed as soon as the engine has done with this callback */
+	bool told; /* DISCONNECTED */
+	/* The longest message fits twice; what is queued is a REQ or a REP, and at most RTU, REJ,
+	 * DREQ and DREP after it. */
+	unsigned out_length;
+	unsigned char out[512];
+
+	/* the engine's, or fixed */
+	struct rn_source source;
+	struct rn_timer timer;
+	struct rn_task task;
+	struct rn_death death;
+	struct sockaddr_storage near, far; /* the passive side's: of the socket, and of the peer */
+	struct sockaddr_storage dst; /* where the active side goes */
+	bool connecting;             /* the TCP connection isn't there yet */
+	bool watched;                /* death */
+	bool wants_room;             /* watching EPOLLOUT */
+	uint16_t watch_port;         /* whose death is to be watched */
+	uint8_t tos;
+	bool tos_set;
+	unsigned in_length, sending_length;
+	/* Messages are looked at where they came in: all lengths are multiples of four. */
+	alignas(8) unsigned char in[512];
+	unsigned char sending[512];
+};
+
+enum { RN_CM_LINGER_MS = 5000 }; /* for the last words */
+
+/* All wires, and how many are ACCEPTED: both under rn_cm_lock. */
+extern struct rn_list rn_cm_wires;
+extern unsigned rn_cm_unheard;
+
+/* --- cm_wire.c ---------------------------------------------------------------------------------- */
+
+void rn_cm_wire_set_timer_ms(struct rn_wire *wire, uint64_t ms);
+struct rn_wire *rn_cm_wire_new(enum rn_wire_phase phase); /* rn_cm_lock held */
+/* It has served: from now on its identifier is without, but for one that waits for TIMEWAIT_EXIT.
+ * rn_cm_lock held. */
+void rn_cm_wire_finish(struct rn_wire *wire);
+/* Last in each of the engine's callbacks: nothing but this frees a wire. Without the lock. */
+void rn_cm_wire_sweep(struct rn_wire *wire);
+
+/* On the engine, with rn_cm_lock held. error: of the socket, or 0 for EOF and death. */
+void rn_cm_wire_lost(struct rn_wire *wire, int error);
+void rn_cm_wire_drop(struct rn_wire *wire, const char *why);
+void rn_cm_wire_tell_disconnected(struct rn_wire *wire);
+void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status, const struct rej *rej);
+
+/* --- cm_message.c ------------------------------------------------------------------------------- */
+
+/* All whole messages in the buffer. On the engine, with rn_cm_lock held. */
+void rn_cm_wire_digest(struct rn_wire *wire);
+
+/* --- cm_socket.c: on the engine, without the lock ------------------------------------------------ */
+
+void rn_cm_wire_receive(struct rn_wire *wire);
+void rn_cm_wire_flush(struct rn_wire *wire);
+void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events);
+void rn_cm_wire_kicked(struct rn_task *task); /* the program has changed something */
+
+#endif
