@@ -95,8 +95,10 @@ class Program:
         """Does it listen on this port, or is bound to it: TCP, UDP, or a name with the number in it?"""
         inodes = set()
         try:
-            for fd in os.scandir(f"/proc/{self.process.pid}/fd"):
-                if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd.path)):
+            for fd in os.listdir(f"/proc/{self.process.pid}/fd"):
+                if found := re.fullmatch(
+                    r"socket:\[(\d+)\]", os.readlink(f"/proc/{self.process.pid}/fd/{fd}")
+                ):
                     inodes.add(found[1])
         except OSError:
             return False

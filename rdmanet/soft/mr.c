@@ -509,7 +509,8 @@ static bool wait_unused(uint32_t pd, uint64_t deadline)
 
 static bool is_bounced_into(const struct rn_mr_entry *mr)
 {
-	return mr->kind == RN_MR_USER && mr->access & IBV_ACCESS_LOCAL_WRITE && !(mr->access & ACCESS_REMOTE);
+	return mr->kind == RN_MR_USER && mr->access & IBV_ACCESS_LOCAL_WRITE &&
+	       !(mr->access & (ACCESS_REMOTE | IBV_ACCESS_MW_BIND));
 }
 
 /* Nobody is at work on it any more. */

@@ -277,7 +277,7 @@ static bool bounce(struct rn_view *view, struct rn_transfer *t)
 	if (!t->is_receive || view->pool || t->num_remote != 1 || remote->at || t->total > view->rq_bounce || t->moved ||
 	    READ_ONCE(t->slot->num_sge) != 1 || READ_ONCE(remote->mr->kind) != RN_MR_USER ||
 	    READ_ONCE(remote->mr->access) &
-		    (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC))
+		    (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND))
 		return false;
 	to = rn_bounce_room(view->rq + ((uint64_t)view->rq_mask + 1) * view->rq_stride, index, view->rq_bounce);
 	for (int i = 0; i < t->num_local; i++) {

@@ -1,0 +1,106 @@
+"""Programs of others, killed in mid-run: the other end is told, and nothing of either is left.
+
+`make foreign` runs whole lists of them to their end; here are the ends that they don't choose.
+"""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rdmanet import _core
+from rdmanet.cli.soft_run import environment, library_directory
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from foreign import Program, free_port, started  # noqa: E402
+
+PROGRAMS = {
+    "ibv_rc_pingpong": "ibv_rc_pingpong -p {port} -g 0 -n 1000000000 {address}",
+    "ibv_rc_pingpong -e": "ibv_rc_pingpong -p {port} -g 0 -n 1000000000 -e {address}",
+    "ib_write_bw": "ib_write_bw -F -p {port} -D 60 {address}",
+    "ib_send_bw": "ib_send_bw -F -p {port} -D 60 {address}",
+}
+ENDS_WITHIN = 20.0  # of the survivor: retry budgets run out
+
+
+def until(condition, what, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it never came to {what}"
+        time.sleep(0.01)
+
+
+def descriptors_of(pid):
+    """What its descriptors lead to, by path; none of a process that has gone or isn't ours to look at."""
+    found = {}
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            found[f"/proc/{pid}/fd/{fd}"] = os.readlink(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        pass
+    return found
+
+
+def names_of(pid):
+    """The device's abstract sockets that this process has."""
+    inodes = {
+        found[1] for to in descriptors_of(pid).values() if (found := re.fullmatch(r"socket:\[(\d+)\]", to))
+    }
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {words[7] for words in lines if len(words) > 7 and words[6] in inodes and "rdmanet" in words[7]}
+
+
+def memfds_of(pid):
+    """The inodes of the device's memory that this process has open or mapped."""
+    found = set()
+    try:
+        for path, to in descriptors_of(pid).items():
+            if to.startswith("/memfd:rdmanet"):
+                found.add(os.stat(path).st_ino)
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            if "/memfd:rdmanet" in line:
+                found.add(int(line.split()[4]))
+    except OSError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize("victim", ["client", "server", "both"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_killed_in_mid_run(name, victim):
+    command = PROGRAMS[name]
+    if not shutil.which(command.split()[0]):
+        pytest.skip(f"{command.split()[0]} is not installed")
+    variables = environment(library_directory(Path(_core.Library.embedded().path)))
+    port = free_port()
+    with (
+        started(command.format(port=port, address=""), variables) as server,
+        started_when_ready(server, command.format(port=port, address="127.0.0.1"), port, variables) as client,
+    ):
+        pids = [server.process.pid, client.process.pid]
+        until(lambda: all(memfds_of(pid) & memfds_of(other) for pid in pids for other in pids), "talking")
+        names = names_of(pids[0]) | names_of(pids[1])
+        memory = memfds_of(pids[0]) | memfds_of(pids[1])
+        assert names and memory
+        for end, program in (("server", server), ("client", client)):
+            if victim in (end, "both"):
+                program.process.send_signal(signal.SIGKILL)
+        statuses = [program.wait(ENDS_WITHIN) for program in (server, client)]
+
+    assert None not in statuses, "the survivor never noticed"
+    assert 0 not in statuses, "the survivor took it for a good end"
+    assert -signal.SIGKILL in statuses
+    assert not any(name in Path("/proc/net/unix").read_text().split() for name in names)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        assert not memfds_of(pid) & memory, f"process {pid} holds memory of the dead"
+
+
+def started_when_ready(server: Program, command, port, variables):
+    until(lambda: server.has_port(port), "listening")
+    return started(command, variables)
