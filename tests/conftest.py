@@ -20,6 +20,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--address", help="an IP address of that device; by default found by its GIDs")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "not_on_iwarp(why): about something that iWARP lacks or does otherwise"
+    )
+
+
+@pytest.fixture(autouse=True)
+def rules(request: pytest.FixtureRequest) -> None:
+    """With RDMANET_SOFT_RULES=iwarp, or on siw, what goes against iWARP's rules is skipped."""
+    marker = request.node.get_closest_marker("not_on_iwarp")
+    if marker and request.getfixturevalue("device").transport_type == _core.TransportType.IWARP:
+        pytest.skip(f"iWARP {marker.args[0]}")
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> _core.Device:
     """The device under test."""

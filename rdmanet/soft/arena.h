@@ -177,7 +177,14 @@ struct rn_qp_block {
 };
 
 /* UNPLUGGED is no failure: the owner's link is down, by its own doing, and will be up again. See chaos.h. */
-enum rn_fault { RN_FAULT_NONE, RN_FAULT_REQUEST, RN_FAULT_ACCESS, RN_FAULT_LOCAL, RN_FAULT_UNPLUGGED };
+enum rn_fault {
+	RN_FAULT_NONE,
+	RN_FAULT_REQUEST,
+	RN_FAULT_ACCESS,
+	RN_FAULT_LOCAL,
+	RN_FAULT_TERMINATED, /* by iWARP's rules */
+	RN_FAULT_UNPLUGGED,
+};
 
 /*
  * A CQ as its pushers see it.  A peer that has published in its queue pair's ring sets the QP's

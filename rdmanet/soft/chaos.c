@@ -62,6 +62,8 @@ int rn_chaos_call(struct rn_context *context, enum rn_call call)
 	struct rn_chaos *chaos = &context->chaos;
 	int err = 0;
 
+	if (rn_settings.iwarp && (call == RN_CREATE_AH || call == RN_ALLOC_MW || call == RN_OPEN_XRCD))
+		return EOPNOTSUPP;
 	rn_lock(&chaos->lock);
 	for (unsigned i = 0; i < chaos->faults.count; i++) {
 		struct rn_rule *rule = &chaos->faults.rules[i];
@@ -231,7 +233,7 @@ enum rn_wait rn_chaos_set_off(struct rn_qp *qp, struct rn_send *send, enum ibv_w
 		return RN_WAIT_NOT;
 	if (rn_chaos_link_is_down(qp->chaos))
 		return RN_WAIT_PEER;
-	if (plan->status && note_for(plan->status) == RN_FAULT_NONE) {
+	if (plan->status && (qp->unreliable || note_for(plan->status) == RN_FAULT_NONE)) {
 		*status = plan->status;
 		qp->count.failed++;
 		return RN_WAIT_NOT;
@@ -275,7 +277,7 @@ enum rn_wait rn_chaos_acknowledge(struct rn_qp *qp, struct rn_send *send)
 	if (plan->is_twice)
 		qp->count.duplicates++;
 	plan->is_twice = false;
-	if (qp->ex.qp_base.qp_type != IBV_QPT_RC || !(takes_one(&plan->unheard) || meets(qp, send, RN_ACKLOSS)))
+	if (qp->unreliable || !(takes_one(&plan->unheard) || meets(qp, send, RN_ACKLOSS)))
 		return RN_WAIT_NOT;
 	plan->is_away = false;
 	qp->count.lost++;
@@ -363,7 +365,7 @@ static void mark(struct rn_qp *qp)
 
 	rn_lock(&qp->sq_lock);
 	rn_lock(&qp->rq_lock);
-	qp->chaos = chaos->faults.is_set ? chaos : NULL;
+	qp->chaos = chaos->faults.is_set || rn_settings.iwarp ? chaos : NULL;
 	qp->chaos_number = ++chaos->qps;
 	qp->chaos_requests = 0;
 	rn_unlock(&qp->rq_lock);

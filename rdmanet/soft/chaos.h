@@ -24,7 +24,7 @@
  * KIND is a kind of request (any, send, write, read, atomic; recv with fail), counted from 1 over all queue
  * pairs of the context since the text was set.  chaos_text.c reads the text, chaos.c acts.
  *
- * Where it acts.  A context with faults marks its queue pairs (rn_qp.chaos): that is the one branch
+ * Where it acts.  A context with faults (or with iWARP's rules: iwarp.h) marks its queue pairs (rn_qp.chaos): that is the one branch
  * the data path has.  Their requests go through the send queue's ring, each with a plan (struct
  * rn_plan) that is made when it is posted; what waits and ends there are the requester's own timers
  * and budgets, so a lost request costs what it costs on a wire.  Chance is a function of the seed,

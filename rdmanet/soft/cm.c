@@ -406,6 +406,8 @@ RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *pa
 		terms->initiator_depth = param->initiator_depth;
 	terms->local_qpn = rdma_id->qp ? rdma_id->qp->qp_num : param->qp_num;
 	terms->local_psn = random_psn();
+	if (rdma_id->qp && rn_settings.iwarp)
+		rn_qp(rdma_id->qp)->is_passive = true;
 	error = rn_cm_qp_connect(id);
 	if (error) {
 		rn_cm_qp_fail(id);

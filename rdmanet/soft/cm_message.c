@@ -134,6 +134,16 @@ void rn_wire_disconnect(struct rn_wire *wire)
 	rn_task_post(&wire->task);
 }
 
+void rn_wire_disconnect_qp(const struct ibv_qp *qp)
+{
+	for (struct rn_list *at = rn_cm_wires.next; at != &rn_cm_wires; at = at->next) {
+		struct rn_wire *wire = RN_OWNER(at, struct rn_wire, link);
+
+		if (wire->id && wire->id->id.qp == qp && wire->phase == RN_WIRE_ESTABLISHED)
+			rn_wire_disconnect(wire);
+	}
+}
+
 void rn_wire_abandon(struct rn_wire *wire)
 {
 	wire->id->wire = NULL;

@@ -274,7 +274,7 @@ struct ibv_mw *rn_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 
 	errno = rn_is_foreign(pd->context)                          ? ENODEV
 		: type != IBV_MW_TYPE_1 && type != IBV_MW_TYPE_2 ? EINVAL
-								 : 0;
+								 : rn_chaos_call(context, RN_ALLOC_MW);
 	if (errno)
 		return NULL;
 	mw = calloc(1, sizeof(*mw));

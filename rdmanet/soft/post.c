@@ -22,6 +22,7 @@
  * Faults on purpose (chaos.h) happen to requests in the queue only: with them, nothing is executed before
  * it was queued.
  */
+#include "iwarp.h"
 #include "soft.h"
 
 enum {
@@ -149,6 +150,12 @@ static void start_wait(struct rn_qp *qp, enum rn_wait why)
 		start_wait_for_nothing(qp);
 		return;
 	}
+	if (why == RN_WAIT_RNR && unlikely(rn_settings.iwarp)) {
+		/* TCP had taken it. */
+		complete(qp, &queued(qp, qp->sq_executed)->wr, IBV_WC_SUCCESS, 0);
+		rn_iwarp_terminate(qp);
+		return;
+	}
 	if (why == RN_WAIT_RNR) {
 		qp->wait = why;
 		qp->waited = false; /* the responder has answered */
@@ -205,6 +212,8 @@ static enum rn_wait try_head(struct rn_qp *qp, struct rn_send *head, bool *enter
 	}
 	if (unlikely(qp->chaos)) {
 		wait = rn_chaos_set_off(qp, head, status);
+		if (wait != RN_WAIT_NOT && qp->unreliable)
+			return RN_WAIT_NOT; /* nobody will know */
 		if (wait != RN_WAIT_NOT || *status != IBV_WC_SUCCESS)
 			return wait;
 	}
@@ -218,8 +227,12 @@ static enum rn_wait try_head(struct rn_qp *qp, struct rn_send *head, bool *enter
 		*status = rn_chaos_refuse(qp, head);
 		if (*status != IBV_WC_SUCCESS)
 			return RN_WAIT_NOT;
-		if (rn_chaos_finds_no_receive(qp, head))
+		if (rn_settings.iwarp && rn_iwarp_is_too_early(qp)) {
+			rn_view_leave_fault(&qp->view, RN_FAULT_TERMINATED);
 			return RN_WAIT_RNR;
+		}
+		if (rn_chaos_finds_no_receive(qp, head))
+			return qp->unreliable ? RN_WAIT_NOT : RN_WAIT_RNR;
 	}
 	if (unlikely(head->plan.is_done)) {
 		*byte_len = head->plan.byte_len;
@@ -415,6 +428,8 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 		enum rn_wait wait = RN_WAIT_NOT;
 
 		err = unlikely(state < IBV_QPS_RTS) ? EINVAL : check_send(qp, wr);
+		if (unlikely(qp->chaos) && !err)
+			err = rn_settings.iwarp ? rn_iwarp_check(wr) : 0;
 		if (unlikely(qp->chaos) && !err)
 			err = rn_chaos_call(qp->context, RN_POST_SEND);
 		if (unlikely(err)) {

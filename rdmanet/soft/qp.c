@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
+#include "iwarp.h"
 #include "soft.h"
 #include "srq.h"
 
@@ -216,7 +217,10 @@ static void timer_fired(struct rn_timer *timer)
 
 static void task_ran(struct rn_task *task)
 {
-	rn_qp_progress(container_of(task, struct rn_qp, task));
+	struct rn_qp *qp = container_of(task, struct rn_qp, task);
+
+	rn_qp_progress(qp);
+	rn_iwarp_hang_up(qp);
 }
 
 /*
@@ -288,7 +292,8 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 
 	errno = check_init(init);
 	if (!errno)
-		errno = rn_chaos_call(context, RN_CREATE_QP);
+		errno = rn_settings.iwarp && init->qp_type != IBV_QPT_RC ? EOPNOTSUPP
+									 : rn_chaos_call(context, RN_CREATE_QP);
 	if (!errno)
 		errno = rn_context_engine(context);
 	if (errno)
@@ -522,6 +527,8 @@ void rn_qp_attend(struct rn_qp *qp)
 			rn_event_raise(qp->context, IBV_EVENT_QP_REQ_ERR, qp);
 		else if (fault == RN_FAULT_ACCESS)
 			rn_event_raise(qp->context, IBV_EVENT_QP_ACCESS_ERR, qp);
+		else if (fault == RN_FAULT_TERMINATED)
+			rn_iwarp_terminate(qp);
 		rn_qp_fail(qp);
 	}
 	rn_unlock(&qp->sq_lock);

@@ -18,6 +18,8 @@
 /* Only this host can be reached. */
 static int check_address(const struct ibv_ah_attr *ah)
 {
+	if (rn_settings.infiniband && !ah->is_global)
+		return ah->port_num != 1 ? EINVAL : ah->dlid == RN_LID ? 0 : EHOSTUNREACH;
 	if (!ah->is_global || ah->port_num != 1 || !rn_gid_at(ah->grh.sgid_index, NULL, NULL))
 		return EINVAL;
 	return rn_gid_is_ours(&ah->grh.dgid) ? 0 : EHOSTUNREACH;
@@ -103,6 +105,9 @@ static int become_reachable(struct rn_qp *qp)
 	block->pool = qp->pool ? rn_pool_index(qp->pool) : RN_NO_POOL;
 	block->type = qp->ex.qp_base.qp_type;
 	rn_chaos_plug(qp);
+	qp->busy_before = atomic_load(&block->busy);
+	qp->done_before = atomic_load(&block->done);
+	qp->is_terminated = false;
 	return 0;
 }
 

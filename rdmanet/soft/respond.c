@@ -502,8 +502,11 @@ static enum rn_wait prepare_send(struct rn_view *view, const struct rn_request *
 		return RN_WAIT_NOT;
 	}
 	t->slot = next_slot(view);
-	if (unlikely(!t->slot))
+	if (unlikely(!t->slot)) {
+		if (rn_settings.iwarp)
+			rn_view_leave_fault(view, RN_FAULT_TERMINATED);
 		return RN_WAIT_RNR;
+	}
 	t->is_receive = t->to_remote = true;
 	here = receive_pieces(view, t->slot, t, &reached);
 	if (unlikely(here != IBV_WC_SUCCESS)) {

@@ -14,7 +14,7 @@
 
 #define PREFIX "RDMANET_SOFT_"
 
-enum form { NUMBER, MICROSECONDS, YES_OR_NO, NO_OR_YES, ELSEWHERE };
+enum form { NUMBER, MICROSECONDS, EITHER, ELSEWHERE };
 
 /* Every name there is; those that somebody else reads, too. */
 static const struct setting {
@@ -22,26 +22,31 @@ static const struct setting {
 	enum form form;
 	size_t at;          /* in struct rn_settings */
 	uint64_t otherwise; /* as the field has it */
+	const char *words[2]; /* of EITHER: false, true */
 } settings[] = {
-	{"DEFER", MICROSECONDS, offsetof(struct rn_settings, defer_ns), 0},
-	{"CMA", NO_OR_YES, offsetof(struct rn_settings, no_cma), 0},
-	{"ADOPT", YES_OR_NO, offsetof(struct rn_settings, adopt), 0},
-	{"PADDED", YES_OR_NO, offsetof(struct rn_settings, padded), 1},
-	{"SILENCE", NUMBER, offsetof(struct rn_settings, silence_ms), 5000},
-	{"CM_TIMEOUT", NUMBER, offsetof(struct rn_settings, cm_timeout_ms), 60000},
-	{"TIMEWAIT", NUMBER, offsetof(struct rn_settings, timewait_ms), 0},
-	{"LOG", ELSEWHERE, 0, 0},       /* log.c */
-	{"CHAOS", ELSEWHERE, 0, 0},     /* chaos.c, for each context */
-	{"LIBRARY", ELSEWHERE, 0, 0},   /* the Python package */
-	{"TRANSPORT", ELSEWHERE, 0, 0}, /* the ways to a peer */
-	{"SECRET", ELSEWHERE, 0, 0},
-	{"ARM", ELSEWHERE, 0, 0},
+	{.name = "DEFER", .form = MICROSECONDS, .at = offsetof(struct rn_settings, defer_ns)},
+	{.name = "CMA", .form = EITHER, .at = offsetof(struct rn_settings, no_cma), .words = {"1", "0"}},
+	{.name = "ADOPT", .form = EITHER, .at = offsetof(struct rn_settings, adopt), .words = {"0", "1"}},
+	{.name = "RULES", .form = EITHER, .at = offsetof(struct rn_settings, iwarp), .words = {"roce", "iwarp"}},
+	{.name = "LINK", .form = EITHER, .at = offsetof(struct rn_settings, infiniband),
+	 .words = {"ethernet", "infiniband"}},
+	{.name = "PADDED", .form = EITHER, .at = offsetof(struct rn_settings, padded), .otherwise = 1,
+	 .words = {"0", "1"}},
+	{.name = "SILENCE", .form = NUMBER, .at = offsetof(struct rn_settings, silence_ms), .otherwise = 5000},
+	{.name = "CM_TIMEOUT", .form = NUMBER, .at = offsetof(struct rn_settings, cm_timeout_ms), .otherwise = 60000},
+	{.name = "TIMEWAIT", .form = NUMBER, .at = offsetof(struct rn_settings, timewait_ms)},
+	{.name = "LOG", .form = ELSEWHERE},       /* log.c */
+	{.name = "CHAOS", .form = ELSEWHERE},     /* chaos.c, for each context */
+	{.name = "LIBRARY", .form = ELSEWHERE},   /* the Python package */
+	{.name = "TRANSPORT", .form = ELSEWHERE}, /* the ways to a peer */
+	{.name = "SECRET", .form = ELSEWHERE},
+	{.name = "ARM", .form = ELSEWHERE},
 };
 enum { SETTINGS = sizeof(settings) / sizeof(settings[0]) };
 
 struct rn_settings rn_settings;
 static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
-static bool were_read;
+static bool were_read, named_strangers;
 
 static bool read_number(const char *text, uint64_t *number)
 {
@@ -52,8 +57,8 @@ static bool read_number(const char *text, uint64_t *number)
 	return isdigit((unsigned char)*text) && !*end && !errno && *number < UINT64_MAX / 1000000;
 }
 
-/* False: it was said why not. */
-static bool read_one(const struct setting *setting, struct rn_settings *to)
+/* False: it makes no sense. */
+static bool read_one(const struct setting *setting, struct rn_settings *to, bool says_why)
 {
 	void *at = (char *)to + setting->at;
 	char name[64];
@@ -62,14 +67,16 @@ static bool read_one(const struct setting *setting, struct rn_settings *to)
 
 	snprintf(name, sizeof(name), PREFIX "%s", setting->name);
 	text = getenv(name);
-	if (setting->form == YES_OR_NO || setting->form == NO_OR_YES) {
-		bool is_set = text && *text;
+	if (setting->form == EITHER) {
+		bool is_set = text && *text, is_true = is_set && !strcmp(text, setting->words[1]);
 
-		if (is_set && strcmp(text, "0") && strcmp(text, "1")) {
-			fprintf(stderr, "rdmanet soft0: %s=%s: it is 0 or 1\n", name, text);
+		if (is_set && !is_true && strcmp(text, setting->words[0])) {
+			if (says_why)
+				fprintf(stderr, "rdmanet soft0: %s=%s: it is %s or %s\n", name, text, setting->words[0],
+					setting->words[1]);
 			return false;
 		}
-		*(bool *)at = is_set ? (*text == '1') == (setting->form == YES_OR_NO) : setting->otherwise;
+		*(bool *)at = is_set ? is_true : setting->otherwise;
 		return true;
 	}
 	if (!text || !*text) {
@@ -77,8 +84,9 @@ static bool read_one(const struct setting *setting, struct rn_settings *to)
 		return true;
 	}
 	if (!read_number(text, &number)) {
-		fprintf(stderr, "rdmanet soft0: %s=%s: it is a number of %s\n", name, text,
-			setting->form == MICROSECONDS ? "microseconds" : "milliseconds");
+		if (says_why)
+			fprintf(stderr, "rdmanet soft0: %s=%s: it is a number of %s\n", name, text,
+				setting->form == MICROSECONDS ? "microseconds" : "milliseconds");
 		return false;
 	}
 	*(uint64_t *)at = setting->form == MICROSECONDS ? number * 1000 : number;
@@ -110,7 +118,7 @@ static void name_strangers(void)
 }
 
 /* With the mutex held. */
-static int read_all(void)
+static int read_all(bool says_why)
 {
 	struct rn_settings fresh;
 	bool good = true;
@@ -118,9 +126,16 @@ static int read_all(void)
 	memset(&fresh, 0, sizeof(fresh)); /* padding too: it is compared */
 	for (int i = 0; i < SETTINGS; i++)
 		if (settings[i].form != ELSEWHERE)
-			good &= read_one(&settings[i], &fresh);
-	if (!were_read)
+			good &= read_one(&settings[i], &fresh, says_why);
+	if (fresh.iwarp && fresh.infiniband) {
+		if (says_why)
+			fprintf(stderr, "rdmanet soft0: " PREFIX "LINK=infiniband: iWARP runs on Ethernet\n");
+		good = false;
+	}
+	fresh.padded &= !fresh.iwarp;
+	if (says_why && !named_strangers)
 		name_strangers();
+	named_strangers |= says_why;
 	/* Written only where there is news: others read it at any time. */
 	if ((good || !were_read) && memcmp(&rn_settings, &fresh, sizeof(fresh)))
 		rn_settings = fresh;
@@ -133,7 +148,7 @@ int rn_settings_read(void)
 	int err;
 
 	pthread_mutex_lock(&reading);
-	err = read_all();
+	err = read_all(true);
 	pthread_mutex_unlock(&reading);
 	return err;
 }
@@ -142,7 +157,14 @@ void rn_settings_need(void)
 {
 	pthread_mutex_lock(&reading);
 	if (!were_read)
-		read_all();
+		read_all(true);
+	pthread_mutex_unlock(&reading);
+}
+
+void rn_settings_glance(void)
+{
+	pthread_mutex_lock(&reading);
+	read_all(false);
 	pthread_mutex_unlock(&reading);
 }
 

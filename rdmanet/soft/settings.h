@@ -19,7 +19,9 @@ struct rn_settings {
 	uint64_t defer_ns; /* DEFER, given in microseconds: execute that much later, on the engine */
 	bool no_cma;       /* CMA=0: no process_vm_readv and process_vm_writev */
 	bool adopt;        /* ADOPT=1: see adopt.c */
-	bool padded;       /* PADDED=0: private data arrive with the length they were sent with */
+	bool iwarp;        /* RULES=iwarp */
+	bool infiniband;   /* LINK=infiniband */
+	bool padded;       /* PADDED=0: private data arrive with the length they were sent with; iWARP's way */
 	uint64_t silence_ms;    /* SILENCE: how long a stranger on a socket may say nothing */
 	uint64_t cm_timeout_ms; /* CM_TIMEOUT: how long the connection manager waits for an answer */
 	uint64_t timewait_ms;   /* TIMEWAIT: 0, no TIMEWAIT_EXIT events */
@@ -28,6 +30,8 @@ extern struct rn_settings rn_settings;
 
 /* All of them, now. 0, or EINVAL: what was wrong has been said, and the old ones stay. */
 int rn_settings_read(void);
+/* The same for whoever only looks at the device: nothing is said yet. */
+void rn_settings_glance(void);
 /* For those who may be asked before any context was opened: reads what was never read. */
 void rn_settings_need(void);
 void rn_settings_forked(void);

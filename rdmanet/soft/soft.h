@@ -79,6 +79,7 @@ enum {
 	RN_MAX_SRQS = RN_POOLS_MAX,
 	RN_MAX_CHANNELS = 1 << 12,
 };
+enum { RN_LID = 1 }; /* with the link layer of InfiniBand: every device of this host's */
 #define RN_MAX_MESSAGE (1u << 30)
 
 /* --- intrusive list ----------------------------------------------------------------------------- */
@@ -397,6 +398,10 @@ struct rn_qp {
 	uint64_t chaos_failed; /* receives; under recv_cq->lock */
 	uint32_t chaos_number; /* of this one among the context's */
 	uint64_t chaos_requests;
+
+	bool is_passive; /* these: iwarp.h */
+	_Atomic bool is_terminated;
+	uint32_t busy_before, done_before; /* the peer's words when it was let in */
 
 	bool established_reported;
 	_Atomic bool peer_gone; /* its process has died: nobody is inside our block */

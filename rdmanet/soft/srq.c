@@ -65,6 +65,8 @@ struct rn_srq *rn_srq_create(struct ibv_pd *pd, void *srq_context, struct ibv_sr
 	struct rn_srq *srq;
 
 	errno = check_init(pd, attr);
+	if (!errno)
+		errno = rn_chaos_call(context, RN_CREATE_SRQ);
 	if (errno)
 		return NULL;
 	srq = calloc(1, sizeof(*srq));

@@ -56,12 +56,24 @@ static union {
 
 #define GUID htobe64(0x025244fffe4d414eull) /* locally administered */
 
+/* By the rules in force: see iwarp.h. */
+static void dress(void)
+{
+	soft0.device.node_type = rn_settings.iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
+	soft0.device.transport_type = rn_settings.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
+}
+
 RN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices)
 {
 	struct ibv_device **list = calloc(2, sizeof(*list));
 
 	if (!list)
 		return NULL;
+	pthread_mutex_lock(&rn_world);
+	if (rn_list_empty(&contexts))
+		rn_settings_glance();
+	dress();
+	pthread_mutex_unlock(&rn_world);
 	list[0] = &soft0.device;
 	if (num_devices)
 		*num_devices = 1;
@@ -121,7 +133,7 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 				    IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_MEM_WINDOW |
 				    IBV_DEVICE_MEM_WINDOW_TYPE_2B,
 		.max_sge = RN_MAX_SGE,
-		.max_sge_rd = RN_MAX_SGE,
+		.max_sge_rd = rn_settings.iwarp ? 1 : RN_MAX_SGE,
 		.max_cq = RN_CQS_MAX,
 		.max_cqe = RN_MAX_CQE,
 		.max_mr = RN_MRS_MAX - 1,
@@ -130,7 +142,7 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.max_qp_rd_atom = RN_MAX_RD_ATOMIC,
 		.max_res_rd_atom = RN_MAX_RD_ATOMIC * 1024,
 		.max_qp_init_rd_atom = RN_MAX_RD_ATOMIC,
-		.atomic_cap = IBV_ATOMIC_GLOB,
+		.atomic_cap = rn_settings.iwarp ? IBV_ATOMIC_NONE : IBV_ATOMIC_GLOB,
 		.max_srq = RN_MAX_SRQS,
 		.max_srq_wr = RN_MAX_QP_WR,
 		.max_srq_sge = RN_MAX_SGE,
@@ -183,8 +195,10 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 		.active_width = 2, /* 4x */
 		.active_speed = 32, /* EDR: 100 Gb/s */
 		.phys_state = has_link ? 5 : 3, /* link up, or disabled */
-		.link_layer = IBV_LINK_LAYER_ETHERNET,
-		.flags = IBV_QPF_GRH_REQUIRED,
+		.lid = rn_settings.infiniband ? RN_LID : 0,
+		.sm_lid = rn_settings.infiniband ? RN_LID : 0,
+		.link_layer = rn_settings.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET,
+		.flags = rn_settings.infiniband || rn_settings.iwarp ? 0 : IBV_QPF_GRH_REQUIRED,
 	};
 
 	if (rn_is_foreign(context))
@@ -227,7 +241,8 @@ RN_EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index
 
 static bool fill_gid(uint32_t index, void *entry, size_t size)
 {
-	struct ibv_gid_entry one = {.gid_index = index, .port_num = 1, .gid_type = IBV_GID_TYPE_ROCE_V2};
+	enum ibv_gid_type type = rn_settings.infiniband ? IBV_GID_TYPE_IB : IBV_GID_TYPE_ROCE_V2;
+	struct ibv_gid_entry one = {.gid_index = index, .port_num = 1, .gid_type = type};
 
 	if (!rn_gid_at(index, &one.gid, &one.ndev_ifindex))
 		return false;
@@ -319,11 +334,13 @@ static void process_forked(void)
 static int start(void)
 {
 	static bool registered;
+	int err = rn_settings_read();
 
 	if (!registered)
 		rn_at_fork_child(process_forked);
 	registered = true;
-	return rn_settings_read();
+	dress();
+	return err;
 }
 
 RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)

@@ -57,7 +57,12 @@ static void nonsense_is_refused(void)
 	expect_refusal("RDMANET_SOFT_DEFER", "soon", "microseconds");
 	expect_refusal("RDMANET_SOFT_DEFER", "-1", "microseconds");
 	expect_refusal("RDMANET_SOFT_SILENCE", "5s", "milliseconds");
-	expect_refusal("RDMANET_SOFT_CMA", "no", "0 or 1");
+	expect_refusal("RDMANET_SOFT_CMA", "no", "1 or 0");
+	expect_refusal("RDMANET_SOFT_RULES", "iwrap", "roce or iwarp");
+	expect_refusal("RDMANET_SOFT_LINK", "ib", "ethernet or infiniband");
+	setenv("RDMANET_SOFT_RULES", "iwarp", 1);
+	expect_refusal("RDMANET_SOFT_LINK", "infiniband", "iWARP runs on Ethernet");
+	unsetenv("RDMANET_SOFT_RULES");
 }
 
 static void read_when_the_first_context_opens(void)

@@ -150,6 +150,7 @@ def test_the_queue_pair_does_not_allow_it(net, opcode):
     assert a.qp.query()[0].qp_state == QPState.ERR
 
 
+@pytest.mark.not_on_iwarp("has no atomics")
 def test_a_misaligned_atomic(net, pair):
     if not net.context.library.embedded_device:
         pytest.skip("rxe's provider refuses to post it")
@@ -166,6 +167,7 @@ def test_a_misaligned_atomic(net, pair):
     assert bytes(there) == bytes(len(there))
 
 
+@pytest.mark.not_on_iwarp("has no atomics")
 def test_atomics_need_their_right(net, pair):
     a, _ = pair
     with net.pd.alloc_mr(64, LOCAL | READ | WRITE) as there:
@@ -251,6 +253,7 @@ def test_flushed_after_an_error(net, pair):
 # ---- Receiver not ready ----
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 def test_rnr_budget(net):
     """Without a posted receive, and without retries, the first try is the last."""
     a, b = net.pair(rts={"rnr_retry": 0})
@@ -261,6 +264,7 @@ def test_rnr_budget(net):
     assert b.qp.query()[0].qp_state == QPState.RTS, "the responder does not mind"
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 def test_rnr_retries(net):
     """Tries as often as it may, min_rnr_timer apart: 3 times 10.24 ms."""
     a, _ = net.pair(rts={"rnr_retry": 3}, rtr={"min_rnr_timer": 20})
@@ -270,6 +274,7 @@ def test_rnr_retries(net):
     assert time.monotonic() - start >= 0.030
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 @pytest.mark.parametrize("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE_WITH_IMM], ids=lambda o: o.name)
 def test_a_late_receive(net, opcode):
     """With retries without limit a message waits until there is a receive for it."""

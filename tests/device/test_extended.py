@@ -58,6 +58,7 @@ def told(net: Net):
     return make
 
 
+@pytest.mark.not_on_iwarp("has no immediate data")
 def test_it_is_a_completion_queue(net: Net, told):
     a, b = told()
     mr = net.mr()
@@ -184,6 +185,7 @@ def posters(net: Net):
     return make
 
 
+@pytest.mark.not_on_iwarp("has no immediate data")
 def test_sends(net: Net, posters):
     a, b = posters(OPS.SEND | OPS.SEND_WITH_IMM)
     mr = net.mr()
@@ -219,6 +221,7 @@ def test_lists_of_elements(net: Net, posters):
     assert mr[512:518] == b"inline"
 
 
+@pytest.mark.not_on_iwarp("has no atomics")
 def test_remote_memory(net: Net, posters):
     a, b = posters(
         OPS.RDMA_WRITE

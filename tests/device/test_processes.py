@@ -120,6 +120,7 @@ def test_inline(net, there):
     assert owner.read(0, 8) == b"8 bytes!"
 
 
+@pytest.mark.not_on_iwarp("has no atomics")
 def test_atomics(net, there):
     side, owner = there
     here = net.mr()
@@ -216,6 +217,7 @@ def counting(pipe, device, Net, rounds):
         net.close()
 
 
+@pytest.mark.not_on_iwarp("has no atomics")
 def test_atomics_of_two_processes(device, net, peer):
     """Atomic is atomic, whoever does it."""
     rounds = 200
@@ -402,6 +404,7 @@ def test_a_stopped_peer_stalls_nobody_else(forkable, device, manager, address, p
         stopped.close()
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 def test_killed_at_any_moment(forkable, device, manager, address, peer):
     """In the middle of a stream of messages, again and again: the survivor is told, and goes on."""
     for round in range(20):

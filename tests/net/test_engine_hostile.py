@@ -147,6 +147,7 @@ async def test_what_no_peer_may_say(net: Net, bare, what):
     assert credit.unpack_abort(last[16:]).code == credit.AbortCode.PROTOCOL
 
 
+@pytest.mark.not_on_iwarp("lets the connecting side speak first, and nobody else")
 @pytest.mark.parametrize("what", WRONG)
 async def test_the_same_before_the_connection_is_known(net: Net, bare, what, monkeypatch):
     """The accepting side may not speak first; whatever it says then is refused, and nothing crashes."""

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * iWARP's rules, with RDMANET_SOFT_RULES=iwarp: what a program that was only tried on InfiniBand or RoCE
+ * falls over on adapters that speak RDMA over TCP.
+ *
+ *   - There is no immediate data, there are no atomics, and a READ has one scatter entry.  There are reliable
+ *     connections and nothing else: no datagrams, no address handles, no memory windows.
+ *   - Nothing is retried.  A SEND that finds no receive posted ends the connection: it has completed well
+ *     when TCP took it, the queue pairs of both sides go to ERR with QP_FATAL, and the
+ *     connection manager says DISCONNECTED.
+ *   - The side that connects speaks first.  What the accepting side sends before it has heard from the
+ *     other ends the connection as well.
+ *   - Private data arrive with the length they were sent with.
+ *
+ * Milder than an adapter: queue pairs can be connected by hand, too, and their addresses are RoCE's.
+ */
+#ifndef RDMANET_SOFT_IWARP_H
+#define RDMANET_SOFT_IWARP_H
+
+#include <stdbool.h>
+
+#include "verbs.h"
+
+struct rn_qp;
+
+/* May this be posted? 0 or errno. */
+int rn_iwarp_check(const struct ibv_send_wr *wr);
+/* Does the queue pair speak out of turn? With sq_lock held. */
+bool rn_iwarp_is_too_early(struct rn_qp *qp);
+/* The connection's end, here: QP_FATAL, ERR, and soon the connection manager hears of it. With sq_lock held. */
+void rn_iwarp_terminate(struct rn_qp *qp);
+/* On the engine, without locks: what rn_iwarp_terminate has left to do. */
+void rn_iwarp_hang_up(struct rn_qp *qp);
+
+#endif
