@@ -174,7 +174,8 @@ struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context,
 	id->id.channel = channel;
 	id->id.context = context;
 	id->id.ps = ps;
-	id->id.qp_type = IBV_QPT_RC;
+	id->id.qp_type = ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB ? IBV_QPT_UD : IBV_QPT_RC;
+	id->qkey = RDMA_UDP_QKEY;
 	return id;
 }
 
@@ -182,6 +183,7 @@ void rn_cm_id_free(struct rn_cm_id *id)
 {
 	if (id->sync)
 		rdma_destroy_event_channel(id->id.channel);
+	rn_cm_multicast_forget(id);
 	rn_fd_close(id->bound_fd);
 	free(id->qp_attr);
 	free(id);
@@ -192,8 +194,8 @@ RN_EXPORT int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_
 {
 	struct rn_cm_id *id;
 
-	if (ps != RDMA_PS_TCP)
-		return rn_cm_error(EPROTONOSUPPORT); /* datagrams */
+	if (ps != RDMA_PS_TCP && ps != RDMA_PS_UDP && ps != RDMA_PS_IPOIB && ps != RDMA_PS_IB)
+		return rn_cm_error(EPROTONOSUPPORT);
 	if (!rn_cm_context_get())
 		return -1;
 	id = rn_cm_id_new(channel, context, ps);
@@ -379,17 +381,39 @@ static uint32_t random_psn(void)
 	return psn & 0xffffff;
 }
 
+/* Who asked has gone meanwhile? No matter: nobody is told of it, either. */
+static int accept_datagrams(struct rn_cm_id *id, const struct rdma_conn_param *param)
+{
+	struct rn_cm_param wire_param = to_send(id, param);
+	int error = 0;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	id->terms.local_qpn = id->id.qp ? id->id.qp->qp_num : param->qp_num & 0xffffff;
+	if (id->wire && rn_wire_phase(id->wire) == RN_WIRE_REQ_RECEIVED)
+		rn_wire_accept_datagrams(id->wire, &wire_param, id->qkey);
+	else if (id->wire)
+		error = EINVAL;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (error)
+		return rn_cm_error(error);
+	rn_cm_put_event(id);
+	return 0;
+}
+
 RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *param)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	uint8_t private_max = rn_cm_is_datagram(id) ? RN_CM_SIDR_REP_PRIVATE : RN_CM_REP_PRIVATE;
 	struct rn_cm_param wire_param = to_send(id, param);
 	struct rn_cm_terms *terms = &id->terms;
 	int error = 0;
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
-	if (!is_valid(param, RN_CM_REP_PRIVATE) || id->state != RN_CM_CONNECTION || (!rdma_id->qp && !param))
+	if (!is_valid(param, private_max) || id->state != RN_CM_CONNECTION || (!rdma_id->qp && !param))
 		return rn_cm_error(EINVAL);
+	if (rn_cm_is_datagram(id))
+		return accept_datagrams(id, param);
 	pthread_mutex_lock(&rn_cm_lock);
 	if (!id->wire)
 		error = ECONNRESET; /* it went away meanwhile; an event says so, too */
@@ -429,7 +453,7 @@ RN_EXPORT int rdma_reject(struct rdma_cm_id *rdma_id, const void *private_data, 
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
-	if (length > RN_CM_REJ_PRIVATE || (length && !private_data))
+	if (length > (rn_cm_is_datagram(id) ? RN_CM_SIDR_REP_PRIVATE : RN_CM_REJ_PRIVATE) || (length && !private_data))
 		return rn_cm_error(EINVAL);
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->state != RN_CM_CONNECTION)
@@ -476,13 +500,14 @@ RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *p
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
-	if (!is_valid(param, RN_CM_REQ_PRIVATE) || (!rdma_id->qp && !param))
+	if (!is_valid(param, rn_cm_is_datagram(id) ? RN_CM_SIDR_REQ_PRIVATE : RN_CM_REQ_PRIVATE) ||
+	    (!rdma_id->qp && !param && !rn_cm_is_datagram(id)))
 		return rn_cm_error(EINVAL);
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->state != RN_CM_ROUTE_RESOLVED) {
 		error = EINVAL;
 	} else {
-		terms->local_qpn = rdma_id->qp ? rdma_id->qp->qp_num : param->qp_num;
+		terms->local_qpn = rdma_id->qp ? rdma_id->qp->qp_num : param ? param->qp_num : 0;
 		terms->local_psn = random_psn();
 		terms->responder_resources = at_most(param ? param->responder_resources : RDMA_MAX_RESP_RES,
 						     RN_MAX_RD_ATOMIC);

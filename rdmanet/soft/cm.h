@@ -6,6 +6,7 @@
  *     cm_address.c  which addresses are ours, binding, rdma_getaddrinfo
  *     cm_event.c    event channels: what the program is told, and when
  *     cm_qp.c       the queue pair of an identifier, and the transitions made for it
+ *     cm_multicast.c  groups of an identifier for datagrams
  *     cm_sync.c     identifiers without a channel, whose calls wait
  *     cm_wire.c     the TCP socket under a connection: time-outs, loss; with it cm_message.c,
  *                   cm_socket.c, cm_listen.c
@@ -46,6 +47,7 @@ struct rn_cm_event {
 	struct rn_cm_event *next;
 	struct rn_cm_id *id;
 	struct rn_cm_id *counted_on; /* whose destruction waits for the ack: a request's listener */
+	struct rn_cm_group *group; /* MULTICAST_JOIN's: as long as the event is not acknowledged */
 	unsigned char private_data[196];
 };
 
@@ -86,6 +88,8 @@ struct rn_cm_id {
 	bool was_connected; /* ESTABLISHED once: may disconnect, gets one DISCONNECTED */
 	bool connect_error; /* told so by CONNECT_ERROR: REJECTED would be once too often */
 	uint32_t delivered, acked;
+	uint32_t qkey; /* of datagrams */
+	struct rn_cm_group *groups;
 	struct ibv_ece local_ece, remote_ece; /* vendors' options of the queue pairs: carried, and nothing more */
 
 	/* cm_sync.c */
@@ -105,6 +109,11 @@ struct rn_cm_id {
 static inline struct rn_cm_id *rn_cm_id(struct rdma_cm_id *id)
 {
 	return (struct rn_cm_id *)id;
+}
+
+static inline bool rn_cm_is_datagram(const struct rn_cm_id *id)
+{
+	return id->id.qp_type == IBV_QPT_UD;
 }
 
 /* -1 and errno: the convention of every rdma_ call. */
@@ -132,6 +141,7 @@ void rn_cm_id_free(struct rn_cm_id *id);
 
 socklen_t rn_cm_address_length(const struct sockaddr *address); /* 0: no family of ours */
 bool rn_cm_is_wildcard(const struct sockaddr *address);
+bool rn_cm_is_multicast(const struct sockaddr *address);
 void rn_cm_set_loopback(struct sockaddr *address); /* keeps family and port */
 __be16 rn_cm_port(const struct sockaddr *address);
 void rn_cm_set_port(struct sockaddr *address, __be16 port);
@@ -153,12 +163,24 @@ void rn_cm_event_private(struct rn_cm_event *event, const void *data, size_t len
 struct rn_cm_event *rn_cm_event_find(struct rn_cm_id *id, enum rdma_cm_event_type type);
 /* Take unread events of this id (of a listener: its requests) out of its channel: a list. */
 struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id);
+/* The unread event of this group, if there is one, will not be read. */
+void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *group);
 
 /* --- cm_qp.c ------------------------------------------------------------------------------------ */
 
 /* 0 or errno; nothing without id->qp. */
 int rn_cm_qp_connect(struct rn_cm_id *id); /* INIT (again, with the agreed rights), RTR, RTS */
 void rn_cm_qp_fail(struct rn_cm_id *id);   /* ERR */
+/* The way to what this GID names, for an address handle. False: our own address is gone. */
+bool rn_cm_way_to(const struct rn_cm_id *id, const union ibv_gid *gid, struct ibv_ah_attr *attr);
+
+/* --- cm_multicast.c ----------------------------------------------------------------------------- */
+
+void rn_cm_multicast_joined(struct rn_cm_event *event);
+/* Its event was read, and acknowledged. rn_cm_lock held. */
+void rn_cm_multicast_owe(struct rn_cm_group *group);
+void rn_cm_multicast_paid(struct rn_cm_group *group);
+void rn_cm_multicast_forget(struct rn_cm_id *id);
 
 /* --- cm_sync.c ---------------------------------------------------------------------------------- */
 
@@ -168,9 +190,17 @@ void rn_cm_put_event(struct rn_cm_id *id); /* acknowledge id->event, if there is
 
 /* --- cm_wire.c ---------------------------------------------------------------------------------- */
 
-enum { RN_CM_REQ_PRIVATE = 56, RN_CM_REP_PRIVATE = 196, RN_CM_REJ_PRIVATE = 148 };
+enum {
+	RN_CM_REQ_PRIVATE = 56,
+	RN_CM_REP_PRIVATE = 196,
+	RN_CM_REJ_PRIVATE = 148,
+	RN_CM_SIDR_REQ_PRIVATE = 180,
+	RN_CM_SIDR_REP_PRIVATE = 136,
+};
 /* Reasons of rejection, by the InfiniBand specification. */
 enum { RN_REJ_TIMEOUT = 4, RN_REJ_INVALID_SERVICE_ID = 8, RN_REJ_CONSUMER_DEFINED = 28 };
+/* What is said about datagrams. */
+enum { RN_SIDR_SUCCESS, RN_SIDR_UNSUPPORTED, RN_SIDR_REJECT, RN_SIDR_LAST = 5 };
 
 enum rn_wire_phase {
 	RN_WIRE_CONNECTING,
@@ -195,6 +225,7 @@ struct rn_cm_param {
 enum rn_wire_phase rn_wire_phase(const struct rn_wire *wire);
 int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param); /* 0 or errno */
 void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param);
+void rn_wire_accept_datagrams(struct rn_wire *wire, const struct rn_cm_param *param, uint32_t qkey);
 void rn_wire_reject(struct rn_wire *wire, int reason, const void *private_data, uint8_t length);
 void rn_wire_ready_to_use(struct rn_wire *wire); /* RTU: the active side is established */
 void rn_wire_force_established(struct rn_wire *wire);

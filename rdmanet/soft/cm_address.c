@@ -40,6 +40,15 @@ bool rn_cm_is_wildcard(const struct sockaddr *address)
 	return IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr);
 }
 
+bool rn_cm_is_multicast(const struct sockaddr *address)
+{
+	const struct sockaddr_in6 *v6 = (const void *)address;
+
+	if (address->sa_family == AF_INET)
+		return IN_MULTICAST(ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr));
+	return IN6_IS_ADDR_MULTICAST(&v6->sin6_addr);
+}
+
 void rn_cm_set_loopback(struct sockaddr *address)
 {
 	if (address->sa_family == AF_INET)
@@ -197,6 +206,12 @@ static int find_source(const struct sockaddr *dst, struct sockaddr_storage *src)
 	    connect(fd, dst, length) || getsockname(fd, (struct sockaddr *)&near, &length))
 		error = errno;
 	close(fd);
+	if (error == ENETUNREACH && rn_cm_is_multicast(dst)) {
+		/* On a host with loopback only, groups are among its own programs. */
+		near.ss_family = dst->sa_family;
+		rn_cm_set_loopback((struct sockaddr *)&near);
+		error = 0;
+	}
 	if (error && error != EACCES) /* to everybody at once */
 		return error;
 	if (error || rn_gid_index_of((struct sockaddr *)&near) < 0)

@@ -158,6 +158,23 @@ struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id)
 	return purged;
 }
 
+void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *group)
+{
+	struct rn_cm_channel *channel = channel_of(id->id.channel);
+	struct rn_cm_event **link = &channel->events, *event;
+
+	while (*link && (*link)->group != group)
+		link = &(*link)->next;
+	event = *link;
+	if (!event)
+		return;
+	*link = event->next;
+	if (!*link)
+		channel->events_end = link;
+	free(event);
+	take_token(channel);
+}
+
 /* Without a target it becomes synchronous. */
 RN_EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma_id, struct rdma_event_channel *target)
 {
@@ -212,6 +229,8 @@ static struct rn_cm_event *take(struct rn_cm_channel *channel)
 			channel->events_end = &channel->events;
 		event->next = NULL;
 		event->counted_on->delivered++;
+		if (event->group)
+			rn_cm_multicast_owe(event->group);
 		if (event->event.event == RDMA_CM_EVENT_CONNECT_REQUEST)
 			rn_wire_listener_resume(event->counted_on);
 	}
@@ -252,6 +271,9 @@ static bool deliver(struct rn_cm_event *event)
 		rdma_ack_cm_event(&event->event);
 		rdma_destroy_id(&id->id); /* rejects it */
 		return false;
+	case RDMA_CM_EVENT_MULTICAST_JOIN:
+		rn_cm_multicast_joined(event);
+		break;
 	case RDMA_CM_EVENT_CONNECT_RESPONSE:
 		if (!id->id.qp)
 			break; /* the program moves its queue pair, and calls rdma_establish */
@@ -293,6 +315,8 @@ RN_EXPORT int rdma_ack_cm_event(struct rdma_cm_event *rdma_event)
 		return rn_cm_error(EINVAL);
 	pthread_mutex_lock(&rn_cm_lock);
 	event->counted_on->acked++;
+	if (event->group)
+		rn_cm_multicast_paid(event->group);
 	pthread_cond_broadcast(&rn_cm_acked);
 	pthread_mutex_unlock(&rn_cm_lock);
 	free(event);

@@ -33,6 +33,7 @@ static void say(struct rn_wire *wire, enum message_type type)
 int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 {
 	struct rn_wire *wire = rn_cm_wire_new(RN_WIRE_CONNECTING);
+	struct sidr_req sidr_req = {.private_length = param->private_length};
 	struct req req = {
 		.qpn = htobe32(id->terms.local_qpn),
 		.psn = htobe32(id->terms.local_psn),
@@ -56,9 +57,14 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 	wire->tos_set = id->tos_set;
 	wire->source.fd = id->bound_fd; /* it is the wire's now */
 	id->bound_fd = -1;
+	wire->is_datagram = rn_cm_is_datagram(id);
 	if (param->private_length)
-		memcpy(req.private_data, param->private_data, param->private_length);
-	append(wire, REQ, &req);
+		memcpy(wire->is_datagram ? sidr_req.private_data : req.private_data, param->private_data,
+		       param->private_length);
+	if (wire->is_datagram)
+		append(wire, SIDR_REQ, &sidr_req);
+	else
+		append(wire, REQ, &req);
 	rn_task_post(&wire->task);
 	return 0;
 }
@@ -87,10 +93,35 @@ void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param)
 	rn_task_post(&wire->task);
 }
 
+static void say_sidr(struct rn_wire *wire, struct sidr_rep *rep, const void *private_data, uint8_t length)
+{
+	rep->private_length = length;
+	if (length)
+		memcpy(rep->private_data, private_data, length);
+	append(wire, SIDR_REP, rep);
+	wire->phase = RN_WIRE_CLOSING;
+	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
+}
+
+void rn_wire_accept_datagrams(struct rn_wire *wire, const struct rn_cm_param *param, uint32_t qkey)
+{
+	struct sidr_rep rep = {
+		.qpn = htobe32(wire->id->terms.local_qpn), .qkey = htobe32(qkey), .status = RN_SIDR_SUCCESS};
+
+	say_sidr(wire, &rep, param->private_data, param->private_length);
+	rn_task_post(&wire->task);
+}
+
 static void say_reject(struct rn_wire *wire, int reason, const void *private_data, uint8_t length)
 {
 	struct rej rej = {.reason = htobe16((uint16_t)reason), .private_length = length};
+	struct sidr_rep sidr_rep = {
+		.status = reason == RN_REJ_INVALID_SERVICE_ID ? RN_SIDR_UNSUPPORTED : RN_SIDR_REJECT};
 
+	if (wire->is_datagram) {
+		say_sidr(wire, &sidr_rep, private_data, length);
+		return;
+	}
 	if (length)
 		memcpy(rej.private_data, private_data, length);
 	append(wire, REJ, &rej);
@@ -154,7 +185,10 @@ void rn_wire_abandon(struct rn_wire *wire)
 		wire->over = true; /* swept by its task */
 		break;
 	case RN_WIRE_REQ_SENT:
-		say_reject(wire, RN_REJ_TIMEOUT, NULL, 0);
+		if (wire->is_datagram)
+			wire->over = true; /* nobody takes back a question */
+		else
+			say_reject(wire, RN_REJ_TIMEOUT, NULL, 0);
 		break;
 	case RN_WIRE_REQ_RECEIVED:
 	case RN_WIRE_REP_SENT:
@@ -176,31 +210,38 @@ void rn_wire_abandon(struct rn_wire *wire)
 
 /* --- messages: engine, rn_cm_lock held ----------------------------------------------------------- */
 
-static void on_req(struct rn_wire *wire, const struct req *req)
+/* Of a request that was heard: the identifier it makes, and the event that brings it. NULL: it was
+ * refused. */
+static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram)
 {
 	struct rn_cm_id *listener = wire->listener, *id;
 	struct rn_cm_event *event;
-	struct rdma_conn_param *param;
 
 	wire->phase = RN_WIRE_REQ_RECEIVED;
+	wire->is_datagram = is_datagram;
 	wire->listener = NULL;
 	rn_cm_unheard--;
 	rn_timer_cancel(&wire->timer);
 	if (!listener) {
 		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
-		return;
+		return NULL;
+	}
+	if (rn_cm_is_datagram(listener) != is_datagram) {
+		say_reject(wire, RN_REJ_INVALID_SERVICE_ID, NULL, 0);
+		return NULL;
 	}
 	id = rn_cm_id_new(listener->id.channel, listener->id.context, listener->id.ps);
 	event = id ? rn_cm_event_new(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0) : NULL;
 	if (!event) {
 		free(id);
 		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
-		return;
+		return NULL;
 	}
 	rn_cm_context_more();
 	id->state = RN_CM_CONNECTION;
 	id->wire = wire;
 	wire->id = id;
+	id->id.qp_type = listener->id.qp_type;
 	id->id.route.addr.src_storage = wire->near;
 	id->id.route.addr.dst_storage = wire->far;
 	id->tos = listener->tos;
@@ -209,6 +250,31 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 	rn_cm_set_route(id);
 	id->id.route.path_rec = &id->path;
 	id->id.route.num_paths = 1;
+	event->counted_on = listener;
+	event->event.listen_id = &listener->id;
+	return event;
+}
+
+static void queue_request(struct rn_cm_event *event)
+{
+	struct rn_cm_id *listener = event->counted_on;
+
+	rn_cm_event_queue(event);
+	if (++listener->unread_requests >= listener->backlog && !listener->paused) {
+		listener->paused = true; /* the rest waits in TCP's queue */
+		rn_source_modify(&listener->accepting, 0);
+	}
+}
+
+static void on_req(struct rn_wire *wire, const struct req *req)
+{
+	struct rn_cm_event *event = bear(wire, false);
+	struct rdma_conn_param *param;
+	struct rn_cm_id *id;
+
+	if (!event)
+		return;
+	id = event->id;
 	/* What one side can initiate, the other must have resources for. */
 	id->terms = (struct rn_cm_terms){
 		.remote_qpn = be32toh(req->qpn),
@@ -221,8 +287,6 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 	id->remote_ece = (struct ibv_ece){.vendor_id = be32toh(req->ece_vendor), .options = be32toh(req->ece_options)};
 	wire->watch_port = (uint16_t)(id->terms.remote_qpn >> 8);
 
-	event->counted_on = listener;
-	event->event.listen_id = &listener->id;
 	param = &event->event.param.conn;
 	rn_cm_event_private(event, req->private_data, req->private_length,
 			    rn_settings.padded ? sizeof req->private_data : req->private_length);
@@ -233,11 +297,39 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 	param->rnr_retry_count = req->rnr_retry_count;
 	param->srq = req->srq;
 	param->qp_num = id->terms.remote_qpn;
-	rn_cm_event_queue(event);
-	if (++listener->unread_requests >= listener->backlog && !listener->paused) {
-		listener->paused = true; /* the rest waits in TCP's queue */
-		rn_source_modify(&listener->accepting, 0);
+	queue_request(event);
+}
+
+static void on_sidr_req(struct rn_wire *wire, const struct sidr_req *req)
+{
+	struct rn_cm_event *event = bear(wire, true);
+
+	if (!event)
+		return;
+	rn_cm_event_private(event, req->private_data, req->private_length,
+			    rn_settings.padded ? sizeof req->private_data : req->private_length);
+	queue_request(event);
+}
+
+static void on_sidr_rep(struct rn_wire *wire, const struct sidr_rep *rep)
+{
+	struct rn_cm_id *id = wire->id;
+	struct rn_cm_event *event;
+	struct rdma_ud_param *param;
+
+	if (rep->status) {
+		rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_UNREACHABLE, rep->status, rep->private_data,
+					rep->private_length, sizeof rep->private_data);
+	} else if ((event = rn_cm_event_new(id, RDMA_CM_EVENT_ESTABLISHED, 0))) {
+		rn_cm_event_private(event, rep->private_data, rep->private_length,
+				    rn_settings.padded ? sizeof rep->private_data : rep->private_length);
+		param = &event->event.param.ud;
+		rn_cm_way_to(id, &id->id.route.addr.addr.ibaddr.dgid, &param->ah_attr);
+		param->qp_num = be32toh(rep->qpn);
+		param->qkey = be32toh(rep->qkey);
+		rn_cm_event_queue(event);
 	}
+	rn_cm_wire_finish(wire);
 }
 
 static void on_rep(struct rn_wire *wire, const struct rep *rep)
@@ -280,7 +372,11 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 	const struct req *req = (const void *)header;
 	const struct rep *rep = (const void *)header;
 	const struct rej *rej = (const void *)header;
+	const struct sidr_req *sidr_req = (const void *)header;
+	const struct sidr_rep *sidr_rep = (const void *)header;
 
+	if (wire->is_datagram && header->type != SIDR_REP)
+		return false;
 	switch ((enum message_type)header->type) {
 	case REQ:
 		if (wire->phase != RN_WIRE_ACCEPTED || req->private_length > sizeof req->private_data ||
@@ -317,7 +413,8 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 		    wire->phase != RN_WIRE_CLOSING)
 			return false;
 		if (wire->phase != RN_WIRE_CLOSING)
-			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej);
+			rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej->private_data,
+						rej->private_length, sizeof rej->private_data);
 		rn_cm_wire_finish(wire);
 		return true;
 	case DREQ:
@@ -336,6 +433,18 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 		if (wire->phase == RN_WIRE_DREQ_SENT)
 			rn_cm_wire_tell_disconnected(wire);
 		rn_cm_wire_finish(wire);
+		return true;
+	case SIDR_REQ:
+		if (wire->phase != RN_WIRE_ACCEPTED || sidr_req->private_length > sizeof sidr_req->private_data)
+			return false;
+		on_sidr_req(wire, sidr_req);
+		return true;
+	case SIDR_REP:
+		if (!wire->is_datagram || wire->phase != RN_WIRE_REQ_SENT ||
+		    sidr_rep->private_length > sizeof sidr_rep->private_data || sidr_rep->status > RN_SIDR_LAST ||
+		    be32toh(sidr_rep->qpn) > 0xffffff)
+			return false;
+		on_sidr_rep(wire, sidr_rep);
 		return true;
 	case MESSAGE_TYPES:
 		break;

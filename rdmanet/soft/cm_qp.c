@@ -3,7 +3,8 @@
  * The queue pair of an identifier.
  *
  * rdma_create_qp makes it in INIT, so that receives can be posted before anything can arrive; the
- * calls that settle the connection take it to RTS, with what both sides agreed on.  A program that
+ * calls that settle the connection take it to RTS, with what both sides agreed on.  One for datagrams
+ * is in RTS when it is made.  A program that
  * makes its own queue pair gets the same attributes from rdma_init_qp_attr.
  */
 #define _GNU_SOURCE
@@ -19,14 +20,52 @@ enum {
 	HOP_LIMIT = 1,
 };
 
+bool rn_cm_way_to(const struct rn_cm_id *id, const union ibv_gid *gid, struct ibv_ah_attr *attr)
+{
+	int gid_index = rn_cm_gid_index(&id->id.route.addr.src_addr);
+
+	*attr = (struct ibv_ah_attr){
+		.is_global = 1,
+		.port_num = id->id.port_num,
+		.grh = {.dgid = *gid,
+			.sgid_index = (uint8_t)gid_index,
+			.hop_limit = HOP_LIMIT,
+			.traffic_class = id->tos},
+	};
+	return gid_index >= 0;
+}
+
+/* Datagrams need no peer: on to RTS at once. */
+static int init_datagram_attr(const struct rn_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+{
+	switch (attr->qp_state) {
+	case IBV_QPS_INIT:
+		*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+		attr->pkey_index = 0;
+		attr->port_num = id->id.port_num;
+		attr->qkey = id->qkey;
+		return 0;
+	case IBV_QPS_RTR:
+		*mask = IBV_QP_STATE;
+		return 0;
+	case IBV_QPS_RTS:
+		*mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+		attr->sq_psn = 0;
+		return 0;
+	default:
+		return rn_cm_error(EINVAL);
+	}
+}
+
 RN_EXPORT int rdma_init_qp_attr(struct rdma_cm_id *rdma_id, struct ibv_qp_attr *attr, int *mask)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 	const struct rn_cm_terms *terms = &id->terms;
-	int gid_index;
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
+	if (rn_cm_is_datagram(id))
+		return init_datagram_attr(id, attr, mask);
 	switch (attr->qp_state) {
 	case IBV_QPS_INIT:
 		*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
@@ -40,19 +79,10 @@ RN_EXPORT int rdma_init_qp_attr(struct rdma_cm_id *rdma_id, struct ibv_qp_attr *
 		}
 		return 0;
 	case IBV_QPS_RTR:
-		gid_index = rn_cm_gid_index(&rdma_id->route.addr.src_addr);
-		if (gid_index < 0)
+		if (!rn_cm_way_to(id, &rdma_id->route.addr.addr.ibaddr.dgid, &attr->ah_attr))
 			return rn_cm_error(EADDRNOTAVAIL);
 		*mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-		attr->ah_attr = (struct ibv_ah_attr){
-			.is_global = 1,
-			.port_num = rdma_id->port_num,
-			.grh = {.dgid = rdma_id->route.addr.addr.ibaddr.dgid,
-				.sgid_index = (uint8_t)gid_index,
-				.hop_limit = HOP_LIMIT,
-				.traffic_class = id->tos},
-		};
 		attr->path_mtu = IBV_MTU_4096;
 		attr->dest_qp_num = terms->remote_qpn;
 		attr->rq_psn = terms->remote_psn;
@@ -190,7 +220,7 @@ RN_EXPORT int rdma_create_qp_ex(struct rdma_cm_id *rdma_id, struct ibv_qp_init_a
 		goto no_qp;
 	}
 	rdma_id->qp = qp;
-	error = transition(id, IBV_QPS_INIT);
+	error = rn_cm_is_datagram(id) ? rn_cm_qp_connect(id) : transition(id, IBV_QPS_INIT);
 	if (error)
 		goto no_init;
 	rdma_id->pd = attr->pd;

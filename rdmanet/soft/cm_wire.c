@@ -2,7 +2,8 @@
 /*
  * Wires: the TCP socket under a connection.
  *
- * The messages are InfiniBand's: REQ, REP, RTU; REJ with a reason; DREQ, DREP.  Each has a header
+ * The messages are InfiniBand's: REQ, REP, RTU; REJ with a reason; DREQ, DREP; for datagrams SIDR_REQ
+ * and, with the queue pair's number or a refusal, SIDR_REP, which ends the wire.  Each has a header
  * with magic, version, type and length, and one fixed length; whatever else comes, or a message
  * out of turn, ends the connection, and one line in the log says why.  A socket that says nothing
  * for five seconds after it was accepted is closed.
@@ -173,7 +174,21 @@ void rn_cm_wire_tell_disconnected(struct rn_wire *wire)
 	wire->told = true;
 }
 
-void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status, const struct rej *rej)
+void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status)
+{
+	bool is_passive = wire->far.ss_family != 0;
+
+	if (wire->is_datagram && is_passive)
+		return; /* it has asked, and doesn't want to know any more */
+	if (wire->is_datagram && type == RDMA_CM_EVENT_REJECTED) {
+		type = RDMA_CM_EVENT_UNREACHABLE;
+		status = status == RN_REJ_INVALID_SERVICE_ID ? RN_SIDR_UNSUPPORTED : RN_SIDR_REJECT;
+	}
+	rn_cm_wire_tell_refused(wire, type, status, NULL, 0, 0);
+}
+
+void rn_cm_wire_tell_refused(struct rn_wire *wire, enum rdma_cm_event_type type, int status, const void *data,
+			     uint8_t length, size_t field)
 {
 	struct rn_cm_event *event;
 
@@ -191,9 +206,8 @@ void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, 
 		rn_cm_event_queue(event);
 	}
 	memset(&event->event.param, 0, sizeof event->event.param);
-	if (rej)
-		rn_cm_event_private(event, rej->private_data, rej->private_length,
-				    rn_settings.padded ? sizeof rej->private_data : rej->private_length);
+	if (data)
+		rn_cm_event_private(event, data, length, rn_settings.padded ? field : length);
 }
 
 void rn_cm_wire_lost(struct rn_wire *wire, int error)
@@ -201,16 +215,16 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 	switch (wire->phase) {
 	case RN_WIRE_CONNECTING:
 		if (!error || error == ECONNREFUSED)
-			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID, NULL);
+			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
 		else
-			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -error, NULL);
+			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -error);
 		break;
 	case RN_WIRE_REQ_SENT:
 	case RN_WIRE_REP_RECEIVED:
 	case RN_WIRE_REQ_RECEIVED:
 	case RN_WIRE_REP_SENT:
 		/* As a kernel says for a program that ends: it destroys its identifiers. */
-		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED, NULL);
+		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
 		break;
 	case RN_WIRE_ESTABLISHED:
 	case RN_WIRE_DREQ_SENT:
@@ -241,7 +255,7 @@ void rn_cm_wire_drop(struct rn_wire *wire, const char *why)
 		return;
 	}
 	/* Whoever listens there doesn't speak our language. */
-	rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID, NULL);
+	rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
 	rn_cm_wire_finish(wire);
 }
 
@@ -269,7 +283,7 @@ static void timed_out(struct rn_timer *timer)
 	case RN_WIRE_CONNECTING:
 	case RN_WIRE_REQ_SENT:
 	case RN_WIRE_REP_SENT:
-		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT, NULL);
+		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
 		rn_cm_wire_finish(wire);
 		break;
 	case RN_WIRE_DREQ_SENT:

@@ -13,7 +13,7 @@
 /* --- messages ----------------------------------------------------------------------------------- */
 
 enum { MAGIC = 0x52444d43 /* "RDMC" */, VERSION = 1 };
-enum message_type { REQ = 1, REP, RTU, REJ, DREQ, DREP, MESSAGE_TYPES };
+enum message_type { REQ = 1, REP, RTU, REJ, DREQ, DREP, SIDR_REQ, SIDR_REP, MESSAGE_TYPES };
 
 struct header {
 	__be32 magic;
@@ -46,12 +46,28 @@ struct rej {
 	uint8_t private_data[RN_CM_REJ_PRIVATE];
 };
 
+/* Datagrams: which queue pair serves the port? One question and one answer. */
+struct sidr_req {
+	struct header header;
+	uint8_t private_length, reserved[3];
+	uint8_t private_data[RN_CM_SIDR_REQ_PRIVATE];
+};
+
+struct sidr_rep {
+	struct header header;
+	__be32 qpn, qkey;
+	uint8_t status, private_length, reserved[2];
+	uint8_t private_data[RN_CM_SIDR_REP_PRIVATE];
+};
+
+static_assert(sizeof(struct sidr_req) == 192 && sizeof(struct sidr_rep) == 156, "no padding there, either");
 static_assert(sizeof(struct req) == 88 && sizeof(struct rep) == 228 && sizeof(struct rej) == 160,
 	      "what goes over the wire has no padding");
 
 static const uint16_t rn_cm_message_length[MESSAGE_TYPES] = {
 	[REQ] = sizeof(struct req),     [REP] = sizeof(struct rep),     [RTU] = sizeof(struct header),
 	[REJ] = sizeof(struct rej),     [DREQ] = sizeof(struct header), [DREP] = sizeof(struct header),
+	[SIDR_REQ] = sizeof(struct sidr_req), [SIDR_REP] = sizeof(struct sidr_rep),
 };
 
 /* --- wires -------------------------------------------------------------------------------------- */
@@ -64,6 +80,7 @@ struct rn_wire {
 	enum rn_wire_phase phase;
 	bool over; /* to be freed as soon as the engine has done with this callback */
 	bool told; /* DISCONNECTED */
+	bool is_datagram; /* SIDR_REQ instead of REQ: the answer is the end */
 	/* The longest message fits twice; what is queued is a REQ or a REP, and at most RTU, REJ,
 	 * DREQ and DREP after it. */
 	unsigned out_length;
@@ -108,7 +125,10 @@ void rn_cm_wire_sweep(struct rn_wire *wire);
 void rn_cm_wire_lost(struct rn_wire *wire, int error);
 void rn_cm_wire_drop(struct rn_wire *wire, const char *why);
 void rn_cm_wire_tell_disconnected(struct rn_wire *wire);
-void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status, const struct rej *rej);
+void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status);
+/* The same, with the private data of a field of this length. */
+void rn_cm_wire_tell_refused(struct rn_wire *wire, enum rdma_cm_event_type type, int status, const void *data,
+			     uint8_t length, size_t field);
 
 /* --- cm_message.c ------------------------------------------------------------------------------- */
 
