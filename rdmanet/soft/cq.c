@@ -837,8 +837,8 @@ static int poll_pool(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 			.byte_len = arrival.byte_len,
 			.imm_data = arrival.imm_data,
 			.qp_num = qp->ex.qp_base.qp_num,
-			.src_qp = qp->attr.dest_qp_num,
-			.wc_flags = arrival.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV),
+			.src_qp = qp->ud ? arrival.source_qpn : qp->attr.dest_qp_num,
+			.wc_flags = arrival.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV | IBV_WC_GRH),
 		};
 		if (unlikely(wc[count].wc_flags & IBV_WC_WITH_INV))
 			rn_mw_settle(wc[count].invalidated_rkey);

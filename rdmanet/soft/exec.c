@@ -16,6 +16,7 @@
  * any more.
  */
 #include "soft.h"
+#include "ud.h"
 
 static const uint32_t rnr_delays_us[32] = {
 	655360, 10,   20,   30,   40,   60,   80,    120,   160,   240,   320,   480,   640,   960,    1280,   1920,
@@ -53,7 +54,7 @@ static bool is_for_us(const struct rn_qp *qp)
 }
 
 /* The responder's block in its owner's arena, by number; NULL when its process hasn't such a port. */
-static struct rn_qp_block *locate(char *arena, uint32_t qpn)
+struct rn_qp_block *rn_locate(char *arena, uint32_t qpn)
 {
 	for (uint32_t group = 0; group < RN_PORTS_MAX; group++)
 		if (atomic_load(&rn_arena_head(arena)->ports[group]) == qpn >> 8)
@@ -68,7 +69,7 @@ bool rn_was_abandoned(struct rn_qp *qp)
 
 	if (!peer->arena || peer->arena_size < RN_ARENA_SIZE)
 		return true;
-	block = locate(peer->arena, qp->attr.dest_qp_num);
+	block = rn_locate(peer->arena, qp->attr.dest_qp_num);
 	return block && rn_life_is_open(atomic_load(&block->life)) &&
 	       atomic_load(&block->dest_qpn) == qp->ex.qp_base.qp_num;
 }
@@ -83,6 +84,8 @@ static enum rn_wait find(struct rn_qp *qp)
 	char *arena;
 	uint64_t life;
 
+	if (unlikely(qp->ud))
+		return RN_WAIT_PEER; /* it looks for another with each message */
 	switch (atomic_load(&qp->peer->state)) {
 	case RN_PEER_SELF:
 		view->self = true;
@@ -102,7 +105,7 @@ static enum rn_wait find(struct rn_qp *qp)
 	default:
 		return RN_WAIT_PEER;
 	}
-	block = locate(arena, dest);
+	block = rn_locate(arena, dest);
 	if (!block)
 		return RN_WAIT_PEER;
 	view->block = block;
@@ -160,8 +163,11 @@ void rn_leave(struct rn_qp *qp)
 {
 	struct rn_view *view = &qp->view;
 
-	if (unlikely(!view->found))
+	if (unlikely(!view->found)) {
+		if (view->pushed)
+			rn_view_announce(view);
 		return;
+	}
 	if (view->pushed) {
 		rn_view_announce(view);
 		/* The next receive was posted long ago, as a rule: let its line come meanwhile. */
@@ -290,6 +296,8 @@ static enum rn_wait execute_unreliable(struct rn_qp *qp, const struct ibv_send_w
 	struct rn_transfer t;
 	enum rn_wait wait;
 
+	if (qp->ud)
+		return rn_ud_execute(qp, wr, status, byte_len);
 	if (!qp->view.found) {
 		*status = rn_local_pieces(qp, wr, t.local, &t.num_local, &t.total);
 		*byte_len = t.total;

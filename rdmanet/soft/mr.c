@@ -493,7 +493,7 @@ RN_EXPORT int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void
  */
 static bool wait_unused(uint32_t pd, uint64_t deadline)
 {
-	bool unused = !rn_qp_is_quarantined(pd) && !rn_pool_is_quarantined(pd);
+	bool unused = !rn_qp_is_quarantined(pd) && !rn_pool_is_quarantined(pd) && rn_pools_wait_moved(pd, deadline);
 
 	for (uint32_t i = 0; i < rn_qps_end; i++) {
 		struct rn_qp *qp = rn_qps[i];

@@ -461,10 +461,11 @@ static void collect(struct rn_pool *pool, struct rn_arrivals *arrivals)
 		if (!shadow || !shadow->used)
 			break;
 		below = atomic_load(&entry->slot.turn);
-		if (shadow->flushed && !shadow->arrived && kind_of(entry) == RN_ENTRY_DONE)
-			release(pool, shadow, entry);
-		if (shadow->flushed || shadow->arrived)
+		if (shadow->flushed || shadow->arrived) {
+			if (!shadow->arrived && kind_of(entry) == RN_ENTRY_DONE)
+				release(pool, shadow, entry);
 			continue;
+		}
 		shadow->arrived = true;
 		shadow->next = reversed;
 		reversed = at;
@@ -637,13 +638,72 @@ static bool is_process(uint64_t word)
 	return (word & KIND) == RN_ENTRY_CLAIMED && !(name_in(word) & RN_NAME_QP);
 }
 
-bool rn_pool_is_claimed(struct rn_pool *pool)
+/* With the lock held: claimers don't take it. */
+static bool wait_moved(struct rn_pool *pool, uint64_t deadline_ns)
 {
-	for (struct ring *ring = pool->rings; ring; ring = ring->older)
-		for (uint32_t i = 0; i < ring->size; i++)
-			if (is_process(atomic_load(&entry_at(ring, i)->word)))
-				return true;
-	return false;
+	for (struct ring *ring = pool->rings; ring; ring = ring->older) {
+		for (uint32_t i = 0; i < ring->size; i++) {
+			struct rn_entry *entry = entry_at(ring, i);
+			uint64_t seen = atomic_load(&entry->word);
+
+			while (is_process(seen) && atomic_load(&entry->word) == seen) {
+				if (rn_now_ns() >= deadline_ns)
+					return false;
+				sched_yield();
+			}
+		}
+	}
+	return true;
+}
+
+bool rn_pool_wait_moved(struct rn_pool *pool, uint64_t deadline_ns)
+{
+	bool moved;
+
+	rn_lock(&pool->lock);
+	moved = wait_moved(pool, deadline_ns);
+	rn_unlock(&pool->lock);
+	return moved;
+}
+
+bool rn_pools_wait_moved(uint32_t pd, uint64_t deadline_ns)
+{
+	bool moved = true;
+
+	rn_lock(&pools_lock);
+	for (uint32_t i = 0; i < pools_end; i++)
+		if (pools[i] && pools[i]->pd == pd)
+			moved &= rn_pool_wait_moved(pools[i], deadline_ns);
+	rn_unlock(&pools_lock);
+	return moved;
+}
+
+bool rn_pool_is_claimed(uint32_t index)
+{
+	bool is = false;
+
+	rn_lock(&pools_lock);
+	is = index < RN_POOLS_MAX && pools[index] && !rn_pool_wait_moved(pools[index], 0);
+	rn_unlock(&pools_lock);
+	return is;
+}
+
+void rn_pool_forget_all(void)
+{
+	rn_lock(&pools_lock);
+	for (uint32_t i = 0; i < pools_end; i++) {
+		if (!pools[i])
+			continue;
+		for (struct ring *ring = pools[i]->rings, *older; ring; ring = older) {
+			older = ring->older;
+			free(ring->shadows);
+			free(ring);
+		}
+		free(pools[i]);
+		pools[i] = NULL;
+	}
+	pools_end = 0;
+	rn_unlock(&pools_lock);
 }
 
 void rn_pool_flush(struct rn_pool *pool, struct rn_arrivals *arrivals)
@@ -659,13 +719,13 @@ void rn_pool_flush(struct rn_pool *pool, struct rn_arrivals *arrivals)
 		struct rn_entry *entry = entry_at(ring, tail + i);
 		uint64_t word = atomic_load(&entry->word);
 
-		if (!shadow->used || (word & KIND) == RN_ENTRY_DONE)
+		if (!shadow->used || shadow->flushed || (word & KIND) == RN_ENTRY_DONE)
 			continue;
 		if ((word & KIND) == RN_ENTRY_POSTED && !atomic_compare_exchange_strong(&entry->word, &word, 0) &&
 		    (word & KIND) == RN_ENTRY_DONE)
 			continue;
 		shadow->flushed = true;
-		if (!shadow->arrived)
+		if (!shadow->arrived) /* or its claimer was about to say DONE */
 			chain_append(pool, arrivals, reference_of(ring, tail + i), shadow);
 	}
 	rn_unlock(&pool->lock);

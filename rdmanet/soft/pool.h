@@ -123,7 +123,14 @@ void rn_pool_discard(struct rn_pool *pool, struct rn_arrivals *arrivals);
  * too; or in RESET: it is just gone. With the CQ's lock held. */
 void rn_pool_flush(struct rn_pool *pool, struct rn_arrivals *arrivals);
 void rn_pool_clear(struct rn_pool *pool, struct rn_arrivals *arrivals);
-/* Is a process (not a queue pair's requester) inside? */
-bool rn_pool_is_claimed(struct rn_pool *pool);
+/* Processes (not queue pairs' requesters) that are inside now: wait until each has taken a step. False: one
+ * is stopped. */
+bool rn_pool_wait_moved(struct rn_pool *pool, uint64_t deadline_ns);
+/* The same, of all pools with receives of this PD. */
+bool rn_pools_wait_moved(uint32_t pd, uint64_t deadline_ns);
+/* Is one inside of the pool with this block? */
+bool rn_pool_is_claimed(uint32_t index);
+/* The arena goes, with whoever is stopped in it. */
+void rn_pool_forget_all(void);
 
 #endif

@@ -181,6 +181,7 @@ static void start_wait(struct rn_qp *qp, enum rn_wait why)
 	}
 	switch (why) {
 	case RN_WAIT_PEER:
+	backoff:
 		/* Nobody tells us when it comes to life: look again, less and less often. */
 		rn_timer_set(&qp->timer, qp->backoff_ns);
 		if (qp->backoff_ns < LAST_BACKOFF_NS)
@@ -188,6 +189,8 @@ static void start_wait(struct rn_qp *qp, enum rn_wait why)
 		break;
 	case RN_WAIT_LINK:
 	case RN_WAIT_SEGMENT:
+		if (qp->ud) /* nobody tells it of its many peers */
+			goto backoff;
 		/* A notice comes; unless its engine was stopped. */
 		if (qp->attr.timeout)
 			rn_timer_set(&qp->timer, qp->deadline_ns - now);
@@ -510,6 +513,8 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 		*bad_wr = wr;
 		return ENODEV;
 	}
+	if (unlikely(qp->pool))
+		return rn_qp_pool_post(qp, wr, bad_wr);
 	rn_lock(&qp->rq_lock);
 	if (unlikely(atomic_load_explicit(&qp->state, memory_order_acquire) == IBV_QPS_RESET))
 		err = EINVAL;
@@ -523,7 +528,7 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 			err = EINVAL;
 		else if (unlikely(index - atomic_load_explicit(&qp->rq_polled, memory_order_acquire) >=
 				  qp->cap.max_recv_wr))
-			err = base->srq ? EINVAL : ENOMEM;
+			err = ENOMEM;
 		else if (unlikely(qp->chaos))
 			err = rn_chaos_call(qp->context, RN_POST_RECV);
 		if (unlikely(err))

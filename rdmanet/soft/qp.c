@@ -12,6 +12,8 @@
 #include "iwarp.h"
 #include "soft.h"
 #include "srq.h"
+#include "ud.h"
+#include "ud_wire.h"
 
 struct rn_qp *rn_qps[RN_QPS_MAX];
 _Atomic uint32_t rn_qps_end;
@@ -23,7 +25,7 @@ static uint32_t next_slot, num_ports;
 
 /* The slot and ring of a queue pair that is gone, but for a stopped peer. */
 struct quarantined {
-	uint32_t index, pd, rq_pd, name;
+	uint32_t index, pd, rq_pd, name, pool; /* pool: of UD */
 	uint64_t rq_offset, rq_bytes;
 	uint32_t rq_size, rq_bounce;
 	struct rn_peer *peer;
@@ -112,41 +114,6 @@ static void reset_peers_words(struct rn_qp_block *block, uint32_t next_receive)
 	atomic_store(&block->finished, 0);
 }
 
-/* --- receives from a pool ------------------------------------------------------------------------------------- */
-
-static uint32_t name_of(const struct rn_qp *qp)
-{
-	return rn_name_of_qp(qp->index, qp->generation);
-}
-
-bool rn_qp_uses_pd(const struct rn_qp *qp, uint32_t pd)
-{
-	const struct ibv_srq *srq = qp->ex.qp_base.srq;
-
-	return rn_pd(qp->ex.qp_base.pd)->number == pd || (srq && rn_pd(srq->pd)->number == pd);
-}
-
-/* Nobody is inside, or it has died there: what it had claimed goes back. */
-static void recover_claims(struct rn_qp *qp)
-{
-	if (!qp->pool)
-		return;
-	rn_lock(&qp->recv_cq->lock);
-	rn_pool_sweep(qp->pool, &qp->arrivals, name_of(qp));
-	rn_unlock(&qp->recv_cq->lock);
-	rn_pool_recover(name_of(qp));
-}
-
-/* Silently: what has arrived and was not polled. */
-static void discard_arrivals(struct rn_qp *qp)
-{
-	if (!qp->pool)
-		return;
-	rn_lock(&qp->recv_cq->lock);
-	rn_pool_discard(qp->pool, &qp->arrivals);
-	rn_unlock(&qp->recv_cq->lock);
-}
-
 /* --- creating ------------------------------------------------------------------------------------------------ */
 
 static int check_init(const struct ibv_qp_init_attr_ex *init)
@@ -156,7 +123,7 @@ static int check_init(const struct ibv_qp_init_attr_ex *init)
 
 	if (rn_is_foreign(pd->context))
 		return ENODEV;
-	if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UC)
+	if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UC && init->qp_type != IBV_QPT_UD)
 		return EOPNOTSUPP;
 	if (init->srq && (init->srq->context != pd->context || rn_srq(init->srq)->type != IBV_SRQT_BASIC))
 		return EINVAL;
@@ -239,7 +206,7 @@ static void peer_died(struct rn_qp *qp)
 		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
 	else if (qp->peer && rn_was_abandoned(qp))
 		rn_qp_fail(qp);
-	recover_claims(qp);
+	rn_qp_pool_recover(qp);
 	rn_unlock(&qp->sq_lock);
 }
 
@@ -307,13 +274,20 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	qp->send_cq = rn_cq(init->send_cq);
 	qp->recv_cq = rn_cq(init->recv_cq);
 	plan_rings(qp, &init->cap);
+	if (rn_qp_pool_open(qp, init)) {
+		rn_qp_pool_close(qp);
+		free(qp);
+		errno = ENOMEM;
+		return NULL;
+	}
 	qp->sq = calloc(qp->sq_mask + 1, qp->sq_stride);
 	qp->rq_shadow = calloc(qp->rq_size, sizeof(*qp->rq_shadow));
-	qp->rq_bounce = rn_bounce_reserve(qp->rq_size);
+	qp->rq_bounce = qp->pool ? 0 : rn_bounce_reserve(qp->rq_size);
 	qp->rq_offset = rn_arena_alloc(rn_rq_bytes(qp));
 	if (!qp->rq_offset)
 		rn_bounce_release(qp->rq_size, qp->rq_bounce);
 	if (!qp->sq || !qp->rq_shadow || !qp->rq_offset || rn_cq_attach(qp->recv_cq, qp, &qp->cq_bit)) {
+		rn_qp_pool_close(qp);
 		free_rings(qp);
 		free(qp);
 		errno = ENOMEM;
@@ -333,6 +307,7 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 		pthread_mutex_unlock(&rn_world);
 		pthread_mutex_unlock(&context->mutex);
 		rn_cq_detach(qp->recv_cq, qp);
+		rn_qp_pool_close(qp);
 		free_rings(qp);
 		free(qp);
 		errno = ENOMEM;
@@ -357,7 +332,6 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	pthread_cond_init(&base->cond, NULL);
 	qp->block->qpn = base->qp_num;
 	qp->block->dest_qpn = 0;
-	qp->pool = init->srq ? rn_srq(init->srq)->pool : NULL;
 	qp->arrivals = (struct rn_arrivals){.finished = &qp->block->finished};
 	start_receives(qp);
 	rn_qp_life_store(qp, IBV_QPS_RESET);
@@ -409,7 +383,8 @@ void rn_qp_fail(struct rn_qp *qp)
 	atomic_store(&qp->state, IBV_QPS_ERR);
 	rn_qp_life_store(qp, IBV_QPS_ERR);
 	if (rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
-		recover_claims(qp);
+		rn_qp_pool_recover(qp);
+	rn_qp_pool_wait(qp, rn_now_ns() + RN_IDLE_WAIT_NS);
 	rn_forget_responder(qp);
 
 	/* From here on the peer's word for what is done doesn't count: a stopped one may wake up. */
@@ -427,9 +402,7 @@ void rn_qp_fail(struct rn_qp *qp)
 	rn_sq_flush(qp);
 	if (posted != polled)
 		rn_cq_kick(qp->recv_cq, qp);
-	/* Receives of an SRQ are not flushed: others use them. */
-	if (qp->ex.qp_base.srq)
-		rn_event_raise(qp->context, IBV_EVENT_QP_LAST_WQE_REACHED, qp);
+	rn_qp_pool_fail(qp);
 }
 
 void rn_qp_send_failed(struct rn_qp *qp)
@@ -460,10 +433,17 @@ int rn_qp_reset(struct rn_qp *qp)
 	if (qp->noticed)
 		rn_peer_unsubscribe(&qp->notice);
 	qp->noticed = false;
-	if (!rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
+	if (qp->ud && qp->is_heard) {
+		rn_ud_wire_close(qp);
+		qp->is_heard = false;
+	}
+	if (!rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS) ||
+	    !rn_qp_pool_wait(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
 		return EBUSY; /* its words would be written by a peer that slept through the reset */
-	discard_arrivals(qp);
-	recover_claims(qp);
+	rn_qp_pool_discard(qp);
+	rn_qp_pool_recover(qp);
+	if (qp->ud)
+		rn_ud_reset(qp);
 	pthread_mutex_lock(&rn_world);
 	peer = qp->peer;
 	qp->peer = NULL;
@@ -561,6 +541,7 @@ void rn_peer_died(int pid)
 		rn_cq_kick(qp->recv_cq, qp);
 		peer_died(qp);
 	}
+	rn_qp_pool_process_died(pid);
 	rn_cq_recover();
 	rn_qp_reap();
 	rn_mr_reap();
@@ -580,7 +561,8 @@ static void put_aside(struct rn_qp *qp)
 		.index = qp->index,
 		.pd = rn_pd(qp->ex.qp_base.pd)->number,
 		.rq_pd = rn_pd(qp->ex.qp_base.srq ? qp->ex.qp_base.srq->pd : qp->ex.qp_base.pd)->number,
-		.name = name_of(qp),
+		.name = rn_name_of_qp(qp->index, qp->generation),
+		.pool = qp->ud ? rn_pool_index(qp->pool) : RN_NO_POOL,
 		.rq_offset = qp->rq_offset,
 		.rq_bytes = rn_rq_bytes(qp),
 		.rq_size = qp->rq_size,
@@ -598,7 +580,7 @@ void rn_qp_reap(void)
 	for (struct quarantined **at = &quarantine; *at;) {
 		struct quarantined *aside = *at;
 
-		if (is_inside(rn_arena_qp(rn_arena, aside->index), aside->peer)) {
+		if (is_inside(rn_arena_qp(rn_arena, aside->index), aside->peer) || rn_pool_is_claimed(aside->pool)) {
 			at = &aside->next;
 			continue;
 		}
@@ -655,7 +637,7 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	if (err) {
 		rn_cq_purge(qp->send_cq, qp);
 		rn_cq_purge(qp->recv_cq, qp);
-		discard_arrivals(qp);
+		rn_qp_pool_discard(qp);
 	}
 	rn_cq_detach(qp->recv_cq, qp);
 	rn_event_forget(context, base, &qp->async_reported, &base->events_completed, &base->mutex, &base->cond);
@@ -670,6 +652,7 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	if (base->srq)
 		rn_srq(base->srq)->users--;
 	pthread_mutex_unlock(&context->mutex);
+	rn_qp_pool_close(qp);
 	free_rings(qp);
 	pthread_mutex_destroy(&base->mutex);
 	pthread_cond_destroy(&base->cond);

@@ -254,6 +254,8 @@ static uint64_t operations_of(enum ibv_qp_type type)
 		return OPS_RC;
 	case IBV_QPT_UC:
 		return OPS_UC;
+	case IBV_QPT_UD:
+		return OPS_UD;
 	default:
 		return 0;
 	}

@@ -14,6 +14,7 @@
  */
 #include "gid.h"
 #include "soft.h"
+#include "ud_wire.h"
 
 /* Only this host can be reached. */
 static int check_address(const struct ibv_ah_attr *ah)
@@ -78,6 +79,9 @@ static void take_values(struct rn_qp *qp, const struct ibv_qp_attr *attr, int ma
 		to->rnr_retry = attr->rnr_retry;
 	if (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY)
 		to->en_sqd_async_notify = attr->en_sqd_async_notify;
+	if (mask & IBV_QP_QKEY)
+		to->qkey = attr->qkey;
+	atomic_store(&qp->block->qkey, qp->attr.qkey);
 	atomic_store(&qp->block->access, qp->attr.qp_access_flags);
 	atomic_store(&qp->block->min_rnr_timer, qp->attr.min_rnr_timer);
 }
@@ -87,9 +91,11 @@ static int become_reachable(struct rn_qp *qp)
 {
 	struct rn_qp_block *block = qp->block;
 
-	qp->peer = rn_peer_get(qp->attr.dest_qp_num >> 8);
-	if (!qp->peer)
-		return ENOMEM;
+	if (!qp->ud) {
+		qp->peer = rn_peer_get(qp->attr.dest_qp_num >> 8);
+		if (!qp->peer)
+			return ENOMEM;
+	}
 	block->dest_qpn = qp->attr.dest_qp_num;
 	block->pd = rn_pd(qp->ex.qp_base.pd)->number;
 	block->rq_psn = qp->attr.rq_psn;
@@ -114,6 +120,11 @@ static int become_reachable(struct rn_qp *qp)
 /* From RTR on, what becomes of the peer concerns us. Without locks. */
 static void watch_peer(struct rn_qp *qp)
 {
+	if (qp->ud) {
+		rn_ud_wire_open(qp);
+		qp->is_heard = true;
+		return;
+	}
 	rn_peer_subscribe(qp->peer, &qp->notice);
 	qp->noticed = true;
 	if (atomic_load(&qp->peer->state) == RN_PEER_DEAD) {

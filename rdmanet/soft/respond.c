@@ -63,7 +63,8 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->dirty = &view->cq->dirty[bit / 64];
 	view->dirty_bit = 1ull << bit % 64;
 	view->summary_bit = 1ull << bit / 64;
-	view->unreliable = READ_ONCE(block->type) == IBV_QPT_UC || READ_ONCE(block->type) == IBV_QPT_UD;
+	view->datagram = READ_ONCE(block->type) == IBV_QPT_UD;
+	view->unreliable = view->datagram || READ_ONCE(block->type) == IBV_QPT_UC;
 	view->pd = view->rq_pd = READ_ONCE(block->pd);
 	view->pool = pool == RN_NO_POOL ? NULL : rn_arena_pool(arena, pool);
 	view->claim.entry = NULL;
@@ -363,6 +364,11 @@ static struct rn_slot *claim_slot(struct rn_view *view)
 	if (!claim->entry) {
 		if (!rn_claim(view->arena, view->pool, view->name, claim))
 			return NULL;
+		/* The claim is what keeps the owner from reusing any of it: so only now it counts. */
+		if (view->datagram && !rn_view_is_alive(view)) {
+			rn_view_give_back(view);
+			return NULL;
+		}
 		view->rq_max_sge = claim->max_sge;
 		if (unlikely(claim->low)) {
 			rn_view_ring_bell(view);
@@ -402,6 +408,8 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 	slot->wc_flags = flags | (has_imm ? IBV_WC_WITH_IMM : has_inv ? IBV_WC_WITH_INV : 0);
 	slot->vendor_err = 0;
 	if (unlikely(view->pool)) {
+		if (view->datagram)
+			slot->wc_flags |= IBV_WC_GRH;
 		slot->source_qpn = view->source_qpn;
 		slot->destination = view->block - rn_arena_qp(view->arena, 0);
 		rn_claim_finish(view->arena, &view->claim, &view->block->finished);

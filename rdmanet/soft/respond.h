@@ -37,6 +37,7 @@
 struct rn_view {
 	bool found;
 	bool self;
+	bool datagram;   /* UD */
 	bool unreliable; /* UC, UD: what is refused is dropped, and nobody told */
 	uint32_t source_qpn; /* the requester's */
 	uint32_t qpn;        /* the responder's own */
@@ -116,7 +117,7 @@ enum rn_wait {
 
 /* One request under way. Filled as far as its counts say: its arrays are never cleared. */
 struct rn_transfer {
-	struct rn_piece local[RN_MAX_SGE], remote[RN_MAX_SGE];
+	struct rn_piece local[RN_MAX_SGE + 1], remote[RN_MAX_SGE]; /* one more for UD's GRH */
 	int num_local, num_remote;
 	uint64_t total, moved; /* bytes; moved: already, by earlier tries */
 	struct rn_slot *slot;  /* the receive it takes, or NULL */

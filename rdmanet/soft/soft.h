@@ -26,10 +26,9 @@
  * The addresses of the device are the host's: gid.c.
  * Receives come from the ring of a queue pair, or from a pool that many share (pool.h, srq.c).
  *
- * Room for later: a byte stream to peers whose arena can't be mapped is one more way (stream.c);
- * UD's responder has no connection and its own file (ud.c); memory windows are further keys in the
- * MR table (mw.c); fault injection sits between post.c and exec.c (chaos.c).  None of them exists
- * yet: such objects are refused with EOPNOTSUPP.
+ * UD has no connection: ud.c looks for the receiver with each message, ud_wire.c takes it to other hosts.
+ *
+ * Room for later: a byte stream to peers whose arena can't be mapped is one more way (stream.c).
  *
  * Locks.  All are private to this process, spin shortly, and are taken in this order:
  *
@@ -130,7 +129,7 @@ struct rn_context {
 	struct rn_list link;
 
 	pthread_mutex_t mutex; /* the lists, and users counts of what is on them */
-	struct rn_list pds, mrs, mws, channels, cqs, srqs, qps;
+	struct rn_list pds, ahs, mrs, mws, channels, cqs, srqs, qps;
 
 	struct rn_lock event_lock;
 	struct rn_list events; /* not read yet */
@@ -387,13 +386,15 @@ struct rn_qp {
 
 	alignas(64) _Atomic uint32_t rq_polled;
 	uint32_t cq_bit;
-	struct rn_pool *pool; /* receives come from there instead: its SRQ's */
+	struct rn_pool *pool; /* receives come from there instead: its SRQ's, or UD's own */
 	bool rq_flushing;   /* what the peer hasn't done by rq_frozen is flushed */
 	uint32_t rq_frozen;
 	bool is_ready; /* on the CQ's ready list */
 	struct rn_qp *next_ready;
 	uint64_t completions;
 	struct rn_arrivals arrivals; /* from the pool */
+	struct rn_ud *ud;            /* of UD */
+	bool is_heard;               /* UDP sockets are open for it */
 
 	uint64_t chaos_failed; /* receives; under recv_cq->lock */
 	uint32_t chaos_number; /* of this one among the context's */
@@ -467,6 +468,16 @@ bool rn_qp_wait_moved(struct rn_qp *qp, uint64_t deadline_ns);
 enum { RN_IDLE_WAIT_NS = 2 * 1000 * 1000 };
 unsigned rn_qp_count_quarantined(void);
 bool rn_qp_is_quarantined(uint32_t pd); /* any that may use keys of this PD */
+
+/* Receives that come from a pool (qp_pool.c): nothing for other queue pairs. */
+int rn_qp_pool_open(struct rn_qp *qp, const struct ibv_qp_init_attr_ex *init); /* 0 or errno */
+void rn_qp_pool_close(struct rn_qp *qp);
+int rn_qp_pool_post(struct rn_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+void rn_qp_pool_recover(struct rn_qp *qp);
+bool rn_qp_pool_wait(struct rn_qp *qp, uint64_t deadline_ns);
+void rn_qp_pool_fail(struct rn_qp *qp);
+void rn_qp_pool_discard(struct rn_qp *qp);
+void rn_qp_pool_process_died(int pid);
 /* May whoever comes in there use keys of this PD? */
 bool rn_qp_uses_pd(const struct rn_qp *qp, uint32_t pd);
 void rn_qp_reap(void); /* with rn_world held */
@@ -502,6 +513,8 @@ enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t
 void rn_leave(struct rn_qp *qp);
 /* The responder is given up: a receive that was claimed from its pool goes back. */
 void rn_forget_responder(struct rn_qp *qp);
+/* The block of the queue pair with this number in its owner's arena; NULL: no such port there. */
+struct rn_qp_block *rn_locate(char *arena, uint32_t qpn);
 /* The peer's process has ended: killed with its queue pair open, or was that closed before? */
 bool rn_was_abandoned(struct rn_qp *qp);
 /* How long the responder wants us to wait for its next receive. */

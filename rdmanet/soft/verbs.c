@@ -22,6 +22,7 @@
 #include "gid.h"
 #include "soft.h"
 #include "srq.h"
+#include "ud_wire.h"
 
 unsigned rn_process;
 pthread_mutex_t rn_world = PTHREAD_MUTEX_INITIALIZER;
@@ -143,6 +144,7 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.max_res_rd_atom = RN_MAX_RD_ATOMIC * 1024,
 		.max_qp_init_rd_atom = RN_MAX_RD_ATOMIC,
 		.atomic_cap = rn_settings.iwarp ? IBV_ATOMIC_NONE : IBV_ATOMIC_GLOB,
+		.max_ah = 1 << 20,
 		.max_srq = RN_MAX_SRQS,
 		.max_srq_wr = RN_MAX_QP_WR,
 		.max_srq_sge = RN_MAX_SGE,
@@ -323,6 +325,7 @@ static void process_forked(void)
 	rn_chaos_forked();
 	rn_qp_forked();
 	rn_srq_forked();
+	rn_ud_wire_forked();
 	rn_bounce_forked();
 	rn_cq_forked();
 	rn_mr_forked();
@@ -363,6 +366,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	rn_list_init(&context->channels);
 	rn_list_init(&context->cqs);
 	rn_list_init(&context->srqs);
+	rn_list_init(&context->ahs);
 	rn_list_init(&context->qps);
 	rn_list_init(&context->events);
 	context->verbs.sz = sizeof(context->verbs);
@@ -462,6 +466,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	rn_chaos_close(context);
 	rn_qp_destroy_all(context);
 	rn_srq_destroy_all(context);
+	rn_ah_destroy_all(context);
 	rn_cq_destroy_all(context);
 	rn_mw_destroy_all(context);
 	rn_mr_destroy_all(context);
@@ -470,8 +475,10 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	release_engine(context);
 	pthread_mutex_lock(&rn_world);
 	rn_list_del(&context->link);
-	if (rn_list_empty(&contexts))
+	if (rn_list_empty(&contexts)) {
 		rn_mr_close();
+		rn_pool_forget_all();
+	}
 	rn_arena_close();
 	pthread_mutex_unlock(&rn_world);
 	rn_gid_close();
@@ -576,37 +583,6 @@ void rn_port_event(enum ibv_event_type type)
 }
 
 /* --- what this version has not ----------------------------------------------------------------------------------------------- */
-
-static void *unsupported(void)
-{
-	errno = EOPNOTSUPP;
-	return NULL;
-}
-
-RN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
-{
-	(void)pd, (void)attr;
-	return unsupported();
-}
-
-RN_EXPORT struct ibv_ah *ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struct ibv_grh *grh, uint8_t port)
-{
-	(void)pd, (void)wc, (void)grh, (void)port;
-	return unsupported();
-}
-
-RN_EXPORT int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh,
-				  struct ibv_ah_attr *attr)
-{
-	(void)context, (void)port, (void)wc, (void)grh, (void)attr;
-	return fail(EOPNOTSUPP);
-}
-
-RN_EXPORT int ibv_destroy_ah(struct ibv_ah *ah)
-{
-	(void)ah;
-	return EOPNOTSUPP;
-}
 
 RN_EXPORT int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
