@@ -129,7 +129,7 @@ def connection_managers() -> Iterator[Case]:
     many = "-c 20 -C 50 -S 4096 -p {port}"
     yield Case(f"ucmatose {many} -s {{address}}", f"ucmatose {many}", done)
     yield Case(f"ucmatose {many} -m -a 20 -t 8 -s {{address}}", f"ucmatose {many} -m", done)
-    yield Case("ucmatose -f ipv6 -p {port} -s {address}", "ucmatose -f ipv6 -p {port}", done, address="::1")
+    yield Case("ucmatose -p {port} -s {address}", "ucmatose -p {port} -b {address}", done, address="::1")
     # These have the port of their examples built in.
     yield Case("udaddy -s {address}", "udaddy", done, quick=True)
     yield Case("udaddy -c 5 -C 20 -S 1024 -s {address}", "udaddy -c 5 -C 20 -S 1024", done)

@@ -16,6 +16,10 @@
  * a wake-up is lost.  For the private ring the CQ's lock does the same.  Arming is one-shot and
  * strict: completions that are there already cause no event.
  *
+ * With RDMANET_SOFT_ARM=lenient it is as programs written for adapters know it, which look at what was
+ * not polled yet: arming a CQ that holds completions fires at once, and when polling takes the last completion
+ * before its event was read, the event is taken back and the CQ armed again.
+ *
  * A pusher that finds the CQ armed writes a token to the channel's eventfd (a semaphore), and only
  * then marks the arming as signalled, so that no other pusher writes one as well; get_cq_event
  * takes a token, then looks which of the channel's CQs was signalled.  The order matters: a pusher
@@ -27,6 +31,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
@@ -271,7 +276,7 @@ static struct rn_cq *channel_find(struct rn_channel *channel, bool (*is_it)(stru
  * there is none the token was one too many; but somebody may have seen the descriptor readable, and would
  * now wait for the next: so any CQ is named, whose owner looks in vain, as after any late event.
  */
-static struct rn_cq *channel_take(struct rn_channel *channel)
+static struct rn_cq *channel_take(struct rn_channel *channel, bool settle_for_any)
 {
 	struct rn_cq *found;
 
@@ -282,7 +287,7 @@ static struct rn_cq *channel_take(struct rn_channel *channel)
 		found->events_owed--;
 	else if ((found = channel_find(channel, is_about_to_be)))
 		atomic_fetch_and(&found->block->armed, ~(uint32_t)RN_ARMED_KIND);
-	else if (!rn_list_empty(&channel->cqs))
+	else if (settle_for_any && !rn_list_empty(&channel->cqs))
 		found = container_of(channel->cqs.next, struct rn_cq, channel_link);
 	if (found) {
 		found->events_reported++;
@@ -296,6 +301,9 @@ static struct rn_cq *channel_take(struct rn_channel *channel)
 RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_cq **ibv_cq, void **cq_context)
 {
 	struct rn_channel *channel = (struct rn_channel *)ibv_channel;
+	/* Lenient: whoever takes no event in vain gets the next one, if it comes soon. */
+	struct pollfd next = {.fd = ibv_channel->fd, .events = POLLIN};
+	enum { VAIN_MS = 20 };
 	struct rn_cq *cq;
 	uint64_t token;
 
@@ -306,7 +314,9 @@ RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_
 	do {
 		if (read(ibv_channel->fd, &token, sizeof(token)) < 0)
 			return -1;
-		cq = channel_take(channel);
+		cq = channel_take(channel, !rn_settings.lenient);
+		if (unlikely(!cq && rn_settings.lenient && poll(&next, 1, VAIN_MS) <= 0))
+			cq = channel_take(channel, true);
 	} while (!cq); /* a token of the last CQ, which is gone */
 	*ibv_cq = &cq->cq;
 	*cq_context = cq->cq.cq_context;
@@ -330,6 +340,26 @@ static uint32_t armed_again(uint32_t armed, uint32_t kind)
 	return (armed | RN_ARMED_KIND) + 1 + ((armed & RN_ARMED_KIND) == RN_ARMED_NEXT ? RN_ARMED_NEXT : kind);
 }
 
+/* Lenient: what the event was for has been polled. Unless it is being read, it is not to come. With the lock held. */
+static void take_event_back(struct rn_cq *cq)
+{
+	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
+	uint32_t armed = atomic_load(&cq->block->armed);
+	uint64_t token;
+	struct iovec to = {&token, sizeof(token)};
+
+	if ((armed & RN_ARMED_KIND) != RN_ARMED_SIGNALLED || has_completions(cq) ||
+	    preadv2(channel->channel.fd, &to, 1, -1, RWF_NOWAIT) <= 0)
+		return;
+	if (!atomic_compare_exchange_strong(&cq->block->armed, &armed, armed_again(armed, RN_ARMED_NEXT))) {
+		rn_channel_signal(channel->id); /* it was read, and the token is another's */
+		return;
+	}
+	atomic_thread_fence(memory_order_seq_cst);
+	if (has_completions(cq))
+		rn_cq_notify(cq->block, NULL, true);
+}
+
 int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 {
 	struct rn_channel *channel = (struct rn_channel *)ibv_cq->channel;
@@ -347,10 +377,12 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 	while (!atomic_compare_exchange_weak(&cq->block->armed, &before, after));
 	if ((before & RN_ARMED_KIND) == RN_ARMED_SIGNALLED)
 		cq->events_owed++;
+	atomic_thread_fence(memory_order_seq_cst);
+	if (rn_settings.lenient && !solicited_only && channel && has_completions(cq))
+		rn_cq_notify(cq->block, NULL, true);
 	rn_unlock(&cq->lock);
 	if (channel)
 		rn_unlock(&channel->lock);
-	atomic_thread_fence(memory_order_seq_cst);
 	return 0;
 }
 
@@ -878,6 +910,16 @@ static int poll_receives(struct rn_cq *cq, struct rn_qp *qp, int entries, struct
 	return count;
 }
 
+/* What comes from now on sets a dirty bit. */
+static bool has_receives(struct rn_qp *qp)
+{
+	uint32_t polled = atomic_load(&qp->rq_polled);
+
+	if (unlikely(qp->pool))
+		return qp->arrivals.first || atomic_load(qp->arrivals.finished);
+	return polled != atomic_load(&qp->rq_posted) && (qp->rq_flushing || rn_rq_is_done(qp, polled));
+}
+
 static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 {
 	int count = 0;
@@ -892,8 +934,8 @@ static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 			cq->ready_tail = &cq->ready;
 		qp->is_ready = false;
 		count += got;
-		/* Filled up: there may be more, but it is the next one's turn. */
-		if (count == entries)
+		/* There is more, but it is the next one's turn. */
+		if (count == entries && has_receives(qp))
 			make_ready(cq, qp);
 	}
 	return count;
@@ -933,7 +975,7 @@ static int lose_one(struct rn_cq *cq, int count)
 }
 
 /* As many as there are, sends and receives in turns; or -errno. */
-static int poll(struct rn_cq *cq, int entries, struct ibv_wc *wc)
+static int poll_all(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 {
 	int count;
 
@@ -952,6 +994,8 @@ static int poll(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	}
 	if (unlikely(atomic_load_explicit(&rn_context(cq->cq.context)->chaos.may_overrun, memory_order_relaxed)))
 		count = lose_one(cq, count);
+	if (unlikely(rn_settings.lenient) && count && cq->cq.channel)
+		take_event_back(cq);
 	rn_unlock(&cq->lock);
 	if (!count)
 		polled_nothing();
@@ -964,7 +1008,7 @@ int rn_cq_poll(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *wc)
 		return -ENODEV;
 	if (unlikely(entries <= 0))
 		return entries < 0 ? -EINVAL : 0;
-	return poll(rn_cq(ibv_cq), entries, wc);
+	return poll_all(rn_cq(ibv_cq), entries, wc);
 }
 
 int rn_cq_take(struct rn_cq *cq, struct ibv_wc *wc, uint64_t *stamp)

@@ -26,6 +26,7 @@ static const struct setting {
 } settings[] = {
 	{.name = "DEFER", .form = MICROSECONDS, .at = offsetof(struct rn_settings, defer_ns)},
 	{.name = "CMA", .form = EITHER, .at = offsetof(struct rn_settings, no_cma), .words = {"1", "0"}},
+	{.name = "ARM", .form = EITHER, .at = offsetof(struct rn_settings, lenient), .words = {"strict", "lenient"}},
 	{.name = "ADOPT", .form = EITHER, .at = offsetof(struct rn_settings, adopt), .words = {"0", "1"}},
 	{.name = "RULES", .form = EITHER, .at = offsetof(struct rn_settings, iwarp), .words = {"roce", "iwarp"}},
 	{.name = "LINK", .form = EITHER, .at = offsetof(struct rn_settings, infiniband),
@@ -40,7 +41,6 @@ static const struct setting {
 	{.name = "LIBRARY", .form = ELSEWHERE},   /* the Python package */
 	{.name = "TRANSPORT", .form = ELSEWHERE}, /* the ways to a peer */
 	{.name = "SECRET", .form = ELSEWHERE},
-	{.name = "ARM", .form = ELSEWHERE},
 };
 enum { SETTINGS = sizeof(settings) / sizeof(settings[0]) };
 

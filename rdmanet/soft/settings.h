@@ -18,6 +18,7 @@
 struct rn_settings {
 	uint64_t defer_ns; /* DEFER, given in microseconds: execute that much later, on the engine */
 	bool no_cma;       /* CMA=0: no process_vm_readv and process_vm_writev */
+	bool lenient;      /* ARM=lenient: see cq.c */
 	bool adopt;        /* ADOPT=1: see adopt.c */
 	bool iwarp;        /* RULES=iwarp */
 	bool infiniband;   /* LINK=infiniband */
