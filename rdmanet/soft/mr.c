@@ -265,12 +265,12 @@ uint32_t rn_mr_key_take(void)
 		uint32_t index = next_index++ % RN_MRS_MAX;
 
 		/* Index 0 stays unused, so that key 0 is never valid. */
-		if (!index || atomic_load(&rn_mr_table[index].key) || rn_mr_table[index].length)
+		if (!index || rn_mr_table[index].pd)
 			continue;
 		if (!++generations[index])
 			generations[index] = 1;
 		key = index << 8 | generations[index];
-		rn_mr_table[index].length = 1; /* reserved */
+		rn_mr_table[index].pd = UINT32_MAX; /* taken */
 		taken++;
 		break;
 	}
@@ -286,7 +286,7 @@ void rn_mr_key_give_back(uint32_t key)
 	rn_mw_open_region(index);
 	pthread_mutex_lock(&mr_mutex);
 	generations[index] = key & 0xff; /* the next one is another, also after keys that a program chose */
-	rn_mr_table[index].length = 0;
+	rn_mr_table[index].pd = 0;
 	taken--;
 	pthread_mutex_unlock(&mr_mutex);
 }
@@ -394,43 +394,52 @@ static struct ibv_mr *refuse(int err)
 	return NULL;
 }
 
-static struct ibv_mr *reg_user(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned access)
+/* What the entry of this memory will say, and the segment that it has become part of, if any. 0 or errno. */
+static int plan_user(void *addr, size_t length, uint64_t iova, unsigned access, struct rn_mr_entry *entry,
+		     struct rn_segment **segment)
 {
-	struct rn_mr_entry entry = {
+	bool writes = access & IBV_ACCESS_LOCAL_WRITE;
+	int err = check_access(access);
+
+	*segment = NULL;
+	*entry = (struct rn_mr_entry){
 		.access = access,
 		.iova = iova,
 		.length = length,
 		.base = (uintptr_t)addr,
 		.kind = access & IBV_ACCESS_ON_DEMAND ? RN_MR_ON_DEMAND : RN_MR_USER,
 	};
-	bool writes = access & IBV_ACCESS_LOCAL_WRITE;
-	struct rn_segment *segment = NULL;
-	int err;
-
-	if (rn_is_foreign(pd->context))
-		return refuse(ENODEV);
-	if ((err = check_access(access)))
-		return refuse(err);
+	if (err)
+		return err;
 	if (!addr && length == SIZE_MAX) {
 		/* The whole address space: for our own work requests only. */
 		if (!(access & IBV_ACCESS_ON_DEMAND) || access & ACCESS_REMOTE || iova)
-			return refuse(EINVAL);
+			return EINVAL;
 		if (access & rdmanet_soft_access_vouched)
-			entry.kind = RN_MR_USER;
-		return publish(pd, addr, &entry, NULL);
+			entry->kind = RN_MR_USER;
+		return 0;
 	}
 	if (!length || (uintptr_t)addr + length < (uintptr_t)addr || iova + length < iova)
-		return refuse(EINVAL);
+		return EINVAL;
 	/* Hardware pins the pages; we can only make sure that they are there. */
 	if (!(access & IBV_ACCESS_ON_DEMAND) && !rn_mr_probe((uintptr_t)addr, length, writes))
-		return refuse(EFAULT);
-	if (rn_settings.adopt && !(access & IBV_ACCESS_ON_DEMAND) && (segment = segment_adopt((uintptr_t)addr, length))) {
-		entry.kind = RN_MR_SEGMENT;
-		entry.segment = segment->id;
-		entry.offset = (uintptr_t)addr - segment->adopted;
-		entry.base = (uintptr_t)segment->base + entry.offset;
+		return EFAULT;
+	if (rn_settings.adopt && !(access & IBV_ACCESS_ON_DEMAND) && (*segment = segment_adopt((uintptr_t)addr, length))) {
+		entry->kind = RN_MR_SEGMENT;
+		entry->segment = (*segment)->id;
+		entry->offset = (uintptr_t)addr - (*segment)->adopted;
+		entry->base = (uintptr_t)(*segment)->base + entry->offset;
 	}
-	return publish(pd, addr, &entry, segment);
+	return 0;
+}
+
+static struct ibv_mr *reg_user(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned access)
+{
+	struct rn_mr_entry entry;
+	struct rn_segment *segment;
+	int err = rn_is_foreign(pd->context) ? ENODEV : plan_user(addr, length, iova, access, &entry, &segment);
+
+	return err ? refuse(err) : publish(pd, addr, &entry, segment);
 }
 
 RN_EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
@@ -450,8 +459,7 @@ RN_EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t 
 	return reg_user(pd, addr, length, iova, access);
 }
 
-RN_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
-					   int access)
+struct ibv_mr *rn_reg_memfd(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, unsigned access)
 {
 	struct rn_mr_entry entry = {.access = access, .kind = RN_MR_SEGMENT, .iova = iova, .length = length};
 	struct rn_segment *segment = NULL;
@@ -461,7 +469,7 @@ RN_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
 		return refuse(ENODEV);
 	if ((err = check_access(access)))
 		return refuse(err);
-	if (!length || iova + length < iova || (offset ^ iova) & (PAGE - 1))
+	if (iova + length < iova)
 		return refuse(EINVAL);
 	pthread_mutex_lock(&mr_mutex);
 	err = segment_get(fd, &segment);
@@ -478,11 +486,10 @@ RN_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
 	return publish(pd, (void *)(uintptr_t)offset, &entry, segment);
 }
 
-RN_EXPORT int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+RN_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+					   int access)
 {
-	(void)mr, (void)flags, (void)pd, (void)addr, (void)length, (void)access;
-	errno = EOPNOTSUPP;
-	return IBV_REREG_MR_ERR_CMD;
+	return !length || (offset ^ iova) & (PAGE - 1) ? refuse(EINVAL) : rn_reg_memfd(pd, offset, length, iova, fd, access);
 }
 
 /* --- withdrawing ------------------------------------------------------------------------------------------ */
@@ -522,11 +529,10 @@ static void release_memory(struct rn_segment *segment)
 		atomic_fetch_sub(&unmapped_regions, 1);
 }
 
-/* With rn_world held. */
-static void withdraw(struct rn_mr *mr)
+/* Make its key invalid for everybody. False: a stopped peer may still be using it. With rn_world held. */
+static bool hide(struct rn_mr *mr)
 {
 	uint32_t index = mr->index, pd = rn_mr_table[index].pd;
-	struct quarantined *aside;
 
 	rn_mr_reap(); /* nobody tells us when a stopped peer has moved on */
 	/* First the peers' copy: what they have bounced goes by ours (bounce.c). */
@@ -538,7 +544,16 @@ static void withdraw(struct rn_mr *mr)
 	}
 	atomic_store(&rn_mr_table[index].key, 0);
 	atomic_thread_fence(memory_order_seq_cst);
-	if (wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS)) {
+	return wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS);
+}
+
+/* With rn_world held. */
+static void withdraw(struct rn_mr *mr)
+{
+	uint32_t pd = rn_mr_table[mr->index].pd;
+	struct quarantined *aside;
+
+	if (hide(mr)) {
 		rn_mr_key_give_back(mr->mr.lkey);
 		release_memory(mr->segment);
 	} else if ((aside = malloc(sizeof(*aside)))) {
@@ -554,6 +569,7 @@ RN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv_mr)
 	struct rn_mr *mr = container_of(ibv_mr, struct rn_mr, mr);
 	struct rn_context *context = rn_context(ibv_mr->context);
 	struct rn_pd *pd = rn_pd(ibv_mr->pd);
+	unsigned *holder = mr->holder;
 
 	if (rn_is_foreign(ibv_mr->context))
 		return 0;
@@ -567,9 +583,142 @@ RN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv_mr)
 	withdraw(mr);
 	pthread_mutex_unlock(&rn_world);
 	pd->users--;
+	if (holder)
+		--*holder;
 	pthread_mutex_unlock(&context->mutex);
 	return 0;
 }
+
+/* --- registering again ------------------------------------------------------------------------------------ */
+
+enum { CHANGES_PLACE = IBV_REREG_MR_CHANGE_TRANSLATION, CHANGES_PD = IBV_REREG_MR_CHANGE_PD,
+       CHANGES_ACCESS = IBV_REREG_MR_CHANGE_ACCESS };
+
+/* What the entry will say when the memory stays where it is. 0 or errno. */
+static int plan_access(const struct rn_mr_entry *old, unsigned access, struct rn_mr_entry *entry)
+{
+	int err = check_access(access);
+
+	*entry = *old;
+	entry->access = access;
+	if (err)
+		return err;
+	if ((access ^ old->access) & (IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED))
+		return EINVAL; /* how it is reached, and by which addresses, was settled with the memory */
+	if (old->kind == RN_MR_USER && access & IBV_ACCESS_LOCAL_WRITE && old->length != SIZE_MAX &&
+	    !rn_mr_probe(old->base, old->length, true))
+		return EFAULT;
+	return 0;
+}
+
+/* Under the same key, so whoever knows it sees the change and no gap in which it means something else. 0 or errno. */
+static int replace(struct rn_mr *mr, struct rn_pd *pd, struct rn_mr_entry *entry)
+{
+	struct rn_context *context = rn_context(mr->mr.context);
+	uint32_t key = mr->mr.lkey;
+	int err = 0;
+
+	entry->pd = pd->number;
+	entry->access |= RN_ACCESS_LOCAL;
+	pthread_mutex_lock(&context->mutex);
+	if (!rn_mw_close_region(mr->index)) {
+		pthread_mutex_unlock(&context->mutex);
+		return EBUSY;
+	}
+	pthread_mutex_lock(&rn_world);
+	if (hide(mr)) {
+		rn_mr_publish(entry, key);
+		rn_pd(mr->mr.pd)->users--;
+		pd->users++;
+	} else {
+		struct rn_mr_entry old = rn_mr_table[mr->index];
+
+		rn_mr_publish(&old, key); /* a peer that is stopped inside must not wake up to something else */
+		err = EBUSY;
+	}
+	pthread_mutex_unlock(&rn_world);
+	rn_mw_open_region(mr->index);
+	pthread_mutex_unlock(&context->mutex);
+	return err;
+}
+
+static int rereg_failed(int err, int how)
+{
+	errno = err;
+	return how;
+}
+
+/* On error the region is as it was. */
+RN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv_mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	struct rn_mr *mr = container_of(ibv_mr, struct rn_mr, mr);
+	struct rn_segment *segment = mr->segment, *old_segment = mr->segment;
+	const struct rn_mr_entry *old = &rn_mr_table[mr->index];
+	struct rn_mr_entry entry;
+	int err;
+
+	if (rn_is_foreign(ibv_mr->context))
+		return rereg_failed(ENODEV, IBV_REREG_MR_ERR_INPUT);
+	if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (flags & CHANGES_PLACE && (!length || !addr)) ||
+	    (flags & CHANGES_PD && (!pd || pd->context != ibv_mr->context)) || (access && !(flags & CHANGES_ACCESS)))
+		return rereg_failed(EINVAL, IBV_REREG_MR_ERR_INPUT);
+	if (!(flags & CHANGES_PD))
+		pd = ibv_mr->pd;
+	if (!(flags & CHANGES_ACCESS))
+		access = old->access & ~RN_ACCESS_LOCAL;
+	if (!(flags & CHANGES_PLACE))
+		err = plan_access(old, access, &entry);
+	else if (segment && !segment->adopted)
+		err = EINVAL; /* a part of a file isn't replaced by memory */
+	else
+		err = plan_user(addr, length, (uintptr_t)addr, access, &entry, &segment);
+	if (!err && flags & CHANGES_PLACE && !segment)
+		atomic_fetch_add(&unmapped_regions, 1);
+	if (!err && (err = replace(mr, rn_pd(pd), &entry)) && flags & CHANGES_PLACE)
+		release_memory(segment);
+	if (err)
+		return rereg_failed(err, IBV_REREG_MR_ERR_CMD);
+	ibv_mr->pd = pd;
+	if (flags & CHANGES_PLACE) {
+		release_memory(old_segment);
+		mr->segment = segment;
+		ibv_mr->addr = addr;
+		ibv_mr->length = length;
+	}
+	return 0;
+}
+
+/* --- advice --------------------------------------------------------------------------------------------------- */
+
+/* Bring in what will be used soon. Of memory that is registered page by page there is nothing to bring in. */
+int rn_advise_mr(struct ibv_pd *ibv_pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags, struct ibv_sge *list,
+		 uint32_t num_sge)
+{
+	bool writes = advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+	uint32_t needed = writes ? RN_ACCESS_LOCAL | IBV_ACCESS_LOCAL_WRITE : RN_ACCESS_LOCAL;
+	int err = 0;
+
+	if (rn_is_foreign(ibv_pd->context))
+		return ENODEV;
+	if (advice > IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT || flags & ~(uint32_t)IB_UVERBS_ADVISE_MR_FLAG_FLUSH)
+		return EOPNOTSUPP;
+	if (!num_sge)
+		return EINVAL;
+	for (uint32_t i = 0; i < num_sge && !err; i++) {
+		const struct rn_mr_entry *mr = rn_mr_find(rn_mr_table, list[i].lkey);
+
+		if (!mr || mr->pd != rn_pd(ibv_pd)->number || !rn_mr_covers(mr, list[i].addr, list[i].length))
+			err = ENOENT;
+		else if ((mr->access & needed) != needed)
+			err = EPERM;
+		else if (advice != IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT && mr->kind == RN_MR_ON_DEMAND &&
+			 !rn_mr_probe(mr->base + (list[i].addr - mr->iova), list[i].length, writes))
+			err = EFAULT;
+	}
+	return err;
+}
+
+/* --- the end ----------------------------------------------------------------------------------------------- */
 
 void rn_mr_destroy_all(struct rn_context *context)
 {

@@ -28,8 +28,10 @@ static int check_address(const struct ibv_ah_attr *ah)
 
 static int check_values(const struct ibv_qp_attr *attr, int mask)
 {
+	/* Three of them mean something here; that the others are flags of regions is nobody's business. */
 	enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-			IBV_ACCESS_REMOTE_ATOMIC };
+			IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
+			IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE };
 
 	if ((mask & IBV_QP_PORT && attr->port_num != 1) || (mask & IBV_QP_PKEY_INDEX && attr->pkey_index != 0) ||
 	    (mask & IBV_QP_ACCESS_FLAGS && attr->qp_access_flags & ~(unsigned)ACCESS) ||

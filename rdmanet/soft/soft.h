@@ -80,6 +80,7 @@ enum {
 };
 enum { RN_LID = 1 }; /* with the link layer of InfiniBand: every device of this host's */
 #define RN_MAX_MESSAGE (1u << 30)
+#define RN_MAX_DM (64u << 20)
 
 /* --- intrusive list ----------------------------------------------------------------------------- */
 
@@ -125,11 +126,12 @@ struct rn_event {
 struct rn_context {
 	struct verbs_context verbs;
 	unsigned process;
+	uint64_t file_device, file_inode; /* of cmd_fd: what a context is imported by */
 	bool has_engine; /* holds it since its first queue pair */
 	struct rn_list link;
 
 	pthread_mutex_t mutex; /* the lists, and users counts of what is on them */
-	struct rn_list pds, ahs, mrs, mws, channels, cqs, srqs, qps;
+	struct rn_list pds, tds, ahs, mrs, mws, dms, channels, cqs, srqs, qps;
 
 	struct rn_lock event_lock;
 	struct rn_list events; /* not read yet */
@@ -155,10 +157,16 @@ void rn_event_forget(struct rn_context *context, void *element, uint32_t *report
 /* The engine, from the first queue pair of the context on. 0 or errno. */
 int rn_context_engine(struct rn_context *context);
 
+extern struct rn_list rn_contexts; /* with rn_world held */
+int rn_context_file(struct rn_context *context); /* 0 or errno. import.c */
+
+/* domain.c */
 struct rn_pd {
 	struct ibv_pd pd;
 	uint32_t number;
 	unsigned users;
+	struct ibv_pd *parent; /* a parent domain: of what, and for which threads */
+	struct ibv_td *td;
 	struct rn_list link;
 };
 
@@ -166,6 +174,11 @@ static inline struct rn_pd *rn_pd(struct ibv_pd *pd)
 {
 	return (struct rn_pd *)pd;
 }
+
+struct ibv_td *rn_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr);
+int rn_dealloc_td(struct ibv_td *td);
+struct ibv_pd *rn_alloc_parent_domain(struct ibv_context *context, struct ibv_parent_domain_init_attr *attr);
+void rn_domain_destroy_all(struct rn_context *context);
 
 /* --- memory (mr.c) ------------------------------------------------------------------------------ */
 
@@ -185,8 +198,12 @@ struct rn_mr {
 	uint32_t index;
 	struct rn_segment *segment; /* NULL: user memory */
 	uint64_t pinned;            /* bytes that count against a limit */
+	unsigned *holder;           /* counts it as a user: the device memory that it is of, or NULL */
 	struct rn_list link;
 };
+
+/* Any part of a sealed memfd, by any address. */
+struct ibv_mr *rn_reg_memfd(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, unsigned access);
 
 /* The key table that work requests of this process are checked against. What peers see of it in
  * the arena is a copy: they can't make us use what they have scribbled there. */
@@ -220,6 +237,19 @@ void rn_mr_publish(const struct rn_mr_entry *entry, uint32_t key);
 
 /* Can the range of our own address space be read (written)? Brings it in. One system call. */
 bool rn_mr_probe(uint64_t addr, uint64_t length, bool write);
+
+int rn_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags, struct ibv_sge *list,
+		 uint32_t num_sge);
+
+/* Device memory (dm.c). */
+struct ibv_dm *rn_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
+int rn_free_dm(struct ibv_dm *dm);
+struct ibv_mr *rn_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t offset, size_t length, unsigned access);
+/* For import.c: is this one it? A second handle for it. */
+bool rn_dm_is(struct rn_list *item, uint32_t handle);
+struct ibv_dm *rn_dm_again(struct ibv_context *context, struct rn_list *item);
+void rn_dm_destroy_all(struct rn_context *context);
+void rn_dm_forked(void);
 
 unsigned rn_mr_count_quarantined(void);
 unsigned rn_mr_count_mappings(void);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device as programs meet it: list, open, queries, protection domains.
+ * The device as programs meet it: list, open, queries.
  *
  * There is one device, soft0, with one port: link layer Ethernet, a RoCE v2 GID for each address of
  * this host (gid.c).  It is there always, so that opening it is what can fail.  The first context
@@ -28,8 +28,7 @@ unsigned rn_process;
 pthread_mutex_t rn_world = PTHREAD_MUTEX_INITIALIZER;
 
 /* With rn_world held. */
-static struct rn_list contexts = {&contexts, &contexts};
-static uint32_t last_pd;
+struct rn_list rn_contexts = {&rn_contexts, &rn_contexts};
 
 /* Starting and stopping what the engine does for us. Not rn_world: stopping waits for callbacks,
  * which take that one. */
@@ -71,7 +70,7 @@ RN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices)
 	if (!list)
 		return NULL;
 	pthread_mutex_lock(&rn_world);
-	if (rn_list_empty(&contexts))
+	if (rn_list_empty(&rn_contexts))
 		rn_settings_glance();
 	dress();
 	pthread_mutex_unlock(&rn_world);
@@ -126,7 +125,7 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.sys_image_guid = GUID,
 		.max_mr_size = UINT64_MAX,
 		.page_size_cap = 4096,
-		.vendor_id = 0,
+		.vendor_id = 0xffffff, /* nobody's, as of other software devices */
 		.hw_ver = 1,
 		.max_qp = RN_QPS_MAX,
 		.max_qp_wr = RN_MAX_QP_WR,
@@ -171,7 +170,8 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 	all.odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
 	all.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 						      IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
-						      IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
+						      IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+	all.max_dm_size = RN_MAX_DM;
 	all.completion_timestamp_mask = UINT64_MAX;
 	all.hca_core_clock = 1000000; /* kHz: nanoseconds */
 	all.device_cap_flags_ex = all.orig_attr.device_cap_flags;
@@ -319,7 +319,7 @@ static void process_forked(void)
 	rn_process++;
 	pthread_mutex_init(&rn_world, NULL);
 	pthread_mutex_init(&engine_mutex, NULL);
-	rn_list_init(&contexts);
+	rn_list_init(&rn_contexts);
 	engine_users = 0;
 	rn_settings_forked();
 	rn_chaos_forked();
@@ -330,6 +330,7 @@ static void process_forked(void)
 	rn_cq_forked();
 	rn_mr_forked();
 	rn_mw_forked();
+	rn_dm_forked();
 	rn_arena_forked();
 }
 
@@ -361,6 +362,8 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	context->process = rn_process;
 	pthread_mutex_init(&context->mutex, NULL);
 	rn_list_init(&context->pds);
+	rn_list_init(&context->tds);
+	rn_list_init(&context->dms);
 	rn_list_init(&context->mrs);
 	rn_list_init(&context->mws);
 	rn_list_init(&context->channels);
@@ -376,6 +379,13 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	context->verbs.create_cq_ex = rn_create_cq_ex;
 	context->verbs.create_qp_ex = rn_create_qp_ex;
 	context->verbs.create_srq_ex = rn_create_srq_ex;
+	context->verbs.alloc_td = rn_alloc_td;
+	context->verbs.dealloc_td = rn_dealloc_td;
+	context->verbs.alloc_parent_domain = rn_alloc_parent_domain;
+	context->verbs.alloc_dm = rn_alloc_dm;
+	context->verbs.free_dm = rn_free_dm;
+	context->verbs.reg_dm_mr = rn_reg_dm_mr;
+	context->verbs.advise_mr = rn_advise_mr;
 	context->verbs.context = (struct ibv_context){
 		.device = device,
 		.ops =
@@ -401,12 +411,17 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 		err = errno;
 		goto failed;
 	}
+	err = rn_context_file(context);
+	if (err) {
+		close(context->verbs.context.async_fd);
+		goto failed;
+	}
 	pthread_mutex_lock(&rn_world);
-	err = rn_list_empty(&contexts) ? start() : 0;
+	err = rn_list_empty(&rn_contexts) ? start() : 0;
 	if (!err)
 		err = rn_arena_open();
 	if (!err)
-		rn_list_add(&contexts, &context->link);
+		rn_list_add(&rn_contexts, &context->link);
 	pthread_mutex_unlock(&rn_world);
 	if (!err) {
 		rn_gid_open();
@@ -417,6 +432,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 		errno = err;
 		return NULL;
 	}
+	rn_fd_close(context->verbs.context.cmd_fd);
 	close(context->verbs.context.async_fd);
 failed:
 	free(context);
@@ -470,12 +486,12 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	rn_cq_destroy_all(context);
 	rn_mw_destroy_all(context);
 	rn_mr_destroy_all(context);
-	while (!rn_list_empty(&context->pds))
-		ibv_dealloc_pd(&container_of(context->pds.next, struct rn_pd, link)->pd);
+	rn_dm_destroy_all(context);
+	rn_domain_destroy_all(context);
 	release_engine(context);
 	pthread_mutex_lock(&rn_world);
 	rn_list_del(&context->link);
-	if (rn_list_empty(&contexts)) {
+	if (rn_list_empty(&rn_contexts)) {
 		rn_mr_close();
 		rn_pool_forget_all();
 	}
@@ -489,6 +505,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 		free(event);
 	}
 	close(ibv_context->async_fd);
+	rn_fd_close(ibv_context->cmd_fd);
 	pthread_mutex_destroy(&context->mutex);
 	pthread_mutex_destroy(&ibv_context->mutex);
 	free(context);
@@ -511,7 +528,7 @@ RN_EXPORT void rdmanet_soft_live(struct rn_live *live)
 	*live = (struct rn_live){0};
 	rn_peer_live(&peers);
 	pthread_mutex_lock(&rn_world);
-	for (struct rn_list *at = contexts.next; at != &contexts; at = at->next) {
+	for (struct rn_list *at = rn_contexts.next; at != &rn_contexts; at = at->next) {
 		struct rn_context *context = container_of(at, struct rn_context, link);
 
 		live->contexts++;
@@ -529,55 +546,12 @@ RN_EXPORT void rdmanet_soft_live(struct rn_live *live)
 	live->quarantined = rdmanet_soft_quarantined();
 }
 
-/* --- protection domains ---------------------------------------------------------------------------------------------- */
-
-RN_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *ibv_context)
-{
-	struct rn_context *context = rn_context(ibv_context);
-	struct rn_pd *pd;
-
-	if (rn_is_foreign(ibv_context)) {
-		errno = ENODEV;
-		return NULL;
-	}
-	errno = rn_chaos_call(context, RN_ALLOC_PD);
-	pd = errno ? NULL : calloc(1, sizeof(*pd));
-	if (!pd)
-		return NULL;
-	pd->pd.context = ibv_context;
-	pthread_mutex_lock(&context->mutex);
-	pthread_mutex_lock(&rn_world);
-	pd->number = pd->pd.handle = ++last_pd; /* never reused: what is quarantined is found by it */
-	pthread_mutex_unlock(&rn_world);
-	rn_list_add(&context->pds, &pd->link);
-	pthread_mutex_unlock(&context->mutex);
-	return &pd->pd;
-}
-
-RN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv_pd)
-{
-	struct rn_context *context = rn_context(ibv_pd->context);
-	struct rn_pd *pd = rn_pd(ibv_pd);
-
-	if (rn_is_foreign(ibv_pd->context))
-		return 0;
-	pthread_mutex_lock(&context->mutex);
-	if (pd->users) {
-		pthread_mutex_unlock(&context->mutex);
-		return EBUSY;
-	}
-	rn_list_del(&pd->link);
-	pthread_mutex_unlock(&context->mutex);
-	free(pd);
-	return 0;
-}
-
 /* --- the port ------------------------------------------------------------------------------------- */
 
 void rn_port_event(enum ibv_event_type type)
 {
 	pthread_mutex_lock(&rn_world);
-	for (struct rn_list *at = contexts.next; at != &contexts; at = at->next)
+	for (struct rn_list *at = rn_contexts.next; at != &rn_contexts; at = at->next)
 		rn_event_raise(container_of(at, struct rn_context, link), type, NULL);
 	pthread_mutex_unlock(&rn_world);
 }
