@@ -171,6 +171,20 @@ static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t num_sge, const struct i
 	request->wr.num_sge = num_sge;
 }
 
+static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t qpn, uint32_t qkey)
+{
+	struct ibv_send_wr *wr = &current(of(ex)->builder)->wr;
+
+	wr->wr.ud.ah = ah;
+	wr->wr.ud.remote_qpn = qpn;
+	wr->wr.ud.remote_qkey = qkey;
+}
+
+static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t srqn)
+{
+	current(of(ex)->builder)->wr.qp_type.xrc.remote_srqn = srqn;
+}
+
 static void wr_set_sge(struct ibv_qp_ex *ex, uint32_t lkey, uint64_t addr, uint32_t length)
 {
 	struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
@@ -251,6 +265,7 @@ static uint64_t operations_of(enum ibv_qp_type type)
 {
 	switch (type) {
 	case IBV_QPT_RC:
+	case IBV_QPT_XRC_SEND:
 		return OPS_RC;
 	case IBV_QPT_UC:
 		return OPS_UC;
@@ -283,6 +298,10 @@ static void fill_in(struct ibv_qp_ex *ex, uint64_t operations)
 		ex->wr_local_inv = wr_local_inv;
 	if (operations & IBV_QP_EX_WITH_BIND_MW)
 		ex->wr_bind_mw = wr_bind_mw;
+	if (ex->qp_base.qp_type == IBV_QPT_UD)
+		ex->wr_set_ud_addr = wr_set_ud_addr;
+	if (ex->qp_base.qp_type == IBV_QPT_XRC_SEND)
+		ex->wr_set_xrc_srqn = wr_set_xrc_srqn;
 	ex->wr_set_sge = wr_set_sge;
 	ex->wr_set_sge_list = wr_set_sge_list;
 	ex->wr_set_inline_data = wr_set_inline_data;

@@ -14,9 +14,8 @@
  *     respond.c  <-------------------------------------------+
  *
  * What isn't received is dropped, and the sender never knows: nobody there, another Q_Key, no
- * receive posted, or one that is too short.  A message longer than the port's MTU isn't even sent, and
- * that is no error either (the specification wants it so).  The only wait is for a link that is
- * being made; its end, one way or the other, is looked for by timer.
+ * receive posted, or one that is too short.  The only wait is for a link that is being made; its
+ * end, one way or the other, is looked for by timer.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -179,7 +178,9 @@ enum rn_wait rn_ud_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, enum 
 	}
 	*status = rn_local_pieces(qp, wr, t.local + 1, &t.num_local, &t.total);
 	*byte_len = t.total;
-	if (unlikely(*status != IBV_WC_SUCCESS || t.total > RN_UD_MTU))
+	if (unlikely(*status == IBV_WC_SUCCESS && t.total > RN_UD_MTU))
+		*status = IBV_WC_LOC_LEN_ERR; /* a datagram is one packet */
+	if (unlikely(*status != IBV_WC_SUCCESS))
 		return RN_WAIT_NOT;
 	rn_grh_make(&grh, &ah->from, &ah->attr.grh.dgid, ah->attr.grh.traffic_class, ah->attr.grh.hop_limit,
 		    ah->attr.grh.flow_label, t.total);
