@@ -149,7 +149,9 @@ def connection_managers() -> Iterator[Case]:
     yield Case(f"rdma_xclient {end} -c r", "rdma_xserver -p {port} -c r", ended)
     yield Case(f"rdma_xclient {end} -c x", "rdma_xserver -p {port} -c x", ended, quick=True)
     connect = finds(r"^connect\s*:\s*([\d.]+)", "{0} ms for 200 connections")
-    yield Case("cmtime -c 200 -p {port} -s {address}", "cmtime -c 200 -p {port}", connect, quick=True)
+    yield Case(
+        "cmtime -c 200 -p {port} -s {address}", "cmtime -c 200 -p {port}", connect, quick=True, stays=True
+    )
 
 
 # --- qperf ------------------------------------------------------------------------------------------------

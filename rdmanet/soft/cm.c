@@ -372,7 +372,7 @@ static struct rn_cm_param to_send(const struct rn_cm_id *id, const struct rdma_c
 	};
 }
 
-static uint32_t random_psn(void)
+uint32_t rn_cm_random_psn(void)
 {
 	uint32_t psn = 0;
 
@@ -429,7 +429,6 @@ RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *pa
 	if (param && param->initiator_depth != RDMA_MAX_INIT_DEPTH)
 		terms->initiator_depth = param->initiator_depth;
 	terms->local_qpn = rdma_id->qp ? rdma_id->qp->qp_num : param->qp_num;
-	terms->local_psn = random_psn();
 	if (rdma_id->qp && rn_settings.iwarp)
 		rn_qp(rdma_id->qp)->is_passive = true;
 	error = rn_cm_qp_connect(id);
@@ -508,7 +507,7 @@ RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *p
 		error = EINVAL;
 	} else {
 		terms->local_qpn = rdma_id->qp ? rdma_id->qp->qp_num : param ? param->qp_num : 0;
-		terms->local_psn = random_psn();
+		terms->local_psn = rn_cm_random_psn();
 		terms->responder_resources = at_most(param ? param->responder_resources : RDMA_MAX_RESP_RES,
 						     RN_MAX_RD_ATOMIC);
 		terms->initiator_depth = at_most(param ? param->initiator_depth : RDMA_MAX_INIT_DEPTH,

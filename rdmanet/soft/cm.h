@@ -169,6 +169,7 @@ void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *gro
 /* --- cm_qp.c ------------------------------------------------------------------------------------ */
 
 /* 0 or errno; nothing without id->qp. */
+uint32_t rn_cm_random_psn(void);
 int rn_cm_qp_connect(struct rn_cm_id *id); /* INIT (again, with the agreed rights), RTR, RTS */
 void rn_cm_qp_fail(struct rn_cm_id *id);   /* ERR */
 /* The way to what this GID names, for an address handle. False: our own address is gone. */

@@ -277,6 +277,7 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 	id = event->id;
 	/* What one side can initiate, the other must have resources for. */
 	id->terms = (struct rn_cm_terms){
+		.local_psn = rn_cm_random_psn(), /* by now: who makes his own queue pair asks before he accepts */
 		.remote_qpn = be32toh(req->qpn),
 		.remote_psn = be32toh(req->psn),
 		.responder_resources = req->initiator_depth,
