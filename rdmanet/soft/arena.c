@@ -16,6 +16,10 @@
 
 #include "soft.h"
 
+#ifdef RN_TSAN
+_Atomic unsigned rn_fence_word;
+#endif
+
 enum { UNIT = 64, PAGE = 4096 };
 
 struct range {

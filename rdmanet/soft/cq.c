@@ -355,7 +355,7 @@ static void take_event_back(struct rn_cq *cq)
 		rn_channel_signal(channel->id); /* it was read, and the token is another's */
 		return;
 	}
-	atomic_thread_fence(memory_order_seq_cst);
+	rn_fence();
 	if (has_completions(cq))
 		rn_cq_notify(cq->block, NULL, true);
 }
@@ -377,7 +377,7 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 	while (!atomic_compare_exchange_weak(&cq->block->armed, &before, after));
 	if ((before & RN_ARMED_KIND) == RN_ARMED_SIGNALLED)
 		cq->events_owed++;
-	atomic_thread_fence(memory_order_seq_cst);
+	rn_fence();
 	if (rn_settings.lenient && !solicited_only && channel && has_completions(cq))
 		rn_cq_notify(cq->block, NULL, true);
 	rn_unlock(&cq->lock);
@@ -997,7 +997,9 @@ static int poll_all(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	if (unlikely(rn_settings.lenient) && count && cq->cq.channel)
 		take_event_back(cq);
 	rn_unlock(&cq->lock);
-	if (!count)
+	if (count)
+		rn_order_by_peer();
+	else
 		polled_nothing();
 	return count;
 }

@@ -538,12 +538,12 @@ static bool hide(struct rn_mr *mr)
 	/* First the peers' copy: what they have bounced goes by ours (bounce.c). */
 	atomic_store(&rn_arena_mrs(rn_arena)[index].key, 0);
 	if (is_bounced_into(&rn_mr_table[index])) {
-		atomic_thread_fence(memory_order_seq_cst);
+		rn_fence();
 		wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS);
 		rn_bounce_settle(pd, atomic_load(&rn_mr_table[index].key));
 	}
 	atomic_store(&rn_mr_table[index].key, 0);
-	atomic_thread_fence(memory_order_seq_cst);
+	rn_fence();
 	return wait_unused(pd, rn_now_ns() + RN_IDLE_WAIT_NS);
 }
 

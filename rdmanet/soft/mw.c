@@ -48,7 +48,7 @@ static void wait_unused(uint32_t pd)
 {
 	uint64_t deadline = 0;
 
-	atomic_thread_fence(memory_order_seq_cst);
+	rn_fence();
 	for (uint32_t i = 0; i < rn_qps_end; i++) {
 		struct rn_qp_block *block = rn_arena_qp(rn_arena, i);
 		uint32_t seen = atomic_load(&block->busy);

@@ -513,6 +513,7 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 		*bad_wr = wr;
 		return ENODEV;
 	}
+	rn_order_by_peer();
 	if (unlikely(qp->pool))
 		return rn_qp_pool_post(qp, wr, bad_wr);
 	rn_lock(&qp->rq_lock);

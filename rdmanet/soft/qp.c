@@ -67,7 +67,7 @@ static void slot_give_back(uint32_t index)
 void rn_qp_life_store(struct rn_qp *qp, enum ibv_qp_state state)
 {
 	atomic_store(&qp->block->life, (uint64_t)qp->generation << 8 | state);
-	atomic_thread_fence(memory_order_seq_cst);
+	rn_fence();
 }
 
 /* --- waiting for who is inside ---------------------------------------------------------------------------- */

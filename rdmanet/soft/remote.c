@@ -105,8 +105,10 @@ int rn_serve_request(int peer_pid, const void *message, size_t length, void *roo
 		return -EPROTO;
 	memcpy(&request, message, sizeof(request));
 	pthread_mutex_lock(&rn_world);
+	rn_order_by_peer(); /* who posted the receive, or registered the memory */
 	answer->error = perform(&request, (const char *)message + sizeof(request), length - sizeof(request),
 				answer->data, num_room - sizeof(*answer));
+	rn_order_by_peer(); /* who polls the completion that the peer makes of it */
 	pthread_mutex_unlock(&rn_world);
 	answer->length = answer->error || request.kind == RN_REMOTE_WRITE ? 0 : request.length;
 	return sizeof(*answer) + answer->length;

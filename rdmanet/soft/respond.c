@@ -180,12 +180,13 @@ static void place(char *to, const char *from, size_t length)
 	memcpy(&last, from + length - sizeof(last), sizeof(last));
 	if (length > sizeof(last))
 		memmove(to, from, length - sizeof(last));
-	atomic_thread_fence(memory_order_release);
 	to += length - sizeof(last);
-	if (likely(!((uintptr_t)to % sizeof(last))))
-		__atomic_store_n((uint64_t *)to, last, __ATOMIC_RELAXED);
-	else
-		memcpy(to, &last, sizeof(last));
+	if (likely(!((uintptr_t)to % sizeof(last)))) {
+		__atomic_store_n((uint64_t *)to, last, __ATOMIC_RELEASE);
+	} else {
+		memcpy(to, &last, sizeof(last) - 1);
+		__atomic_store_n(to + sizeof(last) - 1, (char)(last >> 56), __ATOMIC_RELEASE);
+	}
 }
 
 void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)

@@ -57,6 +57,7 @@
 #include "chaos.h"
 #include "engine.h"
 #include "extras.h"
+#include "fence.h"
 #include "lock.h"
 #include "mw.h"
 #include "peer.h"
