@@ -332,7 +332,8 @@ static void test_queries(void)
 {
 	struct ibv_device_attr device;
 	struct ibv_port_attr port;
-	struct ibv_gid_entry entries[2];
+	struct ibv_gid_entry entries[32];
+	ssize_t count;
 	union ibv_gid gid;
 	char compat[64];
 	__be16 pkey;
@@ -350,11 +351,13 @@ static void test_queries(void)
 	CHECK_EQ(port.flags, IBV_QPF_GRH_REQUIRED);
 	CHECK_EQ(verbs_get_ctx(a.context)->query_port(a.context, 2, &port, sizeof(port)), EINVAL);
 	CHECK_EQ(ibv_query_gid(a.context, 1, 0, &gid), 0);
-	CHECK(gid.raw[10] == 0xff && gid.raw[12] == 127);
-	CHECK_EQ(ibv_query_gid(a.context, 1, 2, &gid), -1);
-	CHECK_EQ(_ibv_query_gid_table(a.context, entries, 2, 0, sizeof(entries[0])), 2);
-	CHECK_EQ(_ibv_query_gid_table(a.context, entries, 1, 0, sizeof(entries[0])), -EINVAL);
-	CHECK_EQ(entries[1].gid.raw[15], 1);
+	/* Which addresses there are is the host's affair, but loopback's are the last. */
+	count = _ibv_query_gid_table(a.context, entries, 32, 0, sizeof(entries[0]));
+	CHECK(count >= 1 && count <= 32);
+	CHECK(!memcmp(&gid, &entries[0].gid, sizeof(gid)));
+	CHECK_EQ(entries[count - 1].gid.raw[15], 1);
+	CHECK_EQ(_ibv_query_gid_table(a.context, entries, count - 1, 0, sizeof(entries[0])), -EINVAL);
+	CHECK_EQ(ibv_query_gid(a.context, 1, port.gid_tbl_len, &gid), -1);
 	CHECK_EQ(ibv_query_pkey(a.context, 1, 0, &pkey), 0);
 	CHECK_EQ(ibv_get_pkey_index(a.context, 1, pkey), 0);
 	CHECK(!strcmp(ibv_wc_status_str(IBV_WC_SUCCESS), "success"));
