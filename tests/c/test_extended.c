@@ -426,6 +426,14 @@ static void test_operations(void)
 	qp = make_extended_qp(&a, &plain, IBV_QP_EX_WITH_RDMA_WRITE);
 	CHECK(qp && ibv_qp_to_qp_ex(qp)->wr_rdma_write && !ibv_qp_to_qp_ex(qp)->wr_send);
 	CHECK_EQ(ibv_destroy_qp(qp), 0);
+	plain.qp_type = IBV_QPT_UD;
+	qp = make_extended_qp(&a, &plain, IBV_QP_EX_WITH_SEND);
+	CHECK(qp && ibv_qp_to_qp_ex(qp)->wr_set_ud_addr && !ibv_qp_to_qp_ex(qp)->wr_set_xrc_srqn);
+	CHECK_EQ(ibv_destroy_qp(qp), 0);
+	CHECK(!make_extended_qp(&a, &plain, IBV_QP_EX_WITH_RDMA_WRITE) && errno == EOPNOTSUPP);
+	plain.qp_type = IBV_QPT_UC;
+	CHECK(!make_extended_qp(&a, &plain, IBV_QP_EX_WITH_RDMA_READ) && errno == EOPNOTSUPP);
+	plain.qp_type = IBV_QPT_RC;
 	CHECK(!make_extended_qp(&a, &plain, IBV_QP_EX_WITH_TSO) && errno == EOPNOTSUPP);
 	CHECK(!make_extended_qp(&a, &plain, IBV_QP_EX_WITH_FLUSH) && errno == EOPNOTSUPP);
 	CHECK(!make_extended_qp(&a, &plain, OPS | 1ull << 40) && errno == EOPNOTSUPP);
