@@ -170,7 +170,7 @@ struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context,
 	if (!id)
 		return NULL;
 	id->epoch = rn_epoch();
-	id->bound_fd = -1;
+	id->bound_fd = id->name_fd = -1;
 	id->id.channel = channel;
 	id->id.context = context;
 	id->id.ps = ps;
@@ -185,6 +185,7 @@ void rn_cm_id_free(struct rn_cm_id *id)
 		rdma_destroy_event_channel(id->id.channel);
 	rn_cm_multicast_forget(id);
 	rn_fd_close(id->bound_fd);
+	rn_fd_close(id->name_fd);
 	free(id->qp_attr);
 	free(id);
 }

@@ -4,6 +4,7 @@
  *
  *     cm.c          the exported calls of an identifier: its life, listen, connect, accept, ...
  *     cm_address.c  which addresses are ours, binding, rdma_getaddrinfo
+ *     cm_name.c     ports whose TCP port is another program's
  *     cm_event.c    event channels: what the program is told, and when
  *     cm_qp.c       the queue pair of an identifier, and the transitions made for it
  *     cm_multicast.c  groups of an identifier for datagrams
@@ -82,7 +83,10 @@ struct rn_cm_id {
 	struct rn_wire *wire;
 	struct rn_cm_terms terms;
 	struct ibv_sa_path_rec path;
-	int bound_fd; /* -1: none. A TCP socket that has the address; the listener's when listening */
+	/* -1: none. A TCP socket that has the address; the listener's when listening. */
+	int bound_fd;
+	int name_fd;  /* and the Unix socket that has its name: see cm_name.c */
+	bool by_name; /* bound_fd is that one */
 	uint8_t tos, ack_timeout;
 	bool tos_set, ack_timeout_set, reuse_address, af_only;
 	bool was_connected; /* ESTABLISHED once: may disconnect, gets one DISCONNECTED */
@@ -149,6 +153,15 @@ void rn_cm_set_port(struct sockaddr *address, __be16 port);
 void rn_cm_set_route(struct rn_cm_id *id);
 int rn_cm_gid_index(const struct sockaddr *address); /* -1: it is no address of ours any more */
 void rn_cm_undress(struct sockaddr_storage *address); /* an IPv4 one of its IPv6 clothes */
+
+/* --- cm_name.c ---------------------------------------------------------------------------------- */
+
+/* A Unix socket with the name of this address and port; -1 and errno. */
+int rn_cm_name_claim(const struct sockaddr *address);
+/* Has an RDMA program this port, at this address or one that covers it? */
+bool rn_cm_name_is_taken(const struct sockaddr *address);
+/* Connected to who listens by name; -1: nobody does. */
+int rn_cm_name_connect(const struct sockaddr *dst);
 
 /* --- cm_event.c --------------------------------------------------------------------------------- */
 

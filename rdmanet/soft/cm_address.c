@@ -5,8 +5,8 @@
  * Every address of this host is the device's, and every address that this host has a way to is one
  * to connect to; the way decides which of ours is the source.  A wildcard to listen on stays one,
  * as destination it means the loopback address, as the kernel's connection manager has it.  An
- * identifier that is bound holds a TCP socket that is bound: the port space is TCP's, so a port
- * that is taken is seen at once.
+ * identifier that is bound holds a TCP socket that is bound, so a port that is taken is seen at once;
+ * by an RDMA program, that is: see cm_name.c.
  */
 #define _GNU_SOURCE
 #include "cm.h"
@@ -135,7 +135,7 @@ static int bind_exclusively(int fd, const struct sockaddr *address)
 	return 0;
 }
 
-/* A socket bound to it, whose port is filled in; or -1 and errno. */
+/* A TCP socket bound to it, whose port is filled in; or -1 and errno. */
 static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *local)
 {
 	const struct sockaddr *address = (struct sockaddr *)local;
@@ -161,12 +161,48 @@ static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *loca
 	return rn_cm_error(error);
 }
 
+struct binding {
+	int fd, name_fd;
+	bool by_name;
+};
+
+/* A port in TCP's space and its name in ours; or the name alone. 0 or errno. */
+static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, struct binding *binding)
+{
+	struct sockaddr *address = (struct sockaddr *)local;
+	__be16 wanted = rn_cm_port(address);
+	int tries = 16, error;
+
+	*binding = (struct binding){.fd = -1, .name_fd = -1};
+	do {
+		rn_cm_set_port(address, wanted);
+		binding->fd = bound_socket(id, local);
+		if (binding->fd < 0) {
+			error = errno;
+			break;
+		}
+		binding->name_fd = rn_cm_name_claim(address);
+		if (binding->name_fd >= 0 || id->reuse_address)
+			return 0;
+		error = errno;
+		rn_fd_close(binding->fd);
+		if (wanted)
+			return error;
+	} while (error == EADDRINUSE && --tries); /* of those the kernel chose, another */
+	if (error != EADDRINUSE || !wanted || id->reuse_address || rn_cm_name_is_taken(address))
+		return error;
+	binding->fd = rn_cm_name_claim(address);
+	binding->by_name = true;
+	return binding->fd < 0 ? errno : 0;
+}
+
 RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *address)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 	struct sockaddr_storage local = {0};
 	socklen_t length = rn_cm_address_length(address);
-	int fd;
+	struct binding binding;
+	int error;
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
@@ -177,12 +213,14 @@ RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *addres
 		rn_cm_set_loopback((struct sockaddr *)&local);
 	if (!rn_cm_is_wildcard((struct sockaddr *)&local) && rn_gid_index_of((struct sockaddr *)&local) < 0)
 		return rn_cm_error(EADDRNOTAVAIL);
-	fd = bound_socket(id, &local);
-	if (fd < 0)
-		return -1;
+	error = bind_both(id, &local, &binding);
+	if (error)
+		return rn_cm_error(error);
 	pthread_mutex_lock(&rn_cm_lock);
 	memcpy(&rdma_id->route.addr.src_addr, &local, length);
-	id->bound_fd = fd;
+	id->bound_fd = binding.fd;
+	id->name_fd = binding.name_fd;
+	id->by_name = binding.by_name;
 	id->state = RN_CM_BOUND;
 	rn_cm_set_route(id);
 	pthread_mutex_unlock(&rn_cm_lock);

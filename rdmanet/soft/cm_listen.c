@@ -56,6 +56,13 @@ static bool accept_one(struct rn_cm_id *listener)
 		rn_fd_close(fd);
 		return true;
 	}
+	if (near.ss_family == AF_UNIX) { /* who comes by name comes from this host, and has no address */
+		near = listener->id.route.addr.src_storage;
+		if (rn_cm_is_wildcard((struct sockaddr *)&near))
+			rn_cm_set_loopback((struct sockaddr *)&near);
+		far = near;
+		rn_cm_set_port((struct sockaddr *)&far, 0);
+	}
 	rn_cm_undress(&near);
 	rn_cm_undress(&far);
 	drop_eldest_unheard();

@@ -55,8 +55,10 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 	wire->dst = id->id.route.addr.dst_storage;
 	wire->tos = id->tos;
 	wire->tos_set = id->tos_set;
-	wire->source.fd = id->bound_fd; /* it is the wire's now */
-	id->bound_fd = -1;
+	if (!id->by_name) {
+		wire->source.fd = id->bound_fd; /* it is the wire's now */
+		id->bound_fd = -1;
+	}
 	wire->is_datagram = rn_cm_is_datagram(id);
 	if (param->private_length)
 		memcpy(wire->is_datagram ? sidr_req.private_data : req.private_data, param->private_data,

@@ -99,6 +99,13 @@ static void connected(struct rn_wire *wire)
 	socklen_t length = sizeof near;
 
 	wire->connecting = false;
+	if (wire->by_name) {
+		pthread_mutex_lock(&rn_cm_lock);
+		if (!wire->over)
+			wire->phase = RN_WIRE_REQ_SENT;
+		pthread_mutex_unlock(&rn_cm_lock);
+		return;
+	}
 	if (getsockname(wire->source.fd, (struct sockaddr *)&near, &length)) {
 		lost_unlocked(wire, errno);
 		return;
@@ -121,8 +128,17 @@ static void start_connecting(struct rn_wire *wire)
 {
 	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
 	static const int on = 1;
-	int fd = wire->source.fd, tos = wire->tos;
+	int fd = rn_cm_name_connect(dst), tos = wire->tos;
 
+	if (fd >= 0) {
+		rn_fd_close(wire->source.fd);
+		wire->source.fd = fd;
+		wire->by_name = true;
+		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
+		connected(wire);
+		return;
+	}
+	fd = wire->source.fd;
 	if (fd < 0)
 		fd = rn_fd_own(socket(dst->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 	if (fd < 0) {

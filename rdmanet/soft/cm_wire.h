@@ -94,6 +94,7 @@ struct rn_wire {
 	struct sockaddr_storage near, far; /* the passive side's: of the socket, and of the peer */
 	struct sockaddr_storage dst; /* where the active side goes */
 	bool connecting;             /* the TCP connection isn't there yet */
+	bool by_name;                /* over a Unix socket: see cm_name.c */
 	bool watched;                /* death */
 	bool wants_room;             /* watching EPOLLOUT */
 	uint16_t watch_port;         /* whose death is to be watched */

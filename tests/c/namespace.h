@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A network of the test's own: a namespace with loopback and a pair of veth links. */
+/* A network of the test's own: a namespace with loopback and a pair of veth links. Include it behind
+ * what defines CHECK. */
 #ifndef NAMESPACE_H
 #define NAMESPACE_H
 
-#include "harness.h"
-
+#include <fcntl.h>
 #include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static inline void write_to(const char *path, const char *text)
 {
@@ -14,7 +19,7 @@ static inline void write_to(const char *path, const char *text)
 
 	if (fd < 0)
 		return;
-	CHECK_EQ(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+	CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text));
 	close(fd);
 }
 
@@ -59,8 +64,8 @@ static inline void in_network(const char *name, void (*test)(void))
 		test();
 		exit(0);
 	}
-	CHECK_EQ(waitpid(pid, &status, 0), pid);
-	CHECK_EQ(status, 0);
+	CHECK(waitpid(pid, &status, 0) == pid);
+	CHECK(status == 0);
 }
 
 #define RUN_IN_NETWORK(test)                                                                                        \

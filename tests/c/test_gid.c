@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GID table: what is in it, in which order, and what becomes of it when the network changes. */
+#include "harness.h"
 #include "namespace.h"
 
 #include <arpa/inet.h>

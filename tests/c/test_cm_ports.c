@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whose port is it? RDMA's port space beside TCP's, wildcards, and the options about them. */
+#include "cm_harness.h"
+
+static int tcp_program(uint16_t *port)
+{
+	struct sockaddr_in at = address(0);
+	socklen_t length = sizeof at;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0 && !bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, 8));
+	CHECK(!getsockname(fd, (struct sockaddr *)&at, &length));
+	*port = ntohs(at.sin_port);
+	return fd;
+}
+
+static int try_bind(struct rdma_cm_id *id, const void *address)
+{
+	return rdma_bind_addr(id, (struct sockaddr *)(uintptr_t)address) ? errno : 0;
+}
+
+static void beside_a_tcp_program(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *listener = new_id(channel), *other = new_id(channel);
+	uint16_t port;
+	int tcp = tcp_program(&port), fd;
+	struct sockaddr_in at = address(port), any = {.sin_family = AF_INET, .sin_port = htons(port)};
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+	struct pair pair;
+
+	CHECK(!try_bind(listener, &at));
+	CHECK(ntohs(rdma_get_src_port(listener)) == port);
+	CHECK(try_bind(other, &at) == EADDRINUSE); /* of RDMA's, there is one */
+	CHECK(try_bind(other, &any) == EADDRINUSE);
+	CHECK(try_bind(other, &any6) == EADDRINUSE);
+	CHECK(!rdma_listen(listener, 4));
+	CHECK(try_bind(other, &at) == EADDRINUSE);
+	pair = connect_pair(listener, channel, port);
+	CHECK(ntohs(rdma_get_dst_port(pair.active)) == port && ntohs(rdma_get_src_port(pair.passive)) == port);
+	CHECK(!rdma_disconnect(pair.active));
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(pair.active);
+	destroy(pair.passive);
+
+	/* The other program never saw any of this. */
+	CHECK(fcntl(tcp, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(accept(tcp, NULL, NULL) == -1 && errno == EAGAIN);
+	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(!connect(fd, (struct sockaddr *)&at, sizeof at));
+	close(fd);
+	close(tcp);
+	CHECK(try_bind(other, &at) == EADDRINUSE); /* also when TCP's port is free */
+	CHECK(!rdma_destroy_id(listener));
+	CHECK(!try_bind(other, &at));
+	CHECK(!rdma_destroy_id(other));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+static void on_all_addresses(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *listener = new_id(channel), *other = new_id(channel);
+	uint16_t port;
+	int tcp = tcp_program(&port);
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+	struct sockaddr_in *far;
+	struct pair pair;
+
+	for (int beside = 1; beside >= 0; beside--) {
+		CHECK(!try_bind(listener, &any6)); /* at first beside a TCP program, then not */
+		CHECK(!rdma_listen(listener, 4));
+		pair = connect_pair(listener, channel, port);
+		far = (void *)rdma_get_peer_addr(pair.passive);
+		CHECK(far->sin_family == (beside ? AF_INET6 : AF_INET)); /* who comes by name has no address */
+		CHECK(rn_gid_index_of(rdma_get_local_addr(pair.passive)) >= 0);
+		destroy(pair.active);
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		destroy(pair.passive);
+		CHECK(!rdma_destroy_id(listener));
+		listener = new_id(channel);
+		if (beside)
+			close(tcp);
+	}
+	CHECK(!rdma_destroy_id(listener) && !rdma_destroy_id(other));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+static void one_family_only(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *v4 = new_id(channel), *v6 = new_id(channel), *both = new_id(channel);
+	struct sockaddr_in any = {.sin_family = AF_INET};
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
+	int yes = 1;
+
+	CHECK(!try_bind(v4, &any));
+	any6.sin6_port = rdma_get_src_port(v4);
+	CHECK(try_bind(both, &any6) == EADDRINUSE);
+	CHECK(!rdma_set_option(v6, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &yes, sizeof yes));
+	CHECK(!try_bind(v6, &any6));
+	CHECK(rdma_set_option(v6, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &yes, sizeof yes) == -1 && errno == EINVAL);
+	CHECK(!rdma_listen(v4, 1) && !rdma_listen(v6, 1));
+	CHECK(!rdma_destroy_id(v4) && !rdma_destroy_id(v6) && !rdma_destroy_id(both));
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+/* Two may have the port, and one of them listen. */
+static void used_again(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *a = new_id(channel), *b = new_id(channel);
+	struct sockaddr_in at = address(0);
+	int yes = 1;
+
+	CHECK(!rdma_set_option(a, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes, sizeof yes));
+	CHECK(!try_bind(a, &at));
+	at.sin_port = rdma_get_src_port(a);
+	CHECK(try_bind(b, &at) == EADDRINUSE);
+	CHECK(!rdma_set_option(b, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes, sizeof yes));
+	CHECK(!try_bind(b, &at));
+	CHECK(!rdma_listen(b, 1));
+	CHECK(rdma_listen(a, 1) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_destroy_id(a) && !rdma_destroy_id(b));
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+static void one_address_is_not_another(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *listener = new_id(channel), *id = new_id(channel);
+	struct sockaddr_in at = address(0), next = address(0);
+	struct rdma_conn_param param = plain;
+
+	CHECK(!try_bind(listener, &at));
+	CHECK(!rdma_listen(listener, 1));
+	next.sin_addr.s_addr = htonl(0x7f000002);
+	next.sin_port = rdma_get_src_port(listener);
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&next, 0));
+	want_status(channel, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+	CHECK(!rdma_resolve_route(id, 0));
+	want_status(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	want_status(channel, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
+	destroy(id);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+int main(void)
+{
+	RUN(beside_a_tcp_program);
+	RUN(on_all_addresses);
+	RUN(one_family_only);
+	RUN(used_again);
+	RUN(one_address_is_not_another);
+	return 0;
+}
