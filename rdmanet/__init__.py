@@ -5,6 +5,7 @@ General layout
 The layers, from the top; a module imports only what stands below it:
 
     cli/          the command line: ``python -m rdmanet demo`` and ``devices``
+    testing       a pytest plugin: RDMA programs where things go wrong
     streams       StreamReader and StreamWriter
     transport     create_rdma_connection, start_rdma_server, the transport and the server
     driver        one a (loop, library): the loop's reader, the connection manager's events

@@ -65,6 +65,11 @@ class Library:
 
         Otherwise as Context.set_faults(); None is what the environment's RDMANET_SOFT_CHAOS says.
         """
+    def faults_happened(self) -> int:
+        """How many faults have come to pass in this process since set_faults() was called last.
+
+        A test that meant to provoke one can see that it did.
+        """
 
 class Resource:
     """Owner of one C object: closed by close() or `with`; a forgotten one is a ResourceWarning."""

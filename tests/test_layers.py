@@ -25,7 +25,7 @@ ROOMS = [
     [{"transport"}],
     [{"rpc", "streams", "loop"}],
     [{""}],  # the package itself: the public names
-    [{"cli", "__main__"}],
+    [{"cli", "__main__"}, {"testing"}],
 ]
 PURE = {"errors", "credit", "protocol", "offers"}
 # What would be I/O, a loop, a clock or a device.

@@ -11,6 +11,9 @@ cdef dict _libraries = {}   # name to Library
 cdef dict _missing = {}     # name to the reason why there is none
 
 
+ctypedef uint64_t (*happened_fn)() noexcept nogil
+
+
 cdef class Library:
     """A verbs library: the embedded device's, or the system's rdma-core."""
 
@@ -82,6 +85,14 @@ cdef class Library:
         Otherwise as Context.set_faults(); None is what the environment's RDMANET_SOFT_CHAOS says.
         """
         set_faults(self, NULL, text)
+
+    def faults_happened(self):
+        """How many faults have come to pass in this process since set_faults() was called last.
+
+        A test that meant to provoke one can see that it did.
+        """
+        cdef happened_fn call = <happened_fn>self.symbol("rdmanet_soft_chaos_happened")
+        return 0 if call is NULL else call()
 
     cdef void *symbol(self, str name) except? NULL:
         """An export of this library only, or NULL. A real libibverbs has none of the device's extras."""

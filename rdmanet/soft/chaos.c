@@ -13,6 +13,7 @@
 
 static pthread_mutex_t setting = PTHREAD_MUTEX_INITIALIZER;
 static struct rn_chaos *all;
+static _Atomic uint64_t happened; /* faults, since the last text for all */
 static char *text_for_all; /* that the program has set for every context; NULL: the environment's */
 
 static struct rn_context *context_of(struct rn_chaos *chaos)
@@ -51,10 +52,13 @@ static bool happens(const struct rn_chaos *chaos, const struct rn_rule *rule, ui
 /* With the lock held: is it this one's turn? */
 static bool is_hit(const struct rn_chaos *chaos, struct rn_rule *rule, uint32_t qp, uint64_t number)
 {
-	rule->seen++;
-	if (rule->first)
-		return rule->seen >= rule->first && rule->seen <= rule->last;
-	return happens(chaos, rule, qp, number, 0);
+	bool does = ++rule->seen >= rule->first && rule->seen <= rule->last;
+
+	if (!rule->first)
+		does = happens(chaos, rule, qp, number, 0);
+	if (does && !rule->is_setting)
+		happened++;
+	return does;
 }
 
 int rn_chaos_call(struct rn_context *context, enum rn_call call)
@@ -85,8 +89,10 @@ int rn_chaos_pin(struct rn_context *context, uint64_t bytes)
 	rn_lock(&chaos->lock);
 	limit = chaos->faults.memlock;
 	rn_unlock(&chaos->lock);
-	if (limit && (bytes > limit || chaos->pinned > limit - bytes))
+	if (limit && (bytes > limit || chaos->pinned > limit - bytes)) {
+		happened++;
 		return ENOMEM;
+	}
 	chaos->pinned += bytes;
 	return 0;
 }
@@ -203,6 +209,7 @@ static bool meets(struct rn_qp *qp, struct rn_send *send, enum rn_action action)
 			does |= happens(chaos, rule, qp->chaos_number, send->plan.number, ++send->plan.draws);
 	}
 	rn_unlock(&chaos->lock);
+	happened += does;
 	return does;
 }
 
@@ -309,8 +316,10 @@ int rn_chaos_overrun(struct rn_context *context, int polled)
 	rn_lock(&chaos->lock);
 	before = chaos->completions;
 	chaos->completions += polled;
-	if (before < chaos->faults.overrun && chaos->completions >= chaos->faults.overrun)
+	if (before < chaos->faults.overrun && chaos->completions >= chaos->faults.overrun) {
 		polled = chaos->faults.overrun - 1 - before;
+		happened++;
+	}
 	rn_unlock(&chaos->lock);
 	return polled;
 }
@@ -331,6 +340,7 @@ static void turn_link(struct rn_context *context, bool down)
 	if (rn_chaos_link_is_down(&context->chaos) == down)
 		return;
 	atomic_store(&context->chaos.link_is_down, down);
+	happened += down;
 	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next) {
 		struct rn_qp *qp = container_of(at, struct rn_qp, link);
 
@@ -418,6 +428,7 @@ static void add_defer(struct rn_faults *faults)
 		.last = UINT64_MAX,
 		.low = rn_settings.defer_ns,
 		.high = rn_settings.defer_ns,
+		.is_setting = true,
 	};
 	faults->is_set = true;
 }
@@ -492,11 +503,17 @@ RN_EXPORT int rdmanet_soft_chaos(struct ibv_context *ibv_context, const char *te
 	} else {
 		free(text_for_all);
 		text_for_all = kept;
+		happened = 0;
 		for (struct rn_chaos *chaos = all; chaos && !err; chaos = chaos->next)
 			err = apply(context_of(chaos), &faults);
 	}
 	pthread_mutex_unlock(&setting);
 	return err;
+}
+
+RN_EXPORT uint64_t rdmanet_soft_chaos_happened(void)
+{
+	return happened;
 }
 
 void rn_chaos_forked(void)

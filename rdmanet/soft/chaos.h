@@ -24,8 +24,8 @@
  * KIND is a kind of request (any, send, write, read, atomic; recv with fail), counted from 1 over all queue
  * pairs of the context since the text was set.  chaos_text.c reads the text, chaos.c acts.
  *
- * Where it acts.  A context with faults (or with iWARP's rules: iwarp.h) marks its queue pairs (rn_qp.chaos): that is the one branch
- * the data path has.  Their requests go through the send queue's ring, each with a plan (struct
+ * Where it acts.  A context with faults (or with iWARP's rules: iwarp.h) marks its queue pairs
+ * (rn_qp.chaos): that is the one branch the data path has.  Their requests go through the send queue's ring, each with a plan (struct
  * rn_plan) that is made when it is posted; what waits and ends there are the requester's own timers
  * and budgets, so a lost request costs what it costs on a wire.  Chance is a function of the seed,
  * the queue pair's number in order of creation, the request's number, and the try: the same program
@@ -84,6 +84,7 @@ struct rn_rule {
 	uint64_t low, high;   /* nanoseconds */
 	uint32_t tries;
 	int outcome; /* status, or errno */
+	bool is_setting; /* of RDMANET_SOFT_DEFER: no fault, nobody counts it */
 	uint64_t seen;
 };
 

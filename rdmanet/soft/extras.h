@@ -30,6 +30,10 @@ uint32_t rdmanet_soft_quarantined(void);
  */
 int rdmanet_soft_chaos(struct ibv_context *context, const char *text, char *error, size_t size);
 
+/* How many faults have come to pass since they were last set for all of the process: a test that meant to
+ * provoke one can see that it did. */
+uint64_t rdmanet_soft_chaos_happened(void);
+
 /* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
  * posts, so none is tried first. See mr.c. */
 extern const uint32_t rdmanet_soft_access_vouched;

@@ -1,0 +1,220 @@
+"""The pytest plugin: what its users' tests meet. Each test runs pytest on one of theirs."""
+
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "testing.md"
+EXAMPLES = dict(re.findall(r"```python\n# (test_\w+\.py)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Run pytest with the plugin in a process of its own, as a user does."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("RDMANET_SOFT_CHAOS", raising=False)
+    plugin = [] if entry_points(group="pytest11", name="rdmanet") else ["-p", "rdmanet.testing"]
+
+    pytester.makeini("[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n")
+
+    def run(*arguments: str) -> pytest.RunResult:
+        return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+
+    return run
+
+
+def test_there_are_two_examples() -> None:
+    assert set(EXAMPLES) == {"test_client.py", "test_endpoint.py"}
+
+
+@pytest.mark.parametrize(("name", "passed"), [("test_client.py", 6), ("test_endpoint.py", 6)])
+def test_the_examples_of_the_documentation_work(pytester, run, name, passed) -> None:
+    (pytester.path / name).write_text(EXAMPLES[name])
+    run().assert_outcomes(passed=passed)
+
+
+def test_seeds_are_in_the_name_and_in_the_faults(pytester, run) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.rdma_seeds(3)
+        @pytest.mark.rdma_faults("loss=5%", may_miss=True)
+        def test_it(rdma_faults, rdma_seed):
+            assert rdma_faults.text == f"seed={rdma_seed}, loss=5%"
+
+        def test_without(rdma_faults, rdma_seed):
+            assert rdma_faults.text == "" and rdma_seed is None
+    """)
+    result = run("-v")
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["*test_it?seed1? PASSED*", "*test_it?seed3? PASSED*"])
+
+
+def test_a_fault_that_never_happened_fails_the_test(pytester, run) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.rdma_faults("loss=send:3")
+        def test_it():
+            pass
+    """)
+    result = run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*none of its faults has come to pass: 'loss=send:3'*"])
+
+
+def test_a_failure_says_which_faults_there_were(pytester, run) -> None:
+    pytester.makepyfile("""
+        import pytest
+        from rdmanet.verbs import PD
+
+        @pytest.mark.rdma_seeds(1)
+        @pytest.mark.rdma_faults("fail=alloc_pd:50%")
+        def test_it(rdma_device):
+            with rdma_device.open() as context:
+                for _ in range(50):
+                    PD(context).close()
+    """)
+    result = run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*- rdma faults -*", "RDMANET_SOFT_CHAOS='seed=1, fail=alloc_pd:50%', 1 have come to pass"]
+    )
+
+
+def test_a_mistake_is_explained(pytester, run) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.rdma_faults("los=5%")
+        def test_it():
+            pass
+    """)
+    result = run()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(['*los=5%: there is no fault called "los"; there are delay, loss*'])
+
+
+def test_faults_end_with_their_block_and_their_test(pytester, run) -> None:
+    pytester.makepyfile("""
+        import pytest
+        from rdmanet.verbs import PD
+
+        def test_block(rdma_device, rdma_faults):
+            with rdma_device.open() as context:
+                rdma_faults.set("delay=1us")
+                with rdma_faults("fail=alloc_pd"):
+                    with pytest.raises(OSError):
+                        PD(context)
+                assert rdma_faults.text == "delay=1us"
+                assert rdma_faults.happened == 1
+                PD(context).close()
+                rdma_faults.set("fail=alloc_pd")
+
+        def test_after(rdma_device):
+            with rdma_device.open() as context:
+                PD(context).close()
+    """)
+    run().assert_outcomes(passed=2)
+
+
+def test_leaks_are_found(pytester, run) -> None:
+    pytester.makepyfile("""
+        kept = []
+
+        def test_it(rdma_device, rdma_no_leaks):
+            kept.append(rdma_device.open())
+
+        def test_clean_up():
+            kept.pop().close()
+    """)
+    result = run()
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*left behind by this test: {'contexts': 1}*"])
+
+
+def test_iwarp_by_mark(pytester, run) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.rdma_rules("iwarp")
+        def test_iwarp(rdma_device):
+            assert rdma_device.transport_type.name == "IWARP"
+
+        def test_roce(rdma_device):
+            assert rdma_device.transport_type.name == "IB"
+            with rdma_device.open(): pass
+    """)
+    run().assert_outcomes(passed=2)
+
+
+def test_peers_freeze_and_die(pytester, run) -> None:
+    pytester.makepyfile(
+        server="""
+            import asyncio, rdmanet
+
+            async def answer(reader, writer):
+                while line := await reader.readline():
+                    writer.write(line)
+
+            async def main():
+                server = await rdmanet.start_rdma_stream_server(answer, "127.0.0.1", 0)
+                print(server.sockets[0].getsockname()[1])
+                await server.serve_forever()
+
+            asyncio.run(main())
+        """,
+        test_it="""
+            import asyncio, pytest, rdmanet
+
+            def test_it(rdma_peer, rdma_no_leaks):
+                peer = rdma_peer("server.py")
+                asyncio.run(talk(peer, int(peer.hear())))
+
+            async def talk(peer, port):
+                reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
+                async with asyncio.timeout(20):
+                    writer.write(b"a\\n")
+                    assert await reader.readline() == b"a\\n"
+                    peer.freeze()
+                    writer.write(b"b\\n")
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.05):
+                            await reader.readline()
+                    peer.thaw()
+                    assert await reader.readline() == b"b\\n"
+                    peer.kill()
+                    with pytest.raises(ConnectionError):
+                        await reader.readline()
+                writer.close()
+
+            def test_silence(rdma_peer, tmp_path):
+                script = tmp_path / "silent.py"
+                script.write_text("input()")
+                peer = rdma_peer(script)
+                with pytest.raises(TimeoutError, match="silent.py says nothing"):
+                    peer.hear(0.05)
+                peer.say("go on")
+                with pytest.raises(EOFError):
+                    peer.hear()
+                assert peer.wait() == 0
+        """,
+    )
+    run().assert_outcomes(passed=2)
+
+
+def test_another_device_has_no_faults(pytester, run) -> None:
+    pytester.makepyfile("""
+        def test_faults(rdma_faults):
+            pass
+
+        def test_device(rdma_device, rdma_address):
+            assert rdma_device.name == "soft0" and rdma_address
+    """)
+    run("--rdma-device", "soft0").assert_outcomes(passed=1, skipped=1)
+    result = run("--rdma-device", "nowhere0")
+    result.assert_outcomes(errors=1, skipped=1)
+    result.stdout.fnmatch_lines(["*there is no device nowhere0; there are*soft0*"])
