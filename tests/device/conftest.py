@@ -38,6 +38,7 @@ from rdmanet.verbs import (
     QPCap,
     QPInitAttr,
     QPInitAttrEx,
+    QPState,
     QPType,
     RecvWR,
     SendWR,
@@ -128,6 +129,13 @@ class Side:
         assert cq is self.cq
         cq.ack_events(1)
         return True
+
+    def becomes(self, state: QPState, timeout: float = 5) -> None:
+        """The device says that the queue pair is in this state; a completion may be a moment ahead of it."""
+        deadline = time.monotonic() + timeout
+        while (now := self.qp.query()[0].qp_state) != state:
+            assert time.monotonic() < deadline, f"{now!r}, not {state!r}"
+            time.sleep(0.001)
 
     def send(self, sg_list: object = (), opcode: WROpcode = WROpcode.SEND, **options: object) -> None:
         self.qp.post_send(SendWR(opcode, sg_list, **options))  # type: ignore[arg-type]

@@ -198,7 +198,8 @@ def test_sends(net: Net, posters):
         assert a.qp.in_flight == (0, 0), "nothing is posted before the end"
         wr.send(SGE(b"thre"), wr_id="c", flags=SendFlags.SIGNALED | SendFlags.INLINE)
         assert len(wr) == 3
-    assert a.one().wr_id == "c"
+    wc = a.one()
+    assert (wc.wr_id, wc.status) == ("c", WCStatus.SUCCESS)
     assert a.qp.in_flight == (0, 0)
     found = b.poll(3)
     assert [(wc.byte_len, wc.imm_data) for wc in found] == [(3, None), (3, 2), (4, None)]

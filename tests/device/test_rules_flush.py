@@ -217,7 +217,7 @@ def test_an_overrun_breaks_who_uses_the_queue(net: Net):
     """Its queue pairs are in error, each with QP_FATAL, and the queue cannot be used."""
     a, _ = overrun(net)
     assert net.event(EventType.QP_FATAL).qp is a.qp
-    assert a.qp.query()[0].qp_state == QPState.ERR
+    a.becomes(QPState.ERR)
     with pytest.raises(OSError, match="ibv_poll_cq"):
         for _ in range(a.cq.cqe + 1):
             a.cq.poll(1)

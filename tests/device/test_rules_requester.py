@@ -145,7 +145,7 @@ def local_fault(net: Net, side: Side, wr: SendWR, status: WCStatus = WCStatus.LO
     side.qp.post_send(wr)
     wc = side.one()
     assert wc.status == (WCStatus.WR_FLUSH_ERR if driver(net.context) == "rxe" else status)
-    assert side.qp.query()[0].qp_state == QPState.ERR
+    side.becomes(QPState.ERR)
 
 
 @pytest.mark.parametrize("fault", ["key", "outside", "domain", "closed"])
@@ -176,7 +176,7 @@ def test_a_read_into_memory_that_is_not_writable(net: Net, pair):
     here = net.keep(net.pd.alloc_mr(64, 0))
     a.send(here, WROpcode.RDMA_READ, remote_addr=there.address, rkey=there.rkey)
     assert a.one().status in (WCStatus.LOC_PROT_ERR, WCStatus.LOC_ACCESS_ERR)
-    assert a.qp.query()[0].qp_state == QPState.ERR
+    a.becomes(QPState.ERR)
 
 
 def test_a_message_longer_than_the_port_takes(net: Net, pair):

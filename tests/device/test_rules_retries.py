@@ -22,7 +22,7 @@ def test_no_receive_and_no_retry(net: Net, opcode):
     mr = net.mr()
     a.send(mr.sge(0, 8), opcode, remote_addr=mr.address + 64, rkey=mr.rkey)
     assert a.one().status == WCStatus.RNR_RETRY_EXC_ERR
-    assert a.qp.query()[0].qp_state == QPState.ERR
+    a.becomes(QPState.ERR)
     assert b.qp.query()[0].qp_state == QPState.RTS
     assert b.quiet()
 
@@ -104,7 +104,7 @@ def test_no_answer(net: Net, where):
         b.qp.to_reset()
     a.send(net.mr().sge(0, 8))
     assert a.one(20).status == WCStatus.RETRY_EXC_ERR
-    assert a.qp.query()[0].qp_state == QPState.ERR
+    a.becomes(QPState.ERR)
 
 
 def test_the_wrong_peer(net: Net):
