@@ -382,6 +382,17 @@ uint32_t rn_cm_random_psn(void)
 	return psn & 0xffffff;
 }
 
+/* More private data than the answer has room for is found when the answer is made. As with a kernel's
+ * rdma_cm, that costs the request: who asked is refused, and there is nothing left to accept. */
+static void refuse(struct rn_cm_id *id)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->wire && rn_wire_phase(id->wire) == RN_WIRE_REQ_RECEIVED)
+		rn_wire_reject(id->wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_qp_fail(id);
+}
+
 /* Who asked has gone meanwhile? No matter: nobody is told of it, either. */
 static int accept_datagrams(struct rn_cm_id *id, const struct rdma_conn_param *param)
 {
@@ -404,7 +415,7 @@ static int accept_datagrams(struct rn_cm_id *id, const struct rdma_conn_param *p
 RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *param)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
-	uint8_t private_max = rn_cm_is_datagram(id) ? RN_CM_SIDR_REP_PRIVATE : RN_CM_REP_PRIVATE;
+	uint8_t private_max = rn_cm_is_datagram(id) ? RN_CM_SIDR_REP_PRIVATE : UINT8_MAX; /* the latter: below */
 	struct rn_cm_param wire_param = to_send(id, param);
 	struct rn_cm_terms *terms = &id->terms;
 	int error = 0;
@@ -423,6 +434,10 @@ RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *pa
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (error)
 		return rn_cm_error(error);
+	if (param && param->private_data_len > RN_CM_REP_PRIVATE) {
+		refuse(id);
+		return rn_cm_error(EINVAL);
+	}
 
 	/* The request's terms are in place already: what it offered. */
 	if (param && param->responder_resources != RDMA_MAX_RESP_RES)

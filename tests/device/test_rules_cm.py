@@ -189,7 +189,7 @@ def test_accept_takes_196_bytes(manager, address, iwarp):
     with pytest.raises(OSError, match="rdma_accept") as caught:
         event.id.accept(bytes(197))
     assert caught.value.errno == errno.EINVAL
-    # The failed attempt may have used up the request; another one proves that 196 are taken.
+    assert manager.next(E.REJECTED, client).status == 28, "the attempt has used up the request"
     _, client, event = requested(manager, address)
     manager.qp(event.id)
     event.id.accept(bytes(range(196)))
@@ -345,11 +345,20 @@ def test_datagram_limits(manager, address, iwarp):
     event = manager.next(E.CONNECT_REQUEST)
     assert event.private_data[:180] == bytes(range(180))
     server_qp = datagram_qp(manager, event.id)
-    with pytest.raises(OSError, match="rdma_accept") as caught:
-        event.id.accept(bytes(137), qp_num=server_qp.qp_num)
-    assert caught.value.errno == errno.EINVAL
     event.id.accept(bytes(range(136)), qp_num=server_qp.qp_num)
     assert manager.next(E.ESTABLISHED, client).private_data[:136] == bytes(range(136))
+    another = datagram_id(manager)
+    another.resolve_addr(None, listener.local_addr)
+    manager.next(E.ADDR_RESOLVED, another)
+    another.resolve_route()
+    manager.next(E.ROUTE_RESOLVED, another)
+    datagram_qp(manager, another)
+    another.connect()
+    event = manager.next(E.CONNECT_REQUEST)
+    datagram_qp(manager, event.id)
+    with pytest.raises(OSError, match="rdma_accept") as caught:
+        event.id.accept(bytes(137))
+    assert caught.value.errno == errno.EINVAL
 
 
 def test_a_group(manager, address, iwarp):
