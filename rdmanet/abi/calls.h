@@ -554,7 +554,7 @@ static inline void rn_wr_build(struct ibv_qp_ex *qp, const struct ibv_send_wr *w
                                struct ibv_data_buf *inline_bufs)
 {
     qp->wr_id = wr->wr_id;
-    qp->wr_flags = wr->send_flags & ~(unsigned int)IBV_SEND_INLINE;
+    qp->wr_flags = wr->send_flags; /* INLINE, too: rxe's wr_set_inline_data relies on it */
     switch (wr->opcode) {
     case IBV_WR_RDMA_WRITE:
         qp->wr_rdma_write(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr);
@@ -601,7 +601,7 @@ static inline void rn_wr_build(struct ibv_qp_ex *qp, const struct ibv_send_wr *w
         qp->wr_set_ud_addr(qp, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
     else if (qp->qp_base.qp_type == IBV_QPT_XRC_SEND)
         qp->wr_set_xrc_srqn(qp, wr->qp_type.xrc.remote_srqn);
-    /* One element has calls of its own, which are shorter, and right everywhere: rdma-core 44's rxe is not. */
+    /* One element, the usual case, has shorter calls of its own. */
     if ((wr->send_flags & IBV_SEND_INLINE) && wr->num_sge == 1) {
         qp->wr_set_inline_data(qp, (void *)(uintptr_t)wr->sg_list->addr, wr->sg_list->length);
     } else if (wr->num_sge == 1) {
