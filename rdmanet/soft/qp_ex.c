@@ -222,20 +222,6 @@ static void wr_set_inline_data(struct ibv_qp_ex *ex, void *addr, size_t length)
 	wr_set_inline_data_list(ex, 1, &one);
 }
 
-static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t remote_qpn, uint32_t remote_qkey)
-{
-	struct built *request = current(of(ex)->builder);
-
-	request->wr.wr.ud.ah = ah;
-	request->wr.wr.ud.remote_qpn = remote_qpn;
-	request->wr.wr.ud.remote_qkey = remote_qkey;
-}
-
-static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t remote_srqn)
-{
-	current(of(ex)->builder)->wr.qp_type.xrc.remote_srqn = remote_srqn;
-}
-
 /* --- the chain --------------------------------------------------------------------------------------------- */
 
 static void wr_start(struct ibv_qp_ex *ex)
