@@ -30,6 +30,7 @@ struct rn_counters {
 	uint64_t lost;       /* tries of which chaos took the request or its acknowledgement */
 	uint64_t duplicates; /* requests that arrived again, and were refused */
 	uint64_t failed;     /* requests and receives that chaos made fail */
+	uint64_t bytes_stream; /* carried by TCP */
 };
 
 struct rn_live {

@@ -368,6 +368,8 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 
 	if (rn_is_foreign(ibv_cq->context))
 		return ENODEV;
+	if (unlikely(atomic_load_explicit(&cq->num_streams, memory_order_relaxed)))
+		rn_stream_arm(cq);
 	if (channel)
 		rn_lock(&channel->lock);
 	rn_lock(&cq->lock);
@@ -456,6 +458,7 @@ struct rn_cq *rn_cq_create(struct ibv_context *ibv_context, const struct ibv_cq_
 	cq->size = size;
 	cq->fall.run = fall;
 	cq->ready_tail = &cq->ready;
+	rn_list_init(&cq->streams);
 	cq->cq.context = ibv_context;
 	cq->cq.channel = channel;
 	cq->cq.cq_context = attr->cq_context;
@@ -997,6 +1000,15 @@ static int poll_all(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	if (unlikely(rn_settings.lenient) && count && cq->cq.channel)
 		take_event_back(cq);
 	rn_unlock(&cq->lock);
+	return count;
+}
+
+static int poll_or_look(struct rn_cq *cq, int entries, struct ibv_wc *wc)
+{
+	int count = poll_all(cq, entries, wc);
+
+	if (!count && unlikely(atomic_load_explicit(&cq->num_streams, memory_order_relaxed)) && rn_stream_poll(cq))
+		count = poll_all(cq, entries, wc);
 	if (count)
 		rn_order_by_peer();
 	else
@@ -1010,7 +1022,7 @@ int rn_cq_poll(struct ibv_cq *ibv_cq, int entries, struct ibv_wc *wc)
 		return -ENODEV;
 	if (unlikely(entries <= 0))
 		return entries < 0 ? -EINVAL : 0;
-	return poll_all(rn_cq(ibv_cq), entries, wc);
+	return poll_or_look(rn_cq(ibv_cq), entries, wc);
 }
 
 int rn_cq_take(struct rn_cq *cq, struct ibv_wc *wc, uint64_t *stamp)

@@ -188,15 +188,20 @@ void rn_forget_responder(struct rn_qp *qp)
 	view->found = false;
 }
 
+uint64_t rn_rnr_code_ns(uint8_t code)
+{
+	return rnr_delays_us[code & 31] * 1000ull;
+}
+
 uint64_t rn_rnr_delay_ns(struct rn_qp *qp)
 {
-	return rnr_delays_us[atomic_load(&qp->view.block->min_rnr_timer) & 31] * 1000ull;
+	return rn_rnr_code_ns(qp->is_stream ? qp->streams.rnr_timer : atomic_load(&qp->view.block->min_rnr_timer));
 }
 
 /* --- one work request ------------------------------------------------------------------------------------- */
 
-enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *wr, struct rn_piece *pieces, int *count,
-				   uint64_t *total)
+static inline enum ibv_wc_status local_pieces(struct rn_qp *qp, const struct ibv_send_wr *wr, bool probes,
+					      struct rn_piece *pieces, int *count, uint64_t *total)
 {
 	bool writes = rn_fetches(wr->opcode);
 	uint32_t needed = writes ? RN_ACCESS_LOCAL | IBV_ACCESS_LOCAL_WRITE : RN_ACCESS_LOCAL;
@@ -211,6 +216,7 @@ enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *w
 			continue;
 		pieces[n].length = sge->length;
 		sum += sge->length;
+		pieces[n].mr = NULL;
 		if (wr->send_flags & IBV_SEND_INLINE) {
 			pieces[n++].at = (char *)(uintptr_t)sge->addr;
 			continue;
@@ -220,7 +226,8 @@ enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *w
 			     !rn_mr_covers(mr, sge->addr, sge->length) || (mr->access & needed) != needed))
 			return IBV_WC_LOC_PROT_ERR;
 		pieces[n].at = (char *)(uintptr_t)(mr->base + (sge->addr - mr->iova));
-		if (mr->kind == RN_MR_ON_DEMAND) {
+		pieces[n].mr = mr;
+		if (mr->kind == RN_MR_ON_DEMAND && probes) {
 			qp->count.syscalls++;
 			if (!rn_mr_probe((uintptr_t)pieces[n].at, sge->length, writes))
 				return IBV_WC_LOC_PROT_ERR;
@@ -230,6 +237,18 @@ enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *w
 	*count = n;
 	*total = sum;
 	return sum > RN_MAX_MESSAGE ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
+}
+
+enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *wr, struct rn_piece *pieces, int *count,
+				   uint64_t *total)
+{
+	return local_pieces(qp, wr, true, pieces, count, total);
+}
+
+enum ibv_wc_status rn_local_pieces_unprobed(struct rn_qp *qp, const struct ibv_send_wr *wr, struct rn_piece *pieces,
+					    int *count, uint64_t *total)
+{
+	return local_pieces(qp, wr, false, pieces, count, total);
 }
 
 static void read_request(const struct ibv_send_wr *wr, struct rn_request *request)
@@ -250,8 +269,7 @@ static void read_request(const struct ibv_send_wr *wr, struct rn_request *reques
 	}
 }
 
-/* What is wrong with it, before anything goes out. */
-static enum ibv_wc_status check_request(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t total)
+enum ibv_wc_status rn_check_request(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t total)
 {
 	if (likely(!rn_fetches(wr->opcode)))
 		return IBV_WC_SUCCESS;
@@ -267,10 +285,10 @@ static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint
 	struct rn_transfer t;
 	enum rn_wait wait;
 
-	*status = rn_local_pieces(qp, wr, t.local, &t.num_local, &t.total);
+	*status = local_pieces(qp, wr, true, t.local, &t.num_local, &t.total);
 	*byte_len = t.total;
 	if (likely(*status == IBV_WC_SUCCESS))
-		*status = check_request(qp, wr, t.total);
+		*status = rn_check_request(qp, wr, t.total);
 	if (unlikely(*status != IBV_WC_SUCCESS))
 		return RN_WAIT_NOT;
 	read_request(wr, &request);

@@ -34,6 +34,15 @@ int rdmanet_soft_chaos(struct ibv_context *context, const char *text, char *erro
  * provoke one can see that it did. */
 uint64_t rdmanet_soft_chaos_happened(void);
 
+/* Which way a queue pair's requests go to its peer: chosen when it comes to RTR, by trying. */
+enum {
+	RDMANET_SOFT_WAY_NONE,   /* no peer yet, or nobody has answered */
+	RDMANET_SOFT_WAY_SELF,   /* the same process: by pointer */
+	RDMANET_SOFT_WAY_MAPPED, /* the same host and user: in its mapped arena */
+	RDMANET_SOFT_WAY_STREAM, /* TCP */
+};
+int rdmanet_soft_qp_way(struct ibv_qp *qp);
+
 /* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
  * posts, so none is tried first. See mr.c. */
 extern const uint32_t rdmanet_soft_access_vouched;

@@ -18,12 +18,6 @@
 
 enum { LOWEST_PORT = 32768, HIGHEST_PORT = 60999 }; /* where no service is expected to listen */
 
-/* Where no way by TCP was built, there is nobody to talk to. */
-__attribute__((weak)) void rn_stream_accepted(int fd)
-{
-	rn_fd_close(fd);
-}
-
 /* --- listening ------------------------------------------------------------------------------------- */
 
 static void ear_breathe(struct rn_timer *timer)

@@ -46,15 +46,10 @@ static const uint8_t wc_opcodes[] = {
 	[IBV_WR_SEND_WITH_INV] = IBV_WC_SEND,
 };
 
-static struct rn_send *queued(struct rn_qp *qp, uint32_t index)
-{
-	return (struct rn_send *)(qp->sq + (uint64_t)(index & qp->sq_mask) * qp->sq_stride);
-}
-
 /* --- completing ----------------------------------------------------------------------------------------- */
 
 /* The request at sq_executed is done, one way or the other. */
-static void complete(struct rn_qp *qp, const struct ibv_send_wr *wr, enum ibv_wc_status status, uint32_t byte_len)
+void rn_sq_complete(struct rn_qp *qp, const struct ibv_send_wr *wr, enum ibv_wc_status status, uint32_t byte_len)
 {
 	uint32_t end = ++qp->sq_executed;
 
@@ -76,7 +71,7 @@ static void complete(struct rn_qp *qp, const struct ibv_send_wr *wr, enum ibv_wc
 void rn_sq_flush(struct rn_qp *qp)
 {
 	while (qp->sq_executed != qp->sq_posted)
-		complete(qp, &queued(qp, qp->sq_executed)->wr, IBV_WC_WR_FLUSH_ERR, 0);
+		rn_sq_complete(qp, &rn_sq_at(qp, qp->sq_executed)->wr, IBV_WC_WR_FLUSH_ERR, 0);
 }
 
 void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
@@ -85,7 +80,7 @@ void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
 
 	if (state >= IBV_QPS_SQE || state == IBV_QPS_RESET)
 		return;
-	complete(qp, &queued(qp, qp->sq_executed)->wr, status, 0);
+	rn_sq_complete(qp, &rn_sq_at(qp, qp->sq_executed)->wr, status, 0);
 	rn_qp_send_failed(qp);
 }
 
@@ -111,14 +106,14 @@ static void start_wait_for_nothing(struct rn_qp *qp)
 
 	qp->wait = RN_WAIT_LOST;
 	qp->waited = false;
-	queued(qp, qp->sq_executed)->plan.tries++;
+	rn_sq_at(qp, qp->sq_executed)->plan.tries++;
 	qp->deadline_ns = qp->attr.timeout ? rn_now_ns() + timeout : UINT64_MAX;
 	if (qp->attr.timeout)
 		rn_timer_set(&qp->timer, timeout);
 }
 
 /* Is it time to try again? The last try in vain ends it. */
-static bool waited_for_nothing(struct rn_qp *qp)
+bool rn_sq_waited_for_nothing(struct rn_qp *qp)
 {
 	uint64_t now = rn_now_ns();
 
@@ -128,19 +123,19 @@ static bool waited_for_nothing(struct rn_qp *qp)
 		return false;
 	}
 	qp->wait = RN_WAIT_NOT;
-	if (queued(qp, qp->sq_executed)->plan.tries <= qp->attr.retry_cnt)
+	if (rn_sq_at(qp, qp->sq_executed)->plan.tries <= qp->attr.retry_cnt)
 		return true;
 	rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
 	return false;
 }
 
 /* The head of the queue can't be executed, for this reason. */
-static void start_wait(struct rn_qp *qp, enum rn_wait why)
+void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
 {
 	uint64_t now = rn_now_ns(), budget;
 
 	if (why == RN_WAIT_DUE) {
-		struct rn_send *head = queued(qp, qp->sq_executed);
+		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
 
 		qp->wait = why;
 		rn_timer_set(&qp->timer, head->due_ns > now ? head->due_ns - now : 0);
@@ -152,7 +147,7 @@ static void start_wait(struct rn_qp *qp, enum rn_wait why)
 	}
 	if (why == RN_WAIT_RNR && unlikely(rn_settings.iwarp)) {
 		/* TCP had taken it. */
-		complete(qp, &queued(qp, qp->sq_executed)->wr, IBV_WC_SUCCESS, 0);
+		rn_sq_complete(qp, &rn_sq_at(qp, qp->sq_executed)->wr, IBV_WC_SUCCESS, 0);
 		rn_iwarp_terminate(qp);
 		return;
 	}
@@ -250,14 +245,31 @@ static enum rn_wait try_head(struct rn_qp *qp, struct rn_send *head, bool *enter
 	return rn_chaos_acknowledge(qp, head);
 }
 
+void rn_sq_drained(struct rn_qp *qp)
+{
+	if (likely(!qp->draining) || qp->reply_pending || rn_stream_in_flight(qp))
+		return;
+	qp->draining = false;
+	rn_event_raise(qp->context, IBV_EVENT_SQ_DRAINED, qp);
+}
+
 /* Execute what is queued, until it has to wait. With sq_lock held. */
 static void progress(struct rn_qp *qp)
 {
 	bool entered = false;
 	int batch = 0, state;
 
+	/* Nobody there who would let us map its memory: perhaps it listens. */
+	if (unlikely(qp->link_failed && !qp->is_stream && rn_settings.transport == RN_TRANSPORT_AUTO))
+		rn_stream_use(qp);
+	if (qp->is_stream) {
+		rn_stream_progress(qp);
+		rn_sq_drained(qp);
+		return;
+	}
+
 	while (qp->sq_executed != qp->sq_posted && !qp->reply_pending) {
-		struct rn_send *head = queued(qp, qp->sq_executed);
+		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
 		enum ibv_wc_status status = IBV_WC_SUCCESS;
 		uint32_t byte_len = 0;
 		enum rn_wait wait;
@@ -266,10 +278,10 @@ static void progress(struct rn_qp *qp)
 		/* While draining, what has begun is finished. */
 		if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && (head->moved || head->plan.is_done)))
 			break;
-		if (unlikely(qp->wait == RN_WAIT_LOST && !waited_for_nothing(qp)))
+		if (unlikely(qp->wait == RN_WAIT_LOST && !rn_sq_waited_for_nothing(qp)))
 			break;
 		if (head->deferred && head->due_ns > rn_now_ns()) {
-			start_wait(qp, RN_WAIT_DUE);
+			rn_sq_wait(qp, RN_WAIT_DUE);
 			break;
 		}
 		if (batch++ == BATCH) {
@@ -278,7 +290,7 @@ static void progress(struct rn_qp *qp)
 		}
 		wait = try_head(qp, head, &entered, &status, &byte_len);
 		if (wait == RN_WAIT_NOT && status == IBV_WC_SUCCESS) {
-			complete(qp, &head->wr, status, byte_len);
+			rn_sq_complete(qp, &head->wr, status, byte_len);
 			continue;
 		}
 		if (entered)
@@ -287,15 +299,17 @@ static void progress(struct rn_qp *qp)
 		if (wait == RN_WAIT_NOT)
 			rn_sq_fail_head(qp, status);
 		else
-			start_wait(qp, wait);
+			rn_sq_wait(qp, wait);
 		break;
 	}
 	if (entered)
 		rn_leave(qp);
-	if (qp->draining && !qp->reply_pending) {
-		qp->draining = false;
-		rn_event_raise(qp->context, IBV_EVENT_SQ_DRAINED, qp);
-	}
+	rn_sq_drained(qp);
+}
+
+void rn_sq_progress_locked(struct rn_qp *qp)
+{
+	progress(qp);
 }
 
 void rn_qp_progress(struct rn_qp *qp)
@@ -354,7 +368,7 @@ static int check_send(const struct rn_qp *qp, const struct ibv_send_wr *wr)
 /* Keep a copy: the program's request, list and inline data are its own again when post returns. */
 static void enqueue(struct rn_qp *qp, const struct ibv_send_wr *wr)
 {
-	struct rn_send *send = queued(qp, qp->sq_posted++);
+	struct rn_send *send = rn_sq_at(qp, qp->sq_posted++);
 	struct ibv_sge *sge = (struct ibv_sge *)send->tail;
 
 	send->wr = *wr;
@@ -414,7 +428,7 @@ static bool execute_now(struct rn_qp *qp, const struct ibv_send_wr *wr, bool *en
 	}
 executed:
 	qp->sq_posted++;
-	complete(qp, wr, status, byte_len);
+	rn_sq_complete(qp, wr, status, byte_len);
 	if (unlikely(status != IBV_WC_SUCCESS))
 		rn_qp_send_failed(qp);
 	return true;
@@ -440,6 +454,10 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 			break;
 		}
 		qp->count.send_wrs++;
+		if (qp->is_stream && state != IBV_QPS_ERR) {
+			enqueue(qp, wr);
+			continue;
+		}
 		/* What waited can go on, and the engine is busy with it: help, or it never gets through. */
 		if (unlikely(qp->sq_posted != qp->sq_executed && qp->wait == RN_WAIT_NOT)) {
 			progress(qp);
@@ -450,7 +468,7 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 				continue;
 		} else if (state >= IBV_QPS_SQE) {
 			qp->sq_posted++;
-			complete(qp, wr, IBV_WC_WR_FLUSH_ERR, 0);
+			rn_sq_complete(qp, wr, IBV_WC_WR_FLUSH_ERR, 0);
 			continue;
 		}
 		enqueue(qp, wr);
@@ -458,11 +476,13 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 			if (wait == RN_WAIT_OWNER || wait == RN_WAIT_NOT)
 				progress(qp); /* it is in the queue: the owner can be asked, chaos have its way */
 			else
-				start_wait(qp, wait);
+				rn_sq_wait(qp, wait);
 		}
 	}
 	if (entered)
 		rn_leave(qp);
+	if (qp->is_stream)
+		rn_stream_progress(qp);
 	return err;
 }
 

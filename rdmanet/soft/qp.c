@@ -299,6 +299,7 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	qp->timer.fire = timer_fired;
 	qp->task.run = task_ran;
 	qp->notice.run = peer_noticed;
+	rn_stream_init(qp);
 
 	pthread_mutex_lock(&context->mutex);
 	pthread_mutex_lock(&rn_world);
@@ -386,6 +387,7 @@ void rn_qp_fail(struct rn_qp *qp)
 		rn_qp_pool_recover(qp);
 	rn_qp_pool_wait(qp, rn_now_ns() + RN_IDLE_WAIT_NS);
 	rn_forget_responder(qp);
+	rn_stream_leave(qp);
 
 	/* From here on the peer's word for what is done doesn't count: a stopped one may wake up. */
 	rn_lock(&qp->rq_lock);
@@ -426,6 +428,7 @@ int rn_qp_reset(struct rn_qp *qp)
 	rn_qp_life_store(qp, IBV_QPS_RESET);
 	rn_forget_responder(qp);
 	rn_unlock(&qp->sq_lock);
+	rn_stream_close(qp);
 	/* Nothing sets these again in RESET. */
 	rn_timer_cancel(&qp->timer);
 	rn_task_cancel(&qp->task);
@@ -457,6 +460,7 @@ int rn_qp_reset(struct rn_qp *qp)
 	rn_cq_purge(qp->send_cq, qp);
 	rn_cq_purge(qp->recv_cq, qp);
 	qp->sq_posted = qp->sq_executed = 0;
+	rn_stream_forget(qp);
 	atomic_store(&qp->sq_freed, 0);
 	qp->wait = RN_WAIT_NOT;
 	qp->reply_error = 0;

@@ -16,14 +16,13 @@
 #include "soft.h"
 #include "ud_wire.h"
 
-/* Only this host can be reached. */
 static int check_address(const struct ibv_ah_attr *ah)
 {
 	if (rn_settings.infiniband && !ah->is_global)
 		return ah->port_num != 1 ? EINVAL : ah->dlid == RN_LID ? 0 : EHOSTUNREACH;
 	if (!ah->is_global || ah->port_num != 1 || !rn_gid_at(ah->grh.sgid_index, NULL, NULL))
 		return EINVAL;
-	return rn_gid_is_ours(&ah->grh.dgid) ? 0 : EHOSTUNREACH;
+	return !rn_settings.is_local || rn_gid_is_ours(&ah->grh.dgid) ? 0 : EHOSTUNREACH;
 }
 
 static int check_values(const struct ibv_qp_attr *attr, int mask)
@@ -93,12 +92,15 @@ static int become_reachable(struct rn_qp *qp)
 {
 	struct rn_qp_block *block = qp->block;
 
-	if (!qp->ud) {
+	if (!qp->ud && rn_stream_is_only_way(&qp->attr.ah_attr)) {
+		rn_stream_use(qp);
+	} else if (!qp->ud) {
 		qp->peer = rn_peer_get(qp->attr.dest_qp_num >> 8);
 		if (!qp->peer)
 			return ENOMEM;
 	}
-	block->dest_qpn = qp->attr.dest_qp_num;
+	/* A number is good for one host: no process of this one may take itself for another's. */
+	block->dest_qpn = qp->ud || rn_address_is_ours(&qp->attr.ah_attr) ? qp->attr.dest_qp_num : 0;
 	block->pd = rn_pd(qp->ex.qp_base.pd)->number;
 	block->rq_psn = qp->attr.rq_psn;
 	block->rq_offset = qp->rq_offset;
@@ -127,6 +129,8 @@ static void watch_peer(struct rn_qp *qp)
 		qp->is_heard = true;
 		return;
 	}
+	if (!qp->peer)
+		return;
 	rn_peer_subscribe(qp->peer, &qp->notice);
 	qp->noticed = true;
 	if (atomic_load(&qp->peer->state) == RN_PEER_DEAD) {
@@ -155,6 +159,8 @@ static int move(struct rn_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, 
 			fail_reset(qp);
 		return err;
 	}
+	if (to == IBV_QPS_RTR && mask & IBV_QP_AV && (err = rn_stream_listen(qp, &attr->ah_attr)))
+		return err;
 	rn_lock(&qp->sq_lock);
 	if (atomic_load(&qp->state) != (int)from) {
 		/* It failed while we were checking. */
@@ -174,12 +180,12 @@ static int move(struct rn_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, 
 	rn_qp_life_store(qp, to);
 	if (to == IBV_QPS_SQD && qp->attr.en_sqd_async_notify) {
 		/* Drained when what has begun is done: only a request to the owner's engine is on its way. */
-		if (qp->reply_pending)
+		if (qp->reply_pending || rn_stream_in_flight(qp))
 			qp->draining = true;
 		else
 			rn_event_raise(qp->context, IBV_EVENT_SQ_DRAINED, qp);
 	}
-	if (to == IBV_QPS_RTS && qp->sq_executed != qp->sq_posted)
+	if (to == IBV_QPS_RTS && (qp->sq_executed != qp->sq_posted || qp->is_stream || qp->link_failed))
 		rn_task_post(&qp->task);
 out:
 	rn_unlock(&qp->sq_lock);

@@ -208,6 +208,29 @@ void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const c
 	}
 }
 
+bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
+{
+	for (int i = 0; i < count && length; i++) {
+		uint64_t run = pieces[i].length;
+		char *to = pieces[i].at + skip;
+
+		if (skip >= run) {
+			skip -= run;
+			continue;
+		}
+		run -= skip;
+		if (run > length)
+			run = length;
+		if (pieces[i].mr && pieces[i].mr->kind == RN_MR_ON_DEMAND && !rn_mr_probe((uintptr_t)to, run, true))
+			return false;
+		place(to, from, run);
+		from += run;
+		length -= run;
+		skip = 0;
+	}
+	return true;
+}
+
 /* --- the copy ---------------------------------------------------------------------------------------------- */
 
 enum copied { COPIED, COPY_LOST, COPY_FAULT, COPY_ASKED };

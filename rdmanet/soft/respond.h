@@ -181,5 +181,7 @@ uint64_t rn_respond_atomic(const struct rn_request *request, char *at);
 
 /* Copy flat memory into pieces mapped here, from position skip on. */
 void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
+/* The same, as memory that somebody may be watching wants it; on-demand memory is tried first. False: it isn't there. */
+bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
 
 #endif

@@ -12,9 +12,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "sha256.h"
+
 #define PREFIX "RDMANET_SOFT_"
 
-enum form { NUMBER, MICROSECONDS, EITHER, ELSEWHERE };
+enum form { NUMBER, MICROSECONDS, EITHER, TRANSPORT, SECRET, ELSEWHERE };
 
 /* Every name there is; those that somebody else reads, too. */
 static const struct setting {
@@ -39,8 +41,8 @@ static const struct setting {
 	{.name = "LOG", .form = ELSEWHERE},       /* log.c */
 	{.name = "CHAOS", .form = ELSEWHERE},     /* chaos.c, for each context */
 	{.name = "LIBRARY", .form = ELSEWHERE},   /* the Python package */
-	{.name = "TRANSPORT", .form = ELSEWHERE}, /* the ways to a peer */
-	{.name = "SECRET", .form = ELSEWHERE},
+	{.name = "TRANSPORT", .form = TRANSPORT, .at = offsetof(struct rn_settings, transport)},
+	{.name = "SECRET", .form = SECRET},
 };
 enum { SETTINGS = sizeof(settings) / sizeof(settings[0]) };
 
@@ -55,6 +57,46 @@ static bool read_number(const char *text, uint64_t *number)
 	errno = 0;
 	*number = strtoull(text, &end, 10);
 	return isdigit((unsigned char)*text) && !*end && !errno && *number < UINT64_MAX / 1000000;
+}
+
+static bool read_transport(const char *text, uint64_t *transport, bool says_why)
+{
+	static const char *const names[] = {"auto", "direct", "stream"};
+
+	for (uint64_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		if (strcmp(text, names[i]))
+			continue;
+		*transport = i;
+		return true;
+	}
+	if (says_why)
+		fprintf(stderr, "rdmanet soft0: " PREFIX "TRANSPORT=%s: it is auto, direct or stream\n", text);
+	return false;
+}
+
+static void read_secret(const char *text, struct rn_settings *to)
+{
+	struct rn_sha256 sha;
+
+	to->has_secret = text && *text;
+	if (!to->has_secret)
+		return;
+	rn_sha256_begin(&sha);
+	rn_sha256_add(&sha, text, strlen(text));
+	rn_sha256_end(&sha, to->secret_key);
+}
+
+/* RDMANET_SOFT itself: how far the device reaches. */
+static bool read_scope(struct rn_settings *to, bool says_why)
+{
+	const char *text = getenv("RDMANET_SOFT");
+
+	to->is_local = text && !strcmp(text, "local");
+	if (!text || !*text || to->is_local)
+		return true;
+	if (says_why)
+		fprintf(stderr, "rdmanet soft0: RDMANET_SOFT=%s: it is local, or not set\n", text);
+	return false;
 }
 
 /* False: it makes no sense. */
@@ -79,10 +121,16 @@ static bool read_one(const struct setting *setting, struct rn_settings *to, bool
 		*(bool *)at = is_set ? is_true : setting->otherwise;
 		return true;
 	}
+	if (setting->form == SECRET) {
+		read_secret(text, to);
+		return true;
+	}
 	if (!text || !*text) {
 		*(uint64_t *)at = setting->otherwise;
 		return true;
 	}
+	if (setting->form == TRANSPORT)
+		return read_transport(text, at, says_why);
 	if (!read_number(text, &number)) {
 		if (says_why)
 			fprintf(stderr, "rdmanet soft0: %s=%s: it is a number of %s\n", name, text,
@@ -127,6 +175,7 @@ static int read_all(bool says_why)
 	for (int i = 0; i < SETTINGS; i++)
 		if (settings[i].form != ELSEWHERE)
 			good &= read_one(&settings[i], &fresh, says_why);
+	good &= read_scope(&fresh, says_why);
 	if (fresh.iwarp && fresh.infiniband) {
 		if (says_why)
 			fprintf(stderr, "rdmanet soft0: " PREFIX "LINK=infiniband: iWARP runs on Ethernet\n");

@@ -15,6 +15,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum rn_transport {
+	RN_TRANSPORT_AUTO,   /* direct where the peer lets us, else by stream */
+	RN_TRANSPORT_DIRECT, /* never by stream to a peer of this host */
+	RN_TRANSPORT_STREAM, /* always, within this process too */
+};
+
 struct rn_settings {
 	uint64_t defer_ns; /* DEFER, given in microseconds: execute that much later, on the engine */
 	bool no_cma;       /* CMA=0: no process_vm_readv and process_vm_writev */
@@ -26,6 +32,10 @@ struct rn_settings {
 	uint64_t silence_ms;    /* SILENCE: how long a stranger on a socket may say nothing */
 	uint64_t cm_timeout_ms; /* CM_TIMEOUT: how long the connection manager waits for an answer */
 	uint64_t timewait_ms;   /* TIMEWAIT: 0, no TIMEWAIT_EXIT events */
+	uint64_t transport;     /* TRANSPORT: enum rn_transport */
+	bool is_local;          /* RDMANET_SOFT=local: no TCP beyond this host */
+	bool has_secret;        /* SECRET: what its SHA-256 is, since it may be of any length */
+	uint8_t secret_key[32];
 };
 extern struct rn_settings rn_settings;
 

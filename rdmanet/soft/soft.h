@@ -25,10 +25,10 @@
  *
  * The addresses of the device are the host's: gid.c.
  * Receives come from the ring of a queue pair, or from a pool that many share (pool.h, srq.c).
+ * To peers whose arena can't be mapped requests go as frames of a TCP stream (stream.h), and the responder
+ * runs where they come out.
  *
  * UD has no connection: ud.c looks for the receiver with each message, ud_wire.c takes it to other hosts.
- *
- * Room for later: a byte stream to peers whose arena can't be mapped is one more way (stream.c).
  *
  * Locks.  All are private to this process, spin shortly, and are taken in this order:
  *
@@ -110,6 +110,8 @@ static inline bool rn_list_empty(const struct rn_list *head)
 {
 	return head->next == head;
 }
+
+#include "stream.h"
 
 /* --- process and context (verbs.c) -------------------------------------------------------------- */
 
@@ -300,6 +302,10 @@ struct rn_cq {
 	struct rn_qp *attached[RN_CQ_QPS_MAX];
 	uint32_t next_bit;
 
+	struct rn_lock stream_lock; /* the list; taken before send locks: see stream_poll.c */
+	struct rn_list streams;
+	_Atomic uint32_t num_streams;
+
 	uint32_t events_owed;     /* of earlier armings: signalled, not taken, armed again; under the channel's lock */
 	uint32_t events_reported; /* by get_cq_event; likewise */
 	uint32_t async_reported;
@@ -352,9 +358,11 @@ void rn_cq_destroy_all(struct rn_context *context);
 struct rn_send {
 	struct ibv_send_wr wr;
 	uint64_t due_ns;
-	uint64_t moved; /* bytes that were carried by the owner's engine already */
+	uint64_t moved; /* bytes that were carried already: by the owner's engine, or as a READ's data on a stream */
+	uint64_t total; /* of a stream */
 	bool deferred;
 	struct rn_plan plan; /* chaos.h */
+	bool answered; /* of a stream: all the data are here */
 	alignas(8) char tail[]; /* sge[max_send_sge], or one for the inline data behind it */
 };
 
@@ -381,6 +389,8 @@ struct rn_qp {
 	struct rn_chaos *chaos;    /* of the context, when it has faults; changed with both queues' locks held */
 	struct rn_view view;
 	struct rn_peer *_Atomic peer; /* from RTR on; put away with rn_world held, so it stays while that is */
+	bool is_stream;               /* the way of our requests */
+	struct rn_streams streams;
 	struct rn_counters count;
 	/* of the head of the queue, when it waits */
 	enum rn_wait wait;
@@ -444,6 +454,12 @@ struct rn_qp {
 static inline struct rn_qp *rn_qp(struct ibv_qp *qp)
 {
 	return (struct rn_qp *)qp;
+}
+
+/* The send queue's entry for a request. */
+static inline struct rn_send *rn_sq_at(const struct rn_qp *qp, uint32_t index)
+{
+	return (struct rn_send *)(qp->sq + (uint64_t)(index & qp->sq_mask) * qp->sq_stride);
 }
 
 static inline struct rn_slot *rn_rq_slot(const struct rn_qp *qp, uint32_t index)
@@ -530,6 +546,13 @@ int rn_post_chain(struct rn_qp *qp, struct ibv_send_wr *first, uint32_t count);
 int rn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
 /* Go on with what is queued. Takes the send lock; engine thread. */
 void rn_qp_progress(struct rn_qp *qp);
+/* The same, with sq_lock held; and parts of it. */
+void rn_sq_progress_locked(struct rn_qp *qp);
+void rn_sq_drained(struct rn_qp *qp); /* in SQD: tell it, once nothing is on its way any more */
+void rn_sq_wait(struct rn_qp *qp, enum rn_wait why); /* the head of the queue can't be executed yet */
+bool rn_sq_waited_for_nothing(struct rn_qp *qp); /* in RN_WAIT_LOST: is it time to try again? */
+/* The request at sq_executed is done, one way or the other. */
+void rn_sq_complete(struct rn_qp *qp, const struct ibv_send_wr *wr, enum ibv_wc_status status, uint32_t byte_len);
 /* Flush what is queued. With sq_lock held. */
 void rn_sq_flush(struct rn_qp *qp);
 /* The head of the queue fails with this status: completes it in error, QP to ERR. sq_lock held. */
@@ -550,6 +573,7 @@ struct rn_qp_block *rn_locate(char *arena, uint32_t qpn);
 bool rn_was_abandoned(struct rn_qp *qp);
 /* How long the responder wants us to wait for its next receive. */
 uint64_t rn_rnr_delay_ns(struct rn_qp *qp);
+uint64_t rn_rnr_code_ns(uint8_t code);
 
 /* 0: the answer will come, and rn_qp_progress with it; or errno. data: what to write. */
 int rn_remote_start(struct rn_qp *qp, const struct rn_remote *request, const void *data);
@@ -557,5 +581,10 @@ int rn_remote_start(struct rn_qp *qp, const struct rn_remote *request, const voi
 /* The local side of a work request, checked; IBV_WC_SUCCESS or what is wrong with it. */
 enum ibv_wc_status rn_local_pieces(struct rn_qp *qp, const struct ibv_send_wr *wr, struct rn_piece *pieces,
 				   int *count, uint64_t *total);
+/* The same for the kernel to touch, which tells of a hole in on-demand memory. */
+enum ibv_wc_status rn_local_pieces_unprobed(struct rn_qp *qp, const struct ibv_send_wr *wr, struct rn_piece *pieces,
+					    int *count, uint64_t *total);
+/* What is wrong with a request, before anything goes out. */
+enum ibv_wc_status rn_check_request(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t total);
 
 #endif

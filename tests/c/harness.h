@@ -75,6 +75,14 @@ static inline uint64_t now_ns(void)
 	return ts.tv_sec * 1000000000ull + ts.tv_nsec;
 }
 
+/* Does everything take the stream's way, so that nothing is done when posting returns? */
+static inline bool by_stream(void)
+{
+	const char *transport = getenv("RDMANET_SOFT_TRANSPORT");
+
+	return transport && !strcmp(transport, "stream");
+}
+
 static inline struct ibv_context *open_soft(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);

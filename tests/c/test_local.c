@@ -603,7 +603,7 @@ static void test_unread_event(void)
 	CHECK_EQ(post_recv(&b, 1, 0, 8), 0);
 	CHECK_EQ(ibv_req_notify_cq(b.cq, 0), 0);
 	CHECK_EQ(post_send(&a, 1, 0, 8), 0);
-	CHECK(readable(channel->fd, 0));
+	CHECK(readable(channel->fd, 2000));
 	CHECK_EQ(ibv_destroy_comp_channel(channel), EBUSY);
 	CHECK_EQ(ibv_destroy_cq(b.cq), EBUSY);
 	CHECK_EQ(ibv_destroy_qp(b.qp), 0);
@@ -675,9 +675,6 @@ static void test_transitions(void)
 	attr.ah_attr.is_global = 0;
 	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RTR, RTR_MASK), EINVAL);
 	attr.ah_attr.is_global = 1;
-	attr.ah_attr.grh.dgid.raw[0] = 0xfe;
-	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RTR, RTR_MASK), EHOSTUNREACH);
-	attr.ah_attr.grh.dgid.raw[0] = 0;
 	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RTR, RTR_MASK), 0);
 	CHECK_EQ(post_send(&a, 1, 0, 8), EINVAL);
 	attr.max_rd_atomic = 255;
@@ -855,7 +852,8 @@ static void test_vouched_address_space(void)
 		expect(b.cq, 1, IBV_WC_SUCCESS);
 		CHECK(!memcmp(b.buffer, malloced, 100000));
 		CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
-		CHECK_EQ(count.syscalls, (uint64_t)tries); /* the one that tried the range first */
+		if (!by_stream())
+			CHECK_EQ(count.syscalls, (uint64_t)tries); /* the one that tried the range first */
 	}
 	a.mr = own;
 	CHECK_EQ(ibv_dereg_mr(tried), 0);
@@ -875,15 +873,17 @@ static void test_counters(void)
 	expect(b.cq, 1, IBV_WC_SUCCESS);
 	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &qp), 0);
 	CHECK_EQ(qp.send_wrs, 2);
-	CHECK_EQ(qp.bytes_local, 1064);
-	CHECK_EQ(qp.syscalls, 0);
+	if (!by_stream()) { /* which isn't acknowledged yet, perhaps */
+		CHECK_EQ(qp.bytes_local, 1064);
+		CHECK_EQ(qp.syscalls, 0);
+	}
 	ibv_destroy_qp(a.qp);
 	a.qp = NULL;
 	CHECK_EQ(rdmanet_soft_counters(a.context, &count), 0);
 	CHECK_EQ(count.send_wrs, 2);
 	CHECK_EQ(count.recv_wrs, 1);
 	CHECK_EQ(count.completions, 1);
-	CHECK_EQ(count.bytes_local, 1064);
+	CHECK_EQ(count.bytes_local, by_stream() ? 0 : 1064);
 	close_pair();
 }
 

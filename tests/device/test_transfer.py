@@ -346,7 +346,7 @@ def test_counters(net, pair):
     a.one(), b.one()
     counted = a.qp.counters()
     assert counted["send_wrs"] == 1
-    ways = ("bytes_mapped", "bytes_cma", "bytes_engine", "bytes_local")
+    ways = ("bytes_mapped", "bytes_cma", "bytes_engine", "bytes_local", "bytes_stream")
     assert sum(counted[way] for way in ways) == 100
     assert b.qp.counters()["recv_wrs"] == 1
     assert net.context.counters()["send_wrs"] >= 1

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams: the way to peers whose memory can't be mapped, over TCP.
+ *
+ *     requester's process                                        responder's process
+ *     post_send, or the engine                                   engine, or poll_cq
+ *       stream_send.c   frames ------------------------------->  stream_serve.c --> respond.c
+ *                       <------------ ACK, RNR, NAK, READ data     straight into the memory meant
+ *
+ * One connection for each direction of a queue pair, from the requester's GID to the port in the
+ * responder's number; each side sends its own requests on the one that it made, and answers on
+ * the other.  Opened when the requester comes to RTS, and over with the queue pair.
+ *
+ *     stream.c        life: which way, connecting, accepting, the end
+ *     stream_hello.c  who is it?  Both ends of a fresh connection, up to the first frame
+ *     stream_wire.c   bytes in and out
+ *     stream_send.c   the requester: frames out, answers in
+ *     stream_serve.c  the responder: frames in, answers out
+ *     stream_poll.c   poll_cq looks after the sockets itself
+ *
+ * Copies.  writev takes a payload from the memory of the work request, readv puts it into the
+ * memory that it is for; only what arrives along with a header goes through the input buffer.
+ *
+ * Order.  The responder executes one frame after the other, in order, and answers in order.  A
+ * request without a receive gets an RNR NAK, and then everything is thrown away until that very request
+ * comes again: the requester goes back to it when the responder's RNR timer is over.  ACKs are
+ * cumulative, and ride on requests the other way where there are any.
+ *
+ * Trust.  The other end may be anybody.  Each field of a frame is checked before it is used; the
+ * memory of a region is touched with the send lock held, after its key was looked at again, so
+ * never after deregistration; what a READ's answer or a frame may write is fixed by our own work
+ * request or receive.  Who breaks the rules loses the connection, and that queue pair is in ERR.
+ *
+ * Death.  A connection that ends after BYE was left in good order: the peer's queue pair has gone to
+ * ERR or RESET.  Then nobody answers any more, and who posts nonetheless spends his retry budget, as
+ * on a wire.  Without BYE its process was killed or its host has gone: that is told at once.
+ *
+ * Locks.  What belongs to a queue pair is under its send lock, the memory that is touched included.
+ * A stream is taken apart by the engine, or by the reset that waits for the engine, since whoever has the
+ * send lock mustn't wait for callbacks: `ended` marks it until then.
+ */
+#ifndef RDMANET_SOFT_STREAM_H
+#define RDMANET_SOFT_STREAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "engine.h"
+#include "respond.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the wire is little-endian, and so is every machine this was made for"
+#endif
+
+struct rn_qp;
+struct rn_cq;
+
+/* --- the wire ---------------------------------------------------------------------------------- */
+
+enum {
+	RN_STREAM_MAGIC = 0x53524e52, /* "RNRS" */
+	RN_STREAM_VERSION = 1,
+	RN_FRAME_BYTES = 256 * 1024, /* a longer message is cut: so it can be stopped */
+};
+
+/* Before the first frame; see stream_hello.c. */
+struct rn_wire_hello {
+	uint32_t magic;
+	uint16_t version;
+	uint16_t reserved;
+	uint32_t source_qpn, dest_qpn, psn, reserved2;
+	uint8_t source_gid[16];
+	uint8_t nonce[32];
+};
+static_assert(sizeof(struct rn_wire_hello) == 72, "no padding on the wire");
+
+enum rn_greeting { RN_GREETING_WELCOME = 1, RN_GREETING_CHALLENGE, RN_GREETING_REFUSED };
+struct rn_wire_greeting {
+	uint32_t magic;
+	uint8_t kind;
+	uint8_t reserved[3];
+	uint8_t nonce[32]; /* of a CHALLENGE */
+	uint8_t proof[32]; /* of a WELCOME after it: the responder knows the secret, too */
+};
+static_assert(sizeof(struct rn_wire_greeting) == 72, "no padding on the wire");
+
+/* From requester to responder: followed by length bytes of the message, from offset on. */
+enum rn_frame_kind {
+	RN_FRAME_SEND = 1,
+	RN_FRAME_SEND_IMM,
+	RN_FRAME_SEND_INV,
+	RN_FRAME_WRITE,
+	RN_FRAME_WRITE_IMM,
+	RN_FRAME_READ,
+	RN_FRAME_SWAP,
+	RN_FRAME_ADD,
+	RN_FRAME_NOTHING, /* executed by the requester itself: for the count */
+	RN_FRAME_BYE,
+	RN_FRAME_KINDS,
+};
+enum { RN_FRAME_SOLICITED = 1, RN_FRAME_FLAGS = 1 };
+struct rn_wire_frame {
+	uint8_t kind;
+	uint8_t flags;
+	uint16_t reserved;
+	uint32_t serial; /* of the request */
+	uint32_t offset, length, total;
+	uint32_t imm; /* as the program gave it, or the key to invalidate */
+	uint32_t rkey;
+	uint32_t ack; /* requests of the other direction that were executed */
+	uint64_t addr;
+	uint64_t compare_add, swap;
+	uint32_t srqn, reserved2;
+};
+static_assert(sizeof(struct rn_wire_frame) == 64, "no padding on the wire");
+
+/* From responder to requester: followed by length bytes of a READ, eight of an atomic. */
+enum rn_answer_kind {
+	RN_ANSWER_ACK = 1, /* serial: how many have been executed */
+	RN_ANSWER_RNR,     /* code: the RNR timer's */
+	RN_ANSWER_NAK,     /* code: the status for the requester's completion */
+	RN_ANSWER_READ,
+	RN_ANSWER_ATOMIC,
+	RN_ANSWER_BYE,
+};
+struct rn_wire_answer {
+	uint8_t kind;
+	uint8_t code;
+	uint16_t reserved;
+	uint32_t serial;
+	uint32_t length;
+	uint32_t reserved2;
+};
+static_assert(sizeof(struct rn_wire_answer) == 16, "no padding on the wire");
+
+/* --- the objects --------------------------------------------------------------------------------- */
+
+enum rn_stream_state {
+	RN_STREAM_CONNECTING, /* ours: TCP isn't there yet */
+	RN_STREAM_GREETING,   /* stream_hello.c has it */
+	RN_STREAM_OPEN,
+	RN_STREAM_LINGERING, /* nobody's: what we said last is on its way */
+};
+
+enum { RN_STREAM_INPUT = 32 * 1024, RN_STREAM_OUTPUT = 1024 };
+
+/* One connection, in one of two roles. */
+struct rn_stream {
+	struct rn_source source;
+	struct rn_timer timer; /* says nothing, or lingers too long */
+	struct rn_task task;   /* it has ended */
+	struct rn_stream *next, **link; /* of all */
+	struct rn_qp *qp;      /* NULL: a stranger's still, or nobody's any more */
+	bool is_out;           /* we connected, our requests go out */
+	bool ended;
+	enum rn_stream_state state;
+	uint32_t events; /* that the engine watches */
+	bool wants_out;  /* the socket was full */
+
+	/* What came in and waits for its turn: buffer[at..end). */
+	char *input;
+	uint32_t input_at, input_end;
+	bool drained; /* the last read got less than it asked for */
+
+	/* Greetings and answers that the socket didn't take at once. */
+	char output[RN_STREAM_OUTPUT];
+	uint32_t output_at, output_end;
+
+	struct rn_wire_hello hello;
+	uint8_t nonce[32]; /* the responder's */
+	bool challenged;
+
+	/* The requester: a frame of which the socket took a part. */
+	struct rn_wire_frame frame;
+	uint32_t frame_sent; /* header included; 0: there is none */
+	/* And the answer that is coming in. */
+	struct rn_wire_answer answer;
+	uint32_t answer_left; /* payload bytes of it to come */
+
+	/* The responder. */
+	struct rn_view view;
+	uint32_t expected;  /* serial of the next request */
+	uint32_t told;      /* up to here the requester knows what was executed */
+	bool waits;         /* after an RNR NAK, for that request to come again */
+	bool failed;        /* after a NAK: nothing counts any more */
+	bool said_bye;      /* the requester did */
+	struct rn_wire_frame head; /* of the frame at hand */
+	uint32_t payload_left;     /* bytes of it to come */
+	bool discards;             /* them */
+	bool drops;                /* the message: UC, and it doesn't fit */
+	uint32_t message_done;     /* bytes of the message, in earlier frames too */
+	struct rn_request request;
+	struct rn_transfer transfer;
+	bool reading; /* a READ is being answered */
+	bool padding; /* its memory has gone: zeros fill what was promised */
+	uint32_t chunk_left;
+};
+
+/* Of a CQ's list of queue pairs with streams. */
+struct rn_stream_link {
+	struct rn_list link;
+	struct rn_qp *qp;
+};
+
+/* What a queue pair has of it, under its send lock. */
+struct rn_streams {
+	struct rn_stream *out, *in;
+	bool listed; /* the CQs' pollers know it */
+	struct rn_stream_link send_link, recv_link;
+
+	/* The requester, connecting. */
+	bool met;  /* somebody was there, and said no */
+	bool left; /* our peer has said BYE: there is no coming back */
+	uint64_t retry_ns, backoff_ns;
+
+	/* The requester's place in the send queue: executed <= acked <= next <= posted. */
+	uint32_t acked;
+	uint32_t next, offset; /* the first byte that was not framed yet */
+	uint32_t reads;        /* READs and atomics on their way */
+	uint64_t rnr_until_ns;
+	uint8_t rnr_timer;
+	enum ibv_wc_status broken; /* of request `next`, when its turn comes */
+
+	/* Who looks after the sockets: poll_cq while the program polls, else the engine. */
+	bool polled;
+	uint32_t idle_polls, polls, polls_seen;
+	struct rn_timer tick;
+};
+
+/* --- stream.c -------------------------------------------------------------------------------------- */
+
+void rn_stream_init(struct rn_qp *qp);
+/* Which way to a peer with this address, as far as it is known before anybody was asked. */
+bool rn_address_is_ours(const struct ibv_ah_attr *ah);
+bool rn_stream_is_only_way(const struct ibv_ah_attr *ah);
+/* To become RTR: be reachable by such peers. Without locks. 0 or errno. */
+int rn_stream_listen(struct rn_qp *qp, const struct ibv_ah_attr *ah);
+/* All of these with the send lock held. */
+void rn_stream_use(struct rn_qp *qp);      /* from here on it is the way; it was RTS, or will be */
+void rn_stream_progress(struct rn_qp *qp); /* do what can be done */
+bool rn_stream_in_flight(const struct rn_qp *qp);
+void rn_stream_leave(struct rn_qp *qp); /* to ERR: say BYE */
+/* Of a reset, without locks: nothing of it is left afterwards. */
+void rn_stream_close(struct rn_qp *qp);
+void rn_stream_forget(struct rn_qp *qp); /* places in the queue; with the send lock held */
+
+/* Who has introduced himself becomes his queue pair's. False: it isn't there, or doesn't expect him. */
+bool rn_stream_attach(struct rn_stream *in);
+
+/* It is over: the engine takes it apart. With the send lock of its queue pair held. */
+void rn_stream_end(struct rn_stream *stream);
+/* The other end has vanished without a word, or broken the rules. Likewise. */
+void rn_stream_lost(struct rn_stream *stream);
+void rn_stream_watch(struct rn_stream *stream);
+void rn_stream_free(struct rn_stream *stream); /* sources and timers are removed; on the engine, or nobody else's */
+void rn_stream_attempt_failed(struct rn_stream *stream, bool met);
+
+/* --- stream_hello.c ----------------------------------------------------------------------------------- */
+
+/* Each returns false when it is over with this connection. */
+bool rn_hello_send(struct rn_stream *out);
+bool rn_hello_answered(struct rn_stream *out);
+bool rn_hello_arrived(struct rn_stream *in);
+/* To be sent before anything else. */
+bool rn_hello_welcome(struct rn_stream *in);
+
+/* --- stream_wire.c ------------------------------------------------------------------------------------- */
+
+enum { RN_WIRE_ENDED = -1, RN_WIRE_NOTHING = 0 };
+
+/* Into the given memory first, if any, then into the input buffer, which is empty or starts with what
+ * came before. How many bytes went into the memory given and the buffer; NOTHING or ENDED. EFAULT: the memory
+ * isn't there, nothing was read. */
+ssize_t rn_wire_read(struct rn_stream *stream, const struct iovec *direct, int count, size_t length, bool *fault);
+static inline uint32_t rn_wire_available(const struct rn_stream *stream)
+{
+	return stream->input_end - stream->input_at;
+}
+/* Bytes of the buffer, taken. They must be available. */
+const char *rn_wire_take(struct rn_stream *stream, uint32_t length);
+
+/* Append to what is to be sent; false: no room. */
+bool rn_wire_put(struct rn_stream *stream, const void *data, uint32_t length);
+static inline uint32_t rn_wire_room(const struct rn_stream *stream)
+{
+	return RN_STREAM_OUTPUT - stream->output_end;
+}
+/* Send that, then this. Bytes of `more` that were taken, NOTHING (wants_out is set), or ENDED. */
+ssize_t rn_wire_write(struct rn_stream *stream, const struct iovec *more, int count, bool *fault);
+/* Only what was put: true when nothing of it is left. */
+bool rn_wire_flush(struct rn_stream *stream);
+
+/* The part [skip, skip + length) of mapped pieces, as far as the array goes. Bytes that it covers. */
+size_t rn_wire_slice(const struct rn_piece *pieces, int count, uint64_t skip, uint64_t length, struct iovec *to,
+		     int room, int *used);
+
+/* --- stream_send.c ------------------------------------------------------------------------------------- */
+
+void rn_stream_push(struct rn_qp *qp);
+/* Answers. False: the stream is over (ended or lost). */
+bool rn_stream_receive(struct rn_qp *qp);
+/* UC, and nobody there: what is posted is done. */
+void rn_stream_drop(struct rn_qp *qp);
+/* So many of our requests were executed, says the peer. False: that can't be. */
+bool rn_stream_acknowledged(struct rn_qp *qp, uint32_t count);
+
+/* --- stream_serve.c ------------------------------------------------------------------------------------ */
+
+/* The stream is the queue pair's: from now on it serves. False: its block makes no sense. */
+bool rn_stream_serve_begin(struct rn_qp *qp, struct rn_stream *in);
+/* Frames. False: the stream is over. */
+bool rn_stream_serve(struct rn_qp *qp);
+/* Tell the requester what was executed, if it doesn't know. */
+void rn_stream_tell(struct rn_qp *qp);
+
+/* --- stream_poll.c ------------------------------------------------------------------------------------- */
+
+void rn_stream_list(struct rn_qp *qp); /* without locks, or with the send lock held */
+void rn_stream_unlist(struct rn_qp *qp);
+/* poll_cq has found nothing: look at the sockets. True: look at the CQ again. */
+bool rn_stream_poll(struct rn_cq *cq);
+/* The program is about to sleep: the engine looks after them. */
+void rn_stream_arm(struct rn_cq *cq);
+void rn_stream_tick(struct rn_timer *timer);
+
+#endif

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that polls its CQ looks after the streams of its queue pairs itself: between a byte's arrival
+ * and its completion there is no other thread then, nor a wake-up.
+ *
+ *     watched   the engine has the sockets in its epoll; poll_cq looks as well, when it finds nothing
+ *        |  BUSY empty polls without the CQ being armed          ^
+ *        v                                                        |  the CQ is armed, or TICK_NS
+ *     polled    the engine leaves the sockets alone, but for errors and room to write
+ *
+ * Polled, an ACK is put off until the next look at the sockets: a program that was sent something is about
+ * to answer, and the ACK rides on that.  Should it stop polling instead, the tick notices.
+ *
+ * Locks.  A CQ's list has one of its own, taken before send locks, which the poller only tries: who holds
+ * one is busy with the same socket, or is about to take the queue pair off the list.
+ */
+#include "soft.h"
+
+enum {
+	BUSY = 256,
+	TICK_NS = 1000 * 1000,
+	LOOKS = 8, /* queue pairs that one poll looks at */
+};
+
+static void list_at(struct rn_cq *cq, struct rn_list *link)
+{
+	rn_lock(&cq->stream_lock);
+	rn_list_add(&cq->streams, link);
+	atomic_fetch_add(&cq->num_streams, 1);
+	rn_unlock(&cq->stream_lock);
+}
+
+static void unlist_at(struct rn_cq *cq, struct rn_list *link)
+{
+	rn_lock(&cq->stream_lock);
+	rn_list_del(link);
+	atomic_fetch_sub(&cq->num_streams, 1);
+	rn_unlock(&cq->stream_lock);
+}
+
+void rn_stream_list(struct rn_qp *qp)
+{
+	struct rn_streams *streams = &qp->streams;
+
+	if (streams->listed)
+		return;
+	streams->listed = true;
+	streams->send_link.qp = streams->recv_link.qp = qp;
+	list_at(qp->send_cq, &streams->send_link.link);
+	if (qp->recv_cq != qp->send_cq)
+		list_at(qp->recv_cq, &streams->recv_link.link);
+}
+
+void rn_stream_unlist(struct rn_qp *qp)
+{
+	struct rn_streams *streams = &qp->streams;
+	bool was_listed;
+
+	rn_lock(&qp->sq_lock);
+	was_listed = streams->listed;
+	streams->listed = false;
+	rn_unlock(&qp->sq_lock);
+	if (!was_listed)
+		return;
+	unlist_at(qp->send_cq, &streams->send_link.link);
+	if (qp->recv_cq != qp->send_cq)
+		unlist_at(qp->recv_cq, &streams->recv_link.link);
+}
+
+static bool is_open(const struct rn_stream *stream)
+{
+	return stream && !stream->ended && stream->state == RN_STREAM_OPEN;
+}
+
+/* Both with the send lock held. */
+static void watch_both(struct rn_qp *qp)
+{
+	if (is_open(qp->streams.in))
+		rn_stream_watch(qp->streams.in);
+	if (is_open(qp->streams.out))
+		rn_stream_watch(qp->streams.out);
+}
+
+static void leave_to_engine(struct rn_qp *qp)
+{
+	struct rn_streams *streams = &qp->streams;
+
+	streams->idle_polls = 0;
+	if (!streams->polled)
+		return;
+	streams->polled = false;
+	rn_stream_tell(qp);
+	watch_both(qp);
+}
+
+void rn_stream_tick(struct rn_timer *timer)
+{
+	struct rn_streams *streams = container_of(timer, struct rn_streams, tick);
+	struct rn_qp *qp = container_of(streams, struct rn_qp, streams);
+
+	rn_lock(&qp->sq_lock);
+	if (streams->polled) {
+		if (streams->polls == streams->polls_seen) {
+			leave_to_engine(qp);
+		} else {
+			streams->polls_seen = streams->polls;
+			rn_timer_set(timer, TICK_NS);
+		}
+	}
+	rn_unlock(&qp->sq_lock);
+}
+
+/* With the send lock held. Has anything happened? */
+static bool look(struct rn_qp *qp)
+{
+	struct rn_streams *streams = &qp->streams;
+	struct rn_stream *in = streams->in;
+	uint32_t executed = qp->sq_executed, expected = in ? in->expected : 0;
+	bool happened = false;
+
+	streams->polls++;
+	if (!streams->polled && ++streams->idle_polls >= BUSY) {
+		streams->polled = true;
+		streams->polls_seen = streams->polls;
+		watch_both(qp);
+		rn_timer_set(&streams->tick, TICK_NS);
+	}
+	if (is_open(in) && rn_stream_serve(qp)) {
+		happened = in->expected != expected;
+		if (!happened)
+			rn_stream_tell(qp);
+	}
+	/* What came along may have told all there is to tell. */
+	if (is_open(streams->out) && qp->sq_executed != streams->next && rn_stream_receive(qp))
+		rn_stream_push(qp);
+	rn_sq_drained(qp);
+	return happened || qp->sq_executed != executed;
+}
+
+static bool try_lock(struct rn_lock *lock)
+{
+	return !atomic_load_explicit(&lock->held, memory_order_relaxed) &&
+	       !atomic_exchange_explicit(&lock->held, 1, memory_order_acquire);
+}
+
+bool rn_stream_poll(struct rn_cq *cq)
+{
+	struct rn_list *first;
+	bool happened = false;
+
+	if (!try_lock(&cq->stream_lock))
+		return false;
+	first = cq->streams.next;
+	for (int looked = 0; looked < LOOKS && cq->streams.next != &cq->streams && !happened; looked++) {
+		struct rn_list *link = cq->streams.next;
+		struct rn_qp *qp = container_of(link, struct rn_stream_link, link)->qp;
+
+		if (looked && link == first)
+			break;
+		rn_list_del(link); /* to the end: everybody's turn comes */
+		rn_list_add(&cq->streams, link);
+		if (!try_lock(&qp->sq_lock))
+			continue;
+		happened = look(qp);
+		rn_unlock(&qp->sq_lock);
+	}
+	rn_unlock(&cq->stream_lock);
+	return happened;
+}
+
+void rn_stream_arm(struct rn_cq *cq)
+{
+	rn_lock(&cq->stream_lock);
+	for (struct rn_list *at = cq->streams.next; at != &cq->streams; at = at->next) {
+		struct rn_qp *qp = container_of(at, struct rn_stream_link, link)->qp;
+
+		rn_lock(&qp->sq_lock);
+		leave_to_engine(qp);
+		rn_unlock(&qp->sq_lock);
+	}
+	rn_unlock(&cq->stream_lock);
+}

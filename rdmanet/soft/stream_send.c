@@ -1,0 +1,588 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The requester of a stream: the send queue becomes frames, answers become completions.
+ *
+ *     executed            acked            next                 posted
+ *        |------------------|----------------|--------------------|      counts modulo 2^32
+ *          executed there,    on its way,      not framed yet
+ *          but behind a READ  or waiting
+ *          without its data   for its turn
+ *
+ * All of it with the send lock held, by whoever is there: the poster, the engine, or poll_cq.
+ *
+ * A frame of which the socket took only a part must be finished before anything else: it is kept
+ * apart from `next`, which an RNR NAK may have moved back meanwhile.
+ */
+#define _GNU_SOURCE
+#include "soft.h"
+
+enum {
+	PLAN_FRAMES = 16,         /* in one system call */
+	PLAN_BYTES = 1024 * 1024, /* likewise, or so */
+	PLAN_PIECES = 60,
+	READ_RUN = 1024 * 1024,   /* bytes of answers before others have their turn */
+};
+
+static const uint8_t frame_kinds[] = {
+	[IBV_WR_RDMA_WRITE] = RN_FRAME_WRITE,
+	[IBV_WR_RDMA_WRITE_WITH_IMM] = RN_FRAME_WRITE_IMM,
+	[IBV_WR_SEND] = RN_FRAME_SEND,
+	[IBV_WR_SEND_WITH_IMM] = RN_FRAME_SEND_IMM,
+	[IBV_WR_RDMA_READ] = RN_FRAME_READ,
+	[IBV_WR_ATOMIC_CMP_AND_SWP] = RN_FRAME_SWAP,
+	[IBV_WR_ATOMIC_FETCH_AND_ADD] = RN_FRAME_ADD,
+	[IBV_WR_LOCAL_INV] = RN_FRAME_NOTHING,
+	[IBV_WR_BIND_MW] = RN_FRAME_NOTHING,
+	[IBV_WR_SEND_WITH_INV] = RN_FRAME_SEND_INV,
+};
+
+/* READs and atomics: their answer brings data. */
+static bool is_answered_with_data(const struct ibv_send_wr *wr)
+{
+	return rn_fetches(wr->opcode);
+}
+
+static bool is_before(uint32_t a, uint32_t b)
+{
+	return (int32_t)(a - b) < 0;
+}
+
+static void advance(struct rn_qp *qp);
+
+/* --- frames out ------------------------------------------------------------------------------------------ */
+
+struct plan {
+	struct rn_wire_frame frames[PLAN_FRAMES];
+	struct iovec pieces[PLAN_PIECES];
+	int num_frames, num_pieces;
+	size_t bytes;
+	bool more; /* it was full: there may be more to send */
+	bool fault;
+};
+
+static struct rn_wire_frame make_frame(struct rn_qp *qp, const struct ibv_send_wr *wr, uint32_t serial, uint32_t offset,
+				       uint32_t total)
+{
+	struct rn_wire_frame frame = {
+		.kind = frame_kinds[wr->opcode],
+		.flags = wr->send_flags & IBV_SEND_SOLICITED ? RN_FRAME_SOLICITED : 0,
+		.serial = serial,
+		.offset = offset,
+		.total = total,
+		.imm = wr->imm_data,
+	};
+
+	if (qp->streams.in)
+		frame.ack = qp->streams.in->expected;
+	if (rn_is_local(wr->opcode))
+		return frame;
+	if (wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		frame.addr = wr->wr.atomic.remote_addr;
+		frame.rkey = wr->wr.atomic.rkey;
+		frame.compare_add = wr->wr.atomic.compare_add;
+		frame.swap = wr->wr.atomic.swap;
+		return frame;
+	}
+	frame.addr = wr->wr.rdma.remote_addr;
+	frame.rkey = wr->wr.rdma.rkey;
+	if (wr->opcode != IBV_WR_RDMA_READ)
+		frame.length = total - offset < RN_FRAME_BYTES ? total - offset : RN_FRAME_BYTES;
+	return frame;
+}
+
+/* Header and payload, from position skip of both together. False: no room for all of it. */
+static bool add_frame(struct rn_qp *qp, struct plan *plan, const struct rn_wire_frame *frame, uint32_t skip,
+		      enum ibv_wc_status *status)
+{
+	const struct ibv_send_wr *wr = &rn_sq_at(qp, frame->serial)->wr;
+	struct rn_piece pieces[RN_MAX_SGE];
+	uint32_t in_payload = skip > sizeof(*frame) ? skip - sizeof(*frame) : 0;
+	uint64_t total;
+	int count, used;
+
+	if (PLAN_PIECES - plan->num_pieces < RN_MAX_SGE + 1)
+		return false;
+	if (frame->length) {
+		/* Each time: the key may be gone by now. */
+		*status = rn_local_pieces_unprobed(qp, wr, pieces, &count, &total);
+		if (*status != IBV_WC_SUCCESS)
+			return false;
+	}
+	if (skip < sizeof(*frame))
+		plan->pieces[plan->num_pieces++] = (struct iovec){(char *)frame + skip, sizeof(*frame) - skip};
+	if (frame->length) {
+		rn_wire_slice(pieces, count, (uint64_t)frame->offset + in_payload, frame->length - in_payload,
+			      plan->pieces + plan->num_pieces, RN_MAX_SGE, &used);
+		plan->num_pieces += used;
+	}
+	plan->bytes += sizeof(*frame) + frame->length - skip;
+	return true;
+}
+
+/* May request `next` start? */
+static bool may_start(struct rn_qp *qp, struct rn_send *send)
+{
+	struct rn_streams *streams = &qp->streams;
+	uint64_t now;
+
+	if (send->deferred && send->due_ns > (now = rn_now_ns())) {
+		rn_timer_set(&qp->timer, send->due_ns - now);
+		return false;
+	}
+	if (send->wr.send_flags & IBV_SEND_FENCE && streams->reads)
+		return false;
+	if (rn_is_local(send->wr.opcode)) /* when all before it is done */
+		return streams->next == qp->sq_executed;
+	/* With none allowed it is for check_start to fail it. */
+	return !is_answered_with_data(&send->wr) || streams->reads < qp->attr.max_rd_atomic || !qp->attr.max_rd_atomic;
+}
+
+/* Its first look: what is wrong with it, before anything goes out. */
+static enum ibv_wc_status check_start(struct rn_qp *qp, struct rn_send *send)
+{
+	struct rn_piece pieces[RN_MAX_SGE];
+	enum ibv_wc_status status;
+	uint64_t total;
+	int count;
+
+	send->total = 0;
+	if (rn_is_local(send->wr.opcode))
+		return rn_mw_execute(qp, &send->wr);
+	status = rn_local_pieces_unprobed(qp, &send->wr, pieces, &count, &total);
+	if (status == IBV_WC_SUCCESS)
+		status = rn_check_request(qp, &send->wr, total);
+	send->total = total;
+	return status;
+}
+
+/* With faults on purpose one request is on its way at a time, and what chaos.c has in store for it comes first. */
+static bool meets_fault(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_status *status)
+{
+	enum rn_wait wait;
+
+	if (qp->streams.next != qp->sq_executed || (qp->wait == RN_WAIT_LOST && !rn_sq_waited_for_nothing(qp)))
+		return true;
+	wait = rn_chaos_set_off(qp, send, status);
+	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS && rn_chaos_finds_no_receive(qp, send))
+		wait = RN_WAIT_RNR;
+	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS && send->plan.status)
+		*status = send->plan.status;
+	if (wait == RN_WAIT_RNR)
+		qp->streams.rnr_until_ns = rn_now_ns() + rn_rnr_delay_ns(qp);
+	if (wait != RN_WAIT_NOT)
+		rn_sq_wait(qp, wait);
+	return wait != RN_WAIT_NOT || *status != IBV_WC_SUCCESS;
+}
+
+/* The next frame of the queue, if it may go. */
+static bool plan_next(struct rn_qp *qp, struct plan *plan, enum ibv_wc_status *status)
+{
+	struct rn_streams *streams = &qp->streams;
+	struct rn_wire_frame *frame = &plan->frames[plan->num_frames];
+	struct rn_send *send = rn_sq_at(qp, streams->next);
+
+	if (!streams->offset) {
+		if (atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_RTS || !may_start(qp, send))
+			return false;
+		*status = check_start(qp, send);
+		if (*status != IBV_WC_SUCCESS || (unlikely(qp->chaos) && meets_fault(qp, send, status)))
+			return false;
+		send->moved = 0;
+		send->answered = false;
+	}
+	*frame = make_frame(qp, &send->wr, streams->next, streams->offset, send->total);
+	if (!add_frame(qp, plan, frame, 0, status)) {
+		plan->more = *status == IBV_WC_SUCCESS;
+		return false;
+	}
+	plan->num_frames++;
+	streams->offset += frame->length;
+	if (streams->offset >= send->total || is_answered_with_data(&send->wr)) {
+		if (is_answered_with_data(&send->wr))
+			streams->reads++;
+		streams->next++;
+		streams->offset = 0;
+	}
+	return true;
+}
+
+/* What was planned and not sent at all comes again. */
+static void unplan(struct rn_qp *qp, struct plan *plan, int from)
+{
+	struct rn_streams *streams = &qp->streams;
+
+	if (from >= plan->num_frames)
+		return;
+	for (int i = from; i < plan->num_frames; i++)
+		if (is_answered_with_data(&rn_sq_at(qp, plan->frames[i].serial)->wr))
+			streams->reads--;
+	streams->next = plan->frames[from].serial;
+	streams->offset = plan->frames[from].offset;
+}
+
+/* So many bytes went out: of the frame begun before, then of those planned. */
+static void account(struct rn_qp *qp, struct plan *plan, size_t sent)
+{
+	struct rn_stream *out = qp->streams.out;
+	int done = 0;
+
+	if (out->frame_sent) {
+		uint32_t left = sizeof(out->frame) + out->frame.length - out->frame_sent;
+
+		if (sent < left) {
+			out->frame_sent += sent;
+			unplan(qp, plan, 0);
+			return;
+		}
+		sent -= left;
+		out->frame_sent = 0;
+	}
+	for (; done < plan->num_frames && sent; done++) {
+		const struct rn_wire_frame *frame = &plan->frames[done];
+		uint32_t whole = sizeof(*frame) + frame->length;
+
+		if (qp->streams.in)
+			qp->streams.in->told = frame->ack;
+		if (sent < whole) {
+			out->frame = *frame;
+			out->frame_sent = sent;
+			done++;
+			break;
+		}
+		sent -= whole;
+	}
+	unplan(qp, plan, done);
+}
+
+/* A request that can't be sent fails when all before it are through. */
+static void fail_in_turn(struct rn_qp *qp, uint32_t serial, enum ibv_wc_status status)
+{
+	qp->streams.broken = status;
+	if (qp->sq_executed == serial)
+		rn_sq_fail_head(qp, status);
+}
+
+/* One system call's worth. False: no more for now. */
+static bool push_some(struct rn_qp *qp)
+{
+	enum ibv_wc_status status = IBV_WC_SUCCESS;
+	struct rn_streams *streams = &qp->streams;
+	struct rn_stream *out = streams->out;
+	uint32_t broken_at;
+	struct plan plan;
+	ssize_t sent;
+
+	plan.num_frames = plan.num_pieces = 0;
+	plan.bytes = 0;
+	plan.more = plan.fault = false;
+	broken_at = streams->next;
+	if (out->frame_sent && !add_frame(qp, &plan, &out->frame, out->frame_sent, &status))
+		broken_at = out->frame.serial;
+	if (status == IBV_WC_SUCCESS && !streams->rnr_until_ns) {
+		while (streams->next != qp->sq_posted && plan_next(qp, &plan, &status)) {
+			if (plan.num_frames == PLAN_FRAMES || plan.bytes >= PLAN_BYTES) {
+				plan.more = true;
+				break;
+			}
+		}
+		broken_at = streams->next;
+	}
+	if (plan.num_pieces) {
+		sent = rn_wire_write(out, plan.pieces, plan.num_pieces, &plan.fault);
+		if (sent == RN_WIRE_ENDED) {
+			unplan(qp, &plan, 0);
+			/* What it said before it ended is there to be read yet. */
+			if (rn_stream_receive(qp))
+				rn_stream_lost(out);
+			return false;
+		}
+		if ((size_t)sent < plan.bytes && !plan.fault)
+			out->wants_out = true;
+		account(qp, &plan, sent);
+		if (plan.fault) {
+			broken_at = out->frame_sent ? out->frame.serial : streams->next;
+			status = IBV_WC_LOC_PROT_ERR;
+		}
+	}
+	if (status != IBV_WC_SUCCESS) {
+		fail_in_turn(qp, broken_at, status);
+		return false;
+	}
+	return plan.more && !out->wants_out;
+}
+
+/* Executed, but the answer was lost on purpose: the requester tries again, until it hears one. */
+static void hear_again(struct rn_qp *qp)
+{
+	enum ibv_wc_status status = IBV_WC_SUCCESS;
+	enum rn_wait wait;
+
+	if (qp->wait == RN_WAIT_LOST && !rn_sq_waited_for_nothing(qp))
+		return;
+	wait = rn_chaos_set_off(qp, rn_sq_at(qp, qp->sq_executed), &status);
+	if (wait != RN_WAIT_NOT)
+		rn_sq_wait(qp, wait);
+	else
+		advance(qp);
+}
+
+void rn_stream_push(struct rn_qp *qp)
+{
+	struct rn_streams *streams = &qp->streams;
+
+	if (!streams->out || streams->out->ended || streams->out->state != RN_STREAM_OPEN)
+		return;
+	if (streams->rnr_until_ns && streams->rnr_until_ns <= rn_now_ns())
+		streams->rnr_until_ns = 0;
+	if (unlikely(qp->chaos) && qp->sq_executed != qp->sq_posted && is_before(qp->sq_executed, streams->acked) &&
+	    !(streams->reads && is_answered_with_data(&rn_sq_at(qp, qp->sq_executed)->wr)))
+		hear_again(qp);
+	if (streams->broken != IBV_WC_SUCCESS) {
+		/* Its turn has come? It may be in the midst of its frames. */
+		fail_in_turn(qp, streams->out->frame_sent ? streams->out->frame.serial : streams->next, streams->broken);
+		return;
+	}
+	/* After SQE, which flushed what was on its way. */
+	if (is_before(streams->next, qp->sq_executed)) {
+		streams->next = streams->acked = qp->sq_executed;
+		streams->offset = 0;
+	}
+	while (push_some(qp))
+		;
+	if (streams->out && !streams->out->ended)
+		rn_stream_watch(streams->out);
+}
+
+/* --- answers in ------------------------------------------------------------------------------------------- */
+
+/* Complete, in order, what is known to be done. */
+static void advance(struct rn_qp *qp)
+{
+	struct rn_streams *streams = &qp->streams;
+
+	while (is_before(qp->sq_executed, streams->acked)) {
+		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
+
+		if (is_answered_with_data(&head->wr) && !head->answered)
+			break;
+		if (unlikely(qp->chaos) && rn_chaos_acknowledge(qp, head) != RN_WAIT_NOT) {
+			rn_sq_wait(qp, RN_WAIT_LOST);
+			break;
+		}
+		qp->count.bytes_stream += head->total;
+		if (head->wr.send_flags & IBV_SEND_INLINE)
+			qp->count.bytes_inline += head->total;
+		rn_sq_complete(qp, &head->wr, IBV_WC_SUCCESS, head->total);
+	}
+}
+
+void rn_stream_drop(struct rn_qp *qp)
+{
+	while (qp->sq_executed != qp->sq_posted) {
+		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
+		enum ibv_wc_status status = check_start(qp, head);
+
+		if (status != IBV_WC_SUCCESS) {
+			rn_sq_fail_head(qp, status);
+			return;
+		}
+		rn_sq_complete(qp, &head->wr, status, head->total);
+	}
+	qp->streams.next = qp->streams.acked = qp->sq_executed;
+	qp->streams.offset = 0;
+}
+
+/* The first request that was not framed at all, whatever was rewound. */
+static uint32_t framed_end(const struct rn_qp *qp)
+{
+	const struct rn_streams *streams = &qp->streams;
+
+	return streams->next + (streams->offset != 0);
+}
+
+bool rn_stream_acknowledged(struct rn_qp *qp, uint32_t count)
+{
+	struct rn_streams *streams = &qp->streams;
+
+	if (!is_before(streams->acked, count))
+		return true; /* old news: it came by two ways */
+	if (is_before(streams->next, count))
+		return false;
+	streams->acked = count;
+	advance(qp);
+	return true;
+}
+
+/* Everything up to the request that this answer is about has been executed. False: it can't be about that. */
+static bool is_about(struct rn_qp *qp, uint32_t serial)
+{
+	if (is_before(serial, qp->sq_executed) || !is_before(serial, framed_end(qp)))
+		return false;
+	if (is_before(qp->streams.acked, serial)) {
+		qp->streams.acked = serial;
+		advance(qp);
+	}
+	return qp->sq_executed == serial;
+}
+
+static bool on_rnr(struct rn_qp *qp, const struct rn_wire_answer *answer)
+{
+	struct rn_streams *streams = &qp->streams;
+
+	if (!is_about(qp, answer->serial) || answer->code > 31)
+		return false;
+	/* Back to it. What was sent behind it is thrown away there. */
+	streams->next = answer->serial;
+	streams->offset = 0;
+	streams->reads = 0;
+	streams->rnr_timer = answer->code;
+	streams->rnr_until_ns = rn_now_ns() + rn_rnr_code_ns(answer->code);
+	rn_sq_wait(qp, RN_WAIT_RNR);
+	return true;
+}
+
+static bool on_nak(struct rn_qp *qp, const struct rn_wire_answer *answer)
+{
+	if (!is_about(qp, answer->serial) ||
+	    (answer->code != IBV_WC_REM_INV_REQ_ERR && answer->code != IBV_WC_REM_ACCESS_ERR &&
+	     answer->code != IBV_WC_REM_OP_ERR))
+		return false;
+	rn_sq_fail_head(qp, answer->code);
+	return true;
+}
+
+/* A header has come: what follows, and is it allowed to? */
+static bool on_data(struct rn_qp *qp, struct rn_stream *out)
+{
+	const struct rn_wire_answer *answer = &out->answer;
+	bool is_read = answer->kind == RN_ANSWER_READ;
+	struct rn_send *send;
+
+	if (!is_about(qp, answer->serial) || !is_before(answer->serial, qp->streams.next))
+		return false;
+	send = rn_sq_at(qp, answer->serial);
+	if (!is_answered_with_data(&send->wr) || send->answered || (send->wr.opcode == IBV_WR_RDMA_READ) != is_read ||
+	    answer->length > send->total - send->moved || (!answer->length && send->total))
+		return false;
+	out->answer_left = answer->length;
+	return true;
+}
+
+/* Does the answer at hand end the request? */
+static bool finish_data(struct rn_qp *qp, struct rn_stream *out)
+{
+	struct rn_send *send = rn_sq_at(qp, out->answer.serial);
+
+	if (send->moved < send->total)
+		return true;
+	send->answered = true;
+	qp->streams.reads--;
+	out->answer.kind = 0;
+	return rn_stream_acknowledged(qp, out->answer.serial + 1);
+}
+
+/* Bytes of a READ or of an atomic, to where the request wants them. */
+static bool take_data(struct rn_qp *qp, struct rn_stream *out)
+{
+	struct rn_send *send = rn_sq_at(qp, out->answer.serial);
+	struct rn_piece pieces[RN_MAX_SGE];
+	struct iovec direct[RN_MAX_SGE];
+	enum ibv_wc_status status;
+	uint32_t here = rn_wire_available(out);
+	bool fault = false;
+	uint64_t total;
+	int count, used;
+	ssize_t got;
+
+	status = rn_local_pieces_unprobed(qp, &send->wr, pieces, &count, &total);
+	if (status != IBV_WC_SUCCESS) {
+		rn_sq_fail_head(qp, status);
+		return false;
+	}
+	if (here) {
+		if (here > out->answer_left)
+			here = out->answer_left;
+		if (!rn_place(pieces, count, send->moved, rn_wire_take(out, here), here)) {
+			rn_sq_fail_head(qp, IBV_WC_LOC_PROT_ERR);
+			return false;
+		}
+	} else {
+		size_t length = rn_wire_slice(pieces, count, send->moved, out->answer_left, direct, RN_MAX_SGE, &used);
+
+		got = rn_wire_read(out, direct, used, length, &fault);
+		if (fault) {
+			rn_sq_fail_head(qp, IBV_WC_LOC_PROT_ERR);
+			return false;
+		}
+		if (got == RN_WIRE_ENDED) {
+			rn_stream_lost(out);
+			return false;
+		}
+		here = (size_t)got < length ? (size_t)got : length;
+	}
+	send->moved += here;
+	out->answer_left -= here;
+	return out->answer_left || finish_data(qp, out);
+}
+
+/* One answer's header. */
+static bool take_answer(struct rn_qp *qp, struct rn_stream *out)
+{
+	struct rn_wire_answer *answer = &out->answer;
+
+	memcpy(answer, rn_wire_take(out, sizeof(*answer)), sizeof(*answer));
+	switch (answer->kind) {
+	case RN_ANSWER_ACK:
+		return !answer->length && rn_stream_acknowledged(qp, answer->serial);
+	case RN_ANSWER_RNR:
+		return !answer->length && on_rnr(qp, answer);
+	case RN_ANSWER_NAK:
+		return !answer->length && on_nak(qp, answer);
+	case RN_ANSWER_READ:
+	case RN_ANSWER_ATOMIC:
+		return on_data(qp, out) && (answer->length || finish_data(qp, out));
+	case RN_ANSWER_BYE:
+		qp->streams.left = true;
+		rn_stream_end(out);
+		return false;
+	default:
+		return false;
+	}
+}
+
+bool rn_stream_receive(struct rn_qp *qp)
+{
+	struct rn_stream *out = qp->streams.out;
+	size_t taken = 0;
+	bool fine;
+
+	out->drained = false;
+	while (taken < READ_RUN) {
+		if (out->answer_left) {
+			taken += out->answer_left;
+			fine = take_data(qp, out);
+			if (fine && out->answer_left && out->drained && !rn_wire_available(out))
+				break;
+		} else if (rn_wire_available(out) >= sizeof(out->answer)) {
+			fine = take_answer(qp, out);
+		} else {
+			ssize_t got;
+
+			if (out->drained && taken) /* the last read told: there is no more */
+				break;
+			got = rn_wire_read(out, NULL, 0, 0, NULL);
+			if (got == RN_WIRE_NOTHING)
+				break;
+			fine = got > 0;
+			taken++;
+		}
+		/* A request's failure, or BYE, ends the stream as well. */
+		if (qp->streams.out != out || out->ended)
+			return false;
+		if (!fine) {
+			rn_stream_lost(out);
+			return false;
+		}
+	}
+	return true;
+}

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The responder of a stream: frames become requests to respond.c, which checks them; the payload goes
+ * straight to where that says; answers go back.
+ *
+ * All of it with the queue pair's send lock held, so nobody deregisters memory or moves the queue pair
+ * meanwhile: whoever does takes that lock after invalidating the key.  Between two turns anything may
+ * have changed, so keys are looked at again before each piece.
+ *
+ * While an answer can't go out, no further frame is looked at: a requester that doesn't take its answers
+ * holds up nobody but itself.
+ */
+#define _GNU_SOURCE
+#include "soft.h"
+
+enum {
+	RUN_BYTES = 1024 * 1024, /* before others have their turn */
+	ANSWER_ROOM = 64,        /* the most that one frame adds to the output */
+	TELL_COUNT = 8,          /* ACKs are put off, but not for more requests than these, */
+	TELL_BYTES = 16 * 1024,  /* or for longer messages */
+};
+
+static const struct {
+	enum ibv_wr_opcode opcode;
+	bool has_payload;
+} kinds[RN_FRAME_KINDS] = {
+	[RN_FRAME_SEND] = {IBV_WR_SEND, true},
+	[RN_FRAME_SEND_IMM] = {IBV_WR_SEND_WITH_IMM, true},
+	[RN_FRAME_SEND_INV] = {IBV_WR_SEND_WITH_INV, true},
+	[RN_FRAME_WRITE] = {IBV_WR_RDMA_WRITE, true},
+	[RN_FRAME_WRITE_IMM] = {IBV_WR_RDMA_WRITE_WITH_IMM, true},
+	[RN_FRAME_READ] = {IBV_WR_RDMA_READ, false},
+	[RN_FRAME_SWAP] = {IBV_WR_ATOMIC_CMP_AND_SWP, false},
+	[RN_FRAME_ADD] = {IBV_WR_ATOMIC_FETCH_AND_ADD, false},
+};
+
+bool rn_stream_serve_begin(struct rn_qp *qp, struct rn_stream *in)
+{
+	struct rn_view *view = &in->view;
+
+	view->self = true;
+	view->peer = NULL;
+	view->count = &qp->count;
+	view->source_qpn = qp->attr.dest_qp_num;
+	view->generation = qp->generation;
+	if (!rn_view_open(view, rn_arena, rn_mr_table, qp->block))
+		return false;
+	view->found = true;
+	in->expected = in->told = 0;
+	return true;
+}
+
+static void put_answer(struct rn_stream *in, enum rn_answer_kind kind, uint8_t code, uint32_t serial, uint32_t length)
+{
+	struct rn_wire_answer answer = {.kind = kind, .code = code, .serial = serial, .length = length};
+
+	rn_wire_put(in, &answer, sizeof(answer)); /* there is room: see serve */
+}
+
+void rn_stream_tell(struct rn_qp *qp)
+{
+	struct rn_stream *in = qp->streams.in;
+
+	if (!in || in->ended || in->told == in->expected || in->failed || in->chunk_left)
+		return;
+	if (rn_wire_room(in) < ANSWER_ROOM && !rn_wire_flush(in))
+		return;
+	in->told = in->expected;
+	put_answer(in, RN_ANSWER_ACK, 0, in->expected, 0);
+	if (!rn_wire_flush(in))
+		rn_stream_watch(in);
+}
+
+/* The request fails, and with it this side: respond.c has left the note, the engine will find it. */
+static void refuse(struct rn_stream *in, enum ibv_wc_status status)
+{
+	if (unlikely(in->view.unreliable)) {
+		in->drops = true;
+		return;
+	}
+	put_answer(in, RN_ANSWER_NAK, status, in->head.serial, 0);
+	in->failed = in->discards = true;
+}
+
+/* --- READ ------------------------------------------------------------------------------------------------------ */
+
+static bool is_withdrawn(const struct rn_stream *in)
+{
+	const struct rn_transfer *t = &in->transfer;
+
+	for (int i = 0; i < t->num_remote; i++)
+		if (atomic_load(&t->remote[i].mr->key) != t->remote[i].key)
+			return true;
+	return !rn_view_is_alive(&in->view);
+}
+
+/* Go on with the answer to a READ. False: the socket takes no more for now, or it is over. */
+static bool answer_read(struct rn_stream *in)
+{
+	static const char zeros[4096];
+	struct rn_transfer *t = &in->transfer;
+	struct iovec from[RN_MAX_SGE];
+	bool fault = false;
+	ssize_t sent;
+	int used;
+
+	if (!in->chunk_left) {
+		uint64_t left = t->total - t->moved;
+
+		if (in->padding || is_withdrawn(in)) {
+			in->reading = in->padding = false;
+			refuse(in, rn_respond_refuse(&in->view, &in->request, t));
+			return true;
+		}
+		in->chunk_left = left < RN_FRAME_BYTES ? left : RN_FRAME_BYTES;
+		put_answer(in, RN_ANSWER_READ, 0, in->head.serial, in->chunk_left);
+	}
+	/* What a header has promised must come, and be it zeros. */
+	in->padding |= is_withdrawn(in);
+	if (in->padding) {
+		from[0] = (struct iovec){(char *)zeros, in->chunk_left < sizeof(zeros) ? in->chunk_left : sizeof(zeros)};
+		used = 1;
+	} else {
+		rn_wire_slice(t->remote, t->num_remote, t->moved, in->chunk_left, from, RN_MAX_SGE, &used);
+	}
+	sent = rn_wire_write(in, from, used, &fault);
+	if (sent == RN_WIRE_ENDED) {
+		rn_stream_lost(in);
+		return false;
+	}
+	if (fault) {
+		in->padding = true;
+		return true;
+	}
+	t->moved += sent;
+	in->chunk_left -= sent;
+	if (in->chunk_left)
+		return !in->wants_out;
+	if (t->moved == t->total && !in->padding) {
+		in->reading = false;
+		in->told = ++in->expected; /* the answer says it */
+	}
+	return true;
+}
+
+/* --- frames ------------------------------------------------------------------------------------------------------ */
+
+static bool makes_sense(const struct rn_wire_frame *frame)
+{
+	if (!frame->kind || frame->kind >= RN_FRAME_KINDS || frame->flags & ~RN_FRAME_FLAGS)
+		return false;
+	if (frame->kind == RN_FRAME_BYE)
+		return !frame->length;
+	if (frame->total > RN_MAX_MESSAGE || frame->offset > frame->total || frame->length > RN_FRAME_BYTES ||
+	    frame->length > frame->total - frame->offset)
+		return false;
+	if (frame->kind == RN_FRAME_NOTHING)
+		return !frame->total;
+	if (!kinds[frame->kind].has_payload)
+		return !frame->length && !frame->offset &&
+		       (frame->kind == RN_FRAME_READ || frame->total == sizeof(uint64_t));
+	return frame->length || !frame->total;
+}
+
+static void read_frame(const struct rn_wire_frame *frame, struct rn_request *request)
+{
+	*request = (struct rn_request){
+		.opcode = kinds[frame->kind].opcode,
+		.send_flags = frame->flags & RN_FRAME_SOLICITED ? IBV_SEND_SOLICITED : 0,
+		.imm_data = frame->imm,
+		.invalidate_rkey = frame->imm,
+		.remote_addr = frame->addr,
+		.rkey = frame->rkey,
+		.srqn = frame->srqn,
+		.compare_add = frame->compare_add,
+		.swap = frame->swap,
+	};
+}
+
+static void message_done(struct rn_stream *in)
+{
+	if (likely(!in->drops))
+		rn_respond_finish(&in->view, &in->request, &in->transfer);
+	in->expected++;
+	in->message_done = 0;
+}
+
+static void answer_atomic(struct rn_stream *in)
+{
+	uint64_t before = rn_respond_atomic(&in->request, in->transfer.remote[0].at);
+
+	put_answer(in, RN_ANSWER_ATOMIC, 0, in->head.serial, sizeof(before));
+	rn_wire_put(in, &before, sizeof(before));
+	in->told = ++in->expected;
+}
+
+/* The first frame of a message: the responder's checks. */
+static void begin_message(struct rn_qp *qp, struct rn_stream *in)
+{
+	enum ibv_wc_status status = IBV_WC_SUCCESS;
+	enum rn_wait wait;
+
+	read_frame(&in->head, &in->request);
+	in->transfer.total = in->head.total;
+	in->transfer.moved = 0;
+	in->transfer.refused = false;
+	wait = rn_respond_prepare(&in->view, &in->request, &in->transfer, &status);
+	if (unlikely(in->view.unreliable) && (wait != RN_WAIT_NOT || status != IBV_WC_SUCCESS)) {
+		rn_view_give_back(&in->view);
+		in->drops = true; /* as if it had never come */
+		return;
+	}
+	if (wait == RN_WAIT_RNR) {
+		put_answer(in, RN_ANSWER_RNR, atomic_load(&qp->block->min_rnr_timer) & 31, in->head.serial, 0);
+		in->waits = in->discards = true;
+	} else if (wait != RN_WAIT_NOT) { /* memory of our own is always there */
+		refuse(in, IBV_WC_REM_OP_ERR);
+	} else if (status != IBV_WC_SUCCESS) {
+		refuse(in, status);
+	} else if (in->head.kind == RN_FRAME_READ) {
+		in->reading = true;
+		in->padding = false;
+		if (!in->transfer.total) {
+			in->reading = false;
+			put_answer(in, RN_ANSWER_READ, 0, in->head.serial, 0);
+			in->told = ++in->expected;
+		}
+	} else if (!kinds[in->head.kind].has_payload) {
+		answer_atomic(in);
+	}
+}
+
+/* A frame's header. False: it breaks the rules, or is the last. */
+static bool begin_frame(struct rn_qp *qp, struct rn_stream *in)
+{
+	struct rn_wire_frame *frame = &in->head;
+
+	memcpy(frame, rn_wire_take(in, sizeof(*frame)), sizeof(*frame));
+	if (!makes_sense(frame))
+		return false;
+	if (frame->kind == RN_FRAME_BYE) {
+		in->said_bye = qp->streams.left = true;
+		rn_view_give_back(&in->view);
+		rn_stream_end(in);
+		return false;
+	}
+	in->payload_left = frame->length;
+	if (in->failed)
+		return true; /* discarding all */
+	if (!rn_stream_acknowledged(qp, frame->ack))
+		return false;
+	if (in->waits && (frame->serial != in->expected || frame->offset))
+		return true; /* sent before the NAK came: discarded, too */
+	/* An unreliable requester that went through SQE goes on behind what it had flushed. */
+	if (unlikely(in->view.unreliable) && !frame->offset && !in->message_done && (int32_t)(frame->serial - in->expected) > 0)
+		in->expected = frame->serial;
+	if (frame->serial != in->expected || frame->offset != in->message_done)
+		return false;
+	in->waits = in->discards = false;
+	if (frame->kind == RN_FRAME_NOTHING) {
+		in->expected++;
+		return true;
+	}
+	if (!frame->offset) {
+		in->drops = false;
+		if (!rn_view_is_alive(&in->view)) {
+			put_answer(in, RN_ANSWER_BYE, 0, 0, 0); /* silence from here on */
+			in->failed = in->discards = true;
+			return true;
+		}
+		if (unlikely(atomic_load(&qp->state) == IBV_QPS_RTR) && !atomic_exchange(&qp->block->established, 1))
+			rn_view_ring_bell(&in->view);
+		begin_message(qp, in);
+	} else if (frame->total != in->transfer.total || kinds[frame->kind].opcode != in->request.opcode) {
+		return false;
+	}
+	if (!frame->total && !in->discards && kinds[frame->kind].has_payload)
+		message_done(in);
+	return true;
+}
+
+/* Payload bytes were placed, or thrown away. */
+static void account(struct rn_stream *in, uint32_t length)
+{
+	in->payload_left -= length;
+	if (in->discards)
+		return;
+	in->message_done += length;
+	in->transfer.moved += length;
+	if (in->transfer.moved == in->transfer.total)
+		message_done(in);
+}
+
+/* Payload that is in the input buffer already. */
+static void take_buffered(struct rn_stream *in)
+{
+	uint32_t here = rn_wire_available(in);
+	struct rn_transfer *t = &in->transfer;
+	const char *data;
+
+	if (here > in->payload_left)
+		here = in->payload_left;
+	data = rn_wire_take(in, here);
+	if (!in->discards && !in->drops &&
+	    (is_withdrawn(in) || !rn_place(t->remote, t->num_remote, t->moved, data, here)))
+		refuse(in, rn_respond_refuse(&in->view, &in->request, t));
+	account(in, here);
+}
+
+/* Payload from the socket. False: there is none now, or it is over. */
+static bool take_direct(struct rn_stream *in)
+{
+	struct rn_transfer *t = &in->transfer;
+	struct iovec to[RN_MAX_SGE];
+	bool fault = false;
+	size_t length = 0;
+	ssize_t got;
+	int used = 0;
+
+	if (!in->discards && !in->drops && is_withdrawn(in))
+		refuse(in, rn_respond_refuse(&in->view, &in->request, t));
+	if (!in->discards && !in->drops)
+		length = rn_wire_slice(t->remote, t->num_remote, t->moved, in->payload_left, to, RN_MAX_SGE, &used);
+	got = rn_wire_read(in, to, used, length, &fault);
+	if (fault) {
+		refuse(in, rn_respond_refuse(&in->view, &in->request, t));
+		return true;
+	}
+	if (got == RN_WIRE_ENDED) {
+		rn_stream_lost(in);
+		return false;
+	}
+	if (length && got > 0)
+		account(in, (size_t)got < length ? (size_t)got : length);
+	return got > 0 && (!in->drained || rn_wire_available(in));
+}
+
+bool rn_stream_serve(struct rn_qp *qp)
+{
+	struct rn_stream *in = qp->streams.in;
+	uint32_t run = 0, before = in->expected;
+	bool fine = true;
+
+	in->drained = false;
+	while (run < RUN_BYTES && !in->ended) {
+		if (in->reading) {
+			if (!answer_read(in))
+				break;
+			run += RN_FRAME_BYTES;
+		} else if (rn_wire_room(in) < ANSWER_ROOM && !rn_wire_flush(in)) {
+			break;
+		} else if (in->payload_left) {
+			run += in->payload_left;
+			if (rn_wire_available(in))
+				take_buffered(in);
+			else if (!take_direct(in))
+				break;
+			run -= in->payload_left;
+		} else if (rn_wire_available(in) >= sizeof(in->head)) {
+			fine = begin_frame(qp, in);
+			run += sizeof(in->head);
+			if (!fine)
+				break;
+		} else {
+			ssize_t got;
+
+			if (in->drained)
+				break;
+			got = rn_wire_read(in, NULL, 0, 0, NULL);
+			if (got == RN_WIRE_ENDED) {
+				rn_stream_lost(in);
+				break;
+			}
+			if (got == RN_WIRE_NOTHING)
+				break;
+		}
+	}
+	if (in->view.pushed)
+		rn_view_announce(&in->view);
+	if (!fine && !in->ended)
+		rn_stream_lost(in);
+	if (in->ended)
+		return false;
+	/* A program that polls is likely to answer, and the ACK rides along. */
+	if (in->output_at != in->output_end || !qp->streams.polled || in->expected - in->told > TELL_COUNT ||
+	    run > TELL_BYTES || in->expected - before > TELL_COUNT)
+		rn_stream_tell(qp);
+	if (!in->reading)
+		rn_wire_flush(in);
+	rn_stream_watch(in);
+	return true;
+}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bytes in and out of a stream's socket, which never blocks.  stream.h has the picture.
+ */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "soft.h"
+
+/* --- in ------------------------------------------------------------------------------------------------- */
+
+static bool prepare_input(struct rn_stream *stream)
+{
+	if (!stream->input)
+		stream->input = malloc(RN_STREAM_INPUT);
+	if (!stream->input)
+		return false;
+	if (stream->input_at) {
+		memmove(stream->input, stream->input + stream->input_at, rn_wire_available(stream));
+		stream->input_end -= stream->input_at;
+		stream->input_at = 0;
+	}
+	return true;
+}
+
+ssize_t rn_wire_read(struct rn_stream *stream, const struct iovec *direct, int count, size_t length, bool *fault)
+{
+	struct iovec to[RN_MAX_SGE + 1];
+	struct msghdr message = {.msg_iov = to, .msg_iovlen = count + 1};
+	size_t room;
+	ssize_t got;
+
+	if (!prepare_input(stream))
+		return RN_WIRE_ENDED; /* without memory it can't go on */
+	room = RN_STREAM_INPUT - stream->input_end;
+	for (int i = 0; i < count; i++)
+		to[i] = direct[i];
+	to[count] = (struct iovec){stream->input + stream->input_end, room};
+	do
+		got = recvmsg(stream->source.fd, &message, MSG_DONTWAIT);
+	while (got < 0 && errno == EINTR);
+	if (stream->qp)
+		stream->qp->count.syscalls++;
+	if (got < 0 && errno == EFAULT && fault) {
+		*fault = true;
+		return RN_WIRE_NOTHING;
+	}
+	if (got < 0 && errno == EAGAIN) {
+		stream->drained = true;
+		return RN_WIRE_NOTHING;
+	}
+	if (got <= 0)
+		return RN_WIRE_ENDED;
+	stream->drained = (size_t)got < length + room;
+	if ((size_t)got > length)
+		stream->input_end += got - length;
+	return got;
+}
+
+const char *rn_wire_take(struct rn_stream *stream, uint32_t length)
+{
+	const char *data = stream->input + stream->input_at;
+
+	stream->input_at += length;
+	if (stream->input_at == stream->input_end)
+		stream->input_at = stream->input_end = 0;
+	return data;
+}
+
+/* --- out ------------------------------------------------------------------------------------------------ */
+
+bool rn_wire_put(struct rn_stream *stream, const void *data, uint32_t length)
+{
+	if (stream->output_at) {
+		memmove(stream->output, stream->output + stream->output_at, stream->output_end - stream->output_at);
+		stream->output_end -= stream->output_at;
+		stream->output_at = 0;
+	}
+	if (length > rn_wire_room(stream))
+		return false;
+	memcpy(stream->output + stream->output_end, data, length);
+	stream->output_end += length;
+	return true;
+}
+
+ssize_t rn_wire_write(struct rn_stream *stream, const struct iovec *more, int count, bool *fault)
+{
+	struct iovec from[64];
+	struct msghdr message = {.msg_iov = from};
+	size_t pending = stream->output_end - stream->output_at;
+	ssize_t sent;
+
+	if (pending)
+		from[message.msg_iovlen++] = (struct iovec){stream->output + stream->output_at, pending};
+	for (int i = 0; i < count && message.msg_iovlen < sizeof(from) / sizeof(from[0]); i++)
+		from[message.msg_iovlen++] = more[i];
+	do
+		sent = sendmsg(stream->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	while (sent < 0 && errno == EINTR);
+	if (stream->qp)
+		stream->qp->count.syscalls++;
+	if (sent < 0 && errno == EFAULT && fault) {
+		*fault = true;
+		return RN_WIRE_NOTHING;
+	}
+	if (sent < 0 && errno == EAGAIN) {
+		stream->wants_out = true;
+		return RN_WIRE_NOTHING;
+	}
+	if (sent < 0)
+		return RN_WIRE_ENDED;
+	stream->wants_out = false;
+	if ((size_t)sent < pending) {
+		stream->output_at += sent;
+		stream->wants_out = true;
+		return RN_WIRE_NOTHING;
+	}
+	stream->output_at = stream->output_end = 0;
+	return sent - pending;
+}
+
+bool rn_wire_flush(struct rn_stream *stream)
+{
+	if (stream->output_at != stream->output_end)
+		rn_wire_write(stream, NULL, 0, NULL);
+	return stream->output_at == stream->output_end;
+}
+
+size_t rn_wire_slice(const struct rn_piece *pieces, int count, uint64_t skip, uint64_t length, struct iovec *to,
+		     int room, int *used)
+{
+	size_t covered = 0;
+
+	*used = 0;
+	for (int i = 0; i < count && length && *used < room; i++) {
+		uint64_t run = pieces[i].length;
+
+		if (skip >= run) {
+			skip -= run;
+			continue;
+		}
+		run -= skip;
+		if (run > length)
+			run = length;
+		to[(*used)++] = (struct iovec){pieces[i].at + skip, run};
+		covered += run;
+		length -= run;
+		skip = 0;
+	}
+	return covered;
+}
