@@ -6,6 +6,8 @@
 #define _GNU_SOURCE
 #include "cm_wire.h"
 
+#include "gid.h"
+
 #include <stdlib.h>
 
 /* --- what the program asks for: any thread, rn_cm_lock held ------------------------------------- */
@@ -212,6 +214,13 @@ void rn_wire_abandon(struct rn_wire *wire)
 
 /* --- messages: engine, rn_cm_lock held ----------------------------------------------------------- */
 
+/* Of a process on this host the death is seen even if a child of it has the socket open. */
+static void watch_peer(struct rn_wire *wire, uint32_t remote_qpn)
+{
+	if (rn_gid_is_ours(&wire->id->id.route.addr.addr.ibaddr.dgid))
+		wire->watch_port = (uint16_t)(remote_qpn >> 8);
+}
+
 /* Of a request that was heard: the identifier it makes, and the event that brings it. NULL: it was
  * refused. */
 static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram)
@@ -288,7 +297,7 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 		.rnr_retry_count = req->rnr_retry_count,
 	};
 	id->remote_ece = (struct ibv_ece){.vendor_id = be32toh(req->ece_vendor), .options = be32toh(req->ece_options)};
-	wire->watch_port = (uint16_t)(id->terms.remote_qpn >> 8);
+	watch_peer(wire, id->terms.remote_qpn);
 
 	param = &event->event.param.conn;
 	rn_cm_event_private(event, req->private_data, req->private_length,
@@ -350,7 +359,7 @@ static void on_rep(struct rn_wire *wire, const struct rep *rep)
 		(struct ibv_ece){.vendor_id = be32toh(rep->ece_vendor), .options = be32toh(rep->ece_options)};
 	wire->phase = RN_WIRE_REP_RECEIVED;
 	rn_timer_set(&wire->timer, UINT64_MAX);
-	wire->watch_port = (uint16_t)(terms->remote_qpn >> 8);
+	watch_peer(wire, terms->remote_qpn);
 
 	event = rn_cm_event_new(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
 	if (!event) {
