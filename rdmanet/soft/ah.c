@@ -110,17 +110,33 @@ static bool read_header(const struct ibv_grh *grh, union ibv_gid *from, union ib
 
 /* --- the calls ------------------------------------------------------------------------------------------------ */
 
+/* Of InfiniBand's link layer a LID is address enough; there is one, and it is this host. */
+static bool is_local(const struct ibv_ah_attr *attr)
+{
+	return rn_settings.infiniband && !attr->is_global && attr->dlid == RN_LID;
+}
+
 RN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
 	struct rn_context *context = rn_context(pd->context);
+	struct ibv_ah_attr by_lid;
 	union ibv_gid from;
 	struct rn_ah *ah;
 
-	errno = rn_is_foreign(pd->context) ? ENODEV
-		: !attr->is_global || attr->port_num != 1 || !rn_gid_at(attr->grh.sgid_index, &from, NULL) ? EINVAL
-													   : 0;
+	errno = rn_is_foreign(pd->context)                           ? ENODEV
+		: attr->port_num != 1                                ? EINVAL
+		: is_local(attr)                                     ? 0
+		: !attr->is_global                                   ? EINVAL
+		: !rn_gid_at(attr->grh.sgid_index, &from, NULL)      ? EINVAL
+								     : 0;
 	if (errno)
 		return NULL;
+	if (is_local(attr)) {
+		rn_gid_at(0, &from, NULL);
+		by_lid = *attr;
+		by_lid.grh = (struct ibv_global_route){.dgid = from, .hop_limit = 1};
+		attr = &by_lid;
+	}
 	ah = calloc(1, sizeof(*ah));
 	if (!ah)
 		return NULL;
