@@ -466,12 +466,12 @@ class DM(Resource):
         """Its size in bytes."""
     def __len__(self) -> int: ...
     def copy_to_dm(self, offset: int, data: Buffer) -> None:
-        """Copy bytes into the device memory.
+        """Copy bytes into the device memory; most devices want offset and length to be multiples of 4.
 
         :raises IndexError: they do not fit there
         """
     def copy_from_dm(self, offset: int, length: int) -> bytes:
-        """Bytes of the device memory.
+        """Bytes of the device memory; most devices want offset and length to be multiples of 4.
 
         :raises IndexError: they are not in it
         """

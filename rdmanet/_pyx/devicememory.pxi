@@ -58,7 +58,7 @@ cdef class DM(Resource):
         return 0
 
     def copy_to_dm(self, uint64_t offset, data):
-        """Copy bytes into the device memory.
+        """Copy bytes into the device memory; most devices want offset and length to be multiples of 4.
 
         :raises IndexError: they do not fit there
         """
@@ -77,7 +77,7 @@ cdef class DM(Resource):
         check(rc, "ibv_memcpy_to_dm")
 
     def copy_from_dm(self, uint64_t offset, size_t length):
-        """Bytes of the device memory.
+        """Bytes of the device memory; most devices want offset and length to be multiples of 4.
 
         :raises IndexError: they are not in it
         """

@@ -196,6 +196,8 @@ static inline int rn_rereg_mr(const struct rn_library *lib, struct ibv_mr *mr, i
     *lost = rc == IBV_REREG_MR_ERR_CMD || rc == IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW;
     if (rc > 0)
         return -rc;
+    if (rc == IBV_REREG_MR_ERR_DO_FORK_OLD)
+        return 0; /* it is changed; only what it was before cannot be inherited by a child again */
     return rc == 0 ? 0 : rc == IBV_REREG_MR_ERR_INPUT && errno == 0 ? -EINVAL : rn_last_error();
 }
 

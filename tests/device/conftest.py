@@ -298,8 +298,15 @@ class Manager:
         self.ids.append(made)
         return made
 
-    def next(self, wanted: CMEventType, of: CMID | None = None, channel=None, timeout: float = 5) -> CMEvent:
-        """The next event, which must be this one."""
+    def next(
+        self,
+        wanted: CMEventType,
+        of: CMID | None = None,
+        channel=None,
+        timeout: float = 5,
+        failing: CMEventType | None = None,
+    ) -> CMEvent:
+        """The next event, which must be this one; or its failure, which is raised."""
         channel = channel or self.channel
         deadline = time.monotonic() + timeout
         while True:
@@ -308,6 +315,8 @@ class Manager:
             if event is not None:
                 break
             assert ready or time.monotonic() < deadline, f"no {wanted.name} within {timeout} s"
+        if event.type == failing:
+            event.raise_for_status()
         assert event.type == wanted, event
         assert of is None or event.id is of
         if event.type == CMEventType.CONNECT_REQUEST:
