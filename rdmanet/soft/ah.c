@@ -129,6 +129,8 @@ RN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
 		: !attr->is_global                                   ? EINVAL
 		: !rn_gid_at(attr->grh.sgid_index, &from, NULL)      ? EINVAL
 								     : 0;
+	if (!errno)
+		errno = rn_chaos_call(context, RN_CREATE_AH);
 	if (errno)
 		return NULL;
 	if (is_local(attr)) {

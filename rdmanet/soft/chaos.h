@@ -25,11 +25,11 @@
  * pairs of the context since the text was set.  chaos_text.c reads the text, chaos.c acts.
  *
  * Where it acts.  A context with faults (or with iWARP's rules: iwarp.h) marks its queue pairs
- * (rn_qp.chaos): that is the one branch the data path has.  Their requests go through the send queue's ring, each with a plan (struct
- * rn_plan) that is made when it is posted; what waits and ends there are the requester's own timers
- * and budgets, so a lost request costs what it costs on a wire.  Chance is a function of the seed,
- * the queue pair's number in order of creation, the request's number, and the try: the same program
- * meets the same faults again, however its threads and the engine take turns.
+ * (rn_qp.chaos): that is the one branch the data path has.  Their requests go through the send queue's
+ * ring, each with a plan (struct rn_plan) that is made when it is posted; what waits and ends there are
+ * the requester's own timers and budgets, so a lost request costs what it costs on a wire.  Chance is a
+ * function of the seed, the queue pair's number in order of creation, the request's number, and the try:
+ * the same program meets the same faults again, however its threads and the engine take turns.
  *
  * The link.  A port that is down is so for this context: its requests find nobody, and those of
  * its peers neither, since its blocks carry RN_FAULT_UNPLUGGED, which keeps everybody out as any fault does.

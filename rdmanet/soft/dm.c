@@ -106,7 +106,7 @@ struct ibv_dm *rn_alloc_dm(struct ibv_context *ibv_context, struct ibv_alloc_dm_
 		: attr->comp_mask                           ? EOPNOTSUPP
 		: !attr->length || attr->length > RN_MAX_DM ? EINVAL
 		: attr->log_align_req > LARGEST_ALIGN_LOG   ? EINVAL /* a page: it always is */
-							    : 0;
+							    : rn_chaos_call(rn_context(ibv_context), RN_ALLOC_DM);
 	if (errno)
 		return NULL;
 	do {

@@ -8,13 +8,19 @@ import sys
 import pytest
 
 from rdmanet.verbs import (
+    AH,
+    DM,
+    MW,
     PD,
+    SRQ,
+    AHAttr,
     Context,
     Device,
     EventType,
     Library,
     PortState,
     QPState,
+    QPType,
     SendFlags,
     SendWR,
     WCStatus,
@@ -181,3 +187,31 @@ def test_a_context_of_the_connection_manager(manager, address):
     context.set_faults("")
     client.disconnect()
     manager.part(client, server)
+
+
+def test_an_unreliable_message_is_lost_without_a_word(net, context):
+    a, b = net.side(qp_type=QPType.UC), net.side(qp_type=QPType.UC)
+    net.connect(a, b)
+    context.set_faults("loss=send:1, rnr=send:2")
+    for i in range(2):
+        b.receive(wr_id=i)
+    for i in range(3):
+        a.send(wr_id=i)
+    assert [wc.status for wc in a.poll(3)] == [WCStatus.SUCCESS] * 3
+    assert b.one().wr_id == 0
+    assert b.quiet()
+    assert a.qp.counters()["lost"] == 1
+
+
+def test_creating_what_has_no_connection_fails(net, context):
+    entry = context.gid_table(1)[0]
+    context.set_faults("fail=create_srq, fail=alloc_mw, fail=create_ah, fail=alloc_dm")
+    for create in (
+        lambda: SRQ(net.pd),
+        lambda: MW(net.pd),
+        lambda: AH(net.pd, AHAttr(entry.gid, entry.gid_index)),
+        lambda: DM(context, 4096),
+    ):
+        with pytest.raises(OSError) as caught:
+            create()
+        assert caught.value.errno == errno.ENOMEM
