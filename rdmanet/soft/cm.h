@@ -56,6 +56,8 @@ struct rn_cm_channel {
 	struct rdma_event_channel channel; /* first; fd is an eventfd with a token for each event */
 	unsigned epoch;
 	struct rn_cm_event *events, **events_end; /* not read yet */
+	_Atomic int reader;  /* the thread that has last called rdma_get_cm_event */
+	_Atomic bool inside; /* and is in there */
 };
 
 enum rn_cm_state {

@@ -15,6 +15,7 @@
 
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -47,12 +48,34 @@ RN_EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 	return &channel->channel;
 }
 
+/*
+ * A program may destroy a channel under a thread that reads from it for ever, as rping did: for a
+ * kernel's channel that thread just waits on.  So that it does here, too, it gets the time to come
+ * back with the event that it was told last: in its next call it would find the descriptor closed.
+ */
+static void let_reader_in(const struct rn_cm_channel *channel)
+{
+	enum { TRIES = 50 };
+	int reader = channel->reader, self = (int)syscall(SYS_gettid);
+	bool inside = false;
+
+	if (!reader || reader == self)
+		return;
+	for (int tries = 0; tries < TRIES && !inside; tries++) {
+		if (syscall(SYS_tgkill, getpid(), reader, 0))
+			return; /* it has ended */
+		inside = channel->inside;
+		usleep(1000);
+	}
+}
+
 RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channel)
 {
 	struct rn_cm_channel *channel = channel_of(rdma_channel);
 
 	if (channel->epoch != rn_epoch())
 		return;
+	let_reader_in(channel);
 	rn_fd_close(channel->channel.fd);
 	while (channel->events) { /* of identifiers that were not destroyed, as they should have been */
 		struct rn_cm_event *event = channel->events;
@@ -243,13 +266,18 @@ RN_EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma_channel, struct 
 	struct rn_cm_channel *channel = channel_of(rdma_channel);
 	struct rn_cm_event *event;
 	uint64_t token;
+	ssize_t got;
 
 	if (!result)
 		return rn_cm_error(EINVAL);
 	if (channel->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
+	channel->reader = (int)syscall(SYS_gettid);
 	do {
-		if (read(channel->channel.fd, &token, sizeof token) < 0)
+		channel->inside = true;
+		got = read(channel->channel.fd, &token, sizeof token);
+		channel->inside = false;
+		if (got < 0)
 			return -1;
 		event = take(channel);
 	} while (!event || !deliver(event));

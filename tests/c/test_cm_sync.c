@@ -3,6 +3,7 @@
 #include "cm_harness.h"
 
 #include <pthread.h>
+#include <sys/wait.h>
 
 static struct rdma_addrinfo *find(const char *node, const char *service, int flags)
 {
@@ -206,6 +207,46 @@ static void becomes_synchronous(void)
 	CHECK(rn_fd_count() == 0);
 }
 
+static _Atomic bool told;
+
+static void *read_for_ever(void *argument)
+{
+	struct rdma_event_channel *channel = argument;
+	struct rdma_cm_event *event;
+
+	CHECK(!rdma_get_cm_event(channel, &event));
+	rdma_ack_cm_event(event);
+	told = true;
+	rdma_get_cm_event(channel, &event);
+	CHECK(!"it comes back from a channel that is gone");
+	return NULL;
+}
+
+/* rping of rdma-core 44 does it. */
+static void destroyed_under_its_reader(void)
+{
+	struct sockaddr_in to = address(9);
+	pthread_t reader;
+	int status;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	if (!pid) {
+		struct rdma_event_channel *channel = rdma_create_event_channel();
+		struct rdma_cm_id *id = new_id(channel);
+
+		CHECK(!pthread_create(&reader, NULL, read_for_ever, channel));
+		CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 0));
+		EVENTUALLY(told);
+		CHECK(!rdma_destroy_id(id));
+		rdma_destroy_event_channel(channel);
+		usleep(20000);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 /* --- small things ------------------------------------------------------------------------------------------ */
 
 static void shared_receive_queues(void)
@@ -280,6 +321,7 @@ int main(void)
 	RUN(refusals_are_errors);
 	RUN(wrong_uses_are_refused);
 	RUN(becomes_synchronous);
+	RUN(destroyed_under_its_reader);
 	RUN(shared_receive_queues);
 	RUN(ece_is_carried);
 	return 0;
