@@ -857,6 +857,12 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 		rn_mw_settle(wc->invalidated_rkey);
 }
 
+/* What an inlet delivers is for the queue pair that it came to. */
+static uint32_t number_of(const struct rn_arrival *arrival)
+{
+	return arrival->destination < RN_QPS_MAX ? atomic_load(&rn_arena_qp(rn_arena, arrival->destination)->qpn) : 0;
+}
+
 /* Receives that came from a pool. */
 static int poll_pool(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 {
@@ -871,8 +877,8 @@ static int poll_pool(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 			.vendor_err = arrival.vendor_err,
 			.byte_len = arrival.byte_len,
 			.imm_data = arrival.imm_data,
-			.qp_num = qp->ex.qp_base.qp_num,
-			.src_qp = qp->ud ? arrival.source_qpn : qp->attr.dest_qp_num,
+			.qp_num = qp->is_inlet ? number_of(&arrival) : qp->ex.qp_base.qp_num,
+			.src_qp = qp->ud || qp->is_inlet ? arrival.source_qpn : qp->attr.dest_qp_num,
 			.wc_flags = arrival.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV | IBV_WC_GRH),
 		};
 		if (unlikely(wc[count].wc_flags & IBV_WC_WITH_INV))

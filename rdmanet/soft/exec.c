@@ -251,9 +251,10 @@ enum ibv_wc_status rn_local_pieces_unprobed(struct rn_qp *qp, const struct ibv_s
 	return local_pieces(qp, wr, false, pieces, count, total);
 }
 
-static void read_request(const struct ibv_send_wr *wr, struct rn_request *request)
+static void read_request(enum ibv_qp_type type, const struct ibv_send_wr *wr, struct rn_request *request)
 {
 	request->opcode = wr->opcode;
+	request->srqn = unlikely(type == IBV_QPT_XRC_SEND) ? wr->qp_type.xrc.remote_srqn : 0;
 	request->send_flags = wr->send_flags;
 	request->imm_data = wr->imm_data;
 	if (unlikely(wr->opcode == IBV_WR_SEND_WITH_INV)) {
@@ -291,7 +292,7 @@ static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint
 		*status = rn_check_request(qp, wr, t.total);
 	if (unlikely(*status != IBV_WC_SUCCESS))
 		return RN_WAIT_NOT;
-	read_request(wr, &request);
+	read_request(qp->ex.qp_base.qp_type, wr, &request);
 	t.moved = queued_moved ? *queued_moved : 0;
 	t.refused = qp->reply_error;
 	wait = rn_respond(&qp->view, &request, &t, status);

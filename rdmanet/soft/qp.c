@@ -14,6 +14,7 @@
 #include "srq.h"
 #include "ud.h"
 #include "ud_wire.h"
+#include "xrc.h"
 
 struct rn_qp *rn_qps[RN_QPS_MAX];
 _Atomic uint32_t rn_qps_end;
@@ -26,6 +27,7 @@ static uint32_t next_slot, num_ports;
 /* The slot and ring of a queue pair that is gone, but for a stopped peer. */
 struct quarantined {
 	uint32_t index, pd, rq_pd, name, pool; /* pool: of UD */
+	bool any_pd;                           /* of an XRC target */
 	uint64_t rq_offset, rq_bytes;
 	uint32_t rq_size, rq_bounce;
 	struct rn_peer *peer;
@@ -116,20 +118,40 @@ static void reset_peers_words(struct rn_qp_block *block, uint32_t next_receive)
 
 /* --- creating ------------------------------------------------------------------------------------------------ */
 
+/* An XRC target is of a domain, all others are of a PD. */
+static struct ibv_context *home_of(const struct ibv_qp_init_attr_ex *init)
+{
+	return init->qp_type == IBV_QPT_XRC_RECV && init->xrcd ? init->xrcd->context : init->pd->context;
+}
+
 static int check_init(const struct ibv_qp_init_attr_ex *init)
 {
 	const struct ibv_qp_cap *cap = &init->cap;
-	struct ibv_pd *pd = init->pd;
+	const struct ibv_context *context = home_of(init);
 
-	if (rn_is_foreign(pd->context))
+	if (rn_is_foreign(context))
 		return ENODEV;
-	if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UC && init->qp_type != IBV_QPT_UD)
+	switch (init->qp_type) {
+	case IBV_QPT_RC:
+	case IBV_QPT_UC:
+	case IBV_QPT_UD:
+		if (init->srq && (init->srq->context != context || rn_srq(init->srq)->type != IBV_SRQT_BASIC))
+			return EINVAL;
+		if (!init->send_cq || !init->recv_cq || init->send_cq->context != context ||
+		    init->recv_cq->context != context)
+			return EINVAL;
+		break;
+	case IBV_QPT_XRC_SEND:
+		if (!init->send_cq || init->send_cq->context != context || init->srq)
+			return EINVAL;
+		break;
+	case IBV_QPT_XRC_RECV:
+		if (init->srq || !init->xrcd)
+			return EINVAL;
+		break;
+	default:
 		return EOPNOTSUPP;
-	if (init->srq && (init->srq->context != pd->context || rn_srq(init->srq)->type != IBV_SRQT_BASIC))
-		return EINVAL;
-	if (!init->send_cq || !init->recv_cq || init->send_cq->context != pd->context ||
-	    init->recv_cq->context != pd->context)
-		return EINVAL;
+	}
 	if (cap->max_send_wr > RN_MAX_QP_WR || cap->max_recv_wr > RN_MAX_QP_WR || cap->max_send_sge > RN_MAX_SGE ||
 	    cap->max_recv_sge > RN_MAX_SGE || cap->max_inline_data > RN_MAX_INLINE)
 		return EINVAL;
@@ -239,6 +261,20 @@ static void start_receives(struct rn_qp *qp)
 	reset_peers_words(qp->block, qp->rq_size);
 }
 
+/* One that no program knows: it is on no list. */
+static struct rn_cq *make_own_cq(struct rn_context *context)
+{
+	struct ibv_cq_init_attr_ex attr = {.cqe = 1};
+	struct rn_cq *cq = rn_cq_create(&context->verbs.context, &attr, false);
+
+	if (!cq)
+		return NULL;
+	pthread_mutex_lock(&context->mutex);
+	rn_list_del(&cq->link);
+	pthread_mutex_unlock(&context->mutex);
+	return cq;
+}
+
 static void free_rings(struct rn_qp *qp)
 {
 	if (qp->rq_offset) {
@@ -248,12 +284,17 @@ static void free_rings(struct rn_qp *qp)
 	free(qp->rq_shadow);
 	free(qp->sq);
 	free(qp->builder);
+	if (qp->own_cq) {
+		qp->own_cq->users = 0;
+		ibv_destroy_cq(&qp->own_cq->cq);
+	}
 }
 
 struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 {
-	struct ibv_pd *pd = init->pd;
-	struct rn_context *context = rn_context(pd->context);
+	bool is_target = init->qp_type == IBV_QPT_XRC_RECV;
+	struct ibv_pd *pd = is_target ? NULL : init->pd;
+	struct rn_context *context = rn_context(home_of(init));
 	struct ibv_qp *base;
 	struct rn_qp *qp;
 
@@ -269,20 +310,27 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	if (!qp)
 		return NULL;
 	memset(qp, 0, sizeof(*qp));
-	if (init->srq)
-		init->cap.max_recv_wr = init->cap.max_recv_sge = 0; /* the SRQ's own count */
-	qp->send_cq = rn_cq(init->send_cq);
-	qp->recv_cq = rn_cq(init->recv_cq);
+	if (init->srq || is_target || init->qp_type == IBV_QPT_XRC_SEND)
+		init->cap.max_recv_wr = init->cap.max_recv_sge = 0; /* the SRQ's own count, or there is none */
+	if (is_target)
+		init->cap.max_send_wr = 0;
+	if (is_target && !(qp->own_cq = make_own_cq(context))) {
+		free(qp);
+		return NULL;
+	}
+	qp->send_cq = is_target ? qp->own_cq : rn_cq(init->send_cq);
+	qp->recv_cq = is_target ? qp->own_cq : init->recv_cq ? rn_cq(init->recv_cq) : qp->send_cq;
 	plan_rings(qp, &init->cap);
 	if (rn_qp_pool_open(qp, init)) {
 		rn_qp_pool_close(qp);
+		free_rings(qp);
 		free(qp);
 		errno = ENOMEM;
 		return NULL;
 	}
 	qp->sq = calloc(qp->sq_mask + 1, qp->sq_stride);
 	qp->rq_shadow = calloc(qp->rq_size, sizeof(*qp->rq_shadow));
-	qp->rq_bounce = qp->pool ? 0 : rn_bounce_reserve(qp->rq_size);
+	qp->rq_bounce = qp->pool || !init->cap.max_recv_wr ? 0 : rn_bounce_reserve(qp->rq_size);
 	qp->rq_offset = rn_arena_alloc(rn_rq_bytes(qp));
 	if (!qp->rq_offset)
 		rn_bounce_release(qp->rq_size, qp->rq_bounce);
@@ -318,11 +366,11 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	qp->block = rn_arena_qp(rn_arena, qp->index);
 	base = &qp->ex.qp_base;
 	*base = (struct ibv_qp){
-		.context = pd->context,
+		.context = &context->verbs.context,
 		.qp_context = init->qp_context,
 		.pd = pd,
-		.send_cq = init->send_cq,
-		.recv_cq = init->recv_cq,
+		.send_cq = is_target ? NULL : init->send_cq,
+		.recv_cq = is_target ? NULL : init->recv_cq,
 		.srq = init->srq,
 		.handle = qp->index,
 		.qp_num = atomic_load(&rn_arena_head(rn_arena)->ports[qp->index / 256]) << 8 | qp->index % 256,
@@ -341,7 +389,12 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 		rn_qps_end = qp->index + 1;
 	pthread_mutex_unlock(&rn_world);
 
-	rn_pd(pd)->users++;
+	if (pd)
+		rn_pd(pd)->users++;
+	if (is_target) {
+		qp->xrcd = rn_xrcd(init->xrcd);
+		qp->xrcd->users++;
+	}
 	qp->send_cq->users++;
 	qp->recv_cq->users++;
 	if (init->srq)
@@ -563,8 +616,9 @@ static void put_aside(struct rn_qp *qp)
 		return; /* lost for good, which is safe */
 	*aside = (struct quarantined){
 		.index = qp->index,
-		.pd = rn_pd(qp->ex.qp_base.pd)->number,
-		.rq_pd = rn_pd(qp->ex.qp_base.srq ? qp->ex.qp_base.srq->pd : qp->ex.qp_base.pd)->number,
+		.pd = rn_qp_pd(qp),
+		.rq_pd = qp->ex.qp_base.srq ? rn_pd(qp->ex.qp_base.srq->pd)->number : rn_qp_pd(qp),
+		.any_pd = qp->xrcd,
 		.name = rn_name_of_qp(qp->index, qp->generation),
 		.pool = qp->ud ? rn_pool_index(qp->pool) : RN_NO_POOL,
 		.rq_offset = qp->rq_offset,
@@ -613,7 +667,7 @@ unsigned rn_qp_count_quarantined(void)
 bool rn_qp_is_quarantined(uint32_t pd)
 {
 	for (struct quarantined *at = quarantine; at; at = at->next)
-		if (at->pd == pd || at->rq_pd == pd)
+		if (at->pd == pd || at->rq_pd == pd || at->any_pd)
 			return true;
 	return false;
 }
@@ -626,6 +680,8 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	int err;
 
 	if (rn_is_foreign(base->context))
+		return 0;
+	if (unlikely(base->qp_type == IBV_QPT_XRC_RECV) && rn_xrc_close_handle(qp))
 		return 0;
 	err = rn_qp_reset(qp);
 	rn_mw_forget_qp(base->qp_num);
@@ -650,7 +706,10 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	rn_list_del(&qp->link);
 	rdmanet_soft_qp_counters(base, &count);
 	rn_counters_add(&context->retired, &count);
-	rn_pd(base->pd)->users--;
+	if (base->pd)
+		rn_pd(base->pd)->users--;
+	if (qp->xrcd)
+		qp->xrcd->users--;
 	qp->send_cq->users--;
 	qp->recv_cq->users--;
 	if (base->srq)

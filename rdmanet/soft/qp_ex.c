@@ -329,14 +329,17 @@ static struct rn_builder *make_builder(const struct ibv_qp_cap *cap)
 
 struct ibv_qp *rn_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *init)
 {
-	enum { KNOWN = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS };
+	bool is_target = init->qp_type == IBV_QPT_XRC_RECV;
+	uint32_t home = is_target ? IBV_QP_INIT_ATTR_XRCD : IBV_QP_INIT_ATTR_PD;
+	uint32_t known = home | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 	uint64_t operations = init->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS ? init->send_ops_flags : 0;
 	struct rn_qp *qp;
 
-	errno = init->comp_mask & ~(uint32_t)KNOWN                                     ? EOPNOTSUPP
+	errno = init->comp_mask & ~known                                               ? EOPNOTSUPP
 		: init->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && init->create_flags ? EOPNOTSUPP
 		: operations & ~operations_of(init->qp_type)                            ? EOPNOTSUPP
-		: !(init->comp_mask & IBV_QP_INIT_ATTR_PD) || init->pd->context != context ? EINVAL
+		: !(init->comp_mask & home)                                             ? EINVAL
+		: (is_target ? init->xrcd->context : init->pd->context) != context      ? EINVAL
 											   : 0;
 	if (errno)
 		return NULL;

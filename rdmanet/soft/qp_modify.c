@@ -15,6 +15,7 @@
 #include "gid.h"
 #include "soft.h"
 #include "ud_wire.h"
+#include "xrc.h"
 
 static int check_address(const struct ibv_ah_attr *ah)
 {
@@ -101,7 +102,8 @@ static int become_reachable(struct rn_qp *qp)
 	}
 	/* A number is good for one host: no process of this one may take itself for another's. */
 	block->dest_qpn = qp->ud || rn_address_is_ours(&qp->attr.ah_attr) ? qp->attr.dest_qp_num : 0;
-	block->pd = rn_pd(qp->ex.qp_base.pd)->number;
+	block->pd = rn_qp_pd(qp);
+	block->domain = qp->xrcd ? qp->xrcd->number : 0;
 	block->rq_psn = qp->attr.rq_psn;
 	block->rq_offset = qp->rq_offset;
 	block->rq_size = qp->rq_size;
@@ -196,7 +198,7 @@ out:
 
 RN_EXPORT int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
 {
-	struct rn_qp *qp = rn_qp(base);
+	struct rn_qp *qp = rn_qp(base)->real ? rn_qp(base)->real : rn_qp(base);
 	enum ibv_qp_state from, to;
 	int err;
 
@@ -221,7 +223,7 @@ RN_EXPORT int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
 
 RN_EXPORT int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
 {
-	struct rn_qp *qp = rn_qp(base);
+	struct rn_qp *qp = rn_qp(base)->real ? rn_qp(base)->real : rn_qp(base);
 
 	(void)mask;
 	if (rn_is_foreign(base->context))

@@ -12,6 +12,7 @@
 #include "soft.h"
 #include "srq.h"
 #include "ud.h"
+#include "xrc.h"
 
 static bool is_own(const struct rn_qp *qp)
 {
@@ -27,7 +28,7 @@ bool rn_qp_uses_pd(const struct rn_qp *qp, uint32_t pd)
 {
 	const struct ibv_srq *srq = qp->ex.qp_base.srq;
 
-	return rn_pd(qp->ex.qp_base.pd)->number == pd || (srq && rn_pd(srq->pd)->number == pd);
+	return qp->xrcd || rn_qp_pd(qp) == pd || (srq && rn_pd(srq->pd)->number == pd);
 }
 
 int rn_qp_pool_open(struct rn_qp *qp, const struct ibv_qp_init_attr_ex *init)
@@ -84,6 +85,10 @@ int rn_qp_pool_post(struct rn_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr
 /* Nobody is inside, or it has died there: what it had claimed goes back. */
 void rn_qp_pool_recover(struct rn_qp *qp)
 {
+	if (qp->xrcd) {
+		rn_xrc_sweep(name_of(qp));
+		rn_pool_recover(name_of(qp));
+	}
 	if (!qp->pool || qp->ud)
 		return;
 	rn_lock(&qp->recv_cq->lock);

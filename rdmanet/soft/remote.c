@@ -63,7 +63,7 @@ static int perform(const struct rn_remote *request, const char *data, size_t num
 	if (!request->is_receive && !(qp->attr.qp_access_flags & needed))
 		return EACCES;
 	mr = rn_mr_find(rn_mr_table, request->key);
-	if (!mr || mr->pd != rn_pd(qp->ex.qp_base.pd)->number || (mr->access & needed) != needed ||
+	if (!mr || (!qp->xrcd && mr->pd != rn_qp_pd(qp)) || (mr->access & needed) != needed ||
 	    !rn_mr_covers(mr, request->addr, request->length))
 		return EACCES;
 	/* A window may have been invalidated by its peer, who tells the arena only. */

@@ -68,6 +68,8 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->pd = view->rq_pd = READ_ONCE(block->pd);
 	view->pool = pool == RN_NO_POOL ? NULL : rn_arena_pool(arena, pool);
 	view->claim.entry = NULL;
+	view->finished = &block->finished;
+	view->domain = READ_ONCE(block->type) == IBV_QPT_XRC_RECV ? READ_ONCE(block->domain) : 0;
 	view->name = rn_name_of_qp(index, view->generation);
 	if (view->pool)
 		view->rq_pd = atomic_load(&view->pool->pd);
@@ -380,6 +382,33 @@ static enum copied copy(struct rn_view *view, struct rn_transfer *t)
 
 /* --- the receive queue --------------------------------------------------------------------------------------- */
 
+/* The SRQ that a request to an XRC target names: its receives, its PD, its CQ. False: no such one. */
+static bool name_srq(struct rn_view *view, uint32_t number)
+{
+	struct rn_pool_block *pool = rn_arena_pool(view->arena, number % RN_POOLS_MAX);
+	uint32_t cq, bit;
+
+	if (!number || atomic_load(&pool->number) != number || atomic_load(&pool->domain) != view->domain)
+		return false;
+	if (likely(view->pool == pool))
+		return true;
+	cq = atomic_load(&pool->cq);
+	bit = atomic_load(&pool->cq_bit);
+	if (cq >= RN_CQS_MAX || bit >= RN_CQ_QPS_MAX)
+		return false;
+	rn_view_give_back(view);
+	if (view->pushed)
+		rn_view_announce(view);
+	view->pool = pool;
+	view->finished = &pool->finished;
+	view->pd = view->rq_pd = atomic_load(&pool->pd);
+	view->cq = rn_arena_cq(view->arena, cq);
+	view->dirty = &view->cq->dirty[bit / 64];
+	view->dirty_bit = 1ull << bit % 64;
+	view->summary_bit = 1ull << bit / 64;
+	return true;
+}
+
 /* One from the pool; it stays ours while the message has to wait. */
 static struct rn_slot *claim_slot(struct rn_view *view)
 {
@@ -436,7 +465,7 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 			slot->wc_flags |= IBV_WC_GRH;
 		slot->source_qpn = view->source_qpn;
 		slot->destination = view->block - rn_arena_qp(view->arena, 0);
-		rn_claim_finish(view->arena, &view->claim, &view->block->finished);
+		rn_claim_finish(view->arena, &view->claim, view->finished);
 	} else {
 		if (unlikely(view->stamped))
 			atomic_store_explicit(rn_slot_stamp(slot, view->rq_stride), rn_now_ns(), memory_order_relaxed);
@@ -621,6 +650,10 @@ enum rn_wait rn_respond_prepare(struct rn_view *view, const struct rn_request *r
 	t->num_remote = 0;
 	t->slot = NULL;
 	t->is_receive = t->bounced = false;
+	if (unlikely(view->domain) && !name_srq(view, request->srqn)) {
+		*status = deny_request(view);
+		return RN_WAIT_NOT;
+	}
 	switch (request->opcode) {
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:

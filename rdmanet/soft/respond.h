@@ -52,6 +52,8 @@ struct rn_view {
 	uint32_t rq_mask, rq_stride, rq_max_sge, rq_bounce;
 	uint32_t pd, rq_pd, max_dest_rd_atomic;
 	struct rn_pool_block *pool; /* its receives come from there; NULL: from its own ring */
+	_Atomic uint32_t *finished; /* where it goes then */
+	uint32_t domain;            /* of an XRC target: each request names its SRQ there; else 0 */
 	struct rn_claim claim;      /* one of them, until it is published or given back */
 	uint32_t name;              /* to claim by */
 	_Atomic uint64_t *dirty;

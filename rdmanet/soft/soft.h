@@ -28,6 +28,7 @@
  * To peers whose arena can't be mapped requests go as frames of a TCP stream (stream.h), and the responder
  * runs where they come out.
  *
+ * XRC has one connection to many of these: xrc.c.
  * UD has no connection: ud.c looks for the receiver with each message, ud_wire.c takes it to other hosts.
  *
  * Locks.  All are private to this process, spin shortly, and are taken in this order:
@@ -134,7 +135,7 @@ struct rn_context {
 	struct rn_list link;
 
 	pthread_mutex_t mutex; /* the lists, and users counts of what is on them */
-	struct rn_list pds, tds, ahs, mrs, mws, dms, channels, cqs, srqs, qps;
+	struct rn_list pds, tds, ahs, mrs, mws, dms, channels, cqs, xrcds, srqs, qps;
 
 	struct rn_lock event_lock;
 	struct rn_list events; /* not read yet */
@@ -437,6 +438,14 @@ struct rn_qp {
 	struct rn_ud *ud;            /* of UD */
 	bool is_heard;               /* UDP sockets are open for it */
 
+	/* XRC: xrc.c */
+	struct rn_xrcd *xrcd;  /* of a target, which has no PD, and */
+	struct rn_cq *own_cq;  /* a CQ that nothing ever comes to, in place of the program's */
+	unsigned handles;      /* that others have opened */
+	bool is_orphan;        /* its creator has let go of it, others have not */
+	struct rn_qp *real;    /* this is such a handle */
+	bool is_inlet;         /* this is none, only what a CQ polls */
+
 	uint64_t chaos_failed; /* receives; under recv_cq->lock */
 	uint32_t chaos_number; /* of this one among the context's */
 	uint64_t chaos_requests;
@@ -525,6 +534,11 @@ bool rn_qp_pool_wait(struct rn_qp *qp, uint64_t deadline_ns);
 void rn_qp_pool_fail(struct rn_qp *qp);
 void rn_qp_pool_discard(struct rn_qp *qp);
 void rn_qp_pool_process_died(int pid);
+/* The number of its PD; a target's requests bring their own. */
+static inline uint32_t rn_qp_pd(const struct rn_qp *qp)
+{
+	return qp->ex.qp_base.pd ? rn_pd(qp->ex.qp_base.pd)->number : 0;
+}
 /* May whoever comes in there use keys of this PD? */
 bool rn_qp_uses_pd(const struct rn_qp *qp, uint32_t pd);
 void rn_qp_reap(void); /* with rn_world held */

@@ -16,6 +16,7 @@
 
 #include "pool.h"
 #include "srq.h"
+#include "xrc.h"
 
 /* All of the process; with rn_world held, which also guards their limits. */
 static struct rn_srq *srqs;
@@ -109,19 +110,28 @@ RN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
 /* Those of a PD alone, which is all that a basic one needs, go to ibv_create_srq before they come here. */
 struct ibv_srq *rn_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *init)
 {
+	enum { XRC = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ };
+	enum ibv_srq_type type = init->comp_mask & IBV_SRQ_INIT_ATTR_TYPE ? init->srq_type : IBV_SRQT_BASIC;
+	uint32_t known = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | (type == IBV_SRQT_XRC ? XRC : 0);
 	struct rn_srq *srq;
+	int err;
 
-	if (!(init->comp_mask & IBV_SRQ_INIT_ATTR_PD) || init->pd->context != context ||
-	    init->comp_mask & ~(uint32_t)(IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE)) {
-		errno = EINVAL;
+	errno = type != IBV_SRQT_BASIC && type != IBV_SRQT_XRC                                       ? EOPNOTSUPP
+		: !(init->comp_mask & IBV_SRQ_INIT_ATTR_PD) || init->pd->context != context           ? EINVAL
+		: init->comp_mask & ~known                                                            ? EINVAL
+		: type == IBV_SRQT_XRC && ((init->comp_mask & XRC) != XRC || init->cq->context != context) ? EINVAL
+												      : 0;
+	srq = errno ? NULL : rn_srq_create(init->pd, init->srq_context, &init->attr);
+	if (!srq || type == IBV_SRQT_BASIC)
+		return srq ? &srq->srq : NULL;
+	srq->type = IBV_SRQT_XRC;
+	err = rn_xrc_adopt_srq(srq, init->xrcd, init->cq);
+	if (err) {
+		ibv_destroy_srq(&srq->srq);
+		errno = err;
 		return NULL;
 	}
-	if (init->comp_mask & IBV_SRQ_INIT_ATTR_TYPE && init->srq_type != IBV_SRQT_BASIC) {
-		errno = EOPNOTSUPP;
-		return NULL;
-	}
-	srq = rn_srq_create(init->pd, init->srq_context, &init->attr);
-	return srq ? &srq->srq : NULL;
+	return &srq->srq;
 }
 
 RN_EXPORT int ibv_modify_srq(struct ibv_srq *ibv_srq, struct ibv_srq_attr *attr, int mask)
@@ -184,6 +194,7 @@ RN_EXPORT int ibv_destroy_srq(struct ibv_srq *ibv_srq)
 		at = &(*at)->next;
 	*at = srq->next;
 	pthread_mutex_unlock(&rn_world);
+	rn_xrc_release_srq(srq);
 	rn_pool_close(srq->pool);
 	rn_event_forget(context, ibv_srq, &srq->async_reported, &ibv_srq->events_completed, &ibv_srq->mutex,
 			&ibv_srq->cond);
@@ -209,6 +220,7 @@ void rn_srq_destroy_all(struct rn_context *context)
 void rn_srq_forked(void)
 {
 	srqs = NULL;
+	rn_xrc_forked();
 	rn_pool_forked();
 }
 

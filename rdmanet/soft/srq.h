@@ -15,6 +15,11 @@ struct rn_srq {
 	uint32_t async_reported;
 	struct rn_list link;
 	struct rn_srq *next;
+	/* of an XRC SRQ: xrc.c */
+	struct rn_xrcd *xrcd;
+	uint32_t number;
+	struct rn_qp *inlet; /* what its CQ polls */
+	struct rn_srq *next_xrc;
 };
 
 static inline struct rn_srq *rn_srq(struct ibv_srq *srq)

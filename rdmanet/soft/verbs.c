@@ -23,6 +23,7 @@
 #include "soft.h"
 #include "srq.h"
 #include "ud_wire.h"
+#include "xrc.h"
 
 unsigned rn_process;
 pthread_mutex_t rn_world = PTHREAD_MUTEX_INITIALIZER;
@@ -130,7 +131,7 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.max_qp = RN_QPS_MAX,
 		.max_qp_wr = RN_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
-				    IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_MEM_WINDOW |
+				    IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_XRC | IBV_DEVICE_MEM_WINDOW |
 				    IBV_DEVICE_MEM_WINDOW_TYPE_2B,
 		.max_sge = RN_MAX_SGE,
 		.max_sge_rd = rn_settings.iwarp ? 1 : RN_MAX_SGE,
@@ -369,6 +370,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	rn_list_init(&context->channels);
 	rn_list_init(&context->cqs);
 	rn_list_init(&context->srqs);
+	rn_list_init(&context->xrcds);
 	rn_list_init(&context->ahs);
 	rn_list_init(&context->qps);
 	rn_list_init(&context->events);
@@ -379,6 +381,10 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	context->verbs.create_cq_ex = rn_create_cq_ex;
 	context->verbs.create_qp_ex = rn_create_qp_ex;
 	context->verbs.create_srq_ex = rn_create_srq_ex;
+	context->verbs.get_srq_num = rn_get_srq_num;
+	context->verbs.open_xrcd = rn_open_xrcd;
+	context->verbs.close_xrcd = rn_close_xrcd;
+	context->verbs.open_qp = rn_open_qp;
 	context->verbs.alloc_td = rn_alloc_td;
 	context->verbs.dealloc_td = rn_dealloc_td;
 	context->verbs.alloc_parent_domain = rn_alloc_parent_domain;
@@ -480,8 +486,10 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	if (rn_is_foreign(ibv_context))
 		return 0;
 	rn_chaos_close(context);
+	rn_xrc_close_handles(context);
 	rn_qp_destroy_all(context);
 	rn_srq_destroy_all(context);
+	rn_xrc_destroy_all(context);
 	rn_ah_destroy_all(context);
 	rn_cq_destroy_all(context);
 	rn_mw_destroy_all(context);
