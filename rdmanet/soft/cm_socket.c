@@ -124,11 +124,27 @@ static void connected(struct rn_wire *wire)
 	pthread_mutex_unlock(&rn_cm_lock);
 }
 
-static void start_connecting(struct rn_wire *wire)
+/*
+ * Nobody listens there: yet?  Programs tell each other their ports before they listen, and get away with it,
+ * since between adapters a request takes its time.
+ */
+static bool try_again(struct rn_wire *wire)
+{
+	enum { REFUSALS = 3 };
+
+	if (wire->refusals == REFUSALS)
+		return false;
+	rn_source_remove(&wire->source);
+	wire->again = true;
+	rn_cm_wire_set_timer_ms(wire, 1u << wire->refusals++);
+	return true;
+}
+
+void rn_cm_wire_connect(struct rn_wire *wire)
 {
 	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
 	static const int on = 1;
-	int fd = rn_cm_name_connect(dst), tos = wire->tos;
+	int fd = rn_cm_name_connect(dst), tos = wire->tos, rc;
 
 	if (fd >= 0) {
 		rn_fd_close(wire->source.fd);
@@ -150,11 +166,14 @@ static void start_connecting(struct rn_wire *wire)
 	if (wire->tos_set && dst->sa_family == AF_INET)
 		setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
 	rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
-	if (!connect(fd, dst, rn_cm_address_length(dst)))
+	rc = connect(fd, dst, rn_cm_address_length(dst));
+	if (rc && errno == ECONNABORTED && wire->refusals) /* once more the end of the try before */
+		rc = connect(fd, dst, rn_cm_address_length(dst));
+	if (!rc)
 		connected(wire);
 	else if (errno == EINPROGRESS)
 		listen_for(wire, true);
-	else
+	else if (errno != ECONNREFUSED || !try_again(wire))
 		lost_unlocked(wire, errno);
 }
 
@@ -165,10 +184,10 @@ static void finish_connecting(struct rn_wire *wire)
 
 	if (getsockopt(wire->source.fd, SOL_SOCKET, SO_ERROR, &error, &length))
 		error = errno;
-	if (error)
-		lost_unlocked(wire, error);
-	else
+	if (!error)
 		connected(wire);
+	else if (error != ECONNREFUSED || !try_again(wire))
+		lost_unlocked(wire, error);
 }
 
 void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
@@ -189,10 +208,10 @@ void rn_cm_wire_kicked(struct rn_task *task)
 	bool start;
 
 	pthread_mutex_lock(&rn_cm_lock);
-	start = !wire->over && wire->connecting && !wire->source.slot;
+	start = !wire->over && wire->connecting && !wire->source.slot && !wire->again;
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (start)
-		start_connecting(wire);
+		rn_cm_wire_connect(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);
 }

@@ -274,7 +274,18 @@ static void peer_died(struct rn_death *death, bool failed)
 static void timed_out(struct rn_timer *timer)
 {
 	struct rn_wire *wire = RN_OWNER(timer, struct rn_wire, timer);
+	bool again;
 
+	pthread_mutex_lock(&rn_cm_lock);
+	again = wire->again && !wire->over && wire->phase == RN_WIRE_CONNECTING;
+	pthread_mutex_unlock(&rn_cm_lock);
+	wire->again = false;
+	if (again) {
+		rn_cm_wire_connect(wire);
+		rn_cm_wire_flush(wire);
+		rn_cm_wire_sweep(wire);
+		return;
+	}
 	pthread_mutex_lock(&rn_cm_lock);
 	switch (wire->phase) {
 	case RN_WIRE_ACCEPTED:

@@ -94,6 +94,8 @@ struct rn_wire {
 	struct sockaddr_storage near, far; /* the passive side's: of the socket, and of the peer */
 	struct sockaddr_storage dst; /* where the active side goes */
 	bool connecting;             /* the TCP connection isn't there yet */
+	bool again;                  /* it was refused, and is tried once more when the timer fires */
+	unsigned refusals;
 	bool by_name;                /* over a Unix socket: see cm_name.c */
 	bool watched;                /* death */
 	bool wants_room;             /* watching EPOLLOUT */
@@ -141,6 +143,7 @@ void rn_cm_wire_digest(struct rn_wire *wire);
 void rn_cm_wire_receive(struct rn_wire *wire);
 void rn_cm_wire_flush(struct rn_wire *wire);
 void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events);
+void rn_cm_wire_connect(struct rn_wire *wire);
 void rn_cm_wire_kicked(struct rn_task *task); /* the program has changed something */
 
 #endif
