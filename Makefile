@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench bench-quick count test-c foreign foreign-quick build wheel clean distclean prerequisites
+.PHONY: help demo test check bench bench-quick count test-c foreign foreign-quick pyverbs build wheel clean distclean prerequisites
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -79,6 +79,9 @@ foreign: build ## run Debian's RDMA programs on the embedded device (ten minutes
 
 foreign-quick: build ## the short ones of them
 	@$(py) scripts/foreign.py --quick $(ARGS)
+
+pyverbs: build ## run rdma-core's pyverbs tests on the embedded device, and look whether each ends as it should
+	@$(py) scripts/pyverbs_suite.py $(ARGS)
 
 # --- measuring ----------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ static struct {
 	/* Channels, identifiers, lists of devices. From 0 to 1 and back under the lock; by whoever
 	 * keeps one of them alive, also without. */
 	_Atomic unsigned users;
-	struct ibv_pd *pd;
+	struct ibv_pd *_Atomic pd;
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* The objects of the dead parent's context are foreign by their own mark; here it is forgotten. */
@@ -134,6 +134,11 @@ struct ibv_pd *rn_cm_default_pd(void)
 	pd = shared.pd;
 	pthread_mutex_unlock(&shared.lock);
 	return pd;
+}
+
+struct ibv_pd *rn_cm_known_pd(void)
+{
+	return shared.pd;
 }
 
 RN_EXPORT struct ibv_context **rdma_get_devices(int *count)

@@ -137,6 +137,7 @@ struct ibv_context *rn_cm_context_get(void); /* NULL and errno */
 void rn_cm_context_put(void);
 void rn_cm_context_more(void);           /* one more, by somebody who has one */
 struct ibv_context *rn_cm_context(void); /* as opened */
+struct ibv_pd *rn_cm_known_pd(void);     /* the same, if it is there: since an address was bound */
 struct ibv_pd *rn_cm_default_pd(void);   /* for rdma_create_qp without one; NULL and errno */
 
 /* Born of a request, or of rdma_create_id. */

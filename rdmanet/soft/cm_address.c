@@ -90,6 +90,8 @@ void rn_cm_set_route(struct rn_cm_id *id)
 	struct rdma_route *route = &id->id.route;
 
 	id->id.verbs = rn_cm_context();
+	if (!id->id.pd)
+		id->id.pd = rn_cm_known_pd(); /* for programs that make their queue pairs themselves */
 	id->id.port_num = 1;
 	rn_gid_of(&route->addr.src_addr, &route->addr.addr.ibaddr.sgid);
 	if (!rn_cm_address_length(&route->addr.dst_addr))
@@ -208,6 +210,8 @@ RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *addres
 		return rn_cm_error(EBADF);
 	if (!length || id->state != RN_CM_IDLE)
 		return rn_cm_error(EINVAL);
+	if (!rn_cm_default_pd())
+		return -1;
 	memcpy(&local, address, length);
 	if (rn_gid_local_only() && rn_cm_is_wildcard((struct sockaddr *)&local))
 		rn_cm_set_loopback((struct sockaddr *)&local);
@@ -273,6 +277,8 @@ RN_EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma_id, struct sockaddr *src
 		return rn_cm_error(EBADF);
 	if (!length || (id->state != RN_CM_IDLE && id->state != RN_CM_BOUND))
 		return rn_cm_error(EINVAL);
+	if (!rn_cm_default_pd())
+		return -1;
 	if (src && rn_cm_address_length(src) && src->sa_family != dst->sa_family)
 		return rn_cm_error(EINVAL);
 	if (src && id->state == RN_CM_IDLE && (rn_cm_port(src) || !rn_cm_is_wildcard(src)) &&

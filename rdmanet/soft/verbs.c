@@ -171,7 +171,9 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 	all.odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
 	all.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 						      IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
-						      IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+						      IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
+	all.odp_caps.per_transport_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE;
+	all.odp_caps.per_transport_caps.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
 	all.max_dm_size = RN_MAX_DM;
 	all.completion_timestamp_mask = UINT64_MAX;
 	all.hca_core_clock = 1000000; /* kHz: nanoseconds */
@@ -584,17 +586,18 @@ RN_EXPORT int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode o
 	return 0;
 }
 
+/* Enhanced connection establishment: nothing to enhance. */
 RN_EXPORT int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
-	(void)qp;
-	return ece->vendor_id || ece->options ? EOPNOTSUPP : 0;
+	(void)qp, (void)ece;
+	return EOPNOTSUPP;
 }
 
 RN_EXPORT int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
 	(void)qp;
 	*ece = (struct ibv_ece){0};
-	return 0;
+	return EOPNOTSUPP;
 }
 
 /* --- words ----------------------------------------------------------------------------------------------------------------------- */
