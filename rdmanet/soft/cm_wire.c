@@ -38,6 +38,7 @@
 #include "cm_wire.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <stdlib.h>
 
 struct rn_list rn_cm_wires = {&rn_cm_wires, &rn_cm_wires};
@@ -194,6 +195,8 @@ void rn_cm_wire_tell_refused(struct rn_wire *wire, enum rdma_cm_event_type type,
 
 	if (!wire->id)
 		return;
+	if (type == RDMA_CM_EVENT_REJECTED && rn_settings.iwarp)
+		status = -ECONNREFUSED; /* a TCP connection that is closed says no reason */
 	/* The peer's answer lies there unread: it is void now, and becomes this. */
 	event = rn_cm_event_find(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE);
 	if (event) {
