@@ -292,6 +292,7 @@ def test_completions_are_in_the_order_of_posting(net: Net, pair):
     b.one()
 
 
+@pytest.mark.not_on_iwarp("has no atomics")
 def test_a_fence_waits_for_what_is_fetched(net: Net, pair):
     a, b = pair
     here, there, got = net.mr(), net.mr(), net.mr()

@@ -28,7 +28,11 @@ LOCAL, READ, WRITE, ATOMIC = (
     AccessFlags.REMOTE_WRITE,
     AccessFlags.REMOTE_ATOMIC,
 )
-REMOTE = [WROpcode.RDMA_WRITE, WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD]
+REMOTE = [
+    WROpcode.RDMA_WRITE,
+    WROpcode.RDMA_READ,
+    pytest.param(WROpcode.ATOMIC_FETCH_AND_ADD, marks=pytest.mark.not_on_iwarp("has no atomics")),
+]
 REMOTE_IDS = pytest.mark.parametrize("opcode", REMOTE, ids=lambda opcode: opcode.name)
 
 
@@ -81,6 +85,7 @@ def test_remote_access(net: Net, pair, opcode, fault):
     both_fail(net, a, b, WCStatus.REM_ACCESS_ERR, EventType.QP_ACCESS_ERR)
 
 
+@pytest.mark.not_on_iwarp("has no immediate data")
 def test_a_write_with_immediate_and_a_wrong_key(net: Net, pair):
     """The receive that it would have taken fails, too."""
     a, b = pair
@@ -121,6 +126,7 @@ def test_fetching_without_room_for_it(net: Net, opcode):
     both_fail(net, a, b, WCStatus.REM_INV_REQ_ERR, EventType.QP_REQ_ERR)
 
 
+@pytest.mark.not_on_iwarp("has no atomics")
 def test_a_misaligned_atomic(net: Net, pair):
     differs(net.context, "rxe", "refuses to post it")
     a, b = pair
@@ -269,6 +275,7 @@ def test_datagrams_to_nobody(net: Net):
 # ---- What a receive's completion tells --------------------------------------------------------------------
 
 
+@pytest.mark.not_on_iwarp("has no immediate data")
 def test_a_write_with_immediate_is_told(net: Net, pair):
     """RECV_RDMA_WITH_IMM with the length written; the receive's own memory is not touched."""
     a, b = pair

@@ -15,6 +15,7 @@ TAKES_A_RECEIVE = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 @TAKES_A_RECEIVE
 def test_no_receive_and_no_retry(net: Net, opcode):
     """rnr_retry 0: RNR_RETRY_EXC_ERR at once, and the queue pair is in error. The responder does not mind."""
@@ -27,6 +28,7 @@ def test_no_receive_and_no_retry(net: Net, opcode):
     assert b.quiet()
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 @pytest.mark.parametrize("budget", [1, 3, 6])
 def test_the_budget_is_spent(net: Net, budget):
     """budget + 1 tries in all; the embedded device counts them."""
@@ -39,6 +41,7 @@ def test_the_budget_is_spent(net: Net, budget):
         assert after - before == budget + 1
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 def test_seven_is_without_limit(net: Net):
     """More tries than any budget has; a receive posted at last is taken."""
     a, b = net.pair(rts={"rnr_retry": 7}, rtr={"min_rnr_timer": 1})
@@ -49,6 +52,7 @@ def test_seven_is_without_limit(net: Net):
     assert b.one().status == a.one().status == WCStatus.SUCCESS
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 @TAKES_A_RECEIVE
 def test_a_receive_within_the_budget(net: Net, opcode):
     """The wait is min_rnr_timer's: long enough here to post a receive meanwhile."""
@@ -61,6 +65,7 @@ def test_a_receive_within_the_budget(net: Net, opcode):
     assert mr[64:68] == b"late"
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 def test_an_answer_refills_the_budget(net: Net):
     """Three messages of which each needs the whole budget of one."""
     a, b = net.pair(rts={"rnr_retry": 1}, rtr={"min_rnr_timer": 29})
@@ -71,6 +76,7 @@ def test_an_answer_refills_the_budget(net: Net):
         assert b.one().status == a.one().status == WCStatus.SUCCESS
 
 
+@pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
 def test_messages_behind_wait_in_order(net: Net):
     a, b = net.pair(rts={"rnr_retry": 7}, rtr={"min_rnr_timer": 1})
     mr, there = net.mr(), net.mr()
