@@ -174,6 +174,7 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 						      IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
 	all.odp_caps.per_transport_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE;
 	all.odp_caps.per_transport_caps.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
+	all.xrc_odp_caps = all.odp_caps.per_transport_caps.rc_odp_caps;
 	all.max_dm_size = RN_MAX_DM;
 	all.completion_timestamp_mask = UINT64_MAX;
 	all.hca_core_clock = 1000000; /* kHz: nanoseconds */
