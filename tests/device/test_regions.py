@@ -1,7 +1,10 @@
 """What can be done with regions beyond making them: in-place changes, advice, other kinds of memory."""
 
+import ctypes
 import errno
+import fcntl
 import gc
+import mmap
 import os
 
 import pytest
@@ -16,7 +19,9 @@ from rdmanet.verbs import (
     WROpcode,
 )
 
-from .conftest import EVERYTHING, Net, needs
+from .conftest import EVERYTHING, Net, driver, needs
+
+F_ADD_SEALS, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 1, 2, 4  # the fcntl module of 3.11 lacks them
 
 
 def test_changing_rights(net: Net, pair):
@@ -173,19 +178,30 @@ def test_a_region_holds_device_memory(net: Net):
 
 
 def test_memory_of_a_descriptor(net: Net, pair):
-    """A dma-buf; on the embedded device a sealed memfd."""
+    """A dma-buf; on the embedded device a sealed memfd, at the addresses where it is mapped."""
     a, _ = pair
     fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, 4096)
-        with needs("regions of descriptors"):
-            try:
-                region = net.pd.reg_dmabuf_mr(fd, 4096)
-            except OSError as exc:
-                if exc.errno in (errno.EINVAL, errno.EBADF):
-                    pytest.skip(f"only a real dma-buf would do: {exc}")
-                raise
-        region.close()
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+        with mmap.mmap(fd, 4096) as memory:
+            probe = ctypes.c_char.from_buffer(memory)
+            address = ctypes.addressof(probe)
+            del probe
+            with needs("regions of descriptors"):
+                try:
+                    region = net.pd.reg_dmabuf_mr(fd, 4096, iova=address, access=EVERYTHING)
+                except OSError as exc:
+                    if driver(net.context) != "embedded" and exc.errno in (errno.EINVAL, errno.EBADF):
+                        pytest.skip("only a real dma-buf would do")
+                    raise
+            mr = net.mr()
+            mr[0:6] = b"by fd!"
+            a.send(mr.sge(0, 6), WROpcode.RDMA_WRITE, remote_addr=address + 8, rkey=region.rkey)
+            assert a.one().status == WCStatus.SUCCESS
+            assert memory[8:14] == b"by fd!"
+            with pytest.raises(BufferError, match="another device's memory"):
+                memoryview(region)
+            region.close()
     finally:
         os.close(fd)
-    assert a.qp.in_flight == (0, 0)
