@@ -124,6 +124,7 @@ struct rn_plan {
 	uint32_t draws;
 	uint8_t status;  /* how it ends, whatever it does; 0: by itself */
 	bool is_twice;
+	bool is_dropped; /* an unreliable one: on a stream its place is taken by nothing */
 	bool is_away;    /* this try has met its fate already */
 	bool is_done;    /* executed over there, but not acknowledged */
 	uint32_t byte_len; /* of that */

@@ -14,6 +14,7 @@
  * apart from `next`, which an RNR NAK may have moved back meanwhile.
  */
 #define _GNU_SOURCE
+#include "iwarp.h"
 #include "soft.h"
 
 enum {
@@ -163,10 +164,18 @@ static bool meets_fault(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_stat
 	if (qp->streams.next != qp->sq_executed || (qp->wait == RN_WAIT_LOST && !rn_sq_waited_for_nothing(qp)))
 		return true;
 	wait = rn_chaos_set_off(qp, send, status);
-	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS && rn_chaos_finds_no_receive(qp, send))
+	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS &&
+	    (rn_chaos_finds_no_receive(qp, send) || (rn_settings.iwarp && rn_iwarp_is_too_early(qp))))
 		wait = RN_WAIT_RNR;
-	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS && send->plan.status)
+	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS && send->plan.status) {
 		*status = send->plan.status;
+		qp->count.failed++;
+	}
+	if (wait != RN_WAIT_NOT && qp->unreliable) {
+		send->plan.is_dropped = true; /* a frame goes nonetheless: for the count */
+		send->total = 0;
+		return false;
+	}
 	if (wait == RN_WAIT_RNR)
 		qp->streams.rnr_until_ns = rn_now_ns() + rn_rnr_delay_ns(qp);
 	if (wait != RN_WAIT_NOT)
@@ -191,6 +200,10 @@ static bool plan_next(struct rn_qp *qp, struct plan *plan, enum ibv_wc_status *s
 		send->answered = false;
 	}
 	*frame = make_frame(qp, &send->wr, streams->next, streams->offset, send->total);
+	if (unlikely(send->plan.is_dropped)) {
+		frame->kind = RN_FRAME_NOTHING;
+		frame->length = 0;
+	}
 	if (!add_frame(qp, plan, frame, 0, status)) {
 		plan->more = *status == IBV_WC_SUCCESS;
 		return false;

@@ -189,6 +189,7 @@ def test_a_context_of_the_connection_manager(manager, address):
     manager.part(client, server)
 
 
+@pytest.mark.not_on_iwarp("is reliable")
 def test_an_unreliable_message_is_lost_without_a_word(net, context):
     a, b = net.side(qp_type=QPType.UC), net.side(qp_type=QPType.UC)
     net.connect(a, b)
@@ -203,6 +204,7 @@ def test_an_unreliable_message_is_lost_without_a_word(net, context):
     assert a.qp.counters()["lost"] == 1
 
 
+@pytest.mark.not_on_iwarp("has neither address handles nor memory windows")
 def test_creating_what_has_no_connection_fails(net, context):
     entry = context.gid_table(1)[0]
     context.set_faults("fail=create_srq, fail=alloc_mw, fail=create_ah, fail=alloc_dm")
