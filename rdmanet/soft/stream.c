@@ -547,6 +547,8 @@ void rn_stream_lost(struct rn_stream *stream)
 	if (stream->ended)
 		return;
 	rn_stream_end(stream);
+	if (!stream->is_out && !stream->confirmed)
+		return; /* it had not even begun, and may come again */
 	/* Cut off in the midst of a frame it could not say BYE here; but it may have there. */
 	if (!stream->is_out && streams->out && !streams->out->ended && streams->out->state == RN_STREAM_OPEN)
 		rn_stream_receive(qp);

@@ -48,91 +48,10 @@
 
 #include "engine.h"
 #include "respond.h"
-
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the wire is little-endian, and so is every machine this was made for"
-#endif
+#include "stream_frames.h"
 
 struct rn_qp;
 struct rn_cq;
-
-/* --- the wire ---------------------------------------------------------------------------------- */
-
-enum {
-	RN_STREAM_MAGIC = 0x53524e52, /* "RNRS" */
-	RN_STREAM_VERSION = 1,
-	RN_FRAME_BYTES = 256 * 1024, /* a longer message is cut: so it can be stopped */
-};
-
-/* Before the first frame; see stream_hello.c. */
-struct rn_wire_hello {
-	uint32_t magic;
-	uint16_t version;
-	uint16_t reserved;
-	uint32_t source_qpn, dest_qpn, psn, reserved2;
-	uint8_t source_gid[16];
-	uint8_t nonce[32];
-};
-static_assert(sizeof(struct rn_wire_hello) == 72, "no padding on the wire");
-
-enum rn_greeting { RN_GREETING_WELCOME = 1, RN_GREETING_CHALLENGE, RN_GREETING_REFUSED };
-struct rn_wire_greeting {
-	uint32_t magic;
-	uint8_t kind;
-	uint8_t reserved[3];
-	uint8_t nonce[32]; /* of a CHALLENGE */
-	uint8_t proof[32]; /* of a WELCOME after it: the responder knows the secret, too */
-};
-static_assert(sizeof(struct rn_wire_greeting) == 72, "no padding on the wire");
-
-/* From requester to responder: followed by length bytes of the message, from offset on. */
-enum rn_frame_kind {
-	RN_FRAME_SEND = 1,
-	RN_FRAME_SEND_IMM,
-	RN_FRAME_SEND_INV,
-	RN_FRAME_WRITE,
-	RN_FRAME_WRITE_IMM,
-	RN_FRAME_READ,
-	RN_FRAME_SWAP,
-	RN_FRAME_ADD,
-	RN_FRAME_NOTHING, /* executed by the requester itself: for the count */
-	RN_FRAME_BYE,
-	RN_FRAME_KINDS,
-};
-enum { RN_FRAME_SOLICITED = 1, RN_FRAME_FLAGS = 1 };
-struct rn_wire_frame {
-	uint8_t kind;
-	uint8_t flags;
-	uint16_t reserved;
-	uint32_t serial; /* of the request */
-	uint32_t offset, length, total;
-	uint32_t imm; /* as the program gave it, or the key to invalidate */
-	uint32_t rkey;
-	uint32_t ack; /* requests of the other direction that were executed */
-	uint64_t addr;
-	uint64_t compare_add, swap;
-	uint32_t srqn, reserved2;
-};
-static_assert(sizeof(struct rn_wire_frame) == 64, "no padding on the wire");
-
-/* From responder to requester: followed by length bytes of a READ, eight of an atomic. */
-enum rn_answer_kind {
-	RN_ANSWER_ACK = 1, /* serial: how many have been executed */
-	RN_ANSWER_RNR,     /* code: the RNR timer's */
-	RN_ANSWER_NAK,     /* code: the status for the requester's completion */
-	RN_ANSWER_READ,
-	RN_ANSWER_ATOMIC,
-	RN_ANSWER_BYE,
-};
-struct rn_wire_answer {
-	uint8_t kind;
-	uint8_t code;
-	uint16_t reserved;
-	uint32_t serial;
-	uint32_t length;
-	uint32_t reserved2;
-};
-static_assert(sizeof(struct rn_wire_answer) == 16, "no padding on the wire");
 
 /* --- the objects --------------------------------------------------------------------------------- */
 
@@ -184,6 +103,7 @@ struct rn_stream {
 	uint32_t told;      /* up to here the requester knows what was executed */
 	bool waits;         /* after an RNR NAK, for that request to come again */
 	bool failed;        /* after a NAK: nothing counts any more */
+	bool confirmed;     /* the requester has taken us for its responder: its end means something */
 	bool said_bye;      /* the requester did */
 	struct rn_wire_frame head; /* of the frame at hand */
 	uint32_t payload_left;     /* bytes of it to come */

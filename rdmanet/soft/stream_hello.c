@@ -101,6 +101,7 @@ static bool is_welcome(struct rn_stream *out, const struct rn_wire_greeting *gre
 
 bool rn_hello_answered(struct rn_stream *out)
 {
+	struct rn_wire_frame here = {.kind = RN_FRAME_HERE};
 	struct rn_wire_greeting greeting;
 
 	for (;;) {
@@ -121,7 +122,7 @@ bool rn_hello_answered(struct rn_stream *out)
 		if (greeting.kind != RN_GREETING_WELCOME || !is_welcome(out, &greeting))
 			return false;
 		out->state = RN_STREAM_OPEN;
-		return true;
+		return rn_wire_put(out, &here, sizeof(here)) && rn_wire_flush(out);
 	}
 }
 

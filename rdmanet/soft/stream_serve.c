@@ -149,7 +149,7 @@ static bool makes_sense(const struct rn_wire_frame *frame)
 {
 	if (!frame->kind || frame->kind >= RN_FRAME_KINDS || frame->flags & ~RN_FRAME_FLAGS)
 		return false;
-	if (frame->kind == RN_FRAME_BYE)
+	if (frame->kind == RN_FRAME_BYE || frame->kind == RN_FRAME_HERE)
 		return !frame->length;
 	if (frame->total > RN_MAX_MESSAGE || frame->offset > frame->total || frame->length > RN_FRAME_BYTES ||
 	    frame->length > frame->total - frame->offset)
@@ -236,8 +236,11 @@ static bool begin_frame(struct rn_qp *qp, struct rn_stream *in)
 	struct rn_wire_frame *frame = &in->head;
 
 	memcpy(frame, rn_wire_take(in, sizeof(*frame)), sizeof(*frame));
+	in->confirmed = true;
 	if (!makes_sense(frame))
 		return false;
+	if (frame->kind == RN_FRAME_HERE)
+		return true;
 	if (frame->kind == RN_FRAME_BYE) {
 		in->said_bye = qp->streams.left = true;
 		rn_view_give_back(&in->view);

@@ -1,0 +1,552 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams between two processes: every operation, every refusal, and peers that die, stop, lie, or may not
+ * come in.  What they have in common with requests executed in place, test_local and others show by stream
+ * as well (see the Makefile).
+ */
+#include "processes.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "stream_frames.h"
+
+static struct end mine;
+static struct address theirs;
+
+static void open_end(void)
+{
+	end_open(&mine, &(struct end_options){.memory = USER_MEMORY});
+}
+
+static void serve_until_told(int fd)
+{
+	char mark;
+
+	open_end();
+	theirs = connect_over(&mine, fd);
+	for (int i = 0; i < 8; i++)
+		CHECK_EQ(post_recv(&mine, i, i * 1000, 1000), 0);
+	meet(fd);
+	hear(fd, &mark, 1); /* or it has gone */
+	end_close(&mine);
+}
+
+static struct other with_server(void (*serve)(int fd))
+{
+	struct other other = spawn(serve);
+
+	open_end();
+	theirs = connect_over(&mine, other.fd);
+	meet(other.fd);
+	return other;
+}
+
+static void part(struct other *other)
+{
+	end_close(&mine);
+	join(other);
+	expect_live_nothing();
+}
+
+/* --- operations ------------------------------------------------------------------------------------------- */
+
+static void all_operations(void)
+{
+	struct other other = with_server(serve_until_told);
+	uint64_t value;
+
+	CHECK_EQ(rdmanet_soft_qp_way(mine.qp), RDMANET_SOFT_WAY_STREAM);
+	for (uint32_t i = 0; i < BUFFER; i++)
+		mine.buffer[i] = i * 7 + (i >> 10);
+	/* Cut into frames, there and back. */
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 1, 0, BUFFER / 2, theirs.buffer + 100, theirs.rkey), 0);
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_READ, 2, BUFFER / 2, BUFFER / 2, theirs.buffer + 100, theirs.rkey), 0);
+	CHECK_EQ(post_send(&mine, 3, 0, 1000), 0);
+	CHECK_EQ(post_send(&mine, 4, 0, 0), 0);
+	for (int i = 1; i <= 4; i++)
+		expect(mine.cq, i, IBV_WC_SUCCESS);
+	CHECK(!memcmp(mine.buffer, mine.buffer + BUFFER / 2, BUFFER / 2));
+	value = 5;
+	memcpy(mine.buffer, &value, sizeof(value));
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 5, 0, 8, theirs.buffer + 64, theirs.rkey), 0);
+	CHECK_EQ(post(&mine,
+		      (struct ibv_send_wr){.wr_id = 6,
+					   .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+					   .send_flags = IBV_SEND_SIGNALED,
+					   .wr.atomic = {.remote_addr = theirs.buffer + 64, .rkey = theirs.rkey, .compare_add = 7}},
+		      0, 8),
+		 0);
+	CHECK_EQ(post(&mine,
+		      (struct ibv_send_wr){.wr_id = 7,
+					   .opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
+					   .send_flags = IBV_SEND_SIGNALED,
+					   .wr.atomic = {.remote_addr = theirs.buffer + 64, .rkey = theirs.rkey, .compare_add = 12, .swap = 99}},
+		      8, 8),
+		 0);
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_READ, 8, 16, 8, theirs.buffer + 64, theirs.rkey), 0);
+	for (int i = 5; i <= 8; i++)
+		expect(mine.cq, i, IBV_WC_SUCCESS);
+	for (int i = 0; i < 3; i++) {
+		memcpy(&value, mine.buffer + i * 8, sizeof(value));
+		CHECK_EQ(value, i == 0 ? 5 : i == 1 ? 12 : 99);
+	}
+	tell(other.fd, "m", 1);
+	part(&other);
+}
+
+static void refused(enum ibv_wr_opcode opcode, uint32_t length, uint32_t wrong_key, enum ibv_wc_status status)
+{
+	struct other other = with_server(serve_until_told);
+
+	/* What is behind it is flushed. */
+	CHECK_EQ(post_rdma(&mine, opcode, 1, 0, length, theirs.buffer, theirs.rkey ^ wrong_key), 0);
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 2, 0, 8, theirs.buffer, theirs.rkey), 0);
+	expect(mine.cq, 1, status);
+	expect(mine.cq, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(state_of(mine.qp), IBV_QPS_ERR);
+	tell(other.fd, "m", 1);
+	part(&other);
+}
+
+static void refusals(void)
+{
+	refused(IBV_WR_RDMA_WRITE, 8, 0x100, IBV_WC_REM_ACCESS_ERR);
+	refused(IBV_WR_RDMA_WRITE, BUFFER, 0x100, IBV_WC_REM_ACCESS_ERR);
+	refused(IBV_WR_RDMA_READ, 8, 0x100, IBV_WC_REM_ACCESS_ERR);
+	refused(IBV_WR_RDMA_READ, BUFFER, 0x100, IBV_WC_REM_ACCESS_ERR);
+	refused(IBV_WR_SEND, 1001, 0, IBV_WC_REM_INV_REQ_ERR);
+	refused(IBV_WR_SEND, BUFFER, 0, IBV_WC_REM_INV_REQ_ERR);
+}
+
+static void serve_late(int fd)
+{
+	open_end();
+	theirs = connect_over(&mine, fd);
+	meet(fd);
+	for (int i = 0; i < 20; i++) {
+		usleep(i % 4 * 500);
+		CHECK_EQ(post_recv(&mine, i, i * 40000, 40000), 0);
+	}
+	for (int i = 0; i < 20; i++) {
+		expect(mine.cq, i, IBV_WC_SUCCESS);
+		CHECK(mine.buffer[i * 40000] == i && mine.buffer[i * 40000 + 39999] == i);
+	}
+	meet(fd);
+	end_close(&mine);
+}
+
+/* Many on their way, and no receive for them: they come again, in order. */
+static void receives_come_late(void)
+{
+	struct other other = with_server(serve_late);
+	struct rn_counters count;
+
+	for (int i = 0; i < 20; i++) {
+		memset(mine.buffer + i * 40000, i, 40000);
+		CHECK_EQ(post_send(&mine, i, i * 40000, 40000), 0);
+	}
+	for (int i = 0; i < 20; i++)
+		expect(mine.cq, i, IBV_WC_SUCCESS);
+	CHECK_EQ(rdmanet_soft_qp_counters(mine.qp, &count), 0);
+	CHECK(count.rnr_naks >= 1);
+	meet(other.fd);
+	part(&other);
+}
+
+/* --- ends ------------------------------------------------------------------------------------------------- */
+
+static void killed_while_idle(void)
+{
+	struct other other = with_server(serve_until_told);
+
+	CHECK_EQ(post_recv(&mine, 1, 0, 8), 0);
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 2, 0, 8, theirs.buffer, theirs.rkey), 0);
+	expect(mine.cq, 2, IBV_WC_SUCCESS);
+	join_killed(&other);
+	expect(mine.cq, 1, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(state_of(mine.qp), IBV_QPS_ERR);
+	end_close(&mine);
+	expect_live_nothing();
+}
+
+static void killed_under_load(void)
+{
+	for (int round = 0; round < 10; round++) {
+		struct other other = with_server(serve_until_told);
+		bool failed = false;
+		int posted = 0;
+
+		for (; posted < 40; posted++)
+			CHECK_EQ(post_rdma(&mine, posted % 3 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, posted, 0, BUFFER,
+					   theirs.buffer, theirs.rkey),
+				 0);
+		usleep(round * 300);
+		kill(other.pid, SIGKILL);
+		for (int i = 0; i < posted; i++) {
+			struct ibv_wc wc = poll_one(mine.cq);
+
+			CHECK_EQ(wc.wr_id, i);
+			CHECK_EQ(wc.status, failed ? IBV_WC_WR_FLUSH_ERR
+				 : wc.status == IBV_WC_SUCCESS ? IBV_WC_SUCCESS : IBV_WC_RETRY_EXC_ERR);
+			failed |= wc.status != IBV_WC_SUCCESS;
+		}
+		join_killed(&other);
+		end_close(&mine);
+	}
+	expect_live_nothing();
+}
+
+/* Its queue pair has gone, in good order: silence, so who posts spends the retry budget. */
+static void left_in_good_order(void)
+{
+	struct other other = with_server(serve_until_told);
+
+	tell(other.fd, "m", 1);
+	join(&other);
+	CHECK_EQ(post_recv(&mine, 1, 0, 8), 0);
+	expect_nothing(mine.cq);
+	CHECK_EQ(state_of(mine.qp), IBV_QPS_RTS);
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 2, 0, 8, theirs.buffer, theirs.rkey), 0);
+	for (int i = 0; i < 2; i++) { /* of two queues: in any order */
+		struct ibv_wc wc = poll_one(mine.cq);
+
+		CHECK_EQ(wc.status, wc.wr_id == 2 ? IBV_WC_RETRY_EXC_ERR : IBV_WC_WR_FLUSH_ERR);
+	}
+	end_close(&mine);
+	expect_live_nothing();
+}
+
+/* A stopped peer holds up its own queue pair, and it only until it goes on. */
+static void stopped(void)
+{
+	struct other other = spawn(serve_until_told), second = spawn(serve_until_told);
+	struct address at_first;
+	struct end first;
+
+	open_end();
+	at_first = connect_over(&mine, other.fd);
+	meet(other.fd);
+	first = mine;
+	open_end();
+	theirs = connect_over(&mine, second.fd);
+	meet(second.fd);
+	kill(other.pid, SIGSTOP);
+	for (int i = 0; i < 20; i++)
+		CHECK_EQ(post_rdma(&first, IBV_WR_RDMA_WRITE, i, 0, BUFFER, at_first.buffer, at_first.rkey), 0);
+	for (int i = 0; i < 200; i++) {
+		CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, i, 0, 1000, theirs.buffer, theirs.rkey), 0);
+		expect(mine.cq, i, IBV_WC_SUCCESS);
+	}
+	CHECK_EQ(state_of(first.qp), IBV_QPS_RTS);
+	kill(other.pid, SIGCONT);
+	for (int i = 0; i < 20; i++)
+		expect(first.cq, i, IBV_WC_SUCCESS);
+	tell(other.fd, "m", 1);
+	tell(second.fd, "m", 1);
+	end_close(&first);
+	join(&other);
+	part(&second);
+}
+
+static void serve_and_withdraw(int fd)
+{
+	open_end();
+	theirs = connect_over(&mine, fd);
+	meet(fd);
+	usleep(3000);
+	CHECK_EQ(ibv_dereg_mr(mine.mr), 0);
+	mine.mr = NULL;
+	/* From here on nobody writes there. */
+	memset(mine.buffer, 'z', BUFFER);
+	meet(fd);
+	for (int i = 0; i < BUFFER; i++)
+		CHECK(mine.buffer[i] == 'z');
+	end_close(&mine);
+}
+
+static void withdrawn_under_load(void)
+{
+	struct other other = with_server(serve_and_withdraw);
+	enum ibv_wc_status status;
+	struct ibv_wc wc;
+
+	memset(mine.buffer, 'a', BUFFER);
+	do {
+		CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 1, 0, BUFFER, theirs.buffer, theirs.rkey), 0);
+		wc = poll_one(mine.cq);
+		status = wc.status;
+	} while (status == IBV_WC_SUCCESS);
+	CHECK_EQ(status, IBV_WC_REM_ACCESS_ERR);
+	meet(other.fd);
+	part(&other);
+}
+
+/* --- who may come ------------------------------------------------------------------------------------------- */
+
+static void serve_as_another(int fd)
+{
+	CHECK_EQ(setgid(65534), 0);
+	CHECK_EQ(setuid(65534), 0);
+	serve_until_told(fd);
+}
+
+/* Its memory can't be mapped: so it is reached by stream, without being told to. */
+static void another_user(void)
+{
+	struct other other;
+
+	if (getuid()) {
+		printf("  not run: only root can become another user\n");
+		return;
+	}
+	setenv("RDMANET_SOFT_TRANSPORT", "auto", 1);
+	other = with_server(serve_as_another);
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 1, 0, 1000, theirs.buffer, theirs.rkey), 0);
+	expect(mine.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(rdmanet_soft_qp_way(mine.qp), RDMANET_SOFT_WAY_STREAM);
+	tell(other.fd, "m", 1);
+	part(&other);
+
+	other = with_server(serve_until_told);
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 1, 0, 1000, theirs.buffer, theirs.rkey), 0);
+	expect(mine.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(rdmanet_soft_qp_way(mine.qp), RDMANET_SOFT_WAY_MAPPED);
+	tell(other.fd, "m", 1);
+	part(&other);
+	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
+}
+
+static void serve_with_its_secret(int fd)
+{
+	char secret[16];
+
+	CHECK(hear(fd, secret, sizeof(secret)));
+	setenv("RDMANET_SOFT_SECRET", secret, 1);
+	serve_until_told(fd);
+}
+
+static void try_secret(const char *ours, const char *its, enum ibv_wc_status expected)
+{
+	struct other other = spawn(serve_with_its_secret);
+	char secret[16] = {0};
+
+	strcpy(secret, its);
+	tell(other.fd, secret, sizeof(secret));
+	setenv("RDMANET_SOFT_SECRET", ours, 1);
+	open_end();
+	theirs = connect_over(&mine, other.fd);
+	meet(other.fd);
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 1, 0, 1000, theirs.buffer, theirs.rkey), 0);
+	expect(mine.cq, 1, expected);
+	tell(other.fd, "m", 1);
+	part(&other);
+	unsetenv("RDMANET_SOFT_SECRET");
+}
+
+static void secrets(void)
+{
+	try_secret("open sesame", "open sesame", IBV_WC_SUCCESS);
+	try_secret("open sesame", "close sesame", IBV_WC_RETRY_EXC_ERR);
+	try_secret("", "open sesame", IBV_WC_RETRY_EXC_ERR);
+	try_secret("open sesame", "", IBV_WC_RETRY_EXC_ERR);
+}
+
+/* --- strangers and liars -------------------------------------------------------------------------------------- */
+
+static int knock(uint32_t qpn)
+{
+	struct sockaddr_in to = {
+		.sin_family = AF_INET, .sin_port = htons(qpn >> 8), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof(to)));
+	return fd;
+}
+
+/* The other end has closed, whatever it said before. */
+static void expect_end(int fd)
+{
+	char bytes[4096];
+	ssize_t got;
+
+	while ((got = recv(fd, bytes, sizeof(bytes), 0)) > 0)
+		;
+	CHECK(!got || errno == ECONNRESET);
+	close(fd);
+}
+
+static void say(int fd, const void *data, size_t size)
+{
+	CHECK_EQ(send(fd, data, size, MSG_NOSIGNAL), (ssize_t)size);
+}
+
+/* A queue pair of ours in RTR, and whoever comes claims to be its peer. */
+static void open_victim(void)
+{
+	struct ibv_qp_attr attr = default_attr(0xabcd01);
+
+	open_end();
+	memset(mine.buffer, 'v', BUFFER);
+	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_INIT, INIT_MASK), 0);
+	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_RTR, RTR_MASK), 0);
+	CHECK_EQ(post_recv(&mine, 1, 0, 64), 0);
+}
+
+static int introduce(void)
+{
+	struct rn_wire_hello hello = {.magic = RN_STREAM_MAGIC,
+				      .version = RN_STREAM_VERSION,
+				      .source_qpn = 0xabcd01,
+				      .dest_qpn = mine.qp->qp_num,
+				      .psn = 17};
+	struct rn_wire_greeting greeting;
+	int fd = knock(mine.qp->qp_num);
+
+	say(fd, &hello, sizeof(hello));
+	CHECK_EQ(recv(fd, &greeting, sizeof(greeting), MSG_WAITALL), (ssize_t)sizeof(greeting));
+	CHECK_EQ(greeting.kind, RN_GREETING_WELCOME);
+	return fd;
+}
+
+static void strangers(void)
+{
+	struct rn_wire_hello hello = {.magic = RN_STREAM_MAGIC, .version = RN_STREAM_VERSION, .psn = 17};
+	char noise[200];
+	int silent, fd;
+
+	setenv("RDMANET_SOFT_SILENCE", "300", 1);
+	open_victim();
+	silent = knock(mine.qp->qp_num);
+	memset(noise, 'n', sizeof(noise));
+	fd = knock(mine.qp->qp_num);
+	say(fd, noise, sizeof(noise));
+	expect_end(fd);
+	/* For nobody; from somebody else; with another number to begin with. */
+	for (int i = 0; i < 3; i++) {
+		hello.dest_qpn = i == 0 ? mine.qp->qp_num ^ 1 : mine.qp->qp_num;
+		hello.source_qpn = i == 1 ? 0xabcd02 : 0xabcd01;
+		hello.psn = i == 2 ? 18 : 17;
+		fd = knock(mine.qp->qp_num);
+		say(fd, &hello, sizeof(hello));
+		expect_end(fd);
+	}
+	expect_end(silent);
+	expect_nothing(mine.cq);
+	CHECK_EQ(state_of(mine.qp), IBV_QPS_RTR);
+	unsetenv("RDMANET_SOFT_SILENCE");
+	end_close(&mine);
+	expect_live_nothing();
+}
+
+static void lie(struct rn_wire_frame frame, bool is_answered)
+{
+	struct rn_wire_answer answer;
+	char payload[64] = "never to be seen";
+	int fd;
+
+	open_victim();
+	fd = introduce();
+	frame.rkey = frame.rkey ? mine.mr->rkey : 0;
+	frame.addr += (uintptr_t)mine.buffer;
+	say(fd, &frame, sizeof(frame));
+	send(fd, payload, sizeof(payload), MSG_NOSIGNAL);
+	if (is_answered) {
+		CHECK_EQ(recv(fd, &answer, sizeof(answer), MSG_WAITALL), (ssize_t)sizeof(answer));
+		CHECK_EQ(answer.kind, RN_ANSWER_NAK);
+	}
+	expect(mine.cq, 1, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(state_of(mine.qp), IBV_QPS_ERR);
+	shutdown(fd, SHUT_WR);
+	expect_end(fd);
+	for (int i = 0; i < BUFFER; i++)
+		CHECK(mine.buffer[i] == 'v');
+	end_close(&mine);
+}
+
+/* Each field, out of its bounds: the queue pair is in ERR, and memory is as it was. */
+static void liars(void)
+{
+	enum { SEND = RN_FRAME_SEND, WRITE = RN_FRAME_WRITE };
+	const struct rn_wire_frame breaking[] = {
+		{.kind = 0, .length = 64, .total = 64},
+		{.kind = RN_FRAME_KINDS, .length = 64, .total = 64},
+		{.kind = 255, .length = 64, .total = 64},
+		{.kind = SEND, .flags = 0x80, .length = 64, .total = 64},
+		{.kind = SEND, .length = 64, .total = 63},
+		{.kind = SEND, .length = UINT32_MAX, .total = UINT32_MAX},
+		{.kind = SEND, .length = 64, .total = UINT32_MAX},
+		{.kind = SEND, .length = 0, .total = 64},
+		{.kind = SEND, .offset = 64, .length = 64, .total = 128},
+		{.kind = SEND, .offset = UINT32_MAX, .length = 64, .total = 64},
+		{.kind = SEND, .offset = 65, .length = 64, .total = 64},
+		{.kind = SEND, .serial = 1, .length = 64, .total = 64},
+		{.kind = SEND, .ack = 1, .length = 64, .total = 64},
+		{.kind = WRITE, .rkey = 1, .length = RN_FRAME_BYTES + 1, .total = RN_FRAME_BYTES + 1},
+		{.kind = RN_FRAME_READ, .rkey = 1, .length = 64, .total = 64},
+		{.kind = RN_FRAME_READ, .rkey = 1, .total = UINT32_MAX},
+		{.kind = RN_FRAME_SWAP, .rkey = 1, .total = 16},
+		{.kind = RN_FRAME_ADD, .rkey = 1, .total = 7},
+		{.kind = RN_FRAME_NOTHING, .length = 64, .total = 64},
+	};
+	const struct rn_wire_frame refused[] = {
+		{.kind = WRITE, .length = 64, .total = 64},
+		{.kind = WRITE, .rkey = 1, .addr = BUFFER - 63, .length = 64, .total = 64},
+		{.kind = WRITE, .rkey = 1, .addr = -1ull, .length = 64, .total = 64},
+		{.kind = WRITE, .rkey = 1, .addr = UINT64_MAX - 100, .length = 64, .total = 64},
+		{.kind = RN_FRAME_READ, .rkey = 1, .addr = BUFFER, .total = 1},
+		{.kind = RN_FRAME_READ, .rkey = 1, .total = BUFFER + 1},
+		{.kind = RN_FRAME_SWAP, .rkey = 1, .addr = 4, .total = 8},
+		{.kind = RN_FRAME_ADD, .rkey = 1, .addr = BUFFER, .total = 8},
+		{.kind = RN_FRAME_SEND_INV, .imm = 12345, .length = 64, .total = 64},
+	};
+
+	for (size_t i = 0; i < sizeof(breaking) / sizeof(breaking[0]); i++)
+		lie(breaking[i], false);
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		lie(refused[i], true);
+	expect_live_nothing();
+}
+
+/* Cut off anywhere in the midst of a message: no completion of it is seen. */
+static void cut_off(void)
+{
+	struct rn_wire_frame frame = {.kind = RN_FRAME_SEND, .length = 64, .total = 64};
+	struct rn_wire_frame here = {.kind = RN_FRAME_HERE};
+	char bytes[sizeof(frame) + 64];
+
+	memset(bytes, 'c', sizeof(bytes));
+	memcpy(bytes, &frame, sizeof(frame));
+	for (size_t length = 0; length < sizeof(bytes); length += 21) {
+		int fd;
+
+		open_victim();
+		fd = introduce();
+		say(fd, &here, sizeof(here));
+		say(fd, bytes, length);
+		shutdown(fd, SHUT_WR);
+		expect(mine.cq, 1, IBV_WC_WR_FLUSH_ERR);
+		expect_end(fd);
+		end_close(&mine);
+	}
+	expect_live_nothing();
+}
+
+int main(void)
+{
+	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
+	RUN(all_operations);
+	RUN(refusals);
+	RUN(receives_come_late);
+	RUN(killed_while_idle);
+	RUN(killed_under_load);
+	RUN(left_in_good_order);
+	RUN(stopped);
+	RUN(withdrawn_under_load);
+	RUN(another_user);
+	RUN(secrets);
+	RUN(strangers);
+	RUN(liars);
+	RUN(cut_off);
+	return 0;
+}
