@@ -11,6 +11,7 @@
 
 #include "iwarp.h"
 #include "soft.h"
+#include "mcast.h"
 #include "srq.h"
 #include "ud.h"
 #include "ud_wire.h"
@@ -681,6 +682,8 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 
 	if (rn_is_foreign(base->context))
 		return 0;
+	if (qp->groups)
+		return EBUSY;
 	if (unlikely(base->qp_type == IBV_QPT_XRC_RECV) && rn_xrc_close_handle(qp))
 		return 0;
 	err = rn_qp_reset(qp);
@@ -728,6 +731,7 @@ void rn_qp_destroy_all(struct rn_context *context)
 	while (!rn_list_empty(&context->qps)) {
 		struct rn_qp *qp = container_of(context->qps.next, struct rn_qp, link);
 
+		rn_mcast_detach_all(qp);
 		qp->ex.qp_base.events_completed = qp->async_reported;
 		ibv_destroy_qp(&qp->ex.qp_base);
 	}

@@ -436,6 +436,7 @@ struct rn_qp {
 	uint64_t completions;
 	struct rn_arrivals arrivals; /* from the pool */
 	struct rn_ud *ud;            /* of UD */
+	unsigned groups;             /* it is attached to; with rn_world held */
 	bool is_heard;               /* UDP sockets are open for it */
 
 	/* XRC: xrc.c */

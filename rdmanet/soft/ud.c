@@ -187,7 +187,8 @@ enum rn_wait rn_ud_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, enum 
 	/* The uppermost bit says: the queue pair's own, which a program without privilege may not choose. */
 	qkey = wr->wr.ud.remote_qkey & 1u << 31 ? qp->attr.qkey : wr->wr.ud.remote_qkey;
 
-	if (ah->is_ours && !rn_ud_by_wire && (peer = find_peer(qp->ud, wr->wr.ud.remote_qpn >> 8))) {
+	if (ah->is_ours && !rn_ud_by_wire && rn_settings.transport != RN_TRANSPORT_STREAM &&
+	    (peer = find_peer(qp->ud, wr->wr.ud.remote_qpn >> 8))) {
 		t.local[0] = (struct rn_piece){.at = (char *)grh.bytes, .length = sizeof(grh)};
 		t.num_local++;
 		t.total += sizeof(grh);

@@ -9,6 +9,9 @@
  * Where a socket can't be bound (another program has that UDP port at that address), the queue
  * pair can't be reached there from other hosts; on this one it can, and the log says so.
  *
+ * Whoever demands a secret of its peers hears no datagrams from elsewhere: nothing in one could prove
+ * that its sender knows it.
+ *
  * Locks: wire_lock guards the sockets, and is taken inside sq_lock; nothing is taken inside it.
  */
 #define _GNU_SOURCE
@@ -212,6 +215,8 @@ void rn_ud_wire_open(struct rn_qp *qp)
 	uint32_t interface;
 	union ibv_gid gid;
 
+	if (rn_settings.has_secret)
+		return; /* a datagram can't prove that its sender knows it */
 	pthread_mutex_lock(&wire_lock);
 	wire = find_wire(port);
 	if (!wire && (wire = calloc(1, sizeof(*wire)))) {

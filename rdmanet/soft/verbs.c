@@ -21,6 +21,7 @@
 
 #include "gid.h"
 #include "soft.h"
+#include "mcast.h"
 #include "srq.h"
 #include "ud_wire.h"
 #include "xrc.h"
@@ -145,6 +146,9 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.max_qp_init_rd_atom = RN_MAX_RD_ATOMIC,
 		.atomic_cap = rn_settings.iwarp ? IBV_ATOMIC_NONE : IBV_ATOMIC_GLOB,
 		.max_ah = 1 << 20,
+		.max_mcast_grp = 1 << 12,
+		.max_mcast_qp_attach = 1 << 12,
+		.max_total_mcast_qp_attach = 1 << 16,
 		.max_srq = RN_MAX_SRQS,
 		.max_srq_wr = RN_MAX_QP_WR,
 		.max_srq_sge = RN_MAX_SGE,
@@ -330,6 +334,7 @@ static void process_forked(void)
 	rn_qp_forked();
 	rn_srq_forked();
 	rn_ud_wire_forked();
+	rn_mcast_forked();
 	rn_bounce_forked();
 	rn_cq_forked();
 	rn_mr_forked();
@@ -567,19 +572,7 @@ void rn_port_event(enum ibv_event_type type)
 	pthread_mutex_unlock(&rn_world);
 }
 
-/* --- what this version has not ----------------------------------------------------------------------------------------------- */
-
-RN_EXPORT int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
-{
-	(void)qp, (void)gid, (void)lid;
-	return EOPNOTSUPP;
-}
-
-RN_EXPORT int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
-{
-	(void)qp, (void)gid, (void)lid;
-	return EOPNOTSUPP;
-}
+/* --- what has one answer only ----------------------------------------------------------------------------------------------- */
 
 RN_EXPORT int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {

@@ -386,6 +386,50 @@ static void test_parsing(void)
 	CHECK(!rn_ud_wire_parse(bytes, sizeof(bytes), &datagram, &dest));
 }
 
+/* --- groups -------------------------------------------------------------------------------------------------- */
+
+static void test_multicast(void)
+{
+	union ibv_gid group = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [13] = 11, [14] = 22, [15] = 33}};
+	union ibv_gid no_group = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 10, [15] = 1}};
+	struct ibv_ah_attr attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = group, .hop_limit = 1}};
+	struct ibv_wc wc;
+
+	open_ud();
+	CHECK_EQ(ibv_destroy_ah(ah), 0);
+	attr.grh.sgid_index = loopback_gid(a.context);
+	CHECK(ah = ibv_create_ah(a.pd, &attr));
+	CHECK_EQ(ibv_attach_mcast(b.qp, &no_group, 0), EINVAL);
+	CHECK_EQ(ibv_detach_mcast(b.qp, &group, 0), EINVAL);
+	CHECK_EQ(ibv_attach_mcast(b.qp, &group, 0), 0);
+	CHECK_EQ(ibv_attach_mcast(b.qp, &group, 0), 0); /* twice is once */
+	CHECK_EQ(ibv_attach_mcast(a.qp, &group, 0), 0);
+	CHECK_EQ(post_recv(&a, 1, 0, 128), 0);
+	CHECK_EQ(post_recv(&b, 2, 0, 128), 0);
+	CHECK_EQ(send_to(&a, 3, 0xffffff, QKEY, 512, 64), 0);
+	wc = poll_one(b.cq);
+	CHECK_EQ(wc.wr_id, 2);
+	CHECK_EQ(wc.byte_len, GRH + 64);
+	CHECK_EQ(wc.src_qp, a.qp->qp_num);
+	CHECK_EQ(b.buffer[GRH + 63], 'a');
+	CHECK(!memcmp(b.buffer + 20 + 16, group.raw + 12, 4)); /* it says that it was for the group */
+	CHECK_EQ(poll_one(a.cq).wr_id + poll_one(a.cq).wr_id, 4); /* sent, and heard by the sender itself */
+	CHECK_EQ(ibv_destroy_qp(b.qp), EBUSY);
+	CHECK_EQ(ibv_detach_mcast(b.qp, &group, 0), 0);
+	CHECK_EQ(ibv_detach_mcast(b.qp, &group, 0), EINVAL);
+	CHECK_EQ(ibv_detach_mcast(a.qp, &group, 0), 0);
+	close_ud();
+
+	/* What is left is taken along with the context. */
+	memset(&a, 0, sizeof(a));
+	end_open(&a, &(struct end_options){.type = IBV_QPT_UD});
+	CHECK_EQ(ibv_attach_mcast(a.qp, &group, 0), 0);
+	CHECK_EQ(ibv_close_device(a.context), 0);
+	munmap(a.buffer, BUFFER);
+	memset(&a, 0, sizeof(a));
+	expect_live_nothing();
+}
+
 /* --- many senders --------------------------------------------------------------------------------------------- */
 
 enum { SENDERS = 4, MESSAGES = 5000, WINDOW = 64 };
@@ -564,6 +608,7 @@ int main(void)
 	RUN(test_with_srq);
 	RUN(test_by_wire);
 	RUN(test_parsing);
+	RUN(test_multicast);
 	RUN(test_threads);
 	RUN(test_killed);
 	return 0;
