@@ -196,6 +196,17 @@ out:
 	return err;
 }
 
+/* XRC queue pairs are halves: what concerns the other half only is given by programs all the same, and the kernel
+ * takes no notice of it, whatever its table says. */
+static int without_other_half(enum ibv_qp_type type, int mask)
+{
+	if (type == IBV_QPT_XRC_SEND)
+		return mask & ~(IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	if (type == IBV_QPT_XRC_RECV)
+		return mask & ~(IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY);
+	return mask;
+}
+
 RN_EXPORT int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
 {
 	struct rn_qp *qp = rn_qp(base)->real ? rn_qp(base)->real : rn_qp(base);
@@ -205,6 +216,7 @@ RN_EXPORT int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
 	if (rn_is_foreign(base->context))
 		return ENODEV;
 	rn_qp_attend(qp);
+	mask = without_other_half(base->qp_type, mask);
 	from = atomic_load(&qp->state);
 	to = mask & IBV_QP_STATE ? attr->qp_state : from;
 	if (mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
