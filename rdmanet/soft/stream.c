@@ -567,6 +567,7 @@ void rn_stream_leave(struct rn_qp *qp)
 {
 	struct rn_stream *out = qp->streams.out, *in = qp->streams.in;
 
+	rn_stream_tell(qp); /* what was executed counts for the peer, also if nobody answers any more */
 	if (out && !out->ended) {
 		struct rn_wire_frame bye = {.kind = RN_FRAME_BYE};
 
