@@ -1,0 +1,68 @@
+"""Be a client in one of several ways, and say how it ended.
+
+usage: client.py echo HOST PORT BYTES | several HOST PORT COUNT | wait HOST PORT
+"""
+
+import asyncio
+import sys
+
+import rdmanet
+
+
+async def echo(host, port, size):
+    """So many bytes there and back."""
+    reader, writer = await rdmanet.open_rdma_connection(host, int(port))
+    data = bytes(range(251)) * (int(size) // 251 + 1)
+    data = data[: int(size)]
+
+    async def send():
+        for at in range(0, len(data), 100_000):
+            writer.write(data[at : at + 100_000])
+            await writer.drain()
+
+    task = asyncio.create_task(send())
+    assert await reader.readexactly(len(data)) == data
+    await task
+    near, far = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+    writer.close()
+    await writer.wait_closed()
+    print(near[0], far[0], writer.get_extra_info("rdma_device"))
+
+
+async def several(host, port, count):
+    """So many at once."""
+
+    async def one(number):
+        reader, writer = await rdmanet.open_rdma_connection(host, int(port))
+        text = f"number {number}".encode()
+        writer.write(text)
+        assert await reader.readexactly(len(text)) == text
+        writer.close()
+        await writer.wait_closed()
+
+    await asyncio.gather(*map(one, range(int(count))))
+    print("done")
+
+
+async def wait(host, port):
+    """Until the connection ends."""
+    reader, writer = await rdmanet.open_rdma_connection(host, int(port))
+    writer.write(b"x")
+    await reader.readexactly(1)
+    print("connected", flush=True)
+    try:
+        await reader.read()
+        print("end")
+    except ConnectionError:
+        print("reset")
+    writer.close()
+
+
+async def main(way, *arguments):
+    try:
+        await {"echo": echo, "several": several, "wait": wait}[way](*arguments)
+    except ConnectionRefusedError:
+        print("refused")
+
+
+asyncio.run(main(*sys.argv[1:]))

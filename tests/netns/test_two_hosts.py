@@ -1,0 +1,107 @@
+"""Between hosts: what works within one works between two, by TCP, in both families of addresses."""
+
+import shutil
+import sys
+
+import pytest
+
+
+@pytest.fixture(params=[4, 6], ids=["IPv4", "IPv6"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def server(hosts, family):
+    """An echo server on the other host: its address, its port, and its process."""
+    _, there = hosts
+    process = there.python("server.py", there.addresses[family])
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return there.addresses[family], int(line), process
+
+
+@pytest.mark.parametrize("size", [1, 100_000, 5_000_000])
+def test_bytes_there_and_back(hosts, server, family, output, size):
+    here, there = hosts
+    address, port, _ = server
+    said = output(here.python("client.py", "echo", address, port, size)).split()
+    assert said == [here.addresses[family], there.addresses[family], "soft0"]
+
+
+def test_several_at_once(hosts, server, output):
+    address, port, _ = server
+    assert output(hosts[0].python("client.py", "several", address, port, 20)) == "done\n"
+
+
+def test_nobody_there(hosts, family, output):
+    here, there = hosts
+    assert output(here.python("client.py", "echo", there.addresses[family], 9, 1)) == "refused\n"
+
+
+def test_the_other_is_killed(hosts, server, output):
+    address, port, process = server
+    client = hosts[0].python("client.py", "wait", address, port)
+    assert client.stdout.readline() == "connected\n"
+    process.kill()
+    assert client.stdout.readline() in ("end\n", "reset\n")
+    assert client.wait(timeout=10) == 0
+
+
+def test_a_server_of_loopback_is_out_of_reach(hosts, output):
+    here, there = hosts
+    process = there.python("server.py", "127.0.0.1")
+    port = int(process.stdout.readline())
+    assert output(here.python("client.py", "echo", there.addresses[4], port, 1)) == "refused\n"
+    assert output(there.python("client.py", "echo", "127.0.0.1", port, 1)).split()[0] == "127.0.0.1"
+
+
+def test_a_device_kept_on_loopback(hosts, server, output):
+    """RDMANET_SOFT=local goes nowhere else."""
+    address, port, _ = server
+    client = hosts[0].python("client.py", "echo", address, port, 1, RDMANET_SOFT="local")
+    assert client.wait(timeout=10) != 0
+    assert "No route to host" in client.stderr.read()
+
+
+# ---- Programs of others ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(hosts):
+    """Start a program of rdma-core on a host."""
+
+    def start(host, *command):
+        if not shutil.which(command[0]):
+            pytest.skip(f"{command[0]} is not installed")
+        return host.start(sys.executable, "-m", "rdmanet", "soft-run", "--", *command)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("serve", "ask"),
+    [
+        ("ibv_rc_pingpong -g 0", "ibv_rc_pingpong -g 0 {there}"),
+        ("rdma_server", "rdma_client -s {there}"),
+        ("rping -s -C 3 -a {there}", "rping -c -C 3 -V -a {there}"),
+        ("ucmatose -C 4", "ucmatose -C 4 -s {there}"),
+        ("udaddy", "udaddy -s {there}"),
+    ],
+    ids=lambda text: text.split()[0],
+)
+def test_programs(hosts, foreign, output, eventually, serve, ask):
+    """They say themselves whether all went well; the asker tries until the other listens."""
+    here, there = hosts
+    server = foreign(there, *serve.format(there=there.addresses[4]).split())
+    listening = ["ss", "-Htln"]
+
+    def is_up():
+        assert server.poll() is None, server.stderr.read()
+        return output(there.start(*listening)).strip()
+
+    if not shutil.which("ss"):
+        pytest.skip("ss is not installed")
+    eventually(is_up)
+    output(foreign(here, *ask.format(there=there.addresses[4]).split()))
+    output(server)
