@@ -212,6 +212,7 @@ enum rn_mr_kind {
 	RN_MR_USER,      /* ordinary memory of its owner: process_vm_*, or its owner's engine */
 	RN_MR_ON_DEMAND, /* the same, but each range is tried before its owner touches it */
 	RN_MR_SEGMENT,   /* a sealed memfd: mapped by whoever needs it */
+	RN_MR_NULL,      /* of any address, which doesn't count: null_mr.c */
 };
 
 /* A memory key: key = index << 8 | generation. `key` is 0 while the entry is not valid. */

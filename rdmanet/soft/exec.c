@@ -232,6 +232,8 @@ static inline enum ibv_wc_status local_pieces(struct rn_qp *qp, const struct ibv
 			if (!rn_mr_probe((uintptr_t)pieces[n].at, sge->length, writes))
 				return IBV_WC_LOC_PROT_ERR;
 		}
+		if (unlikely(mr->kind == RN_MR_NULL))
+			pieces[n].at = (char *)(uintptr_t)(mr->base + (writes ? 0 : RN_MAX_MESSAGE));
 		n++;
 	}
 	*count = n;

@@ -388,6 +388,11 @@ static struct ibv_mr *publish(struct ibv_pd *ibv_pd, void *addr, struct rn_mr_en
 	return &mr->mr;
 }
 
+struct ibv_mr *rn_reg_entry(struct ibv_pd *pd, struct rn_mr_entry *entry)
+{
+	return publish(pd, NULL, entry, NULL);
+}
+
 static struct ibv_mr *refuse(int err)
 {
 	errno = err;

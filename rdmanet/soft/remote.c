@@ -70,7 +70,7 @@ static int perform(const struct rn_remote *request, const char *data, size_t num
 	if (mr->qpn && (mr->qpn != request->dest_qpn ||
 			atomic_load(&rn_arena_mrs(rn_arena)[request->key >> 8].key) != request->key))
 		return EACCES;
-	at = mr->base + (request->addr - mr->iova);
+	at = mr->base + (mr->kind == RN_MR_NULL ? 0 : request->addr - mr->iova);
 	if (is_atomic && at % sizeof(before))
 		return EACCES;
 	if (!rn_mr_probe(at, request->length, request->kind != RN_REMOTE_READ))

@@ -159,6 +159,8 @@ static enum reach reach(struct rn_view *view, uint32_t pd, uint32_t key, uint64_
 	piece->addr = addr;
 	piece->length = length;
 	piece->at = NULL;
+	if (unlikely(kind == RN_MR_NULL))
+		at = 0;
 	piece->far = base + at;
 	if (view->self) {
 		piece->at = (char *)(uintptr_t)(base + at);

@@ -400,6 +400,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	context->verbs.free_dm = rn_free_dm;
 	context->verbs.reg_dm_mr = rn_reg_dm_mr;
 	context->verbs.advise_mr = rn_advise_mr;
+	context->verbs.alloc_null_mr = rn_alloc_null_mr;
 	context->verbs.context = (struct ibv_context){
 		.device = device,
 		.ops =

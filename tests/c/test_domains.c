@@ -264,6 +264,44 @@ static void test_advice(void)
 	close_pair();
 }
 
+/* Zeros come from it, of any address; what goes to it is gone. */
+static void test_null_region(void)
+{
+	struct ibv_send_wr *bad, wr = {.opcode = IBV_WR_RDMA_WRITE, .wr_id = 5, .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_recv_wr *bad_recv, recv_wr = {.wr_id = 6};
+	struct ibv_sge sge[2];
+	struct ibv_mr *null;
+
+	open_pair();
+	null = calls()->alloc_null_mr(a.pd);
+	CHECK(null);
+	sge[0] = (struct ibv_sge){.addr = 0x123456789, .length = 5000, .lkey = null->lkey};
+	sge[1] = sge_of(&a, 0, 100);
+	wr.sg_list = recv_wr.sg_list = sge;
+	wr.num_sge = recv_wr.num_sge = 2;
+	wr.wr.rdma.remote_addr = at_b(0);
+	wr.wr.rdma.rkey = b.mr->rkey;
+	for (int round = 0; round < 2; round++) {
+		memset(b.buffer, 'b', 6000);
+		CHECK_EQ(ibv_post_send(a.qp, &wr, &bad), 0); /* zeros, then a's */
+		expect(a.cq, 5, IBV_WC_SUCCESS);
+		CHECK(b.buffer[0] == 0 && b.buffer[4999] == 0 && b.buffer[5000] == 'a' && b.buffer[5100] == 'b');
+		/* Discard the head of a message, keep its end. */
+		memset(b.buffer, 'x', 5000);
+		memset(b.buffer + 5000, 'y', 100);
+		CHECK_EQ(ibv_post_recv(a.qp, &recv_wr, &bad_recv), 0);
+		CHECK_EQ(post_send(&b, 7, 0, 5100), 0);
+		expect(a.cq, 6, IBV_WC_SUCCESS);
+		expect(b.cq, 7, IBV_WC_SUCCESS);
+		CHECK(a.buffer[0] == 'y' && a.buffer[99] == 'y' && a.buffer[100] == 'a');
+		memset(a.buffer, 'a', 100);
+	}
+	/* It is nobody else's. */
+	write_to(0, null->rkey, 8, IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQ(ibv_dereg_mr(null), 0);
+	close_pair();
+}
+
 int main(void)
 {
 	RUN(test_device_memory);
@@ -273,6 +311,7 @@ int main(void)
 	RUN(test_rereg);
 	RUN(test_rereg_errors);
 	RUN(test_advice);
+	RUN(test_null_region);
 	expect_live_nothing();
 	return 0;
 }

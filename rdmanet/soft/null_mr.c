@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The null region: what is written to it vanishes, what is read from it is zeros.
+ *
+ * Any address will do in it, so a message of any length must find memory where it may be copied.
+ * There are two windows of the largest message's length, made once and kept:
+ *
+ *     base                        base + RN_MAX_MESSAGE
+ *       | a few MiB of scratch,     | zeros that can't be written: the kernel's one
+ *       | again and again           | page of them, as often as it takes
+ *
+ * So nothing on the data path knows of it but the line that turns an address into a place.  It is for
+ * local use: the one right that it has is to be written by its owner's receives and READs.
+ */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "soft.h"
+
+enum { SCRATCH = 16 << 20 };
+
+static char *windows;
+
+static void make_windows(void)
+{
+	int fd = memfd_create("rdmanet-null", MFD_CLOEXEC);
+	char *base = mmap(NULL, 2ul * RN_MAX_MESSAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	bool good = fd >= 0 && base != MAP_FAILED && !ftruncate(fd, SCRATCH);
+
+	for (size_t at = 0; good && at < RN_MAX_MESSAGE; at += SCRATCH)
+		good = mmap(base + at, SCRATCH, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, 0) !=
+		       MAP_FAILED;
+	if (fd >= 0)
+		close(fd);
+	if (good)
+		windows = base;
+	else if (base != MAP_FAILED)
+		munmap(base, 2ul * RN_MAX_MESSAGE);
+}
+
+struct ibv_mr *rn_alloc_null_mr(struct ibv_pd *pd)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	struct rn_mr_entry entry = {.access = IBV_ACCESS_LOCAL_WRITE, .kind = RN_MR_NULL, .length = SIZE_MAX};
+
+	if (rn_is_foreign(pd->context)) {
+		errno = ENODEV;
+		return NULL;
+	}
+	pthread_once(&once, make_windows);
+	if (!windows) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	entry.base = (uintptr_t)windows;
+	return rn_reg_entry(pd, &entry);
+}
