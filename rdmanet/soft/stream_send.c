@@ -77,6 +77,8 @@ static struct rn_wire_frame make_frame(struct rn_qp *qp, const struct ibv_send_w
 		frame.ack = qp->streams.in->expected;
 	if (rn_is_local(wr->opcode))
 		return frame;
+	if (qp->ex.qp_base.qp_type == IBV_QPT_XRC_SEND)
+		frame.srqn = wr->qp_type.xrc.remote_srqn;
 	if (wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
 		frame.addr = wr->wr.atomic.remote_addr;
 		frame.rkey = wr->wr.atomic.rkey;
