@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench bench-quick count test-c foreign foreign-quick pyverbs build wheel clean distclean prerequisites
+.PHONY: help demo test check bench bench-quick count test-c fuzz foreign foreign-quick pyverbs build wheel clean distclean prerequisites
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -83,6 +83,11 @@ foreign-quick: build ## the short ones of them
 pyverbs: build ## run rdma-core's pyverbs tests on the embedded device, and look whether each ends as it should
 	@$(py) scripts/pyverbs_suite.py $(ARGS)
 
+SECONDS ?= 20
+
+fuzz: ## fuzz all that a peer may say, each kind for SECONDS=20 (clang and libclang-rt-dev)
+	@$(MAKE) --no-print-directory -C tests/fuzz fuzz SECONDS=$(SECONDS)
+
 # --- measuring ----------------------------------------------------------------------------------------
 
 bench: build ## measure against asyncio and uvloop sockets (about half an hour); results in benchmarks/results
@@ -100,7 +105,7 @@ wheel: $(VENV)/.run ## build a wheel into dist/ (WHEEL_DIR=path for elsewhere)
 	@$(py) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL_DIR) .
 
 clean: ## remove what the build made
-	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html tests/c/build*
+	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
 	rm -f .venv*/.built
 
 distclean: clean ## remove the virtual environments and caches too
