@@ -488,6 +488,13 @@ RN_EXPORT int rdma_reject(struct rdma_cm_id *rdma_id, const void *private_data, 
 	return error ? rn_cm_error(error) : 0;
 }
 
+/* For the reason that options were not to the liking of who was asked; here they never are a reason. */
+RN_EXPORT int rdma_reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t length);
+RN_EXPORT int rdma_reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t length)
+{
+	return rdma_reject(id, private_data, length);
+}
+
 /* Data has come before the active side's word that it is ready (RTU): take it for that. */
 RN_EXPORT int rdma_notify(struct rdma_cm_id *rdma_id, enum ibv_event_type event)
 {
