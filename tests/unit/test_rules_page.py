@@ -1,6 +1,7 @@
 """docs/rules.md names tests that exist, and every test of a rule has its row."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ DEVICE = ROOT / "tests" / "device"
 PAGE = (ROOT / "docs" / "rules.md").read_text()
 
 
+@functools.cache
 def names_in(path: Path) -> set[str]:
     return {
         node.name
