@@ -356,10 +356,13 @@ static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struc
 		return NULL;
 	info->ai_flags = hints ? hints->ai_flags : 0;
 	info->ai_family = found->ai_family;
-	info->ai_port_space = hints && hints->ai_port_space ? hints->ai_port_space : RDMA_PS_TCP;
-	info->ai_qp_type = hints && hints->ai_qp_type ? hints->ai_qp_type
-			   : info->ai_port_space == RDMA_PS_UDP ? IBV_QPT_UD
-								: IBV_QPT_RC;
+	info->ai_port_space = hints ? hints->ai_port_space : 0;
+	info->ai_qp_type = hints ? hints->ai_qp_type : 0;
+	if (!info->ai_port_space) /* one follows from the other */
+		info->ai_port_space = info->ai_qp_type == IBV_QPT_UD ? RDMA_PS_UDP : RDMA_PS_TCP;
+	if (!info->ai_qp_type)
+		info->ai_qp_type = info->ai_port_space == RDMA_PS_UDP || info->ai_port_space == RDMA_PS_IPOIB ? IBV_QPT_UD
+													      : IBV_QPT_RC;
 	if (info->ai_flags & RAI_PASSIVE) {
 		memcpy(&answer->src, found->ai_addr, found->ai_addrlen);
 		info->ai_src_addr = (struct sockaddr *)&answer->src;
