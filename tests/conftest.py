@@ -81,7 +81,8 @@ def _descriptors() -> Iterator[str]:
 def _mappings() -> Iterator[str]:
     with open("/proc/self/maps") as maps:
         for line in maps:
-            if "memfd:rdmanet" in line:
+            # The null region's windows are made once, and the process's for good.
+            if "memfd:rdmanet" in line and "memfd:rdmanet-null" not in line:
                 yield line.split(maxsplit=5)[5].strip()
 
 
