@@ -3,7 +3,8 @@
  * The null region: what is written to it vanishes, what is read from it is zeros.
  *
  * Any address will do in it, so a message of any length must find memory where it may be copied.
- * There are two windows of the largest message's length, made once and kept:
+ * There are two windows of the largest message's length, made for the first region and kept as long
+ * as any context is open:
  *
  *     base                        base + RN_MAX_MESSAGE
  *       | a few MiB of scratch,     | zeros that can't be written: the kernel's one
@@ -20,7 +21,7 @@
 
 enum { SCRATCH = 16 << 20 };
 
-static char *windows;
+static char *windows; /* with rn_world held */
 
 static void make_windows(void)
 {
@@ -41,18 +42,28 @@ static void make_windows(void)
 
 struct ibv_mr *rn_alloc_null_mr(struct ibv_pd *pd)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	struct rn_mr_entry entry = {.access = IBV_ACCESS_LOCAL_WRITE, .kind = RN_MR_NULL, .length = SIZE_MAX};
 
 	if (rn_is_foreign(pd->context)) {
 		errno = ENODEV;
 		return NULL;
 	}
-	pthread_once(&once, make_windows);
-	if (!windows) {
+	pthread_mutex_lock(&rn_world);
+	if (!windows)
+		make_windows();
+	entry.base = (uintptr_t)windows;
+	pthread_mutex_unlock(&rn_world);
+	if (!entry.base) {
 		errno = ENOMEM;
 		return NULL;
 	}
-	entry.base = (uintptr_t)windows;
 	return rn_reg_entry(pd, &entry);
+}
+
+/* The last context has closed. With rn_world held. */
+void rn_null_close(void)
+{
+	if (windows)
+		munmap(windows, 2ul * RN_MAX_MESSAGE);
+	windows = NULL;
 }

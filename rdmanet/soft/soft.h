@@ -209,6 +209,7 @@ struct rn_mr {
 /* Memory that the caller has settled: what its entry says is taken as it is. */
 struct ibv_mr *rn_reg_entry(struct ibv_pd *pd, struct rn_mr_entry *entry);
 struct ibv_mr *rn_alloc_null_mr(struct ibv_pd *pd);
+void rn_null_close(void);
 /* Any part of a sealed memfd, by any address. */
 struct ibv_mr *rn_reg_memfd(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, unsigned access);
 

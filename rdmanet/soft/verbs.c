@@ -510,6 +510,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	rn_list_del(&context->link);
 	if (rn_list_empty(&rn_contexts)) {
 		rn_mr_close();
+		rn_null_close();
 		rn_pool_forget_all();
 	}
 	rn_arena_close();
