@@ -435,6 +435,9 @@ void rn_qp_fail(struct rn_qp *qp)
 
 	if (state == IBV_QPS_ERR || state == IBV_QPS_RESET)
 		return;
+	rn_stream_last_look(qp);
+	if (atomic_load(&qp->state) == IBV_QPS_ERR)
+		return; /* for that reason, then */
 	atomic_store(&qp->state, IBV_QPS_ERR);
 	rn_qp_life_store(qp, IBV_QPS_ERR);
 	if (rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS))

@@ -103,6 +103,7 @@ struct rn_stream {
 	uint32_t told;      /* up to here the requester knows what was executed */
 	bool waits;         /* after an RNR NAK, for that request to come again */
 	bool failed;        /* after a NAK: nothing counts any more */
+	bool serving;
 	bool confirmed;     /* the requester has taken us for its responder: its end means something */
 	bool said_bye;      /* the requester did */
 	struct rn_wire_frame head; /* of the frame at hand */
@@ -231,6 +232,8 @@ bool rn_stream_acknowledged(struct rn_qp *qp, uint32_t count);
 bool rn_stream_serve_begin(struct rn_qp *qp, struct rn_stream *in);
 /* Frames. False: the stream is over. */
 bool rn_stream_serve(struct rn_qp *qp);
+/* Before the queue pair goes to ERR: what has arrived here has arrived. */
+void rn_stream_last_look(struct rn_qp *qp);
 /* Tell the requester what was executed, if it doesn't know. */
 void rn_stream_tell(struct rn_qp *qp);
 
