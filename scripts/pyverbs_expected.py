@@ -21,6 +21,5 @@ SKIPS = {
     "QP type 8 ": "raw packets: there is no wire here",
     "Raw Packet QP": "raw packets: there is no wire here",
     "Extended CQ is not supported": "only of tag matching, whose fields a CQ can't have (EOPNOTSUPP)",
-    "Multicast is not supported": "groups can't be attached to yet",
     "Extended QP is not supported": "only of ATOMIC WRITE, which isn't there (EOPNOTSUPP)",
 }

@@ -369,9 +369,11 @@ static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struc
 		info->ai_src_len = found->ai_addrlen;
 		return info;
 	}
-	memcpy(&answer->dst, found->ai_addr, found->ai_addrlen);
-	info->ai_dst_addr = (struct sockaddr *)&answer->dst;
-	info->ai_dst_len = found->ai_addrlen;
+	if (found->ai_addrlen) {
+		memcpy(&answer->dst, found->ai_addr, found->ai_addrlen);
+		info->ai_dst_addr = (struct sockaddr *)&answer->dst;
+		info->ai_dst_len = found->ai_addrlen;
+	}
 	if (hints && hints->ai_src_len && hints->ai_src_len <= sizeof answer->src) {
 		memcpy(&answer->src, hints->ai_src_addr, hints->ai_src_len);
 		info->ai_src_addr = (struct sockaddr *)&answer->src;
@@ -388,8 +390,14 @@ RN_EXPORT int rdma_getaddrinfo(const char *node, const char *service, const stru
 	struct rdma_addrinfo *first = NULL, **end = &first;
 	int rc;
 
-	if (!node && !service)
-		return rn_cm_error(EINVAL);
+	if (!node && !service) {
+		/* Only the address that it comes with: for those who join a group. */
+		if (!hints || !hints->ai_src_len)
+			return rn_cm_error(EINVAL);
+		want = (struct addrinfo){.ai_family = hints->ai_src_addr->sa_family, .ai_addr = hints->ai_src_addr};
+		*result = answer_of(&want, hints);
+		return *result ? 0 : rn_cm_error(ENOMEM);
+	}
 	if (hints) {
 		want.ai_flags = (hints->ai_flags & RAI_PASSIVE ? AI_PASSIVE : 0) |
 				(hints->ai_flags & RAI_NUMERICHOST ? AI_NUMERICHOST : 0);
