@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench bench-quick count test-c fuzz foreign foreign-quick pyverbs build wheel clean distclean prerequisites
+.PHONY: help demo test test-kernel check bench bench-quick count test-c fuzz foreign foreign-quick pyverbs build wheel clean distclean prerequisites
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -30,6 +30,9 @@ demo: build ## set everything up, then show two processes talking asyncio over R
 
 test: build $(VENV)/.test ## set everything up, then run the tests (ARGS="-k name -x" goes to pytest)
 	@$(py) -m pytest $(ARGS)
+
+test-kernel: build $(VENV)/.test ## run the device and stream tests on the kernel's soft-RoCE and soft-iWARP, in QEMU (a quarter of an hour)
+	@$(py) scripts/test-kernel $(ARGS)
 
 # --- set-up -------------------------------------------------------------------------------------------
 

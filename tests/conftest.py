@@ -1,7 +1,10 @@
 """What all tests share: the device they run on, and the proof that they leave nothing behind.
 
-pytest                              on the embedded device
-pytest --device rxe0 tests/device   on a device of the kernel, the same tests
+pytest                                                     on the embedded device
+pytest --device rxe0 --address 10.77.0.1 tests/device      on a device of the kernel, the same tests
+
+On a device of the kernel a skip is a claim about that device. `--expected-skips FILE` holds the suite to a list
+of them: a skip that is not in the list fails the run, and so does a line of the list whose test was not skipped.
 """
 
 import gc
@@ -9,6 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,20 +22,55 @@ from rdmanet import _core
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="embedded", help="a device's name; by default the embedded one")
     parser.addoption("--address", help="an IP address of that device; by default found by its GIDs")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "not_on_iwarp(why): about something that iWARP lacks or does otherwise"
+    parser.addoption(
+        "--loop", choices=("asyncio", "uvloop"), help="of the stream tests, those on this loop only"
+    )
+    parser.addoption("--require-device", action="store_true", help="fail where there is no such device")
+    parser.addoption(
+        "--expected-skips", type=Path, metavar="FILE", help="the skips that are right on a device"
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes minutes where Python is slow; not for `make test-kernel`")
+    for marker in (
+        "not_on_iwarp(why): about something that iWARP lacks or does otherwise",
+        "not_on_siw(why): about something that the kernel's soft-iWARP does otherwise",
+        "embedded_only(why): about something that devices of the kernel have not",
+    ):
+        config.addinivalue_line("markers", marker)
+    if (name := config.getoption("--device")) != "embedded":
+        # For the stream tests' own processes too.
+        os.environ["RDMANET_DEVICE"] = name
+        os.environ["RDMANET_TEST_HOST"] = config.getoption("--address") or "127.0.0.1"
+    if listed := config.getoption("--expected-skips"):
+        config.pluginmanager.register(ExpectedSkips(listed, name))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A stream test's first parameter is its loop."""
+    if wanted := config.getoption("--loop"):
+        other = {"asyncio", "uvloop"} - {wanted}
+        loops = {item: item.name.partition("[")[2].rstrip("]").split("-")[0] for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if loops[item] in other])
+        items[:] = [item for item in items if loops[item] not in other]
+
+
+# ---- The device ------------------------------------------------------------------------------------
+
+
 @pytest.fixture(autouse=True)
-def rules(request: pytest.FixtureRequest) -> None:
-    """With RDMANET_SOFT_RULES=iwarp, or on siw, what goes against iWARP's rules is skipped."""
-    marker = request.node.get_closest_marker("not_on_iwarp")
-    if marker and request.getfixturevalue("device").transport_type == _core.TransportType.IWARP:
-        pytest.skip(f"iWARP {marker.args[0]}")
+def rules(request: pytest.FixtureRequest, device: _core.Device) -> None:
+    """What goes against the rules of the device under test is skipped."""
+    iwarp = device.transport_type == _core.TransportType.IWARP  # also with RDMANET_SOFT_RULES=iwarp
+    kernel = not device.library.embedded_device
+    for name, is_so, who in (
+        ("not_on_iwarp", iwarp, "iWARP "),
+        ("not_on_siw", iwarp and kernel, "siw "),
+        ("embedded_only", kernel, ""),
+    ):
+        if is_so and (marker := request.node.get_closest_marker(name)):
+            pytest.skip(who + marker.args[0])
 
 
 @pytest.fixture(scope="session")
@@ -42,9 +81,10 @@ def device(request: pytest.FixtureRequest) -> _core.Device:
         return _core.Library.embedded().devices()[0]
     found = {device.name: device for device in _core.devices()}
     if name not in found:
-        pytest.exit(
-            f"there is no device {name}; there are {sorted(found)}, missing: {_core.Library.missing()}"
-        )
+        why = f"there is no device {name}; there are {sorted(found)}, missing: {_core.Library.missing()}"
+        if request.config.getoption("--require-device"):
+            pytest.fail(why, pytrace=False)
+        pytest.skip(why)
     return found[name]
 
 
@@ -121,6 +161,53 @@ def no_leaks() -> Iterator[None]:
 
 def _left(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
     return {kind: more for kind in before if (more := after[kind] - before[kind])}
+
+
+# ---- Skips -----------------------------------------------------------------------------------------
+
+
+class ExpectedSkips:
+    """Compares what was skipped with a list of lines "device | test | reason", a test without its parameters."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        self.path = path
+        self.device = device
+        self.skipped: set[tuple[str, str]] = set()
+        self.ran: set[str] = set()
+        lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+        rows = (tuple(field.strip() for field in line.split("|")) for line in lines if line)
+        self.expected = {(test, reason) for device, test, reason in rows if device == self.device}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = report.nodeid.split("[")[0]
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped.add((test, report.longrepr[2].removeprefix("Skipped: ")))
+        elif report.when == "call":
+            self.ran.add(test)
+
+    @property
+    def surprises(self) -> list[str]:
+        ran_only = self.ran - {test for test, _ in self.skipped}
+        return [
+            *(
+                f"skipped, not in the list:  {self.device} | {test} | {reason}"
+                for test, reason in sorted(self.new)
+            ),
+            *(f"in the list, not skipped:  {test}" for test, _ in sorted(self.expected) if test in ran_only),
+        ]
+
+    @property
+    def new(self) -> set[tuple[str, str]]:
+        return self.skipped - self.expected
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.surprises and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.surprises:
+            terminalreporter.section(f"{self.path.name} is wrong about {self.device}", red=True)
+            terminalreporter.write_line("\n".join(self.surprises))
 
 
 # ---- Waiting ---------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Fixtures of the device's tests: a context, and two queue pairs connected with each other.
 
 The pair is connected by hand, through the device's own address: what the connection manager does is
-test_cm.py's subject. Peers in other processes are forked, and open the device for themselves.
+test_cm.py's subject. Only a kernel's iWARP device leaves no choice; there a test that needs the steps
+by hand is skipped. Peers in other processes are forked, and open the device for themselves.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from rdmanet.verbs import (
     AH,
     CQ,
     MR,
+    MW,
     PD,
     QP,
     WC,
@@ -42,6 +44,7 @@ from rdmanet.verbs import (
     QPType,
     RecvWR,
     SendWR,
+    TransportType,
     WROpcode,
 )
 
@@ -77,6 +80,15 @@ def needs(what: str) -> Iterator[None]:
         raise
 
 
+# What a reliable connection has on InfiniBand and RoCE, and not on a kernel's iWARP device.
+NOT_ON_IWARP = {
+    WROpcode.SEND_WITH_IMM: "iWARP has no immediate data",
+    WROpcode.RDMA_WRITE_WITH_IMM: "iWARP has no immediate data",
+    WROpcode.ATOMIC_CMP_AND_SWP: "iWARP has no atomic operations",
+    WROpcode.ATOMIC_FETCH_AND_ADD: "iWARP has no atomic operations",
+}
+
+
 def own_gid(context: Context) -> GIDEntry:
     """The address to reach ourselves by: an IPv4 one where there is a choice."""
     table = context.gid_table(1)
@@ -91,6 +103,7 @@ class Side:
     channel: CompChannel
     cq: CQ
     qp: QP
+    managed: bool = False
     pending: list[WC] = field(default_factory=list)
 
     def poll(self, count: int = 1, timeout: float = 5) -> list[WC]:
@@ -138,6 +151,8 @@ class Side:
             time.sleep(0.001)
 
     def send(self, sg_list: object = (), opcode: WROpcode = WROpcode.SEND, **options: object) -> None:
+        if self.managed and opcode in NOT_ON_IWARP:
+            pytest.skip(NOT_ON_IWARP[opcode])
         self.qp.post_send(SendWR(opcode, sg_list, **options))  # type: ignore[arg-type]
 
     def receive(self, sg_list: object = (), **options: object) -> None:
@@ -153,13 +168,19 @@ class Side:
 class Net:
     """Makes sides and connects them; closes everything in the end, however far a test has come."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, address: str | None = None) -> None:
         self.context = context
+        self.address = address
         self.gid = own_gid(context)
+        (device,) = (found for found in context.library.devices() if found.name == context.name)
+        # Only the connection manager connects queue pairs, and moves them.
+        self.managed = device.transport_type == TransportType.IWARP and not context.library.embedded_device
+        self.manager: Manager | None = None
         self.pd = PD(context)
         self.sides: list[Side] = []
         self.mrs: list[MR] = []
         self.kept: list[Any] = []
+        self.windows: list[MW] = []
 
     def side(
         self,
@@ -186,7 +207,7 @@ class Net:
             cq.close()
             channel.close()
             raise
-        side = Side(pd or self.pd, channel, cq, qp)
+        side = Side(pd or self.pd, channel, cq, qp, self.managed)
         self.sides.append(side)
         return side
 
@@ -224,7 +245,13 @@ class Net:
         self.mrs.append(mr)
         return mr
 
+    def by_hand(self) -> None:
+        """The test goes on only where queue pairs are connected without the connection manager."""
+        if self.managed:
+            pytest.skip("iWARP's queue pairs are connected and moved by rdma_cm only")
+
     def to_rtr(self, side: Side, peer: Side, **options: int) -> None:
+        self.by_hand()
         side.qp.to_rtr(peer.qp.qp_num, self.gid.gid, sgid_index=self.gid.gid_index, **options)
 
     def connect(
@@ -236,6 +263,11 @@ class Net:
         rtr: dict[str, int] | None = None,
         rts: dict[str, int] | None = None,
     ) -> None:
+        if rtr or rts or access != EVERYTHING or a is b:
+            self.by_hand()
+        if self.managed:
+            self.connect_managed(a, b)
+            return
         a.qp.to_init(access=access)
         b.qp.to_init(access=access)
         for side, peer in ((a, b), (b, a)):
@@ -243,12 +275,24 @@ class Net:
         for side in (a, b):
             side.qp.to_rts(**{"timeout": 14, "retry_cnt": 3} | (rts or {}))
 
+    def connect_managed(self, a: Side, b: Side) -> None:
+        self.manager = self.manager or Manager(self.context.library)
+        depths = {"responder_resources": 4, "initiator_depth": 4}
+        client = self.manager.resolved(self.manager.listener(self.address).local_addr)
+        client.connect(qp_num=a.qp.qp_num, **depths)
+        server = self.manager.next(CMEventType.CONNECT_REQUEST).id
+        server.accept(qp_num=b.qp.qp_num, **depths)
+        for _ in range(2):
+            self.manager.next(CMEventType.ESTABLISHED)
+
     def pair(self, **options: object) -> tuple[Side, Side]:
         a, b = self.side(), self.side()
         self.connect(a, b, **options)  # type: ignore[arg-type]
         return a, b
 
     def close(self) -> None:
+        for window in self.windows:  # while one is bound, rxe does not let go of its queue pair
+            window.close()
         for side in self.sides:
             side.qp.close()
         for resource in reversed(self.kept):
@@ -258,6 +302,8 @@ class Net:
         for mr in self.mrs:
             mr.close()
         self.pd.close()
+        if self.manager:
+            self.manager.close()
 
 
 @pytest.fixture
@@ -267,10 +313,16 @@ def context(device: Device) -> Iterator[Context]:
 
 
 @pytest.fixture
-def net(context: Context) -> Iterator[Net]:
-    net = Net(context)
+def net(context: Context, address: str) -> Iterator[Net]:
+    net = Net(context, address)
     yield net
     net.close()
+
+
+@pytest.fixture
+def by_hand(net: Net) -> None:
+    """For tests that move queue pairs through their states themselves."""
+    net.by_hand()
 
 
 @pytest.fixture

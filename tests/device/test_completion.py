@@ -58,6 +58,7 @@ def test_the_sender_is_woken_too(net, pair):
     a.one(), b.one()
 
 
+@pytest.mark.not_on_siw("does not fire for solicited messages")
 def test_solicited_only(net, pair):
     """A plain message does not fire, a solicited one does."""
     a, b = pair
@@ -81,6 +82,7 @@ def test_an_error_is_solicited(net, pair):
     assert b.one().status == WCStatus.WR_FLUSH_ERR
 
 
+@pytest.mark.not_on_siw("does not fire for solicited messages")
 def test_any_overrides_solicited_and_not_the_reverse(net, pair):
     a, b = pair
     b.cq.req_notify()

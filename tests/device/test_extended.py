@@ -187,6 +187,7 @@ def posters(net: Net):
 
 @pytest.mark.not_on_iwarp("has no immediate data")
 def test_sends(net: Net, posters):
+    differs(net.context, "rxe", "of rdma-core 44 takes wrong lengths of lists and of inline data")
     a, b = posters(OPS.SEND | OPS.SEND_WITH_IMM)
     mr = net.mr()
     mr[0:10] = b"onetwothre"

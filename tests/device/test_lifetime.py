@@ -231,7 +231,7 @@ def test_a_child_destroys_nothing(net, pair):
     a.one(), b.one()
 
 
-def test_a_child_opens_its_own(device, net, pair):
+def test_a_child_opens_its_own(device, net, by_hand, pair):
     """A fresh open works in a child, while the parent's connection lives on."""
     a, b = pair
     mr = net.mr()

@@ -68,7 +68,7 @@ class Owner:
 
 
 @pytest.fixture(params=[True, False], ids=["alloc", "reg"])
-def there(request, device, net, peer):
+def there(request, device, net, by_hand, peer):
     """(our side, the owner) with the owner's memory made by the device, or brought by the program."""
     other = peer(owner, device, type(net), request.param)
     side = meet(net, other.say, other.hear, max_inline_data=64)
@@ -182,7 +182,7 @@ def echoing(pipe, device, Net, count):
         net.close()
 
 
-def test_waking_each_other(device, net, peer):
+def test_waking_each_other(device, net, by_hand, peer):
     """Armed, asleep, woken by the other process, many times: no wake-up is lost."""
     other = peer(echoing, device, type(net), 300)
     side = meet(net, other.say, other.hear)
@@ -218,7 +218,7 @@ def counting(pipe, device, Net, rounds):
 
 
 @pytest.mark.not_on_iwarp("has no atomics")
-def test_atomics_of_two_processes(device, net, peer):
+def test_atomics_of_two_processes(device, net, by_hand, peer):
     """Atomic is atomic, whoever does it."""
     rounds = 200
     counter = net.mr(64, EVERYTHING)

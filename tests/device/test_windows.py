@@ -25,7 +25,8 @@ WRITE = AccessFlags.REMOTE_WRITE
 
 def window(net: Net, kind: MWType) -> MW:
     with needs(f"memory windows of {kind.name.lower().replace('_', ' ')}"):
-        return net.keep(MW(net.pd, kind))
+        net.windows.append(MW(net.pd, kind))
+    return net.windows[-1]
 
 
 def write(side, mr, remote, rkey, length=8):

@@ -17,7 +17,7 @@ import rdmanet
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-HOST = "127.0.0.1"
+HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
 
 # The promise about dead peers (and the only wall-clock bound in these tests).
 NOTICED_WITHIN_S = 1.0

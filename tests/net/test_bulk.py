@@ -51,6 +51,7 @@ async def test_32_kib(net: Net, piece):
     assert await server.until_received(len(text)) == text
 
 
+@pytest.mark.long
 async def test_256_mib_in_both_directions_at_once(net: Net):
     total = 256 * MIB
     peer = net.spawn("bulk.py", total)
@@ -67,6 +68,7 @@ async def test_256_mib_in_both_directions_at_once(net: Net):
     assert await peer.expect("lost") == ["None", str(total), str(total)]
 
 
+@pytest.mark.long
 async def test_one_write_of_64_mib(net: Net):
     client, server = await net.pair(server=lambda: Bulk(0, sends=1, expects=0))
     text = bytearray()

@@ -40,6 +40,7 @@ async def test_another_process(net: Net):
     assert await client.until_received(10) == b"over there"
 
 
+@pytest.mark.long
 async def test_many_messages_one_after_another(net: Net):
     client = await net.connect(await net.spawn("echo.py").port())
     for number in range(2000):
@@ -136,6 +137,7 @@ async def test_boundaries_do_not_show(net: Net):
     assert await server.until_received(len(text)) == text
 
 
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 async def test_addresses(net: Net, host):
     server = await rdmanet.start_rdma_server(net.remember(Echo), host, 0)

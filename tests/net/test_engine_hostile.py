@@ -35,8 +35,8 @@ def frame(kind, body=b"", granted=16, reaped=0, length=None):
 class Bare:
     """A listener that takes one connection and sends frames as they are given."""
 
-    def __init__(self) -> None:
-        self.channel = CMEventChannel(Library.embedded())
+    def __init__(self, library: Library) -> None:
+        self.channel = CMEventChannel(library)
         self.listener = self.channel.create_id()
         self.listener.bind_addr((HOST, 0))
         self.listener.listen(1)
@@ -92,8 +92,8 @@ class Bare:
 
 
 @pytest.fixture
-def bare():
-    peer = Bare()
+def bare(device):
+    peer = Bare(device.library)
     yield peer
     peer.close()
 

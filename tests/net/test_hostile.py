@@ -27,6 +27,9 @@ async def serving(net: Net, port: int) -> None:
 # ---- below the connection manager: bytes of the embedded device's own port
 
 
+OWN_PORT = pytest.mark.embedded_only("only the embedded device's ports can be spoken to over TCP")
+
+
 def garbage() -> dict[str, bytes]:
     chance = random.Random(5)
     return {
@@ -39,6 +42,7 @@ def garbage() -> dict[str, bytes]:
     }
 
 
+@OWN_PORT
 @pytest.mark.parametrize("what", garbage())
 async def test_garbage_sent_to_the_port(net: Net, what):
     _, port = await net.serve(Echo)
@@ -55,6 +59,7 @@ async def test_garbage_sent_to_the_port(net: Net, what):
     await serving(net, port)
 
 
+@OWN_PORT
 async def test_garbage_is_logged_with_its_reason(net: Net):
     """The device logs to stderr when asked to, and so in a process of its own."""
     peer = net.spawn("echo.py", env={"RDMANET_SOFT_LOG": "1"}, stderr=True)
@@ -71,6 +76,7 @@ async def test_garbage_is_logged_with_its_reason(net: Net):
     assert b"rdmanet" in peer.errors()
 
 
+@OWN_PORT
 async def test_many_strangers_who_say_nothing(net: Net):
     """They wait for their time-out; whoever speaks properly is served at once."""
     _, port = await net.serve(Echo)
@@ -87,8 +93,8 @@ async def test_many_strangers_who_say_nothing(net: Net):
 class Caller:
     """The connecting side in bare rdma_cm calls, with private data of its own."""
 
-    def __init__(self) -> None:
-        self.channel = CMEventChannel(Library.embedded())
+    def __init__(self, library: Library) -> None:
+        self.channel = CMEventChannel(library)
         self.id = self.channel.create_id()
         self.opened: list = [self.channel, self.id]
 
@@ -116,8 +122,8 @@ class Caller:
 
 
 @pytest.fixture
-def caller():
-    caller = Caller()
+def caller(device):
+    caller = Caller(device.library)
     yield caller
     caller.close()
 
@@ -150,9 +156,9 @@ async def test_what_is_no_hello_is_refused_in_words(net: Net, caller, caplog, he
     await serving(net, port)
 
 
-async def test_the_reason_of_a_refusal_reaches_the_caller(net: Net):
+async def test_the_reason_of_a_refusal_reaches_the_caller(net: Net, device):
     """A listener of our kind that says no: its words are the exception's."""
-    channel = CMEventChannel(Library.embedded())
+    channel = CMEventChannel(device.library)
     listener = channel.create_id()
     listener.bind_addr((HOST, 0))
     listener.listen(1)
@@ -167,11 +173,11 @@ async def test_the_reason_of_a_refusal_reaches_the_caller(net: Net):
     channel.close()
 
 
-async def test_a_caller_that_connects_and_dies(net: Net):
+async def test_a_caller_that_connects_and_dies(net: Net, device):
     """Between request and established, and right after: the server gives everything back."""
     _, port = await net.serve(Echo)
     for turns in range(10):
-        caller = Caller()
+        caller = Caller(device.library)
         await caller.call(port, HELLO)
         for _ in range(turns):
             await asyncio.sleep(0)

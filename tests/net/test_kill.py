@@ -145,6 +145,7 @@ async def test_a_killed_peer_fails_the_reader_of_a_stream(net: Net):
         writer.close()
 
 
+@pytest.mark.long
 async def test_a_stopped_client_of_fifty_disturbs_nobody(net: Net):
     """SIGSTOP keeps a client's connection and its claims; the 49 others flow on."""
     connections: list[Recorder] = []
@@ -176,6 +177,7 @@ async def test_a_stopped_client_of_fifty_disturbs_nobody(net: Net):
 
 
 @pytest.mark.limit(60)
+@pytest.mark.long
 async def test_a_client_stopped_at_any_moment_holds_up_nobody(net: Net):
     """It may be stopped just when it was to wake the server: others' messages wake it all the same."""
     chance = random.Random(3)

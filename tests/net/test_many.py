@@ -2,11 +2,13 @@
 
 import asyncio
 
+import pytest
 from harness import Echo, Net
 
 COUNT = 200
 
 
+@pytest.mark.long
 async def test_200_connections_of_one_process(net: Net):
     _, port = await net.serve(Echo)
     clients = await asyncio.gather(*(net.connect(port) for _ in range(COUNT)))
@@ -17,6 +19,7 @@ async def test_200_connections_of_one_process(net: Net):
             assert await client.until_received(2000 * turn) == number.to_bytes(4, "big") * 500 * turn
 
 
+@pytest.mark.long
 async def test_200_connections_of_another_process(net: Net):
     """One CQ and one channel serve them all on either side."""
     server, port = await net.serve(Echo)
@@ -30,6 +33,7 @@ async def test_200_connections_of_another_process(net: Net):
         assert await recorder.until_lost() is None
 
 
+@pytest.mark.long
 async def test_200_connections_closed_in_odd_order(net: Net):
     """Every other connection goes away while the rest are in use."""
     _, port = await net.serve(Echo)

@@ -56,6 +56,7 @@ async def test_without_polling_every_pass_has_a_cause(net: Net):
     assert engine(net).passes - before <= 200 * 4 + 10
 
 
+@pytest.mark.long
 async def test_200_idle_connections_are_not_looked_at(net: Net):
     """Once the window has passed the engine sleeps, and stays asleep for as long as nothing comes."""
     _, port = await net.serve(Echo)

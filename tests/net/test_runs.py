@@ -34,6 +34,7 @@ async def exchange() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.long
 def test_a_thousand_runs_that_leave_connections_open(loop_factory):
     # Each of the two loops has its half.
     def runs(count: int) -> None:
@@ -89,6 +90,7 @@ def test_a_loop_closed_without_ceremony(loop_factory):
         gc.collect()
 
 
+@pytest.mark.long
 async def test_a_thousand_connects_and_closes(net: Net):
     """Descriptors, maps and memory are where they were."""
     _, port = await net.serve(Echo)
@@ -117,6 +119,7 @@ async def test_a_thousand_connects_and_closes(net: Net):
     assert resident_bytes() < before_bytes + (8 << 20)
 
 
+@pytest.mark.long
 async def test_a_thousand_connects_and_closes_of_another_process(net: Net):
     peer = net.spawn("echo.py")
     port = await peer.port()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-HOST = "127.0.0.1"
+HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
 
 
 def say(*fields: object) -> None:
