@@ -220,7 +220,7 @@ def perftests() -> Iterator[Case]:
             if verb != "write":
                 yield case(program, "-e")
             if verb != "atomic":
-                yield case(program, "-a", timeout=120)
+                yield case(program, "-a -n 200", timeout=120)
                 yield case(program, "-s 64")
             if kind == "bw":
                 yield case(program, "-q 4")
