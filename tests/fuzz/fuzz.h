@@ -5,6 +5,7 @@
  *
  *     link.c      messages on the Unix socket of a port, before and after a proper introduction
  *     stream.c    frames on the TCP port of a queue pair that waits for its peer
+ *     answers.c   answers to the requests of a queue pair, by a responder that lies
  *     cm.c        messages on a listener of the connection manager
  *     datagram.c  UDP datagrams to a port with a UD queue pair
  *
