@@ -95,7 +95,7 @@ void rn_view_ring_bell(struct rn_view *view)
 
 void rn_view_announce(struct rn_view *view)
 {
-	/* See arena.h for why always both, and rn_cq_request_notify for why seq_cst. */
+	/* See arena.h for why always both, and cq_event.c for why seq_cst. */
 	atomic_fetch_or(view->dirty, view->dirty_bit);
 	if (!(atomic_load(&view->cq->summary) & view->summary_bit))
 		atomic_fetch_or(&view->cq->summary, view->summary_bit);

@@ -266,7 +266,7 @@ void rn_mr_forked(void);
 void rn_mr_reap(void); /* release what nobody is inside of any more; with rn_world held */
 void rn_mr_destroy_all(struct rn_context *context);
 
-/* --- completion (cq.c, cq_ex.c) -------------------------------------------------------------------------- */
+/* --- completion (cq.h) ------------------------------------------------------------------------------------ */
 
 struct rn_channel {
 	struct ibv_comp_channel channel;

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Completion channels, by number: what a peer calls us by.
+ *
+ * A channel is an eventfd that counts tokens, one for each event; what they stand for is cq_event.c's
+ * business.  Peers know it by a number that is never used twice, and get a copy of the descriptor on asking
+ * (peer.c).  Number 0 is the bell, which calls this process's engine: something was left for it to see.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "cq.h"
+
+/* --- channels by number ------------------------------------------------------------------------------ */
+
+/* id = serial << 12 | index. Index 0 is the bell. Guarded by channel_lock, which is innermost. */
+static struct {
+	uint32_t id;
+	int fd;
+} channels[RN_MAX_CHANNELS];
+static struct rn_lock channel_lock;
+static uint32_t channel_serial;
+
+static struct rn_source bell = {.fd = -1};
+
+static uint32_t channel_register(int fd)
+{
+	uint32_t id = RN_NO_CHANNEL;
+
+	rn_lock(&channel_lock);
+	for (unsigned i = 1; i < RN_MAX_CHANNELS; i++) {
+		if (channels[i].id)
+			continue;
+		channel_serial = (channel_serial + 1) % (1 << 19); /* never all ones: that is NO_CHANNEL */
+		id = (channel_serial + 1) * RN_MAX_CHANNELS + i;
+		channels[i].id = id;
+		channels[i].fd = fd;
+		break;
+	}
+	rn_unlock(&channel_lock);
+	return id;
+}
+
+static void channel_unregister(uint32_t id)
+{
+	rn_lock(&channel_lock);
+	channels[id % RN_MAX_CHANNELS].id = 0;
+	rn_unlock(&channel_lock);
+}
+
+static void token_write(int fd)
+{
+	uint64_t one = 1;
+
+	/* The counter can't overflow before its 2^64th event: there is nothing to retry but EINTR. */
+	while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
+}
+
+void rn_channel_signal(uint32_t id)
+{
+	int fd = -1;
+
+	rn_lock(&channel_lock);
+	if (id == RN_CHANNEL_BELL)
+		fd = bell.slot ? bell.fd : -1;
+	else if (channels[id % RN_MAX_CHANNELS].id == id)
+		fd = channels[id % RN_MAX_CHANNELS].fd;
+	/* Inside the lock, or the descriptor may be closed and be somebody else's by now. */
+	if (fd >= 0)
+		token_write(fd);
+	rn_unlock(&channel_lock);
+}
+
+/* For the engine, to pass it to a peer: a copy, since another thread may destroy the channel. */
+int rn_channel_fd(uint32_t id)
+{
+	int fd = -1;
+
+	rn_lock(&channel_lock);
+	if (id == RN_CHANNEL_BELL)
+		fd = bell.fd;
+	else if (channels[id % RN_MAX_CHANNELS].id == id)
+		fd = channels[id % RN_MAX_CHANNELS].fd;
+	if (fd >= 0)
+		fd = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+	rn_unlock(&channel_lock);
+	return fd;
+}
+
+/* --- the bell: how a peer calls our engine ----------------------------------------------------------- */
+
+static void bell_rung(struct rn_source *source, uint32_t events)
+{
+	uint64_t count;
+
+	(void)events;
+	if (read(source->fd, &count, sizeof(count)) > 0)
+		rn_qp_attend_all();
+}
+
+int rn_bell_open(void)
+{
+	int err;
+
+	bell = (struct rn_source){.fd = rn_fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), .ready = bell_rung};
+	if (bell.fd < 0)
+		return errno;
+	err = -rn_source_add(&bell, EPOLLIN);
+	if (err) {
+		rn_fd_close(bell.fd);
+		bell.fd = -1;
+	}
+	return err;
+}
+
+void rn_bell_close(void)
+{
+	int fd;
+
+	rn_source_remove(&bell);
+	rn_lock(&channel_lock);
+	fd = bell.fd;
+	bell.fd = -1;
+	rn_unlock(&channel_lock);
+	rn_fd_close(fd);
+}
+
+/* --- creating and destroying ------------------------------------------------------------------------- */
+
+RN_EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv_context)
+{
+	struct rn_context *context = rn_context(ibv_context);
+	struct rn_channel *channel;
+
+	if (rn_is_foreign(ibv_context)) {
+		errno = ENODEV;
+		return NULL;
+	}
+	errno = rn_chaos_call(context, RN_CREATE_COMP_CHANNEL);
+	channel = errno ? NULL : calloc(1, sizeof(*channel));
+	if (!channel)
+		return NULL;
+	channel->channel.context = ibv_context;
+	/* The program's own: it may set O_NONBLOCK, watch it, and pass it on. */
+	channel->channel.fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+	if (channel->channel.fd < 0) {
+		free(channel);
+		return NULL;
+	}
+	channel->id = channel_register(channel->channel.fd);
+	if (channel->id == RN_NO_CHANNEL) {
+		close(channel->channel.fd);
+		free(channel);
+		errno = ENOMEM;
+		return NULL;
+	}
+	rn_list_init(&channel->cqs);
+	pthread_mutex_lock(&context->mutex);
+	rn_list_add(&context->channels, &channel->link);
+	pthread_mutex_unlock(&context->mutex);
+	return &channel->channel;
+}
+
+RN_EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv_channel)
+{
+	struct rn_channel *channel = (struct rn_channel *)ibv_channel;
+	struct rn_context *context = rn_context(ibv_channel->context);
+
+	if (rn_is_foreign(ibv_channel->context))
+		return 0;
+	pthread_mutex_lock(&context->mutex);
+	if (ibv_channel->refcnt) {
+		pthread_mutex_unlock(&context->mutex);
+		return EBUSY;
+	}
+	rn_list_del(&channel->link);
+	pthread_mutex_unlock(&context->mutex);
+
+	channel_unregister(channel->id);
+	rn_channel_gone(channel->id);
+	close(ibv_channel->fd);
+	free(channel);
+	return 0;
+}
+
+/* --- the end -------------------------------------------------------------------------------------------- */
+
+void rn_channel_destroy_all(struct rn_context *context)
+{
+	while (!rn_list_empty(&context->channels))
+		ibv_destroy_comp_channel(&container_of(context->channels.next, struct rn_channel, link)->channel);
+}
+
+void rn_channel_forked(void)
+{
+	memset(&channel_lock, 0, sizeof(channel_lock));
+	memset(channels, 0, sizeof(channels));
+	bell = (struct rn_source){.fd = -1};
+}

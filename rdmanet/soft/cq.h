@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside a completion queue: what its parts tell each other.
+ *
+ *     ibv_create_cq   rn_cq_push (exec.c)      ibv_req_notify_cq  ibv_get_cq_event      ibv_poll_cq
+ *     ibv_destroy_cq  rn_view_announce              |                  |                    |
+ *          |               | (respond.c)            |                  |                    |
+ *        cq.c -------------+----------------> cq_event.c <-------------+--- (lenient) --- cq_poll.c
+ *     life, sends,         |               arming, events, acks                     sends, receives, turns
+ *     attached QPs         |                        |
+ *          |               +----- rn_cq_notify -----+
+ *          +-----------------------> channel.c <----+
+ *                          numbers, descriptors, the bell
+ */
+#ifndef RDMANET_SOFT_CQ_H
+#define RDMANET_SOFT_CQ_H
+
+#include "soft.h"
+
+/* --- channel.c ------------------------------------------------------------------------------------ */
+
+void rn_channel_destroy_all(struct rn_context *context);
+void rn_channel_forked(void);
+
+/* --- cq_event.c ----------------------------------------------------------------------------------- */
+
+/* Take the CQ off its channel, with the events that nobody has read. How many were: they must be acknowledged.
+ * With the context's mutex held. */
+uint32_t rn_cq_leave_channel(struct rn_cq *cq);
+/* Lenient: what the event was for has been polled. Unless it is being read, it is not to come. With the lock held. */
+void rn_cq_take_event_back(struct rn_cq *cq);
+
+/* --- cq.c ----------------------------------------------------------------------------------------- */
+
+/* Completions are lost, and nobody will learn which: once, and for good. Without the lock. */
+void rn_cq_report_overrun(struct rn_cq *cq);
+
+/* Is there a completion to poll? With the lock held. */
+static inline bool rn_cq_has_completions(struct rn_cq *cq)
+{
+	return cq->head != cq->tail || cq->ready || atomic_load(&cq->block->summary);
+}
+
+/* With the lock held: put the QP on the list of those to take receives from. */
+static inline void rn_cq_make_ready(struct rn_cq *cq, struct rn_qp *qp)
+{
+	if (qp->is_ready)
+		return;
+	qp->is_ready = true;
+	qp->next_ready = NULL;
+	*cq->ready_tail = qp;
+	cq->ready_tail = &qp->next_ready;
+}
+
+#endif

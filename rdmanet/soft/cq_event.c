@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Events of completion queues: arming, telling, taking.
+ *
+ * Arming.  A pusher publishes, then looks whether the CQ is armed; a consumer arms, then polls
+ * once more.  Both sides are sequentially consistent: the pusher's setting of the dirty bit is an
+ * atomic read-modify-write, ordered before its load of `armed`; the consumer's store of `armed` is
+ * seq_cst, ordered before its load of `summary`.  With less, both could miss each other, and
+ * a wake-up is lost.  For the private ring the CQ's lock does the same.  Arming is one-shot and
+ * strict: completions that are there already cause no event.
+ *
+ * With RDMANET_SOFT_ARM=lenient it is as programs written for adapters know it, which look at what was
+ * not polled yet: arming a CQ that holds completions fires at once, and when polling takes the last completion
+ * before its event was read, the event is taken back and the CQ armed again.
+ *
+ * A pusher that finds the CQ armed writes a token to the channel's eventfd (a semaphore), and only
+ * then marks the arming as signalled, so that no other pusher writes one as well; get_cq_event
+ * takes a token, then looks which of the channel's CQs was signalled.  The order matters: a pusher
+ * may be stopped or killed anywhere in between, and if it had taken the arming with it, no
+ * completion of anybody's would wake the owner again.  As it is, its own at worst is announced late,
+ * or by the engine when it is dead (rn_cq_recover).  The price is a token too many now and then, when two
+ * push at once: an event in vain.  And a token may arrive before its mark: then it stands for a
+ * CQ that is armed and has completions.  The count in `armed` keeps a late mark off a later arming.
+ */
+#define _GNU_SOURCE
+#include <poll.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "cq.h"
+
+static uint32_t kind_of(struct rn_cq *cq)
+{
+	return atomic_load(&cq->block->armed) & RN_ARMED_KIND;
+}
+
+/* --- telling ------------------------------------------------------------------------------------------- */
+
+bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited)
+{
+	uint32_t armed = atomic_load(&block->armed), kind = armed & RN_ARMED_KIND, channel;
+
+	if (likely(kind == RN_ARMED_NOT) || kind == RN_ARMED_SIGNALLED || (kind == RN_ARMED_SOLICITED && !solicited))
+		return false;
+	channel = block->channel;
+	if (channel == RN_NO_CHANNEL)
+		return false;
+	if (!peer)
+		rn_channel_signal(channel);
+	else if (!rn_peer_signal(peer, channel))
+		return true; /* it comes with the descriptor; who has that meanwhile may be faster */
+	atomic_compare_exchange_strong(&block->armed, &armed, armed | RN_ARMED_SIGNALLED);
+	return true;
+}
+
+/* --- taking an event ------------------------------------------------------------------------------------- */
+
+static bool was_signalled(struct rn_cq *cq)
+{
+	return kind_of(cq) == RN_ARMED_SIGNALLED;
+}
+
+static bool is_owed(struct rn_cq *cq)
+{
+	return cq->events_owed;
+}
+
+static bool is_about_to_be(struct rn_cq *cq)
+{
+	bool is_due;
+
+	rn_lock(&cq->lock);
+	is_due = kind_of(cq) != RN_ARMED_NOT && rn_cq_has_completions(cq);
+	rn_unlock(&cq->lock);
+	return is_due;
+}
+
+static struct rn_cq *channel_find(struct rn_channel *channel, bool (*is_it)(struct rn_cq *))
+{
+	for (struct rn_list *at = channel->cqs.next; at != &channel->cqs; at = at->next) {
+		struct rn_cq *cq = container_of(at, struct rn_cq, channel_link);
+
+		if (is_it(cq))
+			return cq;
+	}
+	return NULL;
+}
+
+/*
+ * What a token stands for: a CQ of the channel that was signalled, or is about to be, round robin.  When
+ * there is none the token was one too many; but somebody may have seen the descriptor readable, and would
+ * now wait for the next: so any CQ is named, whose owner looks in vain, as after any late event.
+ */
+static struct rn_cq *channel_take(struct rn_channel *channel, bool settle_for_any)
+{
+	struct rn_cq *found;
+
+	rn_lock(&channel->lock);
+	if ((found = channel_find(channel, was_signalled)))
+		atomic_fetch_and(&found->block->armed, ~(uint32_t)RN_ARMED_KIND);
+	else if ((found = channel_find(channel, is_owed)))
+		found->events_owed--;
+	else if ((found = channel_find(channel, is_about_to_be)))
+		atomic_fetch_and(&found->block->armed, ~(uint32_t)RN_ARMED_KIND);
+	else if (settle_for_any && !rn_list_empty(&channel->cqs))
+		found = container_of(channel->cqs.next, struct rn_cq, channel_link);
+	if (found) {
+		found->events_reported++;
+		rn_list_del(&found->channel_link);
+		rn_list_add(&channel->cqs, &found->channel_link);
+	}
+	rn_unlock(&channel->lock);
+	return found;
+}
+
+RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_cq **ibv_cq, void **cq_context)
+{
+	struct rn_channel *channel = (struct rn_channel *)ibv_channel;
+	/* Lenient: whoever takes no event in vain gets the next one, if it comes soon. */
+	struct pollfd next = {.fd = ibv_channel->fd, .events = POLLIN};
+	enum { VAIN_MS = 20 };
+	struct rn_cq *cq;
+	uint64_t token;
+
+	if (rn_is_foreign(ibv_channel->context)) {
+		errno = ENODEV;
+		return -1;
+	}
+	do {
+		if (read(ibv_channel->fd, &token, sizeof(token)) < 0)
+			return -1;
+		cq = channel_take(channel, !rn_settings.lenient);
+		if (unlikely(!cq && rn_settings.lenient && poll(&next, 1, VAIN_MS) <= 0))
+			cq = channel_take(channel, true);
+	} while (!cq); /* a token of the last CQ, which is gone */
+	*ibv_cq = &cq->cq;
+	*cq_context = cq->cq.cq_context;
+	return 0;
+}
+
+RN_EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int events)
+{
+	if (rn_is_foreign(cq->context))
+		return;
+	pthread_mutex_lock(&cq->mutex);
+	cq->comp_events_completed += events;
+	pthread_cond_broadcast(&cq->cond);
+	pthread_mutex_unlock(&cq->mutex);
+}
+
+/* --- arming -------------------------------------------------------------------------------------------- */
+
+/* The next arming, even where the last one still stands: its token may have been read before its mark was
+ * made. Asking for any completion outdoes asking for solicited ones, not the other way round. */
+static uint32_t armed_again(uint32_t armed, uint32_t kind)
+{
+	return (armed | RN_ARMED_KIND) + 1 + ((armed & RN_ARMED_KIND) == RN_ARMED_NEXT ? RN_ARMED_NEXT : kind);
+}
+
+void rn_cq_take_event_back(struct rn_cq *cq)
+{
+	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
+	uint32_t armed = atomic_load(&cq->block->armed);
+	uint64_t token;
+	struct iovec to = {&token, sizeof(token)};
+
+	if ((armed & RN_ARMED_KIND) != RN_ARMED_SIGNALLED || rn_cq_has_completions(cq) ||
+	    preadv2(channel->channel.fd, &to, 1, -1, RWF_NOWAIT) <= 0)
+		return;
+	if (!atomic_compare_exchange_strong(&cq->block->armed, &armed, armed_again(armed, RN_ARMED_NEXT))) {
+		rn_channel_signal(channel->id); /* it was read, and the token is another's */
+		return;
+	}
+	rn_fence();
+	if (rn_cq_has_completions(cq))
+		rn_cq_notify(cq->block, NULL, true);
+}
+
+int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
+{
+	struct rn_channel *channel = (struct rn_channel *)ibv_cq->channel;
+	uint32_t kind = solicited_only ? RN_ARMED_SOLICITED : RN_ARMED_NEXT, before, after;
+	struct rn_cq *cq = rn_cq(ibv_cq);
+
+	if (rn_is_foreign(ibv_cq->context))
+		return ENODEV;
+	if (unlikely(atomic_load_explicit(&cq->num_streams, memory_order_relaxed)))
+		rn_stream_arm(cq);
+	if (channel)
+		rn_lock(&channel->lock);
+	rn_lock(&cq->lock);
+	before = atomic_load(&cq->block->armed);
+	do
+		after = armed_again(before, kind);
+	while (!atomic_compare_exchange_weak(&cq->block->armed, &before, after));
+	if ((before & RN_ARMED_KIND) == RN_ARMED_SIGNALLED)
+		cq->events_owed++;
+	rn_fence();
+	if (rn_settings.lenient && !solicited_only && channel && rn_cq_has_completions(cq))
+		rn_cq_notify(cq->block, NULL, true);
+	rn_unlock(&cq->lock);
+	if (channel)
+		rn_unlock(&channel->lock);
+	return 0;
+}
+
+/* --- the end of a CQ's events -------------------------------------------------------------------------- */
+
+/* Has another CQ of the channel an event that was not taken? */
+static bool has_unread(struct rn_channel *channel)
+{
+	bool has;
+
+	rn_lock(&channel->lock);
+	has = channel_find(channel, was_signalled) || channel_find(channel, is_owed);
+	rn_unlock(&channel->lock);
+	return has;
+}
+
+/* Tokens of events that were pushed and never read. */
+static void drain_tokens(struct rn_channel *channel, uint32_t count)
+{
+	uint64_t token;
+	struct iovec to = {&token, sizeof(token)};
+
+	/* Never waiting, whatever mode the program has set; a kernel that can't leaves them to be skipped. */
+	while (count-- && preadv2(channel->channel.fd, &to, 1, -1, RWF_NOWAIT) > 0)
+		;
+}
+
+uint32_t rn_cq_leave_channel(struct rn_cq *cq)
+{
+	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
+	uint32_t unread, reported;
+
+	if (!channel)
+		return 0;
+	rn_lock(&channel->lock);
+	rn_list_del(&cq->channel_link);
+	reported = cq->events_reported;
+	unread = cq->events_owed + (kind_of(cq) == RN_ARMED_SIGNALLED);
+	rn_unlock(&channel->lock);
+	drain_tokens(channel, unread);
+	if (unread && has_unread(channel))
+		rn_channel_signal(channel->id); /* a late mark may have made us take a token of theirs */
+	pthread_mutex_lock(&rn_world);
+	cq->cq.channel = NULL; /* nothing to recover any more */
+	pthread_mutex_unlock(&rn_world);
+	channel->channel.refcnt--;
+	return reported;
+}
