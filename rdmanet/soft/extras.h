@@ -44,7 +44,7 @@ enum {
 int rdmanet_soft_qp_way(struct ibv_qp *qp);
 
 /* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
- * posts, so none is tried first. See mr.c. */
+ * posts, so none is tried first. See on_demand.c. */
 extern const uint32_t rdmanet_soft_access_vouched;
 
 #endif

@@ -184,7 +184,7 @@ int rn_dealloc_td(struct ibv_td *td);
 struct ibv_pd *rn_alloc_parent_domain(struct ibv_context *context, struct ibv_parent_domain_init_attr *attr);
 void rn_domain_destroy_all(struct rn_context *context);
 
-/* --- memory (mr.c) ------------------------------------------------------------------------------ */
+/* --- memory (mr.h) ------------------------------------------------------------------------------ */
 
 struct rn_segment {
 	uint32_t id;
