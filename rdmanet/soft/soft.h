@@ -357,7 +357,7 @@ void rn_bell_close(void);
 void rn_cq_forked(void);
 void rn_cq_destroy_all(struct rn_context *context);
 
-/* --- queue pairs (qp.c, qp_ex.c, qp_modify.c) ------------------------------------------------------------------ */
+/* --- queue pairs (qp.h) ------------------------------------------------------------------ */
 
 /* A posted send that could not be executed at once. Followed by its scatter list or inline data. */
 struct rn_send {

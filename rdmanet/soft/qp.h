@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside a queue pair's life: what its parts tell each other.
+ *
+ *     ibv_create_qp  ibv_destroy_qp        ibv_modify_qp      a failed request   peers: bell, death
+ *             \        /                        |                    |                  |
+ *              qp.c --------------------> qp_modify.c                |            qp_news.c
+ *           /   |   \                     (qp_table.c)                |             /    |
+ *     qp_pool.c | qp_slot.c                   |                      v            /     |
+ *     receives  | numbers, what a stopped     +---------------> qp_state.c <-----+      |
+ *     of pools  | peer may still touch                     to ERR, to RESET             |
+ *               +------------------------- timers, notices -----------------------------+
+ */
+#ifndef RDMANET_SOFT_QP_H
+#define RDMANET_SOFT_QP_H
+
+#include "soft.h"
+
+/* --- qp_slot.c: all with rn_world held --------------------------------------------------------------- */
+
+/* A free slot's index, or RN_QPS_MAX. With the engine held. */
+uint32_t rn_qp_slot_take(void);
+void rn_qp_slot_give_back(uint32_t index);
+/* Of the slot's next user, or of the same one after a reset. */
+uint32_t rn_qp_next_generation(uint32_t index);
+/* The peer is stopped inside: its slot and ring stay as they are until it has moved on, or died. */
+void rn_qp_put_aside(struct rn_qp *qp);
+void rn_qp_slot_forked(void);
+
+/* --- qp_state.c ---------------------------------------------------------------------------------------- */
+
+/* Is somebody in there who is alive? */
+bool rn_qp_is_inside(struct rn_qp_block *block, struct rn_peer *peer);
+/* The words that a peer writes, for a new one; nobody is inside. The old one fails to enter. */
+void rn_qp_reset_peers_words(struct rn_qp_block *block, uint32_t next_receive);
+
+/* --- qp_news.c ----------------------------------------------------------------------------------------- */
+
+/* For rn_qp.notice. */
+void rn_qp_peer_noticed(struct rn_notice *notice, struct rn_peer *peer, enum rn_notice_why why);
+
+#endif

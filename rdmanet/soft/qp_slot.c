@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The numbers of queue pairs, and the slots of the arena that they stand for.
+ *
+ * A number is port << 8 | slot: the port says which process, so number and GID together are a full
+ * address, final when ibv_create_qp returns.  The first queue pair claims a port, each further
+ * 256 another one.  Slots are used in turn, so a number comes back late.
+ *
+ * A queue pair may be destroyed while its peer is stopped in the middle of a request: then slot and
+ * ring are put aside until the peer has moved on, or died.  rn_qp_reap looks.
+ */
+#include <stdlib.h>
+
+#include "qp.h"
+
+/* All of these with rn_world held. */
+static uint32_t generations[RN_QPS_MAX]; /* of each slot, counted on through its users */
+static bool slots_taken[RN_QPS_MAX];
+static uint32_t next_slot, num_ports;
+
+/* The slot and ring of a queue pair that is gone, but for a stopped peer. */
+struct quarantined {
+	uint32_t index, pd, rq_pd, name, pool; /* pool: of UD */
+	bool any_pd;                           /* of an XRC target */
+	uint64_t rq_offset, rq_bytes;
+	uint32_t rq_size, rq_bounce;
+	struct rn_peer *peer;
+	struct quarantined *next;
+};
+static struct quarantined *quarantine;
+
+/* --- numbers -------------------------------------------------------------------------------------------- */
+
+uint32_t rn_qp_slot_take(void)
+{
+	uint32_t end = num_ports * 256;
+	uint16_t port;
+
+	rn_qp_reap();
+	for (uint32_t tried = 0; tried < end; tried++) {
+		uint32_t index = next_slot++ % end;
+
+		if (!slots_taken[index] && !(atomic_load(&rn_arena_qp(rn_arena, index)->busy) & 1)) {
+			slots_taken[index] = true;
+			return index;
+		}
+	}
+	port = num_ports < RN_PORTS_MAX ? rn_port_claim() : 0;
+	if (!port)
+		return RN_QPS_MAX;
+	atomic_store(&rn_arena_head(rn_arena)->ports[num_ports++], port);
+	slots_taken[end] = true;
+	next_slot = end + 1;
+	return end;
+}
+
+void rn_qp_slot_give_back(uint32_t index)
+{
+	slots_taken[index] = false;
+}
+
+uint32_t rn_qp_next_generation(uint32_t index)
+{
+	return ++generations[index];
+}
+
+/* --- putting aside ---------------------------------------------------------------------------------------- */
+
+void rn_qp_put_aside(struct rn_qp *qp)
+{
+	struct quarantined *aside = malloc(sizeof(*aside));
+
+	if (!aside)
+		return; /* lost for good, which is safe */
+	*aside = (struct quarantined){
+		.index = qp->index,
+		.pd = rn_qp_pd(qp),
+		.rq_pd = qp->ex.qp_base.srq ? rn_pd(qp->ex.qp_base.srq->pd)->number : rn_qp_pd(qp),
+		.any_pd = qp->xrcd,
+		.name = rn_name_of_qp(qp->index, qp->generation),
+		.pool = qp->ud ? rn_pool_index(qp->pool) : RN_NO_POOL,
+		.rq_offset = qp->rq_offset,
+		.rq_bytes = rn_rq_bytes(qp),
+		.rq_size = qp->rq_size,
+		.rq_bounce = qp->rq_bounce,
+		.peer = qp->peer,
+		.next = quarantine,
+	};
+	quarantine = aside;
+	qp->rq_offset = 0;
+	qp->peer = NULL;
+}
+
+void rn_qp_reap(void)
+{
+	for (struct quarantined **at = &quarantine; *at;) {
+		struct quarantined *aside = *at;
+
+		if (rn_qp_is_inside(rn_arena_qp(rn_arena, aside->index), aside->peer) || rn_pool_is_claimed(aside->pool)) {
+			at = &aside->next;
+			continue;
+		}
+		rn_pool_recover(aside->name);
+		rn_arena_free(aside->rq_offset, aside->rq_bytes);
+		rn_bounce_release(aside->rq_size, aside->rq_bounce);
+		rn_qp_reset_peers_words(rn_arena_qp(rn_arena, aside->index), 0);
+		rn_qp_slot_give_back(aside->index);
+		if (aside->peer)
+			rn_peer_put(aside->peer);
+		*at = aside->next;
+		free(aside);
+	}
+	rn_pool_reap();
+}
+
+unsigned rn_qp_count_quarantined(void)
+{
+	unsigned count = 0;
+
+	for (struct quarantined *at = quarantine; at; at = at->next)
+		count++;
+	return count;
+}
+
+bool rn_qp_is_quarantined(uint32_t pd)
+{
+	for (struct quarantined *at = quarantine; at; at = at->next)
+		if (at->pd == pd || at->rq_pd == pd || at->any_pd)
+			return true;
+	return false;
+}
+
+/* --- the end ---------------------------------------------------------------------------------------------- */
+
+/* The last context that had queue pairs is closing: the engine is still there. */
+void rn_qp_close(void)
+{
+	pthread_mutex_lock(&rn_world);
+	/* Contexts without queue pairs may keep this arena: a slot where somebody is stopped still has its
+	 * busy word to protect it, and its ring stays allocated. Without the engine nobody will tell. */
+	rn_qp_reap();
+	while (quarantine) {
+		struct quarantined *aside = quarantine;
+
+		quarantine = aside->next;
+		if (aside->peer)
+			rn_peer_put(aside->peer);
+		free(aside);
+	}
+	memset(slots_taken, 0, sizeof(slots_taken));
+	while (num_ports)
+		rn_port_release(atomic_exchange(&rn_arena_head(rn_arena)->ports[--num_ports], 0));
+	next_slot = 0;
+	pthread_mutex_unlock(&rn_world);
+}
+
+void rn_qp_slot_forked(void)
+{
+	memset(slots_taken, 0, sizeof(slots_taken));
+	num_ports = next_slot = 0;
+	quarantine = NULL;
+}
