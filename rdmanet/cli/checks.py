@@ -1,0 +1,299 @@
+"""What doctor looks at: each check reads one thing of this machine and says what it found and what to do.
+
+General layout. A check is a function that yields findings. Those about the kernel read files below `root`, which is
+/ except in tests; those about devices ask the libraries, like any program. Nothing here changes anything, sleeps
+or talks to another host. `CHECKS` has them in the order in which one mends a machine: what a later one finds often
+follows from an earlier one.
+"""
+
+import ctypes
+import os
+import platform
+import re
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rdmanet import _core
+
+Status = Literal["ok", "info", "warn", "fail"]
+
+# Below this much lockable memory a server with a hundred connections cannot register its rings.
+_MEMLOCK_BYTES = 64 << 20
+# From this version on the kernel copies pinned pages for a forked child, so nobody's registered memory moves away.
+_KERNEL_COPIES_ON_FORK = (5, 12)
+_MODULES = {
+    "ib_core": "rdma core",
+    "ib_uverbs": "verbs from user space",
+    "rdma_ucm": "rdma_cm from user space",
+}
+_PR_GET_DUMPABLE = 3
+_INSTALL = (
+    "apt-get install libibverbs1 librdmacm1 ibverbs-providers (Fedora: dnf install libibverbs librdmacm)"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: how it is, in words with the numbers, and what to do if it is wrong."""
+
+    check: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+Check = Callable[[Path], Iterator[Finding]]
+
+
+def libraries(root: Path) -> Iterator[Finding]:
+    """The embedded device's library, and rdma-core's."""
+    devices = _core.devices()
+    missing = _core.Library.missing()
+    for name in ("embedded", "rdma-core"):
+        count = sum(device.library.name == name for device in devices)
+        if name not in missing:
+            path = next((device.library.path for device in devices if device.library.name == name), "loaded")
+            yield Finding("libraries", "ok", f"{name}: {path}, {_counted(count, 'device')}")
+        elif name == "embedded":
+            yield Finding(
+                "libraries",
+                "fail",
+                f"{name}: {missing[name]}",
+                "install rdmanet again (`pip install --force-reinstall rdmanet`), or unset RDMANET_SOFT_LIBRARY",
+            )
+        elif _core.Library.system() is not None:
+            yield Finding("libraries", "ok", f"{name}: installed; it finds no device ({missing[name]})")
+        elif _has_hardware(root):
+            yield Finding("libraries", "fail", f"{name}: {missing[name]}, and there is hardware", _INSTALL)
+        else:
+            yield Finding("libraries", "info", f"{name}: {missing[name]}", f"for hardware: {_INSTALL}")
+
+
+def modules(root: Path) -> Iterator[Finding]:
+    """The kernel's RDMA modules, where there is a device for them."""
+    if not _has_hardware(root):
+        yield Finding("modules", "info", "the kernel has no RDMA device: the embedded one is used")
+        return
+    loaded = {line.split()[0] for line in _read(root / "proc/modules").splitlines() if line}
+    for module, purpose in _MODULES.items():
+        if module in loaded or (root / "sys/module" / module).exists():
+            yield Finding("modules", "ok", f"{module} ({purpose})")
+        else:
+            yield Finding("modules", "fail", f"{module} ({purpose}) is not loaded", f"modprobe {module}")
+
+
+def nodes(root: Path) -> Iterator[Finding]:
+    """The device nodes, and whether this user may open them."""
+    if not _has_hardware(root):
+        return
+    directory = root / "dev/infiniband"
+    found = sorted([*directory.glob("uverbs*"), *directory.glob("rdma_cm")])
+    if not any(node.name.startswith("uverbs") for node in found):
+        yield Finding(
+            "nodes",
+            "fail",
+            f"{directory} has no uverbs node",
+            "modprobe ib_uverbs; in a container: run it with --device=/dev/infiniband",
+        )
+    for node in found:
+        if os.access(node, os.R_OK | os.W_OK):
+            yield Finding("nodes", "ok", str(node))
+        else:
+            held = node.stat()
+            yield Finding(
+                "nodes",
+                "fail",
+                f"user {os.geteuid()} may not open {node}: "
+                f"mode {held.st_mode & 0o777:o}, owner {held.st_uid}:{held.st_gid}",
+                f"chmod 666 {node}, or install the rules of udev: apt-get install rdma-core",
+            )
+
+
+def memlock(root: Path) -> Iterator[Finding]:
+    """How much memory may be pinned for devices; the embedded one pins none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        yield Finding("memlock", "ok", "unlimited")
+    elif soft >= _MEMLOCK_BYTES or not _has_hardware(root):
+        yield Finding("memlock", "ok", f"{soft >> 10} KiB (the embedded device pins nothing)")
+    else:
+        limit = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard >> 10} KiB"
+        yield Finding(
+            "memlock",
+            "warn",
+            f"{soft >> 10} KiB, at most {limit}: registering more memory fails with ENOMEM",
+            "ulimit -l unlimited; a service: LimitMEMLOCK=infinity; a container: --ulimit memlock=-1",
+        )
+
+
+def ports(root: Path) -> Iterator[Finding]:
+    """Each device's ports: state, MTU against the interface's, and whose interface it is."""
+    for device in _core.devices():
+        try:
+            with device.open() as context:
+                for number in range(1, context.query_device().phys_port_cnt + 1):
+                    yield from _port(root, context, number)
+        except OSError as exc:
+            yield Finding(
+                "ports",
+                "fail",
+                f"{device.name} cannot be opened: {exc}",
+                "see `nodes` above; dmesg says more",
+            )
+
+
+def _port(root: Path, context: _core.Context, number: int) -> Iterator[Finding]:
+    port = context.query_port(number)
+    name = f"{context.name} port {number}"
+    where = ", ".join(sorted(_interfaces(context, number))) or "no interface"
+    if port.state != _core.PortState.ACTIVE:
+        yield Finding(
+            "ports",
+            "fail",
+            f"{name} ({where}): {port.state.name}",
+            f"ip link set {where} up; check the cable",
+        )
+        return
+    yield Finding(
+        "ports", "ok", f"{name} ({where}): ACTIVE, {port.link_layer.name}, MTU {port.active_mtu.bytes} bytes"
+    )
+    if context.library.embedded_device:
+        return
+    for interface in _interfaces(context, number):
+        mtu = _read(root / "sys/class/net" / interface / "mtu").strip()
+        if mtu.isdigit() and int(mtu) < 4200 and port.active_mtu.bytes < port.max_mtu.bytes:
+            yield Finding(
+                "ports",
+                "warn",
+                f"{name}: the path MTU is {port.active_mtu.bytes} bytes since {interface}'s is {mtu}",
+                f"ip link set {interface} mtu 4200 (or 9000), on both ends and the switch",
+            )
+
+
+def gids(root: Path) -> Iterator[Finding]:
+    """Each port's addresses, and the one to choose."""
+    for device in _core.devices():
+        try:
+            with device.open() as context:
+                table = context.gid_table()
+        except OSError:
+            continue  # `ports` has said why
+        best = best_gid(table)
+        if best is None:
+            yield Finding(
+                "gids",
+                "fail",
+                f"{device.name} has no address",
+                "give its interface an IP address: ip address add 192.0.2.1/24 dev IFACE",
+            )
+        elif best.address.is_link_local:
+            yield Finding(
+                "gids",
+                "warn",
+                f"{device.name}: only link-local addresses, index {best.gid_index} ({best.address})",
+                "link-local addresses need no router and have none; give the interface an IPv4 address",
+            )
+        else:
+            yield Finding(
+                "gids",
+                "ok",
+                f"{device.name}: {_counted(len(table), 'address')}; index {best.gid_index} is the one to choose: "
+                f"{best.address}, {best.gid_type.name}",
+            )
+
+
+def best_gid(table: list[_core.GIDEntry]) -> _core.GIDEntry | None:
+    """The address to use when nobody said which: routable before link-local, RoCE v2 before v1, IPv4 before IPv6."""
+    return min(
+        table,
+        key=lambda entry: (
+            entry.address.is_link_local,
+            entry.address.is_loopback,
+            entry.gid_type == _core.GIDType.ROCE_V1,
+            entry.address.version == 6,
+            entry.gid_index,
+        ),
+        default=None,
+    )
+
+
+def forks(root: Path) -> Iterator[Finding]:
+    """Whether a forked child takes registered memory away from its parent."""
+    release = _read(root / "proc/sys/kernel/osrelease").strip() or platform.release()
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    asked = os.environ.get("RDMAV_FORK_SAFE") or os.environ.get("IBV_FORK_SAFE")
+    if version >= _KERNEL_COPIES_ON_FORK:
+        yield Finding("fork", "ok", f"kernel {release} copies registered pages for a child")
+    elif asked or not _has_hardware(root):
+        yield Finding("fork", "ok", f"kernel {release}" + (", RDMAV_FORK_SAFE is set" if asked else ""))
+    else:
+        yield Finding(
+            "fork",
+            "warn",
+            f"kernel {release} may give registered pages to a forked child",
+            "RDMAV_FORK_SAFE=1 in the environment, or start processes by multiprocessing's spawn",
+        )
+
+
+def direct(root: Path) -> Iterator[Finding]:
+    """Whether the embedded device may copy between the memories of two processes of this user."""
+    scope = _read(root / "proc/sys/kernel/yama/ptrace_scope").strip() or "0"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if scope not in ("0", "") and os.geteuid() != 0:
+        yield Finding(
+            "direct",
+            "info",
+            f"kernel.yama.ptrace_scope is {scope}: memory that is not the device's own is copied twice",
+            "memory of PD.alloc_mr() is shared anyway; for the rest: sysctl kernel.yama.ptrace_scope=0",
+        )
+    elif libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0:
+        yield Finding("direct", "info", "this process is not dumpable: its private memory is copied twice")
+    else:
+        yield Finding(
+            "direct", "ok", "processes of this user copy straight into each other's registered memory"
+        )
+
+
+CHECKS: dict[str, Check] = {
+    "libraries": libraries,
+    "modules": modules,
+    "nodes": nodes,
+    "memlock": memlock,
+    "ports": ports,
+    "gids": gids,
+    "fork": forks,
+    "direct": direct,
+}
+
+
+def _has_hardware(root: Path) -> bool:
+    return any((root / "sys/class/infiniband").glob("*"))
+
+
+def _interfaces(context: _core.Context, port: int) -> set[str]:
+    """The names of the network interfaces that a port's addresses are of."""
+    names = set()
+    for entry in context.gid_table(port):
+        try:
+            names.add(socket.if_indextoname(entry.ndev_ifindex))
+        except OSError:  # 0, or one of another namespace
+            continue
+    return names
+
+
+def _read(path: Path) -> str:
+    """A file of the kernel's, or nothing where this kernel does not have it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number} {noun if number == 1 else plural}"

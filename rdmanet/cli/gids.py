@@ -1,0 +1,68 @@
+"""list the addresses (GIDs) of all ports: index, type, IP address and network interface
+
+The table that RDMA users know from show_gids. The last column marks the address to choose when a program asks for an
+index.
+"""
+
+import argparse
+import json
+import socket
+import sys
+
+from rdmanet.cli.checks import best_gid
+from rdmanet.cli.text import table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", nargs="?", help="of this device only")
+    parser.add_argument("--json", action="store_true", help="the same for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    from rdmanet import _core
+
+    entries = []
+    for device in _core.devices():
+        if args.device not in (None, device.name):
+            continue
+        try:
+            with device.open() as context:
+                gids = context.gid_table()
+        except OSError as exc:
+            print(f"{device.name} cannot be opened: {exc}", file=sys.stderr)
+            continue
+        best = best_gid(gids)
+        for entry in gids:
+            raw = entry.gid.hex()
+            entries.append(
+                {
+                    "device": device.name,
+                    "port": entry.port_num,
+                    "index": entry.gid_index,
+                    "gid": ":".join(raw[i : i + 4] for i in range(0, 32, 4)),
+                    "address": str(entry.address),
+                    "type": entry.gid_type.name,
+                    "interface": _interface(entry.ndev_ifindex),
+                    "preferred": entry is best,
+                }
+            )
+    if args.json:
+        json.dump({"gids": entries}, sys.stdout, indent=2)
+        print()
+    elif entries:
+        header = ["device", "port", "index", "GID", "address", "type", "interface", "choose"]
+        rows = [
+            [str(value) for value in list(entry.values())[:-1]] + ["*" if entry["preferred"] else ""]
+            for entry in entries
+        ]
+        print(table([header, *rows], indent=""))
+    else:
+        print(f"no device named {args.device}" if args.device else "no device", file=sys.stderr)
+    return 0 if entries else 1
+
+
+def _interface(index: int) -> str:
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return ""

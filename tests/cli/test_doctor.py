@@ -1,0 +1,175 @@
+"""doctor and gids: what a machine lacks is named, with the command that mends it; a ping tells reachable from open."""
+
+import ipaddress
+import json
+import os
+import re
+import resource
+import select
+
+import pytest
+
+from rdmanet import _core
+from rdmanet.cli import checks, doctor
+from tests.cli.test_commands import run, start
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A root directory with an RDMA device in it, in the state in which all is well."""
+    for directory in ("proc/sys/kernel/yama", "dev/infiniband", "sys/class/infiniband/mlx5_0"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "proc/modules").write_text("".join(f"{name} 1 0 - Live 0x0\n" for name in checks._MODULES))
+    (tmp_path / "proc/sys/kernel/osrelease").write_text("6.1.0-18-amd64\n")
+    (tmp_path / "proc/sys/kernel/yama/ptrace_scope").write_text("0\n")
+    for node in ("uverbs0", "rdma_cm"):
+        (tmp_path / "dev/infiniband" / node).touch()
+    return tmp_path
+
+
+def found(check, root):
+    return [(finding.status, finding.found, finding.advice) for finding in check(root)]
+
+
+def test_this_machine_has_the_embedded_device():
+    status, out, err = run("doctor", "--json")
+    findings = json.loads(out)["findings"]
+    assert {finding["check"] for finding in findings} >= {
+        "libraries",
+        "memlock",
+        "ports",
+        "gids",
+        "fork",
+        "direct",
+    }
+    assert status == any(finding["status"] == "fail" for finding in findings)
+    assert err == ""
+    assert all(finding["advice"] for finding in findings if finding["status"] in ("fail", "warn"))
+    assert any(
+        "embedded" in f["found"] and f["status"] == "ok" for f in findings if f["check"] == "libraries"
+    )
+    printed = run("doctor")[1]
+    assert all(finding["found"] in printed for finding in findings if finding["check"] != "fork")
+
+
+def test_a_healthy_machine_has_no_failure(machine):
+    for check in (checks.modules, checks.nodes, checks.forks):
+        assert {status for status, *_ in found(check, machine)} == {"ok"}, check
+
+
+def test_a_module_that_is_missing(machine):
+    (machine / "proc/modules").write_text("ib_core 1 0 - Live 0x0\nib_uverbs 1 0 - Live 0x0\n")
+    assert [advice for status, _, advice in found(checks.modules, machine) if status == "fail"] == [
+        "modprobe rdma_ucm"
+    ]
+
+
+def test_no_device_no_complaint(tmp_path):
+    [(status, text, _)] = found(checks.modules, tmp_path)
+    assert status == "info" and "embedded" in text
+    assert found(checks.nodes, tmp_path) == []
+
+
+def test_device_nodes(machine, monkeypatch):
+    node = machine / "dev/infiniband/uverbs0"
+    monkeypatch.setattr(os, "access", lambda path, mode: path != node)
+    [(text, advice)] = [(t, a) for status, t, a in found(checks.nodes, machine) if status == "fail"]
+    assert str(node) in text and f"user {os.geteuid()}" in text
+    assert f"chmod 666 {node}" in advice
+    node.unlink()
+    [(text, advice)] = [(t, a) for status, t, a in found(checks.nodes, machine) if status == "fail"]
+    assert "no uverbs node" in text and "modprobe ib_uverbs" in advice
+
+
+def test_memlock(machine, tmp_path_factory, monkeypatch):
+    limits = [(8 << 20, 8 << 20)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[0])
+    [(status, text, advice)] = found(checks.memlock, machine)
+    assert (status, "8192 KiB" in text, "ulimit -l unlimited" in advice) == ("warn", True, True)
+    [(status, *_)] = found(checks.memlock, tmp_path_factory.mktemp("no_hardware"))
+    assert status == "ok"
+    limits[0] = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    [(status, *_)] = found(checks.memlock, machine)
+    assert status == "ok"
+
+
+def test_forks(machine, monkeypatch):
+    monkeypatch.delenv("RDMAV_FORK_SAFE", raising=False)
+    monkeypatch.delenv("IBV_FORK_SAFE", raising=False)
+    (machine / "proc/sys/kernel/osrelease").write_text("5.4.0-150-generic\n")
+    [(status, _, advice)] = found(checks.forks, machine)
+    assert (status, "RDMAV_FORK_SAFE=1" in advice) == ("warn", True)
+    monkeypatch.setenv("RDMAV_FORK_SAFE", "1")
+    [(status, *_)] = found(checks.forks, machine)
+    assert status == "ok"
+
+
+def entry(address, index, gid_type=_core.GIDType.ROCE_V2):
+    ip = ipaddress.ip_address(address)
+    gid = ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed
+    return _core.GIDEntry(gid, index, 1, gid_type, 0)
+
+
+def test_the_address_to_choose():
+    v1 = _core.GIDType.ROCE_V1
+    table = [
+        entry("fe80::1", 0, v1),
+        entry("fe80::1", 1),
+        entry("10.0.0.1", 2, v1),
+        entry("10.0.0.1", 3),
+        entry("2001:db8::1", 4),
+        entry("127.0.0.1", 5),
+    ]
+    assert checks.best_gid(table).gid_index == 3
+    assert checks.best_gid(table[:2] + table[4:]).gid_index == 4
+    assert checks.best_gid(table[:2]).gid_index == 1
+    assert checks.best_gid([]) is None
+
+
+def test_gids_lists_what_devices_lists():
+    status, out, _ = run("gids", "--json")
+    assert status == 0
+    rows = json.loads(out)["gids"]
+    with _core.Library.embedded().devices()[0].open() as context:
+        table = context.gid_table()
+        name = context.name
+    mine = [row for row in rows if row["device"] == name]
+    assert [(row["index"], row["address"]) for row in mine] == [(e.gid_index, str(e.address)) for e in table]
+    assert sum(row["preferred"] for row in mine) == 1
+    status, out, _ = run("gids", name)
+    assert status == 0 and "127.0.0.1" in out and "lo" in out
+    status, out, err = run("gids", "nosuchdevice")
+    assert (status, out, err) == (1, "", "no device named nosuchdevice\n")
+
+
+@pytest.mark.parametrize(
+    "text, parsed",
+    [
+        ("host", ("host", doctor.PORT)),
+        ("host:9000", ("host", 9000)),
+        ("10.0.0.1:9000", ("10.0.0.1", 9000)),
+        ("fe80::1", ("fe80::1", doctor.PORT)),
+        ("[fe80::1]", ("fe80::1", doctor.PORT)),
+        ("[fe80::1]:9000", ("fe80::1", 9000)),
+    ],
+)
+def test_names_of_peers(text, parsed):
+    assert doctor._parse(text) == parsed
+
+
+def test_ping():
+    with start("doctor", "--serve", "0") as server:
+        try:
+            assert select.select([server.stdout], [], [], 30)[0], "the server did not start"
+            port = int(re.search(r", (\d+)\)", server.stdout.readline())[1])
+            status, out, _ = run("doctor", "--json", f"127.0.0.1:{port}")
+        finally:
+            server.terminate()
+            server.communicate(timeout=30)
+    ping = json.loads(out)["findings"][-1]
+    assert (status, ping["check"], ping["status"]) == (0, "ping", "ok")
+    assert "100 round trips of 64 bytes" in ping["found"]
+    status, out, _ = run("doctor", "--json", f"127.0.0.1:{port}")
+    ping = json.loads(out)["findings"][-1]
+    assert (status, ping["status"]) == (1, "fail")
+    assert "nobody listens" in ping["found"] and "--serve" in ping["advice"]
