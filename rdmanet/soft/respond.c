@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The responder.  respond.h says who calls it and what with.
+ * The responder.  respond.h says who calls it and what with; view.c what it sees of its queue pair.
  *
  * Its checks are made on the owner's arena, in the order in which an adapter makes them, and
  * their outcome is what an adapter would answer:
@@ -19,99 +19,13 @@
  *
  * Long copies are cut: between two pieces busy moves on (an owner that wants to withdraw a key waits
  * for no more than one piece), and life and keys are read again.
- *
- * What WRITE promises to those who poll memory: the last bytes of a message are stored last, and an
- * aligned write of eight bytes is one store.
  */
 #define _GNU_SOURCE
 #include <sys/uio.h>
 
-#include "soft.h"
+#include "place.h"
 
 enum { PIECE_BYTES = 256 * 1024, ANNOUNCE_BYTES = 4096 };
-
-/* --- the view -------------------------------------------------------------------------------------------- */
-
-bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *mrs, struct rn_qp_block *block)
-{
-	uint64_t offset = READ_ONCE(block->rq_offset);
-	uint32_t size = READ_ONCE(block->rq_size), stride = READ_ONCE(block->rq_stride);
-	uint32_t max_sge = READ_ONCE(block->rq_max_sge), cq = READ_ONCE(block->cq), bit = READ_ONCE(block->cq_bit);
-	uint32_t pool = READ_ONCE(block->pool), index = block - rn_arena_qp(arena, 0);
-	uint32_t bounce = READ_ONCE(block->rq_bounce);
-	bool stamped = READ_ONCE(block->stamped);
-
-	/* Read once, checked, kept. */
-	if (size < 2 || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
-	    stride < sizeof(struct rn_slot) + max_sge * sizeof(struct rn_slot_sge) + stamped * sizeof(uint64_t) ||
-	    stride > 4096 ||
-	    offset < RN_ARENA_HEAP || offset % 64 || offset > RN_ARENA_SIZE ||
-	    bounce > RN_ARENA_SIZE ||
-	    (uint64_t)size * stride + rn_bounce_bytes(size, bounce) > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX ||
-	    bit >= RN_CQ_QPS_MAX || (pool >= RN_POOLS_MAX && pool != RN_NO_POOL))
-		return false;
-	view->arena = arena;
-	view->mrs = mrs;
-	view->block = block;
-	view->qpn = atomic_load(&block->qpn);
-	view->rq = arena + offset;
-	view->rq_mask = size - 1;
-	view->rq_stride = stride;
-	view->rq_max_sge = max_sge;
-	view->rq_bounce = bounce;
-	view->cq = rn_arena_cq(arena, cq);
-	view->dirty = &view->cq->dirty[bit / 64];
-	view->dirty_bit = 1ull << bit % 64;
-	view->summary_bit = 1ull << bit / 64;
-	view->datagram = READ_ONCE(block->type) == IBV_QPT_UD;
-	view->unreliable = view->datagram || READ_ONCE(block->type) == IBV_QPT_UC;
-	view->pd = view->rq_pd = READ_ONCE(block->pd);
-	view->pool = pool == RN_NO_POOL ? NULL : rn_arena_pool(arena, pool);
-	view->claim.entry = NULL;
-	view->finished = &block->finished;
-	view->domain = READ_ONCE(block->type) == IBV_QPT_XRC_RECV ? READ_ONCE(block->domain) : 0;
-	view->name = rn_name_of_qp(index, view->generation);
-	if (view->pool)
-		view->rq_pd = atomic_load(&view->pool->pd);
-	view->max_dest_rd_atomic = READ_ONCE(block->max_dest_rd_atomic);
-	view->done = atomic_load(&block->done);
-	view->segment = 0;
-	view->segment_size = 0;
-	view->no_cma = rn_settings.no_cma;
-	view->stamped = stamped;
-	view->pushed = view->solicited = false;
-	return true;
-}
-
-void rn_view_ring_bell(struct rn_view *view)
-{
-	if (view->peer)
-		rn_peer_signal(view->peer, RN_CHANNEL_BELL);
-	else
-		rn_channel_signal(RN_CHANNEL_BELL);
-	view->count->wakeups++;
-	view->count->syscalls++;
-}
-
-void rn_view_announce(struct rn_view *view)
-{
-	/* See arena.h for why always both, and cq_event.c for why seq_cst. */
-	atomic_fetch_or(view->dirty, view->dirty_bit);
-	if (!(atomic_load(&view->cq->summary) & view->summary_bit))
-		atomic_fetch_or(&view->cq->summary, view->summary_bit);
-	if (rn_cq_notify(view->cq, view->peer, view->solicited)) {
-		view->count->wakeups++;
-		view->count->syscalls++;
-	}
-	view->pushed = view->solicited = false;
-}
-
-/* To another odd value: we are inside still, but have forgotten what we looked up. */
-static void busy_move_on(struct rn_view *view)
-{
-	view->busy += 2;
-	atomic_exchange(&view->block->busy, view->busy);
-}
 
 /* --- memory ---------------------------------------------------------------------------------------------- */
 
@@ -137,8 +51,8 @@ static enum reach map_segment(struct rn_view *view, uint32_t segment, uint64_t o
 }
 
 /* Look up a range by the responder's key table. */
-static enum reach reach(struct rn_view *view, uint32_t pd, uint32_t key, uint64_t addr, uint32_t length, uint32_t access,
-			struct rn_piece *piece)
+static enum reach reach(struct rn_view *view, uint32_t pd, uint32_t key, uint64_t addr, uint32_t length,
+			uint32_t access, struct rn_piece *piece)
 {
 	const struct rn_mr_entry *mr = rn_mr_find(view->mrs, key);
 	uint64_t iova, at, size, base;
@@ -170,69 +84,6 @@ static enum reach reach(struct rn_view *view, uint32_t pd, uint32_t key, uint64_
 		return rn_mr_probe(base + at, length, access & ~(uint32_t)IBV_ACCESS_REMOTE_READ) ? REACH_OK : REACH_FAULT;
 	}
 	return kind == RN_MR_SEGMENT ? map_segment(view, READ_ONCE(mr->segment), READ_ONCE(mr->offset) + at, piece) : REACH_OK;
-}
-
-/* Into memory that somebody may be watching. */
-static void place(char *to, const char *from, size_t length)
-{
-	uint64_t last;
-
-	if (length < sizeof(last)) {
-		memmove(to, from, length);
-		return;
-	}
-	memcpy(&last, from + length - sizeof(last), sizeof(last));
-	if (length > sizeof(last))
-		memmove(to, from, length - sizeof(last));
-	to += length - sizeof(last);
-	if (likely(!((uintptr_t)to % sizeof(last)))) {
-		__atomic_store_n((uint64_t *)to, last, __ATOMIC_RELEASE);
-	} else {
-		memcpy(to, &last, sizeof(last) - 1);
-		__atomic_store_n(to + sizeof(last) - 1, (char)(last >> 56), __ATOMIC_RELEASE);
-	}
-}
-
-void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
-{
-	for (int i = 0; i < count && length; i++) {
-		uint64_t run = pieces[i].length;
-
-		if (skip >= run) {
-			skip -= run;
-			continue;
-		}
-		run -= skip;
-		if (run > length)
-			run = length;
-		memcpy(pieces[i].at + skip, from, run);
-		from += run;
-		length -= run;
-		skip = 0;
-	}
-}
-
-bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
-{
-	for (int i = 0; i < count && length; i++) {
-		uint64_t run = pieces[i].length;
-		char *to = pieces[i].at + skip;
-
-		if (skip >= run) {
-			skip -= run;
-			continue;
-		}
-		run -= skip;
-		if (run > length)
-			run = length;
-		if (pieces[i].mr && pieces[i].mr->kind == RN_MR_ON_DEMAND && !rn_mr_probe((uintptr_t)to, run, true))
-			return false;
-		place(to, from, run);
-		from += run;
-		length -= run;
-		skip = 0;
-	}
-	return true;
 }
 
 /* --- the copy ---------------------------------------------------------------------------------------------- */
@@ -282,6 +133,13 @@ static enum copied ask_owner(struct rn_transfer *t, const struct rn_piece *piece
 	};
 	t->ask_data = here;
 	return COPY_ASKED;
+}
+
+/* To another odd value: we are inside still, but have forgotten what we looked up. */
+static void busy_move_on(struct rn_view *view)
+{
+	view->busy += 2;
+	atomic_exchange(&view->block->busy, view->busy);
 }
 
 /* Move on: see the head of this file. Then every key that is yet to be used counts anew. */
@@ -344,7 +202,7 @@ static enum copied copy(struct rn_view *view, struct rn_transfer *t)
 			char *there = remote->at + remote_skip;
 
 			if (t->to_remote)
-				place(there, here, run);
+				rn_place_one(there, here, run);
 			else
 				memmove(here, there, run);
 			if (view->self)
@@ -383,33 +241,6 @@ static enum copied copy(struct rn_view *view, struct rn_transfer *t)
 }
 
 /* --- the receive queue --------------------------------------------------------------------------------------- */
-
-/* The SRQ that a request to an XRC target names: its receives, its PD, its CQ. False: no such one. */
-static bool name_srq(struct rn_view *view, uint32_t number)
-{
-	struct rn_pool_block *pool = rn_arena_pool(view->arena, number % RN_POOLS_MAX);
-	uint32_t cq, bit;
-
-	if (!number || atomic_load(&pool->number) != number || atomic_load(&pool->domain) != view->domain)
-		return false;
-	if (likely(view->pool == pool))
-		return true;
-	cq = atomic_load(&pool->cq);
-	bit = atomic_load(&pool->cq_bit);
-	if (cq >= RN_CQS_MAX || bit >= RN_CQ_QPS_MAX)
-		return false;
-	rn_view_give_back(view);
-	if (view->pushed)
-		rn_view_announce(view);
-	view->pool = pool;
-	view->finished = &pool->finished;
-	view->pd = view->rq_pd = atomic_load(&pool->pd);
-	view->cq = rn_arena_cq(view->arena, cq);
-	view->dirty = &view->cq->dirty[bit / 64];
-	view->dirty_bit = 1ull << bit % 64;
-	view->summary_bit = 1ull << bit / 64;
-	return true;
-}
 
 /* One from the pool; it stays ours while the message has to wait. */
 static struct rn_slot *claim_slot(struct rn_view *view)
@@ -481,15 +312,6 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 }
 
 /* --- what is refused ------------------------------------------------------------------------------------------ */
-
-/* Leave a note for the owner, who will go to ERR. */
-void rn_view_leave_fault(struct rn_view *view, enum rn_fault fault)
-{
-	uint32_t none = RN_FAULT_NONE;
-
-	if (atomic_compare_exchange_strong(&view->block->fault, &none, fault))
-		rn_view_ring_bell(view);
-}
 
 /* The receive at hand fails here, and the send there. */
 static enum ibv_wc_status fail_receive(struct rn_view *view, struct rn_slot *slot, const struct rn_request *request,
@@ -652,7 +474,7 @@ enum rn_wait rn_respond_prepare(struct rn_view *view, const struct rn_request *r
 	t->num_remote = 0;
 	t->slot = NULL;
 	t->is_receive = t->bounced = false;
-	if (unlikely(view->domain) && !name_srq(view, request->srqn)) {
+	if (unlikely(view->domain) && !rn_view_name_srq(view, request->srqn)) {
 		*status = deny_request(view);
 		return RN_WAIT_NOT;
 	}

@@ -2,7 +2,7 @@
 /*
  * The responder: what a request meets in the queue pair that it is for.
  *
- *     exec.c, the requester                        respond.c, the responder
+ *     exec.c, the requester                        respond.c, the responder (rn_view_*: view.c)
  *     rn_enter                                     rn_view_open      what the block says, checked
  *       rn_execute --- struct rn_request --------> rn_respond
  *                                                    prepare         rights, keys, the receive: where to?
@@ -135,6 +135,8 @@ struct rn_transfer {
 
 /* Fill in what the block in this arena says of itself. False: it makes no sense. */
 bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *mrs, struct rn_qp_block *block);
+/* The SRQ that a request to an XRC target names: its receives, its PD, its CQ. False: no such one. */
+bool rn_view_name_srq(struct rn_view *view, uint32_t number);
 /* Let the receiver know what was published. */
 void rn_view_announce(struct rn_view *view);
 void rn_view_ring_bell(struct rn_view *view);
@@ -183,7 +185,8 @@ uint64_t rn_respond_atomic(const struct rn_request *request, char *at);
 
 /* Copy flat memory into pieces mapped here, from position skip on. */
 void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
-/* The same, as memory that somebody may be watching wants it; on-demand memory is tried first. False: it isn't there. */
+/* The same, as memory that somebody may be watching wants it; on-demand memory is tried first.
+ * False: it isn't there. */
 bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
 
 #endif
