@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-kernel check bench bench-quick count test-c fuzz foreign foreign-quick pyverbs build wheel clean distclean prerequisites
+.PHONY: help demo test test-kernel check bench bench-quick count test-c fuzz foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -55,6 +55,10 @@ $(VENV)/.check: $(VENV)/.run
 	@$(pip) --group check
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.run
+	@$(pip) --group docs
+	@touch $@
+
 $(VENV)/.built: $(VENV)/.run $(sources)
 	@echo "building (half a minute the first time)"
 	@$(py) setup.py --quiet build_ext --inplace
@@ -71,6 +75,9 @@ check: build $(VENV)/.test $(VENV)/.check ## lint, formatting, types, and the wh
 	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/*.pxi
 	$(py) -m mypy
 	RDMANET_WERROR=1 $(py) setup.py --quiet build_ext --build-lib build/check --build-temp build/check
+
+docs: build $(VENV)/.docs ## make the manual, build/docs/index.html; a warning is an error
+	@$(py) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
 SANITIZE ?= address,undefined
 

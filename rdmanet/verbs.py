@@ -1,4 +1,4 @@
-"""The verbs, by their own names.
+"""The verbs, by their own names. ::
 
     import rdmanet.verbs as v
 
