@@ -568,6 +568,12 @@ static bool take_answer(struct rn_qp *qp, struct rn_stream *out)
 	}
 }
 
+/* What was read already; the socket won't tell of it again. */
+static bool has_more_at_hand(const struct rn_stream *out)
+{
+	return rn_wire_available(out) >= (out->answer_left ? 1 : sizeof(out->answer));
+}
+
 bool rn_stream_receive(struct rn_qp *qp)
 {
 	struct rn_stream *out = qp->streams.out;
@@ -575,7 +581,7 @@ bool rn_stream_receive(struct rn_qp *qp)
 	bool fine;
 
 	out->drained = false;
-	while (taken < READ_RUN) {
+	while (taken < READ_RUN || has_more_at_hand(out)) {
 		if (out->answer_left) {
 			taken += out->answer_left;
 			fine = take_data(qp, out);

@@ -95,6 +95,58 @@ static void all_operations(void)
 	part(&other);
 }
 
+enum { READS = 8 };
+
+static struct ibv_qp_attr many_reads(void)
+{
+	struct ibv_qp_attr attr = default_attr(0);
+
+	attr.timeout = 14;
+	attr.max_rd_atomic = attr.max_dest_rd_atomic = READS;
+	return attr;
+}
+
+static void serve_many_reads(int fd)
+{
+	char mark;
+
+	open_end();
+	theirs = connect_over_with(&mine, fd, many_reads());
+	meet(fd);
+	hear(fd, &mark, 1);
+	end_close(&mine);
+}
+
+/* As much as a stream is allowed in one turn, and more behind it that has come along already: it isn't forgotten when
+ * no byte arrives after that.  The other end never polls. */
+static void more_than_a_turn(void)
+{
+	enum { CHUNK = BUFFER / 4 };
+	struct other other = spawn(serve_many_reads);
+
+	open_end();
+	theirs = connect_over_with(&mine, other.fd, many_reads());
+	meet(other.fd);
+	for (int round = 0; round < 50; round++) {
+		CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 1, 0, BUFFER, theirs.buffer, theirs.rkey), 0);
+		CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 2, 0, 8, theirs.buffer, theirs.rkey), 0);
+		expect(mine.cq, 1, IBV_WC_SUCCESS);
+		expect(mine.cq, 2, IBV_WC_SUCCESS);
+		for (int i = 0; i < READS; i++)
+			CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_READ, i, i % 4 * CHUNK, CHUNK, theirs.buffer, theirs.rkey), 0);
+		for (int i = 0; i < READS; i++)
+			expect(mine.cq, i, IBV_WC_SUCCESS);
+		/* And in what the requester reads. */
+		CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_READ, 1, 0, BUFFER, theirs.buffer, theirs.rkey), 0);
+		CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_READ, 2, 0, 8, theirs.buffer, theirs.rkey), 0);
+		CHECK_EQ(ibv_req_notify_cq(mine.cq, 0), 0);
+		for (int i = 1; i <= 2; i++)
+			expect(mine.cq, i, IBV_WC_SUCCESS);
+	}
+	tell(other.fd, "m", 1);
+	part(&other);
+}
+
 static void refused(enum ibv_wr_opcode opcode, uint32_t length, uint32_t wrong_key, enum ibv_wc_status status)
 {
 	struct other other = with_server(serve_until_told);
@@ -536,6 +588,7 @@ int main(void)
 {
 	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
 	RUN(all_operations);
+	RUN(more_than_a_turn);
 	RUN(refusals);
 	RUN(receives_come_late);
 	RUN(killed_while_idle);
