@@ -11,7 +11,9 @@
 #include "cm.h"
 
 #include "gid.h"
+#include "xrc.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -27,6 +29,7 @@ static struct {
 	 * keeps one of them alive, also without. */
 	_Atomic unsigned users;
 	struct ibv_pd *_Atomic pd;
+	struct ibv_xrcd *xrcd;
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* The objects of the dead parent's context are foreign by their own mark; here it is forgotten. */
@@ -38,6 +41,7 @@ static void forget_in_child(void)
 	shared.users = 0;
 	shared.context = NULL;
 	shared.pd = NULL;
+	shared.xrcd = NULL;
 }
 
 static void start_once(void)
@@ -68,7 +72,8 @@ static bool in_use(struct ibv_context *ibv_context)
 	bool used;
 
 	pthread_mutex_lock(&context->mutex);
-	used = !rn_list_empty(&context->pds) || !rn_list_empty(&context->channels) || !rn_list_empty(&context->cqs);
+	used = !rn_list_empty(&context->pds) || !rn_list_empty(&context->channels) || !rn_list_empty(&context->cqs) ||
+	       !rn_list_empty(&context->xrcds);
 	pthread_mutex_unlock(&context->mutex);
 	return used;
 }
@@ -107,6 +112,8 @@ void rn_cm_context_put(void)
 	rn_engine_release();
 	if (shared.pd && !ibv_dealloc_pd(shared.pd))
 		shared.pd = NULL;
+	if (shared.xrcd && !rn_close_xrcd(shared.xrcd))
+		shared.xrcd = NULL;
 	if (!in_use(shared.context)) {
 		ibv_close_device(shared.context);
 		shared.context = NULL;
@@ -134,6 +141,20 @@ struct ibv_pd *rn_cm_default_pd(void)
 	pd = shared.pd;
 	pthread_mutex_unlock(&shared.lock);
 	return pd;
+}
+
+struct ibv_xrcd *rn_cm_default_xrcd(void)
+{
+	struct ibv_xrcd_init_attr attr = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT};
+	struct ibv_xrcd *xrcd;
+
+	pthread_mutex_lock(&shared.lock);
+	if (!shared.xrcd)
+		shared.xrcd = rn_open_xrcd(shared.context, &attr);
+	xrcd = shared.xrcd;
+	pthread_mutex_unlock(&shared.lock);
+	return xrcd;
 }
 
 struct ibv_pd *rn_cm_known_pd(void)

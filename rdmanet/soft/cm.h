@@ -139,6 +139,7 @@ void rn_cm_context_more(void);           /* one more, by somebody who has one */
 struct ibv_context *rn_cm_context(void); /* as opened */
 struct ibv_pd *rn_cm_known_pd(void);     /* the same, if it is there: since an address was bound */
 struct ibv_pd *rn_cm_default_pd(void);   /* for rdma_create_qp without one; NULL and errno */
+struct ibv_xrcd *rn_cm_default_xrcd(void); /* likewise, for an XRC target and its SRQ */
 
 /* Born of a request, or of rdma_create_id. */
 struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps);

@@ -32,6 +32,20 @@ static void say(struct rn_wire *wire, enum message_type type)
 	append(wire, type, &header);
 }
 
+/* Both halves of XRC are of one kind: who sends is answered by who receives. */
+static enum transport transport_of(enum ibv_qp_type type)
+{
+	switch (type) {
+	case IBV_QPT_UC:
+		return TRANSPORT_UC;
+	case IBV_QPT_XRC_SEND:
+	case IBV_QPT_XRC_RECV:
+		return TRANSPORT_XRC;
+	default:
+		return TRANSPORT_RC;
+	}
+}
+
 int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 {
 	struct rn_wire *wire = rn_cm_wire_new(RN_WIRE_CONNECTING);
@@ -46,6 +60,7 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 		.flow_control = param->flow_control,
 		.srq = param->srq,
 		.private_length = param->private_length,
+		.transport = transport_of(id->id.qp_type),
 		.ece_vendor = htobe32(id->local_ece.vendor_id),
 		.ece_options = htobe32(id->local_ece.options),
 	};
@@ -223,7 +238,7 @@ static void watch_peer(struct rn_wire *wire, uint32_t remote_qpn)
 
 /* Of a request that was heard: the identifier it makes, and the event that brings it. NULL: it was
  * refused. */
-static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram)
+static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram, uint8_t transport)
 {
 	struct rn_cm_id *listener = wire->listener, *id;
 	struct rn_cm_event *event;
@@ -239,6 +254,10 @@ static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram)
 	}
 	if (rn_cm_is_datagram(listener) != is_datagram) {
 		say_reject(wire, RN_REJ_INVALID_SERVICE_ID, NULL, 0);
+		return NULL;
+	}
+	if (!is_datagram && transport != transport_of(listener->id.qp_type)) {
+		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0); /* as the kernel does */
 		return NULL;
 	}
 	id = rn_cm_id_new(listener->id.channel, listener->id.context, listener->id.ps);
@@ -279,7 +298,7 @@ static void queue_request(struct rn_cm_event *event)
 
 static void on_req(struct rn_wire *wire, const struct req *req)
 {
-	struct rn_cm_event *event = bear(wire, false);
+	struct rn_cm_event *event = bear(wire, false, req->transport);
 	struct rdma_conn_param *param;
 	struct rn_cm_id *id;
 
@@ -314,7 +333,7 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 
 static void on_sidr_req(struct rn_wire *wire, const struct sidr_req *req)
 {
-	struct rn_cm_event *event = bear(wire, true);
+	struct rn_cm_event *event = bear(wire, true, 0);
 
 	if (!event)
 		return;

@@ -6,6 +6,9 @@
  * calls that settle the connection take it to RTS, with what both sides agreed on.  One for datagrams
  * is in RTS when it is made.  A program that
  * makes its own queue pair gets the same attributes from rdma_init_qp_attr.
+ *
+ * An identifier of XRC's receiving side has a target, which has no completion queue, and an SRQ, which has one;
+ * both are of the connection manager's own domain, if the program names none.
  */
 #define _GNU_SOURCE
 #include "cm.h"
@@ -139,6 +142,8 @@ static void destroy_cqs(struct rn_cm_id *id)
 {
 	struct rdma_cm_id *rdma_id = &id->id;
 
+	if (rdma_id->qp_type == IBV_QPT_XRC_RECV && rdma_id->srq)
+		return; /* it is the SRQ's */
 	if (id->owns_recv_cq) {
 		ibv_destroy_cq(rdma_id->recv_cq);
 		ibv_destroy_comp_channel(rdma_id->recv_cq_channel);
@@ -185,9 +190,28 @@ static bool make_cqs(struct rn_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 	return true;
 }
 
+static struct ibv_qp *create_target(struct rn_cm_id *id, const struct ibv_qp_init_attr_ex *attr)
+{
+	struct ibv_qp_init_attr_ex of_domain = *attr;
+
+	of_domain.srq = NULL; /* each message names its own */
+	of_domain.comp_mask &= ~(uint32_t)IBV_QP_INIT_ATTR_PD;
+	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_XRCD)) {
+		of_domain.xrcd = rn_cm_default_xrcd();
+		of_domain.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+	}
+	return of_domain.xrcd ? ibv_create_qp_ex(id->id.verbs, &of_domain) : NULL;
+}
+
 /* The extended attributes begin as the plain ones do, which make a plain queue pair. */
 static struct ibv_qp *create(struct rn_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 {
+	if (attr->qp_type == IBV_QPT_XRC_RECV)
+		return create_target(id, attr);
+	if (!make_cqs(id, attr))
+		return NULL;
+	if (!attr->srq && attr->qp_type != IBV_QPT_XRC_SEND)
+		attr->srq = id->id.srq;
 	if (attr->comp_mask == IBV_QP_INIT_ATTR_PD)
 		return ibv_create_qp(attr->pd, (struct ibv_qp_init_attr *)attr);
 	return ibv_create_qp_ex(id->id.verbs, attr);
@@ -196,7 +220,7 @@ static struct ibv_qp *create(struct rn_cm_id *id, struct ibv_qp_init_attr_ex *at
 RN_EXPORT int rdma_create_qp_ex(struct rdma_cm_id *rdma_id, struct ibv_qp_init_attr_ex *attr)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
-	struct ibv_qp *qp = NULL;
+	struct ibv_qp *qp;
 	int error;
 
 	if (id->epoch != rn_epoch())
@@ -211,10 +235,7 @@ RN_EXPORT int rdma_create_qp_ex(struct rdma_cm_id *rdma_id, struct ibv_qp_init_a
 	}
 	if (attr->pd->context != rdma_id->verbs || (attr->srq && attr->srq->context != rdma_id->verbs))
 		return rn_cm_error(EINVAL);
-	if (!attr->srq)
-		attr->srq = rdma_id->srq;
-	if (make_cqs(id, attr))
-		qp = create(id, attr);
+	qp = create(id, attr);
 	if (!qp) {
 		error = errno;
 		goto no_qp;
@@ -267,9 +288,29 @@ RN_EXPORT void rdma_destroy_qp(struct rdma_cm_id *rdma_id)
 
 /* --- shared receive queues ------------------------------------------------------------------------ */
 
+/* What one of XRC needs, and the program has left out. */
+static int give_domain(struct rn_cm_id *id, struct ibv_srq_init_attr_ex *attr)
+{
+	if (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_XRCD)) {
+		attr->xrcd = rn_cm_default_xrcd();
+		if (!attr->xrcd)
+			return -1;
+		attr->comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+	}
+	if (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_CQ)) {
+		if (!id->owns_recv_cq && !make_cq(id, attr->attr.max_wr, &id->id.recv_cq_channel, &id->id.recv_cq))
+			return -1;
+		id->owns_recv_cq = true;
+		attr->cq = id->id.recv_cq;
+		attr->comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
+	}
+	return 0;
+}
+
 RN_EXPORT int rdma_create_srq_ex(struct rdma_cm_id *rdma_id, struct ibv_srq_init_attr_ex *attr)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	bool has_cqs = id->owns_recv_cq;
 	struct ibv_srq *srq;
 
 	if (id->epoch != rn_epoch())
@@ -284,9 +325,16 @@ RN_EXPORT int rdma_create_srq_ex(struct rdma_cm_id *rdma_id, struct ibv_srq_init
 	}
 	if (attr->pd->context != rdma_id->verbs)
 		return rn_cm_error(EINVAL);
-	srq = ibv_create_srq_ex(rdma_id->verbs, attr);
-	if (!srq)
+	if (attr->comp_mask & IBV_SRQ_INIT_ATTR_TYPE && attr->srq_type == IBV_SRQT_XRC && give_domain(id, attr))
 		return -1;
+	srq = ibv_create_srq_ex(rdma_id->verbs, attr);
+	if (!srq) {
+		int error = errno;
+
+		if (!has_cqs)
+			destroy_cqs(id);
+		return rn_cm_error(error);
+	}
 	if (!rdma_id->pd)
 		rdma_id->pd = attr->pd;
 	rdma_id->srq = srq;
@@ -298,7 +346,8 @@ RN_EXPORT int rdma_create_srq(struct rdma_cm_id *id, struct ibv_pd *pd, struct i
 	struct ibv_srq_init_attr_ex attr_ex = {
 		.srq_context = attr->srq_context,
 		.attr = attr->attr,
-		.comp_mask = pd ? IBV_SRQ_INIT_ATTR_PD : 0,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | (pd ? IBV_SRQ_INIT_ATTR_PD : 0),
+		.srq_type = id->qp_type == IBV_QPT_XRC_RECV ? IBV_SRQT_XRC : IBV_SRQT_BASIC,
 		.pd = pd,
 	};
 
@@ -316,6 +365,8 @@ RN_EXPORT void rdma_destroy_srq(struct rdma_cm_id *rdma_id)
 		return;
 	ibv_destroy_srq(rdma_id->srq);
 	rdma_id->srq = NULL;
+	if (!rdma_id->qp)
+		destroy_cqs(id); /* an XRC target's, which the SRQ has kept */
 }
 
 /* --- vendors' options: for queue pairs that the program makes itself ------------------------------- */

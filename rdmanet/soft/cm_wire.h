@@ -21,11 +21,14 @@ struct header {
 	__be16 length; /* of the whole message */
 };
 
+/* What kind of queue pair asks; the numbers are those of InfiniBand's REQ. */
+enum transport { TRANSPORT_RC, TRANSPORT_UC, TRANSPORT_XRC = 3 };
+
 struct req {
 	struct header header;
 	__be32 qpn, psn;
 	uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count;
-	uint8_t flow_control, srq, private_length, reserved;
+	uint8_t flow_control, srq, private_length, transport; /* the latter: enum transport */
 	__be32 ece_vendor, ece_options;
 	uint8_t private_data[RN_CM_REQ_PRIVATE];
 };

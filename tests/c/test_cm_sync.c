@@ -273,6 +273,91 @@ static void shared_receive_queues(void)
 	CHECK(rn_fd_count() == 0);
 }
 
+/* --- XRC: a target and an SRQ there, whose number travels as private data ------------------------------------ */
+
+static struct rdma_cm_id *xrc_endpoint(const char *port, int flags, enum ibv_qp_type type)
+{
+	struct rdma_addrinfo hints = {
+		.ai_flags = flags, .ai_port_space = RDMA_PS_IB, .ai_qp_type = type, .ai_family = AF_INET}, *info;
+	struct ibv_qp_init_attr attr = attributes();
+	struct rdma_cm_id *id;
+
+	CHECK(!rdma_getaddrinfo("127.0.0.1", port, &hints, &info));
+	CHECK(info->ai_qp_type == (int)type && info->ai_port_space == RDMA_PS_IB);
+	CHECK(!rdma_create_ep(&id, info, NULL, &attr));
+	rdma_freeaddrinfo(info);
+	CHECK(id->qp_type == type);
+	return id;
+}
+
+static void *serve_xrc(void *argument)
+{
+	struct rdma_cm_id *listener = argument, *id;
+	struct ibv_srq_init_attr attr = {.attr = {.max_wr = 4, .max_sge = 1}};
+	struct rdma_conn_param answer = plain;
+	struct ibv_recv_wr *bad;
+	struct ibv_mr *mr;
+	struct ibv_wc wc;
+	uint32_t number;
+
+	CHECK(!rdma_get_request(listener, &id));
+	CHECK(id->qp_type == IBV_QPT_XRC_RECV && id->qp->qp_type == IBV_QPT_XRC_RECV);
+	CHECK(!rdma_create_srq(id, NULL, &attr));
+	CHECK(id->srq && id->recv_cq && id->recv_cq_channel && !ibv_get_srq_num(id->srq, &number));
+	CHECK((mr = ibv_reg_mr(id->pd, inbox, sizeof inbox, IBV_ACCESS_LOCAL_WRITE)));
+	{
+		struct ibv_sge sge = {.addr = (uintptr_t)inbox, .length = sizeof inbox, .lkey = mr->lkey};
+		struct ibv_recv_wr wr = {.wr_id = 7, .sg_list = &sge, .num_sge = 1};
+
+		CHECK(!ibv_post_srq_recv(id->srq, &wr, &bad));
+	}
+	answer.private_data = &number;
+	answer.private_data_len = sizeof number;
+	CHECK(!rdma_accept(id, &answer));
+	wc = wait_for(id->recv_cq, id->recv_cq_channel);
+	CHECK(!wc.status && wc.wr_id == 7 && wc.byte_len == 6 && !strcmp(inbox, "hello"));
+	rdma_disconnect(id);
+	CHECK(!ibv_dereg_mr(mr));
+	rdma_destroy_ep(id); /* the queue pair goes first, and leaves the SRQ its completion queue */
+	return NULL;
+}
+
+static void extended_reliable_connections(void)
+{
+	struct rdma_cm_id *listener = xrc_endpoint("0", RAI_PASSIVE, IBV_QPT_XRC_RECV), *id, *other;
+	struct rdma_conn_param param = plain;
+	struct ibv_send_wr *bad;
+	pthread_t server;
+	struct ibv_wc wc;
+
+	CHECK(!rdma_listen(listener, 4));
+	/* Who asks with a queue pair of another kind is turned away, and nobody is bothered. */
+	other = active_endpoint(service(listener));
+	CHECK(rdma_connect(other, &param) == -1 && errno == ECONNREFUSED);
+	CHECK(other->event->event == RDMA_CM_EVENT_REJECTED && other->event->status == RN_REJ_CONSUMER_DEFINED);
+	rdma_destroy_ep(other);
+
+	CHECK(!pthread_create(&server, NULL, serve_xrc, listener));
+	id = xrc_endpoint(service(listener), 0, IBV_QPT_XRC_SEND);
+	CHECK(!rdma_connect(id, &param));
+	CHECK(id->event->param.conn.private_data_len >= sizeof(uint32_t));
+	{
+		struct ibv_sge sge = {.addr = (uintptr_t)"hello", .length = 6};
+		struct ibv_send_wr wr = {.wr_id = 3, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+					 .send_flags = IBV_SEND_INLINE};
+
+		memcpy(&wr.qp_type.xrc.remote_srqn, id->event->param.conn.private_data, sizeof(uint32_t));
+		CHECK(!ibv_post_send(id->qp, &wr, &bad));
+	}
+	wc = wait_for(id->send_cq, id->send_cq_channel);
+	CHECK(!wc.status && wc.wr_id == 3);
+	rdma_disconnect(id);
+	CHECK(!pthread_join(server, NULL));
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(listener);
+	CHECK(rn_fd_count() == 0);
+}
+
 /* The options of vendors travel both ways, for those who make queue pairs themselves. */
 static void ece_is_carried(void)
 {
@@ -323,6 +408,7 @@ int main(void)
 	RUN(becomes_synchronous);
 	RUN(destroyed_under_its_reader);
 	RUN(shared_receive_queues);
+	RUN(extended_reliable_connections);
 	RUN(ece_is_carried);
 	return 0;
 }
