@@ -11,20 +11,34 @@
  * Who must not notice, and why he doesn't:
  *
  *     other threads     A write between copy and exchange would be lost. So it is done only while the
- *                       process has one thread besides the engine, with signals blocked.
+ *                       process has one thread besides the engine, with signals blocked. The way back needs no
+ *                       copy first, and so no solitude: the memfd is mapped again in its own place, privately.
+ *     the engine        It writes to what this library has allocated, perhaps in the same pages. It pauses.
+ *     the stack         What this very call writes to: pages that hold it are left alone, also those of a
+ *                       coroutine's stack, which looks like any memory.
+ *     the kernel        Asynchronous reads (io_uring, AIO) may be on their way into the old pages. A process
+ *                       that has such a ring keeps its memory as it is.
  *     other regions     Nor may a peer write by an earlier region: it is done only while each
  *                       region there is has been adopted itself.
  *     forked children   They get copies, as of any private memory, made by the fork handler.
- *     the allocator     It may unmap pages, trim them, or map others in their place: so the kernel is asked
- *                       (/proc/self/maps) what lies there, before anything is believed or turned back.
+ *     the allocator     It may unmap pages, trim them, move them, or map others in their place: so the kernel is
+ *                       asked (/proc/self/maps) what lies there, before anything is believed or turned back.
+ *                       Afterwards the memfd is emptied under the private copies, so that MADV_DONTNEED leaves
+ *                       zeros, as allocators expect.
  *
- * Only private anonymous memory that may be read and written is adopted, no stack, and no more than
- * ADOPT_BYTES of it: beyond, the copy at registration costs more than it saves.  Everything else stays as it is,
- * and is reached as before.
+ * Only private anonymous memory that may be read and written is adopted, no stack, no huge pages, no file, and no
+ * more than ADOPT_BYTES of it: beyond, the copy at registration costs more than it saves.  Everything else stays as
+ * it is, and is reached as before.
+ *
+ * Who can notice: a process that shares the memory without being a thread (clone with CLONE_VM alone) and writes
+ * during the registration; a child made without fork handlers (the bare system call), which shares what is
+ * registered; a program that grows a registered mapping with mremap, which ends where the memfd does; mlock, which
+ * is forgotten.  RDMANET_SOFT_ADOPT=0 is for those.
  */
 #define _GNU_SOURCE
 #include "adopt.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -37,7 +51,13 @@
 
 #include "engine.h"
 
-enum { ADOPT_BYTES = 256 << 20 };
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum { ADOPT_BYTES = 256 << 20, STACK_BYTES = 64 << 10, PAGE = 4096 };
+
+#define NAME "rdmanet-adopted"
 
 /* --- what lies where --------------------------------------------------------------------------------------- */
 
@@ -46,6 +66,8 @@ struct area {
 	unsigned major, minor;
 	char perms[4];
 	bool is_special; /* it has a name in brackets, other than [heap] */
+	bool was_ours;   /* of a memfd that had been adopted */
+	bool is_ring;    /* by which the kernel is asked for I/O */
 };
 
 /* No allocation, no locale: this runs in forked children, too. */
@@ -84,6 +106,8 @@ static bool parse(const char *line, struct area *area)
 	while (*line == ' ')
 		line++;
 	area->is_special = *line == '[' && strncmp(line, "[heap]", 6) && strncmp(line, "[anon", 5);
+	area->was_ours = !strncmp(line, "/memfd:" NAME, strlen("/memfd:" NAME));
+	area->is_ring = !strncmp(line, "anon_inode:[io_uring]", 21) || !strncmp(line, "/[aio]", 6);
 	return true;
 }
 
@@ -136,7 +160,8 @@ static bool cover(const struct area *area, void *with)
 	if (area->start > cover->to)
 		return false;
 	if (cover->by ? !is_of(area, cover->by)
-		      : area->inode || area->is_special || memcmp(area->perms, "rw-p", sizeof(area->perms)))
+		      : (area->inode && !area->was_ours) || area->is_special ||
+				memcmp(area->perms, "rw-p", sizeof(area->perms)))
 		return false;
 	cover->to = area->end;
 	return true;
@@ -153,6 +178,20 @@ static bool is_covered(uint64_t start, uint64_t end, const struct rn_adopted *by
 bool rn_adopted_holds(const struct rn_adopted *adopted, uint64_t start, uint64_t end)
 {
 	return is_covered(start, end, adopted);
+}
+
+static bool look_for_ring(const struct area *area, void *found)
+{
+	return !(*(bool *)found = area->is_ring);
+}
+
+/* Is the kernel perhaps writing somewhere, asked to by a call that has returned? */
+static bool has_ring(void)
+{
+	bool found = false;
+
+	visit_areas(0, UINT64_MAX, look_for_ring, &found);
+	return found;
 }
 
 /* --- to and fro -------------------------------------------------------------------------------------------- */
@@ -177,7 +216,7 @@ static void exchange(char *from, uint64_t to, size_t size)
 
 static int copy_into_memfd(uint64_t start, size_t size)
 {
-	int fd = memfd_create("rdmanet-adopted", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = memfd_create(NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
 	if (fd < 0)
 		return -1;
@@ -199,12 +238,16 @@ failed:
 
 int rn_adopt(uint64_t start, uint64_t end)
 {
+	uint64_t here = (uintptr_t)__builtin_frame_address(0);
 	size_t size = end - start;
 	sigset_t all, before;
 	int fd = -1;
 	char *view;
 
-	if (size > ADOPT_BYTES || !is_covered(start, end, NULL))
+	/* A stack's pages below this frame are in use, too: as many as the calls from here may need. */
+	if (here + STACK_BYTES >= start && here - STACK_BYTES < end)
+		return -1;
+	if (size > ADOPT_BYTES || !is_covered(start, end, NULL) || has_ring())
 		return -1;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -222,7 +265,64 @@ int rn_adopt(uint64_t start, uint64_t end)
 	return fd;
 }
 
+/* Each page gets written to, with what it says: so it is a copy, nobody else's. */
+static bool make_copies(char *at, size_t size)
+{
+	if (!madvise(at, size, MADV_POPULATE_WRITE))
+		return true;
+	if (errno != EINVAL)
+		return false;
+	for (size_t i = 0; i < size; i += PAGE) /* before Linux 5.14 */
+		__atomic_fetch_or(at + i, 0, __ATOMIC_RELAXED);
+	return true;
+}
+
+static int protection(const struct area *area)
+{
+	return (area->perms[0] == 'r' ? PROT_READ : 0) | (area->perms[1] == 'w' ? PROT_WRITE : 0) |
+	       (area->perms[2] == 'x' ? PROT_EXEC : 0);
+}
+
+struct way_back {
+	const struct rn_adopted *adopted;
+	bool is_whole; /* nothing in the program's hands needs the memfd's pages */
+};
+
+/* What other threads write meanwhile goes to the memfd's page or to its copy, which is made from it: none is lost. */
 static bool give_back(const struct area *area, void *with)
+{
+	struct way_back *way = with;
+	const struct rn_adopted *adopted = way->adopted;
+	char *at = (char *)(uintptr_t)area->start;
+	size_t size = area->end - area->start;
+
+	if (area->inode != adopted->inode || area->major != major(adopted->device) ||
+	    area->minor != minor(adopted->device) || area->perms[3] != 's' ||
+	    (char *)(uintptr_t)area->start == adopted->base)
+		return true;
+	if (area->offset + size > adopted->size) {
+		way->is_whole = false; /* somebody has made it longer: there is nothing behind the end */
+		size = area->offset < adopted->size ? adopted->size - area->offset : 0;
+	}
+	if (size && mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, adopted->fd, area->offset) == MAP_FAILED)
+		size = 0; /* it stays what it is: shared with nobody who knows of it */
+	if (!size || !make_copies(at, size))
+		way->is_whole = false;
+	if (size && protection(area) != (PROT_READ | PROT_WRITE))
+		mprotect(at, size, protection(area));
+	return true;
+}
+
+void rn_adopted_give_back(struct rn_adopted *adopted)
+{
+	struct way_back way = {.adopted = adopted, .is_whole = true};
+
+	visit_areas(0, UINT64_MAX, give_back, &way);
+	if (way.is_whole)
+		fallocate(adopted->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, adopted->size);
+}
+
+static bool copy_back(const struct area *area, void *with)
 {
 	const struct rn_adopted *adopted = with;
 	size_t size = area->end - area->start;
@@ -232,21 +332,19 @@ static bool give_back(const struct area *area, void *with)
 		return true;
 	copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (copy == MAP_FAILED)
-		return true; /* it stays what it is: shared with nobody who knows of it */
+		return true; /* it stays what it is: shared with the parent */
 	memcpy(copy, adopted->base + (area->start - adopted->start), size);
-	mprotect(copy, size,
-		 (area->perms[0] == 'r' ? PROT_READ : 0) | (area->perms[1] == 'w' ? PROT_WRITE : 0) |
-			 (area->perms[2] == 'x' ? PROT_EXEC : 0));
+	mprotect(copy, size, protection(area));
 	exchange(copy, area->start, size);
 	return true;
 }
 
-void rn_adopted_give_back(struct rn_adopted *adopted)
+void rn_adopted_copy_back(struct rn_adopted *adopted)
 {
 	sigset_t all, before;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	visit_areas(adopted->start, adopted->start + adopted->size, give_back, adopted);
+	visit_areas(adopted->start, adopted->start + adopted->size, copy_back, adopted);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

@@ -49,6 +49,7 @@ static struct {
 	bool asleep; /* without end: a task needs the doorbell */
 
 	void *running;
+	bool busy; /* some callback is under way, `running` or not */
 
 	struct slot *slots;
 	uint32_t slot_count, free_slot;
@@ -86,6 +87,22 @@ bool rn_engine_is_alive(void)
 	return alive;
 }
 
+/* Whoever has the lock keeps the engine from all that it does but sleeping. */
+void rn_engine_pause(void)
+{
+	pthread_mutex_lock(&engine.lock);
+	while (engine.busy) {
+		engine.waiters++;
+		pthread_cond_wait(&engine.calm, &engine.lock);
+		engine.waiters--;
+	}
+}
+
+void rn_engine_resume(void)
+{
+	pthread_mutex_unlock(&engine.lock);
+}
+
 uint64_t rn_now_ns(void)
 {
 	struct timespec now;
@@ -117,6 +134,7 @@ static void forget_in_child(void)
 	engine.epoll_fd = engine.doorbell_fd = engine.timer_fd = -1;
 	engine.asleep = false;
 	engine.running = NULL;
+	engine.busy = false;
 	engine.slots = NULL;
 	engine.slot_count = engine.free_slot = 0;
 	engine.timers = NULL;
@@ -253,6 +271,7 @@ static bool arm(void);
 static void begin(void *object)
 {
 	engine.running = object;
+	engine.busy = true;
 	pthread_mutex_unlock(&engine.lock);
 }
 
@@ -260,6 +279,7 @@ static void end(void)
 {
 	pthread_mutex_lock(&engine.lock);
 	engine.running = NULL;
+	engine.busy = false;
 	if (engine.waiters)
 		pthread_cond_broadcast(&engine.calm);
 }

@@ -42,6 +42,11 @@ bool rn_engine_inside(void);
 /* Is there such a thread now? */
 bool rn_engine_is_alive(void);
 
+/* Between these no callback runs. Not on the engine thread, not with a lock held that a callback takes; and nothing
+ * of the engine's may be called meanwhile. */
+void rn_engine_pause(void);
+void rn_engine_resume(void);
+
 /* CLOCK_MONOTONIC. */
 uint64_t rn_now_ns(void);
 

@@ -77,6 +77,7 @@ static struct rn_adopted adopted_by(const struct rn_segment *segment)
 		.start = segment->adopted,
 		.size = segment->size,
 		.base = segment->base,
+		.fd = segment->fd,
 		.device = segment->device,
 		.inode = segment->inode,
 	};
@@ -101,6 +102,8 @@ struct rn_segment *rn_segment_adopt(uint64_t addr, size_t length)
 	struct rn_segment *found = NULL;
 	int fd;
 
+	if (is_alone)
+		rn_engine_pause(); /* what it writes may lie in the same pages */
 	pthread_mutex_lock(&mutex);
 	for (struct rn_list *at = segments.next; at != &segments; at = at->next) {
 		struct rn_segment *segment = container_of(at, struct rn_segment, link);
@@ -124,6 +127,8 @@ struct rn_segment *rn_segment_adopt(uint64_t addr, size_t length)
 		close(fd);
 out:
 	pthread_mutex_unlock(&mutex);
+	if (is_alone)
+		rn_engine_resume();
 	return found;
 }
 
@@ -139,7 +144,7 @@ void rn_segment_put(struct rn_segment *segment)
 	rn_list_del(&segment->link);
 	pthread_mutex_unlock(&mutex);
 	rn_segment_gone(segment->id);
-	if (segment->adopted && rn_adopt_alone()) {
+	if (segment->adopted) {
 		struct rn_adopted adopted = adopted_by(segment);
 
 		rn_adopted_give_back(&adopted);
@@ -194,7 +199,7 @@ void rn_segment_forked(void)
 		if (segment->adopted) {
 			struct rn_adopted adopted = adopted_by(segment);
 
-			rn_adopted_give_back(&adopted);
+			rn_adopted_copy_back(&adopted);
 		}
 		if (segment->base)
 			mmap(segment->base, segment->size, PROT_READ | PROT_WRITE,

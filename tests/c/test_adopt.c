@@ -5,11 +5,14 @@
  */
 #include "processes.h"
 
+#include "adopt.h"
 #include "fence.h"
 
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
 
-enum { PAGES = 8, PAGE_BYTES = 4096, SIZE = PAGES * PAGE_BYTES };
+enum { PAGES = 8, PAGE_BYTES = 4096, SIZE = PAGES * PAGE_BYTES, COROUTINE_STACK = 512 << 10 };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -119,7 +122,18 @@ static void *wait_for_byte(void *fd)
 	return NULL;
 }
 
-/* Somebody could be writing: hands off, in both directions. */
+static _Atomic bool over;
+
+static void *count_up(void *word)
+{
+	uint64_t *at = word;
+
+	for (uint64_t i = 1; !over; i++)
+		__atomic_store_n(at, i, __ATOMIC_RELAXED);
+	return NULL;
+}
+
+/* Somebody could be writing: nothing is adopted. What is, is turned back under the writer's hands, and loses nothing. */
 static void test_another_thread(void)
 {
 	struct ibv_mr *before, *during;
@@ -134,13 +148,146 @@ static void test_another_thread(void)
 	during = reg(4 * PAGE_BYTES, PAGE_BYTES);
 	CHECK(is_private(memory + 4 * PAGE_BYTES));
 	CHECK_EQ(ibv_dereg_mr(before), 0);
-	CHECK(!is_private(memory));
+	CHECK(is_private(memory));
 	expect_content();
 	CHECK_EQ(write(fds[1], "x", 1), 1);
 	CHECK_EQ(pthread_join(thread, NULL), 0);
 	CHECK_EQ(ibv_dereg_mr(during), 0);
 	close(fds[0]);
 	close(fds[1]);
+	close_all();
+}
+
+static void test_turned_back_under_a_writer(void)
+{
+	uint64_t *word, seen, last = 0;
+	pthread_t thread;
+	struct ibv_mr *mr;
+
+	open_all();
+	word = (uint64_t *)(memory + PAGE_BYTES);
+	for (int i = 0; i < 50; i++) {
+		*word = 0;
+		over = false;
+		mr = reg(0, SIZE);
+		CHECK(!is_private(memory)); /* also what was turned back before is adopted again */
+		CHECK_EQ(pthread_create(&thread, NULL, count_up, word), 0);
+		while (__atomic_load_n(word, __ATOMIC_RELAXED) < 1000)
+			;
+		CHECK_EQ(ibv_dereg_mr(mr), 0);
+		for (int looks = 0; looks < 1000; looks++) {
+			seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+			CHECK(seen >= last);
+			last = seen;
+		}
+		over = true;
+		CHECK_EQ(pthread_join(thread, NULL), 0);
+		CHECK(__atomic_load_n(word, __ATOMIC_RELAXED) >= last);
+		last = 0;
+		while (!rn_adopt_alone()) /* the kernel's list of threads is a little behind */
+			sched_yield();
+	}
+	CHECK(is_private(memory));
+	close_all();
+}
+
+/* What it leaves behind is as good as anonymous memory: allocators rely on the zeros. */
+static void test_thrown_away(void)
+{
+	struct ibv_mr *mr;
+
+	open_all();
+	mr = reg(0, SIZE);
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
+	expect_content();
+	CHECK_EQ(madvise(memory, PAGE_BYTES, MADV_DONTNEED), 0);
+	for (int i = 0; i < PAGE_BYTES; i++)
+		CHECK_EQ(memory[i], 0);
+	CHECK_EQ((unsigned char)memory[PAGE_BYTES], PAGE_BYTES % 253);
+	close_all();
+}
+
+/* realloc of a large block does it. */
+static void test_moved(void)
+{
+	char *elsewhere = mmap(NULL, SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr;
+
+	open_all();
+	mr = reg(0, SIZE);
+	CHECK(mremap(memory, SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere) == elsewhere);
+	memory = elsewhere;
+	CHECK(!is_private(memory));
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
+	CHECK(is_private(memory));
+	expect_content();
+	close_all();
+}
+
+/* Protected, and partly gone. */
+static void test_changed(void)
+{
+	struct ibv_mr *mr;
+
+	open_all();
+	mr = reg(0, SIZE);
+	CHECK_EQ(mprotect(memory, PAGE_BYTES, PROT_READ), 0);
+	CHECK_EQ(munmap(memory + PAGE_BYTES, PAGE_BYTES), 0);
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
+	CHECK(is_private(memory) && is_private(memory + 2 * PAGE_BYTES));
+	CHECK_EQ((unsigned char)memory[100], 100);
+	CHECK_EQ((unsigned char)memory[2 * PAGE_BYTES], 2 * PAGE_BYTES % 253);
+	CHECK_EQ(mprotect(memory, PAGE_BYTES, PROT_READ | PROT_WRITE), 0);
+	close_all();
+}
+
+/* --- what isn't adopted -------------------------------------------------------------------------------------- */
+
+static ucontext_t outside, coroutine;
+
+static void on_own_stack(void)
+{
+	struct ibv_mr *mr = reg(0, COROUTINE_STACK);
+
+	CHECK(is_private((char *)__builtin_frame_address(0)));
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
+}
+
+/* A coroutine registers memory with its own stack in it. */
+static void test_coroutine(void)
+{
+	open_all();
+	munmap(memory, SIZE);
+	memory = mmap(NULL, COROUTINE_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(memory != MAP_FAILED);
+	CHECK_EQ(getcontext(&coroutine), 0);
+	coroutine.uc_stack.ss_sp = memory;
+	coroutine.uc_stack.ss_size = COROUTINE_STACK;
+	coroutine.uc_link = &outside;
+	makecontext(&coroutine, on_own_stack, 0);
+	CHECK_EQ(swapcontext(&outside, &coroutine), 0);
+	munmap(memory + SIZE, COROUTINE_STACK - SIZE);
+	close_all();
+}
+
+/* A process with a ring for asynchronous I/O: a read may be on its way. */
+static void test_asynchronous_io(void)
+{
+	unsigned long ring = 0;
+	struct ibv_mr *mr;
+
+	open_all();
+	if (syscall(SYS_io_setup, 4, &ring)) {
+		CHECK(errno == ENOSYS || errno == EPERM); /* there is none of it here */
+	} else {
+		mr = reg(0, SIZE);
+		CHECK(is_private(memory));
+		CHECK_EQ(ibv_dereg_mr(mr), 0);
+		CHECK_EQ(syscall(SYS_io_destroy, ring), 0);
+	}
+	mr = reg(0, SIZE);
+	CHECK(!is_private(memory));
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
 	close_all();
 }
 
@@ -262,6 +409,12 @@ int main(void)
 	setenv("RDMANET_SOFT_ADOPT", "1", 1);
 	RUN(test_there_and_back);
 	RUN(test_overlapping);
+	RUN(test_thrown_away);
+	RUN(test_moved);
+	RUN(test_changed);
+	RUN(test_coroutine);
+	RUN(test_asynchronous_io);
+	RUN(test_turned_back_under_a_writer);
 	RUN(test_not_ordinary_memory);
 	RUN(test_mapped_anew);
 	RUN(test_forked);
