@@ -682,7 +682,7 @@ class CQ(Resource):
         """
     def modify(self, cq_count: int, cq_period: int) -> None:
         """Moderate its events: an armed one fires after cq_count completions, or cq_period microseconds after
-        the first; zeros end that.
+        the first, from the next arming on; with either of them 0, as ever.
 
         :raises OSError: EOPNOTSUPP, where the device cannot
         """

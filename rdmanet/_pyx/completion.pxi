@@ -324,7 +324,7 @@ cdef class CQ(Resource):
 
     def modify(self, uint16_t cq_count, uint16_t cq_period):
         """Moderate its events: an armed one fires after cq_count completions, or cq_period microseconds after
-        the first; zeros end that.
+        the first, from the next arming on; with either of them 0, as ever.
 
         :raises OSError: EOPNOTSUPP, where the device cannot
         """

@@ -197,6 +197,10 @@ struct rn_cq_block {
 	_Atomic uint32_t armed; /* enum rn_armed in the low bits; above them a count of armings */
 	uint32_t channel;       /* id, or RN_NO_CHANNEL; fixed for life */
 	_Atomic uint64_t dirty[RN_CQ_QPS_MAX / 64];
+	/* Moderated: which arming (the whole word) << 32 | completions since. By pushers, by compare-and-swap. */
+	_Atomic uint64_t held;
+	_Atomic uint32_t hold;  /* the owner's: with so many its event is due */
+	_Atomic uint32_t timed; /* the owner's engine has its timer set for this arming */
 	alignas(128) char end[];
 };
 
@@ -206,6 +210,8 @@ enum rn_armed {
 	RN_ARMED_NEXT,
 	RN_ARMED_SIGNALLED, /* it was, and its token has been written */
 	RN_ARMED_KIND = 3,  /* the bits of these */
+	RN_ARMED_MODERATED = 4, /* and its event waits for more: cq_event.c */
+	RN_ARMED_FLAGS = 7,
 };
 
 enum rn_mr_kind {
@@ -236,7 +242,8 @@ struct rn_arena_head {
 	_Atomic uint32_t ports[RN_PORTS_MAX];
 };
 
-#define RN_ARENA_MAGIC (0x524e4152454e0300ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
+#define RN_ARENA_MAGIC \
+	(0x524e4152454e0400ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
 
 enum {
 	RN_ARENA_HEAD = 4096,

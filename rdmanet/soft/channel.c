@@ -98,8 +98,10 @@ static void bell_rung(struct rn_source *source, uint32_t events)
 	uint64_t count;
 
 	(void)events;
-	if (read(source->fd, &count, sizeof(count)) > 0)
+	if (read(source->fd, &count, sizeof(count)) > 0) {
 		rn_qp_attend_all();
+		rn_cq_attend_all();
+	}
 }
 
 int rn_bell_open(void)

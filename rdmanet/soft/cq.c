@@ -84,6 +84,7 @@ struct rn_cq *rn_cq_create(struct ibv_context *ibv_context, const struct ibv_cq_
 	}
 	cq->size = size;
 	cq->fall.run = fall;
+	cq->timer.fire = rn_cq_held_too_long;
 	cq->ready_tail = &cq->ready;
 	rn_list_init(&cq->streams);
 	cq->cq.context = ibv_context;
@@ -196,6 +197,7 @@ RN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv_cq)
 			&ibv_cq->cond);
 
 	rn_task_cancel(&cq->fall);
+	rn_timer_cancel(&cq->timer); /* it has left its channel, so nothing sets that again */
 	block_give_back(cq);
 	pthread_mutex_destroy(&ibv_cq->mutex);
 	pthread_cond_destroy(&ibv_cq->cond);
@@ -312,7 +314,7 @@ void rn_cq_push(struct rn_cq *cq, const struct rn_cqe *cqe)
 	}
 	/* Armed under this lock, hence before this push or after it. */
 	if (unlikely(atomic_load_explicit(&cq->block->armed, memory_order_relaxed) & RN_ARMED_KIND) &&
-	    rn_cq_notify(cq->block, NULL, cqe->status != IBV_WC_SUCCESS)) {
+	    rn_cq_notify(cq->block, NULL, cqe->status != IBV_WC_SUCCESS, 1)) {
 		cqe->qp->count.wakeups++;
 		cqe->qp->count.syscalls++;
 	}
@@ -325,7 +327,7 @@ void rn_cq_kick(struct rn_cq *cq, struct rn_qp *qp)
 {
 	rn_lock(&cq->lock);
 	rn_cq_make_ready(cq, qp);
-	rn_cq_notify(cq->block, NULL, true);
+	rn_cq_notify(cq->block, NULL, true, 1);
 	rn_unlock(&cq->lock);
 }
 
@@ -338,9 +340,18 @@ void rn_cq_recover(void)
 			continue;
 		rn_lock(&cq->lock);
 		if (rn_cq_has_completions(cq))
-			rn_cq_notify(cq->block, NULL, true);
+			rn_cq_notify(cq->block, NULL, true, RN_CQ_ENOUGH);
 		rn_unlock(&cq->lock);
 	}
+}
+
+void rn_cq_attend_all(void)
+{
+	pthread_mutex_lock(&rn_world);
+	for (uint32_t i = 0; i < RN_CQS_MAX; i++)
+		if (cqs[i] && cqs[i]->cq.channel)
+			rn_cq_attend(cqs[i]);
+	pthread_mutex_unlock(&rn_world);
 }
 
 /* --- the end -------------------------------------------------------------------------------------------- */

@@ -27,6 +27,10 @@ void rn_channel_forked(void);
 /* Take the CQ off its channel, with the events that nobody has read. How many were: they must be acknowledged.
  * With the context's mutex held. */
 uint32_t rn_cq_leave_channel(struct rn_cq *cq);
+/* For rn_cq.timer: the event of a moderated CQ has waited long enough. */
+void rn_cq_held_too_long(struct rn_timer *timer);
+/* Has its timer to be set? On the engine, with rn_world held. */
+void rn_cq_attend(struct rn_cq *cq);
 /* Lenient: what the event was for has been polled. Unless it is being read, it is not to come. With the lock held. */
 void rn_cq_take_event_back(struct rn_cq *cq);
 

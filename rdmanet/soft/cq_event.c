@@ -21,6 +21,12 @@
  * or by the engine when it is dead (rn_cq_recover).  The price is a token too many now and then, when two
  * push at once: an event in vain.  And a token may arrive before its mark: then it stands for a
  * CQ that is armed and has completions.  The count in `armed` keeps a late mark off a later arming.
+ *
+ * Moderation (ibv_modify_cq).  The event of an armed CQ waits until so many completions have come since, or
+ * the first of them has waited for so long.  Arming says whether (RN_ARMED_MODERATED), so a push to a CQ that isn't
+ * armed knows nothing of it.  Pushers count in `held`, which names the arming that it counts for; who
+ * finds another one there begins anew, and the owner's engine is called to set the timer.  With either limit 0
+ * there is no moderation, as on adapters.
  */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -36,7 +42,32 @@ static uint32_t kind_of(struct rn_cq *cq)
 
 /* --- telling ------------------------------------------------------------------------------------------- */
 
-bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited)
+/* Moderated, and so many more have come: need the event wait no longer? */
+static bool is_due(struct rn_cq_block *block, struct rn_peer *peer, uint32_t armed, uint32_t count)
+{
+	uint64_t held = atomic_load(&block->held);
+	uint32_t sum;
+	bool is_first;
+
+	do {
+		is_first = held >> 32 != armed;
+		if (is_first && atomic_load(&block->armed) != armed)
+			return false; /* armed again, by one who looks afterwards */
+		sum = (is_first ? 0 : (uint32_t)held) + count;
+	} while (!atomic_compare_exchange_weak(&block->held, &held, (uint64_t)armed << 32 | sum));
+	if (sum >= atomic_load(&block->hold))
+		return true;
+	if (atomic_load(&block->timed) == armed)
+		return false;
+	/* Whoever comes until the timer is set: the first may have been stopped before he rang. */
+	if (peer)
+		rn_peer_signal(peer, RN_CHANNEL_BELL);
+	else
+		rn_channel_signal(RN_CHANNEL_BELL);
+	return false;
+}
+
+bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited, uint32_t count)
 {
 	uint32_t armed = atomic_load(&block->armed), kind = armed & RN_ARMED_KIND, channel;
 
@@ -44,6 +75,8 @@ bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicite
 		return false;
 	channel = block->channel;
 	if (channel == RN_NO_CHANNEL)
+		return false;
+	if (unlikely(armed & RN_ARMED_MODERATED) && !is_due(block, peer, armed, count))
 		return false;
 	if (!peer)
 		rn_channel_signal(channel);
@@ -65,14 +98,23 @@ static bool is_owed(struct rn_cq *cq)
 	return cq->events_owed;
 }
 
+/* Moderated, and its event has to wait? */
+static bool is_held(struct rn_cq *cq)
+{
+	uint64_t held = atomic_load(&cq->block->held);
+	uint32_t armed = atomic_load(&cq->block->armed);
+
+	return armed & RN_ARMED_MODERATED && (held >> 32 != armed || (uint32_t)held < atomic_load(&cq->block->hold));
+}
+
 static bool is_about_to_be(struct rn_cq *cq)
 {
-	bool is_due;
+	bool is;
 
 	rn_lock(&cq->lock);
-	is_due = kind_of(cq) != RN_ARMED_NOT && rn_cq_has_completions(cq);
+	is = kind_of(cq) != RN_ARMED_NOT && !is_held(cq) && rn_cq_has_completions(cq);
 	rn_unlock(&cq->lock);
-	return is_due;
+	return is;
 }
 
 static struct rn_cq *channel_find(struct rn_channel *channel, bool (*is_it)(struct rn_cq *))
@@ -152,9 +194,10 @@ RN_EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int events)
 
 /* The next arming, even where the last one still stands: its token may have been read before its mark was
  * made. Asking for any completion outdoes asking for solicited ones, not the other way round. */
-static uint32_t armed_again(uint32_t armed, uint32_t kind)
+static uint32_t armed_again(struct rn_cq *cq, uint32_t armed, uint32_t kind)
 {
-	return (armed | RN_ARMED_KIND) + 1 + ((armed & RN_ARMED_KIND) == RN_ARMED_NEXT ? RN_ARMED_NEXT : kind);
+	return (armed | RN_ARMED_FLAGS) + 1 + ((armed & RN_ARMED_KIND) == RN_ARMED_NEXT ? RN_ARMED_NEXT : kind) +
+	       (atomic_load(&cq->hold_us) ? RN_ARMED_MODERATED : 0);
 }
 
 void rn_cq_take_event_back(struct rn_cq *cq)
@@ -167,13 +210,13 @@ void rn_cq_take_event_back(struct rn_cq *cq)
 	if ((armed & RN_ARMED_KIND) != RN_ARMED_SIGNALLED || rn_cq_has_completions(cq) ||
 	    preadv2(channel->channel.fd, &to, 1, -1, RWF_NOWAIT) <= 0)
 		return;
-	if (!atomic_compare_exchange_strong(&cq->block->armed, &armed, armed_again(armed, RN_ARMED_NEXT))) {
+	if (!atomic_compare_exchange_strong(&cq->block->armed, &armed, armed_again(cq, armed, RN_ARMED_NEXT))) {
 		rn_channel_signal(channel->id); /* it was read, and the token is another's */
 		return;
 	}
 	rn_fence();
 	if (rn_cq_has_completions(cq))
-		rn_cq_notify(cq->block, NULL, true);
+		rn_cq_notify(cq->block, NULL, true, 1);
 }
 
 int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
@@ -191,17 +234,60 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 	rn_lock(&cq->lock);
 	before = atomic_load(&cq->block->armed);
 	do
-		after = armed_again(before, kind);
+		after = armed_again(cq, before, kind);
 	while (!atomic_compare_exchange_weak(&cq->block->armed, &before, after));
 	if ((before & RN_ARMED_KIND) == RN_ARMED_SIGNALLED)
 		cq->events_owed++;
 	rn_fence();
 	if (rn_settings.lenient && !solicited_only && channel && rn_cq_has_completions(cq))
-		rn_cq_notify(cq->block, NULL, true);
+		rn_cq_notify(cq->block, NULL, true, cq->tail - cq->head + 1);
 	rn_unlock(&cq->lock);
 	if (channel)
 		rn_unlock(&channel->lock);
 	return 0;
+}
+
+/* --- moderation ------------------------------------------------------------------------------------------ */
+
+int rn_modify_cq(struct ibv_cq *ibv_cq, struct ibv_modify_cq_attr *attr)
+{
+	struct rn_cq *cq = rn_cq(ibv_cq);
+	uint32_t count = attr->moderate.cq_count, us = attr->moderate.cq_period;
+
+	if (rn_is_foreign(ibv_cq->context))
+		return ENODEV;
+	if (!attr->attr_mask)
+		return EINVAL;
+	if (attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
+		return EOPNOTSUPP;
+	rn_lock(&cq->lock);
+	atomic_store(&cq->block->hold, count);
+	atomic_store(&cq->hold_us, count ? us : 0); /* from the next arming on */
+	rn_unlock(&cq->lock);
+	return 0;
+}
+
+void rn_cq_held_too_long(struct rn_timer *timer)
+{
+	struct rn_cq *cq = container_of(timer, struct rn_cq, timer);
+	uint32_t armed;
+
+	rn_lock(&cq->lock);
+	armed = atomic_load(&cq->block->armed);
+	if (armed == atomic_load(&cq->block->timed))
+		rn_cq_notify(cq->block, NULL, true, RN_CQ_ENOUGH);
+	rn_unlock(&cq->lock);
+}
+
+void rn_cq_attend(struct rn_cq *cq)
+{
+	uint32_t armed = atomic_load(&cq->block->armed), kind = armed & RN_ARMED_KIND;
+
+	if (likely(!(armed & RN_ARMED_MODERATED)) || kind == RN_ARMED_NOT || kind == RN_ARMED_SIGNALLED ||
+	    armed == atomic_load(&cq->block->timed) || atomic_load(&cq->block->held) >> 32 != armed)
+		return;
+	rn_timer_set(&cq->timer, atomic_load(&cq->hold_us) * 1000ull);
+	atomic_store(&cq->block->timed, armed);
 }
 
 /* --- the end of a CQ's events -------------------------------------------------------------------------- */

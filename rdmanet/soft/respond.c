@@ -305,7 +305,7 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 		atomic_store_explicit(&slot->turn, ++view->done, memory_order_release);
 		atomic_store_explicit(&view->block->done, view->done, memory_order_relaxed);
 	}
-	view->pushed = true;
+	view->pushed++;
 	view->solicited |= status != IBV_WC_SUCCESS || request->send_flags & IBV_SEND_SOLICITED;
 	if (length >= ANNOUNCE_BYTES)
 		rn_view_announce(view);

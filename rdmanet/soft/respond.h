@@ -65,7 +65,7 @@ struct rn_view {
 	size_t segment_size;
 	bool no_cma;    /* the kernel has refused: ask the owner's engine */
 	bool stamped;   /* each receive gets the time of its completion */
-	bool pushed;    /* completions were published, and not announced yet */
+	uint32_t pushed; /* completions were published, so many, and not announced yet */
 	bool solicited; /* one of them is worth an event to who waits for solicited ones */
 };
 

@@ -301,6 +301,8 @@ struct rn_cq {
 	bool overrun;
 	bool may_overrun; /* the program has said that it won't, or doesn't care */
 	struct rn_task fall; /* after an overrun: its queue pairs go to ERR */
+	_Atomic uint32_t hold_us; /* moderated: how long the event for a completion may wait; 0: not at all */
+	struct rn_timer timer;    /* of that */
 	bool sends_first; /* whose turn it is */
 
 	struct rn_qp *ready, **ready_tail; /* queue pairs with receives to poll, in turns */
@@ -347,9 +349,13 @@ int rn_cq_poll(struct ibv_cq *cq, int entries, struct ibv_wc *wc);
 int rn_cq_take(struct rn_cq *cq, struct ibv_wc *wc, uint64_t *stamp);
 int rn_cq_request_notify(struct ibv_cq *cq, int solicited_only);
 
-/* After completions became visible: fire the CQ's channel if it is armed for them. For our own and
+/* After so many completions became visible: fire the CQ's channel if it is armed for them. For our own and
  * for a peer's CQ; peer is NULL for our own. Returns true when an event was sent. */
-bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited);
+bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicited, uint32_t count);
+enum { RN_CQ_ENOUGH = 1 << 30 }; /* a count for which no event waits any longer */
+int rn_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
+/* What pushers into moderated CQs have left for us. On the engine. */
+void rn_cq_attend_all(void);
 
 enum { RN_CHANNEL_BELL = 0 }; /* the channel on which peers call this process's engine */
 int rn_bell_open(void); /* 0 or errno; with the engine held */

@@ -172,6 +172,8 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 	err = ibv_query_device(context, &all.orig_attr);
 	if (err)
 		return err;
+	all.cq_mod_caps.max_cq_count = UINT16_MAX;
+	all.cq_mod_caps.max_cq_period = UINT16_MAX;
 	all.odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
 	all.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 						      IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
@@ -387,6 +389,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	context->verbs.query_device_ex = query_device_ex;
 	context->verbs.query_rt_values = query_rt_values;
 	context->verbs.create_cq_ex = rn_create_cq_ex;
+	context->verbs.modify_cq = rn_modify_cq;
 	context->verbs.create_qp_ex = rn_create_qp_ex;
 	context->verbs.create_srq_ex = rn_create_srq_ex;
 	context->verbs.get_srq_num = rn_get_srq_num;

@@ -54,7 +54,8 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->segment_size = 0;
 	view->no_cma = rn_settings.no_cma;
 	view->stamped = stamped;
-	view->pushed = view->solicited = false;
+	view->pushed = 0;
+	view->solicited = false;
 	return true;
 }
 
@@ -74,11 +75,12 @@ void rn_view_announce(struct rn_view *view)
 	atomic_fetch_or(view->dirty, view->dirty_bit);
 	if (!(atomic_load(&view->cq->summary) & view->summary_bit))
 		atomic_fetch_or(&view->cq->summary, view->summary_bit);
-	if (rn_cq_notify(view->cq, view->peer, view->solicited)) {
+	if (rn_cq_notify(view->cq, view->peer, view->solicited, view->pushed)) {
 		view->count->wakeups++;
 		view->count->syscalls++;
 	}
-	view->pushed = view->solicited = false;
+	view->pushed = 0;
+	view->solicited = false;
 }
 
 /* The owner will go to ERR. */

@@ -3,6 +3,9 @@
 docs/rules.md maps the rules to the tests.
 """
 
+import errno
+import time
+
 import pytest
 
 from rdmanet.verbs import EventType, QPAttr, QPState, SendFlags, WCStatus, WROpcode
@@ -47,6 +50,32 @@ def test_what_is_there_already_gives_no_event(net: Net, pair):
     b.cq.req_notify()
     assert not b.wait_event(0.05)
     b.poll(2)
+    message(a, b, net)
+    assert b.wait_event()
+    b.one()
+
+
+def test_a_moderated_event_waits(net: Net, pair):
+    """With too few completions it comes with the period, and not before; with enough of them, at once."""
+    a, b = pair
+    if not net.context.query_device().max_cq_count:
+        with pytest.raises(OSError) as caught:
+            b.cq.modify(2, 1000)
+        assert caught.value.errno == errno.EOPNOTSUPP
+        return
+    period_s = 0.02
+    b.cq.modify(3, int(period_s * 1e6))
+    for messages in (1, 2, 5):
+        b.cq.req_notify()
+        began = time.monotonic()
+        for _ in range(messages):
+            message(a, b, net)
+        assert b.wait_event()
+        assert messages >= 3 or time.monotonic() - began >= period_s
+        assert not b.wait_event(2 * period_s)  # one an arming
+        b.poll(messages)
+    b.cq.modify(0, 0)
+    b.cq.req_notify()
     message(a, b, net)
     assert b.wait_event()
     b.one()
