@@ -127,7 +127,8 @@ struct rn_pool_block {
 
 	/* The claimers'. */
 	alignas(128) _Atomic uint32_t head; /* no posted one is before this position, but for strays */
-	_Atomic uint32_t stray;             /* one was given back: it may be anywhere */
+	_Atomic uint32_t strays;            /* were given back, so many times: they may be anywhere */
+	_Atomic uint32_t strays_found;      /* the count up to which they are all taken again */
 	_Atomic uint32_t rung;              /* the arming for which the bell was rung */
 	_Atomic uint32_t finished;          /* of an XRC SRQ: as in a QP block */
 	alignas(128) char end[];
@@ -243,7 +244,7 @@ struct rn_arena_head {
 };
 
 #define RN_ARENA_MAGIC \
-	(0x524e4152454e0400ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
+	(0x524e4152454e0500ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
 
 enum {
 	RN_ARENA_HEAD = 4096,

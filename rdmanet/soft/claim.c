@@ -9,7 +9,7 @@
 
 #include <sched.h>
 
-enum { KIND = 3 };
+enum { KIND = 3, LOOKS = 1000 };
 
 struct ring {
 	char *entries;
@@ -49,51 +49,77 @@ static bool claim_this(struct rn_entry *entry, uint64_t posted, uint32_t name, s
 	return true;
 }
 
-/* From the hint on, in the order of posting. */
+/*
+ * From the hint on, in the order of posting.
+ *
+ * Whoever is slow finds everything up to the tail that it has read taken by others, while more was posted
+ * behind it: there is none only if the tail is still the same.  An owner that posts for ever and takes back what it
+ * posts would keep us here, so that has an end.
+ */
 static bool claim_next(const struct ring *ring, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
 {
 	uint32_t head = atomic_load(&pool->head), tail = atomic_load(&pool->tail), at = head;
 
-	if (tail - at > ring->size)
-		at = tail - ring->size; /* what is posted lies in here */
-	for (; at != tail; at++) {
-		struct rn_entry *entry = entry_at(ring, at);
-		uint64_t posted = word_of(at, ring->nonce, RN_ENTRY_POSTED);
+	for (int looks = 0; at != tail && looks < LOOKS; looks++) {
+		if (tail - at > ring->size)
+			at = tail - ring->size; /* what is posted lies in here */
+		for (; at != tail; at++) {
+			struct rn_entry *entry = entry_at(ring, at);
+			uint64_t posted = word_of(at, ring->nonce, RN_ENTRY_POSTED);
 
-		if (atomic_load_explicit(&entry->word, memory_order_relaxed) != posted ||
-		    !claim_this(entry, posted, name, claim))
-			continue;
-		/* Whoever was faster has moved it further, or as far as is good. */
-		atomic_compare_exchange_strong(&pool->head, &head, at + 1);
-		return true;
+			if (atomic_load_explicit(&entry->word, memory_order_relaxed) != posted ||
+			    !claim_this(entry, posted, name, claim))
+				continue;
+			/* Whoever was faster has moved it further, or as far as is good. */
+			atomic_compare_exchange_strong(&pool->head, &head, at + 1);
+			return true;
+		}
+		tail = atomic_load(&pool->tail);
 	}
 	return false;
 }
 
-/* One that was given back, wherever it is. */
+/*
+ * One that was given back, wherever it is.  All who look do so at once: only when there was none is the count
+ * of those given back that were there before marked as looked for.
+ */
 static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
 {
-	if (!atomic_load_explicit(&pool->stray, memory_order_relaxed) || !atomic_exchange(&pool->stray, 0))
+	uint32_t strays = atomic_load(&pool->strays), found = atomic_load(&pool->strays_found);
+
+	if (strays == found)
 		return false;
 	for (uint32_t i = 0; i < ring->size; i++) {
 		struct rn_entry *entry = entry_at(ring, i);
 		uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
 
-		if (word != word_of(word >> 32, ring->nonce, RN_ENTRY_POSTED) || !claim_this(entry, word, name, claim))
-			continue;
-		atomic_store(&pool->stray, 1); /* there may be another */
-		return true;
+		/* Twice: its owner may just give it a new position. */
+		for (int tries = 0; tries < 2 && word == word_of(word >> 32, ring->nonce, RN_ENTRY_POSTED); tries++) {
+			if (claim_this(entry, word, name, claim))
+				return true;
+			word = atomic_load_explicit(&entry->word, memory_order_relaxed);
+		}
 	}
+	atomic_compare_exchange_strong(&pool->strays_found, &found, strays);
 	return false;
 }
 
 bool rn_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
 {
+	uint64_t packed, now = atomic_load(&pool->ring);
 	struct ring ring;
 	uint32_t limit;
+	bool claimed;
+	int looks = 0;
 
-	if (!unpack(arena, atomic_load(&pool->ring), &ring) ||
-	    !(claim_next(&ring, pool, name, claim) || claim_stray(&ring, pool, name, claim)))
+	do {
+		packed = now;
+		if (!unpack(arena, packed, &ring))
+			return false;
+		claimed = claim_next(&ring, pool, name, claim) || claim_stray(&ring, pool, name, claim);
+		now = atomic_load(&pool->ring);
+	} while (!claimed && now != packed && looks++ < LOOKS); /* it was resized under us */
+	if (!claimed)
 		return false;
 	claim->max_sge = (ring.stride - sizeof(struct rn_entry)) / sizeof(struct rn_slot_sge);
 	if (claim->max_sge > RN_MAX_SGE)
@@ -120,7 +146,7 @@ void rn_claim_give_back(struct rn_pool_block *pool, struct rn_claim *claim)
 	uint64_t word = claim->claimed;
 
 	if (atomic_compare_exchange_strong(&claim->entry->word, &word, claim->posted))
-		atomic_store(&pool->stray, 1);
+		atomic_fetch_add(&pool->strays, 1);
 	claim->entry = NULL;
 }
 

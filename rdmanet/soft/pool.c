@@ -93,7 +93,8 @@ struct rn_pool *rn_pool_open(uint32_t max_wr, uint32_t max_sge, uint32_t pd)
 	atomic_store(&pool->block->limit, 0);
 	atomic_store(&pool->block->number, 0);
 	atomic_store(&pool->block->head, 0);
-	atomic_store(&pool->block->stray, 0);
+	atomic_store(&pool->block->strays, 0);
+	atomic_store(&pool->block->strays_found, 0);
 	atomic_store(&pool->block->finished, 0);
 	atomic_store(&pool->block->ring, ring_packed(pool->rings));
 	pools[index] = pool;
@@ -354,7 +355,7 @@ void rn_pool_recover(uint32_t name)
 		for (struct rn_ring *ring = pool->rings; ring; ring = ring->older)
 			for (uint32_t at = 0; at < ring->size; at++)
 				rn_pool_recover_entry(pool, ring, at, name);
-		atomic_store(&pool->block->stray, 1);
+		atomic_fetch_add(&pool->block->strays, 1);
 		if (pool->rings->older)
 			rn_pool_leave_old_rings(pool);
 		rn_unlock(&pool->lock);

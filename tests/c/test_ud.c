@@ -617,6 +617,34 @@ static void test_threads(void)
 	close_ud();
 }
 
+/* Four who take one and give it back, of five: there is always one to be had. */
+static void *claim_and_give_back(void *arg)
+{
+	struct rn_pool_block *block = arg;
+
+	for (int i = 0; i < 100000; i++) {
+		struct rn_claim claim = {0};
+
+		CHECK(rn_claim(rn_arena, block, rn_name_of_process(getpid()), &claim));
+		rn_claim_give_back(block, &claim);
+	}
+	return NULL;
+}
+
+static void test_given_back(void)
+{
+	pthread_t threads[SENDERS];
+
+	open_ud();
+	for (int i = 0; i < SENDERS + 1; i++)
+		CHECK_EQ(post_recv(&b, i, i * 128, 128), 0);
+	for (int i = 0; i < SENDERS; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, claim_and_give_back, rn_pool_block(rn_qp(b.qp)->pool)), 0);
+	for (int i = 0; i < SENDERS; i++)
+		pthread_join(threads[i], NULL);
+	close_ud();
+}
+
 int main(void)
 {
 	RUN(test_send);
@@ -632,6 +660,7 @@ int main(void)
 	RUN(test_parsing);
 	RUN(test_multicast);
 	RUN(test_threads);
+	RUN(test_given_back);
 	RUN(test_killed);
 	return 0;
 }
