@@ -51,22 +51,24 @@ RN_EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
 /*
  * A program may destroy a channel under a thread that reads from it for ever, as rping did: for a
  * kernel's channel that thread just waits on.  So that it does here, too, it gets the time to come
- * back with the event that it was told last: in its next call it would find the descriptor closed.
+ * back with the event that it was told last; and what it then waits in is left to it, descriptor and all.
+ * True: that is so.
  */
-static void let_reader_in(const struct rn_cm_channel *channel)
+static bool is_left_to_reader(const struct rn_cm_channel *channel)
 {
 	enum { TRIES = 50 };
 	int reader = channel->reader, self = (int)syscall(SYS_gettid);
-	bool inside = false;
 
 	if (!reader || reader == self)
-		return;
-	for (int tries = 0; tries < TRIES && !inside; tries++) {
+		return false;
+	for (int tries = 0; tries < TRIES; tries++) {
 		if (syscall(SYS_tgkill, getpid(), reader, 0))
-			return; /* it has ended */
-		inside = channel->inside;
+			return false; /* it has ended */
+		if (channel->inside)
+			return true;
 		usleep(1000);
 	}
+	return false;
 }
 
 RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channel)
@@ -75,7 +77,10 @@ RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channe
 
 	if (channel->epoch != rn_epoch())
 		return;
-	let_reader_in(channel);
+	if (is_left_to_reader(channel)) {
+		rn_cm_context_put();
+		return;
+	}
 	rn_fd_close(channel->channel.fd);
 	while (channel->events) { /* of identifiers that were not destroyed, as they should have been */
 		struct rn_cm_event *event = channel->events;
