@@ -48,6 +48,16 @@
 enum { BUFFER = 1 << 20, ALL_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 				      IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND };
 
+/* How long something may take that must happen: nothing but a hanging test comes near it, on any machine. */
+enum { LIMIT_MS = 30000 };
+
+/* The acknowledgement timeout of queue pairs: 1 s, four times, as a busy machine has its reasons for letting a process
+ * or the engine wait. Who waits for the end of the budget takes SHORT_TIMEOUT. */
+enum { SHORT_TIMEOUT = 10 /* 4 ms */ };
+#ifndef TIMEOUT
+#define TIMEOUT 18
+#endif
+
 enum memory { DEVICE_MEMORY, USER_MEMORY };
 
 struct end {
@@ -230,7 +240,7 @@ static inline struct ibv_qp_attr default_attr(uint32_t dest_qpn)
 		.max_rd_atomic = 1,
 		.max_dest_rd_atomic = 1,
 		.min_rnr_timer = 1,
-		.timeout = 10, /* 4 ms */
+		.timeout = TIMEOUT,
 		.retry_cnt = 3,
 		.rnr_retry = 7,
 		.ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 1}},
@@ -264,6 +274,15 @@ static inline void connect_with(struct ibv_qp *qp, struct ibv_qp_attr attr)
 static inline void connect_to(struct ibv_qp *qp, uint32_t dest_qpn)
 {
 	connect_with(qp, default_attr(dest_qpn));
+}
+
+/* Who isn't there is given up soon. */
+static inline void connect_impatiently(struct ibv_qp *qp, uint32_t dest_qpn)
+{
+	struct ibv_qp_attr attr = default_attr(dest_qpn);
+
+	attr.timeout = SHORT_TIMEOUT;
+	connect_with(qp, attr);
 }
 
 static inline enum ibv_qp_state state_of(struct ibv_qp *qp)
@@ -333,7 +352,7 @@ static inline struct ibv_wc poll_within(struct ibv_cq *cq, uint64_t limit_ns)
 
 static inline struct ibv_wc poll_one(struct ibv_cq *cq)
 {
-	return poll_within(cq, 10000000000ull);
+	return poll_within(cq, LIMIT_MS * 1000000ull);
 }
 
 static inline void expect(struct ibv_cq *cq, uint64_t wr_id, enum ibv_wc_status status)
@@ -364,7 +383,7 @@ static inline void expect_event(struct ibv_context *context, enum ibv_event_type
 {
 	struct ibv_async_event event;
 
-	CHECK(readable(context->async_fd, 2000));
+	CHECK(readable(context->async_fd, LIMIT_MS));
 	CHECK_EQ(ibv_get_async_event(context, &event), 0);
 	CHECK_EQ(event.event_type, type);
 	ibv_ack_async_event(&event);
@@ -381,6 +400,16 @@ static inline void expect_live_nothing(void)
 	CHECK_EQ(live.mappings, 0);
 	CHECK_EQ(live.quarantined, 0);
 }
+
+/* What another thread or process has to bring about. */
+#define EVENTUALLY(condition)                                                                                       \
+	do {                                                                                                        \
+		uint64_t limit_ = now_ns() + LIMIT_MS * 1000000ull;                                                 \
+		while (!(condition)) {                                                                              \
+			CHECK(now_ns() < limit_ && #condition);                                                     \
+			usleep(1000);                                                                               \
+		}                                                                                                   \
+	} while (0)
 
 #define RUN(test)                                                                                                   \
 	do {                                                                                                        \

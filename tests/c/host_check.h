@@ -22,11 +22,11 @@
 		}                                                                                  \
 	} while (0)
 
-/* Tries for up to five seconds; a millisecond apart, as another thread or process has to act. */
+/* Tries for up to half a minute; a millisecond apart, as another thread or process has to act. */
 #define EVENTUALLY(condition)                                                                      \
 	do {                                                                                       \
 		for (int tries_ = 0; !(condition); tries_++) {                                     \
-			CHECK(tries_ < 5000 && #condition);                                        \
+			CHECK(tries_ < 30000 && #condition);                                        \
 			usleep(1000);                                                              \
 		}                                                                                  \
 	} while (0)

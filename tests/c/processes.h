@@ -92,10 +92,7 @@ static inline struct address connect_over_with(struct end *end, int fd, struct i
 
 static inline struct address connect_over(struct end *end, int fd)
 {
-	struct ibv_qp_attr attr = default_attr(0);
-
-	attr.timeout = 14; /* a busy machine has its reasons: 67 ms, four times */
-	return connect_over_with(end, fd, attr);
+	return connect_over_with(end, fd, default_attr(0));
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fault bench: that its text is understood, and that each fault is what it is on a wire. */
+#define TIMEOUT 10 /* 4 ms: losses are waited for, and nothing here takes two processes */
 #include "pair.h"
 
 #include <inttypes.h>

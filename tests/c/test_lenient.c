@@ -22,7 +22,7 @@ static void take_event(void)
 	struct ibv_cq *cq;
 	void *context;
 
-	CHECK(readable(b.channel->fd, 2000));
+	CHECK(readable(b.channel->fd, LIMIT_MS));
 	CHECK_EQ(ibv_get_cq_event(b.channel, &cq, &context), 0);
 	CHECK(cq == b.cq);
 	ibv_ack_cq_events(cq, 1);

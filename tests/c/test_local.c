@@ -496,7 +496,6 @@ static void test_peer_not_there(void)
 	/* Not in RTR yet: the request waits for it. */
 	open_pair_with((struct end_options){0});
 	attr = default_attr(b.qp->qp_num);
-	attr.timeout = 14;
 	attr.retry_cnt = 7;
 	connect_with(a.qp, attr);
 	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 8, at_b(0), b.mr->rkey), 0);
@@ -508,7 +507,7 @@ static void test_peer_not_there(void)
 
 	/* Never. 4.2 ms, four times. */
 	open_pair_with((struct end_options){0});
-	connect_to(a.qp, b.qp->qp_num);
+	connect_impatiently(a.qp, b.qp->qp_num);
 	began = now_ns();
 	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 8, at_b(0), b.mr->rkey), 0);
 	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 2, 0, 8, at_b(0), b.mr->rkey), 0);
@@ -519,7 +518,7 @@ static void test_peer_not_there(void)
 
 	/* Other packet sequence numbers: dropped. */
 	open_pair_with((struct end_options){0});
-	connect_to(a.qp, b.qp->qp_num);
+	connect_impatiently(a.qp, b.qp->qp_num);
 	attr = default_attr(a.qp->qp_num);
 	attr.rq_psn++;
 	connect_with(b.qp, attr);
@@ -528,7 +527,9 @@ static void test_peer_not_there(void)
 	close_pair();
 
 	/* Went away. */
-	open_pair();
+	open_pair_with((struct end_options){0});
+	connect_impatiently(a.qp, b.qp->qp_num);
+	connect_to(b.qp, a.qp->qp_num);
 	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 8, at_b(0), b.mr->rkey), 0);
 	expect(a.cq, 1, IBV_WC_SUCCESS);
 	CHECK_EQ(ibv_destroy_qp(b.qp), 0);
@@ -545,7 +546,7 @@ static void take_event(struct end *end)
 	struct ibv_cq *cq;
 	void *context;
 
-	CHECK(readable(end->channel->fd, 1000));
+	CHECK(readable(end->channel->fd, LIMIT_MS));
 	CHECK_EQ(ibv_get_cq_event(end->channel, &cq, &context), 0);
 	CHECK(cq == end->cq && context == end);
 	ibv_ack_cq_events(cq, 1);
@@ -603,7 +604,7 @@ static void test_unread_event(void)
 	CHECK_EQ(post_recv(&b, 1, 0, 8), 0);
 	CHECK_EQ(ibv_req_notify_cq(b.cq, 0), 0);
 	CHECK_EQ(post_send(&a, 1, 0, 8), 0);
-	CHECK(readable(channel->fd, 2000));
+	CHECK(readable(channel->fd, LIMIT_MS));
 	CHECK_EQ(ibv_destroy_comp_channel(channel), EBUSY);
 	CHECK_EQ(ibv_destroy_cq(b.cq), EBUSY);
 	CHECK_EQ(ibv_destroy_qp(b.qp), 0);

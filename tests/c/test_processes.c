@@ -407,7 +407,7 @@ static void ping_pong_asleep(int count)
 			}
 			if (received)
 				break;
-			CHECK(readable(a.channel->fd, 5000));
+			CHECK(readable(a.channel->fd, LIMIT_MS)); /* a lost wake-up ends here */
 			CHECK_EQ(ibv_get_cq_event(a.channel, &cq, &context), 0);
 			ibv_ack_cq_events(cq, 1);
 		}
@@ -554,7 +554,7 @@ static void test_rnr(void)
 static void test_nobody(void)
 {
 	end_open(&a, &(struct end_options){0});
-	connect_to(a.qp, 2000 << 8 | 5);
+	connect_impatiently(a.qp, 2000 << 8 | 5);
 	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
 	expect(a.cq, 1, IBV_WC_RETRY_EXC_ERR);
 	CHECK_EQ(state_of(a.qp), IBV_QPS_ERR);
@@ -579,16 +579,13 @@ static void serve_silence(int fd)
 static void test_killed_while_idle(void)
 {
 	struct other other = begin(serve_silence, &(struct end_options){0});
-	uint64_t began;
 
 	CHECK_EQ(post_recv(&a, 5, 0, 64), 0);
 	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
 	expect(a.cq, 1, IBV_WC_SUCCESS);
 	CHECK_EQ(ibv_req_notify_cq(a.cq, 0), 0);
-	began = now_ns();
 	join_killed(&other);
-	CHECK(readable(a.channel->fd, 1000));
-	CHECK(now_ns() - began < 1000000000);
+	CHECK(readable(a.channel->fd, LIMIT_MS));
 	expect(a.cq, 5, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQ(state_of(a.qp), IBV_QPS_ERR);
 	CHECK_EQ(post_send(&a, 2, 0, 64), 0);
@@ -616,7 +613,12 @@ static void serve_and_go(int fd)
 /* It has closed in good order: as with an adapter, that is news only to who still wants something. */
 static void test_closed_while_idle(void)
 {
-	struct other other = begin(serve_and_go, &(struct end_options){0});
+	struct ibv_qp_attr attr = default_attr(0);
+	struct other other = spawn(serve_and_go);
+
+	attr.timeout = SHORT_TIMEOUT;
+	end_open(&a, &(struct end_options){0});
+	b = connect_over_with(&a, other.fd, attr);
 
 	CHECK_EQ(post_recv(&a, 5, 0, 64), 0);
 	join(&other);
@@ -689,7 +691,6 @@ static void serve_writer(int fd)
 /* Stopped before we have met: the budget for that ends. A request on its way to it waits as long. */
 static void test_stopped_before_the_link(void)
 {
-	struct ibv_qp_attr attr = default_attr(0);
 	struct address mine, theirs;
 	struct other other;
 
@@ -700,8 +701,7 @@ static void test_stopped_before_the_link(void)
 	waitpid(other.pid, NULL, WUNTRACED);
 	mine = end_address(&a);
 	tell(other.fd, &mine, sizeof(mine));
-	attr.dest_qp_num = theirs.qpn;
-	connect_with(a.qp, attr);
+	connect_impatiently(a.qp, theirs.qpn);
 	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
 	expect(a.cq, 1, IBV_WC_RETRY_EXC_ERR);
 	end_close(&a);
@@ -743,22 +743,18 @@ static void test_stopped_inside(void)
 {
 	for (int round = 0; round < 10; round++) {
 		struct other other = begin(serve_writer, &(struct end_options){0});
-		uint64_t began;
 
 		usleep(1000 + round * 173);
 		kill(other.pid, SIGSTOP);
 		waitpid(other.pid, NULL, WUNTRACED);
-		began = now_ns();
-		CHECK_EQ(ibv_dereg_mr(a.mr), 0);
+		CHECK_EQ(ibv_dereg_mr(a.mr), 0); /* they come back: it stays stopped */
 		CHECK_EQ(ibv_destroy_qp(a.qp), 0);
-		CHECK(now_ns() - began < 500000000);
 		a.mr = NULL;
 		a.qp = NULL;
 		CHECK(rdmanet_soft_quarantined() <= 2);
 		if (round % 2) {
 			kill(other.pid, SIGCONT);
-			usleep(20000);
-			CHECK_EQ(rdmanet_soft_quarantined(), 0); /* it has noticed, and left */
+			EVENTUALLY(rdmanet_soft_quarantined() == 0); /* it notices, and leaves */
 		}
 		end_close(&a);
 		join_killed(&other);
@@ -789,7 +785,7 @@ static void test_killed_at_random(void)
 			CHECK_EQ(post_recv(&a, 1000 + i, 524288 + i * 8192, message_size), 0);
 		b = connect_over(&a, other.fd);
 		killed_at = now_ns() + 100000 + (round * 7919 % 100) * 30000;
-		limit = killed_at + 2000000000;
+		limit = killed_at + LIMIT_MS * 1000000ull;
 		while (!told) {
 			int got = ibv_poll_cq(a.cq, 1, &wc);
 
@@ -887,7 +883,7 @@ static void test_killed_with_child(void)
 	CHECK_EQ(post_recv(&a, 5, 0, 64), 0);
 	usleep(10000);
 	kill(other.pid, SIGKILL);
-	CHECK_EQ(poll_within(a.cq, 1000000000).status, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(poll_one(a.cq).status, IBV_WC_WR_FLUSH_ERR);
 	end_close(&a);
 	join_killed(&other);
 }

@@ -276,7 +276,7 @@ static void expect_srq_event(struct ibv_context *context, struct ibv_srq *srq)
 {
 	struct ibv_async_event event;
 
-	CHECK(readable(context->async_fd, 2000));
+	CHECK(readable(context->async_fd, LIMIT_MS));
 	CHECK_EQ(ibv_get_async_event(context, &event), 0);
 	CHECK_EQ(event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
 	CHECK(event.element.srq == srq);
@@ -601,7 +601,7 @@ static void start_sender(struct other *other, struct ibv_qp **qp)
 /* Receive some. The receives of whoever died come back. */
 static void receive_some(int count)
 {
-	uint64_t limit = now_ns() + 20000000000ull;
+	uint64_t limit = now_ns() + LIMIT_MS * 1000000ull;
 	struct ibv_wc wc;
 
 	while (count) {

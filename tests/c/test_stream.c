@@ -42,6 +42,18 @@ static struct other with_server(void (*serve)(int fd))
 	return other;
 }
 
+static struct other with_impatience(void (*serve)(int fd))
+{
+	struct ibv_qp_attr attr = default_attr(0);
+	struct other other = spawn(serve);
+
+	attr.timeout = SHORT_TIMEOUT;
+	open_end();
+	theirs = connect_over_with(&mine, other.fd, attr);
+	meet(other.fd);
+	return other;
+}
+
 static void part(struct other *other)
 {
 	end_close(&mine);
@@ -252,7 +264,7 @@ static void killed_under_load(void)
 /* Its queue pair has gone, in good order: silence, so who posts spends the retry budget. */
 static void left_in_good_order(void)
 {
-	struct other other = with_server(serve_until_told);
+	struct other other = with_impatience(serve_until_told);
 
 	tell(other.fd, "m", 1);
 	join(&other);
@@ -381,13 +393,16 @@ static void serve_with_its_secret(int fd)
 static void try_secret(const char *ours, const char *its, enum ibv_wc_status expected)
 {
 	struct other other = spawn(serve_with_its_secret);
+	struct ibv_qp_attr attr = default_attr(0);
 	char secret[16] = {0};
 
 	strcpy(secret, its);
 	tell(other.fd, secret, sizeof(secret));
 	setenv("RDMANET_SOFT_SECRET", ours, 1);
+	if (expected != IBV_WC_SUCCESS)
+		attr.timeout = SHORT_TIMEOUT;
 	open_end();
-	theirs = connect_over(&mine, other.fd);
+	theirs = connect_over_with(&mine, other.fd, attr);
 	meet(other.fd);
 	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 1, 0, 1000, theirs.buffer, theirs.rkey), 0);
 	expect(mine.cq, 1, expected);

@@ -40,7 +40,7 @@ static void *play(void *argument)
 		}
 		if (got || (sent < ROUNDS && sent + !serves <= received) || received == ROUNDS)
 			continue;
-		CHECK(readable(end->channel->fd, 10000)); /* a lost wake-up ends here */
+		CHECK(readable(end->channel->fd, LIMIT_MS)); /* a lost wake-up ends here */
 		CHECK_EQ(ibv_get_cq_event(end->channel, &cq, &context), 0);
 		ibv_ack_cq_events(cq, 1);
 	}
@@ -234,7 +234,7 @@ static void test_acknowledge_before_destroy(void)
 	open_pair();
 	/* An unread one is dropped, one that was read is waited for. */
 	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 8, (uintptr_t)b.buffer, 99), 0);
-	CHECK(readable(b.context->async_fd, 1000));
+	CHECK(readable(b.context->async_fd, LIMIT_MS));
 	CHECK_EQ(ibv_get_async_event(b.context, &async_event), 0);
 	CHECK_EQ(async_event.event_type, IBV_EVENT_QP_ACCESS_ERR);
 	CHECK(async_event.element.qp == b.qp);
