@@ -127,8 +127,8 @@ struct rn_pool_block {
 
 	/* The claimers'. */
 	alignas(128) _Atomic uint32_t head; /* no posted one is before this position, but for strays */
-	_Atomic uint32_t strays;            /* were given back, so many times: they may be anywhere */
-	_Atomic uint32_t strays_found;      /* the count up to which they are all taken again */
+	_Atomic uint32_t strays;            /* so many times one was given back or moved: it may be anywhere */
+	_Atomic uint32_t strays_found;      /* of which all are in order or taken again */
 	_Atomic uint32_t rung;              /* the arming for which the bell was rung */
 	_Atomic uint32_t finished;          /* of an XRC SRQ: as in a QP block */
 	alignas(128) char end[];

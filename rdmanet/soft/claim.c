@@ -79,16 +79,9 @@ static bool claim_next(const struct ring *ring, struct rn_pool_block *pool, uint
 	return false;
 }
 
-/*
- * One that was given back, wherever it is.  All who look do so at once: only when there was none is the count
- * of those given back that were there before marked as looked for.
- */
-static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
+/* Any that is posted, wherever it is. */
+static bool claim_any(const struct ring *ring, uint32_t name, struct rn_claim *claim)
 {
-	uint32_t strays = atomic_load(&pool->strays), found = atomic_load(&pool->strays_found);
-
-	if (strays == found)
-		return false;
 	for (uint32_t i = 0; i < ring->size; i++) {
 		struct rn_entry *entry = entry_at(ring, i);
 		uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
@@ -100,7 +93,29 @@ static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uin
 			word = atomic_load_explicit(&entry->word, memory_order_relaxed);
 		}
 	}
-	atomic_compare_exchange_strong(&pool->strays_found, &found, strays);
+	return false;
+}
+
+/*
+ * One that lies out of order.  All who look do so at once; what is put out of order while they look may be where
+ * they have been already, so they look again.  Only then is what was counted before marked as looked for.
+ */
+static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
+{
+	uint32_t found = atomic_load(&pool->strays_found), strays = atomic_load(&pool->strays), before;
+
+	if (strays == found)
+		return false;
+	for (int looks = 0; looks < LOOKS; looks++) {
+		if (claim_any(ring, name, claim))
+			return true;
+		before = strays;
+		strays = atomic_load(&pool->strays);
+		if (strays == before) {
+			atomic_compare_exchange_strong(&pool->strays_found, &found, strays);
+			return false;
+		}
+	}
 	return false;
 }
 

@@ -214,19 +214,24 @@ uint32_t rn_pool_left(struct rn_pool *pool)
 
 /* --- posting ----------------------------------------------------------------------------------------------- */
 
-/* The next position whose slot is free. One that lies in the way though it is posted was given back
- * long ago: it gets the position, and is in order again. */
+/* The next position whose slot is free. One that lies in the way though it is posted gets the position: it was given
+ * back long ago, or others have come round before it.  Until the tail is behind it, it is a stray. */
 static uint32_t next_position(struct rn_pool *pool)
 {
 	struct rn_ring *ring = pool->rings;
 	uint32_t at = atomic_load_explicit(&pool->block->tail, memory_order_relaxed);
+	bool counted = false;
 
 	for (; rn_ring_shadow(ring, at)->used; at++) {
 		struct rn_entry *entry = rn_ring_entry(ring, at);
 		uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
 
-		if ((word & RN_ENTRY_KIND) == RN_ENTRY_POSTED)
-			atomic_compare_exchange_strong(&entry->word, &word, rn_ring_posted(ring, at));
+		if ((word & RN_ENTRY_KIND) != RN_ENTRY_POSTED)
+			continue;
+		if (!counted)
+			atomic_fetch_add(&pool->block->strays, 1);
+		counted = true;
+		atomic_compare_exchange_strong(&entry->word, &word, rn_ring_posted(ring, at));
 	}
 	return at;
 }

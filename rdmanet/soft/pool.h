@@ -17,8 +17,9 @@
  * Order.  A posted entry has a position, counted on; it lies in the slot position % size.  `tail` is
  * the owner's, `head` a hint: claimers look from there on, and skip what isn't posted.  The owner skips
  * slots that are still in use, so one stopped claimer costs one slot and holds up nobody.  The
- * entries that were given back lie before head; `strays` counts them, and who finds nothing else looks
- * through the whole ring, until `strays_found` says that somebody has done so in vain since.
+ * entries that were given back lie before head, and those that the owner is about to give a new position (their slot
+ * comes round again though they are still posted) behind tail; `strays` counts both, and who finds nothing else
+ * looks through the whole ring, until `strays_found` says that somebody has done so in vain since.
  *
  * Names.  A claim carries its claimer's name: the queue pair that the message came for (it has one
  * requester), or, of UD, the process that sends.  Whatever bears a dead one's name is the owner's
