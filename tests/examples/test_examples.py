@@ -1,0 +1,121 @@
+"""The examples do what their first lines say: each is run as a program, on the embedded device."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rdmanet import _core
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def start(name, *arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", ROOT / "examples" / name, *map(str, arguments)],
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run(name, *arguments, stdin=""):
+    """What an example that ends by itself prints."""
+    with start(name, *arguments) as process:
+        out, err = process.communicate(stdin, timeout=100)
+    assert (process.returncode, err) == (0, "")
+    return out
+
+
+@pytest.fixture
+def serve():
+    """Start an example that serves; it is ended with the test, unless it ends by itself."""
+    servers = []
+
+    def serve(name, *arguments):
+        """The process, and the port that it says it listens on."""
+        server = start(name, *arguments)
+        servers.append(server)
+        line = server.stdout.readline()
+        port = re.search(r"(?:, |port )(\d+)", line)
+        assert port, (line, server.poll())
+        return server, int(port[1])
+
+    yield serve
+    for server in servers:
+        server.terminate()
+        server.communicate(timeout=100)
+
+
+@pytest.mark.parametrize("style", [[], ["--streams"]])
+def test_echo(serve, style):
+    _, port = serve("echo_server.py", *style, "127.0.0.1", 0)
+    assert "a line" in run("echo_client.py", "127.0.0.1", port, stdin="a line\nand another\n")
+
+
+def test_file_transfer(serve, tmp_path):
+    content = os.urandom(1_000_003)
+    (tmp_path / "file").write_bytes(content)
+    (tmp_path / "arrived").mkdir()
+    _, port = serve("file_transfer.py", "receive", tmp_path / "arrived")
+    run("file_transfer.py", "send", "127.0.0.1", port, tmp_path / "file")
+    assert (tmp_path / "arrived/file").read_bytes() == content
+
+
+def test_remote_memory():
+    out = run("remote_memory.py")
+    assert "peer: reads b'from the owner'" in out
+    assert "the peer has left: greetings, by RDMA" in out
+    assert "may not read any more" in out
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    with _core.Library.embedded().devices()[0].open() as context:
+        yield context.name, context.query_device(), context.gid_table()
+
+
+def test_show_gids(embedded):
+    name, _, table = embedded
+    *rows, count = run("show_gids.py", name).splitlines()[2:]
+    assert count == f"n_gids_found={len(table)}"
+    assert [row.split()[:3] for row in rows] == [[name, "1", str(entry.gid_index)] for entry in table]
+    assert run("show_gids.py", "nosuchdevice").endswith("n_gids_found=0\n")
+
+
+def test_devinfo(embedded):
+    name, attributes, table = embedded
+    out = run("devinfo.py", "-d", name)
+    assert f"hca_id: {name}\n" in out and "PORT_ACTIVE (4)" in out and "max_qp:" not in out
+    out = run("devinfo.py", "-v", "-d", name)
+    assert re.search(rf"max_qp: +{attributes.max_qp}\n", out)
+    assert len(re.findall(r"GID\[\d+\]:", out)) == len(table)
+
+
+def test_cmtime(serve):
+    server, port = serve("cmtime.py", "-s", "127.0.0.1", 0)
+    out = run("cmtime.py", "-c", 7, "127.0.0.1", port)
+    assert [line.rsplit(maxsplit=3)[0] for line in out.splitlines()[1:]] == [
+        "resolve address",
+        "resolve route",
+        "create qp",
+        "connect",
+        "disconnect",
+        "destroy",
+    ]
+    assert server.wait(100) == 0
+    assert "served 7 connections" in server.stdout.read()
+
+
+def test_every_example_is_described_and_short():
+    described = (ROOT / "examples/README.md").read_text()
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f"examples/{example.name}" in described
+        assert len(example.read_text().splitlines()) < 120, example.name
