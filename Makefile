@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-kernel check bench bench-quick count test-c fuzz foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help demo test test-kernel check bench bench-quick bench-hosts count test-c fuzz foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -105,6 +105,9 @@ bench: build ## measure against asyncio and uvloop sockets (about half an hour);
 
 bench-quick: build ## the same cases, short and few: does it run, roughly how fast
 	@$(py) -m benchmarks --quick $(ARGS)
+
+bench-hosts: build ## measure the device between two hosts (network namespaces; root) against plain C over TCP
+	@$(py) -m benchmarks.hosts $(ARGS)
 
 count: build ## count system calls, wake-ups, copies and Python calls of a message
 	@$(py) -m benchmarks.count $(ARGS)

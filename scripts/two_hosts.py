@@ -1,0 +1,110 @@
+"""Two hosts on one machine: network namespaces joined by a pair of veth links, with addresses of both families.
+
+usage: python scripts/two_hosts.py COMMAND [ARGUMENT ...]
+
+COMMAND runs on the first host. Its environment says how to get to the other one, and where both are:
+
+    RDMANET_TEST_FAR      what starts a program there, to be put before it
+    RDMANET_TEST_HERE     addresses of the first host, IPv4 and IPv6
+    RDMANET_TEST_THERE    addresses of the other
+
+It takes root, or user namespaces for everybody. The hosts are gone when COMMAND is: their namespaces live as long
+as the processes that hold them, which end with their standard input.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+HOLD = "echo ready; exec cat"  # until its standard input ends
+
+
+class NoNetwork(Exception):
+    """This machine or this user can't have one; the text says why."""
+
+
+@dataclass
+class Host:
+    """One of the two: the process that holds it, and its addresses by family."""
+
+    pid: int
+    addresses: dict[int, str]
+
+    @property
+    def prefix(self) -> list[str]:
+        """What makes a command run there."""
+        mine = os.readlink("/proc/self/ns/user") == os.readlink(f"/proc/{self.pid}/ns/user")
+        others = [] if mine else ["--user", "--preserve-credentials"]
+        return ["nsenter", f"--target={self.pid}", "--net", *others]
+
+    def command(self, *arguments: object) -> list[str]:
+        return [*self.prefix, *map(str, arguments)]
+
+    def ip(self, *arguments: str) -> None:
+        subprocess.run(self.command("ip", *arguments), check=True)
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Both, until the end of the block."""
+    if missing := [tool for tool in ("unshare", "nsenter", "ip") if not shutil.which(tool)]:
+        raise NoNetwork(f"two hosts take {', '.join(missing)}: see util-linux and iproute2")
+    holders: list[subprocess.Popen[str]] = []
+
+    def hold(*enter: str) -> int:
+        process = subprocess.Popen(
+            [*enter, "sh", "-c", HOLD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        holders.append(process)
+        assert process.stdout and process.stderr
+        if process.stdout.readline() != "ready\n":
+            raise NoNetwork(f"no network namespace is to be had here: {process.stderr.read().strip()}")
+        return process.pid
+
+    try:
+        as_root = os.geteuid() == 0
+        first = Host(
+            hold("unshare", *([] if as_root else ["--map-root-user"]), "--net"), {4: "10.8.0.1", 6: "fd08::1"}
+        )
+        second = Host(hold(*first.command("unshare", "--net")), {4: "10.8.0.2", 6: "fd08::2"})
+        first.ip("link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", str(second.pid))
+        for host in (first, second):
+            host.ip("link", "set", "lo", "up")
+            host.ip("link", "set", "wire", "up")
+            host.ip("address", "add", f"{host.addresses[4]}/24", "dev", "wire")
+            host.ip("address", "add", f"{host.addresses[6]}/64", "dev", "wire", "nodad")
+        yield first, second
+    finally:
+        for process in holders:
+            process.communicate()
+
+
+def main() -> int:
+    command = sys.argv[1:]
+    if not command or command[0] in ("-h", "--help"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        with two_hosts() as (here, there):
+            environment = os.environ | {
+                "RDMANET_TEST_FAR": shlex.join(there.prefix),
+                "RDMANET_TEST_HERE": " ".join(here.addresses.values()),
+                "RDMANET_TEST_THERE": " ".join(there.addresses.values()),
+            }
+            return subprocess.run(here.command(*command), env=environment).returncode
+    except NoNetwork as exc:
+        print(f"two_hosts: {exc}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
