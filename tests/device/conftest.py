@@ -106,7 +106,7 @@ class Side:
     managed: bool = False
     pending: list[WC] = field(default_factory=list)
 
-    def poll(self, count: int = 1, timeout: float = 5) -> list[WC]:
+    def poll(self, count: int = 1, timeout: float = 60) -> list[WC]:
         """Exactly count completions."""
         deadline = time.monotonic() + timeout
         while len(self.pending) < count:
@@ -120,7 +120,7 @@ class Side:
         found, self.pending = self.pending[:count], self.pending[count:]
         return found
 
-    def one(self, timeout: float = 5) -> WC:
+    def one(self, timeout: float = 60) -> WC:
         return self.poll(1, timeout)[0]
 
     def quiet(self, seconds: float = 0.02) -> bool:
@@ -132,7 +132,7 @@ class Side:
                 return False
         return True
 
-    def wait_event(self, timeout: float = 5) -> bool:
+    def wait_event(self, timeout: float = 60) -> bool:
         """One event of the completion channel, acknowledged."""
         if not select.select([self.channel], [], [], timeout)[0]:
             return False
@@ -143,7 +143,7 @@ class Side:
         cq.ack_events(1)
         return True
 
-    def becomes(self, state: QPState, timeout: float = 5) -> None:
+    def becomes(self, state: QPState, timeout: float = 60) -> None:
         """The device says that the queue pair is in this state; a completion may be a moment ahead of it."""
         deadline = time.monotonic() + timeout
         while (now := self.qp.query()[0].qp_state) != state:
@@ -229,7 +229,7 @@ class Net:
         with needs("address handles"):
             return self.keep(AH(self.pd, AHAttr(self.gid.gid, self.gid.gid_index, **options)))
 
-    def event(self, wanted: EventType, timeout: float = 5) -> AsyncEvent:
+    def event(self, wanted: EventType, timeout: float = 60) -> AsyncEvent:
         """The next asynchronous event of this kind."""
         deadline = time.monotonic() + timeout
         while True:
@@ -355,7 +355,7 @@ class Manager:
         wanted: CMEventType,
         of: CMID | None = None,
         channel=None,
-        timeout: float = 5,
+        timeout: float = 60,
         failing: CMEventType | None = None,
     ) -> CMEvent:
         """The next event, which must be this one; or its failure, which is raised."""
@@ -464,14 +464,14 @@ class Peer:
     def say(self, what: object) -> None:
         self.connection.send(what)
 
-    def hear(self, timeout: float = 10) -> Any:
+    def hear(self, timeout: float = 60) -> Any:
         assert self.connection.poll(timeout), "the peer says nothing"
         return self.connection.recv()
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 10) -> int:
+    def wait(self, timeout: float = 60) -> int:
         """Its exit status."""
         deadline = time.monotonic() + timeout
         while self.status is None:

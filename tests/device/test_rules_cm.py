@@ -317,7 +317,7 @@ def test_datagrams_find_each_other(manager, address, iwarp):
         seen: list = []
         import time
 
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(seen) < 2:
             seen += cq.poll()
             assert time.monotonic() < deadline
@@ -372,6 +372,6 @@ def test_a_group(manager, address, iwarp):
     with needs("multicast groups of the connection manager"):
         id.join_multicast(("239.9.9.9", 0))
     with needs("multicast groups of the connection manager"):
-        event = manager.next(E.MULTICAST_JOIN, id, timeout=10, failing=E.MULTICAST_ERROR)
+        event = manager.next(E.MULTICAST_JOIN, id, timeout=60, failing=E.MULTICAST_ERROR)
     assert event.qp_num == 0xFFFFFF and event.ah_attr.dgid is not None and event.qkey
     id.leave_multicast(("239.9.9.9", 0))
