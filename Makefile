@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-kernel check bench bench-quick bench-hosts count test-c fuzz foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help demo test test-kernel check bench bench-quick bench-hosts count test-c fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -97,6 +97,9 @@ SECONDS ?= 20
 
 fuzz: ## fuzz all that a peer may say, each kind for SECONDS=20 (clang and libclang-rt-dev)
 	@$(MAKE) --no-print-directory -C tests/fuzz fuzz SECONDS=$(SECONDS)
+
+stress: prerequisites ## random work between threads and processes, some of them killed, each kind for SECONDS=20 (SEED=n)
+	@$(MAKE) --no-print-directory -C tests/c stress SAN=$(SANITIZE) SECONDS=$(SECONDS) SEED=$(SEED)
 
 # --- measuring ----------------------------------------------------------------------------------------
 

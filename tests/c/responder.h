@@ -26,7 +26,8 @@ static inline void responder_open(struct responder *responder)
 	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	socklen_t length = sizeof(at);
 
-	*responder = (struct responder){.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), .answers = -1, .requests = -1};
+	*responder = (struct responder){.answers = -1, .requests = -1};
+	responder->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	CHECK(responder->listener >= 0 && !bind(responder->listener, (struct sockaddr *)&at, sizeof(at)));
 	CHECK(!listen(responder->listener, 64));
 	CHECK(!getsockname(responder->listener, (struct sockaddr *)&at, &length));

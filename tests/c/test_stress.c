@@ -10,14 +10,12 @@
  * killed, or stopped and torn away from, or loses our memory, or our queue pair; the second must
  * not notice.
  *
- *   RDMANET_STRESS_SECONDS   how long (3)
- *   RDMANET_STRESS_SEED      of the first round (the time); a failure prints the one to repeat
  *   RDMANET_STRESS_FATE      always this one
+ *   and those of stress.h
  */
-#include "processes.h"
+#include "stress.h"
 
 #include <assert.h>
-#include <sys/prctl.h>
 
 enum {
 	SLOT = 8192,
@@ -54,7 +52,6 @@ static const bool can_fork_at_work = false;
 static const bool can_fork_at_work = true;
 #endif
 
-static unsigned seed;
 static enum fate fate;
 static uint64_t requests, bytes, wakes, rounds[FATES], quarantined;
 
@@ -68,6 +65,7 @@ struct side {
 	bool disturbed;  /* errors are to be expected */
 	bool interrupted; /* the other side may sleep: no word about wake-ups */
 	bool failed;
+	struct ibv_mr *narrow; /* receives go to memory that is nobody's but its owner's: the short ones are bounced */
 	uint64_t posted, done, signaled; /* sends: counts, the last up to the last signaled one */
 	uint64_t messages;               /* of those, that need a receive */
 	uint64_t receives, received;
@@ -97,22 +95,13 @@ static struct planned plan(unsigned direction, uint64_t index)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_SEND, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
 						     IBV_WR_RDMA_WRITE_WITH_IMM};
-	uint64_t h = (seed * 2 + direction + 1) * 0x9e3779b97f4a7c15ull + index * 0xbf58476d1ce4e5b9ull;
+	uint64_t h = mix(stress_seed * 2 + direction + 1, index);
 
-	h ^= h >> 31;
-	h *= 0x94d049bb133111ebull;
-	h ^= h >> 29;
 	return (struct planned){
 		.opcode = opcodes[h % 4],
 		.length = (h >> 8) % 3 ? (h >> 16) % 129 : (h >> 16) % (SLOT + 1),
 		.start = h >> 40,
 	};
-}
-
-static void fill(uint8_t *to, uint32_t length, uint32_t start)
-{
-	for (uint32_t i = 0; i < length; i++)
-		to[i] = start + i * 31 + (i >> 8);
 }
 
 /* --- posting ------------------------------------------------------------------------------------------- */
@@ -140,7 +129,9 @@ static void post_receives(struct side *side)
 		struct ibv_sge sge[4];
 		struct ibv_recv_wr wr = {.wr_id = RECEIVE | side->receives, .sg_list = sge}, *bad;
 
-		wr.num_sge = cut(side, sge, at, SLOT);
+		wr.num_sge = side->narrow ? 1 : cut(side, sge, at, SLOT);
+		if (side->narrow)
+			sge[0] = (struct ibv_sge){(uintptr_t)side->end.buffer + at, SLOT, side->narrow->lkey};
 		CHECK_EQ(ibv_post_recv(side->end.qp, &wr, &bad), 0);
 		side->receives++;
 	}
@@ -320,13 +311,32 @@ static void side_open(struct side *side, unsigned me, int fd)
 
 	memset(side, 0, sizeof(*side));
 	side->me = me;
-	side->random = seed * 2 + me;
+	side->random = stress_seed * 2 + me;
 	end_open(&side->end, &(struct end_options){.memory = roll(side, 2) ? DEVICE_MEMORY : USER_MEMORY});
 	fill((uint8_t *)side->end.buffer + LONG_FROM, LONG, 0);
+	if (roll(side, 2)) {
+		side->narrow = ibv_reg_mr(side->end.pd, side->end.buffer, SLOTS * SLOT, IBV_ACCESS_LOCAL_WRITE);
+		CHECK(side->narrow);
+	}
 	to_init(side->end.qp);
 	post_receives(side);
 	attr.timeout = 20; /* whoever is stopped has 4 times 4 seconds */
 	side->far = connect_over_with(&side->end, fd, attr);
+}
+
+static void withdraw_narrow(struct side *side)
+{
+	if (side->narrow)
+		CHECK_EQ(ibv_dereg_mr(side->narrow), 0);
+	side->narrow = NULL;
+}
+
+static void side_close(struct side *side)
+{
+	CHECK_EQ(ibv_destroy_qp(side->end.qp), 0);
+	side->end.qp = NULL;
+	withdraw_narrow(side);
+	end_close(&side->end);
 }
 
 /* Everything posted has completed, once, whatever became of it; but unsignaled sends that succeeded. */
@@ -368,7 +378,7 @@ static void side_finish(struct side *side, int fd)
 	CHECK_EQ(side->received, theirs[0]);
 	expect_nothing(side->end.cq);
 	meet(fd);
-	end_close(&side->end);
+	side_close(side);
 }
 
 static void serve(int fd)
@@ -388,7 +398,7 @@ static void serve(int fd)
 	} else {
 		if (side.failed)
 			expect_all_completed(&side);
-		end_close(&side.end);
+		side_close(&side);
 	}
 	expect_live_nothing();
 }
@@ -440,7 +450,7 @@ static void kill_it(struct other *child)
 	}
 	expect_all_completed(&victim);
 	join_killed(child);
-	end_close(&victim.end);
+	side_close(&victim);
 }
 
 static void pause_it(struct other *child)
@@ -473,7 +483,7 @@ static void leave_it_stopped(struct other *child)
 	CHECK_EQ(kill(child->pid, SIGSTOP), 0);
 	work_for(some_time(2000));
 	began = now_ns();
-	end_close(&victim.end);
+	side_close(&victim);
 	CHECK(now_ns() - began < 2000000000);
 	quarantined += rdmanet_soft_quarantined() != 0;
 	end_it(child);
@@ -492,6 +502,7 @@ static void take_memory_away(struct other *child)
 		CHECK_EQ(kill(child->pid, SIGSTOP), 0);
 	CHECK_EQ(ibv_dereg_mr(victim.end.mr), 0);
 	victim.end.mr = NULL;
+	withdraw_narrow(&victim);
 	if (!rdmanet_soft_quarantined()) {
 		memset(victim.end.buffer, SENTINEL, BUFFER);
 		kill(child->pid, SIGCONT);
@@ -500,7 +511,7 @@ static void take_memory_away(struct other *child)
 	} else {
 		quarantined++;
 	}
-	end_close(&victim.end);
+	side_close(&victim);
 	end_it(child);
 }
 
@@ -527,7 +538,7 @@ static void break_it(struct other *child)
 		CHECK_EQ(state_of(victim.end.qp), IBV_QPS_ERR);
 		quarantined++;
 	}
-	end_close(&victim.end);
+	side_close(&victim);
 	end_it(child);
 }
 
@@ -536,7 +547,7 @@ static void leave_it(struct other *child)
 	victim.disturbed = true;
 	send(child->fd, "q", 1, MSG_NOSIGNAL);
 	usleep(some_time(300) / 1000);
-	end_close(&victim.end);
+	side_close(&victim);
 	join(child);
 }
 
@@ -544,10 +555,11 @@ static void play(void)
 {
 	enum fate chosen;
 	struct other first, second;
-	unsigned choice = seed * 2654435761u;
+	unsigned choice = stress_seed * 2654435761u;
 
 	chosen = getenv("RDMANET_STRESS_FATE") ? (enum fate)atoi(getenv("RDMANET_STRESS_FATE")) : choice >> 8 & 0xff;
 	chosen %= FATES;
+	stress_what = fate_names[chosen];
 	setenv("RDMANET_SOFT_DEFER", choice >> 16 & 3 ? "0" : "50", 1);
 	setenv("RDMANET_SOFT_CMA", choice >> 18 & 3 ? "1" : "0", 1);
 	second = spawn(serve_in_peace);
@@ -600,33 +612,15 @@ static void play(void)
 	rounds[chosen]++;
 }
 
-static void on_abort(int signal)
+int main(int argc, char **argv)
 {
-	fprintf(stderr, "process %d: RDMANET_STRESS_SEED=%u (%s)\n", getpid(), seed, fate_names[fate]);
-	(void)signal;
-}
+	uint64_t until = stress_begin(argc, argv), count = 0;
 
-static void on_alarm(int signal)
-{
-	(void)signal;
-	abort();
-}
-
-int main(void)
-{
-	const char *first = getenv("RDMANET_STRESS_SEED"), *seconds = getenv("RDMANET_STRESS_SECONDS");
-	uint64_t until = now_ns() + (seconds ? strtoull(seconds, NULL, 10) : 3) * 1000000000;
-	uint64_t count = 0;
-
-	signal(SIGABRT, on_abort);
-	signal(SIGALRM, on_alarm);
-	seed = first ? strtoul(first, NULL, 10) : now_ns() / 1000;
-	printf("  first seed %u\n", seed);
 	do {
 		alarm(60); /* a round that hangs */
 		play();
 		count++;
-		seed++;
+		stress_seed++;
 	} while (now_ns() < until);
 	printf("  %llu rounds, %llu requests, %.0f MB, %llu wake-ups, put aside %llu times:", (unsigned long long)count,
 	       (unsigned long long)requests, bytes / 1e6, (unsigned long long)wakes, (unsigned long long)quarantined);

@@ -45,7 +45,8 @@ static void post_all(void)
 	memset(end.buffer, CANARY, REQUESTS * ROOM);
 	for (int i = 0; i < REQUESTS; i++) {
 		uint32_t length = fetched(i) ? fetched(i) : i == 6 ? 0 : 100 + i * 300;
-		struct ibv_sge sge[2] = {sge_of(&end, i * ROOM, length / 2), sge_of(&end, i * ROOM + length / 2, length - length / 2)};
+		struct ibv_sge sge[2] = {sge_of(&end, i * ROOM, length / 2),
+					 sge_of(&end, i * ROOM + length / 2, length - length / 2)};
 		struct ibv_send_wr wr = {.wr_id = i, .opcode = opcodes[i], .sg_list = sge, .num_sge = 2}, *bad;
 
 		wr.wr.rdma.remote_addr = 0x1000; /* an atomic's too */
