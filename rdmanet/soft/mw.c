@@ -7,9 +7,10 @@
  *
  * That wait.  When a bind or an invalidation completes, nobody uses the old key any more: as for
  * ibv_dereg_mr, whoever is inside of a queue pair of the PD has looked the key up before it was
- * cleared, or must look again (arena.h, `busy`).  It is made by whoever executes the request, with
- * the send lock of that queue pair held, so it looks only at words in the arena, of which `busy` is
- * one.  It is bounded: a peer that is stopped inside can write no more than the piece it is at.
+ * cleared, or must look again (arena.h, `busy`).  So has whoever serves a peer in this process (rn_mw_serving).  It
+ * is made by whoever executes the request, with the send lock of that queue pair held, so it looks only at words
+ * that need no lock.  It is bounded, and the bound is long: a peer that only waits for its turn at the CPU must come to
+ * it.  One that is stopped inside holds up the request for so long, and can write no more than the piece it is at.
  */
 #include <stdlib.h>
 
@@ -36,6 +37,8 @@ static struct rn_mw *windows[RN_MRS_MAX];
 static uint32_t bound[RN_MRS_MAX]; /* to each region; CLOSED: there is none, or not for long */
 static uint32_t num_windows, bound_to_qps;
 
+_Atomic uint32_t rn_mw_serving[RN_SERVINGS];
+
 #define CLOSED UINT32_MAX
 
 static struct rn_mr_entry *shared_entry(uint32_t index)
@@ -43,23 +46,37 @@ static struct rn_mr_entry *shared_entry(uint32_t index)
 	return &rn_arena_mrs(rn_arena)[index];
 }
 
-/* Everybody who may have seen the key valid has left. */
-static void wait_unused(uint32_t pd)
+/* Until this word has moved on from an odd value, if it has one. */
+static void wait_moved(_Atomic uint32_t *word, uint64_t *deadline)
+{
+	enum { PATIENCE_MS = 250 };
+	uint32_t seen = atomic_load(word);
+
+	if (!(seen & 1))
+		return;
+	if (!*deadline)
+		*deadline = rn_now_ns() + PATIENCE_MS * 1000000ull;
+	while (atomic_load(word) == seen && rn_now_ns() < *deadline)
+		sched_yield();
+}
+
+/* Everybody who may have seen the key valid has left. qp: whose send lock we have, or NULL. */
+static void wait_unused(uint32_t pd, const struct rn_qp *qp)
 {
 	uint64_t deadline = 0;
 
 	rn_fence();
 	for (uint32_t i = 0; i < rn_qps_end; i++) {
 		struct rn_qp_block *block = rn_arena_qp(rn_arena, i);
-		uint32_t seen = atomic_load(&block->busy);
 
-		if (!(seen & 1) || READ_ONCE(block->pd) != pd)
+		if (READ_ONCE(block->pd) != pd)
 			continue;
-		if (!deadline)
-			deadline = rn_now_ns() + RN_IDLE_WAIT_NS;
-		while (atomic_load(&block->busy) == seen && rn_now_ns() < deadline)
-			sched_yield();
+		wait_moved(&block->busy, &deadline);
+		if (!qp || qp->index != i)
+			wait_moved(&rn_mw_serving[i], &deadline);
 	}
+	if (!rn_engine_inside())
+		wait_moved(&rn_mw_serving[RN_SERVING_ENGINE], &deadline);
 }
 
 /* --- with mw_lock held ---------------------------------------------------------------------------------- */
@@ -147,7 +164,7 @@ static enum ibv_wc_status bind(struct rn_qp *qp, const struct ibv_send_wr *wr, u
 	unbind(mw);
 	if (was_bound) {
 		rn_unlock(&mw_lock); /* its user orders binds of one window, or gets what he deserves */
-		wait_unused(pd);
+		wait_unused(pd, qp);
 		rn_lock(&mw_lock);
 		if (find(key) != mw || mw->key || (info->length && bound[lkey >> 8] == CLOSED))
 			status = IBV_WC_MW_BIND_ERR;
@@ -180,7 +197,7 @@ static enum ibv_wc_status invalidate(struct rn_qp *qp, uint32_t key)
 	rn_unlock(&mw_lock);
 	if (!valid)
 		return IBV_WC_MW_BIND_ERR;
-	wait_unused(rn_pd(qp->ex.qp_base.pd)->number);
+	wait_unused(rn_pd(qp->ex.qp_base.pd)->number, qp);
 	return IBV_WC_SUCCESS;
 }
 
@@ -314,7 +331,7 @@ int rn_dealloc_mw(struct ibv_mw *ibv_mw)
 	num_windows--;
 	rn_unlock(&mw_lock);
 	if (was_bound)
-		wait_unused(rn_pd(ibv_mw->pd)->number);
+		wait_unused(rn_pd(ibv_mw->pd)->number, NULL);
 	rn_mr_key_give_back(mw->last);
 	pthread_mutex_lock(&context->mutex);
 	rn_list_del(&mw->link);
@@ -364,5 +381,8 @@ void rn_mw_forked(void)
 	for (uint32_t i = 0; i < RN_MRS_MAX; i++)
 		if (bound[i]) /* reading costs no page */
 			bound[i] = 0;
+	for (uint32_t i = 0; i < RN_SERVINGS; i++)
+		if (atomic_load(&rn_mw_serving[i]))
+			atomic_store(&rn_mw_serving[i], 0);
 	num_windows = bound_to_qps = 0;
 }

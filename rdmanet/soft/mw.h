@@ -22,10 +22,13 @@
 #ifndef RDMANET_SOFT_MW_H
 #define RDMANET_SOFT_MW_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "verbs.h"
+
+#include "arena.h"
 
 struct rn_context;
 struct rn_mr_entry;
@@ -35,6 +38,22 @@ struct rn_qp;
 static inline bool rn_is_local(enum ibv_wr_opcode opcode)
 {
 	return opcode == IBV_WR_LOCAL_INV || opcode == IBV_WR_BIND_MW;
+}
+
+/*
+ * This process moves bytes for a peer itself: those that come by stream to a queue pair, or, as one, what peers ask of
+ * the engine (remote.c).  A key that is looked up in between is in use until the end.
+ */
+enum { RN_SERVING_ENGINE = RN_QPS_MAX, RN_SERVINGS };
+extern _Atomic uint32_t rn_mw_serving[RN_SERVINGS]; /* odd: in between */
+
+static inline void rn_mw_serve_begin(uint32_t which)
+{
+	atomic_fetch_add(&rn_mw_serving[which], 1); /* the full fence between this and the reading of keys */
+}
+static inline void rn_mw_serve_end(uint32_t which)
+{
+	atomic_fetch_add(&rn_mw_serving[which], 1);
 }
 
 /* Before a copy of a request is kept: a bind names a region by address, and the copy by its key, in the one

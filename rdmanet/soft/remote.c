@@ -106,8 +106,10 @@ int rn_serve_request(int peer_pid, const void *message, size_t length, void *roo
 	memcpy(&request, message, sizeof(request));
 	pthread_mutex_lock(&rn_world);
 	rn_order_by_peer(); /* who posted the receive, or registered the memory */
+	rn_mw_serve_begin(RN_SERVING_ENGINE);
 	answer->error = perform(&request, (const char *)message + sizeof(request), length - sizeof(request),
 				answer->data, num_room - sizeof(*answer));
+	rn_mw_serve_end(RN_SERVING_ENGINE);
 	rn_order_by_peer(); /* who polls the completion that the peer makes of it */
 	pthread_mutex_unlock(&rn_world);
 	answer->length = answer->error || request.kind == RN_REMOTE_WRITE ? 0 : request.length;

@@ -355,6 +355,7 @@ bool rn_stream_serve(struct rn_qp *qp)
 	bool fine = true;
 
 	in->serving = true;
+	rn_mw_serve_begin(qp->index);
 
 	in->drained = false;
 	while (run < RUN_BYTES && !in->ended) {
@@ -394,6 +395,7 @@ bool rn_stream_serve(struct rn_qp *qp)
 		rn_view_announce(&in->view);
 	if (!fine && !in->ended)
 		rn_stream_lost(in);
+	rn_mw_serve_end(qp->index);
 	in->serving = false;
 	if (in->ended)
 		return false;

@@ -12,6 +12,8 @@
 
 #include <assert.h>
 
+#include "fence.h"
+
 enum { WINDOWS = 4, AREA = 65536, STAGE = AREA, SENTINEL = 0xee, EXCHANGES = 12 };
 static_assert(WINDOWS * AREA <= BUFFER, "each window has an area of its own");
 
@@ -226,8 +228,15 @@ static void have_done(int fd, struct window *window, enum act act)
 	struct order order = window->order;
 
 	order.act = act;
+	rn_order_by_peer(); /* our engine may do it for the child */
 	tell(fd, &order, sizeof(order));
 	uses++;
+}
+
+static void hear_of_it(int fd)
+{
+	meet(fd);
+	rn_order_by_peer();
 }
 
 static void use_it(int fd, struct window *window)
@@ -246,7 +255,7 @@ static void use_it(int fd, struct window *window)
 		CHECK_EQ(wc.invalidated_rkey, window->order.rkey);
 		window->bound = false;
 	}
-	meet(fd);
+	hear_of_it(fd);
 }
 
 static void expect_untouched(void)
@@ -270,7 +279,7 @@ static void take_away(int fd, struct window *window)
 	if (status != IBV_WC_SUCCESS)
 		dealloc(window);
 	memset(end.buffer, SENTINEL, WINDOWS * AREA);
-	meet(fd);
+	hear_of_it(fd);
 	expect_untouched();
 }
 
@@ -286,7 +295,7 @@ static void end_badly(int fd, struct window *window)
 	} else {
 		memset(end.buffer, SENTINEL, WINDOWS * AREA);
 		have_done(fd, window, act);
-		meet(fd);
+		hear_of_it(fd);
 		expect_untouched();
 	}
 	endings++;
