@@ -404,6 +404,15 @@ __attribute__((unused)) static void test_peer(void)
 	join(&other);
 }
 
+static bool under_tsan(void)
+{
+#ifdef __SANITIZE_THREAD__
+	return true;
+#else
+	return false;
+#endif
+}
+
 int main(void)
 {
 	setenv("RDMANET_SOFT_ADOPT", "1", 1);
@@ -414,7 +423,10 @@ int main(void)
 	RUN(test_changed);
 	RUN(test_coroutine);
 	RUN(test_asynchronous_io);
-	RUN(test_turned_back_under_a_writer);
+	if (!under_tsan()) /* which has a thread of its own once there was a second, and then nothing is adopted again */
+		RUN(test_turned_back_under_a_writer);
+	else
+		printf("  not run: test_turned_back_under_a_writer, as ThreadSanitizer's own thread is in the way\n");
 	RUN(test_not_ordinary_memory);
 	RUN(test_mapped_anew);
 	RUN(test_forked);
