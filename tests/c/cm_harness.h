@@ -49,7 +49,7 @@ static inline struct rdma_cm_event *next_event(struct rdma_event_channel *channe
 
 static inline struct rdma_cm_event *want(struct rdma_event_channel *channel, enum rdma_cm_event_type type)
 {
-	struct rdma_cm_event *event = next_event(channel, 8000);
+	struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
 
 	if (!event || event->event != type)
 		fprintf(stderr, "wanted %s, got %s status %d\n", rdma_event_str(type),

@@ -13,6 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* How long something may take that must happen: nothing but a hanging test comes near it, on any machine. */
+enum { LIMIT_MS = 30000 };
+
 #define CHECK(condition)                                                                           \
 	do {                                                                                       \
 		if (!(condition)) {                                                                \
@@ -26,7 +29,7 @@
 #define EVENTUALLY(condition)                                                                      \
 	do {                                                                                       \
 		for (int tries_ = 0; !(condition); tries_++) {                                     \
-			CHECK(tries_ < 30000 && #condition);                                        \
+			CHECK(tries_ < LIMIT_MS && #condition);                                        \
 			usleep(1000);                                                              \
 		}                                                                                  \
 	} while (0)

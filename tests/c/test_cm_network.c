@@ -178,10 +178,15 @@ static void resolve_to(struct rdma_cm_id *id, const char *there, enum rdma_cm_ev
 static void hosts_that_cannot_be_found(void)
 {
 	struct other_host host = start_host();
-	struct rdma_event_channel *channel = new_channel();
-	struct rdma_cm_id *id = new_id(channel);
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
 	struct rdma_conn_param param = plain;
 	struct sockaddr_in to;
+
+	setenv("RDMANET_SOFT_CM_TIMEOUT", "400", 1);
+	channel = new_channel();
+	unsetenv("RDMANET_SOFT_CM_TIMEOUT");
+	id = new_id(channel);
 
 	ip("route add unreachable 10.66.0.0/16");
 	resolve_to(id, "10.9.0.1", RDMA_CM_EVENT_ADDR_ERROR, -ENETUNREACH);
@@ -191,8 +196,10 @@ static void hosts_that_cannot_be_found(void)
 	want_status(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
 	param.qp_num = 0x900000;
 	CHECK(!rdma_connect(id, &param));
-	want_status(channel, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT); /* RDMANET_SOFT_CM_TIMEOUT is shortened in main */
+	want_status(channel, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT); /* see above */
 	CHECK(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+	channel = new_channel(); /* with more patience */
 
 	id = new_id(channel);
 	to = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(1), .sin_addr.s_addr = htonl(0x0a080002)};
@@ -233,7 +240,6 @@ static void groups_without_a_way(void)
 
 int main(void)
 {
-	setenv("RDMANET_SOFT_CM_TIMEOUT", "400", 1);
 	RUN_IN_NETWORK(hosts_find_each_other);
 	RUN_IN_NETWORK(hosts_that_cannot_be_found);
 	RUN_IN_NETWORK(groups_without_a_way);
