@@ -88,6 +88,13 @@ bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicite
 
 /* --- taking an event ------------------------------------------------------------------------------------- */
 
+bool rn_cq_is_armed(struct rn_cq *cq)
+{
+	uint32_t kind = kind_of(cq);
+
+	return kind == RN_ARMED_NEXT || kind == RN_ARMED_SOLICITED;
+}
+
 static bool was_signalled(struct rn_cq *cq)
 {
 	return kind_of(cq) == RN_ARMED_SIGNALLED;

@@ -348,6 +348,7 @@ int rn_cq_poll(struct ibv_cq *cq, int entries, struct ibv_wc *wc);
 /* One completion: 1, 0 or -errno; and when it was made, if the CQ keeps that. */
 int rn_cq_take(struct rn_cq *cq, struct ibv_wc *wc, uint64_t *stamp);
 int rn_cq_request_notify(struct ibv_cq *cq, int solicited_only);
+bool rn_cq_is_armed(struct rn_cq *cq); /* and nothing has come since */
 
 /* After so many completions became visible: fire the CQ's channel if it is armed for them. For our own and
  * for a peer's CQ; peer is NULL for our own. Returns true when an event was sent. */

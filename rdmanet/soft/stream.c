@@ -36,6 +36,7 @@ static void out_ready(struct rn_source *source, uint32_t events);
 static void in_ready(struct rn_source *source, uint32_t events);
 static void timer_fired(struct rn_timer *timer);
 static void take_apart(struct rn_task *task);
+static void go_on(struct rn_task *task);
 static void stop_all(void);
 static void forget_in_child(void);
 
@@ -61,6 +62,7 @@ static struct rn_stream *make(int fd, bool is_out)
 	stream->source = (struct rn_source){.fd = fd, .ready = is_out ? out_ready : in_ready};
 	stream->timer.fire = timer_fired;
 	stream->task.run = take_apart;
+	stream->again.run = go_on;
 	stream->is_out = is_out;
 	pthread_mutex_lock(&all.lock);
 	stream->link = &all.first;
@@ -77,6 +79,7 @@ void rn_stream_free(struct rn_stream *stream)
 	rn_source_remove(&stream->source);
 	rn_timer_cancel(&stream->timer);
 	rn_task_cancel(&stream->task);
+	rn_task_cancel(&stream->again);
 	rn_fd_close(stream->source.fd);
 	pthread_mutex_lock(&all.lock);
 	*stream->link = stream->next;
@@ -113,6 +116,19 @@ void rn_stream_watch(struct rn_stream *stream)
 		return;
 	stream->events = events;
 	rn_source_modify(&stream->source, events);
+}
+
+static void go_on(struct rn_task *task)
+{
+	struct rn_stream *stream = RN_OWNER(task, struct rn_stream, again);
+
+	stream->source.ready(&stream->source, 0);
+}
+
+void rn_stream_go_on(struct rn_stream *stream)
+{
+	if (!stream->ended && !stream->qp->streams.polled)
+		rn_task_post(&stream->again);
 }
 
 /* --- which way ------------------------------------------------------------------------------------------------- */
@@ -487,6 +503,7 @@ static void let_go(struct rn_stream *stream)
 		return;
 	}
 	rn_source_remove(&stream->source);
+	rn_task_cancel(&stream->again);
 	stream->state = RN_STREAM_LINGERING;
 	stream->source.ready = linger_ready;
 	if (rn_wire_flush(stream))
@@ -603,6 +620,7 @@ void rn_stream_close(struct rn_qp *qp)
 		rn_source_remove(&mine[i]->source);
 		rn_timer_cancel(&mine[i]->timer);
 		rn_task_cancel(&mine[i]->task);
+		rn_task_cancel(&mine[i]->again);
 		let_go(mine[i]);
 	}
 }

@@ -69,6 +69,7 @@ struct rn_stream {
 	struct rn_source source;
 	struct rn_timer timer; /* says nothing, or lingers too long */
 	struct rn_task task;   /* it has ended */
+	struct rn_task again;  /* others had their turn: go on */
 	struct rn_stream *next, **link; /* of all */
 	struct rn_qp *qp;      /* NULL: a stranger's still, or nobody's any more */
 	bool is_out;           /* we connected, our requests go out */
@@ -174,6 +175,9 @@ void rn_stream_end(struct rn_stream *stream);
 /* The other end has vanished without a word, or broken the rules. Likewise. */
 void rn_stream_lost(struct rn_stream *stream);
 void rn_stream_watch(struct rn_stream *stream);
+/* Stopped in the midst of it, to let others have their turn, or for the engine to take over. No event
+ * tells of what has been read from the socket already. */
+void rn_stream_go_on(struct rn_stream *stream);
 void rn_stream_free(struct rn_stream *stream); /* sources and timers are removed; on the engine, or nobody else's */
 void rn_stream_attempt_failed(struct rn_stream *stream, bool met);
 

@@ -4,7 +4,7 @@
  * and its completion there is no other thread then, nor a wake-up.
  *
  *     watched   the engine has the sockets in its epoll; poll_cq looks as well, when it finds nothing
- *        |  BUSY empty polls without the CQ being armed          ^
+ *        |  BUSY empty polls while the CQ isn't armed            ^
  *        v                                                        |  the CQ is armed, or TICK_NS
  *     polled    the engine leaves the sockets alone, but for errors and room to write
  *
@@ -72,7 +72,7 @@ static bool is_open(const struct rn_stream *stream)
 	return stream && !stream->ended && stream->state == RN_STREAM_OPEN;
 }
 
-/* Both with the send lock held. */
+/* All with the send lock held. */
 static void watch_both(struct rn_qp *qp)
 {
 	if (is_open(qp->streams.in))
@@ -91,6 +91,9 @@ static void leave_to_engine(struct rn_qp *qp)
 	streams->polled = false;
 	rn_stream_tell(qp);
 	watch_both(qp);
+	/* What was read and not looked at yet raises no event. */
+	if (is_open(streams->in) && (streams->in->reading || rn_wire_available(streams->in)))
+		rn_stream_go_on(streams->in);
 }
 
 void rn_stream_tick(struct rn_timer *timer)
@@ -111,7 +114,7 @@ void rn_stream_tick(struct rn_timer *timer)
 }
 
 /* With the send lock held. Has anything happened? */
-static bool look(struct rn_qp *qp)
+static bool look(struct rn_qp *qp, bool is_armed)
 {
 	struct rn_streams *streams = &qp->streams;
 	struct rn_stream *in = streams->in;
@@ -119,7 +122,7 @@ static bool look(struct rn_qp *qp)
 	bool happened = false;
 
 	streams->polls++;
-	if (!streams->polled && ++streams->idle_polls >= BUSY) {
+	if (!streams->polled && !is_armed && ++streams->idle_polls >= BUSY) {
 		streams->polled = true;
 		streams->polls_seen = streams->polls;
 		watch_both(qp);
@@ -131,7 +134,10 @@ static bool look(struct rn_qp *qp)
 			rn_stream_tell(qp);
 	}
 	/* What came along may have told all there is to tell. */
-	if (is_open(streams->out) && qp->sq_executed != streams->next && rn_stream_receive(qp))
+	if (is_open(streams->out) && qp->sq_executed != streams->next)
+		rn_stream_receive(qp);
+	/* Either may have made room. */
+	if (is_open(streams->out) && qp->sq_executed != executed)
 		rn_stream_push(qp);
 	rn_sq_drained(qp);
 	return happened || qp->sq_executed != executed;
@@ -145,11 +151,13 @@ static bool try_lock(struct rn_lock *lock)
 
 bool rn_stream_poll(struct rn_cq *cq)
 {
+	bool happened = false, is_armed;
 	struct rn_list *first;
-	bool happened = false;
 
 	if (!try_lock(&cq->stream_lock))
 		return false;
+	/* Nobody may be about to look again, whoever polled just now. */
+	is_armed = rn_cq_is_armed(cq);
 	first = cq->streams.next;
 	for (int looked = 0; looked < LOOKS && cq->streams.next != &cq->streams && !happened; looked++) {
 		struct rn_list *link = cq->streams.next;
@@ -161,7 +169,7 @@ bool rn_stream_poll(struct rn_cq *cq)
 		rn_list_add(&cq->streams, link);
 		if (!try_lock(&qp->sq_lock))
 			continue;
-		happened = look(qp);
+		happened = look(qp, is_armed);
 		rn_unlock(&qp->sq_lock);
 	}
 	rn_unlock(&cq->stream_lock);

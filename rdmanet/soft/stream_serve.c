@@ -405,10 +405,9 @@ bool rn_stream_serve(struct rn_qp *qp)
 		rn_stream_tell(qp);
 	if (!in->reading)
 		rn_wire_flush(in);
-	/* The turn is over, and the socket won't say that there is more where it has been read from already: being
-	 * writable, it calls at once. */
+	/* The turn is over, and the socket won't say that there is more where it has been read from already. */
 	if (run >= RUN_BYTES && (in->reading || rn_wire_available(in)))
-		in->wants_out = true;
+		rn_stream_go_on(in);
 	rn_stream_watch(in);
 	return true;
 }

@@ -599,6 +599,51 @@ static void cut_off(void)
 	expect_live_nothing();
 }
 
+/* --- the engine alone -------------------------------------------------------------------------------------- */
+
+/* More than it looks at in one go, and a tail that it has read by then: nobody polls, and nothing comes behind it
+ * that would wake it. */
+static void goes_on_by_itself(void)
+{
+	enum { ROUNDS = 60, LARGE = 5, SMALL = 50 };
+	struct timeval patience = {.tv_sec = 20};
+	static char large[sizeof(struct rn_wire_frame) + RN_FRAME_BYTES];
+	static char small[SMALL * (sizeof(struct rn_wire_frame) + 8)];
+	struct rn_wire_frame here = {.kind = RN_FRAME_HERE}, frame;
+	struct rn_wire_answer answer = {0};
+	uint32_t serial = 0;
+	int fd;
+
+	open_victim();
+	fd = introduce();
+	CHECK(!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)));
+	say(fd, &here, sizeof(here));
+	for (int round = 0; round < ROUNDS; round++) {
+		frame = (struct rn_wire_frame){
+			.kind = RN_FRAME_WRITE, .rkey = mine.mr->rkey, .addr = (uintptr_t)mine.buffer};
+		for (int i = 0; i < LARGE; i++) {
+			frame.serial = serial++;
+			frame.length = frame.total = RN_FRAME_BYTES - round;
+			memcpy(large, &frame, sizeof(frame));
+			say(fd, large, sizeof(frame) + frame.length);
+		}
+		for (int i = 0; i < SMALL; i++) {
+			frame.serial = serial++;
+			frame.length = frame.total = 8;
+			memcpy(small + i * (sizeof(frame) + 8), &frame, sizeof(frame));
+		}
+		say(fd, small, sizeof(small));
+		while (answer.serial != serial) {
+			CHECK_EQ(recv(fd, &answer, sizeof(answer), MSG_WAITALL), (ssize_t)sizeof(answer));
+			CHECK_EQ(answer.kind, RN_ANSWER_ACK);
+		}
+	}
+	close(fd);
+	expect(mine.cq, 1, IBV_WC_WR_FLUSH_ERR);
+	end_close(&mine);
+	expect_live_nothing();
+}
+
 int main(void)
 {
 	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
@@ -616,5 +661,6 @@ int main(void)
 	RUN(strangers);
 	RUN(liars);
 	RUN(cut_off);
+	RUN(goes_on_by_itself);
 	return 0;
 }
