@@ -63,6 +63,7 @@ SLOT_BYTES = 65536
 DATA_SLOTS = 16
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0
+_FAREWELL_S = 1.0  # for our Abort to arrive; a peer that is stopped or gone must not keep our memory
 _LATE_WRITES_QUIET = 5  # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 
@@ -241,10 +242,12 @@ class RdmaTransport(StreamConnection):
         self._cq: CQ | None = None
         self._connected = False
         self._torn_down = False
+        self._released = False
         self._close_when_made = False
         self._waiter: asyncio.Future[None] | None = None
         self._awaited: CMEventType | None = None
         self._close_timer: asyncio.TimerHandle | None = None
+        self._farewell: asyncio.TimerHandle | None = None
         self._close_progress = -1
         self._extra: dict[str, Any] = {}
         self._offers = Offers()
@@ -371,6 +374,8 @@ class RdmaTransport(StreamConnection):
         elif self._machine.state is State.OPENING:
             # The accepting side: the peer went away before the connection was made.
             self._teardown()
+        elif self._farewell is not None:
+            self._farewell_ended()  # nobody is there to hear it
         elif self._machine.state is not State.CLOSED:
             self._cut_off(_lost_error(event))
 
@@ -507,7 +512,7 @@ class RdmaTransport(StreamConnection):
         if self._machine.state is State.CLOSING:
             self._begin_close_timer()  # also where write_eof() had asked for the Fin already
         if actions & Action.SEND_ABORT:
-            self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._abort_reason()))
+            self._say_abort()
         try:
             if actions & Action.DELIVER_EOF:
                 self._deliver_eof()
@@ -519,18 +524,45 @@ class RdmaTransport(StreamConnection):
             self._loop.call_soon(self._lose, context=self._context)
         if actions & Action.DISCONNECT:
             self._stop_posting()
-            self._say_goodbye()
+            if self._farewell is None:
+                self._part()
             if self._machine.state is not State.CLOSED:
-                # Whoever waits for remote memory waits for nothing now, and may be why the reader is paused.
-                self._destroy_queue_pair()
-                self._lose_operations()
-                self._fail_waiters()
                 # Bytes are left to deliver. An error doesn't wait for a paused reader: a writer in drain()
                 # must hear of it. After a clean end there is nothing to hear but the bytes themselves.
                 if self._machine.error is not None:
                     self._reading = True
                 self._when_drained()
         if actions & Action.RELEASE and not actions & Action.LOSE:
+            self._release_when_heard()
+
+    def _say_abort(self) -> None:
+        """Tell the peer why. A disconnection goes another way and would overtake it: that waits until it is heard."""
+        said = self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._abort_reason()))
+        if said and not self._loop.is_closed():
+            self._farewell = self._loop.call_later(_FAREWELL_S, self._farewell_ended)
+
+    def _farewell_ended(self) -> None:
+        """The peer has our Abort, or had its time: now the rest of the end, as far as it is due."""
+        if self._farewell is None:
+            return
+        self._farewell.cancel()
+        self._farewell = None
+        if self._released or self._torn_down:
+            self._teardown()
+            return
+        self._part()
+
+    def _part(self) -> None:
+        self._say_goodbye()
+        if self._machine.state is not State.CLOSED:
+            # Whoever waits for remote memory waits for nothing now, and may be why the reader is paused.
+            self._destroy_queue_pair()
+            self._lose_operations()
+            self._fail_waiters()
+
+    def _release_when_heard(self) -> None:
+        self._released = True
+        if self._farewell is None:
             self._teardown()
 
     @property
@@ -577,7 +609,7 @@ class RdmaTransport(StreamConnection):
                 }
             )
         finally:
-            self._teardown()
+            self._release_when_heard()
 
     def _begin_close_timer(self) -> None:
         timeout = self._config.close_timeout
@@ -619,6 +651,9 @@ class RdmaTransport(StreamConnection):
     def _control_sent(self, kind: int) -> None:
         if kind == credit.Kind.FIN:
             self._handle(Event.FIN_COMPLETED)
+        elif self._farewell is not None:
+            # By the loop: this is the engine, in the midst of our completions.
+            self._loop.call_soon(self._farewell_ended)
 
     def _flushed(self) -> None:
         if not self._send_control(credit.Kind.FIN):
@@ -802,7 +837,11 @@ class RdmaTransport(StreamConnection):
 
     def _loop_ended(self) -> None:
         """The loop is going away under us. While it still runs, whoever waits is told."""
-        if self._torn_down:
+        if self._farewell is not None:
+            self._farewell.cancel()
+            self._farewell = None
+        if self._torn_down or self._released:
+            self._teardown()
             return
         machine = self._machine
         made = machine.state is not State.OPENING
@@ -836,6 +875,9 @@ class RdmaTransport(StreamConnection):
         if self._close_timer is not None:
             self._close_timer.cancel()
             self._close_timer = None
+        if self._farewell is not None:
+            self._farewell.cancel()
+            self._farewell = None
 
     def _say_goodbye(self) -> None:
         if self._connected and self._id is not None:
