@@ -94,7 +94,7 @@ static uint64_t ack_timeout_ns(const struct rn_qp *qp)
 	return timeout < MIN_TIMEOUT_NS ? MIN_TIMEOUT_NS : timeout;
 }
 
-static uint64_t ack_budget_ns(const struct rn_qp *qp)
+uint64_t rn_sq_ack_budget_ns(const struct rn_qp *qp)
 {
 	return ack_timeout_ns(qp) * (qp->attr.retry_cnt + 1);
 }
@@ -162,7 +162,7 @@ void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
 		return;
 	}
 	if (!qp->waited || qp->wait != why) {
-		budget = ack_budget_ns(qp);
+		budget = rn_sq_ack_budget_ns(qp);
 		if (why != RN_WAIT_PEER && budget < MIN_LINK_NS)
 			budget = MIN_LINK_NS;
 		qp->waited = true;

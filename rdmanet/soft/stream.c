@@ -614,6 +614,7 @@ void rn_stream_close(struct rn_qp *qp)
 	streams->out = streams->in = NULL;
 	rn_unlock(&qp->sq_lock);
 	rn_timer_cancel(&streams->tick);
+	rn_timer_cancel(&streams->patience);
 	for (int i = 0; i < 2; i++) {
 		if (!mine[i])
 			continue;
@@ -628,6 +629,7 @@ void rn_stream_close(struct rn_qp *qp)
 void rn_stream_init(struct rn_qp *qp)
 {
 	qp->streams.tick.fire = rn_stream_tick;
+	qp->streams.patience.fire = rn_stream_patience;
 	rn_stream_forget(qp);
 }
 
@@ -636,7 +638,7 @@ void rn_stream_forget(struct rn_qp *qp)
 	struct rn_streams *streams = &qp->streams;
 
 	qp->is_stream = false;
-	streams->met = streams->left = streams->polled = false;
+	streams->met = streams->left = streams->polled = streams->expects = false;
 	streams->retry_ns = 0;
 	streams->backoff_ns = FIRST_BACKOFF_NS;
 	streams->acked = streams->next = streams->offset = streams->reads = 0;

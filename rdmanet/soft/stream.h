@@ -17,6 +17,7 @@
  *     stream_send.c   the requester: frames out, answers in
  *     stream_serve.c  the responder: frames in, answers out
  *     stream_poll.c   poll_cq looks after the sockets itself
+ *     stream_timeout.c  an answer that never comes
  *
  * Copies.  writev takes a payload from the memory of the work request, readv puts it into the
  * memory that it is for; only what arrives along with a header goes through the input buffer.
@@ -148,6 +149,12 @@ struct rn_streams {
 	bool polled;
 	uint32_t idle_polls, polls, polls_seen;
 	struct rn_timer tick;
+
+	/* How far requests had come when patience began anew. */
+	struct rn_timer patience;
+	bool expects; /* it is set */
+	uint32_t seen_executed, seen_acked;
+	uint64_t seen_moved, since_ns;
 };
 
 /* --- stream.c -------------------------------------------------------------------------------------- */
@@ -240,6 +247,12 @@ bool rn_stream_serve(struct rn_qp *qp);
 void rn_stream_last_look(struct rn_qp *qp);
 /* Tell the requester what was executed, if it doesn't know. */
 void rn_stream_tell(struct rn_qp *qp);
+
+/* --- stream_timeout.c ----------------------------------------------------------------------------------- */
+
+/* A request may be on its way: it is to be answered in time. With the send lock held. */
+void rn_stream_expect(struct rn_qp *qp);
+void rn_stream_patience(struct rn_timer *timer);
 
 /* --- stream_poll.c ------------------------------------------------------------------------------------- */
 

@@ -364,6 +364,7 @@ void rn_stream_push(struct rn_qp *qp)
 	}
 	while (push_some(qp))
 		;
+	rn_stream_expect(qp);
 	if (streams->out && !streams->out->ended)
 		rn_stream_watch(streams->out);
 }
