@@ -17,7 +17,8 @@
  * TCP's own probes, less and less often.  A host that vanishes then is noticed when one of these is due.
  *
  * Caveats.  TCP itself waits for 200 ms before it sends again, so the budget is at least LEAST_NS.  With timeout 0
- * there is no end but TCP's own.  Of a queue pair without requests on their way nobody notices anything, as on an adapter.
+ * there is no end but TCP's own.  Of a queue pair without requests on their way nobody notices anything, as on an
+ * adapter.
  *
  * The timer is set when a first request goes out, and not again until it fires, so it costs nothing by message.
  */
@@ -50,7 +51,9 @@ static uint64_t silence_ns(const struct rn_stream *out)
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
 
-	if (getsockopt(out->source.fd, IPPROTO_TCP, TCP_INFO, &info, &length) || (!info.tcpi_retransmits && !info.tcpi_probes))
+	if (getsockopt(out->source.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
+		return 0;
+	if (!info.tcpi_retransmits && !info.tcpi_probes)
 		return 0;
 	return info.tcpi_last_ack_recv * 1000000ull;
 }

@@ -1,6 +1,8 @@
 """Between hosts: what works within one works between two, by TCP, in both families of addresses."""
 
+import select
 import shutil
+import signal
 import sys
 
 import pytest
@@ -105,3 +107,59 @@ def test_programs(hosts, foreign, output, eventually, serve, ask):
     eventually(is_up)
     output(foreign(here, *ask.format(there=there.addresses[4]).split()))
     output(server)
+
+
+# ---- Silence -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(hosts):
+    """Two queue pairs that know each other, one on each host."""
+    here, there = hosts
+    ends = [
+        here.python("pair.py", here.addresses[4], there.addresses[4]),
+        there.python("pair.py", there.addresses[4], here.addresses[4]),
+    ]
+    numbers = [end.stdout.readline() for end in ends]
+    assert all(numbers)
+    for end, number in zip(ends, reversed(numbers), strict=True):
+        end.stdin.write(number)
+        end.stdin.flush()
+    return ends
+
+
+def send(end):
+    end.stdin.write("send\n")
+    end.stdin.flush()
+
+
+def test_a_host_that_vanishes(hosts, pair):
+    """Without a word, as when its cable is pulled: the queue pair's timeout and retries say when it is over."""
+    here, there = hosts
+    first, _ = pair
+    send(first)
+    assert first.stdout.readline() == "SUCCESS\n"
+    there.ip("route", "add", "blackhole", f"{here.addresses[4]}/32")
+    try:
+        send(first)
+        assert first.stdout.readline() == "RETRY_EXC_ERR\n"
+    finally:
+        there.ip("route", "del", "blackhole", f"{here.addresses[4]}/32")
+
+
+def test_a_host_that_vanishes_while_its_process_is_stopped(hosts, pair):
+    """Its TCP has acknowledged the request, the process never will: so it is asked again."""
+    here, there = hosts
+    first, second = pair
+    send(first)
+    assert first.stdout.readline() == "SUCCESS\n"
+    second.send_signal(signal.SIGSTOP)
+    send(first)
+    # No status comes while the host answers; what is waited for here must not happen.
+    assert not select.select([first.stdout], [], [], 2)[0]
+    there.ip("route", "add", "blackhole", f"{here.addresses[4]}/32")
+    try:
+        assert first.stdout.readline() == "RETRY_EXC_ERR\n"
+    finally:
+        there.ip("route", "del", "blackhole", f"{here.addresses[4]}/32")
+        second.send_signal(signal.SIGCONT)
