@@ -119,7 +119,7 @@ static bool look(struct rn_qp *qp, bool is_armed)
 	struct rn_streams *streams = &qp->streams;
 	struct rn_stream *in = streams->in;
 	uint32_t executed = qp->sq_executed, expected = in ? in->expected : 0;
-	bool happened = false;
+	bool happened = false, heard = false;
 
 	streams->polls++;
 	if (!streams->polled && !is_armed && ++streams->idle_polls >= BUSY) {
@@ -135,9 +135,9 @@ static bool look(struct rn_qp *qp, bool is_armed)
 	}
 	/* What came along may have told all there is to tell. */
 	if (is_open(streams->out) && qp->sq_executed != streams->next)
-		rn_stream_receive(qp);
+		heard = rn_stream_receive(qp);
 	/* Either may have made room. */
-	if (is_open(streams->out) && qp->sq_executed != executed)
+	if (is_open(streams->out) && (heard || qp->sq_executed != executed))
 		rn_stream_push(qp);
 	rn_sq_drained(qp);
 	return happened || qp->sq_executed != executed;
