@@ -22,6 +22,9 @@
  * Faults on purpose (chaos.h) happen to requests in the queue only: with them, nothing is executed before
  * it was queued.
  */
+#include <sched.h>
+#include <time.h>
+
 #include "iwarp.h"
 #include "soft.h"
 
@@ -486,6 +489,35 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 	return err;
 }
 
+/*
+ * Programs that watch their memory for an answer call nothing that could tell us that they wait (ib_write_lat does);
+ * if there are more such than CPUs, each message takes a time slice.  Who posts rarely, as the scheduler's clock
+ * ticks, is one of them or can afford it: he offers his CPU after posting, as long as somebody takes it.  Who posts
+ * without pause sees the clock tick now and then, but never twice running.
+ */
+static void posted(void)
+{
+	enum { IN_A_ROW = 64, NOBODY_NS = 1500 };
+	static _Thread_local uint64_t last_tick;
+	static _Thread_local unsigned ticks, offers;
+	struct timespec now;
+	uint64_t tick, began;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	tick = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+	ticks = tick == last_tick ? 0 : ticks + 1;
+	last_tick = tick;
+	if (ticks >= 2)
+		offers = IN_A_ROW;
+	if (likely(!offers))
+		return;
+	offers--;
+	began = rn_now_ns();
+	sched_yield();
+	if (rn_now_ns() - began < NOBODY_NS)
+		offers = 0;
+}
+
 int rn_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
 {
 	struct rn_qp *qp = rn_qp(base);
@@ -498,6 +530,7 @@ int rn_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
 	rn_lock(&qp->sq_lock);
 	err = post_locked(qp, wr, bad_wr);
 	rn_unlock(&qp->sq_lock);
+	posted();
 	return err;
 }
 
@@ -518,6 +551,7 @@ int rn_post_chain(struct rn_qp *qp, struct ibv_send_wr *first, uint32_t count)
 	if (!err)
 		err = post_locked(qp, first, &bad_wr);
 	rn_unlock(&qp->sq_lock);
+	posted();
 	return err;
 }
 
