@@ -3,6 +3,7 @@
 `make foreign` runs whole lists of them to their end; here are the ends that they don't choose.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -25,7 +26,17 @@ PROGRAMS = {
     "ibv_rc_pingpong -e": "ibv_rc_pingpong -p {port} -g 0 -n 1000000000 -e {address}",
     "ib_write_bw": "ib_write_bw -F -p {port} -D 60 {address}",
     "ib_send_bw": "ib_send_bw -F -p {port} -D 60 {address}",
+    "ib_send_bw --run_infinitely": "ib_send_bw -F -p {port} --run_infinitely {address}",
+    # Not with -R: its server is connected twice, and waits for ever for a client that dies in between.
+    "ib_read_bw": "ib_read_bw -F -p {port} -D 60 {address}",
 }
+ENDS = [
+    ("client", signal.SIGKILL),
+    ("server", signal.SIGKILL),
+    ("both", signal.SIGKILL),
+    ("client", signal.SIGTERM),
+    ("server", signal.SIGINT),
+]
 ENDS_WITHIN = 20.0  # of the survivor: retry budgets run out
 
 
@@ -71,9 +82,9 @@ def memfds_of(pid):
     return found
 
 
-@pytest.mark.parametrize("victim", ["client", "server", "both"])
+@pytest.mark.parametrize(("victim", "number"), ENDS, ids=lambda value: getattr(value, "name", value))
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_killed_in_mid_run(name, victim):
+def test_killed_in_mid_run(name, victim, number):
     command = PROGRAMS[name]
     if not shutil.which(command.split()[0]):
         pytest.skip(f"{command.split()[0]} is not installed")
@@ -90,12 +101,12 @@ def test_killed_in_mid_run(name, victim):
         assert names and memory
         for end, program in (("server", server), ("client", client)):
             if victim in (end, "both"):
-                program.process.send_signal(signal.SIGKILL)
+                program.process.send_signal(number)
         statuses = [program.wait(ENDS_WITHIN) for program in (server, client)]
 
     assert None not in statuses, "the survivor never noticed"
     assert 0 not in statuses, "the survivor took it for a good end"
-    assert -signal.SIGKILL in statuses
+    assert -number in statuses
     assert not any(name in Path("/proc/net/unix").read_text().split() for name in names)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         assert not memfds_of(pid) & memory, f"process {pid} holds memory of the dead"
@@ -104,3 +115,28 @@ def test_killed_in_mid_run(name, victim):
 def started_when_ready(server: Program, command, port, variables):
     until(lambda: server.has_port(port), "listening")
     return started(command, variables)
+
+
+def test_many_at_once():
+    """Twenty pairs of different programs, all at the same time: each finds its own peer, and comes to its end."""
+    commands = [
+        "ibv_rc_pingpong -p {port} -g 0 -c -e {address}",
+        "ibv_ud_pingpong -p {port} -g 0 -n 200 -s 512 -e {address}",
+        "ib_send_bw -F -p {port} -n 200 -e {address}",
+        "ib_read_bw -F -p {port} -R -n 200 -e {address}",
+    ] * 5
+    if absent := {command.split()[0] for command in commands if not shutil.which(command.split()[0])}:
+        pytest.skip(f"not installed: {', '.join(absent)}")
+    variables = environment(library_directory(Path(_core.Library.embedded().path)))
+    with contextlib.ExitStack() as stack:
+        programs = []
+        for command in commands:
+            port = free_port()
+            server = stack.enter_context(started(command.format(port=port, address=""), variables))
+            until(lambda server=server, port=port: server.has_port(port), "listening")
+            programs.append((command, server, port))
+        for command, _, port in list(programs):
+            client = stack.enter_context(started(command.format(port=port, address="127.0.0.1"), variables))
+            programs.append((command, client, port))
+        for command, program, _ in programs:
+            assert program.wait(120) == 0, f"{command}:\n{program.output()}"
