@@ -512,9 +512,9 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	pthread_mutex_lock(&rn_world);
 	rn_list_del(&context->link);
 	if (rn_list_empty(&rn_contexts)) {
+		rn_pool_forget_all(); /* with what is claimed there, which keeps memory aside */
 		rn_mr_close();
 		rn_null_close();
-		rn_pool_forget_all();
 	}
 	rn_arena_close();
 	pthread_mutex_unlock(&rn_world);

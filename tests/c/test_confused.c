@@ -4,41 +4,7 @@
  * ours, while we go on talking to it.  Statuses may be anything; we must neither crash, nor hang, nor
  * believe a length that exceeds the buffer, and afterwards everything else must work as before.
  */
-#include "processes.h"
-
-#include "soft.h"
-
-static unsigned seed;
-static bool scribble_here, scribble_there;
-
-/* Values that tend to hurt. */
-static uint64_t nasty(void)
-{
-	switch (rand_r(&seed) % 8) {
-	case 0:
-		return 0;
-	case 1:
-		return UINT64_MAX;
-	case 2:
-		return UINT32_MAX;
-	case 3:
-		return 1ull << (rand_r(&seed) % 64);
-	case 4:
-		return RN_ARENA_SIZE - rand_r(&seed) % 256;
-	case 5:
-		return rand_r(&seed) % 256;
-	default:
-		return (uint64_t)rand_r(&seed) << 32 | rand_r(&seed);
-	}
-}
-
-static void scribble(char *at, size_t bytes)
-{
-	uint64_t value = nasty();
-	size_t size = 1 << rand_r(&seed) % 4;
-
-	memcpy(at + rand_r(&seed) % (bytes / size) * size, &value, size);
-}
+#include "confused.h"
 
 static void scribble_arena(char *arena, struct rn_qp_block *block, uint64_t rq, size_t rq_bytes, uint32_t cq)
 {
@@ -59,10 +25,7 @@ static void scribble_arena(char *arena, struct rn_qp_block *block, uint64_t rq, 
 		scribble(arena + rq, rq_bytes);
 		break;
 	default:
-		/* Every key, the valid ones among them. */
-		for (uint32_t i = 0; i < RN_MRS_MAX; i++)
-			if (atomic_load(&rn_arena_mrs(arena)[i].key))
-				scribble((char *)&rn_arena_mrs(arena)[i] + 4, 60);
+		scribble_keys(arena);
 	}
 }
 

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a peer out of its mind writes where it has no business to. */
+#ifndef CONFUSED_H
+#define CONFUSED_H
+
+#include "processes.h"
+
+#include "soft.h"
+
+static unsigned seed;
+static bool scribble_here, scribble_there; /* over its own arena; over what it has mapped of ours */
+
+/* Values that tend to hurt. */
+static inline uint64_t nasty(void)
+{
+	switch (rand_r(&seed) % 8) {
+	case 0:
+		return 0;
+	case 1:
+		return UINT64_MAX;
+	case 2:
+		return UINT32_MAX;
+	case 3:
+		return 1ull << (rand_r(&seed) % 64);
+	case 4:
+		return RN_ARENA_SIZE - rand_r(&seed) % 256;
+	case 5:
+		return rand_r(&seed) % 256;
+	default:
+		return (uint64_t)rand_r(&seed) << 32 | rand_r(&seed);
+	}
+}
+
+static inline void scribble(char *at, size_t bytes)
+{
+	uint64_t value = nasty();
+	size_t size = 1 << rand_r(&seed) % 4;
+
+	while (size > bytes)
+		size /= 2;
+	memcpy(at + rand_r(&seed) % (bytes / size) * size, &value, size);
+}
+
+/* Every key, the valid ones among them; the keys themselves stay, so that they are used. */
+static inline void scribble_keys(char *arena)
+{
+	for (uint32_t i = 0; i < RN_MRS_MAX; i++)
+		if (atomic_load(&rn_arena_mrs(arena)[i].key))
+			scribble((char *)&rn_arena_mrs(arena)[i] + 4, sizeof(struct rn_mr_entry) - 4);
+}
+
+#endif
