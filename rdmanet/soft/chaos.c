@@ -68,6 +68,8 @@ int rn_chaos_call(struct rn_context *context, enum rn_call call)
 
 	if (rn_settings.iwarp && (call == RN_CREATE_AH || call == RN_ALLOC_MW || call == RN_OPEN_XRCD))
 		return EOPNOTSUPP;
+	if (unlikely(atomic_load(&chaos->is_dead)) && call != RN_POST_SEND && call != RN_POST_RECV)
+		return EIO;
 	rn_lock(&chaos->lock);
 	for (unsigned i = 0; i < chaos->faults.count; i++) {
 		struct rn_rule *rule = &chaos->faults.rules[i];
@@ -366,6 +368,38 @@ static void link_is_due(struct rn_timer *timer)
 	pthread_mutex_unlock(&context->mutex);
 }
 
+/* --- the device's end ----------------------------------------------------------------------------------- */
+
+bool rn_chaos_is_dead(const struct ibv_context *context)
+{
+	return atomic_load(&container_of(context, struct rn_context, verbs.context)->chaos.is_dead);
+}
+
+/* With the context's mutex held. */
+static void die(struct rn_context *context)
+{
+	if (atomic_exchange(&context->chaos.is_dead, true))
+		return;
+	happened++;
+	rn_event_raise(context, IBV_EVENT_DEVICE_FATAL, NULL);
+	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next) {
+		struct rn_qp *qp = container_of(at, struct rn_qp, link);
+
+		rn_lock(&qp->sq_lock);
+		rn_qp_fail(qp);
+		rn_unlock(&qp->sq_lock);
+	}
+}
+
+static void end_is_due(struct rn_timer *timer)
+{
+	struct rn_context *context = context_of(container_of(timer, struct rn_chaos, end));
+
+	pthread_mutex_lock(&context->mutex);
+	die(context);
+	pthread_mutex_unlock(&context->mutex);
+}
+
 /* --- setting them ---------------------------------------------------------------------------------------- */
 
 /* With the context's mutex held: from now on its requests have plans, or none. Those posted before keep theirs. */
@@ -392,13 +426,16 @@ static int apply(struct rn_context *context, const struct rn_faults *faults)
 {
 	struct rn_chaos *chaos = &context->chaos;
 	bool is_later = faults->link_down && faults->link_after_ns;
-	int err = faults->link_down ? rn_context_engine(context) : 0;
+	int err = faults->link_down || faults->is_fatal ? rn_context_engine(context) : 0;
 
 	if (err)
 		return err;
 	if (chaos->timer.fire)
 		rn_timer_cancel(&chaos->timer);
+	if (chaos->end.fire)
+		rn_timer_cancel(&chaos->end);
 	chaos->timer.fire = link_is_due;
+	chaos->end.fire = end_is_due;
 	pthread_mutex_lock(&context->mutex);
 	rn_lock(&chaos->lock);
 	chaos->faults = *faults;
@@ -409,7 +446,11 @@ static int apply(struct rn_context *context, const struct rn_faults *faults)
 	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next)
 		mark(container_of(at, struct rn_qp, link));
 	turn_link(context, faults->link_down && !is_later);
+	if (faults->is_fatal && !faults->fatal_after_ns)
+		die(context);
 	pthread_mutex_unlock(&context->mutex);
+	if (faults->is_fatal && faults->fatal_after_ns)
+		rn_timer_set(&chaos->end, faults->fatal_after_ns);
 	if (is_later)
 		rn_timer_set(&chaos->timer, faults->link_after_ns);
 	else if (faults->link_down && faults->link_for_ns)
@@ -477,6 +518,7 @@ void rn_chaos_close(struct rn_context *context)
 	if (chaos->next)
 		chaos->next->link = chaos->link;
 	rn_timer_cancel(&chaos->timer);
+	rn_timer_cancel(&chaos->end);
 	pthread_mutex_unlock(&setting);
 }
 

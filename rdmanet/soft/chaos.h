@@ -13,9 +13,10 @@
  *             |  "dup" "=" which                             it arrives twice
  *             |  "rnr" "=" which [ ":" TRIES ]               there is no receive for it
  *             |  "fail" "=" which [ ":" STATUS ]             it completes with this status
- *             |  "fail" "=" CALL [ ":" range ] [ ":" ERRNO ] the call fails (ENOMEM)
+ *             |  "fail" "=" CALL [ ":" range ] [ ":" ERRNO ] the call fails (ENOMEM), or its event does (ETIMEDOUT)
  *             |  "overrun" "=" NUMBER                        that completion finds its CQ full
  *             |  "memlock" "=" SIZE                          more can't be registered at a time
+ *             |  "fatal" "=" "now" | time                  the device dies, for this context and for good
  *             |  "link" "=" "up" | "down" [ ":" time [ ":" time ] ]   after so long, for so long
  *     which   =  KIND [ ":" range ] | range                  any kind, all of them
  *     range   =  N | N "+" | N ".." M | chance | "*"         the nth; from it on; from n to m
@@ -33,6 +34,9 @@
  *
  * The link.  A port that is down is so for this context: its requests find nobody, and those of
  * its peers neither, since its blocks carry RN_FAULT_UNPLUGGED, which keeps everybody out as any fault does.
+ *
+ * A dead device.  Its program gets DEVICE_FATAL, and all its queue pairs go to ERR, where their work is flushed; from
+ * then on whatever asks something of the device fails with EIO.  What is given back is given back.
  */
 #ifndef RDMANET_SOFT_CHAOS_H
 #define RDMANET_SOFT_CHAOS_H
@@ -67,10 +71,15 @@ enum rn_call {
 	RN_ALLOC_MW,
 	RN_ALLOC_DM,
 	RN_OPEN_XRCD,
+	RN_ALLOC_TD,
+	RN_CREATE_ID,
 	RN_CREATE, /* any of the above */
 	RN_MODIFY_QP,
 	RN_POST_SEND,
 	RN_POST_RECV,
+	RN_RESOLVE_ADDR, /* these by their event, with the errno for its status */
+	RN_RESOLVE_ROUTE,
+	RN_CONNECT,
 	RN_CALLS
 };
 
@@ -92,7 +101,8 @@ enum { RN_RULES_MAX = 32 };
 
 struct rn_faults {
 	uint64_t seed, overrun, memlock;
-	bool link_down;
+	bool link_down, is_fatal;
+	uint64_t fatal_after_ns; /* 0: at once */
 	uint64_t link_after_ns, link_for_ns; /* 0: at once; for good */
 	struct rn_rule rules[RN_RULES_MAX];
 	unsigned count;
@@ -112,7 +122,8 @@ struct rn_chaos {
 	_Atomic bool may_overrun;  /* for poll_cq, which looks first */
 	_Atomic bool link_is_down; /* changed with the context's mutex held */
 	uint64_t pinned;           /* bytes registered now; with the context's mutex held */
-	struct rn_timer timer;     /* of the link */
+	_Atomic bool is_dead;      /* for good; likewise */
+	struct rn_timer timer, end; /* of the link; of the device */
 	struct rn_chaos *next, **link; /* of all: with the mutex of rdmanet_soft_chaos held */
 };
 
@@ -139,6 +150,8 @@ void rn_chaos_forked(void);
 
 /* For the creating calls, and some others: 0, or the errno to fail with. Without locks of the device held. */
 int rn_chaos_call(struct rn_context *context, enum rn_call call);
+/* Has the device died? Then what it is asked fails with EIO, also what can't be made to fail by itself. */
+bool rn_chaos_is_dead(const struct ibv_context *context);
 /* Memory is registered, and let go of: 0, or ENOMEM. With the context's mutex held. */
 int rn_chaos_pin(struct rn_context *context, uint64_t bytes);
 void rn_chaos_unpin(struct rn_context *context, uint64_t bytes);

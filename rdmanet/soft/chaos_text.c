@@ -39,6 +39,11 @@ static const struct word calls[] = {
 	{"alloc_mw", RN_ALLOC_MW},
 	{"alloc_dm", RN_ALLOC_DM},
 	{"open_xrcd", RN_OPEN_XRCD},
+	{"alloc_td", RN_ALLOC_TD},
+	{"create_id", RN_CREATE_ID},
+	{"resolve_addr", RN_RESOLVE_ADDR},
+	{"resolve_route", RN_RESOLVE_ROUTE},
+	{"connect", RN_CONNECT},
 	{"modify_qp", RN_MODIFY_QP},
 	{"post_send", RN_POST_SEND},
 	{"post_recv", RN_POST_RECV},
@@ -68,7 +73,8 @@ static const struct word statuses[] = {
 static const struct word errnos[] = {
 	{"ENOMEM", ENOMEM}, {"EINVAL", EINVAL}, {"EPERM", EPERM},   {"EACCES", EACCES}, {"EAGAIN", EAGAIN},
 	{"EBUSY", EBUSY},   {"EFAULT", EFAULT}, {"EIO", EIO},	    {"EMFILE", EMFILE}, {"ENODEV", ENODEV},
-	{"ENOSPC", ENOSPC}, {"ENOSYS", ENOSYS}, {"EOPNOTSUPP", EOPNOTSUPP}, {"ETIMEDOUT", ETIMEDOUT}, {NULL, 0},
+	{"ENOSPC", ENOSPC}, {"ENOSYS", ENOSYS}, {"EOPNOTSUPP", EOPNOTSUPP}, {"ETIMEDOUT", ETIMEDOUT}, {"ECONNREFUSED", ECONNREFUSED},
+	{"ENETUNREACH", ENETUNREACH}, {"EHOSTUNREACH", EHOSTUNREACH}, {NULL, 0},
 };
 
 static const struct word actions[] = {
@@ -290,8 +296,8 @@ static bool read_kind(const struct reader *reader, const char *field, struct rn_
 		return wrong(reader, "a call can only fail: fail=%s", field);
 	if (call) {
 		rule->action = RN_CALL;
-		rule->outcome = ENOMEM;
 		rule->kind = call->value;
+		rule->outcome = rule->kind >= RN_RESOLVE_ADDR ? ETIMEDOUT : ENOMEM;
 		return true;
 	}
 	if (!kind && rule->action == RN_FAIL)
@@ -396,6 +402,13 @@ static bool read_clause(struct reader *reader, const char *name, char *fields[],
 								 : "it is the number of a completion: overrun=10");
 		return true;
 	}
+	if (!strcasecmp(name, "fatal")) {
+		end = count != 1 ? NULL : strcasecmp(fields[0], "now") ? read_time(fields[0], &to->fatal_after_ns) : "";
+		if (!end || *end)
+			return wrong(reader, "the device dies at once or after a time: fatal=now, fatal=50ms");
+		to->is_fatal = true;
+		return true;
+	}
 	if (!strcasecmp(name, "memlock")) {
 		if (count != 1 || !read_size(fields[0], &to->memlock) || !to->memlock)
 			return wrong(reader, "a limit of memory is written 65536, 64K, 16M or 1G");
@@ -403,7 +416,7 @@ static bool read_clause(struct reader *reader, const char *name, char *fields[],
 	}
 	return wrong(reader,
 		     "there is no fault called \"%s\"; there are delay, loss, ackloss, dup, rnr, fail, overrun, "
-		     "memlock, link, and seed",
+		     "memlock, link, fatal, and seed",
 		     name);
 }
 

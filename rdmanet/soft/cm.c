@@ -220,19 +220,23 @@ RN_EXPORT int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_
 			     enum rdma_port_space ps)
 {
 	struct rn_cm_id *id;
+	int error;
 
 	if (ps != RDMA_PS_TCP && ps != RDMA_PS_UDP && ps != RDMA_PS_IPOIB && ps != RDMA_PS_IB)
 		return rn_cm_error(EPROTONOSUPPORT);
 	if (!rn_cm_context_get())
 		return -1;
+	if ((error = rn_chaos_call(rn_context(rn_cm_context()), RN_CREATE_ID))) {
+		rn_cm_context_put();
+		return rn_cm_error(error);
+	}
 	id = rn_cm_id_new(channel, context, ps);
 	if (id && !channel) {
 		id->sync = true;
 		id->id.channel = rdma_create_event_channel();
 	}
 	if (!id || !id->id.channel) {
-		int error = id ? errno : ENOMEM;
-
+		error = id ? errno : ENOMEM;
 		free(id);
 		rn_cm_context_put();
 		return rn_cm_error(error);
@@ -539,12 +543,23 @@ RN_EXPORT int rdma_notify(struct rdma_cm_id *rdma_id, enum ibv_event_type event)
 
 /* --- the active side ---------------------------------------------------------------------------- */
 
+/* Chaos has it that nobody answers there, or that nobody listens. With rn_cm_lock held. 0 or errno. */
+static int tell_unreachable(struct rn_cm_id *id, int fault)
+{
+	bool is_refused = fault == ECONNREFUSED && !rn_cm_is_datagram(id);
+
+	if (!is_refused)
+		return rn_cm_tell(id, RDMA_CM_EVENT_UNREACHABLE, -fault) ? 0 : ENOMEM;
+	return rn_cm_tell(id, RDMA_CM_EVENT_REJECTED,
+			  rn_settings.iwarp ? -ECONNREFUSED : RN_REJ_INVALID_SERVICE_ID) ? 0 : ENOMEM;
+}
+
 RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *param)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 	struct rn_cm_param wire_param = to_send(id, param);
 	struct rn_cm_terms *terms = &id->terms;
-	int error = 0;
+	int error = 0, fault;
 
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
@@ -562,7 +577,8 @@ RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *p
 		terms->initiator_depth = at_most(param ? param->initiator_depth : RDMA_MAX_INIT_DEPTH,
 						 RN_MAX_RD_ATOMIC);
 		terms->retry_count = at_most(param ? param->retry_count : 7, 7);
-		error = rn_wire_connect(id, &wire_param);
+		fault = rn_chaos_call(rn_context(rn_cm_context()), RN_CONNECT);
+		error = fault ? tell_unreachable(id, fault) : rn_wire_connect(id, &wire_param);
 		if (!error)
 			id->state = RN_CM_CONNECTION;
 	}

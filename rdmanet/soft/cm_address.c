@@ -290,7 +290,9 @@ RN_EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma_id, struct sockaddr *src
 		rn_cm_set_loopback((struct sockaddr *)&to);
 	from = addr->src_storage;
 	from.ss_family = to.ss_family;
-	no_way = find_source((struct sockaddr *)&to, &from);
+	no_way = rn_chaos_call(rn_context(rn_cm_context()), RN_RESOLVE_ADDR);
+	if (!no_way)
+		no_way = find_source((struct sockaddr *)&to, &from);
 
 	pthread_mutex_lock(&rn_cm_lock);
 	addr->dst_storage = to;
@@ -310,7 +312,7 @@ RN_EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma_id, struct sockaddr *src
 RN_EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma_id, int timeout_ms)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
-	int error = 0;
+	int error = 0, no_way;
 
 	(void)timeout_ms;
 	if (id->epoch != rn_epoch())
@@ -318,6 +320,8 @@ RN_EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma_id, int timeout_ms)
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->state != RN_CM_ADDRESS_RESOLVED) {
 		error = EINVAL;
+	} else if ((no_way = rn_chaos_call(rn_context(rn_cm_context()), RN_RESOLVE_ROUTE))) {
+		error = rn_cm_tell(id, RDMA_CM_EVENT_ROUTE_ERROR, -no_way) ? 0 : ENOMEM;
 	} else if (!rn_cm_tell(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0)) {
 		error = ENOMEM;
 	} else {

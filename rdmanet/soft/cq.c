@@ -135,6 +135,8 @@ RN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv_cq, int cqe)
 
 	if (rn_is_foreign(ibv_cq->context))
 		return ENODEV;
+	if (rn_chaos_is_dead(ibv_cq->context))
+		return EIO;
 	if (cqe < 1 || cqe > RN_MAX_CQE)
 		return EINVAL;
 	while (size < (uint32_t)cqe)

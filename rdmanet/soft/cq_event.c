@@ -263,6 +263,8 @@ int rn_modify_cq(struct ibv_cq *ibv_cq, struct ibv_modify_cq_attr *attr)
 
 	if (rn_is_foreign(ibv_cq->context))
 		return ENODEV;
+	if (rn_chaos_is_dead(ibv_cq->context))
+		return EIO;
 	if (!attr->attr_mask)
 		return EINVAL;
 	if (attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)

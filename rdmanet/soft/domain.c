@@ -62,7 +62,7 @@ struct ibv_pd *rn_alloc_parent_domain(struct ibv_context *ibv_context, struct ib
 		: !attr->pd || attr->pd->context != ibv_context         ? EINVAL
 		: attr->td && attr->td->context != ibv_context          ? EINVAL
 		: attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS && (!attr->alloc || !attr->free) ? EINVAL
-									: 0;
+									: rn_chaos_call(context, RN_ALLOC_PD);
 	if (errno)
 		return NULL;
 	pd = calloc(1, sizeof(*pd));
@@ -108,7 +108,7 @@ struct ibv_td *rn_alloc_td(struct ibv_context *ibv_context, struct ibv_td_init_a
 	struct rn_context *context = rn_context(ibv_context);
 	struct rn_td *td;
 
-	errno = rn_is_foreign(ibv_context) ? ENODEV : attr->comp_mask ? EINVAL : 0;
+	errno = rn_is_foreign(ibv_context) ? ENODEV : attr->comp_mask ? EINVAL : rn_chaos_call(context, RN_ALLOC_TD);
 	td = errno ? NULL : calloc(1, sizeof(*td));
 	if (!td)
 		return NULL;

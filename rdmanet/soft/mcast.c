@@ -195,6 +195,8 @@ RN_EXPORT int ibv_detach_mcast(struct ibv_qp *base, const union ibv_gid *gid, ui
 	(void)lid;
 	if (rn_is_foreign(base->context))
 		return ENODEV;
+	if (rn_chaos_is_dead(base->context))
+		return EIO;
 	pthread_mutex_lock(&rn_world);
 	group = find(gid);
 	link = group ? find_member(group, qp) : NULL;

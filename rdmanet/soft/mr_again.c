@@ -75,6 +75,8 @@ RN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv_mr, int flags, struct ibv_pd *pd, 
 
 	if (rn_is_foreign(ibv_mr->context))
 		return rereg_failed(ENODEV, IBV_REREG_MR_ERR_INPUT);
+	if (rn_chaos_is_dead(ibv_mr->context))
+		return rereg_failed(EIO, IBV_REREG_MR_ERR_INPUT);
 	if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (flags & CHANGES_PLACE && (!length || !addr)) ||
 	    (flags & CHANGES_PD && (!pd || pd->context != ibv_mr->context)) || (access && !(flags & CHANGES_ACCESS)))
 		return rereg_failed(EINVAL, IBV_REREG_MR_ERR_INPUT);

@@ -78,6 +78,8 @@ int rn_advise_mr(struct ibv_pd *ibv_pd, enum ib_uverbs_advise_mr_advice advice, 
 
 	if (rn_is_foreign(ibv_pd->context))
 		return ENODEV;
+	if (rn_chaos_is_dead(ibv_pd->context))
+		return EIO;
 	if (advice > IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT || flags & ~(uint32_t)IB_UVERBS_ADVISE_MR_FLAG_FLUSH)
 		return EOPNOTSUPP;
 	if (!num_sge)

@@ -240,6 +240,8 @@ RN_EXPORT int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int ma
 	(void)mask;
 	if (rn_is_foreign(base->context))
 		return ENODEV;
+	if (rn_chaos_is_dead(base->context))
+		return EIO;
 	rn_qp_attend(qp);
 	rn_lock(&qp->sq_lock);
 	*attr = qp->attr;

@@ -142,6 +142,8 @@ RN_EXPORT int ibv_modify_srq(struct ibv_srq *ibv_srq, struct ibv_srq_attr *attr,
 
 	if (rn_is_foreign(ibv_srq->context))
 		return ENODEV;
+	if (rn_chaos_is_dead(ibv_srq->context))
+		return EIO;
 	if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT))
 		return EINVAL;
 	max_wr = mask & IBV_SRQ_MAX_WR ? attr->max_wr : rn_pool_max_wr(srq->pool);
@@ -163,6 +165,8 @@ RN_EXPORT int ibv_query_srq(struct ibv_srq *ibv_srq, struct ibv_srq_attr *attr)
 
 	if (rn_is_foreign(ibv_srq->context))
 		return ENODEV;
+	if (rn_chaos_is_dead(ibv_srq->context))
+		return EIO;
 	pthread_mutex_lock(&rn_world);
 	attend(srq);
 	*attr = (struct ibv_srq_attr){

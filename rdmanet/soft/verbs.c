@@ -121,6 +121,8 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 {
 	if (rn_is_foreign(context))
 		return ENODEV;
+	if (rn_chaos_is_dead(context))
+		return EIO;
 	*attr = (struct ibv_device_attr){
 		.fw_ver = "1",
 		.node_guid = GUID,
@@ -215,6 +217,8 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 
 	if (rn_is_foreign(context))
 		return ENODEV;
+	if (rn_chaos_is_dead(context))
+		return EIO;
 	if (port != 1)
 		return EINVAL;
 	if (rn_chaos_link_is_down(&rn_context(context)->chaos)) {

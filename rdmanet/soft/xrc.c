@@ -232,6 +232,8 @@ struct ibv_qp *rn_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *
 	errno = rn_is_foreign(context) ? ENODEV
 		: (attr->comp_mask & NEEDED) != NEEDED || attr->qp_type != IBV_QPT_XRC_RECV ? EINVAL
 											   : 0;
+	if (!errno)
+		errno = rn_chaos_call(rn_context(context), RN_CREATE_QP);
 	handle = errno ? NULL : aligned_alloc(alignof(struct rn_qp), sizeof(*handle));
 	if (!handle)
 		return NULL;

@@ -3,6 +3,7 @@
 #define TIMEOUT 10 /* 4 ms: losses are waited for, and nothing here takes two processes */
 #include "pair.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 
 /* --- the text ---------------------------------------------------------------------------------- */
@@ -31,7 +32,8 @@ static void what_is_understood(void)
 		"delay=read:3:1s", "delay=10%:2ms", "fail=send:3:REM_OP_ERR", "fail=REM_OP_ERR",
 		"fail=1%:IBV_WC_GENERAL_ERR", "fail=recv:2:loc_prot_err", "fail=create_qp", "fail=create:3",
 		"fail=reg_mr:2:EPERM", "fail=post_send:10%:EAGAIN", "overrun=5", "memlock=64K", "memlock=1GiB",
-		"memlock=65536", "link=up", "link=down:1s", "link=down:0:20ms",
+		"memlock=65536", "fail=connect:2:ECONNREFUSED", "fail=resolve_addr",
+		"fatal=now", "fatal=5ms", "link=up", "link=down:1s", "link=down:0:20ms",
 		"seed=3,loss=5%,,delay=1us..2us,fail=write:9:REM_ACCESS_ERR",
 	};
 
@@ -59,6 +61,8 @@ static void what_is_not(void)
 		{"loss=recv:3", "can only fail"},
 		{"rnr=read", "only send"},
 		{"delay=50", "50us"},
+		{"fatal=5", "fatal=now, fatal=50ms"},
+		{"fatal=never", "fatal=now, fatal=50ms"},
 		{"delay=5ms..1ms", "50us"},
 		{"delay=send", "how long"},
 		{"delay=99999999s", "50us"},
@@ -141,9 +145,27 @@ static void for_all_of_the_process(void)
 static void calls_fail(void)
 {
 	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 1}};
+	struct ibv_ah_attr ah = {.is_global = 1, .port_num = 1};
+	struct ibv_srq_init_attr srq = {.attr = {.max_wr = 1, .max_sge = 1}};
+	struct ibv_td_init_attr td = {0};
+	struct ibv_alloc_dm_attr dm = {.length = 4096};
+	struct ibv_xrcd_init_attr domain = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT};
+	struct ibv_cq_init_attr_ex cq_ex = {.cqe = 1};
 	struct ibv_qp_attr attr;
+	struct ibv_parent_domain_init_attr parent = {0};
+	struct ibv_srq_init_attr_ex srq_ex = {.attr = {.max_wr = 1, .max_sge = 1}};
+	struct ibv_qp_init_attr_ex qp_ex = {.qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 1}};
+	struct verbs_context *verbs;
 
 	open_pair();
+	verbs = verbs_get_ctx(a.context);
+	CHECK_EQ(ibv_query_gid(a.context, 1, 0, &ah.grh.dgid), 0);
+	parent.pd = srq_ex.pd = qp_ex.pd = a.pd;
+	srq_ex.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+	srq_ex.srq_type = IBV_SRQT_BASIC;
+	qp_ex.comp_mask = IBV_QP_INIT_ATTR_PD;
+	qp_ex.send_cq = qp_ex.recv_cq = a.cq;
 	init.send_cq = init.recv_cq = a.cq;
 	faults("fail=create");
 	CHECK(!ibv_alloc_pd(a.context) && errno == ENOMEM);
@@ -151,6 +173,18 @@ static void calls_fail(void)
 	CHECK(!ibv_create_comp_channel(a.context) && errno == ENOMEM);
 	CHECK(!ibv_create_cq(a.context, 1, NULL, NULL, 0) && errno == ENOMEM);
 	CHECK(!ibv_create_qp(a.pd, &init) && errno == ENOMEM);
+	CHECK(!ibv_create_srq(a.pd, &srq) && errno == ENOMEM);
+	CHECK(!ibv_alloc_mw(a.pd, IBV_MW_TYPE_2) && errno == ENOMEM);
+	CHECK(!ibv_create_ah(a.pd, &ah) && errno == ENOMEM);
+	CHECK(!ibv_reg_mr_iova2(a.pd, a.buffer, 1, 0, 0) && errno == ENOMEM);
+	CHECK(!verbs->alloc_td(a.context, &td) && errno == ENOMEM);
+	CHECK(!verbs->alloc_parent_domain(a.context, &parent) && errno == ENOMEM);
+	CHECK(!verbs->alloc_dm(a.context, &dm) && errno == ENOMEM);
+	CHECK(!verbs->alloc_null_mr(a.pd) && errno == ENOMEM);
+	CHECK(!verbs->open_xrcd(a.context, &domain) && errno == ENOMEM);
+	CHECK(!verbs->create_cq_ex(a.context, &cq_ex) && errno == ENOMEM);
+	CHECK(!verbs->create_qp_ex(a.context, &qp_ex) && errno == ENOMEM);
+	CHECK(!verbs->create_srq_ex(a.context, &srq_ex) && errno == ENOMEM);
 	faults("fail=modify_qp:2:EINVAL");
 	attr = default_attr(0);
 	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RESET, 0), 0);
@@ -539,6 +573,70 @@ static void link_down_and_up(void)
 	close_pair();
 }
 
+/* What fails from then on, and what doesn't: the program can clean up. */
+static void expect_dead(void)
+{
+	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .send_cq = a.cq, .recv_cq = a.cq};
+	struct ibv_qp_attr attr = default_attr(0);
+	struct ibv_device_attr device;
+	struct ibv_port_attr port;
+
+	CHECK(!ibv_alloc_pd(a.context) && errno == EIO);
+	CHECK(!ibv_reg_mr(a.pd, a.buffer, 1, 0) && errno == EIO);
+	CHECK(!ibv_create_comp_channel(a.context) && errno == EIO);
+	CHECK(!ibv_create_cq(a.context, 1, NULL, NULL, 0) && errno == EIO);
+	CHECK(!ibv_create_qp(a.pd, &init) && errno == EIO);
+	CHECK_EQ(ibv_query_device(a.context, &device), EIO);
+	CHECK_EQ(ibv_query_port(a.context, 1, (void *)&port), EIO);
+	CHECK_EQ(ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init), EIO);
+	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RESET, 0), EIO);
+	CHECK_EQ(ibv_resize_cq(a.cq, 8), EIO);
+}
+
+static void device_dies(void)
+{
+	open_pair();
+	for (int i = 0; i < 3; i++)
+		CHECK_EQ(post_recv(&b, i, 0, 8), 0);
+	CHECK_EQ(post_send(&a, 1, 0, 8), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	faults("fatal=now");
+	expect_event(a.context, IBV_EVENT_DEVICE_FATAL);
+	expect(b.cq, 0, IBV_WC_SUCCESS); /* that has come */
+	expect(b.cq, 1, IBV_WC_WR_FLUSH_ERR);
+	expect(b.cq, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(post_send(&a, 2, 0, 8), 0); /* as in ERR, which it is in */
+	expect(a.cq, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(post_recv(&b, 3, 0, 8), 0);
+	expect(b.cq, 3, IBV_WC_WR_FLUSH_ERR);
+	expect_dead();
+	faults(""); /* for good */
+	expect_dead();
+	CHECK(!readable(a.context->async_fd, 0));
+	close_pair();
+	open_pair(); /* opened anew it lives */
+	CHECK_EQ(post_recv(&b, 1, 0, 8), 0);
+	CHECK_EQ(post_send(&a, 1, 0, 8), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	close_pair();
+}
+
+static void device_dies_later(void)
+{
+	open_pair();
+	CHECK_EQ(post_recv(&b, 1, 0, 8), 0);
+	CHECK_EQ(post_recv(&b, 2, 0, 8), 0);
+	faults("fatal=10ms");
+	expect_event(a.context, IBV_EVENT_DEVICE_FATAL);
+	expect(b.cq, 1, IBV_WC_WR_FLUSH_ERR);
+	expect(b.cq, 2, IBV_WC_WR_FLUSH_ERR);
+	expect_dead();
+	close_pair();
+	open_pair();
+	faults("fatal=1s");
+	close_pair(); /* it has gone before */
+}
+
 static void link_down_for_too_long(void)
 {
 	open_pair();
@@ -616,6 +714,8 @@ int main(void)
 	RUN(faults_end);
 	RUN(same_seed_same_fate);
 	RUN(cq_overrun);
+	RUN(device_dies);
+	RUN(device_dies_later);
 	RUN(link_down_and_up);
 	RUN(link_down_for_too_long);
 	RUN(link_flaps);

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from rdmanet.cm import CMEventType
 from rdmanet.verbs import (
     AH,
     DM,
@@ -217,3 +218,53 @@ def test_creating_what_has_no_connection_fails(net, context):
         with pytest.raises(OSError) as caught:
             create()
         assert caught.value.errno == errno.ENOMEM
+
+
+def test_a_device_dies(net, context):
+    """DEVICE_FATAL, and what was under way is flushed; what is asked of it is EIO, what is given back is not."""
+    a, b = net.pair()
+    b.receive(wr_id=1)
+    context.set_faults("fatal=now")
+    event = context.get_async_event()
+    assert event.event_type == EventType.DEVICE_FATAL
+    assert b.one().status == WCStatus.WR_FLUSH_ERR
+    a.send(wr_id=2)
+    assert a.one().status == WCStatus.WR_FLUSH_ERR
+    for ask in (lambda: PD(context), lambda: net.pd.alloc_mr(4096), a.qp.query, context.query_device):
+        with pytest.raises(OSError) as caught:
+            ask()
+        assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize(
+    ("fault", "event", "status"),
+    [
+        ("resolve_addr", CMEventType.ADDR_ERROR, -errno.ETIMEDOUT),
+        ("resolve_addr:ENETUNREACH", CMEventType.ADDR_ERROR, -errno.ENETUNREACH),
+        ("resolve_route", CMEventType.ROUTE_ERROR, -errno.ETIMEDOUT),
+        ("connect", CMEventType.UNREACHABLE, -errno.ETIMEDOUT),
+        ("connect:ECONNREFUSED", CMEventType.REJECTED, None),
+    ],
+)
+def test_a_connection_does_not_come_about(manager, address, fault, event, status):
+    """Each step of the set-up fails by its event; without the fault it goes through."""
+    listener = manager.listener(address)
+    listener.context.set_faults(f"fail={fault}, fail=create_id:2")
+    client = manager.id()
+    with pytest.raises(OSError) as caught:
+        manager.id()
+    assert caught.value.errno == errno.ENOMEM
+    client.resolve_addr(None, listener.local_addr)
+    if event != CMEventType.ADDR_ERROR:
+        manager.next(CMEventType.ADDR_RESOLVED, client)
+        client.resolve_route()
+    if event not in (CMEventType.ADDR_ERROR, CMEventType.ROUTE_ERROR):
+        manager.next(CMEventType.ROUTE_RESOLVED, client)
+        manager.qp(client)
+        client.connect()
+    told = manager.next(event, client)
+    assert told.status == status if status else told.status in (8, -errno.ECONNREFUSED)
+    listener.context.set_faults("")
+    again, server = manager.connected(address)
+    again.disconnect()
+    manager.part(again, server)
