@@ -2,9 +2,9 @@
 /*
  * A peer out of its mind, second part: it writes garbage over what many share (pools of receives, claims, lists of
  * what has finished), over rooms of bounced messages, windows, datagrams' queue pairs and CQs, in its own arena or
- * in ours, while we send to it, and receive from it, by all of these.  Values are random or on the boundary of something.
- * We neither crash nor hang, no receive is longer than its buffer, no byte lands outside of what was posted or offered,
- * and new objects work as if nothing had been.
+ * in ours, while we send to it, and receive from it, by all of these.  Values are random, or on some boundary.  We
+ * neither crash nor hang, no receive is longer than its buffer, no byte lands outside of what was posted or
+ * offered, and new objects work as if nothing had been.
  */
 #include "confused.h"
 
