@@ -16,6 +16,18 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+/* A machine may be without. */
+static inline bool has_ipv6(void)
+{
+	struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+	int fd = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	bool has = fd >= 0 && !bind(fd, (struct sockaddr *)&at, sizeof at);
+
+	if (fd >= 0)
+		close(fd);
+	return has;
+}
+
 static inline struct rdma_event_channel *new_channel(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();

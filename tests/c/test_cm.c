@@ -6,6 +6,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 static struct rdma_conn_param plain_copy = {.responder_resources = 4, .initiator_depth = 2, .retry_count = 7};
@@ -49,6 +50,7 @@ static void wrong_order_is_refused(void)
 	struct rdma_cm_id *id = new_id(channel);
 	struct rdma_conn_param param = plain;
 	struct sockaddr_in everybody = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_BROADCAST)};
+	struct rdma_cm_event *event;
 	char big[57] = "";
 
 	CHECK(rdma_connect(id, &param) == -1 && errno == EINVAL);
@@ -57,7 +59,9 @@ static void wrong_order_is_refused(void)
 	CHECK(rdma_reject(id, NULL, 0) == -1 && errno == EINVAL);
 	CHECK(rdma_resolve_route(id, 0) == -1 && errno == EINVAL);
 	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&everybody, 0));
-	want_status(channel, RDMA_CM_EVENT_ADDR_ERROR, -EHOSTUNREACH);
+	event = want(channel, RDMA_CM_EVENT_ADDR_ERROR);
+	CHECK(event->status == -EHOSTUNREACH || event->status == -ENETUNREACH); /* the latter where no way leads out */
+	rdma_ack_cm_event(event);
 	resolve(id, 9);
 	param.private_data = big;
 	param.private_data_len = 57;
@@ -589,7 +593,8 @@ static void serve(struct rdma_event_channel *channel, struct rdma_cm_id **accept
 
 static void two_hundred_at_once(void)
 {
-	enum { COUNT = 200 };
+	enum { COUNT = 200, FDS_OF_ONE = 3, FDS_OF_OTHERS = 64 };
+	struct rlimit limit;
 	struct rdma_event_channel *server = new_channel(), *client = new_channel();
 	struct rdma_conn_param param = plain;
 	struct rdma_cm_id *active[COUNT], *passive[COUNT];
@@ -598,6 +603,16 @@ static void two_hundred_at_once(void)
 	struct rdma_cm_id *listener = new_listener(server, 16, &port); /* fewer than will come */
 	uint64_t began;
 
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+	if (limit.rlim_cur < descriptors() + FDS_OF_OTHERS + COUNT * FDS_OF_ONE) {
+		printf("   not run: two hundred, as this process may open %u descriptors only\n", (unsigned)limit.rlim_cur);
+		CHECK(!rdma_destroy_id(listener));
+		rdma_destroy_event_channel(server);
+		rdma_destroy_event_channel(client);
+		return;
+	}
 	for (int i = 0; i < COUNT; i++) {
 		active[i] = new_id(client);
 		resolve(active[i], port);
@@ -1093,7 +1108,10 @@ int main(int argc, char **argv)
 	RUN(wrong_order_is_refused);
 	RUN(connects_and_disconnects);
 	RUN(destroyed_while_connected);
-	RUN(connect_ipv6);
+	if (has_ipv6())
+		RUN(connect_ipv6);
+	else
+		printf("not run: connect_ipv6, as there is no ::1 here\n");
 	RUN(connect_from_a_bound_port);
 	RUN(a_port_is_free_at_once);
 	RUN(refusals);

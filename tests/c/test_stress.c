@@ -342,7 +342,7 @@ static void side_close(struct side *side)
 /* Everything posted has completed, once, whatever became of it; but unsignaled sends that succeeded. */
 static void expect_all_completed(struct side *side)
 {
-	uint64_t limit = now_ns() + 3000000000;
+	uint64_t limit = now_ns() + LIMIT_MS * 1000000ull;
 
 	while (side->done < side->signaled || side->received < side->receives) {
 		drain(side);
@@ -599,7 +599,7 @@ static void play(void)
 		break;
 	}
 	/* Where somebody was stopped, he has moved on or died: nothing stays aside. */
-	for (uint64_t limit = now_ns() + 3000000000; rdmanet_soft_quarantined();) {
+	for (uint64_t limit = now_ns() + LIMIT_MS * 1000000ull; rdmanet_soft_quarantined();) {
 		step(&bystander, true);
 		CHECK(now_ns() < limit);
 	}
