@@ -767,24 +767,29 @@ cdef class QP(Resource):
 
     cdef int post_extended(self, list requests) except -1:
         """A session's requests, all or none."""
-        cdef verbs.ibv_send_wr c
+        cdef verbs.ibv_send_wr *c
         cdef verbs.ibv_data_buf *inline_bufs
         cdef SendWR wr
-        cdef int most = 1, n = len(requests), rc
+        cdef int most = 1, n = len(requests), i, rc
         for wr in requests:
             self.takes(wr)
             most = max(most, wr.elements.count)
         inline_bufs = <verbs.ibv_data_buf *>malloc(most * sizeof(verbs.ibv_data_buf))
-        if inline_bufs is NULL:
-            raise MemoryError
+        c = <verbs.ibv_send_wr *>malloc(n * sizeof(verbs.ibv_send_wr))
         try:
+            if inline_bufs is NULL or c is NULL:
+                raise MemoryError
             with self.posting:
                 self.usable()
+                for i in range(n):
+                    wr = requests[i]
+                    c[i] = wr.c
+                    c[i].wr_id = self.sends.begin(wr.wr_id, wr.elements)
+                # From start to complete a library holds the queue's lock: nothing here makes an object, so
+                # no collector and no other thread of Python's runs meanwhile.
                 self.extended.wr_start(self.extended)
-                for wr in requests:
-                    c = wr.c
-                    c.wr_id = self.sends.begin(wr.wr_id, wr.elements)
-                    verbs.rn_wr_build(self.extended, &c, &wr.more, inline_bufs)
+                for i in range(n):
+                    verbs.rn_wr_build(self.extended, &c[i], &(<SendWR>requests[i]).more, inline_bufs)
                 rc = verbs.rn_wr_complete(self.extended)
                 if rc < 0:
                     self.sends.take_back(n)
@@ -794,6 +799,7 @@ cdef class QP(Resource):
                 self.bound(wr)
         finally:
             free(inline_bufs)
+            free(c)
         return 0
 
     def post_recv(self, wrs):

@@ -1,6 +1,8 @@
 """Extended completion queues (the iterator, timestamps) and the extended calls for posting."""
 
+import gc
 import threading
+import time
 
 import pytest
 
@@ -351,6 +353,47 @@ def test_both_ways_of_posting_keep_the_order(net: Net, posters):
         a.qp.post_send(SendWR(WROpcode.SEND, mr.sge(64, 2 * i + 2), wr_id=2 * i + 1))
     assert [wc.wr_id for wc in a.poll(6)] == list(range(6))
     assert [wc.byte_len for wc in b.poll(6)] == list(range(1, 7))
+
+
+def test_sessions_beside_plain_posts(net: Net, posters):
+    """No Python runs while a library holds the queue's lock, however often threads and the collector take turns."""
+    a, b = posters(OPS.SEND)
+    mr = net.mr()
+    failed = []
+
+    def work(plain: bool) -> None:
+        try:
+            for _ in range(3):
+                if plain:
+                    a.qp.post_send([SendWR(WROpcode.SEND, mr.sge(0, 1), wr_id=1) for _ in range(2)])
+                else:
+                    with a.qp.wr() as wr:
+                        wr.send(mr.sge(0, 2), wr_id=2)
+                        wr.send(mr.sge(0, 2), wr_id=2)
+        except BaseException as exc:
+            failed.append(exc)
+
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0)  # lets another thread run
+
+    for _ in range(12):
+        b.receive(mr.sge(512, 8))
+    before = gc.get_threshold()
+    gc.callbacks.append(collecting)
+    gc.set_threshold(1)
+    try:
+        threads = [threading.Thread(target=work, args=(plain,)) for plain in (True, False)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collecting)
+    assert not failed
+    order = [wc.wr_id for wc in a.poll(12)]
+    assert all(order[i] == order[i + 1] for i in range(0, 12, 2)), order
+    assert [wc.byte_len for wc in b.poll(12)] == order
 
 
 def test_sessions_of_two_threads(net: Net, posters):
