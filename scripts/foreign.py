@@ -265,6 +265,7 @@ def main() -> int:
         print("apt-get install ibverbs-utils rdmacm-utils perftest qperf", file=sys.stderr)
         return 2
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is stopped on the way out
     variables = environment(library_directory(Path(_core.Library.embedded().path)))
     outcomes = []
     for number, case in enumerate(cases, 1):
