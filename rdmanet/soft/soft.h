@@ -35,6 +35,9 @@
  *
  *     context (mutex) > world (mutex) > QP send lock > QP receive lock > CQ lock > pool's lock > event queue lock
  *
+ * A channel's lock comes before those of its CQs, a CQ's list of streams (stream_lock) before send locks.  Innermost:
+ * the table of channels (channel.c), keys (mr_key.c), a context's faults (chaos.c).
+ *
  * No lock is held while waiting for the engine (timer_cancel and the like), since callbacks take
  * the send lock.  Waiting for `busy` while holding the own send lock is fine: nobody who is busy
  * ever waits for a lock of ours (see exec.c).
