@@ -33,9 +33,12 @@ class Host(two_hosts.Host):
         self.started.append(process)
         return process
 
+    def script(self, script: str, *arguments: object) -> list[str]:
+        """The command for one of the scripts beside this file."""
+        return [sys.executable, str(Path(__file__).parent / "peers" / script), *map(str, arguments)]
+
     def python(self, script: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-        """One of the scripts beside this file."""
-        return self.start(sys.executable, Path(__file__).parent / "peers" / script, *arguments, **environment)
+        return self.start(*self.script(script, *arguments), **environment)
 
     def end(self) -> None:
         for process in self.started:

@@ -1,0 +1,22 @@
+"""Run one of these scripts as another user, who may not read where our code lies: loaded first, then left.
+
+usage: as_user.py UID SCRIPT [ARGUMENT ...]
+"""
+
+import asyncio  # noqa: F401
+import os
+import sys
+from pathlib import Path
+
+import rdmanet  # noqa: F401
+from rdmanet import _core
+
+_core.Library.embedded()
+uid = int(sys.argv[1])
+script = Path(__file__).parent / sys.argv[2]
+code = compile(script.read_text(), script, "exec")
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+sys.argv[:] = sys.argv[2:]
+exec(code, {"__name__": "__main__"})
