@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-kernel check bench bench-quick bench-hosts count test-c fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help demo test test-netns test-kernel check bench bench-quick bench-hosts count test-c fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -30,6 +30,11 @@ demo: build ## set everything up, then show two processes talking asyncio over R
 
 test: build $(VENV)/.test ## set everything up, then run the tests (ARGS="-k name -x" goes to pytest)
 	@$(py) -m pytest $(ARGS)
+
+test-netns: build $(VENV)/.test ## run the suite between two hosts, network namespaces joined by veth (root)
+	@$(py) -m pytest tests/netns $(ARGS)
+	@$(py) scripts/two_hosts.py $(py) -m pytest --across 4 tests/net tests/device $(ARGS)
+	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 tests/net tests/device/test_processes.py $(ARGS)
 
 test-kernel: build $(VENV)/.test ## run the device and stream tests on the kernel's soft-RoCE and soft-iWARP, in QEMU (a quarter of an hour)
 	@$(py) scripts/test-kernel $(ARGS)

@@ -5,6 +5,7 @@ usage: python scripts/two_hosts.py COMMAND [ARGUMENT ...]
 COMMAND runs on the first host. Its environment says how to get to the other one, and where both are:
 
     RDMANET_TEST_FAR      what starts a program there, to be put before it
+    RDMANET_TEST_FAR_NET  its network namespace, a file
     RDMANET_TEST_HERE     addresses of the first host, IPv4 and IPv6
     RDMANET_TEST_THERE    addresses of the other
 
@@ -97,6 +98,7 @@ def main() -> int:
         with two_hosts() as (here, there):
             environment = os.environ | {
                 "RDMANET_TEST_FAR": shlex.join(there.prefix),
+                "RDMANET_TEST_FAR_NET": f"/proc/{there.pid}/ns/net",
                 "RDMANET_TEST_HERE": " ".join(here.addresses.values()),
                 "RDMANET_TEST_THERE": " ".join(there.addresses.values()),
             }

@@ -2,6 +2,8 @@
 
 pytest                                                     on the embedded device
 pytest --device rxe0 --address 10.77.0.1 tests/device      on a device of the kernel, the same tests
+pytest --across 4                                          between two hosts, under scripts/two_hosts.py: the other
+                                                           processes of tests/net and tests/device run on the other
 
 On a device of the kernel a skip is a claim about that device. `--expected-skips FILE` holds the suite to a list
 of them: a skip that is not in the list fails the run, and so does a line of the list whose test was not skipped.
@@ -25,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--loop", choices=("asyncio", "uvloop"), help="of the stream tests, those on this loop only"
     )
+    parser.addoption(
+        "--across",
+        type=int,
+        choices=(4, 6),
+        help="between the hosts of scripts/two_hosts.py, by addresses of this family",
+    )
     parser.addoption("--require-device", action="store_true", help="fail where there is no such device")
     parser.addoption(
         "--expected-skips", type=Path, metavar="FILE", help="the skips that are right on a device"
@@ -43,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
         # For the stream tests' own processes too.
         os.environ["RDMANET_DEVICE"] = name
         os.environ["RDMANET_TEST_HOST"] = config.getoption("--address") or "127.0.0.1"
+    if family := config.getoption("--across"):
+        if "RDMANET_TEST_HERE" not in os.environ:
+            raise pytest.UsageError("--across takes two hosts: run it by scripts/two_hosts.py")
+        for name, addresses in (("HOST", "HERE"), ("PEER", "THERE")):
+            at = os.environ[f"RDMANET_TEST_{addresses}"].split()
+            os.environ[f"RDMANET_TEST_{name}"] = at[family == 6]
     if listed := config.getoption("--expected-skips"):
         config.pluginmanager.register(ExpectedSkips(listed, name))
 
@@ -93,6 +107,8 @@ def address(request: pytest.FixtureRequest, device: _core.Device) -> str:
     """An IP address that leads to the device under test."""
     if given := request.config.getoption("--address"):
         return str(given)
+    if given := os.environ.get("RDMANET_TEST_HOST"):
+        return given
     with device.open() as context:
         addresses = [entry.address for entry in context.gid_table()]
     return str(next(found for found in addresses if found.version == 4))

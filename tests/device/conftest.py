@@ -6,6 +6,7 @@ by hand is skipped. Peers in other processes are forked, and open the device for
 """
 
 import contextlib
+import ctypes
 import errno
 import multiprocessing
 import os
@@ -90,8 +91,12 @@ NOT_ON_IWARP = {
 
 
 def own_gid(context: Context) -> GIDEntry:
-    """The address to reach ourselves by: an IPv4 one where there is a choice."""
+    """The address to reach ourselves by: an IPv4 one where there is a choice and nobody has made it."""
     table = context.gid_table(1)
+    wanted = os.environ.get("RDMANET_TEST_HOST")
+    for entry in table:
+        if str(entry.address) == wanted:
+            return entry
     return next((entry for entry in table if entry.address.version == 4), table[0])
 
 
@@ -440,6 +445,21 @@ def manager(device) -> Iterator[Manager]:
 # ---- Other processes -------------------------------------------------------------------------------------
 
 
+def move_to_the_other_host() -> None:
+    """This process, a forked one, if there is another host; see --across in tests/conftest.py."""
+    if address := os.environ.get("RDMANET_TEST_PEER"):
+        with open(os.environ["RDMANET_TEST_FAR_NET"]) as net:
+            if ctypes.CDLL(None, use_errno=True).setns(net.fileno(), 0):
+                raise OSError(ctypes.get_errno(), "setns")
+        os.environ["RDMANET_TEST_HOST"] = address
+
+
+@pytest.fixture
+def peer_address(address: str) -> str:
+    """Where a peer serves."""
+    return os.environ.get("RDMANET_TEST_PEER", address)
+
+
 class Peer:
     """A forked process that runs one function; `say` and `hear` carry what both have to agree on."""
 
@@ -450,6 +470,7 @@ class Peer:
             status = 1
             try:
                 ours.close()
+                move_to_the_other_host()
                 action(theirs, *arguments)
                 status = 0
             except BaseException:

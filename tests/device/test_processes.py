@@ -18,10 +18,10 @@ EVERYTHING = (
 def meet(net, pipe_send, pipe_receive, rts=None, **sizes):
     """A side of ours, connected by hand with one of the other process."""
     side = net.side(**sizes)
-    pipe_send(side.qp.qp_num)
-    number = pipe_receive()
+    pipe_send((side.qp.qp_num, net.gid.gid))
+    number, gid = pipe_receive()
     side.qp.to_init(access=EVERYTHING)
-    side.qp.to_rtr(number, net.gid.gid, sgid_index=net.gid.gid_index, max_dest_rd_atomic=4)
+    side.qp.to_rtr(number, gid, sgid_index=net.gid.gid_index, max_dest_rd_atomic=4)
     side.qp.to_rts(**{"timeout": 18, "retry_cnt": 7, "max_rd_atomic": 4} | (rts or {}))
     return side
 
@@ -267,9 +267,9 @@ def server(pipe, device, Manager, address):
 
 
 @pytest.fixture
-def connection(forkable, device, manager, address, peer):
+def connection(forkable, device, manager, peer_address, peer):
     """(the peer, our identifier) connected with server() there."""
-    other = peer(server, device, type(manager), address)
+    other = peer(server, device, type(manager), peer_address)
     client = manager.resolved(tuple(other.hear()))
     manager.qp(client)
     client.connect(b"abba")
@@ -359,9 +359,9 @@ def forking_server(pipe, device, Manager, address):
     server(pipe, device, Forking, address)
 
 
-def test_a_killed_peer_whose_child_lives(forkable, device, manager, address, peer):
+def test_a_killed_peer_whose_child_lives(forkable, device, manager, peer_address, peer):
     """The child keeps its parent's descriptors, but not its life."""
-    other = peer(forking_server, device, type(manager), address)
+    other = peer(forking_server, device, type(manager), peer_address)
     client = manager.resolved(tuple(other.hear()))
     manager.qp(client)
     client.connect(b"abba")
@@ -375,9 +375,9 @@ def test_a_killed_peer_whose_child_lives(forkable, device, manager, address, pee
     assert other.wait() == -signal.SIGKILL
 
 
-def test_a_stopped_peer_stalls_nobody_else(forkable, device, manager, address, peer):
+def test_a_stopped_peer_stalls_nobody_else(forkable, device, manager, peer_address, peer):
     """Of two connections one stands still; the other goes on, and closing the first does not wait."""
-    others = [peer(server, device, type(manager), address) for _ in range(2)]
+    others = [peer(server, device, type(manager), peer_address) for _ in range(2)]
     clients = []
     for other in others:
         client = manager.resolved(tuple(other.hear()))
@@ -405,10 +405,10 @@ def test_a_stopped_peer_stalls_nobody_else(forkable, device, manager, address, p
 
 
 @pytest.mark.not_on_iwarp("retries nothing: a send that finds no receive ends the connection")
-def test_killed_at_any_moment(forkable, device, manager, address, peer):
+def test_killed_at_any_moment(forkable, device, manager, peer_address, peer):
     """In the middle of a stream of messages, again and again: the survivor is told, and goes on."""
     for round in range(20):
-        other = peer(server, device, type(manager), address)
+        other = peer(server, device, type(manager), peer_address)
         client = manager.resolved(tuple(other.hear()))
         manager.qp(client)
         client.connect(b"abba", rnr_retry_count=7)

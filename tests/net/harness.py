@@ -6,6 +6,7 @@ No test here sleeps to let something happen. `Recorder.until` waits for a condit
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,9 @@ import rdmanet
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
+# Where the other processes are, and what brings them there; see --across in tests/conftest.py.
+THERE = os.environ.get("RDMANET_TEST_PEER", HOST)
+FAR = shlex.split(os.environ.get("RDMANET_TEST_FAR", "")) if "RDMANET_TEST_PEER" in os.environ else []
 
 # That a peer has died is told by the kernel at once, not by a timer that runs out; a busy machine may take its time.
 NOTICED_WITHIN_S = 10.0
@@ -140,8 +144,12 @@ class Echo(Recorder):
         self.transport.write(data)
 
 
+class FarPort(int):
+    """A port where the other processes are."""
+
+
 class Peer:
-    """A script of tests/net/peers in a process of its own, spoken to by lines.
+    """A script of tests/net/peers in a process of its own, spoken to by lines; on the other host, if there is one.
 
     Its end is awaited through a pidfd: no thread of a child watcher, no signal handler, no
     polling. Scripts end by themselves when their stdin does.
@@ -151,12 +159,13 @@ class Peer:
         self, script: str, *args: object, env: dict[str, str] | None = None, stderr: bool = False
     ) -> None:
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), str(HERE)]))
+        hosts = {"RDMANET_TEST_HOST": THERE, "RDMANET_TEST_PEER": HOST}
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "peers" / script), *map(str, args)],
+            [*FAR, sys.executable, str(HERE / "peers" / script), *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if stderr else None,
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            env={**os.environ, "PYTHONPATH": path, **hosts, **(env or {})},
         )
         self.pid = self.process.pid
         assert self.process.stdin and self.process.stdout
@@ -182,8 +191,8 @@ class Peer:
         assert first == word, f"the peer said {first} {rest}, not {word}"
         return rest
 
-    async def port(self) -> int:
-        return int((await self.expect("port"))[0])
+    async def port(self) -> FarPort:
+        return FarPort((await self.expect("port"))[0])
 
     def say(self, line: str) -> None:
         self._stdin.write(line.encode() + b"\n")
@@ -265,7 +274,8 @@ class Net:
 
     async def connect(self, port: int, factory: Callable[[], Any] = Recorder, **options: Any) -> Any:
         """The protocol of a new connection (its transport is at `.transport`)."""
-        _, protocol = await rdmanet.create_rdma_connection(self.remember(factory), HOST, port, **options)
+        host = THERE if isinstance(port, FarPort) else HOST
+        _, protocol = await rdmanet.create_rdma_connection(self.remember(factory), host, port, **options)
         return protocol
 
     async def pair(
@@ -312,7 +322,8 @@ class Net:
         return server, server.sockets[0].getsockname()[1]
 
     async def open(self, port: int, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await rdmanet.open_rdma_connection(HOST, port, **options)
+        host = THERE if isinstance(port, FarPort) else HOST
+        reader, writer = await rdmanet.open_rdma_connection(host, port, **options)
         self.writers.append(writer)
         return reader, writer
 

@@ -9,7 +9,7 @@ import random
 import socket
 
 import pytest
-from harness import HOST, Echo, Net
+from harness import HOST, THERE, Echo, Net
 
 from rdmanet import credit
 from rdmanet._core import CQ, PD, CMEventChannel, CMEventType, Library, QPCap, QPInitAttr
@@ -64,7 +64,7 @@ async def test_garbage_is_logged_with_its_reason(net: Net):
     """The device logs to stderr when asked to, and so in a process of its own."""
     peer = net.spawn("echo.py", env={"RDMANET_SOFT_LOG": "1"}, stderr=True)
     port = await peer.port()
-    with socket.create_connection((HOST, port)) as stranger:
+    with socket.create_connection((THERE, int(port))) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
         stranger.settimeout(5)
         try:

@@ -10,7 +10,7 @@ import random
 import signal
 
 import pytest
-from harness import NOTICED_WITHIN_S, Echo, Net, Peer, Recorder, within
+from harness import NOTICED_WITHIN_S, Echo, FarPort, Net, Peer, Recorder, within
 from pattern import Pattern
 
 MIB = 1 << 20
@@ -75,7 +75,7 @@ async def test_the_server_is_killed_in_mid_transfer(net: Net):
     for _ in range(KILLS):
         nursery.say("go")
         pid, port = map(int, await nursery.expect("worker"))
-        client = await net.connect(port, lambda: Checker(chance.randrange(4 * MIB)))
+        client = await net.connect(FarPort(port), lambda: Checker(chance.randrange(4 * MIB)))
         client.reached = lambda pid=pid: os.kill(pid, signal.SIGKILL)
         await client.until(lambda client=client: client.reached is None)
         await within(NOTICED_WITHIN_S, client.until_lost())
@@ -137,7 +137,7 @@ async def test_a_killed_peer_fails_the_reader_of_a_stream(net: Net):
     for read in (lambda reader: reader.read(-1), lambda reader: reader.readexactly(1 << 40)):
         nursery.say("go")
         pid, port = map(int, await nursery.expect("worker"))
-        reader, writer = await net.open(port)
+        reader, writer = await net.open(FarPort(port))
         await reader.readexactly(100_000)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(OSError):

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from script import HOST, orders, run, say
+from script import THERE, orders, run, say
 
 import rdmanet
 
@@ -17,7 +17,7 @@ async def echo(number, reader, writer, length):
 
 async def main():
     port, count = map(int, sys.argv[1:])
-    streams = await asyncio.gather(*(rdmanet.open_rdma_connection(HOST, port) for _ in range(count)))
+    streams = await asyncio.gather(*(rdmanet.open_rdma_connection(THERE, port) for _ in range(count)))
     say("connected", len(streams))
     async for _, length in orders():
         await asyncio.gather(*(echo(n, r, w, int(length)) for n, (r, w) in enumerate(streams)))

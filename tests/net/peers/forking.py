@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 
-from script import HOST, say
+from script import THERE, say
 
 import rdmanet
 
@@ -47,7 +47,7 @@ def ended_well(pid):
 
 port = int(sys.argv[1])
 loop = new_loop()
-_, protocol = loop.run_until_complete(rdmanet.create_rdma_connection(Connected, HOST, port))
+_, protocol = loop.run_until_complete(rdmanet.create_rdma_connection(Connected, THERE, port))
 loop.run_until_complete(protocol.ask(b"before"))
 
 for _ in range(3):
@@ -71,7 +71,7 @@ if pid == 0:
         raise AssertionError("a child wrote to its parent's connection")
     fresh = new_loop()
     asyncio._set_running_loop(None)
-    _, mine = fresh.run_until_complete(rdmanet.create_rdma_connection(Connected, HOST, port))
+    _, mine = fresh.run_until_complete(rdmanet.create_rdma_connection(Connected, THERE, port))
     fresh.run_until_complete(mine.ask(b"from the child"))
     mine.transport.abort()
     os._exit(0)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from script import HOST, orders, run, say
+from script import THERE, orders, run, say
 
 import rdmanet
 
@@ -19,7 +19,7 @@ class Hasty(asyncio.Protocol):
 
 async def main():
     async for _, port in orders():
-        _, protocol = await rdmanet.create_rdma_connection(Hasty, HOST, int(port))
+        _, protocol = await rdmanet.create_rdma_connection(Hasty, THERE, int(port))
         say("lost", repr(await protocol.lost))
 
 

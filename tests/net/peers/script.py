@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
+THERE = os.environ.get("RDMANET_TEST_PEER", HOST)  # where the other end serves
 
 
 def say(*fields: object) -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 
 from pattern import Pattern
-from script import HOST, port_of, run, say
+from script import HOST, THERE, port_of, run, say
 
 import rdmanet
 
@@ -45,7 +45,7 @@ async def serve():
 
 
 async def connect(port):
-    await rdmanet.create_rdma_connection(Source, HOST, port)
+    await rdmanet.create_rdma_connection(Source, THERE, port)
     say("worker", os.getpid())
     await asyncio.get_running_loop().create_future()
 
