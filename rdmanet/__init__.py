@@ -10,14 +10,19 @@ The layers, from the top; a module imports only what stands below it:
     transport     create_rdma_connection, start_rdma_server, the transport and the server
     driver        one a (loop, library): the loop's reader, the connection manager's events
     memory        the peer's memory as an object
+    verbs_async   the verbs for programs that await, on any event loop
     verbs, cm     the names of the verbs, for those who want the hardware
     protocol, offers    the life of a connection and of its memory regions: tables, no I/O
     _core         compiled: devices, memory, queues, connection manager, the data engine
-    credit, errors      flow control and frames, exceptions: pure
+    credit, errors, remote      flow control and frames, exceptions, remote addresses: pure
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 
-Import names from here. ``rdmanet.verbs`` and ``rdmanet.cm`` have the verbs.
+Import names from here. ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async`` have the verbs. What needs
+asyncio is imported when it is first asked for: programs that want the verbs only do without.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from rdmanet._core import AccessFlags as AccessFlags
 from rdmanet._core import devices as devices
@@ -26,13 +31,40 @@ from rdmanet.errors import DeviceNotFoundError as DeviceNotFoundError
 from rdmanet.errors import ProtocolError as ProtocolError
 from rdmanet.errors import RdmaError as RdmaError
 from rdmanet.errors import RegionRevokedError as RegionRevokedError
-from rdmanet.memory import RemoteMemory as RemoteMemory
-from rdmanet.streams import RdmaStreamWriter as RdmaStreamWriter
-from rdmanet.streams import open_rdma_connection as open_rdma_connection
-from rdmanet.streams import start_rdma_stream_server as start_rdma_stream_server
-from rdmanet.transport import RdmaServer as RdmaServer
-from rdmanet.transport import RdmaTransport as RdmaTransport
-from rdmanet.transport import create_rdma_connection as create_rdma_connection
-from rdmanet.transport import start_rdma_server as start_rdma_server
+from rdmanet.remote import RemoteMemory as RemoteMemory
+
+if TYPE_CHECKING:
+    from rdmanet.memory import OfferedMemory as OfferedMemory
+    from rdmanet.streams import RdmaStreamWriter as RdmaStreamWriter
+    from rdmanet.streams import open_rdma_connection as open_rdma_connection
+    from rdmanet.streams import start_rdma_stream_server as start_rdma_stream_server
+    from rdmanet.transport import RdmaServer as RdmaServer
+    from rdmanet.transport import RdmaTransport as RdmaTransport
+    from rdmanet.transport import create_rdma_connection as create_rdma_connection
+    from rdmanet.transport import start_rdma_server as start_rdma_server
 
 __version__ = "0.1.0"
+
+_LAZY = {
+    "OfferedMemory": "memory",
+    "RdmaStreamWriter": "streams",
+    "open_rdma_connection": "streams",
+    "start_rdma_stream_server": "streams",
+    "RdmaServer": "transport",
+    "RdmaTransport": "transport",
+    "create_rdma_connection": "transport",
+    "start_rdma_server": "transport",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        found = globals()[name] = getattr(importlib.import_module(f"rdmanet.{_LAZY[name]}"), name)
+        return found
+    if name in ("driver", *_LAZY.values()):
+        return importlib.import_module(f"rdmanet.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -8,18 +8,24 @@ raises ValueError, using one of a parent process RuntimeError.
 
 import asyncio
 import contextvars
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Awaitable, Iterable
 from dataclasses import InitVar, dataclass
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Generic, Self, TypeVar, final
 
 from typing_extensions import Buffer
 
 from rdmanet.credit import Ledger
+from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 EMBEDDED_ENVIRONMENT: str
+
+_R = TypeVar("_R")
+
+_Remote = RemoteMemory | RemoteArray | RemoteStruct
 
 _Address = tuple[str, int] | tuple[str, int, int, int]
 
@@ -442,11 +448,29 @@ class MR(Resource):
         """Its size in bytes."""
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
         """A part of the region for a work request."""
+    @property
+    def at(self) -> _Slices:
+        """Parts of the region for work requests, as slices: `mr.at[64:128]` is an SGE.
+
+        :raises IndexError: the slice is not inside; unlike a list's, it is not cut to fit
+        """
+    def to_remote(self, offset: int = 0, length: int | None = None) -> RemoteMemory:
+        """What a peer has to know of it, or of a part.
+
+        :raises IndexError: the part is not inside
+        """
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
     def __getitem__(self, key: int | slice, /) -> int | bytes: ...
     def __setitem__(self, key: int | slice, value: int | Buffer, /) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class _Slices:
+    """mr.at"""
+
+    def __init__(self, mr: MR) -> None: ...
+    def __getitem__(self, key: int | slice, /) -> SGE: ...
 
 # ---- devicememory.pxi ----
 
@@ -786,8 +810,9 @@ class SendFlags(IntFlag):
 class SGE:
     """A scatter/gather element: length bytes at offset of a region.
 
-    :param buffer: an MR; or any buffer, with the lkey of a region that covers it, or without one for
-        a request with SendFlags.INLINE, whose bytes are copied while it is posted
+    :param buffer: an MR, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey of a region
+        that covers it, or without one for a request with SendFlags.INLINE, whose bytes are copied while it
+        is posted
     :raises IndexError: the part is not within the buffer
     """
 
@@ -806,7 +831,7 @@ class SGE:
 class RecvWR:
     """A receive request: buffers for one message.
 
-    :param sg_list: SGEs or MRs, or one of them; they fill in order
+    :param sg_list: SGEs, MRs or memoryviews of MRs, or one of them; they fill in order
     :param wr_id: anything; its completion brings it back
     """
 
@@ -820,7 +845,7 @@ class SendWR:
     """A send request; see ibv_post_send(3).
 
     :param opcode: what to do
-    :param sg_list: the local side: SGEs or MRs, or one of them
+    :param sg_list: the local side: SGEs, MRs or memoryviews of MRs, or one of them
     :param wr_id: anything; its completion brings it back
     :param flags: signaled by default; a request without SIGNALED gives no completion of its own, and its
         place in the queue comes free when a later one completes
@@ -1268,7 +1293,7 @@ class QP(Resource):
 
 # ---- session.pxi ----
 
-_SGList = SGE | MR | Iterable[SGE | MR]
+_SGList = SGE | Buffer | Iterable[SGE | Buffer]
 
 @final
 class WRSession:
@@ -1332,6 +1357,111 @@ class WRSession:
         """BIND_MW: give a window of type 2 this key, and this part of a region."""
     def local_inv(self, rkey: int, **options: Any) -> None:
         """LOCAL_INV: make a key of ours invalid."""
+
+# ---- operation.pxi: what async_queues.py builds on ----
+
+@final
+class Operation(Generic[_R]):
+    """One request, or one chain, that is awaited."""
+
+    @property
+    def done(self) -> bool: ...
+    def wait(self) -> Awaitable[_R]:
+        """The loop's future of its end: what result() returns or raises."""
+    def result(self) -> _R:
+        """The completion, of a chain a list of them, of an atomic operation what was there before.
+
+        :raises CompletionError: it failed, or the first of a chain that did
+        """
+
+class OperationQueue:
+    """The send queue, or the receive queue, of a queue pair whose requests are awaited.
+
+    :param watcher: of the queue's completion queue
+    :raises ValueError: the completion queue is another, or too small for it
+    """
+
+    def __init__(self, qp: QP, watcher: CompletionWatcher, sends: bool) -> None: ...
+    @property
+    def qp(self) -> QP: ...
+    @property
+    def watcher(self) -> CompletionWatcher: ...
+    @property
+    def waiting(self) -> int:
+        """How many operations wait for a place in the queue."""
+    @property
+    def in_flight(self) -> int:
+        """How many requests are on the device."""
+    def close(self) -> None:
+        """After the queue pair was closed: end what waits for its turn, and give back what was reserved."""
+    def receive(self, sg_list: _SGList) -> Operation[WC]:
+        """RECV."""
+    def send(self, opcode: int, sg_list: _SGList, flags: int, imm_data: int = 0) -> Operation[WC]:
+        """SEND or SEND_WITH_IMM."""
+    def rdma(
+        self, opcode: int, sg_list: _SGList, remote: _Remote, flags: int, imm_data: int = 0
+    ) -> Operation[WC]:
+        """RDMA_WRITE, RDMA_WRITE_WITH_IMM or RDMA_READ.
+
+        :raises IndexError: the elements are longer than the remote memory
+        """
+    def atomic(self, opcode: int, remote: _Remote, compare_add: int, swap: int, flags: int) -> Operation[int]:
+        """ATOMIC_CMP_AND_SWP or ATOMIC_FETCH_AND_ADD.
+
+        :raises IndexError: the remote memory is shorter than 8 bytes
+        :raises ValueError: its address is not a multiple of 8
+        """
+    def bind(self, mw: MW, bind: MWBind) -> Operation[WC]:
+        """A window of type 1.
+
+        :param bind: an MWBind; its wr_id means nothing
+        """
+    def batch(self, requests: Iterable[SendWR]) -> Operation[list[WC]]:
+        """Requests made elsewhere, as one chain.
+
+        :raises ValueError: there are none, or more than fit in the queue
+        """
+
+class CompletionWatcher:
+    """Watches a completion queue for those who await its completions.
+
+    :param notifier: the event loop
+    :param busy_poll: seconds to watch after a completion before sleeping; None: adaptive, 0: none
+    """
+
+    def __init__(self, cq: CQ, notifier: Any, busy_poll: float | None = None) -> None: ...
+    @property
+    def cq(self) -> CQ: ...
+    @property
+    def channel(self) -> CompChannel: ...
+    @property
+    def notifier(self) -> Any: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def found(self) -> deque[WC]: ...
+    @property
+    def passes(self) -> int: ...
+    @property
+    def sleeps(self) -> int: ...
+    @property
+    def wakeups(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def completions(self) -> int: ...
+    def close(self) -> None:
+        """Stop watching; those who wait are told. The completion queue is its owner's to close."""
+    def wait(self) -> Awaitable[None]:
+        """A future that has a result when there may be something in found, or an end to it."""
+    def look(self) -> None:
+        """Take what is there now."""
+    def pass_(self) -> None:
+        """One look, as call_soon runs it."""
+    def readable(self) -> None:
+        """The channel is: take all its events, or none if it was a false alarm, then look."""
+    def stats(self) -> dict[str, int]:
+        """Counters since it began: how often it looked, slept, was woken, and for how much."""
 
 # ---- cm.pxi ----
 

@@ -17,6 +17,8 @@ Reading order is the order of the includes:
     srq          shared receive queues, and XRC domains
     queuepair    queue pairs: attributes, states, posting
     session      posting with the extended calls, as a `with` block
+    watch        how long to watch a queue before sleeping
+    operation    requests that are awaited, and who watches for their completions
     cm           the connection manager's identifiers and events
     ring         the byte stream's memory
     stream       one connection of the byte stream: frames, credits, delivery
@@ -28,13 +30,17 @@ parents, so that nothing is destroyed too early; see Resource in library.pxi.
 
 cimport cython
 from cpython.buffer cimport (
-    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.pythread cimport (
+    NOWAIT_LOCK, WAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
+    PyThread_get_thread_ident, PyThread_release_lock, PyThread_type_lock,
+)
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, EINVAL, EINTR, ENOENT, EOPNOTSUPP, errno
+from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, ENOMEM, EINVAL, EINTR, ENOENT, EOPNOTSUPP, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strerror
 from posix.types cimport pid_t
 
@@ -49,11 +55,11 @@ import enum
 import ipaddress
 import os
 import socket
-import threading
 import warnings
 import weakref
 
 from rdmanet.errors import DeviceNotFoundError, ProtocolError, cm_error, completion_error
+from rdmanet.remote import RemoteMemory, bounds
 
 include "_pyx/errors.pxi"
 include "_pyx/library.pxi"
@@ -68,6 +74,8 @@ include "_pyx/window.pxi"
 include "_pyx/srq.pxi"
 include "_pyx/queuepair.pxi"
 include "_pyx/session.pxi"
+include "_pyx/watch.pxi"
+include "_pyx/operation.pxi"
 include "_pyx/cm.pxi"
 include "_pyx/ring.pxi"
 include "_pyx/stream.pxi"

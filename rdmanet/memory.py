@@ -1,6 +1,6 @@
 """Memory of the peer, as an object.
 
-A `RemoteMemory` stands for a region that the peer has offered on a connection. Reading and writing
+An `OfferedMemory` is a `RemoteMemory` that the peer has offered on a connection. Reading and writing
 it is one-sided: the peer's program does not notice. What another side does to the same bytes at the
 same time is not ordered with it; who may touch what when is the two programs' agreement.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rdmanet._core import MR, PD, AccessFlags
 from rdmanet.errors import RegionRevokedError
 from rdmanet.offers import RemoteRegion
+from rdmanet.remote import RemoteMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -28,7 +29,7 @@ class _Operator(Protocol):
     """Whoever can carry out a one-sided operation: a transport."""
 
     def _operate(
-        self, remote: RemoteMemory, opcode: int, offset: int, buffer: Any
+        self, remote: OfferedMemory, opcode: int, offset: int, buffer: Any
     ) -> Coroutine[Any, Any, None]: ...
 
 
@@ -51,7 +52,7 @@ class _Poster(Protocol):
     ) -> bool: ...
 
 
-class RemoteMemory:
+class OfferedMemory(RemoteMemory, frozen=True, eq=False):
     """A region of the peer's memory: `name`, `length` in bytes, `access`, and until when.
 
     Every operation raises RegionRevokedError once the peer has begun to revoke the region or the
@@ -60,9 +61,14 @@ class RemoteMemory:
     one detaches the waiter: the operation itself runs to its end, and its buffer is kept until then.
     """
 
-    def __init__(self, operator: _Operator, region: RemoteRegion) -> None:
-        self._operator = operator
-        self._region = region
+    _operator: _Operator
+    _region: RemoteRegion
+
+    @classmethod
+    def of(cls, operator: _Operator, region: RemoteRegion) -> OfferedMemory:
+        """What `region` is to whoever may use it through `operator`."""
+        offer = region.region
+        return cls(offer.address, offer.length, offer.rkey, operator, region)
 
     @property
     def revoked(self) -> bool:
@@ -78,21 +84,6 @@ class RemoteMemory:
     def name(self) -> str:
         """What the peer called it."""
         return self._region.region.name
-
-    @property
-    def address(self) -> int:
-        """Where it begins, in the peer's address space."""
-        return self._region.region.address
-
-    @property
-    def length(self) -> int:
-        """Its size in bytes."""
-        return self._region.region.length
-
-    @property
-    def rkey(self) -> int:
-        """The key that opens it."""
-        return self._region.region.rkey
 
     @property
     def access(self) -> int:
@@ -131,13 +122,10 @@ class RemoteMemory:
         if offset < 0 or offset + length > self.length:
             raise IndexError(f"{call}: {length} bytes at offset {offset} leave {self!r}")
 
-    def __len__(self) -> int:
-        return self.length
-
     def __repr__(self) -> str:
         revoked = " revoked" if self.revoked else ""
         return (
-            f"<RemoteMemory {self.name!r} id={self.id} {self.length} bytes access={self.access:#x}{revoked}>"
+            f"<OfferedMemory {self.name!r} id={self.id} {self.length} bytes access={self.access:#x}{revoked}>"
         )
 
 

@@ -50,7 +50,7 @@ from rdmanet._core import (
 from rdmanet.addresses import RdmaSocket, SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.driver import Driver, driver_for
 from rdmanet.errors import ProtocolError, completion_error
-from rdmanet.memory import Operation, RemoteMemory
+from rdmanet.memory import OfferedMemory, Operation
 from rdmanet.offers import Offers, RemoteRegion
 from rdmanet.protocol import Action, Event, Machine, State, Writing
 from rdmanet.server import RdmaServer as RdmaServer
@@ -251,7 +251,7 @@ class RdmaTransport(StreamConnection):
         self._close_progress = -1
         self._extra: dict[str, Any] = {}
         self._offers = Offers()
-        self._regions: dict[RemoteRegion, RemoteMemory] = {}
+        self._regions: dict[RemoteRegion, OfferedMemory] = {}
         self._late_writes = 0
         self._eof_written = False
         self._revocations: dict[int, asyncio.Future[None]] = {}
@@ -772,14 +772,14 @@ class RdmaTransport(StreamConnection):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         for region in news.offered:
-            remote = self._regions[region] = RemoteMemory(self, region)
+            remote = self._regions[region] = OfferedMemory.of(self, region)
             self._tell_region("region_offered", remote)
         for region in news.revoked:
             self._tell_region("region_revoked", self._regions.pop(region))
         if self._offers.pending:
             self._have_news()
 
-    def _tell_region(self, name: str, remote: RemoteMemory) -> None:
+    def _tell_region(self, name: str, remote: OfferedMemory) -> None:
         callback = getattr(self._protocol, name, None)
         if callback is None:
             return
@@ -788,8 +788,8 @@ class RdmaTransport(StreamConnection):
         except Exception as exc:
             self._callback_raised(exc, name)
 
-    async def _operate(self, remote: RemoteMemory, opcode: int, offset: int, buffer: Any) -> None:
-        """One RDMA READ or WRITE through a region; see RemoteMemory."""
+    async def _operate(self, remote: OfferedMemory, opcode: int, offset: int, buffer: Any) -> None:
+        """One RDMA READ or WRITE through a region; see OfferedMemory."""
         region = remote._region
         self._offers.begin(region)
         operation = Operation(

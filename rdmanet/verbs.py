@@ -81,6 +81,7 @@ from rdmanet._core import (
     live_objects,
 )
 from rdmanet.errors import CompletionError, CompletionResetError, DeviceNotFoundError, RdmaError
+from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 __all__ = [
     "AH",
@@ -141,6 +142,9 @@ __all__ = [
     "QPState",
     "QPType",
     "RdmaError",
+    "RemoteArray",
+    "RemoteMemory",
+    "RemoteStruct",
     "RecvWR",
     "SendFlags",
     "SendWR",

@@ -17,19 +17,19 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
-    [{"errors", "credit"}],
+    [{"errors", "credit", "remote"}],
     [{"_core", "_verbs"}],
-    [{"protocol", "offers"}, {"verbs", "cm"}],
-    [{"driver", "addresses"}, {"verbs_async", "memory"}],
+    [{"protocol", "offers"}, {"verbs", "cm"}, {"notifier"}],
+    [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm"}, {"memory"}],
     [{"server"}],
     [{"transport"}],
     [{"rpc", "streams", "loop"}],
     [{""}],  # the package itself: the public names
     [{"cli", "__main__"}, {"testing"}],
 ]
-PURE = {"errors", "credit", "protocol", "offers"}
+PURE = {"errors", "credit", "protocol", "offers", "remote"}
 # What would be I/O, a loop, a clock or a device.
-WORLDLY = {"asyncio", "ctypes", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
+WORLDLY = {"asyncio", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
 WORLDLY |= {"threading", "time", "uvloop"}
 
 PLACE = {

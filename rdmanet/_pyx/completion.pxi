@@ -68,6 +68,7 @@ cdef extern from "<arpa/inet.h>" nogil:
 
 
 @cython.final
+@cython.freelist(64)
 cdef class WC:
     """A work completion: one work request has ended."""
 
@@ -238,6 +239,8 @@ cdef class CQ(Resource):
     cdef readonly CompChannel channel
     cdef unsigned int unacked
     cdef dict qps                   # QP number to weakref of the QP
+    cdef PyObject *last_qp          # the one of the last completion, borrowed: QP.destroy() forgets it
+    cdef uint32_t last_number
     cdef readonly Py_ssize_t stray  # completions dropped, of queue pairs that were gone
 
     def __init__(self, Context context not None, int cqe, CompChannel channel=None, int comp_vector=0):
@@ -374,8 +377,13 @@ cdef class CQ(Resource):
         cdef WC wc
         cdef QP qp
         cdef SRQ srq = None
-        reference = self.qps.get(c.qp_num)
-        qp = None if reference is None else reference()
+        if self.last_qp is not NULL and self.last_number == c.qp_num:
+            qp = <QP>self.last_qp
+        else:
+            reference = self.qps.get(c.qp_num)
+            qp = None if reference is None else reference()
+            if qp is not None and qp.ptr is not NULL:
+                self.last_qp, self.last_number = <PyObject *>qp, c.qp_num
         if c.wr_id & WR_SHARED:
             # The queue pair that took it may be gone, or (XRC) never have been ours: the buffers are.
             reference = _shared_queues.get(c.wr_id >> QP_GENERATION_SHIFT)

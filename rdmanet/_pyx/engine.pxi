@@ -8,33 +8,12 @@
 #     flows the engine stays awake: it passes again by call_soon, and looks a couple of microseconds
 #     in C, but only when nothing was delivered (woken tasks must not wait for it).
 #   * A queue that is silent for longer than a sleep and a wake cost is not worth watching. The engine
-#     learns the gaps between messages; when they are long it arms the queue and sleeps at once.
+#     learns the gaps between messages (watch.pxi); when they are long it arms the queue and sleeps at once.
 #   * Sleeping: arm, then poll once more (a completion that came before the arming raises no event:
 #     ibv_req_notify_cq(3)), then wait for the channel's file descriptor.
 #
 # Every wr_id is 20 bits of connection index, 16 of generation, 3 unused, 1 that says "a send", and 24
 # of slot or sequence number. A completion of an earlier generation is counted and dropped.
-
-cdef extern from * nogil:
-    """
-    static inline void cpu_relax(void)
-    {
-    #if defined(__x86_64__)
-        __builtin_ia32_pause();
-    #elif defined(__aarch64__)
-        __asm__ volatile("yield");
-    #endif
-    }
-    """
-    void cpu_relax()
-
-cdef extern from "time.h" nogil:
-    ctypedef long time_t
-    struct timespec:
-        time_t tv_sec
-        long tv_nsec
-    int clock_gettime(int, timespec *)
-    enum: CLOCK_MONOTONIC
 
 cdef enum:
     ACK_BATCH = 16                  # events acknowledged in one call: it takes a lock
@@ -45,23 +24,7 @@ cdef enum:
     PATIENCE = 64                   # passes, of a batch each, that empty a queue of STREAM_QUEUE
     MAX_INLINE = 192
 
-# Nanoseconds. A gap above GAP_LIMIT is dearer to poll through than to sleep through on the machines
-# measured (a sleep and a wake: 45-55 us).
-cdef enum:
-    SPIN_NS = 2000
-    SLEEP_COST_NS = 50000           # of a gap that was slept through, so much was the sleep's own doing
-    GAP_LIMIT_NS = 75000
-    GAP_CLIP_NS = 1000000
-    WINDOW_NS = 200000              # watch no longer than this after the last message
-    WINDOW_FLOOR_NS = 20000
-
 cdef uint64_t WR_BASE_MASK = ~((<uint64_t>1 << STREAM_GENERATION_SHIFT) - 1)
-
-
-cdef inline uint64_t now_ns() noexcept nogil:
-    cdef timespec t
-    clock_gettime(CLOCK_MONOTONIC, &t)
-    return <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
 
 
 @cython.no_gc_clear
@@ -93,7 +56,7 @@ cdef class StreamEngine:
     cdef StreamConnection delivering    # whose callback is running
     cdef object loop, call_soon, pass_method
     cdef Py_ssize_t blocked             # connections with bytes to send and no credit or slot
-    cdef bint in_pass, scheduled, armed, slept, closed
+    cdef bint in_pass, scheduled, armed, closed
     cdef pid_t pid                      # a forked child touches nothing of its parent's
     cdef uint64_t tick
 
@@ -111,7 +74,7 @@ cdef class StreamEngine:
     cdef bint implicit_lkey_valid
     cdef public uint32_t max_inline
 
-    cdef uint64_t window_limit_ns, window_ns, gap_ns, last_message_ns
+    cdef watch_window window
     cdef readonly uint64_t passes, sleeps, wakeups, messages, stale
 
     def __cinit__(self, loop, Context context, busy_poll=None):
@@ -148,11 +111,7 @@ cdef class StreamEngine:
 
     def set_busy_poll(self, busy_poll):
         """Bound the watching after the last message to `busy_poll` seconds (None: adaptive, 0: none)."""
-        if busy_poll is not None and not busy_poll >= 0:
-            raise ValueError(f"busy_poll is {busy_poll!r}, it must be None or at least 0 seconds")
-        self.window_limit_ns = WINDOW_NS if busy_poll is None else <uint64_t>(busy_poll * 1e9)
-        self.window_ns = self.window_limit_ns
-        self.gap_ns = 0
+        watch_limit(&self.window, busy_poll)
 
     # -- connections ---------------------------------------------------------------------------------
 
@@ -264,7 +223,7 @@ cdef class StreamEngine:
         try:
             if (
                 self.poll() == 0 and not self.ready and not self.dirty
-                and self.window_limit_ns and (self.window_ns or self.blocked)
+                and self.window.limit_ns and (self.window.ns or self.blocked)
             ):
                 self.spin()
             self.deliver_all()
@@ -285,12 +244,12 @@ cdef class StreamEngine:
         cdef uint64_t now
         if not quiet:
             return self.wake()
-        if self.window_limit_ns:
+        if self.window.limit_ns:
             now = now_ns()
             if got_messages:
-                self.learn(now)
+                watch_learn(&self.window, now)
             # Writers that wait for credits expect them: a reader grants half a ring at a time.
-            if now - self.last_message_ns < (self.window_limit_ns if self.blocked else self.window_ns):
+            if now - self.window.last_ns < (self.window.limit_ns if self.blocked else self.window.ns):
                 return self.wake()
         if self.scheduled:
             return 0
@@ -299,23 +258,8 @@ cdef class StreamEngine:
             if self.poll():
                 return self.wake()
         self.sleeps += 1
-        self.slept = True
+        self.window.slept = True
         return 0
-
-    cdef inline void learn(self, uint64_t now) noexcept:
-        cdef uint64_t gap = now - self.last_message_ns
-        if self.slept:
-            # Two sides that sleep see gaps that are mostly sleep; without this they would never wake up.
-            gap = gap - SLEEP_COST_NS if gap > SLEEP_COST_NS else 0
-            self.slept = False
-        if gap > GAP_CLIP_NS:
-            gap = GAP_CLIP_NS
-        self.gap_ns = (3 * self.gap_ns + gap) >> 2
-        self.last_message_ns = now
-        if self.gap_ns > GAP_LIMIT_NS:
-            self.window_ns = 0
-        else:
-            self.window_ns = min(self.window_limit_ns, WINDOW_FLOOR_NS + 4 * self.gap_ns)
 
     cdef int arm(self) except -1:
         cdef CQ cq
@@ -482,6 +426,6 @@ cdef class StreamEngine:
             "wakeups": self.wakeups,
             "messages": self.messages,
             "stale_completions": self.stale,
-            "window_ns": self.window_ns,
-            "gap_ns": self.gap_ns,
+            "window_ns": self.window.ns,
+            "gap_ns": self.window.gap_ns,
         }

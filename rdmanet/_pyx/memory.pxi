@@ -445,3 +445,39 @@ cdef class MR(Resource):
     def sge(self, size_t offset=0, length=None):
         """A part of the region for a work request; SGE checks the bounds."""
         return SGE(self, offset, length)
+
+    @property
+    def at(self):
+        """Parts of the region for work requests, as slices: `mr.at[64:128]` is an SGE.
+
+        :raises IndexError: the slice is not inside; unlike a list's, it is not cut to fit
+        """
+        return _Slices(self)
+
+    def to_remote(self, uint64_t offset=0, length=None):
+        """What a peer has to know of it, or of a part: a RemoteMemory.
+
+        :raises IndexError: the part is not inside
+        """
+        cdef uint64_t base
+        self.usable()
+        if offset > self.length or (length is not None and not 0 <= length <= self.length - offset):
+            raise IndexError(
+                f"{'the rest' if length is None else length} at offset {offset} is not within {self.length} bytes")
+        # A peer counts from the region's beginning where that has no address.
+        base = 0 if self.access & verbs.IBV_ACCESS_ZERO_BASED else <uint64_t><uintptr_t>self.addr
+        return RemoteMemory(base + offset, self.length - offset if length is None else length, self.ptr.rkey)
+
+
+@cython.final
+cdef class _Slices:
+    """mr.at"""
+
+    cdef MR mr
+
+    def __init__(self, MR mr not None):
+        self.mr = mr
+
+    def __getitem__(self, key):
+        start, stop = bounds(key, self.mr.length, "bytes")
+        return SGE(self.mr, start, stop - start)

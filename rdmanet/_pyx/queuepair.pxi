@@ -337,6 +337,7 @@ cdef object only(attr, int mask):
 # Big messages are copied while they are posted to the embedded device; other threads may run meanwhile.
 cdef enum:
     LONG_COPY = 65536
+    CHAIN_ON_STACK = 32
 
 cdef uint64_t _next_generation = 0
 
@@ -362,13 +363,20 @@ cdef class QP(Resource):
     cdef uint64_t generation
     cdef _InFlight sends
     cdef _InFlight receives
-    cdef object posting          # a lock
+    cdef PyThread_type_lock posting
+
+    def __cinit__(self):
+        self.posting = PyThread_allocate_lock()
+        if self.posting is NULL:
+            raise MemoryError
 
     def __init__(self, PD pd not None, init_attr):
         self.create(pd, init_attr, NULL)
 
     def __dealloc__(self):
         self.drop()
+        if self.posting is not NULL:
+            PyThread_free_lock(self.posting)
 
     def __repr__(self):
         if self.ptr is NULL:
@@ -446,7 +454,6 @@ cdef class QP(Resource):
             check(verbs.rn_qp_to_qp_ex(pd.context.library.c, self.ptr, &self.extended), "ibv_qp_to_qp_ex")
         _next_generation = (_next_generation + 1) & 0xffff
         self.generation = _next_generation
-        self.posting = threading.Lock()
         self.sends = _InFlight(self.generation, True)
         self.receives = _InFlight(self.generation, False)
         reference = weakref.ref(self)
@@ -492,6 +499,7 @@ cdef class QP(Resource):
         for cq in (self.send_cq, self.recv_cq):
             if cq is not None:
                 (<CQ>cq).qps.pop(number, None)
+                (<CQ>cq).last_qp = NULL
         self.ptr = NULL
         with nogil:
             if self.id is not NULL:
@@ -505,8 +513,8 @@ cdef class QP(Resource):
                 if cq is not None:
                     (<CQ>cq).qps[number] = reference
             check(rc, "ibv_destroy_qp")
-        self.sends.entries.clear()
-        self.receives.entries.clear()
+        self.sends.clear()
+        self.receives.clear()
         self.pd.context.remove_child()
         self.destroyed()
         return 0
@@ -533,7 +541,7 @@ cdef class QP(Resource):
     def in_flight(self):
         """(sends, receives) that are posted and whose end has not been polled."""
         self.usable()
-        return len(self.sends.entries), len(self.receives.entries)
+        return self.sends.count(), self.receives.count()
 
     def modify(self, attr):
         """Change attributes, or the state.
@@ -555,8 +563,8 @@ cdef class QP(Resource):
             raise OSError(
                 -rc, f"ibv_modify_qp: {before.name} to {after.name} was refused{why}{self.wrong_address(attr)}")
         if attr.qp_state == QPState.RESET:
-            self.sends.entries.clear()
-            self.receives.entries.clear()
+            self.sends.clear()
+            self.receives.clear()
 
     cdef str wrong_address(self, attr):
         return f"; {describe_way(self.pd.context, attr.ah_attr)}" if attr.ah_attr is not None else ""
@@ -676,44 +684,82 @@ cdef class QP(Resource):
         :raises OSError: ENOMEM when the queue is full, EINVAL when a request or the state is wrong. The
             requests before the one that was refused are posted; the message says how many
         """
-        cdef verbs.ibv_send_wr *chain
+        self.post_chain([wrs] if isinstance(wrs, SendWR) else list(wrs), None)
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    cdef uint64_t post_chain(self, list requests, Operation operation) except? 0:
+        """Post as one chain. Of an operation, all completions are its own, and the last request gives one.
+
+        Returns the device's wr_id of the last one.
+        """
+        cdef verbs.ibv_send_wr few[CHAIN_ON_STACK]
+        cdef verbs.ibv_send_wr *chain = few
         cdef verbs.ibv_send_wr *bad = NULL
-        cdef list requests = [wrs] if isinstance(wrs, SendWR) else list(wrs)
-        cdef int n = len(requests), i, rc
-        cdef uint64_t total = 0
+        cdef Py_ssize_t n = len(requests), i
+        cdef uint64_t total = 0, last = 0
+        cdef bint binds = False
+        cdef int rc
         cdef SendWR wr
         if n == 0:
-            return
+            return 0
         for wr in requests:  # all are checked before the first is counted
             self.takes(wr)
             total += wr.elements.total
-        chain = <verbs.ibv_send_wr *>malloc(n * sizeof(verbs.ibv_send_wr))
-        if chain is NULL:
-            raise MemoryError
+            binds = binds or wr.mw is not None
+        if n > CHAIN_ON_STACK:
+            chain = <verbs.ibv_send_wr *>malloc(n * sizeof(verbs.ibv_send_wr))
+            if chain is NULL:
+                raise MemoryError
         try:
             # The table has the order of the queue: another thread's turn comes when these are posted.
-            with self.posting:
+            self.lock(n)
+            try:
                 self.usable()
                 for i in range(n):
-                    wr = requests[i]
+                    wr = <SendWR>requests[i]
                     chain[i] = wr.c
-                    chain[i].wr_id = self.sends.begin(wr.wr_id, wr.elements)
-                    chain[i].next = &chain[i + 1] if i + 1 < n else NULL
+                    if operation is None:
+                        last = self.sends.begin(wr.wr_id, wr.elements)
+                    else:
+                        last = self.sends.begin(operation, wr.elements)
+                    chain[i].wr_id = last
+                    chain[i].next = &chain[i + 1]
+                chain[n - 1].next = NULL
+                if operation is not None:
+                    chain[n - 1].send_flags |= verbs.IBV_SEND_SIGNALED
                 if total >= LONG_COPY:
                     with nogil:
                         rc = verbs.rn_post_send(self.ptr, chain, &bad)
                 else:
                     rc = verbs.rn_post_send(self.ptr, chain, &bad)
                 if rc < 0:
-                    i = <int>(bad - chain) if bad is not NULL else 0
-                    for wr in requests[:i]:
-                        self.bound(wr)
+                    i = <Py_ssize_t>(bad - chain) if bad is not NULL else 0
                     self.sends.take_back(n - i)
-                    raise OSError(-rc, refusal("ibv_post_send", rc, requests[i], self, i, n))
+            finally:
+                PyThread_release_lock(self.posting)
+        finally:
+            if chain is not few:
+                free(chain)
+        if rc < 0:
+            for wr in requests[:i]:
+                self.bound(wr)
+            raise OSError(-rc, refusal("ibv_post_send", rc, requests[i], self, i, n))
+        if binds:
             for wr in requests:
                 self.bound(wr)
-        finally:
-            free(chain)
+        return last
+
+    cdef int lock(self, Py_ssize_t n) except -1:
+        """Be the only one to post here, with room in the table for n requests."""
+        while True:
+            if not PyThread_acquire_lock(self.posting, NOWAIT_LOCK):
+                with nogil:
+                    PyThread_acquire_lock(self.posting, WAIT_LOCK)
+            if self.sends.room(n):
+                return 0
+            PyThread_release_lock(self.posting)
+            self.sends.grow(n)
 
     cdef int takes(self, SendWR wr) except -1:
         """Raise for a request that names what is closed, or lacks what a library reads unasked."""
@@ -744,12 +790,16 @@ cdef class QP(Resource):
         c.send_flags = bind.send_flags
         fill_bind_info(&c.bind_info, bind.bind_info)
         elements.others = (mw, bind.bind_info)
-        with self.posting:
+        self.lock(1)
+        try:
+            self.usable()
             c.wr_id = self.sends.begin(bind.wr_id, elements)
             rc = verbs.rn_bind_mw(self.ptr, mw.ptr, &c)
             if rc < 0:
                 self.sends.take_back(1)
-                check(rc, f"ibv_bind_mw({mw!r})")
+        finally:
+            PyThread_release_lock(self.posting)
+        check(rc, f"ibv_bind_mw({mw!r})")
         mw.mr = bind.bind_info.mr
 
     def wr(self):
@@ -779,7 +829,8 @@ cdef class QP(Resource):
         try:
             if inline_bufs is NULL or c is NULL:
                 raise MemoryError
-            with self.posting:
+            self.lock(n)
+            try:
                 self.usable()
                 for i in range(n):
                     wr = requests[i]
@@ -793,8 +844,11 @@ cdef class QP(Resource):
                 rc = verbs.rn_wr_complete(self.extended)
                 if rc < 0:
                     self.sends.take_back(n)
-                    raise OSError(
-                        -rc, f"ibv_wr_complete: {strerror(-rc).decode()}: {n} requests on {self!r}, none is posted")
+            finally:
+                PyThread_release_lock(self.posting)
+            if rc < 0:
+                raise OSError(
+                    -rc, f"ibv_wr_complete: {strerror(-rc).decode()}: {n} requests on {self!r}, none is posted")
             for wr in requests:
                 self.bound(wr)
         finally:
@@ -807,32 +861,45 @@ cdef class QP(Resource):
 
         :raises OSError: as post_send()
         """
-        cdef verbs.ibv_recv_wr *chain
-        cdef verbs.ibv_recv_wr *bad = NULL
-        cdef list requests = [wrs] if isinstance(wrs, RecvWR) else list(wrs)
-        cdef int n = len(requests), i, rc
-        cdef RecvWR wr
         self.usable()
+        self.post_receives([wrs] if isinstance(wrs, RecvWR) else list(wrs), None)
+
+    cdef uint64_t post_receives(self, list requests, Operation operation) except? 0:
+        """As post_chain()."""
+        cdef verbs.ibv_recv_wr few[CHAIN_ON_STACK]
+        cdef verbs.ibv_recv_wr *chain = few
+        cdef verbs.ibv_recv_wr *bad = NULL
+        cdef Py_ssize_t n = len(requests), i
+        cdef uint64_t last = 0
+        cdef int rc
+        cdef RecvWR wr
         if n == 0:
-            return
+            return 0
         for wr in requests:
             pass  # all are RecvWRs, or this says that one is not
-        chain = <verbs.ibv_recv_wr *>malloc(n * sizeof(verbs.ibv_recv_wr))
-        if chain is NULL:
-            raise MemoryError
+        if n > CHAIN_ON_STACK:
+            chain = <verbs.ibv_recv_wr *>malloc(n * sizeof(verbs.ibv_recv_wr))
+            if chain is NULL:
+                raise MemoryError
         try:
+            while not self.receives.room(n):
+                self.receives.grow(n)
+            self.usable()
             for i in range(n):
                 wr = requests[i]
                 chain[i] = wr.c
-                chain[i].wr_id = self.receives.begin(wr.wr_id, wr.elements)
+                last = self.receives.begin(wr.wr_id if operation is None else operation, wr.elements)
+                chain[i].wr_id = last
                 chain[i].next = &chain[i + 1] if i + 1 < n else NULL
             rc = verbs.rn_post_recv(self.ptr, chain, &bad)
             if rc < 0:
-                i = <int>(bad - chain) if bad is not NULL else 0
+                i = <Py_ssize_t>(bad - chain) if bad is not NULL else 0
                 self.receives.take_back(n - i)
                 raise OSError(-rc, refusal("ibv_post_recv", rc, requests[i], self, i, n))
         finally:
-            free(chain)
+            if chain is not few:
+                free(chain)
+        return last
 
 
 cdef str refusal(str call, int rc, object wr, object queue, int index, int count):

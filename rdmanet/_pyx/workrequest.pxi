@@ -39,8 +39,9 @@ class SendFlags(enum.IntFlag):
 cdef class SGE:
     """A scatter/gather element: length bytes at offset of a region.
 
-    :param buffer: an MR; or any buffer, with the lkey of a region that covers it, or without one for
-        a request with SendFlags.INLINE, whose bytes are copied while it is posted
+    :param buffer: an MR, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey of a region
+        that covers it, or without one for a request with SendFlags.INLINE, whose bytes are copied while it
+        is posted
     """
 
     cdef verbs.ibv_sge c
@@ -62,6 +63,9 @@ cdef class SGE:
             base, size = <size_t>view.buf, view.len
             PyBuffer_Release(&view)
             self.c.lkey = 0 if lkey is None else lkey
+            if lkey is None and isinstance(self.buffer.obj, MR):
+                mr = self.buffer.obj
+                self.c.lkey, self.buffer = mr.ptr.lkey, mr
         if offset > size:
             raise IndexError(f"SGE: offset {offset} is past the end of {size} bytes")
         if length is None:
@@ -98,35 +102,53 @@ cdef class SGE:
 cdef class _Elements:
     """The elements of a request, as the ABI wants them, with what keeps them valid."""
 
+    cdef verbs.ibv_sge few[2]
     cdef verbs.ibv_sge *sges
     cdef readonly tuple sg_list
     cdef int count
     cdef uint64_t total
+    cdef bint unregistered       # some have no lkey: for INLINE only
     cdef object others           # what else the request names: an address handle, a window and its region
 
-    def __cinit__(self, *args, sg_list=(), **kwargs):
-        cdef SGE sge
-        cdef int i
-        if isinstance(sg_list, (SGE, MR)):
-            sg_list = (sg_list,)
-        self.sg_list = tuple([e if isinstance(e, SGE) else SGE(e) for e in sg_list])
-        self.count = len(self.sg_list)
-        self.sges = <verbs.ibv_sge *>calloc(self.count or 1, sizeof(verbs.ibv_sge))
-        if self.sges is NULL:
-            raise MemoryError
-        for i in range(self.count):
-            sge = self.sg_list[i]
-            self.sges[i] = sge.c
-            self.total += sge.c.length
+    def __cinit__(self):
+        self.sges = self.few
+        self.sg_list = ()
 
     def __dealloc__(self):
-        free(self.sges)
+        if self.sges is not self.few:
+            free(self.sges)
+
+
+cdef _Elements elements_of(sg_list):
+    """The elements of a list, or of the one thing that is given instead of it."""
+    cdef _Elements elements = _Elements.__new__(_Elements)
+    cdef SGE sge
+    cdef int i = 0
+    if isinstance(sg_list, SGE):
+        elements.sg_list = (sg_list,)
+    elif PyObject_CheckBuffer(sg_list):
+        elements.sg_list = (SGE(sg_list),)
+    else:
+        elements.sg_list = tuple([e if isinstance(e, SGE) else SGE(e) for e in sg_list])
+    elements.count = len(elements.sg_list)
+    if elements.count > 2:
+        elements.sges = <verbs.ibv_sge *>malloc(elements.count * sizeof(verbs.ibv_sge))
+        if elements.sges is NULL:
+            elements.sges = elements.few
+            raise MemoryError
+    for sge in elements.sg_list:
+        elements.sges[i] = sge.c
+        elements.total += sge.c.length
+        if not isinstance(sge.buffer, MR) and not sge.c.lkey:
+            elements.unregistered = True
+        i += 1
+    return elements
 
 
 cdef class RecvWR:
     """A receive request: buffers for one message.
 
-    :param sg_list: SGEs or MRs, or one of them; they fill in order
+    :param sg_list: SGEs, MRs or memoryviews of MRs, or one of them; they fill in order
     :param wr_id: anything; its completion brings it back
     """
 
@@ -135,7 +157,7 @@ cdef class RecvWR:
     cdef _Elements elements
 
     def __init__(self, sg_list=(), *, wr_id=0):
-        self.elements = _Elements(sg_list=sg_list)
+        self.elements = elements_of(sg_list)
         self.wr_id = wr_id
         self.c.sg_list = self.elements.sges
         self.c.num_sge = self.elements.count
@@ -152,7 +174,7 @@ cdef class SendWR:
     """A send request; see ibv_post_send(3).
 
     :param opcode: what to do
-    :param sg_list: the local side: SGEs or MRs, or one of them
+    :param sg_list: the local side: SGEs, MRs or memoryviews of MRs, or one of them
     :param wr_id: anything; its completion brings it back
     :param flags: signaled by default; a request without SIGNALED gives no completion of its own, and its
         place in the queue comes free when a later one completes
@@ -185,7 +207,7 @@ cdef class SendWR:
                  uint32_t invalidate_rkey=0, MW mw=None, bind_info=None, atomic_data=None):
         cdef int code = opcode
         cdef bytes data
-        self.elements = _Elements(sg_list=sg_list)
+        self.elements = elements_of(sg_list)
         self.wr_id = wr_id
         self.c.sg_list = self.elements.sges
         self.c.num_sge = self.elements.count
@@ -267,37 +289,97 @@ cdef uint64_t POSITION_MASK = ((<uint64_t>1) << 46) - 1
 @cython.final
 @cython.no_gc_clear
 cdef class _InFlight:
-    """One queue of a queue pair: what is posted and not yet seen to end, in order."""
+    """One queue of a queue pair: what is posted and not yet seen to end, in order.
 
-    cdef object entries        # deque of (position, the user's wr_id, elements)
+    A ring of pairs: the user's wr_id, and what must be kept. It is an ordinary list, so that the collector
+    sees through it. There is room for what begin() is to put in after room() has said so; begin() then
+    allocates nothing, hence no other thread and no destructor runs between the requests of one chain.
+    """
+
+    cdef list ring
     cdef uint64_t tag          # generation and queue
-    cdef uint64_t next_position
+    cdef uint64_t oldest, next_position
+    cdef uint64_t places       # a power of two
 
     def __init__(self, uint64_t generation, bint send):
-        self.entries = collections.deque()
+        self.places = 16
+        self.ring = [None] * 32
         self.tag = generation << QP_GENERATION_SHIFT | send
 
-    cdef uint64_t begin(self, object wr_id, _Elements elements) except? 0:
-        """The device's wr_id for a request about to be posted."""
-        cdef uint64_t position = self.next_position & POSITION_MASK
+    cdef inline Py_ssize_t count(self) noexcept:
+        return <Py_ssize_t>(self.next_position - self.oldest)
+
+    cdef inline bint room(self, Py_ssize_t n) noexcept:
+        return self.next_position - self.oldest + n <= self.places
+
+    cdef int grow(self, Py_ssize_t n) except -1:
+        """Make room for n more."""
+        cdef uint64_t places = self.places, position
+        cdef list ring
+        while places < self.next_position - self.oldest + n:
+            places *= 2
+        ring = [None] * (2 * places)
+        # Making the list may have run anybody's code; from here on nothing does.
+        if places <= self.places or places < self.next_position - self.oldest:
+            return 0
+        for position in range(self.oldest, self.next_position):
+            ring[2 * (position & (places - 1))] = self.ring[2 * (position & (self.places - 1))]
+            ring[2 * (position & (places - 1)) + 1] = self.ring[2 * (position & (self.places - 1)) + 1]
+        self.ring, self.places = ring, places
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    cdef uint64_t begin(self, object wr_id, object kept) noexcept:
+        """The device's wr_id for a request about to be posted; there is room."""
+        cdef uint64_t position = self.next_position
+        cdef Py_ssize_t i = 2 * (position & (self.places - 1))
         self.next_position += 1
-        self.entries.append((position, wr_id, elements))
-        return self.tag | position << 2
+        self.ring[i] = wr_id
+        self.ring[i + 1] = kept
+        return self.tag | (position & POSITION_MASK) << 2
 
-    cdef void take_back(self, int count):
+    cdef int take_back(self, Py_ssize_t count) except -1:
         """The last count requests were refused."""
+        cdef Py_ssize_t i
+        cdef list dropped = []
         for _ in range(count):
-            self.entries.pop()
-        self.next_position -= count
+            self.next_position -= 1
+            i = 2 * (self.next_position & (self.places - 1))
+            dropped += self.ring[i:i + 2]
+            self.ring[i] = self.ring[i + 1] = None
+        return 0
 
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
     cdef object end(self, uint64_t device_wr_id):
         """The user's wr_id. Requests before it, which gave no completion of their own, end with it."""
-        cdef uint64_t position = device_wr_id >> 2 & POSITION_MASK
-        while self.entries:
-            entry = self.entries.popleft()
-            if entry[0] == position:
-                return entry[1]
-        return None
+        cdef uint64_t ahead = ((device_wr_id >> 2) - self.oldest) & POSITION_MASK
+        cdef uint64_t last = self.oldest + ahead
+        cdef Py_ssize_t i
+        cdef object wr_id = None, kept
+        if ahead >= self.next_position - self.oldest:
+            return None     # it was forgotten
+        while self.oldest <= last:
+            i = 2 * (self.oldest & (self.places - 1))
+            self.oldest += 1
+            # What is let go of may have a destructor that posts: all is in order again before it runs.
+            wr_id, kept = self.ring[i], self.ring[i + 1]
+            self.ring[i] = None
+            self.ring[i + 1] = None
+        return wr_id
+
+    cdef int clear(self) except -1:
+        """Forget all; whoever awaits one is told that it will not end."""
+        cdef list ring = self.ring
+        cdef object wr_id
+        self.places = 16
+        self.ring = [None] * 32
+        self.oldest = self.next_position
+        for wr_id in ring[::2]:
+            if type(wr_id) is Operation:
+                (<Operation>wr_id).lost()
+        return 0
 
 
 @cython.final

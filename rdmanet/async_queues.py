@@ -1,0 +1,503 @@
+"""Completion queues and queue pairs for programs that `await`.
+
+    async with AsyncCQ(context, 256) as cq:
+        with PD(context) as pd, pd.alloc_mr(4096) as mr:
+            qp = cq.create_qp(pd, QPCap(max_send_wr=64, max_recv_wr=64))
+            ...                                             # connect it
+            await qp.write(mr.at[:64], remote[128:192])
+            before = await qp.fetch_and_add(remote.array("<u8")[3], 1)
+            qp.close()
+
+Theory
+------
+One `AsyncCQ` is a completion queue, its channel, and the loop that both belong to; many queue pairs may complete
+on it. The work is done in the compiled core (operation.pxi): posting, watching, sleeping, resolving. What is here
+gives it the shape of coroutines.
+
+Each operation is posted when its coroutine first runs, in the order in which they run, and resolved by its own
+completion. What does not fit into the send or receive queue waits for its turn.
+
+**Cancelling** an operation that waits for its turn takes it back. One that is posted cannot be taken back: the
+waiter is let go, the operation goes on, and its buffers are kept until its completion has been polled. Closing
+the queue pair ends all of it: what was awaited fails with CompletionResetError.
+
+**Errors.** A request that the device refuses raises OSError. One that fails later raises CompletionError, and a
+reliable queue pair is then in the error state: all else in flight fails as flushed.
+
+An operation that the device has done at once does not suspend its task, but every so often: a loop that does
+nothing else cannot starve the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rdmanet._core import (
+    CQ,
+    MR,
+    MW,
+    PD,
+    QP,
+    SGE,
+    SRQ,
+    WC,
+    AccessFlags,
+    AsyncEvent,
+    CompChannel,
+    CompletionWatcher,
+    Context,
+    MWBind,
+    MWBindInfo,
+    MWType,
+    OperationQueue,
+    QPCap,
+    QPInitAttr,
+    QPType,
+    SendFlags,
+    SendWR,
+    WROpcode,
+    inc_rkey,
+)
+from rdmanet.errors import CompletionError
+from rdmanet.notifier import Future, Notifier, current_notifier
+from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    Local = SGE | Buffer | Iterable[SGE | Buffer]
+    """What a request sends from or receives into: SGEs, MRs and memoryviews of MRs, or one of them."""
+    Remote = RemoteMemory | RemoteArray | RemoteStruct
+
+__all__ = ["AsyncCQ", "AsyncQP", "DeviceEvents", "shared"]
+
+# Bare numbers: looking up a member of an enumeration costs more than posting does.
+_WRITE = int(WROpcode.RDMA_WRITE)
+_WRITE_WITH_IMM = int(WROpcode.RDMA_WRITE_WITH_IMM)
+_SEND = int(WROpcode.SEND)
+_SEND_WITH_IMM = int(WROpcode.SEND_WITH_IMM)
+_READ = int(WROpcode.RDMA_READ)
+_COMPARE_AND_SWAP = int(WROpcode.ATOMIC_CMP_AND_SWP)
+_FETCH_AND_ADD = int(WROpcode.ATOMIC_FETCH_AND_ADD)
+
+
+class AsyncCQ:
+    """A completion queue that is watched by an event loop.
+
+    :param cqe: entries: at least as many as the queue pairs on it may have in flight together
+    :param notifier: the loop; by default the one that runs
+    :param busy_poll: how many seconds to watch after a completion, at most, before sleeping. None learns it from
+        the traffic, 0 always sleeps
+    :raises RuntimeError: no loop runs that is known
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        cqe: int,
+        *,
+        notifier: Notifier | None = None,
+        busy_poll: float | None = None,
+        comp_vector: int = 0,
+    ) -> None:
+        self._closed = True  # until there is something to close
+        self._notifier = current_notifier() if notifier is None else notifier
+        with contextlib.ExitStack() as undo:
+            self.channel = undo.enter_context(CompChannel(context))
+            self.cq = undo.enter_context(CQ(context, cqe, self.channel, comp_vector))
+            self._watcher = CompletionWatcher(self.cq, self._notifier, busy_poll)
+            undo.pop_all()
+        self._closed = False
+
+    @property
+    def notifier(self) -> Notifier:
+        """The event loop."""
+        return self._notifier
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def pending(self) -> int:
+        """How many operations have not ended, those included that nobody awaits any more."""
+        return self._watcher.pending
+
+    def create_qp(
+        self,
+        pd: PD,
+        cap: QPCap | None = None,
+        *,
+        qp_type: QPType = QPType.RC,
+        srq: SRQ | None = None,
+        recv_cq: AsyncCQ | None = None,
+    ) -> AsyncQP:
+        """A queue pair that completes here, or its receives on another queue; it is yet to be connected."""
+        recv_cq = recv_cq or self
+        qp = QP(pd, QPInitAttr(self.cq, recv_cq.cq, cap or QPCap(), qp_type, False, srq))
+        try:
+            return AsyncQP(qp, self, recv_cq)
+        except BaseException:
+            qp.close()
+            raise
+
+    # -- completions of requests that were posted by other means: QP.post_send(), SRQ.post_recv() --
+
+    async def wait(self) -> list[WC]:
+        """The completions that are there, at least one, oldest first.
+
+        Those of an AsyncQP's operations are not among them. Cancelling loses none.
+
+        :raises ValueError: the queue is closed, or was so meanwhile
+        """
+        watcher = self._watcher
+        watcher.look()
+        while not watcher.found:
+            await watcher.wait()
+            if self._closed:
+                raise ValueError("this AsyncCQ is closed")
+            watcher.look()
+        found = list(watcher.found)
+        watcher.found.clear()
+        return found
+
+    async def wait_wr(self, wr_id: object) -> WC:
+        """The completion of the request with this wr_id; the others stay for whoever waits for them."""
+        watcher = self._watcher
+        while True:
+            watcher.look()
+            for index, wc in enumerate(watcher.found):
+                if wc.wr_id == wr_id:
+                    del watcher.found[index]
+                    return wc
+            await watcher.wait()
+            if self._closed:
+                raise ValueError("this AsyncCQ is closed")
+
+    def poll(self, num_entries: int = 16) -> list[WC]:
+        """Up to num_entries completions that are there now; never waits."""
+        self._watcher.look()
+        found = self._watcher.found
+        return [found.popleft() for _ in range(min(num_entries, len(found)))]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> WC:
+        """The next completion; it ends when the queue is closed."""
+        watcher = self._watcher
+        while not watcher.found:
+            if self._closed:
+                raise StopAsyncIteration
+            watcher.look()
+            if not watcher.found:
+                await watcher.wait()
+        return watcher.found.popleft()
+
+    # -- the end --
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since it was made: looks, sleeps, wake-ups, events, completions."""
+        return self._watcher.stats()
+
+    def close(self) -> None:
+        """Stop watching, acknowledge what is left to acknowledge, and free the queue. Who waits is told.
+
+        :raises OSError: EBUSY while queue pairs are open on it
+        """
+        if self._closed:
+            return
+        self.cq.close()
+        self._closed = True
+        self._watcher.close()
+        self.channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<AsyncCQ closed>"
+        return (
+            f"<AsyncCQ of {self.cq.context.name}, {self.cq.cqe} entries, {self.pending} operations pending>"
+        )
+
+
+class AsyncQP:
+    """A queue pair whose operations are awaited.
+
+    :param qp: the queue pair, in any state; closing this closes it
+    :param cq: that its sends complete on
+    :param recv_cq: that its receives complete on, by default the same
+    :raises ValueError: the queue pair was made on other completion queues, or theirs have no room for its depths
+    """
+
+    def __init__(self, qp: QP, cq: AsyncCQ, recv_cq: AsyncCQ | None = None) -> None:
+        self.qp = qp
+        self._sends = OperationQueue(qp, cq._watcher, True)
+        try:
+            self._receives = OperationQueue(qp, (recv_cq or cq)._watcher, False)
+        except BaseException:
+            self._sends.close()
+            raise
+
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """(sends, receives) that are on the device."""
+        return self.qp.in_flight
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(sends, receives) that wait for their turn."""
+        return self._sends.waiting, self._receives.waiting
+
+    # -- operations; `flags` are SendFlags such as FENCE, SOLICITED and INLINE, each gives a completion anyway --
+
+    async def send(self, local: Local = (), *, flags: SendFlags | int = 0) -> WC:
+        """SEND what is in local: the peer's oldest receive takes it.
+
+        Memory of no region (bytes, say) is sent inline, if it is no more than the queue pair's max_inline_data.
+        """
+        operation = self._sends.send(_SEND, local, flags)
+        return operation.result() if operation.done else await operation.wait()
+
+    async def send_with_imm(self, local: Local, imm_data: int, *, flags: SendFlags | int = 0) -> WC:
+        """SEND, and 32 bits that the receive's completion has as imm_data."""
+        operation = self._sends.send(_SEND_WITH_IMM, local, flags, imm_data)
+        return operation.result() if operation.done else await operation.wait()
+
+    async def recv(self, local: Local = ()) -> WC:
+        """Receive one message into local, which fills in order; wc.byte_len says how much of it.
+
+        Receives are posted in the order in which they begin. Begin them before the peer sends.
+        """
+        operation = self._receives.receive(local)
+        return operation.result() if operation.done else await operation.wait()
+
+    async def write(self, local: Local, remote: Remote, *, flags: SendFlags | int = 0) -> WC:
+        """RDMA WRITE what is in local to the beginning of remote.
+
+        When it returns, the bytes are in the peer's memory, whose program does not notice.
+
+        :raises IndexError: local is longer than remote
+        """
+        operation = self._sends.rdma(_WRITE, local, remote, flags)
+        return operation.result() if operation.done else await operation.wait()
+
+    async def write_with_imm(
+        self, local: Local, remote: Remote, imm_data: int, *, flags: SendFlags | int = 0
+    ) -> WC:
+        """RDMA WRITE, and 32 bits that complete a receive of the peer's."""
+        operation = self._sends.rdma(_WRITE_WITH_IMM, local, remote, flags, imm_data)
+        return operation.result() if operation.done else await operation.wait()
+
+    async def read(self, local: Local, remote: Remote, *, flags: SendFlags | int = 0) -> WC:
+        """RDMA READ from the beginning of remote until local is full.
+
+        :raises IndexError: local is longer than remote
+        """
+        operation = self._sends.rdma(_READ, local, remote, flags)
+        return operation.result() if operation.done else await operation.wait()
+
+    async def compare_and_swap(
+        self, remote: Remote, compare: int, swap: int, *, flags: SendFlags | int = 0
+    ) -> int:
+        """Store swap in 8 bytes of the peer's if they equal compare; returns what was there before.
+
+        The number is in the peer's byte order, which has to be ours.
+        """
+        operation = self._sends.atomic(_COMPARE_AND_SWAP, remote, compare, swap, flags)
+        return operation.result() if operation.done else await operation.wait()
+
+    async def fetch_and_add(self, remote: Remote, add: int, *, flags: SendFlags | int = 0) -> int:
+        """Add to 8 bytes of the peer's, modulo 2 ** 64; returns what was there before."""
+        operation = self._sends.atomic(_FETCH_AND_ADD, remote, add % 2**64, 0, flags)
+        return operation.result() if operation.done else await operation.wait()
+
+    async def bind_mw(self, mw: MW, bind_info: MWBindInfo, *, flags: SendFlags | int = 0) -> int:
+        """Bind a window, of either type, to a part of a region; returns its new key.
+
+        The region needs AccessFlags.MW_BIND.
+        """
+        if mw.mw_type == MWType.TYPE_1:
+            bound = self._sends.bind(mw, MWBind(bind_info, 0, SendFlags.SIGNALED | flags))
+            bound.result() if bound.done else await bound.wait()
+        else:
+            rkey = inc_rkey(mw.rkey)
+            wr = SendWR(WROpcode.BIND_MW, mw=mw, bind_info=bind_info, rkey=rkey, flags=int(flags))
+            await self.batch([wr])
+        return mw.rkey
+
+    async def invalidate(self, rkey: int, *, flags: SendFlags | int = 0) -> None:
+        """LOCAL_INV: make a key of ours, such as a bound window's of type 2, invalid."""
+        await self.batch([SendWR(WROpcode.LOCAL_INV, invalidate_rkey=rkey, flags=int(flags))])
+
+    async def batch(self, requests: Iterable[SendWR]) -> list[WC]:
+        """Post requests as one chain, and wait for the last: the completions of those that have one.
+
+        Requests are SIGNALED by default; of a long chain it is cheaper to have flags=0 for all of them: the last one
+        always is.
+
+        :raises CompletionError: of the first that failed
+        :raises ValueError: they are more than the queue holds
+        """
+        operation = self._sends.batch(requests)
+        return operation.result() if operation.done else await operation.wait()
+
+    @contextlib.asynccontextmanager
+    async def shared(
+        self,
+        mr: MR,
+        access: AccessFlags = AccessFlags.REMOTE_READ,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> AsyncIterator[RemoteMemory]:
+        """A part of a region for this queue pair's peer, and only while the block lasts.
+
+        `async with qp.shared(mr, AccessFlags.REMOTE_WRITE) as remote:` binds a memory window of type 2 and gives what
+        the peer has to be told. Leaving the block revokes it: when that is done, nothing that the peer does
+        reaches the memory any more, and what it tries fails, on its side and with its connection.
+
+        :param mr: has MW_BIND, and LOCAL_WRITE if the peer may write
+        """
+        whole = mr.to_remote(offset, length)
+        with MW(self.qp.pd, MWType.TYPE_2) as mw:
+            rkey = await self.bind_mw(mw, MWBindInfo(mr, whole.address, whole.length, access))
+            try:
+                yield RemoteMemory(whole.address, whole.length, rkey)
+            finally:
+                # In the order of the queue. Where that is gone, closing the window revokes it as well.
+                with contextlib.suppress(CompletionError):
+                    await self.invalidate(rkey)
+
+    # -- the end --
+
+    def close(self) -> None:
+        """Destroy the queue pair: the device touches no memory of its requests any more.
+
+        What is awaited fails with CompletionResetError. Doing it again does nothing.
+        """
+        self.qp.close()
+        self._sends.close()
+        self._receives.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        waiting = sum(self.waiting)
+        return f"<AsyncQP of {self.qp!r}{f', {waiting} waiting' if waiting else ''}>"
+
+
+@contextlib.asynccontextmanager
+async def shared(
+    pd: PD, buffer: Buffer, access: AccessFlags = AccessFlags.REMOTE_READ
+) -> AsyncIterator[RemoteMemory]:
+    """Memory for all peers of a protection domain, and only while the block lasts.
+
+    Registers it on the way in and unregisters it on the way out, on every device. `AsyncQP.shared` needs windows, and
+    costs no registration.
+
+    :param buffer: anything contiguous, an MR too; writable if access includes writing
+    """
+    if access & (AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC):
+        access |= AccessFlags.LOCAL_WRITE
+    with pd.reg_mr(buffer, access) as mr:
+        yield mr.to_remote()
+
+
+class DeviceEvents:
+    """The asynchronous events of a device, its ports, queues and queue pairs, as an async iterator.
+
+        async for event in DeviceEvents(context): ...
+
+    There must be one for a context, and nobody else who reads its events. It ends when it is closed.
+    """
+
+    def __init__(self, context: Context, *, notifier: Notifier | None = None) -> None:
+        self.context = context
+        self._notifier = current_notifier() if notifier is None else notifier
+        self._fd = context.async_fd
+        self._waiting: list[Future] = []
+        self._listening = False
+        self._closed = False
+
+    def _listen(self, on: bool) -> None:
+        if on and not self._listening:
+            self._notifier.add_reader(self._fd, self._readable)
+        elif self._listening and not on:
+            self._notifier.remove_reader(self._fd)
+        self._listening = on
+
+    def _readable(self) -> None:
+        # The descriptor stays readable until somebody takes the event.
+        self._listen(False)
+        self._tell()
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AsyncEvent:
+        """The next event. Cancelling loses none."""
+        while not self._closed:
+            event = self.context.get_async_event()
+            if event is not None:
+                return event
+            future = self._notifier.create_future()
+            self._waiting.append(future)
+            self._listen(True)
+            await future
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Stop; who waits is told. The context stays open."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._listen(False)
+        self._tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()

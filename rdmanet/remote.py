@@ -1,0 +1,287 @@
+"""Where the peer's memory lies: an address, a length and a key, and how to find one's way in it.
+
+A `RemoteMemory` is what one side tells the other about a region: as 20 bytes, as msgpack, or inside any
+message of the program's own. It is a value, nothing is opened or held by it. Slicing it and naming fields
+in it is arithmetic here, and an operation through the result touches that range of the peer's memory:
+
+    remote[64:128]                              a range
+    remote.array("<u8")[4]                      an element
+    remote.struct(Header).sequence              a field of a ctypes structure or of a numpy dtype
+    remote.struct_array(Entry)[7].key           a field of one of many
+
+What leaves its memory is an IndexError with the numbers. `unchecked` variants leave the check to the
+device that owns the memory: the operation fails there, and the queue pair with it.
+
+That the memory is still registered when it is used, and who may touch which bytes when, is for the two programs
+to agree on. This module is pure: numbers in, numbers out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import re
+import struct
+from typing import Any, Final, Self
+
+import msgspec
+
+__all__ = ["RemoteArray", "RemoteMemory", "RemoteStruct"]
+
+_FORM: Final = struct.Struct("!QQI")
+_ADDRESSES: Final = 1 << 64
+
+
+class RemoteMemory(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A range of the peer's memory, and the key that opens it.
+
+    :param address: where it begins, in the peer's address space
+    :param length: in bytes
+    :param rkey: the key of the region, or of the window
+    :raises ValueError: the numbers cannot be those of memory; msgspec says ValidationError when it decodes
+    """
+
+    address: int
+    length: int
+    rkey: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rkey < 1 << 32:
+            raise ValueError(f"rkey {self.rkey} is not a number of 32 bits")
+        if self.length < 0 or not 0 <= self.address <= _ADDRESSES - self.length:
+            raise ValueError(f"{self.length} bytes at address {self.address:#x} are not in 64 bits")
+
+    # ---- Its two forms on the wire ----
+
+    def __bytes__(self) -> bytes:
+        """20 bytes in network order: address, length, rkey."""
+        return _FORM.pack(self.address, self.length, self.rkey)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """What bytes() made.
+
+        :raises ValueError: that is none
+        """
+        if len(data) != _FORM.size:
+            raise ValueError(f"a RemoteMemory has {_FORM.size} bytes, not {len(data)}")
+        return cls(*_FORM.unpack(data))
+
+    def to_msgpack(self) -> bytes:
+        """[address, length, rkey]; what msgspec makes of it inside other messages, too."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def from_msgpack(cls, data: bytes | bytearray | memoryview) -> Self:
+        """What to_msgpack() made.
+
+        :raises msgspec.DecodeError: that is none; it is a ValueError too
+        """
+        return msgspec.msgpack.decode(data, type=cls)
+
+    # ---- Finding one's way ----
+
+    @property
+    def memory(self) -> RemoteMemory:
+        """Itself; arrays and structures have it too."""
+        return self
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: int | slice) -> RemoteMemory:
+        """The bytes [start:stop], or the one at an index; negative ones count from the end.
+
+        :raises IndexError: they are not all inside
+        :raises ValueError: the slice has a step: one operation reaches contiguous memory only
+        """
+        start, stop = bounds(key, self.length, "bytes")
+        return RemoteMemory(self.address + start, stop - start, self.rkey)
+
+    def unchecked(self, offset: int, length: int) -> RemoteMemory:
+        """As [offset:offset + length], wherever that is. Addresses are modulo 2 ** 64."""
+        return RemoteMemory((self.address + offset) % _ADDRESSES, length, self.rkey)
+
+    def array(self, item: Any, *, unchecked: bool = False) -> RemoteArray:
+        """As many items as there is room for.
+
+        :param item: a dtype as a string ("<u8") or from numpy, or a ctypes type
+        :param unchecked: any index will do
+        """
+        return RemoteArray(self, item, unchecked=unchecked)
+
+    def struct(self, kind: Any, *, unchecked: bool = False) -> RemoteStruct:
+        """A structure at the beginning; its attributes are its fields.
+
+        :param kind: a ctypes.Structure (or Union), or a numpy dtype with fields
+        :param unchecked: it need not fit
+        :raises IndexError: it does not
+        """
+        return RemoteStruct(self, kind, unchecked=unchecked)
+
+    def struct_array(self, kind: Any, *, unchecked: bool = False) -> RemoteArray:
+        """As many structures as there is room for."""
+        _fields(kind)
+        return RemoteArray(self, kind, unchecked=unchecked)
+
+    def __repr__(self) -> str:
+        return f"<RemoteMemory {self.length} bytes at {self.address:#x}, rkey {self.rkey:#x}>"
+
+
+class RemoteArray:
+    """Items of one size, one after the other.
+
+    An index gives an item: a RemoteMemory, or a RemoteStruct or RemoteArray where the item is one. A slice gives
+    a RemoteArray. `memory` is the range of all of them.
+    """
+
+    __slots__ = ("item", "itemsize", "memory", "_length", "_unchecked")
+
+    def __init__(
+        self, memory: RemoteMemory, item: Any, *, length: int | None = None, unchecked: bool = False
+    ) -> None:
+        self.item = item
+        self.itemsize = _size(item)
+        if self.itemsize == 0:
+            raise ValueError(f"items of {item!r} have no size")
+        self._length = memory.length // self.itemsize if length is None else length
+        self.memory = memory.unchecked(0, self._length * self.itemsize)
+        self._unchecked = unchecked
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: int | slice) -> Any:
+        if self._unchecked and not isinstance(key, slice):
+            start, stop = operator.index(key), operator.index(key) + 1
+        else:
+            start, stop = bounds(key, self._length, f"items of {self.itemsize} bytes")
+        memory = self.memory.unchecked(start * self.itemsize, (stop - start) * self.itemsize)
+        if isinstance(key, slice):
+            return RemoteArray(memory, self.item, unchecked=self._unchecked)
+        return _typed(memory, self.item, self._unchecked)
+
+    def __repr__(self) -> str:
+        return f"<RemoteArray of {self._length} items of {self.itemsize} bytes in {self.memory!r}>"
+
+
+class RemoteStruct:
+    """A structure: each field is an attribute, or an item where its name is taken.
+
+    A field is a RemoteMemory, or a RemoteStruct or RemoteArray where the field is one.
+    """
+
+    __slots__ = ("memory", "_kind", "_unchecked")
+
+    def __init__(self, memory: RemoteMemory, kind: Any, *, unchecked: bool = False) -> None:
+        _fields(kind)
+        size = _size(kind)
+        if size > memory.length and not unchecked:
+            raise IndexError(f"a structure of {size} bytes leaves {memory!r}")
+        self.memory = memory.unchecked(0, size)
+        self._kind = kind
+        self._unchecked = unchecked
+
+    def __getitem__(self, name: str) -> Any:
+        offset, kind = _fields(self._kind)[name]
+        return _typed(self.memory.unchecked(offset, _size(kind)), kind, self._unchecked)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{self!r} has no field {name!r}", name=name, obj=self) from None
+
+    def __dir__(self) -> list[str]:
+        return [*object.__dir__(self), *_fields(self._kind)]
+
+    def __repr__(self) -> str:
+        return f"<RemoteStruct of {', '.join(_fields(self._kind))} in {self.memory!r}>"
+
+
+# ---- Bounds and layouts ------------------------------------------------------------------------------
+
+
+def bounds(key: int | slice, length: int, what: str) -> tuple[int, int]:
+    """[start, stop) within a length; unlike a list's, a slice is not cut to fit.
+
+    :raises IndexError: it is not inside, or ends before it begins
+    """
+    if not isinstance(key, slice):
+        index = operator.index(key)
+        start = index + length if index < 0 else index
+        if not 0 <= start < length:
+            raise IndexError(f"index {index} is not within {length} {what}")
+        return start, start + 1
+    if key.step not in (None, 1):
+        raise ValueError(f"a step of {key.step}: what one element reaches is contiguous")
+    start = 0 if key.start is None else operator.index(key.start)
+    stop = length if key.stop is None else operator.index(key.stop)
+    start += length if start < 0 else 0
+    stop += length if stop < 0 else 0
+    if not 0 <= start <= stop <= length:
+        raise IndexError(f"{start}:{stop} is not within {length} {what}")
+    return start, stop
+
+
+_DTYPE = re.compile(r"[<>=|]?(?:[biufcVSm?M](\d+)|([?bBhHiIlLqQefd]))\Z")
+_CODE_SIZES = {"l": 8, "L": 8}  # numpy's, on the 64-bit machines that RDMA is on
+
+
+def _size(item: Any) -> int:
+    if isinstance(item, str):
+        found = _DTYPE.match(item)
+        if found is None:
+            raise ValueError(f'{item!r} is not the name of a dtype, such as "<u8"')
+        if found[1]:
+            return int(found[1])
+        return _CODE_SIZES.get(found[2]) or struct.calcsize("=" + found[2])
+    size = getattr(item, "itemsize", None)
+    if isinstance(size, int):
+        return size
+    try:
+        return ctypes.sizeof(item)
+    except TypeError:
+        raise TypeError(f"{item!r} is neither a dtype nor a ctypes type") from None
+
+
+def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
+    """Name to (offset, type)."""
+    fields = getattr(kind, "fields", None)
+    if fields is not None:  # a dtype's
+        return {name: (field[1], field[0]) for name, field in fields.items()}
+    if not (isinstance(kind, type) and issubclass(kind, (ctypes.Structure, ctypes.Union))):
+        raise TypeError(f"{kind!r} is neither a ctypes structure nor a dtype with fields")
+    found = {}
+    for base in reversed(kind.__mro__):
+        for name, type_, *bits in base.__dict__.get("_fields_", ()):
+            if not bits:  # bits have no address
+                found[name] = (getattr(kind, name).offset, type_)
+    return found
+
+
+def _typed(memory: RemoteMemory, kind: Any, unchecked: bool) -> Any:
+    """What stands for an item or field of that kind."""
+    if isinstance(kind, type) and issubclass(kind, (ctypes.Structure, ctypes.Union)):
+        return RemoteStruct(memory, kind, unchecked=unchecked)
+    if isinstance(kind, type) and issubclass(kind, ctypes.Array):
+        item: Any = kind  # its length and item type are no part of ctypes' declared face
+        return RemoteArray(memory, item._type_, length=item._length_, unchecked=unchecked)
+    if getattr(kind, "fields", None) is not None:
+        return RemoteStruct(memory, kind, unchecked=unchecked)
+    if (nested := getattr(kind, "subdtype", None)) is not None:  # a dtype's array: (item, shape)
+        base, shape = nested
+        for extent in reversed(shape[1:]):
+            base = _Row(base, extent)
+        return RemoteArray(memory, base, length=shape[0], unchecked=unchecked)
+    return memory
+
+
+class _Row:
+    """An item that is an array itself: what a dtype of more than one dimension consists of."""
+
+    fields = None
+
+    def __init__(self, item: Any, extent: int) -> None:
+        self.itemsize = _size(item) * extent
+        self.subdtype = (item, (extent,))

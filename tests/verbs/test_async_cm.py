@@ -1,0 +1,230 @@
+"""AsyncCMID and AsyncCMListener: the phases of a connection, and what cancelling them leaves behind."""
+
+import contextlib
+
+import pytest
+from loops import on_every_loop
+
+from rdmanet.verbs import PD, EventType, QPCap
+from rdmanet.verbs_async import AsyncCMChannel, AsyncCMID, AsyncCMListener, AsyncCQ, DeviceEvents
+
+CAP = {"max_send_wr": 8, "max_recv_wr": 8}
+
+
+class End:
+    """One end of a connection, with its queues."""
+
+    def __init__(self, loop, id):
+        self.id = id
+        self.pd = PD(id.context)
+        self.cq = AsyncCQ(id.context, 64, notifier=loop.notifier)
+        self.qp = id.create_qp(self.pd, self.cq, QPCap(**CAP))
+        self.mr = self.pd.alloc_mr(64)
+
+    def close(self):
+        self.id.close()
+        self.cq.close()
+        self.mr.close()
+        self.pd.close()
+
+
+@contextlib.asynccontextmanager
+async def connection(loop, device, address, **options):
+    """(client, server), connected; the listener has gone again."""
+    with contextlib.ExitStack() as stack:
+        listener = AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier)
+        with listener:
+            connecting = loop.spawn(connect(loop, device, stack, listener.local_addr, **options))
+            request = await listener.get_request()
+            server = End(loop, request)
+            stack.callback(server.close)
+            await request.accept(b"welcome")
+            client = await connecting.join()
+        yield client, server
+
+
+async def connect(loop, device, stack, address, **options):
+    id = AsyncCMID(library=device.library, notifier=loop.notifier)
+    stack.callback(id.close)
+    await id.resolve(address)
+    client = End(loop, id)
+    stack.callback(client.close)
+    await id.connect(b"hello", **options)
+    return client
+
+
+@on_every_loop
+async def test_a_connection_outlives_its_listener(loop, device, address):
+    async with connection(loop, device, address) as (client, server):
+        assert server.id.private_data.rstrip(b"\0") == b"hello"
+        assert client.id.private_data.rstrip(b"\0") == b"welcome"
+        assert client.id.peer_addr == server.id.local_addr
+        receiving = loop.spawn(client.qp.recv(client.mr))
+        await loop.turn()
+        server.mr[:4] = b"data"
+        await server.qp.send(server.mr.at[:4])
+        await receiving.join()
+        assert client.mr[:4] == b"data"
+        ending = loop.spawn(server.id.disconnected())
+        await client.id.disconnect()
+        await ending.join()
+        await server.id.disconnect()  # it is already
+
+
+@on_every_loop
+async def test_many_requests_wait_for_their_turn(loop, device, address):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        with contextlib.ExitStack() as stack:
+            connecting = [loop.spawn(connect(loop, device, stack, listener.local_addr)) for _ in range(5)]
+            served = 0
+            async for request in listener:
+                server = End(loop, request)
+                stack.callback(server.close)
+                await request.accept()
+                served += 1
+                if served == len(connecting):
+                    break
+            for task in connecting:
+                await task.join()
+
+
+@on_every_loop
+async def test_refusals(loop, device, address):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        with contextlib.ExitStack() as stack:
+            connecting = loop.spawn(connect(loop, device, stack, listener.local_addr))
+            (await listener.get_request()).reject(b"no")
+            with pytest.raises(ConnectionRefusedError):
+                await connecting.join()
+            connecting = loop.spawn(connect(loop, device, stack, listener.local_addr))
+            (await listener.get_request()).close()
+            with pytest.raises(ConnectionRefusedError):
+                await connecting.join()
+            # Nobody has taken this one when the listener closes.
+            connecting = loop.spawn(connect(loop, device, stack, listener.local_addr))
+            while not listener._requests:
+                await loop.turn()
+            listener.close()
+            with pytest.raises(ConnectionRefusedError):
+                await connecting.join()
+    with pytest.raises(ValueError, match="closed"):
+        await listener.get_request()
+
+
+@on_every_loop
+async def test_a_private_refusal_is_read(loop, device, address):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        with AsyncCMID(library=device.library, notifier=loop.notifier) as id:
+            await id.resolve(listener.local_addr)
+            end = End(loop, id)
+            connecting = loop.spawn(id.connect())
+            (await listener.get_request()).reject(b"full")
+            with pytest.raises(ConnectionRefusedError):
+                await connecting.join()
+            assert id.private_data.rstrip(b"\0") == b"full"
+            end.close()
+
+
+@on_every_loop
+async def test_cancelling_a_request_loses_none(loop, device, address):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        waiting = loop.spawn(listener.get_request())
+        await loop.turn()
+        waiting.cancel()
+        await waiting.join()
+        with contextlib.ExitStack() as stack:
+            connecting = loop.spawn(connect(loop, device, stack, listener.local_addr))
+            request = await listener.get_request()
+            server = End(loop, request)
+            stack.callback(server.close)
+            await request.accept()
+            await connecting.join()
+
+
+@pytest.mark.parametrize("phase", ["resolve", "connect"])
+@on_every_loop
+async def test_cancelling_a_phase_leaves_closing(loop, device, address, phase):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        id = AsyncCMID(library=device.library, notifier=loop.notifier)
+        end = None
+        if phase == "connect":
+            await id.resolve(listener.local_addr)
+            end = End(loop, id)
+            doing = loop.spawn(id.connect())
+        else:
+            doing = loop.spawn(id.resolve_addr(listener.local_addr))
+        await loop.turn()
+        doing.cancel()
+        await doing.join()
+        if id._phase is not None:  # it had not been through
+            with pytest.raises(ValueError, match="not finished"):
+                await id.resolve(listener.local_addr)
+        if end is not None:
+            end.close()
+        id.close()
+        id.close()
+
+
+@on_every_loop
+async def test_closing_ends_a_phase(loop, device, address):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        with AsyncCMID(library=device.library, notifier=loop.notifier) as id:
+            await id.resolve(listener.local_addr)
+            end = End(loop, id)
+            connecting = loop.spawn(id.connect())
+            request = await listener.get_request()  # which nobody answers
+            receiving = loop.spawn(end.qp.recv(end.mr))
+            await loop.turn()
+            end.close()
+            with pytest.raises(ValueError, match="closed"):
+                await connecting.join()
+            with pytest.raises(ConnectionResetError):
+                await receiving.join()
+            request.close()
+
+
+@on_every_loop
+async def test_identifiers_may_share_a_channel(loop, device, address):
+    with AsyncCMChannel(device.library, notifier=loop.notifier) as channel:
+        with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+            ids = [AsyncCMID(channel) for _ in range(3)]
+            for id in ids:
+                await id.resolve(listener.local_addr)
+            with pytest.raises(OSError, match="identifiers"):
+                channel.close()
+            ids[0].migrate()
+            assert ids[0].channel is not channel
+            for id in ids:
+                id.close()
+
+
+@on_every_loop
+async def test_events_of_the_device(loop, device, verbs):
+    """The error state of a queue pair that a request against the rules leads to, say, is such an event."""
+    cq = verbs.cq(loop)
+    with DeviceEvents(verbs.context, notifier=loop.notifier) as events:
+        seen = []
+
+        async def watch():
+            async for event in events:
+                seen.append(event.event_type)
+
+        watching = loop.spawn(watch())
+        await loop.turn()
+        a, b = verbs.pair(cq)
+        mr = verbs.mr()
+        # Data before its receiver is ready to send itself: COMM_EST. Others may come as well.
+        b2 = cq.create_qp(verbs.pd, QPCap(**CAP))
+        verbs.keep(b2)
+        a2 = cq.create_qp(verbs.pd, QPCap(**CAP))
+        verbs.keep(a2)
+        for side in (a2, b2):
+            side.qp.to_init(access=7)
+        for side, peer in ((a2, b2), (b2, a2)):
+            side.qp.to_rtr(peer.qp.qp_num, verbs.gid.gid, sgid_index=verbs.gid.gid_index)
+        a2.qp.to_rts()
+        await a2.write(mr.at[:1], mr.to_remote())
+        if device.library.embedded_device:
+            while EventType.COMM_EST not in seen:
+                await loop.turn()
+    await watching.join()
