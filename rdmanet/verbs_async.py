@@ -1,4 +1,4 @@
-"""The verbs and the connection manager for programs that `await`, by their own names.
+"""The verbs and the connection manager for programs that `await`, by their own names::
 
     from rdmanet.verbs_async import AsyncCMID, AsyncCQ
 
