@@ -14,6 +14,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,10 @@ def _left(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -> di
 
 
 class ExpectedSkips:
-    """Compares what was skipped with a list of lines "device | test | reason", a test without its parameters."""
+    """Compares what was skipped with a list of lines "device | test | reason".
+
+    A test is without its parameters; with `*` in it, a line is about several, of which one at least is skipped.
+    """
 
     def __init__(self, path: Path, device: str) -> None:
         self.path = path
@@ -196,25 +200,27 @@ class ExpectedSkips:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = report.nodeid.split("[")[0]
+        self.ran.add(test)
         if report.skipped and isinstance(report.longrepr, tuple):
             self.skipped.add((test, report.longrepr[2].removeprefix("Skipped: ")))
-        elif report.when == "call":
-            self.ran.add(test)
 
     @property
     def surprises(self) -> list[str]:
-        ran_only = self.ran - {test for test, _ in self.skipped}
+        new = [skip for skip in self.skipped if not any(self._is_about(row, skip) for row in self.expected)]
+        old = [
+            (test, reason)
+            for test, reason in self.expected
+            if any(fnmatchcase(ran, test) for ran in self.ran)
+            and not any(self._is_about((test, reason), skip) for skip in self.skipped)
+        ]
         return [
-            *(
-                f"skipped, not in the list:  {self.device} | {test} | {reason}"
-                for test, reason in sorted(self.new)
-            ),
-            *(f"in the list, not skipped:  {test}" for test, _ in sorted(self.expected) if test in ran_only),
+            *(f"skipped, not in the list:  {self.device} | {test} | {why}" for test, why in sorted(new)),
+            *(f"in the list, not skipped:  {self.device} | {test} | {why}" for test, why in sorted(old)),
         ]
 
-    @property
-    def new(self) -> set[tuple[str, str]]:
-        return self.skipped - self.expected
+    @staticmethod
+    def _is_about(row: tuple[str, str], skip: tuple[str, str]) -> bool:
+        return row[1] == skip[1] and fnmatchcase(skip[0], row[0])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.surprises and session.exitstatus == pytest.ExitCode.OK:

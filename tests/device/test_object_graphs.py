@@ -38,14 +38,14 @@ from rdmanet.verbs import (
     live_objects,
 )
 
-from .conftest import EVERYTHING, own_gid
+from .conftest import EVERYTHING, driver, own_gid
 
 LACKING = {95, 38, 93}
 
 
 def seeds(device: Device) -> range:
     """Orders enough for a sanitizer to find what is wrong; few where the making of each takes its time."""
-    return range(30) if device.library.embedded_device else range(2)
+    return range(30) if device.library.embedded_device else range(6)
 
 
 def graph(device: Device) -> dict[str, Resource]:
@@ -87,7 +87,8 @@ def graph(device: Device) -> dict[str, Resource]:
     qp.post_recv(RecvWR(mr.sge(0, 64)))
     if "srq" in made:
         made["srq"].post_recv(RecvWR(made["borrowed"], wr_id=made))  # a cycle
-    if "mw" in made:
+    # rxe waits for 50 s, and in vain, when a queue pair goes that a window is bound to.
+    if "mw" in made and driver(context) != "rxe":
         qp.to_rtr(qp.qp_num, gid.gid, sgid_index=gid.gid_index)
         qp.to_rts()
         mw = made["mw"]

@@ -12,7 +12,7 @@ import pytest
 from rdmanet.cm import CMEventType, PortSpace
 from rdmanet.verbs import CQ, PD, QP, QPAttr, QPCap, QPInitAttr, QPState, QPType, WCStatus
 
-from .conftest import Manager, needs
+from .conftest import Manager, driver, needs
 
 E = CMEventType
 
@@ -36,13 +36,17 @@ def requested(manager: Manager, address: str, data: bytes = b""):
 
 
 def test_nobody_listens(manager, address, iwarp):
-    """REJECTED with reason 8, invalid service id; iWARP's has an errno."""
+    """REJECTED with reason 8, invalid service id; iWARP's has an errno, which may come at once."""
     with socket.socket() as taken:
         taken.bind((address, 0))
         port = taken.getsockname()[1]
     client = manager.resolved((address, port))
     manager.qp(client)
-    client.connect()
+    try:
+        client.connect()
+    except ConnectionRefusedError:
+        assert iwarp
+        return
     event = manager.next(E.REJECTED, client)
     assert event.status in ((-errno.ECONNREFUSED, -errno.ECONNRESET) if iwarp else (8,))
     assert isinstance(event.error(), ConnectionRefusedError)
@@ -54,7 +58,7 @@ def test_refused_by_the_program(manager, address, iwarp):
     _, client, event = requested(manager, address)
     event.id.reject(b"not today")
     rejected = manager.next(E.REJECTED, client)
-    assert rejected.status == (-errno.ECONNREFUSED if iwarp else 28)
+    assert rejected.status in ((-errno.ECONNREFUSED, -errno.ECONNRESET) if iwarp else (28,))
     assert rejected.private_data.rstrip(b"\0") == b"not today"
 
 
@@ -143,10 +147,12 @@ def test_an_address_of_the_wrong_family(manager, address):
 def test_parting_flushes_and_tells_both(manager, address):
     """rdma_disconnect puts one's own queue pair into ERR first; the peer's is left as it is until it answers."""
     client, server = manager.connected(address)
+    # siw ends what has been sent first.
+    ended = (QPState.ERR,) if driver(client.context) != "siw" else (QPState.SQD, QPState.RESET, QPState.ERR)
     client.disconnect()
-    assert client.qp.query()[0].qp_state == QPState.ERR
+    assert client.qp.query()[0].qp_state in ended
     manager.part(client, server)
-    assert server.qp.query()[0].qp_state == QPState.ERR
+    assert server.qp.query()[0].qp_state in ended
 
 
 def test_parting_twice(manager, address):

@@ -84,6 +84,7 @@ def test_a_moderated_event_waits(net: Net, pair):
 WITH_IMM = pytest.mark.not_on_iwarp("has no immediate data")
 
 
+@pytest.mark.not_on_siw("does not fire for solicited messages")
 @pytest.mark.parametrize(
     "opcode",
     [
@@ -106,6 +107,7 @@ def test_solicited(net: Net, pair, opcode):
         b.one()
 
 
+@pytest.mark.not_on_siw("does not fire for solicited messages")
 def test_an_error_is_solicited(net: Net, pair):
     differs(net.context, "rxe", "fires for solicited messages only")
     _, b = pair
@@ -125,6 +127,7 @@ def test_any_overrides_solicited(net: Net, pair):
     b.one()
 
 
+@pytest.mark.not_on_siw("does not fire for solicited messages")
 def test_solicited_does_not_override_any(net: Net, pair):
     a, b = pair
     b.cq.req_notify()
@@ -205,7 +208,7 @@ def test_the_first_message_before_rts(net: Net):
     b.one()
 
 
-def test_drained(net: Net, pair):
+def test_drained(net: Net, by_hand, pair):
     """SQ_DRAINED where it was asked for; nothing is sent until RTS."""
     differs(net.context, "rxe", "does not stay in SQD")
     a, b = pair
@@ -219,7 +222,7 @@ def test_drained(net: Net, pair):
     assert a.one().status == b.one().status == WCStatus.SUCCESS
 
 
-def test_drained_without_asking(net: Net, pair):
+def test_drained_without_asking(net: Net, by_hand, pair):
     differs(net.context, "rxe", "does not stay in SQD")
     a, _ = pair
     a.qp.modify(QPAttr(qp_state=QPState.SQD))

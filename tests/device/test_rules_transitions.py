@@ -110,6 +110,7 @@ def step(net: Net, side: Side, to: QPState, names: str | list[str]) -> None:
 
 def at(net: Net, kind: QPType, state: QPState) -> Side:
     """A queue pair in this state."""
+    net.by_hand()
     side = net.side(qp_type=kind)
     for origin, to in zip(UP, UP[1 : UP.index(state) + 1], strict=False):
         step(net, side, to, TABLE[kind][origin, to][0])
@@ -258,6 +259,7 @@ def test_a_modify_without_a_state_stays(net: Net, kind):
 def test_values_out_of_range(net: Net, name, value):
     if name == "pkey_index":
         differs(net.context, "rxe", "does not look at it")
+    net.by_hand()
     side = net.side()
     attrs = {"port_num": 1, "pkey_index": 0, "qp_access_flags": AccessFlags(0)} | {name: value}
     with pytest.raises(OSError) as caught:

@@ -108,6 +108,7 @@ async def test_a_device_that_is_not_there(net: Net):
         await rdmanet.start_rdma_server(Recorder, HOST, 0, device="nobody0")
 
 
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_several_hosts_one_server(net: Net):
     server = await rdmanet.start_rdma_server(net.remember(Echo), ["127.0.0.1", "::1"], 0)
     net.servers.append(server)
@@ -119,6 +120,7 @@ async def test_several_hosts_one_server(net: Net):
         await client.until_received(1)
 
 
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_all_addresses_of_both_families(net: Net):
     """One port for both, as asyncio has it."""
     server = await rdmanet.start_rdma_server(net.remember(Echo), ["0.0.0.0", "::"], 0)
@@ -134,6 +136,7 @@ async def test_all_addresses_of_both_families(net: Net):
         await client.until_received(1)
 
 
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_a_wildcard_listens_on_loopback_too(net: Net):
     server = await rdmanet.start_rdma_server(net.remember(Echo), None, 0, family=socket.AF_INET)
     net.servers.append(server)

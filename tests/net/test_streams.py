@@ -127,6 +127,7 @@ async def test_extra_info(net: Net):
     assert writer.get_extra_info("nothing", 7) == 7
 
 
+@pytest.mark.not_on_siw("refuses queue pairs beyond some fifty")
 async def test_a_coroutine_serves_each_connection(net: Net):
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async for line in reader:
