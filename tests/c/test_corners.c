@@ -280,7 +280,8 @@ static void test_resize(void)
 		CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, i, 0, 8, at_b(0), b.mr->rkey), 0);
 	for (int i = 0; i < 10; i++)
 		expect(a.cq, i, IBV_WC_SUCCESS);
-	CHECK_EQ(ibv_resize_cq(a.cq, 16), EINVAL); /* thirty are in it */
+	if (!by_stream()) /* by stream some may still be on their way */
+		CHECK_EQ(ibv_resize_cq(a.cq, 16), EINVAL); /* thirty are in it */
 	CHECK_EQ(ibv_resize_cq(a.cq, 0), EINVAL);
 	CHECK_EQ(ibv_resize_cq(a.cq, 32), 0);
 	CHECK_EQ(a.cq->cqe, 32);
