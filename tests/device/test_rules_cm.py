@@ -37,7 +37,7 @@ def requested(manager: Manager, address: str, data: bytes = b""):
 
 def test_nobody_listens(manager, address, iwarp):
     """REJECTED with reason 8, invalid service id; iWARP's has an errno, which may come at once."""
-    with socket.socket() as taken:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as taken:
         taken.bind((address, 0))
         port = taken.getsockname()[1]
     client = manager.resolved((address, port))
@@ -137,8 +137,9 @@ def test_accepting_what_was_not_asked(manager, address):
 
 
 def test_an_address_of_the_wrong_family(manager, address):
+    other = "127.0.0.1" if ":" in address else "::1"
     with pytest.raises(OSError):
-        manager.id().resolve_addr(("::1", 0), (address, 7471))
+        manager.id().resolve_addr((other, 0), (address, 7471))
 
 
 # ---- Parting ---------------------------------------------------------------------------------------------------
