@@ -20,8 +20,10 @@
 /* The process's CQs by block; with rn_world held. */
 static struct rn_cq *cqs[RN_CQS_MAX];
 
+/* Gives it a block, and lets it be found: all else of it has to be ready. */
 static bool block_take(struct rn_cq *cq)
 {
+	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
 	static uint32_t next;
 	bool found = false;
 
@@ -31,9 +33,11 @@ static bool block_take(struct rn_cq *cq)
 
 		if (!cqs[index]) {
 			found = true;
-			cqs[index] = cq;
-			cq->index = index;
+			cq->index = cq->cq.handle = index;
 			cq->block = rn_arena_cq(rn_arena, index);
+			atomic_fetch_and(&cq->block->armed, ~(uint32_t)RN_ARMED_KIND);
+			cq->block->channel = channel ? channel->id : RN_NO_CHANNEL;
+			cqs[index] = cq;
 		}
 	}
 	pthread_mutex_unlock(&rn_world);
@@ -77,11 +81,6 @@ struct rn_cq *rn_cq_create(struct ibv_context *ibv_context, const struct ibv_cq_
 		return NULL;
 	cq->ring = calloc(size, sizeof(*cq->ring));
 	cq->stamps = stamped ? calloc(size, sizeof(*cq->stamps)) : NULL;
-	if (!cq->ring || (stamped && !cq->stamps) || !block_take(cq)) {
-		free_cq(cq);
-		errno = ENOMEM;
-		return NULL;
-	}
 	cq->size = size;
 	cq->fall.run = fall;
 	cq->timer.fire = rn_cq_held_too_long;
@@ -90,13 +89,14 @@ struct rn_cq *rn_cq_create(struct ibv_context *ibv_context, const struct ibv_cq_
 	cq->cq.context = ibv_context;
 	cq->cq.channel = channel;
 	cq->cq.cq_context = attr->cq_context;
-	cq->cq.handle = cq->index;
 	cq->cq.cqe = size;
+	if (!cq->ring || (stamped && !cq->stamps) || !block_take(cq)) {
+		free_cq(cq);
+		errno = ENOMEM;
+		return NULL;
+	}
 	pthread_mutex_init(&cq->cq.mutex, NULL);
 	pthread_cond_init(&cq->cq.cond, NULL);
-
-	atomic_fetch_and(&cq->block->armed, ~(uint32_t)RN_ARMED_KIND);
-	cq->block->channel = channel ? ((struct rn_channel *)channel)->id : RN_NO_CHANNEL;
 
 	pthread_mutex_lock(&context->mutex);
 	rn_list_add(&context->cqs, &cq->link);

@@ -36,9 +36,23 @@ static inline void scribble(char *at, size_t bytes)
 	uint64_t value = nasty();
 	size_t size = 1 << rand_r(&seed) % 4;
 
-	while (size > bytes)
+	while (size > bytes || (uintptr_t)at % size)
 		size /= 2;
-	memcpy(at + rand_r(&seed) % (bytes / size) * size, &value, size);
+	at += rand_r(&seed) % (bytes / size) * size;
+	/* Whole, as hostile processes and ThreadSanitizer like it: what is tested is what others make of it. */
+	switch (size) {
+	case 1:
+		__atomic_store_n((uint8_t *)at, (uint8_t)value, __ATOMIC_RELAXED);
+		break;
+	case 2:
+		__atomic_store_n((uint16_t *)at, (uint16_t)value, __ATOMIC_RELAXED);
+		break;
+	case 4:
+		__atomic_store_n((uint32_t *)at, (uint32_t)value, __ATOMIC_RELAXED);
+		break;
+	default:
+		__atomic_store_n((uint64_t *)at, value, __ATOMIC_RELAXED);
+	}
 }
 
 /* Every key, the valid ones among them; the keys themselves stay, so that they are used. */

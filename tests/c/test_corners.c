@@ -304,8 +304,8 @@ static void test_purge(void)
 	connect_to(c.qp, c.qp->qp_num);
 	for (int i = 0; i < 4; i++) {
 		CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 10 + i, 0, 8, at_b(0), b.mr->rkey), 0);
-		CHECK_EQ(post_recv(&c, 20 + i, 0, 8), 0);
-		CHECK_EQ(post_send(&c, 30 + i, 0, 8), 0);
+		CHECK_EQ(post_recv(&c, 20 + i, 64, 8), 0);
+		CHECK_EQ(post_send(&c, 30 + i, 128, 8), 0);
 	}
 	CHECK_EQ(ibv_destroy_qp(c.qp), 0);
 	for (int i = 0; i < 4; i++)

@@ -168,9 +168,11 @@ static void changes_are_told(void)
 	expect_gid(context, 2, "127.0.0.1");
 	CHECK(rn_gid_count() == 5);
 	expect_gid(context, 4, "10.6.0.1");
-	/* From here on the engine does. */
-	CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
-	expect_event(context, IBV_EVENT_GID_CHANGE);
+	/* From here on the engine does, perhaps before this call looks. */
+	if (ibv_get_async_event(context, &event) == 0)
+		CHECK_EQ(event.event_type, IBV_EVENT_GID_CHANGE);
+	else
+		expect_event(context, IBV_EVENT_GID_CHANGE);
 	ip("addr del 10.4.0.1/24 dev v0");
 	expect_event(context, IBV_EVENT_GID_CHANGE);
 	expect_empty(context, 0);

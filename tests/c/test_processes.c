@@ -903,6 +903,7 @@ static void serve_and_fork(int fd)
 		sleep(3);
 		_exit(0);
 	}
+	CHECK_EQ(post_recv(&end, 1, 0, 64), 0); /* the child is there, it says */
 	pause();
 }
 
@@ -911,9 +912,10 @@ static void test_killed_with_child(void)
 	struct other other = begin(serve_and_fork, &(struct end_options){0});
 
 	CHECK_EQ(post_recv(&a, 5, 0, 64), 0);
-	usleep(10000);
+	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
 	kill(other.pid, SIGKILL);
-	CHECK_EQ(poll_one(a.cq).status, IBV_WC_WR_FLUSH_ERR);
+	expect(a.cq, 5, IBV_WC_WR_FLUSH_ERR);
 	end_close(&a);
 	join_killed(&other);
 }
