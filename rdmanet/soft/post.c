@@ -17,7 +17,9 @@
  *
  * Budgets.  The responder's queue pair not there (yet): local ack timeout times retries, then
  * RETRY_EXC_ERR.  No receive posted: the responder's RNR timer, rnr_retry times, 7 meaning for ever,
- * then RNR_RETRY_EXC_ERR.  Each request that succeeds starts both anew.
+ * then RNR_RETRY_EXC_ERR.  Each request that succeeds starts both anew.  Until the responder's process has been met there
+ * is more time than the program has thought of, as an adapter answers for a process that is busy or waits for a CPU:
+ * at least a second for a host to answer at all, and what SILENCE says for a process whose socket is there.
  *
  * Faults on purpose (chaos.h) happen to requests in the queue only: with them, nothing is executed before
  * it was queued.
@@ -32,7 +34,7 @@ enum {
 	FIRST_BACKOFF_NS = 20 * 1000,
 	LAST_BACKOFF_NS = 5 * 1000 * 1000,
 	MIN_TIMEOUT_NS = 4 * 1000 * 1000, /* adapters raise shorter ones as well */
-	MIN_LINK_NS = 1000 * 1000 * 1000, /* meeting the process is no part of what the timeout is for */
+	MIN_LINK_NS = 1000 * 1000 * 1000, /* meeting the host is no part of what the timeout is for */
 	BATCH = 16,                       /* requests the engine executes before others have their turn */
 };
 
@@ -132,10 +134,23 @@ bool rn_sq_waited_for_nothing(struct rn_qp *qp)
 	return false;
 }
 
+/* How long that may take: see Budgets. */
+static uint64_t budget_ns(const struct rn_qp *qp, enum rn_wait why)
+{
+	uint64_t budget = rn_sq_ack_budget_ns(qp), least = qp->is_stream ? MIN_LINK_NS : rn_settings.silence_ms * 1000000;
+
+	return why != RN_WAIT_PEER && budget < least ? least : budget;
+}
+
+bool rn_sq_has_waited(const struct rn_qp *qp, enum rn_wait why)
+{
+	return qp->waited && qp->wait == why && qp->attr.timeout && rn_now_ns() >= qp->deadline_ns;
+}
+
 /* The head of the queue can't be executed, for this reason. */
 void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
 {
-	uint64_t now = rn_now_ns(), budget;
+	uint64_t now = rn_now_ns();
 
 	if (why == RN_WAIT_DUE) {
 		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
@@ -165,12 +180,9 @@ void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
 		return;
 	}
 	if (!qp->waited || qp->wait != why) {
-		budget = rn_sq_ack_budget_ns(qp);
-		if (why != RN_WAIT_PEER && budget < MIN_LINK_NS)
-			budget = MIN_LINK_NS;
 		qp->waited = true;
 		qp->wait = why;
-		qp->deadline_ns = now + budget;
+		qp->deadline_ns = now + budget_ns(qp, why);
 		qp->backoff_ns = FIRST_BACKOFF_NS;
 	}
 	if (qp->attr.timeout && now >= qp->deadline_ns) {

@@ -579,6 +579,7 @@ void rn_qp_progress(struct rn_qp *qp);
 void rn_sq_progress_locked(struct rn_qp *qp);
 void rn_sq_drained(struct rn_qp *qp); /* in SQD: tell it, once nothing is on its way any more */
 void rn_sq_wait(struct rn_qp *qp, enum rn_wait why); /* the head of the queue can't be executed yet */
+bool rn_sq_has_waited(const struct rn_qp *qp, enum rn_wait why); /* for that, as long as it may */
 uint64_t rn_sq_ack_budget_ns(const struct rn_qp *qp); /* how long all tries together wait for an answer */
 bool rn_sq_waited_for_nothing(struct rn_qp *qp); /* in RN_WAIT_LOST: is it time to try again? */
 /* The request at sq_executed is done, one way or the other. */

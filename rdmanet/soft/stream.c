@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -262,6 +263,26 @@ void rn_stream_attempt_failed(struct rn_stream *stream, bool met)
 	rn_stream_end(stream);
 }
 
+/*
+ * Will it be told soon whether somebody is there?  Where TCP has come through the other host is alive, and the process,
+ * or the engine that should read its answer, may be waiting for a CPU.  It has its own time to say something.
+ */
+static bool is_being_answered(const struct rn_stream *out)
+{
+	struct pollfd connecting = {.fd = out ? out->source.fd : -1, .events = POLLOUT};
+
+	return out && !out->ended && (out->state == RN_STREAM_GREETING || poll(&connecting, 1, 0) > 0);
+}
+
+/* The head has to wait until there is a connection; not in vain while one is being made. */
+static void wait_for_connection(struct rn_qp *qp)
+{
+	enum rn_wait why = qp->streams.met ? RN_WAIT_PEER : RN_WAIT_LINK;
+
+	if (!rn_sq_has_waited(qp, why) || !is_being_answered(qp->streams.out))
+		rn_sq_wait(qp, why);
+}
+
 void rn_stream_progress(struct rn_qp *qp)
 {
 	bool has_work = qp->sq_executed != qp->sq_posted;
@@ -288,7 +309,7 @@ void rn_stream_progress(struct rn_qp *qp)
 	if (!streams->out && now >= streams->retry_ns)
 		start_connecting(qp);
 	if (has_work)
-		rn_sq_wait(qp, streams->met ? RN_WAIT_PEER : RN_WAIT_LINK);
+		wait_for_connection(qp);
 	else if (!streams->out)
 		rn_timer_set(&qp->timer, streams->retry_ns > now ? streams->retry_ns - now : 0);
 }

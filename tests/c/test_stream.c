@@ -9,7 +9,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-#include "stream_frames.h"
+#include "soft.h"
 
 static struct end mine;
 static struct address theirs;
@@ -647,6 +647,43 @@ static void goes_on_by_itself(void)
 	expect_live_nothing();
 }
 
+/* Kept from its work while a connection is made, for longer than the request waits for a host: but the host has
+ * answered, TCP says so. */
+static void engine_is_late(void)
+{
+	struct ibv_qp_attr attr;
+	bool is_over = false;
+	struct rn_qp *qp;
+	struct end peer;
+
+	open_end();
+	end_open(&peer, &(struct end_options){.memory = USER_MEMORY, .share = &mine});
+	attr = default_attr(mine.qp->qp_num);
+	attr.timeout = SHORT_TIMEOUT;
+	connect_with(peer.qp, attr);
+	CHECK_EQ(post_recv(&peer, 1, 0, 8), 0);
+	attr = default_attr(peer.qp->qp_num);
+	attr.timeout = SHORT_TIMEOUT;
+	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_INIT, INIT_MASK), 0);
+	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_RTR, RTR_MASK), 0);
+	qp = rn_qp(mine.qp);
+	pthread_mutex_lock(&rn_world); /* whom a stranger wants can't be looked up meanwhile */
+	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_RTS, RTS_MASK), 0);
+	CHECK_EQ(post_send(&mine, 2, 0, 8), 0);
+	while (!is_over) {
+		rn_lock(&qp->sq_lock);
+		is_over = rn_sq_has_waited(qp, RN_WAIT_LINK);
+		rn_unlock(&qp->sq_lock);
+		usleep(1000);
+	}
+	pthread_mutex_unlock(&rn_world);
+	expect(mine.cq, 2, IBV_WC_SUCCESS);
+	expect(peer.cq, 1, IBV_WC_SUCCESS);
+	end_close(&peer);
+	end_close(&mine);
+	expect_live_nothing();
+}
+
 int main(void)
 {
 	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
@@ -665,5 +702,6 @@ int main(void)
 	RUN(liars);
 	RUN(cut_off);
 	RUN(goes_on_by_itself);
+	RUN(engine_is_late);
 	return 0;
 }
