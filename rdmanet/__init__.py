@@ -11,6 +11,7 @@ The layers, from the top; a module imports only what stands below it:
     driver        one a (loop, library): the loop's reader, the connection manager's events
     memory        the peer's memory as an object
     verbs_async   the verbs for programs that await, on any event loop
+    finding       which device, and what the libraries can do
     verbs, cm     the names of the verbs, for those who want the hardware
     protocol, offers    the life of a connection and of its memory regions: tables, no I/O
     _core         compiled: devices, memory, queues, connection manager, the data engine

@@ -64,6 +64,11 @@ class Library:
 
         :raises OSError: the library cannot ask, for instance because the kernel lacks RDMA support
         """
+    def optional_calls(self) -> dict[str, bool]:
+        """Which of the calls that not every version has are there: by name as in the library.
+
+        One that is not there is an OSError with EOPNOTSUPP when it is needed.
+        """
     def live(self) -> dict[str, int]:
         """What the embedded device holds in this process, by kind; empty for another library."""
     def set_faults(self, text: str | None) -> None:

@@ -586,6 +586,7 @@ cdef extern from "calls.h" nogil:
     int rn_library_open(const char *verbs_path, const char *cm_path, rn_library **lib, char *err,
                         size_t errlen)
     void rn_library_close(rn_library *lib)
+    const char *rn_library_optional(const rn_library *lib, size_t index, bint *present)
     void *rn_library_symbol(const rn_library *lib, const char *name)
 
     int rn_get_device_list(const rn_library *lib, int *count, ibv_device ***out)

@@ -2,8 +2,7 @@
 
     import rdmanet.verbs as v
 
-    device = v.devices()[0]
-    with device.open() as context, v.PD(context) as pd, v.CQ(context, 64) as cq:
+    with v.open_device() as context, v.PD(context) as pd, v.CQ(context, 64) as cq:
         mr = pd.alloc_mr(4096)
         qp = v.QP(pd, v.QPInitAttr(cq, cq, v.QPCap(max_send_wr=16, max_recv_wr=16)))
         qp.to_init(access=v.AccessFlags.REMOTE_WRITE)
@@ -81,6 +80,7 @@ from rdmanet._core import (
     live_objects,
 )
 from rdmanet.errors import CompletionError, CompletionResetError, DeviceNotFoundError, RdmaError
+from rdmanet.finding import best_gid, features, find_device, open_device
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 __all__ = [
@@ -153,6 +153,10 @@ __all__ = [
     "WCOpcode",
     "WCStatus",
     "WROpcode",
+    "best_gid",
     "devices",
+    "features",
+    "find_device",
     "live_objects",
+    "open_device",
 ]

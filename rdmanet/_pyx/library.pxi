@@ -75,6 +75,20 @@ cdef class Library:
         finally:
             verbs.rn_free_device_list(self.c, devices)
 
+    def optional_calls(self):
+        """Which of the calls that not every version has are there: by name as in the library.
+
+        One that is not there is an OSError with EOPNOTSUPP when it is needed.
+        """
+        cdef dict calls = {}
+        cdef const char *name
+        cdef bint present = False
+        while True:
+            name = verbs.rn_library_optional(self.c, len(calls), &present)
+            if name is NULL:
+                return calls
+            calls[name.decode()] = bool(present)
+
     def live(self):
         """What the embedded device holds in this process, by kind; empty for another library."""
         return library_live(self)

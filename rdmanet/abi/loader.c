@@ -94,6 +94,25 @@ void rn_library_close(struct rn_library *lib)
     free(lib);
 }
 
+static const char *optional(const struct rn_library *lib, const struct symbol *symbols, size_t count, size_t *index,
+                            int *present)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (symbols[i].required || (*index)--)
+            continue;
+        *present = *(void *const *)((const char *)lib + symbols[i].offset) != NULL;
+        return symbols[i].name;
+    }
+    return NULL;
+}
+
+const char *rn_library_optional(const struct rn_library *lib, size_t index, int *present)
+{
+    const char *name = optional(lib, verbs_symbols, COUNT(verbs_symbols), &index, present);
+
+    return name ? name : optional(lib, cm_symbols, COUNT(cm_symbols), &index, present);
+}
+
 void *rn_library_symbol(const struct rn_library *lib, const char *name)
 {
     return dlsym(lib->verbs_handle, name);

@@ -69,6 +69,9 @@ int rn_library_open(const char *verbs_path, const char *cm_path, struct rn_libra
                     size_t errlen);
 void rn_library_close(struct rn_library *lib);
 
+/* The name of the index-th optional function, and whether the library has it; NULL after the last. */
+const char *rn_library_optional(const struct rn_library *lib, size_t index, int *present);
+
 /* Any other export of the library, or NULL. */
 void *rn_library_symbol(const struct rn_library *lib, const char *name);
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from rdmanet import _core
+from rdmanet.finding import best_gid
 
 Status = Literal["ok", "info", "warn", "fail"]
 
@@ -204,21 +205,6 @@ def gids(root: Path) -> Iterator[Finding]:
                 f"{device.name}: {_counted(len(table), 'address')}; index {best.gid_index} is the one to choose: "
                 f"{best.address}, {best.gid_type.name}",
             )
-
-
-def best_gid(table: list[_core.GIDEntry]) -> _core.GIDEntry | None:
-    """The address to use when nobody said which: routable before link-local, RoCE v2 before v1, IPv4 before IPv6."""
-    return min(
-        table,
-        key=lambda entry: (
-            entry.address.is_link_local,
-            entry.address.is_loopback,
-            entry.gid_type == _core.GIDType.ROCE_V1,
-            entry.address.version == 6,
-            entry.gid_index,
-        ),
-        default=None,
-    )
 
 
 def forks(root: Path) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ import json
 import socket
 import sys
 
-from rdmanet.cli.checks import best_gid
 from rdmanet.cli.text import table
+from rdmanet.finding import best_gid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
