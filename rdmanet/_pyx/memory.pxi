@@ -264,7 +264,7 @@ cdef class PD(Resource):
 
         :raises OSError: EOPNOTSUPP, where the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
         """
-        cdef _Elements elements = _Elements(sg_list=sg_list)
+        cdef _Elements elements = elements_of(sg_list)
         cdef int rc, what = advice
         cdef uint32_t how = flags
         self.usable()
