@@ -144,7 +144,7 @@ static void test_nothing_for_who_took_the_name(void)
 
 	CHECK(hear(other.fd, &port, sizeof(port)));
 	end_open(&end, &(struct end_options){.memory = DEVICE_MEMORY});
-	connect_to(end.qp, port << 8 | 5);
+	connect_impatiently(end.qp, port << 8 | 5);
 	CHECK_EQ(post_send(&end, 1, 0, 64), 0);
 	expect(end.cq, 1, IBV_WC_RETRY_EXC_ERR);
 	meet(other.fd);
