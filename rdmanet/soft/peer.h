@@ -52,8 +52,8 @@ void rn_peer_put(struct rn_peer *);
 
 /* The peer's segment, mapped: its base and size, or NULL when it isn't here; then it has been
  * asked for, and a notice SEGMENT_READY comes (also when the owner says there is none: the next
- * call then asks again, so look at the key again before).  Valid until the owner takes it back,
- * which it does only when no queue pair can be inside any more. */
+ * call then asks again, so look at the key again before).  Valid until rn_segment_withdrawn: an owner
+ * takes it back when no queue pair can be inside any more, but a lying one whenever it likes. */
 void *rn_peer_segment(struct rn_peer *, uint32_t segment_id, size_t *size);
 
 /* One write to that completion channel's eventfd: now (true), or one for all when its descriptor has come. */
@@ -137,7 +137,10 @@ struct rn_peer_live {
 };
 void rn_peer_live(struct rn_peer_live *);
 
-/* --- provided by the device to the serving side: called on the engine thread ------------------- */
+/* --- provided by the device: called on the engine thread --------------------------------------- */
+
+/* A peer's segment is about to be unmapped: none of our posters is in it, or knows it, when this has returned. */
+void rn_segment_withdrawn(const char *base);
 
 int rn_arena_fd(void); /* not given away: still the device's; -1 when there is none */
 size_t rn_arena_size(void);

@@ -195,17 +195,27 @@ static void on_segment(struct process *process)
 	rn_process_notify(process, RN_SEGMENT_READY);
 }
 
+/* The owner says that nobody is in it, but we can't take its word for that: nobody finds it from here on, and those
+ * who have found it are waited for. */
 static void on_gone_segment(struct process *process)
 {
 	struct segment *segment = segment_node(process, rn_inbox.message.value, false);
+	size_t size;
 	char *base;
 
 	if (!segment)
 		return;
 	base = segment->base;
+	size = segment->size;
 	segment->base = NULL;
 	segment->used = false;
-	rn_unmap(base, segment->size);
+	if (base) {
+		pthread_mutex_unlock(&rn_peers.lock);
+		rn_segment_withdrawn(base);
+		pthread_mutex_lock(&rn_peers.lock);
+		rn_unmap(base, size);
+	}
+	rn_process_notify(process, RN_SEGMENT_READY); /* or who waits for it would wait on */
 }
 
 /* With channel_lock held. */

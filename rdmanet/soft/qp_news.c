@@ -58,6 +58,25 @@ void rn_qp_attend_all(void)
 	pthread_mutex_unlock(&rn_world);
 }
 
+/* --- withdrawn segments ----------------------------------------------------------------------------------- */
+
+/* Segments are found, used and remembered under the send lock only. */
+void rn_segment_withdrawn(const char *base)
+{
+	pthread_mutex_lock(&rn_world);
+	for (uint32_t i = 0; i < rn_qps_end; i++) {
+		struct rn_qp *qp = rn_qps[i];
+
+		if (!qp)
+			continue;
+		rn_lock(&qp->sq_lock);
+		if (qp->view.segment_base == base)
+			qp->view.segment = qp->view.segment_size = 0;
+		rn_unlock(&qp->sq_lock);
+	}
+	pthread_mutex_unlock(&rn_world);
+}
+
 /* --- deaths ----------------------------------------------------------------------------------------------- */
 
 /*
