@@ -35,8 +35,9 @@
  *
  *     context (mutex) > world (mutex) > QP send lock > QP receive lock > CQ lock > pool's lock > event queue lock
  *
- * A channel's lock comes before those of its CQs, a CQ's list of streams (stream_lock) before send locks.  Innermost:
- * the table of channels (channel.c), keys (mr_key.c), a context's faults (chaos.c).
+ * A channel's lock comes before those of its CQs.  A CQ's list of streams (stream_lock) comes after send locks, before
+ * receive locks; who has the list first may only try a send lock.  Innermost: the table of channels (channel.c), keys
+ * (mr_key.c), a context's faults (chaos.c).
  *
  * No lock is held while waiting for the engine (timer_cancel and the like), since callbacks take
  * the send lock.  Waiting for `busy` while holding the own send lock is fine: nobody who is busy
@@ -312,8 +313,9 @@ struct rn_cq {
 	struct rn_qp *attached[RN_CQ_QPS_MAX];
 	uint32_t next_bit;
 
-	struct rn_lock stream_lock; /* the list; taken before send locks: see stream_poll.c */
+	struct rn_lock stream_lock; /* the list: see stream_poll.c */
 	struct rn_list streams;
+	uint32_t stream_round; /* counts armings */
 	_Atomic uint32_t num_streams;
 
 	uint32_t events_owed;     /* of earlier armings: signalled, not taken, armed again; under the channel's lock */

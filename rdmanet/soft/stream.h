@@ -124,6 +124,7 @@ struct rn_stream {
 struct rn_stream_link {
 	struct rn_list link;
 	struct rn_qp *qp;
+	uint32_t round; /* of arming, in which it was left to the engine */
 };
 
 /* What a queue pair has of it, under its send lock. */
@@ -256,8 +257,8 @@ void rn_stream_patience(struct rn_timer *timer);
 
 /* --- stream_poll.c ------------------------------------------------------------------------------------- */
 
-void rn_stream_list(struct rn_qp *qp); /* without locks, or with the send lock held */
-void rn_stream_unlist(struct rn_qp *qp);
+void rn_stream_list(struct rn_qp *qp);   /* with the send lock held */
+void rn_stream_unlist(struct rn_qp *qp); /* without locks */
 /* poll_cq has found nothing: look at the sockets. True: look at the CQ again. */
 bool rn_stream_poll(struct rn_cq *cq);
 /* The program is about to sleep: the engine looks after them. */

@@ -11,9 +11,12 @@
  * Polled, an ACK is put off until the next look at the sockets: a program that was sent something is about
  * to answer, and the ACK rides on that.  Should it stop polling instead, the tick notices.
  *
- * Locks.  A CQ's list has one of its own, taken before send locks, which the poller only tries: who holds
- * one is busy with the same socket, or is about to take the queue pair off the list.
+ * Locks.  A CQ's list has one of its own.  Queue pairs are put on it with their send lock held, so whoever has the
+ * list only tries send locks.  To the poller one that is taken says that somebody is busy with the same socket, or is
+ * about to take the queue pair off the list; who arms the CQ lets go of the list, and comes again.
  */
+#include <sched.h>
+
 #include "soft.h"
 
 enum {
@@ -22,18 +25,25 @@ enum {
 	LOOKS = 8, /* queue pairs that one poll looks at */
 };
 
-static void list_at(struct rn_cq *cq, struct rn_list *link)
+static bool try_lock(struct rn_lock *lock)
+{
+	return !atomic_load_explicit(&lock->held, memory_order_relaxed) &&
+	       !atomic_exchange_explicit(&lock->held, 1, memory_order_acquire);
+}
+
+static void list_at(struct rn_cq *cq, struct rn_stream_link *link)
 {
 	rn_lock(&cq->stream_lock);
-	rn_list_add(&cq->streams, link);
+	link->round = cq->stream_round;
+	rn_list_add(&cq->streams, &link->link);
 	atomic_fetch_add(&cq->num_streams, 1);
 	rn_unlock(&cq->stream_lock);
 }
 
-static void unlist_at(struct rn_cq *cq, struct rn_list *link)
+static void unlist_at(struct rn_cq *cq, struct rn_stream_link *link)
 {
 	rn_lock(&cq->stream_lock);
-	rn_list_del(link);
+	rn_list_del(&link->link);
 	atomic_fetch_sub(&cq->num_streams, 1);
 	rn_unlock(&cq->stream_lock);
 }
@@ -46,9 +56,9 @@ void rn_stream_list(struct rn_qp *qp)
 		return;
 	streams->listed = true;
 	streams->send_link.qp = streams->recv_link.qp = qp;
-	list_at(qp->send_cq, &streams->send_link.link);
+	list_at(qp->send_cq, &streams->send_link);
 	if (qp->recv_cq != qp->send_cq)
-		list_at(qp->recv_cq, &streams->recv_link.link);
+		list_at(qp->recv_cq, &streams->recv_link);
 }
 
 void rn_stream_unlist(struct rn_qp *qp)
@@ -62,9 +72,9 @@ void rn_stream_unlist(struct rn_qp *qp)
 	rn_unlock(&qp->sq_lock);
 	if (!was_listed)
 		return;
-	unlist_at(qp->send_cq, &streams->send_link.link);
+	unlist_at(qp->send_cq, &streams->send_link);
 	if (qp->recv_cq != qp->send_cq)
-		unlist_at(qp->recv_cq, &streams->recv_link.link);
+		unlist_at(qp->recv_cq, &streams->recv_link);
 }
 
 static bool is_open(const struct rn_stream *stream)
@@ -143,12 +153,6 @@ static bool look(struct rn_qp *qp, bool is_armed)
 	return happened || qp->sq_executed != executed;
 }
 
-static bool try_lock(struct rn_lock *lock)
-{
-	return !atomic_load_explicit(&lock->held, memory_order_relaxed) &&
-	       !atomic_exchange_explicit(&lock->held, 1, memory_order_acquire);
-}
-
 bool rn_stream_poll(struct rn_cq *cq)
 {
 	bool happened = false, is_armed;
@@ -178,13 +182,27 @@ bool rn_stream_poll(struct rn_cq *cq)
 
 void rn_stream_arm(struct rn_cq *cq)
 {
-	rn_lock(&cq->stream_lock);
-	for (struct rn_list *at = cq->streams.next; at != &cq->streams; at = at->next) {
-		struct rn_qp *qp = container_of(at, struct rn_stream_link, link)->qp;
+	struct rn_list *at;
+	uint32_t round;
 
-		rn_lock(&qp->sq_lock);
-		leave_to_engine(qp);
-		rn_unlock(&qp->sq_lock);
+	rn_lock(&cq->stream_lock);
+	round = ++cq->stream_round;
+	for (at = cq->streams.next; at != &cq->streams;) {
+		struct rn_stream_link *link = container_of(at, struct rn_stream_link, link);
+
+		if ((int32_t)(link->round - round) >= 0) {
+			at = at->next;
+		} else if (try_lock(&link->qp->sq_lock)) {
+			leave_to_engine(link->qp);
+			link->round = round;
+			rn_unlock(&link->qp->sq_lock);
+			at = at->next;
+		} else {
+			rn_unlock(&cq->stream_lock);
+			sched_yield();
+			rn_lock(&cq->stream_lock);
+			at = cq->streams.next;
+		}
 	}
 	rn_unlock(&cq->stream_lock);
 }

@@ -684,6 +684,41 @@ static void engine_is_late(void)
 	expect_live_nothing();
 }
 
+static void *arm(void *cq)
+{
+	CHECK_EQ(ibv_req_notify_cq(cq, 0), 0);
+	return NULL;
+}
+
+/* Who has a send lock may have the lock of any CQ's list, also while somebody arms the CQ and wants that very send
+ * lock: two queue pairs whose CQs are crossed get in each other's way otherwise. */
+static void armed_while_listed(void)
+{
+	struct rn_qp *qp;
+	struct rn_cq *cq;
+	pthread_t armer;
+	bool has_begun = false;
+
+	open_end();
+	connect_to(mine.qp, 12345 << 8);
+	qp = rn_qp(mine.qp);
+	cq = rn_cq(mine.cq);
+	rn_lock(&qp->sq_lock);
+	CHECK_EQ(pthread_create(&armer, NULL, arm, mine.cq), 0);
+	while (!has_begun) {
+		rn_lock(&cq->stream_lock);
+		has_begun = cq->stream_round;
+		rn_unlock(&cq->stream_lock);
+		sched_yield();
+	}
+	rn_lock(&cq->stream_lock);
+	rn_unlock(&cq->stream_lock);
+	rn_unlock(&qp->sq_lock);
+	pthread_join(armer, NULL);
+	end_close(&mine);
+	expect_live_nothing();
+}
+
 int main(void)
 {
 	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
@@ -703,5 +738,6 @@ int main(void)
 	RUN(cut_off);
 	RUN(goes_on_by_itself);
 	RUN(engine_is_late);
+	RUN(armed_while_listed);
 	return 0;
 }
