@@ -32,6 +32,23 @@ static void drop_eldest_unheard(void)
 		rn_cm_wire_sweep(wire);
 }
 
+/* Who comes by name comes from this host, and has no address: the loopback's, as far as there is one. */
+static void name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *near, struct sockaddr_storage *far)
+{
+	__be16 port = rn_cm_port(&listener->id.route.addr.src_addr);
+
+	*near = listener->id.route.addr.src_storage;
+	if (rn_cm_is_wildcard((struct sockaddr *)near))
+		rn_cm_set_loopback((struct sockaddr *)near);
+	if (rn_cm_gid_index((struct sockaddr *)near) < 0) { /* a host without IPv6 */
+		*near = (struct sockaddr_storage){.ss_family = AF_INET};
+		rn_cm_set_loopback((struct sockaddr *)near);
+		rn_cm_set_port((struct sockaddr *)near, port);
+	}
+	*far = *near;
+	rn_cm_set_port((struct sockaddr *)far, 0);
+}
+
 /* False: no more for now. */
 static bool accept_one(struct rn_cm_id *listener)
 {
@@ -56,13 +73,8 @@ static bool accept_one(struct rn_cm_id *listener)
 		rn_fd_close(fd);
 		return true;
 	}
-	if (near.ss_family == AF_UNIX) { /* who comes by name comes from this host, and has no address */
-		near = listener->id.route.addr.src_storage;
-		if (rn_cm_is_wildcard((struct sockaddr *)&near))
-			rn_cm_set_loopback((struct sockaddr *)&near);
-		far = near;
-		rn_cm_set_port((struct sockaddr *)&far, 0);
-	}
+	if (near.ss_family == AF_UNIX)
+		name_ends(listener, &near, &far);
 	rn_cm_undress(&near);
 	rn_cm_undress(&far);
 	drop_eldest_unheard();
