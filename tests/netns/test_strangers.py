@@ -22,6 +22,11 @@ def echo_server(host, address, *before, **environment):
     return process, int(line)
 
 
+def ways(said):
+    """Which ways the bytes went that a client has sent and got back."""
+    return said.split()[3:]
+
+
 # ---- What is open --------------------------------------------------------------------------------------
 
 
@@ -59,14 +64,14 @@ def test_only_named_addresses_are_open(hosts, family, output):
     process, port = echo_server(there, there.addresses[family])
     named = {as_listed(there.addresses[family])} | ({mapped(there.addresses[4])} if family == 4 else set())
     assert open_to_others(process) <= named
-    assert output(here.python("client.py", "echo", there.addresses[family], port, 1))
+    assert ways(output(here.python("client.py", "echo", there.addresses[family], port, 1))) == ["stream"]
     assert open_to_others(process) <= named
 
 
 def test_a_server_of_loopback_opens_nothing(hosts, output):
     _, there = hosts
     process, port = echo_server(there, "127.0.0.1")
-    assert output(there.python("client.py", "echo", "127.0.0.1", port, 1))
+    assert ways(output(there.python("client.py", "echo", "127.0.0.1", port, 1))) == ["mapped"]
     assert not open_to_others(process)
 
 
@@ -74,7 +79,8 @@ def test_a_device_kept_on_loopback_opens_nothing(hosts, output):
     """A wildcard means loopback then, and who is called so from elsewhere isn't there."""
     here, there = hosts
     process, port = echo_server(there, "0.0.0.0", RDMANET_SOFT="local")
-    assert output(there.python("client.py", "echo", "127.0.0.1", port, 1, RDMANET_SOFT="local"))
+    client = there.python("client.py", "echo", "127.0.0.1", port, 1, RDMANET_SOFT="local")
+    assert ways(output(client)) == ["mapped"]
     assert not open_to_others(process)
     assert output(here.python("client.py", "echo", there.addresses[4], port, 1)) == "refused\n"
 
@@ -109,14 +115,23 @@ def test_secrets(hosts, output, ours, its, works):
 # ---- Others of the same host ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_ourselves(hosts, output, size):
+    """What the others are compared with: memory that both map."""
+    here, _ = hosts
+    _, port = echo_server(here, here.addresses[4])
+    assert ways(output(here.python("client.py", "echo", here.addresses[4], port, size))) == ["mapped"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to be somebody else")
 @pytest.mark.parametrize("size", [1, 1_000_000])
 def test_another_user(hosts, output, size):
     """Their memory is not ours to map: the way is TCP, found without being told."""
     here, _ = hosts
     _, port = echo_server(here, here.addresses[4], "as_user.py", NOBODY)
-    assert output(here.python("client.py", "echo", here.addresses[4], port, size))
-    assert output(here.python("as_user.py", NOBODY + 1, "client.py", "echo", here.addresses[4], port, size))
+    client = ["client.py", "echo", here.addresses[4], port, size]
+    for process in here.python(*client), here.python("as_user.py", NOBODY + 1, *client):
+        assert ways(output(process)) == ["stream"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to have a container")
@@ -128,4 +143,4 @@ def test_another_container(hosts, output, size):
     _, port = echo_server(here, here.addresses[4])
     script = here.script("client.py", "echo", here.addresses[4], port, size)
     contained = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *script]
-    assert output(here.start(*contained))
+    assert ways(output(here.start(*contained))) == ["stream"]

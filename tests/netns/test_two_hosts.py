@@ -1,5 +1,6 @@
 """Between hosts: what works within one works between two, by TCP, in both families of addresses."""
 
+import os
 import select
 import shutil
 import signal
@@ -28,7 +29,7 @@ def test_bytes_there_and_back(hosts, server, family, output, size):
     here, there = hosts
     address, port, _ = server
     said = output(here.python("client.py", "echo", address, port, size)).split()
-    assert said == [here.addresses[family], there.addresses[family], "soft0"]
+    assert said == [here.addresses[family], there.addresses[family], "soft0", "stream"]
 
 
 def test_several_at_once(hosts, server, output):
@@ -154,6 +155,7 @@ def test_a_host_that_vanishes_while_its_process_is_stopped(hosts, pair):
     send(first)
     assert first.stdout.readline() == "SUCCESS\n"
     second.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, second.pid, os.WSTOPPED)  # all of its threads have
     send(first)
     # No status comes while the host answers; what is waited for here must not happen.
     assert not select.select([first.stdout], [], [], 2)[0]

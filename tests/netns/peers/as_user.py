@@ -4,6 +4,7 @@ usage: as_user.py UID SCRIPT [ARGUMENT ...]
 """
 
 import asyncio  # noqa: F401
+import concurrent.futures.thread  # noqa: F401
 import os
 import sys
 from pathlib import Path

@@ -10,7 +10,7 @@ import rdmanet
 
 
 async def echo(host, port, size):
-    """So many bytes there and back."""
+    """So many bytes there and back; then which way they took, as the device counts them."""
     reader, writer = await rdmanet.open_rdma_connection(host, int(port))
     data = bytes(range(251)) * (int(size) // 251 + 1)
     data = data[: int(size)]
@@ -24,9 +24,11 @@ async def echo(host, port, size):
     assert await reader.readexactly(len(data)) == data
     await task
     near, far = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+    counted = writer.get_extra_info("rdma_pd").context.counters()
+    ways = [way for way in ("local", "mapped", "cma", "engine", "stream") if counted[f"bytes_{way}"]]
     writer.close()
     await writer.wait_closed()
-    print(near[0], far[0], writer.get_extra_info("rdma_device"))
+    print(near[0], far[0], writer.get_extra_info("rdma_device"), *ways)
 
 
 async def several(host, port, count):
