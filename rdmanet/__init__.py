@@ -15,7 +15,7 @@ The layers, from the top; a module imports only what stands below it:
     verbs, cm     the names of the verbs, for those who want the hardware
     protocol, offers    the life of a connection and of its memory regions: tables, no I/O
     _core         compiled: devices, memory, queues, connection manager, the data engine
-    credit, errors, remote      flow control and frames, exceptions, remote addresses: pure
+    credit, errors, remote, qpinfo     flow control and frames, exceptions, what peers tell each other: pure
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 
 Import names from here. ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async`` have the verbs. What needs

@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar, final
 from typing_extensions import Buffer
 
 from rdmanet.credit import Ledger
+from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 EMBEDDED_ENVIRONMENT: str
@@ -261,6 +262,12 @@ class GIDEntry:
     @property
     def address(self) -> IPv4Address | IPv6Address:
         """The GID as an IP address; one that stands for an IPv4 address as that."""
+
+def best_gid(table: Iterable[GIDEntry]) -> GIDEntry | None:
+    """The address to use when nobody said which: routable before link-local, RoCE v2 before v1, IPv4 before IPv6.
+
+    :param table: entries of a gid_table(); None is the answer where there are none
+    """
 
 @dataclass(frozen=True)
 class AsyncEvent:
@@ -1251,6 +1258,47 @@ class QP(Resource):
 
         :param timeout: for an answer, 4.096 us * 2 ** timeout; 0 waits for ever
         :param rnr_retry: how often to try again when the peer has posted no receive; 7 is without limit
+        """
+    def info(
+        self,
+        *,
+        port_num: int = 1,
+        sgid_index: int | None = None,
+        psn: int | None = None,
+        mtu: int | None = None,
+    ) -> QPInfo:
+        """What the peer has to know for its connect(), as a QPInfo.
+
+        The queue pair remembers what it said last, for its own connect().
+
+        :param sgid_index: of the address to be reached by; by default the index of best_gid()
+        :param psn: the number of the first packet; by default at random
+        :param mtu: of our side, in bytes; by default the port's
+        """
+    def connect(
+        self,
+        peer: QPInfo,
+        *,
+        access: AccessFlags | int | None = None,
+        pkey_index: int = 0,
+        max_dest_rd_atomic: int = 1,
+        min_rnr_timer: int = 12,
+        hop_limit: int = 64,
+        sl: int = 0,
+        timeout: int = 14,
+        retry_cnt: int = 7,
+        rnr_retry: int = 7,
+        max_rd_atomic: int = 1,
+    ) -> None:
+        """From RESET or INIT to RTS, connected with the peer's queue pair; the peer does the same with our info().
+
+        Nothing waits for the peer here. Let it connect before the first request is posted, and post the receives
+        for what it may send at once before this, in INIT.
+
+        :param peer: the peer's QPInfo
+        :param access: what the peer may do with our memory; by default nothing, or what to_init() said
+        :raises ValueError: this queue pair's info() was never asked for, so the peer cannot know it
+        :raises OSError: the device refused; the queue pair is where it came to
         """
     def to_error(self) -> None:
         """To ERR: all that is posted completes as flushed."""

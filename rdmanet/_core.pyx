@@ -54,11 +54,13 @@ import dataclasses
 import enum
 import ipaddress
 import os
+import secrets
 import socket
 import warnings
 import weakref
 
 from rdmanet.errors import DeviceNotFoundError, ProtocolError, cm_error, completion_error
+from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds
 
 include "_pyx/errors.pxi"

@@ -1,8 +1,7 @@
 """Which device: by its name, by what it is reached by, or by what it can do.
 
 A machine with adapters has several devices, and each has a table of addresses (GIDs). Programs are told an
-IP address, an interface or a subnet, seldom a device; `find_device` goes from there to the device, and
-`best_gid` to the address that one chooses when nobody said which.
+IP address, an interface or a subnet, seldom a device; `find_device` goes from there to the device.
 
 To see a table the device has to be opened. One that cannot be opened is no match for an address, and the error
 that says so in the end has it in its list of what there is.
@@ -15,10 +14,10 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable
 
-from rdmanet._core import Context, Device, GIDEntry, GIDType, Library, devices
+from rdmanet._core import Context, Device, GIDEntry, Library, devices
 from rdmanet.errors import DeviceNotFoundError
 
-__all__ = ["best_gid", "features", "find_device", "open_device"]
+__all__ = ["features", "find_device", "open_device"]
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -103,21 +102,6 @@ def open_device(
     :raises OSError: it cannot be opened
     """
     return find_device(name, guid=guid, gid=gid, ip=ip, netdev=netdev, subnet=subnet).open()
-
-
-def best_gid(table: Iterable[GIDEntry]) -> GIDEntry | None:
-    """The address to use when nobody said which: routable before link-local, RoCE v2 before v1, IPv4 before IPv6."""
-    return min(
-        table,
-        key=lambda entry: (
-            entry.address.is_link_local,
-            entry.address.is_loopback,
-            entry.gid_type == GIDType.ROCE_V1,
-            entry.address.version == 6,
-            entry.gid_index,
-        ),
-        default=None,
-    )
 
 
 def features() -> dict[str, dict[str, bool]]:

@@ -75,12 +75,14 @@ from rdmanet._core import (
     WCStatus,
     WROpcode,
     WRSession,
+    best_gid,
     devices,
     inc_rkey,
     live_objects,
 )
 from rdmanet.errors import CompletionError, CompletionResetError, DeviceNotFoundError, RdmaError
-from rdmanet.finding import best_gid, features, find_device, open_device
+from rdmanet.finding import features, find_device, open_device
+from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 __all__ = [
@@ -138,6 +140,7 @@ __all__ = [
     "QPAttr",
     "QPAttrMask",
     "QPCap",
+    "QPInfo",
     "QPInitAttr",
     "QPState",
     "QPType",

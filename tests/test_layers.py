@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
-    [{"errors", "credit", "remote"}],
+    [{"errors", "credit", "remote", "qpinfo"}],
     [{"_core", "_verbs"}],
     [{"protocol", "offers"}, {"verbs", "cm", "finding"}, {"notifier"}],
     [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm"}, {"memory"}],
@@ -27,7 +27,7 @@ ROOMS = [
     [{""}],  # the package itself: the public names
     [{"cli", "__main__"}, {"testing"}],
 ]
-PURE = {"errors", "credit", "protocol", "offers", "remote"}
+PURE = {"errors", "credit", "protocol", "offers", "remote", "qpinfo"}
 # What would be I/O, a loop, a clock or a device.
 WORLDLY = {"asyncio", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
 WORLDLY |= {"threading", "time", "uvloop"}

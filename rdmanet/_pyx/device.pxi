@@ -183,6 +183,20 @@ class GIDEntry:
         return str(ipaddress.IPv6Address(self.gid))
 
 
+def best_gid(table):
+    """The address to use when nobody said which: routable before link-local, RoCE v2 before v1, IPv4 before IPv6.
+
+    :param table: entries of a gid_table(); None is the answer where there are none
+    """
+    return min(table, key=_rank, default=None)
+
+
+def _rank(entry):
+    address = entry.address
+    return (address.is_link_local, address.is_loopback, entry.gid_type == GIDType.ROCE_V1, address.version == 6,
+            entry.gid_index)
+
+
 @dataclasses.dataclass(frozen=True)
 class AsyncEvent:
     """An asynchronous event: what happened, and to which of our objects, where it is one of ours."""

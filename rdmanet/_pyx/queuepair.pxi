@@ -254,6 +254,9 @@ cdef str why_refused(object qp_type, object state, attr):
     return text
 
 
+_mtu_of_bytes = {mtu.bytes: mtu for mtu in MTU}
+
+
 # ---- Between the records and the ABI's structs --------------------------------------------------
 
 cdef int fill_cap(verbs.ibv_qp_cap *c, cap) except -1:
@@ -360,6 +363,8 @@ cdef class QP(Resource):
     cdef verbs.ibv_qp_ex *extended  # the same object, where it was made for wr()
     cdef uint64_t send_ops       # what for
     cdef verbs.rdma_cm_id *id    # whose it is, if it was made through one; its CMID closes us before itself
+    cdef object told             # the QPInfo that info() gave last, ...
+    cdef object told_of          # ... and its (port_num, sgid_index)
     cdef uint64_t generation
     cdef _InFlight sends
     cdef _InFlight receives
@@ -616,6 +621,63 @@ cdef class QP(Resource):
         elif kind == verbs.IBV_QPT_XRC_RECV:
             attr.timeout = timeout
         self.modify(attr)
+
+    # ---- Connecting without a connection manager ----
+
+    def info(self, *, int port_num=1, sgid_index=None, psn=None, mtu=None):
+        """What the peer has to know for its connect(), as a QPInfo.
+
+        The queue pair remembers what it said last, for its own connect().
+
+        :param sgid_index: of the address to be reached by; by default the index of best_gid()
+        :param psn: the number of the first packet; by default at random
+        :param mtu: of our side, in bytes; by default the port's
+        """
+        self.usable()
+        context = self.pd.context
+        port = context.query_port(port_num)
+        gid = bytes(16)
+        if sgid_index is not None:
+            gid = context.query_gid(port_num, sgid_index)
+        else:
+            entry = best_gid(context.gid_table(port_num))
+            sgid_index = 0
+            if entry is not None:
+                gid, sgid_index = entry.gid, entry.gid_index
+        self.told = QPInfo(
+            self.ptr.qp_num, secrets.randbits(24) if psn is None else psn, gid, port.lid,
+            port.active_mtu.bytes if mtu is None else mtu)
+        self.told_of = (port_num, sgid_index)
+        return self.told
+
+    def connect(self, peer, *, access=None, int pkey_index=0, int max_dest_rd_atomic=1, int min_rnr_timer=12,
+                int hop_limit=64, int sl=0, int timeout=14, int retry_cnt=7, int rnr_retry=7, int max_rd_atomic=1):
+        """From RESET or INIT to RTS, connected with the peer's queue pair; the peer does the same with our info().
+
+        Nothing waits for the peer here. Let it connect before the first request is posted, and post the receives
+        for what it may send at once before this, in INIT.
+
+        :param peer: the peer's QPInfo
+        :param access: what the peer may do with our memory; by default nothing, or what to_init() said
+        :raises ValueError: this queue pair's info() was never asked for, so the peer cannot know it
+        :raises OSError: the device refused; the queue pair is where it came to
+        """
+        self.usable()
+        if self.ptr.qp_type == verbs.IBV_QPT_UD:
+            raise ValueError("connect: a datagram queue pair has no peer; each request has an AH")
+        if self.told is None:
+            raise ValueError("connect: give this queue pair's info() to the peer first")
+        port_num, sgid_index = self.told_of
+        if self.state == QPState.RESET:
+            self.to_init(port_num, pkey_index=pkey_index, access=access or 0)
+        elif access is not None:
+            self.modify(QPAttr(qp_state=QPState.INIT, qp_access_flags=AccessFlags(access)))
+        self.to_rtr(
+            peer.qp_num, peer.gid if any(peer.gid) else None, sgid_index=sgid_index, dlid=peer.lid,
+            port_num=port_num, path_mtu=_mtu_of_bytes[min(peer.mtu, self.told.mtu)], rq_psn=peer.psn,
+            max_dest_rd_atomic=max_dest_rd_atomic, min_rnr_timer=min_rnr_timer, hop_limit=hop_limit, sl=sl)
+        self.to_rts(sq_psn=self.told.psn, timeout=timeout, retry_cnt=retry_cnt, rnr_retry=rnr_retry,
+                    max_rd_atomic=max_rd_atomic)
 
     def to_error(self):
         """To ERR: all that is posted completes as flushed."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 from rdmanet import _core
-from rdmanet.finding import best_gid
 
 Status = Literal["ok", "info", "warn", "fail"]
 
@@ -183,7 +182,7 @@ def gids(root: Path) -> Iterator[Finding]:
                 table = context.gid_table()
         except OSError:
             continue  # `ports` has said why
-        best = best_gid(table)
+        best = _core.best_gid(table)
         if best is None:
             yield Finding(
                 "gids",

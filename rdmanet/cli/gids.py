@@ -10,7 +10,6 @@ import socket
 import sys
 
 from rdmanet.cli.text import table
-from rdmanet.finding import best_gid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         except OSError as exc:
             print(f"{device.name} cannot be opened: {exc}", file=sys.stderr)
             continue
-        best = best_gid(gids)
+        best = _core.best_gid(gids)
         for entry in gids:
             raw = entry.gid.hex()
             entries.append(

@@ -11,7 +11,6 @@ import pytest
 
 from rdmanet import _core
 from rdmanet.cli import checks, doctor
-from rdmanet.finding import best_gid
 from tests.cli.test_commands import run, start
 
 
@@ -121,10 +120,10 @@ def test_the_address_to_choose():
         entry("2001:db8::1", 4),
         entry("127.0.0.1", 5),
     ]
-    assert best_gid(table).gid_index == 3
-    assert best_gid(table[:2] + table[4:]).gid_index == 4
-    assert best_gid(table[:2]).gid_index == 1
-    assert best_gid([]) is None
+    assert _core.best_gid(table).gid_index == 3
+    assert _core.best_gid(table[:2] + table[4:]).gid_index == 4
+    assert _core.best_gid(table[:2]).gid_index == 1
+    assert _core.best_gid([]) is None
 
 
 def test_gids_lists_what_devices_lists():
