@@ -70,14 +70,6 @@ def test_demo_of_a_file_that_is_not_there():
     assert "/nonexistent" in err
 
 
-@pytest.fixture
-def interruptible():
-    """Children do not inherit that whoever started the tests ignores SIGINT, as a shell's background does."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_demo_interrupted_takes_its_server_along(number, tmp_path, interruptible):
     with start("demo", env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}) as process:

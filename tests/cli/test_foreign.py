@@ -84,7 +84,7 @@ def memfds_of(pid):
 
 @pytest.mark.parametrize(("victim", "number"), ENDS, ids=lambda value: getattr(value, "name", value))
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_killed_in_mid_run(name, victim, number):
+def test_killed_in_mid_run(name, victim, number, interruptible):
     command = PROGRAMS[name]
     if not shutil.which(command.split()[0]):
         pytest.skip(f"{command.split()[0]} is not installed")

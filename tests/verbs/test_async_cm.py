@@ -59,12 +59,12 @@ async def test_a_connection_outlives_its_listener(loop, device, address):
         assert server.id.private_data.rstrip(b"\0") == b"hello"
         assert client.id.private_data.rstrip(b"\0") == b"welcome"
         assert client.id.peer_addr == server.id.local_addr
-        receiving = loop.spawn(client.qp.recv(client.mr))
+        receiving = loop.spawn(server.qp.recv(server.mr))
         await loop.turn()
-        server.mr[:4] = b"data"
-        await server.qp.send(server.mr.at[:4])
+        client.mr[:4] = b"data"
+        await client.qp.send(client.mr.at[:4])
         await receiving.join()
-        assert client.mr[:4] == b"data"
+        assert server.mr[:4] == b"data"
         ending = loop.spawn(server.id.disconnected())
         await client.id.disconnect()
         await ending.join()

@@ -30,6 +30,8 @@ from rdmanet.verbs import (
 from rdmanet.verbs_async import AsyncCQ, AsyncQP, RemoteMemory, shared
 
 no_immediate = pytest.mark.not_on_iwarp("there is no immediate data")
+no_windows = pytest.mark.not_on_iwarp("there are no memory windows")
+no_scattered_reads = pytest.mark.not_on_iwarp("a READ has one element")
 no_atomics = pytest.mark.not_on_iwarp("there are no atomic operations")
 
 
@@ -56,6 +58,16 @@ async def test_write_and_read(loop, verbs):
     mr[:4] = b"abcd"
     await a.write(mr.at[:4], peer.to_remote()[8:12])
     assert peer[8:12] == b"abcd"
+    await a.read(mr.at[20:24], peer.to_remote()[8:12])
+    assert mr[20:24] == b"abcd"
+
+
+@no_scattered_reads
+@on_every_loop
+async def test_read_into_pieces(loop, verbs):
+    a, _ = verbs.pair(verbs.cq(loop))
+    mr, peer = verbs.mr(), verbs.mr()
+    peer[8:12] = b"abcd"
     await a.read([mr.at[20:21], mr.at[30:33]], peer.to_remote()[8:12])
     assert (mr[20:21], mr[30:33]) == (b"a", b"bcd")
 
@@ -140,6 +152,7 @@ async def test_the_first_of_a_chain_that_fails_is_told(loop, verbs):
         await a.write(mr.at[:1], mr.to_remote())
 
 
+@no_windows
 @on_every_loop
 async def test_windows(loop, verbs):
     a, b = verbs.pair(verbs.cq(loop))
@@ -150,6 +163,7 @@ async def test_windows(loop, verbs):
             await a.write(mr.at[:4], RemoteMemory(mr.address + 64, 64, rkey))
 
 
+@no_windows
 @on_every_loop
 async def test_shared_memory_is_revoked(loop, verbs):
     cq = verbs.cq(loop)
