@@ -4,6 +4,7 @@
  * socket, so the parser is met with the state around it, and whatever becomes of the input afterwards is covered too.
  *
  *     link.c      messages on the Unix socket of a port, before and after a proper introduction
+ *     owner.c     what a process says that lets us map its memory, and answers on the Unix socket
  *     stream.c    frames on the TCP port of a queue pair that waits for its peer
  *     answers.c   answers to the requests of a queue pair, by a responder that lies
  *     cm.c        messages on a listener of the connection manager
