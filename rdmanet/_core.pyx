@@ -53,6 +53,7 @@ import collections
 import dataclasses
 import enum
 import ipaddress
+import logging
 import os
 import secrets
 import socket
@@ -62,6 +63,8 @@ import weakref
 from rdmanet.errors import DeviceNotFoundError, ProtocolError, cm_error, completion_error
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds
+
+logger = logging.getLogger("rdmanet")
 
 include "_pyx/errors.pxi"
 include "_pyx/library.pxi"

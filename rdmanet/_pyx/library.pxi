@@ -202,7 +202,7 @@ cdef class Resource:
       collector would clear them first, hence no_gc_clear on every class.
     - destroy() frees the C object, or raises and leaves everything as it was. It forgets the pointer
       first, since another thread may run while the library works. close() is the user's way there,
-      __dealloc__ the silent one, which also has to be written in every subclass: a base's
+      __dealloc__ the other one, which also has to be written in every subclass: a base's
       would run when the references are gone. Forgetting to close is a ResourceWarning.
     - C objects do not survive a fork. In a child, use raises RuntimeError, and close() and the
       destructor do nothing, because what they would free is the parent's.
@@ -238,12 +238,15 @@ cdef class Resource:
         return 0
 
     cdef void drop(self) noexcept:
-        """For __dealloc__: destroy what was left open. Nobody is there to hear an error."""
+        """For __dealloc__: destroy what was left open. Nobody is there to hear an error, so it is logged."""
         if self.is_open() and self.pid == verbs.rn_pid:
             try:
                 self.destroy()
-            except Exception:
-                pass
+            except Exception as exc:
+                try:
+                    logger.error("a forgotten %s cannot be destroyed, and leaks: %s", type(self).__name__, exc)
+                except Exception:  # the interpreter is ending
+                    pass
 
     def close(self):
         """Free the object. Doing it again does nothing.

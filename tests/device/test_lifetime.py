@@ -278,6 +278,27 @@ loop.append(loop)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_what_cannot_be_destroyed_is_logged():
+    """Nobody hears an exception of a destructor; a leak is not kept quiet. A queue pair in a group is busy."""
+    program = f"""
+import ipaddress, sys, warnings
+sys.path[:0] = {[path for path in sys.path if path]!r}
+warnings.simplefilter("ignore")
+from rdmanet.verbs import *
+context = Library.embedded().devices()[0].open()
+pd, cq = PD(context), CQ(context, 16)
+qp = QP(pd, QPInitAttr(cq, cq, qp_type=QPType.UD))
+qp.attach_mcast(ipaddress.IPv4Address("239.1.2.3"))
+del qp
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "RDMANET_SOFT_RULES"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a forgotten QP cannot be destroyed, and leaks: [Errno 16] ibv_destroy_qp" in done.stderr
+
+
 def test_again_and_again(device):
     """Making and closing leaves nothing behind; the fixture counts."""
     for _ in range(100 if device.library.embedded_device else 3):
