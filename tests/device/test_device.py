@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from rdmanet import verbs as v
@@ -98,6 +99,13 @@ def test_addresses_of_loopback_only(monkeypatch):
     with v.Library.embedded().devices()[0].open() as context:
         found = {str(entry.address) for entry in context.gid_table()}
         assert {"127.0.0.1"} <= found <= {"127.0.0.1", "::1"}
+
+
+def test_records_are_json_and_msgpack(context):
+    """The records are dataclasses, which msgspec writes, and reads again, as they are."""
+    for record in (context.query_device(), context.query_port(), context.gid_table()[0]):
+        for format in (msgspec.json, msgspec.msgpack):
+            assert format.decode(format.encode(record), type=type(record)) == record
 
 
 @pytest.mark.not_on_siw("has no partitions")

@@ -71,6 +71,21 @@ def test_changing_the_domain(net: Net, pair):
         assert c.one().status == WCStatus.SUCCESS
 
 
+def test_one_buffer_in_two_domains(net: Net):
+    """Registering owns nothing: each region has its keys, and the buffer is free when the last is closed."""
+    memory = bytearray(b"shared by both")
+    with PD(net.context) as other:
+        first, second = net.pd.reg_mr(memory), other.reg_mr(memory)
+        assert first.address == second.address and first.lkey != second.lkey
+        first[:6] = b"SHARED"
+        assert second[:6] == b"SHARED"
+        first.close()
+        with pytest.raises(BufferError):
+            memory.append(0)
+        second.close()
+    memory.append(0)
+
+
 def test_changing_while_it_is_viewed(net: Net):
     mr = net.mr()
     with memoryview(mr), pytest.raises(BufferError, match="memoryviews"):

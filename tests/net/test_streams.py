@@ -218,3 +218,24 @@ async def test_a_client_that_leaves_its_streams_to_the_collector(net: Net):
     del reader, writer
     gc.collect()
     await closed
+
+
+async def test_one_connection_is_copied_to_another(net: Net):
+    """What a proxy does: read here, write there, drain, and pass the end of file on."""
+    source, far_source = (await net.stream_pair())[::3]
+    sink, _, _, to_sink = await net.stream_pair()
+    payload = bytes(range(256)) * 4096 * 4
+
+    async def produce():
+        far_source.write(payload)
+        await far_source.drain()
+        far_source.write_eof()
+
+    async def copy():
+        while chunk := await source.read(50_000):
+            to_sink.write(chunk)
+            await to_sink.drain()
+        to_sink.write_eof()
+
+    _, _, arrived = await asyncio.gather(produce(), copy(), sink.read())
+    assert arrived == payload
