@@ -1,0 +1,139 @@
+"""docs/features.md names tests and an API that exist, and no row says nothing."""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdmanet import cli
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "features.md").read_text()
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+# (row, what, API, test) of all tables that have these columns.
+ROWS = [
+    row for row in map(cells, re.findall(r"^\|.*", PAGE, re.MULTILINE)) if re.match(r"[A-Z]+[-\w]*$", row[0])
+]
+CALLED = {row[0]: row for row in ROWS}
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# ---- Tests -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def names_in(file: str) -> set[str]:
+    """Functions of a module that pytest collects."""
+    return {
+        node.name
+        for node in ast.parse((ROOT / file).read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    }
+
+
+def named_tests(row: list[str]) -> list[tuple[str, str]]:
+    """Each as (file, name): a name without a file is of the file before it."""
+    found, file = [], ""
+    for text in quoted(row[3]):
+        if "::" in text:
+            given, _, name = text.partition("::")
+            file = given or file
+            assert file, f"{row[0]}: {text} is of no file"
+            found.append((file, name))
+    return found
+
+
+@pytest.mark.parametrize("row", CALLED)
+def test_its_tests_exist(row):
+    for file, name in named_tests(CALLED[row]):
+        assert name in names_in(file), f"{file}::{name}"
+
+
+# ---- API ---------------------------------------------------------------------------------------------
+
+
+def resolve(path: str) -> Any:
+    """What `rdmanet.path` is: an attribute, a module, or a field of a record."""
+    found: Any = importlib.import_module("rdmanet")
+    for name in path.split("."):
+        if dataclasses.is_dataclass(found) and name in {field.name for field in dataclasses.fields(found)}:
+            return None
+        if not hasattr(found, name):
+            found = importlib.import_module(f"{found.__name__}.{name}")
+        else:
+            found = getattr(found, name)
+    return found
+
+
+def exists(name: str) -> None:
+    """Fail unless this is a command, an environment variable, a target, an extra, a file or a name of the package."""
+    if match := re.fullmatch(r"python -m rdmanet ([\w-]+)", name):
+        assert (Path(cli.__file__).parent / f"{match[1].replace('-', '_')}.py").exists()
+    elif match := re.fullmatch(r"make ([\w-]+)", name):
+        assert re.search(rf"^{match[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif re.fullmatch(r"RDMANET_\w+", name):
+        assert f"`{name}=" in (ROOT / "docs" / "environment.md").read_text()
+    elif match := re.fullmatch(r"rdmanet\[(\w+)\]", name):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert match[1] in project["optional-dependencies"]
+    elif "/" in name:
+        assert (ROOT / name).exists()
+    elif match := re.fullmatch(r"([\w.]+)\((\w+)=\)", name):
+        assert match[2] in inspect.signature(resolve(match[1])).parameters
+    elif re.fullmatch(r"[\w.]+", name) and not name.startswith(("asyncio.", "loop.", "__")):
+        resolve(name)
+
+
+@pytest.mark.parametrize("row", CALLED)
+def test_its_names_exist(row):
+    for name in quoted(CALLED[row][2]):
+        exists(name)
+    for name in quoted(CALLED[row][3]):
+        if "/" in name and "::" not in name:
+            exists(name)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "verbs.QP.no_such",
+        "no_such",
+        "create_rdma_connection(no_such=)",
+        "rdmanet/no_such.c",
+        "python -m rdmanet no-such",
+        "make no-such",
+        "RDMANET_NO_SUCH",
+        "rdmanet[no_such]",
+    ],
+)
+def test_the_check_sees(wrong):
+    with pytest.raises((AssertionError, AttributeError, ImportError)):
+        exists(wrong)
+
+
+# ---- Rows --------------------------------------------------------------------------------------------
+
+
+def test_no_row_says_nothing():
+    """Each has a test, or says that there is none, or why."""
+    assert len(CALLED) == len(ROWS), "two rows of one name"
+    for row in ROWS:
+        assert len(row) == 4, row
+        assert row[1] and row[2], row
+        answer = f"{row[2]} {row[3]}"
+        assert named_tests(row) or re.search(r"not yet|no:|no test:|all of this page|`make ", answer), row[0]
