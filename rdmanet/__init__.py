@@ -4,13 +4,15 @@ General layout
 --------------
 The layers, from the top; a module imports only what stands below it:
 
-    cli/          the command line: ``python -m rdmanet demo`` and ``devices``
+    cli/          the command line: ``python -m rdmanet``
     testing       a pytest plugin: RDMA programs where things go wrong
     streams       StreamReader and StreamWriter
-    transport     create_rdma_connection, start_rdma_server, the transport and the server
-    driver        one a (loop, library): the loop's reader, the connection manager's events
-    memory        the peer's memory as an object
-    verbs_async   the verbs for programs that await, on any event loop
+    transport     create_rdma_connection, start_rdma_server, the transport
+    server        the server
+    driver, addresses   one a (loop, library): the loop's reader;  from a host's name to addresses and libraries
+    memory        the peer's memory that a connection was offered
+    verbs_async   the verbs for programs that await, on any event loop (async_queues, async_cm)
+    notifier      what that asks of an event loop
     finding       which device, and what the libraries can do
     verbs, cm     the names of the verbs, for those who want the hardware
     protocol, offers    the life of a connection and of its memory regions: tables, no I/O
