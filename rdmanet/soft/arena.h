@@ -124,6 +124,7 @@ struct rn_pool_block {
 	_Atomic uint32_t number;  /* an XRC SRQ's; 0: it isn't one */
 	_Atomic uint32_t domain;  /* its XRC domain */
 	_Atomic uint32_t cq, cq_bit; /* where an XRC SRQ's completions go */
+	_Atomic uint64_t older;      /* the ring before, while it holds receives; else 0 */
 
 	/* The claimers'. */
 	alignas(128) _Atomic uint32_t head; /* no posted one is before this position, but for strays */

@@ -12,6 +12,7 @@
 enum { KIND = 3, LOOKS = 1000 };
 
 struct ring {
+	uint64_t packed;
 	char *entries;
 	uint32_t size, stride, nonce;
 };
@@ -20,6 +21,7 @@ static bool unpack(char *arena, uint64_t packed, struct ring *ring)
 {
 	uint64_t offset = (packed & 0x7fffff) * 64;
 
+	ring->packed = packed;
 	ring->stride = (packed >> 23 & 31) * 64;
 	ring->size = 1u << (packed >> 28 & 15);
 	ring->nonce = packed >> 32;
@@ -112,7 +114,8 @@ static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uin
 		before = strays;
 		strays = atomic_load(&pool->strays);
 		if (strays == before) {
-			atomic_compare_exchange_strong(&pool->strays_found, &found, strays);
+			if (atomic_load(&pool->ring) == ring->packed) /* else they are in another */
+				atomic_compare_exchange_strong(&pool->strays_found, &found, strays);
 			return false;
 		}
 	}
@@ -122,18 +125,21 @@ static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uin
 bool rn_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
 {
 	uint64_t packed, now = atomic_load(&pool->ring);
-	struct ring ring;
-	uint32_t limit;
+	struct ring ring, older;
+	uint32_t limit, tail;
 	bool claimed;
 	int looks = 0;
 
 	do {
 		packed = now;
+		tail = atomic_load(&pool->tail);
 		if (!unpack(arena, packed, &ring))
 			return false;
-		claimed = claim_next(&ring, pool, name, claim) || claim_stray(&ring, pool, name, claim);
+		claimed = claim_next(&ring, pool, name, claim) || claim_stray(&ring, pool, name, claim) ||
+			  (unpack(arena, atomic_load(&pool->older), &older) && claim_any(&older, name, claim));
 		now = atomic_load(&pool->ring);
-	} while (!claimed && now != packed && looks++ < LOOKS); /* it was resized under us */
+		/* It was resized under us, or is just emptied into another. */
+	} while (!claimed && (now != packed || tail != atomic_load(&pool->tail)) && looks++ < LOOKS);
 	if (!claimed)
 		return false;
 	claim->max_sge = (ring.stride - sizeof(struct rn_entry)) / sizeof(struct rn_slot_sge);

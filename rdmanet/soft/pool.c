@@ -96,6 +96,7 @@ struct rn_pool *rn_pool_open(uint32_t max_wr, uint32_t max_sge, uint32_t pd)
 	atomic_store(&pool->block->strays, 0);
 	atomic_store(&pool->block->strays_found, 0);
 	atomic_store(&pool->block->finished, 0);
+	atomic_store(&pool->block->older, 0);
 	atomic_store(&pool->block->ring, ring_packed(pool->rings));
 	pools[index] = pool;
 	if (pools_end <= index)
@@ -273,6 +274,14 @@ static int post_one(struct rn_pool *pool, const struct ibv_recv_wr *wr)
 	return 0;
 }
 
+/* The one before the current one is the claimers' to look at. */
+static void show_older(struct rn_pool *pool)
+{
+	const struct rn_ring *older = pool->rings->older;
+
+	atomic_store(&pool->block->older, older ? ring_packed(older) : 0);
+}
+
 void rn_pool_leave_old_rings(struct rn_pool *pool)
 {
 	struct rn_ring **at = &pool->rings->older;
@@ -299,6 +308,7 @@ void rn_pool_leave_old_rings(struct rn_pool *pool)
 			at = &old->older;
 		} else {
 			*at = old->older;
+			show_older(pool);
 			ring_free(old);
 		}
 	}
@@ -337,6 +347,7 @@ int rn_pool_resize(struct rn_pool *pool, uint32_t max_wr)
 	if (ring) {
 		ring->older = pool->rings;
 		pool->rings = ring;
+		show_older(pool);
 		atomic_store(&pool->block->ring, ring_packed(ring));
 		rn_pool_leave_old_rings(pool);
 	}

@@ -21,6 +21,9 @@
  * comes round again though they are still posted) behind tail; `strays` counts both, and who finds nothing else
  * looks through the whole ring, until `strays_found` says that somebody has done so in vain since.
  *
+ * Resizing.  Receives move to the new ring one by one, the tail with each; claimers know both rings, and who finds
+ * nothing while the tail moves looks again.  So one at most is out of sight at a time.
+ *
  * Names.  A claim carries its claimer's name: the queue pair that the message came for (it has one
  * requester), or, of UD, the process that sends.  Whatever bears a dead one's name is the owner's
  * to post again.  The name of a posted entry is the ring's nonce, so whoever comes late can't claim

@@ -389,6 +389,43 @@ static void test_resize(void)
 	close_shared();
 }
 
+static _Atomic bool resized_enough;
+
+static void *claim_always(void *block)
+{
+	struct rn_claim claim = {0};
+
+	while (!atomic_load(&resized_enough)) {
+		CHECK(rn_claim(rn_arena, block, rn_name_of_process(1), &claim));
+		rn_claim_give_back(block, &claim);
+	}
+	return NULL;
+}
+
+/* While receives move to another ring they are hard to see, but there. */
+static void test_never_empty_while_resized(void)
+{
+	enum { ROUNDS = 12, RECEIVES = 4, LARGEST = 8192 };
+
+	for (int round = 0; round < ROUNDS; round++) {
+		pthread_t claimer;
+
+		open_shared(RECEIVES);
+		for (int i = 0; i < RECEIVES; i++)
+			CHECK_EQ(post_to(shared, &b, i, 0, 64), 0);
+		atomic_store(&resized_enough, false);
+		CHECK_EQ(pthread_create(&claimer, NULL, claim_always, block_of(shared)), 0);
+		for (uint32_t size = 2 * RECEIVES; size <= LARGEST; size *= 2) {
+			struct ibv_srq_attr attr = {.max_wr = size};
+
+			CHECK_EQ(ibv_modify_srq(shared, &attr, IBV_SRQ_MAX_WR), 0);
+		}
+		atomic_store(&resized_enough, true);
+		CHECK_EQ(pthread_join(claimer, NULL), 0);
+		close_shared();
+	}
+}
+
 /* --- claimers that don't finish ---------------------------------------------------------------------------- */
 
 static uint32_t name_of(struct ibv_qp *qp)
@@ -696,6 +733,7 @@ int main(void)
 	RUN(test_last_wqe);
 	RUN(test_too_short);
 	RUN(test_resize);
+	RUN(test_never_empty_while_resized);
 	RUN(test_stopped_claimer);
 	RUN(test_died_while_finishing);
 	RUN(test_confused);
