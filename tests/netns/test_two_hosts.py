@@ -67,6 +67,37 @@ def test_a_device_kept_on_loopback(hosts, server, output):
     assert "No route to host" in client.stderr.read()
 
 
+# ---- Datagrams ---------------------------------------------------------------------------------------
+
+
+def answering(host, family, *group):
+    """Where somebody on a host answers datagrams: as the one who asks will see it."""
+    process = host.python("datagrams.py", "answer", host.addresses[family], *group)
+    number = process.stdout.readline().strip()
+    assert number, process.stderr.read()
+    return f"{host.addresses[family]} {number}"
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096])
+def test_datagrams(hosts, family, output, size):
+    """There and back, each in several packets if need be."""
+    here, there = hosts
+    who = answering(there, family)
+    asked = here.python("datagrams.py", "ask", here.addresses[family], *who.split(), size, 1)
+    assert output(asked).splitlines() == [who]
+
+
+def test_datagrams_to_many(hosts, family, output):
+    """All of a group on both hosts get what is sent to it, and nobody else."""
+    here, there = hosts
+    group = {4: "239.8.0.1", 6: "ff15::8:1"}[family]
+    members = {answering(host, family, group) for host in (here, there, there)}
+    answering(there, family)
+    answering(there, family, {4: "239.8.0.2", 6: "ff15::8:2"}[family])
+    asked = here.python("datagrams.py", "ask", here.addresses[family], group, 0xFFFFFF, 4096, len(members))
+    assert set(output(asked).splitlines()) == members
+
+
 # ---- Programs of others ------------------------------------------------------------------------------
 
 
