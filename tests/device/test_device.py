@@ -61,6 +61,9 @@ def test_device(device, context):
     assert attributes.phys_port_cnt >= 1
     assert attributes.max_qp > 0 and attributes.max_qp_wr > 0 and attributes.max_cqe > 0
     assert attributes.node_guid == device.guid
+    assert device.node_type == (
+        v.NodeType.RNIC if device.transport_type == v.TransportType.IWARP else v.NodeType.CA
+    )
     assert context.num_comp_vectors >= 1
     assert device.name in repr(context)
 

@@ -20,6 +20,7 @@ from rdmanet.verbs import (
     QPCap,
     QPInitAttr,
     QPState,
+    QPType,
     RecvWR,
     SendWR,
     WROpcode,
@@ -135,6 +136,22 @@ def test_closed_objects_are_quiet(device):
         warnings.simplefilter("error")
         members.clear()
         gc.collect()
+
+
+def test_who_belongs_to_whom(device):
+    members = family(device)
+    context, pd, channel, cq, mr, qp = members.values()
+    assert (pd.context, channel.context, cq.context, cq.channel, mr.pd) == (
+        context,
+        context,
+        context,
+        channel,
+        pd,
+    )
+    assert (qp.pd, qp.send_cq, qp.recv_cq, qp.srq) == (pd, cq, cq, None)
+    assert (qp.qp_type, qp.state) == (QPType.RC, QPState.RESET)
+    for name in ("qp", "cq", "channel", "mr", "pd", "context"):
+        members[name].close()
 
 
 def test_with(device):
