@@ -1213,7 +1213,8 @@ class QP(Resource):
     def modify(self, attr: QPAttr) -> None:
         """Change attributes, or the state.
 
-        :raises OSError: the device refused; the message names what is missing or not allowed
+        :raises ModifyQPError: the device refused (EINVAL); it names what is missing or not allowed
+        :raises OSError: it refused for another reason
         """
     def to_init(
         self, port_num: int = 1, *, pkey_index: int = 0, access: AccessFlags | int = 0, qkey: int = 0

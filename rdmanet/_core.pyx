@@ -60,7 +60,7 @@ import socket
 import warnings
 import weakref
 
-from rdmanet.errors import DeviceNotFoundError, ProtocolError, cm_error, completion_error
+from rdmanet.errors import DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds
 

@@ -8,6 +8,7 @@ class, with the device's verdict. Connections fail with the events of the connec
     OSError
     +-- RdmaError                       something particular to RDMA
     |   +-- DeviceNotFoundError         no such device, or no library to find one with
+    |   +-- ModifyQPError               a step of a queue pair with the wrong attributes
     |   +-- RegionRevokedError          a remote memory region that its owner took back
     +-- ConnectionError
         +-- ProtocolError               the peer does not speak our protocol
@@ -17,13 +18,16 @@ class, with the device's verdict. Connections fail with the events of the connec
 This module is pure: numbers in, exceptions out. The numbers are the ABI's and never change.
 """
 
+import enum
 import errno
 import os
+from collections.abc import Iterable
 
 __all__ = [
     "CompletionError",
     "CompletionResetError",
     "DeviceNotFoundError",
+    "ModifyQPError",
     "ProtocolError",
     "RdmaError",
     "RegionRevokedError",
@@ -38,6 +42,40 @@ class RdmaError(OSError):
 
 class DeviceNotFoundError(RdmaError):
     """There is no such device, or no library that could know one; the message says which, and why."""
+
+
+class ModifyQPError(RdmaError):
+    """A device refused to change a queue pair (EINVAL); what the InfiniBand specification finds wrong with it.
+
+    All the sets may be empty: the device knows better, or a value is wrong.
+
+    :ivar cur_state: where the queue pair was, and is, a :class:`rdmanet.verbs.QPState`
+    :ivar next_state: where it should go to
+    :ivar missing: the attributes of QPAttr that this step needs and that were not given
+    :ivar not_allowed: those that were given and that this step does not take
+    """
+
+    cur_state: enum.IntEnum
+    next_state: enum.IntEnum
+    missing: frozenset[str]
+    not_allowed: frozenset[str]
+
+    def __init__(
+        self,
+        message: str,
+        cur_state: enum.IntEnum,
+        next_state: enum.IntEnum,
+        missing: Iterable[str] = (),
+        not_allowed: Iterable[str] = (),
+    ) -> None:
+        self.cur_state = cur_state
+        self.next_state = next_state
+        self.missing = frozenset(missing)
+        self.not_allowed = frozenset(not_allowed)
+        super().__init__(errno.EINVAL, message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.strerror, self.cur_state, self.next_state, self.missing, self.not_allowed)
 
 
 class RegionRevokedError(RdmaError):

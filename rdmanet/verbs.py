@@ -80,7 +80,13 @@ from rdmanet._core import (
     inc_rkey,
     live_objects,
 )
-from rdmanet.errors import CompletionError, CompletionResetError, DeviceNotFoundError, RdmaError
+from rdmanet.errors import (
+    CompletionError,
+    CompletionResetError,
+    DeviceNotFoundError,
+    ModifyQPError,
+    RdmaError,
+)
 from rdmanet.finding import features, find_device, open_device
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
@@ -134,6 +140,7 @@ __all__ = [
     "Library",
     "LinkLayer",
     "MigState",
+    "ModifyQPError",
     "NodeType",
     "PortAttr",
     "PortState",

@@ -226,32 +226,34 @@ def _transitions():
 _TRANSITIONS = _transitions()
 
 
-cdef str attribute_names(mask):
-    return ", ".join([name for bit, name in _ATTRIBUTES.items() if mask & bit])
+cdef list attribute_names(mask):
+    return [name for bit, name in _ATTRIBUTES.items() if mask & bit]
 
 
-cdef str why_refused(object qp_type, object state, attr):
-    """What the specification says about a modify() that the device refused; nothing if it agrees."""
-    cdef object new = state if attr.qp_state is None else attr.qp_state
+cdef tuple why_refused(object qp_type, object state, object new, attr):
+    """What the specification says about a modify() that the device refused: in words, nothing if it agrees;
+    the attributes that are missing, and those that are not allowed."""
     given = attr.mask & ~QPAttrMask.STATE
     if new == QPState.RESET or new == QPState.ERR:
         rule = (QPAttrMask(0), QPAttrMask.CUR_STATE)
     else:
         table = _TRANSITIONS.get(qp_type)
         if table is None:
-            return ""
+            return "", (), ()
         rule = table.get((state, new))
         if rule is None:
             ways = [to.name for (origin, to) in table if origin == state and to != state]
             allowed = ", ".join(dict.fromkeys([*ways, "RESET", "ERR"]))
-            return f"; there is no way from {state.name} to {new.name}, only to {allowed}"
+            return f"; there is no way from {state.name} to {new.name}, only to {allowed}", (), ()
     required, optional = rule
+    missing = attribute_names(required & ~given)
+    not_allowed = attribute_names(given & ~(required | optional))
     text = ""
-    if required & ~given:
-        text += f"; missing: {attribute_names(required & ~given)}"
-    if given & ~(required | optional):
-        text += f"; not allowed: {attribute_names(given & ~(required | optional))}"
-    return text
+    if missing:
+        text += f"; missing: {', '.join(missing)}"
+    if not_allowed:
+        text += f"; not allowed: {', '.join(not_allowed)}"
+    return text, missing, not_allowed
 
 
 _mtu_of_bytes = {mtu.bytes: mtu for mtu in MTU}
@@ -552,7 +554,8 @@ cdef class QP(Resource):
         """Change attributes, or the state.
 
         :param attr: a QPAttr with what is to change
-        :raises OSError: the device refused; the message names what is missing or not allowed
+        :raises ModifyQPError: the device refused (EINVAL); it names what is missing or not allowed
+        :raises OSError: it refused for another reason
         """
         cdef verbs.ibv_qp_attr c
         cdef int mask, rc
@@ -564,9 +567,12 @@ cdef class QP(Resource):
             rc = verbs.rn_modify_qp(self.pd.context.library.c, self.ptr, &c, mask)
         if rc < 0:
             after = before if attr.qp_state is None else QPState(attr.qp_state)
-            why = why_refused(self.qp_type, before, attr) if rc == -EINVAL else f"; {strerror(-rc).decode()}"
-            raise OSError(
-                -rc, f"ibv_modify_qp: {before.name} to {after.name} was refused{why}{self.wrong_address(attr)}")
+            step = f"ibv_modify_qp: {before.name} to {after.name} was refused"
+            address = self.wrong_address(attr)
+            if rc != -EINVAL:
+                raise OSError(-rc, f"{step}; {strerror(-rc).decode()}{address}")
+            why, missing, not_allowed = why_refused(self.qp_type, before, after, attr)
+            raise ModifyQPError(f"{step}{why}{address}", before, after, missing, not_allowed)
         if attr.qp_state == QPState.RESET:
             self.sends.clear()
             self.receives.clear()

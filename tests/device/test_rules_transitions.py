@@ -5,6 +5,7 @@ from ib_modify_qp_is_ok(). docs/rules.md maps the rules to the tests.
 """
 
 import errno
+import pickle
 
 import pytest
 
@@ -14,6 +15,7 @@ from rdmanet.verbs import (
     AccessFlags,
     AHAttr,
     MigState,
+    ModifyQPError,
     QPAttr,
     QPAttrMask,
     QPCap,
@@ -135,9 +137,11 @@ def test_a_step_without_something(net: Net, kind, origin, to):
     side = at(net, kind, origin)
     names = TABLE[kind][origin, to][0].split()
     for missing in names:
-        with pytest.raises(OSError, match=f"missing: {missing}") as caught:
+        with pytest.raises(ModifyQPError, match=f"missing: {missing}") as caught:
             step(net, side, to, [name for name in names if name != missing])
         assert caught.value.errno == errno.EINVAL
+        assert (caught.value.cur_state, caught.value.next_state) == (origin, to)
+        assert caught.value.missing == {missing} and not caught.value.not_allowed
         assert side.qp.query()[0].qp_state == origin
 
 
@@ -149,10 +153,28 @@ def test_a_step_with_too_much(net: Net, kind, origin, to):
     for extra in values(net, side, origin):
         if extra in required or extra in optional:
             continue
-        with pytest.raises(OSError, match=f"not allowed: {extra}") as caught:
+        with pytest.raises(ModifyQPError, match=f"not allowed: {extra}") as caught:
             step(net, side, to, [*required, extra])
         assert caught.value.errno == errno.EINVAL, extra
+        assert caught.value.not_allowed == {extra} and not caught.value.missing
         assert side.qp.query()[0].qp_state == origin
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
+def test_all_that_is_wrong_is_told_at_once(net: Net, kind):
+    """By name in the message, and as sets, which survive the way to another process."""
+    side = at(net, kind, S.RESET)
+    with pytest.raises(ModifyQPError) as caught:
+        side.qp.modify(QPAttr(qp_state=S.INIT, port_num=1, timeout=14, sq_psn=1))
+    wanted = set(TABLE[kind][S.RESET, S.INIT][0].split()) - {"port_num"}
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert error.missing == wanted
+        assert error.not_allowed == {"timeout", "sq_psn"}
+        assert (error.cur_state, error.next_state) == (S.RESET, S.INIT)
+        assert error.errno == errno.EINVAL
+        assert str(error).startswith("[Errno 22] ibv_modify_qp: RESET to INIT was refused; missing: ")
+        for name in (*wanted, "timeout", "sq_psn"):
+            assert name in str(error)
 
 
 # Migration is a feature of its own, which no software device has.
