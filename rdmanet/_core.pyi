@@ -269,6 +269,9 @@ def best_gid(table: Iterable[GIDEntry]) -> GIDEntry | None:
     :param table: entries of a gid_table(); None is the answer where there are none
     """
 
+def gid_advice(table: Iterable[GIDEntry], ip: str) -> str:
+    """In words: which entry of a port's table an IP address of ours is, and which one leads further, if one does."""
+
 @dataclass(frozen=True)
 class AsyncEvent:
     """An asynchronous event: what happened, and to which of our objects, where it is one of ours."""

@@ -55,6 +55,7 @@ import enum
 import ipaddress
 import logging
 import os
+import resource
 import secrets
 import socket
 import warnings

@@ -139,9 +139,14 @@ cdef class CMEvent:
 
     def error(self):
         """The exception that this event means, or None when it is no failure."""
-        if self.type in _CM_FAILURES:
-            return cm_error(self.type.name, self.status)
-        return None
+        if self.type not in _CM_FAILURES:
+            return None
+        exc = cm_error(self.type.name, self.status)
+        if self.type in _CM_NO_WAY and self.id is not None:
+            note = self.id.way()
+            if note is not None:
+                exc.add_note(note)
+        return exc
 
     def raise_for_status(self):
         exc = self.error()
@@ -153,6 +158,7 @@ _CM_FAILURES = frozenset((
     CMEventType.ADDR_ERROR, CMEventType.ROUTE_ERROR, CMEventType.CONNECT_ERROR, CMEventType.UNREACHABLE,
     CMEventType.REJECTED, CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR,
 ))
+_CM_NO_WAY = frozenset((CMEventType.ROUTE_ERROR, CMEventType.UNREACHABLE))
 _CM_WITH_PARAM = frozenset((
     CMEventType.CONNECT_REQUEST, CMEventType.CONNECT_RESPONSE, CMEventType.REJECTED, CMEventType.ESTABLISHED,
     CMEventType.DISCONNECTED,
@@ -363,6 +369,16 @@ cdef class CMID(Resource):
     def peer_addr(self):
         self.usable()
         return read_sockaddr(verbs.rdma_get_peer_addr(self.ptr))
+
+    cdef str way(self):
+        """For an error: from which address we tried. None where the device or the identifier has gone."""
+        try:
+            local, context = self.local_addr, self.context
+            if local is None or context is None:
+                return None
+            return gid_advice(context.gid_table(self.port_num), local[0])
+        except (OSError, ValueError, RuntimeError):
+            return None
 
     def set_reuse_addr(self, bint reuse=True):
         """Let a listener have a port that old connections still occupy."""

@@ -191,6 +191,26 @@ def best_gid(table):
     return min(table, key=_rank, default=None)
 
 
+def gid_advice(table, ip):
+    """In words: which entry of a port's table an IP address of ours is, and which one leads further, if one does."""
+    wanted = ipaddress.ip_address(ip.partition("%")[0])
+    own = best_gid([entry for entry in table if entry.address == wanted])
+    if own is None:
+        return f"from {ip}, which is no GID of the port; `python -m rdmanet gids` lists them"
+    text = f"from {_named(own)}, port {own.port_num}"
+    best = best_gid([entry for entry in table if not entry.address.is_loopback])
+    if best is not None and own.gid_type != GIDType.IB and _rank(best) < _rank(own):
+        if own.address.is_link_local and not best.address.is_link_local:
+            text += f", which is link-local and ends at the next router; use {_named(best)}"
+        elif own.gid_type == GIDType.ROCE_V1 and best.gid_type != GIDType.ROCE_V1:
+            text += f", which is RoCE v1 and ends at the next router; use {_named(best)}"
+    return text + "; `python -m rdmanet gids` lists all"
+
+
+def _named(entry):
+    return f"GID index {entry.gid_index} ({entry}, {getattr(entry.gid_type, 'name', entry.gid_type)})"
+
+
 def _rank(entry):
     address = entry.address
     return (address.is_link_local, address.is_loopback, entry.gid_type == GIDType.ROCE_V1, address.version == 6,

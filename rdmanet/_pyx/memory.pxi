@@ -315,7 +315,7 @@ cdef class MR(Resource):
                     c, pd.ptr, 0, self.length, <uintptr_t>self.addr, fd, access, &self.ptr)
             else:
                 rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
-        check(rc, "ibv_reg_mr" if fd < 0 else "ibv_reg_dmabuf_mr")
+        check_locked(rc, "ibv_reg_mr" if fd < 0 else "ibv_reg_dmabuf_mr", self.length)
         return self.registered(pd, access)
 
     cdef MR registered(self, PD pd, int access):

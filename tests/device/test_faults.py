@@ -109,6 +109,9 @@ def test_calls_fail(context):
             with pytest.raises(OSError) as caught:
                 pd.alloc_mr(64 * 1024)
             assert caught.value.errno == errno.ENOMEM
+            assert "ibv_reg" in str(caught.value)
+            assert "65536 bytes" in caught.value.__notes__[0]
+            assert "ulimit -l unlimited" in caught.value.__notes__[0]
 
 
 def test_the_link_goes_down_and_comes_up(net, context, eventually):
@@ -264,6 +267,16 @@ def test_a_connection_does_not_come_about(manager, address, fault, event, status
         client.connect()
     told = manager.next(event, client)
     assert told.status == status if status else told.status in (8, -errno.ECONNREFUSED)
+    notes = getattr(told.error(), "__notes__", [])
+    if event in (CMEventType.ROUTE_ERROR, CMEventType.UNREACHABLE):
+        own = [
+            entry
+            for entry in client.context.gid_table(client.port_num)
+            if str(entry.address) == client.local_addr[0].partition("%")[0]
+        ]
+        assert [f"from GID index {entry.gid_index} ({entry}, " in notes[0] for entry in own] == [True]
+    else:
+        assert not notes
     listener.context.set_faults("")
     again, server = manager.connected(address)
     again.disconnect()

@@ -2,12 +2,14 @@
 
 import errno
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 
 import pytest
 
 from rdmanet import finding
+from rdmanet._core import gid_advice
 from rdmanet.verbs import (
     DeviceNotFoundError,
     GIDEntry,
@@ -181,6 +183,32 @@ def test_no_device_at_all(monkeypatch):
 def test_the_best_address(machine):
     assert best_gid(machine.second.table) == machine.second.table[0]
     assert best_gid(machine.second.table[1:]) == machine.second.table[1]
+
+
+V1, V2 = GIDType.ROCE_V1, GIDType.ROCE_V2
+LOCAL, ROUTED, LOOP = "fe80::1", "10.0.0.1", "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("table", "ip", "said"),
+    [
+        (
+            [(LOCAL, V2), (ROUTED, V2)],
+            LOCAL,
+            "link-local and .*; use GID index 1 \\(::ffff:[0-9a.:]+, ROCE_V2",
+        ),
+        ([(LOCAL, V2), (ROUTED, V2)], "fe80::1%lo", "index 0 .*link-local and .*; use GID index 1"),
+        ([(ROUTED, V1), ("10.0.0.2", V2)], ROUTED, "index 0 .*RoCE v1 and .*; use GID index 1"),
+        ([(ROUTED, V1), (ROUTED, V2)], ROUTED, "from GID index 1 \\(::ffff:[0-9a.:]+, ROCE_V2\\), port 1; `"),
+        ([(ROUTED, V2), (LOOP, V2)], LOOP, "from GID index 1 .*, port 1; `python -m rdmanet gids`"),
+        ([(LOCAL, V2), (LOOP, V2)], LOCAL, "from GID index 0 .*, port 1; `"),
+        ([(ROUTED, V2)], "10.0.0.9", "from 10.0.0.9, which is no GID of the port"),
+    ],
+)
+def test_which_address_leads_further(table, ip, said):
+    """What the error says of an attempt that found no way: the index that was used, and a better one."""
+    entries = [gid(address, index, kind=kind) for index, (address, kind) in enumerate(table)]
+    assert re.search(said, gid_advice(entries, ip))
 
 
 # ---- What the libraries can do ----
