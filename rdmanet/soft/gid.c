@@ -48,6 +48,8 @@ static struct {
 
 	struct entry entries[RN_GIDS]; /* interface 0: empty */
 	bool local_only, had_link, has_link;
+	bool filled;
+	bool unread; /* there was news, and the interfaces couldn't be read: for want of descriptors, mostly */
 	struct rn_task telling;
 	bool watched; /* by the engine, which tells contexts what is */
 	bool untold_gids, untold_link;
@@ -165,20 +167,25 @@ static void found_add(struct found *found, const union ibv_gid *gid, uint32_t in
 	found->count++;
 }
 
-/* 127.0.0.1 is there always, so that a program on a host without any network finds an address. */
-static void find(struct found *found)
+/* 127.0.0.1 is there always, so that a program on a host without any network finds an address. False: some may be
+ * missing. */
+static bool find(struct found *found)
 {
 	union ibv_gid first = primary(), lo = localhost(), gid;
 	struct ifaddrs *list = NULL;
+	bool complete = true;
 
 	found->count = 0;
 	found->link = false;
 	found_add(found, &lo, LOOPBACK_INTERFACE, IPV4_LOOPBACK);
-	if (getifaddrs(&list))
+	if (getifaddrs(&list)) {
 		rn_log("this host's addresses can't be read: %s", strerror(errno));
+		return false;
+	}
 	for (struct ifaddrs *each = list; each; each = each->ifa_next) {
 		uint32_t interface = if_nametoindex(each->ifa_name);
 
+		complete &= interface || errno == ENODEV;
 		if (!(each->ifa_flags & IFF_UP) || !interface)
 			continue;
 		found->link |= each->ifa_flags & IFF_RUNNING && !(each->ifa_flags & IFF_LOOPBACK);
@@ -190,6 +197,7 @@ static void find(struct found *found)
 			found_add(found, &gid, interface, rank_of(&gid, &first));
 	}
 	freeifaddrs(list);
+	return complete;
 }
 
 static bool is_same(const struct entry *a, const struct entry *b)
@@ -235,7 +243,10 @@ static void read_interfaces(void)
 	static struct found found; /* large, and the lock is held */
 	bool had = table.has_link;
 
-	find(&found);
+	table.unread = !find(&found);
+	if (table.unread && table.filled)
+		return; /* as it was, until that can be told */
+	table.filled = true;
 	table.untold_gids |= merge(&found);
 	table.had_link |= found.link;
 	table.has_link = found.link || !table.had_link;
@@ -265,7 +276,7 @@ static bool has_news(void)
 static void lock_current(void)
 {
 	pthread_mutex_lock(&table.lock);
-	if (has_news())
+	if (has_news() || table.unread)
 		read_interfaces();
 	if (table.watched && (table.untold_gids || table.untold_link))
 		rn_task_post(&table.telling);
@@ -347,7 +358,7 @@ void rn_gid_open(void)
 		table.telling.run = tell;
 		memset(table.entries, 0, sizeof table.entries);
 		table.local_only = local && !strcmp(local, "local");
-		table.had_link = false;
+		table.had_link = table.filled = false;
 		read_interfaces();
 		table.untold_gids = table.untold_link = false;
 		pthread_mutex_unlock(&table.lock);

@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <net/if.h>
+#include <sys/resource.h>
 
 #include "gid.h"
 
@@ -187,6 +188,26 @@ static void changes_are_told(void)
 	expect_live_nothing();
 }
 
+/* What can't be read isn't gone. */
+static void without_descriptors(void)
+{
+	union ibv_gid first = gid_of("10.4.0.1"), second = gid_of("10.6.0.1");
+	struct ibv_context *context;
+	struct rlimit before, none;
+
+	ip("link set v0 up && ip addr add 10.4.0.1/24 dev v0");
+	context = open_soft();
+	ip("addr add 10.6.0.1/24 dev v0");
+	CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = before;
+	none.rlim_cur = 0;
+	CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+	CHECK(rn_gid_is_ours(&first) && !rn_gid_is_ours(&second));
+	CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+	CHECK(rn_gid_is_ours(&first) && rn_gid_is_ours(&second));
+	CHECK_EQ(ibv_close_device(context), 0);
+}
+
 static void the_last_link_is_the_port(void)
 {
 	struct ibv_context *context = open_soft();
@@ -218,6 +239,7 @@ int main(void)
 	RUN(addresses_and_gids);
 	RUN_IN_NETWORK(the_order);
 	RUN_IN_NETWORK(changes_are_told);
+	RUN_IN_NETWORK(without_descriptors);
 	RUN_IN_NETWORK(the_last_link_is_the_port);
 	return 0;
 }
