@@ -20,6 +20,7 @@
 static struct {
 	uint32_t id;
 	int fd;
+	bool is_shared; /* a peer has it as well */
 } channels[RN_MAX_CHANNELS];
 static struct rn_lock channel_lock;
 static uint32_t channel_serial;
@@ -38,6 +39,7 @@ static uint32_t channel_register(int fd)
 		id = (channel_serial + 1) * RN_MAX_CHANNELS + i;
 		channels[i].id = id;
 		channels[i].fd = fd;
+		channels[i].is_shared = false;
 		break;
 	}
 	rn_unlock(&channel_lock);
@@ -62,15 +64,20 @@ static void token_write(int fd)
 
 void rn_channel_signal(uint32_t id)
 {
+	bool is_shared = true;
 	int fd = -1;
 
 	rn_lock(&channel_lock);
-	if (id == RN_CHANNEL_BELL)
+	if (id == RN_CHANNEL_BELL) {
 		fd = bell.slot ? bell.fd : -1;
-	else if (channels[id % RN_MAX_CHANNELS].id == id)
+	} else if (channels[id % RN_MAX_CHANNELS].id == id) {
 		fd = channels[id % RN_MAX_CHANNELS].fd;
+		is_shared = channels[id % RN_MAX_CHANNELS].is_shared;
+	}
 	/* Inside the lock, or the descriptor may be closed and be somebody else's by now. */
-	if (fd >= 0)
+	if (fd >= 0 && is_shared)
+		rn_eventfd_add(fd);
+	else if (fd >= 0)
 		token_write(fd);
 	rn_unlock(&channel_lock);
 }
@@ -85,6 +92,7 @@ int rn_channel_fd(uint32_t id)
 		fd = bell.fd;
 	else if (channels[id % RN_MAX_CHANNELS].id == id)
 		fd = channels[id % RN_MAX_CHANNELS].fd;
+	channels[id % RN_MAX_CHANNELS].is_shared |= fd >= 0;
 	if (fd >= 0)
 		fd = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
 	rn_unlock(&channel_lock);
@@ -95,10 +103,8 @@ int rn_channel_fd(uint32_t id)
 
 static void bell_rung(struct rn_source *source, uint32_t events)
 {
-	uint64_t count;
-
 	(void)events;
-	if (read(source->fd, &count, sizeof(count)) > 0) {
+	if (rn_eventfd_take(source->fd)) {
 		rn_qp_attend_all();
 		rn_cq_attend_all();
 	}

@@ -137,6 +137,18 @@ struct rn_peer_live {
 };
 void rn_peer_live(struct rn_peer_live *);
 
+/* --- events ------------------------------------------------------------------------------------ */
+
+/*
+ * An eventfd that is shared belongs to the other process as much as to us: that one may have filled the counter, and
+ * taken O_NONBLOCK off the open file, so a write or a read may wait for ever.  Reading can be told not to, writing
+ * can't, so room is looked for first (cheaper than anything else that we can write to without waiting: a socket,
+ * or the kernel's own signal at the end of an asynchronous request).  Left is the moment in between:
+ * a process of our own user that fills the counter just then stops the thread that wakes it.
+ */
+void rn_eventfd_add(int fd);  /* one event; nothing where there is no room: who looks there sees events enough */
+bool rn_eventfd_take(int fd); /* all events, of a semaphore one; false: there is none */
+
 /* --- provided by the device: called on the engine thread --------------------------------------- */
 
 /* A peer's segment is about to be unmapped: none of our posters is in it, or knows it, when this has returned. */

@@ -233,14 +233,7 @@ static void channel_forget(struct process *process, struct channel *channel)
 	*channel = process->channels[--process->channel_count];
 }
 
-static void channel_write(int fd, uint64_t count)
-{
-	ssize_t written = write(fd, &count, sizeof count);
-
-	(void)written; /* fails only at 2^64 unread events */
-}
-
-/* Is it one, so that a write can't do harm elsewhere, or wait? */
+/* Is it one, so that a write can't do harm elsewhere? */
 static bool is_eventfd(int fd)
 {
 	char path[32], target[64];
@@ -264,8 +257,9 @@ static void on_channel(struct process *process)
 		if (rn_inbox.message.size && rn_inbox.fd >= 0 && is_eventfd(rn_inbox.fd)) {
 			channel->fd = rn_inbox.fd;
 			rn_inbox.fd = -1;
-			channel_write(channel->fd, channel->owed);
-			channel->owed = 0;
+			if (channel->owed)
+				rn_eventfd_add(channel->fd);
+			channel->owed = false;
 		} else {
 			channel_forget(process, channel); /* destroyed meanwhile: nobody waits there */
 		}
@@ -417,9 +411,9 @@ bool rn_peer_signal(struct rn_peer *rn_peer, uint32_t id)
 	channel = channel_find(process, id);
 	is_written = channel && channel->fd >= 0;
 	if (is_written)
-		channel_write(channel->fd, 1);
+		rn_eventfd_add(channel->fd);
 	else if (channel)
-		channel->owed = 1;
+		channel->owed = true;
 	pthread_mutex_unlock(&process->channel_lock);
 	if (channel)
 		return is_written;
@@ -429,11 +423,11 @@ bool rn_peer_signal(struct rn_peer *rn_peer, uint32_t id)
 	channel = channel_find(process, id);
 	is_written = channel && channel->fd >= 0;
 	if (is_written) {
-		channel_write(channel->fd, 1);
+		rn_eventfd_add(channel->fd);
 	} else if (channel) {
-		channel->owed = 1;
+		channel->owed = true;
 	} else if (!process->dead && process->link && (channel = channel_add(process, id))) {
-		channel->owed = 1;
+		channel->owed = true;
 		if (rn_send(&process->link->source, &process->link->out, &want, NULL, 0, -1))
 			channel_forget(process, channel);
 	}

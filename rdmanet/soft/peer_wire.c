@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <linux/memfd.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { FDS_MAX = 4 }; /* room for more than there should be: so that they can be closed */
@@ -223,6 +225,29 @@ void rn_inbox_discard(void)
 {
 	rn_fd_close(rn_inbox.fd);
 	rn_inbox.fd = -1;
+}
+
+/* --- what comes along ---------------------------------------------------------------------------- */
+
+void rn_eventfd_add(int fd)
+{
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+	uint64_t one = 1;
+
+	while (poll(&room, 1, 0) == 1 && room.revents & POLLOUT)
+		if (write(fd, &one, sizeof one) >= 0 || errno != EINTR)
+			break;
+}
+
+bool rn_eventfd_take(int fd)
+{
+	uint64_t count;
+	struct iovec to = {&count, sizeof count};
+	ssize_t got = preadv2(fd, &to, 1, -1, RWF_NOWAIT);
+
+	if (got < 0 && errno == EOPNOTSUPP) /* before Linux 5.8 */
+		got = read(fd, &count, sizeof count);
+	return got > 0;
 }
 
 /* A memfd of exactly this size that can't change it: mapped; or NULL. */

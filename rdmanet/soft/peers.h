@@ -127,7 +127,7 @@ struct segment {
 struct channel {
 	uint32_t id;
 	int fd; /* -1: asked for */
-	uint64_t owed;
+	bool owed; /* an event, when it comes */
 };
 
 enum { SEGMENT_BUCKETS = 64 };
