@@ -17,9 +17,9 @@
  *
  * Budgets.  The responder's queue pair not there (yet): local ack timeout times retries, then
  * RETRY_EXC_ERR.  No receive posted: the responder's RNR timer, rnr_retry times, 7 meaning for ever,
- * then RNR_RETRY_EXC_ERR.  Each request that succeeds starts both anew.  Until the responder's process has been met there
- * is more time than the program has thought of, as an adapter answers for a process that is busy or waits for a CPU:
- * at least a second for a host to answer at all, and what SILENCE says for a process whose socket is there.
+ * then RNR_RETRY_EXC_ERR.  Each request that succeeds starts both anew.  Until the responder's process has been met
+ * there is more time than the program has thought of, as an adapter answers for a process that is busy or waits for a
+ * CPU: at least a second for a host to answer at all, and what SILENCE says for a process whose socket is there.
  *
  * Faults on purpose (chaos.h) happen to requests in the queue only: with them, nothing is executed before
  * it was queued.
@@ -137,7 +137,8 @@ bool rn_sq_waited_for_nothing(struct rn_qp *qp)
 /* How long that may take: see Budgets. */
 static uint64_t budget_ns(const struct rn_qp *qp, enum rn_wait why)
 {
-	uint64_t budget = rn_sq_ack_budget_ns(qp), least = qp->is_stream ? MIN_LINK_NS : rn_settings.silence_ms * 1000000;
+	uint64_t least = qp->is_stream ? MIN_LINK_NS : rn_settings.silence_ms * 1000000;
+	uint64_t budget = rn_sq_ack_budget_ns(qp);
 
 	return why != RN_WAIT_PEER && budget < least ? least : budget;
 }
