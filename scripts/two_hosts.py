@@ -9,8 +9,9 @@ COMMAND runs on the first host. Its environment says how to get to the other one
     RDMANET_TEST_HERE     addresses of the first host, IPv4 and IPv6
     RDMANET_TEST_THERE    addresses of the other
 
-It takes root, or user namespaces for everybody. The hosts are gone when COMMAND is: their namespaces live as long
-as the processes that hold them, which end with their standard input.
+It takes root, or user namespaces for everybody; where no such network is to be had, the status is 77. The hosts are
+gone when COMMAND is: their namespaces live as long as the processes that hold them, which end with their standard
+input.
 """
 
 import os
@@ -27,6 +28,8 @@ HOLD = "echo ready; exec cat"  # until its standard input ends
 
 class NoNetwork(Exception):
     """This machine or this user can't have one; the text says why."""
+
+    STATUS = 77
 
 
 @dataclass
@@ -47,7 +50,9 @@ class Host:
         return [*self.prefix, *map(str, arguments)]
 
     def ip(self, *arguments: str) -> None:
-        subprocess.run(self.command("ip", *arguments), check=True)
+        done = subprocess.run(self.command("ip", *arguments), stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise NoNetwork(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 @contextmanager
@@ -105,7 +110,7 @@ def main() -> int:
             return subprocess.run(here.command(*command), env=environment).returncode
     except NoNetwork as exc:
         print(f"two_hosts: {exc}", file=sys.stderr)
-        return 1
+        return NoNetwork.STATUS
 
 
 if __name__ == "__main__":
