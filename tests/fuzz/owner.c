@@ -57,9 +57,8 @@ static void copy_arena(void)
 	}
 	CHECK(num_extents);
 	pristine = malloc(total);
-	for (int i = 0; i < num_extents; i++) {
+	for (int i = 0; i < num_extents; i++)
 		memcpy(arena + extents[i].at, rn_arena + extents[i].at, extents[i].length);
-	}
 	for (uint32_t group = 0; group < RN_PORTS_MAX; group++)
 		if (rn_arena_head(arena)->ports[group] == owner.qp->qp_num >> 8)
 			rn_arena_head(arena)->ports[group] = port;
@@ -163,8 +162,9 @@ static int descriptor(unsigned kind)
 static uint32_t value_of(unsigned number)
 {
 	uint32_t segment = container_of(owner.mr, struct rn_mr, mr)->segment->id;
-	const uint32_t values[8] = {segment, ((struct rn_channel *)owner.channel)->id, RN_CHANNEL_BELL, segment + 1, UINT32_MAX,
-				    REFUSED_USER, REFUSALS, 0};
+	uint32_t channel = ((struct rn_channel *)owner.channel)->id;
+	const uint32_t values[8] = {segment,    channel,      RN_CHANNEL_BELL, segment + 1,
+				    UINT32_MAX, REFUSED_USER, REFUSALS,        0};
 
 	return number < 8 ? values[number] : number - 7;
 }
