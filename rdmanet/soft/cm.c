@@ -611,7 +611,10 @@ RN_EXPORT int rdma_establish(struct rdma_cm_id *rdma_id)
 
 /* --- both --------------------------------------------------------------------------------------- */
 
-/* After the peer's own disconnection it only takes the queue pair to ERR. */
+/*
+ * After the peer's own disconnection it only takes the queue pair to ERR. Who has accepted is connected: the peer's
+ * data may be there before its RTU, which goes another way.
+ */
 RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
@@ -620,7 +623,7 @@ RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
 	pthread_mutex_lock(&rn_cm_lock);
-	was_connected = id->was_connected;
+	was_connected = id->was_connected || (id->wire && rn_wire_disconnect_accepted(id->wire));
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (!was_connected)
 		return rn_cm_error(EINVAL);
@@ -629,7 +632,8 @@ RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
 	if (id->wire && rn_wire_phase(id->wire) == RN_WIRE_ESTABLISHED)
 		rn_wire_disconnect(id->wire);
 	/* Only then is there an event to wait for. */
-	told = !(id->wire && rn_wire_phase(id->wire) == RN_WIRE_DREQ_SENT) &&
+	told = !(id->wire && (rn_wire_phase(id->wire) == RN_WIRE_DREQ_SENT ||
+			      rn_wire_phase(id->wire) == RN_WIRE_REP_SENT)) &&
 	       !rn_cm_event_find(id, RDMA_CM_EVENT_DISCONNECTED);
 	pthread_mutex_unlock(&rn_cm_lock);
 	return told ? 0 : rn_cm_complete(id);

@@ -248,6 +248,8 @@ void rn_wire_reject(struct rn_wire *wire, int reason, const void *private_data, 
 void rn_wire_ready_to_use(struct rn_wire *wire); /* RTU: the active side is established */
 void rn_wire_force_established(struct rn_wire *wire);
 void rn_wire_disconnect(struct rn_wire *wire);
+/* The same before the peer has said that it is ready: as soon as it has. False if it has, or was not accepted. */
+bool rn_wire_disconnect_accepted(struct rn_wire *wire);
 /* Of the identifier with this queue pair, if there is one. */
 void rn_wire_disconnect_qp(const struct ibv_qp *qp);
 /* The id goes: say what the phase demands, then the wire finishes alone. */

@@ -169,6 +169,8 @@ static void established(struct rn_wire *wire)
 		return;
 	wire->id->was_connected = true;
 	rn_cm_tell(wire->id, RDMA_CM_EVENT_ESTABLISHED, 0);
+	if (wire->ends)
+		rn_wire_disconnect(wire);
 }
 
 void rn_wire_force_established(struct rn_wire *wire)
@@ -182,6 +184,13 @@ void rn_wire_disconnect(struct rn_wire *wire)
 	wire->phase = RN_WIRE_DREQ_SENT;
 	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
 	rn_task_post(&wire->task);
+}
+
+bool rn_wire_disconnect_accepted(struct rn_wire *wire)
+{
+	if (wire->phase == RN_WIRE_REP_SENT)
+		wire->ends = true;
+	return wire->ends;
 }
 
 void rn_wire_disconnect_qp(const struct ibv_qp *qp)

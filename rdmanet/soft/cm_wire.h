@@ -83,6 +83,7 @@ struct rn_wire {
 	enum rn_wire_phase phase;
 	bool over; /* to be freed as soon as the engine has done with this callback */
 	bool told; /* DISCONNECTED */
+	bool ends; /* it was accepted and disconnected again: DREQ follows as soon as RTU has come */
 	bool is_datagram; /* SIDR_REQ instead of REQ: the answer is the end */
 	/* The longest message fits twice; what is queued is a REQ or a REP, and at most RTU, REJ,
 	 * DREQ and DREP after it. */

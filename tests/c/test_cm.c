@@ -367,6 +367,36 @@ static void own_queue_pair(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* Data may come, and with it the wish to leave, before the word that the peer is ready: that goes another way. */
+static void disconnects_when_accepted(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port), *id = new_id(channel), *passive;
+	struct rdma_conn_param param = {.qp_num = 0x123456};
+	struct rdma_cm_event *event;
+
+	resolve(id, port);
+	CHECK(!rdma_connect(id, &param));
+	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	CHECK(rdma_disconnect(passive) == -1 && errno == EINVAL); /* of what? */
+	CHECK(!rdma_accept(passive, &param));
+	want_status(channel, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+	CHECK(!rdma_disconnect(passive));
+	want_none(channel, 5);
+	CHECK(!rdma_establish(id));
+	event = want(channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->id == passive);
+	rdma_ack_cm_event(event);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(!rdma_disconnect(id) && !rdma_disconnect(passive));
+	CHECK(!rdma_destroy_id(id) && !rdma_destroy_id(passive) && !rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+}
+
 static void migrates_with_its_events(void)
 {
 	struct rdma_event_channel *server = new_channel(), *client = new_channel(), *other = new_channel();
@@ -1117,6 +1147,7 @@ int main(int argc, char **argv)
 	RUN(refusals);
 	RUN(the_client_goes_before_accept);
 	RUN(own_queue_pair);
+	RUN(disconnects_when_accepted);
 	RUN(migrates_with_its_events);
 	RUN(default_pd_and_cqs);
 	RUN(garbage_is_dropped);
