@@ -280,7 +280,7 @@ static inline struct rn_pool_block *rn_arena_pool(char *arena, uint32_t index)
 }
 
 /* Words that a peer writes, or may have scribbled over: read exactly once. */
-#define READ_ONCE(word) (*(const volatile __typeof__(word) *)&(word))
+#define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
 
 /* This process's arena; NULL when no context is open. */
 extern char *rn_arena;

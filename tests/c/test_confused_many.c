@@ -16,6 +16,8 @@ enum {
 	RECEIVES = 32,
 	ROOM = 256, /* of a receive, and as much of nothing behind it */
 	RECEIVES_END = 3 * RECEIVES * 2 * ROOM,
+	SENT = RECEIVES_END,
+	FETCHED = SENT + ROOM,
 	TARGET = 512 * 1024, /* what the window shows */
 	TARGET_BYTES = 4096,
 	CANARY = 0xc5,
@@ -134,7 +136,8 @@ static struct introduction meet_the_other(struct side *side, int fd)
 
 static void send_on(struct side *side, struct ibv_qp *qp, struct ibv_send_wr wr, uint32_t length)
 {
-	struct ibv_sge sge = sge_of(&side->end, RECEIVES_END, length);
+	/* What is read doesn't land in what another queue pair sends at the same time. */
+	struct ibv_sge sge = sge_of(&side->end, wr.opcode == IBV_WR_RDMA_READ ? FETCHED : SENT, length);
 	struct ibv_send_wr *bad;
 
 	wr.send_flags = IBV_SEND_SIGNALED;
