@@ -31,7 +31,6 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from rdmanet._core import (
@@ -49,6 +48,7 @@ from rdmanet._core import (
     QPType,
 )
 from rdmanet.async_queues import AsyncCQ, AsyncQP
+from rdmanet.closing import Closing
 from rdmanet.errors import cm_error
 from rdmanet.notifier import Future, Notifier, current_notifier
 
@@ -69,7 +69,7 @@ _FAILURES = frozenset(
 )
 
 
-class AsyncCMChannel:
+class AsyncCMChannel(Closing):
     """An event channel that is read by an event loop; it gives each event to the AsyncCMID that it is for.
 
     :param library: of the devices; by default the embedded device's
@@ -114,14 +114,6 @@ class AsyncCMChannel:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.notifier.remove_reader(self._fd)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<AsyncCMChannel of {self.channel!r}, {len(self._ids)} identifiers>"
 
@@ -152,7 +144,7 @@ class _Events:
         await future
 
 
-class AsyncCMID:
+class AsyncCMID(Closing):
     """An identifier of the connection manager: one connection, step by step.
 
     :param channel: that its events come by; by default one of its own
@@ -419,27 +411,11 @@ class AsyncCMID:
         if self._own_channel:
             self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<AsyncCMID of {self.id!r}>"
 
 
-class AsyncCMListener:
+class AsyncCMListener(Closing):
     """Listens at an address, from the moment it is made; requests wait until they are taken.
 
     :param address: (ip, port); port 0 takes a free one, and local_addr says which
@@ -526,22 +502,6 @@ class AsyncCMListener:
         self.id.close()
         self._channel.close()
         self._events.tell()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<AsyncCMListener of {self.id!r}, {len(self._requests)} requests>"

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rdmanet._core import (
@@ -61,6 +60,7 @@ from rdmanet._core import (
     WROpcode,
     inc_rkey,
 )
+from rdmanet.closing import Closing
 from rdmanet.errors import CompletionError
 from rdmanet.notifier import Future, Notifier, current_notifier
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
@@ -84,7 +84,7 @@ _COMPARE_AND_SWAP = int(WROpcode.ATOMIC_CMP_AND_SWP)
 _FETCH_AND_ADD = int(WROpcode.ATOMIC_FETCH_AND_ADD)
 
 
-class AsyncCQ:
+class AsyncCQ(Closing):
     """A completion queue that is watched by an event loop.
 
     :param cqe: entries: at least as many as the queue pairs on it may have in flight together
@@ -215,22 +215,6 @@ class AsyncCQ:
         self._watcher.close()
         self.channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         if self._closed:
             return "<AsyncCQ closed>"
@@ -239,7 +223,7 @@ class AsyncCQ:
         )
 
 
-class AsyncQP:
+class AsyncQP(Closing):
     """A queue pair whose operations are awaited.
 
     :param qp: the queue pair, in any state; closing this closes it
@@ -398,22 +382,6 @@ class AsyncQP:
         self._sends.close()
         self._receives.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         waiting = sum(self.waiting)
         return f"<AsyncQP of {self.qp!r}{f', {waiting} waiting' if waiting else ''}>"
@@ -436,7 +404,7 @@ async def shared(
         yield mr.to_remote()
 
 
-class DeviceEvents:
+class DeviceEvents(Closing):
     """The asynchronous events of a device, its ports, queues and queue pairs, as an async iterator.
 
         async for event in DeviceEvents(context): ...
@@ -493,11 +461,3 @@ class DeviceEvents:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._listen(False)
         self._tell()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 ROOMS = [
     [{"errors", "credit", "remote", "qpinfo"}],
     [{"_core", "_verbs"}],
-    [{"protocol", "offers"}, {"verbs", "cm", "finding"}, {"notifier"}],
+    [{"protocol", "offers"}, {"verbs", "cm", "finding"}, {"notifier", "closing"}],
     [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm"}, {"memory"}],
     [{"server"}],
     [{"transport"}],
