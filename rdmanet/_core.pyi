@@ -1038,7 +1038,7 @@ class XRCD(Resource):
     @property
     def context(self) -> Context: ...
 
-# ---- queuepair.pxi ----
+# ---- qpattr.pxi ----
 
 class SendOpsFlags(IntFlag):
     """What QP.wr() of a queue pair can do; the others it cannot. Values as IBV_QP_EX_WITH_*."""
@@ -1179,6 +1179,8 @@ class QPAttr:
     @property
     def mask(self) -> QPAttrMask:
         """Which are given."""
+
+# ---- queuepair.pxi ----
 
 class QP(Resource):
     """A queue pair, which keeps the buffers of its requests until their completions are polled."""

@@ -15,7 +15,8 @@ Reading order is the order of the includes:
     workrequest  scatter/gather elements, send and receive requests
     window       memory windows: keys for parts of regions
     srq          shared receive queues, and XRC domains
-    queuepair    queue pairs: attributes, states, posting
+    qpattr       what is told to a queue pair: attributes, states, and which transition takes which
+    queuepair    queue pairs: creating, connecting, posting
     session      posting with the extended calls, as a `with` block
     watch        how long to watch a queue before sleeping
     operation    requests that are awaited, and who watches for their completions
@@ -78,6 +79,7 @@ include "_pyx/polling.pxi"
 include "_pyx/workrequest.pxi"
 include "_pyx/window.pxi"
 include "_pyx/srq.pxi"
+include "_pyx/qpattr.pxi"
 include "_pyx/queuepair.pxi"
 include "_pyx/session.pxi"
 include "_pyx/watch.pxi"

@@ -1,0 +1,339 @@
+# What is told to a queue pair and asked of it: types, states, attributes, and which transition takes which.
+#
+#     RESET -> INIT -> RTR -> RTS          (to_init, to_rtr, to_rts, or the connection manager)
+#       any -> ERR: all that is posted completes as flushed; any -> RESET: all is forgotten
+#
+# Each step of modify() has attributes that must be given and some that may; the table below is the
+# InfiniBand specification's. The device is asked first. Only when it refuses is the table consulted,
+# to say which attribute is missing or out of place: devices allow more or less than the specification,
+# and their word counts.
+
+
+class QPType(enum.IntEnum):
+    RC = verbs.IBV_QPT_RC
+    UC = verbs.IBV_QPT_UC
+    UD = verbs.IBV_QPT_UD
+    RAW_PACKET = verbs.IBV_QPT_RAW_PACKET
+    XRC_SEND = verbs.IBV_QPT_XRC_SEND
+    XRC_RECV = verbs.IBV_QPT_XRC_RECV
+    DRIVER = verbs.IBV_QPT_DRIVER
+
+
+class QPState(enum.IntEnum):
+    RESET = verbs.IBV_QPS_RESET
+    INIT = verbs.IBV_QPS_INIT
+    RTR = verbs.IBV_QPS_RTR
+    RTS = verbs.IBV_QPS_RTS
+    SQD = verbs.IBV_QPS_SQD
+    SQE = verbs.IBV_QPS_SQE
+    ERR = verbs.IBV_QPS_ERR
+    UNKNOWN = verbs.IBV_QPS_UNKNOWN
+
+
+class MigState(enum.IntEnum):
+    MIGRATED = verbs.IBV_MIG_MIGRATED
+    REARM = verbs.IBV_MIG_REARM
+    ARMED = verbs.IBV_MIG_ARMED
+
+
+class QPAttrMask(enum.IntFlag):
+    """Which attributes a modify() gives; it follows from the QPAttr."""
+    STATE = verbs.IBV_QP_STATE
+    CUR_STATE = verbs.IBV_QP_CUR_STATE
+    EN_SQD_ASYNC_NOTIFY = verbs.IBV_QP_EN_SQD_ASYNC_NOTIFY
+    ACCESS_FLAGS = verbs.IBV_QP_ACCESS_FLAGS
+    PKEY_INDEX = verbs.IBV_QP_PKEY_INDEX
+    PORT = verbs.IBV_QP_PORT
+    QKEY = verbs.IBV_QP_QKEY
+    AV = verbs.IBV_QP_AV
+    PATH_MTU = verbs.IBV_QP_PATH_MTU
+    TIMEOUT = verbs.IBV_QP_TIMEOUT
+    RETRY_CNT = verbs.IBV_QP_RETRY_CNT
+    RNR_RETRY = verbs.IBV_QP_RNR_RETRY
+    RQ_PSN = verbs.IBV_QP_RQ_PSN
+    MAX_QP_RD_ATOMIC = verbs.IBV_QP_MAX_QP_RD_ATOMIC
+    ALT_PATH = verbs.IBV_QP_ALT_PATH
+    MIN_RNR_TIMER = verbs.IBV_QP_MIN_RNR_TIMER
+    SQ_PSN = verbs.IBV_QP_SQ_PSN
+    MAX_DEST_RD_ATOMIC = verbs.IBV_QP_MAX_DEST_RD_ATOMIC
+    PATH_MIG_STATE = verbs.IBV_QP_PATH_MIG_STATE
+    CAP = verbs.IBV_QP_CAP
+    DEST_QPN = verbs.IBV_QP_DEST_QPN
+    RATE_LIMIT = verbs.IBV_QP_RATE_LIMIT
+
+
+@dataclasses.dataclass
+class QPCap:
+    """The sizes of a queue pair. What the device grants is at least what is asked for."""
+    max_send_wr: int = 1
+    max_recv_wr: int = 1
+    max_send_sge: int = 1
+    max_recv_sge: int = 1
+    max_inline_data: int = 0
+
+
+class SendOpsFlags(enum.IntFlag):
+    """What QP.wr() of a queue pair can do; the others it cannot. Values as IBV_QP_EX_WITH_*."""
+    RDMA_WRITE = verbs.IBV_QP_EX_WITH_RDMA_WRITE
+    RDMA_WRITE_WITH_IMM = verbs.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    SEND = verbs.IBV_QP_EX_WITH_SEND
+    SEND_WITH_IMM = verbs.IBV_QP_EX_WITH_SEND_WITH_IMM
+    RDMA_READ = verbs.IBV_QP_EX_WITH_RDMA_READ
+    ATOMIC_CMP_AND_SWP = verbs.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    ATOMIC_FETCH_AND_ADD = verbs.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    LOCAL_INV = verbs.IBV_QP_EX_WITH_LOCAL_INV
+    BIND_MW = verbs.IBV_QP_EX_WITH_BIND_MW
+    SEND_WITH_INV = verbs.IBV_QP_EX_WITH_SEND_WITH_INV
+    TSO = verbs.IBV_QP_EX_WITH_TSO
+    FLUSH = verbs.IBV_QP_EX_WITH_FLUSH
+    ATOMIC_WRITE = verbs.IBV_QP_EX_WITH_ATOMIC_WRITE
+
+
+class QPCreateFlags(enum.IntFlag):
+    BLOCK_SELF_MCAST_LB = verbs.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+
+
+@dataclasses.dataclass
+class QPInitAttr:
+    """How a queue pair is made; cap is updated to what the device grants.
+
+    With an srq its receives are posted there. An XRC_SEND queue pair has no recv_cq, an XRC_RECV one no
+    queue at all.
+    """
+    send_cq: "CQ | None" = None
+    recv_cq: "CQ | None" = None
+    cap: QPCap = dataclasses.field(default_factory=QPCap)
+    qp_type: QPType = QPType.RC
+    sq_sig_all: bool = False
+    srq: "SRQ | None" = None
+
+
+@dataclasses.dataclass
+class QPInitAttrEx(QPInitAttr):
+    """How a queue pair is made, with what came later; see ibv_create_qp_ex(3).
+
+    :param send_ops_flags: what QP.wr() shall be able to do; the device refuses what it does not know
+    :param xrcd: for XRC_RECV
+    """
+    send_ops_flags: SendOpsFlags | int = 0
+    create_flags: QPCreateFlags | int = 0
+    xrcd: "XRCD | None" = None
+
+
+@dataclasses.dataclass
+class QPAttr:
+    """Attributes of a queue pair; None means not given. Names as in struct ibv_qp_attr."""
+    qp_state: QPState | None = None
+    cur_qp_state: QPState | None = None
+    path_mtu: MTU | None = None
+    path_mig_state: MigState | None = None
+    qkey: int | None = None
+    rq_psn: int | None = None
+    sq_psn: int | None = None
+    dest_qp_num: int | None = None
+    qp_access_flags: AccessFlags | None = None
+    cap: QPCap | None = None
+    ah_attr: AHAttr | None = None
+    alt_ah_attr: AHAttr | None = None
+    pkey_index: int | None = None
+    alt_pkey_index: int | None = None
+    en_sqd_async_notify: bool | None = None
+    max_rd_atomic: int | None = None
+    max_dest_rd_atomic: int | None = None
+    min_rnr_timer: int | None = None
+    port_num: int | None = None
+    timeout: int | None = None
+    retry_cnt: int | None = None
+    rnr_retry: int | None = None
+    alt_port_num: int | None = None
+    alt_timeout: int | None = None
+    rate_limit: int | None = None
+
+    @property
+    def mask(self):
+        """Which are given."""
+        mask = QPAttrMask(0)
+        for bit, name in _ATTRIBUTES.items():
+            if getattr(self, name) is not None:
+                mask |= bit
+        return mask
+
+
+_ATTRIBUTES = {
+    QPAttrMask.STATE: "qp_state", QPAttrMask.CUR_STATE: "cur_qp_state",
+    QPAttrMask.EN_SQD_ASYNC_NOTIFY: "en_sqd_async_notify", QPAttrMask.ACCESS_FLAGS: "qp_access_flags",
+    QPAttrMask.PKEY_INDEX: "pkey_index", QPAttrMask.PORT: "port_num", QPAttrMask.QKEY: "qkey",
+    QPAttrMask.AV: "ah_attr", QPAttrMask.PATH_MTU: "path_mtu", QPAttrMask.TIMEOUT: "timeout",
+    QPAttrMask.RETRY_CNT: "retry_cnt", QPAttrMask.RNR_RETRY: "rnr_retry", QPAttrMask.RQ_PSN: "rq_psn",
+    QPAttrMask.MAX_QP_RD_ATOMIC: "max_rd_atomic", QPAttrMask.ALT_PATH: "alt_ah_attr",
+    QPAttrMask.MIN_RNR_TIMER: "min_rnr_timer", QPAttrMask.SQ_PSN: "sq_psn",
+    QPAttrMask.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic", QPAttrMask.PATH_MIG_STATE: "path_mig_state",
+    QPAttrMask.CAP: "cap", QPAttrMask.DEST_QPN: "dest_qp_num", QPAttrMask.RATE_LIMIT: "rate_limit",
+}
+
+
+# ---- Which attributes a transition takes: (from, to) to (required, optional), by transport ------
+
+def _transitions():
+    M, S = QPAttrMask, QPState
+    initial = M.PKEY_INDEX | M.PORT
+    rights = initial | M.ACCESS_FLAGS
+    uc_rtr = M.AV | M.PATH_MTU | M.DEST_QPN | M.RQ_PSN
+    rc_rtr = uc_rtr | M.MAX_DEST_RD_ATOMIC | M.MIN_RNR_TIMER
+    rc_rts = M.SQ_PSN | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY | M.MAX_QP_RD_ATOMIC
+    at_rtr = M.ALT_PATH | M.ACCESS_FLAGS | M.PKEY_INDEX
+    uc_rts = M.CUR_STATE | M.ACCESS_FLAGS | M.ALT_PATH | M.PATH_MIG_STATE
+    running = uc_rts | M.MIN_RNR_TIMER
+    none, notify, ud = M(0), M.EN_SQD_ASYNC_NOTIFY, M.CUR_STATE | M.QKEY
+    uc_sqd = M.PKEY_INDEX | M.AV | M.ALT_PATH | M.ACCESS_FLAGS | M.PATH_MIG_STATE
+    xrc_at_rts = M.SQ_PSN | M.TIMEOUT
+    rc_sqd = uc_sqd | M.PORT | M.MAX_QP_RD_ATOMIC | M.MIN_RNR_TIMER | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY
+    return {
+        QPType.RC: {
+            (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
+            (S.INIT, S.RTR): (rc_rtr, at_rtr), (S.RTR, S.RTS): (rc_rts, running),
+            (S.RTS, S.RTS): (none, running), (S.RTS, S.SQD): (none, notify),
+            (S.SQD, S.RTS): (none, running), (S.SQD, S.SQD): (none, rc_sqd | M.MAX_DEST_RD_ATOMIC),
+        },
+        QPType.UC: {
+            (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
+            (S.INIT, S.RTR): (uc_rtr, at_rtr), (S.RTR, S.RTS): (M.SQ_PSN, uc_rts),
+            (S.RTS, S.RTS): (none, uc_rts), (S.RTS, S.SQD): (none, notify),
+            (S.SQD, S.RTS): (none, uc_rts), (S.SQD, S.SQD): (none, uc_sqd),
+            (S.SQE, S.RTS): (none, M.CUR_STATE | M.ACCESS_FLAGS),
+        },
+        QPType.XRC_SEND: {
+            (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
+            (S.INIT, S.RTR): (uc_rtr, at_rtr), (S.RTR, S.RTS): (rc_rts, uc_rts),
+            (S.RTS, S.RTS): (none, uc_rts), (S.RTS, S.SQD): (none, notify),
+            (S.SQD, S.RTS): (none, uc_rts), (S.SQD, S.SQD): (none, rc_sqd & ~M.MIN_RNR_TIMER),
+        },
+        QPType.XRC_RECV: {
+            (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
+            (S.INIT, S.RTR): (rc_rtr, at_rtr), (S.RTR, S.RTS): (xrc_at_rts, running),
+            (S.RTS, S.RTS): (none, running), (S.RTS, S.SQD): (none, notify), (S.SQD, S.RTS): (none, running),
+            (S.SQD, S.SQD): (none, uc_sqd | M.PORT | M.TIMEOUT | M.MIN_RNR_TIMER | M.MAX_DEST_RD_ATOMIC),
+        },
+        QPType.UD: {
+            (S.RESET, S.INIT): (initial | M.QKEY, none), (S.INIT, S.INIT): (none, initial | M.QKEY),
+            (S.INIT, S.RTR): (none, M.PKEY_INDEX | M.QKEY), (S.RTR, S.RTS): (M.SQ_PSN, ud),
+            (S.RTS, S.RTS): (none, ud), (S.RTS, S.SQD): (none, notify), (S.SQD, S.RTS): (none, ud),
+            (S.SQD, S.SQD): (none, M.PKEY_INDEX | M.QKEY), (S.SQE, S.RTS): (none, ud),
+        },
+    }
+
+
+_TRANSITIONS = _transitions()
+
+
+cdef list attribute_names(mask):
+    return [name for bit, name in _ATTRIBUTES.items() if mask & bit]
+
+
+cdef tuple why_refused(object qp_type, object state, object new, attr):
+    """What the specification says about a modify() that the device refused: in words, nothing if it agrees;
+    the attributes that are missing, and those that are not allowed."""
+    given = attr.mask & ~QPAttrMask.STATE
+    if new == QPState.RESET or new == QPState.ERR:
+        rule = (QPAttrMask(0), QPAttrMask.CUR_STATE)
+    else:
+        table = _TRANSITIONS.get(qp_type)
+        if table is None:
+            return "", (), ()
+        rule = table.get((state, new))
+        if rule is None:
+            ways = [to.name for (origin, to) in table if origin == state and to != state]
+            allowed = ", ".join(dict.fromkeys([*ways, "RESET", "ERR"]))
+            return f"; there is no way from {state.name} to {new.name}, only to {allowed}", (), ()
+    required, optional = rule
+    missing = attribute_names(required & ~given)
+    not_allowed = attribute_names(given & ~(required | optional))
+    text = ""
+    if missing:
+        text += f"; missing: {', '.join(missing)}"
+    if not_allowed:
+        text += f"; not allowed: {', '.join(not_allowed)}"
+    return text, missing, not_allowed
+
+
+_mtu_of_bytes = {mtu.bytes: mtu for mtu in MTU}
+
+
+# ---- Between the records and the ABI's structs --------------------------------------------------
+
+cdef int fill_cap(verbs.ibv_qp_cap *c, cap) except -1:
+    c.max_send_wr = cap.max_send_wr
+    c.max_recv_wr = cap.max_recv_wr
+    c.max_send_sge = cap.max_send_sge
+    c.max_recv_sge = cap.max_recv_sge
+    c.max_inline_data = cap.max_inline_data
+    return 0
+
+
+cdef object read_cap(verbs.ibv_qp_cap *c):
+    return QPCap(c.max_send_wr, c.max_recv_wr, c.max_send_sge, c.max_recv_sge, c.max_inline_data)
+
+
+cdef int fill_attr(verbs.ibv_qp_attr *c, attr) except -1:
+    """The struct from the record; fields that are not given stay 0. Returns the mask."""
+    cdef int value
+    memset(c, 0, sizeof(c[0]))
+    if attr.qp_state is not None:
+        value = attr.qp_state
+        c.qp_state = <verbs.ibv_qp_state>value
+    if attr.cur_qp_state is not None:
+        value = attr.cur_qp_state
+        c.cur_qp_state = <verbs.ibv_qp_state>value
+    if attr.path_mtu is not None:
+        value = attr.path_mtu
+        c.path_mtu = <verbs.ibv_mtu>value
+    if attr.path_mig_state is not None:
+        value = attr.path_mig_state
+        c.path_mig_state = <verbs.ibv_mig_state>value
+    if attr.ah_attr is not None:
+        fill_ah(&c.ah_attr, attr.ah_attr)
+    if attr.alt_ah_attr is not None:
+        fill_ah(&c.alt_ah_attr, attr.alt_ah_attr)
+        c.alt_pkey_index = attr.alt_pkey_index or 0
+        c.alt_port_num = attr.alt_port_num or attr.alt_ah_attr.port_num
+        c.alt_timeout = attr.alt_timeout or 0
+    if attr.cap is not None:
+        fill_cap(&c.cap, attr.cap)
+    c.qkey = attr.qkey or 0
+    c.rq_psn = attr.rq_psn or 0
+    c.sq_psn = attr.sq_psn or 0
+    c.dest_qp_num = attr.dest_qp_num or 0
+    c.qp_access_flags = attr.qp_access_flags or 0
+    c.pkey_index = attr.pkey_index or 0
+    c.en_sqd_async_notify = bool(attr.en_sqd_async_notify)
+    c.max_rd_atomic = attr.max_rd_atomic or 0
+    c.max_dest_rd_atomic = attr.max_dest_rd_atomic or 0
+    c.min_rnr_timer = attr.min_rnr_timer or 0
+    c.port_num = attr.port_num or 0
+    c.timeout = attr.timeout or 0
+    c.retry_cnt = attr.retry_cnt or 0
+    c.rnr_retry = attr.rnr_retry or 0
+    c.rate_limit = attr.rate_limit or 0
+    return attr.mask
+
+
+cdef object read_attr(verbs.ibv_qp_attr *c):
+    return QPAttr(
+        qp_state=enum_of(QPState, c.qp_state), cur_qp_state=enum_of(QPState, c.cur_qp_state),
+        path_mtu=enum_of(MTU, c.path_mtu), path_mig_state=enum_of(MigState, c.path_mig_state), qkey=c.qkey,
+        rq_psn=c.rq_psn, sq_psn=c.sq_psn, dest_qp_num=c.dest_qp_num,
+        qp_access_flags=AccessFlags(c.qp_access_flags), cap=read_cap(&c.cap), ah_attr=read_ah(&c.ah_attr),
+        alt_ah_attr=read_ah(&c.alt_ah_attr), pkey_index=c.pkey_index, alt_pkey_index=c.alt_pkey_index,
+        en_sqd_async_notify=bool(c.en_sqd_async_notify), max_rd_atomic=c.max_rd_atomic,
+        max_dest_rd_atomic=c.max_dest_rd_atomic, min_rnr_timer=c.min_rnr_timer, port_num=c.port_num,
+        timeout=c.timeout, retry_cnt=c.retry_cnt, rnr_retry=c.rnr_retry, alt_port_num=c.alt_port_num,
+        alt_timeout=c.alt_timeout, rate_limit=c.rate_limit,
+    )
+
+
+cdef object only(attr, int mask):
+    """The attributes of a mask; the others are not given."""
+    kept = {name for bit, name in _ATTRIBUTES.items() if mask & bit}
+    if mask & QPAttrMask.ALT_PATH:
+        kept |= {"alt_pkey_index", "alt_port_num", "alt_timeout"}
+    return QPAttr(**{name: getattr(attr, name) for name in kept})
