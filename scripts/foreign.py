@@ -62,11 +62,11 @@ class Outcome:
 class Program:
     """A process with its output in a file, line by line as it comes."""
 
-    def __init__(self, command: str, environment: dict[str, str]) -> None:
+    def __init__(self, command: str | list[str], environment: dict[str, str]) -> None:
         self.out = tempfile.TemporaryFile("w+b")  # noqa: SIM115
         # Into a file C programs write by the block; what a killed one had to say would be lost.
         self.process = subprocess.Popen(
-            ["stdbuf", "-oL", *command.split()],
+            ["stdbuf", "-oL", *(command.split() if isinstance(command, str) else command)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self.out,
@@ -115,7 +115,7 @@ class Program:
 
 
 @contextmanager
-def started(command: str, environment: dict[str, str]) -> Iterator[Program]:
+def started(command: str | list[str], environment: dict[str, str]) -> Iterator[Program]:
     program = Program(command, environment)
     try:
         yield program

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from rdmanet import _core
+from rdmanet.cli import soft_run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -113,6 +114,14 @@ def address(request: pytest.FixtureRequest, device: _core.Device) -> str:
     with device.open() as context:
         addresses = [entry.address for entry in context.gid_table()]
     return str(next(found for found in addresses if found.version == 4))
+
+
+@pytest.fixture(scope="session")
+def c_environment(device: _core.Device) -> dict[str, str]:
+    """What a C program has to see to run on the device under test; for the embedded one, what soft-run shows it."""
+    if not device.library.embedded_device:
+        return dict(os.environ)
+    return soft_run.environment(soft_run.library_directory(Path(device.library.path)))
 
 
 @pytest.fixture(scope="session", autouse=True)

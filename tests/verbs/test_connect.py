@@ -1,7 +1,6 @@
 """Queue pairs that are introduced to each other by QPInfo, and to those of C programs."""
 
 import contextlib
-import os
 import shutil
 import socket
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rdmanet.cli.soft_run import environment, library_directory
 from rdmanet.verbs import (
     CQ,
     QP,
@@ -135,12 +133,6 @@ def test_a_refused_connection_says_where_to(make):
 # ---- C's ibv_rc_pingpong and ibv_uc_pingpong ----
 
 
-def c_environment(device):
-    if not device.library.embedded_device:
-        return dict(os.environ)
-    return environment(library_directory(Path(device.library.path)))
-
-
 def called(host, port, program):
     """A connection to the program, as soon as it listens."""
     deadline = time.monotonic() + 60
@@ -178,7 +170,7 @@ def ping(verbs, qp, wire, first):
     [("ibv_rc_pingpong", QPType.RC), pytest.param("ibv_uc_pingpong", QPType.UC, marks=UNRELIABLE)],
     ids=["rc", "uc"],
 )
-def test_pingpong_with_c(verbs, device, name, kind, role):
+def test_pingpong_with_c(verbs, device, c_environment, name, kind, role):
     """We are the server or the client, C the other one, and both get all."""
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed")
@@ -191,11 +183,11 @@ def test_pingpong_with_c(verbs, device, name, kind, role):
     with contextlib.ExitStack() as stack:
         if role == "server":
             listener = stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            program = stack.enter_context(started(f"{command} 127.0.0.1", c_environment(device)))
+            program = stack.enter_context(started(f"{command} 127.0.0.1", c_environment))
             listener.settimeout(60)
             wire, _ = listener.accept()
         else:
-            program = stack.enter_context(started(command, c_environment(device)))
+            program = stack.enter_context(started(command, c_environment))
             wire = called("127.0.0.1", port, program)
         stack.enter_context(wire)
         lines = stack.enter_context(wire.makefile("rb"))
