@@ -15,6 +15,7 @@ memory that a peer can reach.
 """
 
 from rdmanet.async_cm import AsyncCMChannel, AsyncCMID, AsyncCMListener
+from rdmanet.async_exchange import exchange
 from rdmanet.async_queues import AsyncCQ, AsyncQP, DeviceEvents, shared
 from rdmanet.notifier import Future, Notifier, TrioNotifier, current_notifier
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
@@ -33,5 +34,6 @@ __all__ = [
     "RemoteStruct",
     "TrioNotifier",
     "current_notifier",
+    "exchange",
     "shared",
 ]
