@@ -14,7 +14,7 @@ from dataclasses import InitVar, dataclass
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, final, overload
+from typing import Any, Generic, Literal, Self, TypeVar, final, overload
 
 from typing_extensions import Buffer
 
@@ -389,8 +389,17 @@ class PD(Resource):
         :param access: by default LOCAL_WRITE where the memory is writable, else none
         :raises BufferError: writing was asked for and the memory is read-only
         """
-    def alloc_mr(self, length: int, access: AccessFlags | int = ...) -> MR:
-        """Zeroed memory of its own, registered; on the embedded device a peer can map it."""
+    def alloc_mr(
+        self, length: int, access: AccessFlags | int = ..., *, huge_pages: bool | Literal["try"] = False
+    ) -> MR:
+        """Zeroed memory of its own, registered; on the embedded device a peer can map it.
+
+        :param length: in bytes; the memory behind it is whole pages
+        :param huge_pages: True for huge pages of the system's default size, whole ones; "try" for such, or else for
+            ordinary pages that the kernel may make huge ones of. `MR.page_size` says which they are
+        :raises OSError: ENOMEM. Without enough huge pages it says how many there are, and what to type; another
+            where the kernel has none at all
+        """
     def reg_implicit(self, access: AccessFlags | int = 0) -> MR:
         """Register the whole address space, on demand, for local use.
 
@@ -429,6 +438,9 @@ class PD(Resource):
 class MR(Resource):
     """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work."""
 
+    @property
+    def page_size(self) -> int:
+        """Bytes in each page of its own memory; 0 where the memory is not its own. See PD.alloc_mr()."""
     @property
     def dm(self) -> DM | None:
         """The device memory that it is of."""

@@ -7,6 +7,7 @@ Reading order is the order of the includes:
     errors       a negative code becomes an exception, in one place
     library      the verbs libraries: the embedded device's and the system's; what all objects share
     device       devices, their ports and addresses; contexts
+    pages        memory that regions own: ordinary pages, memfds, huge pages
     memory       protection domains and memory regions
     devicememory memory on the device itself
     address      address records and handles: the way to a peer
@@ -39,7 +40,7 @@ from cpython.pythread cimport (
     PyThread_get_thread_ident, PyThread_release_lock, PyThread_type_lock,
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, ENOMEM, EINVAL, EINTR, ENOENT, EOPNOTSUPP, errno
+from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, ENOMEM, EINVAL, EINTR, ENOENT, ENOSPC, EOPNOTSUPP, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strerror
@@ -71,6 +72,7 @@ logger = logging.getLogger("rdmanet")
 include "_pyx/errors.pxi"
 include "_pyx/library.pxi"
 include "_pyx/device.pxi"
+include "_pyx/pages.pxi"
 include "_pyx/memory.pxi"
 include "_pyx/devicememory.pxi"
 include "_pyx/address.pxi"

@@ -43,65 +43,10 @@ class AdviseMRFlags(enum.IntFlag):
     FLUSH = verbs.IB_UVERBS_ADVISE_MR_FLAG_FLUSH
 
 
-cdef extern from * nogil:
-    """
-    #include <fcntl.h>
-    #include <sys/mman.h>
-    #include <sys/syscall.h>
-    #include <unistd.h>
-
-    #ifndef MFD_CLOEXEC
-    #define MFD_CLOEXEC 1u
-    #define MFD_ALLOW_SEALING 2u
-    #endif
-    #ifndef F_ADD_SEALS
-    #define F_ADD_SEALS 1033
-    #define F_SEAL_SEAL 1
-    #define F_SEAL_SHRINK 2
-    #define F_SEAL_GROW 4
-    #endif
-
-    /* Memory of a fixed length that other processes may map; the descriptor, or -errno. By syscall(2),
-       because the C library of an older distribution has no memfd_create(). */
-    static int rn_memfd(size_t length)
-    {
-        int fd = (int)syscall(SYS_memfd_create, "rdmanet-mr", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-        if (fd < 0)
-            return -errno;
-        if (ftruncate(fd, (off_t)length) < 0 ||
-            fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
-            int saved = errno;
-
-            close(fd);
-            return -saved;
-        }
-        return fd;
-    }
-
-    /* Pages of memfd fd, or private ones when it is negative; 0 or -errno. */
-    static int rn_map(size_t length, int fd, void **address)
-    {
-        int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-
-        *address = mmap(NULL, length, PROT_READ | PROT_WRITE, flags, fd, 0);
-        if (*address != MAP_FAILED)
-            return 0;
-        *address = NULL;
-        return -errno;
-    }
-    """
-    int rn_memfd(size_t length)
-    int rn_map(size_t length, int fd, void **address)
-    int munmap(void *address, size_t length)
-    int close_fd "close"(int fd)
-
 cdef enum:
     NEEDS_WRITABLE = (
         verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_ATOMIC
     )
-
-cdef size_t PAGE = os.sysconf("SC_PAGESIZE")
 
 
 @cython.no_gc_clear
@@ -170,24 +115,28 @@ cdef class PD(Resource):
         mr.length = mr.view.len
         return mr.register(self, flags)
 
-    def alloc_mr(self, size_t length, access=verbs.IBV_ACCESS_LOCAL_WRITE):
-        """Zeroed memory of its own, registered; on the embedded device a peer can map it."""
+    def alloc_mr(self, size_t length, access=verbs.IBV_ACCESS_LOCAL_WRITE, *, huge_pages=False):
+        """Zeroed memory of its own, registered; on the embedded device a peer can map it.
+
+        :param length: in bytes; the memory behind it is whole pages
+        :param huge_pages: True for huge pages of the system's default size, whole ones; "try" for such, or else for
+            ordinary pages that the kernel may make huge ones of. `MR.page_size` says which they are
+        :raises OSError: ENOMEM. Without enough huge pages it says how many there are, and what to type; another
+            where the kernel has none at all
+        """
         cdef MR mr
-        cdef int fd = -1, rc
+        cdef rn_pages pages
         self.usable()
         if length == 0:
             raise ValueError("alloc_mr: a region of 0 bytes")
         mr = MR.__new__(MR)
-        mr.mapped = (length + PAGE - 1) // PAGE * PAGE
-        mr.length = length
-        if self.context.library.embedded_device:
-            fd = check(rn_memfd(mr.mapped), "memfd_create")
+        take_pages(&pages, length, self.context.library.embedded_device, huge_pages)
+        mr.addr, mr.mapped, mr.page_size, mr.length = pages.address, pages.length, pages.page_size, length
         try:
-            check(rn_map(mr.mapped, fd, <void **>&mr.addr), "mmap")
-            return mr.register(self, access, fd)
+            return mr.register(self, access, pages.fd if self.context.library.embedded_device else -1)
         finally:
-            if fd >= 0:
-                close_fd(fd)
+            if pages.fd >= 0:
+                close_fd(pages.fd)
 
     def reg_implicit(self, access=0):
         """Register the whole address space, on demand, for local use.
@@ -283,6 +232,7 @@ cdef class MR(Resource):
     cdef char *addr
     cdef readonly size_t length
     cdef size_t mapped         # of our own pages, 0 if the memory is borrowed
+    cdef readonly size_t page_size
     cdef Py_buffer view        # the export that is borrowed
     cdef bint borrowed
     cdef str not_here          # what it stands for, where that is no memory of ours
@@ -395,7 +345,7 @@ cdef class MR(Resource):
         self.access = AccessFlags(rights)
         if buffer is not None:
             self.give_back()
-            self.mapped = 0
+            self.mapped = self.page_size = 0
             self.not_here = None
             self.borrowed, self.view = True, view
             self.readonly = bool(view.readonly)

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import multiprocessing
 import os
+import re
 import select
 import signal
 import sys
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +55,8 @@ EVERYTHING = (
     AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
 )
 
+
+HUGE_PAGE = 1024 * int(re.findall(r"^Hugepagesize: *(\d+)", Path("/proc/meminfo").read_text(), re.M)[0])
 
 _VENDORS = {0xFFFFFF: "rxe", 0x626D74: "siw"}
 
@@ -245,10 +249,19 @@ class Net:
             assert left > 0, f"no {wanted.name} within {timeout} s"
             select.select([self.context.async_fd], [], [], left)
 
-    def mr(self, length: int = 4096, access: AccessFlags = EVERYTHING, pd: PD | None = None) -> MR:
-        mr = (pd or self.pd).alloc_mr(length, access)
+    def mr(
+        self, length: int = 4096, access: AccessFlags = EVERYTHING, pd: PD | None = None, **options: Any
+    ) -> MR:
+        mr = (pd or self.pd).alloc_mr(length, access, **options)
         self.mrs.append(mr)
         return mr
+
+    def needs_huge_pages(self, count: int) -> None:
+        """The test goes on only where the system has reserved so many, and some for who else runs on it."""
+        try:
+            self.pd.alloc_mr((count + 8) * HUGE_PAGE, huge_pages=True).close()
+        except OSError:
+            pytest.skip("the system has no huge pages: `sysctl vm.nr_hugepages=32`")
 
     def by_hand(self) -> None:
         """The test goes on only where queue pairs are connected without the connection manager."""

@@ -26,13 +26,13 @@ def meet(net, pipe_send, pipe_receive, rts=None, **sizes):
     return side
 
 
-def owner(pipe, device, Net, own_memory):
+def owner(pipe, device, Net, kind):
     """A process with memory and posted receives, until it is told to end."""
     with device.open() as context:
         net = Net(context)
         side = meet(net, pipe.send, pipe.recv)
-        if own_memory:
-            mr = net.mr(1 << 16, EVERYTHING)
+        if kind != "reg":
+            mr = net.mr(1 << 16, EVERYTHING, huge_pages=kind == "huge")
         else:
             mr = net.pd.reg_mr(bytearray(1 << 16), EVERYTHING)
             net.mrs.append(mr)
@@ -67,9 +67,11 @@ class Owner:
         return {"remote_addr": self.address + offset, "rkey": self.rkey}
 
 
-@pytest.fixture(params=[True, False], ids=["alloc", "reg"])
+@pytest.fixture(params=["alloc", "huge", "reg"])
 def there(request, device, net, by_hand, peer):
-    """(our side, the owner) with the owner's memory made by the device, or brought by the program."""
+    """(our side, the owner) with the owner's memory in pages of its own, or brought by the program."""
+    if request.param == "huge":
+        net.needs_huge_pages(1)
     other = peer(owner, device, type(net), request.param)
     side = meet(net, other.say, other.hear, max_inline_data=64)
     yield side, Owner(other)
