@@ -180,6 +180,7 @@ class AsyncCMID(Closing):
         self._events = _Events(channel.notifier)
         self._phase: str | None = None  # that was begun and has not ended
         self._end: CMEvent | None = None  # of the connection
+        self._parting = False  # it was us who asked for that
         channel._ids[id] = self
 
     @classmethod
@@ -213,6 +214,10 @@ class AsyncCMID(Closing):
     # -- events --
 
     def _event(self, event: CMEvent) -> None:
+        if event.type is CMEventType.DISCONNECTED and not self._parting:
+            # The peer waits for the answer, a minute and more, before it takes the connection for ended.
+            with contextlib.suppress(OSError):
+                self.id.disconnect()
         if event.type in (CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL):
             self._end = event
         self._events.put(event)
@@ -365,7 +370,7 @@ class AsyncCMID(Closing):
     # -- the end of a connection --
 
     async def disconnected(self) -> None:
-        """Wait until the connection has ended, by either side."""
+        """Wait until the connection has ended, by either side: requests have then completed, or do so as flushed."""
         while self._end is None:
             if self.id.closed:
                 raise ValueError("this AsyncCMID is closed")
@@ -374,6 +379,7 @@ class AsyncCMID(Closing):
     async def disconnect(self) -> None:
         """End the connection, and wait until it has: the queue pair's requests complete as flushed."""
         if self._end is None:
+            self._parting = True
             self.id.disconnect()
         await self.disconnected()
 

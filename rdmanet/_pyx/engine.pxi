@@ -73,6 +73,7 @@ cdef class StreamEngine:
     cdef uint32_t implicit_lkey
     cdef bint implicit_lkey_valid
     cdef public uint32_t max_inline
+    cdef uint32_t behind_operations     # flags of what is posted while one-sided requests are in flight
 
     cdef watch_window window
     cdef readonly uint64_t passes, sleeps, wakeups, messages, stale
@@ -93,6 +94,10 @@ cdef class StreamEngine:
         self.dirty = []
         self.failed = []
         self.max_inline = MAX_INLINE
+        # The log of sends is retired in order. Not every iWARP device keeps it: Linux's completes a SEND before a READ
+        # that was posted earlier, unless the SEND is told to wait.
+        if context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:
+            self.behind_operations = verbs.IBV_SEND_FENCE
         self.pid = verbs.rn_pid
         self.tick = 1
         self.set_busy_poll(busy_poll)

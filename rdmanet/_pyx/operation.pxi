@@ -40,6 +40,7 @@ cdef class Operation:
     cdef object binding         # (mw, MWBind), then
     cdef object future
     cdef uint64_t last          # the device's wr_id of the last request
+    cdef Py_ssize_t due         # completions of a chain that were asked for and have not come
     cdef object value           # a WC, or a list of them
     cdef object error
     cdef MR cell_mr             # where an atomic operation's answer comes to
@@ -78,20 +79,30 @@ cdef class Operation:
 
     cdef int ended(self, WC wc) except -1:
         """One of its requests has."""
-        cdef Py_ssize_t n = self.count(), i
+        cdef Py_ssize_t n, i
+        if self.done:
+            return 0
+        n = self.count()
         i = n - 1 - <Py_ssize_t>(((self.last >> 2) - (wc.c.wr_id >> 2)) & POSITION_MASK)
         wc.wr_id = 0 if self.requests is None else self.requests[i].wr_id
         if wc.c.status != verbs.IBV_WC_SUCCESS and self.error is None:
             self.error = completion_error(wc.c.status, self.name(i), wc.c.vendor_err, wc.c.qp_num)
         if self.chain:
+            # The last is not always the last to complete: see _InFlight.
             self.value.append(wc)
+            self.due -= self.is_due(i)
         elif self.cell_mr is not None:
             self.value = (<uint64_t *>(self.cell_mr.addr + self.cell))[0]
         else:
             self.value = wc
-        if wc.c.wr_id == self.last:
+        if self.due == 0:
             self.finish()
         return 0
+
+    cdef bint is_due(self, Py_ssize_t i) except -1:
+        """Whether this request of a chain was to give a completion, and not only if it fails."""
+        cdef SendWR wr = self.requests[i]
+        return i == len(self.requests) - 1 or wr.c.send_flags & verbs.IBV_SEND_SIGNALED != 0
 
     cdef int lost(self) except -1:
         """The queue pair is gone, or was reset: there will be no completion."""
@@ -300,10 +311,13 @@ cdef class OperationQueue:
 
     cdef Operation begin(self, list requests, bint chain):
         cdef Operation operation = Operation.__new__(Operation)
+        cdef Py_ssize_t i
         operation.requests = requests
         operation.chain = chain
         if chain:
             operation.value = []
+            for i in range(len(requests)):
+                operation.due += operation.is_due(i)
         return self.start(operation)
 
     cdef Operation start(self, Operation operation):

@@ -93,7 +93,7 @@ cdef class QP(Resource):
             self.ptr = id.qp
             self.id = id
         self.cap = init_attr.cap = read_cap(&c.cap)
-        self.adopted(pd, c.send_ops_flags)
+        self.adopted(pd, c.send_ops_flags, c.sq_sig_all)
         return 0
 
     cdef int fill_extended(self, verbs.ibv_qp_init_attr_ex *c, init_attr) except -1:
@@ -113,7 +113,7 @@ cdef class QP(Resource):
             c.xrcd = self.xrcd.ptr
         return 0
 
-    cdef int adopted(self, PD pd, uint64_t send_ops) except -1:
+    cdef int adopted(self, PD pd, uint64_t send_ops, bint all_signaled) except -1:
         """The C object is there; what we keep about it."""
         global _next_generation
         self.pd = pd
@@ -122,7 +122,8 @@ cdef class QP(Resource):
             check(verbs.rn_qp_to_qp_ex(pd.context.library.c, self.ptr, &self.extended), "ibv_qp_to_qp_ex")
         _next_generation = (_next_generation + 1) & 0xffff
         self.generation = _next_generation
-        self.sends = _InFlight(self.generation, True)
+        overtakes = pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP
+        self.sends = _InFlight(self.generation, True, overtakes, all_signaled)
         self.receives = _InFlight(self.generation, False)
         reference = weakref.ref(self)
         if self.send_cq is not None:
@@ -151,7 +152,7 @@ cdef class QP(Resource):
         check(rc, f"ibv_open_qp({qp_num:#x})")
         qp.xrcd = xrcd
         qp.cap = QPCap()
-        qp.adopted(pd, 0)
+        qp.adopted(pd, 0, False)
         return qp
 
     cdef bint is_open(self) noexcept:
@@ -448,15 +449,16 @@ cdef class QP(Resource):
                 for i in range(n):
                     wr = <SendWR>requests[i]
                     chain[i] = wr.c
+                    if operation is not None and i == n - 1:
+                        chain[i].send_flags |= verbs.IBV_SEND_SIGNALED
                     if operation is None:
                         last = self.sends.begin(wr.wr_id, wr.elements)
                     else:
                         last = self.sends.begin(operation, wr.elements)
+                    self.sends.may_be_overtaken(&chain[i])
                     chain[i].wr_id = last
                     chain[i].next = &chain[i + 1]
                 chain[n - 1].next = NULL
-                if operation is not None:
-                    chain[n - 1].send_flags |= verbs.IBV_SEND_SIGNALED
                 if total >= LONG_COPY:
                     with nogil:
                         rc = verbs.rn_post_send(self.ptr, chain, &bad)
@@ -565,6 +567,7 @@ cdef class QP(Resource):
                     wr = requests[i]
                     c[i] = wr.c
                     c[i].wr_id = self.sends.begin(wr.wr_id, wr.elements)
+                    self.sends.may_be_overtaken(&c[i])
                 # From start to complete a library holds the queue's lock: nothing here makes an object, so
                 # no collector and no other thread of Python's runs meanwhile.
                 self.extended.wr_start(self.extended)

@@ -13,8 +13,9 @@
 #
 # The log. Every posted send has an entry, by its sequence number, which says what the completion
 # gives back: a send slot, a control buffer, a reference that kept the caller's bytes alive, a
-# one-sided operation. RC completes in order, so a signaled completion retires all entries up to its
-# own. References live until then, or until the queue pair is destroyed: never shorter.
+# one-sided operation. RC completes in order (where a device does not, it is told to: behind_operations),
+# so a signaled completion retires all entries up to its own. References live until then, or until the
+# queue pair is destroyed: never shorter.
 
 cdef extern from "Python.h":
     int PyContext_Enter(object) except -1
@@ -624,7 +625,7 @@ cdef class StreamConnection:
         wr.sg_list = sge
         wr.num_sge = 1
         wr.opcode = verbs.IBV_WR_SEND
-        wr.send_flags = 0
+        wr.send_flags = engine.behind_operations if self.operations else 0
         if i:
             engine.send_wr[i - 1].next = wr
         engine.send_count = i + 1
@@ -699,6 +700,8 @@ cdef class StreamConnection:
         wr.num_sge = 1 if length else 0
         wr.opcode = <verbs.ibv_wr_opcode>opcode
         wr.send_flags = verbs.IBV_SEND_SIGNALED
+        if self.operations and opcode != verbs.IBV_WR_RDMA_READ:    # READs keep their order, and take no fence
+            wr.send_flags |= self.engine.behind_operations
         wr.wr.rdma.remote_addr = remote_address
         wr.wr.rdma.rkey = rkey
         check(verbs.rn_post_send(self.qp_c, &wr, &bad), "ibv_post_send")

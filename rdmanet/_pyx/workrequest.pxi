@@ -294,17 +294,26 @@ cdef class _InFlight:
     A ring of pairs: the user's wr_id, and what must be kept. It is an ordinary list, so that the collector
     sees through it. There is room for what begin() is to put in after room() has said so; begin() then
     allocates nothing, hence no other thread and no destructor runs between the requests of one chain.
+
+    A completion ends all requests before its own: a reliable queue pair completes in the order of posting. Not so
+    every iWARP device: Linux's soft-iWARP completes what is sent behind a READ before the READ. There a READ that is
+    to give a completion waits for it, whatever ends meanwhile.
     """
 
     cdef list ring
+    cdef bytearray waits       # a place: 1 for a READ that others overtake; None where nothing overtakes
+    cdef bint all_signaled
     cdef uint64_t tag          # generation and queue
     cdef uint64_t oldest, next_position
     cdef uint64_t places       # a power of two
 
-    def __init__(self, uint64_t generation, bint send):
+    def __init__(self, uint64_t generation, bint send, bint overtakes=False, bint all_signaled=False):
         self.places = 16
         self.ring = [None] * 32
         self.tag = generation << QP_GENERATION_SHIFT | send
+        if overtakes:
+            self.waits = bytearray(16)
+        self.all_signaled = all_signaled
 
     cdef inline Py_ssize_t count(self) noexcept:
         return <Py_ssize_t>(self.next_position - self.oldest)
@@ -316,16 +325,21 @@ cdef class _InFlight:
         """Make room for n more."""
         cdef uint64_t places = self.places, position
         cdef list ring
+        cdef bytearray waits = None
         while places < self.next_position - self.oldest + n:
             places *= 2
         ring = [None] * (2 * places)
+        if self.waits is not None:
+            waits = bytearray(places)
         # Making the list may have run anybody's code; from here on nothing does.
         if places <= self.places or places < self.next_position - self.oldest:
             return 0
         for position in range(self.oldest, self.next_position):
             ring[2 * (position & (places - 1))] = self.ring[2 * (position & (self.places - 1))]
             ring[2 * (position & (places - 1)) + 1] = self.ring[2 * (position & (self.places - 1)) + 1]
-        self.ring, self.places = ring, places
+            if waits is not None:
+                waits[position & (places - 1)] = self.waits[position & (self.places - 1)]
+        self.ring, self.waits, self.places = ring, waits, places
         return 0
 
     @cython.boundscheck(False)
@@ -337,7 +351,15 @@ cdef class _InFlight:
         self.next_position += 1
         self.ring[i] = wr_id
         self.ring[i + 1] = kept
+        if self.waits is not None:
+            self.waits[position & (self.places - 1)] = 0
         return self.tag | (position & POSITION_MASK) << 2
+
+    cdef inline void may_be_overtaken(self, const verbs.ibv_send_wr *wr) noexcept:
+        """The request that began last is this one."""
+        if (self.waits is not None and wr.opcode == verbs.IBV_WR_RDMA_READ
+                and (self.all_signaled or wr.send_flags & verbs.IBV_SEND_SIGNALED)):
+            self.waits[(self.next_position - 1) & (self.places - 1)] = 1
 
     cdef int take_back(self, Py_ssize_t count) except -1:
         """The last count requests were refused."""
@@ -360,6 +382,8 @@ cdef class _InFlight:
         cdef object wr_id = None, kept
         if ahead >= self.next_position - self.oldest:
             return None     # it was forgotten
+        if self.waits is not None:
+            return self.end_but_waiting(last)
         while self.oldest <= last:
             i = 2 * (self.oldest & (self.places - 1))
             self.oldest += 1
@@ -369,12 +393,32 @@ cdef class _InFlight:
             self.ring[i + 1] = None
         return wr_id
 
+    cdef object end_but_waiting(self, uint64_t last):
+        """The same, but READs before it wait for their own completions."""
+        cdef uint64_t position
+        cdef Py_ssize_t i
+        cdef list dropped = []
+        cdef object wr_id = None
+        for position in range(self.oldest, last + 1):
+            i = position & (self.places - 1)
+            if position != last and self.waits[i]:
+                continue
+            wr_id = self.ring[2 * i]
+            dropped += self.ring[2 * i:2 * i + 2]
+            self.ring[2 * i] = self.ring[2 * i + 1] = None
+        # What has ended keeps nothing.
+        while self.oldest < self.next_position and self.ring[2 * (self.oldest & (self.places - 1)) + 1] is None:
+            self.oldest += 1
+        return wr_id
+
     cdef int clear(self) except -1:
         """Forget all; whoever awaits one is told that it will not end."""
         cdef list ring = self.ring
         cdef object wr_id
         self.places = 16
         self.ring = [None] * 32
+        if self.waits is not None:
+            self.waits = bytearray(16)
         self.oldest = self.next_position
         for wr_id in ring[::2]:
             if type(wr_id) is Operation:

@@ -121,6 +121,7 @@ async def test_open_streams(net: Net, late):
     assert await at_every_suspension(connect, late, look) >= 1
 
 
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_connect_to_a_name(net: Net, late):
     """Resolving takes a thread of the loop's executor; cancelling that leaves nothing either."""
     server = await rdmanet.start_rdma_server(net.remember(Echo), "localhost", 0)

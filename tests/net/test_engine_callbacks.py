@@ -245,6 +245,7 @@ async def test_an_exception_of_ours_ends_one_connection(net: Net, monkeypatch):
     assert await other.until_received(10) == b"still here"
 
 
+@pytest.mark.embedded_only("only the embedded device tells of a completion queue that is overrun")
 async def test_an_overrun_completion_queue_ends_its_connections_only(net: Net):
     """Once, with an error; connections made later get another queue."""
     client, server = await net.pair(server=Echo)

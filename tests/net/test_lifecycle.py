@@ -123,7 +123,7 @@ async def test_close_timeout_counts_from_the_last_progress(net: Net):
             self.transport.pause_reading()
             net.loop.call_later(0.02, self.transport.resume_reading)
 
-    client, server = await net.pair(server=Sipping, close_timeout=0.3)
+    client, server = await net.pair(server=Sipping, close_timeout=1)
     pattern = Pattern()
     while pattern.position < 8 * MIB:
         client.transport.write(pattern.take(MIB))

@@ -55,6 +55,7 @@ async def test_a_server_closed_while_clients_connect(net: Net):
         await server.wait_closed()
 
 
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_nobody_listens_on_any_address_of_a_name(net: Net):
     server, port = await net.serve()
     server.close()
@@ -70,6 +71,7 @@ async def test_a_name_that_does_not_resolve(net: Net):
         await rdmanet.create_rdma_connection(Recorder, "no-such-host.invalid", 1)
 
 
+@pytest.mark.embedded_only("a connection through the kernel takes no descriptor of its own")
 async def test_out_of_descriptors(net: Net):
     """Whoever comes then is refused; who is there is served; later all is well."""
     _, port = await net.serve(Echo)
@@ -105,6 +107,7 @@ async def test_out_of_descriptors(net: Net):
         assert isinstance(net.complaint()["exception"], OSError)
 
 
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_one_port_number_on_two_addresses(net: Net):
     """One loop is both ends, even of the very same port number on two addresses."""
     _, port = await net.serve(Echo)

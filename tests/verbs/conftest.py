@@ -1,7 +1,9 @@
 """What the tests of the verbs for programs share: connected queue pairs, and every event loop."""
 
 import contextlib
+import select
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ from typing import Any
 import pytest
 import uvloop
 
+from rdmanet.cm import CMID, CMEventChannel, CMEventType
 from rdmanet.verbs import (
     MR,
     PD,
+    QP,
     AccessFlags,
     Context,
     Device,
+    Library,
     QPCap,
     TransportType,
 )
@@ -43,14 +48,24 @@ def context(device: Device) -> Iterator[Context]:
 class Verbs:
     """Makes what a test needs, and closes it all in the end, however far the test has come."""
 
-    def __init__(self, context: Context, device: Device) -> None:
+    def __init__(self, context: Context, device: Device, address: str) -> None:
         self.context = context
-        if device.transport_type == TransportType.IWARP and not device.library.embedded_device:
-            pytest.skip("iWARP's queue pairs are connected and moved by rdma_cm only")
         table = context.gid_table(1)
         self.gid = next((entry for entry in table if entry.address.version == 4), table[0])
         self.pd = PD(context)
         self.closing: list[Any] = []
+        self.max_sge = min(8, context.query_device().max_sge)
+        self.manager: Manager | None = None
+        self.max_inline, self.empty_parts = 300, True
+        if device.transport_type == TransportType.IWARP and not device.library.embedded_device:
+            self.manager = self.keep(Manager(device.library, address))
+            self.max_inline = 64  # siw has no more
+            self.empty_parts = False  # behind others they crash siw, and the kernel with it
+
+    def by_hand(self) -> None:
+        """The test goes on only where queue pairs are connected without the connection manager."""
+        if self.manager:
+            pytest.skip("iWARP's queue pairs are connected and moved by rdma_cm only")
 
     def keep(self, thing: Any) -> Any:
         """To be closed in the end, the last one first."""
@@ -68,16 +83,25 @@ class Verbs:
     ) -> tuple[AsyncQP, AsyncQP]:
         """Two queue pairs, connected with each other."""
         sizes = QPCap(
-            **{"max_send_wr": depth, "max_recv_wr": depth, "max_send_sge": 8, "max_recv_sge": 8} | cap
+            **{
+                "max_send_wr": depth,
+                "max_recv_wr": depth,
+                "max_send_sge": self.max_sge,
+                "max_recv_sge": self.max_sge,
+            }
+            | cap
         )
         a = self.keep(cq.create_qp(self.pd, QPCap(**vars(sizes))))
         b = self.keep((other or cq).create_qp(self.pd, QPCap(**vars(sizes))))
+        if self.manager:
+            self.manager.connect(a.qp, b.qp)
+            return a, b
         for side in (a, b):
             side.qp.to_init(access=EVERYTHING & ~AccessFlags.MW_BIND)
         for side, peer in ((a, b), (b, a)):
             side.qp.to_rtr(peer.qp.qp_num, self.gid.gid, sgid_index=self.gid.gid_index, max_dest_rd_atomic=4)
         for side in (a, b):
-            side.qp.to_rts(timeout=14, retry_cnt=3, max_rd_atomic=4)
+            side.qp.to_rts(timeout=18, retry_cnt=7, max_rd_atomic=4)
         return a, b
 
     def close(self) -> None:
@@ -88,8 +112,57 @@ class Verbs:
             self.closing.clear()
 
 
+class Manager:
+    """Connects queue pairs that others have made, by the connection manager: iWARP leaves no choice."""
+
+    def __init__(self, library: Library, address: str) -> None:
+        self.channel = CMEventChannel(library)
+        self.listener = self.channel.create_id()
+        self.listener.bind_addr((address, 0))
+        self.listener.listen(8)
+        self.ids = [self.listener]
+
+    def connect(self, a: QP, b: QP) -> None:
+        depths = {"responder_resources": 4, "initiator_depth": 4}
+        client = self.channel.create_id()
+        self.ids.append(client)
+        client.resolve_addr(None, self.listener.local_addr)
+        self.next(CMEventType.ADDR_RESOLVED)
+        client.resolve_route()
+        self.next(CMEventType.ROUTE_RESOLVED)
+        client.connect(qp_num=a.qp_num, **depths)
+        server = self.next(CMEventType.CONNECT_REQUEST)
+        self.ids.append(server)
+        server.accept(qp_num=b.qp_num, **depths)
+        self.next(CMEventType.ESTABLISHED)
+        self.next(CMEventType.ESTABLISHED)
+
+    def next(self, wanted: CMEventType) -> CMID:
+        """Whom the next event is about, which must be this one. Earlier connections may have ended meanwhile."""
+        deadline = time.monotonic() + 60
+        while True:
+            event = self.channel.get_event()
+            if event is None:
+                assert time.monotonic() < deadline, f"no {wanted.name}"
+                select.select([self.channel], [], [], 1)
+            elif event.type != CMEventType.DISCONNECTED:
+                assert event.type == wanted, event
+                return event.id
+
+    def close(self) -> None:
+        for id in self.ids:
+            id.close()
+        self.channel.close()
+
+
 @pytest.fixture
-def verbs(context: Context, device: Device) -> Iterator[Verbs]:
-    verbs = Verbs(context, device)
+def verbs(context: Context, device: Device, address: str) -> Iterator[Verbs]:
+    verbs = Verbs(context, device, address)
     yield verbs
     verbs.close()
+
+
+@pytest.fixture
+def by_hand(verbs: Verbs) -> None:
+    """For tests that move queue pairs through their states themselves."""
+    verbs.by_hand()

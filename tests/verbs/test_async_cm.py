@@ -201,6 +201,7 @@ async def test_identifiers_may_share_a_channel(loop, device, address):
 @on_every_loop
 async def test_events_of_the_device(loop, device, verbs):
     """The error state of a queue pair that a request against the rules leads to, say, is such an event."""
+    verbs.by_hand()
     cq = verbs.cq(loop)
     with DeviceEvents(verbs.context, notifier=loop.notifier) as events:
         seen = []

@@ -30,6 +30,8 @@ from foreign import free_port, started  # noqa: E402
 
 ITERS, SIZE = 200, 4096
 
+pytestmark = pytest.mark.usefixtures("by_hand")
+
 
 @pytest.fixture
 def make(verbs):
@@ -53,7 +55,7 @@ def completions(cq, count):
     return found
 
 
-UNRELIABLE = pytest.mark.not_on_iwarp("connections are reliable")
+UNRELIABLE = pytest.mark.not_on_iwarp("has reliable connections only")
 
 
 @pytest.mark.parametrize("kind", [QPType.RC, pytest.param(QPType.UC, marks=UNRELIABLE)], ids=["RC", "UC"])
@@ -113,7 +115,7 @@ def test_who_was_not_introduced(make):
         b.connect(info)
 
 
-@pytest.mark.not_on_iwarp("there are no datagrams")
+@pytest.mark.not_on_iwarp("has no datagrams")
 def test_datagrams_have_no_peer(make):
     info = make().info()
     datagrams = make(QPType.UD)
@@ -177,9 +179,10 @@ def test_pingpong_with_c(verbs, device, c_environment, name, kind, role):
     send_cq, recv_cq = verbs.keep(CQ(verbs.context, ITERS + 1)), verbs.keep(CQ(verbs.context, 64))
     qp = verbs.keep(QP(verbs.pd, QPInitAttr(send_cq, recv_cq, QPCap(ITERS, 16), kind)))
     qp.to_init()
-    mine = qp.info(sgid_index=0, mtu=1024)
+    index = verbs.gid.gid_index
+    mine = qp.info(sgid_index=index, mtu=1024)
     port = free_port()
-    command = f"{name} -d {device.name} -g 0 -p {port} -s {SIZE} -n {ITERS}"
+    command = f"{name} -d {device.name} -g {index} -p {port} -s {SIZE} -n {ITERS}"
     with contextlib.ExitStack() as stack:
         if role == "server":
             listener = stack.enter_context(socket.create_server(("127.0.0.1", port)))

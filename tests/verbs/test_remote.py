@@ -1,6 +1,7 @@
 """RemoteMemory, parts of regions, and lists of buffers that are cut differently on both sides."""
 
 import ctypes
+import os
 import pickle
 
 import msgspec
@@ -13,6 +14,9 @@ from rdmanet.verbs import AccessFlags, QPCap, RemoteMemory, SendFlags, SendWR, W
 from rdmanet.verbs_async import AsyncCQ
 
 REMOTE = RemoteMemory(0x1000, 1000, 7)
+
+# Devices of the kernel are tested on an emulated processor, where Python takes ten or twenty times as long.
+SLOWER = 4 if "RDMANET_DEVICE" in os.environ else 1
 
 
 class Entry(ctypes.Structure):
@@ -40,7 +44,7 @@ remotes = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100 // SLOWER)
 @given(remotes)
 def test_there_and_back(remote):
     assert len(bytes(remote)) == 20
@@ -50,7 +54,7 @@ def test_there_and_back(remote):
     assert msgspec.json.decode(msgspec.json.encode(remote), type=RemoteMemory) == remote
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100 // SLOWER)
 @given(st.binary(max_size=30))
 def test_what_a_peer_may_say(data):
     """Whatever comes is a RemoteMemory of sound numbers, or a ValueError."""
@@ -74,7 +78,7 @@ def test_wrong_numbers(numbers):
 # ---- Finding one's way -----------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100 // SLOWER)
 @given(st.integers(-1100, 1100) | st.none(), st.integers(-1100, 1100) | st.none())
 def test_slices_are_those_of_a_list_or_an_error(start, stop):
     """And never silently less than what was asked for."""
@@ -185,19 +189,21 @@ def test_views_of_a_region(verbs):
 # ---- Gather and scatter ---------------------------------------------------------------------------------
 
 
-def partition(data, total):
-    """Lengths of up to 8 parts that are `total` together."""
-    places = sorted(data.draw(st.lists(st.integers(0, total), max_size=7)))
-    return [b - a for a, b in zip([0, *places], [*places, total], strict=True)]
+def partition(data, total, most, empty):
+    """Lengths of up to `most` parts that are `total` together, some of them perhaps empty."""
+    places = sorted(data.draw(st.lists(st.integers(0, total), max_size=most - 1)))
+    return [b - a for a, b in zip([0, *places], [*places, total], strict=True) if b > a or empty] or [0]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60 // SLOWER, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data(), total=st.integers(0, 300), inline=st.booleans())
 def test_any_cut_meets_any_cut(verbs, data, total, inline):
     """Only the total counts: what is gathered from some parts arrives, in order, in whatever parts are there."""
     loop = OwnLoop()
     payload = data.draw(st.binary(min_size=total, max_size=total))
-    gather, scatter = partition(data, total), partition(data, total)
+    gather, scatter = (partition(data, total, verbs.max_sge, verbs.empty_parts) for _ in range(2))
     with verbs.pd.alloc_mr(1024) as source, verbs.pd.alloc_mr(1024) as target:
         places, at, done = [], 0, 0
         for length in gather:  # with gaps, so that the parts are parts indeed
@@ -214,11 +220,13 @@ def test_any_cut_meets_any_cut(verbs, data, total, inline):
         async def transfer():
             with AsyncCQ(verbs.context, 64, notifier=loop) as cq:
                 closing = len(verbs.closing)
-                a, b = verbs.pair(cq, depth=4, max_inline_data=300)
+                a, b = verbs.pair(cq, depth=4, max_inline_data=verbs.max_inline)
                 try:
                     receiving = loop.spawn(b.recv(sink))
                     await loop.turn()
-                    await a.send(places, flags=SendFlags.INLINE if inline else 0)
+                    await a.send(
+                        places, flags=SendFlags.INLINE if inline and total <= verbs.max_inline else 0
+                    )
                     return (await receiving.join()).byte_len
                 finally:
                     while len(verbs.closing) > closing:
@@ -234,6 +242,7 @@ async def _into(found, coroutine):
     found.append(await coroutine)
 
 
+@pytest.mark.not_on_siw("completes a WRITE or SEND when it is sent; a refusal ends the connection")
 def test_too_long_a_message_is_an_error_of_both(verbs):
     loop = OwnLoop()
 
@@ -245,7 +254,7 @@ def test_too_long_a_message_is_an_error_of_both(verbs):
         await loop.turn()
         with pytest.raises(OSError):
             await a.send(mr.at[:21])
-        with pytest.raises(OSError, match="local length error"):
+        with pytest.raises(OSError, match="local"):  # a length error; rxe calls it another one
             await receiving.join()
 
     loop.run(transfer())
