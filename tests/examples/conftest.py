@@ -1,0 +1,63 @@
+"""Examples and C programs, started as programs, on the device under test."""
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from foreign import started  # noqa: E402
+
+
+class Programs:
+    """Starts them; whatever becomes of the test, they end with it."""
+
+    def __init__(self, device, c_environment, eventually, stack):
+        self._device = device
+        self._c_environment = c_environment
+        self._eventually = eventually
+        self._stack = stack
+
+    def ours(self, name, *arguments):
+        """An example."""
+        script = [sys.executable, "-W", "error", ROOT / "examples" / name, "-d", self._device.name]
+        return self._start([*script, *arguments], os.environ | {"PYTHONPATH": str(ROOT)})
+
+    def c(self, name, *arguments):
+        """A program of the distribution's; the test is skipped where it is not installed."""
+        if not shutil.which(name):
+            pytest.skip(f"{name} is not installed")
+        return self._start([name, *arguments], self._c_environment)
+
+    def _start(self, command, environment):
+        return self._stack.enter_context(started([str(word) for word in command], environment))
+
+    def wait(self, program, condition):
+        """Until the program is so far."""
+        self._eventually(lambda: condition() or program.process.poll() is not None)
+        assert condition(), program.output()
+
+    def port(self, program):
+        """That our server has taken."""
+        listening = re.compile(r"^listening on .*?(\d+)$", re.MULTILINE)
+        self.wait(program, lambda: listening.search(program.output()))
+        return int(listening.search(program.output())[1])
+
+    def succeed(self, *programs):
+        """They come to a good end; what each has printed."""
+        for program in programs:
+            assert program.wait(100) == 0, "\n---\n".join(each.output() for each in programs)
+            assert "Exception ignored" not in program.output(), program.output()
+        return [program.output() for program in programs]
+
+
+@pytest.fixture
+def programs(device, c_environment, eventually):
+    with contextlib.ExitStack() as stack:
+        yield Programs(device, c_environment, eventually, stack)
