@@ -51,7 +51,6 @@ class Side:
 def open_side(args: argparse.Namespace, id: AsyncCMID | None = None) -> Iterator[Side]:
     with contextlib.ExitStack() as stack:
         context = id.context if id else stack.enter_context(v.open_device(args.device))
-        assert context is not None, "an identifier has one once it is resolved, or comes from a listener"
         pd = stack.enter_context(v.PD(context))
         cq = stack.enter_context(AsyncCQ(context, 4))
         mr = stack.enter_context(pd.alloc_mr(2 * args.size))
@@ -84,7 +83,7 @@ async def play_by_exchange(args: argparse.Namespace) -> None:
 
 async def serve_by_cm(args: argparse.Namespace) -> None:
     with AsyncCMListener(("0.0.0.0", args.port), library=v.find_device(args.device).library) as listener:
-        print("listening on", *listener.local_addr or (), flush=True)
+        print("listening on", *listener.local_addr, flush=True)
         async for id in listener:
             with id, open_side(args, id) as side:
                 await asyncio.gather(side.qp.recv(side.theirs), id.accept())

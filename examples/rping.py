@@ -34,7 +34,6 @@ class Side:
     """One end of a connection that is about to be made, with its memory."""
 
     def __init__(self, id: AsyncCMID, size: int, stack: contextlib.ExitStack) -> None:
-        assert id.context is not None, "it is resolved, or comes from a listener"
         pd = stack.enter_context(v.PD(id.context))
         cq = stack.enter_context(AsyncCQ(id.context, 16))
         self.heard, self.said = (stack.enter_context(pd.alloc_mr(WHERE.size)) for _ in range(2))
@@ -107,7 +106,7 @@ async def main() -> None:
     library = v.find_device(args.device).library
     if args.server:
         with AsyncCMListener((args.address, args.port), library=library) as listener:
-            print("listening on", *listener.local_addr or (), flush=True)
+            print("listening on", *listener.local_addr, flush=True)
             await serve(await listener.get_request(), args.size)
     else:
         with AsyncCMID(library=library) as id:

@@ -144,6 +144,13 @@ class _Events:
         await future
 
 
+def _context(owner: AsyncCMID | AsyncCMListener) -> Context:
+    context = owner.id.context
+    if context is None:
+        raise ValueError(f"{owner!r}: its address has led to no device yet")
+    return context
+
+
 class AsyncCMID(Closing):
     """An identifier of the connection manager: one connection, step by step.
 
@@ -195,9 +202,12 @@ class AsyncCMID(Closing):
         return self._channel
 
     @property
-    def context(self) -> Context | None:
-        """The device; None until an address is bound or resolved."""
-        return self.id.context
+    def context(self) -> Context:
+        """The device.
+
+        :raises ValueError: there is none until an address is resolved
+        """
+        return _context(self)
 
     @property
     def local_addr(self) -> _Address | None:
@@ -453,8 +463,18 @@ class AsyncCMListener(Closing):
             raise
 
     @property
-    def local_addr(self) -> _Address | None:
-        return self.id.local_addr
+    def context(self) -> Context:
+        """The device that the address belongs to, for what is to be ready before the first request comes.
+
+        :raises ValueError: it is no one device's, as 0.0.0.0 may be; then each request has its own
+        """
+        return _context(self)
+
+    @property
+    def local_addr(self) -> _Address:
+        address = self.id.local_addr
+        assert address is not None, "it is bound"
+        return address
 
     @property
     def closed(self) -> bool:

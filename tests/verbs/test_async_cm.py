@@ -72,6 +72,18 @@ async def test_a_connection_outlives_its_listener(loop, device, address):
 
 
 @on_every_loop
+async def test_which_device(loop, device, address):
+    """A listener's address and an identifier that is resolved have led to it; before, the error says so."""
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        assert listener.context.name == device.name
+        with AsyncCMID(library=device.library, notifier=loop.notifier) as id:
+            with pytest.raises(ValueError, match="no device yet"):
+                _ = id.context
+            await id.resolve(listener.local_addr)
+            assert id.context.name == device.name
+
+
+@on_every_loop
 async def test_many_requests_wait_for_their_turn(loop, device, address):
     with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
         with contextlib.ExitStack() as stack:
