@@ -110,7 +110,7 @@ void rn_stream_watch(struct rn_stream *stream)
 {
 	/* Poll_cq looks at what is open, and at nothing else. */
 	bool is_polled = stream->qp->streams.polled && stream->state == RN_STREAM_OPEN;
-	bool reads = !is_polled && (stream->is_out || !stream->wants_out);
+	bool reads = !is_polled && (stream->is_out || !(stream->wants_out || stream->held));
 	uint32_t events = (reads ? EPOLLIN : 0) | (stream->wants_out ? EPOLLOUT : 0);
 
 	if (events == stream->events || stream->ended)
@@ -467,11 +467,14 @@ bool rn_stream_attach(struct rn_stream *in)
 	return attached;
 }
 
-static void serve(struct rn_stream *in)
+static void serve(struct rn_stream *in, uint32_t events)
 {
 	struct rn_qp *qp = in->qp;
 
 	rn_lock(&qp->sq_lock);
+	/* While it waits for a rider nobody reads, and would see that. */
+	if (is_current(in) && in->held && events & (EPOLLERR | EPOLLHUP))
+		rn_stream_lost(in);
 	if (is_current(in)) {
 		in->wants_out = false;
 		rn_stream_serve(qp);
@@ -487,13 +490,12 @@ static void in_ready(struct rn_source *source, uint32_t events)
 {
 	struct rn_stream *in = RN_OWNER(source, struct rn_stream, source);
 
-	(void)events;
 	if (!in->qp && !rn_hello_arrived(in)) {
 		rn_stream_free(in);
 		return;
 	}
 	if (in->qp)
-		serve(in);
+		serve(in, events);
 }
 
 /* --- the end --------------------------------------------------------------------------------------------------------- */
@@ -662,7 +664,8 @@ void rn_stream_forget(struct rn_qp *qp)
 	streams->met = streams->left = streams->polled = streams->expects = false;
 	streams->retry_ns = 0;
 	streams->backoff_ns = FIRST_BACKOFF_NS;
-	streams->acked = streams->next = streams->offset = streams->reads = 0;
+	streams->acked = streams->next = streams->offset = streams->reads = streams->stray_end = 0;
+	streams->behind_rider = UINT32_MAX;
 	streams->rnr_until_ns = 0;
 	streams->rnr_timer = 12; /* 640 us, until the responder says */
 	streams->broken = IBV_WC_SUCCESS;

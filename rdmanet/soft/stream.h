@@ -9,13 +9,14 @@
  *
  * One connection for each direction of a queue pair, from the requester's GID to the port in the
  * responder's number; each side sends its own requests on the one that it made, and answers on
- * the other.  Opened when the requester comes to RTS, and over with the queue pair.
+ * the other, where short replies ride along.  Opened when the requester comes to RTS, and over with the queue pair.
  *
  *     stream.c        life: which way, connecting, accepting, the end
  *     stream_hello.c  who is it?  Both ends of a fresh connection, up to the first frame
  *     stream_wire.c   bytes in and out
  *     stream_send.c   the requester: frames out, answers in
  *     stream_serve.c  the responder: frames in, answers out
+ *     stream_ride.c   a reply goes where the request came from
  *     stream_poll.c   poll_cq looks after the sockets itself
  *     stream_timeout.c  an answer that never comes
  *
@@ -25,7 +26,7 @@
  * Order.  The responder executes one frame after the other, in order, and answers in order.  A
  * request without a receive gets an RNR NAK, and then everything is thrown away until that very request
  * comes again: the requester goes back to it when the responder's RNR timer is over.  ACKs are
- * cumulative, and ride on requests the other way where there are any.
+ * cumulative, and go along with requests the other way where there are any.
  *
  * Trust.  The other end may be anybody.  Each field of a frame is checked before it is used; the
  * memory of a region is touched with the send lock held, after its key was looked at again, so
@@ -63,7 +64,8 @@ enum rn_stream_state {
 	RN_STREAM_LINGERING, /* nobody's: what we said last is on its way */
 };
 
-enum { RN_STREAM_INPUT = 32 * 1024, RN_STREAM_OUTPUT = 1024 };
+enum { RN_STREAM_INPUT = 32 * 1024, RN_STREAM_OUTPUT = 2048 };
+static_assert(RN_STREAM_OUTPUT >= sizeof(struct rn_wire_answer) + RN_RIDER_MAX, "a rider goes in one piece");
 
 /* One connection, in one of two roles. */
 struct rn_stream {
@@ -79,7 +81,7 @@ struct rn_stream {
 	uint32_t events; /* that the engine watches */
 	bool wants_out;  /* the socket was full */
 
-	/* What came in and waits for its turn: buffer[at..end). */
+	/* What came in and waits for its turn: buffer[at..end).  There is room for a rider before it. */
 	char *input;
 	uint32_t input_at, input_end;
 	bool drained; /* the last read got less than it asked for */
@@ -98,12 +100,16 @@ struct rn_stream {
 	/* And the answer that is coming in. */
 	struct rn_wire_answer answer;
 	uint32_t answer_left; /* payload bytes of it to come */
+	bool receiving;       /* in the midst of it */
 
 	/* The responder. */
 	struct rn_view view;
 	uint32_t expected;  /* serial of the next request */
 	uint32_t told;      /* up to here the requester knows what was executed */
 	bool waits;         /* after an RNR NAK, for that request to come again */
+	bool rides;         /* the next in the buffer came by the other connection, */
+	bool rode;          /* and so did the last one; */
+	bool held;          /* the next is behind one that has yet to */
 	bool failed;        /* after a NAK: nothing counts any more */
 	bool serving;
 	bool confirmed;     /* the requester has taken us for its responder: its end means something */
@@ -142,6 +148,8 @@ struct rn_streams {
 	uint32_t acked;
 	uint32_t next, offset; /* the first byte that was not framed yet */
 	uint32_t reads;        /* READs and atomics on their way */
+	uint32_t behind_rider; /* the request after one that rode */
+	uint32_t stray_end;    /* what was sent before this one may come to be thrown away */
 	uint64_t rnr_until_ns;
 	uint8_t rnr_timer;
 	enum ibv_wc_status broken; /* of request `next`, when its turn comes */
@@ -157,6 +165,12 @@ struct rn_streams {
 	uint32_t seen_executed, seen_acked;
 	uint64_t seen_moved, since_ns;
 };
+
+/* Of requests, counted modulo 2^32. */
+static inline bool rn_is_before(uint32_t a, uint32_t b)
+{
+	return (int32_t)(a - b) < 0;
+}
 
 /* --- stream.c -------------------------------------------------------------------------------------- */
 
@@ -213,6 +227,9 @@ static inline uint32_t rn_wire_available(const struct rn_stream *stream)
 /* Bytes of the buffer, taken. They must be available. */
 const char *rn_wire_take(struct rn_stream *stream, uint32_t length);
 
+/* A rider, before what is in the buffer. False: no memory. */
+bool rn_wire_put_back(struct rn_stream *stream, const char *rider, uint32_t length);
+
 /* Append to what is to be sent; false: no room. */
 bool rn_wire_put(struct rn_stream *stream, const void *data, uint32_t length);
 static inline uint32_t rn_wire_room(const struct rn_stream *stream)
@@ -248,6 +265,17 @@ bool rn_stream_serve(struct rn_qp *qp);
 void rn_stream_last_look(struct rn_qp *qp);
 /* Tell the requester what was executed, if it doesn't know. */
 void rn_stream_tell(struct rn_qp *qp);
+
+/* --- stream_ride.c -------------------------------------------------------------------------------------- */
+
+/* May request `next` of an open stream go as a rider? */
+bool rn_rider_may_go(const struct rn_qp *qp);
+enum ibv_wc_status rn_rider_send(struct rn_qp *qp, const struct rn_wire_frame *frame);
+bool rn_rider_makes_sense(uint32_t length);
+/* All of the answer at hand is there. False: the peer breaks the rules. */
+bool rn_rider_came(struct rn_qp *qp);
+/* The frame at hand has to wait for one. */
+bool rn_rider_is_ahead(const struct rn_stream *in);
 
 /* --- stream_timeout.c ----------------------------------------------------------------------------------- */
 

@@ -12,8 +12,9 @@
 
 enum {
 	RN_STREAM_MAGIC = 0x53524e52, /* "RNRS" */
-	RN_STREAM_VERSION = 1,
+	RN_STREAM_VERSION = 2,
 	RN_FRAME_BYTES = 256 * 1024, /* a longer message is cut: so it can be stopped */
+	RN_RIDER_BYTES = 1024,       /* the longest message that rides */
 };
 
 /* Before the first frame; see stream_hello.c. */
@@ -52,7 +53,7 @@ enum rn_frame_kind {
 	RN_FRAME_BYE,
 	RN_FRAME_KINDS,
 };
-enum { RN_FRAME_SOLICITED = 1, RN_FRAME_FLAGS = 1 };
+enum { RN_FRAME_SOLICITED = 1, RN_FRAME_BEHIND_RIDER = 2, RN_FRAME_FLAGS = 3 };
 struct rn_wire_frame {
 	uint8_t kind;
 	uint8_t flags;
@@ -67,8 +68,9 @@ struct rn_wire_frame {
 	uint32_t srqn, reserved2;
 };
 static_assert(sizeof(struct rn_wire_frame) == 64, "no padding on the wire");
+enum { RN_RIDER_MAX = sizeof(struct rn_wire_frame) + RN_RIDER_BYTES };
 
-/* From responder to requester: followed by length bytes of a READ, eight of an atomic. */
+/* From responder to requester: followed by length bytes of a READ, eight of an atomic, a whole frame that rides. */
 enum rn_answer_kind {
 	RN_ANSWER_ACK = 1, /* serial: how many have been executed */
 	RN_ANSWER_RNR,     /* code: the RNR timer's */
@@ -76,6 +78,7 @@ enum rn_answer_kind {
 	RN_ANSWER_READ,
 	RN_ANSWER_ATOMIC,
 	RN_ANSWER_BYE,
+	RN_ANSWER_RIDER, /* no answer at all: see stream_ride.c */
 };
 struct rn_wire_answer {
 	uint8_t kind;

@@ -123,6 +123,12 @@ void rn_stream_tick(struct rn_timer *timer)
 	rn_unlock(&qp->sq_lock);
 }
 
+/* For answers. */
+static bool is_hoping(const struct rn_qp *qp)
+{
+	return is_open(qp->streams.out) && qp->sq_executed != qp->streams.next;
+}
+
 /* With the send lock held. Has anything happened? */
 static bool look(struct rn_qp *qp, bool is_armed)
 {
@@ -138,14 +144,16 @@ static bool look(struct rn_qp *qp, bool is_armed)
 		watch_both(qp);
 		rn_timer_set(&streams->tick, TICK_NS);
 	}
-	if (is_open(in) && rn_stream_serve(qp)) {
-		happened = in->expected != expected;
-		if (!happened)
-			rn_stream_tell(qp);
-	}
-	/* What came along may have told all there is to tell. */
-	if (is_open(streams->out) && qp->sq_executed != streams->next)
+	/* First where the last request came from.  It may have told all there is to tell, so the other need not be asked. */
+	if (in && in->rode && is_hoping(qp))
 		heard = rn_stream_receive(qp);
+	if (is_open(in) && in->expected == expected)
+		rn_stream_serve(qp);
+	if (!heard && is_hoping(qp))
+		heard = rn_stream_receive(qp);
+	happened = is_open(in) && in->expected != expected;
+	if (!happened)
+		rn_stream_tell(qp);
 	/* Either may have made room. */
 	if (is_open(streams->out) && (heard || qp->sq_executed != executed))
 		rn_stream_push(qp);

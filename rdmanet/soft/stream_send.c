@@ -43,11 +43,6 @@ static bool is_answered_with_data(const struct ibv_send_wr *wr)
 	return rn_fetches(wr->opcode);
 }
 
-static bool is_before(uint32_t a, uint32_t b)
-{
-	return (int32_t)(a - b) < 0;
-}
-
 static void advance(struct rn_qp *qp);
 
 /* --- frames out ------------------------------------------------------------------------------------------ */
@@ -75,6 +70,8 @@ static struct rn_wire_frame make_frame(struct rn_qp *qp, const struct ibv_send_w
 
 	if (qp->streams.in)
 		frame.ack = qp->streams.in->expected;
+	if (serial == qp->streams.behind_rider)
+		frame.flags |= RN_FRAME_BEHIND_RIDER;
 	if (rn_is_local(wr->opcode))
 		return frame;
 	if (qp->ex.qp_base.qp_type == IBV_QPT_XRC_SEND)
@@ -185,6 +182,19 @@ static bool meets_fault(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_stat
 	return wait != RN_WAIT_NOT || *status != IBV_WC_SUCCESS;
 }
 
+/* Request `next`, before its first frame. False: not now, or never. */
+static bool start(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_status *status)
+{
+	if (atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_RTS || !may_start(qp, send))
+		return false;
+	*status = check_start(qp, send);
+	if (*status != IBV_WC_SUCCESS || (unlikely(qp->chaos) && meets_fault(qp, send, status)))
+		return false;
+	send->moved = 0;
+	send->answered = false;
+	return true;
+}
+
 /* The next frame of the queue, if it may go. */
 static bool plan_next(struct rn_qp *qp, struct plan *plan, enum ibv_wc_status *status)
 {
@@ -192,15 +202,8 @@ static bool plan_next(struct rn_qp *qp, struct plan *plan, enum ibv_wc_status *s
 	struct rn_wire_frame *frame = &plan->frames[plan->num_frames];
 	struct rn_send *send = rn_sq_at(qp, streams->next);
 
-	if (!streams->offset) {
-		if (atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_RTS || !may_start(qp, send))
-			return false;
-		*status = check_start(qp, send);
-		if (*status != IBV_WC_SUCCESS || (unlikely(qp->chaos) && meets_fault(qp, send, status)))
-			return false;
-		send->moved = 0;
-		send->answered = false;
-	}
+	if (!streams->offset && !start(qp, send, status))
+		return false;
 	*frame = make_frame(qp, &send->wr, streams->next, streams->offset, send->total);
 	if (unlikely(send->plan.is_dropped)) {
 		frame->kind = RN_FRAME_NOTHING;
@@ -277,6 +280,25 @@ static void fail_in_turn(struct rn_qp *qp, uint32_t serial, enum ibv_wc_status s
 		rn_sq_fail_head(qp, status);
 }
 
+/* Instead of an ACK. False: no more for now. */
+static bool push_rider(struct rn_qp *qp)
+{
+	struct rn_streams *streams = &qp->streams;
+	struct rn_send *send = rn_sq_at(qp, streams->next);
+	enum ibv_wc_status status = IBV_WC_SUCCESS;
+	struct rn_wire_frame frame;
+
+	if (start(qp, send, &status)) {
+		frame = make_frame(qp, &send->wr, streams->next, 0, send->total);
+		status = rn_rider_send(qp, &frame);
+		if (status == IBV_WC_SUCCESS)
+			return ++streams->next != qp->sq_posted;
+	}
+	if (status != IBV_WC_SUCCESS)
+		fail_in_turn(qp, streams->next, status);
+	return false;
+}
+
 /* One system call's worth. False: no more for now. */
 static bool push_some(struct rn_qp *qp)
 {
@@ -287,6 +309,8 @@ static bool push_some(struct rn_qp *qp)
 	struct plan plan;
 	ssize_t sent;
 
+	if (streams->next != qp->sq_posted && !streams->rnr_until_ns && rn_rider_may_go(qp))
+		return push_rider(qp);
 	plan.num_frames = plan.num_pieces = 0;
 	plan.bytes = 0;
 	plan.more = plan.fault = false;
@@ -349,7 +373,7 @@ void rn_stream_push(struct rn_qp *qp)
 		return;
 	if (streams->rnr_until_ns && streams->rnr_until_ns <= rn_now_ns())
 		streams->rnr_until_ns = 0;
-	if (unlikely(qp->chaos) && qp->sq_executed != qp->sq_posted && is_before(qp->sq_executed, streams->acked) &&
+	if (unlikely(qp->chaos) && qp->sq_executed != qp->sq_posted && rn_is_before(qp->sq_executed, streams->acked) &&
 	    !(streams->reads && is_answered_with_data(&rn_sq_at(qp, qp->sq_executed)->wr)))
 		hear_again(qp);
 	if (streams->broken != IBV_WC_SUCCESS) {
@@ -358,7 +382,7 @@ void rn_stream_push(struct rn_qp *qp)
 		return;
 	}
 	/* After SQE, which flushed what was on its way. */
-	if (is_before(streams->next, qp->sq_executed)) {
+	if (rn_is_before(streams->next, qp->sq_executed)) {
 		streams->next = streams->acked = qp->sq_executed;
 		streams->offset = 0;
 	}
@@ -376,7 +400,7 @@ static void advance(struct rn_qp *qp)
 {
 	struct rn_streams *streams = &qp->streams;
 
-	while (is_before(qp->sq_executed, streams->acked)) {
+	while (rn_is_before(qp->sq_executed, streams->acked)) {
 		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
 
 		if (is_answered_with_data(&head->wr) && !head->answered)
@@ -420,9 +444,9 @@ bool rn_stream_acknowledged(struct rn_qp *qp, uint32_t count)
 {
 	struct rn_streams *streams = &qp->streams;
 
-	if (!is_before(streams->acked, count))
+	if (!rn_is_before(streams->acked, count))
 		return true; /* old news: it came by two ways */
-	if (is_before(streams->next, count))
+	if (rn_is_before(streams->next, count))
 		return false;
 	streams->acked = count;
 	advance(qp);
@@ -432,9 +456,9 @@ bool rn_stream_acknowledged(struct rn_qp *qp, uint32_t count)
 /* Everything up to the request that this answer is about has been executed. False: it can't be about that. */
 static bool is_about(struct rn_qp *qp, uint32_t serial)
 {
-	if (is_before(serial, qp->sq_executed) || !is_before(serial, framed_end(qp)))
+	if (rn_is_before(serial, qp->sq_executed) || !rn_is_before(serial, framed_end(qp)))
 		return false;
-	if (is_before(qp->streams.acked, serial)) {
+	if (rn_is_before(qp->streams.acked, serial)) {
 		qp->streams.acked = serial;
 		advance(qp);
 	}
@@ -448,6 +472,7 @@ static bool on_rnr(struct rn_qp *qp, const struct rn_wire_answer *answer)
 	if (!is_about(qp, answer->serial) || answer->code > 31)
 		return false;
 	/* Back to it. What was sent behind it is thrown away there. */
+	streams->stray_end = framed_end(qp);
 	streams->next = answer->serial;
 	streams->offset = 0;
 	streams->reads = 0;
@@ -474,7 +499,7 @@ static bool on_data(struct rn_qp *qp, struct rn_stream *out)
 	bool is_read = answer->kind == RN_ANSWER_READ;
 	struct rn_send *send;
 
-	if (!is_about(qp, answer->serial) || !is_before(answer->serial, qp->streams.next))
+	if (!is_about(qp, answer->serial) || !rn_is_before(answer->serial, qp->streams.next))
 		return false;
 	send = rn_sq_at(qp, answer->serial);
 	if (!is_answered_with_data(&send->wr) || send->answered || (send->wr.opcode == IBV_WR_RDMA_READ) != is_read ||
@@ -494,7 +519,7 @@ static bool finish_data(struct rn_qp *qp, struct rn_stream *out)
 	send->answered = true;
 	qp->streams.reads--;
 	out->answer.kind = 0;
-	if (is_before(qp->streams.acked, out->answer.serial + 1))
+	if (rn_is_before(qp->streams.acked, out->answer.serial + 1))
 		return rn_stream_acknowledged(qp, out->answer.serial + 1);
 	advance(qp); /* that it was executed we knew: the other connection was faster with its `ack` */
 	return true;
@@ -560,6 +585,9 @@ static bool take_answer(struct rn_qp *qp, struct rn_stream *out)
 	case RN_ANSWER_READ:
 	case RN_ANSWER_ATOMIC:
 		return on_data(qp, out) && (answer->length || finish_data(qp, out));
+	case RN_ANSWER_RIDER:
+		out->answer_left = answer->length;
+		return rn_rider_makes_sense(answer->length);
 	case RN_ANSWER_BYE:
 		qp->streams.left = true;
 		rn_stream_end(out);
@@ -569,10 +597,23 @@ static bool take_answer(struct rn_qp *qp, struct rn_stream *out)
 	}
 }
 
+static bool is_rider_coming(const struct rn_stream *out)
+{
+	return out->answer_left && out->answer.kind == RN_ANSWER_RIDER;
+}
+
+/* So much at least has to be at hand. */
+static uint32_t wanted(const struct rn_stream *out)
+{
+	if (!out->answer_left)
+		return sizeof(out->answer);
+	return is_rider_coming(out) ? out->answer_left : 1;
+}
+
 /* What was read already; the socket won't tell of it again. */
 static bool has_more_at_hand(const struct rn_stream *out)
 {
-	return rn_wire_available(out) >= (out->answer_left ? 1 : sizeof(out->answer));
+	return rn_wire_available(out) >= wanted(out);
 }
 
 bool rn_stream_receive(struct rn_qp *qp)
@@ -583,13 +624,16 @@ bool rn_stream_receive(struct rn_qp *qp)
 
 	out->drained = false;
 	while (taken < READ_RUN || has_more_at_hand(out)) {
-		if (out->answer_left) {
+		bool rides = is_rider_coming(out);
+
+		out->receiving = !rides;
+		if (out->answer_left && !rides) {
 			taken += out->answer_left;
 			fine = take_data(qp, out);
 			if (fine && out->answer_left && out->drained && !rn_wire_available(out))
 				break;
-		} else if (rn_wire_available(out) >= sizeof(out->answer)) {
-			fine = take_answer(qp, out);
+		} else if (has_more_at_hand(out)) {
+			fine = rides ? rn_rider_came(qp) : take_answer(qp, out);
 		} else {
 			ssize_t got;
 
@@ -599,7 +643,7 @@ bool rn_stream_receive(struct rn_qp *qp)
 			if (got == RN_WIRE_NOTHING)
 				break;
 			fine = got > 0;
-			taken++;
+			taken += fine ? (size_t)got : 0;
 		}
 		/* A request's failure, or BYE, ends the stream as well. */
 		if (qp->streams.out != out || out->ended)
@@ -609,5 +653,6 @@ bool rn_stream_receive(struct rn_qp *qp)
 			return false;
 		}
 	}
+	out->receiving = false;
 	return true;
 }

@@ -230,12 +230,13 @@ static void begin_message(struct rn_qp *qp, struct rn_stream *in)
 	}
 }
 
-/* A frame's header. False: it breaks the rules, or is the last. */
+/* A frame's header. False: it breaks the rules. */
 static bool begin_frame(struct rn_qp *qp, struct rn_stream *in)
 {
-	struct rn_wire_frame *frame = &in->head;
+	const struct rn_wire_frame *frame = &in->head;
+	bool rides = in->rides;
 
-	memcpy(frame, rn_wire_take(in, sizeof(*frame)), sizeof(*frame));
+	in->rides = false;
 	in->confirmed = true;
 	if (!makes_sense(frame))
 		return false;
@@ -243,9 +244,7 @@ static bool begin_frame(struct rn_qp *qp, struct rn_stream *in)
 		return true;
 	if (frame->kind == RN_FRAME_BYE) {
 		in->said_bye = qp->streams.left = true;
-		rn_view_give_back(&in->view);
-		rn_stream_end(in);
-		return false;
+		return true;
 	}
 	in->payload_left = frame->length;
 	if (in->failed)
@@ -260,6 +259,7 @@ static bool begin_frame(struct rn_qp *qp, struct rn_stream *in)
 	if (frame->serial != in->expected || frame->offset != in->message_done)
 		return false;
 	in->waits = in->discards = false;
+	in->rode = rides;
 	if (frame->kind == RN_FRAME_NOTHING) {
 		in->expected++;
 		return true;
@@ -338,6 +338,16 @@ static bool take_direct(struct rn_stream *in)
 	return got > 0 && (!in->drained || rn_wire_available(in));
 }
 
+/* What was sent by the other connection before this one's end has come before it, too. */
+static void hear_rider(struct rn_qp *qp)
+{
+	const struct rn_stream *out = qp->streams.out, *in = qp->streams.in;
+
+	if (qp->streams.acked != qp->streams.next && out && !out->ended && out->state == RN_STREAM_OPEN &&
+	    !out->receiving && in && !in->serving)
+		rn_stream_receive(qp);
+}
+
 void rn_stream_last_look(struct rn_qp *qp)
 {
 	enum { LOOKS = 4 }; /* no sender may hold us up */
@@ -346,18 +356,33 @@ void rn_stream_last_look(struct rn_qp *qp)
 	for (int i = 0; i < LOOKS && in && !in->ended && !in->failed && !in->serving && in->state == RN_STREAM_OPEN; i++)
 		if (!rn_stream_serve(qp) || in->drained)
 			break;
+	hear_rider(qp);
+}
+
+/* There is no more, for one reason or the other. */
+static void end(struct rn_qp *qp, struct rn_stream *in)
+{
+	hear_rider(qp);
+	if (in->ended)
+		return;
+	if (!in->said_bye) {
+		rn_stream_lost(in);
+		return;
+	}
+	rn_view_give_back(&in->view);
+	rn_stream_end(in);
 }
 
 bool rn_stream_serve(struct rn_qp *qp)
 {
 	struct rn_stream *in = qp->streams.in;
 	uint32_t run = 0, before = in->expected;
-	bool fine = true;
+	bool fine = true, is_over = false;
 
 	in->serving = true;
 	rn_mw_serve_begin(qp->index);
 
-	in->drained = false;
+	in->drained = in->rides; /* its socket has not been heard of */
 	while (run < RUN_BYTES && !in->ended) {
 		if (in->reading) {
 			if (!answer_read(in))
@@ -373,9 +398,14 @@ bool rn_stream_serve(struct rn_qp *qp)
 				break;
 			run -= in->payload_left;
 		} else if (rn_wire_available(in) >= sizeof(in->head)) {
-			fine = begin_frame(qp, in);
+			memcpy(&in->head, in->input + in->input_at, sizeof(in->head));
+			in->held = rn_rider_is_ahead(in);
+			if (in->held)
+				break;
+			rn_wire_take(in, sizeof(in->head));
 			run += sizeof(in->head);
-			if (!fine)
+			fine = begin_frame(qp, in);
+			if (!fine || in->head.kind == RN_FRAME_BYE)
 				break;
 		} else {
 			ssize_t got;
@@ -383,11 +413,8 @@ bool rn_stream_serve(struct rn_qp *qp)
 			if (in->drained)
 				break;
 			got = rn_wire_read(in, NULL, 0, 0, NULL);
-			if (got == RN_WIRE_ENDED) {
-				rn_stream_lost(in);
-				break;
-			}
-			if (got == RN_WIRE_NOTHING)
+			is_over = got == RN_WIRE_ENDED;
+			if (got <= 0)
 				break;
 		}
 	}
@@ -397,6 +424,8 @@ bool rn_stream_serve(struct rn_qp *qp)
 		rn_stream_lost(in);
 	rn_mw_serve_end(qp->index);
 	in->serving = false;
+	if (is_over || in->said_bye)
+		end(qp, in);
 	if (in->ended)
 		return false;
 	/* A program that polls is likely to answer, and the ACK rides along. */

@@ -8,18 +8,24 @@
 
 #include "soft.h"
 
+enum { INPUT_BEGIN = RN_RIDER_MAX };
+
 /* --- in ------------------------------------------------------------------------------------------------- */
 
 static bool prepare_input(struct rn_stream *stream)
 {
+	uint32_t length = rn_wire_available(stream);
+
 	if (!stream->input)
-		stream->input = malloc(RN_STREAM_INPUT);
+		stream->input = malloc(INPUT_BEGIN + RN_STREAM_INPUT);
 	if (!stream->input)
 		return false;
-	if (stream->input_at) {
-		memmove(stream->input, stream->input + stream->input_at, rn_wire_available(stream));
-		stream->input_end -= stream->input_at;
-		stream->input_at = 0;
+	if (!length) {
+		stream->input_at = stream->input_end = INPUT_BEGIN;
+	} else if (stream->input_at > INPUT_BEGIN) {
+		memmove(stream->input + INPUT_BEGIN, stream->input + stream->input_at, length);
+		stream->input_at = INPUT_BEGIN;
+		stream->input_end = INPUT_BEGIN + length;
 	}
 	return true;
 }
@@ -33,12 +39,13 @@ ssize_t rn_wire_read(struct rn_stream *stream, const struct iovec *direct, int c
 
 	if (!prepare_input(stream))
 		return RN_WIRE_ENDED; /* without memory it can't go on */
-	room = RN_STREAM_INPUT - stream->input_end;
+	room = INPUT_BEGIN + RN_STREAM_INPUT - stream->input_end;
 	for (int i = 0; i < count; i++)
 		to[i] = direct[i];
 	to[count] = (struct iovec){stream->input + stream->input_end, room};
 	do
-		got = recvmsg(stream->source.fd, &message, MSG_DONTWAIT);
+		got = count ? recvmsg(stream->source.fd, &message, MSG_DONTWAIT)
+			    : recv(stream->source.fd, to[0].iov_base, room, MSG_DONTWAIT); /* cheaper */
 	while (got < 0 && errno == EINTR);
 	if (stream->qp)
 		stream->qp->count.syscalls++;
@@ -63,9 +70,16 @@ const char *rn_wire_take(struct rn_stream *stream, uint32_t length)
 	const char *data = stream->input + stream->input_at;
 
 	stream->input_at += length;
-	if (stream->input_at == stream->input_end)
-		stream->input_at = stream->input_end = 0;
 	return data;
+}
+
+bool rn_wire_put_back(struct rn_stream *stream, const char *rider, uint32_t length)
+{
+	if (!prepare_input(stream))
+		return false;
+	stream->input_at -= length;
+	memcpy(stream->input + stream->input_at, rider, length);
+	return true;
 }
 
 /* --- out ------------------------------------------------------------------------------------------------ */
@@ -96,7 +110,9 @@ ssize_t rn_wire_write(struct rn_stream *stream, const struct iovec *more, int co
 	for (int i = 0; i < count && message.msg_iovlen < sizeof(from) / sizeof(from[0]); i++)
 		from[message.msg_iovlen++] = more[i];
 	do
-		sent = sendmsg(stream->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+		sent = message.msg_iovlen > 1 ? sendmsg(stream->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+					      : send(stream->source.fd, from[0].iov_base, from[0].iov_len,
+						     MSG_DONTWAIT | MSG_NOSIGNAL); /* cheaper */
 	while (sent < 0 && errno == EINTR);
 	if (stream->qp)
 		stream->qp->count.syscalls++;

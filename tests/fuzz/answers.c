@@ -5,7 +5,8 @@
  *
  * The first byte: 1 the greeting is a proper one; 2 we have the other direction too, for acknowledgements that ride
  * along, and pieces whose length has its uppermost bit set go there; 4 a piece is no bytes but what an answer is
- * made of (kind, code, serial, length, in steps of 8), with a payload of that length.  See fuzz.h.
+ * made of (kind, code, serial, length, in steps of 8), with a payload of that length; a rider's code is its frame's
+ * kind.  See fuzz.h.
  */
 #include "fuzz.h"
 
@@ -78,6 +79,13 @@ static void say(const uint8_t *data, size_t size, bool composed)
 					      .length = piece[3] * 8}};
 
 			memset(whole.payload, 0xd7, sizeof(whole.payload));
+			if (whole.answer.kind == RN_ANSWER_RIDER) {
+				struct rn_wire_frame frame = {.kind = piece[1] % (RN_FRAME_KINDS + 1), .serial = piece[2],
+							      .total = piece[3], .length = piece[3]};
+
+				memcpy(whole.payload, &frame, sizeof(frame));
+				whole.answer.length = sizeof(frame) + frame.length;
+			}
 			send(fd, &whole, sizeof(whole.answer) + whole.answer.length, MSG_NOSIGNAL | MSG_DONTWAIT);
 		} else if (piece && composed && length >= 4) {
 			struct rn_wire_frame frame = {.kind = piece[0] % (RN_FRAME_KINDS + 1), .serial = piece[1],
