@@ -187,6 +187,8 @@ class RemoteStruct:
         return _typed(self.memory.unchecked(offset, _size(kind)), kind, self._unchecked)
 
     def __getattr__(self, name: str) -> Any:
+        if name in RemoteStruct.__slots__:  # of a copy in the making, which has none of them yet
+            raise AttributeError(name)
         try:
             return self[name]
         except KeyError:
@@ -257,6 +259,10 @@ def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
         for name, type_, *bits in base.__dict__.get("_fields_", ()):
             if not bits:  # bits have no address
                 found[name] = (getattr(kind, name).offset, type_)
+        for name in base.__dict__.get("_anonymous_", ()):
+            outer, type_ = found[name]
+            for inner, (offset, inner_type) in _fields(type_).items():
+                found.setdefault(inner, (outer + offset, inner_type))
     return found
 
 

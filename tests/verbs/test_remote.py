@@ -1,5 +1,6 @@
 """RemoteMemory, parts of regions, and lists of buffers that are cut differently on both sides."""
 
+import copy
 import ctypes
 import os
 import pickle
@@ -266,3 +267,39 @@ def test_read_only_memory_is_sent_and_not_received_into(verbs):
         with pytest.raises(BufferError):
             verbs.pd.reg_mr(b"constant", AccessFlags.REMOTE_WRITE)
     assert QPCap().max_send_sge == 1
+
+
+# ---- They are values ------------------------------------------------------------------------------------
+
+
+class Bits(ctypes.Union):
+    _fields_ = [("number", ctypes.c_uint32), ("real", ctypes.c_float)]
+
+
+class Tagged(ctypes.Structure):
+    _anonymous_ = ("bits",)
+    _fields_ = [
+        ("tag", ctypes.c_uint8),
+        ("bits", Bits),
+        ("flags", ctypes.c_uint64, 3),
+        ("end", ctypes.c_uint16),
+    ]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
+)
+def test_copies(copied):
+    remote = RemoteMemory(4096, 1024, 7)
+    assert copied(remote) == remote
+    assert copied(remote.struct(Tagged)).end.memory == remote.struct(Tagged).end
+    assert copied(remote.array("<u8"))[3] == remote.array("<u8")[3]
+    assert copied(remote.struct_array(Tagged))[3].tag == remote.struct_array(Tagged)[3].tag
+
+
+def test_fields_without_a_name_of_their_own():
+    """Those of an anonymous member are the outer structure's, as in ctypes."""
+    tagged = RemoteMemory(0, 64, 7).struct(Tagged)
+    assert tagged.number == tagged.real == tagged.bits.number == RemoteMemory(4, 4, 7)
+    with pytest.raises(AttributeError, match="no field 'flags'"):  # bits have no address
+        _ = tagged.flags
