@@ -28,12 +28,16 @@ _TIMEOUT_S = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "peer", nargs="?", metavar="HOST[:PORT]", help=f"ping this host, where `--serve` runs (port {PORT})"
+        "peer",
+        nargs="?",
+        type=_peer,
+        metavar="HOST[:PORT]",
+        help=f"ping this host, where `--serve` runs (port {PORT})",
     )
     parser.add_argument(
         "--serve",
         nargs="?",
-        type=int,
+        type=_port,
         const=PORT,
         metavar="PORT",
         help=f"answer pings, on port {PORT} unless told otherwise",
@@ -60,21 +64,29 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _examine(peer: str | None) -> Iterator[Finding]:
+def _examine(peer: tuple[str, int] | None) -> Iterator[Finding]:
     for check in CHECKS.values():
         yield from check(Path("/"))
     if peer is not None:
-        yield asyncio.run(_ping(*_parse(peer)))
+        yield asyncio.run(_ping(*peer))
 
 
-def _parse(peer: str) -> tuple[str, int]:
+def _peer(text: str) -> tuple[str, int]:
     """HOST, HOST:PORT, an IPv6 address, [IPv6]:PORT."""
-    host, _, port = peer.rpartition(":")
-    if host.startswith("[") and host.endswith("]") and port.isdigit():
-        return host[1:-1], int(port)
-    if host and ":" not in host and port.isdigit():
-        return host, int(port)
-    return peer.strip("[]"), PORT
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], _port(port)
+    if host and ":" not in host:
+        return host, _port(port)
+    if not text:
+        raise argparse.ArgumentTypeError("a host without a name")
+    return text.strip("[]"), PORT
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number up to 65535")
+    return int(text)
 
 
 def _print(finding: Finding) -> None:
@@ -116,7 +128,7 @@ async def _ping(host: str, port: int) -> Finding:
             f"{name} did not answer within {_TIMEOUT_S} s",
             f"ping {host}; is UDP port 4791 (RoCE) or TCP port {port} (embedded device, iWARP) open in every firewall?",
         )
-    except (OSError, EOFError) as exc:
+    except (OSError, EOFError, UnicodeError) as exc:  # the last of a name that DNS has no letters for
         return Finding(
             "ping", "fail", f"{name}: {exc or type(exc).__name__}", "run doctor on that host as well"
         )

@@ -154,7 +154,7 @@ def test_gids_lists_what_devices_lists():
     ],
 )
 def test_names_of_peers(text, parsed):
-    assert doctor._parse(text) == parsed
+    assert doctor._peer(text) == parsed
 
 
 def test_ping():
