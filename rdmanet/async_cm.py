@@ -89,6 +89,7 @@ class AsyncCMChannel(Closing):
 
     @property
     def closed(self) -> bool:
+        """Whether close() was called."""
         return self.channel.closed
 
     def _readable(self) -> None:
@@ -110,9 +111,13 @@ class AsyncCMChannel(Closing):
         """
         if self.channel.closed:
             return
-        self.channel.close()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.notifier.remove_reader(self._fd)
+        try:
+            self.channel.close()
+        except OSError:
+            self.notifier.add_reader(self._fd, self._readable)
+            raise
 
     def __repr__(self) -> str:
         return f"<AsyncCMChannel of {self.channel!r}, {len(self._ids)} identifiers>"
@@ -135,6 +140,10 @@ class _Events:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+    @property
+    def awaited(self) -> bool:
+        return not all(future.done() for future in self.waiting)
 
     async def more(self) -> None:
         """Until there may be one more, or none ever."""
@@ -199,6 +208,7 @@ class AsyncCMID(Closing):
 
     @property
     def channel(self) -> AsyncCMChannel:
+        """That its events come by."""
         return self._channel
 
     @property
@@ -211,14 +221,17 @@ class AsyncCMID(Closing):
 
     @property
     def local_addr(self) -> _Address | None:
+        """(ip, port), or (ip, port, flowinfo, scope_id); None until it is bound or resolved."""
         return self.id.local_addr
 
     @property
     def peer_addr(self) -> _Address | None:
+        """The same of the other side."""
         return self.id.peer_addr
 
     @property
     def closed(self) -> bool:
+        """Whether close() was called."""
         return self.id.closed
 
     # -- events --
@@ -394,8 +407,16 @@ class AsyncCMID(Closing):
         await self.disconnected()
 
     def migrate(self, channel: AsyncCMChannel | None = None) -> None:
-        """Have events come by another channel, by default a new one of its own; those not read yet come along."""
+        """Have events come by another channel, by default a new one of its own; those not read yet come along.
+
+        Of another loop's channel the identifier is that loop's from now on: nobody may wait for it here.
+
+        :raises ValueError: somebody waits for it here, or the channel is of another library
+        """
         own = channel is None
+        events = self._events
+        if channel is not None and channel.notifier is not events.notifier and events.awaited:
+            raise ValueError(f"{self!r} is awaited on the loop that it should leave")
         if channel is None:
             channel = AsyncCMChannel(self.id.library, notifier=self._channel.notifier)
         try:
@@ -408,6 +429,7 @@ class AsyncCMID(Closing):
         del old._ids[self.id]
         channel._ids[self.id] = self
         self._channel, self._own_channel = channel, own
+        events.notifier = channel.notifier
         if old_is_ours:
             old.close()
 
@@ -435,7 +457,9 @@ class AsyncCMListener(Closing):
     """Listens at an address, from the moment it is made; requests wait until they are taken.
 
     :param address: (ip, port); port 0 takes a free one, and local_addr says which
-    :param backlog: how many requests may wait
+    :param backlog: how many requests may wait; those that come when so many do are rejected
+    :raises ValueError: backlog is less than 1
+    :raises OSError: the address is another's (EADDRINUSE), or none of ours
     """
 
     def __init__(
@@ -446,6 +470,9 @@ class AsyncCMListener(Closing):
         library: Library | None = None,
         notifier: Notifier | None = None,
     ) -> None:
+        if backlog < 1:
+            raise ValueError(f"a backlog of {backlog}: no request could ever wait to be taken")
+        self._backlog = backlog
         self._channel = AsyncCMChannel(library, notifier=notifier)
         self._requests: collections.deque[AsyncCMID] = collections.deque()
         self._events = _Events(self._channel.notifier)
@@ -472,18 +499,24 @@ class AsyncCMListener(Closing):
 
     @property
     def local_addr(self) -> _Address:
+        """Where it listens, with the port that was free."""
         address = self.id.local_addr
         assert address is not None, "it is bound"
         return address
 
     @property
     def closed(self) -> bool:
+        """Whether close() was called."""
         return self.id.closed
 
     def _event(self, event: CMEvent) -> None:
-        if event.type is CMEventType.CONNECT_REQUEST:
+        if event.type is not CMEventType.CONNECT_REQUEST or event.id is None:
+            return
+        if len(self._requests) < self._backlog:
             self._requests.append(AsyncCMID._requested(self._channel, event))
             self._events.tell()
+        else:
+            event.id.close()  # which rejects it
 
     async def get_request(self) -> AsyncCMID:
         """The next request: create_qp() and accept() it, or reject() it; closing it rejects it, too.

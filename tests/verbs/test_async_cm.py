@@ -1,9 +1,11 @@
 """AsyncCMID and AsyncCMListener: the phases of a connection, and what cancelling them leaves behind."""
 
+import asyncio
 import contextlib
+import threading
 
 import pytest
-from loops import on_every_loop
+from loops import AsyncioLoop, on_every_loop
 
 from rdmanet.verbs import PD, EventType, QPCap
 from rdmanet.verbs_async import AsyncCMChannel, AsyncCMID, AsyncCMListener, AsyncCQ, DeviceEvents
@@ -175,6 +177,119 @@ async def test_cancelling_a_phase_leaves_closing(loop, device, address, phase):
             end.close()
         id.close()
         id.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("goes", ["client", "server", "both"])
+@on_every_loop
+async def test_cancelling_anywhere_while_the_other_side_goes(loop, device, address, goes, turns):
+    """Some turns into a connection one side is cancelled, or both: nothing is left, and nobody hangs."""
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+
+        async def serve():
+            with await listener.get_request() as id:
+                end = End(loop, id)
+                try:
+                    await id.accept()
+                    await id.disconnected()
+                finally:
+                    end.close()
+
+        async def use():
+            with contextlib.ExitStack() as stack:
+                client = await connect(loop, device, stack, listener.local_addr)
+                await client.id.disconnect()
+
+        serving, using = loop.spawn(serve()), loop.spawn(use())
+        for _ in range(turns * turns):
+            await loop.turn()
+        for task, name in ((serving, "server"), (using, "client")):
+            if goes in (name, "both"):
+                task.cancel()
+                await task.join()
+        if goes == "client" and not serving.done and not listener._requests:
+            serving.cancel()  # it may wait for a request that never came
+        listener.close()  # refuses a client whom nobody serves any more
+        for task in (using, serving):
+            with contextlib.suppress(OSError, ValueError):
+                await task.join()
+
+
+@on_every_loop
+async def test_a_backlog_is_a_bound(loop, device, address):
+    with AsyncCMListener((address, 0), backlog=2, library=device.library, notifier=loop.notifier) as listener:
+        with contextlib.ExitStack() as stack:
+            connecting = [loop.spawn(connect(loop, device, stack, listener.local_addr)) for _ in range(5)]
+            refused = 0
+            while refused < 3:
+                await loop.turn()
+                refused = sum(task.done for task in connecting)
+            assert len(listener._requests) == 2
+            for _ in range(2):
+                server = End(loop, await listener.get_request())
+                stack.callback(server.close)
+                await server.id.accept()
+            errors = 0
+            for task in connecting:
+                try:
+                    await task.join()
+                except ConnectionRefusedError:
+                    errors += 1
+            assert errors == 3
+    with pytest.raises(ValueError, match="backlog of 0"):
+        AsyncCMListener((address, 0), backlog=0, library=device.library, notifier=loop.notifier)
+
+
+def test_a_connection_moves_to_another_loop(device, address):
+    """One thread takes the requests, others serve: each identifier is its loop's, from the move on."""
+    moved, served = threading.Event(), threading.Event()
+    box = {}
+
+    async def worker():
+        with AsyncCMChannel(device.library) as channel:
+            box["channel"] = channel
+            box["ready"].set()
+            while not moved.is_set():
+                await asyncio.sleep(0.001)
+            end = End(AsyncioLoop(), box["id"])
+            receiving = asyncio.create_task(end.qp.recv(end.mr))
+            await asyncio.sleep(0)
+            await end.id.accept()
+            assert (await receiving).byte_len == 4
+            served.set()
+            await end.id.disconnected()
+            end.close()
+
+    async def main():
+        with (
+            AsyncCMListener((address, 0), library=device.library) as listener,
+            contextlib.ExitStack() as stack,
+        ):
+            loop = AsyncioLoop()
+            connecting = loop.spawn(connect(loop, device, stack, listener.local_addr))
+            id = box["id"] = await listener.get_request()
+            waiting = loop.spawn(id.event())
+            await loop.turn()
+            with pytest.raises(ValueError, match="awaited on the loop"):
+                id.migrate(box["channel"])
+            waiting.cancel()
+            await waiting.join()
+            id.migrate(box["channel"])
+            moved.set()
+            client = await connecting.join()
+            await client.qp.send(client.mr.at[:4])
+            await client.id.disconnect()
+
+    box["ready"] = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(worker()))
+    thread.start()
+    assert box["ready"].wait(60)
+    try:
+        asyncio.run(main())
+    finally:
+        moved.set()
+        thread.join(60)
+    assert served.is_set()
 
 
 @on_every_loop
