@@ -397,8 +397,9 @@ class PD(Resource):
         :param length: in bytes; the memory behind it is whole pages
         :param huge_pages: True for huge pages of the system's default size, whole ones; "try" for such, or else for
             ordinary pages that the kernel may make huge ones of. `MR.page_size` says which they are
-        :raises OSError: ENOMEM. Without enough huge pages it says how many there are, and what to type; another
-            where the kernel has none at all
+        :raises ValueError: length is 0, or cannot be
+        :raises OSError: EINVAL for REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM. Without enough huge pages
+            it says how many there are, and what to type; another where the kernel has none at all
         """
     def reg_implicit(self, access: AccessFlags | int = 0) -> MR:
         """Register the whole address space, on demand, for local use.
@@ -1442,6 +1443,8 @@ class Operation(Generic[_R]):
     def done(self) -> bool: ...
     def wait(self) -> Awaitable[_R]:
         """The loop's future of its end: what result() returns or raises."""
+    def close_after(self, resource: Resource) -> None:
+        """Close what the device needs until this has ended: then, or now if it has."""
     def result(self) -> _R:
         """The completion, of a chain a list of them, of an atomic operation what was there before.
 
@@ -1504,6 +1507,8 @@ class CompletionWatcher:
     """
 
     def __init__(self, cq: CQ, notifier: Any, busy_poll: float | None = None) -> None: ...
+    def mine(self) -> None:
+        """Raise in any other thread but the loop's, for as long as that one lives."""
     @property
     def cq(self) -> CQ: ...
     @property

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rdmanet._core import (
     CQ,
@@ -51,6 +51,7 @@ from rdmanet._core import (
     MWBind,
     MWBindInfo,
     MWType,
+    Operation,
     OperationQueue,
     QPCap,
     QPInitAttr,
@@ -61,7 +62,6 @@ from rdmanet._core import (
     inc_rkey,
 )
 from rdmanet.closing import Closing
-from rdmanet.errors import CompletionError
 from rdmanet.notifier import Future, Notifier, current_notifier
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
@@ -119,6 +119,7 @@ class AsyncCQ(Closing):
 
     @property
     def closed(self) -> bool:
+        """Whether close() was called."""
         return self._closed
 
     @property
@@ -207,9 +208,11 @@ class AsyncCQ(Closing):
         """Stop watching, acknowledge what is left to acknowledge, and free the queue. Who waits is told.
 
         :raises OSError: EBUSY while queue pairs are open on it
+        :raises RuntimeError: in another thread, while the loop's lives
         """
         if self._closed:
             return
+        self._watcher.mine()
         self.cq.close()
         self._closed = True
         self._watcher.close()
@@ -317,16 +320,19 @@ class AsyncQP(Closing):
     async def bind_mw(self, mw: MW, bind_info: MWBindInfo, *, flags: SendFlags | int = 0) -> int:
         """Bind a window, of either type, to a part of a region; returns its new key.
 
-        The region needs AccessFlags.MW_BIND.
+        The region needs AccessFlags.MW_BIND. A binding that is cancelled goes on: closing the window before
+        it has ended makes it fail, and the queue pair with it.
         """
-        if mw.mw_type == MWType.TYPE_1:
-            bound = self._sends.bind(mw, MWBind(bind_info, 0, SendFlags.SIGNALED | flags))
-            bound.result() if bound.done else await bound.wait()
-        else:
-            rkey = inc_rkey(mw.rkey)
-            wr = SendWR(WROpcode.BIND_MW, mw=mw, bind_info=bind_info, rkey=rkey, flags=int(flags))
-            await self.batch([wr])
+        operation = self._bind(mw, bind_info, flags)
+        operation.result() if operation.done else await operation.wait()
         return mw.rkey
+
+    def _bind(self, mw: MW, bind_info: MWBindInfo, flags: SendFlags | int = 0) -> Operation[Any]:
+        if mw.mw_type == MWType.TYPE_1:
+            return self._sends.bind(mw, MWBind(bind_info, 0, SendFlags.SIGNALED | flags))
+        rkey = inc_rkey(mw.rkey)
+        wr = SendWR(WROpcode.BIND_MW, mw=mw, bind_info=bind_info, rkey=rkey, flags=int(flags))
+        return self._sends.batch([wr])
 
     async def invalidate(self, rkey: int, *, flags: SendFlags | int = 0) -> None:
         """LOCAL_INV: make a key of ours, such as a bound window's of type 2, invalid."""
@@ -356,20 +362,24 @@ class AsyncQP(Closing):
         """A part of a region for this queue pair's peer, and only while the block lasts.
 
         `async with qp.shared(mr, AccessFlags.REMOTE_WRITE) as remote:` binds a memory window of type 2 and gives what
-        the peer has to be told. Leaving the block revokes it: when that is done, nothing that the peer does
-        reaches the memory any more, and what it tries fails, on its side and with its connection.
+        the peer has to be told. Leaving the block closes the window, which revokes it, at once and without waiting:
+        nothing that the peer does reaches the memory any more, and what it tries fails, on its side and with its
+        connection.
 
         :param mr: has MW_BIND, and LOCAL_WRITE if the peer may write
         """
         whole = mr.to_remote(offset, length)
-        with MW(self.qp.pd, MWType.TYPE_2) as mw:
-            rkey = await self.bind_mw(mw, MWBindInfo(mr, whole.address, whole.length, access))
-            try:
-                yield RemoteMemory(whole.address, whole.length, rkey)
-            finally:
-                # In the order of the queue. Where that is gone, closing the window revokes it as well.
-                with contextlib.suppress(CompletionError):
-                    await self.invalidate(rkey)
+        mw = MW(self.qp.pd, MWType.TYPE_2)
+        try:
+            binding = self._bind(mw, MWBindInfo(mr, whole.address, whole.length, access))
+        except BaseException:
+            mw.close()
+            raise
+        try:
+            binding.result() if binding.done else await binding.wait()
+            yield RemoteMemory(whole.address, whole.length, mw.rkey)
+        finally:
+            binding.close_after(mw)  # one that was cancelled while it is bound is needed until it is
 
     # -- the end --
 
@@ -377,7 +387,11 @@ class AsyncQP(Closing):
         """Destroy the queue pair: the device touches no memory of its requests any more.
 
         What is awaited fails with CompletionResetError. Doing it again does nothing.
+
+        :raises RuntimeError: in another thread, while the loop's lives
         """
+        self._sends.watcher.mine()
+        self._receives.watcher.mine()
         self.qp.close()
         self._sends.close()
         self._receives.close()

@@ -89,7 +89,7 @@ cdef bytes gid_bytes(gid, str name):
     cdef bytes raw
     if isinstance(gid, ipaddress.IPv4Address):
         return bytes(10) + b"\xff\xff" + gid.packed
-    raw = gid.packed if isinstance(gid, ipaddress.IPv6Address) else bytes(gid)
+    raw = gid.packed if isinstance(gid, ipaddress.IPv6Address) else copy_of(gid)
     if len(raw) != 16:
         raise ValueError(f"{name}: {len(raw)} bytes, a GID has 16")
     return raw
@@ -114,7 +114,7 @@ cdef class AH(Resource):
     """An address handle: where a datagram goes.
 
     :param pd: the domain of the queue pairs that use it
-    :param attr: an AHAttr
+    :param attr: an AHAttr, which it keeps as `attr`
     :raises OSError: EINVAL, for instance without a GID where the port is an Ethernet one
     """
 
@@ -125,6 +125,7 @@ cdef class AH(Resource):
     def __init__(self, PD pd not None, attr):
         cdef verbs.ibv_ah_attr c
         cdef int rc
+        self.unmade()
         pd.usable()
         memset(&c, 0, sizeof(c))
         fill_ah(&c, attr)

@@ -82,9 +82,14 @@ cdef int fill_sockaddr(verbs.sockaddr_storage *c, address) except -1:
     cdef bytes host
     cdef int port
     memset(c, 0, sizeof(c[0]))
-    text, port = address[0], address[1]
-    if not 0 <= port <= 65535:
-        raise OverflowError(f"port {port} is not in 0..65535")
+    if not isinstance(address, (tuple, list)) or not 2 <= len(address) <= 4 or not isinstance(address[0], str):
+        raise TypeError(f"{address!r} is not (ip, port) or (ip, port, flowinfo, scope_id)")
+    text, number = address[0], PyNumber_Index(address[1])
+    if not 0 <= number <= 65535:
+        raise OverflowError(f"port {number} is not in 0..65535")
+    port = number
+    if "\0" in text:
+        raise ValueError(f"{text!r} is not an IP address")
     text, _, zone = text.partition("%")
     host = text.encode()
     if inet_pton(AF_INET, host, &v4.sin_addr) == 1:
@@ -98,7 +103,7 @@ cdef int fill_sockaddr(verbs.sockaddr_storage *c, address) except -1:
         if len(address) > 3:
             v6.sin6_scope_id = address[3]
         elif zone:
-            v6.sin6_scope_id = int(zone) if zone.isdigit() else socket.if_nametoindex(zone)
+            v6.sin6_scope_id = int(zone) if zone.isdecimal() else socket.if_nametoindex(zone)
     else:
         raise ValueError(f"{address[0]!r} is not an IP address")
     return 0
@@ -119,7 +124,21 @@ cdef object read_sockaddr(verbs.sockaddr *c):
 
 @cython.final
 cdef class CMEvent:
-    """An event, copied; nothing of it has to be given back."""
+    """An event, copied; nothing of it has to be given back. Names as in struct rdma_cm_event; see rdma_get_cm_event(3).
+
+    :ivar type: a CMEventType
+    :ivar status: 0; -errno, or of REJECTED the reason
+    :ivar id: the identifier that it is about; of a CONNECT_REQUEST a new one
+    :ivar listen_id: of a CONNECT_REQUEST: who listened
+    :ivar private_data: what the peer sent along, on InfiniBand and RoCE padded with zeros
+    :ivar responder_resources: READs and atomics that the peer may have in flight to us; what it asks for
+    :ivar initiator_depth: those that we may have in flight to it
+    :ivar retry_count: and
+    :ivar rnr_retry_count: how often the peer tries again; 7 of the latter is without limit
+    :ivar qp_num: the peer's queue pair
+    :ivar ah_attr: of datagrams: the way there, and
+    :ivar qkey: what the other side expects
+    """
 
     cdef readonly object type
     cdef readonly int status
@@ -149,6 +168,7 @@ cdef class CMEvent:
         return exc
 
     def raise_for_status(self):
+        """Raise what error() is, if it is one."""
         exc = self.error()
         if exc is not None:
             raise exc
@@ -185,6 +205,7 @@ cdef class CMEventChannel(Resource):
 
     def __init__(self, Library library not None):
         cdef int rc
+        self.unmade()
         with nogil:
             rc = verbs.rn_create_event_channel(library.c, &self.ptr)
         check(rc, "rdma_create_event_channel")
@@ -212,6 +233,8 @@ cdef class CMEventChannel(Resource):
         with nogil:
             verbs.rn_destroy_event_channel(self.library.c, ptr)
         self.library.channels -= 1
+        if not self.library.channels:
+            self.library.forget_contexts()
         self.destroyed()
         return 0
 
@@ -367,6 +390,7 @@ cdef class CMID(Resource):
 
     @property
     def peer_addr(self):
+        """The same of the other side, once it is known."""
         self.usable()
         return read_sockaddr(verbs.rdma_get_peer_addr(self.ptr))
 
@@ -463,31 +487,31 @@ cdef class CMID(Resource):
         :param qp_num: the queue pair, if it was not made by create_qp()
         """
         cdef verbs.rdma_conn_param param
-        cdef bytes data = bytes(private_data)
+        cdef bytes data = copy_of(private_data)
         cdef int rc
         self.on_device("rdma_connect")
         fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
         param.qp_num = qp_num
         with nogil:
             rc = verbs.rn_connect(self.library.c, self.ptr, &param)
-        check(rc, "rdma_connect")
+        check_data(rc, "rdma_connect", data, 56)
 
     def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
                int retry_count=7, int rnr_retry_count=0, uint32_t qp_num=0):
         """Accept a CONNECT_REQUEST: ESTABLISHED. The private data, 196 bytes at most, is for the client's."""
         cdef verbs.rdma_conn_param param
-        cdef bytes data = bytes(private_data)
+        cdef bytes data = copy_of(private_data)
         cdef int rc
         self.on_device("rdma_accept")
         fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
         param.qp_num = qp_num
         with nogil:
             rc = verbs.rn_accept(self.library.c, self.ptr, &param)
-        check(rc, "rdma_accept")
+        check_data(rc, "rdma_accept", data, 196)
 
     def reject(self, private_data=b""):
         """Refuse a CONNECT_REQUEST: REJECTED at the client, with the private data, 148 bytes at most."""
-        cdef bytes data = bytes(private_data)
+        cdef bytes data = copy_of(private_data)
         cdef const char *bytes_ptr = data
         cdef uint8_t length
         cdef int rc
@@ -495,7 +519,7 @@ cdef class CMID(Resource):
         length = data_length(data)
         with nogil:
             rc = verbs.rn_reject(self.library.c, self.ptr, bytes_ptr if length else NULL, length)
-        check(rc, "rdma_reject")
+        check_data(rc, "rdma_reject", data, 148)
 
     def disconnect(self):
         """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
@@ -593,12 +617,28 @@ cdef class CMID(Resource):
 
 cdef uint8_t data_length(bytes data) except? 255:
     if len(data) > 255:
-        raise ValueError(f"private data of {len(data)} bytes is too long")
+        raise ValueError(f"private data of {len(data)} bytes is too long: no message takes more than 255")
     return len(data)
+
+
+cdef int check_data(int rc, str call, bytes data, int most) except -1:
+    """check(), for a call with private data: what usually is wrong with it.
+
+    :param most: how much InfiniBand and RoCE take; iWARP takes more
+    """
+    if rc == -EINVAL and len(data) > most:
+        raise OSError(EINVAL, f"{call}: {strerror(EINVAL).decode()}: private data of {len(data)} bytes, {most} fit")
+    return check(rc, call)
 
 
 cdef int fill_param(verbs.rdma_conn_param *c, bytes data, int responder_resources, int initiator_depth,
                     int retry_count, int rnr_retry_count) except -1:
+    for name, value, most in (
+        ("responder_resources", responder_resources, 255), ("initiator_depth", initiator_depth, 255),
+        ("retry_count", retry_count, 7), ("rnr_retry_count", rnr_retry_count, 7),
+    ):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} {value} is not in 0..{most}")
     memset(c, 0, sizeof(c[0]))
     c.private_data = <const char *>data if data else NULL
     c.private_data_len = data_length(data)

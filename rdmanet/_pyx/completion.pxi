@@ -56,6 +56,7 @@ class WCOpcode(enum.IntEnum):
 
 
 class WCFlags(enum.IntFlag):
+    """What a completion has besides: a routing header before its data, 32 bits, a key made invalid."""
     GRH = verbs.IBV_WC_GRH
     WITH_IMM = verbs.IBV_WC_WITH_IMM
     IP_CSUM_OK = verbs.IBV_WC_IP_CSUM_OK
@@ -70,7 +71,17 @@ cdef extern from "<arpa/inet.h>" nogil:
 @cython.final
 @cython.freelist(64)
 cdef class WC:
-    """A work completion: one work request has ended."""
+    """A work completion: one work request has ended. Fields as in struct ibv_wc; see ibv_poll_cq(3).
+
+    Of a failed one only status, vendor_err, wr_id, qp_num and whose it is mean something.
+
+    :ivar wr_id: what its request had as wr_id
+    :ivar qp: the queue pair, None where it is gone or another process's
+    :ivar srq: the shared queue that the receive was of, or None
+    :ivar is_send: whether it was in the send queue
+    :ivar timestamp: when, on the device's clock, of a CQEX with WITH_COMPLETION_TIMESTAMP; else None
+    :ivar wallclock_ns: when, in nanoseconds since 1970, with WITH_COMPLETION_TIMESTAMP_WALLCLOCK; else None
+    """
 
     cdef verbs.ibv_wc c
     cdef readonly object wr_id
@@ -88,6 +99,7 @@ cdef class WC:
 
     @property
     def status(self):
+        """How it ended, a WCStatus."""
         return enum_of(WCStatus, self.c.status)
 
     @property
@@ -97,6 +109,7 @@ cdef class WC:
 
     @property
     def byte_len(self):
+        """How many bytes were received, or read; of other sends it means nothing."""
         return self.c.byte_len
 
     @property
@@ -115,34 +128,42 @@ cdef class WC:
 
     @property
     def qp_num(self):
+        """The number of the queue pair."""
         return self.c.qp_num
 
     @property
     def pkey_index(self):
+        """Of a datagram on InfiniBand: the index of its partition key."""
         return self.c.pkey_index
 
     @property
     def slid(self):
+        """Of a datagram on InfiniBand: the sender's local identifier."""
         return self.c.slid
 
     @property
     def sl(self):
+        """Of a datagram: its service level."""
         return self.c.sl
 
     @property
     def dlid_path_bits(self):
+        """Of a datagram on InfiniBand: which of the port's local identifiers it came to."""
         return self.c.dlid_path_bits
 
     @property
     def src_qp(self):
+        """Of a datagram: the sender's queue pair."""
         return self.c.src_qp
 
     @property
     def vendor_err(self):
+        """Of a failed one: the maker's code, for its support."""
         return self.c.vendor_err
 
     @property
     def wc_flags(self):
+        """What it has besides, as WCFlags."""
         return WCFlags(self.c.wc_flags & 0xf)
 
     def raise_for_status(self):
@@ -166,6 +187,7 @@ cdef class CompChannel(Resource):
 
     def __init__(self, Context context not None):
         cdef int rc
+        self.unmade()
         context.usable()
         with nogil:
             rc = verbs.rn_create_comp_channel(context.library.c, context.ptr, &self.ptr)
@@ -232,7 +254,14 @@ cdef class CompChannel(Resource):
 
 @cython.no_gc_clear
 cdef class CQ(Resource):
-    """A completion queue."""
+    """A completion queue.
+
+    :param cqe: how many completions it has to hold, at least
+    :param channel: where its events go, when it is armed
+    :param comp_vector: which of the device's interrupts tells, below Context.num_comp_vectors
+    :ivar stray: completions that were dropped, as their queue pair was gone
+    :raises OSError: EINVAL for numbers that the device does not have; ENOMEM
+    """
 
     cdef verbs.ibv_cq *ptr
     cdef readonly Context context
@@ -246,6 +275,7 @@ cdef class CQ(Resource):
     def __init__(self, Context context not None, int cqe, CompChannel channel=None, int comp_vector=0):
         cdef verbs.ibv_comp_channel *channel_ptr = NULL
         cdef int rc
+        self.unmade()
         context.usable()
         if channel is not None:
             channel.usable()
@@ -254,7 +284,7 @@ cdef class CQ(Resource):
         with nogil:
             rc = verbs.rn_create_cq(
                 context.library.c, context.ptr, cqe, NULL, channel_ptr, comp_vector, &self.ptr)
-        check(rc, f"ibv_create_cq({cqe})")
+        check_queue(rc, f"ibv_create_cq({cqe} entries, vector {comp_vector})", context)
         self.adopted(context, channel)
 
     cdef void adopted(self, Context context, CompChannel channel):
@@ -404,6 +434,14 @@ cdef class CQ(Resource):
             wc.is_send = c.wr_id & WR_SEND
             wc.wr_id = (qp.sends if wc.is_send else qp.receives).end(c.wr_id)
         return wc
+
+
+cdef int check_queue(int rc, str call, Context context) except -1:
+    """check(), for a call that makes a completion queue."""
+    if rc != -EINVAL:
+        return check(rc, call)
+    raise OSError(EINVAL, f"{call}: {strerror(EINVAL).decode()}; {context.name} has from 1 to "
+                          f"{context.query_device().max_cqe} entries, and vectors below {context.num_comp_vectors}")
 
 
 cdef int same_library(Context a, Context b) except -1:

@@ -28,6 +28,7 @@ class TransportType(enum.IntEnum):
 
 
 class PortState(enum.IntEnum):
+    """Whether a port can be used: ACTIVE, or not."""
     NOP = verbs.IBV_PORT_NOP
     DOWN = verbs.IBV_PORT_DOWN
     INIT = verbs.IBV_PORT_INIT
@@ -37,6 +38,7 @@ class PortState(enum.IntEnum):
 
 
 class LinkLayer(enum.IntEnum):
+    """What is below a port; on Ethernet it is RoCE or iWARP, as Device.transport_type tells."""
     UNSPECIFIED = verbs.IBV_LINK_LAYER_UNSPECIFIED
     INFINIBAND = verbs.IBV_LINK_LAYER_INFINIBAND
     ETHERNET = verbs.IBV_LINK_LAYER_ETHERNET
@@ -56,6 +58,7 @@ class MTU(enum.IntEnum):
 
 
 class GIDType(enum.IntEnum):
+    """Which packets an address stands for: InfiniBand's, Ethernet frames (RoCE v1), UDP (RoCE v2)."""
     IB = verbs.IBV_GID_TYPE_IB
     ROCE_V1 = verbs.IBV_GID_TYPE_ROCE_V1
     ROCE_V2 = verbs.IBV_GID_TYPE_ROCE_V2
@@ -228,7 +231,14 @@ class AsyncEvent:
 
 
 cdef class Device:
-    """A device as a library lists it; open() makes a Context."""
+    """A device as a library lists it; open() makes a Context.
+
+    :ivar name: as ibv_devices(1) has it
+    :ivar guid: its number, 64 bits
+    :ivar node_type: a NodeType, and
+    :ivar transport_type: a TransportType
+    :ivar library: which lists it
+    """
 
     cdef readonly Library library
     cdef readonly str name
@@ -261,7 +271,7 @@ cdef class Device:
         finally:
             verbs.rn_free_device_list(self.library.c, devices)
         if rc == 1:
-            raise DeviceNotFoundError(f"device {self.name} is not there any more")
+            raise DeviceNotFoundError(ENODEV, f"device {self.name} is not there any more")
         check(rc, f"ibv_open_device({self.name})")
         context = Context.__new__(Context)
         context.library = self.library
@@ -307,6 +317,9 @@ cdef class Context(Resource):
     It is made by Device.open(), or belongs to the connection manager (CMID.context), which shares
     one among all its identifiers and closes it itself: when the last event channel is closed, and
     all that was made from it.
+
+    :ivar name: the device's
+    :ivar owned: whether it is closed by close(), and not by the connection manager
     """
 
     cdef verbs.ibv_context *ptr
@@ -314,6 +327,7 @@ cdef class Context(Resource):
     cdef readonly str name
     cdef readonly bint owned
     cdef Py_ssize_t children
+    cdef bint gone                 # it was the connection manager's, which has closed it
     cdef verbs.ibv_context **held  # what keeps it open for them, where it is not ours
     cdef object by_address  # ibv_qp, ibv_cq and ibv_srq address to weakref, to name the object of an async event
 
@@ -337,7 +351,7 @@ cdef class Context(Resource):
             return Resource.usable(self)
         if self.pid != verbs.rn_pid:
             raise RuntimeError(f"this Context was opened by process {self.pid}; open it again after fork")
-        if not self.children and not self.library.channels:
+        if self.gone:
             raise ValueError("this Context is closed, with the connection manager's last event channel")
         return 0
 
@@ -352,6 +366,8 @@ cdef class Context(Resource):
 
     cdef void remove_child(self) noexcept:
         self.children -= 1
+        if not self.children and not self.owned and not self.library.channels:
+            self.gone = True
         if not self.children and self.held is not NULL:
             with nogil:
                 verbs.rn_cm_free_devices(self.library.c, self.held)
@@ -379,6 +395,7 @@ cdef class Context(Resource):
 
     @property
     def num_comp_vectors(self):
+        """How many interrupts it has to tell of completions by."""
         self.usable()
         return self.ptr.num_comp_vectors
 

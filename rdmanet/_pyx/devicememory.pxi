@@ -8,7 +8,8 @@
 cdef class DM(Resource):
     """Memory on the device; see ibv_alloc_dm(3).
 
-    :param length: in bytes
+    :param context: the device
+    :param length: in bytes; len() is the same
     :param log_align_req: its alignment is at least 2 to this power
     :raises OSError: EOPNOTSUPP where the device has none; ENOMEM, when it has no more
     """
@@ -20,6 +21,7 @@ cdef class DM(Resource):
     def __init__(self, Context context not None, size_t length, uint32_t log_align_req=0):
         cdef verbs.ibv_alloc_dm_attr attr
         cdef int rc
+        self.unmade()
         context.usable()
         memset(&attr, 0, sizeof(attr))
         attr.length = length

@@ -26,8 +26,25 @@ cdef int check_locked(int rc, str call, size_t length) except -1:
 
 
 cdef object enum_of(object kind, int value):
-    """The member of an enumeration, or the bare number where a device knows more than we do."""
+    """The member of an enumeration; UNKNOWN_n, which is none of them, where a device knows more than we do."""
     try:
         return kind(value)
     except ValueError:
-        return value
+        member = int.__new__(kind, value)
+        member._name_, member._value_ = f"UNKNOWN_{value}", value
+        return member
+
+
+cdef int read_size(object value, str what, object error, size_t *size) except -1:
+    """A number of bytes, of an argument; `error` if there cannot be so many."""
+    cdef object number = PyNumber_Index(value)
+    try:
+        size[0] = number
+    except OverflowError:
+        raise error(f"{what} {value} is {'negative' if number < 0 else 'more than an address can be'}") from None
+    return 0
+
+
+cdef bytes copy_of(object data):
+    """The bytes of a buffer. bytes() takes a number, too, for as many zeros."""
+    return bytes(memoryview(data))

@@ -15,7 +15,11 @@ ctypedef uint64_t (*happened_fn)() noexcept nogil
 
 
 cdef class Library:
-    """A verbs library: the embedded device's, or the system's rdma-core."""
+    """A verbs library: the embedded device's, or the system's rdma-core.
+
+    :ivar name: "embedded" or "rdma-core"
+    :ivar path: of libibverbs, or of the embedded device
+    """
 
     cdef verbs.rn_library *c
     cdef readonly str name
@@ -44,7 +48,7 @@ cdef class Library:
             path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "soft", "librdmanet_soft.so")
         library = _open_library("embedded", path, path)
         if library is None:
-            raise DeviceNotFoundError(f"the embedded device cannot be loaded: {_missing['embedded']}")
+            raise DeviceNotFoundError(ENODEV, f"the embedded device cannot be loaded: {_missing['embedded']}")
         return library
 
     @staticmethod
@@ -113,6 +117,15 @@ cdef class Library:
         cdef bytes c_name = name.encode()
         return verbs.rn_library_symbol(self.c, c_name) if self.embedded_device else NULL
 
+    cdef int forget_contexts(self) except -1:
+        """librdmacm's last channel is closed: it closes the contexts that nothing else needs."""
+        cdef Context context
+        for reference in list(self.contexts.values()):
+            context = reference()
+            if context is not None and not context.children:
+                context.gone = True
+        return 0
+
     cdef Context context_for(self, verbs.ibv_context *ptr):
         """The one Context of a context that librdmacm has opened; it is librdmacm's to close."""
         cdef Context context
@@ -120,7 +133,7 @@ cdef class Library:
         reference = self.contexts.get(key)
         if reference is not None:
             context = reference()
-            if context is not None and context.pid == verbs.rn_pid:
+            if context is not None and context.pid == verbs.rn_pid and not context.gone:
                 return context
         context = Context.__new__(Context)
         context.library = self
@@ -223,6 +236,12 @@ cdef class Resource:
         self.kind = kind
         self.pid = verbs.rn_pid
         live[kind] += 1
+
+    cdef int unmade(self) except -1:
+        """Raise if __init__ was called before: what it made would be lost, and still at work."""
+        if self.is_open():
+            raise RuntimeError(f"{self!r} is made already")
+        return 0
 
     cdef void destroyed(self) noexcept:
         live[self.kind] -= 1

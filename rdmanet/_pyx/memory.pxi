@@ -51,13 +51,17 @@ cdef enum:
 
 @cython.no_gc_clear
 cdef class PD(Resource):
-    """A protection domain: regions and queue pairs of different domains cannot be used together."""
+    """A protection domain: regions and queue pairs of different domains cannot be used together.
+
+    :raises OSError: ENOMEM, when the device has no more
+    """
 
     cdef verbs.ibv_pd *ptr
     cdef readonly Context context
 
     def __init__(self, Context context not None):
         cdef int rc
+        self.unmade()
         context.usable()
         with nogil:
             rc = verbs.rn_alloc_pd(context.library.c, context.ptr, &self.ptr)
@@ -93,7 +97,9 @@ cdef class PD(Resource):
 
         :param buffer: contiguous memory; writable, if access includes writing
         :param access: AccessFlags; by default LOCAL_WRITE where the memory is writable, else none
-        :raises BufferError: writing was asked for and the memory is read-only
+        :raises BufferError: writing was asked for and the memory is read-only, or it is not contiguous; of a numpy
+            array it is a ValueError
+        :raises OSError: EINVAL for memory of 0 bytes, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM
         """
         cdef MR mr
         cdef int flags
@@ -103,7 +109,7 @@ cdef class PD(Resource):
             try:
                 PyObject_GetBuffer(buffer, &mr.view, PyBUF_WRITABLE)
                 flags = verbs.IBV_ACCESS_LOCAL_WRITE
-            except BufferError:
+            except (BufferError, ValueError):  # numpy's
                 PyObject_GetBuffer(buffer, &mr.view, PyBUF_SIMPLE)
                 flags = 0
         else:
@@ -115,23 +121,26 @@ cdef class PD(Resource):
         mr.length = mr.view.len
         return mr.register(self, flags)
 
-    def alloc_mr(self, size_t length, access=verbs.IBV_ACCESS_LOCAL_WRITE, *, huge_pages=False):
+    def alloc_mr(self, length, access=verbs.IBV_ACCESS_LOCAL_WRITE, *, huge_pages=False):
         """Zeroed memory of its own, registered; on the embedded device a peer can map it.
 
         :param length: in bytes; the memory behind it is whole pages
         :param huge_pages: True for huge pages of the system's default size, whole ones; "try" for such, or else for
             ordinary pages that the kernel may make huge ones of. `MR.page_size` says which they are
-        :raises OSError: ENOMEM. Without enough huge pages it says how many there are, and what to type; another
-            where the kernel has none at all
+        :raises ValueError: length is 0, or cannot be
+        :raises OSError: EINVAL for REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM. Without enough huge pages
+            it says how many there are, and what to type; another where the kernel has none at all
         """
         cdef MR mr
         cdef rn_pages pages
+        cdef size_t size
+        read_size(length, "alloc_mr: length", ValueError, &size)
         self.usable()
-        if length == 0:
-            raise ValueError("alloc_mr: a region of 0 bytes")
+        if not 0 < size <= <size_t>-1 >> 1:
+            raise ValueError(f"alloc_mr: a region of {size} bytes")
         mr = MR.__new__(MR)
-        take_pages(&pages, length, self.context.library.embedded_device, huge_pages)
-        mr.addr, mr.mapped, mr.page_size, mr.length = pages.address, pages.length, pages.page_size, length
+        take_pages(&pages, size, self.context.library.embedded_device, huge_pages)
+        mr.addr, mr.mapped, mr.page_size, mr.length = pages.address, pages.length, pages.page_size, size
         try:
             return mr.register(self, access, pages.fd if self.context.library.embedded_device else -1)
         finally:
@@ -224,7 +233,12 @@ cdef class PD(Resource):
 
 @cython.no_gc_clear
 cdef class MR(Resource):
-    """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work."""
+    """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work.
+
+    :ivar length: in bytes
+    :ivar access: AccessFlags: what it may be used for
+    :ivar dm: the device memory that it stands for, or None
+    """
 
     cdef verbs.ibv_mr *ptr
     cdef readonly PD pd
@@ -245,7 +259,8 @@ cdef class MR(Resource):
 
     def __dealloc__(self):
         self.drop()
-        if self.ptr is NULL or self.pid == verbs.rn_pid:
+        # What could not be unregistered (a window is bound to it) the device may still touch: it stays.
+        if self.ptr is NULL:
             self.give_back()
 
     def __repr__(self):
@@ -265,6 +280,9 @@ cdef class MR(Resource):
                     c, pd.ptr, 0, self.length, <uintptr_t>self.addr, fd, access, &self.ptr)
             else:
                 rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
+        if rc == -EINVAL:
+            raise OSError(EINVAL, f"ibv_reg_mr: {strerror(EINVAL).decode()}: {self.length} bytes, "
+                                  f"{AccessFlags(access)!r}{why_unregistered(self.length, access)}")
         check_locked(rc, "ibv_reg_mr" if fd < 0 else "ibv_reg_dmabuf_mr", self.length)
         return self.registered(pd, access)
 
@@ -329,6 +347,9 @@ cdef class MR(Resource):
             if self.exports:
                 raise BufferError(f"{self!r} is still used by {self.exports} buffers (memoryviews)")
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE if rights & NEEDS_WRITABLE else PyBUF_SIMPLE)
+            if self.exports:  # by now, as it is its own memory
+                PyBuffer_Release(&view)
+                raise BufferError(f"{self!r} cannot borrow its own memory")
             flags |= verbs.IBV_REREG_MR_CHANGE_TRANSLATION
             addr, length = view.buf, view.len
         with nogil:
@@ -353,11 +374,13 @@ cdef class MR(Resource):
 
     @property
     def lkey(self):
+        """The key by which work requests of ours name it."""
         self.usable()
         return self.ptr.lkey
 
     @property
     def rkey(self):
+        """The key by which peers do, as far as `access` lets them."""
         self.usable()
         return self.ptr.rkey
 
@@ -392,8 +415,13 @@ cdef class MR(Resource):
     def __releasebuffer__(self, Py_buffer *view):
         self.exports -= 1
 
-    def sge(self, size_t offset=0, length=None):
-        """A part of the region for a work request; SGE checks the bounds."""
+    def sge(self, offset=0, length=None):
+        """A part of the region for a work request; SGE checks the bounds.
+
+        :param offset: in bytes, from 0 on
+        :param length: in bytes; None is the rest
+        :raises IndexError: it is not inside
+        """
         return SGE(self, offset, length)
 
     @property
@@ -404,19 +432,31 @@ cdef class MR(Resource):
         """
         return _Slices(self)
 
-    def to_remote(self, uint64_t offset=0, length=None):
+    def to_remote(self, offset=0, length=None):
         """What a peer has to know of it, or of a part: a RemoteMemory.
 
+        :param offset: in bytes, from 0 on
+        :param length: in bytes; None is the rest
         :raises IndexError: the part is not inside
         """
         cdef uint64_t base
         self.usable()
-        if offset > self.length or (length is not None and not 0 <= length <= self.length - offset):
+        offset = PyNumber_Index(offset)
+        if not 0 <= offset <= self.length or (length is not None and not 0 <= length <= self.length - offset):
             raise IndexError(
                 f"{'the rest' if length is None else length} at offset {offset} is not within {self.length} bytes")
         # A peer counts from the region's beginning where that has no address.
         base = 0 if self.access & verbs.IBV_ACCESS_ZERO_BASED else <uint64_t><uintptr_t>self.addr
         return RemoteMemory(base + offset, self.length - offset if length is None else length, self.ptr.rkey)
+
+
+cdef str why_unregistered(size_t length, int access):
+    if length == 0:
+        return "; a region has at least one byte"
+    if access & (verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_ATOMIC) and (
+            not access & verbs.IBV_ACCESS_LOCAL_WRITE):
+        return "; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE, too"
+    return ""
 
 
 @cython.final

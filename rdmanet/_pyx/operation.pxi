@@ -21,6 +21,7 @@
 
 cdef enum:
     OPERATION_BATCH = 64
+    FEW_WAITING = 64
     EAGER_LOOKS = 16
 
 
@@ -45,12 +46,20 @@ cdef class Operation:
     cdef object error
     cdef MR cell_mr             # where an atomic operation's answer comes to
     cdef size_t cell
+    cdef object closing         # to be closed when it has ended
 
     def wait(self):
         """The loop's future of its end: what result() returns or raises."""
         if self.future is None:
             self.future = self.queue.watcher.create_future()
         return self.future
+
+    def close_after(self, resource):
+        """Close what the device needs until this has ended: then, or now if it has."""
+        if self.done:
+            resource.close()
+        else:
+            self.closing = resource
 
     def result(self):
         """The completion, of a chain a list of them, of an atomic operation what was there before.
@@ -107,7 +116,7 @@ cdef class Operation:
     cdef int lost(self) except -1:
         """The queue pair is gone, or was reset: there will be no completion."""
         if not self.done:
-            self.fail(completion_error(verbs.IBV_WC_WR_FLUSH_ERR, self.name(0)))
+            self.fail(completion_error(verbs.IBV_WC_WR_FLUSH_ERR, self.name(0), 0, self.queue.qp_num))
         return 0
 
     cdef int fail(self, error) except -1:
@@ -118,17 +127,15 @@ cdef class Operation:
         return 0
 
     cdef int finish(self) except -1:
-        cdef object future = self.future
-        self.done = True
-        self.queue.watcher.pending -= 1
-        if self.cell_mr is not None:
-            self.queue.cells.append((self.cell_mr, self.cell))
-            self.cell_mr = None
-        self.queue = None
-        self.requests = None
-        self.binding = None
+        cdef object future = self.future, closing = self.closing
+        self.leave()
         # A cancelled future holds its exception, that the frame that awaited, and that us: a circle.
         self.future = None
+        if closing is not None:
+            try:
+                closing.close()
+            except Exception:
+                logger.exception("%r cannot be closed, and leaks", closing)
         if future is None:
             return 0
         try:
@@ -140,7 +147,32 @@ cdef class Operation:
                 future.set_exception(self.error)
         except RuntimeError:
             pass    # the loop is closed: nobody is left to be told
+        except Exception:
+            logger.exception("the end of an operation cannot be told to %r", future)
         return 0
+
+    cdef int leave(self) except -1:
+        """It is over: give back what it had of the queue."""
+        self.done = True
+        self.queue.watcher.pending -= 1
+        if self.cell_mr is not None:
+            self.queue.cells.append((self.cell_mr, self.cell))
+            self.cell_mr = None
+        self.queue = None
+        self.requests = None
+        self.binding = None
+        self.closing = None
+        return 0
+
+
+cdef object memory_of(object remote):
+    """The RemoteMemory that an argument is, or is in."""
+    try:
+        return remote.memory
+    except AttributeError:
+        hint = "; MR.to_remote() tells what a peer needs" if isinstance(remote, MR) else ""
+        raise TypeError(
+            f"{remote!r} is no remote memory: a RemoteMemory, or an array or a structure in one{hint}") from None
 
 
 cdef class OperationQueue:
@@ -155,7 +187,10 @@ cdef class OperationQueue:
     cdef bint sends
     cdef Py_ssize_t depth
     cdef uint32_t max_inline
+    cdef uint32_t qp_num
     cdef object backlog
+    cdef Py_ssize_t many        # in the backlog: time to look for those that were cancelled
+    cdef object __weakref__
     cdef list cells             # 8 bytes each, for the answers of atomic operations
     cdef list cell_mrs
     cdef bint closed
@@ -171,16 +206,29 @@ cdef class OperationQueue:
         if not sends and qp.srq is not None:
             self.depth = 0
         self.max_inline = qp.cap.max_inline_data
+        self.qp_num = qp.ptr.qp_num
+        self.many = FEW_WAITING
         if watcher.reserved + self.depth > watcher.cq.ptr.cqe:
             raise ValueError(f"{self.depth} requests of {qp!r} do not fit in {watcher.cq!r}, "
                              f"where {watcher.reserved} entries are taken")
         self.backlog = collections.deque()
         self.cells, self.cell_mrs = [], []
         watcher.reserved += self.depth
+        self.table().queues.append(weakref.ref(self))
 
     def __del__(self):
         if self.watcher is not None and self.backlog is not None:
             self.close()
+
+    cdef int emptied(self) except -1:
+        """The queue pair was reset, or is gone: what waits for its turn is to be tried, and told."""
+        if self.backlog and PyThread_get_thread_ident() == self.watcher.thread:
+            self.watcher.stirred = True
+            try:
+                self.watcher.soon()
+            except RuntimeError:
+                pass    # the loop is closed
+        return 0
 
     @property
     def waiting(self):
@@ -203,6 +251,8 @@ cdef class OperationQueue:
             operation = self.backlog.popleft()
             operation.lost()
         self.watcher.reserved -= self.depth
+        queues = self.table().queues
+        queues[:] = [reference for reference in queues if reference() not in (self, None)]
         self.cells.clear()
         for mr in self.cell_mrs:
             mr.close()
@@ -228,7 +278,7 @@ cdef class OperationQueue:
         cdef SendWR wr = self.request(opcode, sg_list, flags, imm_data)
         cdef uint64_t length
         if type(remote) is not RemoteMemory:
-            remote = remote.memory
+            remote = memory_of(remote)
         length = remote.length
         if wr.elements.total > length:
             raise IndexError(f"{wr.elements.total} bytes are more than {remote!r} has")
@@ -236,7 +286,7 @@ cdef class OperationQueue:
         wr.c.wr.rdma.rkey = remote.rkey
         return self.begin([wr], False)
 
-    def atomic(self, int opcode, remote, uint64_t compare_add, uint64_t swap, int flags):
+    def atomic(self, int opcode, remote, compare_add, swap, int flags):
         """ATOMIC_CMP_AND_SWP or ATOMIC_FETCH_AND_ADD.
 
         :raises IndexError: the remote memory is shorter than 8 bytes
@@ -246,7 +296,7 @@ cdef class OperationQueue:
         cdef MR mr
         cdef size_t offset
         cdef Operation operation
-        remote = remote.memory
+        remote = memory_of(remote)
         if remote.length < 8:
             raise IndexError(f"an atomic operation is on 8 bytes, {remote!r} has fewer")
         if remote.address % 8:
@@ -256,20 +306,16 @@ cdef class OperationQueue:
             mr = self.qp.pd.alloc_mr(PAGE)
             self.cell_mrs.append(mr)
             self.cells.extend([(mr, offset) for offset in range(0, PAGE, 8)])
-        mr, offset = self.cells.pop()
-        try:
-            wr = self.request(opcode, SGE(mr, offset, 8), flags, 0)
-            wr.c.wr.atomic.remote_addr = remote.address
-            wr.c.wr.atomic.rkey = remote.rkey
-            wr.c.wr.atomic.compare_add = compare_add
-            wr.c.wr.atomic.swap = swap
-            operation = Operation.__new__(Operation)
-            operation.cell_mr, operation.cell = mr, offset
-            operation.requests = [wr]
-            return self.start(operation)
-        except BaseException:
-            self.cells.append((mr, offset))
-            raise
+        mr, offset = self.cells[-1]
+        wr = self.request(opcode, SGE(mr, offset, 8), flags, 0)
+        wr.c.wr.atomic.remote_addr = remote.address
+        wr.c.wr.atomic.rkey = remote.rkey
+        wr.c.wr.atomic.compare_add = PyNumber_Index(compare_add)
+        wr.c.wr.atomic.swap = PyNumber_Index(swap)
+        operation = Operation.__new__(Operation)
+        operation.requests = [wr]
+        operation.cell_mr, operation.cell = self.cells.pop()    # start() gives it back
+        return self.start(operation)
 
     def bind(self, MW mw not None, bind):
         """A window of type 1.
@@ -286,8 +332,11 @@ cdef class OperationQueue:
         :raises ValueError: there are none, or more than fit in the queue
         """
         cdef list chain = list(requests)
+        cdef SendWR wr
         if not chain:
             raise ValueError("a batch of no requests")
+        for wr in chain:    # now, though they may be posted later
+            self.qp.takes(wr)
         return self.begin(chain, True)
 
     # ---- Posting ----
@@ -325,6 +374,8 @@ cdef class OperationQueue:
         cdef Py_ssize_t n = operation.count()
         self.usable()
         if n > self.depth:
+            if not self.sends and self.qp.srq is not None:
+                raise ValueError(f"{self.qp!r} receives from its srq: SRQ.post_recv(), and AsyncCQ.wait_wr()")
             raise ValueError(f"{n} requests at once are more than the {self.depth} that {self.qp!r} holds")
         operation.queue = self
         watcher.pending += 1
@@ -333,9 +384,10 @@ cdef class OperationQueue:
                 if not self.backlog:
                     watcher.backlogged.append(self)
                 self.backlog.append(operation)
+                if len(self.backlog) > self.many:
+                    self.forget_cancelled()
         except BaseException:
-            watcher.pending -= 1
-            operation.queue = None
+            operation.leave()
             raise
         if self.sends and watcher.looks < EAGER_LOOKS:
             watcher.looks += 1
@@ -383,11 +435,26 @@ cdef class OperationQueue:
             try:
                 if not operation.given_up() and not self.post(operation):
                     return 0
-            except (OSError, ValueError) as exc:
-                operation.fail(exc)
+            except Exception as exc:
+                if self.qp.is_open():
+                    operation.fail(exc)
+                else:
+                    operation.lost()
             self.backlog.popleft()
             if not operation.posted:
                 operation.fail(None)    # nobody is there to hear it
+        return 0
+
+    cdef int forget_cancelled(self) except -1:
+        """Of those that wait for their turn. Often enough that they never are more than the others, or a few."""
+        cdef Operation operation
+        waiting, self.backlog = self.backlog, collections.deque()
+        for operation in waiting:
+            if operation.given_up():
+                operation.fail(None)
+            else:
+                self.backlog.append(operation)
+        self.many = max(<Py_ssize_t>FEW_WAITING, 2 * <Py_ssize_t>len(self.backlog))
         return 0
 
 
@@ -410,6 +477,8 @@ cdef class CompletionWatcher:
     cdef list waiting                   # futures of those who wait for completions of others' requests
     cdef readonly object found          # those completions
     cdef bint scheduled, polling, armed, closed
+    cdef bint stirred                   # what waits for its turn may have it, though nothing has completed
+    cdef object owner                   # the thread
     cdef object error                   # the completion queue's
     cdef watch_window window
     cdef verbs.ibv_wc wcs[OPERATION_BATCH]
@@ -424,6 +493,7 @@ cdef class CompletionWatcher:
         self.call_soon, self.create_future = notifier.call_soon, notifier.create_future
         self.pass_method = self.pass_
         self.thread = PyThread_get_thread_ident()
+        self.owner = threading.current_thread()
         self.backlogged, self.waiting = [], []
         self.found = collections.deque()
         notifier.add_reader(self.channel.fd, self.readable)
@@ -436,6 +506,11 @@ cdef class CompletionWatcher:
         if self.error is not None:
             raise self.error
         return self.cq.usable()
+
+    def mine(self):
+        """Raise in any other thread but the loop's, for as long as that one lives."""
+        if PyThread_get_thread_ident() != self.thread and self.owner.is_alive():
+            raise RuntimeError("an AsyncCQ, and all that completes on it, is its own thread's only")
 
     def close(self):
         """Stop watching; those who wait are told. The completion queue is its owner's to close."""
@@ -487,7 +562,8 @@ cdef class CompletionWatcher:
     def pass_(self):
         """One look, as call_soon runs it."""
         self.scheduled = False
-        self.rest(self.take())
+        if self.cq.pid == verbs.rn_pid:
+            self.rest(self.take())
 
     def readable(self):
         """The channel is: take all its events, or none if it was a false alarm, then look."""
@@ -553,7 +629,7 @@ cdef class CompletionWatcher:
         cdef Operation operation
         cdef WC wc
         cdef int n
-        if self.polling:
+        if self.polling or self.cq.ptr is NULL:
             return 0
         self.polling = True
         try:
@@ -565,8 +641,9 @@ cdef class CompletionWatcher:
                     return 1
                 self.next, self.count = 0, n
             n = self.count - self.next
-            if n == 0:
+            if n == 0 and not self.stirred:
                 return 0
+            self.stirred = False
             self.completions += n
             while self.next < self.count:
                 self.next += 1

@@ -56,6 +56,7 @@ cdef class CQEX(CQ):
         cdef verbs.ibv_cq_init_attr_ex c
         cdef CompChannel channel = init_attr.channel
         cdef int rc
+        self.unmade()
         context.usable()
         memset(&c, 0, sizeof(c))
         c.cqe = init_attr.cqe
@@ -71,7 +72,8 @@ cdef class CQEX(CQ):
             c.channel = channel.ptr
         with nogil:
             rc = verbs.rn_create_cq_ex(context.ptr, &c, &self.ex)
-        check(rc, f"ibv_create_cq_ex({init_attr.cqe}, {init_attr.wc_flags!r})")
+        check_queue(rc, f"ibv_create_cq_ex({init_attr.cqe} entries, vector {init_attr.comp_vector}, "
+                        f"{init_attr.wc_flags!r})", context)
         self.ptr = verbs.ibv_cq_ex_to_cq(self.ex)
         self.told = c.wc_flags
         self.adopted(context, channel)

@@ -10,6 +10,7 @@
 
 
 class QPType(enum.IntEnum):
+    """The transport service: reliable or unreliable connections, datagrams, Ethernet frames, XRC."""
     RC = verbs.IBV_QPT_RC
     UC = verbs.IBV_QPT_UC
     UD = verbs.IBV_QPT_UD
@@ -20,6 +21,7 @@ class QPType(enum.IntEnum):
 
 
 class QPState(enum.IntEnum):
+    """Where a queue pair is: it receives from RTR on, and sends in RTS; see ibv_modify_qp(3)."""
     RESET = verbs.IBV_QPS_RESET
     INIT = verbs.IBV_QPS_INIT
     RTR = verbs.IBV_QPS_RTR
@@ -31,6 +33,7 @@ class QPState(enum.IntEnum):
 
 
 class MigState(enum.IntEnum):
+    """Whether a second path stands ready to be moved to."""
     MIGRATED = verbs.IBV_MIG_MIGRATED
     REARM = verbs.IBV_MIG_REARM
     ARMED = verbs.IBV_MIG_ARMED
@@ -90,6 +93,7 @@ class SendOpsFlags(enum.IntFlag):
 
 
 class QPCreateFlags(enum.IntFlag):
+    """BLOCK_SELF_MCAST_LB: what it sends to a group that it is in does not come back."""
     BLOCK_SELF_MCAST_LB = verbs.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
 
 

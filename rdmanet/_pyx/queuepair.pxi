@@ -13,7 +13,12 @@ cdef class QP(Resource):
     """A queue pair.
 
     :param pd: its protection domain; the regions of its requests must be of the same
-    :param init_attr: its queues and sizes; cap is updated to what the device grants
+    :param init_attr: a QPInitAttr: its queues and sizes; cap is updated to what the device grants
+    :ivar send_cq: where its sends complete, and
+    :ivar recv_cq: its receives; None for XRC's
+    :ivar srq: where its receives come from, if it has none of its own
+    :ivar cap: a QPCap: what the device has granted
+    :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
     """
 
     cdef verbs.ibv_qp *ptr
@@ -39,7 +44,13 @@ cdef class QP(Resource):
             raise MemoryError
 
     def __init__(self, PD pd not None, init_attr):
+        self.unmade()
         self.create(pd, init_attr, NULL)
+
+    def __del__(self):
+        # In a garbage cycle the collector would let go of what is in flight first: the list of it is an ordinary one.
+        Resource.__del__(self)
+        self.drop()
 
     def __dealloc__(self):
         self.drop()
@@ -76,7 +87,7 @@ cdef class QP(Resource):
         c.comp_mask = verbs.IBV_QP_INIT_ATTR_PD
         c.pd = pd.ptr
         if extended:
-            self.fill_extended(&c, init_attr)
+            self.fill_extended(pd.context, &c, init_attr)
         extended = c.comp_mask != verbs.IBV_QP_INIT_ATTR_PD
         with nogil:
             # The old struct is the beginning of the new one.
@@ -88,7 +99,7 @@ cdef class QP(Resource):
                 rc = verbs.rn_cm_create_qp_ex(library, id, &c)
             else:
                 rc = verbs.rn_cm_create_qp(library, id, pd.ptr, <verbs.ibv_qp_init_attr *>&c)
-        check(rc, f"{'ibv' if id is NULL else 'rdma'}_create_qp{'_ex' if extended else ''}")
+        check(rc, f"{'ibv' if id is NULL else 'rdma'}_create_qp{'_ex' if extended else ''}({init_attr.cap})")
         if id is not NULL:
             self.ptr = id.qp
             self.id = id
@@ -96,7 +107,7 @@ cdef class QP(Resource):
         self.adopted(pd, c.send_ops_flags, c.sq_sig_all)
         return 0
 
-    cdef int fill_extended(self, verbs.ibv_qp_init_attr_ex *c, init_attr) except -1:
+    cdef int fill_extended(self, Context context, verbs.ibv_qp_init_attr_ex *c, init_attr) except -1:
         if init_attr.send_ops_flags:
             c.comp_mask |= verbs.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
             c.send_ops_flags = init_attr.send_ops_flags
@@ -106,6 +117,7 @@ cdef class QP(Resource):
         if init_attr.xrcd is not None:
             self.xrcd = init_attr.xrcd
             self.xrcd.usable()
+            same_library(context, self.xrcd.context)
             c.comp_mask |= verbs.IBV_QP_INIT_ATTR_XRCD
             if init_attr.qp_type == QPType.XRC_RECV:
                 c.comp_mask &= ~<uint32_t>verbs.IBV_QP_INIT_ATTR_PD
@@ -192,11 +204,13 @@ cdef class QP(Resource):
 
     @property
     def qp_num(self):
+        """Its number, 24 bits, by which the peer knows it."""
         self.usable()
         return self.ptr.qp_num
 
     @property
     def qp_type(self):
+        """Its transport service, a QPType."""
         self.usable()
         return enum_of(QPType, self.ptr.qp_type)
 
@@ -228,7 +242,7 @@ cdef class QP(Resource):
         with nogil:
             rc = verbs.rn_modify_qp(self.pd.context.library.c, self.ptr, &c, mask)
         if rc < 0:
-            after = before if attr.qp_state is None else QPState(attr.qp_state)
+            after = before if attr.qp_state is None else enum_of(QPState, attr.qp_state)
             step = f"ibv_modify_qp: {before.name} to {after.name} was refused"
             address = self.wrong_address(attr)
             if rc != -EINVAL:
@@ -413,7 +427,9 @@ cdef class QP(Resource):
 
         :raises OSError: ENOMEM when the queue is full, EINVAL when a request or the state is wrong. The
             requests before the one that was refused are posted; the message says how many
+        :raises ValueError: what a request names is closed, or another context's; nothing is posted
         """
+        self.usable()
         self.post_chain([wrs] if isinstance(wrs, SendWR) else list(wrs), None)
 
     @cython.boundscheck(False)
@@ -475,7 +491,8 @@ cdef class QP(Resource):
         if rc < 0:
             for wr in requests[:i]:
                 self.bound(wr)
-            raise OSError(-rc, refusal("ibv_post_send", rc, requests[i], self, i, n))
+            wr = requests[i]
+            raise OSError(-rc, refusal("ibv_post_send", rc, wr, self, i, n) + self.why_unsent(rc, wr))
         if binds:
             for wr in requests:
                 self.bound(wr)
@@ -494,7 +511,12 @@ cdef class QP(Resource):
 
     cdef int takes(self, SendWR wr) except -1:
         """Raise for a request that names what is closed, or lacks what a library reads unasked."""
-        wr.usable()
+        if wr is None or wr.elements is None:
+            raise TypeError(f"{wr!r} is no request to send")
+        if wr.elements.others is not None:
+            wr.usable(self.pd.context)
+            if wr.ah is not None and self.ptr is not NULL and self.ptr.qp_type != verbs.IBV_QPT_UD:
+                raise ValueError(f"{wr!r} on {self!r}: what goes to a connected peer has no ah")
         if wr.ah is None and self.ptr is not NULL and self.ptr.qp_type == verbs.IBV_QPT_UD:
             raise OSError(EINVAL, f"ibv_post_send: {wr!r} on {self!r}: a datagram needs ah, remote_qpn, remote_qkey")
         return 0
@@ -516,7 +538,7 @@ cdef class QP(Resource):
         cdef _Elements elements = _Elements()
         cdef int rc
         self.usable()
-        mw.usable()
+        check_binding(self.pd.context, mw, bind.bind_info)
         memset(&c, 0, sizeof(c))
         c.send_flags = bind.send_flags
         fill_bind_info(&c.bind_info, bind.bind_info)
@@ -607,8 +629,7 @@ cdef class QP(Resource):
         cdef RecvWR wr
         if n == 0:
             return 0
-        for wr in requests:
-            pass  # all are RecvWRs, or this says that one is not
+        check_receives(requests)
         if n > CHAIN_ON_STACK:
             chain = <verbs.ibv_recv_wr *>malloc(n * sizeof(verbs.ibv_recv_wr))
             if chain is NULL:
@@ -627,11 +648,42 @@ cdef class QP(Resource):
             if rc < 0:
                 i = <Py_ssize_t>(bad - chain) if bad is not NULL else 0
                 self.receives.take_back(n - i)
-                raise OSError(-rc, refusal("ibv_post_recv", rc, requests[i], self, i, n))
+                wr = requests[i]
+                raise OSError(-rc, refusal("ibv_post_recv", rc, wr, self, i, n) + self.why_unreceived(rc, wr))
         finally:
             if chain is not few:
                 free(chain)
         return last
+
+    cdef str why_unsent(self, int rc, SendWR wr):
+        """What usually is wrong with a request that was refused, with the numbers."""
+        cdef _Elements elements = wr.elements
+        if rc == -ENOMEM:
+            return (f"; the queue holds {self.cap.max_send_wr} (QPCap.max_send_wr): poll completions first. Unsignaled "
+                    "requests give their places back with a signaled one")
+        if rc != -EINVAL:
+            return ""
+        if self.ptr.state != verbs.IBV_QPS_RTS:
+            return f"; in {self.state.name} nothing is sent, the queue pair has to be connected (RTS)"
+        if elements.count > self.cap.max_send_sge:
+            return f"; it takes {self.cap.max_send_sge} elements (QPCap.max_send_sge)"
+        if wr.c.send_flags & verbs.IBV_SEND_INLINE and elements.total > self.cap.max_inline_data:
+            return f"; {self.cap.max_inline_data} bytes can be inline (QPCap.max_inline_data)"
+        return ""
+
+    cdef str why_unreceived(self, int rc, RecvWR wr):
+        """The same, for a receive."""
+        if rc == -ENOMEM:
+            return f"; the queue holds {self.cap.max_recv_wr} (QPCap.max_recv_wr): poll completions first"
+        if rc != -EINVAL:
+            return ""
+        if self.srq is not None:
+            return "; it receives from its srq: post there"
+        if self.ptr.state == verbs.IBV_QPS_RESET:
+            return "; in RESET nothing is posted: to_init() first"
+        if wr.elements.count > self.cap.max_recv_sge:
+            return f"; it takes {self.cap.max_recv_sge} elements (QPCap.max_recv_sge)"
+        return ""
 
 
 cdef str refusal(str call, int rc, object wr, object queue, int index, int count):

@@ -11,6 +11,7 @@
 
 
 class SRQType(enum.IntEnum):
+    """BASIC; of XRC, for senders that name it; with tag matching, which no device here has."""
     BASIC = verbs.IBV_SRQT_BASIC
     XRC = verbs.IBV_SRQT_XRC
     TM = verbs.IBV_SRQT_TM
@@ -54,6 +55,9 @@ cdef class SRQ(Resource):
 
     :param pd: its protection domain
     :param init_attr: an SRQInitAttr or an SRQAttr; the sizes are updated to what the device grants
+    :ivar xrcd: the domain that an XRC one is in, and
+    :ivar cq: where its receives complete; None for the others
+    :raises OSError: EOPNOTSUPP, EINVAL for sizes that the device does not have, ENOMEM
     """
 
     cdef verbs.ibv_srq *ptr
@@ -70,6 +74,7 @@ cdef class SRQ(Resource):
         cdef XRCD xrcd = None
         cdef CQ cq = None
         cdef int rc, kind
+        self.unmade()
         pd.usable()
         if init_attr is None or isinstance(init_attr, SRQAttr):
             init_attr = SRQInitAttr(SRQAttr() if init_attr is None else init_attr)
@@ -117,6 +122,10 @@ cdef class SRQ(Resource):
     def __dealloc__(self):
         self.drop()
 
+    def __del__(self):
+        Resource.__del__(self)
+        self.drop()
+
     def __repr__(self):
         if self.ptr is NULL:
             return "<SRQ closed>"
@@ -146,7 +155,7 @@ cdef class SRQ(Resource):
     @property
     def in_flight(self):
         """How many receives are posted whose end has not been polled."""
-        return len(self.receives.entries)
+        return 0 if self.receives is None else len(self.receives.entries)
 
     @property
     def srq_num(self):
@@ -202,13 +211,12 @@ cdef class SRQ(Resource):
         cdef verbs.ibv_recv_wr *chain
         cdef verbs.ibv_recv_wr *bad = NULL
         cdef list requests = [wrs] if isinstance(wrs, RecvWR) else list(wrs)
-        cdef int n = len(requests), i, rc
+        cdef int n = len(requests), i, first, rc
         cdef RecvWR wr
         self.usable()
+        check_receives(requests)
         if n == 0:
             return
-        for wr in requests:
-            pass  # all are RecvWRs, or this says that one is not
         chain = <verbs.ibv_recv_wr *>malloc(n * sizeof(verbs.ibv_recv_wr))
         if chain is NULL:
             raise MemoryError
@@ -218,11 +226,13 @@ cdef class SRQ(Resource):
                 chain[i] = wr.c
                 chain[i].wr_id = self.receives.begin(wr.wr_id, wr.elements)
                 chain[i].next = &chain[i + 1] if i + 1 < n else NULL
+            self.usable()  # making the entries may have run anybody's code
             rc = verbs.rn_post_srq_recv(self.ptr, chain, &bad)
             if rc < 0:
-                i = <int>(bad - chain) if bad is not NULL else 0
-                self.receives.take_back(n - i)
-                raise OSError(-rc, refusal("ibv_post_srq_recv", rc, requests[i], self, i, n))
+                first = i = <int>(bad - chain) if bad is not NULL else 0
+                for i in range(first, n):
+                    self.receives.end(chain[i].wr_id)
+                raise OSError(-rc, refusal("ibv_post_srq_recv", rc, requests[first], self, first, n))
         finally:
             free(chain)
 
@@ -242,6 +252,7 @@ cdef class XRCD(Resource):
 
     def __init__(self, Context context not None, int fd=-1, int oflags=os.O_CREAT):
         cdef int rc
+        self.unmade()
         context.usable()
         with nogil:
             rc = verbs.rn_open_xrcd(context.ptr, fd, oflags, &self.ptr)

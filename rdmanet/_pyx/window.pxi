@@ -10,6 +10,7 @@
 
 
 class MWType(enum.IntEnum):
+    """Who chooses the keys of a window: the device (1), or its user (2)."""
     TYPE_1 = verbs.IBV_MW_TYPE_1
     TYPE_2 = verbs.IBV_MW_TYPE_2
 
@@ -43,8 +44,18 @@ def inc_rkey(uint32_t rkey):
 cdef MR bind_region(info):
     """The region of a binding; raise if it is closed."""
     cdef MR mr = info.mr
+    if mr is None:
+        raise TypeError(f"{info!r} has no mr")
     mr.usable()
     return mr
+
+
+cdef int check_binding(Context context, MW mw, info) except -1:
+    """Raise if a window, or what it is to be bound to, is closed or another context's."""
+    mw.usable()
+    same_library(context, mw.pd.context)
+    same_library(context, bind_region(info).pd.context)
+    return 0
 
 
 cdef int fill_bind_info(verbs.ibv_mw_bind_info *c, info) except -1:
@@ -71,6 +82,7 @@ cdef class MW(Resource):
 
     def __init__(self, PD pd not None, mw_type=MWType.TYPE_1):
         cdef int rc, kind = mw_type
+        self.unmade()
         pd.usable()
         with nogil:
             rc = verbs.rn_alloc_mw(pd.ptr, <verbs.ibv_mw_type>kind, &self.ptr)
@@ -105,6 +117,6 @@ cdef class MW(Resource):
 
     @property
     def rkey(self):
-        """Its key. One of type 1 has a new one after each binding."""
+        """Its key, for the peer. One of type 1 has a new one after each binding."""
         self.usable()
         return self.ptr.rkey

@@ -42,15 +42,20 @@ cdef class SGE:
     :param buffer: an MR, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey of a region
         that covers it, or without one for a request with SendFlags.INLINE, whose bytes are copied while it
         is posted
+    :param offset: in bytes, from the buffer's beginning
+    :param length: in bytes; None is the rest
+    :raises IndexError: the part is not within the buffer
+    :raises TypeError: it is no buffer
     """
 
     cdef verbs.ibv_sge c
     cdef readonly object buffer  # the MR, or a memoryview that holds the export
 
-    def __init__(self, buffer, size_t offset=0, length=None, *, lkey=None):
+    def __init__(self, buffer, offset=0, length=None, *, lkey=None):
         cdef MR mr
         cdef Py_buffer view
-        cdef size_t base, size, wanted
+        cdef size_t base, size, wanted, start
+        read_size(offset, "SGE: offset", IndexError, &start)
         if isinstance(buffer, MR):
             mr = buffer
             mr.usable()
@@ -66,19 +71,17 @@ cdef class SGE:
             if lkey is None and isinstance(self.buffer.obj, MR):
                 mr = self.buffer.obj
                 self.c.lkey, self.buffer = mr.ptr.lkey, mr
-        if offset > size:
-            raise IndexError(f"SGE: offset {offset} is past the end of {size} bytes")
+        if start > size:
+            raise IndexError(f"SGE: offset {start} is past the end of {size} bytes")
         if length is None:
-            wanted = size - offset
-        elif length < 0:
-            raise IndexError(f"SGE: length {length} is negative")
+            wanted = size - start
         else:
-            wanted = length
-        if wanted > size - offset:
-            raise IndexError(f"SGE: {wanted} bytes at offset {offset} are more than the {size} bytes")
+            read_size(length, "SGE: length", IndexError, &wanted)
+        if wanted > size - start:
+            raise IndexError(f"SGE: {wanted} bytes at offset {start} are more than the {size} bytes")
         if wanted > 0xffffffff:
             raise IndexError(f"SGE: {wanted} bytes do not fit in one element of at most {0xffffffff}")
-        self.c.addr = base + offset
+        self.c.addr = base + start
         self.c.length = wanted
 
     def __repr__(self):
@@ -86,14 +89,17 @@ cdef class SGE:
 
     @property
     def addr(self):
+        """Where it begins, in our address space or in the region's."""
         return self.c.addr
 
     @property
     def length(self):
+        """In bytes."""
         return self.c.length
 
     @property
     def lkey(self):
+        """The region's key; 0 if it is of none."""
         return self.c.lkey
 
 
@@ -163,11 +169,23 @@ cdef class RecvWR:
         self.c.num_sge = self.elements.count
 
     def __repr__(self):
+        if self.elements is None:
+            return "<RecvWR that was not initialized>"
         return f"<RecvWR wr_id {self.wr_id}, {self.elements.total} bytes in {self.elements.count} elements>"
 
     @property
     def sg_list(self):
-        return self.elements.sg_list
+        """Its elements."""
+        return () if self.elements is None else self.elements.sg_list
+
+
+cdef int check_receives(list requests) except -1:
+    """Raise unless all are requests."""
+    cdef RecvWR wr
+    for wr in requests:
+        if wr is None or wr.elements is None:
+            raise TypeError(f"{wr!r} is no request to receive")
+    return 0
 
 
 cdef class SendWR:
@@ -242,35 +260,40 @@ cdef class SendWR:
             self.c.bind_mw.rkey = rkey
             fill_bind_info(&self.c.bind_mw.bind_info, bind_info)
         if atomic_data is not None:
-            data = bytes(atomic_data)
+            data = copy_of(atomic_data)
             if len(data) != 8:
                 raise ValueError(f"SendWR: atomic_data has {len(data)} bytes, ATOMIC_WRITE writes 8")
             memcpy(self.more.atomic_write, <const char *>data, 8)
 
-    cdef int usable(self) except -1:
-        """Raise if what the request names by pointer has been closed."""
+    cdef int usable(self, Context context) except -1:
+        """Raise if what the request names by pointer has been closed, or is another context's."""
         if self.ah is not None:
             self.ah.usable()
+            same_library(context, self.ah.pd.context)
         if self.mw is not None:
-            self.mw.usable()
-            bind_region(self.bind_info)
+            check_binding(context, self.mw, self.bind_info)
         return 0
 
     def __repr__(self):
+        if self.elements is None:
+            return "<SendWR that was not initialized>"
         return (f"<SendWR {self.opcode!r} wr_id {self.wr_id}, {self.elements.total} bytes in "
                 f"{self.elements.count} elements, {self.flags!r}>")
 
     @property
     def opcode(self):
+        """What it does, a WROpcode."""
         return enum_of(WROpcode, self.c.opcode)
 
     @property
     def flags(self):
+        """How, as SendFlags."""
         return SendFlags(self.c.send_flags)
 
     @property
     def sg_list(self):
-        return self.elements.sg_list
+        """Its elements."""
+        return () if self.elements is None else self.elements.sg_list
 
 
 # ---- In flight ----------------------------------------------------------------------------------
@@ -306,10 +329,12 @@ cdef class _InFlight:
     cdef uint64_t tag          # generation and queue
     cdef uint64_t oldest, next_position
     cdef uint64_t places       # a power of two
+    cdef list queues           # weak references to those where operations wait for a place here
 
     def __init__(self, uint64_t generation, bint send, bint overtakes=False, bint all_signaled=False):
         self.places = 16
         self.ring = [None] * 32
+        self.queues = []
         self.tag = generation << QP_GENERATION_SHIFT | send
         if overtakes:
             self.waits = bytearray(16)
@@ -362,14 +387,13 @@ cdef class _InFlight:
             self.waits[(self.next_position - 1) & (self.places - 1)] = 1
 
     cdef int take_back(self, Py_ssize_t count) except -1:
-        """The last count requests were refused."""
+        """The last count requests were refused. Their caller still has what is let go of here, so nothing else runs."""
         cdef Py_ssize_t i
-        cdef list dropped = []
         for _ in range(count):
             self.next_position -= 1
             i = 2 * (self.next_position & (self.places - 1))
-            dropped += self.ring[i:i + 2]
-            self.ring[i] = self.ring[i + 1] = None
+            self.ring[i] = None
+            self.ring[i + 1] = None
         return 0
 
     @cython.boundscheck(False)
@@ -414,6 +438,7 @@ cdef class _InFlight:
     cdef int clear(self) except -1:
         """Forget all; whoever awaits one is told that it will not end."""
         cdef list ring = self.ring
+        cdef OperationQueue queue
         cdef object wr_id
         self.places = 16
         self.ring = [None] * 32
@@ -423,6 +448,10 @@ cdef class _InFlight:
         for wr_id in ring[::2]:
             if type(wr_id) is Operation:
                 (<Operation>wr_id).lost()
+        for reference in self.queues:
+            queue = reference()
+            if queue is not None:
+                queue.emptied()
         return 0
 
 
@@ -444,11 +473,6 @@ cdef class _Shared:
         self.next_position += 1
         self.entries[position] = (wr_id, elements)
         return self.tag | position << 2
-
-    cdef void take_back(self, int count):
-        for _ in range(count):
-            self.next_position -= 1
-            self.entries.pop(self.next_position & POSITION_MASK, None)
 
     cdef object end(self, uint64_t device_wr_id):
         entry = self.entries.pop(device_wr_id >> 2 & POSITION_MASK, None)
