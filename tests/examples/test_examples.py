@@ -2,10 +2,12 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rdmanet import _core
@@ -44,8 +46,8 @@ def serve():
         server = start(name, *arguments)
         servers.append(server)
         line = server.stdout.readline()
-        port = re.search(r"(?:, |port )(\d+)", line)
-        assert port, (line, server.poll())
+        port = re.search(r"(?:, |port |on \S+ )(\d+)", line)
+        assert port, (line, server.poll() and server.stderr.read())
         return server, int(port[1])
 
     yield serve
@@ -74,6 +76,38 @@ def test_remote_memory():
     assert "peer: reads b'from the owner'" in out
     assert "the peer has left: greetings, by RDMA" in out
     assert "may not read any more" in out
+
+
+@pytest.mark.parametrize("tcp", [[], ["--tcp"]], ids=["rdma", "tcp"])
+def test_rpc(serve, tcp):
+    server, port = serve("rpc.py", "serve", *tcp, "127.0.0.1", 0)
+    for _ in range(2):
+        out = run("rpc.py", "call", *tcp, "127.0.0.1", port).splitlines()
+        assert out[:3] == ["1 + 2 + 3 = 6", "slept for 0.1 s", "slept for 0.2 s"]
+        assert re.fullmatch(r"\d+ us a call", out[3])
+
+
+def test_rpc_is_asked_nonsense(serve):
+    """Strangers are hung up on, a bad call is answered, and the next client is served."""
+
+    def frame(record):
+        body = msgspec.msgpack.encode(record)
+        return len(body).to_bytes(4, "big") + body
+
+    _, port = serve("rpc.py", "serve", "--tcp", "127.0.0.1", 0)
+    for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4\xc1abc", frame([1, "add"]), frame(["one", "add", []])):
+        with socket.create_connection(("127.0.0.1", port), 100) as stranger:
+            stranger.sendall(said)
+            assert stranger.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", port), 100) as client, client.makefile("rb") as answers:
+        for number, (function, arguments, error) in enumerate(
+            [("add", ["one"], "TypeError"), ("__class__", [], "KeyError"), ("add", [5], None)]
+        ):
+            client.sendall(frame([number, function, arguments]))
+            length = int.from_bytes(answers.read(4), "big")
+            answer = msgspec.msgpack.decode(answers.read(length))
+            assert answer[:2] == [number, None if error else 5]
+            assert answer[2] is None if error is None else error in answer[2]
 
 
 @pytest.fixture(scope="module")
