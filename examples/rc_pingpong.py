@@ -84,7 +84,7 @@ def main() -> None:
         v.CompChannel(context) as recv_channel,
         v.CQ(context, 1, send_channel) as send_cq,
         v.CQ(context, RECEIVES, recv_channel) as recv_cq,
-        v.QP(pd, v.QPInitAttr(send_cq, recv_cq, v.QPCap(1, RECEIVES))) as qp,
+        v.QP(pd, v.QPInitAttr(send_cq, recv_cq, v.QPCap(max_send_wr=1, max_recv_wr=RECEIVES))) as qp,
     ):
         ping = v.SendWR(v.WROpcode.SEND, mr.sge(0, args.size))
         pong = v.RecvWR(mr.sge(args.size, args.size))

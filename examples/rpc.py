@@ -4,7 +4,7 @@ usage: python examples/rpc.py serve | call  [--tcp] [HOST] [PORT]
 
 RDMA and TCP differ in one line on each side, where the stream is opened. A frame is four bytes, the length of the
 rest, and msgpack: a Call one way, the other way an Answer with its number. So many calls may be under way, and are
-answered as they end. When CALLS are, the server reads no further, the stream fills up, and the client's drain() waits.
+answered as they end. At CALLS of them the server reads no further; the stream fills up, and the client has to wait.
 
 What the peer says is checked before it is used: a frame has no more than FRAME bytes, msgspec decodes a Call, or an
 Answer, or nothing, and only FUNCTIONS are called.
@@ -71,9 +71,9 @@ class Client:
     async def call(self, function: str, *arguments: Any) -> Any:
         """What the function returns; RuntimeError with what it raises."""
         number = next(self.numbers)
-        self.answers[number] = asyncio.get_running_loop().create_future()
+        self.answers[number] = answer = asyncio.get_running_loop().create_future()
         await send(self.writer, (number, function, list(arguments)))
-        result, error = await self.answers[number]
+        result, error = await answer
         if error is not None:
             raise RuntimeError(error)
         return result
