@@ -34,6 +34,7 @@ from rdmanet.errors import DeviceNotFoundError as DeviceNotFoundError
 from rdmanet.errors import ProtocolError as ProtocolError
 from rdmanet.errors import RdmaError as RdmaError
 from rdmanet.errors import RegionRevokedError as RegionRevokedError
+from rdmanet.errors import RemoteAccessError as RemoteAccessError
 from rdmanet.remote import RemoteMemory as RemoteMemory
 
 if TYPE_CHECKING:

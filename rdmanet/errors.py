@@ -13,6 +13,7 @@ class, with the device's verdict. Connections fail with the events of the connec
     +-- ConnectionError
         +-- ProtocolError               the peer does not speak our protocol
         +-- CompletionError             a work request completed with an error
+            +-- RemoteAccessError       ... because the peer does not allow it there
             +-- CompletionResetError    ... because the connection is gone; also a ConnectionResetError
 
 This module is pure: numbers in, exceptions out. The numbers are the ABI's and never change.
@@ -31,6 +32,7 @@ __all__ = [
     "ProtocolError",
     "RdmaError",
     "RegionRevokedError",
+    "RemoteAccessError",
     "cm_error",
     "completion_error",
 ]
@@ -100,7 +102,15 @@ class CompletionError(ConnectionError):
     vendor_err: int
     qp_num: int
 
-    def __init__(self, status: int, opcode: str | None = None, vendor_err: int = 0, qp_num: int = 0) -> None:
+    def __init__(
+        self,
+        status: int,
+        opcode: str | None = None,
+        vendor_err: int = 0,
+        qp_num: int = 0,
+        *,
+        where: str = "",
+    ) -> None:
         self.status = status
         self.opcode = opcode
         self.vendor_err = vendor_err
@@ -108,10 +118,46 @@ class CompletionError(ConnectionError):
         name, number, hint = _STATUS.get(status, (f"status {status}", errno.EIO, ""))
         what = f"{opcode} on queue pair {qp_num:#x}" if opcode else f"queue pair {qp_num:#x}"
         detail = f", vendor error {vendor_err:#x}" if vendor_err else ""
-        super().__init__(number, f"{what}: {name}{detail}{f' ({hint})' if hint else ''}")
+        super().__init__(number, f"{what}: {name}{where}{detail}{f' ({hint})' if hint else ''}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.status, self.opcode, self.vendor_err, self.qp_num)
+
+
+class RemoteAccessError(CompletionError):
+    """The peer's device refused access to its memory; nothing there, or here, was changed by it.
+
+    Raised where it is known what was accessed: by operations that are awaited. A completion that is polled does not
+    say, so its `raise_for_status()` raises a plain CompletionError.
+
+    :ivar address: where it began, in the peer's address space
+    :ivar length: in bytes
+    :ivar rkey: the key that was used
+    """
+
+    address: int
+    length: int
+    rkey: int
+
+    def __init__(
+        self,
+        status: int,
+        opcode: str | None = None,
+        vendor_err: int = 0,
+        qp_num: int = 0,
+        address: int = 0,
+        length: int = 0,
+        rkey: int = 0,
+    ) -> None:
+        self.address = address
+        self.length = length
+        self.rkey = rkey
+        where = f" for {length} bytes at {address:#x} by rkey {rkey:#x}"
+        super().__init__(status, opcode, vendor_err, qp_num, where=where)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        known = (self.status, self.opcode, self.vendor_err, self.qp_num)
+        return type(self), (*known, self.address, self.length, self.rkey)
 
 
 class CompletionResetError(CompletionError, ConnectionResetError):
@@ -140,12 +186,22 @@ _STATUS: dict[int, tuple[str, int, str]] = {
 }
 
 _RESET = {5, 12, 13}
+_REMOTE_ACCESS = 10
 
 
 def completion_error(
-    status: int, opcode: str | None = None, vendor_err: int = 0, qp_num: int = 0
+    status: int,
+    opcode: str | None = None,
+    vendor_err: int = 0,
+    qp_num: int = 0,
+    remote: tuple[int, int, int] | None = None,
 ) -> CompletionError:
-    """The exception for a completion that failed."""
+    """The exception for a completion that failed.
+
+    :param remote: address, length and key of the peer's memory, where that was accessed and is known
+    """
+    if status == _REMOTE_ACCESS and remote is not None:
+        return RemoteAccessError(status, opcode, vendor_err, qp_num, *remote)
     kind = CompletionResetError if status in _RESET else CompletionError
     return kind(status, opcode, vendor_err, qp_num)
 

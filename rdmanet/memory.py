@@ -11,8 +11,8 @@ import asyncio
 import errno
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rdmanet._core import MR, PD, AccessFlags
-from rdmanet.errors import RegionRevokedError
+from rdmanet._core import MR, PD, AccessFlags, WROpcode
+from rdmanet.errors import CompletionError, RegionRevokedError, completion_error
 from rdmanet.offers import RemoteRegion
 from rdmanet.remote import RemoteMemory
 
@@ -165,6 +165,11 @@ class Operation:
         return self.poster._post_operation(
             self, self.opcode, local.address, len(local), local.lkey, self.remote_address, self.rkey
         )
+
+    def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError:
+        """The exception for its completion, which failed."""
+        remote = (self.remote_address, len(self.buffer), self.rkey)
+        return completion_error(status, WROpcode(self.opcode).name, vendor_err, qp_num, remote)
 
     def end(self, error: BaseException | None) -> None:
         if self.local is not None:

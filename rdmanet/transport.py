@@ -693,7 +693,7 @@ class RdmaTransport(StreamConnection):
             {"message": message, "exception": exc, "transport": self, "protocol": self._protocol}
         )
 
-    def _fabric_failed(self, failure: tuple[int, bool, int] | Exception) -> None:
+    def _fabric_failed(self, failure: tuple[int, bool, int, Operation | None] | Exception) -> None:
         if self._machine.writing is Writing.OVER or self._machine.state is State.OPENING:
             return
         if isinstance(failure, Exception):
@@ -701,9 +701,13 @@ class RdmaTransport(StreamConnection):
                 self._report(failure, "rdmanet: the data engine failed, the connection is closed")
             self._cut_off(failure)
             return
-        status, was_send, vendor_err = failure
+        status, was_send, vendor_err, operation = failure
         assert self.qp is not None
-        self._cut_off(completion_error(status, "send" if was_send else "receive", vendor_err, self.qp.qp_num))
+        if operation is not None:
+            self._cut_off(operation.failure(status, vendor_err, self.qp.qp_num))
+        else:
+            what = "send" if was_send else "receive"
+            self._cut_off(completion_error(status, what, vendor_err, self.qp.qp_num))
 
     def _protocol_broken(self, exc: BaseException) -> None:
         logger.warning("%r: the peer broke the protocol: %s", self, exc)

@@ -86,6 +86,7 @@ from rdmanet.errors import (
     DeviceNotFoundError,
     ModifyQPError,
     RdmaError,
+    RemoteAccessError,
 )
 from rdmanet.finding import features, find_device, open_device
 from rdmanet.qpinfo import QPInfo
@@ -152,6 +153,7 @@ __all__ = [
     "QPState",
     "QPType",
     "RdmaError",
+    "RemoteAccessError",
     "RemoteArray",
     "RemoteMemory",
     "RemoteStruct",

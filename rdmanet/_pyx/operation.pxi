@@ -86,6 +86,10 @@ cdef class Operation:
             return "RECV"
         return getattr((<SendWR>self.requests[i]).opcode, "name", "send")
 
+    cdef object remote(self, Py_ssize_t i):
+        """(address, length, rkey) of the peer's memory, if that request accesses any."""
+        return (<SendWR>self.requests[i]).remote() if self.requests is not None and self.queue.sends else None
+
     cdef int ended(self, WC wc) except -1:
         """One of its requests has."""
         cdef Py_ssize_t n, i
@@ -95,7 +99,8 @@ cdef class Operation:
         i = n - 1 - <Py_ssize_t>(((self.last >> 2) - (wc.c.wr_id >> 2)) & POSITION_MASK)
         wc.wr_id = 0 if self.requests is None else self.requests[i].wr_id
         if wc.c.status != verbs.IBV_WC_SUCCESS and self.error is None:
-            self.error = completion_error(wc.c.status, self.name(i), wc.c.vendor_err, wc.c.qp_num)
+            self.error = completion_error(
+                wc.c.status, self.name(i), wc.c.vendor_err, wc.c.qp_num, self.remote(i))
         if self.chain:
             # The last is not always the last to complete: see _InFlight.
             self.value.append(wc)

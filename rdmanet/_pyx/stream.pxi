@@ -737,15 +737,25 @@ cdef class StreamConnection:
             self.engine.flush_later(self)
         return 0
 
+    cdef object operation_at(self, uint32_t sequence):
+        """The one-sided operation that this send is, if it is one."""
+        cdef log_entry *entry = &self.log[sequence % LOG]
+        return <object>entry.reference if entry.kind == OPERATION and entry.reference != NULL else None
+
     cdef int completed(self, verbs.ibv_wc *wc) except -1:
         """One completion of this connection."""
         cdef uint32_t low = <uint32_t>(wc.wr_id & LOW_MASK)
+        cdef bint is_send = bool(wc.wr_id & SEND_FLAG)
         if wc.status != verbs.IBV_WC_SUCCESS:
-            if not self.broken:
-                self.fail((wc.status, bool(wc.wr_id & SEND_FLAG), wc.vendor_err))
+            if not self.broken or (wc.status != verbs.IBV_WC_WR_FLUSH_ERR and self.was_flushed()):
+                failure = (wc.status, is_send, wc.vendor_err, self.operation_at(low) if is_send else None)
+                if self.broken:
+                    self.failure = failure      # receives may be flushed before that which flushes them completes
+                else:
+                    self.fail(failure)
             return 0
         try:
-            if wc.wr_id & SEND_FLAG:
+            if is_send:
                 return self.retire(low)
             # Receives that completed before a failure still count: the peer's Fin may be among them.
             if not self.distrusted:
@@ -764,6 +774,9 @@ cdef class StreamConnection:
         finally:
             self.broken = True
         return 0
+
+    cdef bint was_flushed(self):
+        return type(self.failure) is tuple and self.failure[0] == verbs.IBV_WC_WR_FLUSH_ERR
 
     cdef int fail(self, object failure) except -1:
         """Post nothing more; tell the subclass when all completions that are there have been seen."""
@@ -974,7 +987,7 @@ cdef class StreamConnection:
         raise NotImplementedError
 
     def _fabric_failed(self, failure):
-        """A completion failed, as (status, was a send, vendor code), or the engine did, as an exception.
+        """A completion failed, as (status, was a send, vendor code, operation or None), or the engine, as an exception.
 
         Comes once, after every completion that was there has been seen.
         """

@@ -274,6 +274,17 @@ cdef class SendWR:
             check_binding(context, self.mw, self.bind_info)
         return 0
 
+    cdef object remote(self):
+        """(address, length, rkey) of the peer's memory, if it accesses any."""
+        cdef int code = self.c.opcode
+        if code in (verbs.IBV_WR_RDMA_WRITE, verbs.IBV_WR_RDMA_WRITE_WITH_IMM, verbs.IBV_WR_RDMA_READ):
+            return self.c.wr.rdma.remote_addr, self.elements.total, self.c.wr.rdma.rkey
+        if code == verbs.IBV_WR_ATOMIC_WRITE:
+            return self.c.wr.rdma.remote_addr, 8, self.c.wr.rdma.rkey
+        if code in (verbs.IBV_WR_ATOMIC_CMP_AND_SWP, verbs.IBV_WR_ATOMIC_FETCH_AND_ADD):
+            return self.c.wr.atomic.remote_addr, 8, self.c.wr.atomic.rkey
+        return None
+
     def __repr__(self):
         if self.elements is None:
             return "<SendWR that was not initialized>"

@@ -101,6 +101,22 @@ async def test_bounds(net: Net):
             assert await remote.read(99, 1) == b"\0"
 
 
+async def test_memory_that_is_gone_too_early(net: Net):
+    """The owner has closed it and still offers it: the reader is told which memory it was."""
+    client, server = await net.pair()
+    mr = allocate(server, 4096)
+    address, rkey = mr.address, mr.rkey
+    async with server.transport.offer(mr, access="read"):
+        remote = await offered(client)
+        mr.close()
+        with pytest.raises(rdmanet.RemoteAccessError) as caught:
+            await remote.read(100, 50)
+        assert isinstance(await server.until_lost(), ConnectionError)
+    assert (caught.value.address, caught.value.length, caught.value.rkey) == (address + 100, 50, rkey)
+    assert caught.value.opcode == "RDMA_READ"
+    assert await client.until_lost() is caught.value
+
+
 async def test_access_is_what_was_offered(net: Net):
     client, server = await net.pair()
     with allocate(server, 100) as mr:

@@ -1,6 +1,8 @@
 """AsyncCQ and AsyncQP: what is awaited, in which order it ends, and what cancelling leaves behind."""
 
+import errno
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from rdmanet.verbs import (
     QPInitAttr,
     QPState,
     RecvWR,
+    RemoteAccessError,
     SendFlags,
     SendWR,
     WCOpcode,
@@ -152,6 +155,39 @@ async def test_the_first_of_a_chain_that_fails_is_told(loop, verbs):
         await a.batch([good, bad, good, good])
     with pytest.raises(CompletionResetError, match="flushed"):
         await a.write(mr.at[:1], mr.to_remote())
+
+
+@on_every_loop
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        WROpcode.RDMA_WRITE,
+        WROpcode.RDMA_READ,
+        pytest.param(WROpcode.RDMA_WRITE_WITH_IMM, marks=no_immediate),
+        pytest.param(WROpcode.ATOMIC_CMP_AND_SWP, marks=no_atomics),
+        pytest.param(WROpcode.ATOMIC_FETCH_AND_ADD, marks=no_atomics),
+    ],
+)
+async def test_the_refused_range_is_in_the_error(loop, verbs, opcode):
+    a, b = verbs.pair(verbs.cq(loop))
+    mr = verbs.mr()
+    b.qp.post_recv(RecvWR())  # for immediate data
+    remote = RemoteMemory(mr.address + 8, 8, mr.rkey ^ 0xFF00)
+    operations = {
+        WROpcode.RDMA_WRITE: lambda: a.write(mr.at[:8], remote),
+        WROpcode.RDMA_READ: lambda: a.read(mr.at[:8], remote),
+        WROpcode.RDMA_WRITE_WITH_IMM: lambda: a.write_with_imm(mr.at[:8], remote, 7),
+        WROpcode.ATOMIC_CMP_AND_SWP: lambda: a.compare_and_swap(remote, 0, 1),
+        WROpcode.ATOMIC_FETCH_AND_ADD: lambda: a.fetch_and_add(remote, 1),
+    }
+    where = f"8 bytes at {remote.address:#x} by rkey {remote.rkey:#x}"
+    with pytest.raises(RemoteAccessError, match=where) as caught:
+        await operations[opcode]()
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.address, error.length, error.rkey) == (remote.address, 8, remote.rkey)
+        assert (error.opcode, error.errno, error.qp_num) == (opcode.name, errno.EACCES, a.qp.qp_num)
+        assert "remote access error" in str(error)
+    assert mr[:16] == bytes(16)
 
 
 @no_windows
