@@ -80,16 +80,17 @@ class RdmaServer(asyncio.AbstractServer):
         transport = self._make_transport(driver, self)
         try:
             transport._accept(cm_id, hello)
-        except ConnectionError as exc:
-            logger.debug("%s went away before it was accepted: %s", cm_id.peer_addr, exc)
-            transport._teardown()
         except Exception as exc:
             # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
-            self._loop.call_exception_handler(
-                {"message": f"rdmanet: could not accept {cm_id.peer_addr}", "exception": exc}
-            )
-            with contextlib.suppress(OSError):
+            try:
                 cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, str(exc)))
+            except OSError:
+                # There is nobody to be refused, which may well be why it failed.
+                logger.debug("%s went away before it was accepted: %s", cm_id.peer_addr, exc)
+            else:
+                self._loop.call_exception_handler(
+                    {"message": f"rdmanet: could not accept {cm_id.peer_addr}", "exception": exc}
+                )
             transport._teardown()
 
     def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
