@@ -133,6 +133,12 @@ def warm(request: pytest.FixtureRequest) -> None:
             id.bind_addr((request.getfixturevalue("address"), 0))
 
 
+@pytest.fixture(scope="session")
+def fewer(device: _core.Device) -> Callable[[int], int]:
+    """So many on the embedded device; a tenth on a kernel's, since those are beside an emulated processor."""
+    return lambda count: count if device.library.embedded_device else max(2, count // 10)
+
+
 # ---- Leaks ---------------------------------------------------------------------------------------
 
 

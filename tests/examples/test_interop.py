@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from foreign import free_port  # noqa: E402
 
-WHO = ["we serve C", "C serves us", "we serve us"]
+WHO = ["we serve C", "C serves us", pytest.param("we serve us", marks=pytest.mark.long)]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_rc_pingpong(programs, device, gid_index, who, sleep):
     assert numbers[0] == numbers[1][::-1], "one's own is the other's remote"
 
 
-@pytest.mark.parametrize("size", [64, 60000])
+@pytest.mark.parametrize("size", [pytest.param(64, marks=pytest.mark.long), 60000])
 @pytest.mark.parametrize("who", WHO)
 def test_rping(programs, address, who, size):
     """Each ping is fetched by the server, shown, and put back; the client compares."""

@@ -156,7 +156,7 @@ async def test_callbacks_close_other_connections(net: Net):
                 if server is not self:
                     server.transport.abort()
 
-    pairs = [await net.pair(server=Jealous) for _ in range(20)]
+    pairs = [await net.pair(server=Jealous) for _ in range(10)]
     servers = [server for _, server in pairs]
     for client, _ in pairs:
         client.transport.write(b"me" * 1000)

@@ -173,6 +173,7 @@ async def test_the_reason_of_a_refusal_reaches_the_caller(net: Net, device):
     channel.close()
 
 
+@pytest.mark.not_on_siw("lets go of an identifier that connects when it is answered, or after ten seconds")
 async def test_a_caller_that_connects_and_dies(net: Net, device):
     """Between request and established, and right after: the server gives everything back."""
     _, port = await net.serve(Echo)

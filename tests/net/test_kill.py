@@ -14,9 +14,8 @@ from harness import NOTICED_WITHIN_S, Echo, FarPort, Net, Peer, Recorder, within
 from pattern import Pattern
 
 MIB = 1 << 20
-# Times two sides and two loops: a hundred kills in a run of the suite. On a device of the kernel, which is where the
-# processor is emulated, each takes a second or two.
-KILLS = 5 if "RDMANET_DEVICE" in os.environ else 25
+# Times two sides and two loops: a hundred kills in a run of the suite.
+KILLS = 25
 
 KEPT_OPEN = pytest.mark.embedded_only("a queue pair lives as long as a process has its descriptor")
 
@@ -71,11 +70,11 @@ async def worker(net: Net) -> Peer:
 
 
 @pytest.mark.limit(90)
-async def test_the_server_is_killed_in_mid_transfer(net: Net):
+async def test_the_server_is_killed_in_mid_transfer(net: Net, fewer):
     chance = random.Random(1)
     volley = await bystander(net)
     nursery = await worker(net)
-    for _ in range(KILLS):
+    for _ in range(fewer(KILLS)):
         nursery.say("go")
         pid, port = map(int, await nursery.expect("worker"))
         client = await net.connect(FarPort(port), lambda: Checker(chance.randrange(4 * MIB)))
@@ -87,7 +86,7 @@ async def test_the_server_is_killed_in_mid_transfer(net: Net):
 
 
 @pytest.mark.limit(90)
-async def test_the_client_is_killed_in_mid_transfer(net: Net):
+async def test_the_client_is_killed_in_mid_transfer(net: Net, fewer):
     chance = random.Random(2)
     arrivals: asyncio.Queue[Checker] = asyncio.Queue()
 
@@ -99,7 +98,7 @@ async def test_the_client_is_killed_in_mid_transfer(net: Net):
     _, port = await net.serve(lambda: Arriving(chance.randrange(4 * MIB)))
     volley = await bystander(net)
     nursery = await worker(net)
-    for _ in range(KILLS):
+    for _ in range(fewer(KILLS)):
         nursery.say(f"go {port}")
         (pid,) = map(int, await nursery.expect("worker"))
         server = await arrivals.get()

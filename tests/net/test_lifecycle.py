@@ -179,11 +179,11 @@ async def test_write_and_close_in_connection_made(net: Net):
     assert client.events == ["made", "data", "eof", "lost"]
 
 
-async def test_everything_may_be_over_before_the_server_knows_of_it(net: Net):
+async def test_everything_may_be_over_before_the_server_knows_of_it(net: Net, fewer):
     """Data and end of file overtake the event that says the connection is made."""
     _, port = await net.serve()
     peer = net.spawn("hasty.py")
-    for turn in range(30):
+    for turn in range(fewer(30)):
         peer.say(f"go {port}")
         assert await peer.expect("lost") == ["None"]
         while len(net.recorders) <= turn:

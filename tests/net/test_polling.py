@@ -30,7 +30,7 @@ async def test_every_way_of_polling_carries_data(net: Net, busy_poll):
     await client.until_received(client.received + 3_000_000)
 
 
-@pytest.mark.parametrize("busy_poll", [None, 0, 0.001])
+@pytest.mark.parametrize("busy_poll", [None, 0, pytest.param(0.001, marks=pytest.mark.long)])
 async def test_every_way_of_polling_with_another_process(net: Net, busy_poll):
     client = await net.connect(await net.spawn("echo.py").port(), busy_poll=busy_poll)
     await volley(client, 300)

@@ -250,8 +250,8 @@ async def test_reads_are_awaited_by_themselves(loop, verbs):
 
 
 @on_every_loop
-async def test_ten_thousand_in_flight_end_in_order(loop, verbs, device):
-    count = 10_000 if device.library.embedded_device else 500  # others are beside an emulated processor
+async def test_ten_thousand_in_flight_end_in_order(loop, verbs, fewer):
+    count = fewer(10_000)
     a, b = verbs.pair(verbs.cq(loop), depth=128)
     mr = verbs.mr()
     ended = []
