@@ -45,6 +45,7 @@ no_atomics = pytest.mark.not_on_iwarp("there are no atomic operations")
 
 
 @no_atomics
+@pytest.mark.long
 def test_kv_store(store):
     assert store.does("put", "colour", "red") == ["1"]
     assert store.does("put", "colour", "x" * 32) == ["2"]
@@ -63,6 +64,7 @@ def test_kv_store(store):
 
 
 @no_atomics
+@pytest.mark.long
 def test_kv_store_of_many(store, programs):
     """Three count, two write the same value, two read it: nothing is counted twice, lost, or read in parts."""
     times = ["-n", 200]
