@@ -41,7 +41,9 @@ from cpython.pythread cimport (
     PyThread_get_thread_ident, PyThread_release_lock, PyThread_type_lock,
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.errno cimport EAGAIN, EBUSY, ECONNRESET, ENODEV, ENOMEM, EINVAL, EINTR, ENOENT, ENOSPC, EOPNOTSUPP, errno
+from libc.errno cimport (
+    EACCES, EAGAIN, EBUSY, ECONNRESET, EINTR, EINVAL, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EPERM, errno,
+)
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strerror

@@ -69,6 +69,13 @@ _FAILURES = frozenset(
 )
 
 
+def _milliseconds(timeout: float) -> int:
+    """Of seconds, as librdmacm takes them: an int of C, at least 1."""
+    if not timeout >= 0:
+        raise ValueError(f"a timeout of {timeout} seconds")
+    return max(1, int(min(timeout * 1000, 2**31 - 1)))
+
+
 class AsyncCMChannel(Closing):
     """An event channel that is read by an event loop; it gives each event to the AsyncCMID that it is for.
 
@@ -285,17 +292,18 @@ class AsyncCMID(Closing):
     ) -> None:
         """Find the device that leads to an address.
 
-        :param timeout: in seconds
+        :param timeout: in seconds; inf is as long as can be said
         :raises OSError: none does, or no answer in time
+        :raises ValueError: the timeout is negative
         """
         with self._in_phase("resolve_addr"):
-            self.id.resolve_addr(source, address, max(1, int(timeout * 1000)))
+            self.id.resolve_addr(source, address, _milliseconds(timeout))
             await self._until(CMEventType.ADDR_RESOLVED)
 
     async def resolve_route(self, *, timeout: float = 2.0) -> None:
         """Find the way there; after resolve_addr()."""
         with self._in_phase("resolve_route"):
-            self.id.resolve_route(max(1, int(timeout * 1000)))
+            self.id.resolve_route(_milliseconds(timeout))
             await self._until(CMEventType.ROUTE_RESOLVED)
 
     async def resolve(

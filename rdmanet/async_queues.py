@@ -31,8 +31,9 @@ nothing else cannot starve the others.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rdmanet._core import (
     CQ,
@@ -423,13 +424,21 @@ class DeviceEvents(Closing):
 
         async for event in DeviceEvents(context): ...
 
-    There must be one for a context, and nobody else who reads its events. It ends when it is closed.
+    Nobody else may read the context's events meanwhile. It ends when it is closed.
+
+    :raises ValueError: the context has one already
     """
+
+    _readers: ClassVar[weakref.WeakValueDictionary[int, DeviceEvents]] = weakref.WeakValueDictionary()
 
     def __init__(self, context: Context, *, notifier: Notifier | None = None) -> None:
         self.context = context
         self._notifier = current_notifier() if notifier is None else notifier
         self._fd = context.async_fd
+        other = self._readers.get(self._fd)
+        if other is not None and other.context is context:
+            raise ValueError(f"the events of {context!r} are being read already")
+        self._readers[self._fd] = self
         self._waiting: list[Future] = []
         self._listening = False
         self._closed = False
@@ -472,6 +481,7 @@ class DeviceEvents(Closing):
         if self._closed:
             return
         self._closed = True
+        self._readers.pop(self._fd, None)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._listen(False)
         self._tell()

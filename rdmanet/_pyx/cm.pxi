@@ -197,7 +197,10 @@ cdef int read_ud_param(CMEvent event, verbs.rdma_ud_param *param) except -1:
 
 @cython.no_gc_clear
 cdef class CMEventChannel(Resource):
-    """A channel of connection events; its fd is readable when there are some."""
+    """A channel of connection events; its fd is readable when there are some.
+
+    :raises OSError: the connection manager cannot be used; a note says what to do about permissions and modules
+    """
 
     cdef verbs.rdma_event_channel *ptr
     cdef readonly Library library
@@ -208,7 +211,7 @@ cdef class CMEventChannel(Resource):
         self.unmade()
         with nogil:
             rc = verbs.rn_create_event_channel(library.c, &self.ptr)
-        check(rc, "rdma_create_event_channel")
+        check_kernel(rc, "rdma_create_event_channel")
         self.library = library
         library.channels += 1
         self.opened(EVENT_CHANNELS)

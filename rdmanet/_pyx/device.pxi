@@ -256,12 +256,13 @@ cdef class Device:
         """Open the device.
 
         :raises DeviceNotFoundError: it has gone since it was listed
+        :raises OSError: it cannot be opened; a note says what to do about permissions and modules
         """
         cdef verbs.ibv_device **devices
         cdef verbs.ibv_context *ptr = NULL
         cdef Context context
         cdef int count, i, rc = 1
-        check(verbs.rn_get_device_list(self.library.c, &count, &devices), "ibv_get_device_list")
+        check_kernel(verbs.rn_get_device_list(self.library.c, &count, &devices), "ibv_get_device_list")
         try:
             for i in range(count):
                 if self.library.c.ibv_get_device_name(devices[i]).decode() == self.name:
@@ -272,7 +273,7 @@ cdef class Device:
             verbs.rn_free_device_list(self.library.c, devices)
         if rc == 1:
             raise DeviceNotFoundError(ENODEV, f"device {self.name} is not there any more")
-        check(rc, f"ibv_open_device({self.name})")
+        check_kernel(rc, f"ibv_open_device({self.name})")
         context = Context.__new__(Context)
         context.library = self.library
         context.name = self.name
@@ -302,7 +303,7 @@ def devices():
         try:
             found += system.devices()
         except OSError as exc:
-            _missing["rdma-core"] = str(exc)
+            _missing["rdma-core"] = ". ".join([str(exc), *getattr(exc, "__notes__", ())])
     try:
         found += Library.embedded().devices()
     except DeviceNotFoundError:

@@ -25,6 +25,20 @@ cdef int check_locked(int rc, str call, size_t length) except -1:
     raise exc
 
 
+cdef int check_kernel(int rc, str call) except -1:
+    """check(), for the calls that a device of the kernel's begins with: what it usually is that they lack."""
+    if rc >= 0:
+        return rc
+    exc = OSError(-rc, f"{call}: {strerror(-rc).decode()}")
+    if exc.errno in (EACCES, EPERM):
+        exc.add_note("This user may not open the device's nodes: `ls -l /dev/infiniband`. `chmod 666 /dev/infiniband/*`"
+                     " or udev's rules (`apt-get install rdma-core`). `python -m rdmanet doctor` says more")
+    elif exc.errno in (ENOSYS, ENODEV, ENOENT):
+        exc.add_note("The kernel has no RDMA, or it is not loaded: `modprobe -a ib_uverbs rdma_ucm`; a container needs "
+                     "--device=/dev/infiniband. `python -m rdmanet doctor` says more")
+    raise exc
+
+
 cdef object enum_of(object kind, int value):
     """The member of an enumeration; UNKNOWN_n, which is none of them, where a device knows more than we do."""
     try:

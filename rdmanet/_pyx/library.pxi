@@ -73,7 +73,7 @@ cdef class Library:
         """
         cdef verbs.ibv_device **devices
         cdef int count, i
-        check(verbs.rn_get_device_list(self.c, &count, &devices), "ibv_get_device_list")
+        check_kernel(verbs.rn_get_device_list(self.c, &count, &devices), "ibv_get_device_list")
         try:
             return [_device(self, devices[i]) for i in range(count)]
         finally:

@@ -260,6 +260,42 @@ cdef tuple why_refused(object qp_type, object state, object new, attr):
     return text, missing, not_allowed
 
 
+_LARGEST = {"timeout": 31, "alt_timeout": 31, "retry_cnt": 7, "rnr_retry": 7, "min_rnr_timer": 31}
+_LIMITS = {"max_rd_atomic": "max_qp_init_rd_atom", "max_dest_rd_atomic": "max_qp_rd_atom", "port_num": "phys_port_cnt"}
+
+
+cdef str wrong_values(Context context, attr):
+    """In words: values of a modify() that no device takes, or not this one."""
+    device = context.query_device()
+    limits = _LARGEST | {name: getattr(device, limit) for name, limit in _LIMITS.items()}
+    text = "".join([
+        f"; {name} {getattr(attr, name)} is more than {most}"
+        for name, most in limits.items() if (getattr(attr, name) or 0) > most
+    ])
+    if attr.path_mtu is not None and attr.path_mtu not in _mtu_of_bytes.values():
+        text += f"; path_mtu {attr.path_mtu} is no MTU, such as MTU.MTU_1024"
+    return text
+
+
+cdef str why_not_created(Context context, init_attr):
+    """What usually is wrong with a QPInitAttr that was refused, with the numbers."""
+    device, cap = context.query_device(), init_attr.cap
+    text = "".join([
+        f"; {name} {value} is more than {most}" for name, value, most in (
+            ("max_send_wr", cap.max_send_wr, device.max_qp_wr), ("max_recv_wr", cap.max_recv_wr, device.max_qp_wr),
+            ("max_send_sge", cap.max_send_sge, device.max_sge), ("max_recv_sge", cap.max_recv_sge, device.max_sge),
+        ) if value > most
+    ])
+    connected_to_process = init_attr.qp_type in (QPType.XRC_SEND, QPType.XRC_RECV)
+    if init_attr.send_cq is None and init_attr.qp_type != QPType.XRC_RECV:
+        text += "; it has no send_cq"
+    if init_attr.recv_cq is None and not connected_to_process:
+        text += "; it has no recv_cq"
+    if init_attr.qp_type == QPType.XRC_RECV and getattr(init_attr, "xrcd", None) is None:
+        text += "; it has no xrcd, see QPInitAttrEx"
+    return text
+
+
 _mtu_of_bytes = {mtu.bytes: mtu for mtu in MTU}
 
 

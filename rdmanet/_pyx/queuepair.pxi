@@ -99,7 +99,10 @@ cdef class QP(Resource):
                 rc = verbs.rn_cm_create_qp_ex(library, id, &c)
             else:
                 rc = verbs.rn_cm_create_qp(library, id, pd.ptr, <verbs.ibv_qp_init_attr *>&c)
-        check(rc, f"{'ibv' if id is NULL else 'rdma'}_create_qp{'_ex' if extended else ''}({init_attr.cap})")
+        if rc < 0:
+            call = f"{'ibv' if id is NULL else 'rdma'}_create_qp{'_ex' if extended else ''}"
+            why = why_not_created(pd.context, init_attr) if rc == -EINVAL else ""
+            raise OSError(-rc, f"{call}: {strerror(-rc).decode()}: {init_attr.qp_type!r}, {init_attr.cap}{why}")
         if id is not NULL:
             self.ptr = id.qp
             self.id = id
@@ -248,6 +251,7 @@ cdef class QP(Resource):
             if rc != -EINVAL:
                 raise OSError(-rc, f"{step}; {strerror(-rc).decode()}{address}")
             why, missing, not_allowed = why_refused(self.qp_type, before, after, attr)
+            why += wrong_values(self.pd.context, attr)
             raise ModifyQPError(f"{step}{why}{address}", before, after, missing, not_allowed)
         if attr.qp_state == QPState.RESET:
             self.sends.clear()

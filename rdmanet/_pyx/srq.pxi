@@ -86,7 +86,7 @@ cdef class SRQ(Resource):
             c.attr.max_wr, c.attr.max_sge, c.attr.srq_limit = attr.max_wr, attr.max_sge, attr.srq_limit
             with nogil:
                 rc = verbs.rn_create_srq(pd.context.library.c, pd.ptr, &c, &self.ptr)
-            check(rc, "ibv_create_srq")
+            check(rc, f"ibv_create_srq({attr})")
             attr.max_wr, attr.max_sge = c.attr.max_wr, c.attr.max_sge
         else:
             kind = init_attr.srq_type

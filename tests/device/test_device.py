@@ -1,6 +1,7 @@
 """Libraries, devices, ports and addresses."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -154,3 +155,48 @@ def test_errors_are_of_the_system():
     assert issubclass(DeviceNotFoundError, OSError)
     with pytest.raises(TypeError):
         v.Context()
+
+
+# ---- What the kernel refuses ---------------------------------------------------------------------------------
+
+REFUSING = """
+#include <errno.h>
+#include <stddef.h>
+
+void *ibv_open_device(void *device)
+{
+    (void)device;
+    errno = EACCES;
+    return NULL;
+}
+
+void *rdma_create_event_channel(void)
+{
+    errno = ENODEV;
+    return NULL;
+}
+"""
+
+ASKING = """
+import rdmanet.cm as cm, rdmanet.verbs as v
+
+library = v.Library.embedded()
+for call in (library.devices()[0].open, lambda: cm.CMEventChannel(library)):
+    try:
+        call()
+    except OSError as exc:
+        print(exc, exc.__notes__)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler (cc)")
+@pytest.mark.embedded_only("a library that refuses is made of the embedded device's")
+def test_what_the_kernel_refuses_has_a_remedy(tmp_path):
+    source, library = tmp_path / "refusing.c", tmp_path / "librefusing.so"
+    source.write_text(REFUSING)
+    soft = v.Library.embedded().path
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-Wl,--no-as-needed", soft], check=True)
+    said = run(ASKING, RDMANET_SOFT_LIBRARY=str(library), LD_LIBRARY_PATH=os.path.dirname(soft))
+    opened, channel = said.splitlines()
+    assert "Permission denied" in opened and "chmod" in opened
+    assert "No such device" in channel and "modprobe" in channel

@@ -9,6 +9,7 @@ from rdmanet.verbs import (
     AccessFlags,
     AHAttr,
     EventType,
+    ModifyQPError,
     QPAttr,
     QPCap,
     QPInitAttr,
@@ -329,3 +330,42 @@ def test_drained_is_told(net, by_hand, pair, eventually):
         return (EventType.SQ_DRAINED, a.qp) in found
 
     eventually(told)
+
+
+# ---- Values ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "step, values, said",
+    [
+        ("to_rtr", {"path_mtu": 1024}, "path_mtu 1024 is no MTU, such as MTU.MTU_1024"),
+        ("to_rtr", {"min_rnr_timer": 32}, "min_rnr_timer 32 is more than 31"),
+        ("to_rtr", {"max_dest_rd_atomic": 255}, "max_dest_rd_atomic 255 is more than"),
+        ("to_rts", {"timeout": 32}, "timeout 32 is more than 31"),
+        ("to_rts", {"retry_cnt": 8}, "retry_cnt 8 is more than 7"),
+        ("to_rts", {"rnr_retry": 8}, "rnr_retry 8 is more than 7"),
+        ("to_rts", {"max_rd_atomic": 255}, "max_rd_atomic 255 is more than"),
+    ],
+    ids=str,
+)
+@pytest.mark.embedded_only("devices of the kernel take some of these, and make of them what they like")
+def test_a_wrong_value_is_named(net, step, values, said):
+    qp = net.side().qp
+    qp.to_init()
+    with pytest.raises(ModifyQPError, match=said):
+        qp.to_rtr(
+            qp.qp_num, net.gid.gid, sgid_index=net.gid.gid_index, **(values if step == "to_rtr" else {})
+        )
+        qp.to_rts(**values)
+
+
+def test_why_a_queue_pair_cannot_be_made(net):
+    cq = net.side().cq
+    most = net.context.query_device()
+    for init_attr, said in (
+        (QPInitAttr(), "no send_cq; it has no recv_cq"),
+        (QPInitAttr(cq, cq, QPCap(max_send_wr=2**30)), f"max_send_wr {2**30} is more than {most.max_qp_wr}"),
+        (QPInitAttr(cq, cq, QPCap(max_recv_sge=2**20)), f"max_recv_sge {2**20} is more than {most.max_sge}"),
+    ):
+        with pytest.raises(OSError, match=said):
+            QP(net.pd, init_attr)

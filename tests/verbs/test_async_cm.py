@@ -326,6 +326,27 @@ async def test_identifiers_may_share_a_channel(loop, device, address):
 
 
 @on_every_loop
+async def test_how_long_a_step_may_take(loop, device, address):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        with AsyncCMID(library=device.library, notifier=loop.notifier) as id:
+            await id.resolve(listener.local_addr, timeout=float("inf"))
+        for wrong in (-1, float("nan")):
+            with AsyncCMID(library=device.library, notifier=loop.notifier) as id:
+                with pytest.raises(ValueError, match="timeout"):
+                    await id.resolve(listener.local_addr, timeout=wrong)
+
+
+@on_every_loop
+async def test_one_reads_the_events_of_a_device(loop, verbs):
+    """Two on one descriptor: the loop would know the last one only."""
+    first = DeviceEvents(verbs.context, notifier=loop.notifier)
+    with pytest.raises(ValueError, match="being read already"):
+        DeviceEvents(verbs.context, notifier=loop.notifier)
+    first.close()
+    DeviceEvents(verbs.context, notifier=loop.notifier).close()
+
+
+@on_every_loop
 async def test_events_of_the_device(loop, device, verbs):
     """The error state of a queue pair that a request against the rules leads to, say, is such an event."""
     verbs.by_hand()
