@@ -52,7 +52,7 @@ def open_side(args: argparse.Namespace, id: AsyncCMID | None = None) -> Iterator
     with contextlib.ExitStack() as stack:
         context = id.context if id else stack.enter_context(v.open_device(args.device))
         pd = stack.enter_context(v.PD(context))
-        cq = stack.enter_context(AsyncCQ(context, 4))
+        cq = stack.enter_context(AsyncCQ(context, 64))
         mr = stack.enter_context(pd.alloc_mr(2 * args.size))
         qp = stack.enter_context(id.create_qp(pd, cq, CAP) if id else cq.create_qp(pd, CAP))
         yield Side(qp, mr.at[: args.size], mr.at[args.size :])

@@ -81,7 +81,7 @@ class Store:
 
 async def attend(id: AsyncCMID, table: v.MR) -> None:
     """All that the server does for a client: let it in, and out."""
-    with AsyncCQ(table.pd.context, 2) as cq, id, contextlib.suppress(OSError):
+    with AsyncCQ(table.pd.context, 64) as cq, id, contextlib.suppress(OSError):
         id.create_qp(table.pd, cq)
         await id.accept(bytes(table.to_remote()))
         await id.disconnected()
@@ -107,7 +107,7 @@ async def main() -> None:
         return
     with AsyncCMID(library=library) as id:
         await id.resolve(address)
-        with v.PD(id.context) as pd, AsyncCQ(id.context, 2) as cq, pd.alloc_mr(VALUE) as room, id:
+        with v.PD(id.context) as pd, AsyncCQ(id.context, 64) as cq, pd.alloc_mr(VALUE) as room, id:
             qp = id.create_qp(pd, cq, v.QPCap(max_inline_data=VALUE))
             remote = RemoteMemory.from_bytes((await id.connect())[:20])
             operation = getattr(Store(qp, remote, room), args.command)

@@ -35,7 +35,7 @@ class Side:
 
     def __init__(self, id: AsyncCMID, size: int, stack: contextlib.ExitStack) -> None:
         pd = stack.enter_context(v.PD(id.context))
-        cq = stack.enter_context(AsyncCQ(id.context, 16))
+        cq = stack.enter_context(AsyncCQ(id.context, 64))
         self.heard, self.said = (stack.enter_context(pd.alloc_mr(WHERE.size)) for _ in range(2))
         self.ping, self.pong = (stack.enter_context(pd.alloc_mr(size, SHARED)) for _ in range(2))
         stack.callback(id.close)
