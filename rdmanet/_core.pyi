@@ -1726,6 +1726,8 @@ class CMID(Resource):
 
 # ---- The data engine: what driver.py and transport.py build on ----
 
+STREAM_DATA_SLOTS_MAX: int
+
 def stream_queue_depths(data_slots: int) -> tuple[int, int]:
     """(send, receive) queue depths of a connection with a ring of so many slots."""
 

@@ -26,6 +26,7 @@ import contextlib
 import contextvars
 import errno
 import logging
+import operator
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from rdmanet._core import (
     MR,
     PD,
     QP,
+    STREAM_DATA_SLOTS_MAX,
     AccessFlags,
     CMEvent,
     CMEventType,
@@ -77,6 +79,14 @@ class StreamConfig:
     close_timeout: float | None = CLOSE_TIMEOUT_S
     busy_poll: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("slot_bytes", self.slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
+            ("data_slots", self.data_slots, 1, STREAM_DATA_SLOTS_MAX),
+        ):
+            if not least <= operator.index(value) <= most:
+                raise ValueError(f"{name}={value!r} is not between {least} and {most}")
+
 
 # ---------------------------------------------------------------------------
 # The public functions
@@ -96,6 +106,8 @@ async def create_rdma_connection(
     connect_timeout: float | None = CONNECT_TIMEOUT_S,
     close_timeout: float | None = CLOSE_TIMEOUT_S,
     busy_poll: float | None = None,
+    slot_bytes: int = SLOT_BYTES,
+    data_slots: int = DATA_SLOTS,
     all_errors: bool = False,
     **unbuilt: Any,
 ) -> tuple[RdmaTransport, _P]:
@@ -111,10 +123,15 @@ async def create_rdma_connection(
     seconds, None for no bound. ``busy_poll`` bounds how long completions are watched after the last
     message, in seconds: None adapts, 0 never watches. It holds for the loop's whole device.
 
+    ``data_slots`` receives of ``slot_bytes`` bytes each are this side's ring: what the peer may send before
+    this side's loop comes round, in frames, and the longest frame. A connection has memory for twice as many
+    and eight more, for receiving, sending and control frames. The peer's ring may be another. 512 bytes to
+    16 MiB, and 1 to 104 slots, are possible.
+
     Raises ConnectionRefusedError (nobody listens, or the peer refuses: the text has its reason),
-    TimeoutError, other OSError; NotImplementedError names keywords of ``create_connection`` that are
-    not built yet. With several addresses the errors are merged into one OSError, or raised as an
-    ExceptionGroup with ``all_errors``.
+    TimeoutError, other OSError; ValueError for sizes that cannot be; NotImplementedError names keywords of
+    ``create_connection`` that are not built yet. With several addresses the errors are merged into one
+    OSError, or raised as an ExceptionGroup with ``all_errors``.
 
     Cancelling it undoes what was begun; if the connection had just been made it is aborted.
     """
@@ -122,7 +139,13 @@ async def create_rdma_connection(
     loop = asyncio.get_running_loop()
     if host is None or port is None:
         raise ValueError("host and port are needed")
-    config = StreamConfig(connect_timeout=connect_timeout, close_timeout=close_timeout, busy_poll=busy_poll)
+    config = StreamConfig(
+        slot_bytes=slot_bytes,
+        data_slots=data_slots,
+        connect_timeout=connect_timeout,
+        close_timeout=close_timeout,
+        busy_poll=busy_poll,
+    )
     addresses = await resolve(loop, host, port, family, proto, flags)
     local: SockAddr | None = None
     if local_addr is not None:
@@ -156,6 +179,8 @@ async def start_rdma_server(
     reuse_address: bool | None = None,
     close_timeout: float | None = CLOSE_TIMEOUT_S,
     busy_poll: float | None = None,
+    slot_bytes: int = SLOT_BYTES,
+    data_slots: int = DATA_SLOTS,
     **unbuilt: Any,
 ) -> RdmaServer:
     """Listen for byte streams over RDMA; returns an ``asyncio.AbstractServer``.
@@ -164,6 +189,7 @@ async def start_rdma_server(
     a free port and ``server.sockets`` tells which. Without ``device`` every device that owns the
     address listens; the embedded device has every address of this host.
     ``reuse_address`` is accepted and means nothing: a port is free as soon as its listener is gone.
+    ``slot_bytes`` and ``data_slots`` are the ring of each connection, as of ``create_rdma_connection``.
 
     Raises TypeError for a coroutine function (that is ``start_rdma_stream_server``), OSError when
     nothing could listen, NotImplementedError naming keywords that are not built yet. Cancelling it
@@ -176,7 +202,9 @@ async def start_rdma_server(
             "a reader and a writer use start_rdma_stream_server()"
         )
     loop = asyncio.get_running_loop()
-    config = StreamConfig(close_timeout=close_timeout, busy_poll=busy_poll)
+    config = StreamConfig(
+        slot_bytes=slot_bytes, data_slots=data_slots, close_timeout=close_timeout, busy_poll=busy_poll
+    )
 
     def make_transport(driver: Driver, server: RdmaServer) -> RdmaTransport:
         return RdmaTransport(driver, config, protocol_factory, server)
@@ -487,7 +515,11 @@ class RdmaTransport(StreamConnection):
         peer = self._extra.get("peername")
         device = self._extra.get("rdma_device")
         buffered = self.get_write_buffer_size()
-        return f"<RdmaTransport {state} peer={peer} device={device} write_buffer={buffered} bytes>"
+        told = f"{state} peer={peer} device={device}"
+        if self._extra and self.qp is not None and not self.qp.closed:
+            stats = self._stats()
+            told += f" qp={self.qp.qp_num:#x} credits={stats['credits']}/{stats['peer_slots']}"
+        return f"<RdmaTransport {told} write_buffer={buffered} bytes>"
 
     def __del__(self) -> None:
         if not getattr(self, "_torn_down", True) and self._id is not None and not self._is_foreign:

@@ -947,6 +947,7 @@ cdef class StreamConnection:
             "frames_received": self.frames_received,
             "control_frames_sent": self.controls_posted,
             "credits": self.ledger.credits() if self.ledger is not None else 0,
+            "peer_slots": self.ledger.peer_slots if self.ledger is not None else 0,
             "sends_in_flight": self.posted - self.done,
             "slots_held": self.fifo_count + self.freed_count,
         }

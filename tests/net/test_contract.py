@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import re
 import socket
 
 import pytest
@@ -157,6 +158,13 @@ async def test_the_transport_is_one(net: Net):
                 if not method.startswith("_"):
                     assert callable(getattr(transport, method)), method
         assert HOST in repr(transport)
+        qp = transport.get_extra_info("rdma_qp")
+        assert re.search(
+            rf"<RdmaTransport open .* qp={qp:#x} credits=\d+/16 write_buffer=0 bytes>", repr(transport)
+        )
+    client.transport.abort()
+    await client.until_lost()
+    assert "RdmaTransport closed" in repr(client.transport) and "credits" not in repr(client.transport)
 
 
 async def test_connection_made_comes_before_create_connection_returns(net: Net):

@@ -1,45 +1,28 @@
 """Two sides whose rings differ: each may send what the other's slots hold, and no more."""
 
 import asyncio
-import dataclasses
 
 import pytest
 from harness import HOST, HalfOpen, Net, Recorder
 from pattern import Pattern
 
 import rdmanet
-from rdmanet import transport
-from rdmanet.transport import StreamConfig
 
 GEOMETRIES = [(512, 1), (512, 3), (4096, 2), (65536, 1), (65536, 104)]
 
 
-@pytest.fixture
-def ring(monkeypatch):
-    """Build connections, from now on, with rings of `data_slots` slots of `slot_bytes`."""
-
-    def use(slot_bytes: int, data_slots: int) -> None:
-        def config(**given):
-            return dataclasses.replace(StreamConfig(**given), slot_bytes=slot_bytes, data_slots=data_slots)
-
-        monkeypatch.setattr(transport, "StreamConfig", config)
-
-    return use
-
-
-async def pair(net: Net, ring, ours: tuple[int, int], theirs: tuple[int, int], factory=Recorder):
-    ring(*theirs)
-    _, port = await net.serve(factory)
-    ring(*ours)
-    client = await net.connect(port, factory)
+async def pair(net: Net, ours: tuple[int, int], theirs: tuple[int, int], factory=Recorder):
+    """A connection of (slot_bytes, data_slots) here and there."""
+    _, port = await net.serve(factory, slot_bytes=theirs[0], data_slots=theirs[1])
+    client = await net.connect(port, factory, slot_bytes=ours[0], data_slots=ours[1])
     (server,) = await net.accepted_beside([client])
     return client, server
 
 
 @pytest.mark.parametrize("theirs", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("ours", GEOMETRIES, ids=str)
-async def test_bytes_arrive_both_ways_at_once(net: Net, ring, ours, theirs):
-    client, server = await pair(net, ring, ours, theirs, HalfOpen)
+async def test_bytes_arrive_both_ways_at_once(net: Net, ours, theirs):
+    client, server = await pair(net, ours, theirs, HalfOpen)
     size = 200_000
     for side in (client, server):
         side.transport.write(Pattern().take(size))
@@ -54,9 +37,9 @@ async def test_bytes_arrive_both_ways_at_once(net: Net, ring, ours, theirs):
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-async def test_news_of_regions_fit_the_smaller_slots(net: Net, ring, geometry):
+async def test_news_of_regions_fit_the_smaller_slots(net: Net, geometry):
     """A Credit's body is cut to what the peer's slots hold, even while bytes compete for them."""
-    client, server = await pair(net, ring, (65536, 16), geometry)
+    client, server = await pair(net, (65536, 16), geometry)
     pd = client.transport.get_extra_info("rdma_pd")
     with pd.alloc_mr(64, 4) as mr:  # IBV_ACCESS_REMOTE_READ
         offers = [client.transport.offer(mr, name="n" * 200) for _ in range(30)]
@@ -69,8 +52,20 @@ async def test_news_of_regions_fit_the_smaller_slots(net: Net, ring, geometry):
     assert len(await server.until_received(100_000)) == 100_000
 
 
-async def test_a_ring_that_cannot_be_is_refused(net: Net, ring):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"data_slots": 105}, "data_slots=105 is not between 1 and 104"),
+        ({"data_slots": 0}, "data_slots=0"),
+        ({"slot_bytes": 511}, "slot_bytes=511 is not between 512 and 16777216"),
+        ({"slot_bytes": (1 << 24) + 1}, "slot_bytes=16777217"),
+    ],
+)
+async def test_a_ring_that_cannot_be_is_refused(net: Net, wrong, message):
     _, port = await net.serve()
-    ring(65536, 105)
-    with pytest.raises(ValueError, match="105 slots"):
-        await rdmanet.create_rdma_connection(Recorder, HOST, port)
+    with pytest.raises(ValueError, match=message):
+        await rdmanet.create_rdma_connection(Recorder, HOST, port, **wrong)
+    with pytest.raises(ValueError, match=message):
+        await rdmanet.start_rdma_server(Recorder, HOST, 0, **wrong)
+    with pytest.raises(TypeError):
+        await rdmanet.create_rdma_connection(Recorder, HOST, port, data_slots="16")
