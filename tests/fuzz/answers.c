@@ -89,7 +89,8 @@ static void say(const uint8_t *data, size_t size, bool composed)
 			send(fd, &whole, sizeof(whole.answer) + whole.answer.length, MSG_NOSIGNAL | MSG_DONTWAIT);
 		} else if (piece && composed && length >= 4) {
 			struct rn_wire_frame frame = {.kind = piece[0] % (RN_FRAME_KINDS + 1), .serial = piece[1],
-						      .ack = (int8_t)piece[2], .total = piece[3], .length = piece[3]};
+						      .ack = (int8_t)piece[2], .total = piece[3], .length = piece[3],
+						      .flags = length > 4 ? piece[4] : 0};
 			char whole[sizeof(frame) + 256] = {0};
 
 			memcpy(whole, &frame, sizeof(frame));
@@ -106,13 +107,8 @@ static void say(const uint8_t *data, size_t size, bool composed)
 /* Until the device has hung up, or has taken all that was said. */
 static void await_the_end(int fd)
 {
-	char got[4096];
-	ssize_t length;
-
 	shutdown(fd, SHUT_WR);
-	while ((length = recv(fd, got, sizeof(got), 0)) > 0)
-		;
-	CHECK(length == 0 || errno == ECONNRESET);
+	hear_the_end(fd);
 }
 
 /* All but what it may fetch into. */

@@ -45,6 +45,18 @@ static inline const uint8_t *next_piece(const uint8_t **data, size_t *size, size
 	return piece;
 }
 
+/* Until the other end has hung up. libFuzzer's alarm interrupts a recv that has a time limit. */
+static inline void hear_the_end(int fd)
+{
+	char said[4096];
+	ssize_t got;
+
+	do
+		got = recv(fd, said, sizeof(said), 0);
+	while (got > 0 || (got < 0 && errno == EINTR));
+	CHECK(got == 0 || errno == ECONNRESET);
+}
+
 static inline int connect_tcp(uint16_t port)
 {
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -63,19 +75,15 @@ static inline int connect_tcp(uint16_t port)
 static inline void converse(int fd, const uint8_t *data, size_t size)
 {
 	struct timeval patience = {.tv_sec = 20};
-	char answer[4096];
 	const uint8_t *piece;
 	size_t length;
-	ssize_t got;
 
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	while ((piece = next_piece(&data, &size, &length)))
 		if (send(fd, piece, length, MSG_NOSIGNAL) < 0)
 			break;
 	shutdown(fd, SHUT_WR);
-	while ((got = recv(fd, answer, sizeof(answer), 0)) > 0)
-		;
-	CHECK(got == 0 || errno == ECONNRESET);
+	hear_the_end(fd);
 	close(fd);
 }
 
