@@ -577,6 +577,9 @@ void rn_stream_end(struct rn_stream *stream)
 		return;
 	stream->ended = true;
 	rn_task_post(&stream->task);
+	/* What waits for a rider waits in vain from here on. */
+	if (stream->is_out && stream->qp->streams.in && stream->qp->streams.in->held)
+		rn_stream_go_on(stream->qp->streams.in);
 }
 
 void rn_stream_lost(struct rn_stream *stream)

@@ -275,7 +275,7 @@ bool rn_rider_makes_sense(uint32_t length);
 /* All of the answer at hand is there. False: the peer breaks the rules. */
 bool rn_rider_came(struct rn_qp *qp);
 /* The frame at hand has to wait for one. */
-bool rn_rider_is_ahead(const struct rn_stream *in);
+bool rn_rider_is_ahead(const struct rn_qp *qp);
 
 /* --- stream_timeout.c ----------------------------------------------------------------------------------- */
 

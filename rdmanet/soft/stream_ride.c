@@ -122,8 +122,11 @@ bool rn_rider_came(struct rn_qp *qp)
 	return true;
 }
 
-bool rn_rider_is_ahead(const struct rn_stream *in)
+bool rn_rider_is_ahead(const struct rn_qp *qp)
 {
+	const struct rn_stream *out = qp->streams.out, *in = qp->streams.in;
+
+	/* It can come by our own connection only. */
 	return in->head.flags & RN_FRAME_BEHIND_RIDER && in->head.serial == in->expected + 1 && !in->rides && !in->waits &&
-	       !in->failed;
+	       !in->failed && out && !out->ended && out->state == RN_STREAM_OPEN;
 }

@@ -399,7 +399,7 @@ bool rn_stream_serve(struct rn_qp *qp)
 			run -= in->payload_left;
 		} else if (rn_wire_available(in) >= sizeof(in->head)) {
 			memcpy(&in->head, in->input + in->input_at, sizeof(in->head));
-			in->held = rn_rider_is_ahead(in);
+			in->held = rn_rider_is_ahead(qp);
 			if (in->held)
 				break;
 			rn_wire_take(in, sizeof(in->head));

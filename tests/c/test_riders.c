@@ -450,6 +450,27 @@ static void test_lies(void)
 	refuse(lie_and_leave);
 }
 
+/* The connection by which the rider would have to come is left in good order: no more waiting. */
+static void test_nothing_waits_for_who_has_left(void)
+{
+	struct rn_wire_frame here = {.kind = RN_FRAME_HERE}, behind;
+
+	open_all();
+	ask(&here, 0);
+	serial = 1;
+	behind = make_send(0);
+	behind.flags = RN_FRAME_BEHIND_RIDER;
+	ask(&behind, 'x');
+	while (!is_held())
+		expect_nothing(end.cq);
+	answer(responder.answers, RN_ANSWER_BYE, 0, 0);
+	/* Nothing is under way, so the program doesn't look there; the engine does when it polls no more. */
+	CHECK_EQ(ibv_req_notify_cq(end.cq, 0), 0);
+	EVENTUALLY(!is_held());
+	CHECK_EQ(end.buffer[0], 'a');
+	close_all();
+}
+
 /* --- two devices -------------------------------------------------------------------------------------------------- */
 
 /* To and fro, one to four messages at a time, short and long, and now and then receives are posted too late: each
@@ -598,6 +619,7 @@ int main(void)
 	RUN(test_after_an_rnr_nak_the_old_way_is_taken);
 	RUN(test_a_rider_before_the_end_counts);
 	RUN(test_lies);
+	RUN(test_nothing_waits_for_who_has_left);
 	RUN(test_to_and_fro);
 	return 0;
 }
