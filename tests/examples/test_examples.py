@@ -66,7 +66,7 @@ def test_file_transfer(serve, tmp_path):
     content = os.urandom(1_000_003)
     (tmp_path / "file").write_bytes(content)
     (tmp_path / "arrived").mkdir()
-    _, port = serve("file_transfer.py", "receive", tmp_path / "arrived")
+    _, port = serve("file_transfer.py", "receive", tmp_path / "arrived", "127.0.0.1", 0)
     run("file_transfer.py", "send", "127.0.0.1", port, tmp_path / "file")
     assert (tmp_path / "arrived/file").read_bytes() == content
 
