@@ -33,16 +33,25 @@ class Future(Awaitable[Any], Protocol):
     def done(self) -> bool:
         """Whether it has one, or who awaited it was cancelled."""
 
-    def set_result(self, result: Any, /) -> None: ...
-    def set_exception(self, exception: BaseException, /) -> None: ...
+    def set_result(self, result: Any, /) -> None:
+        """Wake who awaits it, with this; once, and not when done()."""
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """Wake who awaits it, by raising this there."""
 
 
 class Notifier(Protocol):
     """An event loop, as far as it is needed here."""
 
-    def add_reader(self, fd: int, callback: Callable[[], object], /) -> object: ...
-    def remove_reader(self, fd: int, /) -> object: ...
-    def call_soon(self, callback: Callable[[], object], /) -> object: ...
+    def add_reader(self, fd: int, callback: Callable[[], object], /) -> object:
+        """Call back whenever fd is readable; a descriptor has one reader."""
+
+    def remove_reader(self, fd: int, /) -> object:
+        """Do so no more; the descriptor may be closed next."""
+
+    def call_soon(self, callback: Callable[[], object], /) -> object:
+        """Call back once, after what is ready to run now."""
+
     def create_future(self) -> Any:
         """A Future."""
 
@@ -75,6 +84,7 @@ class TrioNotifier:
         self._readers: dict[int, trio.CancelScope] = {}
 
     def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call back whenever fd is readable, from a system task."""
         scope = self._readers[fd] = self._trio.CancelScope()
         self._trio.lowlevel.spawn_system_task(self._read, fd, callback, scope, name=f"rdmanet reader {fd}")
 
@@ -91,6 +101,7 @@ class TrioNotifier:
                     logger.exception("%r failed", callback)
 
     def remove_reader(self, fd: int) -> None:
+        """End that task."""
         scope = self._readers.pop(fd, None)
         if scope is not None:
             scope.cancel()
@@ -98,9 +109,11 @@ class TrioNotifier:
             self._trio.lowlevel.notify_closing(fd)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
+        """Call back in the run loop's next round."""
         self._token.run_sync_soon(callback)
 
     def create_future(self) -> _TrioFuture:
+        """One result to come, for one task."""
         return _TrioFuture(self._trio)
 
 
