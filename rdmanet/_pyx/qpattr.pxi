@@ -277,6 +277,17 @@ cdef str wrong_values(Context context, attr):
     return text
 
 
+cdef int check_queues(init_attr) except -1:
+    """Raise for a QPInitAttr without a completion queue that its type needs: libibverbs would crash."""
+    if init_attr.qp_type == QPType.XRC_RECV:
+        return 0
+    for name in ("send_cq", "recv_cq"):
+        if getattr(init_attr, name) is None and (name == "send_cq" or init_attr.qp_type != QPType.XRC_SEND):
+            raise OSError(
+                EINVAL, f"ibv_create_qp: {strerror(EINVAL).decode()}: {init_attr.qp_type!r}; it has no {name}")
+    return 0
+
+
 cdef str why_not_created(Context context, init_attr):
     """What usually is wrong with a QPInitAttr that was refused, with the numbers."""
     device, cap = context.query_device(), init_attr.cap
@@ -286,11 +297,6 @@ cdef str why_not_created(Context context, init_attr):
             ("max_send_sge", cap.max_send_sge, device.max_sge), ("max_recv_sge", cap.max_recv_sge, device.max_sge),
         ) if value > most
     ])
-    connected_to_process = init_attr.qp_type in (QPType.XRC_SEND, QPType.XRC_RECV)
-    if init_attr.send_cq is None and init_attr.qp_type != QPType.XRC_RECV:
-        text += "; it has no send_cq"
-    if init_attr.recv_cq is None and not connected_to_process:
-        text += "; it has no recv_cq"
     if init_attr.qp_type == QPType.XRC_RECV and getattr(init_attr, "xrcd", None) is None:
         text += "; it has no xrcd, see QPInitAttrEx"
     return text

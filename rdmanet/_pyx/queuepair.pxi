@@ -70,6 +70,7 @@ cdef class QP(Resource):
         cdef int rc, value = init_attr.qp_type
         cdef bint extended = isinstance(init_attr, QPInitAttrEx)
         pd.usable()
+        check_queues(init_attr)
         self.send_cq = cq_of(pd, init_attr.send_cq)
         self.recv_cq = cq_of(pd, init_attr.recv_cq)
         library = pd.context.library.c

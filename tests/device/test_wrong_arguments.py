@@ -34,7 +34,7 @@ from rdmanet.verbs import (
     live_objects,
 )
 
-from .conftest import EVERYTHING, needs
+from .conftest import EVERYTHING, driver, needs
 
 BINDABLE = EVERYTHING | AccessFlags.MW_BIND
 
@@ -130,8 +130,9 @@ def test_sizes_that_cannot_be(net, length):
 
 
 def test_why_memory_is_not_registered(net):
-    with pytest.raises(OSError, match="0 bytes.*at least one byte"):
-        net.pd.reg_mr(bytearray())
+    if driver(net.context) != "rxe":  # which registers it
+        with pytest.raises(OSError, match="0 bytes.*at least one byte"):
+            net.pd.reg_mr(bytearray())
     with pytest.raises(OSError, match="REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE"):
         net.pd.reg_mr(bytearray(8), AccessFlags.REMOTE_WRITE)
     with pytest.raises(BufferError):
@@ -220,12 +221,10 @@ def test_what_a_completion_queue_may_have(net):
 # ---- Refused requests say why -------------------------------------------------------------------------
 
 
+@pytest.mark.not_on_siw("takes more elements than it says")
 def test_a_refused_request_says_why(net):
-    side = net.side(max_send_sge=1, max_recv_sge=1, max_inline_data=16)
-    mr = net.mr()
-    with pytest.raises(OSError, match="RESET nothing is posted"):
-        side.receive(mr)
     side, _ = net.pair()
+    mr = net.mr()
     cap = side.qp.cap
     with pytest.raises(OSError, match=rf"{cap.max_send_sge} elements \(QPCap.max_send_sge"):
         side.send([mr.sge(0, 1)] * (cap.max_send_sge + 1))
@@ -241,6 +240,8 @@ def test_a_refused_request_says_why(net):
 
 def test_before_it_is_connected(net, by_hand):
     side = net.side()
+    with pytest.raises(OSError, match="RESET nothing is posted"):
+        side.receive()
     side.qp.to_init()
     with pytest.raises(OSError, match="has to be connected"):
         side.send()
