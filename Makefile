@@ -36,7 +36,7 @@ test-netns: build $(VENV)/.test ## run the suite between two hosts, network name
 	@$(py) scripts/two_hosts.py $(py) -m pytest --across 4 tests/net tests/device $(ARGS)
 	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 tests/net tests/device $(ARGS)
 
-test-kernel: build $(VENV)/.test ## run the device and stream tests on the kernel's soft-RoCE and soft-iWARP, in QEMU (five to ten minutes)
+test-kernel: build $(VENV)/.test ## run all tests that use a device on the kernel's soft-RoCE and soft-iWARP, in QEMU (ten minutes)
 	@$(py) scripts/test-kernel $(ARGS)
 
 # --- set-up -------------------------------------------------------------------------------------------

@@ -22,12 +22,17 @@ import pytest
 from rdmanet import _core
 from rdmanet.cli import soft_run
 
+LOOPS = ("asyncio", "uvloop", "trio", "own")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="embedded", help="a device's name; by default the embedded one")
     parser.addoption("--address", help="an IP address of that device; by default found by its GIDs")
     parser.addoption(
-        "--loop", choices=("asyncio", "uvloop"), help="of the stream tests, those on this loop only"
+        "--loop",
+        action="append",
+        choices=LOOPS,
+        help="of the tests that run on several loops, those on this one only; may be given several times",
     )
     parser.addoption(
         "--across",
@@ -64,9 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A stream test's first parameter is its loop."""
+    """A test's first parameter is its loop, if it has one."""
     if wanted := config.getoption("--loop"):
-        other = {"asyncio", "uvloop"} - {wanted}
+        other = {*LOOPS} - {*wanted}
         loops = {item: item.name.partition("[")[2].rstrip("]").split("-")[0] for item in items}
         config.hook.pytest_deselected(items=[item for item in items if loops[item] in other])
         items[:] = [item for item in items if loops[item] not in other]

@@ -188,6 +188,7 @@ async def test_a_caller_that_connects_and_dies(net: Net, device):
         await asyncio.sleep(0)
 
 
+@pytest.mark.not_on_siw("refuses queue pairs beyond some fifty")
 async def test_the_listeners_backlog_is_bounded(net: Net):
     """Requests beyond the backlog are refused or wait; none is lost, and nothing crashes."""
     _, port = await net.serve(Echo, backlog=3)

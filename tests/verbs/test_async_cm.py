@@ -179,6 +179,7 @@ async def test_cancelling_a_phase_leaves_closing(loop, device, address, phase):
         id.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("goes", ["client", "server", "both"])
 @on_every_loop

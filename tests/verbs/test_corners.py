@@ -22,8 +22,8 @@ from rdmanet.verbs import (
 )
 from rdmanet.verbs_async import AsyncCQ
 
-no_windows = pytest.mark.not_on_iwarp("there are no memory windows")
-no_atomics = pytest.mark.not_on_iwarp("there are no atomic operations")
+no_windows = pytest.mark.not_on_iwarp("has no memory windows")
+no_atomics = pytest.mark.not_on_iwarp("has no atomics")
 
 
 def writing(mr, **options):
@@ -33,6 +33,7 @@ def writing(mr, **options):
 # ---- A chain that is refused --------------------------------------------------------------------------
 
 
+@pytest.mark.not_on_siw("does not count elements when posting")
 @pytest.mark.parametrize("flags", [SendFlags.NONE, SendFlags.SIGNALED])
 @on_every_loop
 async def test_a_chain_that_is_refused_in_its_middle(loop, verbs, flags):
@@ -86,6 +87,7 @@ async def test_who_waits_for_a_turn_hears_that_the_queue_pair_was_closed(loop, v
     assert cq.pending == 0
 
 
+@pytest.mark.not_on_siw("has queue pairs that are moved by rdma_cm only")
 @on_every_loop
 async def test_who_waits_for_a_turn_has_it_after_a_reset(loop, verbs):
     cq = verbs.cq(loop)
@@ -100,6 +102,7 @@ async def test_who_waits_for_a_turn_has_it_after_a_reset(loop, verbs):
 
 
 @no_windows
+@pytest.mark.long  # rxe takes a minute to let go of a queue pair with a window
 @pytest.mark.parametrize("end", ["close", "qp.close", "qp.to_error", "qp.to_reset"])
 @on_every_loop
 async def test_sharing_ends_well_without_the_queue_pair(loop, verbs, end):

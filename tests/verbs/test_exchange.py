@@ -14,6 +14,8 @@ from rdmanet.verbs_async import exchange
 CAP = {"max_send_wr": 4, "max_recv_wr": 4}
 CONNECTED = b"connected\n"
 
+pytestmark = pytest.mark.usefixtures("by_hand")
+
 
 class Stream:
     """One direction of a connection, with a writer's and a reader's face, on any loop."""
@@ -156,7 +158,7 @@ async def test_cancelling_leaves_closing(loop, verbs):
     sides.a.close()
 
 
-@pytest.mark.not_on_iwarp("there are no datagrams")
+@pytest.mark.not_on_iwarp("has no datagrams")
 async def test_datagrams_have_no_peer(verbs):
     class Peer:
         async def readexactly(self, n):
