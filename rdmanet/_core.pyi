@@ -436,6 +436,69 @@ class PD(Resource):
         :raises OSError: EOPNOTSUPP, where the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
         """
 
+class BufferPool:
+    """Registered memory, lent in buffers: `with pool.acquire(100) as buffer:`.
+
+    :param buffer_bytes: the length of each
+    :param count: how many; the pool never grows
+    :param huge_pages: as of `PD.alloc_mr`
+    :raises OSError: as `PD.alloc_mr`
+    """
+
+    def __init__(
+        self, pd: PD, buffer_bytes: int, count: int, *, huge_pages: bool | Literal["try"] = False
+    ) -> None: ...
+    @property
+    def mr(self) -> MR: ...
+    @property
+    def buffer_bytes(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def available(self) -> int:
+        """How many buffers acquire() has now."""
+    @property
+    def closed(self) -> bool: ...
+    def acquire(self, nbytes: int | None = None) -> PooledBuffer:
+        """A buffer for the time of a `with` block, with what its last user has left in it.
+
+        :param nbytes: its length; by default all of buffer_bytes
+        :returns: a PooledBuffer
+        :raises ValueError: that is more than a buffer has, or the pool is closed
+        :raises OSError: ENOBUFS, all are in use
+        """
+    def fits(self, nbytes: int | None) -> None:
+        """Raise ValueError unless acquire() could ever give that."""
+    def _freed(self) -> None: ...
+    def close(self) -> None:
+        """Give the memory back. Doing it again does nothing.
+
+        :raises OSError: EBUSY while buffers are lent, or in requests under way; it stays open
+        """
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+@final
+class PooledBuffer:
+    """A buffer of a pool, for requests (as an element) and for the program (as a buffer: `memoryview(buffer)`)."""
+
+    @property
+    def pool(self) -> BufferPool: ...
+    def release(self) -> None:
+        """Give it back: others get it as soon as no request and no memoryview refers to it. Twice is once."""
+    def sge(self, offset: int = 0, length: int | None = None) -> SGE:
+        """A part of it for a work request; SGE checks the bounds."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: Any) -> Any: ...
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
 class MR(Resource):
     """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work."""
 

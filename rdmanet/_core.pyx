@@ -13,6 +13,7 @@ Reading order is the order of the includes:
     address      address records and handles: the way to a peer
     completion   completion channels and queues, work completions
     polling      completion queues with an iterator, and timestamps
+    bufferpool   registered buffers, lent and taken back
     workrequest  scatter/gather elements, send and receive requests
     window       memory windows: keys for parts of regions
     srq          shared receive queues, and XRC domains
@@ -42,7 +43,8 @@ from cpython.pythread cimport (
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.errno cimport (
-    EACCES, EAGAIN, EBUSY, ECONNRESET, EINTR, EINVAL, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EPERM, errno,
+    EACCES, EAGAIN, EBUSY, ECONNRESET, EINTR, EINVAL, ENOBUFS, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP,
+    EPERM, errno,
 )
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
@@ -82,6 +84,7 @@ include "_pyx/devicememory.pxi"
 include "_pyx/address.pxi"
 include "_pyx/completion.pxi"
 include "_pyx/polling.pxi"
+include "_pyx/bufferpool.pxi"
 include "_pyx/workrequest.pxi"
 include "_pyx/window.pxi"
 include "_pyx/srq.pxi"

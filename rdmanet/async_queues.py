@@ -30,10 +30,11 @@ nothing else cannot starve the others.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import weakref
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from rdmanet._core import (
     CQ,
@@ -46,6 +47,7 @@ from rdmanet._core import (
     WC,
     AccessFlags,
     AsyncEvent,
+    BufferPool,
     CompChannel,
     CompletionWatcher,
     Context,
@@ -54,6 +56,7 @@ from rdmanet._core import (
     MWType,
     Operation,
     OperationQueue,
+    PooledBuffer,
     QPCap,
     QPInitAttr,
     QPType,
@@ -417,6 +420,58 @@ async def shared(
         access |= AccessFlags.LOCAL_WRITE
     with pd.reg_mr(buffer, access) as mr:
         yield mr.to_remote()
+
+
+class AsyncBufferPool(BufferPool):
+    """A BufferPool whose buffers can be waited for, in turn: `with await pool.get(100) as buffer:`.
+
+    It belongs to the thread of its event loop, like all here. Parameters are BufferPool's.
+    """
+
+    def __init__(
+        self,
+        pd: PD,
+        buffer_bytes: int,
+        count: int,
+        *,
+        huge_pages: bool | Literal["try"] = False,
+        notifier: Notifier | None = None,
+    ) -> None:
+        self._waiting: collections.deque[Future] = collections.deque()
+        self._promised = 0  # buffers that those who were woken are about to take
+        self._notifier = current_notifier() if notifier is None else notifier
+        super().__init__(pd, buffer_bytes, count, huge_pages=huge_pages)
+
+    async def get(self, nbytes: int | None = None) -> PooledBuffer:
+        """acquire(), when there is one; who came first is served first. Cancelling takes none.
+
+        :raises ValueError: there can be none of that length, or the pool is closed
+        """
+        self.fits(nbytes)
+        place = self._waiting.append
+        while self.available <= self._promised:
+            future = self._notifier.create_future()
+            place(future)
+            place = self._waiting.appendleft  # if acquire() is quicker than who was woken
+            try:
+                await future
+            except BaseException:
+                if future in self._waiting:
+                    self._waiting.remove(future)
+                else:
+                    self._promised -= 1
+                    self._freed()
+                raise
+            self._promised -= 1
+            self.fits(nbytes)
+        return self.acquire(nbytes)
+
+    def _freed(self) -> None:
+        while self._waiting and self.available > self._promised:
+            future = self._waiting.popleft()
+            self._promised += 1
+            if not future.done():
+                future.set_result(None)
 
 
 class DeviceEvents(Closing):

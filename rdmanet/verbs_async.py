@@ -16,11 +16,12 @@ memory that a peer can reach.
 
 from rdmanet.async_cm import AsyncCMChannel, AsyncCMID, AsyncCMListener
 from rdmanet.async_exchange import exchange
-from rdmanet.async_queues import AsyncCQ, AsyncQP, DeviceEvents, shared
+from rdmanet.async_queues import AsyncBufferPool, AsyncCQ, AsyncQP, DeviceEvents, shared
 from rdmanet.notifier import Future, Notifier, TrioNotifier, current_notifier
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 __all__ = [
+    "AsyncBufferPool",
     "AsyncCMChannel",
     "AsyncCMID",
     "AsyncCMListener",

@@ -39,9 +39,9 @@ class SendFlags(enum.IntFlag):
 cdef class SGE:
     """A scatter/gather element: length bytes at offset of a region.
 
-    :param buffer: an MR, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey of a region
-        that covers it, or without one for a request with SendFlags.INLINE, whose bytes are copied while it
-        is posted
+    :param buffer: an MR, or a PooledBuffer, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey
+        of a region that covers it, or without one for a request with SendFlags.INLINE, whose bytes are copied
+        while it is posted
     :param offset: in bytes, from the buffer's beginning
     :param length: in bytes; None is the rest
     :raises IndexError: the part is not within the buffer
@@ -71,6 +71,8 @@ cdef class SGE:
             if lkey is None and isinstance(self.buffer.obj, MR):
                 mr = self.buffer.obj
                 self.c.lkey, self.buffer = mr.ptr.lkey, mr
+            elif lkey is None and isinstance(self.buffer.obj, PooledBuffer):
+                self.c.lkey = (<PooledBuffer>self.buffer.obj).pool.mr.lkey     # its export stays: it is in use
         if start > size:
             raise IndexError(f"SGE: offset {start} is past the end of {size} bytes")
         if length is None:

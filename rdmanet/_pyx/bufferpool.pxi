@@ -1,0 +1,165 @@
+# A pool of registered buffers: one region, cut into buffers of one size.
+#
+# Registering is dear, and memory that a device may still touch must not be used for anything else. So a buffer is
+# lent: leaving its block gives it back, but it comes free only when nothing refers to its memory any more, and a
+# request refers to it until its completion has been polled (or its queue pair is destroyed). That is counted by the
+# buffer protocol itself: the element of a request holds an export of the buffer. An await that was cancelled, or a
+# program that leaves the block too early, delays a buffer and never shares it.
+#
+# The pool's memory is for local use only: a key that a peer has been told would outlive the loan.
+
+
+cdef class BufferPool:
+    """Registered memory, lent in buffers: `with pool.acquire(100) as buffer:`.
+
+    :param buffer_bytes: the length of each
+    :param count: how many; the pool never grows
+    :param huge_pages: as of `PD.alloc_mr`
+    :raises OSError: as `PD.alloc_mr`
+    """
+
+    cdef object __weakref__
+    cdef readonly MR mr
+    cdef readonly size_t buffer_bytes
+    cdef readonly Py_ssize_t count
+    cdef size_t stride
+    cdef list free
+
+    def __init__(self, PD pd not None, size_t buffer_bytes, Py_ssize_t count, *, huge_pages=False):
+        if self.mr is not None:
+            raise RuntimeError(f"{self!r} is made already")
+        if buffer_bytes == 0 or count <= 0:
+            raise ValueError(f"a pool of {count} buffers of {buffer_bytes} bytes")
+        self.stride = (buffer_bytes + 63) & ~<size_t>63    # no cache line of two
+        self.mr = pd.alloc_mr(int(self.stride) * count, huge_pages=huge_pages)
+        self.buffer_bytes, self.count = buffer_bytes, count
+        self.free = list(range(count - 1, -1, -1))
+
+    @property
+    def available(self):
+        """How many buffers acquire() has now."""
+        return 0 if self.closed else len(self.free)
+
+    @property
+    def closed(self):
+        return self.mr is None or self.mr.closed
+
+    def acquire(self, nbytes=None):
+        """A buffer for the time of a `with` block, with what its last user has left in it.
+
+        :param nbytes: its length; by default all of buffer_bytes
+        :returns: a PooledBuffer
+        :raises ValueError: that is more than a buffer has, or the pool is closed
+        :raises OSError: ENOBUFS, all are in use
+        """
+        cdef PooledBuffer buffer
+        self.fits(nbytes)
+        if not self.free:
+            raise OSError(ENOBUFS, f"all {self.count} buffers of {self.buffer_bytes} bytes are lent, "
+                                   "or in requests whose completions have not been polled")
+        buffer = PooledBuffer.__new__(PooledBuffer)
+        buffer.length = self.buffer_bytes if nbytes is None else nbytes
+        buffer.index = self.free.pop()
+        buffer.pool = self
+        return buffer
+
+    def fits(self, nbytes):
+        """Raise ValueError unless acquire() could ever give that."""
+        if self.closed:
+            raise ValueError("this BufferPool is closed")
+        self.mr.usable()
+        if nbytes is not None and not 0 <= nbytes <= self.buffer_bytes:
+            raise ValueError(f"{nbytes} bytes of a buffer of {self.buffer_bytes}")
+
+    def _freed(self):
+        """A buffer has come back; for subclasses."""
+
+    def close(self):
+        """Give the memory back. Doing it again does nothing.
+
+        :raises OSError: EBUSY while buffers are lent, or in requests under way; it stays open
+        """
+        if self.closed:
+            return
+        if len(self.free) < self.count:
+            raise OSError(EBUSY, f"{self.count - len(self.free)} of {self.count} buffers are in use")
+        self.mr.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __repr__(self):
+        if self.closed:
+            return f"<{type(self).__name__} closed>"
+        what = f"{self.count} buffers of {self.buffer_bytes} bytes"
+        return f"<{type(self).__name__} {len(self.free)} of {what} are free>"
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class PooledBuffer:
+    """A buffer of a pool, for requests (as an element) and for the program (as a buffer: `memoryview(buffer)`)."""
+
+    cdef readonly BufferPool pool
+    cdef Py_ssize_t index, exports
+    cdef size_t length
+    cdef bint released
+
+    def __init__(self):
+        raise TypeError("use BufferPool.acquire()")
+
+    def __del__(self):
+        if self.pool is not None and not self.released:
+            warnings.warn(f"unreleased {self!r}", ResourceWarning, source=self)
+            self.release()
+
+    def release(self):
+        """Give it back: others get it as soon as no request and no memoryview refers to it. Twice is once."""
+        if not self.released:
+            self.released = True
+            self.come_free()
+
+    cdef int come_free(self) except -1:
+        if self.released and self.exports == 0:
+            self.pool.free.append(self.index)
+            self.pool._freed()
+        return 0
+
+    def sge(self, size_t offset=0, length=None):
+        """A part of it for a work request; SGE checks the bounds."""
+        return SGE(self, offset, length)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, key):
+        with memoryview(self) as view:
+            part = view[key]
+            return bytes(part) if isinstance(part, memoryview) else part
+
+    def __setitem__(self, key, value):
+        with memoryview(self) as view:
+            view[key] = value
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        if self.released:
+            raise ValueError("this PooledBuffer was given back")
+        self.pool.mr.usable()
+        PyBuffer_FillInfo(view, self, self.pool.mr.addr + self.index * self.pool.stride, self.length, False, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.exports -= 1
+        self.come_free()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.release()
+
+    def __repr__(self):
+        return f"<PooledBuffer {self.index} of {self.length} bytes{' given back' if self.released else ''}>"
