@@ -226,13 +226,11 @@ cdef class OperationQueue:
             self.close()
 
     cdef int emptied(self) except -1:
-        """The queue pair was reset, or is gone: what waits for its turn is to be tried, and told."""
-        if self.backlog and PyThread_get_thread_ident() == self.watcher.thread:
-            self.watcher.stirred = True
-            try:
-                self.watcher.soon()
-            except RuntimeError:
-                pass    # the loop is closed
+        """The queue pair was reset, or is gone: what waits for its turn ends with what is in flight."""
+        cdef Operation operation
+        while self.backlog:
+            operation = self.backlog.popleft()
+            operation.lost()
         return 0
 
     @property
@@ -252,9 +250,7 @@ cdef class OperationQueue:
         if self.closed:
             return
         self.closed = True
-        while self.backlog:
-            operation = self.backlog.popleft()
-            operation.lost()
+        self.emptied()
         self.watcher.reserved -= self.depth
         queues = self.table().queues
         queues[:] = [reference for reference in queues if reference() not in (self, None)]
@@ -441,10 +437,7 @@ cdef class OperationQueue:
                 if not operation.given_up() and not self.post(operation):
                     return 0
             except Exception as exc:
-                if self.qp.is_open():
-                    operation.fail(exc)
-                else:
-                    operation.lost()
+                operation.fail(exc)
             self.backlog.popleft()
             if not operation.posted:
                 operation.fail(None)    # nobody is there to hear it
@@ -482,7 +475,6 @@ cdef class CompletionWatcher:
     cdef list waiting                   # futures of those who wait for completions of others' requests
     cdef readonly object found          # those completions
     cdef bint scheduled, polling, armed, closed
-    cdef bint stirred                   # what waits for its turn may have it, though nothing has completed
     cdef object owner                   # the thread
     cdef object error                   # the completion queue's
     cdef watch_window window
@@ -646,9 +638,8 @@ cdef class CompletionWatcher:
                     return 1
                 self.next, self.count = 0, n
             n = self.count - self.next
-            if n == 0 and not self.stirred:
+            if n == 0:
                 return 0
-            self.stirred = False
             self.completions += n
             while self.next < self.count:
                 self.next += 1
