@@ -101,6 +101,7 @@ async def test_bounds(net: Net):
             assert await remote.read(99, 1) == b"\0"
 
 
+@pytest.mark.not_on_siw("ends the connection without a verdict")
 async def test_memory_that_is_gone_too_early(net: Net):
     """The owner has closed it and still offers it: the reader is told which memory it was."""
     client, server = await net.pair()

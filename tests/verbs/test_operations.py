@@ -157,6 +157,7 @@ async def test_the_first_of_a_chain_that_fails_is_told(loop, verbs):
         await a.write(mr.at[:1], mr.to_remote())
 
 
+@pytest.mark.not_on_siw("completes a WRITE or SEND when it is sent; a refusal ends the connection")
 @on_every_loop
 @pytest.mark.parametrize(
     "opcode",
