@@ -182,3 +182,15 @@ async def test_two_directions_at_once(net: Net):
     await client.until_received(200_000)
     assert server.data == b"".join(bytes([n]) * 1000 for n in range(200))
     assert client.data == b"".join(bytes([255 - n]) * 1000 for n in range(200))
+
+
+@pytest.mark.embedded_only("only the embedded device counts")
+async def test_what_is_short_goes_inline(net: Net):
+    """The bytes are in the request itself."""
+    client, _ = await net.pair()
+    qp = client.transport.qp
+    before = qp.counters()["bytes_inline"]
+    client.transport.write(bytes(40))
+    async with asyncio.timeout(60):
+        while qp.counters()["bytes_inline"] < before + 40:  # it is counted when the device is done with it
+            await asyncio.sleep(0)
