@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-netns test-kernel check bench bench-quick bench-hosts count test-c fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help demo test test-netns test-kernel check bench bench-quick bench-hosts count test-c test-asan fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -38,6 +38,13 @@ test-netns: build $(VENV)/.test ## run the suite between two hosts, network name
 
 test-kernel: build $(VENV)/.test ## run all tests that use a device on the kernel's soft-RoCE and soft-iWARP, in QEMU (ten minutes)
 	@$(py) scripts/test-kernel $(ARGS)
+
+GRAPHS ?= 10000
+
+test-asan: build $(VENV)/.test ## run random graphs of objects (GRAPHS=n), and the tests of the verbs, under the address sanitizer
+	@RDMANET_DEBUG=1 RDMANET_SANITIZE=address,undefined $(py) setup.py --quiet build --build-base build/asan --build-lib build/asan/lib
+	@scripts/asan $(py) tests/device/object_graphs.py --count $(GRAPHS)
+	@scripts/asan $(py) -m pytest $(or $(ARGS),tests/device tests/verbs)
 
 # --- set-up -------------------------------------------------------------------------------------------
 

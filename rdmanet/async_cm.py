@@ -50,7 +50,7 @@ from rdmanet._core import (
 from rdmanet.async_queues import AsyncCQ, AsyncQP
 from rdmanet.closing import Closing
 from rdmanet.errors import cm_error
-from rdmanet.notifier import Future, Notifier, current_notifier
+from rdmanet.notifier import Future, Notifier, current_notifier, wake
 
 __all__ = ["AsyncCMChannel", "AsyncCMID", "AsyncCMListener"]
 
@@ -143,10 +143,7 @@ class _Events:
         self.tell()
 
     def tell(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        wake(self.waiting)
 
     @property
     def awaited(self) -> bool:

@@ -66,7 +66,7 @@ from rdmanet._core import (
     inc_rkey,
 )
 from rdmanet.closing import Closing
-from rdmanet.notifier import Future, Notifier, current_notifier
+from rdmanet.notifier import Future, Notifier, current_notifier, wake
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 if TYPE_CHECKING:
@@ -508,13 +508,7 @@ class DeviceEvents(Closing):
     def _readable(self) -> None:
         # The descriptor stays readable until somebody takes the event.
         self._listen(False)
-        self._tell()
-
-    def _tell(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        wake(self._waiting)
 
     def __aiter__(self) -> Self:
         return self
@@ -539,4 +533,4 @@ class DeviceEvents(Closing):
         self._readers.pop(self._fd, None)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._listen(False)
-        self._tell()
+        wake(self._waiting)

@@ -14,6 +14,7 @@ All are called, and call back, in the loop's own thread. This module imports no 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Generator
@@ -54,6 +55,16 @@ class Notifier(Protocol):
 
     def create_future(self) -> Any:
         """A Future."""
+
+
+def wake(waiting: list[Future]) -> None:
+    """Let all who wait go on, and forget them. Where their loop is closed nobody is left to be told."""
+    futures = waiting.copy()
+    waiting.clear()
+    for future in futures:
+        with contextlib.suppress(RuntimeError):
+            if not future.done():
+                future.set_result(None)
 
 
 def current_notifier() -> Notifier:

@@ -27,6 +27,7 @@ cdef enum:
 
 @cython.final
 @cython.freelist(64)
+@cython.no_gc_clear     # a queue pair that the collector destroys ends what is in flight on it
 cdef class Operation:
     """One request, or one chain, that is awaited.
 
@@ -84,6 +85,8 @@ cdef class Operation:
             return "BIND_MW"
         if not self.queue.sends:
             return "RECV"
+        if not self.requests:
+            return "send"   # the collector has emptied the list
         return getattr((<SendWR>self.requests[i]).opcode, "name", "send")
 
     cdef object remote(self, Py_ssize_t i):
@@ -180,6 +183,7 @@ cdef object memory_of(object remote):
             f"{remote!r} is no remote memory: a RemoteMemory, or an array or a structure in one{hint}") from None
 
 
+@cython.no_gc_clear     # as its operations
 cdef class OperationQueue:
     """The send queue, or the receive queue, of a queue pair whose requests are awaited.
 
@@ -222,8 +226,13 @@ cdef class OperationQueue:
         self.table().queues.append(weakref.ref(self))
 
     def __del__(self):
-        if self.watcher is not None and self.backlog is not None:
-            self.close()
+        if self.closed or self.backlog is None:
+            return
+        # Who awaited is forgotten too, or he would hold the AsyncQP that holds this: there is nobody to be told.
+        for entry in [*self.backlog, *self.table().ring[::2]]:
+            if type(entry) is Operation and (<Operation>entry).queue is self:
+                (<Operation>entry).future = None
+        self.close()
 
     cdef int emptied(self) except -1:
         """The queue pair was reset, or is gone: what waits for its turn ends with what is in flight."""

@@ -161,7 +161,7 @@ static void forget_in_child(void)
 
 void rn_wire_start(void)
 {
-	rn_settings_need();
+	rn_peers_start(); /* a wire lets go of the peer that it watches */
 	rn_at_engine_stop(stop_all);
 	rn_at_fork_child(forget_in_child);
 }

@@ -324,7 +324,7 @@ static void *run(void *unused)
 		for (int i = 0; i < count; i++)
 			dispatch(&events[i]);
 	}
-	for (unsigned i = 0; i < engine.stop_hook_count; i++) {
+	for (unsigned i = engine.stop_hook_count; i-- > 0;) {
 		begin(NULL);
 		engine.stop_hooks[i]();
 		end();

@@ -82,7 +82,8 @@ void rn_task_post(struct rn_task *);
 void rn_task_cancel(struct rn_task *);
 
 /* Run fn on the engine thread when the last hold has gone, before the thread ends: the place to
- * drop what was kept only to be quick next time.  Registered once, for the life of the process. */
+ * drop what was kept only to be quick next time.  Registered once, for the life of the process, after
+ * those of what it uses: the last one runs first. */
 void rn_at_engine_stop(void (*fn)(void));
 
 /* --- fork.c: what a forked child must not keep ---------------------------------------------- */

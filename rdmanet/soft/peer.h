@@ -45,6 +45,9 @@ struct rn_peer {
 	size_t arena_size;
 };
 
+/* Once a process, before anything else; who keeps peers until the engine stops does so before saying so to it. */
+void rn_peers_start(void);
+
 /* Counted.  get starts the link when there is none; NULL only when out of memory.  A dead peer is
  * forgotten: the next get tries anew, whoever has the port then. */
 struct rn_peer *rn_peer_get(uint16_t port);

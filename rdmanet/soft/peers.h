@@ -260,8 +260,6 @@ void rn_unmap(char *base, size_t size);
 
 /* --- peer.c ------------------------------------------------------------------------------------- */
 
-void rn_peers_start(void); /* without the lock; once a process */
-
 /* Around a callback, which runs without the lock; and waiting until it isn't running. */
 void rn_callback_begin(void *object);
 void rn_callback_end(void);

@@ -1,6 +1,8 @@
 """AsyncCQ and AsyncQP: what is awaited, in which order it ends, and what cancelling leaves behind."""
 
+import asyncio
 import errno
+import gc
 import os
 import pickle
 import subprocess
@@ -29,8 +31,9 @@ from rdmanet.verbs import (
     SendWR,
     WCOpcode,
     WROpcode,
+    live_objects,
 )
-from rdmanet.verbs_async import AsyncCQ, AsyncQP, RemoteMemory, shared
+from rdmanet.verbs_async import AsyncCMListener, AsyncCQ, AsyncQP, DeviceEvents, RemoteMemory, shared
 
 no_immediate = pytest.mark.not_on_iwarp("has no immediate data")
 no_windows = pytest.mark.not_on_iwarp("has no memory windows")
@@ -245,6 +248,21 @@ async def test_reads_are_awaited_by_themselves(loop, verbs):
         for task in receiving:
             await task.join()
     assert a.in_flight == b.in_flight == (0, 0)
+
+
+@no_windows
+@on_every_loop
+async def test_shared_memory_of_a_queue_pair_that_goes(loop, verbs):
+    """Closing it within the block is no error, nor is forgetting the block: the window goes with it."""
+    a, b = verbs.pair(verbs.cq(loop))
+    mr = verbs.mr()
+    async with b.shared(mr, AccessFlags.REMOTE_WRITE):
+        b.close()
+    block = a.shared(mr, AccessFlags.REMOTE_WRITE)
+    await block.__aenter__()
+    with pytest.raises(StopIteration):  # it awaits nothing
+        block.__aexit__(GeneratorExit, GeneratorExit(), None).send(None)
+    assert live_objects()["mws"] == 0
 
 
 # ---- Order, and a full queue ------------------------------------------------------------------------------
@@ -590,6 +608,43 @@ async def test_flags_are_passed_on(loop, verbs):
     await a.send(b"x", flags=SendFlags.SOLICITED | SendFlags.FENCE | SendFlags.INLINE)
     await receiving.join()
     assert mr[:1] == b"x"
+
+
+# ---- When the loop has gone ----------------------------------------------------------------------------------
+
+
+def test_closing_after_the_loop(context, device, address):
+    """Nobody is left to be told, which is no error."""
+    loop = asyncio.new_event_loop()
+    events = DeviceEvents(context, notifier=loop)
+    listener = AsyncCMListener((address, 0), library=device.library, notifier=loop)
+    cq = AsyncCQ(context, 16, notifier=loop)
+    waiting = [anext(events), listener.get_request(), cq.wait()]
+    for coroutine in waiting:
+        coroutine.send(None)
+    loop.close()
+    for thing in (events, listener, cq):
+        thing.close()
+    for coroutine in waiting:
+        coroutine.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_operations_that_are_forgotten_together_with_all_they_use(context, verbs):
+    """The collector meets them in any order; the queue pair ends them none the less."""
+    before = live_objects()
+    loop = asyncio.new_event_loop()
+    cq = AsyncCQ(context, 64, notifier=loop)
+    qp = cq.create_qp(verbs.pd, QPCap(max_send_wr=4, max_recv_wr=4))
+    qp.qp.to_init()
+    receiving = [qp.recv(verbs.pd.alloc_mr(64)) for _ in range(6)]  # two wait for their turn
+    for coroutine in receiving:
+        coroutine.send(None)
+    receiving.append(receiving)
+    loop.close()
+    del loop, cq, qp, receiving, coroutine
+    gc.collect()
+    assert live_objects() == before
 
 
 # ---- Without a loop -----------------------------------------------------------------------------------------
