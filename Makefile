@@ -81,11 +81,12 @@ prerequisites: ## say which packages this machine lacks, if any
 
 # --- checks -------------------------------------------------------------------------------------------
 
-check: build $(VENV)/.test $(VENV)/.check ## lint, formatting, types, and the whole build with warnings as errors
+check: build $(VENV)/.test $(VENV)/.check ## lint, formatting, types and stubs, and the whole build with warnings as errors
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
 	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/*.pxi
 	$(py) -m mypy
+	$(py) -m mypy.stubtest rdmanet._core --concise --ignore-disjoint-bases --allowlist tests/unit/stub-exceptions
 	RDMANET_WERROR=1 $(py) setup.py --quiet build_ext --build-lib build/check --build-temp build/check
 
 docs: build $(VENV)/.docs ## make the manual, build/docs/index.html; a warning is an error
