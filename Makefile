@@ -44,7 +44,7 @@ GRAPHS ?= 10000
 test-asan: build $(VENV)/.test ## run random graphs of objects (GRAPHS=n), and the tests of the verbs, under the address sanitizer
 	@RDMANET_DEBUG=1 RDMANET_SANITIZE=address,undefined $(py) setup.py --quiet build --build-base build/asan --build-lib build/asan/lib
 	@scripts/asan $(py) tests/device/object_graphs.py --count $(GRAPHS)
-	@scripts/asan $(py) -m pytest $(or $(ARGS),tests/device tests/verbs)
+	@scripts/asan $(py) -P -m pytest $(or $(ARGS),tests/device tests/verbs)
 
 # --- set-up -------------------------------------------------------------------------------------------
 

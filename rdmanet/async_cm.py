@@ -50,7 +50,7 @@ from rdmanet._core import (
 from rdmanet.async_queues import AsyncCQ, AsyncQP
 from rdmanet.closing import Closing
 from rdmanet.errors import cm_error
-from rdmanet.notifier import Future, Notifier, current_notifier, wake
+from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
 
 __all__ = ["AsyncCMChannel", "AsyncCMID", "AsyncCMListener"]
 
@@ -85,6 +85,7 @@ class AsyncCMChannel(Closing):
 
     def __init__(self, library: Library | None = None, *, notifier: Notifier | None = None) -> None:
         self.notifier = current_notifier() if notifier is None else notifier
+        self.home = Home()
         self.channel = CMEventChannel(library or Library.embedded())
         self._ids: dict[CMID, AsyncCMID | AsyncCMListener] = {}
         self._fd = self.channel.fd
@@ -133,8 +134,9 @@ class AsyncCMChannel(Closing):
 class _Events:
     """Events that wait to be taken, and who waits for them."""
 
-    def __init__(self, notifier: Notifier) -> None:
-        self.notifier = notifier
+    def __init__(self, channel: AsyncCMChannel) -> None:
+        self.notifier = channel.notifier
+        self.home = channel.home
         self.events: collections.deque[CMEvent] = collections.deque()
         self.waiting: list[Future] = []
 
@@ -197,7 +199,7 @@ class AsyncCMID(Closing):
         self.qp: AsyncQP | None = None
         self._channel = channel
         self._own_channel = False
-        self._events = _Events(channel.notifier)
+        self._events = _Events(channel)
         self._phase: str | None = None  # that was begun and has not ended
         self._end: CMEvent | None = None  # of the connection
         self._parting = False  # it was us who asked for that
@@ -255,6 +257,7 @@ class AsyncCMID(Closing):
         :raises ValueError: the identifier is closed
         """
         events = self._events
+        events.home.check(self)
         while not events.events:
             if self.id.closed:
                 raise ValueError("this AsyncCMID is closed")
@@ -263,6 +266,7 @@ class AsyncCMID(Closing):
 
     @contextlib.contextmanager
     def _in_phase(self, name: str) -> Iterator[None]:
+        self._events.home.check(self)
         if self._phase is not None:
             raise ValueError(f"{self!r}: {self._phase} was not finished; close it")
         self._phase = name
@@ -399,6 +403,7 @@ class AsyncCMID(Closing):
 
     async def disconnected(self) -> None:
         """Wait until the connection has ended, by either side: requests have then completed, or do so as flushed."""
+        self._events.home.check(self)
         while self._end is None:
             if self.id.closed:
                 raise ValueError("this AsyncCMID is closed")
@@ -434,7 +439,7 @@ class AsyncCMID(Closing):
         del old._ids[self.id]
         channel._ids[self.id] = self
         self._channel, self._own_channel = channel, own
-        events.notifier = channel.notifier
+        events.notifier, events.home = channel.notifier, channel.home
         if old_is_ours:
             old.close()
 
@@ -480,7 +485,7 @@ class AsyncCMListener(Closing):
         self._backlog = backlog
         self._channel = AsyncCMChannel(library, notifier=notifier)
         self._requests: collections.deque[AsyncCMID] = collections.deque()
-        self._events = _Events(self._channel.notifier)
+        self._events = _Events(self._channel)
         try:
             self.id = self._channel.channel.create_id()
             try:
@@ -530,6 +535,7 @@ class AsyncCMListener(Closing):
 
         :raises ValueError: the listener is closed
         """
+        self._events.home.check(self)
         while True:
             if self.id.closed:
                 raise ValueError("this AsyncCMListener is closed")

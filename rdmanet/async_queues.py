@@ -66,7 +66,7 @@ from rdmanet._core import (
     inc_rkey,
 )
 from rdmanet.closing import Closing
-from rdmanet.notifier import Future, Notifier, current_notifier, wake
+from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 if TYPE_CHECKING:
@@ -489,6 +489,7 @@ class DeviceEvents(Closing):
     def __init__(self, context: Context, *, notifier: Notifier | None = None) -> None:
         self.context = context
         self._notifier = current_notifier() if notifier is None else notifier
+        self._home = Home()
         self._fd = context.async_fd
         other = self._readers.get(self._fd)
         if other is not None and other.context is context:
@@ -515,6 +516,7 @@ class DeviceEvents(Closing):
 
     async def __anext__(self) -> AsyncEvent:
         """The next event. Cancelling loses none."""
+        self._home.check(self)
         while not self._closed:
             event = self.context.get_async_event()
             if event is not None:

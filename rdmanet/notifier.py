@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +56,23 @@ class Notifier(Protocol):
 
     def create_future(self) -> Any:
         """A Future."""
+
+
+class Home:
+    """The thread that something belongs to, with its loop: the one in which it was made."""
+
+    __slots__ = ("_thread",)
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def check(self, thing: object) -> None:
+        """Before thing waits for anything.
+
+        :raises RuntimeError: this is another thread
+        """
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(f"{thing!r} is its own thread's only")
 
 
 def wake(waiting: list[Future]) -> None:

@@ -15,6 +15,10 @@
 # Events are copied and acknowledged while they are read, since destroying an identifier waits for
 # the acknowledgement of its events.
 #
+# Identifiers and channels are one thread's at a time. The libraries promise no more, and closing one that a call of
+# another thread is working with would free it there. So each says while a call is under way (enter, leave), and who
+# comes then is refused; the interpreter's lock makes that exact, and another thread at another time is welcome.
+#
 # An identifier's queue pair is made by create_qp(), and the connection manager walks it through its
 # states. Private data is padded with zeros on InfiniBand and RoCE: its length must be in it.
 
@@ -120,6 +124,26 @@ cdef object read_sockaddr(verbs.sockaddr *c):
     return None
 
 
+# ---- One thread at a time -----------------------------------------------------------------------
+
+@cython.no_gc_clear
+cdef class _OneThread(Resource):
+    """What only one thread may use at a time."""
+
+    cdef bint in_use
+
+    cdef int enter(self) except -1:
+        """Before a call of the library without the interpreter's lock. Nothing that raises comes before leave()."""
+        self.usable()
+        if self.in_use:
+            raise RuntimeError(f"{self!r} is in use by another thread; a {type(self).__name__} is for one at a time")
+        self.in_use = True
+        return 0
+
+    cdef void leave(self) noexcept:
+        self.in_use = False
+
+
 # ---- Events and their channel -------------------------------------------------------------------
 
 @cython.final
@@ -196,7 +220,7 @@ cdef int read_ud_param(CMEvent event, verbs.rdma_ud_param *param) except -1:
 
 
 @cython.no_gc_clear
-cdef class CMEventChannel(Resource):
+cdef class CMEventChannel(_OneThread):
     """A channel of connection events; its fd is readable when there are some.
 
     :raises OSError: the connection manager cannot be used; a note says what to do about permissions and modules
@@ -232,9 +256,11 @@ cdef class CMEventChannel(Resource):
         cdef verbs.rdma_event_channel *ptr = self.ptr
         if self.children:
             raise OSError(EBUSY, f"{self!r} has {self.children} identifiers")
+        self.enter()
         self.ptr = NULL
         with nogil:
             verbs.rn_destroy_event_channel(self.library.c, ptr)
+        self.leave()
         self.library.channels -= 1
         if not self.library.channels:
             self.library.forget_contexts()
@@ -254,9 +280,10 @@ cdef class CMEventChannel(Resource):
         """A new identifier: for one connection, or to listen with."""
         cdef verbs.rdma_cm_id *ptr = NULL
         cdef int value = ps, rc
-        self.usable()
+        self.enter()
         with nogil:
             rc = verbs.rn_create_id(self.library.c, self.ptr, NULL, <verbs.rdma_port_space>value, &ptr)
+        self.leave()
         check(rc, "rdma_create_id")
         return self.adopt(ptr)
 
@@ -279,10 +306,11 @@ cdef class CMEventChannel(Resource):
         cdef verbs.rdma_conn_param *param
         cdef CMEvent event
         cdef int rc
-        self.usable()
         while True:
+            self.enter()
             with nogil:
                 rc = verbs.rn_get_cm_event(self.library.c, self.ptr, &c)
+            self.leave()
             if rc == -EAGAIN or rc == -EINTR:
                 return None
             check(rc, "rdma_get_cm_event")
@@ -322,7 +350,7 @@ cdef class CMEventChannel(Resource):
 # ---- Identifiers --------------------------------------------------------------------------------
 
 @cython.no_gc_clear
-cdef class CMID(Resource):
+cdef class CMID(_OneThread):
     """An identifier of the connection manager: one connection, or one listener."""
 
     cdef verbs.rdma_cm_id *ptr
@@ -348,11 +376,15 @@ cdef class CMID(Resource):
         cdef verbs.rdma_cm_id *ptr = self.ptr
         cdef object key = <uintptr_t>ptr
         cdef int rc
-        self.destroy_qp()
-        reference = self.library.ids.pop(key, None)
-        self.ptr = NULL
-        with nogil:
-            rc = verbs.rn_destroy_id(self.library.c, ptr)
+        self.enter()
+        try:
+            self.destroy_qp()
+            reference = self.library.ids.pop(key, None)
+            self.ptr = NULL
+            with nogil:
+                rc = verbs.rn_destroy_id(self.library.c, ptr)
+        finally:
+            self.leave()
         if rc < 0:
             self.ptr = ptr
             self.library.ids[key] = reference
@@ -419,25 +451,31 @@ cdef class CMID(Resource):
         """How long the queue pair waits for an answer: 4.096 us * 2 ** timeout; before connecting."""
         cdef int rc
         self.usable()
+        self.enter()
         with nogil:
             rc = verbs.rn_set_option(
                 self.library.c, self.ptr, verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, 1)
+        self.leave()
         check(rc, f"rdma_set_option(ACK_TIMEOUT, {timeout})")
 
     def set_tos(self, uint8_t tos):
         """The type of service of the connection's packets; before the route is resolved."""
         cdef int rc
         self.usable()
+        self.enter()
         with nogil:
             rc = verbs.rn_set_option(
                 self.library.c, self.ptr, verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_TOS, &tos, 1)
+        self.leave()
         check(rc, f"rdma_set_option(TOS, {tos})")
 
     cdef int set_option(self, int level, int name, int value) except -1:
         cdef int rc
         self.usable()
+        self.enter()
         with nogil:
             rc = verbs.rn_set_option(self.library.c, self.ptr, level, name, &value, sizeof(value))
+        self.leave()
         return check(rc, "rdma_set_option")
 
     def bind_addr(self, address):
@@ -446,8 +484,10 @@ cdef class CMID(Resource):
         cdef int rc
         self.usable()
         fill_sockaddr(&c, address)
+        self.enter()
         with nogil:
             rc = verbs.rn_bind_addr(self.library.c, self.ptr, <verbs.sockaddr *>&c)
+        self.leave()
         check(rc, f"rdma_bind_addr({address[0]}, {address[1]})")
 
     def resolve_addr(self, src_addr, dst_addr, int timeout_ms=2000):
@@ -460,24 +500,30 @@ cdef class CMID(Resource):
         if src_addr is not None:
             fill_sockaddr(&src, src_addr)
             source = <verbs.sockaddr *>&src
+        self.enter()
         with nogil:
             rc = verbs.rn_resolve_addr(self.library.c, self.ptr, source, <verbs.sockaddr *>&dst, timeout_ms)
+        self.leave()
         check(rc, f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]})")
 
     def resolve_route(self, int timeout_ms=2000):
         """Find the way there: ROUTE_RESOLVED or ROUTE_ERROR."""
         cdef int rc
         self.on_device("rdma_resolve_route")
+        self.enter()
         with nogil:
             rc = verbs.rn_resolve_route(self.library.c, self.ptr, timeout_ms)
+        self.leave()
         check(rc, "rdma_resolve_route")
 
     def listen(self, int backlog=128):
         """Listen: each client is a CONNECT_REQUEST with its own CMID."""
         cdef int rc
         self.usable()
+        self.enter()
         with nogil:
             rc = verbs.rn_listen(self.library.c, self.ptr, backlog)
+        self.leave()
         check(rc, "rdma_listen")
 
     def connect(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
@@ -495,8 +541,10 @@ cdef class CMID(Resource):
         self.on_device("rdma_connect")
         fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
         param.qp_num = qp_num
+        self.enter()
         with nogil:
             rc = verbs.rn_connect(self.library.c, self.ptr, &param)
+        self.leave()
         check_data(rc, "rdma_connect", data, 56)
 
     def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
@@ -508,8 +556,10 @@ cdef class CMID(Resource):
         self.on_device("rdma_accept")
         fill_param(&param, data, responder_resources, initiator_depth, retry_count, rnr_retry_count)
         param.qp_num = qp_num
+        self.enter()
         with nogil:
             rc = verbs.rn_accept(self.library.c, self.ptr, &param)
+        self.leave()
         check_data(rc, "rdma_accept", data, 196)
 
     def reject(self, private_data=b""):
@@ -520,16 +570,20 @@ cdef class CMID(Resource):
         cdef int rc
         self.on_device("rdma_reject")
         length = data_length(data)
+        self.enter()
         with nogil:
             rc = verbs.rn_reject(self.library.c, self.ptr, bytes_ptr if length else NULL, length)
+        self.leave()
         check_data(rc, "rdma_reject", data, 148)
 
     def disconnect(self):
         """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
         cdef int rc
         self.on_device("rdma_disconnect")
+        self.enter()
         with nogil:
             rc = verbs.rn_disconnect(self.library.c, self.ptr)
+        self.leave()
         check(rc, "rdma_disconnect")
 
     def establish(self):
@@ -540,8 +594,10 @@ cdef class CMID(Resource):
         """
         cdef int rc
         self.on_device("rdma_establish")
+        self.enter()
         with nogil:
             rc = verbs.rn_establish(self.library.c, self.ptr)
+        self.leave()
         check(rc, "rdma_establish")
 
     def init_qp_attr(self, qp_state):
@@ -551,8 +607,10 @@ cdef class CMID(Resource):
         self.on_device("rdma_init_qp_attr")
         memset(&c, 0, sizeof(c))
         c.qp_state = <verbs.ibv_qp_state>value
+        self.enter()
         with nogil:
             rc = verbs.rn_cm_init_qp_attr(self.library.c, self.ptr, &c, &mask)
+        self.leave()
         check(rc, f"rdma_init_qp_attr({qp_state!r})")
         return only(read_attr(&c), mask)
 
@@ -565,8 +623,10 @@ cdef class CMID(Resource):
         cdef int rc
         self.on_device("rdma_join_multicast")
         fill_sockaddr(&c, address)
+        self.enter()
         with nogil:
             rc = verbs.rn_join_multicast(self.library.c, self.ptr, <verbs.sockaddr *>&c, flags)
+        self.leave()
         check(rc, f"rdma_join_multicast({address[0]})")
 
     def leave_multicast(self, address):
@@ -575,8 +635,10 @@ cdef class CMID(Resource):
         cdef int rc
         self.on_device("rdma_leave_multicast")
         fill_sockaddr(&c, address)
+        self.enter()
         with nogil:
             rc = verbs.rn_leave_multicast(self.library.c, self.ptr, <verbs.sockaddr *>&c)
+        self.leave()
         check(rc, f"rdma_leave_multicast({address[0]})")
 
     def create_qp(self, PD pd not None, init_attr):
@@ -593,7 +655,11 @@ cdef class CMID(Resource):
         if self.ptr.verbs is NULL or self.ptr.verbs is not pd.context.ptr:
             raise ValueError(f"{pd!r} is not of this identifier's context")
         qp = QP.__new__(QP)
-        qp.create(pd, init_attr, self.ptr)
+        self.enter()
+        try:
+            qp.create(pd, init_attr, self.ptr)
+        finally:
+            self.leave()
         self.own_qp = qp
         return qp
 
@@ -607,11 +673,16 @@ cdef class CMID(Resource):
         """Move to another channel; events not read yet come along."""
         cdef int rc
         self.usable()
-        channel.usable()
         if channel.library is not self.library:
             raise ValueError(f"{channel!r} is of another library than {self!r}")
-        with nogil:
-            rc = verbs.rn_migrate_id(self.library.c, self.ptr, channel.ptr)
+        channel.enter()
+        try:
+            self.enter()
+            with nogil:
+                rc = verbs.rn_migrate_id(self.library.c, self.ptr, channel.ptr)
+            self.leave()
+        finally:
+            channel.leave()
         check(rc, "rdma_migrate_id")
         self.channel.children -= 1
         channel.children += 1

@@ -378,3 +378,30 @@ async def test_events_of_the_device(loop, device, verbs):
             while EventType.COMM_EST not in seen:
                 await loop.turn()
     await watching.join()
+
+
+@on_every_loop
+async def test_another_thread_is_refused(loop, device, address):
+    found = []
+    options = {"library": device.library, "notifier": loop.notifier}
+    with device.open() as context, DeviceEvents(context, notifier=loop.notifier) as events:
+        with AsyncCMListener((address, 0), **options) as listener, AsyncCMID(**options) as id:
+
+            def other():
+                for coroutine in (
+                    anext(events),
+                    listener.get_request(),
+                    id.resolve(listener.local_addr),
+                    id.event(),
+                    id.disconnected(),
+                ):
+                    try:
+                        coroutine.send(None)
+                    except RuntimeError as exc:
+                        found.append(str(exc))
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            assert len(found) == 5 and all("is its own thread's only" in text for text in found), found
+            await id.resolve(listener.local_addr)  # it is as it was
