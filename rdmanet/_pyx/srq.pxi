@@ -123,8 +123,12 @@ cdef class SRQ(Resource):
         self.drop()
 
     def __del__(self):
+        # As a queue pair's. In a cycle with its queue pairs it may come before them: then it goes after them.
         Resource.__del__(self)
-        self.drop()
+        try:
+            self.close()
+        except OSError:
+            pass
 
     def __repr__(self):
         if self.ptr is NULL:
