@@ -1789,6 +1789,7 @@ class CMID(Resource):
 
 # ---- The data engine: what driver.py and transport.py build on ----
 
+STREAM_CONTROL_BODY_BYTES: int
 STREAM_DATA_SLOTS_MAX: int
 
 def stream_queue_depths(data_slots: int) -> tuple[int, int]:

@@ -34,9 +34,10 @@ cdef enum:
     LOW_MASK = 0xFFFFFF
     STRIDE_SKEW = 192           # slots start at different cache sets, not all on a page boundary
     BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
-    CONTROL_BODY_BYTES = CONTROL_BYTES - HEADER
-    DATA_SLOTS_MAX = LOG - CONTROL_RESERVE - OPERATIONS
     GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
+
+STREAM_CONTROL_BODY_BYTES = CONTROL_BYTES - HEADER
+STREAM_DATA_SLOTS_MAX = LOG - CONTROL_RESERVE - OPERATIONS
 
 cdef struct log_entry:
     uint32_t kind
@@ -142,8 +143,8 @@ cdef class StreamConnection:
 
     def _attach(self, StreamEngine engine, object context, uint32_t slot_bytes, uint32_t data_slots):
         """Take memory and a place in `engine`; `_start` comes when the queue pair exists."""
-        if not 1 <= data_slots <= DATA_SLOTS_MAX:
-            raise ValueError(f"a ring of {data_slots} slots, 1 to {DATA_SLOTS_MAX} are possible")
+        if not 1 <= data_slots <= STREAM_DATA_SLOTS_MAX:
+            raise ValueError(f"a ring of {data_slots} slots, 1 to {STREAM_DATA_SLOTS_MAX} are possible")
         self.slot_bytes = slot_bytes
         self.data_slots = data_slots
         self.slots = data_slots + CONTROL_RESERVE
@@ -656,8 +657,8 @@ cdef class StreamConnection:
         cdef char *frame = self.controls + (self.controls_posted % CONTROL_RESERVE) * CONTROL_BYTES
         cdef verbs.ibv_send_wr *wr
         cdef size_t length = PyBytes_GET_SIZE(body)
-        if length > CONTROL_BODY_BYTES:
-            raise ValueError(f"control body of {length} bytes, at most {CONTROL_BODY_BYTES} fit")
+        if length > STREAM_CONTROL_BODY_BYTES:
+            raise ValueError(f"control body of {length} bytes, at most {STREAM_CONTROL_BODY_BYTES} fit")
         memcpy(frame + HEADER, PyBytes_AS_STRING(body), length)
         self.ledger.control_sent(kind)
         wr = self.chain_entry(kind, frame, <uint32_t>length, None)
