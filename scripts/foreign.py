@@ -91,8 +91,13 @@ class Program:
                 self.wait(3)
         self.out.close()
 
-    def has_port(self, port: int) -> bool:
-        """Does it listen on this port, or is bound to it: TCP, UDP, or a name with the number in it?"""
+    def has_port(self, port: int, listening: bool = True) -> bool:
+        """Has it a port that can be called: TCP that listens, UDP, or a name with the number in it that listens?
+
+        The embedded device's identifiers have such names from when they are bound; who calls one that does not
+        listen yet is refused.
+        """
+        accepts = 0x10000  # __SO_ACCEPTCON
         inodes = set()
         try:
             for fd in os.listdir(f"/proc/{self.process.pid}/fd"):
@@ -110,7 +115,8 @@ class Program:
         for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
             words = line.split()
             if words[6] in inodes and len(words) > 7 and re.search(rf"\b{port}$", words[7]):
-                return True
+                if not listening or int(words[3], 16) & accepts:
+                    return True
         return False
 
 
@@ -131,9 +137,11 @@ def free_port() -> int:
 def wait_ready(case: Case, server: Program, port: int) -> None:
     """Until the server can be called; a client that is called too early will say so better than we could."""
     deadline = time.monotonic() + PATIENCE
-    fixed = {"udaddy": 7174, "mckey": 7174}.get(case.client.split()[0], port)
+    program = case.client.split()[0]
+    fixed = {"udaddy": 7174, "mckey": 7174}.get(program, port)
+    listening = program != "mckey"  # receives what is sent to a group
     while time.monotonic() < deadline and server.process.poll() is None:
-        if case.ready is None and server.has_port(fixed):
+        if case.ready is None and server.has_port(fixed, listening):
             return
         if case.ready is not None and re.search(case.ready, server.output()):
             return
