@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in (
         "not_on_iwarp(why): about something that iWARP lacks or does otherwise",
         "not_on_siw(why): about something that the kernel's soft-iWARP does otherwise",
+        "not_on_rxe(why): about something that the kernel's soft-RoCE does otherwise",
         "embedded_only(why): about something that devices of the kernel have not",
     ):
         config.addinivalue_line("markers", marker)
@@ -88,6 +89,7 @@ def rules(request: pytest.FixtureRequest, device: _core.Device) -> None:
     for name, is_so, who in (
         ("not_on_iwarp", iwarp, "iWARP "),
         ("not_on_siw", iwarp and kernel, "siw "),
+        ("not_on_rxe", not iwarp and kernel, "rxe "),
         ("embedded_only", kernel, ""),
     ):
         if is_so and (marker := request.node.get_closest_marker(name)):
