@@ -11,7 +11,8 @@
 # A CompletionWatcher polls one completion queue for as long as somebody awaits something of it:
 #
 #     after posting   a look at once, since the embedded device has often done it by then; but only so many
-#                     times in a row, lest a task that never has to wait keep the loop from all others
+#                     times in a row, lest a task that never has to wait keep the loop from all others, and not
+#                     behind others in the queue, whose tasks have to hear of their ends first
 #     passes          by the loop's call_soon, for as long as watching pays (watch.pxi)
 #     then            arm, look once more (what came before the arming raises no event), and sleep until the
 #                     channel is readable: all its events are taken, and acknowledged in batches
@@ -399,7 +400,7 @@ cdef class OperationQueue:
         except BaseException:
             operation.leave()
             raise
-        if self.sends and watcher.looks < EAGER_LOOKS:
+        if self.sends and self.table().count() == n and watcher.looks < EAGER_LOOKS:
             watcher.looks += 1
             if watcher.poll() and watcher.window.limit_ns:
                 watch_learn(&watcher.window, now_ns())
