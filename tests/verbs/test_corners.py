@@ -122,7 +122,9 @@ async def test_sharing_ends_well_without_the_queue_pair(loop, verbs, end):
 
 
 @no_windows
-@pytest.mark.not_on_rxe("ends the connection where a binding stands behind a request that waits for a receive")
+@pytest.mark.not_on_rxe(
+    "ends the connection where a binding stands behind a request that waits for a receive"
+)
 @on_every_loop
 async def test_sharing_cancelled_while_the_window_is_being_bound(loop, verbs):
     """The window stays until it is bound: closed before, the binding would fail, and the connection with it."""

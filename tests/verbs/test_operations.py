@@ -8,9 +8,10 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
-from loops import on_every_loop
+from loops import LIMIT_S, on_every_loop
 
 from rdmanet._core import Operation
 from rdmanet.verbs import (
@@ -257,10 +258,12 @@ async def test_reads_are_awaited_by_themselves(loop, verbs):
 @on_every_loop
 async def test_shared_memory_of_a_queue_pair_that_goes(loop, verbs):
     """Closing it within the block is no error, nor is forgetting the block: the window goes with it."""
-    a, b = verbs.pair(verbs.cq(loop))
+    cq = verbs.cq(loop)
     mr = verbs.mr()
+    _, b = verbs.pair(cq)
     async with b.shared(mr, AccessFlags.REMOTE_WRITE):
         b.close()
+    a, _ = verbs.pair(cq)
     block = a.shared(mr, AccessFlags.REMOTE_WRITE)
     await block.__aenter__()
     with pytest.raises(StopIteration):  # it awaits nothing
@@ -269,6 +272,33 @@ async def test_shared_memory_of_a_queue_pair_that_goes(loop, verbs):
 
 
 # ---- Order, and a full queue ------------------------------------------------------------------------------
+
+
+@pytest.mark.not_on_iwarp("ends a connection where no receive waits for a message")
+@on_every_loop
+async def test_who_was_first_hears_first(loop, verbs):
+    """The second SEND is done as soon as it is posted. So is by then the first, whose task has not heard of it yet."""
+    receiving = verbs.cq(loop)
+    a, b = verbs.pair(verbs.cq(loop), other=receiving)
+    mr = verbs.mr()
+    ended = []
+
+    async def send(which):
+        await a.send(mr.at[:8])
+        ended.append(which)
+
+    first = loop.spawn(send("first"))
+    while not a.in_flight[0]:
+        await loop.turn()
+    b.qp.post_recv([RecvWR(mr.sge(64, 8)), RecvWR(mr.sge(64, 8))])
+    deadline = time.monotonic() + LIMIT_S
+    while not receiving.poll():  # and no turn of the loop meanwhile
+        assert time.monotonic() < deadline
+    await send("second")
+    await first.join()
+    if loop.in_order:
+        assert ended == ["first", "second"]
+    assert sorted(ended) == ["first", "second"]
 
 
 @on_every_loop
@@ -466,14 +496,21 @@ async def test_false_alarms_do_no_harm(loop, verbs):
 async def test_idle_costs_nothing(loop, verbs):
     """A receive that nothing comes for is not watched for longer than the window."""
     cq = verbs.cq(loop)
-    _, b = verbs.pair(cq)
-    receiving = loop.spawn(b.recv(verbs.mr()))
-    while not cq.statistics()["sleeps"]:
+    a, b = verbs.pair(cq)
+    mr = verbs.mr()
+    for one in (a, b):  # finding each other costs something
+        await one.write(mr.at[:8], mr.to_remote()[64:])
+    receiving = loop.spawn(b.recv(mr))
+    slept = cq.statistics()["sleeps"]
+    while cq.statistics()["sleeps"] == slept:
         await loop.turn()
-    # Neither the loop looks, nor does the device's engine.
-    before = cq.statistics(), verbs.context.counters()
+    # Neither the loop looks, nor does the device's engine, but for one look as it takes a way over from the loop.
+    before, counters = cq.statistics(), verbs.context.counters()
     await loop.sleep(0.05)
-    assert (cq.statistics(), verbs.context.counters()) == before
+    later = verbs.context.counters()
+    takeover = later.pop("syscalls") - counters.pop("syscalls")
+    assert (cq.statistics(), later) == (before, counters)
+    assert takeover <= 4, f"{takeover} system calls in 50 ms"
     b.close()
     with pytest.raises(CompletionResetError):
         await receiving.join()
