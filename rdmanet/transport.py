@@ -516,7 +516,12 @@ class RdmaTransport(StreamConnection):
         device = self._extra.get("rdma_device")
         buffered = self.get_write_buffer_size()
         told = f"{state} peer={peer} device={device}"
-        if self._extra and self.qp is not None and not self.qp.closed:
+        if (
+            self._machine.state is not State.CLOSED
+            and self._extra
+            and self.qp is not None
+            and not self.qp.closed
+        ):
             stats = self._stats()
             told += f" qp={self.qp.qp_num:#x} credits={stats['credits']}/{stats['peer_slots']}"
         return f"<RdmaTransport {told} write_buffer={buffered} bytes>"

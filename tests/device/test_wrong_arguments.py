@@ -345,6 +345,7 @@ except BufferError:
 """
 
 
+@pytest.mark.not_on_iwarp("has no memory windows")
 @pytest.mark.embedded_only("another process, which leaves a leak on purpose")
 def test_what_a_window_is_bound_to_stays():
     """A window that failed to be bound elsewhere is where it was. So is the region, though nobody has it any more."""
