@@ -633,6 +633,7 @@ class RdmaTransport(StreamConnection):
         protocol = self._protocol
         if self._torn_down:
             return
+        self._offers.lost()  # now, though the peer may be yet to hear of the end
         try:
             if protocol is not None:
                 protocol.connection_lost(cast("Exception | None", self._machine.error))

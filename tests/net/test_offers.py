@@ -325,6 +325,7 @@ async def test_the_connection_ends_within_the_block(net: Net):
             remote = await offered(client)
             client.transport.abort()
             await server.until_lost()
+    await client.until_lost()
     assert remote.revoked
     with pytest.raises(OSError):
         await remote.read()

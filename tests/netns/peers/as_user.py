@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-import rdmanet  # noqa: F401
+import rdmanet.streams  # noqa: F401  with all below it
 from rdmanet import _core
 
 _core.Library.embedded()
