@@ -135,16 +135,6 @@ def test_a_refused_connection_says_where_to(make):
 # ---- C's ibv_rc_pingpong and ibv_uc_pingpong ----
 
 
-def called(host, port, program):
-    """A connection to the program, as soon as it listens."""
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection((host, port))
-        assert program.process.poll() is None and time.monotonic() < deadline, program.output()
-        time.sleep(0.01)
-
-
 def ping(verbs, qp, wire, first):
     """The measured part: a message there and one back, ITERS times."""
     memory = verbs.mr(2 * SIZE)
@@ -172,7 +162,7 @@ def ping(verbs, qp, wire, first):
     [("ibv_rc_pingpong", QPType.RC), pytest.param("ibv_uc_pingpong", QPType.UC, marks=UNRELIABLE)],
     ids=["rc", "uc"],
 )
-def test_pingpong_with_c(verbs, device, c_environment, name, kind, role):
+def test_pingpong_with_c(verbs, device, c_environment, eventually, name, kind, role):
     """We are the server or the client, C the other one, and both get all."""
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed")
@@ -191,7 +181,8 @@ def test_pingpong_with_c(verbs, device, c_environment, name, kind, role):
             wire, _ = listener.accept()
         else:
             program = stack.enter_context(started(command, c_environment))
-            wire = called("127.0.0.1", port, program)
+            eventually(lambda: program.has_port(port) or program.process.poll() is not None, what="listening")
+            wire = socket.create_connection(("127.0.0.1", port))
         stack.enter_context(wire)
         lines = stack.enter_context(wire.makefile("rb"))
         wire.settimeout(60)
