@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,10 +45,17 @@ class Programs:
         assert condition(), program.output()
 
     def port(self, program):
-        """That our server has taken."""
-        listening = re.compile(r"^listening on .*?(\d+)$", re.MULTILINE)
+        """That our server has taken, from a whole line: under PYTHONUNBUFFERED print() writes word by word."""
+        listening = re.compile(r"^listening on .*?(\d+)\n", re.MULTILINE)
         self.wait(program, lambda: listening.search(program.output()))
         return int(listening.search(program.output())[1])
+
+    def wait_for_listener(self, program, port):
+        """Until a server can be called by rdma_cm at this port. Programs are known to say so before it is true."""
+        if self._device.library.embedded_device:
+            self.wait(program, lambda: program.has_port(port))
+        else:
+            self.wait(program, lambda: _listens(self._device, port))
 
     def succeed(self, *programs):
         """They come to a good end; what each has printed."""
@@ -55,6 +63,14 @@ class Programs:
             assert program.wait(100) == 0, "\n---\n".join(each.output() for each in programs)
             assert "Exception ignored" not in program.output(), program.output()
         return [program.output() for program in programs]
+
+
+def _listens(device, port):
+    """Does an identifier at this port of a kernel's device, by what iproute2 tells?"""
+    show = ["rdma", "resource", "show", "cm_id"]
+    identifiers = subprocess.run(show, check=True, capture_output=True, text=True).stdout
+    listener = rf"^link {re.escape(device.name)}/.* state LISTEN .* src-addr \S+:{port}\b"
+    return re.search(listener, identifiers, re.MULTILINE) is not None
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_rping(programs, address, who, size):
     def start(by, *arguments):
         options = ["-a", address, "-S", size, "-C", 7, *arguments]
         if by == "C":
-            # -v and -V: it prints and compares, as ours does. -d: it says when it listens.
+            # -v and -V: it prints and compares, as ours does. -d: it says how far it comes.
             return programs.c("rping", "-v", "-V", "-d", *options)
         return programs.ours("rping.py", *options)
 
@@ -67,7 +67,7 @@ def test_rping(programs, address, who, size):
     if by == "C":
         port = free_port()
         server = start("C", "-s", "-p", port)
-        programs.wait(server, lambda: "rdma_listen" in server.output())
+        programs.wait_for_listener(server, port)
     else:
         server = start("us", "-s", "-p", 0)
         port = programs.port(server)
