@@ -439,6 +439,7 @@ class AsyncBufferPool(BufferPool):
     ) -> None:
         self._waiting: collections.deque[Future] = collections.deque()
         self._promised = 0  # buffers that those who were woken are about to take
+        self._home = Home()
         self._notifier = current_notifier() if notifier is None else notifier
         super().__init__(pd, buffer_bytes, count, huge_pages=huge_pages)
 
@@ -446,7 +447,9 @@ class AsyncBufferPool(BufferPool):
         """acquire(), when there is one; who came first is served first. Cancelling takes none.
 
         :raises ValueError: there can be none of that length, or the pool is closed
+        :raises RuntimeError: in another thread than the loop's
         """
+        self._home.check(self)
         self.fits(nbytes)
         place = self._waiting.append
         while self.available <= self._promised:
@@ -468,10 +471,8 @@ class AsyncBufferPool(BufferPool):
 
     def _freed(self) -> None:
         while self._waiting and self.available > self._promised:
-            future = self._waiting.popleft()
             self._promised += 1
-            if not future.done():
-                future.set_result(None)
+            wake([self._waiting.popleft()])
 
 
 class DeviceEvents(Closing):

@@ -4,11 +4,13 @@
 # lent: leaving its block gives it back, but it comes free only when nothing refers to its memory any more, and a
 # request refers to it until its completion has been polled (or its queue pair is destroyed). That is counted by the
 # buffer protocol itself: the element of a request holds an export of the buffer. An await that was cancelled, or a
-# program that leaves the block too early, delays a buffer and never shares it.
+# program that leaves the block too early, delays a buffer and never shares it. An export of a buffer is one of the
+# region, too, which cannot be closed while there is any, by whichever hand.
 #
 # The pool's memory is for local use only: a key that a peer has been told would outlive the loan.
 
 
+@cython.no_gc_clear
 cdef class BufferPool:
     """Registered memory, lent in buffers: `with pool.acquire(100) as buffer:`.
 
@@ -60,7 +62,7 @@ cdef class BufferPool:
         buffer = PooledBuffer.__new__(PooledBuffer)
         buffer.length = self.buffer_bytes if nbytes is None else nbytes
         buffer.index = self.free.pop()
-        buffer.pool = self
+        buffer.pool, buffer.mr = self, self.mr
         return buffer
 
     def fits(self, nbytes):
@@ -104,6 +106,7 @@ cdef class PooledBuffer:
     """A buffer of a pool, for requests (as an element) and for the program (as a buffer: `memoryview(buffer)`)."""
 
     cdef readonly BufferPool pool
+    cdef MR mr
     cdef Py_ssize_t index, exports
     cdef size_t length
     cdef bint released
@@ -147,12 +150,14 @@ cdef class PooledBuffer:
     def __getbuffer__(self, Py_buffer *view, int flags):
         if self.released:
             raise ValueError("this PooledBuffer was given back")
-        self.pool.mr.usable()
-        PyBuffer_FillInfo(view, self, self.pool.mr.addr + self.index * self.pool.stride, self.length, False, flags)
+        self.mr.usable()
+        PyBuffer_FillInfo(view, self, self.mr.addr + self.index * self.pool.stride, self.length, False, flags)
         self.exports += 1
+        self.mr.exports += 1
 
     def __releasebuffer__(self, Py_buffer *view):
         self.exports -= 1
+        self.mr.exports -= 1
         self.come_free()
 
     def __enter__(self):

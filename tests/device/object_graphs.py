@@ -55,6 +55,7 @@ from rdmanet.verbs import (
     XRCD,
     AccessFlags,
     AHAttr,
+    BufferPool,
     CompChannel,
     CQInitAttrEx,
     Device,
@@ -76,7 +77,7 @@ from rdmanet.verbs import (
     inc_rkey,
     live_objects,
 )
-from rdmanet.verbs_async import AsyncCMID, AsyncCMListener, AsyncCQ, DeviceEvents, shared
+from rdmanet.verbs_async import AsyncBufferPool, AsyncCMID, AsyncCMListener, AsyncCQ, DeviceEvents, shared
 
 # libuv opens a pipe for signals once a process; now, so that no graph seems to leak it.
 uvloop.new_event_loop().close()
@@ -223,6 +224,9 @@ KINDS: dict[str, Callable[[Graph], Any]] = {
     "view": lambda g: memoryview(g["mr"])[100:200],
     "element": lambda g: g["mr"].at[200:300],
     "remote": lambda g: g["mr"].to_remote(0, 64).array("<u8"),
+    "pool": lambda g: BufferPool(g["pd"], 100, 4),
+    "lent": lambda g: g["pool"].acquire(),
+    "lent_view": lambda g: memoryview(g["lent"])[10:20],
     "dm": lambda g: DM(g["context"], 4096),
     "dm_mr": lambda g: g["pd"].reg_dm_mr(g["dm"]),
     "mw_1": lambda g: MW(g["pd"], MWType.TYPE_1),
@@ -260,6 +264,7 @@ KINDS: dict[str, Callable[[Graph], Any]] = {
     "acq_2": lambda g: AsyncCQ(g["context"], 256, notifier=g["loop"]),
     "aqp": lambda g: g["acq"].create_qp(g["pd"], CAP, recv_cq=g.made.get("acq_2")),
     "aqp_2": lambda g: g["acq"].create_qp(g["pd"], CAP),
+    "apool": lambda g: AsyncBufferPool(g["pd"], 100, 2, notifier=g["loop"]),
     "watching": lambda g: DeviceEvents(g["context"], notifier=g["loop"]),
     "alistener": lambda g: AsyncCMListener((g.address, 0), library=g.device.library, notifier=g["loop"]),
     "aclient": lambda g: AsyncCMID(library=g.device.library, notifier=g["loop"]),
@@ -282,6 +287,11 @@ def write(graph: Graph, **options: Any) -> SendWR:
 
 def receive(graph: Graph) -> None:
     graph["rc"].post_recv([RecvWR(graph["mr"].at[:64]), RecvWR(graph["borrowed"])])
+
+
+def receive_lent(graph: Graph) -> None:
+    with graph["pool"].acquire() as buffer:
+        graph["rc"].post_recv(RecvWR([buffer.sge(20, 50), graph["lent"]], wr_id=graph["pool"]))
 
 
 def receive_shared(graph: Graph) -> None:
@@ -468,8 +478,15 @@ async def iterate(things) -> None:
         pass
 
 
+async def receive_in_turn(graph: Graph) -> None:
+    """Of two buffers, for three."""
+    with await graph["apool"].get(50) as buffer:
+        await graph["aqp"].recv(buffer)
+
+
 WORK: list[Callable[[Graph], None]] = [
     receive,
+    receive_lent,
     receive_shared,
     receive_xrc,
     writes,
@@ -492,6 +509,7 @@ WORK: list[Callable[[Graph], None]] = [
         lambda g: g["aqp"].fetch_and_add(g["remote"][3], 1),
         lambda g: g["aqp"].batch([write(g), write(g)]),
         lambda g: asyncio.gather(*(g["aqp"].recv(g["mr"].at[i]) for i in range(20))),  # more than it holds
+        *[receive_in_turn] * 3,
         lambda g: g["acq"].wait(),
         lambda g: g["acq"].wait_wr(17),
         lambda g: iterate(g["acq"]),

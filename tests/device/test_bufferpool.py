@@ -75,6 +75,19 @@ def test_what_is_in_flight_is_not_lent(net, pair, pool):
     assert pool.available == 3
 
 
+def test_its_region_stays_while_it_is_looked_at(pool):
+    """Nor does closing the region itself take the memory away under a buffer that is lent."""
+    with pool.acquire() as buffer:
+        with memoryview(buffer) as view:
+            with pytest.raises(BufferError, match="used by 1 buffers"):
+                pool.mr.close()
+            view[99] = 1
+        pool.mr.close()
+        with pytest.raises(ValueError, match="closed"):
+            buffer[0]
+    assert pool.closed
+
+
 def test_parts(net, pair, pool):
     a, b = pair
     with pool.acquire(8) as source, pool.acquire() as target:

@@ -1,5 +1,7 @@
 """Waiting for a buffer of a pool: in turn, and cancelling takes none."""
 
+import threading
+
 import pytest
 from loops import on_every_loop
 
@@ -64,3 +66,20 @@ async def test_what_there_cannot_be(loop, verbs):
             await pool.get(11)
     with pytest.raises(ValueError, match="closed"):
         await pool.get()
+
+
+@on_every_loop
+async def test_another_thread_is_refused(loop, verbs):
+    found = []
+
+    def other():
+        try:
+            pool.get().send(None)
+        except RuntimeError as exc:
+            found.append(str(exc))
+
+    with AsyncBufferPool(verbs.pd, 10, 1, notifier=loop.notifier) as pool:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert len(found) == 1 and "thread" in found[0]
