@@ -7,6 +7,8 @@ The layers, from the top; a module imports only what stands below it:
     cli/          the command line: ``python -m rdmanet``
     testing       a pytest plugin: RDMA programs where things go wrong
     streams       StreamReader and StreamWriter
+    anyio_streams the same for AnyIO: connect_rdma, create_rdma_listener
+    pull          from a transport's callbacks to calls
     transport     create_rdma_connection, start_rdma_server, the transport
     server        the server
     driver, addresses   one a (loop, library): the loop's reader;  from a host's name to addresses and libraries
@@ -20,8 +22,9 @@ The layers, from the top; a module imports only what stands below it:
     credit, errors, remote, qpinfo     flow control and frames, exceptions, what peers tell each other: pure
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 
-Import names from here. ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async`` have the verbs. What needs
-asyncio is imported when it is first asked for: programs that want the verbs only do without.
+Import names from here. ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async`` have the verbs,
+``rdmanet.anyio_streams`` what is for AnyIO. What needs asyncio is imported when it is first asked for: programs that
+want the verbs only do without.
 """
 
 import importlib

@@ -23,7 +23,8 @@ ROOMS = [
     [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm", "async_exchange"}, {"memory"}],
     [{"server"}],
     [{"transport"}],
-    [{"rpc", "streams", "loop"}],
+    [{"pull"}],
+    [{"rpc", "streams", "loop"}, {"anyio_streams"}],
     [{""}],  # the package itself: the public names
     [{"cli", "__main__"}, {"testing"}],
 ]

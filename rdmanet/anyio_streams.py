@@ -1,0 +1,328 @@
+"""AnyIO's byte streams over RDMA: ``connect_rdma`` and ``create_rdma_listener``.
+
+What takes an ``anyio.abc.ByteStream`` takes these: the wrappers of ``anyio.streams`` (buffered, text, TLS), and
+libraries that are written for AnyIO. They are what ``anyio.connect_tcp`` and ``anyio.create_tcp_listener`` give, but
+for this:
+
+* ``aclose()`` waits until the peer's device has what was sent (TCP's kernel goes on sending behind the program's
+  back; here there is no kernel). Cancelled, it drops what was not sent; if that was anything, the peer's
+  ``receive()`` raises ``BrokenResourceError``. So ``anyio.aclose_forcefully`` does what it says.
+* ``send()`` that a cancel scope cancels has sent nothing of its item.
+* There is no raw socket, so ``SocketAttribute.raw_socket`` is not among the attributes.
+
+They run on AnyIO's asyncio backend, on asyncio's loop or uvloop. Not on Trio: a transport is made of what asyncio's
+loops have beyond readable descriptors (timers, callbacks that keep their context, a hook at the loop's end), and of
+asyncio's futures and time-outs. ``rdmanet.verbs_async`` runs on Trio.
+
+Importing this module imports AnyIO (``pip install rdmanet[anyio]``); ``import rdmanet`` does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream, IPAddressType, Listener, SocketAttribute, TaskGroup
+from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_cancelled
+
+from rdmanet.addresses import SockAddr
+from rdmanet.notifier import TrioNotifier, current_notifier
+from rdmanet.pull import PullProtocol
+from rdmanet.transport import RdmaServer, RdmaTransport, create_rdma_connection, start_rdma_server
+
+__all__ = ["RdmaAttribute", "RdmaByteStream", "RdmaListener", "connect_rdma", "create_rdma_listener"]
+
+logger = logging.getLogger("rdmanet")
+
+
+async def connect_rdma(
+    remote_host: IPAddressType,
+    remote_port: int,
+    *,
+    local_host: IPAddressType | None = None,
+    local_port: int = 0,
+    **options: Any,
+) -> RdmaByteStream:
+    """``anyio.connect_tcp`` over RDMA.
+
+    ``local_host`` is bound where it is given, with ``local_port`` or a free one. ``options`` are those of
+    ``rdmanet.create_rdma_connection``: ``device``, ``connect_timeout``, ``slot_bytes``, …
+
+    Raises what that raises; RuntimeError on Trio, where ``rdmanet.verbs_async`` runs.
+    Cancelling it undoes what was begun.
+    """
+    _check_backend("connect_rdma")
+    if local_host is not None:
+        options["local_addr"] = (str(local_host), local_port)
+    elif local_port:
+        raise ValueError(f"local_port={local_port!r} needs a local_host")
+    _, protocol = await create_rdma_connection(PullProtocol, str(remote_host), remote_port, **options)
+    return RdmaByteStream(protocol)
+
+
+async def create_rdma_listener(
+    *,
+    local_host: IPAddressType | None = None,
+    local_port: int = 0,
+    family: int = socket.AF_UNSPEC,
+    backlog: int = 100,
+    **options: Any,
+) -> RdmaListener:
+    """``anyio.create_tcp_listener`` over RDMA.
+
+    Without ``local_host`` it listens on every address, of ``family`` or of both. ``local_port=0`` takes a free port,
+    for each family its own (``RdmaListener.addresses``). ``backlog`` connections wait to be accepted; those that come
+    beyond it are aborted. ``options`` are those of ``rdmanet.start_rdma_server``.
+
+    Raises OSError when nothing could listen; RuntimeError on Trio, where ``rdmanet.verbs_async`` runs. Cancelling it
+    closes what was begun.
+    """
+    _check_backend("create_rdma_listener")
+    if backlog < 1:
+        raise ValueError(f"backlog={backlog!r} is not a positive integer")
+    listener = RdmaListener(backlog)
+    host = None if local_host is None else str(local_host)
+    listener._server = await start_rdma_server(
+        lambda: PullProtocol(listener._arrive), host, local_port, family=family, backlog=backlog, **options
+    )
+    return listener
+
+
+class RdmaAttribute(anyio.TypedAttributeSet):
+    """What ``stream.extra()`` tells beside ``anyio.abc.SocketAttribute``."""
+
+    transport: RdmaTransport = anyio.typed_attribute()
+    """The transport under the stream: ``offer`` memory, see its counters. Its reading and writing are the stream's."""
+    device: str = anyio.typed_attribute()
+    """The name of the RDMA device."""
+
+
+class RdmaByteStream(ByteStream):
+    """One connection (``anyio.abc.ByteStream``, method by method). Made by `connect_rdma` and by listeners."""
+
+    def __init__(self, protocol: PullProtocol) -> None:
+        self._protocol = protocol
+        self._transport = protocol.transport
+        self._receiving = anyio.ResourceGuard("receiving from")
+        self._sending = anyio.ResourceGuard("sending to")
+        self._closed = False
+        self._sent_eof = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """What has come, at least one byte and at most ``max_bytes``; waits while there is nothing.
+
+        A receiver that does not ask holds the peer up, once some 64 KiB and the ring's slots are full.
+
+        Raises EndOfStream after the peer's last byte; BrokenResourceError when the connection is lost, with the
+        OSError as its cause, and after what had come is taken; ClosedResourceError when this stream is closed,
+        meanwhile too; BusyResourceError while another task receives; ValueError unless ``max_bytes`` is positive.
+
+        Cancelling it loses no byte.
+        """
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes={max_bytes!r} is not a positive integer")
+        with self._receiving:
+            protocol = self._protocol
+            if protocol.readable or self._closed:
+                await checkpoint()
+            else:
+                await protocol.wait_readable()
+            if self._closed:
+                raise anyio.ClosedResourceError
+            if data := protocol.take(max_bytes):
+                return data
+            if protocol.error is not None and not protocol.eof:
+                raise anyio.BrokenResourceError(str(protocol.error)) from protocol.error
+            raise anyio.EndOfStream
+
+    async def send(self, item: bytes) -> None:
+        """Send all of ``item``, a bytes-like object; waits while what was sent earlier has not gone.
+
+        It returns when ``item`` is taken, not when it has arrived: the peer's device has it when ``aclose()``
+        returns, its application when it answers. ``item`` may be changed then.
+
+        Raises BrokenResourceError when the connection is lost, with the OSError as its cause; ClosedResourceError
+        after ``send_eof()`` or ``aclose()``, meanwhile too; BusyResourceError while another task sends; TypeError
+        for what are no bytes.
+
+        Cancelled by a cancel scope, it has sent nothing of ``item``. (``Task.cancel()``, which is not AnyIO's, may
+        come to it when it has taken all of it.)
+        """
+        with self._sending:
+            await checkpoint_if_cancelled()
+            self._check_sendable()
+            if waits := not self._protocol.writable:
+                await self._protocol.wait_writable()
+                self._check_sendable()
+            self._transport.write(item)
+            if not waits:
+                await cancel_shielded_checkpoint()
+
+    async def send_eof(self) -> None:
+        """End our half behind what was sent: the peer's ``receive()`` raises EndOfStream. Receiving goes on.
+
+        Doing it twice does nothing more. Raises ClosedResourceError after ``aclose()``, BusyResourceError while
+        another task sends. Does not wait; a connection that is lost is not told.
+        """
+        if self._closed:
+            raise anyio.ClosedResourceError
+        with self._sending:
+            self._sent_eof = True
+            self._transport.write_eof()
+
+    async def aclose(self) -> None:
+        """Send what is left, say end of file, and be gone; what was not received is dropped.
+
+        It waits until the peer's device has everything, or nothing has moved for ``close_timeout`` seconds (an
+        option of the connection). Raises nothing, like AnyIO's own: who has to know that everything was received
+        asks the peer. Others who wait on this stream get ClosedResourceError.
+
+        Cancelled, it drops what was not sent and is closed all the same.
+        """
+        self._closed = True
+        self._protocol.wake()
+        self._transport.close()
+        try:
+            await checkpoint()
+            await self._protocol.wait_lost()
+        except BaseException:
+            self._transport.abort()
+            raise
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        """``anyio.abc.SocketAttribute`` (but for ``raw_socket``) and `RdmaAttribute`; also of a closed stream."""
+        info = self._transport.get_extra_info
+        return {
+            **_local_attributes(info("sockname")),
+            SocketAttribute.remote_address: lambda: _without_scope(info("peername")),
+            SocketAttribute.remote_port: lambda: info("peername")[1],
+            RdmaAttribute.transport: lambda: self._transport,
+            RdmaAttribute.device: lambda: info("rdma_device"),
+        }
+
+    def _check_sendable(self) -> None:
+        if self._closed or self._sent_eof:
+            raise anyio.ClosedResourceError
+        if (broken := self._protocol.broken) is not None:
+            raise anyio.BrokenResourceError(str(broken)) from broken
+
+    def __repr__(self) -> str:
+        return f"<RdmaByteStream {self._transport!r}>"
+
+    def __del__(self) -> None:
+        transport = getattr(self, "_transport", None)
+        if transport is not None and not self._closed and not transport.is_closing():
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+            # The collector may run in any thread.
+            with contextlib.suppress(RuntimeError):
+                transport._loop.call_soon_threadsafe(transport.abort)
+
+
+class RdmaListener(Listener[RdmaByteStream]):
+    """Accepts connections (``anyio.abc.Listener``). Made by `create_rdma_listener`."""
+
+    _server: RdmaServer
+
+    def __init__(self, backlog: int) -> None:
+        self._backlog = backlog
+        self._arrived: deque[PullProtocol] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._accepting = anyio.ResourceGuard("accepting connections from")
+        self._closed = False
+
+    async def accept(self) -> RdmaByteStream:
+        """The next connection.
+
+        Raises ClosedResourceError when the listener is closed, meanwhile too; BusyResourceError while another task
+        accepts. Cancelling it loses no connection.
+        """
+        with self._accepting:
+            await checkpoint()
+            while not self._closed:
+                if self._arrived:
+                    return RdmaByteStream(self._arrived.popleft())
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            raise anyio.ClosedResourceError
+
+    async def serve(
+        self, handler: Callable[[RdmaByteStream], Any], task_group: TaskGroup | None = None
+    ) -> None:
+        """Call ``handler(stream)`` for each connection, in ``task_group`` or one of its own, until cancelled.
+
+        The handler closes its stream. What it raises ends the task group, as with AnyIO's own.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            if task_group is None:
+                task_group = await stack.enter_async_context(anyio.create_task_group())
+            while True:
+                task_group.start_soon(handler, await self.accept())
+
+    async def aclose(self) -> None:
+        """Stop listening, and abort the connections that nobody has accepted; those that were live on."""
+        self._closed = True
+        self._server.close()
+        while self._arrived:
+            self._arrived.popleft().transport.abort()
+        self._wake()
+        await checkpoint()
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where it listens; none when it is closed."""
+        return [_without_scope(sock.getsockname()) for sock in self._server.sockets]
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        """``anyio.abc.SocketAttribute``'s of the first of `addresses`: family, local_address, local_port."""
+        return _local_attributes(self._server.sockets[0].getsockname()) if self._server.sockets else {}
+
+    def _arrive(self, protocol: PullProtocol) -> None:
+        if self._closed or len(self._arrived) >= self._backlog:
+            logger.warning(
+                "aborted a connection: the listener is closed, or %d wait to be accepted", self._backlog
+            )
+            protocol.transport.abort()
+            return
+        self._arrived.append(protocol)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _check_backend(call: str) -> None:
+    if isinstance(current_notifier(), TrioNotifier):
+        raise RuntimeError(
+            f"{call}() runs on AnyIO's asyncio backend only (asyncio or uvloop); "
+            "on Trio use rdmanet.verbs_async: its queue pairs and connections run there"
+        )
+
+
+def _local_attributes(address: SockAddr) -> dict[Any, Callable[[], Any]]:
+    family = socket.AF_INET6 if len(address) == 4 else socket.AF_INET
+    return {
+        SocketAttribute.family: lambda: family,
+        SocketAttribute.local_address: lambda: _without_scope(address),
+        SocketAttribute.local_port: lambda: address[1],
+    }
+
+
+def _without_scope(address: SockAddr) -> tuple[str, int]:
+    """(host, port), as AnyIO has addresses of both families; a scope that means something is part of the host."""
+    host = address[0]
+    if len(address) == 4 and address[3] and "%" not in host:
+        host = f"{host}%{address[3]}"
+    return host, address[1]
