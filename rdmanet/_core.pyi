@@ -299,6 +299,7 @@ class Device:
         """Open the device.
 
         :raises DeviceNotFoundError: it has gone since it was listed
+        :raises OSError: it cannot be opened; a note says what to do about permissions and modules
         """
 
 def devices() -> list[Device]:
@@ -378,7 +379,10 @@ class AdviseMRFlags(IntFlag):
     FLUSH = 1
 
 class PD(Resource):
-    """A protection domain: regions and queue pairs of different domains cannot be used together."""
+    """A protection domain: regions and queue pairs of different domains cannot be used together.
+
+    :raises OSError: ENOMEM, when the device has no more
+    """
 
     def __init__(self, context: Context) -> None: ...
     @property
@@ -387,7 +391,9 @@ class PD(Resource):
         """Register memory that somebody else owns; its export is held until the region is closed.
 
         :param access: by default LOCAL_WRITE where the memory is writable, else none
-        :raises BufferError: writing was asked for and the memory is read-only
+        :raises BufferError: writing was asked for and the memory is read-only, or it is not contiguous; of a numpy
+            array it is a ValueError
+        :raises OSError: EINVAL for memory of 0 bytes, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM
         """
     def alloc_mr(
         self, length: int, access: AccessFlags | int = ..., *, huge_pages: bool | Literal["try"] = False
@@ -538,7 +544,12 @@ class MR(Resource):
     def length(self) -> int:
         """Its size in bytes."""
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
-        """A part of the region for a work request."""
+        """A part of the region for a work request; SGE checks the bounds.
+
+        :param offset: in bytes, from 0 on
+        :param length: in bytes; None is the rest
+        :raises IndexError: it is not inside
+        """
     @property
     def at(self) -> _Slices:
         """Parts of the region for work requests, as slices: `mr.at[64:128]` is an SGE.
@@ -765,7 +776,10 @@ class WC:
         """
 
 class CompChannel(Resource):
-    """A completion channel: a descriptor that is readable when an armed CQ has something."""
+    """A completion channel: a descriptor that is readable when an armed CQ has something.
+
+    :raises OSError: EMFILE or ENFILE, when there are no more descriptors
+    """
 
     def __init__(self, context: Context) -> None: ...
     @property
@@ -778,7 +792,13 @@ class CompChannel(Resource):
         """The CQ whose arming has fired, or None when there is no event. CQ.ack_events() is due for it."""
 
 class CQ(Resource):
-    """A completion queue."""
+    """A completion queue.
+
+    :param cqe: how many completions it has to hold, at least
+    :param channel: where its events go, when it is armed
+    :param comp_vector: which of the device's interrupts tells, below Context.num_comp_vectors
+    :raises OSError: EINVAL for numbers that the device does not have; ENOMEM
+    """
 
     def __init__(
         self, context: Context, cqe: int, channel: CompChannel | None = None, comp_vector: int = 0
@@ -807,7 +827,10 @@ class CQ(Resource):
     def req_notify(self, solicited_only: bool = False) -> None:
         """Arm: one event on the channel at the next completion. Poll once more before sleeping."""
     def ack_events(self, nevents: int = 1) -> None:
-        """Acknowledge events that get_cq_event() returned; close() does what is left."""
+        """Acknowledge events that get_cq_event() returned; close() does what is left.
+
+        :raises ValueError: there are fewer
+        """
     def poll(self, num_entries: int = 16) -> list[WC]:
         """Up to num_entries completions, oldest first. Never sleeps.
 
@@ -908,6 +931,7 @@ class SGE:
         that covers it, or without one for a request with SendFlags.INLINE, whose bytes are copied while it
         is posted
     :raises IndexError: the part is not within the buffer
+    :raises TypeError: it is no buffer
     """
 
     def __init__(
@@ -1066,6 +1090,7 @@ class SRQ(Resource):
 
     :param pd: its protection domain
     :param init_attr: an SRQInitAttr or an SRQAttr; the sizes are updated to what the device grants
+    :raises OSError: EOPNOTSUPP, EINVAL for sizes that the device does not have, ENOMEM
     """
 
     def __init__(self, pd: PD, init_attr: SRQInitAttr | SRQAttr | None = None) -> None: ...
@@ -1262,7 +1287,10 @@ class QPAttr:
 # ---- queuepair.pxi ----
 
 class QP(Resource):
-    """A queue pair, which keeps the buffers of its requests until their completions are polled."""
+    """A queue pair, which keeps the buffers of its requests until their completions are polled.
+
+    :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
+    """
 
     def __init__(self, pd: PD, init_attr: QPInitAttr) -> None: ...
     @property
@@ -1422,6 +1450,7 @@ class QP(Resource):
 
         :raises OSError: ENOMEM when the queue is full, EINVAL when a request or the state is wrong. The
             requests before the one that was refused are posted; the message says how many
+        :raises ValueError: what a request names is closed, or another context's; nothing is posted
         """
     def post_recv(self, wrs: RecvWR | Iterable[RecvWR]) -> None:
         """Post a request, or several as one chain.
@@ -1677,7 +1706,10 @@ class CMEvent:
         """Raise error(), if there is one."""
 
 class CMEventChannel(Resource):
-    """A channel of connection events; its fd is readable when there are some."""
+    """A channel of connection events; its fd is readable when there are some.
+
+    :raises OSError: the connection manager cannot be used; a note says what to do about permissions and modules
+    """
 
     def __init__(self, library: Library) -> None: ...
     @property
@@ -1781,11 +1813,17 @@ class CMID(Resource):
         """Make this connection's queue pair, in INIT; it is the connection manager's to move on.
 
         The identifier keeps it, and closes it before itself.
+
+        :raises ValueError: it has one already, or the domain is another context's
+        :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
         """
     def destroy_qp(self) -> None:
         """Destroy the queue pair; the same as closing it."""
     def migrate(self, channel: CMEventChannel) -> None:
-        """Move to another channel; events not read yet come along."""
+        """Move to another channel; events not read yet come along.
+
+        :raises ValueError: the channel is of another library
+        """
 
 # ---- The data engine: what driver.py and transport.py build on ----
 

@@ -169,8 +169,14 @@ def _context(owner: AsyncCMID | AsyncCMListener) -> Context:
 class AsyncCMID(Closing):
     """An identifier of the connection manager: one connection, step by step.
 
+    Cancelling a step (resolve, connect, accept) does not call it back: all that can be done with the identifier then is
+    to close it, which ends the attempt. Waiting for an event, or for the end, can be cancelled and begun again.
+
     :param channel: that its events come by; by default one of its own
-    :param library: of that channel
+    :param library: of that channel; by default the embedded device's
+    :param notifier: the loop of that channel; by default the one that runs
+    :param ps: PortSpace.TCP for connections, UDP for datagrams
+    :raises RuntimeError: no loop runs that is known
     """
 
     def __init__(
@@ -302,7 +308,11 @@ class AsyncCMID(Closing):
             await self._until(CMEventType.ADDR_RESOLVED)
 
     async def resolve_route(self, *, timeout: float = 2.0) -> None:
-        """Find the way there; after resolve_addr()."""
+        """Find the way there; after resolve_addr().
+
+        :param timeout: in seconds
+        :raises OSError: there is none, or no answer in time
+        """
         with self._in_phase("resolve_route"):
             self.id.resolve_route(_milliseconds(timeout))
             await self._until(CMEventType.ROUTE_RESOLVED)
@@ -310,7 +320,11 @@ class AsyncCMID(Closing):
     async def resolve(
         self, address: _Address, *, source: _Address | None = None, timeout: float = 2.0
     ) -> None:
-        """resolve_addr() and resolve_route()."""
+        """resolve_addr() and resolve_route().
+
+        :param timeout: of each, in seconds
+        :raises OSError: as of those
+        """
         await self.resolve_addr(address, source=source, timeout=timeout)
         await self.resolve_route(timeout=timeout)
 
@@ -402,7 +416,10 @@ class AsyncCMID(Closing):
     # -- the end of a connection --
 
     async def disconnected(self) -> None:
-        """Wait until the connection has ended, by either side: requests have then completed, or do so as flushed."""
+        """Wait until the connection has ended, by either side: requests have then completed, or do so as flushed.
+
+        :raises ValueError: the identifier is closed, or was so meanwhile
+        """
         self._events.home.check(self)
         while self._end is None:
             if self.id.closed:
@@ -410,7 +427,10 @@ class AsyncCMID(Closing):
             await self._events.more()
 
     async def disconnect(self) -> None:
-        """End the connection, and wait until it has: the queue pair's requests complete as flushed."""
+        """End the connection, and wait until it has: the queue pair's requests complete as flushed.
+
+        :raises OSError: there is none
+        """
         if self._end is None:
             self._parting = True
             self.id.disconnect()

@@ -170,7 +170,12 @@ class AsyncCQ(Closing):
         return found
 
     async def wait_wr(self, wr_id: object) -> WC:
-        """The completion of the request with this wr_id; the others stay for whoever waits for them."""
+        """The completion of the request with this wr_id; the others stay for whoever waits for them.
+
+        Cancelling loses none.
+
+        :raises ValueError: the queue is closed, or was so meanwhile
+        """
         watcher = self._watcher
         while True:
             watcher.look()
@@ -192,7 +197,7 @@ class AsyncCQ(Closing):
         return self
 
     async def __anext__(self) -> WC:
-        """The next completion; it ends when the queue is closed."""
+        """The next completion; it ends when the queue is closed. Cancelling loses none."""
         watcher = self._watcher
         while not watcher.found:
             if self._closed:
@@ -236,6 +241,17 @@ class AsyncQP(Closing):
     :param qp: the queue pair, in any state; closing this closes it
     :param cq: that its sends complete on
     :param recv_cq: that its receives complete on, by default the same
+
+    What all operations have in common:
+
+    - An OSError that is raised at once: the device refused the request, and nothing was done. A CompletionError, which
+      is one too, comes later: the operation failed, and the queue pair is then in the error state, if it is a reliable
+      one. What is in flight behind it ends with a CompletionResetError; so does all when the queue pair is closed.
+    - Cancelling one that waits for its turn takes it back. One that is posted goes on, and its buffers are kept, until
+      its completion has been polled; who awaited it is let go.
+    - TypeError, ValueError, OverflowError: an argument makes no sense, and nothing was posted. RuntimeError: this is
+      another thread than the loop's.
+
     :raises ValueError: the queue pair was made on other completion queues, or theirs have no room for its depths
     """
 
@@ -368,7 +384,7 @@ class AsyncQP(Closing):
         `async with qp.shared(mr, AccessFlags.REMOTE_WRITE) as remote:` binds a memory window of type 2 and gives what
         the peer has to be told. Leaving the block closes the window, which revokes it, at once and without waiting:
         nothing that the peer does reaches the memory any more, and what it tries fails, on its side and with its
-        connection.
+        connection. An exception leaves the block, too, and so does being cancelled, even while the window is bound.
 
         :param mr: has MW_BIND, and LOCAL_WRITE if the peer may write
         """
@@ -411,8 +427,8 @@ async def shared(
 ) -> AsyncIterator[RemoteMemory]:
     """Memory for all peers of a protection domain, and only while the block lasts.
 
-    Registers it on the way in and unregisters it on the way out, on every device. `AsyncQP.shared` needs windows, and
-    costs no registration.
+    Registers it on the way in and unregisters it on the way out, on every device. Neither waits, so cancelling can
+    only be of what the block awaits, and leaves it. `AsyncQP.shared` needs windows, and costs no registration.
 
     :param buffer: anything contiguous, an MR too; writable if access includes writing
     """

@@ -91,7 +91,10 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
         return self._region.region.access
 
     async def read(self, offset: int = 0, length: int | None = None) -> bytes:
-        """RDMA READ `length` bytes (default: to the end) from `offset`."""
+        """RDMA READ `length` bytes (default: to the end) from `offset`.
+
+        :raises IndexError: they are not inside
+        """
         if length is None:
             length = self.length - offset
         if length < 0:

@@ -132,7 +132,11 @@ class RemoteArray:
     """Items of one size, one after the other.
 
     An index gives an item: a RemoteMemory, or a RemoteStruct or RemoteArray where the item is one. A slice gives
-    a RemoteArray. `memory` is the range of all of them.
+    a RemoteArray.
+
+    :ivar item: what each is: a dtype, or a ctypes type
+    :ivar itemsize: its size, in bytes
+    :ivar memory: the range of all of them, a RemoteMemory
     """
 
     __slots__ = ("item", "itemsize", "memory", "_length", "_unchecked")
@@ -169,6 +173,8 @@ class RemoteStruct:
     """A structure: each field is an attribute, or an item where its name is taken.
 
     A field is a RemoteMemory, or a RemoteStruct or RemoteArray where the field is one.
+
+    :ivar memory: all of it, a RemoteMemory
     """
 
     __slots__ = ("memory", "_kind", "_unchecked")

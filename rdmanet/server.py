@@ -152,7 +152,10 @@ class RdmaServer(asyncio.AbstractServer):
         return self._serving
 
     async def start_serving(self) -> None:
-        """Begin to accept connections; later calls do nothing."""
+        """Begin to accept connections; later calls do nothing. It does not wait, so nothing is there to cancel.
+
+        :raises RuntimeError: the server is closed
+        """
         if not self._listeners:
             raise RuntimeError(f"server {self!r} is closed")
         if not self._serving:
@@ -161,7 +164,10 @@ class RdmaServer(asyncio.AbstractServer):
                 cm_id.listen(self._backlog)
 
     async def serve_forever(self) -> None:
-        """Accept connections until cancelled; then the server is closed."""
+        """Accept connections until cancelled; then the server is closed.
+
+        :raises RuntimeError: the server is closed, or this is being awaited already
+        """
         if self._serving_forever is not None:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
         await self.start_serving()
@@ -178,7 +184,10 @@ class RdmaServer(asyncio.AbstractServer):
             self._serving_forever = None
 
     async def wait_closed(self) -> None:
-        """Wait until the server is closed and all its connections are gone (as asyncio since 3.12)."""
+        """Wait until the server is closed and all its connections are gone (as asyncio since 3.12).
+
+        Cancelling ends the waiting only.
+        """
         if self._waiters is None:
             return
         waiter = self._loop.create_future()

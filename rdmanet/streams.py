@@ -23,7 +23,10 @@ class RdmaStreamWriter(asyncio.StreamWriter):
         await asyncio.shield(self._protocol._get_close_waiter(self))  # type: ignore[attr-defined]
 
     async def start_tls(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not built yet: raises NotImplementedError."""
+        """Not built yet, so there is nothing to cancel.
+
+        :raises NotImplementedError: always
+        """
         raise NotImplementedError("RdmaStreamWriter.start_tls() is not supported yet")
 
 
@@ -101,8 +104,8 @@ async def start_rdma_stream_server(
     """``asyncio.start_server`` over RDMA.
 
     ``client_connected_cb(reader, writer)`` is called for each connection; if it is a coroutine
-    function it runs as a task. ``limit`` bounds each reader's buffer, in bytes. The other keywords
-    and the errors are those of ``start_rdma_server``.
+    function it runs as a task. ``limit`` bounds each reader's buffer, in bytes. The other keywords,
+    the errors and what cancelling means are those of ``start_rdma_server``.
     """
     loop = asyncio.get_running_loop()
 

@@ -134,6 +134,7 @@ class Peer:
 
     @property
     def pid(self) -> int:
+        """Its process."""
         return self._process.pid
 
     def say(self, line: str) -> None:

@@ -26,7 +26,19 @@ class GlobalRoute:
 class AHAttr:
     """The way to a peer: its GID, or its LID within an InfiniBand subnet, and how to go.
 
-    The fields of the route may be given as one, too: AHAttr(gr=GlobalRoute(...)).
+    See ibv_create_ah(3).
+
+    :param dgid: the peer's GID, 16 bytes; None: the LID is all there is
+    :param sgid_index: which of our port's GIDs it comes from
+    :param hop_limit: how many routers it may pass
+    :param traffic_class: how routers are to treat it, and
+    :param flow_label: what they are to treat alike
+    :param dlid: the peer's LID, on InfiniBand
+    :param sl: the service level, on InfiniBand; the priority, on Ethernet
+    :param src_path_bits: which of our port's LIDs it comes from
+    :param static_rate: a limit to the rate, as enum ibv_rate has it; 0 is none
+    :param port_num: our port
+    :param gr: the fields of the route as one: AHAttr(gr=GlobalRoute(...))
     """
     dgid: bytes | None = None
     sgid_index: int = 0

@@ -17,6 +17,7 @@ cdef class BufferPool:
     :param buffer_bytes: the length of each
     :param count: how many; the pool never grows
     :param huge_pages: as of `PD.alloc_mr`
+    :ivar mr: the region that all of them are in
     :raises OSError: as `PD.alloc_mr`
     """
 
@@ -44,6 +45,7 @@ cdef class BufferPool:
 
     @property
     def closed(self):
+        """Whether close() was called."""
         return self.mr is None or self.mr.closed
 
     def acquire(self, nbytes=None):
@@ -103,7 +105,10 @@ cdef class BufferPool:
 @cython.final
 @cython.no_gc_clear
 cdef class PooledBuffer:
-    """A buffer of a pool, for requests (as an element) and for the program (as a buffer: `memoryview(buffer)`)."""
+    """A buffer of a pool, for requests (as an element) and for the program (as a buffer: `memoryview(buffer)`).
+
+    :ivar pool: the BufferPool that lends it
+    """
 
     cdef readonly BufferPool pool
     cdef MR mr

@@ -223,6 +223,7 @@ cdef int read_ud_param(CMEvent event, verbs.rdma_ud_param *param) except -1:
 cdef class CMEventChannel(_OneThread):
     """A channel of connection events; its fd is readable when there are some.
 
+    :param library: of the devices
     :raises OSError: the connection manager cannot be used; a note says what to do about permissions and modules
     """
 
@@ -274,6 +275,7 @@ cdef class CMEventChannel(_OneThread):
         return self.ptr.fd
 
     def fileno(self):
+        """fd, for `select` and its like."""
         return self.fd
 
     def create_id(self, ps=PortSpace.TCP):
@@ -351,7 +353,11 @@ cdef class CMEventChannel(_OneThread):
 
 @cython.no_gc_clear
 cdef class CMID(_OneThread):
-    """An identifier of the connection manager: one connection, or one listener."""
+    """An identifier of the connection manager: one connection, or one listener.
+
+    :ivar channel: by which its events come
+    :ivar library: of its devices
+    """
 
     cdef verbs.rdma_cm_id *ptr
     cdef readonly CMEventChannel channel
@@ -647,6 +653,9 @@ cdef class CMID(_OneThread):
         The identifier keeps it, and closes it before itself.
 
         :param pd: of this identifier's context
+        :param init_attr: a QPInitAttr; cap is updated to what the device grants
+        :raises ValueError: it has one already, or the domain is another context's
+        :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
         """
         cdef QP qp
         self.usable()
@@ -670,7 +679,10 @@ cdef class CMID(_OneThread):
             self.own_qp = None
 
     def migrate(self, CMEventChannel channel not None):
-        """Move to another channel; events not read yet come along."""
+        """Move to another channel; events not read yet come along.
+
+        :raises ValueError: the channel is of another library
+        """
         cdef int rc
         self.usable()
         if channel.library is not self.library:

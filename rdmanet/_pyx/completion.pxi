@@ -179,7 +179,11 @@ cdef class WC:
 
 @cython.no_gc_clear
 cdef class CompChannel(Resource):
-    """A completion channel: a descriptor that is readable when an armed CQ has something."""
+    """A completion channel: a descriptor that is readable when an armed CQ has something.
+
+    :param context: the device
+    :raises OSError: EMFILE or ENFILE, when there are no more descriptors
+    """
 
     cdef verbs.ibv_comp_channel *ptr
     cdef readonly Context context
@@ -229,6 +233,7 @@ cdef class CompChannel(Resource):
         return self.ptr.fd
 
     def fileno(self):
+        """fd, for `select` and its like."""
         return self.fd
 
     def get_cq_event(self):
@@ -256,6 +261,7 @@ cdef class CompChannel(Resource):
 cdef class CQ(Resource):
     """A completion queue.
 
+    :param context: the device
     :param cqe: how many completions it has to hold, at least
     :param channel: where its events go, when it is armed
     :param comp_vector: which of the device's interrupts tells, below Context.num_comp_vectors
@@ -373,7 +379,10 @@ cdef class CQ(Resource):
         check(verbs.rn_req_notify_cq(self.ptr, solicited_only), "ibv_req_notify_cq")
 
     def ack_events(self, unsigned int nevents=1):
-        """Acknowledge events that get_cq_event() returned; close() does what is left."""
+        """Acknowledge events that get_cq_event() returned; close() does what is left.
+
+        :raises ValueError: there are fewer
+        """
         self.usable()
         if nevents > self.unacked:
             raise ValueError(f"ack_events({nevents}): {self.unacked} events are not acknowledged")

@@ -54,6 +54,7 @@ class MTU(enum.IntEnum):
 
     @property
     def bytes(self):
+        """Its size."""
         return 128 << int(self)
 
 
@@ -222,7 +223,14 @@ def _rank(entry):
 
 @dataclasses.dataclass(frozen=True)
 class AsyncEvent:
-    """An asynchronous event: what happened, and to which of our objects, where it is one of ours."""
+    """An asynchronous event: what happened, and to which of our objects; see ibv_get_async_event(3).
+
+    :param event_type: an EventType
+    :param qp: the queue pair that it is about, where it is one of ours; so are
+    :param cq: the completion queue, and
+    :param srq: the shared receive queue
+    :param port_num: the port that it is about
+    """
     event_type: EventType
     qp: "QP | None" = None
     cq: "CQ | None" = None
@@ -320,6 +328,7 @@ cdef class Context(Resource):
     all that was made from it.
 
     :ivar name: the device's
+    :ivar library: through which it is used
     :ivar owned: whether it is closed by close(), and not by the connection manager
     """
 

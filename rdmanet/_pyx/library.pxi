@@ -277,6 +277,7 @@ cdef class Resource:
 
     @property
     def closed(self):
+        """Whether close() was called."""
         return not self.is_open()
 
     def __enter__(self):

@@ -53,6 +53,7 @@ cdef enum:
 cdef class PD(Resource):
     """A protection domain: regions and queue pairs of different domains cannot be used together.
 
+    :param context: the device
     :raises OSError: ENOMEM, when the device has no more
     """
 
@@ -235,7 +236,9 @@ cdef class PD(Resource):
 cdef class MR(Resource):
     """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work.
 
+    :ivar pd: its protection domain
     :ivar length: in bytes
+    :ivar page_size: of its memory, in bytes; 0 if that is not its own
     :ivar access: AccessFlags: what it may be used for
     :ivar dm: the device memory that it stands for, or None
     """

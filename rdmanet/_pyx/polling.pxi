@@ -34,7 +34,14 @@ class CreateCQFlags(enum.IntFlag):
 
 @dataclasses.dataclass(frozen=True)
 class CQInitAttrEx:
-    """How an extended completion queue is made; see ibv_create_cq_ex(3)."""
+    """How an extended completion queue is made; see ibv_create_cq_ex(3).
+
+    :param cqe: how many completions it has to hold, at least
+    :param channel: a CompChannel: where its events go, when it is armed
+    :param comp_vector: which of the device's interrupts tells, below Context.num_comp_vectors
+    :param wc_flags: CreateCQWCFlags: what its completions are to tell
+    :param flags: CreateCQFlags
+    """
     cqe: int
     channel: "CompChannel | None" = None
     comp_vector: int = 0

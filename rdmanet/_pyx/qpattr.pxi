@@ -67,7 +67,14 @@ class QPAttrMask(enum.IntFlag):
 
 @dataclasses.dataclass
 class QPCap:
-    """The sizes of a queue pair. What the device grants is at least what is asked for."""
+    """The sizes of a queue pair. What the device grants is at least what is asked for.
+
+    :param max_send_wr: how many requests the send queue holds, and
+    :param max_recv_wr: the receive queue
+    :param max_send_sge: how many elements a request to send may have, and
+    :param max_recv_sge: a receive
+    :param max_inline_data: how many bytes a request with SendFlags.INLINE may have
+    """
     max_send_wr: int = 1
     max_recv_wr: int = 1
     max_send_sge: int = 1
@@ -99,10 +106,14 @@ class QPCreateFlags(enum.IntFlag):
 
 @dataclasses.dataclass
 class QPInitAttr:
-    """How a queue pair is made; cap is updated to what the device grants.
+    """How a queue pair is made; see ibv_create_qp(3).
 
-    With an srq its receives are posted there. An XRC_SEND queue pair has no recv_cq, an XRC_RECV one no
-    queue at all.
+    :param send_cq: where its sends complete; None for XRC_RECV
+    :param recv_cq: where its receives do; None for XRC_SEND and XRC_RECV
+    :param cap: a QPCap: its sizes, which are updated to what the device grants
+    :param qp_type: a QPType
+    :param sq_sig_all: whether each send completes, and not only those that are SendFlags.SIGNALED
+    :param srq: where its receives come from, and are posted; None: it has a receive queue of its own
     """
     send_cq: "CQ | None" = None
     recv_cq: "CQ | None" = None
@@ -117,6 +128,7 @@ class QPInitAttrEx(QPInitAttr):
     """How a queue pair is made, with what came later; see ibv_create_qp_ex(3).
 
     :param send_ops_flags: what QP.wr() shall be able to do; the device refuses what it does not know
+    :param create_flags: QPCreateFlags
     :param xrcd: for XRC_RECV
     """
     send_ops_flags: SendOpsFlags | int = 0

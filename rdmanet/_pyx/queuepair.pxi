@@ -17,6 +17,7 @@ cdef class QP(Resource):
     :ivar send_cq: where its sends complete, and
     :ivar recv_cq: its receives; None for XRC's
     :ivar srq: where its receives come from, if it has none of its own
+    :ivar xrcd: an XRC_RECV one's domain
     :ivar cap: a QPCap: what the device has granted
     :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
     """

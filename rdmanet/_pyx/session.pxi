@@ -70,6 +70,7 @@ cdef class WRSession:
                              imm_data=imm_data, **options))
 
     def rdma_read(self, sg_list=(), *, remote_addr, rkey, **options):
+        """RDMA_READ: what is there comes to sg_list."""
         self.post(SendWR(WROpcode.RDMA_READ, sg_list, remote_addr=remote_addr, rkey=rkey, **options))
 
     def atomic_cmp_swp(self, sg_list, *, remote_addr, rkey, compare, swap, **options):

@@ -19,7 +19,12 @@ class SRQType(enum.IntEnum):
 
 @dataclasses.dataclass
 class SRQAttr:
-    """The sizes of a shared receive queue, and the limit below which it tells (0: it doesn't)."""
+    """The sizes of a shared receive queue.
+
+    :param max_wr: how many receives it has to hold, at least
+    :param max_sge: how many elements each may have, at least
+    :param srq_limit: SRQ_LIMIT_REACHED is told, once, when fewer receives are left; 0: it is not
+    """
     max_wr: int = 1
     max_sge: int = 1
     srq_limit: int = 0
@@ -27,7 +32,13 @@ class SRQAttr:
 
 @dataclasses.dataclass
 class SRQInitAttr:
-    """How a shared receive queue is made. An XRC one has a CQ and a domain of its own."""
+    """How a shared receive queue is made; see ibv_create_srq_ex(3). An XRC one has a CQ and a domain of its own.
+
+    :param attr: an SRQAttr: its sizes
+    :param srq_type: an SRQType
+    :param xrcd: an XRC one's domain, and
+    :param cq: where its receives complete
+    """
     attr: SRQAttr = dataclasses.field(default_factory=SRQAttr)
     srq_type: SRQType = SRQType.BASIC
     xrcd: "XRCD | None" = None
@@ -55,6 +66,7 @@ cdef class SRQ(Resource):
 
     :param pd: its protection domain
     :param init_attr: an SRQInitAttr or an SRQAttr; the sizes are updated to what the device grants
+    :ivar srq_type: its SRQType
     :ivar xrcd: the domain that an XRC one is in, and
     :ivar cq: where its receives complete; None for the others
     :raises OSError: EOPNOTSUPP, EINVAL for sizes that the device does not have, ENOMEM
@@ -246,6 +258,7 @@ cdef class XRCD(Resource):
     """An XRC domain: what the shared receive queues of several processes, and the queue pairs that feed
     them, have in common.
 
+    :param context: the device
     :param fd: a file that stands for the domain, the same for all its processes; -1 for one of our own
     :param oflags: os.O_CREAT to make it, os.O_EXCL to insist on that
     :raises OSError: EOPNOTSUPP, where the device has no XRC

@@ -68,6 +68,9 @@ cdef class StreamConnection:
     """The engine's half of a transport: owns `write` and delivery.
 
     API for subclasses: the methods whose names begin with `_` and the hooks at the end of the class.
+
+    :ivar engine: that it is one of
+    :ivar qp: its queue pair, until that is destroyed
     """
 
     cdef readonly StreamEngine engine

@@ -19,8 +19,10 @@ class MWType(enum.IntEnum):
 class MWBindInfo:
     """What a window shows of a region; see ibv_bind_mw(3).
 
+    :param mr: the region; it has AccessFlags.MW_BIND
     :param addr: where it begins; None is the region's own beginning
     :param length: in bytes; 0 unbinds (type 1)
+    :param mw_access_flags: AccessFlags: what the peer may do
     """
     mr: "MR"
     addr: int | None = None
@@ -30,7 +32,12 @@ class MWBindInfo:
 
 @dataclasses.dataclass(frozen=True)
 class MWBind:
-    """A request to bind a window of type 1."""
+    """A request to bind a window of type 1; see ibv_bind_mw(3).
+
+    :param bind_info: an MWBindInfo: to what
+    :param wr_id: anything; its completion has it
+    :param send_flags: SendFlags
+    """
     bind_info: MWBindInfo
     wr_id: object = 0
     send_flags: SendFlags | int = SendFlags.SIGNALED
@@ -72,6 +79,8 @@ cdef class MW(Resource):
     """A memory window.
 
     :param pd: the domain of the region, and of the queue pair, that it is bound with
+    :param mw_type: an MWType
+    :ivar mr: the region that it is bound to, or None
     :raises OSError: EOPNOTSUPP, where the device has none of the type
     """
 

@@ -1,0 +1,149 @@
+"""Everything public says what it is, what it raises, and, where it is awaited, what cancelling it does."""
+
+import dataclasses
+import enum
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import rdmanet
+from rdmanet import cm, errors, notifier, testing, verbs, verbs_async
+
+ROOT = Path(__file__).parents[2]
+MODULES = (rdmanet, verbs, cm, verbs_async, notifier, errors, testing)
+
+
+def public_names(module: Any) -> list[str]:
+    return getattr(module, "__all__", None) or [name for name in dir(module) if not name.startswith("_")]
+
+
+def ours(thing: Any) -> bool:
+    return callable(thing) and str(getattr(thing, "__module__", "")).startswith("rdmanet")
+
+
+THINGS = {
+    f"{thing.__module__}.{thing.__qualname__}": thing
+    for module in MODULES
+    for name in public_names(module)
+    if ours(thing := getattr(module, name))
+}
+CLASSES = {name: thing for name, thing in THINGS.items() if isinstance(thing, type)}
+
+
+def said(thing: Any) -> str:
+    """A docstring, without the signature that Cython writes in front."""
+    doc = inspect.cleandoc(getattr(thing, "__doc__", None) or "")
+    return re.sub(r"\A[\w.]+\(.*\)( -> .*)?$", "", doc, count=1, flags=re.MULTILINE).strip()
+
+
+def fields(kind: type) -> set[str]:
+    if dataclasses.is_dataclass(kind):
+        return {field.name for field in dataclasses.fields(kind)}
+    return set(kind.__struct_fields__) if issubclass(kind, msgspec.Struct) else set()
+
+
+def members(kind: type) -> Iterator[tuple[str, Any]]:
+    """What a class has that is public, and is ours, and not one of an enumeration's values."""
+    for name in dir(kind):
+        base = next((base for base in kind.__mro__ if name in vars(base)), object)
+        if not name.startswith("_") and base.__module__.startswith("rdmanet"):
+            thing = vars(base)[name]
+            if not (issubclass(kind, enum.Enum) and isinstance(thing, kind)):
+                yield name, thing
+
+
+@pytest.mark.parametrize("name", THINGS)
+def test_it_says_what_it_is(name: str) -> None:
+    thing = THINGS[name]
+    assert said(thing), "says nothing"
+    if isinstance(thing, type):
+        silent = []
+        of_the_class = "\n".join(map(said, thing.__mro__))
+        for member, what in members(thing):
+            # What is a field of a struct of C has its manual page.
+            if member in fields(thing) and "struct ibv_" in of_the_class:
+                continue
+            of_its_own = "" if member in fields(thing) else said(what)
+            if not of_its_own and not re.search(rf":(ivar|param) {member}:", of_the_class):
+                silent.append(member)
+        assert silent == []
+
+
+# ---- What is awaited ----------------------------------------------------------------------------------
+
+
+def awaited(thing: Any) -> bool:
+    return inspect.iscoroutinefunction(thing) or inspect.isasyncgenfunction(inspect.unwrap(thing))
+
+
+AWAITED = {
+    f"{name}.{member}".rstrip("."): f"{said(what)}\n{said(thing)}"
+    for name, thing in THINGS.items()
+    for member, what in [("", thing), *(members(thing) if isinstance(thing, type) else ())]
+    if callable(what) and awaited(what)
+}
+
+
+@pytest.mark.parametrize("name", AWAITED)
+def test_it_says_what_cancelling_does(name: str) -> None:
+    assert re.search("cancel", AWAITED[name], re.IGNORECASE)
+
+
+# ---- What raises --------------------------------------------------------------------------------------
+
+# Compiled code has no syntax tree here; its source is Python enough to be read by its indentation.
+SOURCES = [
+    ROOT / "rdmanet" / name
+    for name in (
+        "async_cm",
+        "async_exchange",
+        "async_queues",
+        "finding",
+        "memory",
+        "qpinfo",
+        "remote",
+        "server",
+        "streams",
+    )
+]
+SOURCES = [path.with_suffix(".py") for path in SOURCES] + sorted((ROOT / "rdmanet/_pyx").glob("*.pxi"))
+DEFINED = re.compile(
+    r"^(?P<indent> *)(?:(?:cdef )?class (?P<kind>\w+)|(?:async )?def (?P<name>\w+)\()", re.MULTILINE
+)
+
+
+def functions(source: str) -> Iterator[tuple[str, str]]:
+    """(name, text) of all that are public, and of public classes; a text ends where it is indented less."""
+    kind = ""
+    for found in DEFINED.finditer(source):
+        if found["kind"]:
+            kind = found["kind"] if not found["indent"] else kind
+            continue
+        of = kind if found["indent"] else ""
+        if len(found["indent"]) > 4 or found["name"].startswith("_") or (of and of not in PUBLIC_CLASSES):
+            continue
+        end = re.compile(rf"^ {{0,{len(found['indent'])}}}[^\s)]", re.MULTILINE).search(source, found.end())
+        yield f"{of}.{found['name']}".lstrip("."), source[found.start() : end.start() if end else None]
+
+
+PUBLIC_CLASSES = {kind.__name__ for kind in CLASSES.values()}
+PUBLIC_FUNCTIONS = {thing.__name__ for thing in THINGS.values()}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_it_says_what_it_raises(path: Path) -> None:
+    silent = []
+    for name, text in functions(path.read_text()):
+        if "." not in name and name not in PUBLIC_FUNCTIONS:
+            continue
+        doc = (re.search(r'"""(.*?)"""', text, re.DOTALL) or [""])[0]
+        if re.search(r"\braise [A-Z]\w+\(", text.replace(doc, "")) and not re.search(
+            "raises? ", doc, re.IGNORECASE
+        ):
+            silent.append(name)
+    assert silent == []
