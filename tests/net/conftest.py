@@ -52,7 +52,7 @@ def loop_factory(request) -> Callable[[], asyncio.AbstractEventLoop]:
 def pytest_runtest_call(item):
     if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
         marker = item.get_closest_marker("limit")
-        item.obj = limited(item.obj, marker.args[0] if marker else LIMIT_S)
+        item.obj = limited(item.obj, max(marker.args[0] if marker else 0, LIMIT_S))
 
 
 def limited(test, seconds):
