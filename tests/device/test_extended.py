@@ -121,6 +121,8 @@ def test_errors_come_with_it(net: Net, told):
 def test_timestamps(net: Net, told):
     a, b = told(wc_flags=CreateCQWCFlags.STANDARD | CreateCQWCFlags.WITH_COMPLETION_TIMESTAMP)
     mr = net.mr()
+    with needs("a clock that can be read"):
+        before = net.context.query_rt_values()
     times = []
     for _ in range(3):
         b.receive(mr.sge(0, 8))
@@ -130,8 +132,8 @@ def test_timestamps(net: Net, told):
     assert times == sorted(times)
     assert len(set(times)) == 3
     assert b.cq.poll() == []
-    with needs("a clock that can be read"):
-        assert net.context.query_rt_values() > 0
+    if net.context.query_device().hca_core_clock == 1_000_000:  # kHz: stamps and clock are both nanoseconds
+        assert before <= times[0] and times[-1] <= net.context.query_rt_values()
 
 
 def test_the_time_of_day(net: Net, told):
@@ -141,7 +143,7 @@ def test_the_time_of_day(net: Net, told):
     a.send(mr.sge(64, 8))
     a.one()
     wc = b.one()
-    assert wc.wallclock_ns > 1_600_000_000_000_000_000
+    assert abs(wc.wallclock_ns - time.time_ns()) < 3600 * 10**9
     assert wc.timestamp is None
 
 

@@ -298,9 +298,10 @@ loop.append(loop)
 def test_what_cannot_be_destroyed_is_logged():
     """Nobody hears an exception of a destructor; a leak is not kept quiet. A queue pair in a group is busy."""
     program = f"""
-import ipaddress, sys, warnings
+import ipaddress, logging, sys, warnings
 sys.path[:0] = {[path for path in sys.path if path]!r}
 warnings.simplefilter("ignore")
+logging.basicConfig(format="%(levelname)s by %(name)s: %(message)s")
 from rdmanet.verbs import *
 context = Library.embedded().devices()[0].open()
 pd, cq = PD(context), CQ(context, 16)
@@ -313,7 +314,10 @@ del qp
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert "a forgotten QP cannot be destroyed, and leaks: [Errno 16] ibv_destroy_qp" in done.stderr
+    assert (
+        "ERROR by rdmanet: a forgotten QP cannot be destroyed, and leaks: [Errno 16] ibv_destroy_qp"
+        in done.stderr
+    )
 
 
 def test_again_and_again(device):

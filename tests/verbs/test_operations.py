@@ -461,7 +461,7 @@ async def test_bounds_are_checked_before_posting(loop, verbs):
 
 @on_every_loop
 async def test_sleeping_and_waking(loop, verbs):
-    """Without watching, every completion that is waited for is an event; they are acknowledged."""
+    """Without watching, every completion that is waited for is an event; they are acknowledged by sixteens."""
     receiving_cq = verbs.cq(loop, busy_poll=0)
     a, b = verbs.pair(verbs.cq(loop), other=receiving_cq)
     mr = verbs.mr()
@@ -473,6 +473,8 @@ async def test_sleeping_and_waking(loop, verbs):
         await receiving.join()
     statistics = receiving_cq.statistics()
     assert statistics["events"] == statistics["wakeups"] == 40
+    with pytest.raises(ValueError, match="8 events are not"):
+        receiving_cq.cq.ack_events(17)
     b.close()
     receiving_cq.close()  # it would hang with events that are not acknowledged
 
@@ -656,6 +658,26 @@ async def test_flags_are_passed_on(loop, verbs):
     await a.send(b"x", flags=SendFlags.SOLICITED | SendFlags.FENCE | SendFlags.INLINE)
     await receiving.join()
     assert mr[:1] == b"x"
+
+
+@pytest.mark.not_on_siw("does not fire for solicited messages")
+@on_every_loop
+async def test_a_solicited_message_is_told(loop, verbs):
+    """And one that is not isn't, to who has armed the peer's queue for such only."""
+    receiving = verbs.cq(loop)
+    a, b = verbs.pair(verbs.cq(loop), other=receiving)
+    mr = verbs.mr()
+    b.qp.post_recv([RecvWR(mr.at[:8]), RecvWR(mr.at[:8])])  # not awaited: the queue is the test's to arm
+    receiving.cq.req_notify(solicited_only=True)
+    await a.send(mr.at[8:16])
+    while not receiving.poll():
+        await loop.turn()
+    await loop.sleep(0.05)
+    assert receiving.statistics()["events"] == 0
+    await a.send(mr.at[8:16], flags=SendFlags.SOLICITED)
+    while not receiving.statistics()["events"]:
+        await loop.turn()
+    assert len(receiving.poll()) == 1
 
 
 # ---- When the loop has gone ----------------------------------------------------------------------------------
