@@ -22,6 +22,7 @@ import ctypes
 import operator
 import re
 import struct
+from collections.abc import Iterator
 from typing import Any, Final, Self
 
 import msgspec
@@ -164,6 +165,11 @@ class RemoteArray:
         if isinstance(key, slice):
             return RemoteArray(memory, self.item, unchecked=self._unchecked)
         return _typed(memory, self.item, self._unchecked)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (
+            self[index] for index in range(self._length)
+        )  # unchecked, too: an IndexError would never come
 
     def __repr__(self) -> str:
         return f"<RemoteArray of {self._length} items of {self.itemsize} bytes in {self.memory!r}>"

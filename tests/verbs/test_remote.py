@@ -152,6 +152,7 @@ def test_unchecked():
     assert REMOTE.unchecked(2000, 8) == RemoteMemory(0x1000 + 2000, 8, 7)
     assert REMOTE.unchecked(-0x1000, 8).address == 0
     assert REMOTE.array("<u8", unchecked=True)[1000].address == 0x1000 + 8000
+    assert len(list(REMOTE.array("<u8", unchecked=True))) == 125
     assert REMOTE[:8].struct(Entry, unchecked=True).key.length == 8
     assert REMOTE.struct_array(Entry, unchecked=True)[100].key.address == 0x1000 + 3200 + 8
 
