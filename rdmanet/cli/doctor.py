@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import socket
 import statistics
 import sys
 import time
@@ -128,7 +129,14 @@ async def _ping(host: str, port: int) -> Finding:
             f"{name} did not answer within {_TIMEOUT_S} s",
             f"ping {host}; is UDP port 4791 (RoCE) or TCP port {port} (embedded device, iWARP) open in every firewall?",
         )
-    except (OSError, EOFError, UnicodeError) as exc:  # the last of a name that DNS has no letters for
+    except (socket.gaierror, UnicodeError) as exc:  # the last of a name that DNS has no letters for
+        return Finding(
+            "ping",
+            "fail",
+            f"{host} is no name of a host: {exc}",
+            "an IP address needs no name: doctor ADDRESS",
+        )
+    except (OSError, EOFError) as exc:
         return Finding(
             "ping", "fail", f"{name}: {exc or type(exc).__name__}", "run doctor on that host as well"
         )
@@ -151,5 +159,5 @@ async def _serve(port: int) -> None:
         writer.close()
 
     async with await rdmanet.start_rdma_stream_server(echo, None, port) as server:
-        print("answering pings on", *(socket.getsockname() for socket in server.sockets), flush=True)
+        print("answering pings on", *(listener.getsockname() for listener in server.sockets), flush=True)
         await server.serve_forever()

@@ -1,11 +1,13 @@
 """doctor and gids: what a machine lacks is named, with the command that mends it; a ping tells reachable from open."""
 
+import asyncio
 import ipaddress
 import json
 import os
 import re
 import resource
 import select
+import socket
 
 import pytest
 
@@ -155,6 +157,17 @@ def test_gids_lists_what_devices_lists():
 )
 def test_names_of_peers(text, parsed):
     assert doctor._peer(text) == parsed
+
+
+def test_a_name_that_there_is_not(monkeypatch):
+    def getaddrinfo(*args, **kwargs):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    for name in ("nowhere.invalid", "x" * 64):
+        finding = asyncio.run(doctor._ping(name, 1))
+        assert finding.status == "fail" and finding.found.startswith(f"{name} is no name of a host: ")
+        assert "doctor ADDRESS" in finding.advice
 
 
 def test_ping():
