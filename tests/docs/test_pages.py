@@ -29,19 +29,53 @@ def programs(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def say(code: str) -> str:
+    """What a program prints, which neither warns nor fails."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "RDMANET_DEVICE": "soft0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 @pytest.mark.parametrize("page", PRINTED)
 def test_programs_print_what_they_should(page):
     codes = programs(ROOT / "docs" / page)
     assert len(codes) == len(PRINTED[page])
     for code, printed in zip(codes, PRINTED[page], strict=True):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "RDMANET_DEVICE": "soft0"},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert (done.returncode, done.stderr, done.stdout) == (0, "", printed.format(device="soft0"))
+        assert say(code) == printed.format(device="soft0")
+
+
+def test_no_page_has_programs_that_nobody_runs():
+    tried = {ROOT / "docs" / page for page in PRINTED}
+    tried |= {ROOT / "docs/testing.md"}  # by tests/testing/test_plugin.py
+    tried |= {ROOT / "README.md"}  # a line's change, below, and two lines of no program
+    assert {page for page in PAGES if programs(page)} == tried
+
+
+def test_the_changed_line():
+    """The program of the README, with a server that it finds."""
+    changed, _ = programs(ROOT / "README.md")
+    assert changed.count("7471") == 2 and changed.endswith("\nasyncio.run(main())\n")
+    code = changed.removesuffix("asyncio.run(main())\n").replace("7471", "PORT")
+    code += """
+async def echo(reader, writer):
+    writer.write(await reader.readline())
+    writer.close()
+
+async def both():
+    global PORT
+    async with await rdmanet.start_rdma_stream_server(echo, "127.0.0.1", 0) as server:
+        PORT = server.sockets[0].getsockname()[1]
+        await main()
+
+asyncio.run(both())
+"""
+    assert say(code) == "b'hello\\n'\n"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
