@@ -68,6 +68,9 @@ _FAILURES = frozenset(
     }
 )
 
+# REJECTED as well: all that the kernel says when the peer closes before it knows that the connection stands.
+_ENDS = frozenset({CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.REJECTED})
+
 
 def _milliseconds(timeout: float) -> int:
     """Of seconds, as librdmacm takes them: an int of C, at least 1."""
@@ -253,7 +256,7 @@ class AsyncCMID(Closing):
             # The peer waits for the answer, a minute and more, before it takes the connection for ended.
             with contextlib.suppress(OSError):
                 self.id.disconnect()
-        if event.type in (CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL):
+        if event.type in _ENDS:
             self._end = event
         self._events.put(event)
 

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 from loops import AsyncioLoop, on_every_loop
 
+from rdmanet.cm import CMEventType
 from rdmanet.verbs import PD, EventType, QPCap
 from rdmanet.verbs_async import AsyncCMChannel, AsyncCMID, AsyncCMListener, AsyncCQ, DeviceEvents
 
@@ -71,6 +73,17 @@ async def test_a_connection_outlives_its_listener(loop, device, address):
         await client.id.disconnect()
         await ending.join()
         await server.id.disconnect()  # it is already
+
+
+@on_every_loop
+async def test_a_late_refusal_ends_a_connection(loop, device, address):
+    """What the kernel says when the peer closes before it knows that the connection stands."""
+    async with connection(loop, device, address) as (client, _server):
+        ending = loop.spawn(client.id.disconnected())
+        await loop.turn()
+        client.id._event(SimpleNamespace(type=CMEventType.REJECTED, status=28, private_data=b""))
+        await ending.join()
+        await client.id.disconnect()
 
 
 @on_every_loop
@@ -179,7 +192,7 @@ async def test_cancelling_a_phase_leaves_closing(loop, device, address, phase):
         id.close()
 
 
-@pytest.mark.long
+@pytest.mark.not_on_siw("lets go of an identifier that connects when it is answered, or after ten seconds")
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("goes", ["client", "server", "both"])
 @on_every_loop
