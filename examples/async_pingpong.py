@@ -84,8 +84,8 @@ async def play_by_exchange(args: argparse.Namespace) -> None:
 async def serve_by_cm(args: argparse.Namespace) -> None:
     with AsyncCMListener(("0.0.0.0", args.port), library=v.find_device(args.device).library) as listener:
         print("listening on", *listener.local_addr, flush=True)
-        async for id in listener:
-            with id, open_side(args, id) as side:
+        async for id in listener:  # one that leaves early ends only what is its own
+            with contextlib.suppress(OSError), id, open_side(args, id) as side:
                 await asyncio.gather(side.qp.recv(side.theirs), id.accept())
                 await side.pong(args.iters)
                 await id.disconnect()

@@ -11,6 +11,7 @@ connection that ends without write_eof() or close() raises at the reader.
 import asyncio
 import contextlib
 import hashlib
+import secrets
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,12 @@ CHUNK_BYTES = 1 << 20
 
 async def receive_one(directory: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     # Only the last part of the name is used: a peer does not choose where we write.
-    name = Path((await reader.readline()).decode().rstrip("\n")).name
-    if not name:
+    name = Path((await reader.readline()).decode(errors="replace").rstrip("\n")).name
+    if name in ("", "..") or "\0" in name:
         writer.transport.abort()
         return
-    partial_path, digest = directory / f"{name}.part", hashlib.sha256()
+    # Until it is whole it has a name of its own: two may send the same file at once.
+    partial_path, digest = directory / f"{name}.{secrets.token_hex(4)}.part", hashlib.sha256()
     try:
         with partial_path.open("wb") as file:
             while chunk := await reader.read(CHUNK_BYTES):

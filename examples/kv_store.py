@@ -81,7 +81,7 @@ class Store:
 
 async def attend(id: AsyncCMID, table: v.MR) -> None:
     """All that the server does for a client: let it in, and out."""
-    with AsyncCQ(table.pd.context, 64) as cq, id, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), AsyncCQ(table.pd.context, 64) as cq, id:
         id.create_qp(table.pd, cq)
         await id.accept(bytes(table.to_remote()))
         await id.disconnected()

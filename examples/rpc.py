@@ -59,8 +59,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             while await room.acquire():
                 call = msgspec.msgpack.decode(await receive(reader), type=Call)
                 calls.create_task(answer(*call)).add_done_callback(lambda _: room.release())
-    except* (EOFError, ConnectionError, ValueError):
-        writer.close()  # it has gone, or does not make sense
+    except* (EOFError, ConnectionError, ValueError, RecursionError):
+        writer.close()  # it has gone, or does not make sense, or not at this depth
 
 
 class Client:

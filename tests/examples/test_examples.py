@@ -1,5 +1,7 @@
 """The examples do what their first lines say: each is run as a program, on the embedded device."""
 
+import asyncio
+import hashlib
 import os
 import re
 import socket
@@ -10,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import rdmanet
 from rdmanet import _core
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +74,33 @@ def test_file_transfer(serve, tmp_path):
     assert (tmp_path / "arrived/file").read_bytes() == content
 
 
+def test_file_transfer_of_nonsense(serve, tmp_path):
+    """Names that lead elsewhere are refused, and two who send the same file do not mix it."""
+    _, port = serve("file_transfer.py", "receive", tmp_path, "127.0.0.1", 0)
+
+    async def send(name, content, together):
+        reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
+        writer.write(name + b"\n" + content)
+        await together.wait()
+        writer.write(content)
+        writer.write_eof()
+        received = await reader.readline()
+        writer.close()
+        return received.decode().rstrip()
+
+    async def senders():
+        for name in (b"..", b".", b"/", b"a\0b", b""):
+            with pytest.raises(ConnectionResetError):
+                await send(name, b"nonsense", asyncio.Barrier(1))
+        together = asyncio.Barrier(2)
+        return await asyncio.gather(*(send(b"../file", letter * 1000, together) for letter in (b"a", b"b")))
+
+    digests = asyncio.run(senders())
+    assert digests == [hashlib.sha256(letter * 2000).hexdigest() for letter in (b"a", b"b")]
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() in (b"a" * 2000, b"b" * 2000)
+
+
 def test_remote_memory():
     out = run("remote_memory.py")
     assert "peer: reads b'from the owner'" in out
@@ -95,7 +125,14 @@ def test_rpc_is_asked_nonsense(serve):
         return len(body).to_bytes(4, "big") + body
 
     _, port = serve("rpc.py", "serve", "--tcp", "127.0.0.1", 0)
-    for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4\xc1abc", frame([1, "add"]), frame(["one", "add", []])):
+    deep = (100_000).to_bytes(4, "big") + b"\x91" * 100_000
+    for said in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\0\0\4\xc1abc",
+        deep,
+        frame([1, "add"]),
+        frame(["one", "add", []]),
+    ):
         with socket.create_connection(("127.0.0.1", port), 100) as stranger:
             stranger.sendall(said)
             assert stranger.recv(100) == b""
