@@ -1004,10 +1004,12 @@ def _connect_error(event: CMEvent) -> OSError:
 
 
 def _lost_error(event: CMEvent) -> OSError:
+    """What an event that ends a connection means."""
     error = event.error()
-    return (
-        error if error is not None else ConnectionResetError(errno.ECONNRESET, f"connection lost: {event!r}")
-    )
+    if error is None or event.type is CMEventType.REJECTED:
+        # Too late for a refusal: the peer has closed before it knew that the connection stands.
+        return ConnectionResetError(errno.ECONNRESET, f"connection lost: {event!r}")
+    return error
 
 
 def _remote_access(access: AccessFlags | str, mr: MR) -> AccessFlags:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 from harness import HOST, Echo, HalfOpen, Net, Recorder
@@ -243,6 +244,14 @@ async def test_an_exception_of_ours_ends_one_connection(net: Net, monkeypatch):
     assert isinstance(net.complaint()["exception"], RuntimeError)
     other.transport.write(b"still here")
     assert await other.until_received(10) == b"still here"
+
+
+async def test_a_late_refusal_is_a_reset(net: Net):
+    """What the kernel says when the peer closes before it knows that the connection stands."""
+    client, _ = await net.pair(server=Echo)
+    refusal = SimpleNamespace(type=CMEventType.REJECTED, status=28, error=lambda: ConnectionRefusedError())
+    client.transport._cm_event(refusal)
+    assert isinstance(await client.until_lost(), ConnectionResetError)
 
 
 @pytest.mark.embedded_only("only the embedded device tells of a completion queue that is overrun")
