@@ -285,9 +285,9 @@ static void wait_for_connection(struct rn_qp *qp)
 
 void rn_stream_progress(struct rn_qp *qp)
 {
-	bool has_work = qp->sq_executed != qp->sq_posted;
 	struct rn_streams *streams = &qp->streams;
 	int state = atomic_load(&qp->state);
+	bool has_work;
 	uint64_t now;
 
 	if (state != IBV_QPS_RTS && state != IBV_QPS_SQD)
@@ -296,10 +296,11 @@ void rn_stream_progress(struct rn_qp *qp)
 		rn_stream_push(qp);
 		return;
 	}
+	if (!rn_stream_execute_local(qp))
+		return;
 	if (qp->unreliable && (streams->left || streams->met) && !streams->out)
 		rn_stream_drop(qp); /* sent, for all that it knows */
-	if (qp->unreliable)
-		has_work = qp->sq_executed != qp->sq_posted;
+	has_work = qp->sq_executed != qp->sq_posted;
 	if (streams->left) {
 		if (has_work)
 			rn_sq_wait(qp, RN_WAIT_PEER);
@@ -668,6 +669,7 @@ void rn_stream_forget(struct rn_qp *qp)
 	streams->retry_ns = 0;
 	streams->backoff_ns = FIRST_BACKOFF_NS;
 	streams->acked = streams->next = streams->offset = streams->reads = streams->stray_end = 0;
+	streams->skipped_from = streams->skipped_to = 0;
 	streams->behind_rider = UINT32_MAX;
 	streams->rnr_until_ns = 0;
 	streams->rnr_timer = 12; /* 640 us, until the responder says */

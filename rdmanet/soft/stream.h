@@ -26,7 +26,9 @@
  * Order.  The responder executes one frame after the other, in order, and answers in order.  A
  * request without a receive gets an RNR NAK, and then everything is thrown away until that very request
  * comes again: the requester goes back to it when the responder's RNR timer is over.  ACKs are
- * cumulative, and go along with requests the other way where there are any.
+ * cumulative, and go along with requests the other way where there are any.  Requests that are only the requester's
+ * business (bindings, invalidations of its own keys) wait until all before them is done, and are then done here,
+ * whether or not anybody is there; the next frame says how many of them there were.
  *
  * Trust.  The other end may be anybody.  Each field of a frame is checked before it is used; the
  * memory of a region is touched with the send lock held, after its key was looked at again, so
@@ -147,6 +149,7 @@ struct rn_streams {
 	/* The requester's place in the send queue: executed <= acked <= next <= posted. */
 	uint32_t acked;
 	uint32_t next, offset; /* the first byte that was not framed yet */
+	uint32_t skipped_from, skipped_to; /* the last requests that got no frame, and won't */
 	uint32_t reads;        /* READs and atomics on their way */
 	uint32_t behind_rider; /* the request after one that rode */
 	uint32_t stray_end;    /* what was sent before this one may come to be thrown away */
@@ -248,6 +251,8 @@ size_t rn_wire_slice(const struct rn_piece *pieces, int count, uint64_t skip, ui
 /* --- stream_send.c ------------------------------------------------------------------------------------- */
 
 void rn_stream_push(struct rn_qp *qp);
+/* Bindings and invalidations at the head of the queue: they need no stream. False: one has failed. */
+bool rn_stream_execute_local(struct rn_qp *qp);
 /* Answers. False: the stream is over (ended or lost). */
 bool rn_stream_receive(struct rn_qp *qp);
 /* UC, and nobody there: what is posted is done. */

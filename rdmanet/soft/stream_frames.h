@@ -12,7 +12,7 @@
 
 enum {
 	RN_STREAM_MAGIC = 0x53524e52, /* "RNRS" */
-	RN_STREAM_VERSION = 2,
+	RN_STREAM_VERSION = 3,
 	RN_FRAME_BYTES = 256 * 1024, /* a longer message is cut: so it can be stopped */
 	RN_RIDER_BYTES = 1024,       /* the longest message that rides */
 };
@@ -48,7 +48,7 @@ enum rn_frame_kind {
 	RN_FRAME_READ,
 	RN_FRAME_SWAP,
 	RN_FRAME_ADD,
-	RN_FRAME_NOTHING, /* executed by the requester itself: for the count */
+	RN_FRAME_NOTHING, /* lost on purpose: for the count */
 	RN_FRAME_HERE, /* the first: I have taken you for my responder */
 	RN_FRAME_BYE,
 	RN_FRAME_KINDS,
@@ -65,7 +65,8 @@ struct rn_wire_frame {
 	uint32_t ack; /* requests of the other direction that were executed */
 	uint64_t addr;
 	uint64_t compare_add, swap;
-	uint32_t srqn, reserved2;
+	uint32_t srqn;
+	uint32_t skipped; /* so many requests before this one have no frame: they were none of the responder's business */
 };
 static_assert(sizeof(struct rn_wire_frame) == 64, "no padding on the wire");
 enum { RN_RIDER_MAX = sizeof(struct rn_wire_frame) + RN_RIDER_BYTES };

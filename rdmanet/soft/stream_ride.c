@@ -19,6 +19,7 @@
  * Order.  Requests are executed in order, and two connections keep none between them.  So
  *   - a request rides only when all before it have been acknowledged: one at a time;
  *   - the request behind it is marked, goes by our own connection, and waits there until the rider has come;
+ *   - nor does one ride behind requests that have no frame: it is by the count that others know what it is behind;
  *   - after an RNR NAK nothing rides before all that was sent until then is acknowledged: frames that
  *     are thrown away there may be under way yet, and must not look like those sent again;
  *   - the end of the other connection counts when riders that came before it have been served.
@@ -51,6 +52,12 @@ static bool is_all_acknowledged(const struct rn_qp *qp)
 	       !out->frame_sent && out->output_at == out->output_end;
 }
 
+/* The responder is yet to hear of them. */
+static bool is_behind_skipped(const struct rn_streams *streams)
+{
+	return streams->next == streams->skipped_to && streams->skipped_to != streams->skipped_from;
+}
+
 /* Their connection: an ACK is due there, and would go at once. */
 static bool is_ack_due(const struct rn_stream *in)
 {
@@ -62,7 +69,7 @@ bool rn_rider_may_go(const struct rn_qp *qp)
 {
 	const struct rn_stream *in = qp->streams.in;
 
-	return is_ack_due(in) && !in->rode && is_all_acknowledged(qp) && !qp->unreliable &&
+	return is_ack_due(in) && !in->rode && is_all_acknowledged(qp) && !qp->unreliable && !is_behind_skipped(&qp->streams) &&
 	       is_short(&rn_sq_at(qp, qp->streams.next)->wr);
 }
 

@@ -32,8 +32,6 @@ static const uint8_t frame_kinds[] = {
 	[IBV_WR_RDMA_READ] = RN_FRAME_READ,
 	[IBV_WR_ATOMIC_CMP_AND_SWP] = RN_FRAME_SWAP,
 	[IBV_WR_ATOMIC_FETCH_AND_ADD] = RN_FRAME_ADD,
-	[IBV_WR_LOCAL_INV] = RN_FRAME_NOTHING,
-	[IBV_WR_BIND_MW] = RN_FRAME_NOTHING,
 	[IBV_WR_SEND_WITH_INV] = RN_FRAME_SEND_INV,
 };
 
@@ -72,8 +70,8 @@ static struct rn_wire_frame make_frame(struct rn_qp *qp, const struct ibv_send_w
 		frame.ack = qp->streams.in->expected;
 	if (serial == qp->streams.behind_rider)
 		frame.flags |= RN_FRAME_BEHIND_RIDER;
-	if (rn_is_local(wr->opcode))
-		return frame;
+	if (serial == qp->streams.skipped_to)
+		frame.skipped = qp->streams.skipped_to - qp->streams.skipped_from;
 	if (qp->ex.qp_base.qp_type == IBV_QPT_XRC_SEND)
 		frame.srqn = wr->qp_type.xrc.remote_srqn;
 	if (wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
@@ -119,20 +117,25 @@ static bool add_frame(struct rn_qp *qp, struct plan *plan, const struct rn_wire_
 	return true;
 }
 
-/* May request `next` start? */
+static bool is_due(struct rn_qp *qp, struct rn_send *send)
+{
+	uint64_t now;
+
+	if (!send->deferred || send->due_ns <= (now = rn_now_ns()))
+		return true;
+	rn_timer_set(&qp->timer, send->due_ns - now);
+	return false;
+}
+
+/* May request `next` start, and go out? */
 static bool may_start(struct rn_qp *qp, struct rn_send *send)
 {
 	struct rn_streams *streams = &qp->streams;
-	uint64_t now;
 
-	if (send->deferred && send->due_ns > (now = rn_now_ns())) {
-		rn_timer_set(&qp->timer, send->due_ns - now);
+	if (rn_is_local(send->wr.opcode) || !is_due(qp, send))
 		return false;
-	}
 	if (send->wr.send_flags & IBV_SEND_FENCE && streams->reads)
 		return false;
-	if (rn_is_local(send->wr.opcode)) /* when all before it is done */
-		return streams->next == qp->sq_executed;
 	/* With none allowed it is for check_start to fail it. */
 	return !is_answered_with_data(&send->wr) || streams->reads < qp->attr.max_rd_atomic || !qp->attr.max_rd_atomic;
 }
@@ -146,8 +149,6 @@ static enum ibv_wc_status check_start(struct rn_qp *qp, struct rn_send *send)
 	int count;
 
 	send->total = 0;
-	if (rn_is_local(send->wr.opcode))
-		return rn_mw_execute(qp, &send->wr);
 	status = rn_local_pieces_unprobed(qp, &send->wr, pieces, &count, &total);
 	if (status == IBV_WC_SUCCESS)
 		status = rn_check_request(qp, &send->wr, total);
@@ -365,6 +366,39 @@ static void hear_again(struct rn_qp *qp)
 		advance(qp);
 }
 
+/* Requests from `next` up to this one are over, and never went out. The frame of the one behind them says so. */
+static void skip_to(struct rn_streams *streams, uint32_t end)
+{
+	if (streams->skipped_to != streams->next)
+		streams->skipped_from = streams->next;
+	streams->skipped_to = streams->next = streams->acked = end;
+	streams->offset = 0;
+}
+
+bool rn_stream_execute_local(struct rn_qp *qp)
+{
+	struct rn_streams *streams = &qp->streams;
+
+	/* After SQE, which flushed what was on its way. */
+	if (rn_is_before(streams->next, qp->sq_executed))
+		skip_to(streams, qp->sq_executed);
+	while (streams->next == qp->sq_executed && streams->next != qp->sq_posted && !streams->offset) {
+		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
+		enum ibv_wc_status status;
+
+		if (!rn_is_local(head->wr.opcode) || atomic_load(&qp->state) != IBV_QPS_RTS || !is_due(qp, head))
+			break;
+		status = rn_mw_execute(qp, &head->wr);
+		if (status != IBV_WC_SUCCESS) {
+			rn_sq_fail_head(qp, status);
+			return false;
+		}
+		skip_to(streams, streams->next + 1);
+		rn_sq_complete(qp, &head->wr, status, 0);
+	}
+	return true;
+}
+
 void rn_stream_push(struct rn_qp *qp)
 {
 	struct rn_streams *streams = &qp->streams;
@@ -381,12 +415,7 @@ void rn_stream_push(struct rn_qp *qp)
 		fail_in_turn(qp, streams->out->frame_sent ? streams->out->frame.serial : streams->next, streams->broken);
 		return;
 	}
-	/* After SQE, which flushed what was on its way. */
-	if (rn_is_before(streams->next, qp->sq_executed)) {
-		streams->next = streams->acked = qp->sq_executed;
-		streams->offset = 0;
-	}
-	while (push_some(qp))
+	while (rn_stream_execute_local(qp) && push_some(qp))
 		;
 	rn_stream_expect(qp);
 	if (streams->out && !streams->out->ended)
@@ -418,18 +447,19 @@ static void advance(struct rn_qp *qp)
 
 void rn_stream_drop(struct rn_qp *qp)
 {
-	while (qp->sq_executed != qp->sq_posted) {
+	while (rn_stream_execute_local(qp) && qp->sq_executed != qp->sq_posted) {
 		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
-		enum ibv_wc_status status = check_start(qp, head);
+		enum ibv_wc_status status;
 
+		if (rn_is_local(head->wr.opcode))
+			return; /* not now */
+		status = check_start(qp, head);
 		if (status != IBV_WC_SUCCESS) {
 			rn_sq_fail_head(qp, status);
 			return;
 		}
 		rn_sq_complete(qp, &head->wr, status, head->total);
 	}
-	qp->streams.next = qp->streams.acked = qp->sq_executed;
-	qp->streams.offset = 0;
 }
 
 /* The first request that was not framed at all, whatever was rewound. */

@@ -253,8 +253,7 @@ static bool begin_frame(struct rn_qp *qp, struct rn_stream *in)
 		return false;
 	if (in->waits && (frame->serial != in->expected || frame->offset))
 		return true; /* sent before the NAK came: discarded, too */
-	/* An unreliable requester that went through SQE goes on behind what it had flushed. */
-	if (unlikely(in->view.unreliable) && !frame->offset && !in->message_done && (int32_t)(frame->serial - in->expected) > 0)
+	if (unlikely(frame->serial != in->expected) && frame->serial - in->expected <= frame->skipped && !in->message_done)
 		in->expected = frame->serial;
 	if (frame->serial != in->expected || frame->offset != in->message_done)
 		return false;

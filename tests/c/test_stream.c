@@ -551,6 +551,8 @@ static void liars(void)
 		{.kind = SEND, .offset = UINT32_MAX, .length = 64, .total = 64},
 		{.kind = SEND, .offset = 65, .length = 64, .total = 64},
 		{.kind = SEND, .serial = 1, .length = 64, .total = 64},
+		{.kind = SEND, .serial = 3, .skipped = 2, .length = 64, .total = 64},
+		{.kind = SEND, .serial = -1, .skipped = 2, .length = 64, .total = 64},
 		{.kind = SEND, .ack = 1, .length = 64, .total = 64},
 		{.kind = WRITE, .rkey = 1, .length = RN_FRAME_BYTES + 1, .total = RN_FRAME_BYTES + 1},
 		{.kind = RN_FRAME_READ, .rkey = 1, .length = 64, .total = 64},

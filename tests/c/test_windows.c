@@ -405,6 +405,100 @@ static void test_queued(void)
 	close_pair();
 }
 
+static void post_bind(struct end *end, uint64_t wr_id, struct ibv_mw *mw)
+{
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = wr_id,
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = IBV_SEND_SIGNALED,
+		.bind_mw = {.mw = mw, .rkey = mw->rkey = next_key(mw->rkey), .bind_info = part_of(end, 1000, 100, WRITE_READ)},
+	};
+
+	CHECK_EQ(ibv_post_send(end->qp, &wr, &bad), 0);
+}
+
+static void post_invalidation(struct end *end, uint64_t wr_id, uint32_t rkey)
+{
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = wr_id, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED, .invalidate_rkey = rkey};
+
+	CHECK_EQ(ibv_post_send(end->qp, &wr, &bad), 0);
+}
+
+/* Between sends to and fro: all in order, and each counted once. */
+static void test_in_between(void)
+{
+	enum { ROUNDS = 100 };
+	struct ibv_mw *mw;
+
+	open_pair();
+	mw = alloc(&a, IBV_MW_TYPE_2);
+	for (uint64_t round = 0; round < ROUNDS; round++) {
+		int sends = 2 + (round % 2 != 0) + (round % 3 == 0);
+		uint64_t got;
+
+		for (int i = 0; i < sends; i++)
+			CHECK_EQ(post_recv(&b, i, 100 + i * sizeof(round), sizeof(round)), 0);
+		CHECK_EQ(post_recv(&a, 9, 100, sizeof(round)), 0);
+		memcpy(a.buffer, &round, sizeof(round));
+		CHECK_EQ(post_send(&a, 1, 0, sizeof(round)), 0);
+		post_bind(&a, 2, mw);
+		if (round % 2)
+			CHECK_EQ(post_send(&a, 3, 0, sizeof(round)), 0);
+		post_invalidation(&a, 4, mw->rkey);
+		CHECK_EQ(post_send(&a, 5, 0, sizeof(round)), 0);
+		if (round % 3 == 0)
+			CHECK_EQ(post_send(&a, 6, 0, sizeof(round)), 0);
+		for (int id = 1; id <= 6; id++)
+			if ((id != 3 || round % 2) && (id != 6 || round % 3 == 0))
+				expect(a.cq, id, IBV_WC_SUCCESS);
+		for (int i = 0; i < sends; i++) {
+			expect(b.cq, i, IBV_WC_SUCCESS);
+			memcpy(&got, b.buffer + 100 + i * sizeof(got), sizeof(got));
+			CHECK_EQ(got, round);
+		}
+		CHECK_EQ(post_send(&b, 7, 100, sizeof(round)), 0);
+		expect(b.cq, 7, IBV_WC_SUCCESS);
+		expect(a.cq, 9, IBV_WC_SUCCESS);
+	}
+	CHECK_EQ(ibv_dealloc_mw(mw), 0);
+	close_pair();
+}
+
+/* What is nobody else's business needs nobody else: the peer has gone, before or after they met, or never was. */
+static void test_without_a_peer(void)
+{
+	enum { NEVER, BEFORE_THEY_MET, AFTERWARDS, CASES };
+
+	for (int when = 0; when < CASES; when++) {
+		struct ibv_qp_attr to_err = {.qp_state = IBV_QPS_ERR};
+		struct ibv_mw *mw;
+
+		open_pair_with((struct end_options){.cqe = 1024});
+		connect_impatiently(a.qp, when == NEVER ? b.qp->qp_num ^ 0x80 : b.qp->qp_num);
+		if (when != NEVER)
+			connect_to(b.qp, a.qp->qp_num);
+		if (when == AFTERWARDS)
+			write_to(at_b(0), b.mr->rkey, 8, IBV_WC_SUCCESS);
+		if (when != NEVER)
+			CHECK_EQ(ibv_modify_qp(b.qp, &to_err, IBV_QP_STATE), 0);
+		mw = alloc(&a, IBV_MW_TYPE_2);
+		for (int i = 0; i < 20; i++) {
+			post_bind(&a, 1, mw);
+			post_invalidation(&a, 2, mw->rkey);
+			expect(a.cq, 1, IBV_WC_SUCCESS);
+			expect(a.cq, 2, IBV_WC_SUCCESS);
+		}
+		/* But it waits for its turn. */
+		CHECK_EQ(post_send(&a, 3, 0, 8), 0);
+		post_bind(&a, 4, mw);
+		expect(a.cq, 3, IBV_WC_RETRY_EXC_ERR);
+		expect(a.cq, 4, IBV_WC_WR_FLUSH_ERR);
+		CHECK_EQ(ibv_dealloc_mw(mw), 0);
+		close_pair();
+	}
+}
+
 static void test_builder(void)
 {
 	enum { OPS = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV |
@@ -509,6 +603,8 @@ int main(void)
 	RUN(test_left_behind);
 	RUN(test_not_for_local_use);
 	RUN(test_queued);
+	RUN(test_in_between);
+	RUN(test_without_a_peer);
 	RUN(test_builder);
 	RUN(test_other_process);
 	expect_live_nothing();

@@ -258,12 +258,10 @@ async def test_reads_are_awaited_by_themselves(loop, verbs):
 @on_every_loop
 async def test_shared_memory_of_a_queue_pair_that_goes(loop, verbs):
     """Closing it within the block is no error, nor is forgetting the block: the window goes with it."""
-    cq = verbs.cq(loop)
+    a, b = verbs.pair(verbs.cq(loop))
     mr = verbs.mr()
-    _, b = verbs.pair(cq)
     async with b.shared(mr, AccessFlags.REMOTE_WRITE):
         b.close()
-    a, _ = verbs.pair(cq)
     block = a.shared(mr, AccessFlags.REMOTE_WRITE)
     await block.__aenter__()
     with pytest.raises(StopIteration):  # it awaits nothing
