@@ -8,6 +8,7 @@ The layers, from the top; a module imports only what stands below it:
     testing       a pytest plugin: RDMA programs where things go wrong
     streams       StreamReader and StreamWriter
     anyio_streams the same for AnyIO: connect_rdma, create_rdma_listener
+    blocking      streams for programs without a loop: open_rdma_stream, listen_rdma_stream
     pull          from a transport's callbacks to calls
     transport     create_rdma_connection, start_rdma_server, the transport
     server        the server
@@ -41,6 +42,10 @@ from rdmanet.errors import RemoteAccessError as RemoteAccessError
 from rdmanet.remote import RemoteMemory as RemoteMemory
 
 if TYPE_CHECKING:
+    from rdmanet.blocking import RdmaStream as RdmaStream
+    from rdmanet.blocking import RdmaStreamListener as RdmaStreamListener
+    from rdmanet.blocking import listen_rdma_stream as listen_rdma_stream
+    from rdmanet.blocking import open_rdma_stream as open_rdma_stream
     from rdmanet.memory import OfferedMemory as OfferedMemory
     from rdmanet.streams import RdmaStreamWriter as RdmaStreamWriter
     from rdmanet.streams import open_rdma_connection as open_rdma_connection
@@ -53,6 +58,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "RdmaStream": "blocking",
+    "RdmaStreamListener": "blocking",
+    "listen_rdma_stream": "blocking",
+    "open_rdma_stream": "blocking",
     "OfferedMemory": "memory",
     "RdmaStreamWriter": "streams",
     "open_rdma_connection": "streams",

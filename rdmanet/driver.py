@@ -70,6 +70,12 @@ async def driver_for(loop: asyncio.AbstractEventLoop, library: Library) -> Drive
     return driver
 
 
+def end_drivers(loop: asyncio.AbstractEventLoop) -> None:
+    """End what a loop has of ours, without running it."""
+    for driver in list(getattr(loop, _ATTRIBUTE, {}).values()):
+        driver.close()
+
+
 class Driver:
     """What all connections of one loop through one verbs library share."""
 

@@ -82,6 +82,14 @@ class PullProtocol(asyncio.Protocol):
             self.transport.resume_reading()
         return piece
 
+    def take_into(self, buffer: memoryview) -> int:
+        """Fill a buffer of bytes, as far as they have come; how many that were."""
+        filled = 0
+        while filled < len(buffer) and (piece := self.take(len(buffer) - filled)):
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return filled
+
     async def wait_readable(self) -> None:
         """Until `readable`, or `wake`; cancelling it loses nothing."""
         if not self.readable:

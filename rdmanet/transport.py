@@ -210,6 +210,22 @@ async def start_rdma_server(
         return RdmaTransport(driver, config, protocol_factory, server)
 
     server = RdmaServer(loop, make_transport, backlog)
+    await listen(server, host, port, family=family, flags=flags, device=device, start_serving=start_serving)
+    return server
+
+
+async def listen(
+    server: RdmaServer,
+    host: str | Sequence[str] | None,
+    port: int | str | None,
+    *,
+    family: int = 0,
+    flags: int = 0,
+    device: str | None = None,
+    start_serving: bool = True,
+) -> None:
+    """Give a server its listeners, as of start_rdma_server(); it is closed when that fails."""
+    loop = server.get_loop()
     failures: list[Exception] = []
     hosts: Iterable[str] = (
         wildcards(family) if host in (None, "") else [host] if isinstance(host, str) else host or ()
@@ -237,7 +253,6 @@ async def start_rdma_server(
     except BaseException:
         server.close()
         raise
-    return server
 
 
 # ---------------------------------------------------------------------------
@@ -273,6 +288,7 @@ class RdmaTransport(StreamConnection):
         self._released = False
         self._close_when_made = False
         self._waiter: asyncio.Future[None] | None = None
+        self._half_closed: asyncio.Future[None] | None = None
         self._awaited: CMEventType | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._farewell: asyncio.TimerHandle | None = None
@@ -493,6 +509,17 @@ class RdmaTransport(StreamConnection):
             self._eof_written = True
             self._handle(Event.WRITE_EOF)
 
+    async def _end_writing(self) -> None:
+        """write_eof(), and wait until the peer's device knows, or the connection is over."""
+        self.write_eof()
+        if self._machine.writing is Writing.FIN_DUE:
+            self._half_closed = self._loop.create_future()
+            await self._half_closed
+
+    def _tell_half_closed(self) -> None:
+        if self._half_closed is not None and not self._half_closed.done():
+            self._half_closed.set_result(None)
+
     def close(self) -> None:
         """Stop reading, send what is written, say end of file, and be gone.
 
@@ -689,6 +716,7 @@ class RdmaTransport(StreamConnection):
     def _control_sent(self, kind: int) -> None:
         if kind == credit.Kind.FIN:
             self._handle(Event.FIN_COMPLETED)
+            self._tell_half_closed()
         elif self._farewell is not None:
             # By the loop: this is the engine, in the midst of our completions.
             self._loop.call_soon(self._farewell_ended)
@@ -887,7 +915,7 @@ class RdmaTransport(StreamConnection):
             return
         machine = self._machine
         made = machine.state is not State.OPENING
-        if made and (not machine.closing or self._undelivered):
+        if made and machine.state is not State.CLOSED and (not machine.closing or self._undelivered):
             unclosed = f"unclosed transport {self!r}"
             if machine.error is None:
                 machine.error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
@@ -939,6 +967,7 @@ class RdmaTransport(StreamConnection):
         for operation in operations:
             self._operation_lost(operation)
         if not self._loop.is_closed():
+            self._tell_half_closed()
             for waiter in self._revocations.values():
                 if not waiter.done():
                     waiter.set_result(None)

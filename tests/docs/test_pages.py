@@ -18,6 +18,7 @@ PAGES = [page for page in PAGES if "_build" not in page.parts]
 PRINTED = {
     "tutorial.md": ["b'hello\\n'\nover {device}\n", "1000000 bytes\n"],
     "howto/migrate.md": [""],
+    "howto/blocking.md": ["HELLO\n"],
     "howto/anyio.md": ["b'HELLO' by {device}\n"],
     "howto/remote-memory.md": ["board 4096 b'board'\nleft there: b'hello'\n"],
     "howto/verbs.md": ["b'hello'\nb'hello'\n"],
