@@ -22,6 +22,14 @@ pthread_cond_t rn_cm_acked = PTHREAD_COND_INITIALIZER;
 
 /* --- the one context ---------------------------------------------------------------------------- */
 
+/* A context whose device has failed: identifiers may have it for as long as there are users. */
+struct dead {
+	struct dead *next;
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_xrcd *xrcd;
+};
+
 static struct {
 	pthread_mutex_t lock; /* taken before rn_cm_lock; guards all of this, opening and closing */
 	struct ibv_context *_Atomic context;
@@ -30,6 +38,7 @@ static struct {
 	_Atomic unsigned users;
 	struct ibv_pd *_Atomic pd;
 	struct ibv_xrcd *xrcd;
+	struct dead *dead;
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* The objects of the dead parent's context are foreign by their own mark; here it is forgotten. */
@@ -42,6 +51,7 @@ static void forget_in_child(void)
 	shared.context = NULL;
 	shared.pd = NULL;
 	shared.xrcd = NULL;
+	shared.dead = NULL;
 }
 
 static void start_once(void)
@@ -78,6 +88,56 @@ static bool in_use(struct ibv_context *ibv_context)
 	return used;
 }
 
+/* With shared.lock held. A device that has failed lives when it is opened anew; who has the old context keeps it. */
+static void renew(void)
+{
+	struct dead *dead;
+	struct ibv_context *context;
+
+	if (!shared.context || !rn_chaos_is_dead(shared.context) || !(dead = malloc(sizeof(*dead))))
+		return;
+	context = open_device();
+	if (context && rn_chaos_is_dead(context)) { /* faults for all see to it that none lives */
+		ibv_close_device(context);
+		context = NULL;
+	}
+	if (!context) {
+		free(dead);
+		return;
+	}
+	*dead = (struct dead){shared.dead, shared.context, shared.pd, shared.xrcd};
+	shared.dead = dead;
+	shared.context = context;
+	shared.pd = NULL;
+	shared.xrcd = NULL;
+}
+
+void rn_cm_context_renew(void)
+{
+	if (!rn_chaos_is_dead(shared.context))
+		return;
+	pthread_mutex_lock(&shared.lock);
+	renew();
+	pthread_mutex_unlock(&shared.lock);
+}
+
+/* With shared.lock held, and without users. What the program still has something on is left to it. */
+static void close_dead(void)
+{
+	struct dead *dead;
+
+	while ((dead = shared.dead)) {
+		shared.dead = dead->next;
+		if (dead->pd)
+			ibv_dealloc_pd(dead->pd);
+		if (dead->xrcd)
+			rn_close_xrcd(dead->xrcd);
+		if (!in_use(dead->context))
+			ibv_close_device(dead->context);
+		free(dead);
+	}
+}
+
 struct ibv_context *rn_cm_context_get(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -85,6 +145,7 @@ struct ibv_context *rn_cm_context_get(void)
 
 	pthread_once(&once, start_once);
 	pthread_mutex_lock(&shared.lock);
+	renew();
 	if (!shared.context) {
 		shared.context = open_device();
 		if (!shared.context)
@@ -110,6 +171,7 @@ void rn_cm_context_put(void)
 		return;
 	}
 	rn_engine_release();
+	close_dead();
 	if (shared.pd && !ibv_dealloc_pd(shared.pd))
 		shared.pd = NULL;
 	if (shared.xrcd && !rn_close_xrcd(shared.xrcd))
@@ -180,8 +242,13 @@ RN_EXPORT struct ibv_context **rdma_get_devices(int *count)
 
 RN_EXPORT void rdma_free_devices(struct ibv_context **list)
 {
-	bool current = list[0] == shared.context;
+	bool current;
 
+	pthread_mutex_lock(&shared.lock);
+	current = list[0] == shared.context;
+	for (struct dead *dead = shared.dead; dead && !current; dead = dead->next)
+		current = list[0] == dead->context;
+	pthread_mutex_unlock(&shared.lock);
 	free(list);
 	if (current) /* and not a list that was made before a fork */
 		rn_cm_context_put();

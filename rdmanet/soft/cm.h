@@ -132,10 +132,12 @@ static inline int rn_cm_error(int error)
 /* --- cm.c --------------------------------------------------------------------------------------- */
 
 /* The one context of the connection manager: id->verbs. Opened by the first user (and with it the
- * engine is held), closed after the last: unless the program still has objects on it. */
+ * engine is held), closed after the last: unless the program still has objects on it. When the device has
+ * failed, another is opened for who comes then. */
 struct ibv_context *rn_cm_context_get(void); /* NULL and errno */
 void rn_cm_context_put(void);
 void rn_cm_context_more(void);           /* one more, by somebody who has one */
+void rn_cm_context_renew(void);          /* opened anew, by such a one, if its device has failed */
 struct ibv_context *rn_cm_context(void); /* as opened */
 struct ibv_pd *rn_cm_known_pd(void);     /* the same, if it is there: since an address was bound */
 struct ibv_pd *rn_cm_default_pd(void);   /* for rdma_create_qp without one; NULL and errno */

@@ -1111,6 +1111,40 @@ static void forked_children_start_afresh(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* Who has the failed device's context keeps it; who comes then has it anew, through the same channel and listener. */
+static void the_device_fails(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(channel, 10, &port);
+	struct pair old = connect_pair(listener, channel, port), new;
+	struct ibv_context *failed = old.active->verbs;
+	struct ibv_pd *failed_pd = on.pd;
+	struct ibv_cq *failed_cq = on.cq;
+	struct ibv_async_event event;
+
+	CHECK(!rdmanet_soft_chaos(failed, "fatal=now", NULL, 0));
+	CHECK(!ibv_get_async_event(failed, &event) && event.event_type == IBV_EVENT_DEVICE_FATAL);
+	ibv_ack_async_event(&event);
+	on.pd = NULL;
+	on.cq = NULL;
+	new = connect_pair(listener, channel, port);
+	CHECK(new.active->verbs != failed && new.passive->verbs == new.active->verbs);
+	CHECK(old.active->verbs == failed);
+	CHECK(!rdma_disconnect(old.active));
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(old.active);
+	destroy(old.passive);
+	CHECK(!ibv_destroy_cq(failed_cq) && !ibv_dealloc_pd(failed_pd));
+	destroy(new.active);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(new.passive);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+}
+
 int main(int argc, char **argv)
 {
 	unsigned fds, count;
@@ -1150,6 +1184,7 @@ int main(int argc, char **argv)
 	RUN(disconnects_when_accepted);
 	RUN(migrates_with_its_events);
 	RUN(default_pd_and_cqs);
+	RUN(the_device_fails);
 	RUN(garbage_is_dropped);
 	/* Only where that is what is tested: a busy machine takes longer. */
 	setenv("RDMANET_SOFT_SILENCE", "300", 1);
