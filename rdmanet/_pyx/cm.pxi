@@ -240,7 +240,7 @@ cdef class CMEventChannel(_OneThread):
         self.library = library
         library.channels += 1
         self.opened(EVENT_CHANNELS)
-        set_nonblocking(self.ptr.fd)
+        set_nonblocking(self, self.ptr.fd)
 
     def __dealloc__(self):
         self.drop()

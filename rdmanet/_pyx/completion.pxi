@@ -200,7 +200,7 @@ cdef class CompChannel(Resource):
         self.cqs = {}
         context.add_child()
         self.opened(COMP_CHANNELS)
-        set_nonblocking(self.ptr.fd)
+        set_nonblocking(self, self.ptr.fd)
 
     def __dealloc__(self):
         self.drop()

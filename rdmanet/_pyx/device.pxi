@@ -288,7 +288,7 @@ cdef class Device:
         context.ptr = ptr
         context.owned = True
         context.opened(CONTEXTS)
-        set_nonblocking(ptr.async_fd)
+        set_nonblocking(context, ptr.async_fd)
         return context
 
 
@@ -576,11 +576,14 @@ cdef extern from "<fcntl.h>" nogil:
     enum: F_GETFL, F_SETFL, O_NONBLOCK
 
 
-cdef int set_nonblocking(int fd) except -1:
-    """The libraries read events with read(2): without this a get_*_event would sleep."""
-    cdef int flags = fcntl(fd, F_GETFL)
+cdef int set_nonblocking(Resource owner, int fd) except -1:
+    """The libraries read events with read(2): without this a get_*_event would sleep. Who cannot have it is closed."""
+    cdef int flags = fcntl(fd, F_GETFL), error
     if flags < 0 or fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0:
-        raise OSError(errno, "fcntl")
+        error = errno
+        if owner.is_open():
+            owner.destroy()
+        raise OSError(error, f"fcntl(O_NONBLOCK): {strerror(error).decode()}")
     return 0
 
 

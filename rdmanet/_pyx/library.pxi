@@ -141,6 +141,7 @@ cdef class Library:
         context.ptr = ptr
         context.owned = False
         context.pid = verbs.rn_pid
+        set_nonblocking(context, ptr.async_fd)
         self.contexts[key] = weakref.ref(context)
         return context
 
