@@ -9,7 +9,7 @@ raises ValueError, using one of a parent process RuntimeError.
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import InitVar, dataclass
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address
@@ -336,7 +336,21 @@ class Context(Resource):
     def pkey(self, port_num: int = 1, index: int = 0) -> int:
         """One partition key of a port."""
     def get_async_event(self) -> AsyncEvent | None:
-        """The next asynchronous event, acknowledged, or None when there is none."""
+        """The next asynchronous event, acknowledged, or None when there is none.
+
+        Who reads an event takes it from all others who read so; listeners hear of it none the less. The context of a
+        CMID is read by the streams on it, so there is less to be found here than in a `DeviceEvents`.
+        """
+
+    def add_listener(self, listener: Callable[[AsyncEvent], None]) -> None:
+        """Call `listener(event)` for each asynchronous event that anybody reads from now on, in that one's thread.
+
+        It must not raise. It is held weakly.
+        """
+
+    def remove_listener(self, listener: Callable[[AsyncEvent], None]) -> None:
+        """Call it no more; that it was not added is no error."""
+
     def counters(self) -> dict[str, int]:
         """What the device has counted, where it is the embedded one; else an empty dict."""
     def set_faults(self, text: str) -> None:
@@ -1856,6 +1870,8 @@ class StreamEngine:
     def pass_(self) -> None: ...
     def channel_ready(self) -> bool: ...
     def drain(self) -> None: ...
+    def lose_queue(self, cq: CQ, error: OSError) -> None: ...
+    def lose_device(self) -> None: ...
     def close(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 

@@ -32,9 +32,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import weakref
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rdmanet._core import (
     CQ,
@@ -66,6 +65,7 @@ from rdmanet._core import (
     inc_rkey,
 )
 from rdmanet.closing import Closing
+from rdmanet.device_events import EventFeed
 from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
@@ -496,35 +496,30 @@ class DeviceEvents(Closing):
 
         async for event in DeviceEvents(context): ...
 
-    Nobody else may read the context's events meanwhile. It ends when it is closed.
-
-    :raises ValueError: the context has one already
+    It has all that come after it was made, and so has each other one; of one that is not iterated over for long, the
+    last 1024. Nothing but these may read the context's events meanwhile. It ends when it is closed.
     """
-
-    _readers: ClassVar[weakref.WeakValueDictionary[int, DeviceEvents]] = weakref.WeakValueDictionary()
 
     def __init__(self, context: Context, *, notifier: Notifier | None = None) -> None:
         self.context = context
         self._notifier = current_notifier() if notifier is None else notifier
         self._home = Home()
-        self._fd = context.async_fd
-        other = self._readers.get(self._fd)
-        if other is not None and other.context is context:
-            raise ValueError(f"the events of {context!r} are being read already")
-        self._readers[self._fd] = self
+        self._feed = EventFeed(context)
         self._waiting: list[Future] = []
         self._listening = False
         self._closed = False
 
     def _listen(self, on: bool) -> None:
-        if on and not self._listening:
-            self._notifier.add_reader(self._fd, self._readable)
-        elif self._listening and not on:
-            self._notifier.remove_reader(self._fd)
+        if on is not self._listening:
+            for fd in self._feed.fds:
+                if on:
+                    self._notifier.add_reader(fd, self._readable)
+                else:
+                    self._notifier.remove_reader(fd)
         self._listening = on
 
     def _readable(self) -> None:
-        # The descriptor stays readable until somebody takes the event.
+        # A descriptor stays readable until somebody takes the event.
         self._listen(False)
         wake(self._waiting)
 
@@ -535,7 +530,7 @@ class DeviceEvents(Closing):
         """The next event. Cancelling loses none."""
         self._home.check(self)
         while not self._closed:
-            event = self.context.get_async_event()
+            event = self._feed.next()
             if event is not None:
                 return event
             future = self._notifier.create_future()
@@ -549,7 +544,7 @@ class DeviceEvents(Closing):
         if self._closed:
             return
         self._closed = True
-        self._readers.pop(self._fd, None)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._listen(False)
+        self._feed.close()
         wake(self._waiting)

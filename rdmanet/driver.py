@@ -1,11 +1,17 @@
-"""One a loop and verbs library: its reader, its connection manager's events, its data engines.
+"""One a loop and verbs library: its reader, its connection manager's events, its data engines, its devices' events.
 
 Theory
 ------
 An event loop should know one file descriptor of ours, however many connections there are. So a
 driver nests in one epoll instance the event channel of the connection manager and the completion
 channel of each device in use, and registers that with ``loop.add_reader``. Everything a connection
-waits for arrives there: address resolution, connection requests, completions.
+waits for arrives there: address resolution, connection requests, completions, and the device's own events.
+
+A device may fail. Its completions would say so one by one, or not at all; its event (DEVICE_FATAL, or the connection
+manager's DEVICE_REMOVAL) says it once. Then all connections on it end with a DeviceLostError, at once, and its engine
+is given up, so that the next connection opens the device anew, or another one. The engine itself goes with the last
+of its connections. What a device tells of a queue pair or a completion queue ends the connections on that; what it
+tells of a port is told to them, and ends nothing, as the device goes on trying while a port is down.
 
 Drivers belong to loops, and loops come and go (``asyncio.run`` makes one a call). A driver must not
 outlive its loop, nor keep it alive. Loops have no hook for their end, but the way every loop is
@@ -17,23 +23,29 @@ noticed when the next driver is made, or by the garbage collector.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import select
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from rdmanet._core import (
     CMID,
+    QP,
+    AsyncEvent,
     CMEvent,
     CMEventChannel,
     CMEventType,
     Context,
+    EventType,
     Library,
     StreamEngine,
     process_id,
 )
+from rdmanet.device_events import EventFeed
+from rdmanet.errors import DeviceLostError, event_error
 
 logger = logging.getLogger("rdmanet")
 
@@ -45,6 +57,21 @@ class Tenant(Protocol):
 
     def _loop_ended(self) -> None: ...
 
+
+class Connection(Tenant, Protocol):
+    """A transport, as the events of its device see it."""
+
+    qp: QP | None
+
+    def _fallen(self, error: OSError) -> None:
+        """It is over, by this."""
+
+    def _port_event(self, event: AsyncEvent) -> None:
+        """Something has happened to a port of its device."""
+
+
+# After these a queue pair is in the error state.
+_QP_FAILURES = frozenset((EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR))
 
 _ATTRIBUTE = "_rdmanet_drivers"
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
@@ -89,6 +116,9 @@ class Driver:
         self.pid = process_id()
         self.engines: dict[Context, StreamEngine] = {}
         self._engine_row: tuple[StreamEngine, ...] = ()  # the same, ready to be gone through
+        self._lost_engines: list[StreamEngine] = []  # until the last of their connections is gone
+        self._feeds: dict[StreamEngine, EventFeed] = {}
+        self._rare: dict[int, Callable[[], None]] = {}  # descriptors, but those of completions
         self.transports: set[Tenant] = set()
         self.servers: set[Tenant] = set()
         self._handlers: dict[CMID, CMHandler] = {}
@@ -101,7 +131,7 @@ class Driver:
             self.cm.close()
             raise
         self.closed = False
-        self._epoll.register(self.cm.fd, select.EPOLLIN)
+        self._watch_rare(self.cm.fd, self._cm_events)
         loop.add_reader(self._epoll.fileno(), self._readable)
         with _drivers_lock:
             _drivers.add(self)
@@ -129,12 +159,106 @@ class Driver:
         """The data engine on the device that `context` has open."""
         engine = self.engines.get(context)
         if engine is None:
-            engine = self.engines[context] = StreamEngine(self.loop, context, busy_poll)
-            self._engine_row = tuple(self.engines.values())
-            self._epoll.register(engine.channel.fd, select.EPOLLIN)
+            engine = self._new_engine(context, busy_poll)
         elif busy_poll is not None:
             engine.set_busy_poll(busy_poll)
         return engine
+
+    def _new_engine(self, context: Context, busy_poll: float | None) -> StreamEngine:
+        with contextlib.ExitStack() as undo:
+            feed = EventFeed(context)
+            undo.callback(feed.close)
+            engine = StreamEngine(self.loop, context, busy_poll)
+            undo.callback(engine.close)
+            self._epoll.register(engine.channel.fd, select.EPOLLIN)
+            for fd in feed.fds:
+                self._watch_rare(fd, lambda: self.hear_device(engine))
+                undo.callback(self._forget_rare, fd)
+            undo.pop_all()
+        self._feeds[engine] = feed
+        self.engines[context] = engine
+        self._engine_row = tuple(self.engines.values())
+        return engine
+
+    def lose_device(self, context: Context, event: str) -> None:
+        """The device has failed: so have all connections on it. What it has open is given up.
+
+        :param event: that says so, by name
+        """
+        engine = self.engines.pop(context, None)
+        if engine is None:
+            return
+        self._engine_row = tuple(self.engines.values())
+        self._lost_engines.append(engine)
+        engine.lose_device()
+        self._epoll.unregister(engine.channel.fd)
+        feed = self._feeds.pop(engine)
+        for fd in feed.fds:
+            self._forget_rare(fd)
+        feed.close()
+        connections = connections_on(engine)
+        logger.error("%s; connections: %d", DeviceLostError(context.name, event).strerror, len(connections))
+        for connection in connections:
+            connection._fallen(DeviceLostError(context.name, event))
+        self._close_lost_soon()
+
+    def left(self, transport: Tenant) -> None:
+        """A transport that holds nothing any more."""
+        self.transports.discard(transport)
+        if self._lost_engines:
+            self._close_lost_soon()
+
+    def _close_lost_soon(self) -> None:
+        if not self.loop.is_closed():  # not now: it may be the engine itself that we are called by
+            self.loop.call_soon(self._close_lost)
+
+    def _close_lost(self) -> None:
+        if self.closed or self.foreign:
+            return
+        for engine in self._lost_engines.copy():
+            if not engine.connections:
+                self._lost_engines.remove(engine)
+                engine.close()
+
+    def hear_device(self, engine: StreamEngine) -> None:
+        """Take what the device has to tell, and act by it."""
+        while not self.closed and not self.foreign and (feed := self._feeds.get(engine)) is not None:
+            try:
+                event = feed.next()
+            except OSError as exc:  # the kernel's last word of a device that was taken out
+                self.lose_device(engine.pd.context, f"ibv_get_async_event: {exc}")
+                return
+            if event is None:
+                return
+            self._device_event(engine, event)
+
+    def _device_event(self, engine: StreamEngine, event: AsyncEvent) -> None:
+        kind, device = event.event_type, engine.pd.context.name
+        if kind is EventType.DEVICE_FATAL:
+            self.lose_device(engine.pd.context, kind.name)
+        elif kind is EventType.CQ_ERR:
+            if event.cq is not None:
+                engine.lose_queue(event.cq, event_error(kind.name, device, "a completion queue"))
+                for connection in connections_on(engine):
+                    if connection.qp is not None and connection.qp.send_cq is event.cq:
+                        connection._fallen(event_error(kind.name, device, "a completion queue"))
+        elif kind in _QP_FAILURES:
+            for connection in connections_on(engine):
+                if event.qp is not None and connection.qp is event.qp:
+                    connection._fallen(event_error(kind.name, device, f"queue pair {event.qp.qp_num:#x}"))
+        elif event.port_num is not None:
+            level = logging.WARNING if kind is EventType.PORT_ERR else logging.INFO
+            logger.log(level, "port %d of %s: %s", event.port_num, device, kind.name)
+            for connection in connections_on(engine):
+                connection._port_event(event)
+
+    def _watch_rare(self, fd: int, act: Callable[[], None]) -> None:
+        self._epoll.register(fd, select.EPOLLIN)
+        self._rare[fd] = act
+
+    def _forget_rare(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+        del self._rare[fd]
 
     # -- connection manager ----------------------------------------------------------------------
 
@@ -159,8 +283,10 @@ class Driver:
         found = False
         for engine in self._engine_row:
             found = engine.channel_ready() or found
-        if not found or self._wakes % self._FAIRNESS == 0:
-            self._cm_events()
+        if (not found or self._wakes % self._FAIRNESS == 0) and not self.closed and not self.foreign:
+            for fd, _ in self._epoll.poll(0):
+                if (act := self._rare.get(fd)) is not None:
+                    act()
 
     def _cm_events(self) -> None:
         # A forked child may run its parent's loop. Nothing here is the child's, and not even the reader
@@ -169,6 +295,8 @@ class Driver:
             event = self.cm.get_event()
             if event is None:
                 return
+            if event.type is CMEventType.DEVICE_REMOVAL and (context := event.id.context) is not None:
+                self.lose_device(context, event.type.name)
             cm_id = event.listen_id if event.listen_id is not None else event.id
             handler = self._handlers.get(cm_id)
             if handler is None:
@@ -203,9 +331,14 @@ class Driver:
                 logger.exception("%r did not end with its loop", tenant)
         for cm_id in list(self._handlers):
             self.destroy_id(cm_id)
-        for engine in self.engines.values():
+        for feed in self._feeds.values():
+            feed.close()
+        self._feeds.clear()
+        self._rare.clear()
+        for engine in [*self.engines.values(), *self._lost_engines]:
             engine.close()
         self.engines.clear()
+        self._lost_engines.clear()
         self._engine_row = ()
         self.cm.close()
         self._epoll.close()
@@ -213,3 +346,8 @@ class Driver:
     def __del__(self) -> None:
         if not getattr(self, "closed", True):
             self.close()
+
+
+def connections_on(engine: StreamEngine) -> list[Connection]:
+    """The connections of an engine: all are transports."""
+    return cast(list[Connection], engine.connections)

@@ -11,6 +11,7 @@ class, with the device's verdict. Connections fail with the events of the connec
     |   +-- ModifyQPError               a step of a queue pair with the wrong attributes
     |   +-- RegionRevokedError          a remote memory region that its owner took back
     +-- ConnectionError
+        +-- DeviceLostError             the device of a connection has failed or was removed; also an RdmaError
         +-- ProtocolError               the peer does not speak our protocol
         +-- CompletionError             a work request completed with an error
             +-- RemoteAccessError       ... because the peer does not allow it there
@@ -27,6 +28,7 @@ from collections.abc import Iterable
 __all__ = [
     "CompletionError",
     "CompletionResetError",
+    "DeviceLostError",
     "DeviceNotFoundError",
     "ModifyQPError",
     "ProtocolError",
@@ -35,6 +37,7 @@ __all__ = [
     "RemoteAccessError",
     "cm_error",
     "completion_error",
+    "event_error",
 ]
 
 
@@ -82,6 +85,27 @@ class ModifyQPError(RdmaError):
 
 class RegionRevokedError(RdmaError):
     """The owner of this remote memory has withdrawn it."""
+
+
+class DeviceLostError(RdmaError, ConnectionError):
+    """The device of this connection has failed, or was removed, and all its connections with it. ENODEV.
+
+    The peer may be well, and be reached by another device, or by this one when it is there again.
+
+    :ivar device: its name
+    :ivar event: what told of it, by name: DEVICE_FATAL (of the device), DEVICE_REMOVAL (of the connection manager)
+    """
+
+    device: str
+    event: str
+
+    def __init__(self, device: str, event: str) -> None:
+        self.device = device
+        self.event = event
+        super().__init__(errno.ENODEV, f"device {device} is lost: {event}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.device, self.event)
 
 
 class ProtocolError(ConnectionError):
@@ -235,3 +259,21 @@ def cm_error(event: str, status: int) -> OSError:
         return OSError(errno.ENODEV, "the device was removed")
     number = -status if status < 0 else errno.EIO
     return OSError(number, f"{event.lower().replace('_', ' ')}: {why or os.strerror(number)}")
+
+
+# What a device's event means, of a queue pair or a queue: rdma-core's words, and what usually is behind it.
+_EVENTS = {
+    "CQ_ERR": "it has failed, as when it is overrun",
+    "QP_FATAL": "it has failed",
+    "QP_REQ_ERR": "a request of the peer's was not valid",
+    "QP_ACCESS_ERR": "a request of the peer's broke an access right",
+}
+
+
+def event_error(event: str, device: str, what: str) -> ConnectionResetError:
+    """The exception for a connection that ends by an event of its device.
+
+    :param event: its name as in :class:`rdmanet.verbs.EventType`
+    :param what: has failed: a queue pair, a completion queue
+    """
+    return ConnectionResetError(errno.ECONNRESET, f"{event} for {what} of {device}: {_EVENTS[event]}")

@@ -41,12 +41,14 @@ from rdmanet._core import (
     QP,
     STREAM_DATA_SLOTS_MAX,
     AccessFlags,
+    AsyncEvent,
     CMEvent,
     CMEventType,
     QPCap,
     QPInitAttr,
     StreamConnection,
     StreamEngine,
+    WCStatus,
     stream_queue_depths,
 )
 from rdmanet.addresses import RdmaSocket, SockAddr, libraries_for, merged, resolve, wildcards
@@ -412,16 +414,30 @@ class RdmaTransport(StreamConnection):
                 waiter.set_result(None)
         elif kind in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
             self._waiter = waiter
-        elif waiter is not None:
+        else:
+            self._waiter = waiter
+            self._fallen(_lost_error(event) if waiter is None else _connect_error(event))
+
+    def _fallen(self, error: OSError) -> None:
+        """An event says that it is over: the connection, or the attempt at one."""
+        if self._torn_down:
+            return
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
             if not waiter.done():
-                waiter.set_exception(_connect_error(event))
+                waiter.set_exception(error)
         elif self._machine.state is State.OPENING:
             # The accepting side: the peer went away before the connection was made.
             self._teardown()
         elif self._farewell is not None:
             self._farewell_ended()  # nobody is there to hear it
         elif self._machine.state is not State.CLOSED:
-            self._cut_off(_lost_error(event))
+            self._cut_off(error)
+
+    def _port_event(self, event: AsyncEvent) -> None:
+        """A port of the device, perhaps ours, went down, say: which ends nothing, so only who asks is told."""
+        if event.port_num == self._extra.get("rdma_port") and self._machine.state is not State.CLOSED:
+            self._tell("port_event", event)
 
     def _established(self, event: CMEvent) -> None:
         """Both sides are ready: make the protocol and tell it. Bytes may have come already."""
@@ -760,8 +776,15 @@ class RdmaTransport(StreamConnection):
         )
 
     def _fabric_failed(self, failure: tuple[int, bool, int, Operation | None] | Exception) -> None:
-        if self._machine.writing is Writing.OVER or self._machine.state is State.OPENING:
+        if self._is_over or self._machine.state is State.OPENING:
             return
+        if isinstance(failure, OSError) or (
+            isinstance(failure, tuple) and failure[0] == WCStatus.WR_FLUSH_ERR
+        ):
+            # That it is over, and no more; the device may have told why.
+            self._driver.hear_device(self._engine)
+            if self._is_over:
+                return
         if isinstance(failure, Exception):
             if not isinstance(failure, OSError):
                 self._report(failure, "rdmanet: the data engine failed, the connection is closed")
@@ -774,6 +797,11 @@ class RdmaTransport(StreamConnection):
         else:
             what = "send" if was_send else "receive"
             self._cut_off(completion_error(status, what, vendor_err, self.qp.qp_num))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether there is no connection any more, though bytes of it may be left to deliver."""
+        return self._machine.writing is Writing.OVER
 
     def _protocol_broken(self, exc: BaseException) -> None:
         logger.warning("%r: the peer broke the protocol: %s", self, exc)
@@ -843,18 +871,19 @@ class RdmaTransport(StreamConnection):
                 waiter.set_result(None)
         for region in news.offered:
             remote = self._regions[region] = OfferedMemory.of(self, region)
-            self._tell_region("region_offered", remote)
+            self._tell("region_offered", remote)
         for region in news.revoked:
-            self._tell_region("region_revoked", self._regions.pop(region))
+            self._tell("region_revoked", self._regions.pop(region))
         if self._offers.pending:
             self._have_news()
 
-    def _tell_region(self, name: str, remote: OfferedMemory) -> None:
+    def _tell(self, name: str, news: OfferedMemory | AsyncEvent) -> None:
+        """Call what a protocol may have besides asyncio's methods."""
         callback = getattr(self._protocol, name, None)
         if callback is None:
             return
         try:
-            self._context.run(callback, remote)
+            self._context.run(callback, news)
         except Exception as exc:
             self._callback_raised(exc, name)
 
@@ -979,7 +1008,7 @@ class RdmaTransport(StreamConnection):
             self._driver.destroy_id(self._id)
 
     def _leave(self) -> None:
-        self._driver.transports.discard(self)
+        self._driver.left(self)
         if self._server is not None:
             self._server._detach(self)
 

@@ -340,9 +340,11 @@ cdef class Context(Resource):
     cdef bint gone                 # it was the connection manager's, which has closed it
     cdef verbs.ibv_context **held  # what keeps it open for them, where it is not ours
     cdef object by_address  # ibv_qp, ibv_cq and ibv_srq address to weakref, to name the object of an async event
+    cdef dict listeners     # of asynchronous events: id to weakref
 
     def __cinit__(self):
         self.by_address = {}
+        self.listeners = {}
 
     def __init__(self):
         raise TypeError("use Device.open()")
@@ -514,7 +516,31 @@ cdef class Context(Resource):
         return int.from_bytes((<char *>&key)[:2], "big")
 
     def get_async_event(self):
-        """The next asynchronous event, acknowledged, or None when there is none."""
+        """The next asynchronous event, acknowledged, or None when there is none.
+
+        Who reads an event takes it from all others who read so; listeners hear of it none the less. The context of a
+        CMID is read by the streams on it, so there is less to be found here than in a `DeviceEvents`.
+        """
+        found = self.read_async_event()
+        if found is not None:
+            for reference in list(self.listeners.values()):
+                listener = reference()
+                if listener is not None:
+                    listener(found)
+        return found
+
+    def add_listener(self, listener):
+        """Call `listener(event)` for each asynchronous event that anybody reads from now on, in that one's thread.
+
+        It must not raise. It is held weakly.
+        """
+        self.listeners[id(listener)] = weakref.ref(listener)
+
+    def remove_listener(self, listener):
+        """Call it no more; that it was not added is no error."""
+        self.listeners.pop(id(listener), None)
+
+    cdef object read_async_event(self):
         cdef verbs.ibv_async_event event
         cdef int rc
         cdef object kind

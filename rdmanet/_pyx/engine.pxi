@@ -57,6 +57,7 @@ cdef class StreamEngine:
     cdef object loop, call_soon, pass_method
     cdef Py_ssize_t blocked             # connections with bytes to send and no credit or slot
     cdef bint in_pass, scheduled, armed, closed
+    cdef bint lost                      # the device has failed: it will tell nothing any more
     cdef pid_t pid                      # a forked child touches nothing of its parent's
     cdef uint64_t tick
 
@@ -258,9 +259,9 @@ cdef class StreamEngine:
                 return self.wake()
         if self.scheduled:
             return 0
-        if not self.armed:
+        if not self.armed and not self.lost:
             self.arm()
-            if self.poll():
+            if self.poll() or self.failed:
                 return self.wake()
         self.sleeps += 1
         self.window.slept = True
@@ -268,8 +269,11 @@ cdef class StreamEngine:
 
     cdef int arm(self) except -1:
         cdef CQ cq
-        for cq in self.cqs:
-            check(verbs.rn_req_notify_cq(cq.ptr, 0), "ibv_req_notify_cq")
+        cdef int rc
+        for cq in self.cqs.copy():
+            rc = verbs.rn_req_notify_cq(cq.ptr, 0)
+            if rc < 0:
+                self.lose_queue(cq, OSError(-rc, f"ibv_req_notify_cq: {strerror(-rc).decode()}"))
         self.armed = True
         return 0
 
@@ -295,7 +299,7 @@ cdef class StreamEngine:
         for cq in self.cqs:
             n = verbs.rn_poll_cq(cq.ptr, BATCH, self.completions)
             if n < 0:
-                self.give_up(cq, n)
+                self.lose_queue(cq, OSError(-n, f"ibv_poll_cq: {strerror(-n).decode()}"))
                 return total + 1    # the other queues at the next look
             if n:
                 total += n
@@ -304,16 +308,21 @@ cdef class StreamEngine:
                 self.dispatch()
         return total
 
-    cdef int give_up(self, CQ cq, int rc) except -1:
+    def lose_queue(self, CQ cq, error):
         """A completion queue has failed for good (it was overrun, say), and with it all connections on it."""
         cdef StreamConnection connection
-        cdef Py_ssize_t i = self.cqs.index(cq)
+        if cq not in self.cqs:
+            return
+        i = self.cqs.index(cq)
         del self.cqs[i], self.reserved[i]
         self.lost_cqs.append(cq)
         for connection in self.connections:
             if connection.qp is not None and connection.qp.send_cq is cq:
-                connection.fail(OSError(-rc, f"ibv_poll_cq: {strerror(-rc).decode()}"))
-        return 0
+                connection.fail(type(error)(*error.args))   # each its own: it is raised in many places
+
+    def lose_device(self):
+        """The device has failed, and is not to be asked to tell of completions. What there is of them is taken yet."""
+        self.lost = True
 
     cdef int dispatch(self) except -1:
         cdef verbs.ibv_wc *wc
@@ -392,7 +401,8 @@ cdef class StreamEngine:
             return 0
         drained = self.poll() == 0
         for connection in list(self.failed):
-            if drained or self.tick - connection.failure_tick > PATIENCE:
+            # Hearing of one's end may be that of others, too.
+            if connection in self.failed and (drained or self.tick - connection.failure_tick > PATIENCE):
                 self.failed.remove(connection)
                 connection._fabric_failed(connection.failure)
         return 0

@@ -20,6 +20,7 @@ PRINTED = {
     "howto/migrate.md": [""],
     "howto/blocking.md": ["HELLO\n"],
     "howto/anyio.md": ["b'HELLO' by {device}\n"],
+    "howto/production.md": ["device {device} is lost: DEVICE_FATAL\nb'are you there?\\n'\n"],
     "howto/remote-memory.md": ["board 4096 b'board'\nleft there: b'hello'\n"],
     "howto/verbs.md": ["b'hello'\nb'hello'\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],

@@ -352,13 +352,29 @@ async def test_how_long_a_step_may_take(loop, device, address):
 
 
 @on_every_loop
-async def test_one_reads_the_events_of_a_device(loop, verbs):
-    """Two on one descriptor: the loop would know the last one only."""
-    first = DeviceEvents(verbs.context, notifier=loop.notifier)
-    with pytest.raises(ValueError, match="being read already"):
-        DeviceEvents(verbs.context, notifier=loop.notifier)
-    first.close()
-    DeviceEvents(verbs.context, notifier=loop.notifier).close()
+@pytest.mark.embedded_only("only the embedded device can be made to fail")
+async def test_many_read_the_events_of_a_device(loop, verbs):
+    """There is one queue, and who reads it takes; but each iterator has all events, in their order."""
+    many = [verbs.keep(DeviceEvents(verbs.context, notifier=loop.notifier)) for _ in range(3)]
+    seen = [[] for _ in many]
+
+    async def watch(events, seen):
+        async for event in events:
+            seen.append(event.event_type)
+
+    watching = [loop.spawn(watch(*each)) for each in zip(many, seen, strict=True)]
+    await loop.turn()
+    verbs.context.set_faults("link=down")
+    verbs.context.set_faults("")
+    verbs.context.set_faults("fatal=now")
+    expected = [EventType.PORT_ERR, EventType.PORT_ACTIVE, EventType.DEVICE_FATAL]
+    while not all(len(each) == 3 for each in seen):
+        await loop.turn()
+    assert seen == [expected] * 3
+    for events in many:
+        events.close()
+    for each in watching:
+        await each.join()
 
 
 @on_every_loop

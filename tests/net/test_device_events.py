@@ -1,0 +1,300 @@
+"""What a device tells by itself: that it fails, or a queue pair, a queue or a port, and what becomes of streams.
+
+The fault bench lets it happen. Both ends of a connection are in this process, and so on the device that fails.
+"""
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+from harness import HOST, Echo, Net, Recorder
+
+from rdmanet.cm import CMEventChannel, CMEventType
+from rdmanet.errors import CompletionError, DeviceLostError
+from rdmanet.verbs import EventType, Library, live_objects
+from rdmanet.verbs_async import DeviceEvents
+
+pytestmark = pytest.mark.embedded_only("only the embedded device can be made to fail")
+
+
+def device_of(protocol):
+    """The context that a connection is on."""
+    return protocol.transport.get_extra_info("rdma_pd").context
+
+
+def is_lost_by(error: BaseException | None, event: str) -> None:
+    assert isinstance(error, DeviceLostError), error
+    assert isinstance(error, ConnectionError) and error.errno == errno.ENODEV
+    assert (error.device, error.event) == ("soft0", event)
+    assert "soft0" in str(error) and event in str(error)
+
+
+def logged(caplog) -> list[str]:
+    """Ours: on a busy machine asyncio tells of its own slowness."""
+    return [record.getMessage() for record in caplog.records if record.name == "rdmanet"]
+
+
+async def echoes(net: Net, port: int) -> None:
+    client = await net.connect(port)
+    client.transport.write(b"here again")
+    assert await client.until_received(10) == b"here again"
+
+
+async def test_the_device_fails(net, caplog):
+    """All connections are lost at once, with its name; new ones open it anew, through the same listener."""
+    _, port = await net.serve(Echo)
+    clients = [await net.connect(port) for _ in range(3)]
+    old = device_of(clients[0])
+    with caplog.at_level(logging.ERROR, "rdmanet"):
+        old.set_faults("fatal=now")
+        for protocol in net.recorders:
+            is_lost_by(await protocol.until_lost(), "DEVICE_FATAL")
+            assert not protocol.eof
+    assert len(net.recorders) == 6
+    assert logged(caplog) == ["device soft0 is lost: DEVICE_FATAL; connections: 6"]
+    await echoes(net, port)
+    assert device_of(net.recorders[-1]) is not old
+    for _ in range(3):
+        device_of(net.recorders[-1]).set_faults("fatal=now")
+        is_lost_by(await net.recorders[-1].until_lost(), "DEVICE_FATAL")
+        await echoes(net, port)
+
+
+async def test_what_had_come_is_delivered_first(net):
+    """Even to who had paused; and no end of file is made of it."""
+    client, server = await net.pair()
+    server.transport.pause_reading()
+    client.transport.write(b"x" * 200_000)
+    while server.transport.get_extra_info("rdma_stats")["bytes_received"] < 200_000:
+        await asyncio.sleep(0)
+    device_of(server).set_faults("fatal=now")
+    is_lost_by(await server.until_lost(), "DEVICE_FATAL")
+    assert (server.received, server.eof) == (200_000, False)
+
+
+async def test_while_connecting(net):
+    """Who waits for an answer is told, before the time is over."""
+    with CMEventChannel(Library.embedded()) as channel, channel.create_id() as listener:
+        listener.bind_addr((HOST, 0))
+        listener.listen()
+        connecting = asyncio.ensure_future(net.connect(listener.local_addr[1], connect_timeout=None))
+        while (event := channel.get_event()) is None:
+            await asyncio.sleep(0)
+        assert event.type is CMEventType.CONNECT_REQUEST
+        event.id.context.set_faults("fatal=now")
+        with pytest.raises(DeviceLostError) as caught:
+            await connecting
+        is_lost_by(caught.value, "DEVICE_FATAL")
+        event.id.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [("REM_INV_REQ_ERR", "QP_REQ_ERR"), ("REM_ACCESS_ERR", "QP_ACCESS_ERR")]
+)
+async def test_a_queue_pair_fails(net, status, told):
+    """The requester has its completion; the responder would know only that it was flushed. The others go on."""
+    _, port = await net.serve(Echo)
+    bystander = await net.connect(port)
+    client, server = await net.pair()
+    device_of(client).set_faults(f"fail=send:1:{status}")
+    client.transport.write(b"x")
+    error = await server.until_lost()
+    assert isinstance(error, ConnectionResetError)
+    assert str(error).startswith(f"[Errno {errno.ECONNRESET}] {told} for queue pair 0x")
+    assert isinstance(await client.until_lost(), CompletionError)
+    bystander.transport.write(b"still")
+    assert await bystander.until_received(5) == b"still"
+
+
+async def test_a_completion_queue_fails(net):
+    """All that are on it are lost; who comes then gets another one."""
+    _, port = await net.serve(Echo)
+    client = await net.connect(port)
+    device_of(client).set_faults("overrun=1")
+    client.transport.write(b"x")
+    for protocol in net.recorders:
+        error = str(await protocol.until_lost())
+        assert "CQ_ERR" in error or "QP_FATAL" in error, error  # the device says both
+    await echoes(net, port)
+    assert device_of(net.recorders[-1]) is device_of(client)
+
+
+class Listener(Recorder):
+    """Wants to hear of the port."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[EventType] = []
+
+    def port_event(self, event) -> None:
+        assert event.port_num == 1
+        self.told.append(event.event_type)
+        self.note(None)
+
+
+async def test_a_port_goes_down_for_a_while(net, caplog):
+    """Nothing is lost: the device tries again. Who asks is told, and the log is."""
+    client, server = await net.pair(Listener, Listener)
+    with caplog.at_level(logging.INFO, "rdmanet"):
+        device_of(client).set_faults("link=down:0ms:20ms")
+        client.transport.write(b"through it")
+        for protocol in (client, server):
+            await protocol.until(lambda protocol=protocol: len(protocol.told) == 2)
+            assert protocol.told == [EventType.PORT_ERR, EventType.PORT_ACTIVE]
+    assert await server.until_received(10) == b"through it"
+    assert logged(caplog) == [
+        "port 1 of soft0: PORT_ERR",
+        "port 1 of soft0: PORT_ACTIVE",
+    ]
+
+
+async def test_a_port_event_that_raises(net):
+    """As an exception in any other callback: it is reported, and ends the connection."""
+
+    class Clumsy(Recorder):
+        def port_event(self, event) -> None:
+            raise RuntimeError("clumsy")
+
+    client, server = await net.pair(Clumsy)
+    device_of(client).set_faults("link=down:0ms:1ms")
+    assert isinstance(await client.until_lost(), RuntimeError)
+    assert isinstance(await server.until_lost(), ConnectionResetError)
+    assert str(net.complaint()["exception"]) == "clumsy"
+
+
+async def test_a_device_that_is_removed(net, monkeypatch):
+    """No device that we test on can be, so the connection manager's event is made up."""
+    client, server = await net.pair()
+    driver, lost = client.transport._driver, OSError(errno.ENODEV, "the device was removed")
+    events = [
+        SimpleNamespace(
+            type=CMEventType.DEVICE_REMOVAL, id=client.transport._id, listen_id=None, error=lambda: lost
+        )
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "cm", SimpleNamespace(get_event=lambda: events.pop() if events else None))
+        driver._cm_events()
+    for protocol in (client, server):
+        is_lost_by(await protocol.until_lost(), "DEVICE_REMOVAL")
+
+
+async def test_a_device_that_tells_no_more(net, monkeypatch):
+    """As the kernel's that was taken out: asking for events is EIO then, and its descriptor stays readable."""
+    client, server = await net.pair()
+    driver = client.transport._driver
+    (engine,) = driver.engines.values()
+
+    def gone():
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(driver._feeds[engine], "next", gone)
+    driver.hear_device(engine)
+    for protocol in (client, server):
+        error = await protocol.until_lost()
+        assert isinstance(error, DeviceLostError) and "ibv_get_async_event" in error.event
+
+
+async def test_the_program_reads_them_too(net):
+    """An iterator of its own takes nothing from the streams, nor they from it, nor another iterator."""
+    client, server = await net.pair()
+    context = device_of(client)
+    with DeviceEvents(context) as one, DeviceEvents(context) as other:
+        heard = [asyncio.ensure_future(anext(events)) for events in (one, other)]
+        await asyncio.sleep(0)
+        context.set_faults("fatal=now")
+        for event in await asyncio.gather(*heard):
+            assert event.event_type is EventType.DEVICE_FATAL
+        for protocol in (client, server):
+            is_lost_by(await protocol.until_lost(), "DEVICE_FATAL")
+
+
+async def test_a_program_that_takes_them(net):
+    """Who reads the context's own queue takes events from others that read so; not from the streams."""
+    client, server = await net.pair()
+    context = device_of(client)
+    context.set_faults("fatal=now")
+    assert context.get_async_event().event_type is EventType.DEVICE_FATAL
+    for protocol in (client, server):
+        is_lost_by(await protocol.until_lost(), "DEVICE_FATAL")
+
+
+def test_loops_in_several_threads(loop_factory):
+    """One context, one queue of events, and all hear of it: whoever reads first tells the others."""
+    errors: list[BaseException | None] = []
+    threads = 4
+    ready = threading.Barrier(threads + 1, timeout=60)
+
+    async def live():
+        net = Net()
+        client, server = await net.pair()
+        contexts.append(device_of(client))
+        ready.wait()
+        errors.extend([await client.until_lost(), await server.until_lost()])
+        await net.aclose()
+
+    def run():
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(asyncio.wait_for(live(), 60))
+
+    contexts = []
+    others = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in others:
+        thread.start()
+    ready.wait()
+    assert all(context is contexts[0] for context in contexts)
+    contexts[0].set_faults("fatal=now")
+    for thread in others:
+        thread.join()
+    assert len(errors) == 2 * threads
+    for error in errors:
+        is_lost_by(error, "DEVICE_FATAL")
+
+
+def test_nothing_is_left(loop_factory):
+    """No descriptor and no object, whether the device has failed or not, whether its engine had connections or not."""
+
+    async def live(fails):
+        net = Net()
+        client, server = await net.pair()
+        if fails:
+            device_of(client).set_faults("fatal=now")
+            await client.until_lost()
+            await server.until_lost()
+            await echoes_once()
+        await net.aclose()
+
+    async def echoes_once():
+        net = Net()
+        _, port = await net.serve(Echo)
+        await echoes(net, port)
+        await net.aclose()
+
+    def run(fails):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(asyncio.wait_for(live(fails), 60))
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), live_objects(), Library.embedded().live()
+
+    before = run(False)
+    assert run(True) == before
+    assert run(True) == before
+
+
+async def test_memory_of_a_failed_device_goes_with_its_last_connection(net):
+    """Not with the loop: a server lives for months."""
+    client, server = await net.pair()
+    client.transport.write(b"x")
+    await server.until_received(1)
+    driver = client.transport._driver
+    (engine,) = driver.engines.values()
+    device_of(client).set_faults("fatal=now")
+    await client.until_lost()
+    await server.until_lost()
+    while not engine.channel.closed:
+        await asyncio.sleep(0)
+    assert not driver.engines and not driver._lost_engines
