@@ -9,6 +9,7 @@ COUNT = 200
 
 
 @pytest.mark.long
+@pytest.mark.limit(100)
 async def test_200_connections_of_one_process(net: Net):
     _, port = await net.serve(Echo)
     clients = await asyncio.gather(*(net.connect(port) for _ in range(COUNT)))
@@ -20,6 +21,7 @@ async def test_200_connections_of_one_process(net: Net):
 
 
 @pytest.mark.long
+@pytest.mark.limit(100)
 async def test_200_connections_of_another_process(net: Net):
     """One CQ and one channel serve them all on either side."""
     server, port = await net.serve(Echo)
@@ -34,6 +36,7 @@ async def test_200_connections_of_another_process(net: Net):
 
 
 @pytest.mark.long
+@pytest.mark.limit(100)
 async def test_200_connections_closed_in_odd_order(net: Net):
     """Every other connection goes away while the rest are in use."""
     _, port = await net.serve(Echo)

@@ -198,6 +198,7 @@ async def test_a_cancelled_operation_keeps_its_buffer_until_it_ends(net: Net):
 
 
 @pytest.mark.long
+@pytest.mark.limit(100)
 async def test_many_operations_at_once(net: Net):
     """More than the send queue takes: they queue, and the stream flows between them."""
     client, server = await net.pair(server=Echo)
@@ -238,6 +239,7 @@ async def test_both_sides_offer_at_once(net: Net):
 
 
 @pytest.mark.long
+@pytest.mark.limit(100)
 async def test_offers_by_the_thousand_in_turn(net: Net):
     """Credit frames are few and bounded; a thousand offers and revocations pass through them."""
     client, server = await net.pair()
@@ -261,6 +263,7 @@ async def test_an_offer_taken_back_before_it_went_is_never_heard_of(net: Net):
 
 
 @pytest.mark.long
+@pytest.mark.limit(100)
 async def test_offers_by_the_thousand_to_a_stalled_peer(net: Net):
     """They queue here while the peer is stopped; when it goes on it gets them all, then their end."""
     count = 3000
