@@ -8,6 +8,7 @@ The layers, from the top; a module imports only what stands below it:
     testing       a pytest plugin: RDMA programs where things go wrong
     streams       StreamReader and StreamWriter
     anyio_streams the same for AnyIO: connect_rdma, create_rdma_listener
+    files         sendfile
     blocking      streams for programs without a loop: open_rdma_stream, listen_rdma_stream
     pull          from a transport's callbacks to calls
     transport     create_rdma_connection, start_rdma_server, the transport
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from rdmanet.blocking import RdmaStreamListener as RdmaStreamListener
     from rdmanet.blocking import listen_rdma_stream as listen_rdma_stream
     from rdmanet.blocking import open_rdma_stream as open_rdma_stream
+    from rdmanet.files import sendfile as sendfile
     from rdmanet.memory import OfferedMemory as OfferedMemory
     from rdmanet.streams import RdmaStreamWriter as RdmaStreamWriter
     from rdmanet.streams import open_rdma_connection as open_rdma_connection
@@ -62,6 +64,7 @@ _LAZY = {
     "RdmaStreamListener": "blocking",
     "listen_rdma_stream": "blocking",
     "open_rdma_stream": "blocking",
+    "sendfile": "files",
     "OfferedMemory": "memory",
     "RdmaStreamWriter": "streams",
     "open_rdma_connection": "streams",

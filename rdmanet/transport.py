@@ -291,6 +291,7 @@ class RdmaTransport(StreamConnection):
         self._close_when_made = False
         self._waiter: asyncio.Future[None] | None = None
         self._half_closed: asyncio.Future[None] | None = None
+        self._for_room: list[asyncio.Future[None]] = []
         self._awaited: CMEventType | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._farewell: asyncio.TimerHandle | None = None
@@ -525,6 +526,24 @@ class RdmaTransport(StreamConnection):
             self._eof_written = True
             self._handle(Event.WRITE_EOF)
 
+    async def _until_room(self) -> None:
+        """Wait while more is written than set_write_buffer_limits() has as the upper limit.
+
+        :raises OSError: the connection is over, or closed
+        """
+        if self.get_write_buffer_size() > self.get_write_buffer_limits()[1] and not self.is_closing():
+            waiter = self._loop.create_future()
+            self._for_room.append(waiter)
+            await waiter
+        if self.is_closing():
+            raise self._machine.error or ConnectionResetError(errno.ECONNRESET, "the connection is closed")
+
+    def _tell_room(self) -> None:
+        waiters, self._for_room = self._for_room, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
     async def _end_writing(self) -> None:
         """write_eof(), and wait until the peer's device knows, or the connection is over."""
         self.write_eof()
@@ -754,6 +773,7 @@ class RdmaTransport(StreamConnection):
     def _resume_writing(self) -> None:
         # By the loop where a callback of ours may be running (abort() in data_received, for one): a
         # context cannot be entered twice, and connection_lost comes by the loop too, behind it.
+        self._tell_room()
         if self._machine.closing:
             self._loop.call_soon(self._resume_protocol, context=self._context)
         else:
@@ -997,6 +1017,7 @@ class RdmaTransport(StreamConnection):
             self._operation_lost(operation)
         if not self._loop.is_closed():
             self._tell_half_closed()
+            self._tell_room()
             for waiter in self._revocations.values():
                 if not waiter.done():
                     waiter.set_result(None)

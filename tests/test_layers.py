@@ -24,7 +24,7 @@ ROOMS = [
     [{"server"}],
     [{"transport"}],
     [{"pull"}],
-    [{"rpc", "streams", "loop"}, {"anyio_streams"}, {"blocking"}],
+    [{"rpc", "streams", "loop"}, {"files"}, {"anyio_streams"}, {"blocking"}],
     [{""}],  # the package itself: the public names
     [{"cli", "__main__"}, {"testing"}],
 ]
