@@ -69,6 +69,15 @@ cdef extern from "<arpa/inet.h>" nogil:
 
 
 @cython.final
+cdef class _Rare:
+    """What few completions have. Fields of its own would cost every completion."""
+
+    cdef SRQ srq
+    cdef object timestamp
+    cdef object wallclock_ns
+
+
+@cython.final
 @cython.freelist(64)
 cdef class WC:
     """A work completion: one work request has ended. Fields as in struct ibv_wc; see ibv_poll_cq(3).
@@ -77,19 +86,32 @@ cdef class WC:
 
     :ivar wr_id: what its request had as wr_id
     :ivar qp: the queue pair, None where it is gone or another process's
-    :ivar srq: the shared queue that the receive was of, or None
-    :ivar is_send: whether it was in the send queue
-    :ivar timestamp: when, on the device's clock, of a CQEX with WITH_COMPLETION_TIMESTAMP; else None
-    :ivar wallclock_ns: when, in nanoseconds since 1970, with WITH_COMPLETION_TIMESTAMP_WALLCLOCK; else None
     """
 
     cdef verbs.ibv_wc c
     cdef readonly object wr_id
     cdef readonly QP qp
-    cdef readonly SRQ srq
-    cdef readonly bint is_send
-    cdef readonly object timestamp
-    cdef readonly object wallclock_ns
+    cdef _Rare rare     # None, mostly
+
+    @property
+    def is_send(self):
+        """Whether it was in the send queue."""
+        return bool(self.c.wr_id & WR_SEND)
+
+    @property
+    def srq(self):
+        """The shared queue that the receive was of, or None."""
+        return None if self.rare is None else self.rare.srq
+
+    @property
+    def timestamp(self):
+        """When, on the device's clock, of a CQEX with WITH_COMPLETION_TIMESTAMP; else None."""
+        return None if self.rare is None else self.rare.timestamp
+
+    @property
+    def wallclock_ns(self):
+        """When, in nanoseconds since 1970, with WITH_COMPLETION_TIMESTAMP_WALLCLOCK; else None."""
+        return None if self.rare is None else self.rare.wallclock_ns
 
     def __repr__(self):
         if self.c.status != verbs.IBV_WC_SUCCESS:
@@ -413,16 +435,10 @@ cdef class CQ(Resource):
 
     cdef WC completed(self, verbs.ibv_wc *c):
         """The user's view of a completion, and the end of what was kept for it; None for a stray."""
-        cdef WC wc
-        cdef QP qp
-        cdef SRQ srq = None
-        if self.last_qp is not NULL and self.last_number == c.qp_num:
-            qp = <QP>self.last_qp
-        else:
-            reference = self.qps.get(c.qp_num)
-            qp = None if reference is None else reference()
-            if qp is not None and qp.ptr is not NULL:
-                self.last_qp, self.last_number = <PyObject *>qp, c.qp_num
+        cdef WC wc = WC.__new__(WC)     # may run the collector, hence first: the queue pair is borrowed until it is in
+        wc.c = c[0]
+        if self.last_qp is NULL or self.last_number != c.qp_num:
+            self.find_qp(c.qp_num)
         if c.wr_id & WR_SHARED:
             # The queue pair that took it may be gone, or (XRC) never have been ours: the buffers are.
             reference = _shared_queues.get(c.wr_id >> QP_GENERATION_SHIFT)
@@ -430,19 +446,31 @@ cdef class CQ(Resource):
             if srq is None:
                 self.stray += 1
                 return None
-        elif qp is None or c.wr_id >> QP_GENERATION_SHIFT != qp.generation:
+            if self.last_qp is not NULL:
+                wc.qp = <QP>self.last_qp
+            wc.rare = _Rare.__new__(_Rare)
+            wc.rare.srq = srq
+            wc.wr_id = wc.rare.srq.receives.end(c.wr_id)
+        elif self.last_qp is NULL or c.wr_id >> QP_GENERATION_SHIFT != (<QP>self.last_qp).generation:
             self.stray += 1
             return None
-        wc = WC.__new__(WC)
-        wc.c = c[0]
-        wc.qp = qp
-        wc.srq = srq
-        if srq is not None:
-            wc.wr_id = srq.receives.end(c.wr_id)
         else:
-            wc.is_send = c.wr_id & WR_SEND
-            wc.wr_id = (qp.sends if wc.is_send else qp.receives).end(c.wr_id)
+            wc.qp = <QP>self.last_qp
+            if c.wr_id & WR_SEND:
+                wc.wr_id = wc.qp.sends.end(c.wr_id)
+            else:
+                wc.wr_id = wc.qp.receives.end(c.wr_id)
         return wc
+
+    cdef int find_qp(self, uint32_t number) except -1:
+        """The queue pair of that number, if there is one, is the last one now."""
+        cdef QP qp
+        reference = self.qps.get(number)
+        qp = None if reference is None else reference()
+        self.last_qp, self.last_number = NULL, number
+        if qp is not None and qp.ptr is not NULL:
+            self.last_qp = <PyObject *>qp
+        return 0
 
 
 cdef int check_queue(int rc, str call, Context context) except -1:

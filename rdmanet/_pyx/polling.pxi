@@ -132,10 +132,13 @@ cdef class CQEX(CQ):
                 wallclock = verbs.ibv_wc_read_completion_wallclock_ns(ex)
             verbs.ibv_end_poll(ex)
             wc = self.completed(&c)
-        if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP:
-            wc.timestamp = timestamp
-        if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK:
-            wc.wallclock_ns = wallclock
+        if flags & (verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK):
+            if wc.rare is None:
+                wc.rare = _Rare.__new__(_Rare)
+            if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP:
+                wc.rare.timestamp = timestamp
+            if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK:
+                wc.rare.wallclock_ns = wallclock
         return wc
 
     cdef void read_one(self, verbs.ibv_wc *c) noexcept:

@@ -436,10 +436,10 @@ cdef class QP(Resource):
         :raises ValueError: what a request names is closed, or another context's; nothing is posted
         """
         self.usable()
-        self.post_chain([wrs] if isinstance(wrs, SendWR) else list(wrs), None)
+        if type(wrs) is not list:
+            wrs = [wrs] if isinstance(wrs, SendWR) else list(wrs)
+        self.post_chain(wrs, None)
 
-    @cython.boundscheck(False)
-    @cython.wraparound(False)
     cdef uint64_t post_chain(self, list requests, Operation operation) except? 0:
         """Post as one chain. Of an operation, all completions are its own, and the last request gives one.
 
@@ -450,62 +450,88 @@ cdef class QP(Resource):
         cdef verbs.ibv_send_wr *bad = NULL
         cdef Py_ssize_t n = len(requests), i
         cdef uint64_t total = 0, last = 0
-        cdef bint binds = False
+        cdef bint binds = False, others_run
         cdef int rc
-        cdef SendWR wr
+        cdef SendWR wr, begun
         if n == 0:
             return 0
-        for wr in requests:  # all are checked before the first is counted
-            self.takes(wr)
-            total += wr.elements.total
-            binds = binds or wr.mw is not None
         if n > CHAIN_ON_STACK:
             chain = <verbs.ibv_send_wr *>malloc(n * sizeof(verbs.ibv_send_wr))
             if chain is NULL:
                 raise MemoryError
         try:
+            self.fill_chain(requests, chain, &total, &binds)
+            others_run = total >= LONG_COPY or not self.try_lock(n)
+            if others_run:  # while the device copies, while the lock is waited for: the list may be theirs, too
+                requests = list(requests)
+                if len(requests) != n:
+                    raise RuntimeError("ibv_post_send: the list of requests changed while it was posted")
+                self.lock(n)
             # The table has the order of the queue: another thread's turn comes when these are posted.
-            self.lock(n)
             try:
+                if others_run:
+                    self.fill_chain(requests, chain, &total, &binds)
                 self.usable()
                 for i in range(n):
-                    wr = <SendWR>requests[i]
-                    chain[i] = wr.c
-                    if operation is not None and i == n - 1:
-                        chain[i].send_flags |= verbs.IBV_SEND_SIGNALED
+                    begun = <SendWR>PyList_GET_ITEM(requests, i)
                     if operation is None:
-                        last = self.sends.begin(wr.wr_id, wr.elements)
+                        last = self.sends.begin(begun.wr_id, begun.elements)
                     else:
-                        last = self.sends.begin(operation, wr.elements)
-                    self.sends.may_be_overtaken(&chain[i])
+                        last = self.sends.begin(operation, begun.elements)
+                        if i == n - 1:
+                            chain[i].send_flags |= verbs.IBV_SEND_SIGNALED
                     chain[i].wr_id = last
-                    chain[i].next = &chain[i + 1]
-                chain[n - 1].next = NULL
+                    self.sends.may_be_overtaken(&chain[i])
                 if total >= LONG_COPY:
                     with nogil:
                         rc = verbs.rn_post_send(self.ptr, chain, &bad)
                 else:
                     rc = verbs.rn_post_send(self.ptr, chain, &bad)
+                i = n
                 if rc < 0:
                     i = <Py_ssize_t>(bad - chain) if bad is not NULL else 0
+                    wr = requests[i]
                     self.sends.take_back(n - i)
             finally:
                 PyThread_release_lock(self.posting)
         finally:
             if chain is not few:
                 free(chain)
-        if rc < 0:
-            for wr in requests[:i]:
-                self.bound(wr)
-            wr = requests[i]
-            raise OSError(-rc, refusal("ibv_post_send", rc, wr, self, i, n) + self.why_unsent(rc, wr))
         if binds:
-            for wr in requests:
-                self.bound(wr)
+            for posted in requests[:i]:
+                self.bound(posted)
+        if rc < 0:
+            raise OSError(-rc, refusal("ibv_post_send", rc, wr, self, i, n) + self.why_unsent(rc, wr))
         return last
 
+    cdef int fill_chain(self, list requests, verbs.ibv_send_wr *chain, uint64_t *total, bint *binds) except -1:
+        """What to post, once all are checked; how many bytes, and whether windows are bound.
+
+        No Python code runs, unless one is refused.
+        """
+        cdef Py_ssize_t n = len(requests), i
+        cdef SendWR wr
+        total[0] = 0
+        for i in range(n):
+            wr = requests[i]
+            self.takes(wr)
+            chain[i] = wr.c
+            chain[i].next = &chain[i + 1] if i + 1 < n else NULL
+            total[0] += wr.elements.total
+            binds[0] |= wr.mw is not None
+        return 0
+
+    cdef bint try_lock(self, Py_ssize_t n) noexcept:
+        """Be the only one to post here, if there is room in the table for n requests, and nobody else posts."""
+        if not PyThread_acquire_lock(self.posting, NOWAIT_LOCK):
+            return False
+        if self.sends.room(n):
+            return True
+        PyThread_release_lock(self.posting)
+        return False
+
     cdef int lock(self, Py_ssize_t n) except -1:
-        """Be the only one to post here, with room in the table for n requests."""
+        """The same, waiting for others and making room."""
         while True:
             if not PyThread_acquire_lock(self.posting, NOWAIT_LOCK):
                 with nogil:
@@ -515,8 +541,15 @@ cdef class QP(Resource):
             PyThread_release_lock(self.posting)
             self.sends.grow(n)
 
-    cdef int takes(self, SendWR wr) except -1:
+    cdef inline int takes(self, SendWR wr) except -1:
         """Raise for a request that names what is closed, or lacks what a library reads unasked."""
+        if (wr is not None and wr.elements is not None and wr.elements.others is None
+                and self.ptr is not NULL and self.ptr.qp_type != verbs.IBV_QPT_UD):
+            return 0
+        return self.takes_rare(wr)
+
+    cdef int takes_rare(self, SendWR wr) except -1:
+        """The same for all that is not a plain request to a connected peer."""
         if wr is None or wr.elements is None:
             raise TypeError(f"{wr!r} is no request to send")
         if wr.elements.others is not None:

@@ -321,15 +321,43 @@ cdef enum:
 
 cdef uint64_t POSITION_MASK = ((<uint64_t>1) << 46) - 1
 
+# Moving into and out of a list. Most of what posting and polling cost Python is counting references, and most of those
+# were to None. So an empty place has None, and keeps on counting it while something else is there.
+cdef extern from *:
+    """
+    static inline void rn_pair_put(PyObject *list, Py_ssize_t i, PyObject *wr_id, PyObject *kept)
+    {
+        Py_INCREF(wr_id);
+        Py_INCREF(kept);
+        PyList_SET_ITEM(list, i, wr_id);
+        PyList_SET_ITEM(list, i + 1, kept);
+    }
+
+    static inline PyObject *rn_pair_take(PyObject *list, Py_ssize_t i)
+    {
+        PyObject *wr_id = PyList_GET_ITEM(list, i);
+        PyObject *kept = PyList_GET_ITEM(list, i + 1);
+
+        PyList_SET_ITEM(list, i, Py_None);
+        PyList_SET_ITEM(list, i + 1, Py_None);
+        Py_DECREF(kept); /* may run anything: all is in order by now */
+        return wr_id;
+    }
+    """
+    void rn_pair_put(list ring, Py_ssize_t i, object wr_id, object kept)    # the place was empty,
+    object rn_pair_take(list ring, Py_ssize_t i)                            # and this one was not
+    PyObject *PyList_GET_ITEM(list items, Py_ssize_t i)
+
 
 @cython.final
 @cython.no_gc_clear
 cdef class _InFlight:
     """One queue of a queue pair: what is posted and not yet seen to end, in order.
 
-    A ring of pairs: the user's wr_id, and what must be kept. It is an ordinary list, so that the collector
-    sees through it. There is room for what begin() is to put in after room() has said so; begin() then
-    allocates nothing, hence no other thread and no destructor runs between the requests of one chain.
+    A ring of pairs: the user's wr_id, and what must be kept, which is None in an empty place only. It is an ordinary
+    list, so that the collector sees through it. There is room for what begin() is to put in after room() has said
+    so; begin() then allocates nothing, hence no other thread and no destructor runs between the requests of one
+    chain.
 
     A completion ends all requests before its own: a reliable queue pair completes in the order of posting. Not so
     every iWARP device: Linux's soft-iWARP completes what is sent behind a READ before the READ. There a READ that is
@@ -362,6 +390,7 @@ cdef class _InFlight:
     cdef int grow(self, Py_ssize_t n) except -1:
         """Make room for n more."""
         cdef uint64_t places = self.places, position
+        cdef Py_ssize_t i, was
         cdef list ring
         cdef bytearray waits = None
         while places < self.next_position - self.oldest + n:
@@ -373,22 +402,21 @@ cdef class _InFlight:
         if places <= self.places or places < self.next_position - self.oldest:
             return 0
         for position in range(self.oldest, self.next_position):
-            ring[2 * (position & (places - 1))] = self.ring[2 * (position & (self.places - 1))]
-            ring[2 * (position & (places - 1)) + 1] = self.ring[2 * (position & (self.places - 1)) + 1]
+            was, i = 2 * (position & (self.places - 1)), 2 * (position & (places - 1))
+            if self.ring[was + 1] is not None:
+                rn_pair_put(ring, i, self.ring[was], self.ring[was + 1])
+                rn_pair_take(self.ring, was)
             if waits is not None:
                 waits[position & (places - 1)] = self.waits[position & (self.places - 1)]
         self.ring, self.waits, self.places = ring, waits, places
         return 0
 
-    @cython.boundscheck(False)
-    @cython.wraparound(False)
-    cdef uint64_t begin(self, object wr_id, object kept) noexcept:
+    cdef inline uint64_t begin(self, object wr_id, object kept) noexcept:
         """The device's wr_id for a request about to be posted; there is room."""
         cdef uint64_t position = self.next_position
         cdef Py_ssize_t i = 2 * (position & (self.places - 1))
         self.next_position += 1
-        self.ring[i] = wr_id
-        self.ring[i + 1] = kept
+        rn_pair_put(self.ring, i, wr_id, kept)
         if self.waits is not None:
             self.waits[position & (self.places - 1)] = 0
         return self.tag | (position & POSITION_MASK) << 2
@@ -401,48 +429,40 @@ cdef class _InFlight:
 
     cdef int take_back(self, Py_ssize_t count) except -1:
         """The last count requests were refused. Their caller still has what is let go of here, so nothing else runs."""
-        cdef Py_ssize_t i
         for _ in range(count):
             self.next_position -= 1
-            i = 2 * (self.next_position & (self.places - 1))
-            self.ring[i] = None
-            self.ring[i + 1] = None
+            rn_pair_take(self.ring, 2 * (self.next_position & (self.places - 1)))
         return 0
 
-    @cython.boundscheck(False)
-    @cython.wraparound(False)
     cdef object end(self, uint64_t device_wr_id):
         """The user's wr_id. Requests before it, which gave no completion of their own, end with it."""
         cdef uint64_t ahead = ((device_wr_id >> 2) - self.oldest) & POSITION_MASK
         cdef uint64_t last = self.oldest + ahead
-        cdef Py_ssize_t i
-        cdef object wr_id = None, kept
         if ahead >= self.next_position - self.oldest:
             return None     # it was forgotten
         if self.waits is not None:
             return self.end_but_waiting(last)
-        while self.oldest <= last:
-            i = 2 * (self.oldest & (self.places - 1))
+        while self.oldest < last:
             self.oldest += 1
-            # What is let go of may have a destructor that posts: all is in order again before it runs.
-            wr_id, kept = self.ring[i], self.ring[i + 1]
-            self.ring[i] = None
-            self.ring[i + 1] = None
-        return wr_id
+            rn_pair_take(self.ring, 2 * ((self.oldest - 1) & (self.places - 1)))
+        if self.oldest != last:
+            return None     # what was let go of had a destructor that has polled, or closed the queue pair
+        self.oldest += 1
+        return rn_pair_take(self.ring, 2 * (last & (self.places - 1)))
 
     cdef object end_but_waiting(self, uint64_t last):
         """The same, but READs before it wait for their own completions."""
         cdef uint64_t position
         cdef Py_ssize_t i
-        cdef list dropped = []
+        cdef list dropped = []  # let go of at the end
         cdef object wr_id = None
         for position in range(self.oldest, last + 1):
             i = position & (self.places - 1)
-            if position != last and self.waits[i]:
+            if self.ring[2 * i + 1] is None or (position != last and self.waits[i]):
                 continue
-            wr_id = self.ring[2 * i]
-            dropped += self.ring[2 * i:2 * i + 2]
-            self.ring[2 * i] = self.ring[2 * i + 1] = None
+            dropped.append(self.ring[2 * i + 1])
+            wr_id = rn_pair_take(self.ring, 2 * i)
+            dropped.append(wr_id)
         # What has ended keeps nothing.
         while self.oldest < self.next_position and self.ring[2 * (self.oldest & (self.places - 1)) + 1] is None:
             self.oldest += 1
@@ -452,15 +472,18 @@ cdef class _InFlight:
         """Forget all; whoever awaits one is told that it will not end."""
         cdef list ring = self.ring
         cdef OperationQueue queue
+        cdef Py_ssize_t i
         cdef object wr_id
         self.places = 16
         self.ring = [None] * 32
         if self.waits is not None:
             self.waits = bytearray(16)
         self.oldest = self.next_position
-        for wr_id in ring[::2]:
-            if type(wr_id) is Operation:
-                (<Operation>wr_id).lost()
+        for i in range(0, len(ring), 2):
+            if ring[i + 1] is not None:
+                wr_id = rn_pair_take(ring, i)
+                if type(wr_id) is Operation:
+                    (<Operation>wr_id).lost()
         for reference in self.queues:
             queue = reference()
             if queue is not None:

@@ -315,6 +315,68 @@ def test_in_a_garbage_cycle_the_queue_pair_goes_first(net):
     assert seen == [True] and gone() is None
 
 
+@pytest.mark.parametrize("does", ["closes", "polls", "posts"])
+def test_what_is_let_go_of_may_use_the_queue_pair(net, does):
+    """A completion ends the unsignaled requests before it, and their wr_ids may have destructors."""
+    a, _ = net.pair()
+    mr = net.mr()
+    told = []
+
+    class Probe:
+        def __del__(self):
+            if does == "closes":
+                a.qp.close()
+            elif does == "polls":
+                told.extend(a.cq.poll())
+            else:
+                write("of the destructor")
+
+    def write(wr_id, flags=SendFlags.SIGNALED):
+        a.qp.post_send(
+            SendWR(
+                WROpcode.RDMA_WRITE,
+                mr.sge(0, 8),
+                wr_id=wr_id,
+                flags=flags,
+                remote_addr=mr.address,
+                rkey=mr.rkey,
+            )
+        )
+
+    for _ in range(3):
+        write(Probe(), SendFlags.NONE)
+        write("signaled")
+    while not told:
+        told.extend(a.cq.poll(1))
+    if does == "closes":
+        assert a.qp.closed and told[0].wr_id is None
+    else:
+        while a.qp.in_flight != (0, 0):
+            told.extend(a.cq.poll())
+        assert "signaled" in [wc.wr_id for wc in told]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="None is immortal there")
+def test_none_is_counted_in_the_end(net):
+    """The table of what is in flight moves references; none is lost, nor given away, whatever ends it."""
+    before = sys.getrefcount(None)
+    for _ in range(20):
+        a, b = net.pair()
+        mr = net.mr()
+        wr = SendWR(WROpcode.RDMA_WRITE, mr.sge(0, 8), wr_id=None, remote_addr=mr.address, rkey=mr.rkey)
+        for _ in range(50):
+            a.qp.post_send([wr] * 12)
+            while a.qp.in_flight[0]:
+                a.cq.poll()
+        with pytest.raises(OSError, match="ibv_post_send"):
+            a.qp.post_send([wr] * 1000)  # more than there are places, too
+        b.receive(mr.sge(0, 8))
+        a.qp.close(), b.qp.close()
+    assert abs(sys.getrefcount(None) - before) < 4000, (
+        "24,000 went in and out; what is left are the objects' own"
+    )
+
+
 BOUND_ELSEWHERE = """
 import gc, logging
 from rdmanet.verbs import *
