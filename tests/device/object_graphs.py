@@ -387,7 +387,9 @@ def step_connection(graph: Graph) -> None:
         made["cm_pd"] = PD(client.context)
         made["cm_cq"] = CQ(client.context, 64)
         made["client_qp"] = client.create_qp(made["cm_pd"], QPInitAttr(made["cm_cq"], made["cm_cq"], CAP))
-        made["client_qp"].post_recv(RecvWR(wr_id=client))
+        made["cm_mr"] = made["cm_pd"].alloc_mr(64)
+        # With an element: siw takes no receive without one.
+        made["client_qp"].post_recv(RecvWR(made["cm_mr"].at[:64], wr_id=client))
 
     def asked():
         client.connect(b"hello")
@@ -399,7 +401,8 @@ def step_connection(graph: Graph) -> None:
         server.accept()
 
     def connected():
-        until(CMEventType.ESTABLISHED)
+        while until(CMEventType.ESTABLISHED).id is not client:
+            pass  # the server's may be the first
         made["client_qp"].post_send(SendWR(WROpcode.SEND, wr_id=made))
 
     def moved():
