@@ -653,10 +653,10 @@ bool rn_stream_receive(struct rn_qp *qp)
 	bool fine;
 
 	out->drained = false;
+	out->receiving = true; /* a rider that finds the end of its connection does not look for others from here */
 	while (taken < READ_RUN || has_more_at_hand(out)) {
 		bool rides = is_rider_coming(out);
 
-		out->receiving = !rides;
 		if (out->answer_left && !rides) {
 			taken += out->answer_left;
 			fine = take_data(qp, out);
