@@ -20,7 +20,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-netns test-kernel check bench bench-quick bench-hosts count test-c test-asan fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help setup demo test test-netns test-kernel check bench bench-quick bench-hosts count test-c test-asan fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -50,6 +50,9 @@ test-asan: build $(VENV)/.test ## run random graphs of objects (GRAPHS=n), and a
 	@$(if $(ARGS),,scripts/asan $(py) -P -m pytest tests/net -m 'not long')
 
 # --- set-up -------------------------------------------------------------------------------------------
+
+setup: build $(VENV)/.test ## set everything up for the tests
+	@:
 
 build: $(VENV)/.built ## build the extension and the embedded device in place
 	@:
