@@ -40,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=(4, 6),
         help="between the hosts of scripts/two_hosts.py, by addresses of this family",
     )
+    parser.addoption(
+        "--failures-at-once",
+        action="store_true",
+        help="show each when it happens, in case the run does not end",
+    )
     parser.addoption("--require-device", action="store_true", help="fail where there is no such device")
     parser.addoption(
         "--expected-skips", type=Path, metavar="FILE", help="the skips that are right on a device"
@@ -65,6 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
         for name, addresses in (("HOST", "HERE"), ("PEER", "THERE")):
             at = os.environ[f"RDMANET_TEST_{addresses}"].split()
             os.environ[f"RDMANET_TEST_{name}"] = at[family == 6]
+    if config.getoption("--failures-at-once"):
+        config.pluginmanager.register(FailuresAtOnce(config))
     if listed := config.getoption("--expected-skips"):
         config.pluginmanager.register(ExpectedSkips(listed, name))
 
@@ -200,6 +207,26 @@ def no_leaks() -> Iterator[None]:
 
 def _left(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
     return {kind: more for kind in before if (more := after[kind] - before[kind])}
+
+
+# ---- Failures ---------------------------------------------------------------------------------------
+
+
+class FailuresAtOnce:
+    """Shows a failure when it happens, and not again in the end, which a run that is killed does not have."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            captured = [f"---- {name} ----\n{text}" for name, text in report.sections]
+            text = "\n".join([f"---- {report.nodeid}, {report.when} ----", report.longreprtext, *captured])
+            self.config.get_terminal_writer().write(f"\n{text}\n", flush=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        self.config.option.tbstyle = "no"
 
 
 # ---- Skips -----------------------------------------------------------------------------------------
