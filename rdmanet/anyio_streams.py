@@ -60,10 +60,10 @@ async def connect_rdma(
     """
     _check_backend("connect_rdma")
     if local_host is not None:
-        options["local_addr"] = (str(local_host), local_port)
+        options["local_addr"] = (_text(local_host), local_port)
     elif local_port:
         raise ValueError(f"local_port={local_port!r} needs a local_host")
-    _, protocol = await create_rdma_connection(PullProtocol, str(remote_host), remote_port, **options)
+    _, protocol = await create_rdma_connection(PullProtocol, _text(remote_host), remote_port, **options)
     return RdmaByteStream(protocol)
 
 
@@ -88,10 +88,11 @@ async def create_rdma_listener(
     if backlog < 1:
         raise ValueError(f"backlog={backlog!r} is not a positive integer")
     listener = RdmaListener(backlog)
-    host = None if local_host is None else str(local_host)
+    host = _text(local_host)
     listener._server = await start_rdma_server(
         lambda: PullProtocol(listener._arrive), host, local_port, family=family, backlog=backlog, **options
     )
+    listener._server.on_close = listener._wake
     return listener
 
 
@@ -241,14 +242,16 @@ class RdmaListener(Listener[RdmaByteStream]):
     async def accept(self) -> RdmaByteStream:
         """The next connection.
 
-        Raises ClosedResourceError when the listener is closed, meanwhile too; BusyResourceError while another task
-        accepts. Cancelling it loses no connection.
+        Raises ClosedResourceError when the listener is closed, meanwhile too; BrokenResourceError when its device is
+        removed; BusyResourceError while another task accepts. Cancelling it loses no connection.
         """
         with self._accepting:
             await checkpoint()
             while not self._closed:
                 if self._arrived:
                     return RdmaByteStream(self._arrived.popleft())
+                if not self._server.sockets:
+                    raise anyio.BrokenResourceError("the device that was listened on is gone")
                 self._waiter = asyncio.get_running_loop().create_future()
                 try:
                     await self._waiter
@@ -309,6 +312,11 @@ def _check_backend(call: str) -> None:
             f"{call}() runs on AnyIO's asyncio backend only (asyncio or uvloop); "
             "on Trio use rdmanet.verbs_async: its queue pairs and connections run there"
         )
+
+
+def _text(host: IPAddressType | None) -> str | None:
+    """AnyIO takes the addresses of ``ipaddress``, too."""
+    return None if host is None else str(host)
 
 
 def _local_attributes(address: SockAddr) -> dict[Any, Callable[[], Any]]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import os
 import socket
@@ -262,7 +263,7 @@ class RdmaStream(io.RawIOBase):
     def _entered(self) -> contextlib.AbstractContextManager[None]:
         if self.closed:
             raise ValueError("I/O operation on a closed stream")
-        return self._private.entered(self)
+        return self._private.entered("this stream")
 
     def __repr__(self) -> str:
         return f"<RdmaStream {self._transport!r}>"
@@ -273,6 +274,8 @@ class RdmaStreamListener:
 
     Between calls nobody is answered: who connects waits for the next ``accept``, up to its own ``connect_timeout``.
     """
+
+    _open = False  # until __init__ is done
 
     def __init__(
         self,
@@ -287,27 +290,29 @@ class RdmaStreamListener:
         self._arrived: asyncio.Future[None] | None = None
         self._private = _PrivateLoop()
         try:
-            with self._private.entered(self):
+            with self._private.entered("this listener"):
                 self._server = RdmaServer(
                     self._private.loop, lambda driver, _: _Request(driver, self), backlog
                 )
                 self._private.run(lambda: begin(self._server), None)
+                self._server.on_close = self._wake
         except BaseException:
             self._private.close()
             raise
+        self._open = True
 
     def accept(self) -> RdmaStream:
         """Wait for a connection; its stream has no ``timeout`` yet.
 
         Who connects and then does not go on with it is given up after ten seconds, and the next one waited for.
 
-        Raises TimeoutError when nobody connects in time; ValueError when the listener is closed; other OSErrors when a
-        connection could not be accepted for want of memory, descriptors, queue pairs: that one is refused.
-        KeyboardInterrupt refuses the connection that was being made, if one was.
+        Raises TimeoutError when nobody connects in time; ValueError when the listener is closed; other OSErrors when
+        its device is removed, or a connection could not be accepted for want of memory, descriptors, queue pairs:
+        that one is refused. KeyboardInterrupt refuses the connection that was being made, if one was.
         """
-        if not self._server.sockets:
+        if not self._open:
             raise ValueError("accept() on a closed listener")
-        with self._private.entered(self):
+        with self._private.entered("this listener"):
             while True:
                 if not self._requests:
                     self._private.run(self._wait, self._timeout)
@@ -321,8 +326,15 @@ class RdmaStreamListener:
                     raise
 
     async def _wait(self) -> None:
-        self._arrived = asyncio.get_running_loop().create_future()
-        await self._arrived
+        while not self._requests:
+            if not self._server.sockets:
+                raise OSError(errno.ENODEV, "the device that was listened on is gone")
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     def settimeout(self, timeout: float | None) -> None:
         """How long ``accept`` may wait, in seconds; None: for ever."""
@@ -333,19 +345,23 @@ class RdmaStreamListener:
         return self._timeout
 
     def getsockname(self) -> SockAddr:
-        """Where it listens; the first address, if there are several. ValueError when it is closed."""
+        """Where it listens; the first address, if there are several. ValueError when it does not."""
         if not self._server.sockets:
-            raise ValueError("the listener is closed")
+            raise ValueError("the listener is closed, or its device is gone")
         return self._server.sockets[0].getsockname()
 
     def close(self) -> None:
         """Stop listening, and refuse who waits. What was accepted lives on."""
-        if self._server.sockets and not self._private.foreign:
-            with self._private.entered(self):
-                while self._requests:
-                    self._requests.popleft().refuse()
-                self._server.close()
-                self._private.close()
+        if self._open and not self._private.foreign:
+            with self._private.entered("this listener"):
+                self._drop()
+
+    def _drop(self) -> None:
+        self._open = False
+        while self._requests:
+            self._requests.popleft().refuse()
+        self._server.close()
+        self._private.close()
 
     def __enter__(self) -> RdmaStreamListener:
         return self
@@ -354,9 +370,9 @@ class RdmaStreamListener:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_server") and self._server.sockets and not self._private.foreign:
+        if self._open and not self._private.foreign:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-            self._private.close()
+            self._drop()
 
     def __repr__(self) -> str:
         return f"<RdmaStreamListener {self._server!r}>"
@@ -372,9 +388,7 @@ class _Request:
     def _accept(self, cm_id: CMID, hello: credit.Hello) -> None:
         self._id, self._hello = cm_id, hello
         self._listener._requests.append(self)
-        arrived = self._listener._arrived
-        if arrived is not None and not arrived.done():
-            arrived.set_result(None)
+        self._listener._wake()
 
     async def answer(self, config: StreamConfig) -> tuple[RdmaTransport, PullProtocol]:
         """Go on with the connection on the loop that runs here, another than the listener's."""
@@ -387,6 +401,7 @@ class _Request:
         try:
             transport._accept(self._id, self._hello)
         except Exception as exc:
+            made.cancel()  # nobody waits for it
             try:
                 self._id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, str(exc)))
             except OSError:
@@ -440,20 +455,18 @@ class _PrivateLoop:
         return self._pid != os.getpid()
 
     @contextlib.contextmanager
-    def entered(self, who: object) -> Iterator[None]:
+    def entered(self, what: str) -> Iterator[None]:
         """This thread is in a call. RuntimeError when it may not."""
         if self.foreign:
             raise RuntimeError(f"this was opened by process {self._pid}; open another after fork")
-        if asyncio._get_running_loop() is not None:
-            raise RuntimeError(
-                "an event loop runs in this thread, and a call that blocks would stop it: "
-                "use open_rdma_connection() or start_rdma_stream_server() there"
-            )
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                f"another thread, or what a signal interrupted, is in a call of {type(who).__name__}"
-            )
+            raise RuntimeError(f"another thread, or what a signal interrupted, is in a call of {what}")
         try:
+            if asyncio._get_running_loop() is not None:
+                raise RuntimeError(
+                    "an event loop runs in this thread, and a call that blocks would stop it: "
+                    "use open_rdma_connection() or start_rdma_stream_server() there"
+                )
             yield
         finally:
             self._lock.release()
@@ -490,7 +503,7 @@ def _stream(
     timeout = _seconds(timeout)
     private = _PrivateLoop()
     try:
-        with private.entered(RdmaStream):
+        with private.entered("this stream"):
             _, protocol = private.run(begin, timeout if within is None else within)
         return RdmaStream(private, protocol, timeout)
     except BaseException:

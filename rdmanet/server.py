@@ -49,6 +49,8 @@ class RdmaServer(asyncio.AbstractServer):
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
         self._serving_forever: asyncio.Future[None] | None = None
+        self.on_close: Callable[[], None] = lambda: None
+        """Called when it stops listening: it is closed, or its device was removed."""
 
     def _add_listener(self, driver: Driver, address: SockAddr) -> None:
         cm_id = driver.create_id(lambda event: self._cm_event(driver, event))
@@ -132,6 +134,7 @@ class RdmaServer(asyncio.AbstractServer):
             self._serving_forever.cancel()
         if self._active == 0 and self._waiters is not None:
             self._wake_waiters()
+        self.on_close()
 
     def close_clients(self) -> None:
         """Close every connection that this server accepted."""

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import pytest_asyncio
 from anyio.abc import ByteStream, Listener, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.text import TextReceiveStream, TextSendStream
+from anyio.streams.tls import TLSStream
 from harness import HOST, THERE, Net, Recorder
 from pattern import Pattern
 
@@ -532,6 +534,15 @@ async def test_accepting(net: Net):
         assert "ClosedResourceError" in repr(caught.value)
 
 
+async def test_a_device_that_is_removed_ends_the_accepting(net: Net):
+    """What the server does then, done here by hand."""
+    async with await create_rdma_listener(local_host=HOST) as listener:
+        net.loop.call_soon(listener._server.close)
+        for _ in range(2):
+            with pytest.raises(anyio.BrokenResourceError, match="is gone"):
+                await listener.accept()
+
+
 async def test_who_waits_to_be_accepted_is_aborted_with_the_listener(net: Net):
     async with await create_rdma_listener(local_host=HOST, backlog=2) as listener:
         port = listener.extra(SocketAttribute.local_port)
@@ -598,6 +609,50 @@ async def test_text(ends):
     await TextSendStream(near).send("€")
     await near.send_eof()
     assert "".join([text async for text in TextReceiveStream(far)]) == "grün, €"
+
+
+# For localhost; the client below trusts anybody.
+CERTIFICATE = """
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgAy8cyfLxNcotcEID
+Oa8sQJg+p9uWEtW5qQVrN/l7NTehRANCAAQlMXeXkeWQFHFhvfiYumE4rCVbcer9
+T0GXIUC2XLykcvouL2U0kJ6KTCn9lb6U6kcurP3cPRtSgTfXsuPqaxq7
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBlTCCATugAwIBAgIUZ8ZIRNwb3/p9Qu4ll5gtD2tVG/MwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTIxMzc1N1oYDzIxMjYxMDI4
+MjEzNzU3WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAAQlMXeXkeWQFHFhvfiYumE4rCVbcer9T0GXIUC2XLykcvouL2U0kJ6K
+TCn9lb6U6kcurP3cPRtSgTfXsuPqaxq7o2kwZzAdBgNVHQ4EFgQUAAFO+pj5Ijbx
+Yqi2AoWkO2AlIk8wHwYDVR0jBBgwFoAUAAFO+pj5IjbxYqi2AoWkO2AlIk8wDwYD
+VR0TAQH/BAUwAwEB/zAUBgNVHREEDTALgglsb2NhbGhvc3QwCgYIKoZIzj0EAwID
+SAAwRQIgGdWtFQcbbkBVgYyKurA6zlS3BvmiXMza+TlFBSbI5V0CIQDdAIwpnC4H
+x4BVBnRQG+DlHl8eaaVR2Bc1e1RutcTvcw==
+-----END CERTIFICATE-----
+"""
+
+
+async def test_tls(ends, tmp_path):
+    near, far = ends
+    (tmp_path / "certificate").write_text(CERTIFICATE)
+    of_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    of_server.load_cert_chain(tmp_path / "certificate")
+    of_client = ssl.create_default_context()
+    of_client.check_hostname = False
+    of_client.verify_mode = ssl.CERT_NONE
+
+    async def serve() -> None:
+        async with await TLSStream.wrap(far, server_side=True, ssl_context=of_server) as stream:
+            async for chunk in stream:
+                await stream.send(chunk)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(serve)
+        async with await TLSStream.wrap(near, hostname="localhost", ssl_context=of_client) as stream:
+            await stream.send(b"x" * MIB)
+            got = 0
+            while got < MIB:
+                got += len(await stream.receive())
 
 
 def test_importing_rdmanet_imports_no_anyio():

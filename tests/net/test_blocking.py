@@ -492,6 +492,21 @@ def test_who_waits_is_refused_when_the_listener_is_closed():
         listener.close()
 
 
+def test_a_device_that_is_removed_ends_the_waiting():
+    """What the server does then, done here by hand."""
+    with listen_rdma_stream(HOST, timeout=LIMIT_S) as listener:
+
+        def accept() -> None:
+            with pytest.raises(OSError, match="is gone"):
+                listener.accept()
+
+        with meanwhile(accept):
+            while listener._arrived is None:
+                time.sleep(0.001)
+            listener._private.loop.call_soon_threadsafe(listener._server.close)
+        accept()
+
+
 def test_who_gave_up_is_passed_over():
     """Its request is there, but nobody is behind it any more; the next one is taken."""
     with listen_rdma_stream(HOST, timeout=LIMIT_S) as listener:
