@@ -557,6 +557,8 @@ class AsyncCMListener(Closing):
         Cancelling loses none.
 
         :raises ValueError: the listener is closed
+        :raises OSError: EMFILE or ENFILE, when there is no descriptor for its channel. That request is rejected; the
+            listener goes on
         """
         self._events.home.check(self)
         while True:

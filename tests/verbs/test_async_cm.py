@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import errno
 import threading
 from types import SimpleNamespace
 
 import pytest
 from loops import AsyncioLoop, on_every_loop
 
+from rdmanet import async_cm
 from rdmanet.cm import CMEventType
 from rdmanet.verbs import PD, EventType, QPCap
 from rdmanet.verbs_async import AsyncCMChannel, AsyncCMID, AsyncCMListener, AsyncCQ, DeviceEvents
@@ -136,6 +138,31 @@ async def test_refusals(loop, device, address):
                 await connecting.join()
     with pytest.raises(ValueError, match="closed"):
         await listener.get_request()
+
+
+@on_every_loop
+async def test_no_descriptor_for_a_request(loop, device, address, monkeypatch):
+    """It is rejected, and the next can be taken."""
+
+    def exhausted(*args, **options):
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        with contextlib.ExitStack() as stack:
+            connecting = loop.spawn(connect(loop, device, stack, listener.local_addr))
+            while not listener._requests:
+                await loop.turn()
+            with monkeypatch.context() as patch:
+                patch.setattr(async_cm, "AsyncCMChannel", exhausted)
+                with pytest.raises(OSError, match="no descriptor"):
+                    await listener.get_request()
+            with pytest.raises(ConnectionRefusedError):
+                await connecting.join()
+            connecting = loop.spawn(connect(loop, device, stack, listener.local_addr))
+            server = End(loop, await listener.get_request())
+            stack.callback(server.close)
+            await server.id.accept()
+            await connecting.join()
 
 
 @on_every_loop
