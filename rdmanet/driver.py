@@ -243,9 +243,11 @@ class Driver:
                     if connection.qp is not None and connection.qp.send_cq is event.cq:
                         connection._fallen(event_error(kind.name, device, "a completion queue"))
         elif kind in _QP_FAILURES:
-            for connection in connections_on(engine):
-                if event.qp is not None and connection.qp is event.qp:
-                    connection._fallen(event_error(kind.name, device, f"queue pair {event.qp.qp_num:#x}"))
+            # One that another thread has read may be of a queue pair that has been closed meanwhile.
+            if event.qp is not None and not event.qp.closed:
+                for connection in connections_on(engine):
+                    if connection.qp is event.qp:
+                        connection._fallen(event_error(kind.name, device, f"queue pair {event.qp.qp_num:#x}"))
         elif event.port_num is not None:
             level = logging.WARNING if kind is EventType.PORT_ERR else logging.INFO
             logger.log(level, "port %d of %s: %s", event.port_num, device, kind.name)

@@ -16,7 +16,7 @@ from harness import HOST, Echo, Net, Recorder
 
 from rdmanet.cm import CMEventChannel, CMEventType
 from rdmanet.errors import CompletionError, DeviceLostError
-from rdmanet.verbs import EventType, Library, live_objects
+from rdmanet.verbs import AsyncEvent, EventType, Library, live_objects
 from rdmanet.verbs_async import DeviceEvents
 
 pytestmark = pytest.mark.embedded_only("only the embedded device can be made to fail")
@@ -109,6 +109,29 @@ async def test_a_queue_pair_fails(net, status, told):
     assert isinstance(await client.until_lost(), CompletionError)
     bystander.transport.write(b"still")
     assert await bystander.until_received(5) == b"still"
+
+
+async def test_news_of_what_is_gone(net):
+    """Another thread may have read it before the connection ended, and told us."""
+    client, server = await net.pair()
+    driver, qp = client.transport._driver, client.transport.qp
+    (feed,) = driver._feeds.values()
+    client.transport.abort()
+    await client.until_lost()
+    await server.until_lost()
+    while not qp.closed:
+        await asyncio.sleep(0)
+    for event in (
+        AsyncEvent(EventType.QP_FATAL, qp=qp),
+        AsyncEvent(EventType.CQ_ERR, cq=qp.send_cq),
+        AsyncEvent(EventType.QP_FATAL),
+        AsyncEvent(EventType.CQ_ERR),
+        AsyncEvent(EventType.COMM_EST),
+    ):
+        feed(event)
+    (engine,) = driver.engines.values()
+    driver.hear_device(engine)
+    assert list(driver.engines.values()) == [engine]
 
 
 async def test_a_completion_queue_fails(net):
