@@ -244,9 +244,10 @@ class AsyncQP(Closing):
 
     What all operations have in common:
 
-    - An OSError that is raised at once: the device refused the request, and nothing was done. A CompletionError, which
-      is one too, comes later: the operation failed, and the queue pair is then in the error state, if it is a reliable
-      one. What is in flight behind it ends with a CompletionResetError; so does all when the queue pair is closed.
+    - An OSError that is raised at once: the device refused the request, and nothing was done; of a batch the message
+      says how many requests were posted. A CompletionError, which is one too, comes later: the operation failed, and a
+      reliable queue pair is then in the error state. What is in flight behind it ends with a CompletionResetError; so
+      does all when the queue pair is closed.
     - Cancelling one that waits for its turn takes it back. One that is posted goes on, and its buffers are kept, until
       its completion has been polled; who awaited it is let go.
     - TypeError, ValueError, OverflowError: an argument makes no sense, and nothing was posted. RuntimeError: this is

@@ -136,7 +136,10 @@ class RdmaStream(io.RawIOBase):
             return self._read(lambda: self._protocol.take_into(view)) if len(view) else 0
 
     def recv(self, size: int, /) -> bytes:
-        """At most ``size`` bytes, as ``socket.recv``: what ``readinto`` would give, without a buffer of one's own."""
+        """At most ``size`` bytes, as ``socket.recv``: what ``readinto`` would give, without a buffer of one's own.
+
+        :raises ValueError: the size is negative, or the stream is closed
+        """
         if size < 0:
             raise ValueError(f"recv({size!r}): a size is not negative")
         return self._read(lambda: self._protocol.take(size)) if size else b""
@@ -345,7 +348,10 @@ class RdmaStreamListener:
         return self._timeout
 
     def getsockname(self) -> SockAddr:
-        """Where it listens; the first address, if there are several. ValueError when it does not."""
+        """Where it listens; the first address, if there are several.
+
+        :raises ValueError: the listener is closed, or its device is gone
+        """
         if not self._server.sockets:
             raise ValueError("the listener is closed, or its device is gone")
         return self._server.sockets[0].getsockname()

@@ -97,21 +97,7 @@ def test_it_says_what_cancelling_does(name: str) -> None:
 # ---- What raises --------------------------------------------------------------------------------------
 
 # Compiled code has no syntax tree here; its source is Python enough to be read by its indentation.
-SOURCES = [
-    ROOT / "rdmanet" / name
-    for name in (
-        "async_cm",
-        "async_exchange",
-        "async_queues",
-        "finding",
-        "memory",
-        "qpinfo",
-        "remote",
-        "server",
-        "streams",
-    )
-]
-SOURCES = [path.with_suffix(".py") for path in SOURCES] + sorted((ROOT / "rdmanet/_pyx").glob("*.pxi"))
+SOURCES = sorted([*(ROOT / "rdmanet").glob("*.py"), *(ROOT / "rdmanet/_pyx").glob("*.pxi")])
 DEFINED = re.compile(
     r"^(?P<indent> *)(?:(?:cdef )?class (?P<kind>\w+)|(?:async )?def (?P<name>\w+)\()", re.MULTILINE
 )
