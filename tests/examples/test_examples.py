@@ -14,6 +14,8 @@ import pytest
 
 import rdmanet
 from rdmanet import _core
+from rdmanet.verbs import PD
+from rdmanet.verbs_async import AsyncCMID, AsyncCQ
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -183,6 +185,21 @@ def test_cmtime(serve):
     ]
     assert server.wait(100) == 0
     assert "served 7 connections" in server.stdout.read()
+
+
+def test_async_pingpong_with_one_who_leaves(serve):
+    """As soon as the connection stands. The next client is served."""
+    options = ["-d", "soft0", "--cm", "-n", 5, "-s", 64]
+    _, port = serve("async_pingpong.py", *options, "-p", 0)
+
+    async def come_and_go():
+        async with AsyncCMID() as id:
+            await id.resolve(("127.0.0.1", port))
+            with PD(id.context) as pd, AsyncCQ(id.context, 16) as cq, id.create_qp(pd, cq):
+                await id.connect()
+
+    asyncio.run(come_and_go())
+    assert "5 iters in" in run("async_pingpong.py", *options, "-p", port, "127.0.0.1")
 
 
 def test_every_example_is_described_and_short():

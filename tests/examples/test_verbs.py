@@ -1,11 +1,6 @@
 """Examples on the verbs with several programs, on the device under test: embedded, or --device and --address."""
 
-import asyncio
-
 import pytest
-
-from rdmanet.verbs import PD
-from rdmanet.verbs_async import AsyncCMID, AsyncCQ
 
 no_introductions = pytest.mark.not_on_siw("connects queue pairs by rdma_cm only")
 
@@ -21,23 +16,6 @@ def test_async_pingpong(programs, address, way):
         (output,) = programs.succeed(client)
         assert "200 iters in" in output
     assert server.process.poll() is None, server.output()
-
-
-def test_async_pingpong_with_one_who_leaves(programs, device, address):
-    """As soon as the connection stands. The next client is served."""
-    options = ["--cm", "-n", 5, "-s", 64]
-    server = programs.ours("async_pingpong.py", *options, "-p", 0)
-    port = programs.port(server)
-
-    async def come_and_go():
-        async with AsyncCMID(library=device.library) as id:
-            await id.resolve((address, port))
-            with PD(id.context) as pd, AsyncCQ(id.context, 16) as cq, id.create_qp(pd, cq):
-                await id.connect()
-
-    asyncio.run(come_and_go())
-    (output,) = programs.succeed(programs.ours("async_pingpong.py", *options, "-p", port, address))
-    assert "5 iters in" in output
 
 
 class Store:
