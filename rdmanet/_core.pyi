@@ -1843,9 +1843,26 @@ class CMID(Resource):
 
 STREAM_CONTROL_BODY_BYTES: int
 STREAM_DATA_SLOTS_MAX: int
+STREAM_SHARED_OWN: int
+STREAM_SHARED_SLOTS_MAX: int
 
 def stream_queue_depths(data_slots: int) -> tuple[int, int]:
     """(send, receive) queue depths of a connection with a ring of so many slots."""
+
+class SharedRing:
+    """The slots of one shared receive queue, and who may have how many; see _pyx/sharedring.pxi."""
+
+    engine: StreamEngine
+    cq: CQ
+    srq: SRQ | None
+    slot_bytes: int
+    data_slots: int
+    members: int
+    room: int
+    def __new__(
+        cls, engine: StreamEngine, slot_bytes: int, data_slots: int, common: int, number: int
+    ) -> Self: ...
+    def stats(self) -> dict[str, int]: ...
 
 class StreamEngine:
     """All connections of one event loop on one device; see _pyx/engine.pxi."""
@@ -1859,6 +1876,11 @@ class StreamEngine:
     wakeups: int
     messages: int
     stale: int
+    shared_rings: list[SharedRing | None]
+    @property
+    def can_share(self) -> bool:
+        """Whether the device has shared receive queues."""
+
     def __new__(
         cls, loop: asyncio.AbstractEventLoop, context: Context, busy_poll: float | None = None
     ) -> Self: ...
@@ -1881,6 +1903,7 @@ class StreamConnection(asyncio.Transport):
 
     engine: StreamEngine
     qp: QP | None
+    shared: SharedRing | None
     _reading: bool
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
@@ -1906,7 +1929,12 @@ class StreamConnection(asyncio.Transport):
         """
 
     def _attach(
-        self, engine: StreamEngine, context: contextvars.Context, slot_bytes: int, data_slots: int
+        self,
+        engine: StreamEngine,
+        context: contextvars.Context,
+        slot_bytes: int,
+        data_slots: int,
+        shared_slots: int | None = None,
     ) -> None: ...
     def _start(self, qp: QP) -> None: ...
     def _agree(self, ledger: Ledger, frame_bytes: int) -> None: ...
@@ -1938,6 +1966,7 @@ class StreamConnection(asyncio.Transport):
     def _undelivered(self) -> bool: ...
     @property
     def _progress(self) -> int: ...
+    def _part_from_shared(self) -> None: ...
     def _release(self) -> None: ...
     def _stats(self) -> dict[str, int]: ...
     def _control_received(self, kind: int, body: bytes, granted: int) -> None: ...

@@ -24,6 +24,8 @@ Reading order is the order of the includes:
     operation    requests that are awaited, and who watches for their completions
     cm           the connection manager's identifiers and events
     ring         the byte stream's memory
+    qpmap        from a queue pair's number to its connection
+    sharedring   one receive queue for many connections
     stream       one connection of the byte stream: frames, credits, delivery
     engine       all connections of a loop on a device: completions, polling, sleeping
 
@@ -46,8 +48,8 @@ from libc.errno cimport (
     EACCES, EAGAIN, EBUSY, ECONNRESET, EINTR, EINVAL, ENOBUFS, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP,
     EPERM, errno,
 )
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset, strerror
 from posix.types cimport pid_t
 
@@ -95,5 +97,7 @@ include "_pyx/watch.pxi"
 include "_pyx/operation.pxi"
 include "_pyx/cm.pxi"
 include "_pyx/ring.pxi"
+include "_pyx/qpmap.pxi"
+include "_pyx/sharedring.pxi"
 include "_pyx/stream.pxi"
 include "_pyx/engine.pxi"

@@ -39,7 +39,10 @@ from rdmanet._core import (
     MR,
     PD,
     QP,
+    SRQ,
     STREAM_DATA_SLOTS_MAX,
+    STREAM_SHARED_OWN,
+    STREAM_SHARED_SLOTS_MAX,
     AccessFlags,
     AsyncEvent,
     CMEvent,
@@ -65,6 +68,8 @@ _P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
 SLOT_BYTES = 65536
 DATA_SLOTS = 16
+SHARED_SLOTS = 256
+SHARED_RNR_RETRY = 7  # without end: a peer that sends what it was not granted takes receives from the others
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0
 _FAREWELL_S = 1.0  # for our Abort to arrive; a peer that is stopped or gone must not keep our memory
@@ -80,9 +85,12 @@ class StreamConfig:
     connect_timeout: float | None = CONNECT_TIMEOUT_S
     close_timeout: float | None = CLOSE_TIMEOUT_S
     busy_poll: float | None = None
+    shared_receive: bool = False
+    shared_slots: int = SHARED_SLOTS
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
+            ("shared_slots", self.shared_slots, 0, STREAM_SHARED_SLOTS_MAX),
             ("slot_bytes", self.slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
             ("data_slots", self.data_slots, 1, STREAM_DATA_SLOTS_MAX),
         ):
@@ -183,6 +191,8 @@ async def start_rdma_server(
     busy_poll: float | None = None,
     slot_bytes: int = SLOT_BYTES,
     data_slots: int = DATA_SLOTS,
+    shared_receive: bool = False,
+    shared_slots: int = SHARED_SLOTS,
     **unbuilt: Any,
 ) -> RdmaServer:
     """Listen for byte streams over RDMA; returns an ``asyncio.AbstractServer``.
@@ -192,6 +202,14 @@ async def start_rdma_server(
     address listens; the embedded device has every address of this host.
     ``reuse_address`` is accepted and means nothing: a port is free as soon as its listener is gone.
     ``slot_bytes`` and ``data_slots`` are the ring of each connection, as of ``create_rdma_connection``.
+
+    With ``shared_receive`` the connections have no rings of their own: they receive from one shared receive
+    queue, so that many idle ones cost little. Each is sure of ``min(2, data_slots)`` data slots and six for
+    control frames, and borrows from ``shared_slots`` (0 to 4096) that all have in common while it is busy, up
+    to ``data_slots`` together. Memory to send from is lent while something is in flight. Servers of one loop
+    and device share if their sizes are the same. A peer that breaks the protocol is cut off without last words.
+    Where the device has no shared receive queues each connection has its ring, with a warning in the log;
+    ``get_extra_info("rdma_shared_receive")`` tells.
 
     Raises TypeError for a coroutine function (that is ``start_rdma_stream_server``), OSError when
     nothing could listen, NotImplementedError naming keywords that are not built yet. Cancelling it
@@ -205,7 +223,12 @@ async def start_rdma_server(
         )
     loop = asyncio.get_running_loop()
     config = StreamConfig(
-        slot_bytes=slot_bytes, data_slots=data_slots, close_timeout=close_timeout, busy_poll=busy_poll
+        slot_bytes=slot_bytes,
+        data_slots=data_slots,
+        close_timeout=close_timeout,
+        busy_poll=busy_poll,
+        shared_receive=bool(shared_receive),
+        shared_slots=shared_slots,
     )
 
     def make_transport(driver: Driver, server: RdmaServer) -> RdmaTransport:
@@ -351,26 +374,46 @@ class RdmaTransport(StreamConnection):
         if self._server is not None:
             self._server._attach(self)
         self._driver.adopt_id(cm_id, self._cm_event)
-        ours = self._hello()
         self._prepare(cm_id)
-        self._agree(credit.Ledger(ours, hello), hello.slot_bytes)
-        cm_id.accept(private_data=credit.pack_hello(ours), rnr_retry_count=0)
+        ours = self._hello()
+        shares = self.shared is not None
+        self._agree(credit.Ledger(ours, hello, withhold=shares), hello.slot_bytes)
+        cm_id.accept(private_data=credit.pack_hello(ours), rnr_retry_count=SHARED_RNR_RETRY if shares else 0)
 
     def _hello(self) -> credit.Hello:
         slots = self._config.data_slots
-        return credit.Hello(self._config.slot_bytes, slots, credit.CONTROL_SLOTS, slots)
+        first = slots if self.shared is None else min(STREAM_SHARED_OWN, slots)
+        return credit.Hello(self._config.slot_bytes, slots, credit.CONTROL_SLOTS, first)
 
     def _prepare(self, cm_id: CMID) -> None:
         """A queue pair with its receives posted, on the device that the address belongs to."""
         context = cm_id.context
         assert context is not None
         engine = self._engine = self._driver.engine_for(context, self._config.busy_poll)
-        self._attach(engine, self._context, self._config.slot_bytes, self._config.data_slots)
-        cq = self._cq = engine.reserve(sum(stream_queue_depths(self._config.data_slots)))
-        self._start(self._create_queue_pair(cm_id, engine, cq))
+        shared_slots = self._config.shared_slots if self._shares(engine) else None
+        self._attach(engine, self._context, self._config.slot_bytes, self._config.data_slots, shared_slots)
+        if self.shared is not None:
+            cq, srq = self.shared.cq, self.shared.srq
+        else:
+            cq, srq = engine.reserve(sum(stream_queue_depths(self._config.data_slots))), None
+            self._cq = cq
+        self._start(self._create_queue_pair(cm_id, engine, cq, srq))
 
-    def _create_queue_pair(self, cm_id: CMID, engine: StreamEngine, cq: CQ) -> QP:
+    def _shares(self, engine: StreamEngine) -> bool:
+        """Whether to receive from a shared queue: asked for, and to be had."""
+        if not self._config.shared_receive:
+            return False
+        if not engine.can_share:
+            logger.warning(
+                "device %s has no shared receive queues: each connection has a ring of its own",
+                engine.pd.context.name,
+            )
+        return engine.can_share
+
+    def _create_queue_pair(self, cm_id: CMID, engine: StreamEngine, cq: CQ, srq: SRQ | None) -> QP:
         sends, receives = stream_queue_depths(self._config.data_slots)
+        if srq is not None:
+            receives = 0
         for inline in (engine.max_inline, 64, 0):
             cap = QPCap(
                 max_send_wr=sends,
@@ -380,7 +423,7 @@ class RdmaTransport(StreamConnection):
                 max_inline_data=inline,
             )
             try:
-                qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=cq, recv_cq=cq))
+                qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=cq, recv_cq=cq, srq=srq))
             except OSError as exc:
                 # The largest inline size is the one limit that ibv_query_device does not tell.
                 if exc.errno != errno.EINVAL or inline == 0:
@@ -480,9 +523,12 @@ class RdmaTransport(StreamConnection):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Optional facts: sockname, peername, socket, rdma_device, rdma_library, rdma_port, rdma_qp,
-        rdma_pd (to register memory for ``offer``), rdma_stats (counters of this connection)."""
+        rdma_pd (to register memory for ``offer``), rdma_stats (counters of this connection),
+        rdma_shared_receive (None, or how the shared receive queue stands)."""
         if name == "rdma_stats":
             return self._stats() if self._extra else default
+        if name == "rdma_shared_receive":
+            return default if self.shared is None else self.shared.stats()
         if name == "socket":
             return (
                 RdmaSocket(self._extra["sockname"], self._extra.get("peername")) if self._extra else default
@@ -610,8 +656,8 @@ class RdmaTransport(StreamConnection):
             self._when_flushed()
         if self._machine.state is State.CLOSING:
             self._begin_close_timer()  # also where write_eof() had asked for the Fin already
-        if actions & Action.SEND_ABORT:
-            self._say_abort()
+        if actions & Action.SEND_ABORT and not (event is Event.PEER_VIOLATED and self.shared is not None):
+            self._say_abort()  # on a shared queue who breaks the rules gets no time: it may take others' receives
         try:
             if actions & Action.DELIVER_EOF:
                 self._deliver_eof()
@@ -1005,6 +1051,7 @@ class RdmaTransport(StreamConnection):
 
     def _destroy_queue_pair(self) -> None:
         # From here on the device touches no memory of this connection.
+        self._part_from_shared()
         if self.qp is not None:
             self.qp.close()
         if self._cq is not None:

@@ -13,7 +13,8 @@
 #     ibv_req_notify_cq(3)), then wait for the channel's file descriptor.
 #
 # Every wr_id is 20 bits of connection index, 16 of generation, 3 unused, 1 that says "a send", and 24
-# of slot or sequence number. A completion of an earlier generation is counted and dropped.
+# of slot or sequence number. A completion of an earlier generation is counted and dropped. The slots of shared rings
+# have SHARED_INDEX for an index, which no connection has, and the ring's number for a generation.
 
 cdef enum:
     ACK_BATCH = 16                  # events acknowledged in one call: it takes a lock
@@ -23,6 +24,7 @@ cdef enum:
     STREAM_QUEUE = 4096             # completion queue entries asked for
     PATIENCE = 64                   # passes, of a batch each, that empty a queue of STREAM_QUEUE
     MAX_INLINE = 192
+    SEND_BUFFERS_SPARE = 16         # connections on shared rings take turns at those
 
 cdef uint64_t WR_BASE_MASK = ~((<uint64_t>1 << STREAM_GENERATION_SHIFT) - 1)
 
@@ -52,6 +54,10 @@ cdef class StreamEngine:
     cdef list table                     # index -> StreamConnection or None
     cdef list vacant
     cdef list generations
+    cdef readonly list shared_rings     # by number; None where one was given up
+    cdef bint keeping                   # a shared ring has completions that are to be dispatched first
+    cdef bint empty_rings               # one has no connection left, and may go
+    cdef list in_want                   # connections on shared rings that found no memory to send from
     cdef list ready, dirty, failed
     cdef StreamConnection delivering    # whose callback is running
     cdef object loop, call_soon, pass_method
@@ -91,6 +97,8 @@ cdef class StreamEngine:
         self.table = []
         self.vacant = []
         self.generations = []
+        self.shared_rings = []
+        self.in_want = []
         self.ready = []
         self.dirty = []
         self.failed = []
@@ -128,6 +136,49 @@ cdef class StreamEngine:
             pool = self.pools[key] = RingPool(self.pd, stream_chunk_bytes(slot_bytes, data_slots))
         return pool
 
+    cdef RingPool send_buffers(self, uint32_t slot_bytes, uint32_t data_slots):
+        """What connections on a shared ring send from, while they do; at least one slab, from the first on."""
+        key = (slot_bytes, data_slots, "sends")
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = RingPool(self.pd, stream_send_bytes(slot_bytes, data_slots), SEND_BUFFERS_SPARE)
+        return pool
+
+    cdef SharedRing shared_ring(self, uint32_t slot_bytes, uint32_t data_slots, uint32_t common):
+        """A shared ring with room for one more connection."""
+        cdef SharedRing ring
+        for ring in self.shared_rings:
+            if ring is not None and ring.serves(slot_bytes, data_slots, common) and ring.has_room():
+                return ring
+        number = self.shared_rings.index(None) if None in self.shared_rings else len(self.shared_rings)
+        ring = SharedRing(self, slot_bytes, data_slots, common, number)
+        self.shared_rings[number:number + 1] = [ring]
+        self.cqs.append(ring.cq)
+        self.reserved.append(ring.cq.ptr.cqe)   # nobody else's
+        self.armed = False
+        self.wake()
+        return ring
+
+    cdef int close_empty_rings(self) except -1:
+        cdef SharedRing ring
+        cdef Py_ssize_t number
+        self.empty_rings = False
+        for number, ring in enumerate(self.shared_rings):
+            if ring is not None and ring.members == 0:
+                self.shared_rings[number] = None
+                ring.close()
+                if ring.cq in self.cqs:
+                    del self.reserved[self.cqs.index(ring.cq)]
+                    self.cqs.remove(ring.cq)
+                    ring.cq.close()
+        return 0
+
+    @property
+    def can_share(self):
+        """Whether the device has shared receive queues."""
+        attr = self.pd.context.query_device()
+        return attr.max_srq > 0 and attr.max_srq_wr > 0
+
     def reserve(self, entries):
         """A completion queue with room for `entries` more, for a queue pair of such depths."""
         for i in range(len(self.cqs)):
@@ -162,7 +213,7 @@ cdef class StreamEngine:
         cdef Py_ssize_t index = connection.wr_base >> INDEX_SHIFT
         self.table[index] = None
         self.vacant.append(index)
-        for waiting in (self.ready, self.dirty, self.failed):
+        for waiting in (self.ready, self.dirty, self.failed, self.in_want):
             if connection in waiting:
                 waiting.remove(connection)
         connection.listed = connection.dirty = False
@@ -186,6 +237,12 @@ cdef class StreamEngine:
         if not connection.dirty:
             connection.dirty = True
             self.dirty.append(connection)
+        return 0
+
+    cdef int wake_if_running(self) except -1:
+        """The same from where connections end: their loop may have ended before."""
+        if not self.closed and not self.loop.is_closed():
+            self.wake()
         return 0
 
     cdef int wake(self) except -1:
@@ -235,7 +292,10 @@ cdef class StreamEngine:
             self.deliver_all()
             self.flush_all()
             self.fail_all()
-            quiet = not (self.ready or self.dirty or self.failed or self.completion_next < self.completion_count)
+            if self.empty_rings:
+                self.close_empty_rings()
+            quiet = not (
+                self.ready or self.dirty or self.failed or self.keeping or self.completion_next < self.completion_count)
         except BaseException:
             quiet = False
             raise
@@ -297,6 +357,8 @@ cdef class StreamEngine:
             total += self.completion_count - self.completion_next
             self.dispatch()
         for cq in self.cqs:
+            if self.keeping:
+                total += self.dispatch_kept()
             n = verbs.rn_poll_cq(cq.ptr, BATCH, self.completions)
             if n < 0:
                 self.lose_queue(cq, OSError(-n, f"ibv_poll_cq: {strerror(-n).decode()}"))
@@ -324,6 +386,31 @@ cdef class StreamEngine:
         """The device has failed, and is not to be asked to tell of completions. What there is of them is taken yet."""
         self.lost = True
 
+    cdef int dispatch_kept(self) except -1:
+        """What shared rings met while they took a connection's slots back comes before anything newer."""
+        cdef SharedRing ring
+        cdef int total = 0, n
+        for ring in list(self.shared_rings):
+            while ring is not None and ring.kept_next < ring.kept_count:
+                n = <int>min(ring.kept_count - ring.kept_next, <uint32_t>BATCH)
+                memcpy(self.completions, &ring.kept[ring.kept_next], n * sizeof(verbs.ibv_wc))
+                ring.kept_next += n
+                self.completion_next = 0
+                self.completion_count = n
+                total += n
+                self.dispatch()
+        self.keeping = False
+        return total
+
+    cdef int dispatch_shared(self, verbs.ibv_wc *wc) except -1:
+        cdef SharedRing ring
+        cdef uint64_t number = (wc.wr_id >> STREAM_GENERATION_SHIFT) & 0xFFFF
+        ring = self.shared_rings[number] if number < <uint64_t>len(self.shared_rings) else None
+        if ring is None:
+            self.stale += 1
+            return 0
+        return ring.received(wc)
+
     cdef int dispatch(self) except -1:
         cdef verbs.ibv_wc *wc
         cdef StreamConnection connection
@@ -334,7 +421,10 @@ cdef class StreamEngine:
             index = wc.wr_id >> INDEX_SHIFT
             connection = self.table[index] if index < <uint64_t>len(self.table) else None
             if connection is None or (wc.wr_id & WR_BASE_MASK) != connection.wr_base:
-                self.stale += 1
+                if index == SHARED_INDEX:
+                    self.dispatch_shared(wc)
+                else:
+                    self.stale += 1
                 continue
             if not wc.wr_id & SEND_FLAG:
                 self.messages += 1
@@ -352,7 +442,7 @@ cdef class StreamEngine:
             while i < n:
                 connection = ready[i]
                 i += 1
-                if connection.chunk is not None:
+                if connection.attached:
                     connection.listed = False
                     connection.deliver()
         except Exception as exc:
@@ -377,7 +467,7 @@ cdef class StreamEngine:
             while i < n:
                 connection = dirty[i]
                 i += 1
-                if connection.chunk is not None:
+                if connection.attached:
                     connection.dirty = False
                     connection.settle()
         except Exception as exc:
@@ -425,6 +515,10 @@ cdef class StreamEngine:
             (<RingPool>pool).close()
         if self.implicit is not None:
             self.implicit.close()
+        for ring in self.shared_rings:
+            if ring is not None:
+                (<SharedRing>ring).close()
+        self.shared_rings.clear()   # they refer to us
         for cq in self.cqs + self.lost_cqs:
             cq.close()
         self.channel.close()

@@ -34,17 +34,19 @@ cdef class Slab:
 
 @cython.no_gc_clear
 cdef class RingPool:
-    """Chunks of one size; grows by a slab, shrinks when a second slab falls empty."""
+    """Chunks of one size; grows by a slab, shrinks when more than `spare` slabs fall empty."""
 
     cdef PD pd
     cdef readonly size_t chunk_bytes
     cdef readonly Py_ssize_t per_slab
     cdef list slabs
     cdef list parked
+    cdef Py_ssize_t spare               # slabs without a chunk in use that are kept
     cdef quarantined_t quarantined      # the embedded device's own export; NULL for others
 
-    def __cinit__(self, PD pd, size_t chunk_bytes):
+    def __cinit__(self, PD pd, size_t chunk_bytes, Py_ssize_t spare=1):
         self.pd = pd
+        self.spare = spare
         self.chunk_bytes = chunk_bytes
         # Embedded memory is sparse and costs nothing before it is touched; real devices pin it all.
         self.per_slab = max(1, SLAB_BYTES // chunk_bytes) if pd.context.library.embedded_device else 1
@@ -54,6 +56,12 @@ cdef class RingPool:
 
     cdef inline bint may_reuse(self) noexcept:
         return self.quarantined == NULL or self.quarantined() == 0
+
+    cdef int have_some(self) except -1:
+        """Have memory for one chunk, from now on."""
+        if not self.slabs:
+            self.slabs.append(Slab(self.pd, self.chunk_bytes, self.per_slab))
+        return 0
 
     cdef Chunk take(self):
         cdef Slab slab
@@ -86,7 +94,7 @@ cdef class RingPool:
             chunk.slab.free.append(chunk.index)
         self.parked.clear()
         empty = [slab for slab in self.slabs if len((<Slab>slab).free) == self.per_slab]
-        for slab in empty[1:]:
+        for slab in empty[self.spare:]:
             self.slabs.remove(slab)
             (<Slab>slab).mr.close()
         return 0

@@ -1,9 +1,10 @@
 # One connection of the byte stream: its half of the data engine.
 #
 # Receiving. The ring is data_slots + CONTROL_SLOTS equal slots, all posted before the connection is
-# made. A completed slot is checked (header, ledger) by `receive`; data slots wait in a FIFO until
-# `deliver` hands their bytes to the protocol, control slots are reposted on the spot. Consumed data
-# slots are reposted half a ring at a time, in one chained call, and only then granted.
+# made; or they are those of a ring that many share (sharedring.pxi). A completed slot is checked
+# (header, ledger) by `receive`; data slots wait in a FIFO until `deliver` hands their bytes to the
+# protocol, control slots are reposted on the spot. Consumed data slots are reposted half a ring at a
+# time, in one chained call, and only then granted.
 #
 # Sending. `write` fills the open frame (a send slot being filled) or, for large exact `bytes`, lets
 # the device read them where they lie; what finds no credit or no slot waits in the backlog. `pump`
@@ -63,6 +64,11 @@ cdef size_t stream_chunk_bytes(size_t slot_bytes, size_t data_slots):
     return (bytes + 4095) & ~<size_t>4095
 
 
+cdef size_t stream_send_bytes(size_t slot_bytes, size_t data_slots) noexcept:
+    """The same without the ring."""
+    return (stream_stride(slot_bytes) * data_slots + CONTROL_BYTES * CONTROL_RESERVE + 4095) & ~<size_t>4095
+
+
 @cython.no_gc_clear
 cdef class StreamConnection:
     """The engine's half of a transport: owns `write` and delivery.
@@ -77,7 +83,11 @@ cdef class StreamConnection:
     cdef readonly QP qp
     cdef verbs.ibv_qp *qp_c
     cdef Ledger ledger
+    cdef bint attached                  # has memory and a place in the engine
     cdef Chunk chunk
+    cdef readonly SharedRing shared     # where its receives come from, if that is no ring of its own
+    cdef uint32_t aim, borrowed         # of its data slots; see sharedring.pxi
+    cdef bint parted                    # its queue pair is about to be destroyed
     cdef uint64_t wr_base               # index and generation, as every wr_id of ours begins
     cdef object context                 # contextvars.Context of all callbacks
 
@@ -89,7 +99,7 @@ cdef class StreamConnection:
     cdef uint32_t fifo_head, fifo_count
     cdef uint32_t head_offset           # bytes of the first slot that a BufferedProtocol has already taken
     cdef uint32_t *freed                # consumed data slots, not yet reposted
-    cdef uint32_t freed_count
+    cdef uint32_t freed_count, repost_at
     cdef bint reading                   # the protocol wants bytes and may have them
     cdef bint discarding                # closed: what still comes is dropped, its slots granted again
     cdef bint opened                    # established: delivery may begin
@@ -144,8 +154,11 @@ cdef class StreamConnection:
 
     # -- set-up (API for subclasses) -----------------------------------------------------------------
 
-    def _attach(self, StreamEngine engine, object context, uint32_t slot_bytes, uint32_t data_slots):
-        """Take memory and a place in `engine`; `_start` comes when the queue pair exists."""
+    def _attach(self, StreamEngine engine, object context, uint32_t slot_bytes, uint32_t data_slots, shared_slots=None):
+        """Take memory and a place in `engine`; `_start` comes when the queue pair exists.
+
+        `shared_slots`: receive from a shared ring that lends so many; the queue pair is to be made on its srq and cq.
+        """
         if not 1 <= data_slots <= STREAM_DATA_SLOTS_MAX:
             raise ValueError(f"a ring of {data_slots} slots, 1 to {STREAM_DATA_SLOTS_MAX} are possible")
         self.slot_bytes = slot_bytes
@@ -159,11 +172,26 @@ cdef class StreamConnection:
         self.freed = <uint32_t *>malloc(data_slots * sizeof(uint32_t))
         if self.fifo == NULL or self.freed == NULL:
             raise MemoryError
-        self.chunk = engine.rings(slot_bytes, data_slots).take()
+        if shared_slots is None:
+            self.chunk = engine.rings(slot_bytes, data_slots).take()
+            self.ring = self.chunk.address
+            self.frames = self.ring + self.slots * self.stride
+            self.controls = self.frames + data_slots * self.stride
+            self.repost_at = (data_slots + 1) // 2
+        else:
+            ring = engine.shared_ring(slot_bytes, data_slots, shared_slots)
+            ring.join()
+            try:
+                engine.send_buffers(slot_bytes, data_slots).have_some()
+            except BaseException:
+                ring.members -= 1
+                raise
+            self.shared = ring
+            self.slots = ring.most
+            self.aim = ring.own
+            self.repost_at = 1
         self.engine = engine
-        self.ring = self.chunk.address
-        self.frames = self.ring + self.slots * self.stride
-        self.controls = self.frames + data_slots * self.stride
+        self.attached = True
         self.wr_base = engine.enroll(self)
 
     def _start(self, QP qp):
@@ -171,6 +199,9 @@ cdef class StreamConnection:
         cdef uint32_t slot
         self.qp = qp
         self.qp_c = qp.ptr
+        if self.shared is not None:
+            self.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(self.wr_base >> INDEX_SHIFT))
+            return
         for slot in range(self.slots):
             self.repost_later(slot)
             if self.engine.recv_count == CHAIN:
@@ -215,7 +246,52 @@ cdef class StreamConnection:
             self.data_received = getattr(protocol, "data_received", None)
             self.get_buffer = self.buffer_updated = None
 
+    # -- memory for sending ------------------------------------------------------------------------
+    #
+    # With a ring of its own a connection has it all along. One on a shared ring has it while something is in flight;
+    # where no more is to be had, it waits until another gives its own back. There is always some: see engine.pxi.
+
+    cdef bint borrow_frames(self):
+        """Whether there is memory to send from now; if not, `settle` comes when there may be."""
+        cdef StreamEngine engine = self.engine
+        try:
+            self.chunk = engine.send_buffers(self.slot_bytes, self.data_slots).take()
+        except (OSError, MemoryError):
+            if self not in engine.in_want:
+                engine.in_want.append(self)
+            return False
+        self.frames = self.chunk.address
+        self.controls = self.frames + self.data_slots * self.stride
+        return True
+
+    cdef int return_frames(self) except -1:
+        cdef StreamConnection waiting
+        self.frames = self.controls = NULL
+        chunk, self.chunk = self.chunk, None
+        self.engine.send_buffers(self.slot_bytes, self.data_slots).give(chunk)
+        if self.engine.in_want:
+            for waiting in self.engine.in_want:
+                self.engine.flush_later(waiting)
+            self.engine.in_want.clear()
+            self.engine.wake_if_running()
+        return 0
+
+    cdef size_t registered(self):
+        """Bytes of memory that are this connection's alone."""
+        if self.chunk is None:
+            return 0
+        if self.shared is None:
+            return stream_chunk_bytes(self.slot_bytes, self.data_slots)
+        return stream_send_bytes(self.slot_bytes, self.data_slots)
+
     # -- receiving ---------------------------------------------------------------------------------
+
+    cdef inline char *slot_at(self, uint32_t slot) noexcept:
+        return self.ring + slot * self.stride if self.shared is None else self.shared.slots[slot].address
+
+    cdef inline bint holds(self, uint32_t slot) noexcept:
+        """Is it the slot of the frame that came last, and are its bytes not consumed?"""
+        return self.fifo_count and self.fifo[(self.fifo_head + self.fifo_count - 1) % self.data_slots].slot == slot
 
     cdef int receive(self, uint32_t slot, uint32_t byte_len) except -1:
         """A frame lies in `slot`. Raises ProtocolError for what no correct peer sends."""
@@ -226,7 +302,7 @@ cdef class StreamConnection:
             raise ProtocolError(f"a completion of {byte_len} bytes in receive slot {slot} of {self.slots}")
         if self.ledger is None:
             raise ProtocolError("a frame from a peer that has not said hello")
-        frame = self.ring + slot * self.stride
+        frame = self.slot_at(slot)
         header = (<frame_header *>frame)[0]
         if header.kind == FRAME_DATA:
             self.ledger.frame_received(byte_len, FRAME_DATA, header.length, header.granted, header.reaped)
@@ -238,8 +314,7 @@ cdef class StreamConnection:
             self.fifo_count += 1
         else:
             body = PyBytes_FromStringAndSize(frame + HEADER, byte_len - HEADER) if byte_len > HEADER else b""
-            self.repost_later(slot)
-            self.post_receives()
+            self.repost(slot)
             self.ledger.frame_received(byte_len, header.kind, header.length, header.granted, header.reaped)
             if header.kind == FRAME_PING:
                 self.ping_body = body
@@ -311,7 +386,7 @@ cdef class StreamConnection:
         while count:
             entry = &self.fifo[self.fifo_head]
             memcpy(
-                to, self.ring + entry.slot * self.stride + HEADER + self.head_offset,
+                to, self.slot_at(entry.slot) + HEADER + self.head_offset,
                 entry.length - self.head_offset,
             )
             to += entry.length - self.head_offset
@@ -341,7 +416,7 @@ cdef class StreamConnection:
                     n = min(<size_t>view.len - taken, <size_t>(entry.length - self.head_offset))
                     memcpy(
                         <char *>view.buf + taken,
-                        self.ring + entry.slot * self.stride + HEADER + self.head_offset, n,
+                        self.slot_at(entry.slot) + HEADER + self.head_offset, n,
                     )
                     taken += n
                     self.head_offset += <uint32_t>n
@@ -364,13 +439,16 @@ cdef class StreamConnection:
         self.freed_count += 1
 
     cdef inline int repost_if_half(self) except -1:
-        if self.freed_count * 2 >= self.data_slots:
+        if self.freed_count >= self.repost_at:
             self.repost_freed()
         return 0
 
     cdef int repost_freed(self) except -1:
         """Give consumed slots back to the device, and only then to the peer."""
         cdef uint32_t i
+        if self.shared is not None:
+            self.shared.take_back(self)
+            return 0 if self.broken else self.shared.promise(self)
         if self.broken:
             return 0
         for i in range(self.freed_count):
@@ -381,6 +459,14 @@ cdef class StreamConnection:
         self.ledger.slots_freed(self.freed_count)
         self.freed_count = 0
         return 0
+
+    cdef inline int repost(self, uint32_t slot) except -1:
+        """What a control frame used is posted at once."""
+        if self.shared is not None:
+            self.shared.post_later(slot)
+            return self.shared.post()
+        self.repost_later(slot)
+        return self.post_receives()
 
     cdef inline void repost_later(self, uint32_t slot) noexcept:
         cdef StreamEngine engine = self.engine
@@ -416,7 +502,7 @@ cdef class StreamConnection:
             self.repost_freed()     # the peer would run dry before half a ring is free
         while self.controls_posted - self.controls_done < CONTROL_RESERVE:
             kind = self.ledger.control_due(self.news)
-            if kind == 0:
+            if kind == 0 or not (self.controls != NULL or self.borrow_frames()):
                 break
             body = b""
             if kind == FRAME_PONG:
@@ -510,8 +596,8 @@ cdef class StreamConnection:
     cdef inline char *open_frame(self) noexcept:
         return self.frames + (self.frames_used % self.data_slots) * self.stride
 
-    cdef inline bint send_queue_has_room(self) noexcept:
-        return self.posted - self.done < self.data_slots
+    cdef inline bint send_queue_has_room(self):
+        return self.posted - self.done < self.data_slots and (self.frames != NULL or self.borrow_frames())
 
     cdef int pump(self, bint flush) except -1:
         """Post what credits and slots allow; a frame that is not full only when `flush`."""
@@ -678,6 +764,8 @@ cdef class StreamConnection:
             return False
         if self.controls_posted - self.controls_done >= CONTROL_RESERVE:
             return False
+        if self.controls == NULL and not self.borrow_frames():
+            return False
         self.post_control(kind, body)
         return True
 
@@ -738,6 +826,11 @@ cdef class StreamConnection:
                     self._control_sent(entry.kind)
         if self.backlog_bytes or self.fill or self.tell_flushed or self.news:
             self.engine.flush_later(self)
+        elif (
+            self.shared is not None and self.chunk is not None
+            and self.posted == self.done and self.controls_posted == self.controls_done
+        ):
+            self.return_frames()
         return 0
 
     cdef object operation_at(self, uint32_t sequence):
@@ -783,7 +876,7 @@ cdef class StreamConnection:
 
     cdef int fail(self, object failure) except -1:
         """Post nothing more; tell the subclass when all completions that are there have been seen."""
-        if self.failure is not None or self.chunk is None:
+        if self.failure is not None or not self.attached:
             return 0
         self.broken = True
         self.failure = failure
@@ -884,15 +977,37 @@ cdef class StreamConnection:
         """Counts up as our bytes arrive: close_timeout is measured from its last change."""
         return self.done
 
+    def _part_from_shared(self):
+        """The queue pair is about to be destroyed: a shared ring takes back first what it has in its hands."""
+        if self.shared is None or self.qp is None or self.qp.closed or self.parted:
+            return
+        self.parted = True
+        self.broken = True
+        try:
+            self.qp.to_error()
+        except OSError:
+            pass    # a device that is gone: then no slot comes back, and none is needed
+        self.shared.part(self)
+
+    cdef bint may_be_amid_a_message(self) noexcept:
+        """May its queue pair have taken a receive that will never complete? The embedded device gives them back."""
+        return (
+            self.ledger is not None and not self.ledger.fin_received
+            and not self.engine.pd.context.library.embedded_device
+        )
+
     def _release(self):
         """After the queue pair is destroyed: give the memory and the place in the engine back."""
         cdef StreamEngine engine = self.engine
-        if self.chunk is None:
+        if not self.attached:
             return
+        self.attached = False
         self._stop_posting()
         self.writable = False
         self.backlog.clear()
         self.backlog_bytes = self.fill = 0
+        if self.shared is not None:
+            self.shared.leave(self)
         self.fifo_count = 0
         self.reading = self.tell_drained = self.tell_flushed = self.news = False
         self.early = None
@@ -900,8 +1015,12 @@ cdef class StreamConnection:
         engine.expel(self)
         self._lose_operations()
         self.drop_references()
-        engine.rings(self.slot_bytes, self.data_slots).give(self.chunk)
-        self.chunk = None
+        if self.shared is not None:
+            if self.chunk is not None:
+                self.return_frames()
+        else:
+            engine.rings(self.slot_bytes, self.data_slots).give(self.chunk)
+            self.chunk = None
         self.data_received = self.get_buffer = self.buffer_updated = None
 
     def _lose_operations(self):
@@ -953,6 +1072,8 @@ cdef class StreamConnection:
             "peer_slots": self.ledger.peer_slots if self.ledger is not None else 0,
             "sends_in_flight": self.posted - self.done,
             "slots_held": self.fifo_count + self.freed_count,
+            "slots_borrowed": self.borrowed,
+            "bytes_registered": self.registered(),
         }
 
     # -- hooks: what a subclass is told ----------------------------------------------------------------
