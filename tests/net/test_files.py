@@ -177,7 +177,7 @@ async def test_the_end_of_the_connection(net: Net, path, monkeypatch, end):
 
 
 async def test_wrong_arguments(net: Net, path, executor):
-    client, _ = await net.pair(HalfOpen)
+    client, _ = await net.pair(HalfOpen, HalfOpen)  # a peer that answers the end would end it all
     transport = client.transport
     with path.open("rb") as file, path.open() as text:
         for error, arguments in (
