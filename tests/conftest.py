@@ -179,7 +179,8 @@ def _threads() -> Iterator[str]:
                 name = comm.read().strip()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if name != "libuv-worker":  # uvloop's pool for getaddrinfo is the process's for good
+        # uvloop's pool for getaddrinfo is the process's for good, the kernel's for libuv's io_uring is the kernel's.
+        if name != "libuv-worker" and not name.startswith("iou-"):
             yield name
 
 

@@ -282,9 +282,9 @@ def test_a_thread_for_each_connection():
 
     with listen_rdma_stream(HOST, timeout=LIMIT_S) as listener:
         port = listener.getsockname()[1]
-        with meanwhile(*(lambda n=n: ask(n) for n in range(5))):
-            with ThreadPoolExecutor(5) as pool:
-                served = [pool.submit(serve, listener.accept()) for _ in range(5)]
+        with meanwhile(*(lambda n=n: ask(n) for n in range(2))):
+            with ThreadPoolExecutor(2) as pool:
+                served = [pool.submit(serve, listener.accept()) for _ in range(2)]
             for one in served:
                 one.result()
 
