@@ -77,6 +77,7 @@ cdef class StreamConnection:
 
     :ivar engine: that it is one of
     :ivar qp: its queue pair, until that is destroyed
+    :ivar shared: the shared receive queue where its receives come from, or None: it has a ring of its own
     """
 
     cdef readonly StreamEngine engine
