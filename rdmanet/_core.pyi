@@ -831,6 +831,7 @@ class CQ(Resource):
         """Change how many completions it holds; what is in it stays.
 
         :raises OSError: EINVAL if more are in it, or the device has no such large one; EOPNOTSUPP or ENOSYS
+        :raises ValueError: the AsyncQPs that complete here may have more in flight
         """
     def modify(self, cq_count: int, cq_period: int) -> None:
         """Moderate its events: an armed one fires after cq_count completions, or cq_period microseconds after

@@ -298,6 +298,7 @@ cdef class CQ(Resource):
     cdef dict qps                   # QP number to weakref of the QP
     cdef PyObject *last_qp          # the one of the last completion, borrowed: QP.destroy() forgets it
     cdef uint32_t last_number
+    cdef Py_ssize_t reserved        # entries that those may fill whose requests are awaited
     cdef readonly Py_ssize_t stray  # completions dropped, of queue pairs that were gone
 
     def __init__(self, Context context not None, int cqe, CompChannel channel=None, int comp_vector=0):
@@ -376,9 +377,12 @@ cdef class CQ(Resource):
         """Change how many completions it holds; what is in it stays.
 
         :raises OSError: EINVAL if more are in it, or the device has no such large one; EOPNOTSUPP or ENOSYS
+        :raises ValueError: the AsyncQPs that complete here may have more in flight
         """
         cdef int rc
         self.usable()
+        if cqe < self.reserved:
+            raise ValueError(f"{cqe} entries: the AsyncQPs of {self!r} may need {self.reserved} at once")
         with nogil:
             rc = verbs.rn_resize_cq(self.context.library.c, self.ptr, cqe)
         check(rc, f"ibv_resize_cq({cqe})")

@@ -218,12 +218,12 @@ cdef class OperationQueue:
         self.max_inline = qp.cap.max_inline_data
         self.qp_num = qp.ptr.qp_num
         self.many = FEW_WAITING
-        if watcher.reserved + self.depth > watcher.cq.ptr.cqe:
-            raise ValueError(f"{self.depth} requests of {qp!r} do not fit in {watcher.cq!r}, "
-                             f"where {watcher.reserved} entries are taken")
+        if cq.reserved + self.depth > cq.ptr.cqe:
+            raise ValueError(f"{self.depth} requests of {qp!r} do not fit in {cq!r}, "
+                             f"where {cq.reserved} entries are taken")
         self.backlog = collections.deque()
         self.cells, self.cell_mrs = [], []
-        watcher.reserved += self.depth
+        cq.reserved += self.depth
         self.table().queues.append(weakref.ref(self))
 
     def __del__(self):
@@ -261,7 +261,7 @@ cdef class OperationQueue:
             return
         self.closed = True
         self.emptied()
-        self.watcher.reserved -= self.depth
+        self.watcher.cq.reserved -= self.depth
         queues = self.table().queues
         queues[:] = [reference for reference in queues if reference() not in (self, None)]
         self.cells.clear()
@@ -479,7 +479,6 @@ cdef class CompletionWatcher:
     cdef object call_soon, create_future, pass_method
     cdef unsigned long thread
     cdef list backlogged                # OperationQueues where operations wait for their turn
-    cdef Py_ssize_t reserved            # entries that the queues may fill
     cdef readonly Py_ssize_t pending    # operations that have not ended
     cdef int looks                      # in a row without a pass
     cdef list waiting                   # futures of those who wait for completions of others' requests

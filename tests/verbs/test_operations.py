@@ -352,6 +352,23 @@ async def test_a_completion_queue_is_not_overrun(loop, verbs):
         cq.create_qp(verbs.pd, QPCap(max_send_wr=4, max_recv_wr=4)).close()
 
 
+@on_every_loop
+async def test_what_may_be_in_flight_has_its_place(loop, verbs):
+    """The completion queue is not made smaller than its queue pairs may fill, and may be when they are gone."""
+    cq = verbs.cq(loop)
+    a, b = verbs.pair(cq)
+    granted = sum(qp.qp.cap.max_send_wr + qp.qp.cap.max_recv_wr for qp in (a, b))
+    with pytest.raises(ValueError, match=f"{granted - 1} entries: .* may need {granted}"):
+        cq.cq.resize(granted - 1)
+    assert cq.cq.cqe >= 1024
+    for side in (a, b):
+        side.close()
+    try:
+        cq.cq.resize(granted - 1)
+    except OSError as exc:
+        assert exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
 # ---- Cancelling, and the end ----------------------------------------------------------------------------
 
 
