@@ -58,6 +58,13 @@ from rdmanet.credit cimport (
     FRAME_ABORT, FRAME_CREDIT, FRAME_DATA, FRAME_FIN, FRAME_HEADER_BYTES, FRAME_PING, FRAME_PONG, Ledger, frame_header,
 )
 
+cdef extern from *:
+    """
+    /* Cython asks what is no int for its __int__, and so would take 1.5 for 1; like Python's own functions, ask for its
+     * __index__. */
+    #define nb_int nb_index
+    """
+
 import collections
 import dataclasses
 import enum

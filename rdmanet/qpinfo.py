@@ -49,6 +49,8 @@ class QPInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name, value, bits in (("qp_num", self.qp_num, 24), ("psn", self.psn, 24), ("lid", self.lid, 16)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} {value!r} is no whole number")
             if not 0 <= value < 1 << bits:
                 raise ValueError(f"{name} {value} is not a number of {bits} bits")
         if len(self.gid) != 16:

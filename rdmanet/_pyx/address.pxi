@@ -76,15 +76,15 @@ cdef int fill_ah(verbs.ibv_ah_attr *c, attr) except -1:
         gid = gid_bytes(attr.dgid, "dgid")
         memcpy(c.grh.dgid.raw, <const char *>gid, 16)
         c.is_global = 1
-        c.grh.sgid_index = attr.sgid_index
-        c.grh.hop_limit = attr.hop_limit
-        c.grh.traffic_class = attr.traffic_class
-        c.grh.flow_label = attr.flow_label
-    c.dlid = attr.dlid
-    c.sl = attr.sl
-    c.src_path_bits = attr.src_path_bits
-    c.static_rate = attr.static_rate
-    c.port_num = attr.port_num
+        c.grh.sgid_index = field(attr, "sgid_index", 0xff)
+        c.grh.hop_limit = field(attr, "hop_limit", 0xff)
+        c.grh.traffic_class = field(attr, "traffic_class", 0xff)
+        c.grh.flow_label = field(attr, "flow_label", 0xffffffff)
+    c.dlid = field(attr, "dlid", 0xffff)
+    c.sl = field(attr, "sl", 0xff)
+    c.src_path_bits = field(attr, "src_path_bits", 0xff)
+    c.static_rate = field(attr, "static_rate", 0xff)
+    c.port_num = field(attr, "port_num", 0xff)
     return 0
 
 

@@ -59,6 +59,20 @@ cdef int read_size(object value, str what, object error, size_t *size) except -1
     return 0
 
 
+cdef object field(object record, str name, uint64_t most, bint optional=False):
+    """A number that a record has, or 0 for None if it is optional. An exception names what is none, or has no room."""
+    cdef object value = getattr(record, name)
+    if value is None and optional:
+        return 0
+    try:
+        value = PyNumber_Index(value)
+    except TypeError:
+        raise TypeError(f"{type(record).__name__}.{name}: {value!r} is no whole number") from None
+    if not 0 <= value <= most:
+        raise OverflowError(f"{type(record).__name__}.{name}: {value} is not in 0..{most}")
+    return value
+
+
 cdef bytes copy_of(object data):
     """The bytes of a buffer. bytes() takes a number, too, for as many zeros."""
     return bytes(memoryview(data))

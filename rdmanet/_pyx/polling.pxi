@@ -66,13 +66,13 @@ cdef class CQEX(CQ):
         self.unmade()
         context.usable()
         memset(&c, 0, sizeof(c))
-        c.cqe = init_attr.cqe
-        c.comp_vector = init_attr.comp_vector
+        c.cqe = field(init_attr, "cqe", 0x7fffffff)
+        c.comp_vector = field(init_attr, "comp_vector", 0x7fffffff)
         # The queue pair's number is how a completion finds what was kept for it.
-        c.wc_flags = init_attr.wc_flags | verbs.IBV_WC_EX_WITH_QP_NUM
-        if init_attr.flags:
+        c.wc_flags = field(init_attr, "wc_flags", <uint64_t>-1) | verbs.IBV_WC_EX_WITH_QP_NUM
+        c.flags = field(init_attr, "flags", 0xffffffff)
+        if c.flags:
             c.comp_mask = verbs.IBV_CQ_INIT_ATTR_MASK_FLAGS
-            c.flags = init_attr.flags
         if channel is not None:
             channel.usable()
             same_library(context, channel.context)

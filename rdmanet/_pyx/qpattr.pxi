@@ -320,11 +320,11 @@ _mtu_of_bytes = {mtu.bytes: mtu for mtu in MTU}
 # ---- Between the records and the ABI's structs --------------------------------------------------
 
 cdef int fill_cap(verbs.ibv_qp_cap *c, cap) except -1:
-    c.max_send_wr = cap.max_send_wr
-    c.max_recv_wr = cap.max_recv_wr
-    c.max_send_sge = cap.max_send_sge
-    c.max_recv_sge = cap.max_recv_sge
-    c.max_inline_data = cap.max_inline_data
+    c.max_send_wr = field(cap, "max_send_wr", 0xffffffff)
+    c.max_recv_wr = field(cap, "max_recv_wr", 0xffffffff)
+    c.max_send_sge = field(cap, "max_send_sge", 0xffffffff)
+    c.max_recv_sge = field(cap, "max_recv_sge", 0xffffffff)
+    c.max_inline_data = field(cap, "max_inline_data", 0xffffffff)
     return 0
 
 
@@ -352,26 +352,26 @@ cdef int fill_attr(verbs.ibv_qp_attr *c, attr) except -1:
         fill_ah(&c.ah_attr, attr.ah_attr)
     if attr.alt_ah_attr is not None:
         fill_ah(&c.alt_ah_attr, attr.alt_ah_attr)
-        c.alt_pkey_index = attr.alt_pkey_index or 0
-        c.alt_port_num = attr.alt_port_num or attr.alt_ah_attr.port_num
-        c.alt_timeout = attr.alt_timeout or 0
+        c.alt_pkey_index = field(attr, "alt_pkey_index", 0xffff, True)
+        c.alt_port_num = field(attr, "alt_port_num", 0xff, True) or c.alt_ah_attr.port_num
+        c.alt_timeout = field(attr, "alt_timeout", 0xff, True)
     if attr.cap is not None:
         fill_cap(&c.cap, attr.cap)
-    c.qkey = attr.qkey or 0
-    c.rq_psn = attr.rq_psn or 0
-    c.sq_psn = attr.sq_psn or 0
-    c.dest_qp_num = attr.dest_qp_num or 0
-    c.qp_access_flags = attr.qp_access_flags or 0
-    c.pkey_index = attr.pkey_index or 0
+    c.qkey = field(attr, "qkey", 0xffffffff, True)
+    c.rq_psn = field(attr, "rq_psn", 0xffffffff, True)
+    c.sq_psn = field(attr, "sq_psn", 0xffffffff, True)
+    c.dest_qp_num = field(attr, "dest_qp_num", 0xffffffff, True)
+    c.qp_access_flags = field(attr, "qp_access_flags", 0x7fffffff, True)
+    c.pkey_index = field(attr, "pkey_index", 0xffff, True)
     c.en_sqd_async_notify = bool(attr.en_sqd_async_notify)
-    c.max_rd_atomic = attr.max_rd_atomic or 0
-    c.max_dest_rd_atomic = attr.max_dest_rd_atomic or 0
-    c.min_rnr_timer = attr.min_rnr_timer or 0
-    c.port_num = attr.port_num or 0
-    c.timeout = attr.timeout or 0
-    c.retry_cnt = attr.retry_cnt or 0
-    c.rnr_retry = attr.rnr_retry or 0
-    c.rate_limit = attr.rate_limit or 0
+    c.max_rd_atomic = field(attr, "max_rd_atomic", 0xff, True)
+    c.max_dest_rd_atomic = field(attr, "max_dest_rd_atomic", 0xff, True)
+    c.min_rnr_timer = field(attr, "min_rnr_timer", 0xff, True)
+    c.port_num = field(attr, "port_num", 0xff, True)
+    c.timeout = field(attr, "timeout", 0xff, True)
+    c.retry_cnt = field(attr, "retry_cnt", 0xff, True)
+    c.rnr_retry = field(attr, "rnr_retry", 0xff, True)
+    c.rate_limit = field(attr, "rate_limit", 0xffffffff, True)
     return attr.mask
 
 

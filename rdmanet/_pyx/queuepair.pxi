@@ -113,12 +113,12 @@ cdef class QP(Resource):
         return 0
 
     cdef int fill_extended(self, Context context, verbs.ibv_qp_init_attr_ex *c, init_attr) except -1:
-        if init_attr.send_ops_flags:
+        c.send_ops_flags = field(init_attr, "send_ops_flags", <uint64_t>-1)
+        if c.send_ops_flags:
             c.comp_mask |= verbs.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
-            c.send_ops_flags = init_attr.send_ops_flags
-        if init_attr.create_flags:
+        c.create_flags = field(init_attr, "create_flags", 0xffffffff)
+        if c.create_flags:
             c.comp_mask |= verbs.IBV_QP_INIT_ATTR_CREATE_FLAGS
-            c.create_flags = init_attr.create_flags
         if init_attr.xrcd is not None:
             self.xrcd = init_attr.xrcd
             self.xrcd.usable()

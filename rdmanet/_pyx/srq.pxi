@@ -60,6 +60,13 @@ cdef uint64_t new_shared_generation() except? 0:
     raise OSError(EBUSY, "65536 shared receive queues are open")
 
 
+cdef int fill_srq_attr(verbs.ibv_srq_attr *c, attr) except -1:
+    c.max_wr = field(attr, "max_wr", 0xffffffff)
+    c.max_sge = field(attr, "max_sge", 0xffffffff)
+    c.srq_limit = field(attr, "srq_limit", 0xffffffff)
+    return 0
+
+
 @cython.no_gc_clear
 cdef class SRQ(Resource):
     """A shared receive queue.
@@ -95,7 +102,7 @@ cdef class SRQ(Resource):
         self.receives = _Shared(self.generation)
         if init_attr.srq_type == SRQType.BASIC:
             memset(&c, 0, sizeof(c))
-            c.attr.max_wr, c.attr.max_sge, c.attr.srq_limit = attr.max_wr, attr.max_sge, attr.srq_limit
+            fill_srq_attr(&c.attr, attr)
             with nogil:
                 rc = verbs.rn_create_srq(pd.context.library.c, pd.ptr, &c, &self.ptr)
             check(rc, f"ibv_create_srq({attr})")
@@ -103,7 +110,7 @@ cdef class SRQ(Resource):
         else:
             kind = init_attr.srq_type
             memset(&ex, 0, sizeof(ex))
-            ex.attr.max_wr, ex.attr.max_sge, ex.attr.srq_limit = attr.max_wr, attr.max_sge, attr.srq_limit
+            fill_srq_attr(&ex.attr, attr)
             ex.comp_mask = verbs.IBV_SRQ_INIT_ATTR_TYPE | verbs.IBV_SRQ_INIT_ATTR_PD
             ex.srq_type = <verbs.ibv_srq_type>kind
             ex.pd = pd.ptr

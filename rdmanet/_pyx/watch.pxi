@@ -54,7 +54,7 @@ cdef int watch_limit(watch_window *window, busy_poll) except -1:
     """Watch for at most busy_poll seconds; None leaves it to what is learned."""
     if busy_poll is not None and not busy_poll >= 0:
         raise ValueError(f"busy_poll is {busy_poll!r}, it must be None or at least 0 seconds")
-    window.limit_ns = WINDOW_NS if busy_poll is None else <uint64_t>(min(busy_poll, LONGEST_S) * 1e9)
+    window.limit_ns = WINDOW_NS if busy_poll is None else int(min(busy_poll, LONGEST_S) * 1e9)
     window.ns = window.limit_ns
     window.gap_ns = 0
     return 0

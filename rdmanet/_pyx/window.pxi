@@ -68,9 +68,9 @@ cdef int check_binding(Context context, MW mw, info) except -1:
 cdef int fill_bind_info(verbs.ibv_mw_bind_info *c, info) except -1:
     cdef MR mr = bind_region(info)
     c.mr = mr.ptr
-    c.addr = <uintptr_t>mr.addr if info.addr is None else info.addr
-    c.length = info.length
-    c.mw_access_flags = info.mw_access_flags
+    c.addr = <uintptr_t>mr.addr if info.addr is None else field(info, "addr", <uint64_t>-1)
+    c.length = field(info, "length", <uint64_t>-1)
+    c.mw_access_flags = field(info, "mw_access_flags", 0x7fffffff)
     return 0
 
 
