@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, auto_pickle=False
 """The verbs, from Python: devices, memory, completions, queue pairs, connections, and the data engine.
 
 One extension, in parts; each part is one concept and opens with what there is to know about it.

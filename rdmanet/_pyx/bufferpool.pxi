@@ -64,7 +64,7 @@ cdef class BufferPool:
         buffer = PooledBuffer.__new__(PooledBuffer)
         buffer.length = self.buffer_bytes if nbytes is None else nbytes
         buffer.index = self.free.pop()
-        buffer.pool, buffer.mr = self, self.mr
+        buffer.pool, buffer.mr, buffer.lent = self, self.mr, True
         return buffer
 
     def fits(self, nbytes):
@@ -114,24 +114,24 @@ cdef class PooledBuffer:
     cdef MR mr
     cdef Py_ssize_t index, exports
     cdef size_t length
-    cdef bint released
+    cdef bint lent
 
     def __init__(self):
         raise TypeError("use BufferPool.acquire()")
 
     def __del__(self):
-        if self.pool is not None and not self.released:
+        if self.lent:
             warnings.warn(f"unreleased {self!r}", ResourceWarning, source=self)
             self.release()
 
     def release(self):
         """Give it back: others get it as soon as no request and no memoryview refers to it. Twice is once."""
-        if not self.released:
-            self.released = True
+        if self.lent:
+            self.lent = False
             self.come_free()
 
     cdef int come_free(self) except -1:
-        if self.released and self.exports == 0:
+        if not self.lent and self.exports == 0:
             self.pool.free.append(self.index)
             self.pool._freed()
         return 0
@@ -153,7 +153,7 @@ cdef class PooledBuffer:
             view[key] = value
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        if self.released:
+        if not self.lent:
             raise ValueError("this PooledBuffer was given back")
         self.mr.usable()
         PyBuffer_FillInfo(view, self, self.mr.addr + self.index * self.pool.stride, self.length, False, flags)
@@ -172,4 +172,4 @@ cdef class PooledBuffer:
         self.release()
 
     def __repr__(self):
-        return f"<PooledBuffer {self.index} of {self.length} bytes{' given back' if self.released else ''}>"
+        return f"<PooledBuffer {self.index} of {self.length} bytes{'' if self.lent else ' given back'}>"

@@ -254,8 +254,8 @@ cdef class Device:
     cdef readonly object transport_type
     cdef readonly object guid
 
-    def __init__(self):
-        raise TypeError("use devices() or Library.devices()")
+    def __cinit__(self, token=None):
+        made_here(token, "use devices() or Library.devices()")
 
     def __repr__(self):
         return f"<Device {self.name} of {self.library.name}>"
@@ -282,7 +282,7 @@ cdef class Device:
         if rc == 1:
             raise DeviceNotFoundError(ENODEV, f"device {self.name} is not there any more")
         check_kernel(rc, f"ibv_open_device({self.name})")
-        context = Context.__new__(Context)
+        context = Context.__new__(Context, _HERE)
         context.library = self.library
         context.name = self.name
         context.ptr = ptr
@@ -293,7 +293,7 @@ cdef class Device:
 
 
 cdef Device _device(Library library, verbs.ibv_device *c):
-    cdef Device device = Device.__new__(Device)
+    cdef Device device = Device.__new__(Device, _HERE)
     cdef uint64_t guid = library.c.ibv_get_device_guid(c)
     device.library = library
     device.name = library.c.ibv_get_device_name(c).decode()
@@ -342,12 +342,10 @@ cdef class Context(Resource):
     cdef object by_address  # ibv_qp, ibv_cq and ibv_srq address to weakref, to name the object of an async event
     cdef dict listeners     # of asynchronous events: id to weakref
 
-    def __cinit__(self):
+    def __cinit__(self, token=None):
+        made_here(token, "use Device.open()")
         self.by_address = {}
         self.listeners = {}
-
-    def __init__(self):
-        raise TypeError("use Device.open()")
 
     def __dealloc__(self):
         self.drop()

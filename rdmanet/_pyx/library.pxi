@@ -13,6 +13,15 @@ cdef dict _missing = {}     # name to the reason why there is none
 
 ctypedef uint64_t (*happened_fn)() noexcept nogil
 
+cdef object _HERE = object()
+
+
+cdef int made_here(object token, str instead) except -1:
+    """For __cinit__ of what this module makes, and nobody else: without what follows it would be of no use."""
+    if token is not _HERE:
+        raise TypeError(instead)
+    return 0
+
 
 cdef class Library:
     """A verbs library: the embedded device's, or the system's rdma-core.
@@ -29,8 +38,8 @@ cdef class Library:
     cdef object ids       # rdma_cm_id address to weakref of its CMID
     cdef object __weakref__
 
-    def __init__(self):
-        raise TypeError("use Library.embedded() or Library.system()")
+    def __cinit__(self, token=None):
+        made_here(token, "use Library.embedded() or Library.system()")
 
     def __repr__(self):
         return f"<Library {self.name} {self.path}>"
@@ -135,7 +144,7 @@ cdef class Library:
             context = reference()
             if context is not None and context.pid == verbs.rn_pid and not context.gone:
                 return context
-        context = Context.__new__(Context)
+        context = Context.__new__(Context, _HERE)
         context.library = self
         context.name = self.c.ibv_get_device_name(ptr.device).decode()
         context.ptr = ptr
@@ -163,7 +172,7 @@ cdef Library _open_library(str name, str verbs_path, str cm_path):
     if rc < 0:
         _missing[name] = reason.decode(errors="replace")
         return None
-    library = Library.__new__(Library)
+    library = Library.__new__(Library, _HERE)
     library.c = c
     library.name = name
     library.path = verbs_path

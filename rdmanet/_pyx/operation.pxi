@@ -52,6 +52,8 @@ cdef class Operation:
 
     def wait(self):
         """The loop's future of its end: what result() returns or raises."""
+        if self.queue is None:
+            raise ValueError("this operation has ended")
         if self.future is None:
             self.future = self.queue.watcher.create_future()
         return self.future
@@ -184,6 +186,7 @@ cdef object memory_of(object remote):
             f"{remote!r} is no remote memory: a RemoteMemory, or an array or a structure in one{hint}") from None
 
 
+@cython.final
 @cython.no_gc_clear     # as its operations
 cdef class OperationQueue:
     """The send queue, or the receive queue, of a queue pair whose requests are awaited.
@@ -205,7 +208,7 @@ cdef class OperationQueue:
     cdef list cell_mrs
     cdef bint closed
 
-    def __init__(self, QP qp not None, CompletionWatcher watcher not None, bint sends):
+    def __cinit__(self, QP qp not None, CompletionWatcher watcher not None, bint sends):
         cdef CQ cq = qp.send_cq if sends else qp.recv_cq
         qp.usable()
         watcher.usable()

@@ -175,7 +175,7 @@ cdef class Completions:
 
     cdef CQEX cq
 
-    def __init__(self, CQEX cq not None):
+    def __cinit__(self, CQEX cq not None):
         self.cq = cq
 
     def __enter__(self):

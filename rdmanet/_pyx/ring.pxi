@@ -27,7 +27,7 @@ cdef class Slab:
     cdef MR mr
     cdef list free
 
-    def __cinit__(self, PD pd, size_t chunk_bytes, Py_ssize_t count):
+    def __cinit__(self, PD pd not None, size_t chunk_bytes, Py_ssize_t count):
         self.mr = pd.alloc_mr(chunk_bytes * count, verbs.IBV_ACCESS_LOCAL_WRITE)
         self.free = list(range(count - 1, -1, -1))
 
@@ -44,7 +44,8 @@ cdef class RingPool:
     cdef Py_ssize_t spare               # slabs without a chunk in use that are kept
     cdef quarantined_t quarantined      # the embedded device's own export; NULL for others
 
-    def __cinit__(self, PD pd, size_t chunk_bytes, Py_ssize_t spare=1):
+    def __cinit__(self, PD pd not None, size_t chunk_bytes, Py_ssize_t spare=1):
+        pd.usable()
         self.pd = pd
         self.spare = spare
         self.chunk_bytes = chunk_bytes

@@ -18,7 +18,7 @@ cdef class WRSession:
     cdef list requests
     cdef bint ended
 
-    def __init__(self, QP qp not None):
+    def __cinit__(self, QP qp not None):
         self.qp = qp
         self.requests = []
 

@@ -77,7 +77,7 @@ cdef class SharedRing:
     cdef verbs.ibv_wc *kept                     # completions of others that were met while one was ended
     cdef uint32_t kept_next, kept_count, kept_size
 
-    def __cinit__(self, StreamEngine engine, uint32_t slot_bytes, uint32_t data_slots, uint32_t common,
+    def __cinit__(self, StreamEngine engine not None, uint32_t slot_bytes, uint32_t data_slots, uint32_t common,
                   uint32_t number):
         attr = engine.pd.context.query_device()
         cdef uint32_t sends = stream_queue_depths(data_slots)[0]

@@ -155,7 +155,8 @@ cdef class StreamConnection:
 
     # -- set-up (API for subclasses) -----------------------------------------------------------------
 
-    def _attach(self, StreamEngine engine, object context, uint32_t slot_bytes, uint32_t data_slots, shared_slots=None):
+    def _attach(self, StreamEngine engine not None, object context, uint32_t slot_bytes, uint32_t data_slots,
+                shared_slots=None):
         """Take memory and a place in `engine`; `_start` comes when the queue pair exists.
 
         `shared_slots`: receive from a shared ring that lends so many; the queue pair is to be made on its srq and cq.
@@ -195,7 +196,12 @@ cdef class StreamConnection:
         self.attached = True
         self.wr_base = engine.enroll(self)
 
-    def _start(self, QP qp):
+    cdef int has_engine(self) except -1:
+        if self.engine is None:
+            raise RuntimeError("this connection has no engine yet")
+        return 0
+
+    def _start(self, QP qp not None):
         """Post the whole receive ring; call before connect or accept."""
         cdef uint32_t slot
         self.qp = qp
@@ -216,6 +222,7 @@ cdef class StreamConnection:
 
     def _open(self, object protocol, bint buffered, bint may_send):
         """Established: delivery and sending may begin."""
+        self.has_engine()
         self.may_send = self.may_send or may_send
         self.writable = True
         self._bind(protocol, buffered)
@@ -779,7 +786,7 @@ cdef class StreamConnection:
         cdef verbs.ibv_send_wr wr
         cdef verbs.ibv_send_wr *bad = NULL
         cdef verbs.ibv_sge sge
-        if self.broken:
+        if self.broken or self.qp_c == NULL:
             raise ConnectionResetError(ECONNRESET, "the connection is lost")
         if self.operations >= OPERATIONS:
             return False
@@ -950,6 +957,7 @@ cdef class StreamConnection:
 
     def _when_flushed(self):
         """Call `_flushed` once nothing is left to post."""
+        self.has_engine()
         self.tell_flushed = True
         self.engine.flush_later(self)
         self.engine.wake()

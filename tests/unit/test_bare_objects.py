@@ -1,0 +1,42 @@
+"""Objects that were never made raise when they are used; nothing that Python can write crashes the process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rdmanet import _core, credit
+
+from .bare import bare, compiled
+
+USER = Path(__file__).parent / "bare.py"
+KINDS = [(module, kind) for module in (_core, credit) for kind in compiled(module)]
+
+
+def test_there_are_such_types():
+    assert {_core.QP, _core.Context, _core.SendWR, _core.Operation} <= {kind for _, kind in KINDS}
+
+
+@pytest.mark.parametrize("module, kind", KINDS, ids=lambda it: getattr(it, "__name__", "").rpartition(".")[2])
+def test_use(module, kind):
+    ended = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(USER), module.__name__, kind.__name__],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    if module is _core:
+        assert ended.stdout == "", "a copy of what is one object"
+
+
+@pytest.mark.parametrize(
+    "kind", [_core.Library, _core.Device, _core.Context, _core.Completions, _core.WRSession]
+)
+def test_some_are_not_to_be_had(kind):
+    """Those that mean nothing without what they were made from."""
+    assert list(bare(kind)) == []
+    with pytest.raises(TypeError):
+        kind()
