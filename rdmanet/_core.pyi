@@ -1337,9 +1337,12 @@ class QP(Resource):
     @property
     def in_flight(self) -> tuple[int, int]:
         """(sends, receives) that are posted and whose end has not been polled."""
-    def modify(self, attr: QPAttr) -> None:
-        """Change attributes, or the state.
+    def modify(self, attr: QPAttr | None = None, **attrs: Any) -> None:
+        """Change attributes, or the state: `qp.modify(qp_state=QPState.RTS, sq_psn=0)`.
 
+        :param attr: a QPAttr with what is to change, instead of
+        :param attrs: its fields
+        :raises TypeError: neither is given, or both, or something else
         :raises ModifyQPError: the device refused (EINVAL); it names what is missing or not allowed
         :raises OSError: it refused for another reason
         """

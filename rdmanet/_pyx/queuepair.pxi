@@ -231,16 +231,25 @@ cdef class QP(Resource):
         self.usable()
         return self.sends.count(), self.receives.count()
 
-    def modify(self, attr):
-        """Change attributes, or the state.
+    def modify(self, attr=None, **attrs):
+        """Change attributes, or the state: `qp.modify(qp_state=QPState.RTS, sq_psn=0)`.
 
-        :param attr: a QPAttr with what is to change
+        The mask of ibv_modify_qp(3) is of what is given.
+
+        :param attr: a QPAttr with what is to change, instead of
+        :param attrs: its fields
+        :raises TypeError: neither is given, or both, or something else
         :raises ModifyQPError: the device refused (EINVAL); it names what is missing or not allowed
         :raises OSError: it refused for another reason
         """
         cdef verbs.ibv_qp_attr c
         cdef int mask, rc
         cdef object before
+        if attr is None and attrs:
+            attr = QPAttr(**attrs)
+        elif attrs or not isinstance(attr, QPAttr):
+            given = ", ".join(attrs) or "no fields"
+            raise TypeError(f"QP.modify() takes a QPAttr, or fields of one; it was given {attr!r}, {given}")
         self.usable()
         mask = fill_attr(&c, attr)
         before = self.state

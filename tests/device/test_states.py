@@ -370,3 +370,16 @@ def test_why_a_queue_pair_cannot_be_made(net):
     ):
         with pytest.raises(OSError, match=said):
             QP(net.pd, init_attr)
+
+
+def test_attributes_as_keywords(by_hand, net):
+    qp = net.side().qp
+    qp.modify(qp_state=QPState.INIT, port_num=1, pkey_index=0, qp_access_flags=0)
+    assert qp.state == QPState.INIT
+    with pytest.raises(ModifyQPError, match="dest_qp_num"):
+        qp.modify(qp_state=QPState.RTR)
+    for wrong in (lambda: qp.modify(), lambda: qp.modify(None), lambda: qp.modify(QPState.RTR),
+                  lambda: qp.modify(QPAttr(), qp_state=QPState.RTR), lambda: qp.modify(state=QPState.RTR)):  # fmt: skip
+        with pytest.raises(TypeError):
+            wrong()
+    assert qp.state == QPState.INIT
