@@ -25,6 +25,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/un.h>
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
@@ -57,6 +58,18 @@ static inline void hear_the_end(int fd)
 	CHECK(got == 0 || errno == ECONNRESET);
 }
 
+/* libFuzzer's alarm interrupts a connect, too, which goes on all the same. */
+static inline void connect_goes_on(int fd)
+{
+	struct pollfd done = {.fd = fd, .events = POLLOUT};
+	int error = -1;
+
+	CHECK(errno == EINTR);
+	while (poll(&done, 1, -1) < 0)
+		CHECK(errno == EINTR);
+	CHECK(!getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){sizeof(error)}) && !error);
+}
+
 static inline int connect_tcp(uint16_t port)
 {
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -67,7 +80,8 @@ static inline int connect_tcp(uint16_t port)
 	CHECK(fd >= 0);
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
-	CHECK(!connect(fd, (struct sockaddr *)&to, sizeof(to)));
+	if (connect(fd, (struct sockaddr *)&to, sizeof(to)))
+		connect_goes_on(fd);
 	return fd;
 }
 

@@ -22,7 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	if (!size)
 		return close(fd);
-	CHECK(!connect(fd, (struct sockaddr *)&address, length));
+	while (connect(fd, (struct sockaddr *)&address, length))
+		CHECK(errno == EINTR); /* libFuzzer's alarm */
 	if (*data & 1) {
 		struct {
 			struct message message;
