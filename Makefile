@@ -34,7 +34,7 @@ test: build $(VENV)/.test ## set everything up, then run the tests (ARGS="-k nam
 test-netns: build $(VENV)/.test ## run the suite between two hosts, network namespaces joined by veth (root)
 	@$(py) -m pytest tests/netns $(ARGS)
 	@$(py) scripts/two_hosts.py $(py) -m pytest --across 4 tests/net tests/device $(ARGS)
-	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 tests/net tests/device $(ARGS)
+	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 tests/net tests/device -m 'not long' $(ARGS)
 
 test-kernel: build $(VENV)/.test ## run all tests that use a device on the kernel's soft-RoCE and soft-iWARP, in QEMU (ten minutes)
 	@$(py) scripts/test-kernel $(ARGS)
