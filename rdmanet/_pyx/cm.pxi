@@ -259,12 +259,13 @@ cdef class CMEventChannel(_OneThread):
             raise OSError(EBUSY, f"{self!r} has {self.children} identifiers")
         self.enter()
         self.ptr = NULL
-        with nogil:
-            verbs.rn_destroy_event_channel(self.library.c, ptr)
-        self.leave()
+        # First: another thread may open one while the library works, and must not be given what is closed here.
         self.library.channels -= 1
         if not self.library.channels:
             self.library.forget_contexts()
+        with nogil:
+            verbs.rn_destroy_event_channel(self.library.c, ptr)
+        self.leave()
         self.destroyed()
         return 0
 

@@ -367,21 +367,34 @@ cdef class Context(Resource):
 
     cdef void add_child(self) noexcept:
         """A list of devices keeps them open, whatever becomes of the identifiers. The system's librdmacm
-        never closes one, and would open all others for such a list."""
+        never closes one, and would open all others for such a list.
+
+        Another thread may add or remove a child while the library works: the first child may be two, each
+        with a list, of which one is kept."""
+        cdef verbs.ibv_context **list = NULL
         cdef int count
-        if not self.children and not self.owned and self.library.embedded_device:
-            with nogil:
-                verbs.rn_cm_get_devices(self.library.c, &count, &self.held)
         self.children += 1
+        if self.held is NULL and not self.owned and self.library.embedded_device:
+            with nogil:
+                verbs.rn_cm_get_devices(self.library.c, &count, &list)
+            if self.held is NULL:
+                self.held = list
+            elif list is not NULL:
+                with nogil:
+                    verbs.rn_cm_free_devices(self.library.c, list)
 
     cdef void remove_child(self) noexcept:
+        """Likewise: the list is taken before another thread may see it."""
+        cdef verbs.ibv_context **list = self.held
         self.children -= 1
-        if not self.children and not self.owned and not self.library.channels:
+        if self.children:
+            return
+        if not self.owned and not self.library.channels:
             self.gone = True
-        if not self.children and self.held is not NULL:
+        self.held = NULL
+        if list is not NULL:
             with nogil:
-                verbs.rn_cm_free_devices(self.library.c, self.held)
-            self.held = NULL
+                verbs.rn_cm_free_devices(self.library.c, list)
 
     cdef int destroy(self) except -1:
         cdef verbs.ibv_context *ptr = self.ptr

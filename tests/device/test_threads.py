@@ -97,6 +97,33 @@ def test_children_of_one_context_and_domain(net, rounds):
     together(*[work] * THREADS)
 
 
+def test_the_first_and_the_last_child_of_a_context(manager, address, rounds):
+    """The connection manager's context is held open by what is made from it, once, whoever comes first and goes last.
+
+    The fixture sees that nothing holds it afterwards. Other threads have the library busy meanwhile, so that what
+    begins and ends the holding takes its time.
+    """
+    id = manager.id()
+    id.bind_addr((address, 0))
+    context, done = id.context, threading.Event()
+    turn = threading.Barrier(2, timeout=60)
+
+    def work():
+        try:
+            for _ in range(rounds):
+                turn.wait()
+                PD(context).close()
+        finally:
+            done.set()
+
+    def keep_busy():
+        with CMEventChannel(context.library) as channel:
+            while not done.is_set():
+                channel.create_id().close()
+
+    together(work, work, keep_busy, keep_busy)
+
+
 @pytest.mark.parametrize("extended", [False, True], ids=["CQ", "CQEX"])
 def test_one_queue_pair_and_completion_queue(net, rounds, extended):
     """Several threads post, several poll: each request ends once."""
