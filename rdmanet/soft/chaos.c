@@ -225,8 +225,7 @@ static bool takes_one(uint32_t *tries)
 	return true;
 }
 
-/* What the responder knows of a request that fails like this: these are its answers. */
-static enum rn_fault note_for(uint8_t status)
+enum rn_fault rn_chaos_note(uint32_t status)
 {
 	return status == IBV_WC_REM_INV_REQ_ERR  ? RN_FAULT_REQUEST
 	       : status == IBV_WC_REM_ACCESS_ERR ? RN_FAULT_ACCESS
@@ -242,7 +241,7 @@ enum rn_wait rn_chaos_set_off(struct rn_qp *qp, struct rn_send *send, enum ibv_w
 		return RN_WAIT_NOT;
 	if (rn_chaos_link_is_down(qp->chaos))
 		return RN_WAIT_PEER;
-	if (plan->status && (qp->unreliable || note_for(plan->status) == RN_FAULT_NONE)) {
+	if (plan->status && (qp->unreliable || rn_chaos_note(plan->status) == RN_FAULT_NONE)) {
 		*status = plan->status;
 		qp->count.failed++;
 		return RN_WAIT_NOT;
@@ -262,7 +261,7 @@ enum ibv_wc_status rn_chaos_refuse(struct rn_qp *qp, struct rn_send *send)
 	if (likely(!send->plan.status))
 		return IBV_WC_SUCCESS;
 	qp->count.failed++;
-	rn_view_leave_fault(&qp->view, note_for(send->plan.status));
+	rn_view_leave_fault(&qp->view, rn_chaos_note(send->plan.status));
 	return send->plan.status;
 }
 

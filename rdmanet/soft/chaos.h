@@ -136,6 +136,7 @@ struct rn_plan {
 	uint8_t status;  /* how it ends, whatever it does; 0: by itself */
 	bool is_twice;
 	bool is_dropped; /* an unreliable one: on a stream its place is taken by nothing */
+	bool is_refused; /* on a stream: its frame asks for the answer in status */
 	bool is_away;    /* this try has met its fate already */
 	bool is_done;    /* executed over there, but not acknowledged */
 	uint32_t byte_len; /* of that */
@@ -174,6 +175,8 @@ void rn_chaos_plug(struct rn_qp *qp);
 void rn_chaos_plan(struct rn_qp *qp, struct rn_send *send);
 /* It is about to set off: RN_WAIT_NOT, or what becomes of it. *status: as in rn_execute. */
 enum rn_wait rn_chaos_set_off(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_status *status);
+/* What the responder notes of a request that it answers like this; NONE: that is no answer of a responder's. */
+enum rn_fault rn_chaos_note(uint32_t status);
 /* It has arrived: is it refused? SUCCESS, or the status, with the responder in ERR. */
 enum ibv_wc_status rn_chaos_refuse(struct rn_qp *qp, struct rn_send *send);
 /* It would find no receive. */

@@ -51,6 +51,7 @@ enum rn_frame_kind {
 	RN_FRAME_NOTHING, /* lost on purpose: for the count */
 	RN_FRAME_HERE, /* the first: I have taken you for my responder */
 	RN_FRAME_BYE,
+	RN_FRAME_REFUSED, /* on purpose: to be answered with the status in imm, whatever was asked */
 	RN_FRAME_KINDS,
 };
 enum { RN_FRAME_SOLICITED = 1, RN_FRAME_BEHIND_RIDER = 2, RN_FRAME_FLAGS = 3 };
@@ -60,7 +61,7 @@ struct rn_wire_frame {
 	uint16_t reserved;
 	uint32_t serial; /* of the request */
 	uint32_t offset, length, total;
-	uint32_t imm; /* as the program gave it, or the key to invalidate */
+	uint32_t imm; /* as the program gave it, the key to invalidate, or the status of a REFUSED */
 	uint32_t rkey;
 	uint32_t ack; /* requests of the other direction that were executed */
 	uint64_t addr;

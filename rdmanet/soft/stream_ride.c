@@ -67,10 +67,11 @@ static bool is_ack_due(const struct rn_stream *in)
 
 bool rn_rider_may_go(const struct rn_qp *qp)
 {
+	const struct rn_send *send = rn_sq_at(qp, qp->streams.next);
 	const struct rn_stream *in = qp->streams.in;
 
 	return is_ack_due(in) && !in->rode && is_all_acknowledged(qp) && !qp->unreliable && !is_behind_skipped(&qp->streams) &&
-	       is_short(&rn_sq_at(qp, qp->streams.next)->wr);
+	       is_short(&send->wr) && !send->plan.status;
 }
 
 enum ibv_wc_status rn_rider_send(struct rn_qp *qp, const struct rn_wire_frame *frame)

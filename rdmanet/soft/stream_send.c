@@ -168,8 +168,8 @@ static bool meets_fault(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_stat
 	    (rn_chaos_finds_no_receive(qp, send) || (rn_settings.iwarp && rn_iwarp_is_too_early(qp))))
 		wait = RN_WAIT_RNR;
 	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS && send->plan.status) {
-		*status = send->plan.status;
-		qp->count.failed++;
+		send->plan.is_refused = true; /* by the responder, who fails with it: a frame goes nonetheless */
+		send->total = 0;
 	}
 	if (wait != RN_WAIT_NOT && qp->unreliable) {
 		send->plan.is_dropped = true; /* a frame goes nonetheless: for the count */
@@ -188,6 +188,7 @@ static bool start(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_status *st
 {
 	if (atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_RTS || !may_start(qp, send))
 		return false;
+	send->plan.is_refused = false; /* should faults have ended since the last try */
 	*status = check_start(qp, send);
 	if (*status != IBV_WC_SUCCESS || (unlikely(qp->chaos) && meets_fault(qp, send, status)))
 		return false;
@@ -209,6 +210,9 @@ static bool plan_next(struct rn_qp *qp, struct plan *plan, enum ibv_wc_status *s
 	if (unlikely(send->plan.is_dropped)) {
 		frame->kind = RN_FRAME_NOTHING;
 		frame->length = 0;
+	} else if (unlikely(send->plan.is_refused)) {
+		frame->kind = RN_FRAME_REFUSED;
+		frame->imm = send->plan.status;
 	}
 	if (!add_frame(qp, plan, frame, 0, status)) {
 		plan->more = *status == IBV_WC_SUCCESS;
@@ -518,6 +522,8 @@ static bool on_nak(struct rn_qp *qp, const struct rn_wire_answer *answer)
 	    (answer->code != IBV_WC_REM_INV_REQ_ERR && answer->code != IBV_WC_REM_ACCESS_ERR &&
 	     answer->code != IBV_WC_REM_OP_ERR))
 		return false;
+	if (unlikely(rn_sq_at(qp, answer->serial)->plan.is_refused))
+		qp->count.failed++;
 	rn_sq_fail_head(qp, answer->code);
 	return true;
 }

@@ -145,8 +145,10 @@ static bool answer_read(struct rn_stream *in)
 
 /* --- frames ------------------------------------------------------------------------------------------------------ */
 
-static bool makes_sense(const struct rn_wire_frame *frame)
+static bool makes_sense(const struct rn_stream *in)
 {
+	const struct rn_wire_frame *frame = &in->head;
+
 	if (!frame->kind || frame->kind >= RN_FRAME_KINDS || frame->flags & ~RN_FRAME_FLAGS)
 		return false;
 	if (frame->kind == RN_FRAME_BYE || frame->kind == RN_FRAME_HERE)
@@ -156,6 +158,8 @@ static bool makes_sense(const struct rn_wire_frame *frame)
 		return false;
 	if (frame->kind == RN_FRAME_NOTHING)
 		return !frame->total;
+	if (frame->kind == RN_FRAME_REFUSED)
+		return !frame->total && !in->view.unreliable && rn_chaos_note(frame->imm) != RN_FAULT_NONE;
 	if (!kinds[frame->kind].has_payload)
 		return !frame->length && !frame->offset &&
 		       (frame->kind == RN_FRAME_READ || frame->total == sizeof(uint64_t));
@@ -200,6 +204,11 @@ static void begin_message(struct rn_qp *qp, struct rn_stream *in)
 	enum ibv_wc_status status = IBV_WC_SUCCESS;
 	enum rn_wait wait;
 
+	if (unlikely(in->head.kind == RN_FRAME_REFUSED)) {
+		rn_view_leave_fault(&in->view, rn_chaos_note(in->head.imm));
+		refuse(in, in->head.imm);
+		return;
+	}
 	read_frame(&in->head, &in->request);
 	in->transfer.total = in->head.total;
 	in->transfer.moved = 0;
@@ -238,7 +247,7 @@ static bool begin_frame(struct rn_qp *qp, struct rn_stream *in)
 
 	in->rides = false;
 	in->confirmed = true;
-	if (!makes_sense(frame))
+	if (!makes_sense(in))
 		return false;
 	if (frame->kind == RN_FRAME_HERE)
 		return true;

@@ -560,6 +560,9 @@ static void liars(void)
 		{.kind = RN_FRAME_SWAP, .rkey = 1, .total = 16},
 		{.kind = RN_FRAME_ADD, .rkey = 1, .total = 7},
 		{.kind = RN_FRAME_NOTHING, .length = 64, .total = 64},
+		{.kind = RN_FRAME_REFUSED, .imm = IBV_WC_REM_OP_ERR, .length = 64, .total = 64},
+		{.kind = RN_FRAME_REFUSED, .imm = IBV_WC_SUCCESS},
+		{.kind = RN_FRAME_REFUSED, .imm = IBV_WC_REM_OP_ERR + 256},
 	};
 	const struct rn_wire_frame refused[] = {
 		{.kind = WRITE, .length = 64, .total = 64},
@@ -571,6 +574,7 @@ static void liars(void)
 		{.kind = RN_FRAME_SWAP, .rkey = 1, .addr = 4, .total = 8},
 		{.kind = RN_FRAME_ADD, .rkey = 1, .addr = BUFFER, .total = 8},
 		{.kind = RN_FRAME_SEND_INV, .imm = 12345, .length = 64, .total = 64},
+		{.kind = RN_FRAME_REFUSED, .imm = IBV_WC_REM_INV_REQ_ERR},
 	};
 
 	for (size_t i = 0; i < sizeof(breaking) / sizeof(breaking[0]); i++)

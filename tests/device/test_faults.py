@@ -99,6 +99,37 @@ def test_the_nth_of_a_kind_fails(net, context):
     ]
 
 
+@pytest.mark.parametrize("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE, WROpcode.RDMA_READ])
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (WCStatus.REM_ACCESS_ERR, EventType.QP_ACCESS_ERR),
+        (WCStatus.REM_INV_REQ_ERR, EventType.QP_REQ_ERR),
+        (WCStatus.REM_OP_ERR, None),
+    ],
+)
+def test_a_responder_that_refuses_fails_as_well(net, context, opcode, status, told):
+    """Its receives are flushed, after the event that says why; a local error of its own has none. Nothing is moved."""
+    a, b = net.pair()
+    here, there = net.mr(), net.mr()
+    here[:8], there[:8] = b"here too", b"as it is"
+    b.receive([there.sge(0, 8)])
+    b.receive([there.sge(0, 8)])
+    a.receive()
+    a.send()
+    assert b.one().status == WCStatus.SUCCESS
+    b.send()  # so that the next one is an answer, which goes another way in a stream
+    assert a.poll(2)[0].status == WCStatus.SUCCESS
+    context.set_faults(f"fail={status.name}")
+    a.send([here.sge(0, 8)], opcode, remote_addr=there.address, rkey=there.rkey)
+    assert a.one().status == status
+    assert a.qp.counters()["failed"] == 1
+    assert {wc.status for wc in b.poll(2)} == {WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR}
+    events = iter(context.get_async_event, None)
+    assert [(event.event_type, event.qp) for event in events] == ([(told, b.qp)] if told else [])
+    assert (bytes(here[:8]), bytes(there[:8])) == (b"here too", b"as it is")
+
+
 def test_calls_fail(context):
     context.set_faults("fail=alloc_pd:2..3:EPERM, memlock=64K")
     with PD(context) as pd:
