@@ -6,6 +6,7 @@ A context has one queue of events, and who reads one takes it from all others. B
 connection manager opens a device once a process, for the streams of all loops and threads and for the program's own
 identifiers. So whoever reads an event tells everybody (`Context.add_listener`), and each reader has a feed: it keeps
 what others have read, and rings a bell of its own for it, as the queue's descriptor is not readable any more then.
+Reading and telling is one step: who asks meanwhile waits for it, and so has heard of all that has happened.
 """
 
 from __future__ import annotations

@@ -460,7 +460,12 @@ class RdmaTransport(StreamConnection):
             self._waiter = waiter
         else:
             self._waiter = waiter
-            self._fallen(_lost_error(event) if waiter is None else _connect_error(event))
+            if self.qp is not None:
+                self._driver.hear_device(self._engine)  # it may have told why
+            if waiter is None:
+                self._fallen(_lost_error(event))
+            elif not waiter.done():
+                self._fallen(_connect_error(event))
 
     def _fallen(self, error: OSError) -> None:
         """An event says that it is over: the connection, or the attempt at one."""

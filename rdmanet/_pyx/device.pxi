@@ -341,11 +341,13 @@ cdef class Context(Resource):
     cdef verbs.ibv_context **held  # what keeps it open for them, where it is not ours
     cdef object by_address  # ibv_qp, ibv_cq and ibv_srq address to weakref, to name the object of an async event
     cdef dict listeners     # of asynchronous events: id to weakref
+    cdef object reading     # lock: an event is in the queue, or all listeners have it
 
     def __cinit__(self, token=None):
         made_here(token, "use Device.open()")
         self.by_address = {}
         self.listeners = {}
+        self.reading = threading.RLock()    # a finalizer may come in between, and read, too
 
     def __dealloc__(self):
         self.drop()
@@ -532,12 +534,15 @@ cdef class Context(Resource):
         Who reads an event takes it from all others who read so; listeners hear of it none the less. The context of a
         CMID is read by the streams on it, so there is less to be found here than in a `DeviceEvents`.
         """
-        found = self.read_async_event()
-        if found is not None:
-            for reference in list(self.listeners.values()):
-                listener = reference()
-                if listener is not None:
-                    listener(found)
+        # Who finds no event, and so takes a completion's word for what has happened, must not be one whom another
+        # thread is about to tell.
+        with self.reading:
+            found = self.read_async_event()
+            if found is not None:
+                for reference in list(self.listeners.values()):
+                    listener = reference()
+                    if listener is not None:
+                        listener(found)
         return found
 
     def add_listener(self, listener):
