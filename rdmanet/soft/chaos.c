@@ -327,12 +327,27 @@ int rn_chaos_overrun(struct rn_context *context, int polled)
 
 /* --- the link ------------------------------------------------------------------------------------------ */
 
-void rn_chaos_plug(struct rn_qp *qp)
+static void plug(struct rn_qp *qp, bool is_down)
 {
-	bool is_down = rn_chaos_link_is_down(&qp->context->chaos);
 	uint32_t from = is_down ? RN_FAULT_NONE : RN_FAULT_UNPLUGGED;
 
 	atomic_compare_exchange_strong(&qp->block->fault, &from, is_down ? RN_FAULT_UNPLUGGED : RN_FAULT_NONE);
+}
+
+void rn_chaos_plug(struct rn_qp *qp)
+{
+	plug(qp, rn_chaos_link_is_down(&qp->context->chaos));
+}
+
+static void plug_all(struct rn_context *context, bool is_down)
+{
+	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next) {
+		struct rn_qp *qp = container_of(at, struct rn_qp, link);
+
+		rn_lock(&qp->sq_lock);
+		plug(qp, is_down);
+		rn_unlock(&qp->sq_lock);
+	}
 }
 
 /* With the context's mutex held. */
@@ -340,14 +355,15 @@ static void turn_link(struct rn_context *context, bool down)
 {
 	if (rn_chaos_link_is_down(&context->chaos) == down)
 		return;
+	/* Whoever finds the link up sends at once, and must find everybody plugged in. */
+	if (!down)
+		plug_all(context, down);
 	atomic_store(&context->chaos.link_is_down, down);
+	plug_all(context, down);
 	happened += down;
 	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next) {
 		struct rn_qp *qp = container_of(at, struct rn_qp, link);
 
-		rn_lock(&qp->sq_lock);
-		rn_chaos_plug(qp);
-		rn_unlock(&qp->sq_lock);
 		rn_task_post(&qp->task);
 	}
 	rn_event_raise(context, down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE, NULL);
