@@ -24,7 +24,6 @@ import errno
 import io
 import os
 import socket
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -451,7 +450,7 @@ class _PrivateLoop:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._calls: list[object] = []  # the first is in, others are about to be refused
         self._runner = asyncio.Runner(loop_factory=_Loop)
         self.loop = self._runner.get_loop()
 
@@ -465,9 +464,12 @@ class _PrivateLoop:
         """This thread is in a call. RuntimeError when it may not."""
         if self.foreign:
             raise RuntimeError(f"this was opened by process {self._pid}; open another after fork")
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(f"another thread, or what a signal interrupted, is in a call of {what}")
+        call = object()
         try:
+            # Ctrl-C may come after each of these. A lock that was just taken would stay so.
+            self._calls.append(call)
+            if self._calls[0] is not call:
+                raise RuntimeError(f"another thread, or what a signal interrupted, is in a call of {what}")
             if asyncio._get_running_loop() is not None:
                 raise RuntimeError(
                     "an event loop runs in this thread, and a call that blocks would stop it: "
@@ -475,7 +477,8 @@ class _PrivateLoop:
                 )
             yield
         finally:
-            self._lock.release()
+            if call in self._calls:
+                self._calls.remove(call)
 
     def run(self, call: Callable[[], Coroutine[Any, Any, _T]], timeout: float | None) -> _T:
         """Run until that is done. TimeoutError when it takes longer, after it was cancelled."""

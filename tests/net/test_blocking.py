@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import io
+import itertools
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from pattern import Pattern
 
 import rdmanet
 from rdmanet import RdmaStream, listen_rdma_stream, open_rdma_stream
+from rdmanet.blocking import _PrivateLoop
 
 MIB = 1 << 20
 LIMIT_S = 60
@@ -61,7 +63,7 @@ def ends() -> Iterator[tuple[RdmaStream, RdmaStream]]:
 
 
 def until_in_a_call(stream: RdmaStream) -> None:
-    while not stream._private._lock.locked():
+    while not stream._private._calls:
         time.sleep(0.001)
 
 
@@ -242,6 +244,32 @@ def test_keyboard_interrupt():
             child.kill()
             child.wait()
             child.stdout.close()
+
+
+def test_keyboard_interrupt_while_a_call_begins_or_ends(ends):
+    """Python looks for signals after each call of a function in C, among others."""
+    near, far = ends
+    entering = _PrivateLoop.entered.__wrapped__.__code__
+    for at in itertools.count():
+        returns = itertools.count()
+
+        def interrupt(frame, event, _, at=at, returns=returns):
+            if event == "c_return" and frame.f_code is entering and next(returns) == at:
+                raise KeyboardInterrupt
+
+        far.write(b"x")
+        sys.setprofile(interrupt)
+        try:
+            near.recv(1)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.setprofile(None)
+        near.settimeout(LIMIT_S)
+        near.write(b"y")  # nobody is in a call
+    assert at >= 3
 
 
 def test_two_threads_at_once_are_refused(ends):
