@@ -134,6 +134,7 @@ class RdmaByteStream(ByteStream):
             if protocol.readable or self._closed:
                 await checkpoint()
             else:
+                await checkpoint_if_cancelled()  # or what comes just now would hide it
                 await protocol.wait_readable()
             if self._closed:
                 raise anyio.ClosedResourceError
