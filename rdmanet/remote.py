@@ -167,9 +167,8 @@ class RemoteArray:
         return _typed(memory, self.item, self._unchecked)
 
     def __iter__(self) -> Iterator[Any]:
-        return (
-            self[index] for index in range(self._length)
-        )  # unchecked, too: an IndexError would never come
+        # By the length, not until an IndexError as Python would: where nothing is checked none ever comes.
+        return (self[index] for index in range(self._length))
 
     def __repr__(self) -> str:
         return f"<RemoteArray of {self._length} items of {self.itemsize} bytes in {self.memory!r}>"

@@ -534,6 +534,7 @@ cdef class Context(Resource):
         Who reads an event takes it from all others who read so; listeners hear of it none the less. The context of a
         CMID is read by the streams on it, so there is less to be found here than in a `DeviceEvents`.
         """
+        self.usable()   # first: in a forked child the lock may be one that nobody is left to release
         # Who finds no event, and so takes a completion's word for what has happened, must not be one whom another
         # thread is about to tell.
         with self.reading:
@@ -560,7 +561,7 @@ cdef class Context(Resource):
         cdef verbs.ibv_async_event event
         cdef int rc
         cdef object kind
-        self.usable()
+        self.usable()   # again: the lock may have been waited for
         with nogil:
             rc = verbs.rn_get_async_event(self.library.c, self.ptr, &event)
         if rc == -EAGAIN or rc == -EINTR:
