@@ -43,6 +43,9 @@ enum {
 };
 int rdmanet_soft_qp_way(struct ibv_qp *qp);
 
+/* Where warnings go: a descriptor, one write() a line; -1: standard error. log.h says what they are. */
+void rdmanet_soft_log_to(int fd);
+
 /* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
  * posts, so none is tried first. See on_demand.c. */
 extern const uint32_t rdmanet_soft_access_vouched;

@@ -41,6 +41,9 @@ static const struct setting {
 	{.name = "LOG", .form = ELSEWHERE},       /* log.c */
 	{.name = "CHAOS", .form = ELSEWHERE},     /* chaos.c, for each context */
 	{.name = "LIBRARY", .form = ELSEWHERE},   /* the Python package */
+#ifdef RDMANET_UNGUARDED
+	{.name = "WITHOUT", .form = ELSEWHERE}, /* guard.c */
+#endif
 	{.name = "TRANSPORT", .form = TRANSPORT, .at = offsetof(struct rn_settings, transport)},
 	{.name = "SECRET", .form = SECRET},
 };

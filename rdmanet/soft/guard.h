@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Guards: the checks that keep others out, each by its name.
+ *
+ * In the library that is installed every guard is on, and rn_guarded() is the constant true. The tests of
+ * tests/security build the device a second time with -DRDMANET_UNGUARDED. There RDMANET_SOFT_WITHOUT=name,name
+ * switches guards off, so that each attack is first seen to work, and then seen to fail by that one check.
+ */
+#ifndef RDMANET_SOFT_GUARD_H
+#define RDMANET_SOFT_GUARD_H
+
+#include <stdbool.h>
+
+enum rn_guard {
+	RN_GUARD_NAME_OWNER,    /* a listener's name is believed by the user who owns it: cm_name.c */
+	RN_GUARD_CM_SECRET,     /* the secret is asked for by the connection manager: cm_secret.c */
+	RN_GUARD_RESERVE,       /* the last descriptors stay free, and newcomers are refused: cm_listen.c */
+	RN_GUARD_LINK_PROOF,    /* both ends of a link show that they may trace each other: peer_proof.c */
+	RN_GUARD_TCP_NO_ARENA,  /* where all goes by TCP the arena is given to nobody: peer_serve.c */
+	RN_GUARD_TCP_ATTACH,    /* a mapped queue pair takes no TCP connection: stream.c */
+	RN_GUARD_TCP_ATTEMPTS,  /* wrong sequence numbers are limited: stream.c */
+	RN_GUARD_PORT_SHARING,  /* only our own user may share our ports: peer_port.c */
+	RN_GUARD_MAP_TRIES,     /* a segment that can't be mapped is given up: remote.c */
+	RN_GUARD_RANDOM_KEYS,   /* keys can't be predicted: mr_key.c */
+	RN_GUARD_WINDOW_QP,     /* a window of type 2 is for one queue pair: respond.c */
+	RN_GUARD_WINDOW_LIFE,   /* an invalidated window is gone: mw.c */
+	RN_GUARD_RECV_OPCODE,   /* a completion tells the opcode of what completed it: cq_poll.c */
+	RN_GUARD_OWN_FACTS,     /* what the owner knows isn't read from the arena */
+	RN_GUARD_STRANGERS,     /* strangers are limited: stranger.c */
+	RN_GUARD_LOG_RATE,      /* so are the lines that they cause: log.c */
+	RN_GUARDS,
+};
+
+#ifdef RDMANET_UNGUARDED
+bool rn_guarded(enum rn_guard guard);
+#else
+#define rn_guarded(guard) true
+#endif
+
+#endif

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "stranger.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include "engine.h"
+#include "guard.h"
+#include "log.h"
+
+enum {
+	STRANGERS_MAX = 448, /* of 36 KiB: less than 16 MiB */
+	STRANGERS_MIN = 4,
+	BUCKETS = 1024,
+};
+
+static struct rn_stranger *first; /* the newest */
+static unsigned count;
+static uint64_t seed; /* nobody knows who shares a bucket with whom */
+
+static void forget_in_child(void)
+{
+	first = NULL;
+	count = 0;
+}
+
+static void start_once(void)
+{
+	if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) < 0)
+		seed = rn_now_ns();
+	rn_at_fork_child(forget_in_child);
+}
+
+static unsigned limit(void)
+{
+	struct rlimit files;
+
+	if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur / 4 > STRANGERS_MAX)
+		return STRANGERS_MAX;
+	return files.rlim_cur / 4 < STRANGERS_MIN ? STRANGERS_MIN : (unsigned)(files.rlim_cur / 4);
+}
+
+static unsigned bucket_of(const struct rn_stranger *stranger)
+{
+	uint64_t hash = seed;
+
+	for (unsigned i = 0; i < sizeof(stranger->from.raw); i++)
+		hash = (hash ^ stranger->from.raw[i]) * 0x9e3779b97f4a7c15ull;
+	return (unsigned)(hash >> 32) % BUCKETS;
+}
+
+/* The eldest of the source that has most, but not this one. */
+static struct rn_stranger *least_welcome(const struct rn_stranger *newcomer)
+{
+	uint16_t of_source[BUCKETS] = {0};
+	struct rn_stranger *chosen = NULL;
+	unsigned most = 0;
+
+	for (struct rn_stranger *at = first; at; at = at->next)
+		of_source[bucket_of(at)]++;
+	for (struct rn_stranger *at = first; at; at = at->next) {
+		unsigned here = of_source[bucket_of(at)];
+
+		if (at == newcomer || here < most)
+			continue;
+		most = here;
+		chosen = at; /* the last one found is the eldest */
+	}
+	return chosen;
+}
+
+static bool make_one_leave(const struct rn_stranger *newcomer, const char *why)
+{
+	struct rn_stranger *stranger = least_welcome(newcomer);
+
+	if (!stranger)
+		return false;
+	rn_warn(RN_WARN_SILENCE, "%u connections have not said who they are, %s: the eldest is closed", count, why);
+	stranger->leave(stranger);
+	return true;
+}
+
+void rn_stranger_add(struct rn_stranger *stranger)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, start_once);
+	stranger->next = first;
+	stranger->link = &first;
+	if (first)
+		first->link = &stranger->next;
+	first = stranger;
+	count++;
+	while (rn_guarded(RN_GUARD_STRANGERS) && count > limit() && make_one_leave(stranger, "more than there may be"))
+		;
+}
+
+void rn_stranger_forget(struct rn_stranger *stranger)
+{
+	if (!stranger->link)
+		return;
+	*stranger->link = stranger->next;
+	if (stranger->next)
+		stranger->next->link = stranger->link;
+	stranger->link = NULL;
+	count--;
+}
+
+bool rn_stranger_make_room(void)
+{
+	return rn_guarded(RN_GUARD_STRANGERS) && make_one_leave(NULL, "and no descriptor is left");
+}
+
+union ibv_gid rn_stranger_user(int fd)
+{
+	struct ucred cred = {.uid = (uid_t)-1};
+	socklen_t length = sizeof(cred);
+	union ibv_gid from = {.raw = {0xff, 'u', 'i', 'd'}}; /* no address */
+
+	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &length);
+	memcpy(&from.raw[8], &cred.uid, sizeof(cred.uid));
+	return from;
+}

@@ -1,0 +1,179 @@
+"""The stage for attacks: a device whose guards can be switched off, other users, and the actors.
+
+Each attack is a program under `actors/`, as the attacker would write it, and is tried twice. Against a device
+without the guard that the test is about it must reach its target: that is the control, without which a crash or an
+early refusal would pass for a defence. Against the device as it is installed it must fail, and say how often it tried.
+
+An actor speaks lines: a JSON object for each `say()`. `actor.py` beside this file is what it is made of.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SOURCES = ROOT / "rdmanet"
+
+# Users that nobody is: not root's, not `nobody`, which is what the kernel calls whom it can't name.
+ATTACKER = 61001
+VICTIM = 61002
+
+
+def unfit(why: str) -> None:
+    """This machine can't show it: a skip for a developer, a failure for CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI must show this, and can't: {why}", pytrace=False)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def unguarded() -> Path:
+    """The embedded device, built so that RDMANET_SOFT_WITHOUT switches guards off."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        unfit("there is no C compiler")
+    sources = sorted((SOURCES / "soft").glob("*.c"))
+    inputs = [*sources, *(SOURCES / "soft").glob("*.h"), *(SOURCES / "abi").glob("*.h"), SOURCES / "soft/soft.map"]
+    out = ROOT / "build" / "unguarded"
+    library = out / "librdmanet_soft.so"
+    if library.exists() and library.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
+        return library
+    out.mkdir(parents=True, exist_ok=True)
+    flags = ["-std=gnu11", "-g", "-O1", "-DNDEBUG", "-DRDMANET_UNGUARDED", "-fPIC", "-fvisibility=hidden"]
+    flags += ["-pthread", f"-I{SOURCES}/abi", f"-I{SOURCES}/soft"]
+
+    def compile(source: Path) -> str:
+        made = out / f"{source.stem}.o"
+        subprocess.run([str(compiler), *flags, "-c", str(source), "-o", str(made)], check=True)
+        return str(made)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile, sources))
+    script = f"-Wl,--version-script,{SOURCES}/soft/soft.map"
+    linked = ["-Wl,-z,nodelete", "-Wl,-Bsymbolic", "-pthread", "-o", f"{library}.new"]
+    subprocess.run([str(compiler), "-shared", *objects, script, *linked], check=True)
+    os.replace(f"{library}.new", library)
+    return library
+
+
+class Actor:
+    """A process of the play."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self) -> dict[str, Any]:
+        """The next thing it says; what ends without a word has failed."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            raise AssertionError(f"{self.process.args} ended, status {self.process.returncode}:\n{self.errors()}")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def tell(self, **facts: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(facts) + "\n")
+        self.process.stdin.flush()
+
+    def finish(self) -> str:
+        """Let it end in good order; what it wrote on standard error."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        status = self.process.wait(60)
+        errors = self.errors()
+        assert status == 0, errors
+        return errors
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def errors(self) -> str:
+        """All of standard error so far; a file, so that nobody waits for us to read it."""
+        with open(self.error_path) as file:
+            return file.read()
+
+    error_path: Path
+
+
+class Stage:
+    """Starts actors, and ends them with the test."""
+
+    def __init__(self, unguarded: Path, scratch: Path) -> None:
+        self.unguarded = unguarded
+        self.scratch = scratch
+        self.actors: list[Actor] = []
+
+    def start(
+        self,
+        script: str,
+        *arguments: object,
+        user: int | None = None,
+        without: str = "",
+        prefix: tuple[str, ...] = (),
+        **environment: str,
+    ) -> Actor:
+        """Run actors/<script>.py.
+
+        :param user: it becomes this user before its first line; only root can arrange that
+        :param without: guards that its device lacks, with commas between
+        :param prefix: a command that starts it: `unshare …`, say
+        :param environment: variables beside ours
+        """
+        if user is not None and os.geteuid() != 0:
+            unfit("only root can be another user")
+        command = [*prefix, sys.executable, str(HERE / "actor.py"), str(HERE / "actors" / f"{script}.py")]
+        env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+        if user is not None:
+            env["ACTOR_USER"] = str(user)
+        if without:
+            env |= {"RDMANET_SOFT_LIBRARY": str(self.unguarded), "RDMANET_SOFT_WITHOUT": without}
+        errors = self.scratch / f"{len(self.actors)}.{script}.stderr"
+        with open(errors, "w") as stderr:
+            process = subprocess.Popen(
+                [*command, *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=env,
+            )
+        actor = Actor(process)
+        actor.error_path = errors
+        self.actors.append(actor)
+        return actor
+
+    def end(self) -> None:
+        for actor in self.actors:
+            actor.end()
+            for pipe in (actor.process.stdin, actor.process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+@pytest.fixture
+def stage(unguarded: Path, tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(unguarded, tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture(params=["control", "guarded"])
+def guarded(request: pytest.FixtureRequest) -> bool:
+    """Is the guard on? Without it the attack must reach its target."""
+    return bool(request.param == "guarded")
