@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The secret, as both ends of a connection prove it to each other without telling it.
+ *
+ * A proof is HMAC-SHA256 under the secret, of the role of the end that proves (so that no proof can be sent back to its
+ * maker) and of all that both ends have said before, nonces included (so that no proof can be used again).
+ */
+#ifndef RDMANET_SOFT_SECRET_H
+#define RDMANET_SOFT_SECRET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { RN_NONCE = 32, RN_PROOF = 32 };
+
+bool rn_secret_nonce(uint8_t nonce[RN_NONCE]); /* false: the kernel has no random bytes */
+/* role: names the protocol and the end, "cm client" for example. */
+void rn_secret_prove(const char *role, const void *said, size_t length, uint8_t proof[RN_PROOF]);
+/* Takes as long for a wrong proof as for the right one. */
+bool rn_secret_is_proven(const char *role, const void *said, size_t length, const uint8_t proof[RN_PROOF]);
+
+#endif
