@@ -42,7 +42,12 @@ def unguarded() -> Path:
     if compiler is None:
         unfit("there is no C compiler")
     sources = sorted((SOURCES / "soft").glob("*.c"))
-    inputs = [*sources, *(SOURCES / "soft").glob("*.h"), *(SOURCES / "abi").glob("*.h"), SOURCES / "soft/soft.map"]
+    inputs = [
+        *sources,
+        *(SOURCES / "soft").glob("*.h"),
+        *(SOURCES / "abi").glob("*.h"),
+        SOURCES / "soft/soft.map",
+    ]
     out = ROOT / "build" / "unguarded"
     library = out / "librdmanet_soft.so"
     if library.exists() and library.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
@@ -81,7 +86,9 @@ class Actor:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait()
-            raise AssertionError(f"{self.process.args} ended, status {self.process.returncode}:\n{self.errors()}")
+            raise AssertionError(
+                f"{self.process.args} ended, status {self.process.returncode}:\n{self.errors()}"
+            )
         said: dict[str, Any] = json.loads(line)
         return said
 
