@@ -322,10 +322,12 @@ class RdmaTransport(StreamConnection):
         self._extra: dict[str, Any] = {}
         self._offers = Offers()
         self._regions: dict[RemoteRegion, OfferedMemory] = {}
+        self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._late_writes = 0
         self._eof_written = False
-        self._revocations: dict[int, asyncio.Future[None]] = {}
-        self._queued_operations: list[Operation] = []
+        self._leases: set[Lease] = set()
+        self._leases_told: dict[int, Lease] = {}  # by the offer's number: the peer knows of them
+        self._queued_operations: list[Posted] = []
         driver.transports.add(self)
 
     # -- connecting --------------------------------------------------------------------------------
@@ -687,7 +689,7 @@ class RdmaTransport(StreamConnection):
 
     def _say_abort(self) -> None:
         """Tell the peer why. A disconnection goes another way and would overtake it: that waits until it is heard."""
-        said = self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._abort_reason()))
+        said = self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._last_words))
         if said and not self._loop.is_closed():
             self._farewell = self._loop.call_later(_FAREWELL_S, self._farewell_ended)
 
@@ -719,14 +721,6 @@ class RdmaTransport(StreamConnection):
     def _is_foreign(self) -> bool:
         """Whether this is a forked child's copy of its parent's transport."""
         return self._driver.foreign
-
-    def _abort_reason(self) -> tuple[int, str]:
-        error = self._machine.error
-        if isinstance(error, ProtocolError):
-            return credit.AbortCode.PROTOCOL, str(error)
-        if isinstance(error, TimeoutError):
-            return credit.AbortCode.TIMEOUT, str(error)
-        return credit.AbortCode.ABORTED, ""
 
     def _deliver_eof(self) -> None:
         keep_open: bool | None = False
@@ -775,6 +769,7 @@ class RdmaTransport(StreamConnection):
         if self._progress != self._close_progress:
             self._begin_close_timer()
             return
+        self._last_words = (credit.AbortCode.TIMEOUT, "closing made no progress")
         self._handle(
             Event.TIMED_OUT,
             TimeoutError(
@@ -876,6 +871,9 @@ class RdmaTransport(StreamConnection):
 
     def _protocol_broken(self, exc: BaseException) -> None:
         logger.warning("%r: the peer broke the protocol: %s", self, exc)
+        # Which rule, and by what of its own. Of no other error the peer is told more than that there was one: what an
+        # application's exception says is none of its business.
+        self._last_words = (credit.AbortCode.PROTOCOL, str(exc))
         waiter = self._waiter
         self._handle(Event.PEER_VIOLATED, exc)
         if waiter is not None and not waiter.done():

@@ -6,6 +6,11 @@
 # protocol, control slots are reposted on the spot. Consumed data slots are reposted half a ring at a
 # time, in one chained call, and only then granted.
 #
+# What a slot has held before is another message, or another client's: it must never be taken for a frame. A peer can
+# complete a receive without filling it, by RDMA WRITE WITH IMM (which needs no key if it has no bytes), or with
+# less than a header. So a completion counts only if it is a SEND's, and as far as its byte_len; and no slot
+# is posted with a header in it.
+#
 # Sending. `write` fills the open frame (a send slot being filled) or, for large exact `bytes`, lets
 # the device read them where they lie; what finds no credit or no slot waits in the backlog. `pump`
 # turns both into posted frames. Two budgets bound it: the peer's credits (the ledger) and our own
@@ -35,6 +40,8 @@ cdef enum:
     LOW_MASK = 0xFFFFFF
     STRIDE_SKEW = 192           # slots start at different cache sets, not all on a page boundary
     BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
+    # A completion with one of these is not a SEND's, or did more than that. (GRH says nothing: some adapters set it.)
+    NO_FRAME_FLAGS = verbs.IBV_WC_WITH_IMM | verbs.IBV_WC_WITH_INV
     GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
 
 STREAM_CONTROL_BODY_BYTES = CONTROL_BYTES - HEADER
@@ -52,6 +59,10 @@ cdef struct ready_slot:
 def stream_queue_depths(data_slots):
     """(send, receive) queue depths of a connection with a ring of so many slots."""
     return data_slots + CONTROL_RESERVE + OPERATIONS, data_slots + CONTROL_RESERVE
+
+
+cdef inline void clear_header(char *slot) noexcept:
+    memset(slot, 0, HEADER)
 
 
 cdef size_t stream_stride(size_t slot_bytes) noexcept:
@@ -210,6 +221,8 @@ cdef class StreamConnection:
             self.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(self.wr_base >> INDEX_SHIFT))
             return
         for slot in range(self.slots):
+            if self.chunk.used:
+                clear_header(self.slot_at(slot))    # an earlier connection's
             self.repost_later(slot)
             if self.engine.recv_count == CHAIN:
                 self.post_receives()
@@ -306,8 +319,12 @@ cdef class StreamConnection:
         cdef frame_header header
         cdef ready_slot *entry
         cdef char *frame
+        if wc.opcode != verbs.IBV_WC_RECV or wc.wc_flags & NO_FRAME_FLAGS:
+            raise ProtocolError("a receive was completed by something else than a SEND")
+        if byte_len < HEADER:
+            raise ProtocolError(f"a frame of {byte_len} bytes is shorter than its {HEADER}-byte header")
         if slot >= self.slots or byte_len > HEADER + self.slot_bytes:
-            raise ProtocolError(f"a completion of {byte_len} bytes in receive slot {slot} of {self.slots}")
+            raise ProtocolError(f"a completion of {byte_len} bytes in a receive of {HEADER + self.slot_bytes}")
         if self.ledger is None:
             raise ProtocolError("a frame from a peer that has not said hello")
         frame = self.slot_at(slot)
@@ -460,6 +477,7 @@ cdef class StreamConnection:
         if self.broken:
             return 0
         for i in range(self.freed_count):
+            clear_header(self.slot_at(self.freed[i]))
             self.repost_later(self.freed[i])
             if self.engine.recv_count == CHAIN:
                 self.post_receives()
@@ -471,8 +489,9 @@ cdef class StreamConnection:
     cdef inline int repost(self, uint32_t slot) except -1:
         """What a control frame used is posted at once."""
         if self.shared is not None:
-            self.shared.post_later(slot)
+            self.shared.post_again(slot)
             return self.shared.post()
+        clear_header(self.slot_at(slot))
         self.repost_later(slot)
         return self.post_receives()
 
@@ -863,7 +882,7 @@ cdef class StreamConnection:
                 return self.retire(low)
             # Receives that completed before a failure still count: the peer's Fin may be among them.
             if not self.distrusted:
-                return self.receive(low, wc.byte_len)
+                return self.receive(wc)
         except ProtocolError as exc:
             self.distrust(exc)
         except Exception as exc:

@@ -18,6 +18,7 @@ from rdmanet._core import (
     RecvWR,
     SendFlags,
     SendWR,
+    WCStatus,
     WROpcode,
 )
 from rdmanet.errors import ProtocolError
@@ -66,13 +67,17 @@ class Bare:
         for each in frames:
             self.send(each)
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | tuple[WROpcode, bytes], **options) -> None:
+        opcode, data = data if isinstance(data, tuple) else (WROpcode.SEND, data)
         self.out[self.used : self.used + len(data)] = data
+        if opcode in (WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM):
+            options = {"imm_data": 7} | options
         self.qp.post_send(
             SendWR(
-                opcode=WROpcode.SEND,
-                sg_list=[self.out.sge(self.used, len(data))],
+                opcode=opcode,
+                sg_list=[self.out.sge(self.used, len(data))] if data else [],
                 flags=SendFlags.SIGNALED,
+                **options,
             )
         )
         self.used += len(data)
@@ -143,19 +148,71 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-async def test_what_no_peer_may_say(net: Net, bare, what):
-    protocol = await connected(bare)
-    if what == "without credit":
-        protocol.transport.pause_reading()
-    for each in WRONG[what]:
+# Completes a receive without being a frame. What lies in it then is another message's.
+NO_SEND = {
+    "a write with 32 bits": [(WROpcode.RDMA_WRITE_WITH_IMM, b"")],
+    "a send with 32 bits": [(WROpcode.SEND_WITH_IMM, frame(DATA, b"x"))],
+    "less than a header with 32 bits": [(WROpcode.SEND_WITH_IMM, b"")],
+    "a write with 32 bits, after bytes": [
+        *(frame(DATA, bytes([n]) * 100) for n in range(16)),
+        (WROpcode.RDMA_WRITE_WITH_IMM, b""),
+    ],
+}
+
+
+async def is_refused(bare: Bare, protocol: Recorder, frames: list) -> str:
+    """What the peer is told."""
+    for each in frames:
         bare.send(each)
     error = await asyncio.wait_for(protocol.until_lost(), 60)
     assert isinstance(error, ProtocolError), error
     # Its last words say why, and no disconnection overtakes them.
     last = await bare.last_words()
     assert credit.unpack_header(last).kind == ABORT
-    assert credit.unpack_abort(last[16:]).code == credit.AbortCode.PROTOCOL
+    abort = credit.unpack_abort(last[16:])
+    assert abort.code == credit.AbortCode.PROTOCOL
+    return abort.reason
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_what_no_peer_may_say(net: Net, bare, what):
+    protocol = await connected(bare)
+    if what == "without credit":
+        protocol.transport.pause_reading()
+    await is_refused(bare, protocol, WRONG[what])
+
+
+@pytest.mark.not_on_iwarp("has no immediate data")
+@pytest.mark.parametrize("what", NO_SEND)
+async def test_what_completes_a_receive_and_is_no_frame(net: Net, bare, what):
+    protocol = await connected(bare)
+    reason = await is_refused(bare, protocol, NO_SEND[what])
+    assert reason == "a receive was completed by something else than a SEND"
+    assert protocol.data == b"".join(each[16:] for each in NO_SEND[what] if isinstance(each, bytes))
+
+
+@pytest.mark.parametrize("length", range(16))
+async def test_less_than_a_header(net: Net, bare, length):
+    """The bytes that it lacks are not taken from the message before, nor is the peer told of them."""
+    protocol = await connected(bare)
+    whole = frame(DATA, b"secret", reaped=0x01020304)
+    reason = await is_refused(bare, protocol, [*[frame(DATA, b"secret")] * 15, whole[:length]])
+    assert reason == f"a frame of {length} bytes is shorter than its 16-byte header"
+    assert protocol.data == b"secret" * 15
+
+
+async def test_what_an_application_says_to_itself_is_not_told_to_the_peer(net: Net, bare):
+    class Raising(Recorder):
+        def data_received(self, data):
+            raise ProtocolError("the database's password is 1234")
+
+    accepting = asyncio.ensure_future(bare.accept())
+    _, protocol = await rdmanet.create_rdma_connection(Raising, HOST, bare.port)
+    await accepting
+    bare.send(frame(DATA, b"x"))
+    await protocol.until_lost()
+    assert credit.unpack_abort((await bare.last_words())[16:]) == credit.Abort(credit.AbortCode.ABORTED, "")
+    assert "1234" in str(net.complaint()["exception"])
 
 
 @pytest.mark.not_on_iwarp("lets the connecting side speak first, and nobody else")
