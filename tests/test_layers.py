@@ -20,7 +20,7 @@ ROOMS = [
     [{"errors", "credit", "remote", "qpinfo"}],
     [{"_core", "_verbs"}],
     [{"protocol", "offers"}, {"verbs", "cm", "finding"}, {"notifier", "closing"}, {"device_events"}],
-    [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm", "async_exchange"}, {"memory"}],
+    [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm", "async_exchange"}, {"memory", "leases"}],
     [{"server"}],
     [{"transport"}],
     [{"pull"}],

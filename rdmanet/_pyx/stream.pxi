@@ -29,7 +29,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     HEADER = FRAME_HEADER_BYTES
-    OPERATION = 15              # in the log only: a one-sided work request, not a frame
+    OPERATION = 15              # in the log only: a work request that is no frame: one-sided, or about a key
     CONTROL_RESERVE = 8         # receive slots, send buffers and send-queue entries for control frames
     CONTROL_BYTES = 4096        # a control frame with its header
     OPERATIONS = 16             # one-sided work requests in flight
@@ -314,8 +314,9 @@ cdef class StreamConnection:
         """Is it the slot of the frame that came last, and are its bytes not consumed?"""
         return self.fifo_count and self.fifo[(self.fifo_head + self.fifo_count - 1) % self.data_slots].slot == slot
 
-    cdef int receive(self, uint32_t slot, uint32_t byte_len) except -1:
-        """A frame lies in `slot`. Raises ProtocolError for what no correct peer sends."""
+    cdef int receive(self, verbs.ibv_wc *wc) except -1:
+        """A frame lies in the slot that wc names. Raises ProtocolError for what no correct peer sends."""
+        cdef uint32_t slot = <uint32_t>(wc.wr_id & LOW_MASK), byte_len = wc.byte_len
         cdef frame_header header
         cdef ready_slot *entry
         cdef char *frame
@@ -803,26 +804,57 @@ cdef class StreamConnection:
         Returns False when OPERATIONS are in flight already.
         """
         cdef verbs.ibv_send_wr wr
-        cdef verbs.ibv_send_wr *bad = NULL
         cdef verbs.ibv_sge sge
-        if self.broken or self.qp_c == NULL:
-            raise ConnectionResetError(ECONNRESET, "the connection is lost")
-        if self.operations >= OPERATIONS:
-            return False
         memset(&wr, 0, sizeof(wr))
         sge.addr = local_address
         sge.length = length
         sge.lkey = lkey
-        wr.wr_id = self.wr_base | SEND_FLAG | (self.sequence & LOW_MASK)
         wr.sg_list = &sge
         wr.num_sge = 1 if length else 0
         wr.opcode = <verbs.ibv_wr_opcode>opcode
-        wr.send_flags = verbs.IBV_SEND_SIGNALED
-        if self.operations and opcode != verbs.IBV_WR_RDMA_READ:    # READs keep their order, and take no fence
-            wr.send_flags |= self.engine.behind_operations
         wr.wr.rdma.remote_addr = remote_address
         wr.wr.rdma.rkey = rkey
-        check(verbs.rn_post_send(self.qp_c, &wr, &bad), "ibv_post_send")
+        return self.post_beside(operation, &wr)
+
+    def _post_bind(self, object operation, MW mw not None, MR mr not None, uint32_t rkey, int access):
+        """The same for BIND_MW: a window of type 2 to all of a region, with this key."""
+        cdef verbs.ibv_send_wr wr
+        mw.usable()
+        mr.usable()
+        memset(&wr, 0, sizeof(wr))
+        wr.opcode = verbs.IBV_WR_BIND_MW
+        wr.bind_mw.mw = mw.ptr
+        wr.bind_mw.rkey = rkey
+        wr.bind_mw.bind_info.mr = mr.ptr
+        wr.bind_mw.bind_info.addr = 0 if mr.access & verbs.IBV_ACCESS_ZERO_BASED else <uintptr_t>mr.addr
+        wr.bind_mw.bind_info.length = mr.length
+        wr.bind_mw.bind_info.mw_access_flags = access
+        if not self.post_beside(operation, &wr):
+            return False
+        mw.ptr.rkey = rkey
+        mw.mr = mr
+        return True
+
+    def _post_invalidate(self, object operation, uint32_t rkey):
+        """The same for LOCAL_INV: such a key is good no more."""
+        cdef verbs.ibv_send_wr wr
+        memset(&wr, 0, sizeof(wr))
+        wr.opcode = verbs.IBV_WR_LOCAL_INV
+        wr.invalidate_rkey = rkey
+        return self.post_beside(operation, &wr)
+
+    cdef bint post_beside(self, object operation, verbs.ibv_send_wr *wr) except -1:
+        """Post what is no frame."""
+        cdef verbs.ibv_send_wr *bad = NULL
+        if self.broken or self.qp_c == NULL:
+            raise ConnectionResetError(ECONNRESET, "the connection is lost")
+        if self.operations >= OPERATIONS:
+            return False
+        wr.wr_id = self.wr_base | SEND_FLAG | (self.sequence & LOW_MASK)
+        wr.send_flags = verbs.IBV_SEND_SIGNALED
+        if self.operations and wr.opcode != verbs.IBV_WR_RDMA_READ:  # READs keep their order, and take no fence
+            wr.send_flags |= self.engine.behind_operations
+        check(verbs.rn_post_send(self.qp_c, wr, &bad), "ibv_post_send")
         self.log_entry_made(OPERATION, operation)
         self.operations += 1
         self.engine.wake()

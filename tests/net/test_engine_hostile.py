@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from harness import HOST, Net, Recorder
+from harness import HOST, OFFERABLE, Net, Recorder
 
 import rdmanet
-from rdmanet import credit
+from rdmanet import AccessFlags, credit, leases
 from rdmanet._core import (
     CQ,
     PD,
@@ -81,6 +81,28 @@ class Bare:
             )
         )
         self.used += len(data)
+
+    async def one(self, opcode: WROpcode, data: bytes, **options) -> WCStatus:
+        """How this ends."""
+        self.send((opcode, data), wr_id=99, **options)
+        while True:
+            for wc in self.cq.poll(64):
+                if wc.wr_id == 99:
+                    return wc.status
+            await asyncio.sleep(0)
+
+    async def news(self) -> credit.Credit:
+        """The next Credit that has any."""
+        while True:
+            for each in self.received():
+                header = credit.unpack_header(each)
+                if header.kind == CREDIT and len(each) > 16:
+                    return credit.unpack_credit(each[16:], header.granted)
+            await asyncio.sleep(0)
+
+    async def offered(self) -> credit.Region:
+        """The region that they offer."""
+        return (await self.news()).regions[0]
 
     def received(self) -> list[bytes]:
         """The frames that have come since the last time."""
@@ -254,7 +276,7 @@ async def test_an_answer_that_is_no_hello(net: Net, bare, hello):
 async def test_a_peer_that_never_reaps_is_sent_no_more_than_it_has_slots_for(net: Net, bare):
     """Neither bytes nor news of regions nor answers overrun it, whatever the application asks for."""
     protocol = await connected(bare)
-    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr:
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
         offers = [protocol.transport.offer(mr, name="n" * 255) for _ in range(100)]
         for offer in offers:
             await offer.__aenter__()
@@ -280,7 +302,7 @@ async def test_a_peer_that_never_reaps_is_sent_no_more_than_it_has_slots_for(net
 async def test_whoever_waits_for_remote_memory_hears_of_the_end_before_the_bytes_are_read(net: Net, bare):
     """The reader may be paused because of that very wait."""
     protocol = await connected(bare)
-    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr:
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
         async with protocol.transport.offer(mr):
             protocol.transport.pause_reading()
             while len(bare.received()) < 1:
@@ -294,3 +316,92 @@ async def test_whoever_waits_for_remote_memory_hears_of_the_end_before_the_bytes
         protocol.transport.resume_reading()
         assert await protocol.until_lost() is None
         assert protocol.events == ["made", "data", "eof", "lost"]
+
+
+# ---- who was offered memory, and behaves badly
+
+
+async def test_who_never_lets_go_loses_the_key(net: Net, bare):
+    """In the time that it has: then the memory is the owner's, and the connection goes on."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0.1):
+            region = await bare.offered()
+            there = {"remote_addr": region.address, "rkey": region.rkey}
+            assert await bare.one(WROpcode.RDMA_WRITE, b"granted", **there) == WCStatus.SUCCESS
+            assert mr[:7] == b"granted"
+        bare.send(frame(DATA, b"still here", reaped=2))
+        assert await protocol.until_received(10) == b"still here"
+        # It may say so later, too.
+        assert (await bare.news()).revoked == (region.id,)
+        acknowledgement = credit.pack_credit(credit.Credit(16, acked=(region.id,)))
+        bare.send(frame(CREDIT, acknowledgement, reaped=3))
+        bare.send(frame(DATA, b", still", reaped=3))
+        assert await protocol.until_received(17) == b"still here, still"
+        assert await bare.one(WROpcode.RDMA_WRITE, b"revoked", **there) != WCStatus.SUCCESS
+        assert mr[:7] == b"granted"
+    assert isinstance(await protocol.until_lost(), ConnectionError)
+
+
+async def test_no_patience(net: Net, bare):
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0):
+            await bare.offered()
+    protocol.transport.abort()
+    await protocol.until_lost()
+
+
+@pytest.mark.not_on_iwarp("has no memory windows")
+async def test_who_invalidates_what_it_was_offered(net: Net, bare):
+    """That is the peer's to do with its own key by the device's rules, but not by ours."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr):
+            region = await bare.offered()
+            bare.send((WROpcode.SEND_WITH_INV, frame(DATA, b"x")), invalidate_rkey=region.rkey)
+            assert isinstance(await protocol.until_lost(), ProtocolError)
+    assert protocol.data == b""
+
+
+@pytest.mark.not_on_iwarp("has no memory windows")
+async def test_who_invalidates_it_just_before_the_owner(net: Net, bare):
+    """Ours fails then; whose fault that is, the connection's error tells."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr, revoke_timeout=0):
+            region = await bare.offered()
+            bare.send((WROpcode.SEND_WITH_INV, frame(DATA, b"x")), invalidate_rkey=region.rkey)
+            await bare.until_sent(1)  # and the loop has not looked since
+        assert isinstance(await protocol.until_lost(), ProtocolError)
+
+
+@pytest.mark.not_on_iwarp("has no memory windows")
+async def test_nobody_waits_longer_than_a_second_for_the_queue_pair(net: Net, bare, monkeypatch):
+    """The invalidation waits behind what the peer holds up: then the connection is cut off, and the memory free."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0):
+            region = await bare.offered()
+            monkeypatch.setattr(type(protocol.transport), "_submit", lambda transport, request: None)
+        mr[:7] = b"revoked"
+        there = {"remote_addr": region.address, "rkey": region.rkey}
+        assert await bare.one(WROpcode.RDMA_WRITE, b"too late", **there) != WCStatus.SUCCESS
+        assert mr[:7] == b"revoked"
+    assert isinstance(await protocol.until_lost(), TimeoutError)
+
+
+async def test_devices_without_windows(net: Net, bare, monkeypatch):
+    """The key ends with the offer all the same."""
+    monkeypatch.setattr(leases, "has_windows", lambda engine: False)
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, AccessFlags.LOCAL_WRITE) as mr:
+        async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0):
+            region = await bare.offered()
+            assert (region.address, region.length) == (mr.address, 64)
+            assert region.rkey != mr.rkey
+            there = {"remote_addr": region.address, "rkey": region.rkey}
+            assert await bare.one(WROpcode.RDMA_WRITE, b"granted", **there) == WCStatus.SUCCESS
+        assert await bare.one(WROpcode.RDMA_WRITE, b"revoked", **there) != WCStatus.SUCCESS
+        assert mr[:7] == b"granted"
+    await protocol.until_lost()
