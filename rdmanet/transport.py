@@ -614,7 +614,7 @@ class RdmaTransport(StreamConnection):
         """
         if self._machine.state is State.OPENING:
             self._close_when_made = True  # Server.close_clients(): the peer may be connected already
-        elif not self._machine.closing:
+        else:
             self._stop_writing()
             self._handle(Event.CLOSE)
 
