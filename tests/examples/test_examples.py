@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -65,6 +66,29 @@ def serve():
 def test_echo(serve, style):
     _, port = serve("echo_server.py", *style, "127.0.0.1", 0)
     assert "a line" in run("echo_client.py", "127.0.0.1", port, stdin="a line\nand another\n")
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        ["echo_server.py"],
+        ["echo_server.py", "--streams"],
+        ["rpc.py", "serve"],
+        ["file_transfer.py", "receive", "."],
+    ],
+    ids=" ".join,
+)
+def test_one_interrupt_ends_a_server_with_a_client(serve, server):
+    """Ctrl-C once, while somebody is connected and stays."""
+    process, port = serve(*server, "127.0.0.1", 0)
+
+    async def stay() -> None:
+        _, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, 60) in (0, 130, -signal.SIGINT)
+        writer.transport.abort()
+
+    asyncio.run(stay())
 
 
 def test_file_transfer(serve, tmp_path):
