@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import select
 import threading
@@ -132,7 +133,8 @@ class Driver:
             raise
         self.closed = False
         self._watch_rare(self.cm.fd, self._cm_events)
-        loop.add_reader(self._epoll.fileno(), self._readable)
+        # In a context of nobody's: whoever is first to use the loop's driver does not use it alone.
+        contextvars.Context().run(loop.add_reader, self._epoll.fileno(), self._readable)
         with _drivers_lock:
             _drivers.add(self)
 
