@@ -89,6 +89,9 @@ void rn_cm_set_route(struct rn_cm_id *id)
 {
 	struct rdma_route *route = &id->id.route;
 
+	/* A wildcard names no device yet: each request that comes has its own. */
+	if (!rn_cm_address_length(&route->addr.dst_addr) && rn_cm_is_wildcard(&route->addr.src_addr))
+		return;
 	id->id.verbs = rn_cm_context();
 	if (!id->id.pd)
 		id->id.pd = rn_cm_known_pd(); /* for programs that make their queue pairs themselves */
@@ -351,7 +354,8 @@ struct answer {
 	struct sockaddr_storage src, dst;
 };
 
-static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struct rdma_addrinfo *hints)
+/* What the hints say of everything but addresses. */
+static struct answer *answer_by(const struct rdma_addrinfo *hints, int family)
 {
 	struct answer *answer = calloc(1, sizeof *answer);
 	struct rdma_addrinfo *info = &answer->info;
@@ -359,7 +363,7 @@ static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struc
 	if (!answer)
 		return NULL;
 	info->ai_flags = hints ? hints->ai_flags : 0;
-	info->ai_family = found->ai_family;
+	info->ai_family = family;
 	info->ai_port_space = hints ? hints->ai_port_space : 0;
 	info->ai_qp_type = hints ? hints->ai_qp_type : 0;
 	if (!info->ai_port_space) /* one follows from the other */
@@ -367,23 +371,51 @@ static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struc
 	if (!info->ai_qp_type)
 		info->ai_qp_type = info->ai_port_space == RDMA_PS_UDP || info->ai_port_space == RDMA_PS_IPOIB ? IBV_QPT_UD
 													      : IBV_QPT_RC;
-	if (info->ai_flags & RAI_PASSIVE) {
-		memcpy(&answer->src, found->ai_addr, found->ai_addrlen);
-		info->ai_src_addr = (struct sockaddr *)&answer->src;
-		info->ai_src_len = found->ai_addrlen;
-		return info;
-	}
-	if (found->ai_addrlen) {
-		memcpy(&answer->dst, found->ai_addr, found->ai_addrlen);
-		info->ai_dst_addr = (struct sockaddr *)&answer->dst;
-		info->ai_dst_len = found->ai_addrlen;
-	}
-	if (hints && hints->ai_src_len && hints->ai_src_len <= sizeof answer->src) {
-		memcpy(&answer->src, hints->ai_src_addr, hints->ai_src_len);
-		info->ai_src_addr = (struct sockaddr *)&answer->src;
-		info->ai_src_len = hints->ai_src_len;
-	}
-	return info;
+	return answer;
+}
+
+static void set_src(struct answer *answer, const struct sockaddr *address, socklen_t length)
+{
+	memcpy(&answer->src, address, length);
+	answer->info.ai_src_addr = (struct sockaddr *)&answer->src;
+	answer->info.ai_src_len = length;
+}
+
+static void set_dst(struct answer *answer, const struct sockaddr *address, socklen_t length)
+{
+	memcpy(&answer->dst, address, length);
+	answer->info.ai_dst_addr = (struct sockaddr *)&answer->dst;
+	answer->info.ai_dst_len = length;
+}
+
+/* An address that was found is where to listen, or where to go: from the hint's, if it has one. */
+static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struct rdma_addrinfo *hints)
+{
+	struct answer *answer = answer_by(hints, found->ai_family);
+
+	if (!answer)
+		return NULL;
+	if (answer->info.ai_flags & RAI_PASSIVE)
+		set_src(answer, found->ai_addr, found->ai_addrlen);
+	else
+		set_dst(answer, found->ai_addr, found->ai_addrlen);
+	if (!answer->info.ai_src_len && hints && hints->ai_src_len)
+		set_src(answer, hints->ai_src_addr, hints->ai_src_len);
+	return &answer->info;
+}
+
+/* Nothing is to be looked up: the hints' own addresses, whichever they have. */
+static struct rdma_addrinfo *answer_of_hints(const struct rdma_addrinfo *hints)
+{
+	struct answer *answer = answer_by(hints, hints->ai_family);
+
+	if (!answer)
+		return NULL;
+	if (hints->ai_src_len)
+		set_src(answer, hints->ai_src_addr, hints->ai_src_len);
+	if (hints->ai_dst_len)
+		set_dst(answer, hints->ai_dst_addr, hints->ai_dst_len);
+	return &answer->info;
 }
 
 /* A name that must be asked for makes this call wait, as the real one does. */
@@ -394,12 +426,13 @@ RN_EXPORT int rdma_getaddrinfo(const char *node, const char *service, const stru
 	struct rdma_addrinfo *first = NULL, **end = &first;
 	int rc;
 
+	if (hints && (hints->ai_src_len > sizeof(struct sockaddr_storage) ||
+		      hints->ai_dst_len > sizeof(struct sockaddr_storage)))
+		return rn_cm_error(EINVAL);
 	if (!node && !service) {
-		/* Only the address that it comes with: for those who join a group. */
-		if (!hints || !hints->ai_src_len)
+		if (!hints)
 			return rn_cm_error(EINVAL);
-		want = (struct addrinfo){.ai_family = hints->ai_src_addr->sa_family, .ai_addr = hints->ai_src_addr};
-		*result = answer_of(&want, hints);
+		*result = answer_of_hints(hints);
 		return *result ? 0 : rn_cm_error(ENOMEM);
 	}
 	if (hints) {

@@ -43,6 +43,11 @@ enum {
 };
 int rdmanet_soft_qp_way(struct ibv_qp *qp);
 
+/* Keep the connection manager's context open until it is released, which rdma_get_devices() does for good. NULL and
+ * errno. What was held before a fork is not the child's to release: nothing happens then. */
+struct ibv_context *rdmanet_soft_cm_hold(void);
+void rdmanet_soft_cm_release(struct ibv_context *context);
+
 /* Where warnings go: a descriptor, one write() a line; -1: standard error. log.h says what they are. */
 void rdmanet_soft_log_to(int fd);
 
