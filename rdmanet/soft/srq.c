@@ -112,7 +112,8 @@ struct ibv_srq *rn_create_srq_ex(struct ibv_context *context, struct ibv_srq_ini
 {
 	enum { XRC = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ };
 	enum ibv_srq_type type = init->comp_mask & IBV_SRQ_INIT_ATTR_TYPE ? init->srq_type : IBV_SRQT_BASIC;
-	uint32_t known = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | (type == IBV_SRQT_XRC ? XRC : 0);
+	/* A basic one's programs say a CQ too (UCX), and adapters disregard it: it is for tags and XRC. */
+	uint32_t known = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | (type == IBV_SRQT_XRC ? XRC : IBV_SRQ_INIT_ATTR_CQ);
 	struct rn_srq *srq;
 	int err;
 
