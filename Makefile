@@ -63,27 +63,25 @@ build: $(VENV)/.built ## build the extension and the embedded device in place
 # itself is installed, by the interpreter's own, from a list of requirements.
 $(VENV)/.run: pyproject.toml $(wildcard requirements/*.txt) scripts/prerequisites
 	@scripts/prerequisites $(PYTHON)
-	@echo "setting up $(VENV) ($$($(PYTHON) -V))"
-	@$(PYTHON) -m venv $(VENV)
-	@$(py) -m pip install --quiet $(locked) --requirement requirements/pip.txt
-	@$(pip) --group run
+	@scripts/progress "setting up $(VENV) ($$($(PYTHON) -V))" $(PYTHON) -m venv $(VENV)
+	@scripts/progress "installing pip" $(py) -m pip install --quiet $(locked) --requirement requirements/pip.txt
+	@scripts/progress "installing what rdmanet runs on" $(pip) --group run
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	@$(pip) --group test
+	@scripts/progress "installing the group test" $(pip) --group test
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.run
-	@$(pip) --group check
+	@scripts/progress "installing the group check" $(pip) --group check
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.run
-	@$(pip) --group docs
+	@scripts/progress "installing the group docs" $(pip) --group docs
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.run $(sources)
-	@echo "building (half a minute the first time)"
-	@$(py) setup.py --quiet build_ext --inplace
+	@scripts/progress "building (a minute or two the first time)" $(py) setup.py --quiet build_ext --inplace
 	@touch $@
 
 # In an environment of its own: what the others are made of is only now being chosen.
