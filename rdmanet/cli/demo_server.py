@@ -66,30 +66,34 @@ async def echo_lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     await writer.wait_closed()
 
 
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 async def receive_file(directory: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One line of JSON (name, size), the bytes, the sender's SHA-256; the answer is what arrived here."""
+    """One line of JSON (name, size), the bytes, the sender's SHA-256; the answer is what arrived here, and when."""
     header = json.loads(await reader.readline())
     path = directory / ("received-" + os.path.basename(header["name"]))
     left = header["size"]
-    digest = hashlib.sha256()
     begin_s = time.perf_counter()
     with path.open("wb") as file:
         while left:
             chunk = await reader.read(min(left, CHUNK_BYTES))
             if not chunk:
                 raise EOFError(f"the stream ended {left} bytes early")
-            digest.update(chunk)
             file.write(chunk)
             left -= len(chunk)
     seconds = time.perf_counter() - begin_s
-    ours, theirs = digest.hexdigest(), (await reader.readline()).decode().rstrip()
+    # Apart from the transfer, which is several times as fast.
+    ours, theirs = await asyncio.to_thread(sha256, path), (await reader.readline()).decode().rstrip()
     if ours != theirs:
         print(f"server: {path} has SHA-256 {ours}, the sender says {theirs}", file=sys.stderr)
     answer = {
         "path": str(path),
         "size": path.stat().st_size,
         "sha256": ours,
-        "gb_per_s": header["size"] / seconds / 1e9 if seconds else 0.0,
+        "seconds": seconds,
     }
     writer.write(json.dumps(answer).encode() + b"\n")
     writer.close()
