@@ -203,7 +203,11 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     11: ("remote operation error", errno.EIO, "the peer could not complete it"),
     12: ("transport retries exceeded", errno.ECONNRESET, "the peer did not answer"),
     13: ("receiver-not-ready retries exceeded", errno.ECONNRESET, "the peer has posted no receive"),
-    16: ("remote aborted", errno.ECONNABORTED, ""),
+    16: (
+        "remote aborted",
+        errno.ECONNABORTED,
+        "the embedded device says so of a peer without the same RDMANET_SOFT_SECRET",
+    ),
     19: ("fatal error", errno.EIO, ""),
     20: ("response timeout", errno.ETIMEDOUT, ""),
     21: ("general error", errno.EIO, ""),
