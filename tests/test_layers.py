@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 ROOMS = [
     [{"errors", "credit", "remote", "qpinfo"}],
     [{"_core", "_verbs"}],
-    [{"protocol", "offers"}, {"verbs", "cm", "finding"}, {"notifier", "closing"}, {"device_events"}],
+    [{"protocol", "offers"}, {"verbs", "cm", "finding"}, {"notifier", "closing"}, {"device_events"}, {"device_log"}],
     [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm", "async_exchange"}, {"memory"}],
     [{"server"}],
     [{"transport"}],
