@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from rdmanet import credit
+from rdmanet import credit, log_rate
 from rdmanet._core import (
     CMID,
     CQ,
@@ -886,7 +886,7 @@ class RdmaTransport(StreamConnection):
         return self._machine.writing is Writing.OVER
 
     def _protocol_broken(self, exc: BaseException) -> None:
-        logger.warning("%r: the peer broke the protocol: %s", self, exc)
+        log_rate.warn(logger, "protocol", "%r: the peer broke the protocol: %s", self, exc)
         waiter = self._waiter
         self._handle(Event.PEER_VIOLATED, exc)
         if waiter is not None and not waiter.done():

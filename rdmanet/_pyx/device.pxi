@@ -264,7 +264,8 @@ cdef class Device:
         """Open the device.
 
         :raises DeviceNotFoundError: it has gone since it was listed
-        :raises OSError: it cannot be opened; a note says what to do about permissions and modules
+        :raises OSError: it cannot be opened; a note says what to do about permissions and modules. EINVAL of the
+            embedded device: a switch of the environment makes no sense, and the message says which
         """
         cdef verbs.ibv_device **devices
         cdef verbs.ibv_context *ptr = NULL
@@ -281,7 +282,7 @@ cdef class Device:
             verbs.rn_free_device_list(self.library.c, devices)
         if rc == 1:
             raise DeviceNotFoundError(ENODEV, f"device {self.name} is not there any more")
-        check_kernel(rc, f"ibv_open_device({self.name})")
+        check_open(self.library, rc, f"ibv_open_device({self.name})")
         context = Context.__new__(Context, _HERE)
         context.library = self.library
         context.name = self.name

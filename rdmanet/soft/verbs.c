@@ -59,10 +59,10 @@ static union {
 #define GUID htobe64(0x025244fffe4d414eull) /* locally administered */
 
 /* By the rules in force: see iwarp.h. */
-static void dress(void)
+static void dress(bool iwarp)
 {
-	soft0.device.node_type = rn_settings.iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
-	soft0.device.transport_type = rn_settings.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
+	soft0.device.node_type = iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
+	soft0.device.transport_type = iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
 }
 
 RN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices)
@@ -72,9 +72,7 @@ RN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices)
 	if (!list)
 		return NULL;
 	pthread_mutex_lock(&rn_world);
-	if (rn_list_empty(&rn_contexts))
-		rn_settings_glance();
-	dress();
+	dress(rn_list_empty(&rn_contexts) ? rn_settings_are_iwarp() : rn_settings.iwarp);
 	pthread_mutex_unlock(&rn_world);
 	list[0] = &soft0.device;
 	if (num_devices)
@@ -358,7 +356,7 @@ static int start(void)
 	if (!registered)
 		rn_at_fork_child(process_forked);
 	registered = true;
-	dress();
+	dress(rn_settings.iwarp);
 	return err;
 }
 
