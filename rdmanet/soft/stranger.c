@@ -45,11 +45,20 @@ static unsigned limit(void)
 	return files.rlim_cur / 4 < STRANGERS_MIN ? STRANGERS_MIN : (unsigned)(files.rlim_cur / 4);
 }
 
+/* Who has one address of IPv6 has the 2^64 beside it, too. */
+static unsigned length_of(const union ibv_gid *source)
+{
+	static const uint8_t v4[12] = {[10] = 0xff, [11] = 0xff};
+
+	return memcmp(source->raw, v4, sizeof(v4)) ? sizeof(source->raw) / 2 : sizeof(source->raw);
+}
+
 static unsigned bucket_of(const struct rn_stranger *stranger)
 {
+	unsigned length = length_of(&stranger->from);
 	uint64_t hash = seed;
 
-	for (unsigned i = 0; i < sizeof(stranger->from.raw); i++)
+	for (unsigned i = 0; i < length; i++)
 		hash = (hash ^ stranger->from.raw[i]) * 0x9e3779b97f4a7c15ull;
 	return (unsigned)(hash >> 32) % BUCKETS;
 }
@@ -81,6 +90,7 @@ static bool make_one_leave(const struct rn_stranger *newcomer, const char *why)
 	if (!stranger)
 		return false;
 	rn_warn(RN_WARN_SILENCE, "%u connections have not said who they are, %s: the eldest is closed", count, why);
+	rn_stranger_forget(stranger); /* whatever it does: we get on */
 	stranger->leave(stranger);
 	return true;
 }
@@ -123,6 +133,6 @@ union ibv_gid rn_stranger_user(int fd)
 	union ibv_gid from = {.raw = {0xff, 'u', 'i', 'd'}}; /* no address */
 
 	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &length);
-	memcpy(&from.raw[8], &cred.uid, sizeof(cred.uid));
+	memcpy(&from.raw[4], &cred.uid, sizeof(cred.uid));
 	return from;
 }
