@@ -63,23 +63,43 @@ static unsigned bucket_of(const struct rn_stranger *stranger)
 	return (unsigned)(hash >> 32) % BUCKETS;
 }
 
+static bool is_same_source(const struct rn_stranger *a, const struct rn_stranger *b)
+{
+	unsigned length = length_of(&a->from);
+
+	return length == length_of(&b->from) && !memcmp(&a->from, &b->from, length);
+}
+
+/* The bucket that has most is mostly one source's: of two different ones each cancels the other out. */
+static const struct rn_stranger *who_has_most(void)
+{
+	uint16_t in_bucket[BUCKETS] = {0};
+	const struct rn_stranger *source = NULL;
+	unsigned most = 0, votes = 0;
+
+	for (struct rn_stranger *at = first; at; at = at->next) {
+		if (++in_bucket[at->bucket] > in_bucket[most])
+			most = at->bucket;
+	}
+	for (struct rn_stranger *at = first; at; at = at->next) {
+		if (at->bucket != most)
+			continue;
+		if (!votes)
+			source = at;
+		votes = is_same_source(source, at) ? votes + 1 : votes - 1;
+	}
+	return source;
+}
+
 /* The eldest of the source that has most, but not this one. */
 static struct rn_stranger *least_welcome(const struct rn_stranger *newcomer)
 {
-	uint16_t of_source[BUCKETS] = {0};
+	const struct rn_stranger *source = who_has_most();
 	struct rn_stranger *chosen = NULL;
-	unsigned most = 0;
 
 	for (struct rn_stranger *at = first; at; at = at->next)
-		of_source[bucket_of(at)]++;
-	for (struct rn_stranger *at = first; at; at = at->next) {
-		unsigned here = of_source[bucket_of(at)];
-
-		if (at == newcomer || here < most)
-			continue;
-		most = here;
-		chosen = at; /* the last one found is the eldest */
-	}
+		if (at != newcomer && (!chosen || is_same_source(source, at) || !is_same_source(source, chosen)))
+			chosen = at; /* the last one found is the eldest; of any source, if that one has only the newcomer */
 	return chosen;
 }
 
@@ -100,6 +120,7 @@ void rn_stranger_add(struct rn_stranger *stranger)
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, start_once);
+	stranger->bucket = (uint16_t)bucket_of(stranger);
 	stranger->next = first;
 	stranger->link = &first;
 	if (first)

@@ -13,6 +13,7 @@
 #define RDMANET_SOFT_STRANGER_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "verbs.h"
 
@@ -20,6 +21,7 @@ struct rn_stranger {
 	union ibv_gid from;                  /* its address; of who comes by a Unix socket: its user */
 	void (*leave)(struct rn_stranger *); /* close it: it is forgotten already */
 	struct rn_stranger *next, **link;    /* stranger.c's; link is NULL for who is none */
+	uint16_t bucket;
 };
 
 /* Is one from now on. Others may leave, but not this one. */
