@@ -9,7 +9,7 @@
  *
  *     +--------+-----------------+-------------+-----------+---------+---------------------------+
  *     | head   | queue pairs     | memory keys | CQ blocks | pools   | heap: receive rings       |
- *     | ports  | [port*256+slot] | [key >> 8]  |           |         | (offsets, in 64 B units)  |
+ *     | ports  | [port*256+slot] | [key >> 16] |           |         | (offsets, in 64 B units)  |
  *     +--------+-----------------+-------------+-----------+---------+---------------------------+
  *
  * Trust.  Peers run as the same user, so nothing here keeps secrets from them; but a peer may be
@@ -223,7 +223,7 @@ enum rn_mr_kind {
 	RN_MR_NULL,      /* of any address, which doesn't count: null_mr.c */
 };
 
-/* A memory key: key = index << 8 | generation. `key` is 0 while the entry is not valid. */
+/* A memory key: key = index << 16 | tag (mr_key.c). `key` is 0 while the entry is not valid. */
 struct rn_mr_entry {
 	alignas(64) _Atomic uint32_t key;
 	uint32_t pd;
@@ -235,8 +235,15 @@ struct rn_mr_entry {
 	uint64_t offset;  /* within the segment */
 	uint32_t segment; /* id */
 	uint32_t qpn;     /* a window of type 2: the queue pair that it is for; else 0 */
+	uint32_t last;    /* of the owner's own table: the key that it had before */
 };
 static_assert(sizeof(struct rn_mr_entry) == 64, "one key, one cache line");
+
+/* Where its entry is: any upper half of a key is a place of the table. */
+static inline uint32_t rn_mr_index(uint32_t key)
+{
+	return key >> 16;
+}
 
 struct rn_arena_head {
 	uint64_t magic; /* says layout and sizes, too: see RN_ARENA_MAGIC */
@@ -245,7 +252,7 @@ struct rn_arena_head {
 };
 
 #define RN_ARENA_MAGIC \
-	(0x524e4152454e0500ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
+	(0x524e4152454e0600ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
 
 enum {
 	RN_ARENA_HEAD = 4096,

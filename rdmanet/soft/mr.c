@@ -78,7 +78,7 @@ static struct ibv_mr *publish(struct ibv_pd *ibv_pd, void *addr, struct rn_mr_en
 		return NULL;
 	}
 	mr->pinned = pinned;
-	mr->index = key >> 8;
+	mr->index = rn_mr_index(key);
 	mr->segment = segment;
 	mr->mr = (struct ibv_mr){
 		.context = ibv_pd->context,

@@ -2,67 +2,113 @@
 /*
  * Keys, and the two tables in which they are looked up.
  *
- * A key is index << 8 | generation, so it is found by one array access, and a key that was
- * deregistered stays wrong for 255 further uses of its index; indexes are handed out in turn,
- * from a random start, which makes that a long time.
+ * A key is all that a peer has to know of memory besides its address, so it must not be guessed: whoever is given
+ * keys, or registers memory himself, learns nothing of anybody else's.  A key is index << 16 | tag, so it is found by
+ * one array access.
+ *
+ *                 31            16 15        8 7         0
+ *     region      | index         | tag                   |    drawn when it is registered
+ *     window      | index         | tag        | variant   |   index and tag are drawn when it is made; its program
+ *                                                              chooses the variant (ibv_inc_rkey), first it is drawn
+ *
+ * An index is drawn from those that are free, and a tag from all, but its upper byte differs from that of the key
+ * which had the index last: a key that was just withdrawn does not come back, with whatever variant.
+ *
+ * Randomness comes from the kernel, for 32 keys at a time.
  *
  * One table is ours, for the work requests of this process; the other stands in the arena, for peers.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 
+#include "guard.h"
 #include "mr.h"
+
+static_assert(RN_MRS_MAX == 1 << 16, "any upper half of a key is an index");
 
 alignas(RN_PAGE) struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
 
 /* Guards the handing out of keys. Innermost: nothing is locked inside it. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static uint8_t *generations; /* of each index; 0 = taken */
-static uint32_t next_index, taken;
+/* The indexes that are free, in any order. 0 never is, so that key 0 is never valid. */
+static uint16_t vacant[RN_MRS_MAX];
+static uint32_t num_vacant;
+static bool is_filled;
+
+enum { WORDS = 32 }; /* 256 bytes: getrandom() gives so many at once, or none */
+static uint64_t words[WORDS];
+static uint32_t words_left;
+
+/* --- with mutex held ------------------------------------------------------------------------------------------- */
+
+static void fill_vacant(void)
+{
+	for (num_vacant = 0; num_vacant < RN_MRS_MAX - 1; num_vacant++)
+		vacant[num_vacant] = num_vacant + 1;
+	is_filled = true;
+}
+
+/* False: the kernel gives none. */
+static bool random_word(uint64_t *word)
+{
+	if (!words_left) {
+		if (getrandom(words, sizeof(words), 0) != sizeof(words))
+			return false;
+		words_left = WORDS;
+	}
+	*word = words[--words_left];
+	words[words_left] = 0; /* what was used is nobody's business */
+	return true;
+}
+
+/* For the tests' control: one index after the other, and 8 bits. */
+static uint32_t predictable_key(uint64_t word)
+{
+	return (uint32_t)vacant[--num_vacant] << 16 | (word & 0xff);
+}
+
+static uint32_t random_key(uint64_t word)
+{
+	uint32_t at = (word >> 16) * num_vacant >> 48; /* evenly, but for 2^-32 */
+	uint32_t index = vacant[at], tag = word & 0xffff, last = rn_mr_table[index].last & 0xffff;
+
+	while (tag >> 8 == last >> 8) {
+		if (!random_word(&word))
+			return 0;
+		tag = word & 0xffff;
+	}
+	__builtin_prefetch(&rn_arena_mrs(rn_arena)[index], 1); /* it is nowhere near */
+	vacant[at] = vacant[--num_vacant];
+	return index << 16 | tag;
+}
+
+/* --- the calls --------------------------------------------------------------------------------------------------- */
 
 uint32_t rn_mr_key_take(void)
 {
 	uint32_t key = 0;
+	uint64_t word;
 
 	pthread_mutex_lock(&mutex);
-	if (!generations) {
-		generations = malloc(RN_MRS_MAX);
-		if (!generations || getrandom(generations, RN_MRS_MAX, 0) < 0 ||
-		    getrandom(&next_index, sizeof(next_index), 0) < 0)
-			goto out;
-		for (unsigned i = 0; i < RN_MRS_MAX; i++)
-			generations[i] |= 1;
-		next_index %= RN_MRS_MAX;
-	}
-	for (unsigned tried = 0; taken < RN_MRS_MAX - 1 && tried < RN_MRS_MAX; tried++) {
-		uint32_t index = next_index++ % RN_MRS_MAX;
-
-		/* Index 0 stays unused, so that key 0 is never valid. */
-		if (!index || rn_mr_table[index].pd)
-			continue;
-		if (!++generations[index])
-			generations[index] = 1;
-		key = index << 8 | generations[index];
-		rn_mr_table[index].pd = UINT32_MAX; /* taken */
-		taken++;
-		break;
-	}
-out:
+	if (!is_filled)
+		fill_vacant();
+	if (num_vacant && random_word(&word))
+		key = rn_guarded(RN_GUARD_RANDOM_KEYS) ? random_key(word) : predictable_key(word);
 	pthread_mutex_unlock(&mutex);
 	return key;
 }
 
 void rn_mr_key_give_back(uint32_t key)
 {
-	uint32_t index = key >> 8;
+	uint32_t index = rn_mr_index(key);
 
 	rn_mw_open_region(index);
 	pthread_mutex_lock(&mutex);
-	generations[index] = key & 0xff; /* the next one is another, also after keys that a program chose */
-	rn_mr_table[index].pd = 0;
-	taken--;
+	rn_mr_table[index].last = key;
+	vacant[num_vacant++] = index;
 	pthread_mutex_unlock(&mutex);
 }
 
@@ -83,13 +129,15 @@ static void entry_publish(struct rn_mr_entry *entry, const struct rn_mr_entry *f
 
 void rn_mr_publish(const struct rn_mr_entry *entry, uint32_t key)
 {
-	entry_publish(&rn_mr_table[key >> 8], entry, key);
-	entry_publish(&rn_arena_mrs(rn_arena)[key >> 8], entry, key);
+	entry_publish(&rn_mr_table[rn_mr_index(key)], entry, key);
+	entry_publish(&rn_arena_mrs(rn_arena)[rn_mr_index(key)], entry, key);
 }
 
 void rn_mr_key_forked(void)
 {
 	pthread_mutex_init(&mutex, NULL);
 	madvise(rn_mr_table, sizeof(rn_mr_table), MADV_DONTNEED); /* zeros, without touching 4 MiB */
-	taken = 0;
+	is_filled = false;
+	words_left = 0; /* the parent will use them */
+	memset(words, 0, sizeof(words));
 }

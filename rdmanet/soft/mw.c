@@ -20,6 +20,7 @@ enum {
 	REMOTE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
 	/* LOCAL_WRITE means nothing to a window, and is taken without a word by everybody. */
 	KNOWN = REMOTE | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE,
+	VARIANT = 0xff, /* of a key: mr_key.c */
 };
 
 struct rn_mw {
@@ -102,8 +103,7 @@ static void settle(struct rn_mw *mw)
 
 static struct rn_mw *find(uint32_t key)
 {
-	uint32_t index = key >> 8;
-	struct rn_mw *mw = index < RN_MRS_MAX ? windows[index] : NULL;
+	struct rn_mw *mw = windows[rn_mr_index(key)];
 
 	if (mw)
 		settle(mw);
@@ -153,11 +153,11 @@ static enum ibv_wc_status bind(struct rn_qp *qp, const struct ibv_send_wr *wr, u
 
 	rn_lock(&mw_lock);
 	mw = find(key);
-	if (!mw || rn_pd(mw->mw.pd)->number != pd)
-		goto out;
+	if (!mw || rn_pd(mw->mw.pd)->number != pd || (key ^ mw->last) & ~(uint32_t)VARIANT)
+		goto out; /* of its key only the variant is its user's to choose */
 	if (mw->mw.type == IBV_MW_TYPE_2 && (mw->key || !info->length))
 		goto out; /* it must be invalidated first, and not by this */
-	if (info->length && (!is_bindable(mr, pd, info) || bound[lkey >> 8] == CLOSED))
+	if (info->length && (!is_bindable(mr, pd, info) || bound[rn_mr_index(lkey)] == CLOSED))
 		goto out;
 	status = IBV_WC_SUCCESS;
 	was_bound = mw->key;
@@ -166,13 +166,13 @@ static enum ibv_wc_status bind(struct rn_qp *qp, const struct ibv_send_wr *wr, u
 		rn_unlock(&mw_lock); /* its user orders binds of one window, or gets what he deserves */
 		wait_unused(pd, qp);
 		rn_lock(&mw_lock);
-		if (find(key) != mw || mw->key || (info->length && bound[lkey >> 8] == CLOSED))
+		if (find(key) != mw || mw->key || (info->length && bound[rn_mr_index(lkey)] == CLOSED))
 			status = IBV_WC_MW_BIND_ERR;
 	}
 	if (!info->length || status != IBV_WC_SUCCESS)
 		goto out;
 	mw->key = mw->last = key;
-	mw->region = lkey >> 8;
+	mw->region = rn_mr_index(lkey);
 	mw->qpn = mw->mw.type == IBV_MW_TYPE_2 ? qp->ex.qp_base.qp_num : 0;
 	bound[mw->region]++;
 	if (mw->qpn)
@@ -243,7 +243,7 @@ void rn_mw_invalidate(struct rn_mr_entry *table, uint32_t key)
 
 	if (is_ours)
 		table = rn_arena_mrs(rn_arena);
-	atomic_compare_exchange_strong(&table[key >> 8].key, &expected, 0);
+	atomic_compare_exchange_strong(&table[rn_mr_index(key)].key, &expected, 0);
 	if (is_ours)
 		rn_mw_settle(key);
 }
@@ -301,7 +301,7 @@ struct ibv_mw *rn_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 		errno = ENOMEM;
 		return NULL;
 	}
-	mw->index = key >> 8;
+	mw->index = rn_mr_index(key);
 	mw->last = key;
 	mw->mw = (struct ibv_mw){.context = pd->context, .pd = pd, .rkey = key, .handle = mw->index, .type = type};
 	pthread_mutex_lock(&context->mutex);
@@ -351,7 +351,7 @@ int rn_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 		.send_flags = bind->send_flags,
 		.bind_mw = {
 			.mw = mw,
-			.rkey = (mw->rkey & ~0xffu) | ((mw->rkey + 1) & 0xff),
+			.rkey = (mw->rkey & ~(uint32_t)VARIANT) | ((mw->rkey + 1) & VARIANT),
 			.bind_info = *info,
 		},
 	};

@@ -2,8 +2,8 @@
 /*
  * Memory windows: keys for a part of a region, given and taken by work requests.
  *
- * A window has an index in the key table, like a region; its key is that index and eight bits that
- * change with each binding.  Unbound, its entry is not valid.  Bound, the entry says the same things
+ * A window has an index in the key table, like a region; its key is that index, eight bits that were drawn when it was
+ * made (mr_key.c), and eight that change with each binding.  Unbound, its entry is not valid.  Bound, the entry says the same things
  * as a region's, so a responder looks it up as any key.  What differs: it has no right to be an lkey,
  * and a window of type 2 names the queue pair that it is bound to, the only one whose peer may use it.
  *

@@ -68,7 +68,7 @@ static int perform(const struct rn_remote *request, const char *data, size_t num
 		return EACCES;
 	/* A window may have been invalidated by its peer, who tells the arena only. */
 	if (mr->qpn && (mr->qpn != request->dest_qpn ||
-			atomic_load(&rn_arena_mrs(rn_arena)[request->key >> 8].key) != request->key))
+			atomic_load(&rn_arena_mrs(rn_arena)[rn_mr_index(request->key)].key) != request->key))
 		return EACCES;
 	at = mr->base + (mr->kind == RN_MR_NULL ? 0 : request->addr - mr->iova);
 	if (is_atomic && at % sizeof(before))

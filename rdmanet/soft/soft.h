@@ -223,11 +223,9 @@ extern struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
 
 static inline const struct rn_mr_entry *rn_mr_find(const struct rn_mr_entry *table, uint32_t key)
 {
-	uint32_t index = key >> 8;
+	const struct rn_mr_entry *entry = &table[rn_mr_index(key)];
 
-	if (unlikely(index >= RN_MRS_MAX))
-		return NULL;
-	return atomic_load_explicit(&table[index].key, memory_order_acquire) == key && key ? &table[index] : NULL;
+	return atomic_load_explicit(&entry->key, memory_order_acquire) == key && key ? entry : NULL;
 }
 
 /* Is [addr, addr + length) inside the region? */
