@@ -510,7 +510,9 @@ class RdmaTransport(StreamConnection):
         try:
             self._context.run(protocol.connection_made, cast(asyncio.Transport, self))
         except Exception as exc:
-            self._report(exc, "connection_made() failed")  # and the connection lives, as asyncio's and uvloop's do
+            self._report(
+                exc, "connection_made() failed"
+            )  # and the connection lives, as asyncio's and uvloop's do
         self._hear_early()
         if self._close_when_made:
             self.close()

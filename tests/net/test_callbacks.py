@@ -398,7 +398,10 @@ async def test_a_server_runs_in_the_context_of_its_caller(net: Net):
     for server in servers:
         await server.until_lost()
     assert made == ["the server"] * 4
-    assert [server.seen for server in servers] == [{"the server", "connection 2"}, {"the server", "connection 4"}]
+    assert [server.seen for server in servers] == [
+        {"the server", "connection 2"},
+        {"the server", "connection 4"},
+    ]
     assert who.get() == "the first"
 
 
