@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             path = args.file or _make_file(Path(directory) / f"made-up-{FILE_MIB}MiB.bin")
             if not path.is_file():
                 raise DemoError(f"{path}: no such file")
-            with _server_process(directory, args.loop) as (pid, server):
+            with _server_process(directory, args.loop, path.stat().st_size) as (pid, server):
                 cpu = pin(1)
                 print(
                     f"server: process {pid}{_on(server['cpu'])}; client: process {os.getpid()}{_on(cpu)}; "
@@ -83,9 +83,11 @@ def _on(cpu: int | None) -> str:
 
 
 @contextlib.contextmanager
-def _server_process(directory: str, loop: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def _server_process(
+    directory: str, loop: str | None, file_bytes: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Start the server and yield its pid and where it listens; it ends with its standard input."""
-    command = [sys.executable, "-m", "rdmanet.cli.demo_server", directory, loop or ""]
+    command = [sys.executable, "-m", "rdmanet.cli.demo_server", directory, loop or "", str(file_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
         server: dict[str, Any] = {"fabrics": {}}

@@ -1,9 +1,10 @@
 """The demo's other process: it echoes lines, receives a file, and answers the traffic that is measured.
 
-usage: python -m rdmanet.cli.demo_server DIRECTORY LOOP
+usage: python -m rdmanet.cli.demo_server DIRECTORY LOOP FILE_BYTES
 
 It announces where it listens as one JSON line on its standard output, and ends when its standard input does:
-that happens however the process that started it ends.
+that happens however the process that started it ends. It listens on loopback, where others of this host may find
+it: they have their lines echoed, and cannot fill the disk.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from rdmanet.cli.workloads import BufferedSink, Echo
 CHUNK_BYTES = 1 << 20
 
 
-async def serve(directory: Path, cpu: int | None) -> None:
+async def serve(directory: Path, file_bytes: int, cpu: int | None) -> None:
     import rdmanet
 
     over = asyncio.Event()
@@ -32,7 +33,7 @@ async def serve(directory: Path, cpu: int | None) -> None:
     servers: list[Any] = []
     lines = await rdmanet.start_rdma_stream_server(echo_lines, HOST, 0)
     file = await rdmanet.start_rdma_stream_server(
-        partial(receive_file, directory), HOST, 0, limit=CHUNK_BYTES
+        partial(receive_file, directory, file_bytes), HOST, 0, limit=CHUNK_BYTES
     )
     servers += [lines, file]
     measured: dict[str, dict[str, Any]] = {}
@@ -71,13 +72,17 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def receive_file(directory: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def receive_file(
+    directory: Path, file_bytes: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """One line of JSON (name, size), the bytes, the sender's SHA-256; the answer is what arrived here, and when."""
     header = json.loads(await reader.readline())
+    if header["size"] != file_bytes:
+        raise ValueError(f"a file of {header['size']!r:.20} bytes; the demo sends {file_bytes}")
     path = directory / ("received-" + os.path.basename(header["name"]))
     left = header["size"]
     begin_s = time.perf_counter()
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         while left:
             chunk = await reader.read(min(left, CHUNK_BYTES))
             if not chunk:
@@ -103,11 +108,11 @@ async def receive_file(directory: Path, reader: asyncio.StreamReader, writer: as
 def main() -> int:
     # Ctrl-C reaches the whole foreground group; this process goes when the one that started it does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    directory, loop = sys.argv[1:3]
+    directory, loop, file_bytes = sys.argv[1:4]
     factory, _ = loop_factory(loop or None)
     cpu = pin(0)
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serve(Path(directory), cpu))
+        runner.run(serve(Path(directory), int(file_bytes), cpu))
     return 0
 
 
