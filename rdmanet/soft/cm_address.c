@@ -12,6 +12,8 @@
 #include "cm.h"
 
 #include "gid.h"
+#include "guard.h"
+#include "sock_diag.h"
 
 #include <netdb.h>
 #include <stdlib.h>
@@ -168,7 +170,23 @@ struct binding {
 	bool by_name;
 };
 
-/* A port in TCP's space and its name in ours; or the name alone. 0 or errno. */
+/* The TCP port is taken. A program of ours that listens on both expects RDMA's to be free. 0 or errno. */
+static int bind_by_name(const struct sockaddr *address, struct binding *binding)
+{
+	enum rn_port_holder holder = rn_tcp_port_holder(be16toh(rn_cm_port(address)));
+	int error;
+
+	if (rn_guarded(RN_GUARD_NAME_OWNER) && holder != RN_PORT_OURS && holder != RN_PORT_UNKNOWN)
+		return EADDRINUSE;
+	if ((error = rn_cm_name_why_taken(address)))
+		return error;
+	binding->fd = rn_cm_name_claim(address);
+	binding->by_name = true;
+	return binding->fd < 0 ? errno : 0;
+}
+
+/* A port in TCP's space and its name in ours; or the name alone; or the port alone, where a stranger has the name.
+ * 0 or errno. */
 static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, struct binding *binding)
 {
 	struct sockaddr *address = (struct sockaddr *)local;
@@ -187,15 +205,15 @@ static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, 
 		if (binding->name_fd >= 0 || id->reuse_address)
 			return 0;
 		error = errno;
+		if (error == EADDRINUSE && !rn_cm_name_is_ours(address))
+			return 0;
 		rn_fd_close(binding->fd);
 		if (wanted)
 			return error;
 	} while (error == EADDRINUSE && --tries); /* of those the kernel chose, another */
-	if (error != EADDRINUSE || !wanted || id->reuse_address || rn_cm_name_is_taken(address))
+	if (error != EADDRINUSE || !wanted || id->reuse_address)
 		return error;
-	binding->fd = rn_cm_name_claim(address);
-	binding->by_name = true;
-	return binding->fd < 0 ? errno : 0;
+	return bind_by_name(address, binding);
 }
 
 RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *address)
