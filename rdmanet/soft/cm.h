@@ -157,6 +157,10 @@ __be16 rn_cm_port(const struct sockaddr *address);
 void rn_cm_set_port(struct sockaddr *address, __be16 port);
 /* id->verbs and what the route says, from the addresses in it. */
 void rn_cm_set_route(struct rn_cm_id *id);
+/* The listener's socket listens; others are kept off its port, also meanwhile. -1 and errno. */
+int rn_cm_listen(struct rn_cm_id *id);
+/* An accepted socket: when it is old, it shall not keep the port from the next listener of our user. */
+void rn_cm_release_port(int fd);
 int rn_cm_gid_index(const struct sockaddr *address); /* -1: it is no address of ours any more */
 void rn_cm_undress(struct sockaddr_storage *address); /* an IPv4 one of its IPv6 clothes */
 

@@ -118,25 +118,64 @@ void rn_cm_set_route(struct rn_cm_id *id)
 /* --- binding ------------------------------------------------------------------------------------ */
 
 /*
- * A bound socket must keep others off its port also while it doesn't listen yet, so it is bound
- * without SO_REUSEADDR.  But old connections of that port, in TIME_WAIT, would refuse it then; so
- * where that fails it is bound with SO_REUSEADDR, which disregards them (they inherited it), but
- * not a socket that listens or is bound without; and then the option is taken off again.
+ * A bound socket must keep others off its port, also while it doesn't listen yet.  So it is bound without an option to
+ * share it.  But old connections of that port, in TIME_WAIT, would refuse it then; so where that fails it is bound
+ * with SO_REUSEPORT, which disregards them (rn_cm_release_port() gave it to them), and then the option is taken off
+ * again.  For that moment a program of our own user could share it, and no other: with SO_REUSEADDR everybody could.
+ * A program of ours that listens there, and lets its port be shared, doesn't mean with us: it is looked for first.
+ *
+ * (Before Linux 6.17 a closed connection that still waits for its peer's answer is root's: for up to some minutes
+ * such a one keeps the port from who isn't root.  On this host, and where the peer lives, there is none.)
  */
+static void share(int fd, int on)
+{
+	setsockopt(fd, SOL_SOCKET, rn_guarded(RN_GUARD_PORT_SHARING) ? SO_REUSEPORT : SO_REUSEADDR, &on, sizeof on);
+}
+
+void rn_cm_release_port(int fd)
+{
+	share(fd, 1);
+}
+
+/* The port can't be had for this reason: may that be for old connections only? */
+static bool may_be_old(int error, const struct sockaddr *address)
+{
+	uid_t user;
+
+	return error == EADDRINUSE && !(rn_guarded(RN_GUARD_PORT_SHARING) && rn_tcp_listener_user(address, &user));
+}
+
 static int bind_exclusively(int fd, const struct sockaddr *address)
 {
-	static const int on = 1, off = 0;
 	socklen_t length = rn_cm_address_length(address);
+	int error = bind(fd, address, length) ? errno : 0;
 
-	if (!bind(fd, address, length))
-		return 0;
-	if (errno != EADDRINUSE)
-		return errno;
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-	if (bind(fd, address, length))
-		return errno;
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &off, sizeof off);
-	return 0;
+	if (!may_be_old(error, address))
+		return error;
+	share(fd, 1);
+	error = bind(fd, address, length) ? errno : 0;
+	share(fd, 0);
+	return error;
+}
+
+/* Of several that have the port by RDMA_OPTION_ID_REUSEADDR only one listens. A Unix socket always does. */
+int rn_cm_listen(struct rn_cm_id *id)
+{
+	int fd = id->bound_fd, error;
+
+	if (!rn_guarded(RN_GUARD_PORT_SHARING))
+		share(fd, 1);
+	else if (id->reuse_address)
+		share(fd, 0);
+	error = listen(fd, SOMAXCONN) ? errno : 0;
+	if (may_be_old(error, &id->id.route.addr.src_addr)) {
+		share(fd, 1);
+		error = listen(fd, SOMAXCONN) ? errno : 0;
+		share(fd, 0);
+	}
+	if (error && id->reuse_address)
+		share(fd, 1);
+	return error ? rn_cm_error(error) : 0;
 }
 
 /* A TCP socket bound to it, whose port is filled in; or -1 and errno. */
@@ -145,14 +184,14 @@ static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *loca
 	const struct sockaddr *address = (struct sockaddr *)local;
 	socklen_t length = rn_cm_address_length(address);
 	int fd = rn_fd_own(socket(local->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-	int on = 1, only = id->af_only, error;
+	int only = id->af_only, error;
 
 	if (fd < 0)
 		return -1;
 	if (local->ss_family == AF_INET6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
 	if (id->reuse_address) {
-		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+		share(fd, 1);
 		error = bind(fd, address, length) ? errno : 0;
 	} else {
 		error = bind_exclusively(fd, address);
