@@ -429,7 +429,6 @@ RN_EXPORT int rdma_listen(struct rdma_cm_id *rdma_id, int backlog)
 	enum { BACKLOG_MAX = 1024 };
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 	struct sockaddr_in anywhere = {.sin_family = AF_INET};
-	static const int on = 1;
 	int error;
 
 	if (id->epoch != rn_epoch())
@@ -442,9 +441,7 @@ RN_EXPORT int rdma_listen(struct rdma_cm_id *rdma_id, int backlog)
 	id->accepting = (struct rn_source){.fd = id->bound_fd, .ready = rn_wire_listener_ready};
 	id->breathe = (struct rn_timer){.fire = rn_wire_listener_breathe};
 
-	/* Inherited by its connections, so that they, in TIME_WAIT, don't hold up the next server. */
-	setsockopt(id->bound_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-	if (listen(id->bound_fd, BACKLOG_MAX))
+	if (rn_cm_listen(id))
 		return -1;
 	pthread_mutex_lock(&rn_cm_lock);
 	id->state = RN_CM_LISTENING;

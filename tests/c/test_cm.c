@@ -748,7 +748,7 @@ static void a_thousand_in_a_row(void)
 			began = cpu_ns();
 		}
 	}
-	CHECK(mallinfo2().uordblks <= memory + 4096);
+	EVENTUALLY(mallinfo2().uordblks <= memory + 4096); /* the engine frees the last wires */
 	printf("   %.0f us of CPU for a connect and close, both sides\n", (double)(cpu_ns() - began) / 900e3);
 	EVENTUALLY(descriptors() <= fds);
 	CHECK(entries("/proc/self/map_files") <= mappings + 2);

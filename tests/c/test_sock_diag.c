@@ -97,6 +97,7 @@ static void the_specific_goes_first(uid_t user)
 
 	expect_listener(v4(INADDR_LOOPBACK, port), user ? user : geteuid());
 	expect_listener(v4(INADDR_LOOPBACK + 1, port), user ? user : geteuid());
+	expect_listener(v4(INADDR_ANY, port), user ? user : geteuid());
 	here = socket_of(0, v6(in6addr_loopback, port), true);
 	if (here >= 0) {
 		expect_listener(v6(in6addr_loopback, port), geteuid());
@@ -109,6 +110,7 @@ static void the_specific_goes_first(uid_t user)
 		return;
 	port = port_of(anywhere);
 	expect_listener(v6(in6addr_loopback, port), user ? user : geteuid());
+	expect_listener(v6(in6addr_any, port), user ? user : geteuid());
 	expect_listener(v4(INADDR_LOOPBACK, port), user ? user : geteuid()); /* it is for both families */
 	close(anywhere);
 }
