@@ -664,6 +664,7 @@ cdef extern from "soft/counters.h" nogil:
         uint64_t duplicates
         uint64_t failed
         uint64_t bytes_stream
+        uint64_t wrong_keys
     struct rn_live:
         uint32_t contexts
         uint32_t pds

@@ -31,6 +31,7 @@ struct rn_counters {
 	uint64_t duplicates; /* requests that arrived again, and were refused */
 	uint64_t failed;     /* requests and receives that chaos made fail */
 	uint64_t bytes_stream; /* carried by TCP */
+	uint64_t wrong_keys;   /* requests for memory that we refused; a peer that has our arena mapped refuses its own */
 };
 
 struct rn_live {

@@ -19,12 +19,13 @@
  * One table is ours, for the work requests of this process; the other stands in the arena, for peers.
  */
 #define _GNU_SOURCE
-#include <stdlib.h>
+#include <arpa/inet.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 
 #include "guard.h"
+#include "log.h"
 #include "mr.h"
 
 static_assert(RN_MRS_MAX == 1 << 16, "any upper half of a key is an index");
@@ -110,6 +111,16 @@ void rn_mr_key_give_back(uint32_t key)
 	rn_mr_table[index].last = key;
 	vacant[num_vacant++] = index;
 	pthread_mutex_unlock(&mutex);
+}
+
+void rn_mr_key_refused(struct rn_qp *qp)
+{
+	char from[INET6_ADDRSTRLEN] = "";
+
+	qp->count.wrong_keys++;
+	inet_ntop(AF_INET6, &qp->attr.ah_attr.grh.dgid, from, sizeof(from));
+	rn_warn(RN_WARN_KEY, "queue pair %06x: its peer, queue pair %06x at %s, asks for memory that it may not have",
+		qp->ex.qp_base.qp_num, qp->attr.dest_qp_num, from);
 }
 
 /* Fill both copies of the table; the key goes in last. */

@@ -14,6 +14,7 @@
  */
 #include <stdlib.h>
 
+#include "guard.h"
 #include "soft.h"
 
 enum {
@@ -31,12 +32,14 @@ struct rn_mw {
 	uint32_t region; /* the index of the region, while bound */
 	uint32_t qpn;    /* type 2, while bound */
 	struct rn_list link;
+	struct rn_list bound; /* while bound: on all_bound */
 };
 
 static struct rn_lock mw_lock;
+static struct rn_list all_bound = {&all_bound, &all_bound};
 static struct rn_mw *windows[RN_MRS_MAX];
 static uint32_t bound[RN_MRS_MAX]; /* to each region; CLOSED: there is none, or not for long */
-static uint32_t num_windows, bound_to_qps;
+static uint32_t num_windows;
 
 _Atomic uint32_t rn_mw_serving[RN_SERVINGS];
 
@@ -86,11 +89,12 @@ static void unbind(struct rn_mw *mw)
 {
 	if (!mw->key)
 		return;
-	atomic_store(&rn_mr_table[mw->index].key, 0);
-	atomic_store(&shared_entry(mw->index)->key, 0);
+	if (rn_guarded(RN_GUARD_WINDOW_LIFE)) {
+		atomic_store(&rn_mr_table[mw->index].key, 0);
+		atomic_store(&shared_entry(mw->index)->key, 0);
+	}
 	bound[mw->region]--;
-	if (mw->qpn)
-		bound_to_qps--;
+	rn_list_del(&mw->bound);
 	mw->key = mw->qpn = 0;
 }
 
@@ -175,8 +179,7 @@ static enum ibv_wc_status bind(struct rn_qp *qp, const struct ibv_send_wr *wr, u
 	mw->region = rn_mr_index(lkey);
 	mw->qpn = mw->mw.type == IBV_MW_TYPE_2 ? qp->ex.qp_base.qp_num : 0;
 	bound[mw->region]++;
-	if (mw->qpn)
-		bound_to_qps++;
+	rn_list_add(&all_bound, &mw->bound);
 	fill_in(&entry, mr, info, mw->qpn);
 	rn_mr_publish(&entry, key);
 out:
@@ -255,9 +258,13 @@ bool rn_mw_close_region(uint32_t index)
 	bool closed;
 
 	rn_lock(&mw_lock);
-	for (uint32_t i = 0; bound[index] && i < RN_MRS_MAX; i++)
-		if (windows[i] && windows[i]->region == index)
-			settle(windows[i]);
+	for (struct rn_list *at = all_bound.next, *next; bound[index] && at != &all_bound; at = next) {
+		struct rn_mw *mw = container_of(at, struct rn_mw, bound);
+
+		next = at->next;
+		if (mw->region == index)
+			settle(mw);
+	}
 	closed = !bound[index];
 	if (closed)
 		bound[index] = CLOSED;
@@ -275,9 +282,13 @@ void rn_mw_open_region(uint32_t index)
 void rn_mw_forget_qp(uint32_t qpn)
 {
 	rn_lock(&mw_lock);
-	for (uint32_t i = 0; bound_to_qps && i < RN_MRS_MAX; i++)
-		if (windows[i] && windows[i]->qpn == qpn)
-			unbind(windows[i]);
+	for (struct rn_list *at = all_bound.next, *next; at != &all_bound; at = next) {
+		struct rn_mw *mw = container_of(at, struct rn_mw, bound);
+
+		next = at->next;
+		if (mw->qpn == qpn)
+			unbind(mw);
+	}
 	rn_unlock(&mw_lock);
 }
 
@@ -384,5 +395,6 @@ void rn_mw_forked(void)
 	for (uint32_t i = 0; i < RN_SERVINGS; i++)
 		if (atomic_load(&rn_mw_serving[i]))
 			atomic_store(&rn_mw_serving[i], 0);
-	num_windows = bound_to_qps = 0;
+	num_windows = 0;
+	rn_list_init(&all_bound);
 }

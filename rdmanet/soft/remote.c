@@ -12,6 +12,7 @@
  * The owner trusts nothing in a request: queue pair, key, bounds and rights are looked up
  * again in its private tables.
  */
+#include "guard.h"
 #include "soft.h"
 
 struct answer {
@@ -44,10 +45,10 @@ static const uint32_t rights[] = {
 	[RN_REMOTE_FAA] = IBV_ACCESS_REMOTE_ATOMIC,
 };
 
-static int perform(const struct rn_remote *request, const char *data, size_t num_data, char *to, size_t room)
+static int perform(struct rn_qp *qp, const struct rn_remote *request, const char *data, size_t num_data, char *to,
+		   size_t room)
 {
 	bool is_atomic = request->kind == RN_REMOTE_CAS || request->kind == RN_REMOTE_FAA;
-	struct rn_qp *qp = find_responder(request);
 	const struct rn_mr_entry *mr;
 	uint64_t at, before;
 	uint32_t needed;
@@ -67,7 +68,7 @@ static int perform(const struct rn_remote *request, const char *data, size_t num
 	    !rn_mr_covers(mr, request->addr, request->length))
 		return EACCES;
 	/* A window may have been invalidated by its peer, who tells the arena only. */
-	if (mr->qpn && (mr->qpn != request->dest_qpn ||
+	if (mr->qpn && ((mr->qpn != request->dest_qpn && rn_guarded(RN_GUARD_WINDOW_QP)) ||
 			atomic_load(&rn_arena_mrs(rn_arena)[rn_mr_index(request->key)].key) != request->key))
 		return EACCES;
 	at = mr->base + (mr->kind == RN_MR_NULL ? 0 : request->addr - mr->iova);
@@ -99,6 +100,7 @@ int rn_serve_request(int peer_pid, const void *message, size_t length, void *roo
 {
 	struct answer *answer = room;
 	struct rn_remote request;
+	struct rn_qp *qp;
 
 	(void)peer_pid;
 	if (length < sizeof(request) || num_room < sizeof(*answer))
@@ -107,9 +109,15 @@ int rn_serve_request(int peer_pid, const void *message, size_t length, void *roo
 	pthread_mutex_lock(&rn_world);
 	rn_order_by_peer(); /* who posted the receive, or registered the memory */
 	rn_mw_serve_begin(RN_SERVING_ENGINE);
-	answer->error = perform(&request, (const char *)message + sizeof(request), length - sizeof(request),
+	qp = find_responder(&request);
+	answer->error = perform(qp, &request, (const char *)message + sizeof(request), length - sizeof(request),
 				answer->data, num_room - sizeof(*answer));
 	rn_mw_serve_end(RN_SERVING_ENGINE);
+	if (answer->error == EACCES && !request.is_receive) {
+		rn_lock(&qp->sq_lock); /* not before: who has it may be waiting for our end */
+		rn_mr_key_refused(qp);
+		rn_unlock(&qp->sq_lock);
+	}
 	rn_order_by_peer(); /* who polls the completion that the peer makes of it */
 	pthread_mutex_unlock(&rn_world);
 	answer->length = answer->error || request.kind == RN_REMOTE_WRITE ? 0 : request.length;

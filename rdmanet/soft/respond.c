@@ -23,6 +23,7 @@
 #define _GNU_SOURCE
 #include <sys/uio.h>
 
+#include "guard.h"
 #include "place.h"
 
 enum { PIECE_BYTES = 256 * 1024, ANNOUNCE_BYTES = 4096 };
@@ -66,7 +67,8 @@ static enum reach reach(struct rn_view *view, uint32_t pd, uint32_t key, uint64_
 	kind = READ_ONCE(mr->kind);
 	qpn = READ_ONCE(mr->qpn);
 	at = addr - iova;
-	if (unlikely(addr < iova || length > size || at > size - length || (qpn && qpn != view->qpn)))
+	if (unlikely(addr < iova || length > size || at > size - length ||
+		     (qpn && qpn != view->qpn && rn_guarded(RN_GUARD_WINDOW_QP))))
 		return REACH_DENIED;
 	piece->mr = mr;
 	piece->key = key;

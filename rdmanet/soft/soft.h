@@ -242,6 +242,8 @@ static inline bool rn_mr_covers(const struct rn_mr_entry *mr, uint64_t addr, uin
 /* An index of the table for a new key, and the first key of it; 0: no more. Given back with its last key. */
 uint32_t rn_mr_key_take(void);
 void rn_mr_key_give_back(uint32_t key);
+/* A peer asked this queue pair for memory that it may not have: count it, and say so. With sq_lock held. */
+void rn_mr_key_refused(struct rn_qp *qp);
 /* Make it valid, in both tables. */
 void rn_mr_publish(const struct rn_mr_entry *entry, uint32_t key);
 

@@ -72,12 +72,14 @@ void rn_stream_tell(struct rn_qp *qp)
 }
 
 /* The request fails, and with it this side: respond.c has left the note, the engine will find it. */
-static void refuse(struct rn_stream *in, enum ibv_wc_status status)
+static void refuse(struct rn_qp *qp, struct rn_stream *in, enum ibv_wc_status status)
 {
 	if (unlikely(in->view.unreliable)) {
 		in->drops = true;
 		return;
 	}
+	if (status == IBV_WC_REM_ACCESS_ERR)
+		rn_mr_key_refused(qp);
 	put_answer(in, RN_ANSWER_NAK, status, in->head.serial, 0);
 	in->failed = in->discards = true;
 }
@@ -95,7 +97,7 @@ static bool is_withdrawn(const struct rn_stream *in)
 }
 
 /* Go on with the answer to a READ. False: the socket takes no more for now, or it is over. */
-static bool answer_read(struct rn_stream *in)
+static bool answer_read(struct rn_qp *qp, struct rn_stream *in)
 {
 	static const char zeros[4096];
 	struct rn_transfer *t = &in->transfer;
@@ -109,7 +111,7 @@ static bool answer_read(struct rn_stream *in)
 
 		if (in->padding || is_withdrawn(in)) {
 			in->reading = in->padding = false;
-			refuse(in, rn_respond_refuse(&in->view, &in->request, t));
+			refuse(qp, in, rn_respond_refuse(&in->view, &in->request, t));
 			return true;
 		}
 		in->chunk_left = left < RN_FRAME_BYTES ? left : RN_FRAME_BYTES;
@@ -206,7 +208,7 @@ static void begin_message(struct rn_qp *qp, struct rn_stream *in)
 
 	if (unlikely(in->head.kind == RN_FRAME_REFUSED)) {
 		rn_view_leave_fault(&in->view, rn_chaos_note(in->head.imm));
-		refuse(in, in->head.imm);
+		refuse(qp, in, in->head.imm);
 		return;
 	}
 	read_frame(&in->head, &in->request);
@@ -223,9 +225,9 @@ static void begin_message(struct rn_qp *qp, struct rn_stream *in)
 		put_answer(in, RN_ANSWER_RNR, atomic_load(&qp->block->min_rnr_timer) & 31, in->head.serial, 0);
 		in->waits = in->discards = true;
 	} else if (wait != RN_WAIT_NOT) { /* memory of our own is always there */
-		refuse(in, IBV_WC_REM_OP_ERR);
+		refuse(qp, in, IBV_WC_REM_OP_ERR);
 	} else if (status != IBV_WC_SUCCESS) {
-		refuse(in, status);
+		refuse(qp, in, status);
 	} else if (in->head.kind == RN_FRAME_READ) {
 		in->reading = true;
 		in->padding = false;
@@ -303,7 +305,7 @@ static void account(struct rn_stream *in, uint32_t length)
 }
 
 /* Payload that is in the input buffer already. */
-static void take_buffered(struct rn_stream *in)
+static void take_buffered(struct rn_qp *qp, struct rn_stream *in)
 {
 	uint32_t here = rn_wire_available(in);
 	struct rn_transfer *t = &in->transfer;
@@ -314,12 +316,12 @@ static void take_buffered(struct rn_stream *in)
 	data = rn_wire_take(in, here);
 	if (!in->discards && !in->drops &&
 	    (is_withdrawn(in) || !rn_place(t->remote, t->num_remote, t->moved, data, here)))
-		refuse(in, rn_respond_refuse(&in->view, &in->request, t));
+		refuse(qp, in, rn_respond_refuse(&in->view, &in->request, t));
 	account(in, here);
 }
 
 /* Payload from the socket. False: there is none now, or it is over. */
-static bool take_direct(struct rn_stream *in)
+static bool take_direct(struct rn_qp *qp, struct rn_stream *in)
 {
 	struct rn_transfer *t = &in->transfer;
 	struct iovec to[RN_MAX_SGE];
@@ -329,12 +331,12 @@ static bool take_direct(struct rn_stream *in)
 	int used = 0;
 
 	if (!in->discards && !in->drops && is_withdrawn(in))
-		refuse(in, rn_respond_refuse(&in->view, &in->request, t));
+		refuse(qp, in, rn_respond_refuse(&in->view, &in->request, t));
 	if (!in->discards && !in->drops)
 		length = rn_wire_slice(t->remote, t->num_remote, t->moved, in->payload_left, to, RN_MAX_SGE, &used);
 	got = rn_wire_read(in, to, used, length, &fault);
 	if (fault) {
-		refuse(in, rn_respond_refuse(&in->view, &in->request, t));
+		refuse(qp, in, rn_respond_refuse(&in->view, &in->request, t));
 		return true;
 	}
 	if (got == RN_WIRE_ENDED) {
@@ -393,7 +395,7 @@ bool rn_stream_serve(struct rn_qp *qp)
 	in->drained = in->rides; /* its socket has not been heard of */
 	while (run < RUN_BYTES && !in->ended) {
 		if (in->reading) {
-			if (!answer_read(in))
+			if (!answer_read(qp, in))
 				break;
 			run += RN_FRAME_BYTES;
 		} else if (rn_wire_room(in) < ANSWER_ROOM && !rn_wire_flush(in)) {
@@ -401,8 +403,8 @@ bool rn_stream_serve(struct rn_qp *qp)
 		} else if (in->payload_left) {
 			run += in->payload_left;
 			if (rn_wire_available(in))
-				take_buffered(in);
-			else if (!take_direct(in))
+				take_buffered(qp, in);
+			else if (!take_direct(qp, in))
 				break;
 			run -= in->payload_left;
 		} else if (rn_wire_available(in) >= sizeof(in->head)) {

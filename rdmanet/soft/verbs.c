@@ -132,14 +132,14 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.max_qp = RN_QPS_MAX,
 		.max_qp_wr = RN_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
-				    IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_XRC | IBV_DEVICE_MEM_WINDOW |
-				    IBV_DEVICE_MEM_WINDOW_TYPE_2B,
+				    IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_XRC |
+				    (rn_settings.iwarp ? 0 : IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B),
 		.max_sge = RN_MAX_SGE,
 		.max_sge_rd = rn_settings.iwarp ? 1 : RN_MAX_SGE,
 		.max_cq = RN_CQS_MAX,
 		.max_cqe = RN_MAX_CQE,
 		.max_mr = RN_MRS_MAX - 1,
-		.max_mw = RN_MRS_MAX - 1,
+		.max_mw = rn_settings.iwarp ? 0 : RN_MRS_MAX - 1, /* nobody can bind them: iwarp.c */
 		.max_pd = 1 << 20,
 		.max_qp_rd_atom = RN_MAX_RD_ATOMIC,
 		.max_res_rd_atom = RN_MAX_RD_ATOMIC * 1024,
