@@ -19,7 +19,13 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 ROOMS = [
     [{"errors", "credit", "remote", "qpinfo"}, {"log_rate"}],
     [{"_core", "_verbs"}],
-    [{"protocol", "offers"}, {"verbs", "cm", "finding"}, {"notifier", "closing"}, {"device_events"}, {"device_log"}],
+    [
+        {"protocol", "offers"},
+        {"verbs", "cm", "finding"},
+        {"notifier", "closing"},
+        {"device_events"},
+        {"device_log"},
+    ],
     [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm", "async_exchange"}, {"memory"}],
     [{"server"}],
     [{"transport"}],
