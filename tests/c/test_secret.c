@@ -97,6 +97,19 @@ static void expect_refused_file(const char *path, const char *why)
 	unsetenv("RDMANET_SOFT_SECRET_FILE");
 }
 
+/* Nothing in a datagram could prove that its sender knows it. */
+static void no_groups(int fd)
+{
+	union ibv_gid group = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [13] = 64, [15] = 1}};
+	struct end end;
+
+	setenv("RDMANET_SOFT_SECRET", ONE, 1);
+	end_open(&end, &(struct end_options){.type = IBV_QPT_UD});
+	CHECK_EQ(ibv_attach_mcast(end.qp, &group, 0), EPERM);
+	end_close(&end);
+	meet(fd);
+}
+
 /* --- values --------------------------------------------------------------------------------------------------- */
 
 static void digits_are_taken(int fd)
@@ -309,6 +322,7 @@ int main(void)
 	RUN_ALONE(kept_when_the_device_did_not_open);
 	RUN_ALONE(a_glance_changes_nothing);
 	RUN_ALONE(in_no_core_dump);
+	RUN_ALONE(no_groups);
 	RUN_ALONE(a_file_is_taken);
 	RUN_ALONE(a_link_is_followed);
 	RUN_ALONE(other_files_are_refused);

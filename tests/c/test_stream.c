@@ -393,13 +393,39 @@ static void set_secret(const char *secret)
 		setenv("RDMANET_SOFT_SECRET", secret, 1);
 }
 
+static int lines_of_log(void)
+{
+	int ends[2];
+
+	CHECK(!pipe2(ends, O_NONBLOCK | O_CLOEXEC | O_DIRECT));
+	rdmanet_soft_log_to(ends[1]);
+	return ends[0];
+}
+
+/* This end says it too, whichever of the two noticed it first. */
+static void expect_to_be_warned(int lines)
+{
+	struct pollfd log = {.fd = lines, .events = POLLIN};
+	char line[512];
+	ssize_t length;
+
+	CHECK_EQ(poll(&log, 1, LIMIT_MS), 1);
+	length = read(lines, line, sizeof(line) - 1);
+	CHECK(length > 0);
+	line[length] = 0;
+	CHECK(strstr(line, "127.0.0.1") && (strstr(line, "secret") || strstr(line, "RDMANET_SOFT_SECRET")));
+}
+
 static void serve_with_its_secret(int fd)
 {
-	char secret[sizeof(SECRET)];
+	char secret[sizeof(SECRET)], is_same;
+	int lines = lines_of_log();
 
-	CHECK(hear(fd, secret, sizeof(secret)));
+	CHECK(hear(fd, &is_same, 1) && hear(fd, secret, sizeof(secret)));
 	set_secret(secret);
 	serve_until_told(fd);
+	if (!is_same)
+		expect_to_be_warned(lines);
 }
 
 /* A process has one secret for life: so each of the two is made for the occasion. */
@@ -407,9 +433,11 @@ static void try_secret(const char *ours, const char *its, enum ibv_wc_status exp
 {
 	struct other other = spawn(serve_with_its_secret);
 	struct ibv_qp_attr attr = default_attr(0);
-	char secret[sizeof(SECRET)] = {0};
+	char secret[sizeof(SECRET)] = {0}, is_same = expected == IBV_WC_SUCCESS;
+	int lines = lines_of_log();
 
 	strcpy(secret, its);
+	tell(other.fd, &is_same, 1);
 	tell(other.fd, secret, sizeof(secret));
 	set_secret(ours);
 	attr.timeout = 0; /* no retry budget ends it */
@@ -418,8 +446,10 @@ static void try_secret(const char *ours, const char *its, enum ibv_wc_status exp
 	meet(other.fd);
 	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 1, 0, 1000, theirs.buffer, theirs.rkey), 0);
 	expect(mine.cq, 1, expected);
-	if (expected != IBV_WC_SUCCESS)
+	if (!is_same) {
 		CHECK_EQ(state_of(mine.qp), IBV_QPS_ERR);
+		expect_to_be_warned(lines);
+	}
 	tell(other.fd, "m", 1);
 	part(&other);
 }
