@@ -18,7 +18,7 @@ KINDS = {
     "stream": (socket.AF_UNIX, socket.SOCK_STREAM),
     "packets": (socket.AF_UNIX, socket.SOCK_SEQPACKET),
 }
-PATIENCE_S = 2
+PATIENCE_S = 1
 
 count, (family, kind) = int(argv[0]), KINDS[argv[1]]
 address = (argv[2], int(argv[3])) if family == socket.AF_INET else "\0" + argv[2]

@@ -11,7 +11,7 @@ import time
 
 import rdmanet
 
-PATIENCE_S = 3
+PATIENCE_S = 1
 WAYS = ("local", "mapped", "cma", "engine", "stream")
 kept: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 ways: set[str] = set()  # that bytes took, as the device counts them

@@ -22,6 +22,7 @@ AT_ONCE = 20
 FRAMES = (Path(rdmanet.__file__).parent / "soft/stream_frames.h").read_text()
 VERSION = int(re.search(r"RN_STREAM_VERSION = (\d+)", FRAMES)[1])
 HELLO = struct.Struct("<4sHHIIII16s32s")
+HAS_SECRET = 1
 GREETING, CHALLENGE, WELCOME = 72, 2, 1
 
 count, door, *address = argv
@@ -39,19 +40,19 @@ async def by_manager() -> str:
 
 
 async def at_queue_pair() -> str:
-    heard = "nothing"
+    ours, its = 0x800001, int(address[1]) << 8
+    heard, writer = "nothing", None  # it may close before we are through
     try:
         reader, writer = await asyncio.open_connection(address[0], int(address[1]))
-        ours = 0x800001
-        its = int(address[1]) << 8
-        writer.write(HELLO.pack(b"RNRS", VERSION, 0, ours, its, 0, 0, bytes(16), os.urandom(32)))
+        writer.write(HELLO.pack(b"RNRS", VERSION, HAS_SECRET, ours, its, 0, 0, bytes(16), os.urandom(32)))
         if (await reader.readexactly(GREETING))[4] == CHALLENGE:
             heard = "challenged"
         writer.write(os.urandom(32))
         heard = "in" if (await reader.readexactly(GREETING))[4] == WELCOME else "refused"
     except (ConnectionError, asyncio.IncompleteReadError):
-        return heard  # it may have closed before we were through
-    writer.close()
+        pass
+    if writer is not None:
+        writer.close()
     return heard
 
 
