@@ -4,8 +4,8 @@ usage: python examples/remote_memory.py
 
 The owner offers a region over an ordinary connection and goes on with its own work; the peer's protocol is
 told by region_offered(remote) and uses it. No code of the owner runs for an access. When the owner leaves the
-block, the offer is withdrawn: the peer finishes what it has begun, says so, and can do nothing more to that
-memory.
+block, the offer is withdrawn: the peer has ten seconds to finish what it has begun, and can do nothing more to
+that memory, whatever it says.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from typing import Any, cast
 import rdmanet
 
 SIZE = 1 << 20
-ACCESS = rdmanet.AccessFlags.LOCAL_WRITE | rdmanet.AccessFlags.REMOTE_READ | rdmanet.AccessFlags.REMOTE_WRITE
+# No remote rights of its own: nobody but whom it is offered to gets a key to it, and that is no longer than the offer.
+ACCESS = rdmanet.AccessFlags.LOCAL_WRITE | rdmanet.AccessFlags.MW_BIND
 
 
 class Owner(asyncio.Protocol):

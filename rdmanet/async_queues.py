@@ -294,6 +294,10 @@ class AsyncQP(Closing):
         """Receive one message into local, which fills in order; wc.byte_len says how much of it.
 
         Receives are posted in the order in which they begin. Begin them before the peer sends.
+
+        A peer's write_with_imm() completes one, too, without filling it: then wc.opcode is RECV_RDMA_WITH_IMM,
+        wc.byte_len is how much was written elsewhere, and what lies in local is what was there before. If the peer is
+        not to be trusted, look at wc.opcode first.
         """
         operation = self._receives.receive(local)
         return operation.result() if operation.done else await operation.wait()

@@ -469,7 +469,11 @@ class Ledger:
 
         `byte_len` is what the device says has come, the others are the header's.
         """
-        if byte_len < _HEADER_BYTES or byte_len - _HEADER_BYTES != length:
+        if byte_len < _HEADER_BYTES:  # so what seems to be one was never sent, and is nobody's to read
+            raise ProtocolError(
+                f"a frame of {byte_len} bytes is shorter than its {_HEADER_BYTES}-byte header"
+            )
+        if byte_len - _HEADER_BYTES != length:
             raise ProtocolError(
                 f"a frame of {byte_len} bytes whose header (of {_HEADER_BYTES}) promises {length} more"
             )

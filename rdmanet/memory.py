@@ -33,6 +33,19 @@ class _Operator(Protocol):
     ) -> Coroutine[Any, Any, None]: ...
 
 
+class Posted(Protocol):
+    """A work request that is no frame of the byte stream, in the engine's log or before that in a transport's queue."""
+
+    def post(self) -> bool:
+        """False: there is no place for it now."""
+
+    def end(self, error: BaseException | None) -> None:
+        """It has completed, or the connection is over."""
+
+    def failure(self, status: int, vendor_err: int, qp_num: int) -> OSError:
+        """The exception for its completion, which failed."""
+
+
 class _Poster(Protocol):
     """Whoever has a queue pair to post on, and its protection domain."""
 

@@ -57,7 +57,8 @@ from rdmanet._core import (
 from rdmanet.addresses import RdmaSocket, SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.driver import Driver, driver_for
 from rdmanet.errors import ProtocolError, completion_error
-from rdmanet.memory import OfferedMemory, Operation
+from rdmanet.leases import Lease, patience, rights_of
+from rdmanet.memory import OfferedMemory, Operation, Posted
 from rdmanet.offers import Offers, RemoteRegion
 from rdmanet.protocol import Action, Event, Machine, State, Writing
 from rdmanet.server import RdmaServer as RdmaServer
@@ -72,6 +73,7 @@ SHARED_SLOTS = 256
 SHARED_RNR_RETRY = 7  # without end: a peer that sends what it was not granted takes receives from the others
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0
+REVOKE_TIMEOUT_S = 10.0
 _FAREWELL_S = 1.0  # for our Abort to arrive; a peer that is stopped or gone must not keep our memory
 _LATE_WRITES_QUIET = 5  # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
@@ -326,10 +328,12 @@ class RdmaTransport(StreamConnection):
         self._extra: dict[str, Any] = {}
         self._offers = Offers()
         self._regions: dict[RemoteRegion, OfferedMemory] = {}
+        self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._late_writes = 0
         self._eof_written = False
-        self._revocations: dict[int, asyncio.Future[None]] = {}
-        self._queued_operations: list[Operation] = []
+        self._leases: set[Lease] = set()
+        self._leases_told: dict[int, Lease] = {}  # by the offer's number: the peer knows of them
+        self._queued_operations: list[Posted] = []
         driver.transports.add(self)
 
     # -- connecting --------------------------------------------------------------------------------
@@ -700,7 +704,7 @@ class RdmaTransport(StreamConnection):
 
     def _say_abort(self) -> None:
         """Tell the peer why. A disconnection goes another way and would overtake it: that waits until it is heard."""
-        said = self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._abort_reason()))
+        said = self._send_control(credit.Kind.ABORT, credit.pack_abort(*self._last_words))
         if said and not self._loop.is_closed():
             self._farewell = self._loop.call_later(_FAREWELL_S, self._farewell_ended)
 
@@ -720,6 +724,7 @@ class RdmaTransport(StreamConnection):
         if self._machine.state is not State.CLOSED:
             # Whoever waits for remote memory waits for nothing now, and may be why the reader is paused.
             self._destroy_queue_pair()
+            self._end_leases()
             self._lose_operations()
             self._fail_waiters()
 
@@ -732,14 +737,6 @@ class RdmaTransport(StreamConnection):
     def _is_foreign(self) -> bool:
         """Whether this is a forked child's copy of its parent's transport."""
         return self._driver.foreign
-
-    def _abort_reason(self) -> tuple[int, str]:
-        error = self._machine.error
-        if isinstance(error, ProtocolError):
-            return credit.AbortCode.PROTOCOL, str(error)
-        if isinstance(error, TimeoutError):
-            return credit.AbortCode.TIMEOUT, str(error)
-        return credit.AbortCode.ABORTED, ""
 
     def _deliver_eof(self) -> None:
         keep_open: bool | None = False
@@ -788,6 +785,7 @@ class RdmaTransport(StreamConnection):
         if self._progress != self._close_progress:
             self._begin_close_timer()
             return
+        self._last_words = (credit.AbortCode.TIMEOUT, "closing made no progress")
         self._handle(
             Event.TIMED_OUT,
             TimeoutError(
@@ -859,7 +857,7 @@ class RdmaTransport(StreamConnection):
             {"message": message, "exception": exc, "transport": self, "protocol": self._protocol}
         )
 
-    def _fabric_failed(self, failure: tuple[int, bool, int, Operation | None] | Exception) -> None:
+    def _fabric_failed(self, failure: tuple[int, bool, int, Posted | None] | Exception) -> None:
         if self._is_over or self._machine.state is State.OPENING:
             return
         if isinstance(failure, OSError) or (
@@ -889,6 +887,9 @@ class RdmaTransport(StreamConnection):
 
     def _protocol_broken(self, exc: BaseException) -> None:
         log_rate.warn(logger, "protocol", "%r: the peer broke the protocol: %s", self, exc)
+        # Which rule, and by what of its own. Of no other error the peer is told more than that there was one: what an
+        # application's exception says is none of its business.
+        self._last_words = (credit.AbortCode.PROTOCOL, str(exc))
         waiter = self._waiter
         self._handle(Event.PEER_VIOLATED, exc)
         if waiter is not None and not waiter.done():
@@ -913,35 +914,79 @@ class RdmaTransport(StreamConnection):
 
     @contextlib.asynccontextmanager
     async def offer(
-        self, mr: MR, *, access: AccessFlags | str = "read", name: str = ""
+        self,
+        mr: MR,
+        *,
+        access: AccessFlags | str = "read",
+        name: str = "",
+        revoke_timeout: float = REVOKE_TIMEOUT_S,
     ) -> AsyncIterator[credit.Region]:
-        """Let the peer read or write ``mr`` with RDMA while the block runs.
+        """Let the peer read or write ``mr`` with RDMA while the block runs, and nobody else.
 
         The region is announced with the next credit message; the peer's protocol hears of it by
-        ``region_offered(remote)``. Leaving the block revokes it and waits until the peer has finished
-        what it had begun and says so. ``access`` is "read", "write", "read,write", or AccessFlags, and
-        must be among those ``mr`` was registered with: registering is what grants them.
+        ``region_offered(remote)``. ``access`` is "read", "write", "read,write", or AccessFlags.
+        Register ``mr`` with ``AccessFlags.MW_BIND``, and with LOCAL_WRITE too if the peer is to write, but
+        with no remote rights of its own: the peer gets a key that is good for this connection and this
+        block only (where the device has no memory windows of type 2, for this block only: then the memory is
+        registered once more).
 
-        Cancelling the wait for the acknowledgement leaves the revocation under way; the memory stays
-        registered for as long as ``mr`` is not closed. If the connection ends, so does the wait.
+        Leaving the block revokes the offer: the peer is told, has ``revoke_timeout`` seconds to finish what it has
+        begun, and then its key is invalidated by the device, whatever the peer does; if even that is held up for
+        a second longer, the connection is cut off. When the block has ended the memory is the owner's alone.
+
+        Cancelling the wait leaves the revocation under way, and ``mr`` cannot be closed before it is through
+        (OSError, EBUSY). If the connection ends, so does the wait.
+
+        Raises ValueError for memory that cannot be offered so, or a ``revoke_timeout`` without end; OSError if the
+        connection is over.
         """
-        region = self._offers.offer(mr.address, len(mr), mr.rkey, _remote_access(access, mr), name)
-        self._have_news()
+        rights = rights_of(access, mr, self._engine)
+        timeout = patience(revoke_timeout)
+        lease = Lease(self, mr, rights, self._loop)
+        self._leases.add(lease)
+        lease.begin()
+        region: credit.Region | None = None
         try:
+            key = await lease.granted
+            part = mr.to_remote()
+            region = self._offers.offer(part.address, part.length, key, rights, name)
+            lease.number = region.id
+            self._leases_told[region.id] = lease
+            self._have_news()
             yield region
         finally:
-            await self._revoke(region)
+            await self._revoke(lease, region, timeout)
 
-    async def _revoke(self, region: credit.Region) -> None:
-        """Take an offer back, and wait until the peer has let go of it."""
-        if self._machine.writing is Writing.OVER or self._offers.revoke(region.id):
+    async def _revoke(self, lease: Lease, region: credit.Region | None, timeout: float) -> None:
+        """Take an offer back, and wait until nobody can use it any more."""
+        if self._is_foreign:
             return
-        acknowledged = self._revocations[region.id] = self._loop.create_future()
-        self._have_news()
-        try:
-            await acknowledged
-        finally:
-            self._revocations.pop(region.id, None)
+        told = region is not None and not self._offers.revoke(region.id)
+        if told:
+            self._have_news()
+        lease.leave(told, timeout)
+        await asyncio.shield(lease.over)  # cancelling ends the waiting only
+
+    def _lease_over(self, lease: Lease) -> None:
+        self._leases.discard(lease)
+        if lease.number is not None and self._leases_told.get(lease.number) is lease:
+            del self._leases_told[lease.number]
+
+    def _stop_queue_pair(self) -> None:
+        """To ERR, after which it takes nothing of the peer's."""
+        if self.qp is not None and not self.qp.closed:
+            with contextlib.suppress(OSError):  # a device that is gone takes nothing either
+                self.qp.to_error()
+
+    def _lease_stuck(self, error: OSError) -> None:
+        if not self._is_over:
+            self._cut_off(error)
+
+    def _end_leases(self) -> None:
+        """The queue pair is gone."""
+        leases, self._leases = self._leases, set()
+        for lease in leases:
+            lease.lost()
 
     def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
         body = self._offers.next_credit_body(room, granted)
@@ -950,9 +995,8 @@ class RdmaTransport(StreamConnection):
     def _credit_received(self, body: bytes, granted: int) -> None:
         news = self._offers.received(credit.unpack_credit(body, granted))
         for region_id in news.acked:
-            waiter = self._revocations.get(region_id)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+            if (lease := self._leases_told.pop(region_id, None)) is not None:
+                lease.acknowledged()
         for region in news.offered:
             remote = self._regions[region] = OfferedMemory.of(self, region)
             self._tell("region_offered", remote)
@@ -998,7 +1042,12 @@ class RdmaTransport(StreamConnection):
         if self._offers.pending and self._machine.state is not State.CLOSED:
             self._have_news()
 
-    def _operation_done(self, operation: Operation) -> None:
+    def _submit(self, request: Posted) -> None:
+        """Post what ends or begins an offer, before all one-sided operations that wait."""
+        if not request.post():
+            self._queued_operations.insert(0, request)
+
+    def _operation_done(self, operation: Posted) -> None:
         operation.end(None)
         while self._queued_operations:
             first = self._queued_operations[0]
@@ -1011,7 +1060,7 @@ class RdmaTransport(StreamConnection):
             else:
                 self._queued_operations.pop(0)
 
-    def _operation_lost(self, operation: Operation) -> None:
+    def _operation_lost(self, operation: Posted) -> None:
         operation.end(
             self._machine.error or ConnectionResetError(errno.ECONNRESET, "the connection was closed")
         )
@@ -1083,9 +1132,6 @@ class RdmaTransport(StreamConnection):
         if not self._loop.is_closed():
             self._tell_half_closed()
             self._tell_room()
-            for waiter in self._revocations.values():
-                if not waiter.done():
-                    waiter.set_result(None)
         self._offers.lost()
         self._regions.clear()
 
@@ -1099,11 +1145,13 @@ class RdmaTransport(StreamConnection):
             self._server._detach(self)
 
     # The order in which a connection is taken apart. The queue pair before the memory that it writes
-    # into; the identifier after its queue pair (rdma_destroy_id(3)); whoever waits is told last.
+    # into, and the peer's keys to more; the identifier after its queue pair (rdma_destroy_id(3)); whoever
+    # waits is told last.
     _TEARDOWN: tuple[Callable[[RdmaTransport], None], ...] = (
         _stop_timers,
         _say_goodbye,
         _destroy_queue_pair,
+        _end_leases,
         StreamConnection._release,
         _destroy_id,
         _fail_waiters,
@@ -1112,7 +1160,7 @@ class RdmaTransport(StreamConnection):
 
 
 # ---------------------------------------------------------------------------
-# Keywords, errors, access
+# Keywords, errors
 # ---------------------------------------------------------------------------
 
 
@@ -1154,18 +1202,3 @@ def _lost_error(event: CMEvent) -> OSError:
         # Too late for a refusal: the peer has closed before it knew that the connection stands.
         return ConnectionResetError(errno.ECONNRESET, f"connection lost: {event!r}")
     return error
-
-
-def _remote_access(access: AccessFlags | str, mr: MR) -> AccessFlags:
-    if isinstance(access, str):
-        named = {"read": AccessFlags.REMOTE_READ, "write": AccessFlags.REMOTE_WRITE}
-        flags = AccessFlags(0)
-        for word in access.split(","):
-            if word.strip() not in named:
-                raise ValueError(f"access {access!r}: use 'read', 'write' or 'read,write'")
-            flags |= named[word.strip()]
-    else:
-        flags = access
-    if flags & ~mr.access:
-        raise ValueError(f"{mr!r} was registered with {mr.access!r}, which does not include {flags!r}")
-    return flags

@@ -26,7 +26,11 @@ ROOMS = [
         {"device_events"},
         {"device_log"},
     ],
-    [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm", "async_exchange"}, {"memory"}],
+    [
+        {"driver", "addresses"},
+        {"verbs_async", "async_queues", "async_cm", "async_exchange"},
+        {"memory", "leases"},
+    ],
     [{"server"}],
     [{"transport"}],
     [{"pull"}],

@@ -256,6 +256,7 @@ cdef class MR(Resource):
     cdef readonly DM dm
     cdef bint readonly
     cdef Py_ssize_t exports    # buffers given out
+    cdef Py_ssize_t leases     # offers that it is part of, until they are over
 
     def __init__(self):
         raise TypeError("use PD.reg_mr(), PD.alloc_mr() or PD.reg_implicit()")
@@ -310,6 +311,9 @@ cdef class MR(Resource):
     cdef int destroy(self) except -1:
         cdef verbs.ibv_mr *ptr = self.ptr
         cdef int rc
+        if self.leases:
+            raise OSError(EBUSY, f"{self!r} is on offer to a peer, or not taken back yet: it can be closed when the "
+                                 "block of offer() has ended")
         if self.exports:
             raise BufferError(f"{self!r} is still used by {self.exports} buffers (memoryviews)")
         self.ptr = NULL
@@ -317,10 +321,16 @@ cdef class MR(Resource):
             rc = verbs.rn_dereg_mr(self.pd.context.library.c, ptr)
         if rc < 0:
             self.ptr = ptr
+            if rc == -EBUSY:
+                raise OSError(EBUSY, f"ibv_dereg_mr: {strerror(EBUSY).decode()}: a memory window is bound to {self!r}")
             check(rc, "ibv_dereg_mr")
         self.destroyed()
         self.give_back()
         return 0
+
+    def _leased(self, int more):
+        """It is on offer to one more peer, or to one less."""
+        self.leases += more
 
     def rereg(self, *, PD pd=None, buffer=None, access=None):
         """Change the region in place: its domain, its memory, its rights, or several at once. See ibv_rereg_mr(3).
@@ -339,6 +349,8 @@ cdef class MR(Resource):
         cdef size_t length = 0
         cdef bint lost = False
         self.usable()
+        if self.leases:
+            raise OSError(EBUSY, f"{self!r} is on offer to a peer, or not taken back yet")
         if pd is not None:
             pd.usable()
             same_library(self.pd.context, pd.context)

@@ -20,16 +20,19 @@ cdef class Chunk:
     cdef char *address
     cdef uint32_t lkey
     cdef Py_ssize_t index
+    cdef bint used              # by another connection before
 
 
 @cython.no_gc_clear
 cdef class Slab:
     cdef MR mr
     cdef list free
+    cdef bytearray used                 # of each chunk: is it more than fresh zeros?
 
     def __cinit__(self, PD pd not None, size_t chunk_bytes, Py_ssize_t count):
         self.mr = pd.alloc_mr(chunk_bytes * count, verbs.IBV_ACCESS_LOCAL_WRITE)
         self.free = list(range(count - 1, -1, -1))
+        self.used = bytearray(count)
 
 
 @cython.no_gc_clear
@@ -80,6 +83,8 @@ cdef class RingPool:
         chunk.index = slab.free.pop()
         chunk.address = slab.mr.addr + chunk.index * self.chunk_bytes
         chunk.lkey = slab.mr.ptr.lkey
+        chunk.used = slab.used[chunk.index]
+        slab.used[chunk.index] = True
         return chunk
 
     cdef int give(self, Chunk chunk) except -1:

@@ -198,7 +198,7 @@ cdef class SharedRing:
     cdef int claim_back(self, verbs.ibv_wc *wc, uint32_t qp_num) except -1:
         if wc.qp_num == qp_num and (wc.wr_id & WR_BASE_MASK) == self.wr_base:
             self.came(<uint32_t>(wc.wr_id & LOW_MASK))
-            self.post_later(<uint32_t>(wc.wr_id & LOW_MASK))
+            self.post_again(<uint32_t>(wc.wr_id & LOW_MASK))
             wc.wr_id = WR_BASE_MASK     # nobody's: dispatch drops it
         return 0
 
@@ -249,19 +249,23 @@ cdef class SharedRing:
         self.came(slot)
         if index < 0:
             self.engine.stale += 1
-            self.post_later(slot)
+            self.post_again(slot)
             return self.post()
         connection = self.engine.table[index]
         self.engine.messages += 1
         connection.completed(wc)
         if not self.slots[slot].posted and not connection.holds(slot):
-            self.post_later(slot)   # it was refused, or failed
+            self.post_again(slot)   # it was refused, or failed
             self.post()
         return 0
 
     cdef inline void came(self, uint32_t slot) noexcept:
         self.slots[slot].posted = False
         self.posted -= 1
+
+    cdef inline int post_again(self, uint32_t slot) except -1:
+        clear_header(self.slots[slot].address)
+        return self.post_later(slot)
 
     cdef inline int post_later(self, uint32_t slot) except -1:
         cdef StreamEngine engine = self.engine
@@ -297,7 +301,7 @@ cdef class SharedRing:
         """Consumed slots are for whoever needs them next."""
         cdef uint32_t i
         for i in range(connection.freed_count):
-            self.post_later(connection.freed[i])
+            self.post_again(connection.freed[i])
         connection.freed_count = 0
         return self.post()
 

@@ -6,6 +6,11 @@
 # protocol, control slots are reposted on the spot. Consumed data slots are reposted half a ring at a
 # time, in one chained call, and only then granted.
 #
+# What a slot has held before is another message, or another client's: it must never be taken for a frame. A peer can
+# complete a receive without filling it, by RDMA WRITE WITH IMM (which needs no key if it has no bytes), or with
+# less than a header. So a completion counts only if it is a SEND's, and as far as its byte_len; and no slot
+# is posted with a header in it.
+#
 # Sending. `write` fills the open frame (a send slot being filled) or, for large exact `bytes`, lets
 # the device read them where they lie; what finds no credit or no slot waits in the backlog. `pump`
 # turns both into posted frames. Two budgets bound it: the peer's credits (the ledger) and our own
@@ -24,7 +29,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     HEADER = FRAME_HEADER_BYTES
-    OPERATION = 15              # in the log only: a one-sided work request, not a frame
+    OPERATION = 15              # in the log only: a work request that is no frame: one-sided, or about a key
     CONTROL_RESERVE = 8         # receive slots, send buffers and send-queue entries for control frames
     CONTROL_BYTES = 4096        # a control frame with its header
     OPERATIONS = 16             # one-sided work requests in flight
@@ -35,6 +40,8 @@ cdef enum:
     LOW_MASK = 0xFFFFFF
     STRIDE_SKEW = 192           # slots start at different cache sets, not all on a page boundary
     BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
+    # A completion with one of these is not a SEND's, or did more than that. (GRH says nothing: some adapters set it.)
+    NO_FRAME_FLAGS = verbs.IBV_WC_WITH_IMM | verbs.IBV_WC_WITH_INV
     GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
 
 STREAM_CONTROL_BODY_BYTES = CONTROL_BYTES - HEADER
@@ -52,6 +59,10 @@ cdef struct ready_slot:
 def stream_queue_depths(data_slots):
     """(send, receive) queue depths of a connection with a ring of so many slots."""
     return data_slots + CONTROL_RESERVE + OPERATIONS, data_slots + CONTROL_RESERVE
+
+
+cdef inline void clear_header(char *slot) noexcept:
+    memset(slot, 0, HEADER)
 
 
 cdef size_t stream_stride(size_t slot_bytes) noexcept:
@@ -210,6 +221,8 @@ cdef class StreamConnection:
             self.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(self.wr_base >> INDEX_SHIFT))
             return
         for slot in range(self.slots):
+            if self.chunk.used:
+                clear_header(self.slot_at(slot))    # an earlier connection's
             self.repost_later(slot)
             if self.engine.recv_count == CHAIN:
                 self.post_receives()
@@ -301,13 +314,18 @@ cdef class StreamConnection:
         """Is it the slot of the frame that came last, and are its bytes not consumed?"""
         return self.fifo_count and self.fifo[(self.fifo_head + self.fifo_count - 1) % self.data_slots].slot == slot
 
-    cdef int receive(self, uint32_t slot, uint32_t byte_len) except -1:
-        """A frame lies in `slot`. Raises ProtocolError for what no correct peer sends."""
+    cdef int receive(self, verbs.ibv_wc *wc) except -1:
+        """A frame lies in the slot that wc names. Raises ProtocolError for what no correct peer sends."""
+        cdef uint32_t slot = <uint32_t>(wc.wr_id & LOW_MASK), byte_len = wc.byte_len
         cdef frame_header header
         cdef ready_slot *entry
         cdef char *frame
+        if wc.opcode != verbs.IBV_WC_RECV or wc.wc_flags & NO_FRAME_FLAGS:
+            raise ProtocolError("a receive was completed by something else than a SEND")
+        if byte_len < HEADER:
+            raise ProtocolError(f"a frame of {byte_len} bytes is shorter than its {HEADER}-byte header")
         if slot >= self.slots or byte_len > HEADER + self.slot_bytes:
-            raise ProtocolError(f"a completion of {byte_len} bytes in receive slot {slot} of {self.slots}")
+            raise ProtocolError(f"a completion of {byte_len} bytes in a receive of {HEADER + self.slot_bytes}")
         if self.ledger is None:
             raise ProtocolError("a frame from a peer that has not said hello")
         frame = self.slot_at(slot)
@@ -460,6 +478,7 @@ cdef class StreamConnection:
         if self.broken:
             return 0
         for i in range(self.freed_count):
+            clear_header(self.slot_at(self.freed[i]))
             self.repost_later(self.freed[i])
             if self.engine.recv_count == CHAIN:
                 self.post_receives()
@@ -471,8 +490,9 @@ cdef class StreamConnection:
     cdef inline int repost(self, uint32_t slot) except -1:
         """What a control frame used is posted at once."""
         if self.shared is not None:
-            self.shared.post_later(slot)
+            self.shared.post_again(slot)
             return self.shared.post()
+        clear_header(self.slot_at(slot))
         self.repost_later(slot)
         return self.post_receives()
 
@@ -784,26 +804,57 @@ cdef class StreamConnection:
         Returns False when OPERATIONS are in flight already.
         """
         cdef verbs.ibv_send_wr wr
-        cdef verbs.ibv_send_wr *bad = NULL
         cdef verbs.ibv_sge sge
-        if self.broken or self.qp_c == NULL:
-            raise ConnectionResetError(ECONNRESET, "the connection is lost")
-        if self.operations >= OPERATIONS:
-            return False
         memset(&wr, 0, sizeof(wr))
         sge.addr = local_address
         sge.length = length
         sge.lkey = lkey
-        wr.wr_id = self.wr_base | SEND_FLAG | (self.sequence & LOW_MASK)
         wr.sg_list = &sge
         wr.num_sge = 1 if length else 0
         wr.opcode = <verbs.ibv_wr_opcode>opcode
-        wr.send_flags = verbs.IBV_SEND_SIGNALED
-        if self.operations and opcode != verbs.IBV_WR_RDMA_READ:    # READs keep their order, and take no fence
-            wr.send_flags |= self.engine.behind_operations
         wr.wr.rdma.remote_addr = remote_address
         wr.wr.rdma.rkey = rkey
-        check(verbs.rn_post_send(self.qp_c, &wr, &bad), "ibv_post_send")
+        return self.post_beside(operation, &wr)
+
+    def _post_bind(self, object operation, MW mw not None, MR mr not None, uint32_t rkey, int access):
+        """The same for BIND_MW: a window of type 2 to all of a region, with this key."""
+        cdef verbs.ibv_send_wr wr
+        mw.usable()
+        mr.usable()
+        memset(&wr, 0, sizeof(wr))
+        wr.opcode = verbs.IBV_WR_BIND_MW
+        wr.bind_mw.mw = mw.ptr
+        wr.bind_mw.rkey = rkey
+        wr.bind_mw.bind_info.mr = mr.ptr
+        wr.bind_mw.bind_info.addr = 0 if mr.access & verbs.IBV_ACCESS_ZERO_BASED else <uintptr_t>mr.addr
+        wr.bind_mw.bind_info.length = mr.length
+        wr.bind_mw.bind_info.mw_access_flags = access
+        if not self.post_beside(operation, &wr):
+            return False
+        mw.ptr.rkey = rkey
+        mw.mr = mr
+        return True
+
+    def _post_invalidate(self, object operation, uint32_t rkey):
+        """The same for LOCAL_INV: such a key is good no more."""
+        cdef verbs.ibv_send_wr wr
+        memset(&wr, 0, sizeof(wr))
+        wr.opcode = verbs.IBV_WR_LOCAL_INV
+        wr.invalidate_rkey = rkey
+        return self.post_beside(operation, &wr)
+
+    cdef bint post_beside(self, object operation, verbs.ibv_send_wr *wr) except -1:
+        """Post what is no frame."""
+        cdef verbs.ibv_send_wr *bad = NULL
+        if self.broken or self.qp_c == NULL:
+            raise ConnectionResetError(ECONNRESET, "the connection is lost")
+        if self.operations >= OPERATIONS:
+            return False
+        wr.wr_id = self.wr_base | SEND_FLAG | (self.sequence & LOW_MASK)
+        wr.send_flags = verbs.IBV_SEND_SIGNALED
+        if self.operations and wr.opcode != verbs.IBV_WR_RDMA_READ:  # READs keep their order, and take no fence
+            wr.send_flags |= self.engine.behind_operations
+        check(verbs.rn_post_send(self.qp_c, wr, &bad), "ibv_post_send")
         self.log_entry_made(OPERATION, operation)
         self.operations += 1
         self.engine.wake()
@@ -863,7 +914,7 @@ cdef class StreamConnection:
                 return self.retire(low)
             # Receives that completed before a failure still count: the peer's Fin may be among them.
             if not self.distrusted:
-                return self.receive(low, wc.byte_len)
+                return self.receive(wc)
         except ProtocolError as exc:
             self.distrust(exc)
         except Exception as exc:

@@ -7,6 +7,8 @@
  */
 #include "cq.h"
 
+#include "guard.h"
+
 /* The bits that peers have set become the list. Summary first: see arena.h. */
 static void collect_ready(struct rn_cq *cq)
 {
@@ -64,6 +66,13 @@ static enum ibv_wc_status fail_on_purpose(struct rn_qp *qp, const struct rn_shad
 	return shadow->fails;
 }
 
+/* For the tests' control: what was received looks like a SEND, whatever it was. */
+static void forget_what_it_was(struct ibv_wc *wc)
+{
+	wc->opcode = IBV_WC_RECV;
+	wc->wc_flags &= ~(IBV_WC_WITH_IMM | IBV_WC_WITH_INV);
+}
+
 /* One completed receive. The slot was written by the peer: nothing in it is taken on trust. */
 static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 {
@@ -95,6 +104,8 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 	};
 	if (unlikely(wc->wc_flags & IBV_WC_WITH_INV))
 		rn_mw_settle(wc->invalidated_rkey);
+	if (!rn_guarded(RN_GUARD_RECV_OPCODE))
+		forget_what_it_was(wc);
 }
 
 /* What an inlet delivers is for the queue pair that it came to. */
@@ -123,6 +134,8 @@ static int poll_pool(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 		};
 		if (unlikely(wc[count].wc_flags & IBV_WC_WITH_INV))
 			rn_mw_settle(wc[count].invalidated_rkey);
+		if (!rn_guarded(RN_GUARD_RECV_OPCODE))
+			forget_what_it_was(&wc[count]);
 	}
 	qp->completions += count;
 	return count;

@@ -23,6 +23,9 @@ HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
 THERE = os.environ.get("RDMANET_TEST_PEER", HOST)
 FAR = shlex.split(os.environ.get("RDMANET_TEST_FAR", "")) if "RDMANET_TEST_PEER" in os.environ else []
 
+# What memory needs to be offered; who gets a key of its own then may read and write it.
+OFFERABLE = rdmanet.AccessFlags.LOCAL_WRITE | rdmanet.AccessFlags.MW_BIND
+
 # That a peer has died is told by the kernel at once, not by a timer that runs out; a busy machine may take its time.
 NOTICED_WITHIN_S = 10.0
 

@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 
 import pytest
-from harness import Echo, HalfOpen, Net, Recorder
+from harness import OFFERABLE, Echo, HalfOpen, Net, Recorder
 
 MIB = 1 << 20
 
@@ -105,7 +105,7 @@ async def test_an_exception_of_a_region_callback(net: Net):
         region_offered = fail
 
     client, server = await net.pair(server=Failing)
-    with client.transport.get_extra_info("rdma_pd").alloc_mr(10, 4 | 1) as mr:
+    with client.transport.get_extra_info("rdma_pd").alloc_mr(10, OFFERABLE) as mr:
         async with client.transport.offer(mr):
             assert isinstance(await server.until_lost(), Failure)
     assert isinstance(net.complaint()["exception"], Failure)

@@ -5,7 +5,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from harness import HOST, Echo, HalfOpen, Net, Recorder
+from harness import HOST, OFFERABLE, Echo, HalfOpen, Net, Recorder
 
 import rdmanet
 from rdmanet._core import QP, CMEventType, QPAttr, QPCap, QPInitAttr, QPState, SendWR, WROpcode
@@ -66,7 +66,7 @@ async def test_what_comes_before_established_waits_for_it(net: Net, late):
 async def test_an_offer_before_established_waits_for_it(net: Net, late):
     _, port = await net.serve()
     client = await net.connect(port)
-    with client.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr:
+    with client.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
         async with client.transport.offer(mr, name="early"):
             server = await accepted(net, client)
             await server.until(lambda: server.offered)
@@ -238,7 +238,10 @@ async def test_an_exception_of_ours_ends_one_connection(net: Net, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(type(server.transport), "_credit_body", broken)
-        with client.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr, contextlib.suppress(OSError):
+        with (
+            client.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr,
+            contextlib.suppress(OSError),
+        ):
             async with client.transport.offer(mr):
                 assert isinstance(await client.until_lost(), RuntimeError)
     assert isinstance(net.complaint()["exception"], RuntimeError)

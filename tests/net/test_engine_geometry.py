@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from harness import HOST, HalfOpen, Net, Recorder
+from harness import HOST, OFFERABLE, HalfOpen, Net, Recorder
 from pattern import Pattern
 
 import rdmanet
@@ -42,7 +42,7 @@ async def test_news_of_regions_fit_the_smaller_slots(net: Net, geometry):
     """A Credit's body is cut to what the peer's slots hold, even while bytes compete for them."""
     client, server = await pair(net, (65536, 16), geometry)
     pd = client.transport.get_extra_info("rdma_pd")
-    with pd.alloc_mr(64, 4) as mr:  # IBV_ACCESS_REMOTE_READ
+    with pd.alloc_mr(64, OFFERABLE) as mr:
         offers = [client.transport.offer(mr, name="n" * 200) for _ in range(30)]
         for offer in offers:
             await offer.__aenter__()

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from harness import HOST, Net, Recorder
+from harness import HOST, OFFERABLE, Net, Recorder
 
 import rdmanet
-from rdmanet import credit
+from rdmanet import AccessFlags, credit, leases
 from rdmanet._core import (
     CQ,
     PD,
@@ -18,6 +18,7 @@ from rdmanet._core import (
     RecvWR,
     SendFlags,
     SendWR,
+    WCStatus,
     WROpcode,
 )
 from rdmanet.errors import ProtocolError
@@ -66,16 +67,42 @@ class Bare:
         for each in frames:
             self.send(each)
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | tuple[WROpcode, bytes], **options) -> None:
+        opcode, data = data if isinstance(data, tuple) else (WROpcode.SEND, data)
         self.out[self.used : self.used + len(data)] = data
+        if opcode in (WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM):
+            options = {"imm_data": 7} | options
         self.qp.post_send(
             SendWR(
-                opcode=WROpcode.SEND,
-                sg_list=[self.out.sge(self.used, len(data))],
+                opcode=opcode,
+                sg_list=[self.out.sge(self.used, len(data))] if data else [],
                 flags=SendFlags.SIGNALED,
+                **options,
             )
         )
         self.used += len(data)
+
+    async def one(self, opcode: WROpcode, data: bytes, **options) -> WCStatus:
+        """How this ends."""
+        self.send((opcode, data), wr_id=99, **options)
+        while True:
+            for wc in self.cq.poll(64):
+                if wc.wr_id == 99:
+                    return wc.status
+            await asyncio.sleep(0)
+
+    async def news(self) -> credit.Credit:
+        """The next Credit that has any."""
+        while True:
+            for each in self.received():
+                header = credit.unpack_header(each)
+                if header.kind == CREDIT and len(each) > 16:
+                    return credit.unpack_credit(each[16:], header.granted)
+            await asyncio.sleep(0)
+
+    async def offered(self) -> credit.Region:
+        """The region that they offer."""
+        return (await self.news()).regions[0]
 
     def received(self) -> list[bytes]:
         """The frames that have come since the last time."""
@@ -143,19 +170,71 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-async def test_what_no_peer_may_say(net: Net, bare, what):
-    protocol = await connected(bare)
-    if what == "without credit":
-        protocol.transport.pause_reading()
-    for each in WRONG[what]:
+# Completes a receive without being a frame. What lies in it then is another message's.
+NO_SEND = {
+    "a write with 32 bits": [(WROpcode.RDMA_WRITE_WITH_IMM, b"")],
+    "a send with 32 bits": [(WROpcode.SEND_WITH_IMM, frame(DATA, b"x"))],
+    "less than a header with 32 bits": [(WROpcode.SEND_WITH_IMM, b"")],
+    "a write with 32 bits, after bytes": [
+        *(frame(DATA, bytes([n]) * 100) for n in range(16)),
+        (WROpcode.RDMA_WRITE_WITH_IMM, b""),
+    ],
+}
+
+
+async def is_refused(bare: Bare, protocol: Recorder, frames: list) -> str:
+    """What the peer is told."""
+    for each in frames:
         bare.send(each)
     error = await asyncio.wait_for(protocol.until_lost(), 60)
     assert isinstance(error, ProtocolError), error
     # Its last words say why, and no disconnection overtakes them.
     last = await bare.last_words()
     assert credit.unpack_header(last).kind == ABORT
-    assert credit.unpack_abort(last[16:]).code == credit.AbortCode.PROTOCOL
+    abort = credit.unpack_abort(last[16:])
+    assert abort.code == credit.AbortCode.PROTOCOL
+    return abort.reason
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_what_no_peer_may_say(net: Net, bare, what):
+    protocol = await connected(bare)
+    if what == "without credit":
+        protocol.transport.pause_reading()
+    await is_refused(bare, protocol, WRONG[what])
+
+
+@pytest.mark.not_on_iwarp("has no immediate data")
+@pytest.mark.parametrize("what", NO_SEND)
+async def test_what_completes_a_receive_and_is_no_frame(net: Net, bare, what):
+    protocol = await connected(bare)
+    reason = await is_refused(bare, protocol, NO_SEND[what])
+    assert reason == "a receive was completed by something else than a SEND"
+    assert protocol.data == b"".join(each[16:] for each in NO_SEND[what] if isinstance(each, bytes))
+
+
+@pytest.mark.parametrize("length", range(16))
+async def test_less_than_a_header(net: Net, bare, length):
+    """The bytes that it lacks are not taken from the message before, nor is the peer told of them."""
+    protocol = await connected(bare)
+    whole = frame(DATA, b"secret", reaped=0x01020304)
+    reason = await is_refused(bare, protocol, [*[frame(DATA, b"secret")] * 15, whole[:length]])
+    assert reason == f"a frame of {length} bytes is shorter than its 16-byte header"
+    assert protocol.data == b"secret" * 15
+
+
+async def test_what_an_application_says_to_itself_is_not_told_to_the_peer(net: Net, bare):
+    class Raising(Recorder):
+        def data_received(self, data):
+            raise ProtocolError("the database's password is 1234")
+
+    accepting = asyncio.ensure_future(bare.accept())
+    _, protocol = await rdmanet.create_rdma_connection(Raising, HOST, bare.port)
+    await accepting
+    bare.send(frame(DATA, b"x"))
+    await protocol.until_lost()
+    assert credit.unpack_abort((await bare.last_words())[16:]) == credit.Abort(credit.AbortCode.ABORTED, "")
+    assert "1234" in str(net.complaint()["exception"])
 
 
 @pytest.mark.not_on_iwarp("lets the connecting side speak first, and nobody else")
@@ -197,7 +276,7 @@ async def test_an_answer_that_is_no_hello(net: Net, bare, hello):
 async def test_a_peer_that_never_reaps_is_sent_no_more_than_it_has_slots_for(net: Net, bare):
     """Neither bytes nor news of regions nor answers overrun it, whatever the application asks for."""
     protocol = await connected(bare)
-    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr:
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
         offers = [protocol.transport.offer(mr, name="n" * 255) for _ in range(100)]
         for offer in offers:
             await offer.__aenter__()
@@ -223,7 +302,7 @@ async def test_a_peer_that_never_reaps_is_sent_no_more_than_it_has_slots_for(net
 async def test_whoever_waits_for_remote_memory_hears_of_the_end_before_the_bytes_are_read(net: Net, bare):
     """The reader may be paused because of that very wait."""
     protocol = await connected(bare)
-    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, 4) as mr:
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
         async with protocol.transport.offer(mr):
             protocol.transport.pause_reading()
             while len(bare.received()) < 1:
@@ -237,3 +316,92 @@ async def test_whoever_waits_for_remote_memory_hears_of_the_end_before_the_bytes
         protocol.transport.resume_reading()
         assert await protocol.until_lost() is None
         assert protocol.events == ["made", "data", "eof", "lost"]
+
+
+# ---- who was offered memory, and behaves badly
+
+
+async def test_who_never_lets_go_loses_the_key(net: Net, bare):
+    """In the time that it has: then the memory is the owner's, and the connection goes on."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0.1):
+            region = await bare.offered()
+            there = {"remote_addr": region.address, "rkey": region.rkey}
+            assert await bare.one(WROpcode.RDMA_WRITE, b"granted", **there) == WCStatus.SUCCESS
+            assert mr[:7] == b"granted"
+        bare.send(frame(DATA, b"still here", reaped=2))
+        assert await protocol.until_received(10) == b"still here"
+        # It may say so later, too.
+        assert (await bare.news()).revoked == (region.id,)
+        acknowledgement = credit.pack_credit(credit.Credit(16, acked=(region.id,)))
+        bare.send(frame(CREDIT, acknowledgement, reaped=3))
+        bare.send(frame(DATA, b", still", reaped=3))
+        assert await protocol.until_received(17) == b"still here, still"
+        assert await bare.one(WROpcode.RDMA_WRITE, b"revoked", **there) != WCStatus.SUCCESS
+        assert mr[:7] == b"granted"
+    assert isinstance(await protocol.until_lost(), ConnectionError)
+
+
+async def test_no_patience(net: Net, bare):
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0):
+            await bare.offered()
+    protocol.transport.abort()
+    await protocol.until_lost()
+
+
+@pytest.mark.not_on_iwarp("has no memory windows")
+async def test_who_invalidates_what_it_was_offered(net: Net, bare):
+    """That is the peer's to do with its own key by the device's rules, but not by ours."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr):
+            region = await bare.offered()
+            bare.send((WROpcode.SEND_WITH_INV, frame(DATA, b"x")), invalidate_rkey=region.rkey)
+            assert isinstance(await protocol.until_lost(), ProtocolError)
+    assert protocol.data == b""
+
+
+@pytest.mark.not_on_iwarp("has no memory windows")
+async def test_who_invalidates_it_just_before_the_owner(net: Net, bare):
+    """Ours fails then; whose fault that is, the connection's error tells."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr, revoke_timeout=0):
+            region = await bare.offered()
+            bare.send((WROpcode.SEND_WITH_INV, frame(DATA, b"x")), invalidate_rkey=region.rkey)
+            await bare.until_sent(1)  # and the loop has not looked since
+        assert isinstance(await protocol.until_lost(), ProtocolError)
+
+
+@pytest.mark.not_on_iwarp("has no memory windows")
+async def test_nobody_waits_longer_than_a_second_for_the_queue_pair(net: Net, bare, monkeypatch):
+    """The invalidation waits behind what the peer holds up: then the connection is cut off, and the memory free."""
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr:
+        async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0):
+            region = await bare.offered()
+            monkeypatch.setattr(type(protocol.transport), "_submit", lambda transport, request: None)
+        mr[:7] = b"revoked"
+        there = {"remote_addr": region.address, "rkey": region.rkey}
+        assert await bare.one(WROpcode.RDMA_WRITE, b"too late", **there) != WCStatus.SUCCESS
+        assert mr[:7] == b"revoked"
+    assert isinstance(await protocol.until_lost(), TimeoutError)
+
+
+async def test_devices_without_windows(net: Net, bare, monkeypatch):
+    """The key ends with the offer all the same."""
+    monkeypatch.setattr(leases, "has_windows", lambda engine: False)
+    protocol = await connected(bare)
+    with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, AccessFlags.LOCAL_WRITE) as mr:
+        async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0):
+            region = await bare.offered()
+            assert (region.address, region.length) == (mr.address, 64)
+            assert region.rkey != mr.rkey
+            there = {"remote_addr": region.address, "rkey": region.rkey}
+            assert await bare.one(WROpcode.RDMA_WRITE, b"granted", **there) == WCStatus.SUCCESS
+        assert await bare.one(WROpcode.RDMA_WRITE, b"revoked", **there) != WCStatus.SUCCESS
+        assert mr[:7] == b"granted"
+    await protocol.until_lost()

@@ -9,17 +9,19 @@ import errno
 import signal
 
 import pytest
-from harness import Echo, Net, Recorder
+from harness import OFFERABLE, Echo, Net, Recorder
 from pattern import Pattern
 
 import rdmanet
 from rdmanet import AccessFlags
+from rdmanet._core import PD
+from rdmanet.memory import OfferedMemory
+from rdmanet.offers import RemoteRegion
 
 MIB = 1 << 20
-BOTH = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
 
 
-def allocate(protocol: Recorder, length: int, access: AccessFlags = BOTH):
+def allocate(protocol: Recorder, length: int, access: AccessFlags = OFFERABLE):
     return protocol.transport.get_extra_info("rdma_pd").alloc_mr(length, access)
 
 
@@ -101,19 +103,34 @@ async def test_bounds(net: Net):
             assert await remote.read(99, 1) == b"\0"
 
 
-@pytest.mark.not_on_siw("ends the connection without a verdict")
-async def test_memory_that_is_gone_too_early(net: Net):
-    """The owner has closed it and still offers it: the reader is told which memory it was."""
+async def test_memory_on_offer_cannot_be_closed(net: Net):
+    """Nor made other memory, nor given other rights; when the block has ended it can."""
     client, server = await net.pair()
     mr = allocate(server, 4096)
-    address, rkey = mr.address, mr.rkey
     async with server.transport.offer(mr, access="read"):
         remote = await offered(client)
-        mr.close()
+        for change in (mr.close, lambda: mr.rereg(access=AccessFlags.LOCAL_WRITE)):
+            with pytest.raises(OSError, match="on offer") as caught:
+                change()
+            assert caught.value.errno == errno.EBUSY
+        assert await remote.read(0, 5) == bytes(5)
+    mr.close()
+
+
+@pytest.mark.not_on_siw("ends the connection without a verdict")
+async def test_memory_that_is_gone_too_early(net: Net):
+    """Who reads on when it was taken back is told which memory it was, and both sides that it is over."""
+    client, server = await net.pair()
+    with allocate(server, 4096) as mr:
+        async with server.transport.offer(mr, access="read"):
+            remote = await offered(client)
+            mine = OfferedMemory.of(client.transport, RemoteRegion(remote._region.region))
+            assert await mine.read(100, 50) == bytes(50)
         with pytest.raises(rdmanet.RemoteAccessError) as caught:
-            await remote.read(100, 50)
+            await mine.read(100, 50)
         assert isinstance(await server.until_lost(), ConnectionError)
-    assert (caught.value.address, caught.value.length, caught.value.rkey) == (address + 100, 50, rkey)
+        assert (caught.value.address, caught.value.length) == (mr.address + 100, 50)
+    assert caught.value.rkey == remote.rkey
     assert caught.value.opcode == "RDMA_READ"
     assert await client.until_lost() is caught.value
 
@@ -135,14 +152,48 @@ async def test_access_is_what_was_offered(net: Net):
     await server.until_received(4)
 
 
-async def test_more_access_than_registered_is_refused(net: Net):
-    client, _ = await net.pair()
-    with allocate(client, 100, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ) as mr:
-        with pytest.raises(ValueError, match="does not include"):
-            async with client.transport.offer(mr, access="write"):
+REMOTE_READ, REMOTE_WRITE = AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE
+NOT_TO_BE_OFFERED = [
+    (OFFERABLE, {"access": "execute"}, "execute"),
+    (OFFERABLE, {"access": AccessFlags.LOCAL_WRITE}, "no remote rights"),
+    (OFFERABLE, {"access": AccessFlags(0)}, "no remote rights"),
+    (AccessFlags.MW_BIND, {"access": "write"}, "without AccessFlags.LOCAL_WRITE"),
+    (OFFERABLE | REMOTE_READ, {}, "remote rights of its own.*Register it with AccessFlags.MW_BIND"),
+    (OFFERABLE | REMOTE_WRITE, {"access": "write"}, "remote rights of its own"),
+    (OFFERABLE, {"revoke_timeout": None}, "revoke_timeout is None"),
+    (OFFERABLE, {"revoke_timeout": -1}, "revoke_timeout is -1"),
+    (OFFERABLE, {"revoke_timeout": float("inf")}, "revoke_timeout is inf"),
+    (OFFERABLE, {"revoke_timeout": float("nan")}, "revoke_timeout is nan"),
+    (OFFERABLE, {"name": "n" * 256}, "a name of 256 bytes"),
+]
+
+
+@pytest.mark.parametrize(("access", "options", "why"), NOT_TO_BE_OFFERED)
+async def test_what_cannot_be_offered(net: Net, access, options, why):
+    """The caller is told, and the connection goes on."""
+    client, server = await net.pair()
+    with allocate(client, 100, access) as mr:
+        with pytest.raises(ValueError, match=why):
+            async with client.transport.offer(mr, **options):
                 pass
-        with pytest.raises(ValueError, match="execute"):
-            async with client.transport.offer(mr, access="execute"):
+    client.transport.write(b"fine")
+    await server.until_received(4)
+
+
+@pytest.mark.not_on_iwarp("has no memory windows")
+async def test_memory_that_no_window_can_be_bound_to(net: Net):
+    client, _ = await net.pair()
+    with allocate(client, 100, AccessFlags.LOCAL_WRITE) as mr:
+        with pytest.raises(ValueError, match="without AccessFlags.MW_BIND"):
+            async with client.transport.offer(mr):
+                pass
+
+
+async def test_memory_of_another_domain(net: Net):
+    client, _ = await net.pair()
+    with PD(client.transport.get_extra_info("rdma_pd").context) as pd, pd.alloc_mr(100, OFFERABLE) as mr:
+        with pytest.raises(ValueError, match="another protection domain"):
+            async with client.transport.offer(mr):
                 pass
 
 
@@ -273,20 +324,18 @@ async def test_offers_by_the_thousand_to_a_stalled_peer(net: Net):
     peer.say("offered 0")
     await peer.expect("offered")
     peer.send_signal(signal.SIGSTOP)
-    entered, leave = asyncio.Semaphore(0), asyncio.Event()
+    leave = asyncio.Event()
     with allocate(client, 64) as mr:
         memoryview(mr)[:1] = b"n"
 
         async def offer(number: int) -> None:
             async with client.transport.offer(mr, name=f"n{number}"):
-                entered.release()
                 await leave.wait()
 
         async with asyncio.TaskGroup() as group:
             for number in range(count):
                 group.create_task(offer(number))
-            for _ in range(count):
-                await entered.acquire()
+            # By TCP none of them begins now: making a key waits behind what was sent before.
             client.transport.write(b"y" * 1000)
             # Another connection of this process does not notice.
             other, _ = await net.pair(server=Echo)

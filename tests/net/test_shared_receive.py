@@ -8,7 +8,7 @@ import contextlib
 import types
 
 import pytest
-from harness import HOST, Echo, HalfOpen, Net, Recorder
+from harness import HOST, OFFERABLE, Echo, HalfOpen, Net, Recorder
 from pattern import Pattern
 
 import rdmanet
@@ -247,7 +247,7 @@ async def test_a_server_that_ends_others_from_its_callbacks(net: Net):
 async def test_offers_and_remote_memory(net: Net):
     (client,), (server,) = await clients_of(net, 1)
     pd = server.transport.get_extra_info("rdma_pd")
-    with pd.alloc_mr(4096, 1 | 2 | 4) as mr:  # LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ
+    with pd.alloc_mr(4096, OFFERABLE) as mr:
         mr[:5] = b"lent!"
         async with server.transport.offer(mr, access="read,write"):
             client.transport.write(b"go on")  # the accepting side hears first

@@ -1,0 +1,374 @@
+"""The key of a region that one peer has while the region is on offer to it: how it is made, and how it ends.
+
+Theory
+------
+The key that a region has of its own is good for every connection of its protection domain, for as long as the region
+is registered. So nobody is told that one, and a region that is offered must give it no remote rights. What the peer
+gets is a key of its own, bound to this offer:
+
+    window          where the device has memory windows of type 2. BIND_MW on the connection's queue pair makes a key
+                    that is good for this one peer; LOCAL_INV ends it
+    registration    elsewhere. The same memory is registered once more, with the rights that are offered, and
+                    unregistered in the end. That binds the key to the offer's life, but not to the connection
+
+It ends without anybody's goodwill. The peer is told, and has some time to finish what it has begun; then the key is
+invalidated, whatever it has said. To invalidate is a work request as well, and waits behind those before it, which
+the peer may hold up. So after one second more the queue pair goes to ERR, which ends the connection, and the window
+is given back. When the lease is OVER nobody writes to the region by this key.
+
+                bound             left               acknowledged, or late                done
+    BINDING ----------> GRANTED --------> REVOKING -------------------------> INVALIDATING ------> OVER
+       |                                                                         ^    | stuck: the connection is cut off
+       |    left                        bound                                    |    +--------------------------> OVER
+       +----------> UNWANTED ----------------------------------------------------+
+
+From each of them it is OVER when the queue pair has been destroyed. No coroutine drives it but completions and timers:
+whoever awaits the end may be cancelled, and it goes on. Until then the region can't be closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import math
+import secrets
+from collections.abc import Callable
+from enum import Enum, Flag, auto
+from typing import Final, Protocol
+
+from rdmanet._core import MR, MW, AccessFlags, MWType, StreamEngine
+from rdmanet.errors import ProtocolError, completion_error
+
+STUCK_AFTER_S = 1.0  # beyond the time that the peer has: for the queue pair to come to the invalidation
+
+_REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+_REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+_WINDOWS_OF_TYPE_2 = 1 << 23 | 1 << 24  # enum ibv_device_cap_flags: MEM_WINDOW_TYPE_2A, _2B
+_FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR
+
+
+class State(Enum):
+    BINDING = auto()
+    GRANTED = auto()
+    UNWANTED = auto()
+    REVOKING = auto()
+    INVALIDATING = auto()
+    OVER = auto()
+
+
+class Event(Enum):
+    BOUND = auto()
+    LEFT = auto()
+    ACKNOWLEDGED = auto()
+    LATE = auto()
+    INVALIDATED = auto()
+    STUCK = auto()
+    LOST = auto()
+
+
+class Action(Flag):
+    """In the order in which they are carried out."""
+
+    GRANT = auto()
+    INVALIDATE = auto()
+    STOP = auto()  # the queue pair: from here on it takes nothing
+    FREE = auto()
+    CUT_OFF = auto()  # the connection
+
+
+_S, _E, _A = State, Event, Action
+_NOTHING = Action(0)
+
+TABLE: Final[dict[State, dict[Event, tuple[State, Action]]]] = {
+    _S.BINDING: {
+        _E.BOUND: (_S.GRANTED, _A.GRANT),
+        _E.LEFT: (_S.UNWANTED, _NOTHING),
+        _E.LOST: (_S.OVER, _A.FREE),
+    },
+    _S.UNWANTED: {
+        _E.BOUND: (_S.INVALIDATING, _A.INVALIDATE),
+        _E.LATE: (_S.UNWANTED, _NOTHING),
+        _E.STUCK: (_S.OVER, _A.STOP | _A.FREE | _A.CUT_OFF),
+        _E.LOST: (_S.OVER, _A.FREE),
+    },
+    _S.GRANTED: {
+        _E.LEFT: (_S.REVOKING, _NOTHING),
+        _E.LOST: (_S.OVER, _A.FREE),
+    },
+    _S.REVOKING: {
+        _E.ACKNOWLEDGED: (_S.INVALIDATING, _A.INVALIDATE),
+        _E.LATE: (_S.INVALIDATING, _A.INVALIDATE),
+        _E.LOST: (_S.OVER, _A.FREE),
+    },
+    _S.INVALIDATING: {
+        _E.ACKNOWLEDGED: (_S.INVALIDATING, _NOTHING),  # after all
+        _E.LATE: (_S.INVALIDATING, _NOTHING),
+        _E.INVALIDATED: (_S.OVER, _A.FREE),
+        _E.STUCK: (_S.OVER, _A.STOP | _A.FREE | _A.CUT_OFF),
+        _E.LOST: (_S.OVER, _A.FREE),
+    },
+    _S.OVER: dict.fromkeys(Event, (_S.OVER, _NOTHING)),
+}
+
+
+class Lessor(Protocol):
+    """Whose connection it is: a transport."""
+
+    @property
+    def engine(self) -> StreamEngine: ...
+
+    def _submit(self, operation: Request) -> None:
+        """Post it, or have it wait for its turn. Raises OSError where the connection is over."""
+
+    def _post_bind(self, operation: Request, mw: MW, mr: MR, rkey: int, access: int, /) -> bool: ...
+
+    def _post_invalidate(self, operation: Request, rkey: int, /) -> bool: ...
+
+    def _stop_queue_pair(self) -> None: ...
+
+    def _lease_stuck(self, error: OSError) -> None: ...
+
+    def _lease_over(self, lease: Lease) -> None: ...
+
+
+class Lease:
+    """One peer's key to a region of ours.
+
+    :ivar granted: its key, as soon as it is good; an OSError if it never will be
+    :ivar over: done when nobody has a key any more
+    :ivar number: the offer's, once it has one
+    """
+
+    def __init__(self, lessor: Lessor, mr: MR, rights: AccessFlags, loop: asyncio.AbstractEventLoop) -> None:
+        self.state = State.BINDING
+        self.number: int | None = None
+        self.granted: asyncio.Future[int] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
+        self._lessor = lessor
+        self._loop = loop
+        self._mr = mr
+        self._rights = rights
+        self._key: _Window | _Registration | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        mr._leased(1)
+
+    def begin(self) -> None:
+        """Have its key made. Raises OSError, and is over, where that cannot be."""
+        try:
+            self._key = _key_for(self._lessor, self._mr, self._rights)
+            self._key.bind(self._bound)
+        except BaseException:
+            self.lost()
+            raise
+
+    def leave(self, told: bool, patience_s: float) -> None:
+        """Begin to take it back. `told`: the peer knows of it, and has so long to let go."""
+        if self.state is State.OVER:
+            return
+        self._timer = self._loop.call_later(patience_s if told else 0, self._late)
+        self._receive(Event.LEFT)
+        if not told and self.state is State.REVOKING:
+            self._receive(Event.ACKNOWLEDGED)
+
+    def acknowledged(self) -> None:
+        """The peer has let go."""
+        self._receive(Event.ACKNOWLEDGED)
+
+    def lost(self) -> None:
+        """The queue pair has been destroyed, or never was."""
+        self._receive(Event.LOST)
+
+    def _bound(self) -> None:
+        self._receive(Event.BOUND)
+
+    def _late(self) -> None:
+        # After this one, not beside it: the loop may have been kept from its timers for longer than both.
+        self._timer = self._loop.call_later(STUCK_AFTER_S, self._stuck)
+        self._receive(Event.LATE)
+
+    def _stuck(self) -> None:
+        self._timer = None
+        self._lessor.engine.drain()  # it may have been done long ago
+        self._receive(Event.STUCK)
+
+    def _receive(self, event: Event) -> None:
+        self.state, actions = TABLE[self.state][event]
+        if actions & Action.GRANT and not self.granted.done():
+            assert self._key is not None
+            self.granted.set_result(self._key.rkey)
+        if actions & Action.INVALIDATE:
+            assert self._key is not None
+            # Where nothing can be posted any more the queue pair is about to be destroyed, or we are stuck.
+            with contextlib.suppress(OSError):
+                self._key.invalidate(lambda: self._receive(Event.INVALIDATED))
+        if actions & Action.STOP:
+            self._lessor._stop_queue_pair()
+        if actions & Action.FREE:
+            self._free()
+        if actions & Action.CUT_OFF:
+            self._lessor._lease_stuck(
+                TimeoutError(errno.ETIMEDOUT, "a key that the peer had could not be taken back in time")
+            )
+
+    def _free(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        key, self._key = self._key, None
+        try:
+            if key is not None:
+                key.close()
+        finally:
+            self._mr._leased(-1)
+            self._lessor._lease_over(self)
+            if not self._loop.is_closed():
+                if not self.granted.done():
+                    self.granted.set_exception(
+                        ConnectionResetError(
+                            errno.ECONNRESET, "the connection ended before a region was on offer"
+                        )
+                    )
+                    self.granted.exception()  # whoever waited for it may be gone
+                if not self.over.done():
+                    self.over.set_result(None)
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.state.name.lower()} of {self._mr!r}>"
+
+
+# ---------------------------------------------------------------------------
+# The two kinds of key
+# ---------------------------------------------------------------------------
+
+
+def has_windows(engine: StreamEngine) -> bool:
+    """Whether keys can be bound to a connection on this engine's device."""
+    attr = engine.pd.context.query_device()
+    return attr.max_mw > 0 and bool(attr.device_cap_flags & _WINDOWS_OF_TYPE_2)
+
+
+def _key_for(lessor: Lessor, mr: MR, rights: AccessFlags) -> _Window | _Registration:
+    if has_windows(lessor.engine):
+        try:
+            return _Window(lessor, mr, rights)
+        except OSError as exc:
+            if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise  # else the device has them, and its library hasn't
+    return _Registration(lessor, mr, rights)
+
+
+class _Window:
+    def __init__(self, lessor: Lessor, mr: MR, rights: AccessFlags) -> None:
+        self._lessor, self._mr, self._rights = lessor, mr, rights
+        self._mw = MW(lessor.engine.pd, MWType.TYPE_2)
+        # The lowest byte is ours to choose. Not the one it has: some devices refuse that.
+        before = self._mw.rkey
+        self.rkey = before & ~0xFF | (before + 1 + secrets.randbelow(255)) & 0xFF
+
+    def bind(self, done: Callable[[], None]) -> None:
+        lessor, mw, mr, key, rights = self._lessor, self._mw, self._mr, self.rkey, self._rights
+        self._lessor._submit(Request("BIND_MW", lambda it: lessor._post_bind(it, mw, mr, key, rights), done))
+
+    def invalidate(self, done: Callable[[], None]) -> None:
+        lessor, key = self._lessor, self.rkey
+        self._lessor._submit(Request("LOCAL_INV", lambda it: lessor._post_invalidate(it, key), done))
+
+    def close(self) -> None:
+        self._mw.close()
+
+
+class _Registration:
+    def __init__(self, lessor: Lessor, mr: MR, rights: AccessFlags) -> None:
+        access = rights | mr.access & AccessFlags.ZERO_BASED
+        if rights & _REMOTE_CHANGES:
+            access |= AccessFlags.LOCAL_WRITE
+        self._mr = lessor.engine.pd.reg_mr(mr, access)
+        self.rkey = self._mr.rkey
+
+    def bind(self, done: Callable[[], None]) -> None:
+        done()
+
+    def invalidate(self, done: Callable[[], None]) -> None:
+        self._mr.close()
+        done()
+
+    def close(self) -> None:
+        self._mr.close()
+
+
+class Request:
+    """BIND_MW or LOCAL_INV, as the transport and the engine's log have it."""
+
+    __slots__ = ("_done", "_post", "what")
+
+    def __init__(self, what: str, post: Callable[[Request], bool], done: Callable[[], None]) -> None:
+        self.what = what
+        self._post = post
+        self._done = done
+
+    def post(self) -> bool:
+        return self._post(self)
+
+    def end(self, error: BaseException | None) -> None:
+        if error is None:
+            self._done()  # else the connection is over, and with it the lease
+
+    def failure(self, status: int, vendor_err: int, qp_num: int) -> OSError:
+        """The exception for its completion, which failed."""
+        if self.what == "LOCAL_INV" and status != _FLUSHED:
+            # It was valid as long as nobody but the peer had it, who can invalidate it too: by SEND_WITH_INV.
+            return ProtocolError("the peer has invalidated the key of a region that is on offer to it")
+        return completion_error(status, self.what, vendor_err, qp_num)
+
+
+# ---------------------------------------------------------------------------
+# What may be offered
+# ---------------------------------------------------------------------------
+
+
+def rights_of(access: AccessFlags | str, mr: MR, engine: StreamEngine) -> AccessFlags:
+    """The remote rights that `access` names, if `mr` can be offered with them; else a ValueError that says why not."""
+    if isinstance(access, str):
+        named = {"read": AccessFlags.REMOTE_READ, "write": AccessFlags.REMOTE_WRITE}
+        rights = AccessFlags(0)
+        for word in access.split(","):
+            if word.strip() not in named:
+                raise ValueError(f"access {access!r}: use 'read', 'write' or 'read,write'")
+            rights |= named[word.strip()]
+    else:
+        rights = AccessFlags(access)
+    if not rights or rights & ~_REMOTE:
+        raise ValueError(
+            f"offer(): {rights!r} are no remote rights: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC"
+        )
+    if mr.pd is not engine.pd:
+        raise ValueError(
+            f"offer(): {mr!r} is of another protection domain than the connection: "
+            "register it with transport.get_extra_info('rdma_pd')"
+        )
+    if mr.access & _REMOTE:
+        raise ValueError(
+            f"offer(): {mr!r} has remote rights of its own: every connection of its protection domain that guesses "
+            "its key could use them, at any time. Register it with AccessFlags.MW_BIND instead (and LOCAL_WRITE, if "
+            "the peer is to write); the peer gets a key of its own"
+        )
+    if rights & _REMOTE_CHANGES and not mr.access & AccessFlags.LOCAL_WRITE:
+        raise ValueError(
+            f"offer(): {mr!r} was registered without AccessFlags.LOCAL_WRITE, so no peer may write to it"
+        )
+    if not mr.access & AccessFlags.MW_BIND and has_windows(engine):
+        raise ValueError(
+            f"offer(): {mr!r} was registered without AccessFlags.MW_BIND: no key for one peer can be made of it"
+        )
+    return rights
+
+
+def patience(revoke_timeout: float) -> float:
+    """A revoke_timeout, if it is one."""
+    if not isinstance(revoke_timeout, int | float) or not 0 <= revoke_timeout < math.inf:
+        raise ValueError(
+            f"offer(): revoke_timeout is {revoke_timeout!r}, it must be a finite number of seconds: "
+            "a peer that never lets go would keep the memory for ever"
+        )
+    return revoke_timeout
