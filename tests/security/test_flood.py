@@ -101,7 +101,7 @@ class Siege:
         ip = here.addresses[4]
 
         def start(host: two_hosts.Host, script: str, *arguments: object, **environment: str) -> Actor:
-            without = "" if guarded else "strangers"
+            without = "" if guarded else "strangers,reserve"
             return stage.start(script, *arguments, prefix=tuple(host.prefix), without=without, **environment)
 
         secret = {"RDMANET_SOFT_SECRET": SECRET}
