@@ -43,12 +43,17 @@ static void start_once(void)
 	rn_at_fork_child(forget_in_child);
 }
 
-RN_EXPORT void rdmanet_soft_log_to(int fd)
+static void lock(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, start_once);
 	pthread_mutex_lock(&writing);
+}
+
+RN_EXPORT void rdmanet_soft_log_to(int fd)
+{
+	lock();
 	sink = fd;
 	pthread_mutex_unlock(&writing);
 }
@@ -107,7 +112,7 @@ static bool put_line(const char *text)
 	char line[LINE + 96];
 	bool is_said;
 
-	pthread_mutex_lock(&writing);
+	lock();
 	if (sink >= 0) {
 		is_said = write(sink, text, strlen(text)) >= 0;
 	} else {

@@ -203,7 +203,8 @@ static bool refuse_stranger(struct rn_stream *in, const char *why)
 static bool on_hello(struct rn_stream *in)
 {
 	memcpy(&in->hello, rn_wire_take(in, sizeof(in->hello)), sizeof(in->hello));
-	if (in->hello.magic != RN_STREAM_MAGIC || in->hello.version != RN_STREAM_VERSION) {
+	if (in->hello.magic != RN_STREAM_MAGIC || in->hello.version != RN_STREAM_VERSION ||
+	    in->hello.flags & ~RN_HELLO_SECRET) {
 		rn_warn(RN_WARN_LANGUAGE, "somebody at %s speaks another language on a port of our queue pairs: closed",
 			where_is(in).text);
 		return false;

@@ -209,6 +209,9 @@ async def test_an_aborts_text_forges_nothing(net: Net, caplog, monkeypatch, forg
     """Whichever end says it: in the exception of the other, and in its log."""
     monkeypatch.setattr(credit, "pack_abort", lambda code, reason: msgspec.msgpack.encode([6, code, FORGED]))
     client, server = await net.pair()
+    for by, to in ((client, server), (server, client)):  # who is not established says nothing
+        by.transport.write(b"x")
+        await to.until_received(1)
     by, victim = (client, server) if forger == "client" else (server, client)
     with caplog.at_level(logging.DEBUG):
         by.transport.abort()
