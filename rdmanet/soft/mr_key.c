@@ -66,7 +66,7 @@ void rn_mr_key_give_back(uint32_t key)
 	pthread_mutex_unlock(&mutex);
 }
 
-/* Fill both copies of the table; the key goes in last. */
+/* Fill our copy of the table; the key goes in last. */
 static void entry_publish(struct rn_mr_entry *entry, const struct rn_mr_entry *from, uint32_t key)
 {
 	entry->pd = from->pd;
@@ -84,7 +84,7 @@ static void entry_publish(struct rn_mr_entry *entry, const struct rn_mr_entry *f
 void rn_mr_publish(const struct rn_mr_entry *entry, uint32_t key)
 {
 	entry_publish(&rn_mr_table[key >> 8], entry, key);
-	entry_publish(&rn_arena_mrs(rn_arena)[key >> 8], entry, key);
+	rn_own_tell_mr(key >> 8);
 }
 
 void rn_mr_key_forked(void)
