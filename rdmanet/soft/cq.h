@@ -19,6 +19,7 @@
 
 /* --- channel.c ------------------------------------------------------------------------------------ */
 
+bool rn_channel_is_shared(const struct rn_channel *channel); /* with another process */
 void rn_channel_destroy_all(struct rn_context *context);
 void rn_channel_forked(void);
 

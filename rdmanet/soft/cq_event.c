@@ -196,6 +196,23 @@ static struct rn_cq *channel_take(struct rn_channel *channel, bool settle_for_an
 	return found;
 }
 
+/* Waits for a token, unless the program doesn't. False, and errno. */
+static bool take_token(struct rn_channel *channel)
+{
+	uint64_t token;
+	struct iovec to = {&token, sizeof(token)};
+	ssize_t got = -1;
+
+	errno = EOPNOTSUPP;
+	if (atomic_load_explicit(&channel->never_waits, memory_order_relaxed))
+		got = preadv2(channel->channel.fd, &to, 1, -1, RWF_NOWAIT);
+	if (got < 0 && errno == EOPNOTSUPP) /* or the kernel can't tell, before Linux 5.8 */
+		got = read(channel->channel.fd, &token, sizeof(token));
+	if (got < 0 && errno == EAGAIN && rn_channel_is_shared(channel))
+		atomic_store_explicit(&channel->never_waits, true, memory_order_relaxed);
+	return got >= 0;
+}
+
 RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_cq **ibv_cq, void **cq_context)
 {
 	struct rn_channel *channel = (struct rn_channel *)ibv_channel;
@@ -203,14 +220,13 @@ RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_
 	struct pollfd next = {.fd = ibv_channel->fd, .events = POLLIN};
 	enum { VAIN_MS = 20 };
 	struct rn_cq *cq;
-	uint64_t token;
 
 	if (rn_is_foreign(ibv_channel->context)) {
 		errno = ENODEV;
 		return -1;
 	}
 	do {
-		if (read(ibv_channel->fd, &token, sizeof(token)) < 0)
+		if (!take_token(channel))
 			return -1;
 		cq = channel_take(channel, !rn_settings.lenient);
 		if (unlikely(!cq && rn_settings.lenient && poll(&next, 1, VAIN_MS) <= 0))

@@ -70,7 +70,8 @@ static unsigned look_at_arming(struct rn_cq *cq, struct rn_channel *channel)
 			rn_channel_signal(channel->id);
 		return 1;
 	}
-	is_due = now != left || ((left & RN_ARMED_KIND) == RN_ARMED_NEXT && rn_cq_has_completions(cq));
+	is_due = now != left || ((left & RN_ARMED_KIND) == RN_ARMED_NEXT && rn_cq_has_completions(cq) &&
+				 rn_channel_is_shared(channel));
 	if (!is_due || has_token(channel)) {
 		cq->unheard = 0;
 	} else if (cq->unheard == now) {

@@ -276,6 +276,7 @@ void rn_mr_destroy_all(struct rn_context *context);
 struct rn_channel {
 	struct ibv_comp_channel channel;
 	uint32_t id;
+	_Atomic bool never_waits; /* whatever its descriptor's mode is by now: channel.c */
 	struct rn_lock lock; /* the list */
 	struct rn_list cqs;
 	struct rn_list link;

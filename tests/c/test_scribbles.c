@@ -338,6 +338,27 @@ static void test_token_taken(void)
 	close_receiver();
 }
 
+/* A program that doesn't wait isn't made to wait by a peer, who has the same open file. */
+static void test_made_to_wait(void)
+{
+	struct other client;
+	struct ibv_cq *cq;
+	void *context;
+
+	open_receiver();
+	CHECK_EQ(fcntl(a.channel->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_EQ(ibv_req_notify_cq(a.cq, 0), 0);
+	client = start_client(&a);
+	CHECK_EQ(ask_to_send(&client), IBV_WC_SUCCESS);
+	expect_cq_event();
+	CHECK_EQ(fcntl(a.channel->fd, F_SETFL, 0), 0);
+	CHECK_EQ(ibv_get_cq_event(a.channel, &cq, &context), -1);
+	CHECK_EQ(errno, EAGAIN);
+	expect(a.cq, 0, IBV_WC_SUCCESS);
+	join(&client);
+	close_receiver();
+}
+
 /* --- pools ---------------------------------------------------------------------------------------------------------- */
 
 enum { WR = 8 };
@@ -692,6 +713,7 @@ int main(int argc, char **argv)
 	RUN(test_arming);
 	RUN(test_dirty_bits);
 	RUN(test_token_taken);
+	RUN(test_made_to_wait);
 	RUN(test_pool_words);
 	RUN(test_pool_entries);
 	RUN(test_pool_lies);
