@@ -24,6 +24,7 @@ enum rn_warning {
 	RN_WARN_SILENCE,     /* strangers who say nothing, or too many of them */
 	RN_WARN_KEY,         /* a memory key that isn't one */
 	RN_WARN_DESCRIPTORS, /* none left: newcomers are refused */
+	RN_WARN_ARENA,       /* our own words in the arena were written over */
 	RN_WARN_MAPPING,     /* a peer's memory can't be mapped */
 	RN_WARNINGS,
 };

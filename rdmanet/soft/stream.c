@@ -441,7 +441,7 @@ static bool is_from(const struct rn_stream *in, const struct rn_qp *qp)
 
 static bool is_expected(const struct rn_stream *in, const struct rn_qp *qp)
 {
-	return rn_life_is_open(atomic_load(&qp->block->life)) && !qp->streams.in && !qp->streams.left &&
+	return rn_life_is_open(atomic_load(&qp->own->life)) && !qp->streams.in && !qp->streams.left &&
 	       qp->attr.dest_qp_num == in->hello.source_qpn && qp->attr.rq_psn == in->hello.psn && is_from(in, qp);
 }
 

@@ -143,14 +143,14 @@ void rn_ud_wire_receive(int fd, const union ibv_gid *at,
 static void give_to_one(void *closure, uint32_t dest_qpn, const struct rn_datagram *datagram)
 {
 	const struct outlet *outlet = closure;
-	struct rn_qp_block *block;
+	uint32_t index;
 
 	if (dest_qpn >> 8 != outlet->port)
 		return;
 	pthread_mutex_lock(&rn_world);
-	block = rn_locate(rn_arena, dest_qpn);
-	if (block) {
-		struct rn_qp *qp = rn_qps[block - rn_arena_qp(rn_arena, 0)];
+	index = rn_own_locate(dest_qpn);
+	if (index < RN_QPS_MAX) {
+		struct rn_qp *qp = rn_qps[index];
 
 		if (qp && qp->ex.qp_base.qp_num == dest_qpn)
 			rn_ud_deliver(qp, datagram);

@@ -341,6 +341,7 @@ static void process_forked(void)
 	rn_mcast_forked();
 	rn_bounce_forked();
 	rn_cq_forked();
+	rn_own_forked();
 	rn_mr_forked();
 	rn_mw_forked();
 	rn_dm_forked();
@@ -484,6 +485,7 @@ static void release_engine(struct rn_context *context)
 	pthread_mutex_lock(&engine_mutex);
 	if (context->has_engine) {
 		if (!--engine_users) {
+			rn_own_close();
 			rn_qp_close();
 			rn_bell_close();
 		}
