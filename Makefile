@@ -14,13 +14,14 @@ export PYTHONPATH := $(CURDIR)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 py      := $(VENV)/bin/python
-pip     := $(py) -m pip install --quiet
+locked  := --require-hashes --only-binary :all:
+pip     := $(py) -m pip install --quiet $(locked) --constraint requirements/constraints.txt
 sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
              rdmanet/soft/*.c rdmanet/soft/*.h rdmanet/soft/soft.map)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-netns test-kernel check bench bench-quick bench-hosts count test-c test-asan fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help setup lock demo test test-netns test-kernel check bench bench-quick bench-hosts count test-c test-asan fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -57,30 +58,37 @@ setup: build $(VENV)/.test ## set everything up for the tests
 build: $(VENV)/.built ## build the extension and the embedded device in place
 	@:
 
-$(VENV)/.run: pyproject.toml scripts/prerequisites
+# What is installed is in requirements/, by the hash of its file; what isn't there, or would be built here, is refused.
+# So it is with what building the wheel takes. Old pips check the hashes of requirements only, not of constraints: pip
+# itself is installed, by the interpreter's own, from a list of requirements.
+$(VENV)/.run: pyproject.toml $(wildcard requirements/*.txt) scripts/prerequisites
 	@scripts/prerequisites $(PYTHON)
-	@echo "setting up $(VENV) ($$($(PYTHON) -V))"
-	@$(PYTHON) -m venv $(VENV)
-	@$(pip) 'pip>=25.1'
-	@$(pip) --group run
+	@scripts/progress "setting up $(VENV) ($$($(PYTHON) -V))" $(PYTHON) -m venv $(VENV)
+	@scripts/progress "installing pip" $(py) -m pip install --quiet $(locked) --requirement requirements/pip.txt
+	@scripts/progress "installing what rdmanet runs on" $(pip) --group run
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	@$(pip) --group test
+	@scripts/progress "installing the group test" $(pip) --group test
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.run
-	@$(pip) --group check
+	@scripts/progress "installing the group check" $(pip) --group check
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.run
-	@$(pip) --group docs
+	@scripts/progress "installing the group docs" $(pip) --group docs
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.run $(sources)
-	@echo "building (half a minute the first time)"
-	@$(py) setup.py --quiet build_ext --inplace
+	@scripts/progress "building (a minute or two the first time)" $(py) setup.py --quiet build_ext --inplace
 	@touch $@
+
+# In an environment of its own: what the others are made of is only now being chosen.
+lock: ## choose from pyproject.toml's ranges again, and write down versions and hashes (ARGS=--upgrade: the newest)
+	@$(PYTHON) -m venv build/lock
+	@build/lock/bin/python -m pip install --quiet $(locked) --requirement requirements/lock.txt
+	@scripts/lock build/lock/bin/uv $(ARGS)
 
 prerequisites: ## say which packages this machine lacks, if any
 	@scripts/prerequisites $(PYTHON)
@@ -136,8 +144,10 @@ count: build ## count system calls, wake-ups, copies and Python calls of a messa
 
 # --- packaging and cleaning ---------------------------------------------------------------------------
 
+# In an environment of its own, as everybody's pip does it: so [build-system] names all it takes. What goes in there
+# must be in the constraints, too, with its hash.
 wheel: $(VENV)/.run ## build a wheel into dist/ (WHEEL_DIR=path for elsewhere)
-	@$(py) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL_DIR) .
+	@$(py) -m pip wheel --quiet --no-deps --build-constraint requirements/constraints.txt --wheel-dir $(WHEEL_DIR) .
 
 clean: ## remove what the build made
 	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html tests/c/build* tests/fuzz/build

@@ -22,6 +22,7 @@ DEVICE = "rdmanet.soft.librdmanet_soft"
 cflags = ["-std=gnu11", "-g", "-Wall", "-Wextra"]
 ldflags = []
 directives = {"language_level": 3, "binding": True, "embedsignature": True}
+instrumented = any(os.environ.get(f"RDMANET_{name}") for name in ("DEBUG", "SANITIZE", "COVERAGE"))
 if os.environ.get("RDMANET_DEBUG"):
     cflags += ["-O0", "-DRDMANET_DEBUG=1", "-UNDEBUG"]
 else:
@@ -56,6 +57,12 @@ class BuildExtensions(build_ext):
         if fullname.endswith(DEVICE.rpartition(".")[2]):
             return os.path.join(*fullname.split(".")) + ".so"
         return super().get_ext_filename(fullname)
+
+    def build_extension(self, ext):
+        # Symbols for debuggers are for whoever develops in the tree; in a wheel they are two thirds of its size.
+        if not self.inplace and not instrumented:
+            ext.extra_link_args = [*ext.extra_link_args, "-Wl,--strip-debug"]
+        super().build_extension(ext)
 
     def get_export_symbols(self, ext):
         return [] if ext.name == DEVICE else super().get_export_symbols(ext)

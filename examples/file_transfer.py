@@ -6,11 +6,17 @@ usage: python examples/file_transfer.py receive DIRECTORY [HOST] [PORT]
 The end of the file is the end of the stream: the sender closes its half with write_eof() and keeps reading.
 On TCP that is unsafe, because a sender that was killed ends the stream in the same way. Here it is not: a
 connection that ends without write_eof() or close() raises at the reader.
+
+Whoever can connect can send. So the receiver takes plain names only, replaces nothing, keeps nothing that is not
+whole, and takes SIZE bytes a file at most, from SENDERS at a time, of which none is silent for longer than SILENCE
+seconds. What the other end says is not printed as it is.
 """
 
 import asyncio
 import contextlib
 import hashlib
+import os
+import re
 import secrets
 import sys
 from functools import partial
@@ -18,36 +24,66 @@ from pathlib import Path
 
 import rdmanet
 
-CHUNK_BYTES = 1 << 20
+CHUNK, LINE = 1 << 20, 200
+SIZE, SENDERS, SILENCE = 1 << 30, 16, 60
+# No separator, no leading dot or dash, no control character: a file in this directory, for any program.
+NAME = re.compile(r"\w[\w .+-]{0,99}")
+OK, ROOM = b"ok\n", asyncio.Semaphore(SENDERS)
+
+
+class Refused(Exception):
+    """The sender may know why."""
+
+
+def checked(line: bytes) -> str:
+    name = line[:-1].decode(errors="replace")
+    if line[-1:] != b"\n" or len(line) > LINE or not NAME.fullmatch(name):
+        raise Refused("the name is too long, or has more than letters, digits, spaces and _.+-")
+    return name
+
+
+async def receive_content(path: Path, reader: asyncio.StreamReader) -> str:
+    """Into a new file, up to the end of the stream; its SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        while True:
+            async with asyncio.timeout(SILENCE):
+                chunk = await reader.read(CHUNK)
+            if not chunk:
+                return digest.hexdigest()
+            if (size := size + len(chunk)) > SIZE:
+                raise Refused(f"it has more than {SIZE} bytes")
+            digest.update(chunk)
+            file.write(chunk)
 
 
 async def receive_one(directory: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    # Only the last part of the name is used: a peer does not choose where we write.
-    name = Path((await reader.readline()).decode(errors="replace").rstrip("\n")).name
-    if name in ("", "..") or "\0" in name:
-        writer.transport.abort()
-        return
     # Until it is whole it has a name of its own: two may send the same file at once.
-    partial_path, digest = directory / f"{name}.{secrets.token_hex(4)}.part", hashlib.sha256()
+    unfinished = directory / f".{secrets.token_hex(8)}.part"
     try:
-        with partial_path.open("wb") as file:
-            while chunk := await reader.read(CHUNK_BYTES):
-                digest.update(chunk)
-                file.write(chunk)
-    except ConnectionError as exc:
-        partial_path.unlink()
-        print(f"{name}: the sender is gone, nothing kept: {exc}")
-        return
-    partial_path.rename(directory / name)
-    writer.write(digest.hexdigest().encode() + b"\n")
-    writer.close()
-    await writer.wait_closed()
-    print(f"{name}: {(directory / name).stat().st_size} bytes, SHA-256 {digest.hexdigest()}")
+        async with ROOM:
+            async with asyncio.timeout(SILENCE):
+                name = checked(await reader.readline())
+            writer.write(OK)
+            digest = await receive_content(unfinished, reader)
+            os.link(unfinished, directory / name)  # unlike a renaming it replaces nothing
+        print(f"{name}: {unfinished.stat().st_size} bytes, SHA-256 {digest}")
+        writer.write(digest.encode() + b"\n")
+    except FileExistsError:
+        writer.write(b"there is a file of this name\n")
+    except Refused as exc:
+        writer.write(f"{exc}\n".encode())
+    except (OSError, ValueError) as exc:  # it has gone, or is silent; the disk is full; a line without an end
+        print(f"nothing kept of {writer.get_extra_info('peername')}: {exc!r}")
+        writer.transport.abort()
+    finally:
+        unfinished.unlink(missing_ok=True)
+        writer.close()
 
 
 async def receive(directory: str, host: str = "127.0.0.1", port: str = "7472") -> None:
     serve = partial(receive_one, Path(directory))
-    async with await rdmanet.start_rdma_stream_server(serve, host, int(port), limit=CHUNK_BYTES) as server:
+    async with await rdmanet.start_rdma_stream_server(serve, host, int(port)) as server:
         print("receiving on", *(socket.getsockname() for socket in server.sockets))
         await server.serve_forever()
 
@@ -55,19 +91,21 @@ async def receive(directory: str, host: str = "127.0.0.1", port: str = "7472") -
 async def send(host: str, port: str, path: str) -> None:
     digest = hashlib.sha256()
     reader, writer = await rdmanet.open_rdma_connection(host, int(port))
-    writer.write(Path(path).name.encode() + b"\n")
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            writer.write(chunk)
-            await writer.drain()
-    writer.write_eof()
-    received = (await reader.readline()).decode().rstrip()
+    writer.write(os.fsencode(Path(path).name) + b"\n")
+    answer = await reader.readline()
+    if answer == OK:
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                writer.write(chunk)
+                await writer.drain()
+        writer.write_eof()
+        answer = await reader.readline()
     writer.close()
+    if answer != digest.hexdigest().encode() + b"\n":
+        sys.exit(f"{path}: not received; the receiver says {answer[:LINE]!r}")
     await writer.wait_closed()
-    if received != digest.hexdigest():
-        sys.exit(f"{path}: the receiver has SHA-256 {received}, this is {digest.hexdigest()}")
-    print(f"{path}: verified, SHA-256 {received}")
+    print(f"{path}: verified, SHA-256 {digest.hexdigest()}")
 
 
 if __name__ == "__main__":

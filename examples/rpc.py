@@ -6,8 +6,8 @@ RDMA and TCP differ in one line on each side, where the stream is opened. A fram
 rest, and msgpack: a Call one way, the other way an Answer with its number. So many calls may be under way, and are
 answered as they end. At CALLS of them the server reads no further; the stream fills up, and the client has to wait.
 
-What the peer says is checked before it is used: a frame has no more than FRAME bytes, msgspec decodes a Call, or an
-Answer, or nothing, and only FUNCTIONS are called.
+What the peer says is checked before it is used: a frame has no more than FRAME bytes (CALLS of them are in memory at
+a time), msgspec decodes a Call, or an Answer, or nothing, only FUNCTIONS are called, and errors are shown by repr().
 """
 
 import argparse
@@ -21,7 +21,7 @@ import msgspec
 
 import rdmanet
 
-FRAME, CALLS = 1 << 20, 100
+FRAME, CALLS = 1 << 16, 100
 Call = tuple[int, str, list[Any]]  # its number, the function's name, arguments
 Answer = tuple[int, Any, str | None]  # the call's number, what was returned, what was raised
 
@@ -75,7 +75,7 @@ class Client:
         await send(self.writer, (number, function, list(arguments)))
         result, error = await answer
         if error is not None:
-            raise RuntimeError(error)
+            raise RuntimeError(f"{function}: {error!r}")
         return result
 
     async def receive_answers(self) -> None:

@@ -77,6 +77,10 @@ class Library:
 
         Otherwise as Context.set_faults(); None is what the environment's RDMANET_SOFT_CHAOS says.
         """
+    def log_to(self, fd: int) -> bool:
+        """Send the embedded device's warnings to a descriptor that does not block, one write a line; -1: to standard
+        error. False for another library, which has none.
+        """
     def faults_happened(self) -> int:
         """How many faults have come to pass in this process since set_faults() was called last.
 

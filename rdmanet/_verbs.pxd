@@ -693,5 +693,3 @@ cdef extern from "calls.h" nogil:
     int rn_leave_multicast(const rn_library *lib, rdma_cm_id *id, sockaddr *addr)
     void rn_cm_destroy_qp(const rn_library *lib, rdma_cm_id *id)
     int rn_cm_init_qp_attr(const rn_library *lib, rdma_cm_id *id, ibv_qp_attr *attr, int *attr_mask)
-    int rn_cm_get_devices(const rn_library *lib, int *count, ibv_context ***out)
-    void rn_cm_free_devices(const rn_library *lib, ibv_context **list)

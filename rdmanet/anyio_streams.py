@@ -32,6 +32,7 @@ import anyio
 from anyio.abc import ByteStream, IPAddressType, Listener, SocketAttribute, TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_cancelled
 
+from rdmanet import log_rate
 from rdmanet.addresses import SockAddr
 from rdmanet.notifier import TrioNotifier, current_notifier
 from rdmanet.pull import PullProtocol
@@ -294,9 +295,8 @@ class RdmaListener(Listener[RdmaByteStream]):
 
     def _arrive(self, protocol: PullProtocol) -> None:
         if self._closed or len(self._arrived) >= self._backlog:
-            logger.warning(
-                "aborted a connection: the listener is closed, or %d wait to be accepted", self._backlog
-            )
+            why = "aborted a connection: the listener is closed, or %d wait to be accepted"
+            log_rate.warn(logger, "backlog", why, self._backlog)
             protocol.transport.abort()
             return
         self._arrived.append(protocol)

@@ -49,7 +49,7 @@ from typing import Annotated, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from rdmanet.errors import ProtocolError
+from rdmanet.errors import ProtocolError, printable
 
 VERSION: Final = 1
 MAGIC: Final = b"RDMN"
@@ -218,7 +218,9 @@ def pack_refusal(code: int, reason: str) -> bytes:
 
 
 def unpack_refusal(data: bytes) -> Refusal:
-    return _unpack_private(data, _refusal_decoder, Refusal)
+    """Read a peer's refusal; its reason is made fit to be printed."""
+    refusal = _unpack_private(data, _refusal_decoder, Refusal)
+    return Refusal(refusal.code, printable(refusal.reason, REASON_BYTES_MAX))
 
 
 def pack_credit(credit: Credit) -> bytes:
@@ -266,10 +268,14 @@ def pack_abort(code: int, reason: str) -> bytes:
 
 
 def unpack_abort(body: bytes | memoryview) -> Abort:
-    """Read an Abort's body; an empty one says that the sender had nothing to add."""
+    """Read an Abort's body; an empty one says that the sender had nothing to add.
+
+    Its reason is made fit to be printed.
+    """
     if not len(body):
         return Abort(AbortCode.ABORTED, "")
-    return _decode(_abort_decoder, body, Abort)
+    abort = _decode(_abort_decoder, body, Abort)
+    return Abort(abort.code, printable(abort.reason, REASON_BYTES_MAX))
 
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -308,7 +314,7 @@ def _decode(decoder: "msgspec.msgpack.Decoder[_Body]", body: bytes | memoryview,
         first = 0 if kind.__struct_config__.tag is None else 1
         for index, field in enumerate(kind.__struct_fields__, first):
             reason = reason.replace(f"$[{index}]", field)
-    raise ProtocolError(f"{kind.__name__.lower()}: {reason}")
+    raise ProtocolError(f"{kind.__name__.lower()}: {printable(reason)}")
 
 
 def _cut(reason: str) -> str:

@@ -5,7 +5,8 @@ Theory
 An event loop should know one file descriptor of ours, however many connections there are. So a
 driver nests in one epoll instance the event channel of the connection manager and the completion
 channel of each device in use, and registers that with ``loop.add_reader``. Everything a connection
-waits for arrives there: address resolution, connection requests, completions, and the device's own events.
+waits for arrives there: address resolution, connection requests, completions, the device's own events, and what
+the embedded device warns of.
 
 A device may fail. Its completions would say so one by one, or not at all; its event (DEVICE_FATAL, or the connection
 manager's DEVICE_REMOVAL) says it once. Then all connections on it end with a DeviceLostError, at once, and its engine
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import select
 import threading
@@ -45,6 +47,7 @@ from rdmanet._core import (
     process_id,
 )
 from rdmanet.device_events import EventFeed
+from rdmanet.device_log import DeviceLog
 from rdmanet.errors import DeviceLostError, event_error
 
 logger = logging.getLogger("rdmanet")
@@ -131,8 +134,12 @@ class Driver:
             self.cm.close()
             raise
         self.closed = False
+        self._log = DeviceLog(library)
+        if self._log.fd is not None:
+            self._watch_rare(self._log.fd, self._log.pass_on)
         self._watch_rare(self.cm.fd, self._cm_events)
-        loop.add_reader(self._epoll.fileno(), self._readable)
+        # In a context of nobody's: whoever is first to use the loop's driver does not use it alone.
+        contextvars.Context().run(loop.add_reader, self._epoll.fileno(), self._readable)
         with _drivers_lock:
             _drivers.add(self)
 
@@ -344,6 +351,7 @@ class Driver:
         self._engine_row = ()
         self.cm.close()
         self._epoll.close()
+        self._log.close()  # last: what was said of all that is logged, too
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True):

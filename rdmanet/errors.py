@@ -40,6 +40,21 @@ __all__ = [
     "event_error",
 ]
 
+PEER_TEXT_MAX = 200
+"""Characters of a peer's text that reach an exception, a log or a terminal."""
+
+
+def printable(text: str, most: int = PEER_TEXT_MAX) -> str:
+    """A text that a peer has chosen, as one may print it: no line that looks like another's, no terminal's escapes,
+    nothing that turns around what stands beside it, and an end.
+    """
+    shown = text if len(text) <= most else f"{text[:most]}..."
+    if shown.isprintable():
+        return shown
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in shown
+    )
+
 
 class RdmaError(OSError):
     """Base of the errors that only RDMA has."""
@@ -203,7 +218,11 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     11: ("remote operation error", errno.EIO, "the peer could not complete it"),
     12: ("transport retries exceeded", errno.ECONNRESET, "the peer did not answer"),
     13: ("receiver-not-ready retries exceeded", errno.ECONNRESET, "the peer has posted no receive"),
-    16: ("remote aborted", errno.ECONNABORTED, ""),
+    16: (
+        "remote aborted",
+        errno.ECONNABORTED,
+        "the embedded device says so of a peer without the same RDMANET_SOFT_SECRET",
+    ),
     19: ("fatal error", errno.EIO, ""),
     20: ("response timeout", errno.ETIMEDOUT, ""),
     21: ("general error", errno.EIO, ""),

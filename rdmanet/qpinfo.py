@@ -89,7 +89,7 @@ class QPInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = _TEXT.fullmatch(text.rstrip("\0\r\n "))
         if found is None:
             raise ValueError(
-                f"{text!r} is not lid:qp_num:psn:gid in hexadecimal digits, with or without :mtu"
+                f"{text[:100]!r} is not lid:qp_num:psn:gid in hexadecimal digits, with or without :mtu"
             )
         lid, qp_num, psn, gid, mtu = found.groups()
         return cls(int(qp_num, 16), int(psn, 16), bytes.fromhex(gid), int(lid, 16), int(mtu or _PINGPONG_MTU))

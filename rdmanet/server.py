@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from rdmanet import credit
+from rdmanet import credit, log_rate
 from rdmanet._core import CMID, CMEvent, CMEventType
 from rdmanet.addresses import RdmaSocket, SockAddr
 from rdmanet.driver import Driver
@@ -76,7 +76,7 @@ class RdmaServer(asyncio.AbstractServer):
         try:
             hello = credit.unpack_hello(event.private_data)
         except ProtocolError as exc:
-            logger.warning("refused a connection from %s: %s", cm_id.peer_addr, exc)
+            log_rate.warn(logger, "hello", "refused a connection from %s: %s", cm_id.peer_addr, exc)
             self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
             return
         transport = self._make_transport(driver, self)
@@ -90,9 +90,9 @@ class RdmaServer(asyncio.AbstractServer):
                 # There is nobody to be refused, which may well be why it failed.
                 logger.debug("%s went away before it was accepted: %s", cm_id.peer_addr, exc)
             else:
-                self._loop.call_exception_handler(
-                    {"message": f"rdmanet: could not accept {cm_id.peer_addr}", "exception": exc}
-                )
+                if (more := log_rate.due("accept")) is not None:
+                    message = f"rdmanet: could not accept {cm_id.peer_addr}{more}"
+                    self._loop.call_exception_handler({"message": message, "exception": exc})
             transport._teardown()
 
     def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
@@ -167,7 +167,9 @@ class RdmaServer(asyncio.AbstractServer):
                 cm_id.listen(self._backlog)
 
     async def serve_forever(self) -> None:
-        """Accept connections until cancelled; then the server is closed.
+        """Accept connections until cancelled; then the server and its connections are closed.
+
+        As asyncio's since Python 3.12.7 and 3.13: one Ctrl-C is enough, whoever is connected.
 
         :raises RuntimeError: the server is closed, or this is being awaited already
         """
@@ -180,6 +182,7 @@ class RdmaServer(asyncio.AbstractServer):
         except asyncio.CancelledError:
             try:
                 self.close()
+                self.close_clients()
                 await self.wait_closed()
             finally:
                 raise

@@ -1,7 +1,7 @@
 """Test RDMA programs where things go wrong: a pytest plugin on the embedded device.
 
 With rdmanet installed pytest finds it by itself; otherwise ``-p rdmanet.testing``. docs/testing.md has
-the faults and two examples.
+the faults and two examples. pytest's side of it, which loads in every run, is the module _rdmanet_pytest.
 
 Fixtures
     rdma_device       the embedded device; ``--rdma-device NAME`` takes another one, without faults
@@ -16,7 +16,7 @@ Marks
     rdma_seeds(20)                 run the test with so many seeds; the failing one stands in its name
     rdma_rules("iwarp")            on a device that follows iWARP's rules
 
-Nothing here touches a test that asks for none of it.
+Nothing here touches a test that asks for none of it, or is even imported for it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,7 @@ __all__ = ["Faults", "Peer"]
 FAULTS_VARIABLE = "RDMANET_SOFT_CHAOS"
 RULES_VARIABLE = "RDMANET_SOFT_RULES"
 
-_FAULTS = pytest.StashKey["Faults"]()
+pytest_plugins = ("_rdmanet_pytest",)  # for `-p rdmanet.testing`
 
 
 # ---- Faults ----------------------------------------------------------------------------------------
@@ -192,75 +192,7 @@ class Peer:
         return f"<Peer {self.name} pid {self.pid}>"
 
 
-# ---- The plugin -----------------------------------------------------------------------------------------
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("rdmanet")
-    group.addoption(
-        "--rdma-device",
-        metavar="NAME",
-        help="the device of the fixture rdma_device; by default the embedded one, which alone can be made to fail",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    for line in (
-        "rdma_faults(*faults, may_miss=False): make these things go wrong during the test",
-        "rdma_seeds(count): run the test with so many seeds for its faults",
-        'rdma_rules(rules): let the embedded device follow these rules, "roce" or "iwarp"',
-    ):
-        config.addinivalue_line("markers", line)
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    marker = metafunc.definition.get_closest_marker("rdma_seeds")
-    if marker is None:
-        return
-    count = marker.args[0]
-    if "rdma_seed" not in metafunc.fixturenames:
-        metafunc.fixturenames.append("rdma_seed")
-    metafunc.parametrize("rdma_seed", range(1, count + 1), indirect=True, ids=lambda seed: f"seed{seed}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test whose faults never came to pass has not tested what it says."""
-    result = yield
-    marker = item.get_closest_marker("rdma_faults")
-    faults = item.stash.get(_FAULTS, None)
-    if marker and faults and not marker.kwargs.get("may_miss") and not faults.happened:
-        pytest.fail(
-            f"none of its faults has come to pass: {faults._last!r} (may_miss=True says that this is fine)",
-            pytrace=False,
-        )
-    return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    faults = item.stash.get(_FAULTS, None)
-    if report.failed and faults and faults._last:
-        report.sections.append(("rdma faults", faults._report()))
-    return report
-
-
-# ---- Fixtures -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def _rdma_marks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Does what the marks say, before other fixtures open anything."""
-    rules = request.node.get_closest_marker("rdma_rules")
-    with contextlib.ExitStack() as stack:
-        if rules is not None:
-            stack.enter_context(_rules(rules.args[0]))
-        if request.node.get_closest_marker("rdma_faults") is not None:
-            request.getfixturevalue("rdma_faults")
-        yield
+# ---- What fixtures and marks do -------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -274,10 +206,7 @@ def _rules(rules: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def rdma_device(request: pytest.FixtureRequest) -> Device:
-    """The device under test: the embedded one, or what ``--rdma-device`` names."""
-    name = request.config.getoption("--rdma-device")
+def _device(name: str | None) -> Device:
     if name is None:
         return Library.embedded().devices()[0]
     found = {device.name: device for device in devices()}
@@ -286,62 +215,30 @@ def rdma_device(request: pytest.FixtureRequest) -> Device:
     return found[name]
 
 
-@pytest.fixture
-def rdma_address(rdma_device: Device) -> str:
-    """An IP address that leads to the device under test: this host's loopback, where that does."""
-    with rdma_device.open() as context:
-        addresses = [entry.address for entry in context.gid_table()]
-    return str(min(addresses, key=lambda found: (not found.is_loopback, found.is_link_local, found.version)))
-
-
-@pytest.fixture
-def rdma_seed(request: pytest.FixtureRequest) -> int | None:
-    """The seed of this run, as the mark ``rdma_seeds`` counts them; None without it."""
-    return getattr(request, "param", None)
-
-
-@pytest.fixture
-def rdma_faults(request: pytest.FixtureRequest, rdma_seed: int | None) -> Iterator[Faults]:
-    """Makes things go wrong until the test ends; begins with the faults of its mark."""
-    if request.config.getoption("--rdma-device") is not None:
-        pytest.skip("only the embedded device can be made to fail")
-    marker = request.node.get_closest_marker("rdma_faults")
-    faults = Faults(rdma_seed)
-    faults.set(*(marker.args if marker else ()))
-    request.node.stash[_FAULTS] = faults
-    yield faults
-    faults._end()
-
-
-@pytest.fixture
-def rdma_peer(request: pytest.FixtureRequest) -> Iterator[Callable[..., Peer]]:
-    """Start a script in another process: ``rdma_peer("server.py", "argument")``.
-
-    A relative path is relative to the test's file. The peer has the same faults; one that still runs when the
-    test ends is killed.
-    """
-    here = request.path.parent
+@contextlib.contextmanager
+def _peers(here: Path, faults_of_the_test: Callable[[], Faults | None]) -> Iterator[Callable[..., Peer]]:
     started: list[Peer] = []
 
     def start(script: str | os.PathLike[str], *arguments: str) -> Peer:
-        faults = request.node.stash.get(_FAULTS, None)
+        faults = faults_of_the_test()
         environment = dict(os.environ) if faults is None else faults.environment
         peer = Peer(here / script, *arguments, environment=environment)
         started.append(peer)
         return peer
 
-    yield start
-    for peer in started:
-        peer.close()
+    try:
+        yield start
+    finally:
+        for peer in started:
+            peer.close()
 
 
 def _left_since(before: Counter[str]) -> Counter[str]:
     return Counter({kind: count for kind, count in live_objects().items() if count}) - before
 
 
-@pytest.fixture
-def rdma_no_leaks() -> Iterator[None]:
-    """The test ends with the verbs objects it began with, by kind; what others let go of takes a moment."""
+@contextlib.contextmanager
+def _no_leaks() -> Iterator[None]:
     before = Counter(live_objects())
     yield
     deadline = time.monotonic() + 2

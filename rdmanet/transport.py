@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from rdmanet import credit
+from rdmanet import credit, log_rate
 from rdmanet._core import (
     CMID,
     CQ,
@@ -233,8 +233,11 @@ async def start_rdma_server(
         shared_slots=shared_slots,
     )
 
+    context = contextvars.copy_context()
+
     def make_transport(driver: Driver, server: RdmaServer) -> RdmaTransport:
-        return RdmaTransport(driver, config, protocol_factory, server)
+        # Each connection has a copy of the caller's context, as of loop.create_server().
+        return RdmaTransport(driver, config, protocol_factory, server, context.copy())
 
     server = RdmaServer(loop, make_transport, backlog)
     await listen(server, host, port, family=family, flags=flags, device=device, start_serving=start_serving)
@@ -299,6 +302,7 @@ class RdmaTransport(StreamConnection):
         config: StreamConfig,
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         server: RdmaServer | None = None,
+        context: contextvars.Context | None = None,
     ) -> None:
         self._driver = driver
         self._loop = driver.loop
@@ -306,7 +310,7 @@ class RdmaTransport(StreamConnection):
         self._factory = protocol_factory
         self._server = server
         self._machine = Machine()
-        self._context = contextvars.copy_context()
+        self._context = contextvars.copy_context() if context is None else context
         self._protocol: asyncio.BaseProtocol | None = None
         self._id: CMID | None = None
         self._cq: CQ | None = None
@@ -510,7 +514,9 @@ class RdmaTransport(StreamConnection):
         try:
             self._context.run(protocol.connection_made, cast(asyncio.Transport, self))
         except Exception as exc:
-            self._callback_raised(exc, "connection_made")
+            self._report(
+                exc, "connection_made() failed"
+            )  # and the connection lives, as asyncio's and uvloop's do
         self._hear_early()
         if self._close_when_made:
             self.close()
@@ -618,7 +624,7 @@ class RdmaTransport(StreamConnection):
         """
         if self._machine.state is State.OPENING:
             self._close_when_made = True  # Server.close_clients(): the peer may be connected already
-        elif not self._machine.closing:
+        else:
             self._stop_writing()
             self._handle(Event.CLOSE)
 
@@ -626,6 +632,13 @@ class RdmaTransport(StreamConnection):
         """Be gone at once: unsent bytes are dropped, the peer gets ConnectionResetError."""
         if self._machine.state is not State.CLOSED:
             self._handle(Event.ABORT)
+
+    def _force_close(self, exc: BaseException | None) -> None:
+        """abort(), with what connection_lost() is to be told: asyncio's SSLProtocol calls this."""
+        if exc is None:
+            self.abort()
+        elif self._machine.state is not State.CLOSED:
+            self._handle(Event.CALLBACK_RAISED, exc)
 
     def __repr__(self) -> str:
         state = self._machine.state.name.lower()
@@ -873,7 +886,7 @@ class RdmaTransport(StreamConnection):
         return self._machine.writing is Writing.OVER
 
     def _protocol_broken(self, exc: BaseException) -> None:
-        logger.warning("%r: the peer broke the protocol: %s", self, exc)
+        log_rate.warn(logger, "protocol", "%r: the peer broke the protocol: %s", self, exc)
         # Which rule, and by what of its own. Of no other error the peer is told more than that there was one: what an
         # application's exception says is none of its business.
         self._last_words = (credit.AbortCode.PROTOCOL, str(exc))

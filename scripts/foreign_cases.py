@@ -37,7 +37,7 @@ class Case:
     @property
     def title(self) -> str:
         """The client's command as a reader would type it."""
-        command = re.sub(r" -l?p \{port\}", "", self.client).format(address="SERVER")
+        command = re.sub(r" -(l?p|P) \{port\}", "", self.client).format(address="SERVER")
         return " ".join([*(f"{name}={value}" for name, value in self.environment), command])
 
 
@@ -48,6 +48,7 @@ PACKAGES = {
         ["rping", "ucmatose", "udaddy", "mckey", "rdma_client", "rdma_xclient", "cmtime"], "rdmacm-utils"
     ),
     "qperf": "qperf",
+    **dict.fromkeys(["fi_info", "fi_pingpong"], "libfabric-bin"),
 }
 
 
@@ -293,4 +294,16 @@ def perftests() -> Iterator[Case]:
         yield case("ib_send_bw", options)
 
 
-CASES = [*tools(), *pingpongs(), *connection_managers(), *qperfs(), *perftests()]
+# --- libfabric --------------------------------------------------------------------------------------------
+
+
+def libfabrics() -> Iterator[Case]:
+    """Its verbs provider: reliable endpoints, reliable datagrams made of them (rxm), and datagrams."""
+    yield Case("fi_info -p verbs", figure=finds(r"domain: (soft0)$"), quick=True)
+    line = finds(r"^64\s.*\s([\d.]+)\s+[\d.]+$", "{0} µs a transfer")
+    for kind, provider in (("msg", "verbs"), ("rdm", "verbs;ofi_rxm"), ("dgram", "verbs")):
+        command = f"fi_pingpong -p {provider} -e {kind} -I 1000 -S 64 -B {{port}}"
+        yield Case(f"{command.replace('-B', '-P')} {{address}}", command, figure=line, quick=True)
+
+
+CASES = [*tools(), *pingpongs(), *connection_managers(), *qperfs(), *perftests(), *libfabrics()]

@@ -17,10 +17,20 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
-    [{"errors", "credit", "remote", "qpinfo"}],
+    [{"errors", "credit", "remote", "qpinfo"}, {"log_rate"}],
     [{"_core", "_verbs"}],
-    [{"protocol", "offers"}, {"verbs", "cm", "finding"}, {"notifier", "closing"}, {"device_events"}],
-    [{"driver", "addresses"}, {"verbs_async", "async_queues", "async_cm", "async_exchange"}, {"memory", "leases"}],
+    [
+        {"protocol", "offers"},
+        {"verbs", "cm", "finding"},
+        {"notifier", "closing"},
+        {"device_events"},
+        {"device_log"},
+    ],
+    [
+        {"driver", "addresses"},
+        {"verbs_async", "async_queues", "async_cm", "async_exchange"},
+        {"memory", "leases"},
+    ],
     [{"server"}],
     [{"transport"}],
     [{"pull"}],

@@ -236,7 +236,7 @@ cdef class CMEventChannel(_OneThread):
         self.unmade()
         with nogil:
             rc = verbs.rn_create_event_channel(library.c, &self.ptr)
-        check_kernel(rc, "rdma_create_event_channel")
+        check_open(library, rc, "rdma_create_event_channel")
         self.library = library
         library.channels += 1
         self.opened(EVENT_CHANNELS)

@@ -264,7 +264,8 @@ cdef class Device:
         """Open the device.
 
         :raises DeviceNotFoundError: it has gone since it was listed
-        :raises OSError: it cannot be opened; a note says what to do about permissions and modules
+        :raises OSError: it cannot be opened; a note says what to do about permissions and modules. EINVAL of the
+            embedded device: a switch of the environment makes no sense, and the message says which
         """
         cdef verbs.ibv_device **devices
         cdef verbs.ibv_context *ptr = NULL
@@ -281,7 +282,7 @@ cdef class Device:
             verbs.rn_free_device_list(self.library.c, devices)
         if rc == 1:
             raise DeviceNotFoundError(ENODEV, f"device {self.name} is not there any more")
-        check_kernel(rc, f"ibv_open_device({self.name})")
+        check_open(self.library, rc, f"ibv_open_device({self.name})")
         context = Context.__new__(Context, _HERE)
         context.library = self.library
         context.name = self.name
@@ -319,6 +320,10 @@ def devices():
     return found
 
 
+ctypedef verbs.ibv_context *(*cm_hold_fn)() noexcept nogil
+ctypedef void (*cm_release_fn)(verbs.ibv_context *) noexcept nogil
+
+
 @cython.no_gc_clear
 cdef class Context(Resource):
     """An open device: the parent of all its objects.
@@ -338,7 +343,7 @@ cdef class Context(Resource):
     cdef readonly bint owned
     cdef Py_ssize_t children
     cdef bint gone                 # it was the connection manager's, which has closed it
-    cdef verbs.ibv_context **held  # what keeps it open for them, where it is not ours
+    cdef verbs.ibv_context *held   # the connection manager's, kept open for them where it is not ours
     cdef object by_address  # ibv_qp, ibv_cq and ibv_srq address to weakref, to name the object of an async event
     cdef dict listeners     # of asynchronous events: id to weakref
     cdef object reading     # lock: an event is in the queue, or all listeners have it
@@ -368,35 +373,40 @@ cdef class Context(Resource):
         return 0
 
     cdef void add_child(self) noexcept:
-        """A list of devices keeps them open, whatever becomes of the identifiers. The system's librdmacm
-        never closes one, and would open all others for such a list.
+        """The connection manager's context is held as long as it has children, whatever becomes of the identifiers.
+        The system's librdmacm never closes one.
 
         Another thread may add or remove a child while the library works: the first child may be two, each
-        with a list, of which one is kept."""
-        cdef verbs.ibv_context **list = NULL
-        cdef int count
+        with a hold, of which one is kept."""
+        cdef cm_hold_fn hold
+        cdef verbs.ibv_context *held
         self.children += 1
         if self.held is NULL and not self.owned and self.library.embedded_device:
+            hold = <cm_hold_fn>self.library.symbol("rdmanet_soft_cm_hold")
             with nogil:
-                verbs.rn_cm_get_devices(self.library.c, &count, &list)
+                held = hold()
             if self.held is NULL:
-                self.held = list
-            elif list is not NULL:
-                with nogil:
-                    verbs.rn_cm_free_devices(self.library.c, list)
+                self.held = held
+            else:
+                self.release(held)
+
+    cdef void release(self, verbs.ibv_context *held) noexcept:
+        cdef cm_release_fn give_back
+        if held is not NULL:
+            give_back = <cm_release_fn>self.library.symbol("rdmanet_soft_cm_release")
+            with nogil:
+                give_back(held)
 
     cdef void remove_child(self) noexcept:
-        """Likewise: the list is taken before another thread may see it."""
-        cdef verbs.ibv_context **list = self.held
+        """Likewise: the hold is taken before another thread may see it."""
+        cdef verbs.ibv_context *held = self.held
         self.children -= 1
         if self.children:
             return
         if not self.owned and not self.library.channels:
             self.gone = True
         self.held = NULL
-        if list is not NULL:
-            with nogil:
-                verbs.rn_cm_free_devices(self.library.c, list)
+        self.release(held)
 
     cdef int destroy(self) except -1:
         cdef verbs.ibv_context *ptr = self.ptr

@@ -12,6 +12,8 @@ cdef dict _missing = {}     # name to the reason why there is none
 
 
 ctypedef uint64_t (*happened_fn)() noexcept nogil
+ctypedef void (*log_to_fn)(int fd) noexcept nogil
+ctypedef void (*settings_error_fn)(char *text, size_t size) noexcept nogil
 
 cdef object _HERE = object()
 
@@ -121,6 +123,27 @@ cdef class Library:
         cdef happened_fn call = <happened_fn>self.symbol("rdmanet_soft_chaos_happened")
         return 0 if call is NULL else call()
 
+    def log_to(self, int fd):
+        """Send the embedded device's warnings to a descriptor that does not block, one write a line; -1: to standard
+        error. False for another library, which has none.
+        """
+        cdef log_to_fn call = <log_to_fn>self.symbol("rdmanet_soft_log_to")
+        if call is NULL:
+            return False
+        with nogil:
+            call(fd)
+        return True
+
+    cdef str settings_error(self):
+        """What was wrong with the environment's switches when the embedded device was opened last; "" if nothing."""
+        cdef settings_error_fn call = <settings_error_fn>self.symbol("rdmanet_soft_settings_error")
+        cdef char text[1024]
+        if call is NULL:
+            return ""
+        with nogil:
+            call(text, sizeof(text))
+        return text.decode(errors="backslashreplace")
+
     cdef void *symbol(self, str name) except? NULL:
         """An export of this library only, or NULL. A real libibverbs has none of the device's extras."""
         cdef bytes c_name = name.encode()
@@ -153,6 +176,14 @@ cdef class Library:
         set_nonblocking(context, ptr.async_fd)
         self.contexts[key] = weakref.ref(context)
         return context
+
+
+cdef int check_open(Library library, int rc, str call) except -1:
+    """check_kernel(), for the calls that open a device: the embedded one knows which of its switches is wrong."""
+    cdef str why = library.settings_error() if rc == -EINVAL else ""
+    if why:
+        raise OSError(EINVAL, f"{call}: {why}")
+    return check_kernel(rc, call)
 
 
 cdef Library _open_library(str name, str verbs_path, str cm_path):

@@ -766,16 +766,4 @@ static inline int rn_leave_multicast(const struct rn_library *lib, struct rdma_c
     return lib->rdma_leave_multicast ? RN_MINUS(lib->rdma_leave_multicast(id, addr)) : -EOPNOTSUPP;
 }
 
-static inline int rn_cm_get_devices(const struct rn_library *lib, int *count, struct ibv_context ***out)
-{
-    *out = NULL;
-    *count = 0;
-    return RN_POINTER(out, lib->rdma_get_devices(count));
-}
-
-static inline void rn_cm_free_devices(const struct rn_library *lib, struct ibv_context **list)
-{
-    lib->rdma_free_devices(list);
-}
-
 #endif

@@ -43,7 +43,7 @@
     F(rdma_ack_cm_event) F(rdma_event_str) F(rdma_create_id) F(rdma_destroy_id) F(rdma_migrate_id)   \
     F(rdma_set_option) F(rdma_bind_addr) F(rdma_resolve_addr) F(rdma_resolve_route)                  \
     F(rdma_listen) F(rdma_connect) F(rdma_accept) F(rdma_reject) F(rdma_disconnect)                  \
-    F(rdma_create_qp) F(rdma_destroy_qp) F(rdma_get_devices) F(rdma_free_devices)
+    F(rdma_create_qp) F(rdma_destroy_qp)
 
 #define RN_CM_OPTIONAL(F)                                                                            \
     F(rdma_establish) F(rdma_init_qp_attr) F(rdma_create_qp_ex) F(rdma_join_multicast)               \

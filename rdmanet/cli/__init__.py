@@ -1,6 +1,6 @@
 """The command line: `python -m rdmanet COMMAND`.
 
-General layout. devices.py, gids.py, doctor.py, demo.py and soft_run.py are the commands; each has
+General layout. devices.py, gids.py, doctor.py, demo.py, secret.py and soft_run.py are the commands; each has
 add_arguments(parser) and run(args), which returns the exit status. checks.py is what doctor looks at.
 fabrics.py lets one program run over RDMA, TCP and Unix sockets, workloads.py is the traffic that is measured
 over each (the benchmarks use both), and text.py prints tables and progress.
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    from rdmanet.cli import demo, devices, doctor, gids, soft_run
+    from rdmanet.cli import demo, devices, doctor, gids, secret, soft_run
 
     parser = argparse.ArgumentParser(prog="python -m rdmanet", description="asyncio over RDMA")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (devices, gids, doctor, demo, soft_run):
+    for module in (devices, gids, doctor, demo, secret, soft_run):
         summary = (module.__doc__ or "").partition("\n")[0]
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=summary, description=summary)

@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_port,
         const=PORT,
         metavar="PORT",
-        help=f"answer pings, on port {PORT} unless told otherwise",
+        help=f"answer pings, on port {PORT} unless told otherwise; those of anybody who reaches it, but where "
+        "RDMANET_SOFT_SECRET is set",
     )
     parser.add_argument("--json", action="store_true", help="the findings, for programs")
 

@@ -86,6 +86,10 @@ def _fill(directory: Path, library: Path) -> Path:
     # Whoever can put a library there runs code in our name.
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise PermissionError(f"{directory} is not this user's alone")
+    for parent in directory.resolve().parents:
+        mode = parent.stat().st_mode
+        if mode & 0o022 and not mode & stat.S_ISVTX:
+            raise PermissionError(f"{parent} lets others put another directory in place of {directory}")
     for name in NAMES:
         link = directory / name
         if link.is_symlink() and link.readlink() == library:

@@ -15,7 +15,7 @@
  * Trust.  Peers run as the same user, so nothing here keeps secrets from them; but a peer may be
  * killed at any instruction, or be confused.  Whatever is read from a peer's arena, or from words
  * of our own arena that peers write, is read once into a local variable and checked before it is
- * used as an index, an offset or a length.
+ * used as an index, an offset or a length.  What is only ours to write we don't read here at all: own.h.
  *
  * Ownership of words.  Each word has one writer, but for these: a QP block's `fault`, a CQ block's
  * dirty bits and `armed`, and what pools of receives are claimed and finished by (pool.h), which

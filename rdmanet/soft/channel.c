@@ -5,6 +5,10 @@
  * A channel is an eventfd that counts tokens, one for each event; what they stand for is cq_event.c's
  * business.  Peers know it by a number that is never used twice, and get a copy of the descriptor on asking
  * (peer.c).  Number 0 is the bell, which calls this process's engine: something was left for it to see.
+ *
+ * The copy is of the same open file, so a peer can take tokens, and change whether reading waits.  A program that
+ * doesn't wait for events (it had O_NONBLOCK set when a peer was first given the channel, or was told EAGAIN
+ * since) never does so again: else a peer could make its event loop stand still.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -21,13 +25,14 @@ static struct {
 	uint32_t id;
 	int fd;
 	bool is_shared; /* a peer has it as well */
+	struct rn_channel *channel;
 } channels[RN_MAX_CHANNELS];
 static struct rn_lock channel_lock;
 static uint32_t channel_serial;
 
 static struct rn_source bell = {.fd = -1};
 
-static uint32_t channel_register(int fd)
+static uint32_t channel_register(struct rn_channel *channel)
 {
 	uint32_t id = RN_NO_CHANNEL;
 
@@ -38,7 +43,8 @@ static uint32_t channel_register(int fd)
 		channel_serial = (channel_serial + 1) % (1 << 19); /* never all ones: that is NO_CHANNEL */
 		id = (channel_serial + 1) * RN_MAX_CHANNELS + i;
 		channels[i].id = id;
-		channels[i].fd = fd;
+		channels[i].fd = channel->channel.fd;
+		channels[i].channel = channel;
 		channels[i].is_shared = false;
 		break;
 	}
@@ -82,6 +88,16 @@ void rn_channel_signal(uint32_t id)
 	rn_unlock(&channel_lock);
 }
 
+bool rn_channel_is_shared(const struct rn_channel *channel)
+{
+	bool is;
+
+	rn_lock(&channel_lock);
+	is = channels[channel->id % RN_MAX_CHANNELS].is_shared;
+	rn_unlock(&channel_lock);
+	return is;
+}
+
 /* For the engine, to pass it to a peer: a copy, since another thread may destroy the channel. */
 int rn_channel_fd(uint32_t id)
 {
@@ -92,6 +108,9 @@ int rn_channel_fd(uint32_t id)
 		fd = bell.fd;
 	else if (channels[id % RN_MAX_CHANNELS].id == id)
 		fd = channels[id % RN_MAX_CHANNELS].fd;
+	if (fd >= 0 && id != RN_CHANNEL_BELL && !channels[id % RN_MAX_CHANNELS].is_shared &&
+	    fcntl(fd, F_GETFL) & O_NONBLOCK)
+		atomic_store(&channels[id % RN_MAX_CHANNELS].channel->never_waits, true);
 	channels[id % RN_MAX_CHANNELS].is_shared |= fd >= 0;
 	if (fd >= 0)
 		fd = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
@@ -159,7 +178,7 @@ RN_EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *i
 		free(channel);
 		return NULL;
 	}
-	channel->id = channel_register(channel->channel.fd);
+	channel->id = channel_register(channel);
 	if (channel->id == RN_NO_CHANNEL) {
 		close(channel->channel.fd);
 		free(channel);

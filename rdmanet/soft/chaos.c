@@ -331,7 +331,7 @@ static void plug(struct rn_qp *qp, bool is_down)
 {
 	uint32_t from = is_down ? RN_FAULT_NONE : RN_FAULT_UNPLUGGED;
 
-	atomic_compare_exchange_strong(&qp->block->fault, &from, is_down ? RN_FAULT_UNPLUGGED : RN_FAULT_NONE);
+	atomic_compare_exchange_strong(&qp->theirs->fault, &from, is_down ? RN_FAULT_UNPLUGGED : RN_FAULT_NONE);
 }
 
 void rn_chaos_plug(struct rn_qp *qp)

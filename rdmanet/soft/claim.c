@@ -7,6 +7,8 @@
  */
 #include "pool.h"
 
+#include "own.h"
+
 #include <sched.h>
 
 enum { KIND = 3, LOOKS = 1000 };
@@ -58,9 +60,10 @@ static bool claim_this(struct rn_entry *entry, uint64_t posted, uint32_t name, s
  * behind it: there is none only if the tail is still the same.  An owner that posts for ever and takes back what it
  * posts would keep us here, so that has an end.
  */
-static bool claim_next(const struct ring *ring, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
+static bool claim_next(const struct ring *ring, const struct rn_pool_block *facts, struct rn_pool_block *pool, uint32_t name,
+		       struct rn_claim *claim)
 {
-	uint32_t head = atomic_load(&pool->head), tail = atomic_load(&pool->tail), at = head;
+	uint32_t head = atomic_load(&pool->head), tail = atomic_load(&facts->tail), at = head;
 
 	for (int looks = 0; at != tail && looks < LOOKS; looks++) {
 		if (tail - at > ring->size)
@@ -76,7 +79,7 @@ static bool claim_next(const struct ring *ring, struct rn_pool_block *pool, uint
 			atomic_compare_exchange_strong(&pool->head, &head, at + 1);
 			return true;
 		}
-		tail = atomic_load(&pool->tail);
+		tail = atomic_load(&facts->tail);
 	}
 	return false;
 }
@@ -102,7 +105,8 @@ static bool claim_any(const struct ring *ring, uint32_t name, struct rn_claim *c
  * One that lies out of order.  All who look do so at once; what is put out of order while they look may be where
  * they have been already, so they look again.  Only then is what was counted before marked as looked for.
  */
-static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
+static bool claim_stray(const struct ring *ring, const struct rn_pool_block *facts, struct rn_pool_block *pool, uint32_t name,
+			struct rn_claim *claim)
 {
 	uint32_t found = atomic_load(&pool->strays_found), strays = atomic_load(&pool->strays), before;
 
@@ -114,7 +118,7 @@ static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uin
 		before = strays;
 		strays = atomic_load(&pool->strays);
 		if (strays == before) {
-			if (atomic_load(&pool->ring) == ring->packed) /* else they are in another */
+			if (atomic_load(&facts->ring) == ring->packed) /* else they are in another */
 				atomic_compare_exchange_strong(&pool->strays_found, &found, strays);
 			return false;
 		}
@@ -124,7 +128,8 @@ static bool claim_stray(const struct ring *ring, struct rn_pool_block *pool, uin
 
 bool rn_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struct rn_claim *claim)
 {
-	uint64_t packed, now = atomic_load(&pool->ring);
+	const struct rn_pool_block *facts = rn_pool_facts(arena, pool);
+	uint64_t packed, now = atomic_load(&facts->ring);
 	struct ring ring, older;
 	uint32_t limit, tail;
 	bool claimed;
@@ -132,24 +137,24 @@ bool rn_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struct rn_
 
 	do {
 		packed = now;
-		tail = atomic_load(&pool->tail);
+		tail = atomic_load(&facts->tail);
 		if (!unpack(arena, packed, &ring))
 			return false;
-		claimed = claim_next(&ring, pool, name, claim) || claim_stray(&ring, pool, name, claim) ||
-			  (unpack(arena, atomic_load(&pool->older), &older) && claim_any(&older, name, claim));
-		now = atomic_load(&pool->ring);
+		claimed = claim_next(&ring, facts, pool, name, claim) || claim_stray(&ring, facts, pool, name, claim) ||
+			  (unpack(arena, atomic_load(&facts->older), &older) && claim_any(&older, name, claim));
+		now = atomic_load(&facts->ring);
 		/* It was resized under us, or is just emptied into another. */
-	} while (!claimed && (now != packed || tail != atomic_load(&pool->tail)) && looks++ < LOOKS);
+	} while (!claimed && (now != packed || tail != atomic_load(&facts->tail)) && looks++ < LOOKS);
 	if (!claimed)
 		return false;
 	claim->max_sge = (ring.stride - sizeof(struct rn_entry)) / sizeof(struct rn_slot_sge);
 	if (claim->max_sge > RN_MAX_SGE)
 		claim->max_sge = RN_MAX_SGE;
-	limit = atomic_load_explicit(&pool->limit, memory_order_relaxed);
+	limit = atomic_load_explicit(&facts->limit, memory_order_relaxed);
 	claim->low = false;
 	if (__builtin_expect(limit != 0, 0)) {
-		claim->arming = atomic_load(&pool->arming);
-		claim->low = atomic_load(&pool->tail) - atomic_load(&pool->head) < limit &&
+		claim->arming = atomic_load(&facts->arming);
+		claim->low = atomic_load(&facts->tail) - atomic_load(&pool->head) < limit &&
 			     atomic_load(&pool->rung) != claim->arming;
 	}
 	return true;

@@ -39,6 +39,7 @@ static struct {
 	struct ibv_pd *_Atomic pd;
 	struct ibv_xrcd *xrcd;
 	struct dead *dead;
+	bool handed_out; /* by rdma_get_devices: the program may keep it */
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* The objects of the dead parent's context are foreign by their own mark; here it is forgotten. */
@@ -52,6 +53,7 @@ static void forget_in_child(void)
 	shared.pd = NULL;
 	shared.xrcd = NULL;
 	shared.dead = NULL;
+	shared.handed_out = false;
 }
 
 static void start_once(void)
@@ -176,7 +178,8 @@ void rn_cm_context_put(void)
 		shared.pd = NULL;
 	if (shared.xrcd && !rn_close_xrcd(shared.xrcd))
 		shared.xrcd = NULL;
-	if (!in_use(shared.context)) {
+	/* "Devices remain opened while librdmacm is loaded": rdma_get_devices(3). */
+	if (!shared.handed_out && !in_use(shared.context)) {
 		ibv_close_device(shared.context);
 		shared.context = NULL;
 	}
@@ -224,6 +227,24 @@ struct ibv_pd *rn_cm_known_pd(void)
 	return shared.pd;
 }
 
+RN_EXPORT struct ibv_context *rdmanet_soft_cm_hold(void)
+{
+	return rn_cm_context_get();
+}
+
+RN_EXPORT void rdmanet_soft_cm_release(struct ibv_context *context)
+{
+	bool is_current;
+
+	pthread_mutex_lock(&shared.lock);
+	is_current = context == shared.context;
+	for (struct dead *dead = shared.dead; dead && !is_current; dead = dead->next)
+		is_current = context == dead->context;
+	pthread_mutex_unlock(&shared.lock);
+	if (is_current) /* and not held since before a fork */
+		rn_cm_context_put();
+}
+
 RN_EXPORT struct ibv_context **rdma_get_devices(int *count)
 {
 	struct ibv_context **list = calloc(2, sizeof *list);
@@ -235,6 +256,9 @@ RN_EXPORT struct ibv_context **rdma_get_devices(int *count)
 		free(list);
 		return NULL;
 	}
+	pthread_mutex_lock(&shared.lock);
+	shared.handed_out = true;
+	pthread_mutex_unlock(&shared.lock);
 	if (count)
 		*count = 1;
 	return list;
@@ -242,16 +266,8 @@ RN_EXPORT struct ibv_context **rdma_get_devices(int *count)
 
 RN_EXPORT void rdma_free_devices(struct ibv_context **list)
 {
-	bool current;
-
-	pthread_mutex_lock(&shared.lock);
-	current = list[0] == shared.context;
-	for (struct dead *dead = shared.dead; dead && !current; dead = dead->next)
-		current = list[0] == dead->context;
-	pthread_mutex_unlock(&shared.lock);
+	rdmanet_soft_cm_release(list[0]);
 	free(list);
-	if (current) /* and not a list that was made before a fork */
-		rn_cm_context_put();
 }
 
 /* --- an identifier's life ----------------------------------------------------------------------- */
@@ -413,7 +429,6 @@ RN_EXPORT int rdma_listen(struct rdma_cm_id *rdma_id, int backlog)
 	enum { BACKLOG_MAX = 1024 };
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 	struct sockaddr_in anywhere = {.sin_family = AF_INET};
-	static const int on = 1;
 	int error;
 
 	if (id->epoch != rn_epoch())
@@ -426,9 +441,7 @@ RN_EXPORT int rdma_listen(struct rdma_cm_id *rdma_id, int backlog)
 	id->accepting = (struct rn_source){.fd = id->bound_fd, .ready = rn_wire_listener_ready};
 	id->breathe = (struct rn_timer){.fire = rn_wire_listener_breathe};
 
-	/* Inherited by its connections, so that they, in TIME_WAIT, don't hold up the next server. */
-	setsockopt(id->bound_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-	if (listen(id->bound_fd, BACKLOG_MAX))
+	if (rn_cm_listen(id))
 		return -1;
 	pthread_mutex_lock(&rn_cm_lock);
 	id->state = RN_CM_LISTENING;

@@ -157,6 +157,10 @@ __be16 rn_cm_port(const struct sockaddr *address);
 void rn_cm_set_port(struct sockaddr *address, __be16 port);
 /* id->verbs and what the route says, from the addresses in it. */
 void rn_cm_set_route(struct rn_cm_id *id);
+/* The listener's socket listens; others are kept off its port, also meanwhile. -1 and errno. */
+int rn_cm_listen(struct rn_cm_id *id);
+/* An accepted socket: when it is old, it shall not keep the port from the next listener of our user. */
+void rn_cm_release_port(int fd);
 int rn_cm_gid_index(const struct sockaddr *address); /* -1: it is no address of ours any more */
 void rn_cm_undress(struct sockaddr_storage *address); /* an IPv4 one of its IPv6 clothes */
 
@@ -164,9 +168,11 @@ void rn_cm_undress(struct sockaddr_storage *address); /* an IPv4 one of its IPv6
 
 /* A Unix socket with the name of this address and port; -1 and errno. */
 int rn_cm_name_claim(const struct sockaddr *address);
-/* Has an RDMA program this port, at this address or one that covers it? */
-bool rn_cm_name_is_taken(const struct sockaddr *address);
-/* Connected to who listens by name; -1: nobody does. */
+/* It is taken: by a program of our own user? If not, a line says whose it is. */
+bool rn_cm_name_is_ours(const struct sockaddr *address);
+/* Has an RDMA program this port, at this address or one that covers it? EADDRINUSE; 0; or why that can't be told. */
+int rn_cm_name_why_taken(const struct sockaddr *address);
+/* Connected to who listens by name, and is believed; -1: nobody does. */
 int rn_cm_name_connect(const struct sockaddr *dst);
 
 /* --- cm_event.c --------------------------------------------------------------------------------- */

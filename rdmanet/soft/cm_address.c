@@ -12,6 +12,8 @@
 #include "cm.h"
 
 #include "gid.h"
+#include "guard.h"
+#include "sock_diag.h"
 
 #include <netdb.h>
 #include <stdlib.h>
@@ -89,6 +91,9 @@ void rn_cm_set_route(struct rn_cm_id *id)
 {
 	struct rdma_route *route = &id->id.route;
 
+	/* A wildcard names no device yet: each request that comes has its own. */
+	if (!rn_cm_address_length(&route->addr.dst_addr) && rn_cm_is_wildcard(&route->addr.src_addr))
+		return;
 	id->id.verbs = rn_cm_context();
 	if (!id->id.pd)
 		id->id.pd = rn_cm_known_pd(); /* for programs that make their queue pairs themselves */
@@ -116,25 +121,64 @@ void rn_cm_set_route(struct rn_cm_id *id)
 /* --- binding ------------------------------------------------------------------------------------ */
 
 /*
- * A bound socket must keep others off its port also while it doesn't listen yet, so it is bound
- * without SO_REUSEADDR.  But old connections of that port, in TIME_WAIT, would refuse it then; so
- * where that fails it is bound with SO_REUSEADDR, which disregards them (they inherited it), but
- * not a socket that listens or is bound without; and then the option is taken off again.
+ * A bound socket must keep others off its port, also while it doesn't listen yet.  So it is bound without an option to
+ * share it.  But old connections of that port, in TIME_WAIT, would refuse it then; so where that fails it is bound
+ * with SO_REUSEPORT, which disregards them (rn_cm_release_port() gave it to them), and then the option is taken off
+ * again.  For that moment a program of our own user could share it, and no other: with SO_REUSEADDR everybody could.
+ * A program of ours that listens there, and lets its port be shared, doesn't mean with us: it is looked for first.
+ *
+ * (Before Linux 6.17 a closed connection that still waits for its peer's answer is root's: for up to some minutes
+ * such a one keeps the port from who isn't root.  On this host, and where the peer lives, there is none.)
  */
+static void share(int fd, int on)
+{
+	setsockopt(fd, SOL_SOCKET, rn_guarded(RN_GUARD_PORT_SHARING) ? SO_REUSEPORT : SO_REUSEADDR, &on, sizeof on);
+}
+
+void rn_cm_release_port(int fd)
+{
+	share(fd, 1);
+}
+
+/* The port can't be had for this reason: may that be for old connections only? */
+static bool may_be_old(int error, const struct sockaddr *address)
+{
+	uid_t user;
+
+	return error == EADDRINUSE && !(rn_guarded(RN_GUARD_PORT_SHARING) && rn_tcp_listener_user(address, &user));
+}
+
 static int bind_exclusively(int fd, const struct sockaddr *address)
 {
-	static const int on = 1, off = 0;
 	socklen_t length = rn_cm_address_length(address);
+	int error = bind(fd, address, length) ? errno : 0;
 
-	if (!bind(fd, address, length))
-		return 0;
-	if (errno != EADDRINUSE)
-		return errno;
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-	if (bind(fd, address, length))
-		return errno;
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &off, sizeof off);
-	return 0;
+	if (!may_be_old(error, address))
+		return error;
+	share(fd, 1);
+	error = bind(fd, address, length) ? errno : 0;
+	share(fd, 0);
+	return error;
+}
+
+/* Of several that have the port by RDMA_OPTION_ID_REUSEADDR only one listens. A Unix socket always does. */
+int rn_cm_listen(struct rn_cm_id *id)
+{
+	int fd = id->bound_fd, error;
+
+	if (!rn_guarded(RN_GUARD_PORT_SHARING))
+		share(fd, 1);
+	else if (id->reuse_address)
+		share(fd, 0);
+	error = listen(fd, SOMAXCONN) ? errno : 0;
+	if (may_be_old(error, &id->id.route.addr.src_addr)) {
+		share(fd, 1);
+		error = listen(fd, SOMAXCONN) ? errno : 0;
+		share(fd, 0);
+	}
+	if (error && id->reuse_address)
+		share(fd, 1);
+	return error ? rn_cm_error(error) : 0;
 }
 
 /* A TCP socket bound to it, whose port is filled in; or -1 and errno. */
@@ -143,14 +187,14 @@ static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *loca
 	const struct sockaddr *address = (struct sockaddr *)local;
 	socklen_t length = rn_cm_address_length(address);
 	int fd = rn_fd_own(socket(local->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-	int on = 1, only = id->af_only, error;
+	int only = id->af_only, error;
 
 	if (fd < 0)
 		return -1;
 	if (local->ss_family == AF_INET6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
 	if (id->reuse_address) {
-		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+		share(fd, 1);
 		error = bind(fd, address, length) ? errno : 0;
 	} else {
 		error = bind_exclusively(fd, address);
@@ -168,7 +212,23 @@ struct binding {
 	bool by_name;
 };
 
-/* A port in TCP's space and its name in ours; or the name alone. 0 or errno. */
+/* The TCP port is taken. A program of ours that listens on both expects RDMA's to be free. 0 or errno. */
+static int bind_by_name(const struct sockaddr *address, struct binding *binding)
+{
+	enum rn_port_holder holder = rn_tcp_port_holder(be16toh(rn_cm_port(address)));
+	int error;
+
+	if (rn_guarded(RN_GUARD_NAME_OWNER) && holder != RN_PORT_OURS && holder != RN_PORT_UNKNOWN)
+		return EADDRINUSE;
+	if ((error = rn_cm_name_why_taken(address)))
+		return error;
+	binding->fd = rn_cm_name_claim(address);
+	binding->by_name = true;
+	return binding->fd < 0 ? errno : 0;
+}
+
+/* A port in TCP's space and its name in ours; or the name alone; or the port alone, where a stranger has the name.
+ * 0 or errno. */
 static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, struct binding *binding)
 {
 	struct sockaddr *address = (struct sockaddr *)local;
@@ -187,15 +247,15 @@ static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, 
 		if (binding->name_fd >= 0 || id->reuse_address)
 			return 0;
 		error = errno;
+		if (error == EADDRINUSE && !rn_cm_name_is_ours(address))
+			return 0;
 		rn_fd_close(binding->fd);
 		if (wanted)
 			return error;
 	} while (error == EADDRINUSE && --tries); /* of those the kernel chose, another */
-	if (error != EADDRINUSE || !wanted || id->reuse_address || rn_cm_name_is_taken(address))
+	if (error != EADDRINUSE || !wanted || id->reuse_address)
 		return error;
-	binding->fd = rn_cm_name_claim(address);
-	binding->by_name = true;
-	return binding->fd < 0 ? errno : 0;
+	return bind_by_name(address, binding);
 }
 
 RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *address)
@@ -351,7 +411,8 @@ struct answer {
 	struct sockaddr_storage src, dst;
 };
 
-static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struct rdma_addrinfo *hints)
+/* What the hints say of everything but addresses. */
+static struct answer *answer_by(const struct rdma_addrinfo *hints, int family)
 {
 	struct answer *answer = calloc(1, sizeof *answer);
 	struct rdma_addrinfo *info = &answer->info;
@@ -359,7 +420,7 @@ static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struc
 	if (!answer)
 		return NULL;
 	info->ai_flags = hints ? hints->ai_flags : 0;
-	info->ai_family = found->ai_family;
+	info->ai_family = family;
 	info->ai_port_space = hints ? hints->ai_port_space : 0;
 	info->ai_qp_type = hints ? hints->ai_qp_type : 0;
 	if (!info->ai_port_space) /* one follows from the other */
@@ -367,23 +428,51 @@ static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struc
 	if (!info->ai_qp_type)
 		info->ai_qp_type = info->ai_port_space == RDMA_PS_UDP || info->ai_port_space == RDMA_PS_IPOIB ? IBV_QPT_UD
 													      : IBV_QPT_RC;
-	if (info->ai_flags & RAI_PASSIVE) {
-		memcpy(&answer->src, found->ai_addr, found->ai_addrlen);
-		info->ai_src_addr = (struct sockaddr *)&answer->src;
-		info->ai_src_len = found->ai_addrlen;
-		return info;
-	}
-	if (found->ai_addrlen) {
-		memcpy(&answer->dst, found->ai_addr, found->ai_addrlen);
-		info->ai_dst_addr = (struct sockaddr *)&answer->dst;
-		info->ai_dst_len = found->ai_addrlen;
-	}
-	if (hints && hints->ai_src_len && hints->ai_src_len <= sizeof answer->src) {
-		memcpy(&answer->src, hints->ai_src_addr, hints->ai_src_len);
-		info->ai_src_addr = (struct sockaddr *)&answer->src;
-		info->ai_src_len = hints->ai_src_len;
-	}
-	return info;
+	return answer;
+}
+
+static void set_src(struct answer *answer, const struct sockaddr *address, socklen_t length)
+{
+	memcpy(&answer->src, address, length);
+	answer->info.ai_src_addr = (struct sockaddr *)&answer->src;
+	answer->info.ai_src_len = length;
+}
+
+static void set_dst(struct answer *answer, const struct sockaddr *address, socklen_t length)
+{
+	memcpy(&answer->dst, address, length);
+	answer->info.ai_dst_addr = (struct sockaddr *)&answer->dst;
+	answer->info.ai_dst_len = length;
+}
+
+/* An address that was found is where to listen, or where to go: from the hint's, if it has one. */
+static struct rdma_addrinfo *answer_of(const struct addrinfo *found, const struct rdma_addrinfo *hints)
+{
+	struct answer *answer = answer_by(hints, found->ai_family);
+
+	if (!answer)
+		return NULL;
+	if (answer->info.ai_flags & RAI_PASSIVE)
+		set_src(answer, found->ai_addr, found->ai_addrlen);
+	else
+		set_dst(answer, found->ai_addr, found->ai_addrlen);
+	if (!answer->info.ai_src_len && hints && hints->ai_src_len)
+		set_src(answer, hints->ai_src_addr, hints->ai_src_len);
+	return &answer->info;
+}
+
+/* Nothing is to be looked up: the hints' own addresses, whichever they have. */
+static struct rdma_addrinfo *answer_of_hints(const struct rdma_addrinfo *hints)
+{
+	struct answer *answer = answer_by(hints, hints->ai_family);
+
+	if (!answer)
+		return NULL;
+	if (hints->ai_src_len)
+		set_src(answer, hints->ai_src_addr, hints->ai_src_len);
+	if (hints->ai_dst_len)
+		set_dst(answer, hints->ai_dst_addr, hints->ai_dst_len);
+	return &answer->info;
 }
 
 /* A name that must be asked for makes this call wait, as the real one does. */
@@ -394,12 +483,13 @@ RN_EXPORT int rdma_getaddrinfo(const char *node, const char *service, const stru
 	struct rdma_addrinfo *first = NULL, **end = &first;
 	int rc;
 
+	if (hints && (hints->ai_src_len > sizeof(struct sockaddr_storage) ||
+		      hints->ai_dst_len > sizeof(struct sockaddr_storage)))
+		return rn_cm_error(EINVAL);
 	if (!node && !service) {
-		/* Only the address that it comes with: for those who join a group. */
-		if (!hints || !hints->ai_src_len)
+		if (!hints)
 			return rn_cm_error(EINVAL);
-		want = (struct addrinfo){.ai_family = hints->ai_src_addr->sa_family, .ai_addr = hints->ai_src_addr};
-		*result = answer_of(&want, hints);
+		*result = answer_of_hints(hints);
 		return *result ? 0 : rn_cm_error(ENOMEM);
 	}
 	if (hints) {

@@ -79,6 +79,7 @@ static bool accept_one(struct rn_cm_id *listener)
 	rn_cm_undress(&far);
 	drop_eldest_unheard();
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	rn_cm_release_port(fd);
 	rn_cm_context_renew(); /* the listener is a user of it */
 	pthread_mutex_lock(&rn_cm_lock);
 	wire = rn_cm_wire_new(RN_WIRE_ACCEPTED);

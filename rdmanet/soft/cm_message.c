@@ -74,6 +74,7 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 	wire->tos_set = id->tos_set;
 	if (!id->by_name) {
 		wire->source.fd = id->bound_fd; /* it is the wire's now */
+		wire->bound = id->bound_fd >= 0;
 		id->bound_fd = -1;
 	}
 	wire->is_datagram = rn_cm_is_datagram(id);

@@ -7,15 +7,31 @@
  * A TCP port that is taken while no such name is, is a TCP program's; and RDMA's port of that number is
  * free, as programs that listen on both expect.  Then the name is what listens.  Programs of the
  * same host look for it before they go by TCP; those of other hosts can't come by it.
+ *
+ * Abstract names have no permissions: anybody may take any.  So a name means nothing by itself.  TCP decides.
+ *
+ *   - Who has the TCP port listens there, whoever has the name.
+ *   - A name is believed of root, of our own user, and of the user whose program listens on that very TCP port, which a
+ *     connection by TCP would reach.  Else we go by TCP.  Who it is the kernel says (SO_PEERCRED: whoever called
+ *     listen); of users that have no name in our namespace it says one and the same, which proves nothing.
+ *   - A port is listened on by name only beside a TCP listener of our own user, or root's.  One that somebody else has
+ *     is taken.
+ *
+ * Who comes by name may be any user of this host (and network namespace).  It has no address, and is given one of this
+ * host's, as every local program could choose for itself by TCP; its port is 0, which no TCP connection has.  So it can
+ * pretend nothing that it could not by TCP, but for whoever takes a port below 1024 for a word of root's.
  */
 #define _GNU_SOURCE
 #include "cm.h"
 
 #include "gid.h"
+#include "guard.h"
+#include "sock_diag.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 static socklen_t name_of(const union ibv_gid *gid, __be16 port, struct sockaddr_un *name)
 {
@@ -56,29 +72,94 @@ int rn_cm_name_claim(const struct sockaddr *address)
 	return claim(&gid, rn_cm_port(address));
 }
 
-static bool is_taken(const union ibv_gid *gid, __be16 port)
+/* 0, or why we can't have it: EADDRINUSE when another has. */
+static int why_taken(const union ibv_gid *gid, __be16 port)
 {
 	int fd = claim(gid, port);
 
 	rn_fd_close(fd);
-	return fd < 0;
+	return fd < 0 ? errno : 0;
+}
+
+/* The user of whoever called listen at the other end. */
+static bool read_owner(int fd, uid_t *user)
+{
+	struct ucred owner;
+	socklen_t length = sizeof owner;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &length))
+		return false;
+	*user = owner.uid;
+	return true;
+}
+
+/* Who has this name, listening or not? An old kernel tells only of who listens. */
+static bool find_owner(const struct sockaddr_un *name, socklen_t length, uid_t *user)
+{
+	bool found;
+	int fd;
+
+	if (rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, user))
+		return true;
+	fd = new_socket();
+	found = fd >= 0 && !connect(fd, (const struct sockaddr *)name, length) && read_owner(fd, user);
+	rn_fd_close(fd);
+	return found;
+}
+
+bool rn_cm_name_is_ours(const struct sockaddr *address)
+{
+	struct sockaddr_un name;
+	union ibv_gid gid;
+	socklen_t length;
+	uid_t user = (uid_t)-1;
+	bool is_known;
+
+	rn_gid_of(address, &gid);
+	length = name_of(&gid, rn_cm_port(address), &name);
+	is_known = find_owner(&name, length, &user);
+	if (!rn_guarded(RN_GUARD_NAME_OWNER) || (is_known && user == geteuid()))
+		return true;
+	rn_warn(RN_WARN_NAME, "the name %s of our port is taken by user %d: we have TCP's port, which counts",
+		name.sun_path + 1, (int)user);
+	return false;
 }
 
 static const union ibv_gid any_v4 = {.raw = {[10] = 0xff, [11] = 0xff}}, any_v6;
 
-bool rn_cm_name_is_taken(const struct sockaddr *address)
+int rn_cm_name_why_taken(const struct sockaddr *address)
 {
 	__be16 port = rn_cm_port(address);
 	union ibv_gid gid;
+	int error;
 
 	rn_gid_of(address, &gid);
-	if (is_taken(&any_v4, port) || is_taken(&any_v6, port) || is_taken(&gid, port))
-		return true;
+	if ((error = why_taken(&any_v4, port)) || (error = why_taken(&any_v6, port)) || (error = why_taken(&gid, port)))
+		return error;
 	if (!rn_cm_is_wildcard(address))
-		return false;
-	for (uint32_t i = 0; i < RN_GIDS; i++)
-		if (rn_gid_at(i, &gid, NULL) && is_taken(&gid, port))
-			return true;
+		return 0;
+	for (uint32_t i = 0; i < RN_GIDS && !error; i++)
+		if (rn_gid_at(i, &gid, NULL))
+			error = why_taken(&gid, port);
+	return error;
+}
+
+/* May it speak for this address and port? */
+static bool is_believed(int fd, const struct sockaddr_un *name, const struct sockaddr *dst)
+{
+	struct sockaddr_storage at = {0};
+	uid_t owner = (uid_t)-1, listener;
+
+	if (!rn_guarded(RN_GUARD_NAME_OWNER))
+		return true;
+	memcpy(&at, dst, rn_cm_address_length(dst));
+	rn_cm_undress(&at);
+	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner) &&
+	    (!owner || owner == geteuid() ||
+	     (rn_tcp_listener_user((struct sockaddr *)&at, &listener) && listener == owner)))
+		return true;
+	rn_warn(RN_WARN_NAME, "the name %s is user %d's, who has nothing to say there: we go by TCP", name->sun_path + 1,
+		(int)owner);
 	return false;
 }
 
@@ -91,17 +172,17 @@ int rn_cm_name_connect(const struct sockaddr *dst)
 	rn_gid_of(dst, &gids[0]);
 	if (!rn_gid_is_ours(&gids[0]))
 		return -1;
-	fd = new_socket();
-	if (fd < 0)
-		return -1;
 	for (unsigned i = 0; i < sizeof gids / sizeof *gids; i++) {
 		socklen_t length = name_of(&gids[i], rn_cm_port(dst), &name);
 
 		if (i == 1 && dst->sa_family == AF_INET6)
 			continue;
-		if (!connect(fd, (struct sockaddr *)&name, length))
+		fd = new_socket();
+		if (fd < 0)
+			return -1;
+		if (!connect(fd, (struct sockaddr *)&name, length) && is_believed(fd, &name, dst))
 			return fd;
+		rn_fd_close(fd);
 	}
-	rn_fd_close(fd);
 	return -1;
 }

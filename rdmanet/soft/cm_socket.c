@@ -106,6 +106,8 @@ static void connected(struct rn_wire *wire)
 		pthread_mutex_unlock(&rn_cm_lock);
 		return;
 	}
+	if (wire->bound)
+		rn_cm_release_port(wire->source.fd);
 	if (getsockname(wire->source.fd, (struct sockaddr *)&near, &length)) {
 		lost_unlocked(wire, errno);
 		return;

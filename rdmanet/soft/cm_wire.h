@@ -100,6 +100,7 @@ struct rn_wire {
 	bool connecting;             /* the TCP connection isn't there yet */
 	bool again;                  /* it was refused, and is tried once more when the timer fires */
 	unsigned refusals;
+	bool bound;                  /* the program has chosen its port */
 	bool by_name;                /* over a Unix socket: see cm_name.c */
 	bool watched;                /* death */
 	bool wants_room;             /* watching EPOLLOUT */

@@ -35,8 +35,10 @@ static bool block_take(struct rn_cq *cq)
 			found = true;
 			cq->index = cq->cq.handle = index;
 			cq->block = rn_arena_cq(rn_arena, index);
-			atomic_fetch_and(&cq->block->armed, ~(uint32_t)RN_ARMED_KIND);
-			cq->block->channel = channel ? channel->id : RN_NO_CHANNEL;
+			cq->armed = atomic_fetch_and(&cq->block->armed, ~(uint32_t)RN_ARMED_KIND) & ~(uint32_t)RN_ARMED_KIND;
+			atomic_store(&rn_own_cqs[index].channel, channel ? channel->id : RN_NO_CHANNEL);
+			atomic_store(&rn_own_cqs[index].hold, 0);
+			rn_cq_tell(cq);
 			cqs[index] = cq;
 		}
 	}
@@ -218,6 +220,8 @@ int rn_cq_attach(struct rn_cq *cq, struct rn_qp *qp, uint32_t *bit)
 	for (uint32_t i = 0; i < RN_CQ_QPS_MAX && err; i++) {
 		if (!cq->attached[i]) {
 			cq->attached[i] = qp;
+			if (cq->attached_end <= i)
+				cq->attached_end = i + 1;
 			*bit = i;
 			err = 0;
 		}
@@ -345,6 +349,16 @@ void rn_cq_recover(void)
 			rn_cq_notify(cq->block, NULL, true, RN_CQ_ENOUGH);
 		rn_unlock(&cq->lock);
 	}
+}
+
+unsigned rn_cq_look_after_all(void)
+{
+	unsigned wrong = 0;
+
+	for (uint32_t i = 0; i < RN_CQS_MAX; i++)
+		if (cqs[i])
+			wrong += rn_cq_look_after(cqs[i]);
+	return wrong;
 }
 
 void rn_cq_attend_all(void)

@@ -19,6 +19,7 @@
 
 /* --- channel.c ------------------------------------------------------------------------------------ */
 
+bool rn_channel_is_shared(const struct rn_channel *channel); /* with another process */
 void rn_channel_destroy_all(struct rn_context *context);
 void rn_channel_forked(void);
 
@@ -29,10 +30,17 @@ void rn_channel_forked(void);
 uint32_t rn_cq_leave_channel(struct rn_cq *cq);
 /* For rn_cq.timer: the event of a moderated CQ has waited long enough. */
 void rn_cq_held_too_long(struct rn_timer *timer);
+/* The arena's copy of channel and hold is what ours is; how many of the two differed. */
+unsigned rn_cq_tell(struct rn_cq *cq);
 /* Has its timer to be set? On the engine, with rn_world held. */
 void rn_cq_attend(struct rn_cq *cq);
 /* Lenient: what the event was for has been polled. Unless it is being read, it is not to come. With the lock held. */
 void rn_cq_take_event_back(struct rn_cq *cq);
+
+/* --- cq_look.c ------------------------------------------------------------------------------------ */
+
+/* Completions that nobody hears of, since somebody has scribbled: see own.h. With rn_world held. */
+unsigned rn_cq_look_after(struct rn_cq *cq);
 
 /* --- cq.c ----------------------------------------------------------------------------------------- */
 
@@ -43,6 +51,16 @@ void rn_cq_report_overrun(struct rn_cq *cq);
 static inline bool rn_cq_has_completions(struct rn_cq *cq)
 {
 	return cq->head != cq->tail || cq->ready || atomic_load(&cq->block->summary);
+}
+
+/* Has this queue pair receives to poll? What comes from now on sets a dirty bit. With the lock held. */
+static inline bool rn_cq_has_receives(const struct rn_qp *qp)
+{
+	uint32_t polled = atomic_load(&qp->rq_polled);
+
+	if (unlikely(qp->pool))
+		return qp->arrivals.first || atomic_load(qp->arrivals.finished);
+	return polled != atomic_load(&qp->rq_posted) && (qp->rq_flushing || rn_rq_is_done(qp, polled));
 }
 
 /* With the lock held: put the QP on the list of those to take receives from. */

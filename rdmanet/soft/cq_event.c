@@ -40,6 +40,33 @@ static uint32_t kind_of(struct rn_cq *cq)
 	return atomic_load(&cq->block->armed) & RN_ARMED_KIND;
 }
 
+/* --- facts: own.h ---------------------------------------------------------------------------------------- */
+
+static struct rn_own_cq *own_of(const struct rn_cq_block *block)
+{
+	return &rn_own_cqs[block - rn_arena_cq(rn_arena, 0)];
+}
+
+static uint32_t channel_of(const struct rn_cq_block *block, const struct rn_peer *peer)
+{
+	return peer || !rn_guarded(RN_GUARD_OWN_FACTS) ? READ_ONCE(block->channel) : atomic_load(&own_of(block)->channel);
+}
+
+static uint32_t hold_of(const struct rn_cq_block *block, const struct rn_peer *peer)
+{
+	return atomic_load(peer ? &block->hold : &own_of(block)->hold);
+}
+
+unsigned rn_cq_tell(struct rn_cq *cq)
+{
+	uint32_t channel = atomic_load(&rn_own_cqs[cq->index].channel), hold = atomic_load(&rn_own_cqs[cq->index].hold);
+	unsigned differed = (READ_ONCE(cq->block->channel) != channel) + (atomic_load(&cq->block->hold) != hold);
+
+	__atomic_store_n(&cq->block->channel, channel, __ATOMIC_RELAXED);
+	atomic_store(&cq->block->hold, hold);
+	return differed;
+}
+
 /* --- telling ------------------------------------------------------------------------------------------- */
 
 /* Moderated, and so many more have come: need the event wait no longer? */
@@ -55,9 +82,9 @@ static bool is_due(struct rn_cq_block *block, struct rn_peer *peer, uint32_t arm
 			return false; /* armed again, by one who looks afterwards */
 		sum = (is_first ? 0 : (uint32_t)held) + count;
 	} while (!atomic_compare_exchange_weak(&block->held, &held, (uint64_t)armed << 32 | sum));
-	if (sum >= atomic_load(&block->hold))
+	if (sum >= hold_of(block, peer))
 		return true;
-	if (atomic_load(&block->timed) == armed)
+	if (atomic_load(peer ? &block->timed : &own_of(block)->timed) == armed)
 		return false;
 	/* Whoever comes until the timer is set: the first may have been stopped before he rang. */
 	if (peer)
@@ -73,7 +100,7 @@ bool rn_cq_notify(struct rn_cq_block *block, struct rn_peer *peer, bool solicite
 
 	if (likely(kind == RN_ARMED_NOT) || kind == RN_ARMED_SIGNALLED || (kind == RN_ARMED_SOLICITED && !solicited))
 		return false;
-	channel = block->channel;
+	channel = channel_of(block, peer);
 	if (channel == RN_NO_CHANNEL)
 		return false;
 	if (unlikely(armed & RN_ARMED_MODERATED) && !is_due(block, peer, armed, count))
@@ -111,7 +138,7 @@ static bool is_held(struct rn_cq *cq)
 	uint64_t held = atomic_load(&cq->block->held);
 	uint32_t armed = atomic_load(&cq->block->armed);
 
-	return armed & RN_ARMED_MODERATED && (held >> 32 != armed || (uint32_t)held < atomic_load(&cq->block->hold));
+	return armed & RN_ARMED_MODERATED && (held >> 32 != armed || (uint32_t)held < hold_of(cq->block, NULL));
 }
 
 static bool is_about_to_be(struct rn_cq *cq)
@@ -135,6 +162,13 @@ static struct rn_cq *channel_find(struct rn_channel *channel, bool (*is_it)(stru
 	return NULL;
 }
 
+static void disarm(struct rn_cq *cq)
+{
+	uint32_t kind = RN_ARMED_KIND;
+
+	atomic_store(&cq->armed, atomic_fetch_and(&cq->block->armed, ~kind) & ~kind);
+}
+
 /*
  * What a token stands for: a CQ of the channel that was signalled, or is about to be, round robin.  When
  * there is none the token was one too many; but somebody may have seen the descriptor readable, and would
@@ -146,11 +180,11 @@ static struct rn_cq *channel_take(struct rn_channel *channel, bool settle_for_an
 
 	rn_lock(&channel->lock);
 	if ((found = channel_find(channel, was_signalled)))
-		atomic_fetch_and(&found->block->armed, ~(uint32_t)RN_ARMED_KIND);
+		disarm(found);
 	else if ((found = channel_find(channel, is_owed)))
 		found->events_owed--;
 	else if ((found = channel_find(channel, is_about_to_be)))
-		atomic_fetch_and(&found->block->armed, ~(uint32_t)RN_ARMED_KIND);
+		disarm(found);
 	else if (settle_for_any && !rn_list_empty(&channel->cqs))
 		found = container_of(channel->cqs.next, struct rn_cq, channel_link);
 	if (found) {
@@ -162,6 +196,23 @@ static struct rn_cq *channel_take(struct rn_channel *channel, bool settle_for_an
 	return found;
 }
 
+/* Waits for a token, unless the program doesn't. False, and errno. */
+static bool take_token(struct rn_channel *channel)
+{
+	uint64_t token;
+	struct iovec to = {&token, sizeof(token)};
+	ssize_t got = -1;
+
+	errno = EOPNOTSUPP;
+	if (atomic_load_explicit(&channel->never_waits, memory_order_relaxed))
+		got = preadv2(channel->channel.fd, &to, 1, -1, RWF_NOWAIT);
+	if (got < 0 && errno == EOPNOTSUPP) /* or the kernel can't tell, before Linux 5.8 */
+		got = read(channel->channel.fd, &token, sizeof(token));
+	if (got < 0 && errno == EAGAIN && rn_channel_is_shared(channel))
+		atomic_store_explicit(&channel->never_waits, true, memory_order_relaxed);
+	return got >= 0;
+}
+
 RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_cq **ibv_cq, void **cq_context)
 {
 	struct rn_channel *channel = (struct rn_channel *)ibv_channel;
@@ -169,14 +220,13 @@ RN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv_channel, struct ibv_
 	struct pollfd next = {.fd = ibv_channel->fd, .events = POLLIN};
 	enum { VAIN_MS = 20 };
 	struct rn_cq *cq;
-	uint64_t token;
 
 	if (rn_is_foreign(ibv_channel->context)) {
 		errno = ENODEV;
 		return -1;
 	}
 	do {
-		if (read(ibv_channel->fd, &token, sizeof(token)) < 0)
+		if (!take_token(channel))
 			return -1;
 		cq = channel_take(channel, !rn_settings.lenient);
 		if (unlikely(!cq && rn_settings.lenient && poll(&next, 1, VAIN_MS) <= 0))
@@ -210,17 +260,19 @@ static uint32_t armed_again(struct rn_cq *cq, uint32_t armed, uint32_t kind)
 void rn_cq_take_event_back(struct rn_cq *cq)
 {
 	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
-	uint32_t armed = atomic_load(&cq->block->armed);
+	uint32_t armed = atomic_load(&cq->block->armed), after;
 	uint64_t token;
 	struct iovec to = {&token, sizeof(token)};
 
 	if ((armed & RN_ARMED_KIND) != RN_ARMED_SIGNALLED || rn_cq_has_completions(cq) ||
 	    preadv2(channel->channel.fd, &to, 1, -1, RWF_NOWAIT) <= 0)
 		return;
-	if (!atomic_compare_exchange_strong(&cq->block->armed, &armed, armed_again(cq, armed, RN_ARMED_NEXT))) {
+	after = armed_again(cq, armed, RN_ARMED_NEXT);
+	if (!atomic_compare_exchange_strong(&cq->block->armed, &armed, after)) {
 		rn_channel_signal(channel->id); /* it was read, and the token is another's */
 		return;
 	}
+	atomic_store(&cq->armed, after);
 	rn_fence();
 	if (rn_cq_has_completions(cq))
 		rn_cq_notify(cq->block, NULL, true, 1);
@@ -243,6 +295,9 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 	do
 		after = armed_again(cq, before, kind);
 	while (!atomic_compare_exchange_weak(&cq->block->armed, &before, after));
+	atomic_store_explicit(&cq->armed, after, memory_order_relaxed);
+	if (rn_guarded(RN_GUARD_OWN_FACTS)) /* said again: in the same line, which is ours now. See own.h */
+		__atomic_store_n(&cq->block->channel, channel ? channel->id : RN_NO_CHANNEL, __ATOMIC_RELAXED);
 	if ((before & RN_ARMED_KIND) == RN_ARMED_SIGNALLED)
 		cq->events_owed++;
 	rn_fence();
@@ -270,7 +325,8 @@ int rn_modify_cq(struct ibv_cq *ibv_cq, struct ibv_modify_cq_attr *attr)
 	if (attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
 		return EOPNOTSUPP;
 	rn_lock(&cq->lock);
-	atomic_store(&cq->block->hold, count);
+	atomic_store(&rn_own_cqs[cq->index].hold, count);
+	rn_cq_tell(cq);
 	atomic_store(&cq->hold_us, count ? us : 0); /* from the next arming on */
 	rn_unlock(&cq->lock);
 	return 0;
@@ -283,7 +339,7 @@ void rn_cq_held_too_long(struct rn_timer *timer)
 
 	rn_lock(&cq->lock);
 	armed = atomic_load(&cq->block->armed);
-	if (armed == atomic_load(&cq->block->timed))
+	if (armed == atomic_load(&own_of(cq->block)->timed))
 		rn_cq_notify(cq->block, NULL, true, RN_CQ_ENOUGH);
 	rn_unlock(&cq->lock);
 }
@@ -293,9 +349,10 @@ void rn_cq_attend(struct rn_cq *cq)
 	uint32_t armed = atomic_load(&cq->block->armed), kind = armed & RN_ARMED_KIND;
 
 	if (likely(!(armed & RN_ARMED_MODERATED)) || kind == RN_ARMED_NOT || kind == RN_ARMED_SIGNALLED ||
-	    armed == atomic_load(&cq->block->timed) || atomic_load(&cq->block->held) >> 32 != armed)
+	    armed == atomic_load(&own_of(cq->block)->timed) || atomic_load(&cq->block->held) >> 32 != armed)
 		return;
 	rn_timer_set(&cq->timer, atomic_load(&cq->hold_us) * 1000ull);
+	atomic_store(&own_of(cq->block)->timed, armed);
 	atomic_store(&cq->block->timed, armed);
 }
 

@@ -61,7 +61,7 @@ static enum ibv_wc_status fail_on_purpose(struct rn_qp *qp, const struct rn_shad
 	uint32_t none = RN_FAULT_NONE;
 
 	qp->chaos_failed++;
-	if (atomic_compare_exchange_strong(&qp->block->fault, &none, RN_FAULT_LOCAL))
+	if (atomic_compare_exchange_strong(&qp->theirs->fault, &none, RN_FAULT_LOCAL))
 		rn_channel_signal(RN_CHANNEL_BELL);
 	return shadow->fails;
 }
@@ -95,9 +95,9 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 			  : status <= IBV_WC_GENERAL_ERR  ? status
 							  : IBV_WC_GENERAL_ERR,
 		.opcode = opcode,
-		.vendor_err = slot->vendor_err,
+		.vendor_err = READ_ONCE(slot->vendor_err),
 		.byte_len = length,
-		.imm_data = slot->imm_data,
+		.imm_data = READ_ONCE(slot->imm_data),
 		.qp_num = qp->ex.qp_base.qp_num,
 		.src_qp = qp->attr.dest_qp_num,
 		.wc_flags = flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV),
@@ -111,7 +111,7 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 /* What an inlet delivers is for the queue pair that it came to. */
 static uint32_t number_of(const struct rn_arrival *arrival)
 {
-	return arrival->destination < RN_QPS_MAX ? atomic_load(&rn_arena_qp(rn_arena, arrival->destination)->qpn) : 0;
+	return arrival->destination < RN_QPS_MAX ? atomic_load(&rn_own_qp(arrival->destination)->qpn) : 0;
 }
 
 /* Receives that came from a pool. */
@@ -172,16 +172,6 @@ static int poll_receives(struct rn_cq *cq, struct rn_qp *qp, int entries, struct
 	return count;
 }
 
-/* What comes from now on sets a dirty bit. */
-static bool has_receives(struct rn_qp *qp)
-{
-	uint32_t polled = atomic_load(&qp->rq_polled);
-
-	if (unlikely(qp->pool))
-		return qp->arrivals.first || atomic_load(qp->arrivals.finished);
-	return polled != atomic_load(&qp->rq_posted) && (qp->rq_flushing || rn_rq_is_done(qp, polled));
-}
-
 static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 {
 	int count = 0;
@@ -197,7 +187,7 @@ static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 		qp->is_ready = false;
 		count += got;
 		/* There is more, but it is the next one's turn. */
-		if (count == entries && has_receives(qp))
+		if (count == entries && rn_cq_has_receives(qp))
 			rn_cq_make_ready(cq, qp);
 	}
 	return count;

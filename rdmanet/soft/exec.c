@@ -50,7 +50,7 @@ static void busy_undo(struct rn_view *view)
 
 static bool is_for_us(const struct rn_qp *qp)
 {
-	return atomic_load(&qp->view.block->dest_qpn) == qp->ex.qp_base.qp_num;
+	return atomic_load(&qp->view.facts->dest_qpn) == qp->ex.qp_base.qp_num;
 }
 
 /* The responder's block in its owner's arena, by number; NULL when its process hasn't such a port. */
@@ -79,52 +79,51 @@ static enum rn_wait find(struct rn_qp *qp)
 {
 	uint32_t dest = qp->attr.dest_qp_num;
 	struct rn_view *view = &qp->view;
-	const struct rn_mr_entry *mrs;
 	struct rn_qp_block *block;
-	char *arena;
+	uint32_t index;
 	uint64_t life;
 
 	if (unlikely(qp->ud))
 		return RN_WAIT_PEER; /* it looks for another with each message */
 	switch (atomic_load(&qp->peer->state)) {
 	case RN_PEER_SELF:
+		index = rn_own_locate(dest);
+		if (index == RN_QPS_MAX)
+			return RN_WAIT_PEER;
 		view->self = true;
-		arena = rn_arena;
-		mrs = rn_mr_table;
+		rn_view_aim(view, rn_arena, index, atomic_load(&rn_theirs[index]));
 		break;
 	case RN_PEER_READY:
 		if (qp->peer->arena_size < RN_ARENA_SIZE ||
 		    READ_ONCE(rn_arena_head(qp->peer->arena)->magic) != RN_ARENA_MAGIC)
 			return RN_WAIT_PEER; /* another version of this library */
+		block = rn_locate(qp->peer->arena, dest);
+		if (!block)
+			return RN_WAIT_PEER;
 		view->self = false;
-		arena = qp->peer->arena;
-		mrs = rn_arena_mrs(arena);
+		rn_view_aim(view, qp->peer->arena, (uint32_t)(block - rn_arena_qp(qp->peer->arena, 0)), NULL);
 		break;
 	case RN_PEER_CONNECTING:
 		return qp->link_failed ? RN_WAIT_PEER : RN_WAIT_LINK;
 	default:
 		return RN_WAIT_PEER;
 	}
-	block = rn_locate(arena, dest);
-	if (!block)
-		return RN_WAIT_PEER;
-	view->block = block;
-
 	/* The words of its peer are ours to write only if it takes us for its peer. */
-	life = atomic_load(&block->life);
-	if (!rn_life_is_open(life) || atomic_load(&block->qpn) != dest || !is_for_us(qp))
+	life = atomic_load(&view->facts->life);
+	if (!rn_life_is_open(life) || atomic_load(&view->facts->qpn) != dest || !is_for_us(qp))
 		return RN_WAIT_PEER;
-	view->busy = atomic_load(&block->busy);
+	view->busy = atomic_load(&view->block->busy);
 	if (view->busy & 1 || !busy_begin(view))
 		return RN_WAIT_PEER; /* a predecessor of ours died in there, as its owner will notice */
-	life = atomic_load(&block->life);
+	life = atomic_load(&view->facts->life);
 	view->generation = life >> 8;
-	if (!rn_view_is_alive(view) || !is_for_us(qp) || !rn_view_open(view, arena, mrs, block) ||
-	    READ_ONCE(block->rq_psn) != qp->attr.sq_psn) {
+	if (!rn_view_is_alive(view) || !is_for_us(qp) || !rn_view_open(view) ||
+	    READ_ONCE(view->facts->rq_psn) != qp->attr.sq_psn) {
 		busy_undo(view);
 		return RN_WAIT_PEER;
 	}
 	view->peer = view->self ? NULL : qp->peer;
+	view->owner = view->self ? rn_qps[view->index] : NULL; /* who waits for us before it goes */
 	view->count = &qp->count;
 	view->source_qpn = qp->ex.qp_base.qp_num;
 	view->found = true;
@@ -153,7 +152,7 @@ enum rn_wait rn_enter(struct rn_qp *qp)
 			return qp->unreliable ? RN_WAIT_NOT : RN_WAIT_PEER;
 		}
 	}
-	if (unlikely((atomic_load(&view->block->life) & 0xff) == IBV_QPS_RTR) &&
+	if (unlikely((atomic_load(&view->facts->life) & 0xff) == IBV_QPS_RTR) &&
 	    !atomic_exchange(&view->block->established, 1))
 		rn_view_ring_bell(view);
 	return RN_WAIT_NOT;
@@ -195,7 +194,7 @@ uint64_t rn_rnr_code_ns(uint8_t code)
 
 uint64_t rn_rnr_delay_ns(struct rn_qp *qp)
 {
-	return rn_rnr_code_ns(qp->is_stream ? qp->streams.rnr_timer : atomic_load(&qp->view.block->min_rnr_timer));
+	return rn_rnr_code_ns(qp->is_stream ? qp->streams.rnr_timer : atomic_load(&qp->view.facts->min_rnr_timer));
 }
 
 /* --- one work request ------------------------------------------------------------------------------------- */

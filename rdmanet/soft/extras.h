@@ -43,8 +43,17 @@ enum {
 };
 int rdmanet_soft_qp_way(struct ibv_qp *qp);
 
-/* Where warnings go: a descriptor, one write() a line; -1: standard error. log.h says what they are. */
+/* Keep the connection manager's context open until it is released, which rdma_get_devices() does for good. NULL and
+ * errno. What was held before a fork is not the child's to release: nothing happens then. */
+struct ibv_context *rdmanet_soft_cm_hold(void);
+void rdmanet_soft_cm_release(struct ibv_context *context);
+
+/* Where warnings go: a descriptor that doesn't block, one write() a line; -1: standard error, as in every forked
+ * child. Nothing goes to the descriptor from before any more. log.h says what warnings are. */
 void rdmanet_soft_log_to(int fd);
+
+/* What was wrong with the switches when the device was opened last, as standard error was told; "" if nothing was. */
+void rdmanet_soft_settings_error(char *text, size_t size);
 
 /* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
  * posts, so none is tried first. See on_demand.c. */

@@ -20,7 +20,7 @@
 
 enum {
 	DESCRIPTORS_MAX = 1 << 20, /* fs.nr_open's default: no process has a higher number */
-	HANDLERS_MAX = 16,
+	HANDLERS_MAX = 32,
 };
 
 static _Atomic uint64_t owned[DESCRIPTORS_MAX / 64];

@@ -22,8 +22,8 @@ int rn_iwarp_check(const struct ibv_send_wr *wr)
 bool rn_iwarp_is_too_early(struct rn_qp *qp)
 {
 	/* Whoever comes in leaves its mark in the block, whatever it came for. */
-	if (qp->is_passive && (atomic_load(&qp->block->busy) != qp->busy_before ||
-			       atomic_load(&qp->block->done) != qp->done_before ||
+	if (qp->is_passive && (atomic_load(&qp->theirs->busy) != qp->busy_before ||
+			       atomic_load(&qp->theirs->done) != qp->done_before ||
 			       (qp->streams.in && qp->streams.in->expected)))
 		qp->is_passive = false;
 	return qp->is_passive;

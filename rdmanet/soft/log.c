@@ -3,6 +3,8 @@
 #include "log.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,12 +15,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine.h"
 #include "guard.h"
 #include "soft.h"
 
 enum { LINE = 512 };
 
-static _Atomic int sink = -1;
+/* Who gives us a descriptor may close it once we have been told of another: so nobody writes meanwhile. */
+static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
+static int sink = -1;
 
 /* Of each cause: when it was said last, in whole seconds, and how many lines were left out since. */
 static struct {
@@ -26,9 +31,31 @@ static struct {
 	_Atomic uint32_t left_out;
 } said[RN_WARNINGS];
 
+/* A child has no part in what its parent reads. */
+static void forget_in_child(void)
+{
+	pthread_mutex_init(&writing, NULL);
+	sink = -1;
+}
+
+static void start_once(void)
+{
+	rn_at_fork_child(forget_in_child);
+}
+
+static void lock(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, start_once);
+	pthread_mutex_lock(&writing);
+}
+
 RN_EXPORT void rdmanet_soft_log_to(int fd)
 {
-	atomic_store(&sink, fd);
+	lock();
+	sink = fd;
+	pthread_mutex_unlock(&writing);
 }
 
 /* Nothing that a terminal or a log would take for more than a character of the text. */
@@ -78,10 +105,29 @@ static bool is_due(enum rn_warning cause, uint32_t *left_out)
 	return true;
 }
 
+/* One line, whole or not at all. The engine says most of them: it never waits for whoever should read them. */
+static bool put_line(const char *text)
+{
+	struct pollfd standard_error = {.fd = STDERR_FILENO, .events = POLLOUT};
+	char line[LINE + 96];
+	bool is_said;
+
+	lock();
+	if (sink >= 0) {
+		is_said = write(sink, text, strlen(text)) >= 0;
+	} else {
+		snprintf(line, sizeof(line), "rdmanet soft0: %s\n", text);
+		is_said = poll(&standard_error, 1, 0) > 0 && standard_error.revents == POLLOUT &&
+			  write(STDERR_FILENO, line, strlen(line)) >= 0;
+	}
+	pthread_mutex_unlock(&writing);
+	return is_said;
+}
+
 void rn_warn(enum rn_warning cause, const char *format, ...)
 {
 	char text[LINE], line[LINE + 64];
-	int fd = atomic_load(&sink), saved = errno;
+	int saved = errno;
 	uint32_t left_out;
 	va_list arguments;
 
@@ -93,9 +139,7 @@ void rn_warn(enum rn_warning cause, const char *format, ...)
 	escape(text, line, LINE);
 	if (left_out)
 		snprintf(line + strlen(line), sizeof(line) - strlen(line), " (and %u more of this kind)", left_out);
-	if (fd < 0)
-		fprintf(stderr, "rdmanet soft0: %s\n", line);
-	else if (write(fd, line, strlen(line)) < 0)
-		atomic_fetch_add(&said[cause].left_out, left_out + 1); /* full: the next line tells of it */
+	if (!put_line(line))
+		atomic_fetch_add(&said[cause].left_out, left_out + 1); /* the next line tells of it */
 	errno = saved;
 }

@@ -7,7 +7,8 @@
  * rn_warn() is for whoever runs it: what strangers try, and what the host denies us. It is always said, but at most
  * once a second for each cause; the next line tells how many were left out. It goes to standard error, or to
  * the descriptor that rdmanet_soft_log_to() was given, one write() a line: the Python package has one, and passes
- * the lines to its logger.
+ * the lines to its logger. Where nobody reads them they are left out, and counted: strangers must not be able to
+ * stop the engine by filling a pipe.
  *
  * A text that a peer has chosen never goes into a line as it is: control characters are written as \xNN.
  */
@@ -23,6 +24,7 @@ enum rn_warning {
 	RN_WARN_SILENCE,     /* strangers who say nothing, or too many of them */
 	RN_WARN_KEY,         /* a memory key that isn't one */
 	RN_WARN_DESCRIPTORS, /* none left: newcomers are refused */
+	RN_WARN_ARENA,       /* our own words in the arena were written over */
 	RN_WARN_MAPPING,     /* a peer's memory can't be mapped */
 	RN_WARNINGS,
 };

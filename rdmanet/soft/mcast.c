@@ -8,6 +8,9 @@
  * the device has an address of, and gives what comes to each queue pair that is attached.  A sender that is
  * attached itself gets its own, as on an adapter that isn't told otherwise.
  *
+ * Anybody on the network may send to a group, so who demands a secret of its peers can't be in one.  And only what was
+ * sent to the group counts: a socket of IPv6's hears what comes to its port at any address of this host.
+ *
  * The table is guarded by rn_world.
  */
 #define _GNU_SOURCE
@@ -115,6 +118,8 @@ static int open_socket(const union ibv_gid *gid)
 	} else {
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
 		setsockopt(fd, IPPROTO_IPV6, IPV6_MULTICAST_ALL, &off, sizeof(off));
+		if (setsockopt(fd, IPPROTO_IPV6, IPV6_RECVPKTINFO, &on, sizeof(on)))
+			goto failed;
 		at = (struct sockaddr *)&any; /* a group of the link alone would need an interface to bind to */
 		length = sizeof(any);
 	}
@@ -122,6 +127,7 @@ static int open_socket(const union ibv_gid *gid)
 		join(fd, &to);
 		return fd;
 	}
+failed:
 	err = errno;
 	rn_fd_close(fd);
 	errno = err;
@@ -170,6 +176,10 @@ RN_EXPORT int ibv_attach_mcast(struct ibv_qp *base, const union ibv_gid *gid, ui
 	if (rn_is_foreign(base->context) || base->qp_type != IBV_QPT_UD || !rn_gid_is_multicast(gid)) {
 		free(member);
 		return rn_is_foreign(base->context) ? ENODEV : EINVAL;
+	}
+	if (rn_settings.has_secret) {
+		free(member);
+		return EPERM; /* better than to hear nobody, and not to know why */
 	}
 	pthread_mutex_lock(&rn_world);
 	group = find(gid);

@@ -123,7 +123,7 @@ void rn_mr_key_refused(struct rn_qp *qp)
 		qp->ex.qp_base.qp_num, qp->attr.dest_qp_num, from);
 }
 
-/* Fill both copies of the table; the key goes in last. */
+/* Fill our copy of the table; the key goes in last. */
 static void entry_publish(struct rn_mr_entry *entry, const struct rn_mr_entry *from, uint32_t key)
 {
 	entry->pd = from->pd;
@@ -141,7 +141,7 @@ static void entry_publish(struct rn_mr_entry *entry, const struct rn_mr_entry *f
 void rn_mr_publish(const struct rn_mr_entry *entry, uint32_t key)
 {
 	entry_publish(&rn_mr_table[rn_mr_index(key)], entry, key);
-	entry_publish(&rn_arena_mrs(rn_arena)[rn_mr_index(key)], entry, key);
+	rn_own_tell_mr(rn_mr_index(key));
 }
 
 void rn_mr_key_forked(void)

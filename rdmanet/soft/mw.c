@@ -71,11 +71,11 @@ static void wait_unused(uint32_t pd, const struct rn_qp *qp)
 
 	rn_fence();
 	for (uint32_t i = 0; i < rn_qps_end; i++) {
-		struct rn_qp_block *block = rn_arena_qp(rn_arena, i);
+		struct rn_qp_block *theirs = atomic_load(&rn_theirs[i]);
 
-		if (READ_ONCE(block->pd) != pd)
+		if (!theirs || READ_ONCE(rn_own_qp(i)->pd) != pd)
 			continue;
-		wait_moved(&block->busy, &deadline);
+		wait_moved(&theirs->busy, &deadline);
 		if (!qp || qp->index != i)
 			wait_moved(&rn_mw_serving[i], &deadline);
 	}

@@ -3,6 +3,7 @@
  * Serving: what other processes ask of us.  Their sockets come from peer_port.c.
  */
 #define _GNU_SOURCE
+#include "own.h"
 #include "peers.h"
 
 #include <stdlib.h>
@@ -107,6 +108,7 @@ static bool on_hello(struct served *served)
 	rn_timer_cancel(&served->timer);
 	own = *rn_self();
 	own.arena_size = (int64_t)arena_size;
+	rn_own_watch();
 	answer(served, WELCOME, 0, sizeof own, &own, sizeof own, arena_fd);
 	return true;
 }

@@ -51,6 +51,7 @@ static uint64_t ring_packed(const struct rn_ring *ring)
 static void ring_free(struct rn_ring *ring)
 {
 	rn_arena_free(ring->offset, (uint64_t)ring->size * ring->stride);
+	free(ring->lists);
 	free(ring->shadows);
 	free(ring);
 }
@@ -58,14 +59,14 @@ static void ring_free(struct rn_ring *ring)
 static bool ring_is_in_use(const struct rn_ring *ring)
 {
 	for (uint32_t i = 0; i < ring->size; i++)
-		if (ring->shadows[i].used || rn_kind_of(rn_ring_entry(ring, i)) == RN_ENTRY_CLAIMED)
+		if (ring->shadows[i].used)
 			return true;
 	return false;
 }
 
 /* --- opening and closing -------------------------------------------------------------------------------- */
 
-struct rn_pool *rn_pool_open(uint32_t max_wr, uint32_t max_sge, uint32_t pd)
+struct rn_pool *rn_pool_open(uint32_t max_wr, uint32_t max_sge, uint32_t pd, bool by_processes)
 {
 	struct rn_pool *pool = calloc(1, sizeof(*pool));
 	struct rn_ring *ring = pool ? ring_make(max_wr, max_sge) : NULL;
@@ -88,16 +89,19 @@ struct rn_pool *rn_pool_open(uint32_t max_wr, uint32_t max_sge, uint32_t pd)
 	pool->pd = pd;
 	pool->max_wr = max_wr;
 	pool->max_sge = max_sge;
-	atomic_store(&pool->block->tail, 0);
-	atomic_store(&pool->block->pd, pd);
-	atomic_store(&pool->block->limit, 0);
-	atomic_store(&pool->block->number, 0);
+	pool->by_processes = by_processes;
+	pool->own = rn_own_pool(index);
+	atomic_store(&pool->own->tail, 0);
+	atomic_store(&pool->own->pd, pd);
+	atomic_store(&pool->own->limit, 0);
+	atomic_store(&pool->own->number, 0);
+	atomic_store(&pool->own->older, 0);
+	atomic_store(&pool->own->ring, ring_packed(pool->rings));
 	atomic_store(&pool->block->head, 0);
 	atomic_store(&pool->block->strays, 0);
 	atomic_store(&pool->block->strays_found, 0);
 	atomic_store(&pool->block->finished, 0);
-	atomic_store(&pool->block->older, 0);
-	atomic_store(&pool->block->ring, ring_packed(pool->rings));
+	rn_own_tell_pool(index);
 	pools[index] = pool;
 	if (pools_end <= index)
 		pools_end = index + 1;
@@ -123,10 +127,12 @@ static void pool_free(struct rn_pool *pool)
 void rn_pool_withdraw(struct rn_pool *pool, struct rn_ring *ring, uint32_t position)
 {
 	struct rn_entry *entry = rn_ring_entry(ring, position);
+	struct rn_pool_shadow *shadow = rn_ring_shadow(ring, position);
 	uint64_t word = atomic_load(&entry->word);
 
-	if ((word & RN_ENTRY_KIND) == RN_ENTRY_POSTED && atomic_compare_exchange_strong(&entry->word, &word, 0)) {
-		rn_ring_shadow(ring, position)->used = false;
+	if (rn_pool_is_out(shadow) && (word & RN_ENTRY_KIND) == RN_ENTRY_POSTED &&
+	    atomic_compare_exchange_strong(&entry->word, &word, 0)) {
+		shadow->used = false;
 		pool->used--;
 	}
 }
@@ -135,16 +141,17 @@ static bool is_claimed(struct rn_pool *pool)
 {
 	for (struct rn_ring *ring = pool->rings; ring; ring = ring->older)
 		for (uint32_t i = 0; i < ring->size; i++)
-			if (rn_kind_of(rn_ring_entry(ring, i)) == RN_ENTRY_CLAIMED)
+			if (ring->shadows[i].used && rn_kind_of(rn_ring_entry(ring, i)) == RN_ENTRY_CLAIMED)
 				return true;
 	return false;
 }
 
 void rn_pool_close(struct rn_pool *pool)
 {
-	atomic_store(&pool->block->number, 0);
-	atomic_store(&pool->block->ring, 0);
 	rn_lock(&pool->lock);
+	atomic_store(&pool->own->number, 0);
+	atomic_store(&pool->own->ring, 0);
+	rn_own_tell_pool(pool->index);
 	for (struct rn_ring *ring = pool->rings; ring; ring = ring->older)
 		for (uint32_t i = 0; i < ring->size; i++)
 			rn_pool_withdraw(pool, ring, i);
@@ -206,9 +213,33 @@ uint32_t rn_pool_max_wr(const struct rn_pool *pool)
 	return pool->max_wr;
 }
 
+void rn_pool_set_limit(struct rn_pool *pool, uint32_t limit)
+{
+	rn_lock(&pool->lock);
+	if (limit)
+		atomic_fetch_add(&pool->own->arming, 1);
+	atomic_store(&pool->own->limit, limit);
+	rn_own_tell_pool(pool->index);
+	rn_unlock(&pool->lock);
+}
+
+void rn_pool_set_number(struct rn_pool *pool, uint32_t number, uint32_t domain, uint32_t cq, uint32_t cq_bit)
+{
+	struct rn_pool_block *own = pool->own;
+
+	rn_lock(&pool->lock);
+	atomic_store(&own->cq, cq);
+	atomic_store(&own->cq_bit, cq_bit);
+	atomic_store(&own->domain, domain);
+	rn_own_tell_pool(pool->index);
+	atomic_store(&own->number, number);
+	rn_own_tell_pool(pool->index);
+	rn_unlock(&pool->lock);
+}
+
 uint32_t rn_pool_left(struct rn_pool *pool)
 {
-	uint32_t head = atomic_load(&pool->block->head), left = atomic_load(&pool->block->tail) - head;
+	uint32_t head = atomic_load(&pool->block->head), left = atomic_load(&pool->own->tail) - head;
 
 	return left < pool->max_wr ? left : pool->max_wr;
 }
@@ -220,14 +251,14 @@ uint32_t rn_pool_left(struct rn_pool *pool)
 static uint32_t next_position(struct rn_pool *pool)
 {
 	struct rn_ring *ring = pool->rings;
-	uint32_t at = atomic_load_explicit(&pool->block->tail, memory_order_relaxed);
+	uint32_t at = atomic_load_explicit(&pool->own->tail, memory_order_relaxed);
 	bool counted = false;
 
 	for (; rn_ring_shadow(ring, at)->used; at++) {
 		struct rn_entry *entry = rn_ring_entry(ring, at);
 		uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
 
-		if ((word & RN_ENTRY_KIND) != RN_ENTRY_POSTED)
+		if ((word & RN_ENTRY_KIND) != RN_ENTRY_POSTED || !rn_pool_is_out(rn_ring_shadow(ring, at)))
 			continue;
 		if (!counted)
 			atomic_fetch_add(&pool->block->strays, 1);
@@ -247,10 +278,30 @@ static void post(struct rn_pool *pool, uint64_t wr_id, uint32_t length, const st
 	entry->slot.num_sge = num_sge;
 	for (uint32_t i = 0; i < num_sge; i++)
 		entry->slot.sge[i] = sges[i];
-	*rn_ring_shadow(pool->rings, at) = (struct rn_pool_shadow){.wr_id = wr_id, .length = length, .used = true};
+	*rn_ring_shadow(pool->rings, at) = (struct rn_pool_shadow){
+		.wr_id = wr_id,
+		.length = length,
+		.addr = num_sge == 1 ? sges[0].addr : 0,
+		.lkey = num_sge == 1 ? sges[0].lkey : 0,
+		.num_sge = num_sge,
+		.used = true,
+	};
+	if (unlikely(num_sge > 1))
+		memcpy(rn_ring_list(pool, pool->rings, at), sges, num_sge * sizeof(*sges));
 	pool->used++;
 	atomic_store(&entry->word, rn_ring_posted(pool->rings, at));
+	atomic_store_explicit(&pool->own->tail, at + 1, memory_order_release);
 	atomic_store(&pool->block->tail, at + 1);
+}
+
+/* Most pools never need them. */
+static bool need_lists(struct rn_pool *pool)
+{
+	struct rn_ring *ring = pool->rings;
+
+	if (unlikely(!ring->lists))
+		ring->lists = calloc((size_t)ring->size * pool->max_sge, sizeof(*ring->lists));
+	return ring->lists;
 }
 
 static int post_one(struct rn_pool *pool, const struct ibv_recv_wr *wr)
@@ -261,6 +312,8 @@ static int post_one(struct rn_pool *pool, const struct ibv_recv_wr *wr)
 	if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > pool->max_sge))
 		return EINVAL;
 	if (unlikely(pool->used >= pool->max_wr))
+		return ENOMEM;
+	if (unlikely(wr->num_sge > 1 && !need_lists(pool)))
 		return ENOMEM;
 	for (int i = 0; i < wr->num_sge; i++) {
 		sges[i] = (struct rn_slot_sge){
@@ -279,7 +332,8 @@ static void show_older(struct rn_pool *pool)
 {
 	const struct rn_ring *older = pool->rings->older;
 
-	atomic_store(&pool->block->older, older ? ring_packed(older) : 0);
+	atomic_store(&pool->own->older, older ? ring_packed(older) : 0);
+	rn_own_tell_pool(pool->index);
 }
 
 void rn_pool_leave_old_rings(struct rn_pool *pool)
@@ -288,21 +342,23 @@ void rn_pool_leave_old_rings(struct rn_pool *pool)
 
 	while (*at) {
 		struct rn_ring *old = *at;
-		uint32_t tail = atomic_load(&pool->block->tail);
+		uint32_t tail = atomic_load(&pool->own->tail);
 
 		for (uint32_t i = 0; i < old->size; i++) {
 			struct rn_entry *entry = rn_ring_entry(old, tail + i);
 			struct rn_pool_shadow moved = *rn_ring_shadow(old, tail + i);
 			uint64_t word = atomic_load(&entry->word);
-			uint32_t num_sge = READ_ONCE(entry->slot.num_sge);
+			struct rn_slot_sge sges[RN_MAX_SGE];
 
-			if ((word & RN_ENTRY_KIND) != RN_ENTRY_POSTED || !atomic_compare_exchange_strong(&entry->word, &word, 0))
+			if (!rn_pool_is_out(&moved) || (word & RN_ENTRY_KIND) != RN_ENTRY_POSTED ||
+			    (moved.num_sge > 1 && !need_lists(pool)) ||
+			    !atomic_compare_exchange_strong(&entry->word, &word, 0))
 				continue;
 			rn_ring_shadow(old, tail + i)->used = false;
 			pool->used--;
-			if (num_sge > pool->max_sge)
-				num_sge = pool->max_sge;
-			post(pool, moved.wr_id, moved.length, entry->slot.sge, num_sge);
+			rn_posted_list(moved.num_sge, moved.addr, moved.length, moved.lkey, rn_ring_list(pool, old, tail + i),
+				       sges);
+			post(pool, moved.wr_id, moved.length, sges, moved.num_sge);
 		}
 		if (ring_is_in_use(old)) {
 			at = &old->older;
@@ -348,7 +404,8 @@ int rn_pool_resize(struct rn_pool *pool, uint32_t max_wr)
 		ring->older = pool->rings;
 		pool->rings = ring;
 		show_older(pool);
-		atomic_store(&pool->block->ring, ring_packed(ring));
+		atomic_store(&pool->own->ring, ring_packed(ring));
+		rn_own_tell_pool(pool->index);
 		rn_pool_leave_old_rings(pool);
 	}
 	if (!err)
@@ -378,6 +435,47 @@ void rn_pool_recover(uint32_t name)
 	}
 	rn_unlock(&pools_lock);
 	rn_pool_reap();
+}
+
+uint32_t rn_pool_posted_list(uint32_t index, struct rn_entry *entry, struct rn_slot_sge *list)
+{
+	uint32_t num_sge = RN_NOT_POSTED, position;
+	const struct rn_ring *ring = NULL;
+	struct rn_pool *pool;
+
+	rn_lock(&pools_lock);
+	pool = pools[index];
+	if (pool) {
+		rn_lock(&pool->lock);
+		ring = rn_pool_locate(pool, (uint32_t)(((char *)entry - rn_arena) / 64), &position);
+		if (ring && rn_pool_is_out(rn_ring_shadow(ring, position))) {
+			const struct rn_pool_shadow *shadow = rn_ring_shadow(ring, position);
+
+			num_sge = rn_posted_list(shadow->num_sge, shadow->addr, shadow->length, shadow->lkey,
+						 rn_ring_list(pool, ring, position), list);
+		} else if (ring) {
+			atomic_store(&entry->word, 0);
+		}
+		rn_unlock(&pool->lock);
+	}
+	rn_unlock(&pools_lock);
+	return num_sge;
+}
+
+unsigned rn_pool_visit_all(unsigned (*visit)(struct rn_pool *pool))
+{
+	unsigned sum = 0;
+
+	rn_lock(&pools_lock);
+	for (uint32_t i = 0; i < pools_end; i++) {
+		if (!pools[i])
+			continue;
+		rn_lock(&pools[i]->lock);
+		sum += visit(pools[i]);
+		rn_unlock(&pools[i]->lock);
+	}
+	rn_unlock(&pools_lock);
+	return sum;
 }
 
 bool rn_pools_wait_moved(uint32_t pd, uint64_t deadline_ns)
@@ -410,6 +508,7 @@ void rn_pool_forget_all(void)
 			continue;
 		for (struct rn_ring *ring = pools[i]->rings, *older; ring; ring = older) {
 			older = ring->older;
+			free(ring->lists);
 			free(ring->shadows);
 			free(ring);
 		}

@@ -95,7 +95,8 @@ struct rn_arrival {
 	uint8_t status, opcode, wc_flags, vendor_err;
 };
 
-struct rn_pool *rn_pool_open(uint32_t max_wr, uint32_t max_sge, uint32_t pd); /* NULL: out of memory */
+/* by_processes: who claims is called so, and not by a queue pair. NULL: out of memory. */
+struct rn_pool *rn_pool_open(uint32_t max_wr, uint32_t max_sge, uint32_t pd, bool by_processes);
 /* No receive is taken from it any more; when somebody is stopped inside it goes later. */
 void rn_pool_close(struct rn_pool *pool);
 void rn_pool_reap(void);
@@ -106,10 +107,34 @@ bool rn_pool_is_quarantined(uint32_t pd);
 void rn_pool_recover(uint32_t name);
 void rn_pool_forked(void);
 
+/* What scribbling peers have made of all pools, with rn_world held: how many words of ours were wrong. */
+unsigned rn_pool_look_after_all(void);
+
 uint32_t rn_pool_index(const struct rn_pool *pool);
 struct rn_pool_block *rn_pool_block(const struct rn_pool *pool);
 uint32_t rn_pool_max_wr(const struct rn_pool *pool);
+/* Ring the bell when fewer than that are left; 0: don't. With rn_world held. */
+void rn_pool_set_limit(struct rn_pool *pool, uint32_t limit);
+/* What an XRC SRQ is found by, and where it completes. */
+void rn_pool_set_number(struct rn_pool *pool, uint32_t number, uint32_t domain, uint32_t cq, uint32_t cq_bit);
 uint32_t rn_pool_left(struct rn_pool *pool); /* posted and not claimed, as far as the hint goes */
+
+/* What was posted in this entry, which this process has claimed: how many entries of its list were copied.
+ * RN_NOT_POSTED: nothing, whatever the arena says; it isn't claimed any more. */
+uint32_t rn_pool_posted_list(uint32_t index, struct rn_entry *entry, struct rn_slot_sge *list);
+enum { RN_NOT_POSTED = UINT16_MAX };
+
+/* A private note of a scatter list: one entry by itself, more of them in `more`. The same again. */
+static inline uint32_t rn_posted_list(uint32_t num_sge, uint64_t addr, uint32_t length, uint32_t lkey,
+				      const struct rn_slot_sge *more, struct rn_slot_sge *list)
+{
+	if (num_sge == 1)
+		list[0] = (struct rn_slot_sge){.addr = addr, .length = length, .lkey = lkey};
+	else if (num_sge <= RN_MAX_SGE)
+		for (uint32_t i = 0; i < num_sge; i++)
+			list[i] = more[i];
+	return num_sge;
+}
 
 /* Post a chain. 0, or errno and which one. */
 int rn_pool_post(struct rn_pool *pool, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
@@ -118,6 +143,8 @@ int rn_pool_resize(struct rn_pool *pool, uint32_t max_wr);
 
 /* With the CQ's lock held: the next one that has arrived. False: none. */
 bool rn_pool_next(struct rn_pool *pool, struct rn_arrivals *arrivals, struct rn_arrival *arrival);
+/* Is there one? */
+bool rn_pool_has_next(struct rn_pool *pool, struct rn_arrivals *arrivals);
 /* What this name was about to hand over is not coming: take it off, post it again. */
 void rn_pool_sweep(struct rn_pool *pool, struct rn_arrivals *arrivals, uint32_t name);
 /* What has arrived will never be polled. */

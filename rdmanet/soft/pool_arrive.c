@@ -26,21 +26,34 @@ static void chain_append(struct rn_pool *pool, struct rn_arrivals *arrivals, uin
 	arrivals->last = reference;
 }
 
-/* The list, last first, goes behind the chain, first first. What isn't ours ends it. What was flushed
- * meanwhile is on the chain already, or was polled as such: then it is free with its claimer's last word. */
+static uint32_t entries_of(const struct rn_pool *pool)
+{
+	uint32_t count = 0;
+
+	for (const struct rn_ring *ring = pool->rings; ring; ring = ring->older)
+		count += ring->size;
+	return count;
+}
+
+/* The list, last first, goes behind the chain, first first. What isn't ours ends it; what nobody has posted, or
+ * claimed, is passed over. What was flushed meanwhile is on the chain already, or was polled as such: then it is free
+ * with its claimer's last word. */
 static void collect(struct rn_pool *pool, struct rn_arrivals *arrivals)
 {
-	uint32_t at, below, reversed = 0, left = pool->used;
+	uint32_t at, below, reversed = 0, left;
 	struct rn_entry *entry;
 	struct rn_pool_shadow *shadow;
 
 	if (!atomic_load_explicit(arrivals->finished, memory_order_relaxed))
 		return;
+	left = entries_of(pool); /* or a list that leads into itself would have no end */
 	for (at = atomic_exchange(arrivals->finished, 0); at && left; at = below, left--) {
 		shadow = rn_pool_find(pool, at, &entry);
-		if (!shadow || !shadow->used)
+		if (!shadow)
 			break;
 		below = atomic_load(&entry->slot.turn);
+		if (!shadow->used || !rn_is_taken(entry))
+			continue;
 		if (shadow->flushed || shadow->arrived) {
 			if (!shadow->arrived && rn_kind_of(entry) == RN_ENTRY_DONE)
 				rn_pool_release(pool, shadow, entry);
@@ -109,7 +122,7 @@ bool rn_pool_next(struct rn_pool *pool, struct rn_arrivals *arrivals, struct rn_
 
 		shadow = rn_pool_find(pool, at, &entry);
 		kind = rn_kind_of(entry);
-		if (kind == RN_ENTRY_CLAIMED && !shadow->flushed)
+		if (kind != RN_ENTRY_DONE && !shadow->flushed)
 			continue; /* its claimer has a step to go, and is passed over */
 		if (shadow->flushed)
 			*arrival = (struct rn_arrival){.wr_id = shadow->wr_id, .status = IBV_WC_WR_FLUSH_ERR,
@@ -126,6 +139,22 @@ bool rn_pool_next(struct rn_pool *pool, struct rn_arrivals *arrivals, struct rn_
 	}
 	rn_unlock(&pool->lock);
 	return found;
+}
+
+bool rn_pool_has_next(struct rn_pool *pool, struct rn_arrivals *arrivals)
+{
+	struct rn_entry *entry;
+	const struct rn_pool_shadow *shadow;
+	bool has = false;
+
+	rn_lock(&pool->lock);
+	collect(pool, arrivals);
+	for (uint32_t at = arrivals->first; at && !has; at = shadow->next) {
+		shadow = rn_pool_find(pool, at, &entry);
+		has = shadow->flushed || rn_kind_of(entry) == RN_ENTRY_DONE;
+	}
+	rn_unlock(&pool->lock);
+	return has;
 }
 
 void rn_pool_sweep(struct rn_pool *pool, struct rn_arrivals *arrivals, uint32_t name)
@@ -193,6 +222,7 @@ void rn_pool_recover_entry(struct rn_pool *pool, struct rn_ring *ring, uint32_t 
 
 /* --- the end of a UD queue pair's receives -------------------------------------------------------------- */
 
+/* Of entries that are posted: what others say of themselves means nothing. */
 static bool is_process(uint64_t word)
 {
 	return (word & RN_ENTRY_KIND) == RN_ENTRY_CLAIMED && !(rn_entry_name(word) & RN_NAME_QP);
@@ -204,7 +234,7 @@ static bool wait_moved(struct rn_pool *pool, uint64_t deadline_ns)
 	for (struct rn_ring *ring = pool->rings; ring; ring = ring->older) {
 		for (uint32_t i = 0; i < ring->size; i++) {
 			struct rn_entry *entry = rn_ring_entry(ring, i);
-			uint64_t seen = atomic_load(&entry->word);
+			uint64_t seen = ring->shadows[i].used ? atomic_load(&entry->word) : 0;
 
 			while (is_process(seen) && atomic_load(&entry->word) == seen) {
 				if (rn_now_ns() >= deadline_ns)
@@ -233,7 +263,7 @@ void rn_pool_flush(struct rn_pool *pool, struct rn_arrivals *arrivals)
 
 	rn_lock(&pool->lock);
 	collect(pool, arrivals);
-	tail = atomic_load(&pool->block->tail);
+	tail = atomic_load(&pool->own->tail);
 	for (uint32_t i = 0; i < ring->size; i++) {
 		struct rn_pool_shadow *shadow = rn_ring_shadow(ring, tail + i);
 		struct rn_entry *entry = rn_ring_entry(ring, tail + i);

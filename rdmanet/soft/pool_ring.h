@@ -9,9 +9,9 @@
  *                         +------ this header -----+
  *
  * What peers can write (words, completions, the links of the lists) says what happened, but never
- * where: each entry has a shadow in private memory with the program's wr_id, whether the entry is in
+ * where: each entry has a shadow in private memory with the program's wr_id and scatter list, whether the entry is in
  * use, and its link in the chain of arrivals.  A reference from a list is looked up among the pool's own
- * rings; one that fits no entry ends the list.
+ * rings; one that fits no entry ends the list.  A word that contradicts its shadow is not believed.
  */
 #ifndef RDMANET_SOFT_POOL_RING_H
 #define RDMANET_SOFT_POOL_RING_H
@@ -24,6 +24,9 @@ struct rn_pool_shadow {
 	uint64_t wr_id;
 	uint32_t length; /* of its scatter list: no completion may claim more */
 	uint32_t next;   /* in the chain it is on, by reference */
+	uint64_t addr;   /* of its only entry, with the key below; of more the list is in the ring's lists */
+	uint32_t lkey;
+	uint16_t num_sge;
 	bool used;       /* posted and not polled yet */
 	bool arrived;    /* on a chain */
 	bool flushed;    /* it arrives as such, whatever its claimer still does */
@@ -34,15 +37,19 @@ struct rn_ring {
 	uint64_t offset;
 	uint32_t size, stride, nonce;
 	struct rn_pool_shadow *shadows;
+	struct rn_slot_sge *lists; /* the pool's max_sge for each entry; NULL: none was longer than one yet */
 };
 
 struct rn_pool {
 	struct rn_lock lock;
 	uint32_t index; /* of the block */
-	struct rn_pool_block *block;
+	struct rn_pool_block *block; /* what peers see */
+	struct rn_pool_block *own;   /* the facts among that: own.h */
 	uint32_t pd, max_wr, max_sge;
 	uint32_t used; /* entries, of all rings */
+	uint32_t looked_at; /* by rn_pool_look_after_all: entries of the current ring */
 	bool closed;   /* somebody is stopped inside */
+	bool by_processes; /* see rn_pool_open */
 	struct rn_ring *rings; /* the current one, then those that are left by degrees */
 };
 
@@ -61,6 +68,11 @@ static inline enum rn_entry_kind rn_kind_of(struct rn_entry *entry)
 	return atomic_load(&entry->word) & RN_ENTRY_KIND;
 }
 
+static inline bool rn_is_taken(struct rn_entry *entry)
+{
+	return rn_kind_of(entry) >= RN_ENTRY_CLAIMED;
+}
+
 static inline uint32_t rn_entry_name(uint64_t word)
 {
 	return word >> 2 & 0x3fffffff;
@@ -76,9 +88,8 @@ static inline uint32_t rn_ring_reference(const struct rn_ring *ring, uint32_t po
 	return (uint32_t)(((char *)rn_ring_entry(ring, position) - rn_arena) / 64);
 }
 
-/* The entry that a reference means, if there is such a one. */
-static inline struct rn_pool_shadow *rn_pool_find(const struct rn_pool *pool, uint32_t reference,
-						  struct rn_entry **entry)
+/* The ring, and the place in it, of the entry that a reference means; NULL: there is no such one. */
+static inline const struct rn_ring *rn_pool_locate(const struct rn_pool *pool, uint32_t reference, uint32_t *position)
 {
 	uint64_t offset = (uint64_t)reference * 64;
 
@@ -87,19 +98,39 @@ static inline struct rn_pool_shadow *rn_pool_find(const struct rn_pool *pool, ui
 
 		if (offset < ring->offset || at >= (uint64_t)ring->size * ring->stride || at % ring->stride)
 			continue;
-		*entry = rn_ring_entry(ring, at / ring->stride);
-		return &ring->shadows[at / ring->stride];
+		*position = (uint32_t)(at / ring->stride);
+		return ring;
 	}
-	*entry = NULL;
 	return NULL;
+}
+
+static inline struct rn_pool_shadow *rn_pool_find(const struct rn_pool *pool, uint32_t reference,
+						  struct rn_entry **entry)
+{
+	uint32_t position;
+	const struct rn_ring *ring = rn_pool_locate(pool, reference, &position);
+
+	*entry = ring ? rn_ring_entry(ring, position) : NULL;
+	return ring ? rn_ring_shadow(ring, position) : NULL;
+}
+
+/* Posted, and not on any chain? What the arena says of others isn't true. */
+static inline bool rn_pool_is_out(const struct rn_pool_shadow *shadow)
+{
+	return shadow->used && !shadow->arrived && !shadow->flushed;
 }
 
 /* Nothing is known of it any more. With the lock held. */
 static inline void rn_pool_release(struct rn_pool *pool, struct rn_pool_shadow *shadow, struct rn_entry *entry)
 {
 	atomic_store(&entry->word, 0);
+	pool->used -= shadow->used;
 	shadow->used = shadow->arrived = shadow->flushed = false;
-	pool->used--;
+}
+
+static inline struct rn_slot_sge *rn_ring_list(const struct rn_pool *pool, const struct rn_ring *ring, uint32_t position)
+{
+	return ring->lists ? ring->lists + (uint64_t)(position & (ring->size - 1)) * pool->max_sge : NULL;
 }
 
 /* Take back what is posted. With the lock held. */
@@ -107,6 +138,8 @@ void rn_pool_withdraw(struct rn_pool *pool, struct rn_ring *ring, uint32_t posit
 /* What lies posted in rings that are left moves into the current one, in order; then they go, as far as
  * nobody is inside. With the lock held. */
 void rn_pool_leave_old_rings(struct rn_pool *pool);
+/* Each pool in turn, with its lock held; what visit returns, summed up. */
+unsigned rn_pool_visit_all(unsigned (*visit)(struct rn_pool *pool));
 /* Of one that is claimed by this name, which has ended: posted again, or free. With the lock held. */
 void rn_pool_recover_entry(struct rn_pool *pool, struct rn_ring *ring, uint32_t position, uint32_t name);
 

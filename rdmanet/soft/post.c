@@ -25,6 +25,7 @@
  * it was queued.
  */
 #include <sched.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "iwarp.h"
@@ -570,6 +571,23 @@ int rn_post_chain(struct rn_qp *qp, struct ibv_send_wr *first, uint32_t count)
 
 /* --- posting receives --------------------------------------------------------------------------------------- */
 
+/* Our own note of a list that is longer than one. */
+static int keep_list(struct rn_qp *qp, uint32_t index, const struct ibv_recv_wr *wr)
+{
+	uint32_t max_sge = qp->cap.max_recv_sge;
+	struct rn_slot_sge *list;
+
+	if (unlikely(!qp->rq_lists)) /* most never need it */
+		qp->rq_lists = calloc((size_t)qp->rq_size * max_sge, sizeof(*qp->rq_lists));
+	if (!qp->rq_lists)
+		return ENOMEM;
+	list = qp->rq_lists + (uint64_t)(index & (qp->rq_size - 1)) * max_sge;
+	for (int i = 0; i < wr->num_sge; i++)
+		list[i] = (struct rn_slot_sge){
+			.addr = wr->sg_list[i].addr, .length = wr->sg_list[i].length, .lkey = wr->sg_list[i].lkey};
+	return 0;
+}
+
 int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
 	struct rn_qp *qp = rn_qp(base);
@@ -599,6 +617,8 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 			err = ENOMEM;
 		else if (unlikely(qp->chaos))
 			err = rn_chaos_call(qp->context, RN_POST_RECV);
+		if (unlikely(wr->num_sge > 1) && !err)
+			err = keep_list(qp, index, wr);
 		if (unlikely(err))
 			break;
 		slot = rn_rq_slot(qp, index);
@@ -616,10 +636,12 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 			.length = length < RN_MAX_MESSAGE ? length : RN_MAX_MESSAGE,
 			.lkey = wr->num_sge == 1 ? wr->sg_list[0].lkey : 0,
 			.addr = wr->num_sge == 1 ? wr->sg_list[0].addr : 0,
+			.num_sge = wr->num_sge,
 		};
 		if (unlikely(qp->chaos) && (fails = rn_chaos_receive(qp))) {
 			/* No peer can use it: its adapter finds it malformed, as ours would. */
 			slot->num_sge = UINT16_MAX;
+			qp->rq_shadow[index & (qp->rq_size - 1)].num_sge = UINT16_MAX;
 			qp->rq_shadow[index & (qp->rq_size - 1)].fails = fails;
 		}
 		qp->recv_wrs++;

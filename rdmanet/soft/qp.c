@@ -118,7 +118,7 @@ static void start_receives(struct rn_qp *qp)
 		atomic_store_explicit(&rn_rq_slot(qp, i)->turn, 0, memory_order_relaxed);
 	atomic_store(&qp->rq_posted, qp->rq_size);
 	atomic_store(&qp->rq_polled, qp->rq_size);
-	rn_qp_reset_peers_words(qp->block, qp->rq_size);
+	rn_qp_reset_peers_words(qp, qp->rq_size);
 }
 
 /* One that no program knows: it is on no list. */
@@ -141,6 +141,7 @@ static void free_rings(struct rn_qp *qp)
 		rn_arena_free(qp->rq_offset, rn_rq_bytes(qp));
 		rn_bounce_release(qp->rq_size, qp->rq_bounce);
 	}
+	free(qp->rq_lists);
 	free(qp->rq_shadow);
 	free(qp->sq);
 	free(qp->builder);
@@ -224,6 +225,8 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	}
 	qp->generation = rn_qp_next_generation(qp->index);
 	qp->block = rn_arena_qp(rn_arena, qp->index);
+	qp->own = qp->theirs = rn_own_qp(qp->index);
+	atomic_store(&rn_theirs[qp->index], qp->theirs);
 	base = &qp->ex.qp_base;
 	*base = (struct ibv_qp){
 		.context = &context->verbs.context,
@@ -233,14 +236,16 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 		.recv_cq = is_target ? NULL : init->recv_cq,
 		.srq = init->srq,
 		.handle = qp->index,
-		.qp_num = atomic_load(&rn_arena_head(rn_arena)->ports[qp->index / 256]) << 8 | qp->index % 256,
+		.qp_num = rn_own_port(qp->index / 256) << 8 | qp->index % 256,
 		.state = IBV_QPS_RESET,
 		.qp_type = init->qp_type,
 	};
 	pthread_mutex_init(&base->mutex, NULL);
 	pthread_cond_init(&base->cond, NULL);
-	qp->block->qpn = base->qp_num;
-	qp->block->dest_qpn = 0;
+	atomic_store(&qp->own->qpn, base->qp_num);
+	atomic_store(&qp->own->dest_qpn, 0);
+	rn_own_tell_qp(qp->index);
+	rn_own_tell_head(); /* whoever is to find it by a port must not miss it because that was scribbled over */
 	qp->arrivals = (struct rn_arrivals){.finished = &qp->block->finished};
 	start_receives(qp);
 	rn_qp_life_store(qp, IBV_QPS_RESET);

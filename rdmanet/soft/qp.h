@@ -26,13 +26,16 @@ uint32_t rn_qp_next_generation(uint32_t index);
 /* The peer is stopped inside: its slot and ring stay as they are until it has moved on, or died. */
 void rn_qp_put_aside(struct rn_qp *qp);
 void rn_qp_slot_forked(void);
+/* Is this the name (pool.h) of a queue pair that is, or that has been put aside? */
+bool rn_qp_has_name(uint32_t name);
 
 /* --- qp_state.c ---------------------------------------------------------------------------------------- */
 
 /* Is somebody in there who is alive? */
 bool rn_qp_is_inside(struct rn_qp_block *block, struct rn_peer *peer);
 /* The words that a peer writes, for a new one; nobody is inside. The old one fails to enter. */
-void rn_qp_reset_peers_words(struct rn_qp_block *block, uint32_t next_receive);
+void rn_qp_reset_peers_words(struct rn_qp *qp, uint32_t next_receive);
+void rn_qp_reset_words(struct rn_qp_block *block, uint32_t next_receive); /* the same of one block */
 
 /* --- qp_news.c ----------------------------------------------------------------------------------------- */
 

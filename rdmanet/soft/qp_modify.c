@@ -83,15 +83,16 @@ static void take_values(struct rn_qp *qp, const struct ibv_qp_attr *attr, int ma
 		to->en_sqd_async_notify = attr->en_sqd_async_notify;
 	if (mask & IBV_QP_QKEY)
 		to->qkey = attr->qkey;
-	atomic_store(&qp->block->qkey, qp->attr.qkey);
-	atomic_store(&qp->block->access, qp->attr.qp_access_flags);
-	atomic_store(&qp->block->min_rnr_timer, qp->attr.min_rnr_timer);
+	atomic_store(&qp->own->qkey, qp->attr.qkey);
+	atomic_store(&qp->own->access, qp->attr.qp_access_flags);
+	atomic_store(&qp->own->min_rnr_timer, qp->attr.min_rnr_timer);
+	rn_own_tell_qp(qp->index);
 }
 
 /* The block is complete before its life says RTR. With sq_lock held. */
 static int become_reachable(struct rn_qp *qp)
 {
-	struct rn_qp_block *block = qp->block;
+	struct rn_qp_block *own = qp->own;
 
 	if (!qp->ud && rn_stream_is_only_way(&qp->attr.ah_attr)) {
 		rn_stream_use(qp);
@@ -100,25 +101,28 @@ static int become_reachable(struct rn_qp *qp)
 		if (!qp->peer)
 			return ENOMEM;
 	}
+	qp->theirs = qp->ud || (qp->peer && atomic_load(&qp->peer->state) != RN_PEER_SELF) ? qp->block : own;
+	atomic_store(&rn_theirs[qp->index], qp->theirs);
 	/* A number is good for one host: no process of this one may take itself for another's. */
-	block->dest_qpn = qp->ud || rn_address_is_ours(&qp->attr.ah_attr) ? qp->attr.dest_qp_num : 0;
-	block->pd = rn_qp_pd(qp);
-	block->domain = qp->xrcd ? qp->xrcd->number : 0;
-	block->rq_psn = qp->attr.rq_psn;
-	block->rq_offset = qp->rq_offset;
-	block->rq_size = qp->rq_size;
-	block->rq_stride = qp->rq_stride;
-	block->rq_max_sge = qp->cap.max_recv_sge;
-	block->rq_bounce = qp->rq_bounce;
-	block->cq = qp->recv_cq->index;
-	block->cq_bit = qp->cq_bit;
-	block->stamped = qp->recv_cq->stamps != NULL;
-	block->max_dest_rd_atomic = qp->attr.max_dest_rd_atomic;
-	block->pool = qp->pool ? rn_pool_index(qp->pool) : RN_NO_POOL;
-	block->type = qp->ex.qp_base.qp_type;
+	atomic_store(&own->dest_qpn, qp->ud || rn_address_is_ours(&qp->attr.ah_attr) ? qp->attr.dest_qp_num : 0);
+	own->pd = rn_qp_pd(qp);
+	own->domain = qp->xrcd ? qp->xrcd->number : 0;
+	own->rq_psn = qp->attr.rq_psn;
+	own->rq_offset = qp->rq_offset;
+	own->rq_size = qp->rq_size;
+	own->rq_stride = qp->rq_stride;
+	own->rq_max_sge = qp->cap.max_recv_sge;
+	own->rq_bounce = qp->rq_bounce;
+	own->cq = qp->recv_cq->index;
+	own->cq_bit = qp->cq_bit;
+	own->stamped = qp->recv_cq->stamps != NULL;
+	own->max_dest_rd_atomic = qp->attr.max_dest_rd_atomic;
+	own->pool = qp->pool ? rn_pool_index(qp->pool) : RN_NO_POOL;
+	own->type = qp->ex.qp_base.qp_type;
+	rn_own_tell_qp(qp->index);
 	rn_chaos_plug(qp);
-	qp->busy_before = atomic_load(&block->busy);
-	qp->done_before = atomic_load(&block->done);
+	qp->busy_before = atomic_load(&qp->theirs->busy);
+	qp->done_before = atomic_load(&qp->theirs->done);
 	qp->is_terminated = false;
 	return 0;
 }

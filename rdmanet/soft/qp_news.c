@@ -15,9 +15,9 @@
 
 static bool has_news(struct rn_qp *qp)
 {
-	uint32_t fault = atomic_load(&qp->block->fault);
+	uint32_t fault = atomic_load(&qp->theirs->fault);
 
-	return (fault != RN_FAULT_NONE && fault != RN_FAULT_UNPLUGGED) || atomic_load(&qp->block->established);
+	return (fault != RN_FAULT_NONE && fault != RN_FAULT_UNPLUGGED) || atomic_load(&qp->theirs->established);
 }
 
 void rn_qp_attend(struct rn_qp *qp)
@@ -29,9 +29,9 @@ void rn_qp_attend(struct rn_qp *qp)
 		return;
 	/* Read again under the lock: a reset may have taken the note away. */
 	rn_lock(&qp->sq_lock);
-	fault = atomic_load(&qp->block->fault);
+	fault = atomic_load(&qp->theirs->fault);
 	state = atomic_load(&qp->state);
-	if (atomic_load(&qp->block->established) && !qp->established_reported) {
+	if (atomic_load(&qp->theirs->established) && !qp->established_reported) {
 		qp->established_reported = true;
 		rn_event_raise(qp->context, IBV_EVENT_COMM_EST, qp);
 	}

@@ -36,7 +36,7 @@ int rn_qp_pool_open(struct rn_qp *qp, const struct ibv_qp_init_attr_ex *init)
 	if (init->srq)
 		qp->pool = rn_srq(init->srq)->pool;
 	else if (init->qp_type == IBV_QPT_UD)
-		qp->pool = rn_pool_open(init->cap.max_recv_wr, init->cap.max_recv_sge, rn_pd(init->pd)->number);
+		qp->pool = rn_pool_open(init->cap.max_recv_wr, init->cap.max_recv_sge, rn_pd(init->pd)->number, true);
 	else
 		return 0;
 	if (!qp->pool)

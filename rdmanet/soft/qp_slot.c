@@ -16,10 +16,12 @@
 /* All of these with rn_world held. */
 static uint32_t generations[RN_QPS_MAX]; /* of each slot, counted on through its users */
 static bool slots_taken[RN_QPS_MAX];
+static bool slots_abandoned[RN_QPS_MAX]; /* somebody was stopped inside, and may be still: `busy` tells */
 static uint32_t next_slot, num_ports;
 
 /* The slot and ring of a queue pair that is gone, but for a stopped peer. */
 struct quarantined {
+	struct rn_qp_block *block; /* with its peer's words */
 	uint32_t index, pd, rq_pd, name, pool; /* pool: of UD */
 	bool any_pd;                           /* of an XRC target */
 	uint64_t rq_offset, rq_bytes;
@@ -40,7 +42,8 @@ uint32_t rn_qp_slot_take(void)
 	for (uint32_t tried = 0; tried < end; tried++) {
 		uint32_t index = next_slot++ % end;
 
-		if (!slots_taken[index] && !(atomic_load(&rn_arena_qp(rn_arena, index)->busy) & 1)) {
+		slots_abandoned[index] &= atomic_load(&rn_arena_qp(rn_arena, index)->busy) & 1;
+		if (!slots_taken[index] && !slots_abandoned[index]) {
 			slots_taken[index] = true;
 			return index;
 		}
@@ -48,6 +51,7 @@ uint32_t rn_qp_slot_take(void)
 	port = num_ports < RN_PORTS_MAX ? rn_port_claim() : 0;
 	if (!port)
 		return RN_QPS_MAX;
+	atomic_store(&rn_own_ports[num_ports], port);
 	atomic_store(&rn_arena_head(rn_arena)->ports[num_ports++], port);
 	slots_taken[end] = true;
 	next_slot = end + 1;
@@ -70,9 +74,11 @@ void rn_qp_put_aside(struct rn_qp *qp)
 {
 	struct quarantined *aside = malloc(sizeof(*aside));
 
+	slots_abandoned[qp->index] = qp->theirs == qp->block;
 	if (!aside)
 		return; /* lost for good, which is safe */
 	*aside = (struct quarantined){
+		.block = qp->theirs,
 		.index = qp->index,
 		.pd = rn_qp_pd(qp),
 		.rq_pd = qp->ex.qp_base.srq ? rn_pd(qp->ex.qp_base.srq->pd)->number : rn_qp_pd(qp),
@@ -96,14 +102,15 @@ void rn_qp_reap(void)
 	for (struct quarantined **at = &quarantine; *at;) {
 		struct quarantined *aside = *at;
 
-		if (rn_qp_is_inside(rn_arena_qp(rn_arena, aside->index), aside->peer) || rn_pool_is_claimed(aside->pool)) {
+		if (rn_qp_is_inside(aside->block, aside->peer) || rn_pool_is_claimed(aside->pool)) {
 			at = &aside->next;
 			continue;
 		}
 		rn_pool_recover(aside->name);
 		rn_arena_free(aside->rq_offset, aside->rq_bytes);
 		rn_bounce_release(aside->rq_size, aside->rq_bounce);
-		rn_qp_reset_peers_words(rn_arena_qp(rn_arena, aside->index), 0);
+		rn_qp_reset_words(aside->block, 0);
+		slots_abandoned[aside->index] = false;
 		rn_qp_slot_give_back(aside->index);
 		if (aside->peer)
 			rn_peer_put(aside->peer);
@@ -130,6 +137,21 @@ bool rn_qp_is_quarantined(uint32_t pd)
 	return false;
 }
 
+bool rn_qp_has_name(uint32_t name)
+{
+	uint32_t index = (name & (RN_NAME_QP - 1)) >> 15;
+	struct rn_qp *qp = index < RN_QPS_MAX ? rn_qps[index] : NULL;
+
+	if (!(name & RN_NAME_QP))
+		return false;
+	if (qp && rn_name_of_qp(qp->index, qp->generation) == name)
+		return true;
+	for (struct quarantined *at = quarantine; at; at = at->next)
+		if (at->name == name)
+			return true;
+	return false;
+}
+
 /* --- the end ---------------------------------------------------------------------------------------------- */
 
 /* The last context that had queue pairs is closing: the engine is still there. */
@@ -148,8 +170,13 @@ void rn_qp_close(void)
 		free(aside);
 	}
 	memset(slots_taken, 0, sizeof(slots_taken));
-	while (num_ports)
-		rn_port_release(atomic_exchange(&rn_arena_head(rn_arena)->ports[--num_ports], 0));
+	while (num_ports) {
+		uint32_t port = rn_own_port(--num_ports);
+
+		atomic_store(&rn_own_ports[num_ports], 0);
+		atomic_store(&rn_arena_head(rn_arena)->ports[num_ports], 0);
+		rn_port_release(port);
+	}
 	next_slot = 0;
 	pthread_mutex_unlock(&rn_world);
 }
@@ -157,6 +184,9 @@ void rn_qp_close(void)
 void rn_qp_slot_forked(void)
 {
 	memset(slots_taken, 0, sizeof(slots_taken));
+	memset(slots_abandoned, 0, sizeof(slots_abandoned));
+	for (uint32_t group = 0; group < num_ports; group++)
+		atomic_store(&rn_own_ports[group], 0);
 	num_ports = next_slot = 0;
 	quarantine = NULL;
 }

@@ -12,7 +12,10 @@
 
 void rn_qp_life_store(struct rn_qp *qp, enum ibv_qp_state state)
 {
-	atomic_store(&qp->block->life, (uint64_t)qp->generation << 8 | state);
+	uint64_t life = (uint64_t)qp->generation << 8 | state;
+
+	atomic_store(&qp->own->life, life);
+	atomic_store(&qp->block->life, life);
 	rn_fence();
 }
 
@@ -26,11 +29,11 @@ bool rn_qp_is_inside(struct rn_qp_block *block, struct rn_peer *peer)
 static bool wait_for(struct rn_qp *qp, uint64_t deadline_ns, bool moved_will_do)
 {
 	bool self = qp->peer && atomic_load(&qp->peer->state) == RN_PEER_SELF;
-	uint32_t seen = atomic_load(&qp->block->busy);
+	uint32_t seen = atomic_load(&qp->theirs->busy);
 
-	while (rn_qp_is_inside(qp->block, qp->peer)) {
+	while (rn_qp_is_inside(qp->theirs, qp->peer)) {
 		if (atomic_load_explicit(&qp->peer_gone, memory_order_relaxed) ||
-		    (moved_will_do && atomic_load(&qp->block->busy) != seen))
+		    (moved_will_do && atomic_load(&qp->theirs->busy) != seen))
 			return true;
 		/* A thread of this process can't be stopped without us: it will be through soon. */
 		if (!self && rn_now_ns() >= deadline_ns)
@@ -50,13 +53,20 @@ bool rn_qp_wait_moved(struct rn_qp *qp, uint64_t deadline_ns)
 	return wait_for(qp, deadline_ns, true);
 }
 
-void rn_qp_reset_peers_words(struct rn_qp_block *block, uint32_t next_receive)
+void rn_qp_reset_words(struct rn_qp_block *block, uint32_t next_receive)
 {
 	atomic_store(&block->done, next_receive);
 	atomic_store(&block->busy, (atomic_load(&block->busy) + 3) & ~1u);
 	atomic_store(&block->fault, RN_FAULT_NONE);
 	atomic_store(&block->established, 0);
 	atomic_store(&block->finished, 0);
+}
+
+void rn_qp_reset_peers_words(struct rn_qp *qp, uint32_t next_receive)
+{
+	rn_qp_reset_words(qp->block, next_receive);
+	if (qp->own != qp->block)
+		rn_qp_reset_words(qp->own, next_receive);
 }
 
 /* --- ERR and RESET --------------------------------------------------------------------------------------------- */
@@ -160,10 +170,11 @@ int rn_qp_reset(struct rn_qp *qp)
 	atomic_store(&qp->rq_polled, qp->rq_posted);
 	qp->rq_flushing = false;
 	rn_unlock(&qp->recv_cq->lock);
-	rn_qp_reset_peers_words(qp->block, qp->rq_posted);
+	rn_qp_reset_peers_words(qp, qp->rq_posted);
 	qp->established_reported = false;
 	atomic_store(&qp->peer_gone, false);
-	qp->block->dest_qpn = 0;
+	atomic_store(&qp->own->dest_qpn, 0);
+	rn_own_tell_qp(qp->index);
 	memset(&qp->attr, 0, sizeof(qp->attr));
 	rn_qp_life_store(qp, IBV_QPS_RESET);
 	rn_unlock(&qp->rq_lock);

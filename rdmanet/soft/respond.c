@@ -248,10 +248,16 @@ static enum copied copy(struct rn_view *view, struct rn_transfer *t)
 static struct rn_slot *claim_slot(struct rn_view *view)
 {
 	struct rn_claim *claim = &view->claim;
+	struct rn_slot_sge unused[RN_MAX_SGE];
 
 	if (!claim->entry) {
 		if (!rn_claim(view->arena, view->pool, view->name, claim))
 			return NULL;
+		/* Of this process: one that only a scribbler has posted is gone from the pool with that, and counts as none. */
+		if (unlikely(view->self && rn_view_posted_list(view, unused) == RN_NOT_POSTED)) {
+			claim->entry = NULL;
+			return NULL;
+		}
 		/* The claim is what keeps the owner from reusing any of it: so only now it counts. */
 		if (view->datagram && !rn_view_is_alive(view)) {
 			rn_view_give_back(view);
@@ -280,6 +286,8 @@ static struct rn_slot *next_slot(struct rn_view *view)
 	if (unlikely(view->pool))
 		return claim_slot(view);
 	slot = rn_view_slot(view, view->done);
+	if (unlikely(view->self && !rn_view_is_posted(view)))
+		return NULL;
 	return likely(atomic_load_explicit(&slot->turn, memory_order_acquire) == view->done) ? slot : NULL;
 }
 
@@ -299,7 +307,7 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 		if (view->datagram)
 			slot->wc_flags |= IBV_WC_GRH;
 		slot->source_qpn = view->source_qpn;
-		slot->destination = view->block - rn_arena_qp(view->arena, 0);
+		slot->destination = view->index;
 		rn_claim_finish(view->arena, &view->claim, view->finished);
 	} else {
 		if (unlikely(view->stamped))
@@ -355,19 +363,21 @@ enum ibv_wc_status rn_respond_refuse(struct rn_view *view, const struct rn_reque
 static enum ibv_wc_status receive_pieces(struct rn_view *view, const struct rn_slot *slot, struct rn_transfer *t,
 					 enum reach *reached)
 {
-	uint32_t num_sge = READ_ONCE(slot->num_sge);
+	struct rn_slot_sge own[RN_MAX_SGE];
+	const struct rn_slot_sge *list = unlikely(view->self) ? own : slot->sge;
+	uint32_t num_sge = unlikely(view->self) ? rn_view_posted_list(view, own) : READ_ONCE(slot->num_sge);
 	uint64_t left = t->total;
 
 	if (num_sge > view->rq_max_sge)
 		return IBV_WC_LOC_QP_OP_ERR;
 	for (uint32_t i = 0; i < num_sge && left; i++) {
-		uint32_t length = READ_ONCE(slot->sge[i].length);
+		uint32_t length = READ_ONCE(list[i].length);
 
 		if (!length)
 			continue;
 		if (length > left)
 			length = left;
-		*reached = reach(view, view->rq_pd, READ_ONCE(slot->sge[i].lkey), READ_ONCE(slot->sge[i].addr), length,
+		*reached = reach(view, view->rq_pd, READ_ONCE(list[i].lkey), READ_ONCE(list[i].addr), length,
 				 IBV_ACCESS_LOCAL_WRITE, &t->remote[t->num_remote++]);
 		if (unlikely(*reached != REACH_OK))
 			return IBV_WC_LOC_PROT_ERR;
@@ -406,7 +416,7 @@ static enum rn_wait prepare_send(struct rn_view *view, const struct rn_request *
 
 static bool is_permitted(const struct rn_view *view, uint32_t right)
 {
-	return likely(atomic_load_explicit(&view->block->access, memory_order_relaxed) & right) &&
+	return likely(atomic_load_explicit(&view->facts->access, memory_order_relaxed) & right) &&
 	       (right == IBV_ACCESS_REMOTE_WRITE || view->max_dest_rd_atomic);
 }
 

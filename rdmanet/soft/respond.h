@@ -45,7 +45,10 @@ struct rn_view {
 	struct rn_counters *count;  /* of whoever looks */
 	uint32_t generation;
 	char *arena;
-	struct rn_qp_block *block;
+	uint32_t index;
+	struct rn_qp_block *block;       /* the words that are ours to write */
+	const struct rn_qp_block *facts; /* what its owner says: in its arena, or, of this process's, own.h's copy */
+	struct rn_qp *owner;             /* of a connected one of this process; else NULL */
 	struct rn_cq_block *cq;
 	const struct rn_mr_entry *mrs;
 	char *rq;
@@ -133,13 +136,19 @@ struct rn_transfer {
 	const char *ask_data;
 };
 
-/* Fill in what the block in this arena says of itself. False: it makes no sense. */
-bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *mrs, struct rn_qp_block *block);
+/* Look at the queue pair with this block in this arena; words: where its peer's words are, if not there. `self` is set. */
+void rn_view_aim(struct rn_view *view, char *arena, uint32_t index, struct rn_qp_block *words);
+/* Fill in what is said of it. False: it makes no sense. */
+bool rn_view_open(struct rn_view *view);
 /* The SRQ that a request to an XRC target names: its receives, its PD, its CQ. False: no such one. */
 bool rn_view_name_srq(struct rn_view *view, uint32_t number);
 /* Let the receiver know what was published. */
 void rn_view_announce(struct rn_view *view);
 void rn_view_ring_bell(struct rn_view *view);
+/* Of a queue pair of this process, by private notes: was the next receive of its ring posted? */
+bool rn_view_is_posted(const struct rn_view *view);
+/* The scatter list of the one at hand: how many entries were copied. */
+uint32_t rn_view_posted_list(const struct rn_view *view, struct rn_slot_sge *list);
 /* The receive that was taken from a pool for a message that will not be finished. */
 void rn_view_give_back(struct rn_view *view);
 /* Leave a note for the owner, who will go to ERR. */
@@ -161,7 +170,7 @@ static inline bool rn_life_is_open(uint64_t life)
 /* Still the one we found, and nobody has left a note? */
 static inline bool rn_view_is_alive(const struct rn_view *view)
 {
-	uint64_t life = atomic_load(&view->block->life);
+	uint64_t life = atomic_load(&view->facts->life);
 
 	return life >> 8 == view->generation && rn_life_is_open(life) &&
 	       atomic_load_explicit(&view->block->fault, memory_order_relaxed) == RN_FAULT_NONE;

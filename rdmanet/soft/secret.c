@@ -5,7 +5,6 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "settings.h"
 #include "sha256.h"
 
 bool rn_secret_nonce(uint8_t nonce[RN_NONCE])
@@ -15,12 +14,14 @@ bool rn_secret_nonce(uint8_t nonce[RN_NONCE])
 
 void rn_secret_prove(const char *role, const void *said, size_t length, uint8_t proof[RN_PROOF])
 {
+	const uint8_t *key = rn_secret_key();
 	struct rn_hmac hmac;
 
-	rn_hmac_begin(&hmac, rn_settings.secret_key, sizeof(rn_settings.secret_key));
+	rn_hmac_begin(&hmac, key, key ? RN_SECRET : 0);
 	rn_hmac_add(&hmac, role, strlen(role) + 1); /* its end too: no role is the beginning of another */
 	rn_hmac_add(&hmac, said, length);
 	rn_hmac_end(&hmac, proof);
+	explicit_bzero(&hmac, sizeof(hmac)); /* which is as good as the key */
 }
 
 bool rn_secret_is_proven(const char *role, const void *said, size_t length, const uint8_t proof[RN_PROOF])
@@ -30,5 +31,5 @@ bool rn_secret_is_proven(const char *role, const void *said, size_t length, cons
 	rn_secret_prove(role, said, length, expected);
 	for (int i = 0; i < RN_PROOF; i++)
 		difference |= expected[i] ^ proof[i];
-	return !difference;
+	return !difference && rn_secret_key(); /* who has none has nothing to compare with */
 }

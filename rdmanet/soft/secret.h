@@ -2,6 +2,10 @@
 /*
  * The secret, as both ends of a connection prove it to each other without telling it.
  *
+ * It is a key of 256 bits (RDMANET_SOFT_SECRET: 64 hexadecimal digits, or RDMANET_SOFT_SECRET_FILE: a file of them),
+ * and no passphrase: whoever listens to proofs could try words by the million, but not keys.  Its place is a page
+ * that no core dump has.  A process that has had it keeps it for life, and so do its forked children.
+ *
  * A proof is HMAC-SHA256 under the secret, of the role of the end that proves (so that no proof can be sent back to its
  * maker) and of all that both ends have said before, nonces included (so that no proof can be used again).
  */
@@ -12,7 +16,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RN_NONCE = 32, RN_PROOF = 32 };
+enum { RN_SECRET = 32, RN_NONCE = 32, RN_PROOF = 32 };
+
+/* --- secret_key.c: where it comes from ---------------------------------------------------------------------- */
+
+/* Take it from the environment, unless this process has one already. 0, or errno: `why` says what to do, and never
+ * has the secret. One thread at a time. */
+int rn_secret_read(char *why, size_t size);
+/* NULL: there is none. */
+const uint8_t *rn_secret_key(void);
+
+/* --- secret.c: proofs ---------------------------------------------------------------------------------------- */
 
 bool rn_secret_nonce(uint8_t nonce[RN_NONCE]); /* false: the kernel has no random bytes */
 /* role: names the protocol and the end, "cm client" for example. */

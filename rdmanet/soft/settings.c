@@ -6,17 +6,20 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "sha256.h"
+#include "extras.h"
+#include "secret.h"
+#include "soft.h"
 
 #define PREFIX "RDMANET_SOFT_"
 
-enum form { NUMBER, MICROSECONDS, EITHER, TRANSPORT, SECRET, ELSEWHERE };
+enum form { NUMBER, MICROSECONDS, EITHER, TRANSPORT, ELSEWHERE };
 
 /* Every name there is; those that somebody else reads, too. */
 static const struct setting {
@@ -38,20 +41,47 @@ static const struct setting {
 	{.name = "SILENCE", .form = NUMBER, .at = offsetof(struct rn_settings, silence_ms), .otherwise = 5000},
 	{.name = "CM_TIMEOUT", .form = NUMBER, .at = offsetof(struct rn_settings, cm_timeout_ms), .otherwise = 60000},
 	{.name = "TIMEWAIT", .form = NUMBER, .at = offsetof(struct rn_settings, timewait_ms)},
-	{.name = "LOG", .form = ELSEWHERE},       /* log.c */
-	{.name = "CHAOS", .form = ELSEWHERE},     /* chaos.c, for each context */
-	{.name = "LIBRARY", .form = ELSEWHERE},   /* the Python package */
+	{.name = "LOG", .form = ELSEWHERE},         /* log.c */
+	{.name = "CHAOS", .form = ELSEWHERE},       /* chaos.c, for each context */
+	{.name = "LIBRARY", .form = ELSEWHERE},     /* the Python package */
 #ifdef RDMANET_UNGUARDED
-	{.name = "WITHOUT", .form = ELSEWHERE}, /* guard.c */
+	{.name = "WITHOUT", .form = ELSEWHERE},     /* guard.c */
 #endif
 	{.name = "TRANSPORT", .form = TRANSPORT, .at = offsetof(struct rn_settings, transport)},
-	{.name = "SECRET", .form = SECRET},
+	{.name = "SECRET", .form = ELSEWHERE},      /* secret_key.c */
+	{.name = "SECRET_FILE", .form = ELSEWHERE},
 };
 enum { SETTINGS = sizeof(settings) / sizeof(settings[0]) };
 
 struct rn_settings rn_settings;
 static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
-static bool were_read, named_strangers;
+static bool were_read;
+static char error[1024]; /* what was wrong, the last time; one complaint after the other */
+
+/* With the mutex held. False, for whoever returns with it. */
+static bool complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static bool complain(const char *format, ...)
+{
+	size_t at = strlen(error);
+	va_list arguments;
+
+	if (at && at + 2 < sizeof(error)) {
+		memcpy(error + at, "; ", 3);
+		at += 2;
+	}
+	va_start(arguments, format);
+	vsnprintf(error + at, sizeof(error) - at, format, arguments);
+	va_end(arguments);
+	fprintf(stderr, "rdmanet soft0: %s\n", error + at);
+	return false;
+}
+
+RN_EXPORT void rdmanet_soft_settings_error(char *text, size_t size)
+{
+	pthread_mutex_lock(&reading);
+	snprintf(text, size, "%s", error);
+	pthread_mutex_unlock(&reading);
+}
 
 static bool read_number(const char *text, uint64_t *number)
 {
@@ -62,7 +92,7 @@ static bool read_number(const char *text, uint64_t *number)
 	return isdigit((unsigned char)*text) && !*end && !errno && *number < UINT64_MAX / 1000000;
 }
 
-static bool read_transport(const char *text, uint64_t *transport, bool says_why)
+static bool read_transport(const char *text, uint64_t *transport)
 {
 	static const char *const names[] = {"auto", "direct", "stream"};
 
@@ -72,38 +102,31 @@ static bool read_transport(const char *text, uint64_t *transport, bool says_why)
 		*transport = i;
 		return true;
 	}
-	if (says_why)
-		fprintf(stderr, "rdmanet soft0: " PREFIX "TRANSPORT=%s: it is auto, direct or stream\n", text);
-	return false;
+	return complain(PREFIX "TRANSPORT=%s: it is auto, direct or stream", text);
 }
 
-static void read_secret(const char *text, struct rn_settings *to)
+static bool read_secret(struct rn_settings *to)
 {
-	struct rn_sha256 sha;
+	char why[512];
+	int err = rn_secret_read(why, sizeof(why));
 
-	to->has_secret = text && *text;
-	if (!to->has_secret)
-		return;
-	rn_sha256_begin(&sha);
-	rn_sha256_add(&sha, text, strlen(text));
-	rn_sha256_end(&sha, to->secret_key);
+	to->has_secret = rn_secret_key();
+	return !err || complain("%s", why);
 }
 
 /* RDMANET_SOFT itself: how far the device reaches. */
-static bool read_scope(struct rn_settings *to, bool says_why)
+static bool read_scope(struct rn_settings *to)
 {
 	const char *text = getenv("RDMANET_SOFT");
 
 	to->is_local = text && !strcmp(text, "local");
 	if (!text || !*text || to->is_local)
 		return true;
-	if (says_why)
-		fprintf(stderr, "rdmanet soft0: RDMANET_SOFT=%s: it is local, or not set\n", text);
-	return false;
+	return complain("RDMANET_SOFT=%s: it is local, or not set", text);
 }
 
 /* False: it makes no sense. */
-static bool read_one(const struct setting *setting, struct rn_settings *to, bool says_why)
+static bool read_one(const struct setting *setting, struct rn_settings *to)
 {
 	void *at = (char *)to + setting->at;
 	char name[64];
@@ -115,17 +138,9 @@ static bool read_one(const struct setting *setting, struct rn_settings *to, bool
 	if (setting->form == EITHER) {
 		bool is_set = text && *text, is_true = is_set && !strcmp(text, setting->words[1]);
 
-		if (is_set && !is_true && strcmp(text, setting->words[0])) {
-			if (says_why)
-				fprintf(stderr, "rdmanet soft0: %s=%s: it is %s or %s\n", name, text, setting->words[0],
-					setting->words[1]);
-			return false;
-		}
+		if (is_set && !is_true && strcmp(text, setting->words[0]))
+			return complain("%s=%s: it is %s or %s", name, text, setting->words[0], setting->words[1]);
 		*(bool *)at = is_set ? is_true : setting->otherwise;
-		return true;
-	}
-	if (setting->form == SECRET) {
-		read_secret(text, to);
 		return true;
 	}
 	if (!text || !*text) {
@@ -133,61 +148,94 @@ static bool read_one(const struct setting *setting, struct rn_settings *to, bool
 		return true;
 	}
 	if (setting->form == TRANSPORT)
-		return read_transport(text, at, says_why);
-	if (!read_number(text, &number)) {
-		if (says_why)
-			fprintf(stderr, "rdmanet soft0: %s=%s: it is a number of %s\n", name, text,
+		return read_transport(text, at);
+	if (!read_number(text, &number))
+		return complain("%s=%s: it is a number of %s", name, text,
 				setting->form == MICROSECONDS ? "microseconds" : "milliseconds");
-		return false;
-	}
 	*(uint64_t *)at = setting->form == MICROSECONDS ? number * 1000 : number;
 	return true;
 }
 
-static bool is_known(const char *name, size_t length)
+/* --- names ------------------------------------------------------------------------------------------------ */
+
+enum { NAME = 32 };
+
+static unsigned least(unsigned a, unsigned b)
 {
-	for (int i = 0; i < SETTINGS; i++)
-		if (strlen(settings[i].name) == length && !memcmp(settings[i].name, name, length))
-			return true;
-	return false;
+	return a < b ? a : b;
 }
 
-static void name_strangers(void)
+/* How many letters one must add, leave out or change to get from a to b. Neither is longer than NAME. */
+static unsigned distance(const char *a, size_t length, const char *b)
+{
+	unsigned row[NAME + 1], above, corner;
+
+	for (unsigned j = 0; j <= length; j++)
+		row[j] = j;
+	for (; *b; b++) {
+		corner = row[0]++;
+		for (unsigned j = 1; j <= length; j++) {
+			above = row[j];
+			row[j] = least(least(above, row[j - 1]) + 1, corner + (a[j - 1] != *b));
+			corner = above;
+		}
+	}
+	return row[length];
+}
+
+/* The switch that was probably meant; NULL: the name is one. */
+static const char *meant_by(const char *name, size_t length)
+{
+	unsigned nearest = UINT_MAX, far;
+	const char *found = settings[0].name;
+
+	for (int i = 0; i < SETTINGS; i++) {
+		if (strlen(settings[i].name) == length && !memcmp(settings[i].name, name, length))
+			return NULL;
+		far = distance(name, length < NAME ? length : NAME, settings[i].name);
+		if (far < nearest) {
+			nearest = far;
+			found = settings[i].name;
+		}
+	}
+	return found;
+}
+
+/* Its value isn't told: it may be the secret's. */
+static bool know_all_names(void)
 {
 	static const size_t prefix = sizeof(PREFIX) - 1;
+	bool good = true;
 
 	for (char **at = environ; at && *at; at++) {
-		const char *name = *at + prefix, *end;
+		const char *name = *at + prefix, *end, *meant;
 
-		if (strncmp(*at, PREFIX, prefix) || !(end = strchr(name, '=')) || is_known(name, end - name))
+		if (strncmp(*at, PREFIX, prefix) || !(end = strchr(name, '=')) || !(meant = meant_by(name, end - name)))
 			continue;
-		fprintf(stderr, "rdmanet soft0: there is no switch " PREFIX "%.*s; there are", (int)(end - name), name);
-		for (int i = 0; i < SETTINGS; i++)
-			fprintf(stderr, "%s %s", i ? "," : "", settings[i].name);
-		fprintf(stderr, "\n");
+		good = complain("there is no switch " PREFIX "%.*s; is " PREFIX "%s meant?", (int)(end - name), name, meant);
 	}
+	return good;
 }
 
+/* --- all of them -------------------------------------------------------------------------------------------- */
+
 /* With the mutex held. */
-static int read_all(bool says_why)
+static int read_all(void)
 {
 	struct rn_settings fresh;
 	bool good = true;
 
+	error[0] = 0;
 	memset(&fresh, 0, sizeof(fresh)); /* padding too: it is compared */
 	for (int i = 0; i < SETTINGS; i++)
 		if (settings[i].form != ELSEWHERE)
-			good &= read_one(&settings[i], &fresh, says_why);
-	good &= read_scope(&fresh, says_why);
-	if (fresh.iwarp && fresh.infiniband) {
-		if (says_why)
-			fprintf(stderr, "rdmanet soft0: " PREFIX "LINK=infiniband: iWARP runs on Ethernet\n");
-		good = false;
-	}
+			good &= read_one(&settings[i], &fresh);
+	good &= read_secret(&fresh);
+	good &= read_scope(&fresh);
+	if (fresh.iwarp && fresh.infiniband)
+		good = complain(PREFIX "LINK=infiniband: iWARP runs on Ethernet");
+	good &= know_all_names();
 	fresh.padded &= !fresh.iwarp;
-	if (says_why && !named_strangers)
-		name_strangers();
-	named_strangers |= says_why;
 	/* Written only where there is news: others read it at any time. */
 	if ((good || !were_read) && memcmp(&rn_settings, &fresh, sizeof(fresh)))
 		rn_settings = fresh;
@@ -200,7 +248,7 @@ int rn_settings_read(void)
 	int err;
 
 	pthread_mutex_lock(&reading);
-	err = read_all(true);
+	err = read_all();
 	pthread_mutex_unlock(&reading);
 	return err;
 }
@@ -209,15 +257,15 @@ void rn_settings_need(void)
 {
 	pthread_mutex_lock(&reading);
 	if (!were_read)
-		read_all(true);
+		read_all();
 	pthread_mutex_unlock(&reading);
 }
 
-void rn_settings_glance(void)
+bool rn_settings_are_iwarp(void)
 {
-	pthread_mutex_lock(&reading);
-	read_all(false);
-	pthread_mutex_unlock(&reading);
+	const char *rules = getenv(PREFIX "RULES");
+
+	return rules && !strcmp(rules, "iwarp");
 }
 
 void rn_settings_forked(void)

@@ -4,8 +4,9 @@
  *
  * They are read anew whenever the first context of a process opens, so a program (or a test) may
  * set them until then.  A value that makes no sense is not guessed at: a line on standard error
- * says what would, and the device doesn't open.  A name that nobody knows gets such a line too,
- * since it is mostly one that was mistyped.
+ * says what would, and the device doesn't open.  Nor does it with a name that nobody knows: it is one that was
+ * mistyped, and a protection that was asked for is not there.  The secret alone is kept for the life of the
+ * process: see secret.h.
  *
  * docs/environment.md explains them to users.
  */
@@ -34,15 +35,14 @@ struct rn_settings {
 	uint64_t timewait_ms;   /* TIMEWAIT: 0, no TIMEWAIT_EXIT events */
 	uint64_t transport;     /* TRANSPORT: enum rn_transport */
 	bool is_local;          /* RDMANET_SOFT=local: no TCP beyond this host */
-	bool has_secret;        /* SECRET: what its SHA-256 is, since it may be of any length */
-	uint8_t secret_key[32];
+	bool has_secret;        /* SECRET, SECRET_FILE: once true, always true; secret.h has it */
 };
 extern struct rn_settings rn_settings;
 
 /* All of them, now. 0, or EINVAL: what was wrong has been said, and the old ones stay. */
 int rn_settings_read(void);
-/* The same for whoever only looks at the device: nothing is said yet. */
-void rn_settings_glance(void);
+/* What RULES would say now, for whoever only looks at the device: nothing is read for good, and nothing said. */
+bool rn_settings_are_iwarp(void);
 /* For those who may be asked before any context was opened: reads what was never read. */
 void rn_settings_need(void);
 void rn_settings_forked(void);

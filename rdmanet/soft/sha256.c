@@ -102,6 +102,7 @@ void rn_hmac_begin(struct rn_hmac *hmac, const void *key, size_t length)
 	for (int i = 0; i < 64; i++)
 		pad[i] ^= 0x36 ^ 0x5c;
 	rn_sha256_add(&hmac->outer, pad, sizeof(pad));
+	explicit_bzero(pad, sizeof(pad));
 }
 
 void rn_hmac_add(struct rn_hmac *hmac, const void *data, size_t length)

@@ -7,6 +7,7 @@
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
+#include <linux/unix_diag.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -15,7 +16,58 @@
 
 #include "engine.h"
 
-static void fill_in(const struct sockaddr *address, __be32 to[4], __be16 *port)
+enum { ANSWERS = 16384 }; /* the kernel puts no more into one message of a dump */
+
+/* One question to the kernel, which answers within sendto(). The socket; -1 when there is none. */
+static int ask(const void *question, size_t length)
+{
+	struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
+	int fd = rn_fd_own(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+
+	if (fd < 0)
+		return -1;
+	if (sendto(fd, question, length, 0, (struct sockaddr *)&kernel, sizeof(kernel)) > 0)
+		return fd;
+	rn_fd_close(fd);
+	return -1;
+}
+
+static ssize_t hear(int fd, void *answer, size_t room)
+{
+	struct sockaddr_nl from = {0};
+	socklen_t length = sizeof(from);
+	ssize_t got = recvfrom(fd, answer, room, MSG_DONTWAIT, (struct sockaddr *)&from, &length);
+
+	return from.nl_pid ? -1 : got; /* the kernel is 0 */
+}
+
+/* All sockets that a question finds, one after the other. False: the kernel doesn't tell. */
+static bool for_each(const void *question, size_t length, void (*take)(const struct nlmsghdr *, void *), void *closure)
+{
+	alignas(struct nlmsghdr) char answers[ANSWERS];
+	int fd = ask(question, length);
+	bool more = fd >= 0, all = false;
+
+	while (more) {
+		ssize_t got = hear(fd, answers, sizeof(answers));
+		const struct nlmsghdr *header = (const void *)answers;
+
+		more = got > 0;
+		for (size_t left = more ? (size_t)got : 0; NLMSG_OK(header, left); header = NLMSG_NEXT(header, left)) {
+			all = header->nlmsg_type == NLMSG_DONE;
+			if (all || header->nlmsg_type == NLMSG_ERROR)
+				more = false;
+			else if (header->nlmsg_type == SOCK_DIAG_BY_FAMILY)
+				take(header, closure);
+		}
+	}
+	rn_fd_close(fd);
+	return all;
+}
+
+/* --- TCP ------------------------------------------------------------------------------------------------------- */
+
+static void fill_in(const struct sockaddr *address, __be32 to[4], __be16 *port, __u32 *interface)
 {
 	const struct sockaddr_in *v4 = (const void *)address;
 	const struct sockaddr_in6 *v6 = (const void *)address;
@@ -26,6 +78,7 @@ static void fill_in(const struct sockaddr *address, __be32 to[4], __be16 *port)
 	} else {
 		memcpy(to, &v6->sin6_addr, sizeof(v6->sin6_addr));
 		*port = v6->sin6_port;
+		*interface = v6->sin6_scope_id; /* of a link-local one */
 	}
 }
 
@@ -47,25 +100,24 @@ static bool look_up(const struct sockaddr *near, const struct sockaddr *far, str
 			.id.idiag_cookie = {INET_DIAG_NOCOOKIE, INET_DIAG_NOCOOKIE},
 		},
 	};
-	struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
-	alignas(struct nlmsghdr) char answer[8192];
+	alignas(struct nlmsghdr) char answer[ANSWERS];
 	const struct nlmsghdr *header = (const void *)answer;
-	ssize_t got = -1;
-	int fd = rn_fd_own(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+	__u32 *interface = &question.request.id.idiag_if;
+	ssize_t got;
+	int fd;
 
+	fill_in(near, question.request.id.idiag_src, &question.request.id.idiag_sport, interface);
+	if (far)
+		fill_in(far, question.request.id.idiag_dst, &question.request.id.idiag_dport, interface);
+	fd = ask(&question, sizeof(question));
 	if (fd < 0)
 		return false;
-	fill_in(near, question.request.id.idiag_src, &question.request.id.idiag_sport);
-	if (far)
-		fill_in(far, question.request.id.idiag_dst, &question.request.id.idiag_dport);
-	/* The kernel answers within sendto(). */
-	if (sendto(fd, &question, sizeof(question), 0, (struct sockaddr *)&kernel, sizeof(kernel)) > 0)
-		got = recv(fd, answer, sizeof(answer), MSG_DONTWAIT);
+	got = hear(fd, answer, sizeof(answer));
 	rn_fd_close(fd);
 	if (got < (ssize_t)NLMSG_LENGTH(sizeof(*found)) || header->nlmsg_type != SOCK_DIAG_BY_FAMILY)
 		return false;
 	memcpy(found, NLMSG_DATA(header), sizeof(*found));
-	return true;
+	return found->idiag_inode; /* nobody's (not accepted yet, or closed): the kernel calls its user 0, which is root */
 }
 
 bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
@@ -90,11 +142,121 @@ bool rn_tcp_peer_user(int fd, uid_t *user)
 	    (far.ss_family != AF_INET && far.ss_family != AF_INET6) ||
 	    !look_up((struct sockaddr *)&far, (struct sockaddr *)&near, &found))
 		return false;
-	/* Of those that are not made yet, or over, the kernel says 0, which would be root. */
 	if (found.idiag_state == TCP_LISTEN || found.idiag_state == TCP_SYN_RECV ||
 	    found.idiag_state == TCP_TIME_WAIT || found.idiag_state > TCP_CLOSING)
 		return false;
 	*user = found.idiag_uid;
+	return true;
+}
+
+struct heard {
+	uid_t self;
+	enum rn_port_holder holder;
+};
+
+static void take_listener(const struct nlmsghdr *header, void *closure)
+{
+	const struct inet_diag_msg *found = NLMSG_DATA(header);
+	struct heard *heard = closure;
+
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || heard->holder == RN_PORT_OURS)
+		return;
+	heard->holder = !found->idiag_uid || found->idiag_uid == heard->self ? RN_PORT_OURS : RN_PORT_OTHERS;
+}
+
+/* The bytecode: source port >= port, else refused; source port <= port, else refused. */
+static bool hear_listeners(uint8_t family, uint16_t port, struct heard *heard)
+{
+	struct {
+		struct nlmsghdr header;
+		struct inet_diag_req_v2 request;
+		struct nlattr attribute;
+		struct inet_diag_bc_op at_least[2], at_most[2];
+	} question = {
+		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+			   .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
+		.request = {.sdiag_family = family, .sdiag_protocol = IPPROTO_TCP, .idiag_states = 1 << TCP_LISTEN},
+		.attribute = {.nla_len = sizeof(question.attribute) + sizeof(question.at_least) + sizeof(question.at_most),
+			      .nla_type = INET_DIAG_REQ_BYTECODE},
+		.at_least = {{.code = INET_DIAG_BC_S_GE, .yes = sizeof(question.at_least),
+			      .no = sizeof(question.at_least) + sizeof(question.at_most) + 4}, {.no = port}},
+		.at_most = {{.code = INET_DIAG_BC_S_LE, .yes = sizeof(question.at_most),
+			     .no = sizeof(question.at_most) + 4}, {.no = port}},
+	};
+
+	return for_each(&question, sizeof(question), take_listener, heard);
+}
+
+enum rn_port_holder rn_tcp_port_holder(uint16_t port)
+{
+	struct heard heard = {.self = geteuid(), .holder = RN_PORT_NOBODYS};
+
+	if (!hear_listeners(AF_INET, port, &heard))
+		return RN_PORT_UNKNOWN;
+	hear_listeners(AF_INET6, port, &heard); /* a host may be without */
+	return heard.holder;
+}
+
+/* --- Unix ------------------------------------------------------------------------------------------------------ */
+
+/* Of UDIAG_SHOW_ and UNIX_DIAG_, since Linux 5.3: older headers don't have them. */
+enum { SHOW_USER = 0x40, NAME_USER = 7 };
+
+struct name {
+	const char *text; /* without the first byte, 0 */
+	size_t length;
+	uid_t user;
+	bool found;
+};
+
+static void take_name(const struct nlmsghdr *header, void *closure)
+{
+	const struct unix_diag_msg *message = NLMSG_DATA(header);
+	const struct nlattr *at = (const void *)(message + 1);
+	struct name *name = closure;
+	bool is_it = false, has_user = false;
+	uid_t user = 0;
+	size_t left, step;
+
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*message)) || message->udiag_type != SOCK_STREAM)
+		return;
+	for (left = header->nlmsg_len - NLMSG_LENGTH(sizeof(*message));
+	     left >= sizeof(*at) && at->nla_len >= sizeof(*at) && at->nla_len <= left; left -= step) {
+		const char *data = (const char *)(at + 1);
+		size_t length = at->nla_len - sizeof(*at);
+
+		if (at->nla_type == UNIX_DIAG_NAME)
+			is_it = length == name->length + 1 && !*data && !memcmp(data + 1, name->text, name->length);
+		if (at->nla_type == NAME_USER && length == sizeof(user)) {
+			memcpy(&user, data, sizeof(user));
+			has_user = true;
+		}
+		step = NLMSG_ALIGN(at->nla_len) < left ? NLMSG_ALIGN(at->nla_len) : left;
+		at = (const void *)((const char *)at + step);
+	}
+	if (is_it && has_user) {
+		name->user = user;
+		name->found = true;
+	}
+}
+
+bool rn_unix_name_user(const char *text, size_t length, uid_t *user)
+{
+	struct {
+		struct nlmsghdr header;
+		struct unix_diag_req request;
+	} question = {
+		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+			   .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
+		/* What is bound and neither listens nor is connected: such are closed, the kernel says. */
+		.request = {.sdiag_family = AF_UNIX, .udiag_states = 1 << TCP_CLOSE | 1 << TCP_LISTEN,
+			    .udiag_show = UDIAG_SHOW_NAME | SHOW_USER},
+	};
+	struct name name = {.text = text, .length = length};
+
+	if (!for_each(&question, sizeof(question), take_name, &name) || !name.found)
+		return false;
+	*user = name.user;
 	return true;
 }
 

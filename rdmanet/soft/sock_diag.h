@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose TCP socket is that?  The kernel tells it of every socket of our network namespace, to everybody
- * (sock_diag(7), NETLINK_SOCK_DIAG). One question is three system calls, and waits for nobody.
+ * Whose socket is that?  The kernel tells it of every socket of our network namespace, to everybody
+ * (sock_diag(7), NETLINK_SOCK_DIAG). A question about one TCP socket is three system calls, and waits for nobody. For
+ * a name, or for a port whatever the address, the kernel goes through all Unix sockets, or all listeners: that is asked
+ * only when something is taken.
  */
 #ifndef RDMANET_SOFT_SOCK_DIAG_H
 #define RDMANET_SOFT_SOCK_DIAG_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 
@@ -16,6 +19,19 @@ bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
 
 /* The user at the other end of this connection. False: it is on another host, or the kernel doesn't tell. */
 bool rn_tcp_peer_user(int fd, uid_t *user);
+
+/* Who listens on this port, on whatever address: if several do, ours count. Root's are ours, too, as it may do anything. */
+enum rn_port_holder {
+	RN_PORT_NOBODYS, /* no listener's: it may still be bound, or held by old connections */
+	RN_PORT_OURS,
+	RN_PORT_OTHERS,
+	RN_PORT_UNKNOWN, /* the kernel doesn't tell */
+};
+enum rn_port_holder rn_tcp_port_holder(uint16_t port);
+
+/* The user who has this abstract name, given without its first byte, for a stream socket that is bound or listens. False:
+ * nobody has it, or the kernel doesn't tell. */
+bool rn_unix_name_user(const char *name, size_t length, uid_t *user);
 
 /* What a user is called who has no name in our user namespace: many may share it, so it proves nothing. */
 bool rn_is_overflow_user(uid_t user);

@@ -65,6 +65,7 @@
 #include "fence.h"
 #include "lock.h"
 #include "mw.h"
+#include "own.h"
 #include "peer.h"
 #include "pool.h"
 #include "respond.h"
@@ -275,6 +276,7 @@ void rn_mr_destroy_all(struct rn_context *context);
 struct rn_channel {
 	struct ibv_comp_channel channel;
 	uint32_t id;
+	_Atomic bool never_waits; /* whatever its descriptor's mode is by now: channel.c */
 	struct rn_lock lock; /* the list */
 	struct rn_list cqs;
 	struct rn_list link;
@@ -311,7 +313,9 @@ struct rn_cq {
 
 	struct rn_qp *ready, **ready_tail; /* queue pairs with receives to poll, in turns */
 	struct rn_qp *attached[RN_CQ_QPS_MAX];
-	uint32_t next_bit;
+	uint32_t attached_end; /* none at this bit or above */
+	_Atomic uint32_t armed; /* the block's word as we have left it: pushers can but mark it as signalled */
+	uint32_t looked_at, unheard; /* by rn_cq_look_after_all: bits; an arming that was signalled without a token */
 
 	struct rn_lock stream_lock; /* the list: see stream_poll.c */
 	struct rn_list streams;
@@ -364,6 +368,9 @@ int rn_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 void rn_cq_attend_all(void);
 
 enum { RN_CHANNEL_BELL = 0 }; /* the channel on which peers call this process's engine */
+/* What scribbling peers have made of their words, and of ours: completions that nobody hears of. With rn_world held;
+ * how many of our words were wrong. */
+unsigned rn_cq_look_after_all(void);
 int rn_bell_open(void); /* 0 or errno; with the engine held */
 void rn_bell_close(void);
 void rn_cq_forked(void);
@@ -388,7 +395,9 @@ struct rn_qp {
 	struct rn_context *context;
 	struct rn_cq *send_cq, *recv_cq;
 	uint32_t index; /* of the block */
-	struct rn_qp_block *block;
+	struct rn_qp_block *block;  /* what other processes see of it */
+	struct rn_qp_block *own;    /* the facts among that, as we have them: own.h */
+	struct rn_qp_block *_Atomic theirs; /* which of the two has its peer's words; settled with RTR */
 	uint32_t generation;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
@@ -438,9 +447,11 @@ struct rn_qp {
 		uint32_t length; /* of its scatter list: no completion may claim more */
 		uint32_t lkey;   /* of its only entry, or 0, with the address there */
 		uint64_t addr;
+		uint16_t num_sge; /* of more than one the list is in rq_lists */
 		bool settled; /* what was bounced is in place */
 		uint8_t fails;   /* with this status, when chaos.c says so */
 	} *rq_shadow;
+	struct rn_slot_sge *rq_lists; /* cap.max_recv_sge for each slot; NULL: none was that long yet */
 
 	alignas(64) _Atomic uint32_t rq_polled;
 	uint32_t cq_bit;
@@ -600,7 +611,7 @@ enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t
 void rn_leave(struct rn_qp *qp);
 /* The responder is given up: a receive that was claimed from its pool goes back. */
 void rn_forget_responder(struct rn_qp *qp);
-/* The block of the queue pair with this number in its owner's arena; NULL: no such port there. */
+/* The block of the queue pair with this number in a peer's arena; NULL: no such port there. */
 struct rn_qp_block *rn_locate(char *arena, uint32_t qpn);
 /* The peer's process has ended: killed with its queue pair open, or was that closed before? */
 bool rn_was_abandoned(struct rn_qp *qp);

@@ -29,7 +29,7 @@ static void attend(struct rn_srq *srq)
 	if (!srq->limit || rn_pool_left(srq->pool) >= srq->limit)
 		return;
 	srq->limit = 0;
-	atomic_store(&rn_pool_block(srq->pool)->limit, 0);
+	rn_pool_set_limit(srq->pool, 0);
 	rn_event_raise(rn_context(srq->srq.context), IBV_EVENT_SRQ_LIMIT_REACHED, &srq->srq);
 }
 
@@ -41,11 +41,8 @@ void rn_srq_attend_all(void)
 
 static void arm(struct rn_srq *srq, uint32_t limit)
 {
-	struct rn_pool_block *block = rn_pool_block(srq->pool);
-
 	srq->limit = limit;
-	atomic_fetch_add(&block->arming, 1);
-	atomic_store(&block->limit, limit);
+	rn_pool_set_limit(srq->pool, limit);
 	attend(srq);
 }
 
@@ -76,7 +73,7 @@ struct rn_srq *rn_srq_create(struct ibv_pd *pd, void *srq_context, struct ibv_sr
 	if (attr->max_sge < 2)
 		attr->max_sge = 2; /* they fit into the entry's line anyway */
 	srq->max_sge = attr->max_sge;
-	srq->pool = rn_pool_open(attr->max_wr, attr->max_sge, rn_pd(pd)->number);
+	srq->pool = rn_pool_open(attr->max_wr, attr->max_sge, rn_pd(pd)->number, false);
 	if (!srq->pool) {
 		free(srq);
 		errno = ENOMEM;
@@ -112,7 +109,8 @@ struct ibv_srq *rn_create_srq_ex(struct ibv_context *context, struct ibv_srq_ini
 {
 	enum { XRC = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ };
 	enum ibv_srq_type type = init->comp_mask & IBV_SRQ_INIT_ATTR_TYPE ? init->srq_type : IBV_SRQT_BASIC;
-	uint32_t known = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | (type == IBV_SRQT_XRC ? XRC : 0);
+	/* A basic one's programs say a CQ too (UCX), and adapters disregard it: it is for tags and XRC. */
+	uint32_t known = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | (type == IBV_SRQT_XRC ? XRC : IBV_SRQ_INIT_ATTR_CQ);
 	struct rn_srq *srq;
 	int err;
 

@@ -45,32 +45,61 @@ static unsigned limit(void)
 	return files.rlim_cur / 4 < STRANGERS_MIN ? STRANGERS_MIN : (unsigned)(files.rlim_cur / 4);
 }
 
+/* Who has one address of IPv6 has the 2^64 beside it, too. */
+static unsigned length_of(const union ibv_gid *source)
+{
+	static const uint8_t v4[12] = {[10] = 0xff, [11] = 0xff};
+
+	return memcmp(source->raw, v4, sizeof(v4)) ? sizeof(source->raw) / 2 : sizeof(source->raw);
+}
+
 static unsigned bucket_of(const struct rn_stranger *stranger)
 {
+	unsigned length = length_of(&stranger->from);
 	uint64_t hash = seed;
 
-	for (unsigned i = 0; i < sizeof(stranger->from.raw); i++)
+	for (unsigned i = 0; i < length; i++)
 		hash = (hash ^ stranger->from.raw[i]) * 0x9e3779b97f4a7c15ull;
 	return (unsigned)(hash >> 32) % BUCKETS;
+}
+
+static bool is_same_source(const struct rn_stranger *a, const struct rn_stranger *b)
+{
+	unsigned length = length_of(&a->from);
+
+	return length == length_of(&b->from) && !memcmp(&a->from, &b->from, length);
+}
+
+/* The bucket that has most is mostly one source's: of two different ones each cancels the other out. */
+static const struct rn_stranger *who_has_most(void)
+{
+	uint16_t in_bucket[BUCKETS] = {0};
+	const struct rn_stranger *source = NULL;
+	unsigned most = 0, votes = 0;
+
+	for (struct rn_stranger *at = first; at; at = at->next) {
+		if (++in_bucket[at->bucket] > in_bucket[most])
+			most = at->bucket;
+	}
+	for (struct rn_stranger *at = first; at; at = at->next) {
+		if (at->bucket != most)
+			continue;
+		if (!votes)
+			source = at;
+		votes = is_same_source(source, at) ? votes + 1 : votes - 1;
+	}
+	return source;
 }
 
 /* The eldest of the source that has most, but not this one. */
 static struct rn_stranger *least_welcome(const struct rn_stranger *newcomer)
 {
-	uint16_t of_source[BUCKETS] = {0};
+	const struct rn_stranger *source = who_has_most();
 	struct rn_stranger *chosen = NULL;
-	unsigned most = 0;
 
 	for (struct rn_stranger *at = first; at; at = at->next)
-		of_source[bucket_of(at)]++;
-	for (struct rn_stranger *at = first; at; at = at->next) {
-		unsigned here = of_source[bucket_of(at)];
-
-		if (at == newcomer || here < most)
-			continue;
-		most = here;
-		chosen = at; /* the last one found is the eldest */
-	}
+		if (at != newcomer && (!chosen || is_same_source(source, at) || !is_same_source(source, chosen)))
+			chosen = at; /* the last one found is the eldest; of any source, if that one has only the newcomer */
 	return chosen;
 }
 
@@ -81,6 +110,7 @@ static bool make_one_leave(const struct rn_stranger *newcomer, const char *why)
 	if (!stranger)
 		return false;
 	rn_warn(RN_WARN_SILENCE, "%u connections have not said who they are, %s: the eldest is closed", count, why);
+	rn_stranger_forget(stranger); /* whatever it does: we get on */
 	stranger->leave(stranger);
 	return true;
 }
@@ -90,6 +120,7 @@ void rn_stranger_add(struct rn_stranger *stranger)
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, start_once);
+	stranger->bucket = (uint16_t)bucket_of(stranger);
 	stranger->next = first;
 	stranger->link = &first;
 	if (first)
@@ -123,6 +154,6 @@ union ibv_gid rn_stranger_user(int fd)
 	union ibv_gid from = {.raw = {0xff, 'u', 'i', 'd'}}; /* no address */
 
 	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &length);
-	memcpy(&from.raw[8], &cred.uid, sizeof(cred.uid));
+	memcpy(&from.raw[4], &cred.uid, sizeof(cred.uid));
 	return from;
 }

@@ -259,6 +259,7 @@ void rn_stream_attempt_failed(struct rn_stream *stream, bool met)
 	struct rn_streams *streams = &stream->qp->streams;
 
 	streams->met |= met;
+	streams->denied |= stream->denied;
 	put_off(streams);
 	rn_stream_end(stream);
 }
@@ -304,6 +305,11 @@ void rn_stream_progress(struct rn_qp *qp)
 	if (streams->left) {
 		if (has_work)
 			rn_sq_wait(qp, RN_WAIT_PEER);
+		return;
+	}
+	if (streams->denied && !streams->out) {
+		if (has_work)
+			rn_sq_fail_head(qp, IBV_WC_REM_ABORT_ERR);
 		return;
 	}
 	now = rn_now_ns();
@@ -435,7 +441,7 @@ static bool is_from(const struct rn_stream *in, const struct rn_qp *qp)
 
 static bool is_expected(const struct rn_stream *in, const struct rn_qp *qp)
 {
-	return rn_life_is_open(atomic_load(&qp->block->life)) && !qp->streams.in && !qp->streams.left &&
+	return rn_life_is_open(atomic_load(&qp->own->life)) && !qp->streams.in && !qp->streams.left &&
 	       qp->attr.dest_qp_num == in->hello.source_qpn && qp->attr.rq_psn == in->hello.psn && is_from(in, qp);
 }
 
@@ -665,7 +671,7 @@ void rn_stream_forget(struct rn_qp *qp)
 	struct rn_streams *streams = &qp->streams;
 
 	qp->is_stream = false;
-	streams->met = streams->left = streams->polled = streams->expects = false;
+	streams->met = streams->left = streams->denied = streams->polled = streams->expects = false;
 	streams->retry_ns = 0;
 	streams->backoff_ns = FIRST_BACKOFF_NS;
 	streams->acked = streams->next = streams->offset = streams->reads = streams->stray_end = 0;

@@ -95,6 +95,7 @@ struct rn_stream {
 	struct rn_wire_hello hello;
 	uint8_t nonce[32]; /* the responder's */
 	bool challenged;
+	bool denied; /* ours: the two ends have not the same secret */
 
 	/* The requester: a frame of which the socket took a part. */
 	struct rn_wire_frame frame;
@@ -144,6 +145,7 @@ struct rn_streams {
 	/* The requester, connecting. */
 	bool met;  /* somebody was there, and said no */
 	bool left; /* our peer has said BYE: there is no coming back */
+	bool denied; /* it has another secret than we: trying again is in vain */
 	uint64_t retry_ns, backoff_ns;
 
 	/* The requester's place in the send queue: executed <= acked <= next <= posted. */

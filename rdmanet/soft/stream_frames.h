@@ -12,23 +12,29 @@
 
 enum {
 	RN_STREAM_MAGIC = 0x53524e52, /* "RNRS" */
-	RN_STREAM_VERSION = 3,
+	RN_STREAM_VERSION = 4,
 	RN_FRAME_BYTES = 256 * 1024, /* a longer message is cut: so it can be stopped */
 	RN_RIDER_BYTES = 1024,       /* the longest message that rides */
 };
 
 /* Before the first frame; see stream_hello.c. */
+enum { RN_HELLO_SECRET = 1 /* I have one, and talk to nobody without */ };
 struct rn_wire_hello {
 	uint32_t magic;
 	uint16_t version;
-	uint16_t reserved;
+	uint16_t flags;
 	uint32_t source_qpn, dest_qpn, psn, reserved2;
 	uint8_t source_gid[16];
 	uint8_t nonce[32];
 };
 static_assert(sizeof(struct rn_wire_hello) == 72, "no padding on the wire");
 
-enum rn_greeting { RN_GREETING_WELCOME = 1, RN_GREETING_CHALLENGE, RN_GREETING_REFUSED };
+enum rn_greeting {
+	RN_GREETING_WELCOME = 1,
+	RN_GREETING_CHALLENGE,
+	RN_GREETING_REFUSED, /* that queue pair isn't here, or not yet */
+	RN_GREETING_SECRET,  /* your secret isn't mine, or only one of us has any */
+};
 struct rn_wire_greeting {
 	uint32_t magic;
 	uint8_t kind;

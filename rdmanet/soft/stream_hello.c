@@ -5,47 +5,80 @@
  *     requester                                     responder
  *     HELLO numbers, GID, PSN, nonce -------------> with a secret:
  *                                    <------------- CHALLENGE nonce
- *     PROOF = HMAC("requester", both) ------------> checked, in constant time
- *                                    <------------- WELCOME, HMAC("responder", both)
- *                                                   or REFUSED
+ *     PROOF by the secret, of both   -------------> checked, in constant time
+ *                                    <------------- WELCOME, and its proof
+ *                                                   or REFUSED, or SECRET
  *
- * The secret (RDMANET_SOFT_SECRET) says that both ends belong together; it doesn't encrypt what follows.
- * Who has one talks to nobody who hasn't.  The proofs cover the whole HELLO and both nonces, so none can
- * be used again, or for another queue pair.
+ * The secret says that both ends belong together; it doesn't encrypt what follows.  Who has one talks to nobody who
+ * hasn't.  The proofs (secret.h) cover the whole HELLO and both nonces, so none can be used again, or for another
+ * queue pair.  Two ends without the same secret will not come to have it, so that is said and logged on both sides,
+ * and requests fail at once, with REM_ABORT_ERR.
  *
  * The queue pair is looked for only after that.  When it isn't there yet, or isn't ready, or expects
  * somebody else or another PSN, the answer is REFUSED, and the requester tries again while its retry
  * budget lasts.
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <sys/random.h>
 
 #include "gid.h"
 #include "log.h"
-#include "sha256.h"
+#include "secret.h"
 #include "soft.h"
 
-enum { PROOF = 32 };
+#define REQUESTER "stream requester"
+#define RESPONDER "stream responder"
 
-static void prove(const struct rn_stream *stream, const char *role, const uint8_t *nonce, uint8_t proof[PROOF])
+/* What proofs are of: all that both have said. */
+struct said {
+	struct rn_wire_hello hello;
+	uint8_t nonce[RN_NONCE];
+};
+static_assert(sizeof(struct said) == sizeof(struct rn_wire_hello) + RN_NONCE, "no padding in a proof");
+
+static struct said said_on(const struct rn_stream *stream)
 {
-	struct rn_hmac hmac;
+	struct said said = {.hello = stream->hello};
 
-	rn_hmac_begin(&hmac, rn_settings.secret_key, sizeof(rn_settings.secret_key));
-	rn_hmac_add(&hmac, role, 9);
-	rn_hmac_add(&hmac, &stream->hello, sizeof(stream->hello));
-	rn_hmac_add(&hmac, nonce, sizeof(stream->nonce));
-	rn_hmac_end(&hmac, proof);
+	memcpy(said.nonce, stream->nonce, sizeof(said.nonce));
+	return said;
 }
 
-/* As long for a good one as for a bad one. */
-static bool is_same(const uint8_t *a, const uint8_t *b)
+static void prove(const struct rn_stream *stream, const char *role, uint8_t proof[RN_PROOF])
 {
-	uint8_t difference = 0;
+	struct said said = said_on(stream);
 
-	for (int i = 0; i < PROOF; i++)
-		difference |= a[i] ^ b[i];
-	return !difference;
+	rn_secret_prove(role, &said, sizeof(said), proof);
+}
+
+static bool is_proven(const struct rn_stream *stream, const char *role, const uint8_t proof[RN_PROOF])
+{
+	struct said said = said_on(stream);
+
+	return rn_secret_is_proven(role, &said, sizeof(said), proof);
+}
+
+struct where {
+	char text[INET6_ADDRSTRLEN];
+};
+
+/* The other end's address. */
+static struct where where_is(const struct rn_stream *stream)
+{
+	struct sockaddr_storage address;
+	socklen_t length = sizeof(address);
+	struct where where = {"nowhere"}; /* it has gone already */
+	union ibv_gid gid;
+
+	if (!getpeername(stream->source.fd, (struct sockaddr *)&address, &length)) {
+		rn_gid_of((struct sockaddr *)&address, &gid);
+		if (IN6_IS_ADDR_V4MAPPED((struct in6_addr *)&gid))
+			inet_ntop(AF_INET, gid.raw + 12, where.text, sizeof(where.text));
+		else
+			inet_ntop(AF_INET6, gid.raw, where.text, sizeof(where.text));
+	}
+	return where;
 }
 
 /* --- the requester ----------------------------------------------------------------------------------------- */
@@ -59,6 +92,7 @@ bool rn_hello_send(struct rn_stream *out)
 	out->hello = (struct rn_wire_hello){
 		.magic = RN_STREAM_MAGIC,
 		.version = RN_STREAM_VERSION,
+		.flags = rn_settings.has_secret ? RN_HELLO_SECRET : 0,
 		.source_qpn = qp->ex.qp_base.qp_num,
 		.dest_qpn = qp->attr.dest_qp_num,
 		.psn = qp->attr.sq_psn,
@@ -69,34 +103,33 @@ bool rn_hello_send(struct rn_stream *out)
 	return rn_wire_put(out, &out->hello, sizeof(out->hello)) && rn_wire_flush(out);
 }
 
+/* It is over with this peer, and not only with this connection. */
+static bool deny(struct rn_stream *out, const char *why)
+{
+	out->denied = true;
+	rn_warn(RN_WARN_SECRET, "queue pair %06x: its peer at %s %s", out->hello.source_qpn, where_is(out).text, why);
+	return false;
+}
+
 static bool answer_challenge(struct rn_stream *out, const struct rn_wire_greeting *greeting)
 {
-	uint8_t proof[PROOF];
+	uint8_t proof[RN_PROOF];
 
-	if (!rn_settings.has_secret || out->challenged) {
-		rn_log("queue pair %06x: its peer asks for a secret, and RDMANET_SOFT_SECRET isn't set here",
-		       out->hello.source_qpn);
+	if (!rn_settings.has_secret)
+		return deny(out, "asks for a secret, and RDMANET_SOFT_SECRET isn't set here");
+	if (out->challenged)
 		return false;
-	}
 	out->challenged = true;
 	memcpy(out->nonce, greeting->nonce, sizeof(out->nonce));
-	prove(out, "requester", out->nonce, proof);
+	prove(out, REQUESTER, proof);
 	return rn_wire_put(out, proof, sizeof(proof)) && rn_wire_flush(out);
 }
 
 static bool is_welcome(struct rn_stream *out, const struct rn_wire_greeting *greeting)
 {
-	uint8_t proof[PROOF];
-
-	if (!rn_settings.has_secret)
+	if (!rn_settings.has_secret || (out->challenged && is_proven(out, RESPONDER, greeting->proof)))
 		return true;
-	if (out->challenged) {
-		prove(out, "responder", out->nonce, proof);
-		if (is_same(proof, greeting->proof))
-			return true;
-	}
-	rn_log("queue pair %06x: its peer doesn't know the secret", out->hello.source_qpn);
-	return false;
+	return deny(out, "doesn't prove that it knows the secret");
 }
 
 bool rn_hello_answered(struct rn_stream *out)
@@ -119,6 +152,8 @@ bool rn_hello_answered(struct rn_stream *out)
 				return false;
 			continue;
 		}
+		if (greeting.kind == RN_GREETING_SECRET)
+			return deny(out, "says that RDMANET_SOFT_SECRET isn't the same there");
 		if (greeting.kind != RN_GREETING_WELCOME || !is_welcome(out, &greeting))
 			return false;
 		out->state = RN_STREAM_OPEN;
@@ -135,7 +170,7 @@ static bool put_greeting(struct rn_stream *in, enum rn_greeting kind)
 	if (kind == RN_GREETING_CHALLENGE)
 		memcpy(greeting.nonce, in->nonce, sizeof(greeting.nonce));
 	if (kind == RN_GREETING_WELCOME && in->challenged)
-		prove(in, "responder", in->nonce, greeting.proof);
+		prove(in, RESPONDER, greeting.proof);
 	return rn_wire_put(in, &greeting, sizeof(greeting));
 }
 
@@ -158,42 +193,58 @@ static bool decide(struct rn_stream *in)
 	return false;
 }
 
+static bool refuse_stranger(struct rn_stream *in, const char *why)
+{
+	rn_warn(RN_WARN_SECRET, "somebody at %s %s: refused", where_is(in).text, why);
+	greet(in, RN_GREETING_SECRET);
+	return false;
+}
+
 static bool on_hello(struct rn_stream *in)
 {
 	memcpy(&in->hello, rn_wire_take(in, sizeof(in->hello)), sizeof(in->hello));
-	if (in->hello.magic != RN_STREAM_MAGIC || in->hello.version != RN_STREAM_VERSION) {
-		rn_log("a stranger on one of our ports speaks another language: closed");
+	if (in->hello.magic != RN_STREAM_MAGIC || in->hello.version != RN_STREAM_VERSION ||
+	    in->hello.flags & ~RN_HELLO_SECRET) {
+		rn_warn(RN_WARN_LANGUAGE, "somebody at %s speaks another language on a port of our queue pairs: closed",
+			where_is(in).text);
 		return false;
 	}
+	if (!rn_settings.has_secret && in->hello.flags & RN_HELLO_SECRET)
+		return refuse_stranger(in, "has a secret, and RDMANET_SOFT_SECRET isn't set here");
 	if (!rn_settings.has_secret)
 		return decide(in);
 	in->challenged = true;
-	return getrandom(in->nonce, sizeof(in->nonce), 0) == sizeof(in->nonce) && greet(in, RN_GREETING_CHALLENGE);
+	return rn_secret_nonce(in->nonce) && greet(in, RN_GREETING_CHALLENGE);
 }
 
 static bool on_proof(struct rn_stream *in)
 {
-	uint8_t expected[PROOF];
-
-	prove(in, "requester", in->nonce, expected);
-	if (!is_same(expected, (const uint8_t *)rn_wire_take(in, PROOF))) {
-		rn_log("a stranger on one of our ports doesn't know the secret: closed");
-		greet(in, RN_GREETING_REFUSED);
-		return false;
-	}
+	if (!is_proven(in, REQUESTER, (const uint8_t *)rn_wire_take(in, RN_PROOF)))
+		return refuse_stranger(in, "doesn't know the secret");
 	return decide(in);
+}
+
+/* Asked for the secret it goes, and says nothing: it has none. */
+static void on_end(const struct rn_stream *in)
+{
+	if (in->challenged)
+		rn_warn(RN_WARN_SECRET, "somebody at %s left when asked for the secret", where_is(in).text);
 }
 
 bool rn_hello_arrived(struct rn_stream *in)
 {
 	while (!in->qp) {
-		uint32_t needed = in->challenged ? PROOF : sizeof(in->hello);
+		uint32_t needed = in->challenged ? RN_PROOF : sizeof(in->hello);
 
 		while (rn_wire_available(in) < needed) {
 			ssize_t got = rn_wire_read(in, NULL, 0, 0, NULL);
 
-			if (got <= 0)
-				return got == RN_WIRE_NOTHING;
+			if (got == RN_WIRE_NOTHING)
+				return true;
+			if (got < 0) {
+				on_end(in);
+				return false;
+			}
 		}
 		if (in->challenged ? !on_proof(in) : !on_hello(in))
 			return false;

@@ -40,10 +40,12 @@ bool rn_stream_serve_begin(struct rn_qp *qp, struct rn_stream *in)
 
 	view->self = true;
 	view->peer = NULL;
+	view->owner = qp;
 	view->count = &qp->count;
 	view->source_qpn = qp->attr.dest_qp_num;
 	view->generation = qp->generation;
-	if (!rn_view_open(view, rn_arena, rn_mr_table, qp->block))
+	rn_view_aim(view, rn_arena, qp->index, qp->theirs);
+	if (!rn_view_open(view))
 		return false;
 	view->found = true;
 	in->expected = in->told = 0;
@@ -222,7 +224,7 @@ static void begin_message(struct rn_qp *qp, struct rn_stream *in)
 		return;
 	}
 	if (wait == RN_WAIT_RNR) {
-		put_answer(in, RN_ANSWER_RNR, atomic_load(&qp->block->min_rnr_timer) & 31, in->head.serial, 0);
+		put_answer(in, RN_ANSWER_RNR, atomic_load(&qp->own->min_rnr_timer) & 31, in->head.serial, 0);
 		in->waits = in->discards = true;
 	} else if (wait != RN_WAIT_NOT) { /* memory of our own is always there */
 		refuse(qp, in, IBV_WC_REM_OP_ERR);
@@ -281,7 +283,7 @@ static bool begin_frame(struct rn_qp *qp, struct rn_stream *in)
 			in->failed = in->discards = true;
 			return true;
 		}
-		if (unlikely(atomic_load(&qp->state) == IBV_QPS_RTR) && !atomic_exchange(&qp->block->established, 1))
+		if (unlikely(atomic_load(&qp->state) == IBV_QPS_RTR) && !atomic_exchange(&qp->theirs->established, 1))
 			rn_view_ring_bell(&in->view);
 		begin_message(qp, in);
 	} else if (frame->total != in->transfer.total || kinds[frame->kind].opcode != in->request.opcode) {

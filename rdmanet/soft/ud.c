@@ -107,7 +107,6 @@ static enum rn_wait look_at(struct rn_qp *qp, struct rn_peer *peer, uint32_t qpn
 	struct rn_view *view = &qp->view;
 	struct rn_ud *ud = qp->ud;
 	struct rn_qp_block *block;
-	char *arena;
 
 	if (likely(ud->seen_peer == peer && ud->seen_qpn == qpn && rn_view_is_alive(view)))
 		return RN_WAIT_NOT;
@@ -121,15 +120,24 @@ static enum rn_wait look_at(struct rn_qp *qp, struct rn_peer *peer, uint32_t qpn
 	if (state == RN_PEER_READY && (peer->arena_size < RN_ARENA_SIZE ||
 				       READ_ONCE(rn_arena_head(peer->arena)->magic) != RN_ARENA_MAGIC))
 		return RN_WAIT_PEER;
-	arena = state == RN_PEER_SELF ? rn_arena : peer->arena;
-	block = rn_locate(arena, qpn);
-	if (!block || atomic_load(&block->qpn) != qpn)
-		return RN_WAIT_PEER;
 	view->self = state == RN_PEER_SELF;
-	view->block = block;
-	view->generation = atomic_load(&block->life) >> 8;
-	if (!rn_view_is_alive(view) || READ_ONCE(block->type) != IBV_QPT_UD ||
-	    !rn_view_open(view, arena, view->self ? rn_mr_table : rn_arena_mrs(arena), block) || !view->pool)
+	view->owner = NULL;
+	if (view->self) {
+		uint32_t index = rn_own_locate(qpn);
+
+		if (index == RN_QPS_MAX)
+			return RN_WAIT_PEER;
+		rn_view_aim(view, rn_arena, index, NULL);
+	} else {
+		block = rn_locate(peer->arena, qpn);
+		if (!block)
+			return RN_WAIT_PEER;
+		rn_view_aim(view, peer->arena, (uint32_t)(block - rn_arena_qp(peer->arena, 0)), NULL);
+	}
+	if (atomic_load(&view->facts->qpn) != qpn)
+		return RN_WAIT_PEER;
+	view->generation = atomic_load(&view->facts->life) >> 8;
+	if (!rn_view_is_alive(view) || READ_ONCE(view->facts->type) != IBV_QPT_UD || !rn_view_open(view) || !view->pool)
 		return RN_WAIT_PEER;
 	view->peer = view->self ? NULL : peer;
 	view->count = &qp->count;
@@ -153,7 +161,7 @@ static enum rn_wait send_direct(struct rn_qp *qp, struct rn_peer *peer, const st
 	struct rn_view *view = &qp->view;
 
 	if (wait == RN_WAIT_NOT) {
-		if (atomic_load_explicit(&view->block->qkey, memory_order_relaxed) != qkey)
+		if (atomic_load_explicit(&view->facts->qkey, memory_order_relaxed) != qkey)
 			return RN_WAIT_NOT;
 		wait = rn_respond(view, &request, t, &there);
 		rn_view_give_back(view); /* what was not published */
@@ -218,12 +226,13 @@ void rn_ud_deliver(struct rn_qp *qp, const struct rn_datagram *datagram)
 	};
 	enum ibv_wc_status status = IBV_WC_SUCCESS;
 	struct rn_counters count = {0};
-	struct rn_view view = {.self = true, .count = &count, .block = qp->block};
+	struct rn_view view = {.self = true, .count = &count};
 	struct rn_transfer t;
 
-	view.generation = atomic_load(&qp->block->life) >> 8;
-	if (!qp->ud || !rn_view_is_alive(&view) || atomic_load(&qp->block->qkey) != datagram->qkey ||
-	    !rn_view_open(&view, rn_arena, rn_mr_table, qp->block) || !view.pool)
+	rn_view_aim(&view, rn_arena, qp->index, NULL);
+	view.generation = atomic_load(&qp->own->life) >> 8;
+	if (!qp->ud || !rn_view_is_alive(&view) || atomic_load(&qp->own->qkey) != datagram->qkey ||
+	    !rn_view_open(&view) || !view.pool)
 		return;
 	view.source_qpn = datagram->source_qpn;
 	view.name = qp->ud->name;

@@ -10,7 +10,7 @@
  * pair can't be reached there from other hosts; on this one it can, and the log says so.
  *
  * Whoever demands a secret of its peers hears no datagrams from elsewhere: nothing in one could prove
- * that its sender knows it.
+ * that its sender knows it; nor can it join a group (mcast.c).
  *
  * Locks: wire_lock guards the sockets, and is taken inside sq_lock; nothing is taken inside it.
  */
@@ -90,15 +90,39 @@ static uint16_t port_of(const struct sockaddr_storage *address)
 						   : ((const struct sockaddr_in6 *)address)->sin6_port);
 }
 
+/* Was it sent to this address? Where the socket has no other, the kernel needn't tell. */
+static bool is_for(struct msghdr *message, const union ibv_gid *at)
+{
+	struct in6_pktinfo to;
+
+	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(message); cmsg; cmsg = CMSG_NXTHDR(message, cmsg)) {
+		if (cmsg->cmsg_level != IPPROTO_IPV6 || cmsg->cmsg_type != IPV6_PKTINFO)
+			continue;
+		memcpy(&to, CMSG_DATA(cmsg), sizeof(to));
+		return !memcmp(&to.ipi6_addr, at, sizeof(*at));
+	}
+	return true;
+}
+
 void rn_ud_wire_receive(int fd, const union ibv_gid *at,
 			void (*give)(void *closure, uint32_t dest_qpn, const struct rn_datagram *datagram), void *closure)
 {
 	static char bytes[sizeof(struct header) + RN_UD_MTU + 1]; /* the engine's; too long by one is too long */
 
 	for (int i = 0; i < BATCH; i++) {
+		union {
+			struct cmsghdr header;
+			char room[CMSG_SPACE(sizeof(struct in6_pktinfo))];
+		} control;
 		struct sockaddr_storage from = {0};
-		socklen_t from_length = sizeof(from);
-		ssize_t length = recvfrom(fd, bytes, sizeof(bytes), MSG_DONTWAIT, (struct sockaddr *)&from, &from_length);
+		struct iovec iov = {bytes, sizeof(bytes)};
+		struct msghdr message = {.msg_name = &from,
+					 .msg_namelen = sizeof(from),
+					 .msg_iov = &iov,
+					 .msg_iovlen = 1,
+					 .msg_control = &control,
+					 .msg_controllen = sizeof(control)};
+		ssize_t length = recvmsg(fd, &message, MSG_DONTWAIT);
 		struct rn_datagram datagram;
 		union ibv_gid source;
 		uint32_t dest_qpn;
@@ -107,7 +131,7 @@ void rn_ud_wire_receive(int fd, const union ibv_gid *at,
 			continue; /* of something that we sent */
 		if (length < 0)
 			return;
-		if (!rn_ud_wire_parse(bytes, (size_t)length, &datagram, &dest_qpn) ||
+		if (!is_for(&message, at) || !rn_ud_wire_parse(bytes, (size_t)length, &datagram, &dest_qpn) ||
 		    datagram.source_qpn >> 8 != port_of(&from))
 			continue;
 		rn_gid_of((struct sockaddr *)&from, &source);
@@ -119,14 +143,14 @@ void rn_ud_wire_receive(int fd, const union ibv_gid *at,
 static void give_to_one(void *closure, uint32_t dest_qpn, const struct rn_datagram *datagram)
 {
 	const struct outlet *outlet = closure;
-	struct rn_qp_block *block;
+	uint32_t index;
 
 	if (dest_qpn >> 8 != outlet->port)
 		return;
 	pthread_mutex_lock(&rn_world);
-	block = rn_locate(rn_arena, dest_qpn);
-	if (block) {
-		struct rn_qp *qp = rn_qps[block - rn_arena_qp(rn_arena, 0)];
+	index = rn_own_locate(dest_qpn);
+	if (index < RN_QPS_MAX) {
+		struct rn_qp *qp = rn_qps[index];
 
 		if (qp && qp->ex.qp_base.qp_num == dest_qpn)
 			rn_ud_deliver(qp, datagram);

@@ -59,10 +59,10 @@ static union {
 #define GUID htobe64(0x025244fffe4d414eull) /* locally administered */
 
 /* By the rules in force: see iwarp.h. */
-static void dress(void)
+static void dress(bool iwarp)
 {
-	soft0.device.node_type = rn_settings.iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
-	soft0.device.transport_type = rn_settings.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
+	soft0.device.node_type = iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
+	soft0.device.transport_type = iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
 }
 
 RN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices)
@@ -72,9 +72,7 @@ RN_EXPORT struct ibv_device **ibv_get_device_list(int *num_devices)
 	if (!list)
 		return NULL;
 	pthread_mutex_lock(&rn_world);
-	if (rn_list_empty(&rn_contexts))
-		rn_settings_glance();
-	dress();
+	dress(rn_list_empty(&rn_contexts) ? rn_settings_are_iwarp() : rn_settings.iwarp);
 	pthread_mutex_unlock(&rn_world);
 	list[0] = &soft0.device;
 	if (num_devices)
@@ -343,6 +341,7 @@ static void process_forked(void)
 	rn_mcast_forked();
 	rn_bounce_forked();
 	rn_cq_forked();
+	rn_own_forked();
 	rn_mr_forked();
 	rn_mw_forked();
 	rn_dm_forked();
@@ -358,7 +357,7 @@ static int start(void)
 	if (!registered)
 		rn_at_fork_child(process_forked);
 	registered = true;
-	dress();
+	dress(rn_settings.iwarp);
 	return err;
 }
 
@@ -486,6 +485,7 @@ static void release_engine(struct rn_context *context)
 	pthread_mutex_lock(&engine_mutex);
 	if (context->has_engine) {
 		if (!--engine_users) {
+			rn_own_close();
 			rn_qp_close();
 			rn_bell_close();
 		}

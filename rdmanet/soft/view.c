@@ -2,19 +2,32 @@
 /*
  * What a responder sees of the queue pair that it plays: read once from its owner's arena, checked, kept.
  *
- * An arena is a peer's to write, so an offset or a length that leads out of it ends here.  The other way
- * round goes what the owner is told: receives have completed, a request was refused.
+ * An arena is a peer's to write, so an offset or a length that leads out of it ends here.  Of a queue pair of
+ * this process the facts are the private ones (own.h).  The other way round goes what the owner is told: receives
+ * have completed, a request was refused.
  */
 #include "soft.h"
 
-bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *mrs, struct rn_qp_block *block)
+void rn_view_aim(struct rn_view *view, char *arena, uint32_t index, struct rn_qp_block *words)
 {
-	uint64_t offset = READ_ONCE(block->rq_offset);
-	uint32_t size = READ_ONCE(block->rq_size), stride = READ_ONCE(block->rq_stride);
-	uint32_t max_sge = READ_ONCE(block->rq_max_sge), cq = READ_ONCE(block->cq), bit = READ_ONCE(block->cq_bit);
-	uint32_t pool = READ_ONCE(block->pool), index = block - rn_arena_qp(arena, 0);
-	uint32_t bounce = READ_ONCE(block->rq_bounce);
-	bool stamped = READ_ONCE(block->stamped);
+	struct rn_qp_block *block = rn_arena_qp(arena, index);
+
+	view->arena = arena;
+	view->index = index;
+	view->facts = view->self ? rn_own_qp(index) : block;
+	view->block = words ? words : block;
+}
+
+bool rn_view_open(struct rn_view *view)
+{
+	const struct rn_qp_block *facts = view->facts;
+	char *arena = view->arena;
+	uint64_t offset = READ_ONCE(facts->rq_offset);
+	uint32_t size = READ_ONCE(facts->rq_size), stride = READ_ONCE(facts->rq_stride);
+	uint32_t max_sge = READ_ONCE(facts->rq_max_sge), cq = READ_ONCE(facts->cq), bit = READ_ONCE(facts->cq_bit);
+	uint32_t pool = READ_ONCE(facts->pool);
+	uint32_t bounce = READ_ONCE(facts->rq_bounce);
+	bool stamped = READ_ONCE(facts->stamped);
 
 	/* Read once, checked, kept. */
 	if (size < 2 || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
@@ -25,10 +38,8 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	    (uint64_t)size * stride + rn_bounce_bytes(size, bounce) > RN_ARENA_SIZE - offset || cq >= RN_CQS_MAX ||
 	    bit >= RN_CQ_QPS_MAX || (pool >= RN_POOLS_MAX && pool != RN_NO_POOL))
 		return false;
-	view->arena = arena;
-	view->mrs = mrs;
-	view->block = block;
-	view->qpn = atomic_load(&block->qpn);
+	view->mrs = view->self ? rn_mr_table : rn_arena_mrs(arena);
+	view->qpn = atomic_load(&facts->qpn);
 	view->rq = arena + offset;
 	view->rq_mask = size - 1;
 	view->rq_stride = stride;
@@ -38,18 +49,18 @@ bool rn_view_open(struct rn_view *view, char *arena, const struct rn_mr_entry *m
 	view->dirty = &view->cq->dirty[bit / 64];
 	view->dirty_bit = 1ull << bit % 64;
 	view->summary_bit = 1ull << bit / 64;
-	view->datagram = READ_ONCE(block->type) == IBV_QPT_UD;
-	view->unreliable = view->datagram || READ_ONCE(block->type) == IBV_QPT_UC;
-	view->pd = view->rq_pd = READ_ONCE(block->pd);
+	view->datagram = READ_ONCE(facts->type) == IBV_QPT_UD;
+	view->unreliable = view->datagram || READ_ONCE(facts->type) == IBV_QPT_UC;
+	view->pd = view->rq_pd = READ_ONCE(facts->pd);
 	view->pool = pool == RN_NO_POOL ? NULL : rn_arena_pool(arena, pool);
 	view->claim.entry = NULL;
-	view->finished = &block->finished;
-	view->domain = READ_ONCE(block->type) == IBV_QPT_XRC_RECV ? READ_ONCE(block->domain) : 0;
-	view->name = rn_name_of_qp(index, view->generation);
+	view->finished = &rn_arena_qp(arena, view->index)->finished;
+	view->domain = READ_ONCE(facts->type) == IBV_QPT_XRC_RECV ? READ_ONCE(facts->domain) : 0;
+	view->name = rn_name_of_qp(view->index, view->generation);
 	if (view->pool)
-		view->rq_pd = atomic_load(&view->pool->pd);
-	view->max_dest_rd_atomic = READ_ONCE(block->max_dest_rd_atomic);
-	view->done = atomic_load(&block->done);
+		view->rq_pd = atomic_load(&rn_pool_facts(arena, view->pool)->pd);
+	view->max_dest_rd_atomic = READ_ONCE(facts->max_dest_rd_atomic);
+	view->done = atomic_load(&view->block->done);
 	view->segment = 0;
 	view->segment_size = 0;
 	view->no_cma = rn_settings.no_cma;
@@ -92,17 +103,39 @@ void rn_view_leave_fault(struct rn_view *view, enum rn_fault fault)
 		rn_view_ring_bell(view);
 }
 
+bool rn_view_is_posted(const struct rn_view *view)
+{
+	uint32_t polled = atomic_load_explicit(&view->owner->rq_polled, memory_order_relaxed);
+	uint32_t posted = atomic_load_explicit(&view->owner->rq_posted, memory_order_acquire);
+
+	return view->done - polled < posted - polled;
+}
+
+uint32_t rn_view_posted_list(const struct rn_view *view, struct rn_slot_sge *list)
+{
+	const struct rn_qp *owner = view->owner;
+	uint32_t at = view->done & view->rq_mask;
+	const struct rn_shadow *shadow;
+
+	if (unlikely(view->pool))
+		return rn_pool_posted_list((uint32_t)(view->pool - rn_arena_pool(view->arena, 0)), view->claim.entry, list);
+	shadow = &owner->rq_shadow[at];
+	return rn_posted_list(shadow->num_sge, shadow->addr, shadow->length, shadow->lkey,
+			      owner->rq_lists ? owner->rq_lists + (uint64_t)at * owner->cap.max_recv_sge : NULL, list);
+}
+
 bool rn_view_name_srq(struct rn_view *view, uint32_t number)
 {
 	struct rn_pool_block *pool = rn_arena_pool(view->arena, number % RN_POOLS_MAX);
+	const struct rn_pool_block *facts = rn_pool_facts(view->arena, pool);
 	uint32_t cq, bit;
 
-	if (!number || atomic_load(&pool->number) != number || atomic_load(&pool->domain) != view->domain)
+	if (!number || atomic_load(&facts->number) != number || atomic_load(&facts->domain) != view->domain)
 		return false;
 	if (likely(view->pool == pool))
 		return true;
-	cq = atomic_load(&pool->cq);
-	bit = atomic_load(&pool->cq_bit);
+	cq = atomic_load(&facts->cq);
+	bit = atomic_load(&facts->cq_bit);
 	if (cq >= RN_CQS_MAX || bit >= RN_CQ_QPS_MAX)
 		return false;
 	rn_view_give_back(view);
@@ -110,7 +143,7 @@ bool rn_view_name_srq(struct rn_view *view, uint32_t number)
 		rn_view_announce(view);
 	view->pool = pool;
 	view->finished = &pool->finished;
-	view->pd = view->rq_pd = atomic_load(&pool->pd);
+	view->pd = view->rq_pd = atomic_load(&facts->pd);
 	view->cq = rn_arena_cq(view->arena, cq);
 	view->dirty = &view->cq->dirty[bit / 64];
 	view->dirty_bit = 1ull << bit % 64;

@@ -161,9 +161,6 @@ int rn_xrc_adopt_srq(struct rn_srq *srq, struct ibv_xrcd *xrcd, struct ibv_cq *c
 	inlet->cq_bit = bit;
 	srq->inlet = inlet;
 	srq->xrcd = rn_xrcd(xrcd);
-	atomic_store(&block->cq, rn_cq(cq)->index);
-	atomic_store(&block->cq_bit, bit);
-	atomic_store(&block->domain, srq->xrcd->number);
 	pthread_mutex_lock(&context->mutex);
 	srq->xrcd->users++;
 	rn_cq(cq)->users++;
@@ -175,7 +172,7 @@ int rn_xrc_adopt_srq(struct rn_srq *srq, struct ibv_xrcd *xrcd, struct ibv_cq *c
 	srq->next_xrc = xrc_srqs;
 	xrc_srqs = srq;
 	rn_unlock(&xrc_lock);
-	atomic_store(&block->number, srq->number); /* last: now it is found */
+	rn_pool_set_number(srq->pool, srq->number, srq->xrcd->number, rn_cq(cq)->index, bit); /* last: now it is found */
 	return 0;
 }
 
@@ -186,7 +183,7 @@ void rn_xrc_release_srq(struct rn_srq *srq)
 
 	if (!srq->inlet)
 		return;
-	atomic_store(&rn_pool_block(srq->pool)->number, 0);
+	rn_pool_set_number(srq->pool, 0, 0, 0, 0);
 	rn_lock(&xrc_lock);
 	for (at = &xrc_srqs; *at != srq;)
 		at = &(*at)->next_xrc;

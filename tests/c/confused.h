@@ -8,7 +8,6 @@
 #include "soft.h"
 
 static unsigned seed;
-static bool scribble_here, scribble_there; /* over its own arena; over what it has mapped of ours */
 
 /* Values that tend to hurt. */
 static inline uint64_t nasty(void)

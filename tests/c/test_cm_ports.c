@@ -62,6 +62,53 @@ static void beside_a_tcp_program(void)
 	CHECK(rn_fd_count() == 0);
 }
 
+/* It lets others of its user share its port, but doesn't mean us: each of its connections is its own. */
+static void beside_a_tcp_program_that_shares(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *listener = new_id(channel), *late = new_id(channel);
+	struct sockaddr_in at = address(0);
+	socklen_t length = sizeof at;
+	int yes = 1, tcp = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), ours, fd;
+
+	CHECK(!setsockopt(tcp, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof yes));
+	CHECK(!bind(tcp, (struct sockaddr *)&at, sizeof at) && !getsockname(tcp, (struct sockaddr *)&at, &length));
+	CHECK(!try_bind(late, &at)); /* it doesn't listen yet */
+	CHECK(!listen(tcp, 64));
+	CHECK(rdma_listen(late, 4) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_destroy_id(late));
+	CHECK(!try_bind(listener, &at) && !rdma_listen(listener, 4)); /* by name */
+	for (int i = 0; i < 32; i++) {
+		fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		CHECK(!connect(fd, (struct sockaddr *)&at, sizeof at));
+		CHECK((ours = accept(tcp, NULL, NULL)) >= 0); /* or it waits for ever */
+		close(ours);
+		close(fd);
+	}
+	close(tcp);
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+/* Bound, and nobody listens: that it is a TCP program's isn't to be seen. */
+static void a_held_port_is_taken(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *listener = new_id(channel);
+	struct sockaddr_in at = address(0);
+	socklen_t length = sizeof at;
+	int tcp = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(!bind(tcp, (struct sockaddr *)&at, sizeof at) && !getsockname(tcp, (struct sockaddr *)&at, &length));
+	CHECK(try_bind(listener, &at) == EADDRINUSE);
+	close(tcp);
+	CHECK(!try_bind(listener, &at));
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
 static void on_all_addresses(void)
 {
 	struct rdma_event_channel *channel = new_channel();
@@ -169,6 +216,8 @@ static void one_address_is_not_another(void)
 int main(void)
 {
 	RUN(beside_a_tcp_program);
+	RUN(beside_a_tcp_program_that_shares);
+	RUN(a_held_port_is_taken);
 	RUN(on_all_addresses);
 	RUN_IN_NETWORK(where_there_is_no_ipv6);
 	RUN(one_family_only);

@@ -6,6 +6,8 @@
  */
 #include "confused.h"
 
+static bool scribble_here, scribble_there; /* over its own arena; over what it has mapped of ours */
+
 static void scribble_arena(char *arena, struct rn_qp_block *block, uint64_t rq, size_t rq_bytes, uint32_t cq)
 {
 	switch (rand_r(&seed) % 6) {

@@ -10,6 +10,8 @@
 
 #include "srq.h"
 
+static bool scribble_here, scribble_there; /* over its own arena; over what it has mapped of ours */
+
 enum {
 	QKEY = 0x11111111,
 	GRH = 40,

@@ -40,16 +40,43 @@ static void expect_refusal(const char *name, const char *value, const char *why)
 	CHECK(strstr(said, name) && strstr(said, value) && strstr(said, why));
 }
 
-static void strangers_are_named(void)
+/* A protection that was asked for by a wrong name isn't there, so nothing is; and the value may be a secret. */
+static void strangers_are_refused(void)
 {
 	char said[512];
 
-	setenv("RDMANET_SOFT_DEFFER", "5", 1);
+	setenv("RDMANET_SOFT_SECRTE", "open sesame", 1);
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQ(open_hearing(said, sizeof(said)), EINVAL);
+		CHECK(strstr(said, "there is no switch RDMANET_SOFT_SECRTE; is RDMANET_SOFT_SECRET meant?"));
+		CHECK(!strstr(said, "sesame"));
+	}
+	unsetenv("RDMANET_SOFT_SECRTE");
+	expect_refusal("RDMANET_SOFT_DEFFER", "", "is RDMANET_SOFT_DEFER meant?");
+	expect_refusal("RDMANET_SOFT_TIME_WAIT", "", "is RDMANET_SOFT_TIMEWAIT meant?");
+	expect_refusal("RDMANET_SOFT_SECRET_FILES", "", "is RDMANET_SOFT_SECRET_FILE meant?");
+	expect_refusal("RDMANET_SOFT_", "", "is RDMANET_SOFT_");
+	expect_refusal("RDMANET_SOFT_THIS_IS_A_NAME_WITHOUT_AN_END_OR_NEARLY_SO_AND_IT_GOES_ON", "", "there is no switch");
 	CHECK_EQ(open_hearing(said, sizeof(said)), 0);
-	CHECK(strstr(said, "RDMANET_SOFT_DEFFER") && strstr(said, " DEFER,"));
-	CHECK_EQ(open_hearing(said, sizeof(said)), 0); /* once is enough */
-	CHECK_EQ(said[0], 0);
-	unsetenv("RDMANET_SOFT_DEFFER");
+}
+
+/* What standard error is told can be asked for afterwards: all of it, and of the last time only. */
+static void the_reason_is_kept(void)
+{
+	char said[512], error[512], start[8];
+
+	setenv("RDMANET_SOFT_DEFER", "soon", 1);
+	setenv("RDMANET_SOFT_CMA", "no", 1);
+	CHECK_EQ(open_hearing(said, sizeof(said)), EINVAL);
+	rdmanet_soft_settings_error(error, sizeof(error));
+	CHECK(!strcmp(error, "RDMANET_SOFT_DEFER=soon: it is a number of microseconds; RDMANET_SOFT_CMA=no: it is 1 or 0"));
+	rdmanet_soft_settings_error(start, sizeof(start));
+	CHECK(!strcmp(start, "RDMANET"));
+	unsetenv("RDMANET_SOFT_DEFER");
+	unsetenv("RDMANET_SOFT_CMA");
+	CHECK_EQ(open_hearing(said, sizeof(said)), 0);
+	rdmanet_soft_settings_error(error, sizeof(error));
+	CHECK(!error[0]);
 }
 
 static void nonsense_is_refused(void)
@@ -87,7 +114,8 @@ static void read_when_the_first_context_opens(void)
 
 int main(void)
 {
-	RUN(strangers_are_named);
+	RUN(strangers_are_refused);
+	RUN(the_reason_is_kept);
 	RUN(nonsense_is_refused);
 	RUN(read_when_the_first_context_opens);
 	expect_live_nothing();

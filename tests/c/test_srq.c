@@ -721,9 +721,27 @@ static void test_killed(void)
 	expect_live_nothing();
 }
 
+/* UCX names a CQ for a basic one, which adapters disregard. */
+static void test_basic_with_a_cq(void)
+{
+	struct ibv_srq_init_attr_ex init = {.attr = {.max_wr = 4, .max_sge = 1}, .srq_type = IBV_SRQT_BASIC};
+	struct ibv_srq *srq;
+
+	open_pair_with((struct end_options){.cqe = 4});
+	init.pd = b.pd;
+	init.cq = b.cq;
+	init.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ;
+	CHECK((srq = ibv_create_srq_ex(b.context, &init)) && !ibv_destroy_srq(srq));
+	init.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+	CHECK(!ibv_create_srq_ex(b.context, &init) && errno == EINVAL);
+	close_pair();
+	expect_live_nothing();
+}
+
 int main(void)
 {
 	RUN(test_calls);
+	RUN(test_basic_with_a_cq);
 	RUN(test_sharing);
 	RUN(test_bursts);
 	RUN(test_rnr);

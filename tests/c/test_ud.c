@@ -2,6 +2,7 @@
 /* Unreliable datagrams: GRH, Q_Keys, what is dropped, many senders, and senders that die or stop. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <pthread.h>
 
@@ -10,6 +11,7 @@
 #include "ud_wire.h"
 
 #include "pair.h"
+#include "namespace.h"
 #include "processes.h"
 
 enum {
@@ -452,6 +454,51 @@ static void test_multicast(void)
 	expect_live_nothing();
 }
 
+/* A message of ours, by hand, from a port that fits its sender's number. */
+static void send_by_hand(int fd, const char *host, uint16_t port, char first)
+{
+	struct sockaddr_in6 to = {.sin6_family = AF_INET6, .sin6_port = htons(port)}, from;
+	unsigned char bytes[RN_UD_HEADER + 8] = "RNUD\1\0\0\10\0\xff\xff\xff";
+	socklen_t length = sizeof(from);
+	uint32_t number, qkey = htonl(QKEY);
+
+	CHECK(!getsockname(fd, (struct sockaddr *)&from, &length));
+	number = htonl((uint32_t)ntohs(from.sin6_port) << 8);
+	memcpy(bytes + 12, &number, 4);
+	memcpy(bytes + 16, &qkey, 4);
+	bytes[RN_UD_HEADER] = first;
+	CHECK_EQ(inet_pton(AF_INET6, host, &to.sin6_addr), 1);
+	CHECK_EQ(sendto(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&to, sizeof(to)), sizeof(bytes));
+}
+
+/* Not what anybody sends to the groups' port at one of this host's addresses, from wherever that can be reached. */
+static void only_what_was_sent_to_the_group(void)
+{
+	union ibv_gid group = {.raw = {0xff, 0x1e, [15] = 7}};
+	struct sockaddr_in6 any = {.sin6_family = AF_INET6};
+	int fd, interface;
+
+	ip("addr add fd00:7::1/64 dev v0 nodad");
+	ip("link set v0 up");
+	ip("link set v1 up");
+	open_ud();
+	CHECK_EQ(ibv_attach_mcast(a.qp, &group, 0), 0);
+	for (int i = 0; i < 3; i++)
+		CHECK_EQ(post_recv(&a, i, i * 128, 128), 0);
+	fd = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	interface = (int)if_nametoindex("v0");
+	CHECK(fd >= 0 && !bind(fd, (struct sockaddr *)&any, sizeof(any)) && interface);
+	CHECK(!setsockopt(fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &interface, sizeof(interface)));
+	send_by_hand(fd, "::1", RN_UD_GROUP_PORT, 'l');
+	send_by_hand(fd, "fd00:7::1", RN_UD_GROUP_PORT, 'u');
+	send_by_hand(fd, "ff1e::7", RN_UD_GROUP_PORT, 'g');
+	CHECK_EQ(poll_one(a.cq).wr_id, 0);
+	CHECK_EQ(a.buffer[GRH], 'g');
+	CHECK_EQ(ibv_detach_mcast(a.qp, &group, 0), 0);
+	close(fd);
+	close_ud();
+}
+
 /* --- many senders --------------------------------------------------------------------------------------------- */
 
 enum { SENDERS = 4, MESSAGES = 5000, WINDOW = 64 };
@@ -659,6 +706,7 @@ int main(void)
 	RUN(test_by_wire);
 	RUN(test_parsing);
 	RUN(test_multicast);
+	RUN_IN_NETWORK(only_what_was_sent_to_the_group);
 	RUN(test_threads);
 	RUN(test_given_back);
 	RUN(test_killed);

@@ -114,6 +114,19 @@ def test_trusts_no_directory_that_others_can_write_to(environment, tmp_path):
     assert "not this user's alone" in err
 
 
+def test_trusts_no_directory_that_others_can_replace(environment, tmp_path):
+    """Neither one above it, where nothing protects what is another's; /tmp is sticky."""
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    environment |= {"XDG_CACHE_HOME": str(open_to_all / "cache"), "TMPDIR": str(tmp_path)}
+    status, elsewhere, _ = soft_run(environment, "--show-path")
+    assert status == 0
+    assert Path(elsewhere.strip()).parent == tmp_path
+    open_to_all.chmod(0o1777)
+    assert str(open_to_all / "cache") in soft_run(environment, "--show-path")[1]
+
+
 @pytest.mark.parametrize("program", ["ibv_devices", "ibv_devinfo", "ib_write_bw"])
 def test_distributions_programs_load(environment, program):
     """Linked to bind everything at start: one symbol missing and they don't."""

@@ -1,9 +1,12 @@
 """The examples do what their first lines say: each is run as a program, on the embedded device."""
 
 import asyncio
+import functools
 import hashlib
+import importlib.util
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +70,29 @@ def test_echo(serve, style):
     assert "a line" in run("echo_client.py", "127.0.0.1", port, stdin="a line\nand another\n")
 
 
+@pytest.mark.parametrize(
+    "server",
+    [
+        ["echo_server.py"],
+        ["echo_server.py", "--streams"],
+        ["rpc.py", "serve"],
+        ["file_transfer.py", "receive", "."],
+    ],
+    ids=" ".join,
+)
+def test_one_interrupt_ends_a_server_with_a_client(serve, server):
+    """Ctrl-C once, while somebody is connected and stays."""
+    process, port = serve(*server, "127.0.0.1", 0)
+
+    async def stay() -> None:
+        _, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, 60) in (0, 130, -signal.SIGINT)
+        writer.transport.abort()
+
+    asyncio.run(stay())
+
+
 def test_file_transfer(serve, tmp_path):
     content = os.urandom(1_000_003)
     (tmp_path / "file").write_bytes(content)
@@ -76,31 +102,102 @@ def test_file_transfer(serve, tmp_path):
     assert (tmp_path / "arrived/file").read_bytes() == content
 
 
+def test_file_transfer_replaces_nothing(serve, tmp_path):
+    (tmp_path / "file").write_bytes(b"another one")
+    (tmp_path / "arrived").mkdir()
+    (tmp_path / "arrived/file").write_bytes(b"mine")
+    (tmp_path / "elsewhere").write_bytes(b"mine, too")
+    (tmp_path / "arrived/elsewhere").symlink_to("../nowhere")
+    _, port = serve("file_transfer.py", "receive", tmp_path / "arrived", "127.0.0.1", 0)
+    for name in ("file", "elsewhere"):
+        with start("file_transfer.py", "send", "127.0.0.1", port, tmp_path / name) as process:
+            _, err = process.communicate(timeout=100)
+        assert process.returncode == 1
+        assert err.endswith("not received; the receiver says b'there is a file of this name\\n'\n")
+    assert (tmp_path / "arrived/file").read_bytes() == b"mine"
+    assert (tmp_path / "arrived/elsewhere").is_symlink() and not (tmp_path / "nowhere").exists()
+    assert sorted(os.listdir(tmp_path / "arrived")) == ["elsewhere", "file"]
+
+
 def test_file_transfer_of_nonsense(serve, tmp_path):
-    """Names that lead elsewhere are refused, and two who send the same file do not mix it."""
+    """Names that lead elsewhere are refused, and two who send the same file do not mix it: one of them is refused."""
     _, port = serve("file_transfer.py", "receive", tmp_path, "127.0.0.1", 0)
 
     async def send(name, content, together):
         reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
-        writer.write(name + b"\n" + content)
-        await together.wait()
-        writer.write(content)
-        writer.write_eof()
-        received = await reader.readline()
+        writer.write(name + b"\n")
+        answer = await reader.readline()
+        if answer == b"ok\n":
+            writer.write(content)
+            await together.wait()
+            writer.write(content)
+            writer.write_eof()
+            answer = await reader.readline()
         writer.close()
-        return received.decode().rstrip()
+        return answer.decode().rstrip()
+
+    async def cut_off(name):
+        _, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
+        writer.write(name + b"\n" + bytes(100_000))
+        await writer.drain()
+        writer.transport.abort()
+
+    async def too_long():
+        reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
+        writer.write(b"n" * 1_000_000)
+        with pytest.raises(ConnectionResetError):
+            await reader.readline()
 
     async def senders():
-        for name in (b"..", b".", b"/", b"a\0b", b""):
-            with pytest.raises(ConnectionResetError):
-                await send(name, b"nonsense", asyncio.Barrier(1))
+        odd = [
+            b"..",
+            b".",
+            b"/",
+            b"a\0b",
+            b"",
+            b"../file",
+            b"a/b",
+            b"/etc/passwd",
+            b".profile",
+            b"-rf",
+            b"\x1b[2J",
+        ]
+        odd += [b"a\tb", b"a\rb", "a\u202eb".encode(), b"\xff", b"n" * 101, "ä".encode() * 100, b"C:\\file"]
+        for name in odd:
+            assert "the name is too long, or has more than letters" in await send(
+                name, b"", asyncio.Barrier(1)
+            )
+        await too_long()
+        await cut_off(b"cut off")
         together = asyncio.Barrier(2)
-        return await asyncio.gather(*(send(b"../file", letter * 1000, together) for letter in (b"a", b"b")))
+        return await asyncio.gather(*(send(b"file", letter * 1000, together) for letter in (b"a", b"b")))
 
-    digests = asyncio.run(senders())
-    assert digests == [hashlib.sha256(letter * 2000).hexdigest() for letter in (b"a", b"b")]
+    answers = asyncio.run(senders())
+    content = (tmp_path / "file").read_bytes()
+    assert content in (b"a" * 2000, b"b" * 2000)
+    assert sorted(answers) == sorted([hashlib.sha256(content).hexdigest(), "there is a file of this name"])
     assert os.listdir(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_bytes() in (b"a" * 2000, b"b" * 2000)
+
+
+def test_file_transfer_of_too_much(tmp_path):
+    """More than was bargained for ends it, and nothing is kept."""
+    spec = importlib.util.spec_from_file_location("file_transfer", ROOT / "examples/file_transfer.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    example.SIZE = 10_000
+
+    async def main():
+        serve = functools.partial(example.receive_one, tmp_path)
+        async with await rdmanet.start_rdma_stream_server(serve, "127.0.0.1", 0) as server:
+            reader, writer = await rdmanet.open_rdma_connection(*server.sockets[0].getsockname())
+            writer.write(b"file\n")
+            assert await reader.readline() == b"ok\n"
+            writer.write(bytes(10_001))
+            assert await reader.readline() == b"it has more than 10000 bytes\n"
+            writer.close()
+
+    asyncio.run(main())
+    assert os.listdir(tmp_path) == []
 
 
 def test_remote_memory():
@@ -127,7 +224,7 @@ def test_rpc_is_asked_nonsense(serve):
         return len(body).to_bytes(4, "big") + body
 
     _, port = serve("rpc.py", "serve", "--tcp", "127.0.0.1", 0)
-    deep = (100_000).to_bytes(4, "big") + b"\x91" * 100_000
+    deep = (60_000).to_bytes(4, "big") + b"\x91" * 60_000
     for said in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"\0\0\0\4\xc1abc",

@@ -62,6 +62,20 @@ def ends() -> Iterator[tuple[RdmaStream, RdmaStream]]:
         yield both
 
 
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_closing_does_not_wait_for_bytes_that_nobody_reads(ends, end):
+    near, far = ends
+    far.sendall(bytes(100_000))
+    assert near.recv(1)
+    with meanwhile(getattr(far, end)):
+        pass
+    try:
+        near.close()
+    except ConnectionResetError:
+        assert end == "abort"
+    assert near.closed
+
+
 def until_in_a_call(stream: RdmaStream) -> None:
     while not stream._private._calls:
         time.sleep(0.001)

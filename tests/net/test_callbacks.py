@@ -24,20 +24,12 @@ def fail(*args):
 # ---- exceptions
 
 
-@pytest.mark.parametrize("name", ["data_received", "eof_received", "connection_made"])
+@pytest.mark.parametrize("name", ["data_received", "eof_received"])
 async def test_an_exception_ends_its_connection_only(net: Net, name):
     class Failing(Recorder):
         pass
 
-    if name == "connection_made":
-
-        def connection_made(self, transport):
-            Recorder.connection_made(self, transport)
-            raise Failure
-
-        Failing.connection_made = connection_made
-    else:
-        setattr(Failing, name, fail)
+    setattr(Failing, name, fail)
     bystanders = [(await net.pair(server=Echo))[0] for _ in range(3)]
     client, server = await net.pair(server=Failing)
     for bystander in bystanders:
@@ -373,3 +365,65 @@ async def test_a_value_set_in_a_callback_stays_with_the_connection(net: Net):
             await server.until(lambda server=server, expected=expected: server.received == expected)
     assert sorted(server.seen for server in accepted) == [["nobody", "one0"], ["nobody", "one1"]]
     assert who.get() == "nobody"
+
+
+async def test_a_server_runs_in_the_context_of_its_caller(net: Net):
+    """Not in that of whoever first used the loop's driver, and each connection in a copy of its own."""
+    who.set("the first")
+    await net.pair()
+    made: list[str] = []
+
+    class Serving(Witness):
+        def connection_made(self, transport):
+            made.append(who.get())
+            super().connection_made(transport)
+            who.set(f"connection {len(made)}")
+
+    def factory():
+        made.append(who.get())
+        return Serving()
+
+    async def serve() -> int:
+        who.set("the server")
+        _, port = await net.serve(factory)
+        return port
+
+    port = await asyncio.create_task(serve())
+    for _ in range(2):
+        client = await net.connect(port)
+        client.transport.write(b"x")
+        client.transport.close()
+        await client.until_lost()
+    servers = [recorder for recorder in net.recorders if isinstance(recorder, Serving)]
+    for server in servers:
+        await server.until_lost()
+    assert made == ["the server"] * 4
+    assert [server.seen for server in servers] == [
+        {"the server", "connection 2"},
+        {"the server", "connection 4"},
+    ]
+    assert who.get() == "the first"
+
+
+async def test_a_connection_made_that_raises_leaves_the_connection(net: Net):
+    """As asyncio's and uvloop's transports: the exception is reported, and that is all."""
+
+    class Raising(Echo):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            raise ZeroDivisionError
+
+    client, _ = await net.pair(Recorder, Raising)
+    assert isinstance(net.complaint()["exception"], ZeroDivisionError)
+    client.transport.write(b"still here")
+    assert await client.until_received(10) == b"still here"
+
+
+async def test_a_forced_close_tells_its_reason(net: Net):
+    client, server = await net.pair()
+    reason = ValueError("a bad record")
+    client.transport._force_close(reason)
+    assert await client.until_lost() is reason
+    assert isinstance(await server.until_lost(), ConnectionResetError)
+    client.transport._force_close(None)
+    assert client.events[-1] == "lost"

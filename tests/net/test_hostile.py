@@ -8,10 +8,11 @@ import logging
 import random
 import socket
 
+import msgspec
 import pytest
 from harness import HOST, THERE, Echo, Net
 
-from rdmanet import credit
+from rdmanet import credit, log_rate
 from rdmanet._core import CQ, PD, CMEventChannel, CMEventType, Library, QPCap, QPInitAttr
 
 HELLO = credit.pack_hello(credit.Hello(65536, 16, 8, 16))
@@ -145,7 +146,8 @@ def caller(device):
     ],
     ids=repr,
 )
-async def test_what_is_no_hello_is_refused_in_words(net: Net, caller, caplog, hello):
+async def test_what_is_no_hello_is_refused_in_words(net: Net, caller, caplog, monkeypatch, hello):
+    monkeypatch.setattr(log_rate, "_said", {})  # each is the first of its second
     _, port = await net.serve(Echo)
     with caplog.at_level(logging.WARNING, "rdmanet"):
         await caller.call(port, hello)
@@ -154,6 +156,68 @@ async def test_what_is_no_hello_is_refused_in_words(net: Net, caller, caplog, he
     assert refusal.code and refusal.reason
     assert any("refused" in record.getMessage() for record in caplog.records)
     await serving(net, port)
+
+
+async def test_refused_strangers_do_not_fill_the_log(net: Net, device, caplog, monkeypatch):
+    """At most one line a second, with the number of those that were left out."""
+    monkeypatch.setattr(log_rate, "_said", {})
+    now = [0]
+    monkeypatch.setattr(log_rate, "_second", lambda: now[0])
+    _, port = await net.serve(Echo)
+    with caplog.at_level(logging.WARNING, "rdmanet"):
+        for now[0] in (100, 100, 100, 101, 101, 103):
+            caller = Caller(device.library)
+            await caller.call(port, b"GET / HTTP/1.1")
+            await caller.event(CMEventType.REJECTED)
+            caller.close()
+    endings = [record.getMessage().rpartition("peer")[2] for record in caplog.records]
+    assert endings == ["", " (and 2 more of this kind)", " (and 1 more of this kind)"]
+
+
+# What a peer would like to be a line of our log, and a command of our terminal.
+FORGED = "\x1b[2J\nCRITICAL root: hacked\u202e" + "x" * 1000
+SHOWN = r"\x1b[2J\nCRITICAL root: hacked\u202e" + "x" * 90
+
+
+def packed_as_it_is(code, reason):
+    """Of a peer that cuts nothing, as far as there is room."""
+    body = msgspec.msgpack.encode([code, reason])
+    return b"RDMN\1%c%b" % (len(body), body)
+
+
+async def test_a_refusals_text_forges_nothing(net: Net, device):
+    """It reaches the client as one line that can be printed, and has an end."""
+    channel = CMEventChannel(device.library)
+    listener = channel.create_id()
+    listener.bind_addr((HOST, 0))
+    listener.listen(1)
+    connecting = asyncio.ensure_future(net.connect(listener.local_addr[1]))
+    while (event := channel.get_event()) is None:
+        await asyncio.sleep(0)
+    event.id.reject(packed_as_it_is(1, FORGED[:130]))
+    with pytest.raises(ConnectionRefusedError) as refused:
+        await connecting
+    assert str(refused.value).isprintable()
+    assert SHOWN[:100] in str(refused.value) and "xxx... (code 1)" in str(refused.value)
+    event.id.close()
+    listener.close()
+    channel.close()
+
+
+@pytest.mark.parametrize("forger", ["client", "server"])
+async def test_an_aborts_text_forges_nothing(net: Net, caplog, monkeypatch, forger):
+    """Whichever end says it: in the exception of the other, and in its log."""
+    monkeypatch.setattr(credit, "pack_abort", lambda code, reason: msgspec.msgpack.encode([6, code, FORGED]))
+    client, server = await net.pair()
+    for by, to in ((client, server), (server, client)):  # who is not established says nothing
+        by.transport.write(b"x")
+        await to.until_received(1)
+    by, victim = (client, server) if forger == "client" else (server, client)
+    with caplog.at_level(logging.DEBUG):
+        by.transport.abort()
+        error = str(await victim.until_lost())
+    assert error.isprintable() and SHOWN in error and len(error) < 300
+    assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
 async def test_the_reason_of_a_refusal_reaches_the_caller(net: Net, device):

@@ -425,6 +425,22 @@ async def test_serve_forever_ends_by_cancellation_and_closes(net: Net):
     assert not server.is_serving()
 
 
+async def test_cancelling_serve_forever_closes_the_connections(net: Net):
+    """As CPython's: a server that ends by Ctrl-C does not wait for clients that stay."""
+    server, port = await net.serve(Echo)
+    clients = [await net.connect(port) for _ in range(3)]
+    serving = asyncio.ensure_future(server.serve_forever())
+    for client in clients:
+        client.transport.write(b"x")
+        await client.until_received(1)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    for client in clients:
+        assert await client.until_lost() is None
+        assert client.eof
+
+
 async def test_start_serving_later(net: Net):
     server, port = await net.serve(Echo, start_serving=False)
     await server.start_serving()

@@ -239,3 +239,8 @@ async def test_one_connection_is_copied_to_another(net: Net):
 
     _, _, arrived = await asyncio.gather(produce(), copy(), sink.read())
     assert arrived == payload
+
+
+async def test_a_server_without_a_callback_says_the_order():
+    with pytest.raises(TypeError, match="the callback comes first, not '127.0.0.1'"):
+        await rdmanet.start_rdma_stream_server("127.0.0.1", 0, lambda reader, writer: None)

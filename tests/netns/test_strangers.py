@@ -88,13 +88,16 @@ def test_a_device_kept_on_loopback_opens_nothing(hosts, output):
 # ---- Secrets -------------------------------------------------------------------------------------------
 
 
+SECRET, ANOTHER = "5e" * 32, "5f" * 32
+
+
 @pytest.mark.parametrize(
     ("ours", "its", "works"),
     [
-        ("rosebud", "rosebud", True),
-        ("rosebud", "Rosebud", False),
-        ("rosebud", "", False),
-        ("", "rosebud", False),
+        (SECRET, SECRET, True),
+        (SECRET, ANOTHER, False),
+        (SECRET, "", False),
+        ("", SECRET, False),
     ],
     ids=["the same", "another", "only here", "only there"],
 )

@@ -3,16 +3,15 @@
 Everything that an actor may import is imported first, since another user may not be let into the tree.
 """
 
+import asyncio  # noqa: F401
+import ctypes  # noqa: F401
 import json
 import os
+import socket  # noqa: F401
+import struct  # noqa: F401
 import sys
 from pathlib import Path
 from typing import Any
-
-import asyncio  # noqa: F401, I001
-import ctypes  # noqa: F401
-import socket  # noqa: F401
-import struct  # noqa: F401
 
 import uvloop  # noqa: F401
 

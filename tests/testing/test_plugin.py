@@ -1,6 +1,7 @@
 """The pytest plugin: what its users' tests meet. Each test runs pytest on one of theirs."""
 
 import re
+import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -24,6 +25,64 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
         return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
 
     return run
+
+
+@pytest.fixture
+def installed(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Run pytest as it is where rdmanet is installed: by the entry point that a wheel has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    [[name, module]] = project["project"]["entry-points"]["pytest11"].items()
+    assert module in project["tool"]["setuptools"]["py-modules"]  # so the wheel has it
+    info = pytester.path / "site" / "rdmanet-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rdmanet\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[pytest11]\n{name} = {module}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT}")
+    return lambda *arguments: pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+
+
+def test_it_costs_nothing_where_it_is_not_used(pytester, installed) -> None:
+    """In every run of everybody who has the package: nothing of it is imported."""
+    pytester.makeconftest("""
+        import sys
+
+        def pytest_sessionfinish(session):
+            print("plugin:", session.config.pluginmanager.has_plugin("rdmanet"))
+            print("imported:", sorted(name for name in sys.modules if name.partition(".")[0] == "rdmanet"))
+    """)
+    pytester.makepyfile("""
+        import unittest
+
+        def test_it(request):
+            assert not [name for name in request.fixturenames if "rdma" in name]
+
+        class TestThat(unittest.TestCase):
+            def test_that(self):
+                pass
+    """)
+    result = installed("-s")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*plugin: True", "imported: []"])
+
+
+def test_it_is_there_where_it_is_installed(pytester, installed) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.rdma_rules("iwarp")
+        @pytest.mark.rdma_seeds(2)
+        @pytest.mark.rdma_faults("fail=alloc_pd")
+        def test_it(rdma_device, rdma_faults, rdma_no_leaks):
+            from rdmanet.verbs import PD, TransportType
+
+            assert rdma_device.transport_type == TransportType.IWARP
+            with rdma_device.open() as context, pytest.raises(OSError):
+                PD(context)
+
+        def test_nothing(rdma_address, rdma_peer, rdma_seed):
+            assert rdma_seed is None
+    """)
+    installed().assert_outcomes(passed=3)
 
 
 def test_there_are_two_examples() -> None:

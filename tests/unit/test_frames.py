@@ -224,6 +224,18 @@ def test_abort(credit: ModuleType) -> None:
         credit.unpack_abort(b"\x93\x06\x01\x02")
 
 
+@given(reason=st.text(max_size=300))
+def test_reasons_can_be_printed(credit: ModuleType, reason: str) -> None:
+    """What a peer has chosen is one line without escapes and with an end, and says what it was."""
+    shown = credit.unpack_abort(msgspec.msgpack.encode([6, 1, reason])).reason
+    assert shown.isprintable()
+    assert len(shown) <= 10 * credit.REASON_BYTES_MAX + 3  # each character may become \U00012345
+    if reason.isprintable() and len(reason) <= credit.REASON_BYTES_MAX:
+        assert shown == reason
+    if len(packed := msgspec.msgpack.encode([1, reason])) < 256:
+        assert credit.unpack_refusal(b"RDMN\1%c%b" % (len(packed), packed)).reason == shown
+
+
 @settings(max_examples=300)
 @given(data=junk, good=st.booleans(), cut=st.integers(0, 60), flip=st.integers(0, 8 * 60))
 def test_any_bytes_are_read_or_refused(

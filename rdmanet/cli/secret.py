@@ -1,0 +1,48 @@
+"""make a secret for the embedded device: 256 random bits, for RDMANET_SOFT_SECRET or a file
+
+usage: python -m rdmanet secret           print it: export RDMANET_SOFT_SECRET=$(python -m rdmanet secret)
+       python -m rdmanet secret FILE      write it to a new file that only this user can read, for
+                                          RDMANET_SOFT_SECRET_FILE
+
+Every process that shall talk to the others by TCP is given the same one.
+"""
+
+import argparse
+import os
+import secrets
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="a new file; by default it is printed"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    line = secrets.token_hex(32) + "\n"
+    if args.file is None:
+        print(line, end="")
+        return 0
+    try:
+        _write(args.file, line)
+    except FileExistsError:
+        print(f"secret: {args.file} is there already, and was left as it is", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"secret: {args.file}: {exc.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write(path: Path, line: str) -> None:
+    # O_EXCL: neither an old secret nor what a symbolic link leads to is lost.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        try:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink()  # half a secret would be none
+            raise

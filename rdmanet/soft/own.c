@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The facts that are ours, and the look that is taken at the arena's copy of them.  own.h has the theory.
+ *
+ * A look holds rn_world, so queue pairs, CQs and pools stay, and for each of them the lock under which it changes.  Of
+ * queue pairs it sees so many at a time, or a server of thousands would be busy with it.
+ */
+#include "own.h"
+
+#include "cq.h"
+#include "log.h"
+#include "pool_ring.h"
+#include "srq.h"
+
+enum { LOOK_MS = 1000, QPS_PER_LOOK = 1024 };
+
+struct rn_qp_block *_Atomic rn_theirs[RN_QPS_MAX];
+struct rn_qp_block rn_own_qps[RN_QPS_MAX];
+struct rn_pool_block rn_own_pools[RN_POOLS_MAX];
+struct rn_own_cq rn_own_cqs[RN_CQS_MAX];
+_Atomic uint32_t rn_own_ports[RN_PORTS_MAX];
+
+/* Guards the arena's copy of the key table. Innermost. */
+static struct rn_lock keys_lock;
+
+/* --- telling ----------------------------------------------------------------------------------------------- */
+
+typedef uint64_t __attribute__((may_alias)) word;
+
+static unsigned tell(void *shared, const void *own, size_t bytes)
+{
+	word *to = shared;
+	const word *from = own;
+	unsigned differed = 0;
+
+	for (size_t i = bytes / sizeof(word); i--;) {
+		uint64_t value = __atomic_load_n(&from[i], __ATOMIC_ACQUIRE);
+
+		if (__atomic_load_n(&to[i], __ATOMIC_RELAXED) == value)
+			continue;
+		__atomic_store_n(&to[i], value, __ATOMIC_RELEASE);
+		differed++;
+	}
+	return differed;
+}
+
+unsigned rn_own_tell_qp(uint32_t index)
+{
+	return tell(rn_arena_qp(rn_arena, index), rn_own_qp(index), offsetof(struct rn_qp_block, busy));
+}
+
+unsigned rn_own_tell_pool(uint32_t index)
+{
+	return tell(rn_arena_pool(rn_arena, index), rn_own_pool(index), offsetof(struct rn_pool_block, head));
+}
+
+unsigned rn_own_tell_mr(uint32_t index)
+{
+	unsigned differed;
+
+	rn_lock(&keys_lock);
+	differed = tell(&rn_arena_mrs(rn_arena)[index], &rn_mr_table[index], sizeof(struct rn_mr_entry));
+	rn_unlock(&keys_lock);
+	return differed;
+}
+
+unsigned rn_own_tell_head(void)
+{
+	struct rn_arena_head own = {.magic = RN_ARENA_MAGIC, .size = RN_ARENA_SIZE};
+
+	for (uint32_t group = 0; group < RN_PORTS_MAX; group++)
+		own.ports[group] = rn_own_port(group);
+	return tell(rn_arena_head(rn_arena), &own, sizeof(own));
+}
+
+uint32_t rn_own_locate(uint32_t qpn)
+{
+	for (uint32_t group = 0; group < RN_PORTS_MAX; group++)
+		if (rn_own_port(group) == qpn >> 8)
+			return group * 256 + (qpn & 0xff);
+	return RN_QPS_MAX;
+}
+
+/* --- looking ------------------------------------------------------------------------------------------------- */
+
+/* Windows are left alone: their peers may take them away in the arena. */
+static unsigned tell_regions(void)
+{
+	unsigned differed = 0;
+
+	for (uint32_t i = 0; i < RN_MRS_MAX; i++)
+		if (atomic_load_explicit(&rn_mr_table[i].key, memory_order_acquire) &&
+		    READ_ONCE(rn_mr_table[i].access) & RN_ACCESS_LOCAL)
+			differed += rn_own_tell_mr(i);
+	return differed;
+}
+
+static unsigned tell_qps(void)
+{
+	static uint32_t next;
+	uint32_t end = rn_qps_end;
+	unsigned differed = 0;
+
+	for (uint32_t looked = 0; looked < end && looked < QPS_PER_LOOK; looked++) {
+		struct rn_qp *qp;
+
+		next = next < end ? next : 0;
+		qp = rn_qps[next++];
+		if (!qp)
+			continue;
+		rn_lock(&qp->sq_lock);
+		differed += rn_own_tell_qp(qp->index);
+		rn_unlock(&qp->sq_lock);
+	}
+	return differed;
+}
+
+void rn_own_look(void)
+{
+	unsigned differed = 0;
+
+	pthread_mutex_lock(&rn_world);
+	if (rn_arena && rn_guarded(RN_GUARD_OWN_FACTS)) {
+		differed = rn_own_tell_head() + tell_regions() + tell_qps() + rn_pool_look_after_all();
+		differed += rn_cq_look_after_all();
+		rn_srq_attend_all();
+	}
+	pthread_mutex_unlock(&rn_world);
+	if (differed)
+		rn_warn(RN_WARN_ARENA,
+			"a process of this user has written over %u words that are this device's own: set right again", differed);
+}
+
+static void look(struct rn_timer *timer)
+{
+	rn_own_look();
+	rn_timer_set(timer, LOOK_MS * 1000000ull);
+}
+
+static struct rn_timer watch = {.fire = look};
+static _Atomic bool is_watching;
+
+void rn_own_watch(void)
+{
+	if (!atomic_exchange(&is_watching, true))
+		rn_timer_set(&watch, LOOK_MS * 1000000ull);
+}
+
+void rn_own_close(void)
+{
+	rn_timer_cancel(&watch);
+	atomic_store(&is_watching, false);
+}
+
+void rn_own_forked(void)
+{
+	watch = (struct rn_timer){.fire = look};
+	atomic_store(&is_watching, false);
+	keys_lock = (struct rn_lock){0};
+}

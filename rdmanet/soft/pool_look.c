@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pools after somebody has scribbled over them: own.h says who calls this, and when.
+ *
+ * A receive that the program has posted and not polled must be found by claimers, be in the hands of one, or be on its
+ * way to a CQ.  Its word says which, and anybody can write it.  What no claimer can have written (no such state, the
+ * name of nobody) is put right by the private shadow: posted again, or, if it has arrived, done.  And where the
+ * head says that nothing is left though something is, all who look for receives are told to look everywhere.
+ */
+#include "pool_ring.h"
+#include "qp.h"
+
+#include <signal.h>
+
+enum { ENTRIES_PER_LOOK = 1024 };
+
+/* May somebody have claimed it by this name? */
+static bool is_somebody(const struct rn_pool *pool, uint32_t name)
+{
+	if (!pool->by_processes)
+		return rn_qp_has_name(name);
+	return name && !(name & RN_NAME_QP) && (!kill((pid_t)name, 0) || errno == EPERM);
+}
+
+static unsigned look_at(struct rn_pool *pool, struct rn_ring *ring, uint32_t position)
+{
+	struct rn_pool_shadow *shadow = rn_ring_shadow(ring, position);
+	struct rn_entry *entry = rn_ring_entry(ring, position);
+	uint64_t word = atomic_load(&entry->word), right = rn_ring_posted(ring, position);
+
+	if (!shadow->used || (rn_is_taken(entry) && is_somebody(pool, rn_entry_name(word))))
+		return 0;
+	if (pool->closed || shadow->flushed) {
+		if (!rn_is_taken(entry) || !atomic_compare_exchange_strong(&entry->word, &word, 0))
+			return 0;
+		if (!shadow->arrived)
+			rn_pool_release(pool, shadow, entry);
+		return 1;
+	}
+	if (shadow->arrived)
+		right = word - (word & RN_ENTRY_KIND) + RN_ENTRY_DONE;
+	else if ((word & RN_ENTRY_KIND) == RN_ENTRY_POSTED && rn_entry_name(word) == ring->nonce)
+		return 0;
+	if (word == right || !atomic_compare_exchange_strong(&entry->word, &word, right))
+		return 0;
+	atomic_fetch_add(&pool->block->strays, 1);
+	return 1;
+}
+
+static unsigned look_after(struct rn_pool *pool)
+{
+	uint32_t left = atomic_load(&pool->own->tail) - atomic_load(&pool->block->head);
+	unsigned wrong = rn_own_tell_pool(pool->index);
+
+	for (uint32_t i = 0; i < pool->rings->size && i < ENTRIES_PER_LOOK; i++)
+		wrong += look_at(pool, pool->rings, pool->looked_at++);
+	for (struct rn_ring *ring = pool->rings->older; ring; ring = ring->older)
+		for (uint32_t i = 0; i < ring->size; i++)
+			wrong += look_at(pool, ring, i);
+	if (pool->used && (!left || left > pool->rings->size))
+		atomic_fetch_add(&pool->block->strays, 1);
+	return wrong;
+}
+
+unsigned rn_pool_look_after_all(void)
+{
+	unsigned wrong = rn_pool_visit_all(look_after);
+
+	rn_pool_reap();
+	return wrong;
+}

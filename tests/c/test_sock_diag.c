@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whose socket is that? No device is needed; other users only where we are root. */
+#define _GNU_SOURCE
+#include "sock_diag.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "engine.h"
+#include "host_check.h"
+
+enum { OTHER = 61001 };
+
+static struct sockaddr_storage v4(uint32_t address, uint16_t port)
+{
+	struct sockaddr_storage to = {0};
+
+	*(struct sockaddr_in *)&to =
+		(struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(address)};
+	return to;
+}
+
+static struct sockaddr_storage v6(struct in6_addr address, uint16_t port)
+{
+	struct sockaddr_storage to = {0};
+
+	*(struct sockaddr_in6 *)&to =
+		(struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = address};
+	return to;
+}
+
+static uint16_t port_of(int fd)
+{
+	struct sockaddr_in6 at;
+	socklen_t length = sizeof(at);
+
+	CHECK(!getsockname(fd, (struct sockaddr *)&at, &length));
+	return ntohs(at.sin6_port); /* at the same place in both families */
+}
+
+/* A socket of this user, bound; listening if so. -1: this machine has no such address. */
+static int socket_of(uid_t user, struct sockaddr_storage at, bool listens)
+{
+	int fd;
+
+	CHECK(!user || !geteuid());
+	CHECK(!user || !seteuid(user));
+	fd = socket(at.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof(at))) {
+		close(fd);
+		fd = -1;
+	}
+	CHECK(fd < 0 || !listens || !listen(fd, 8));
+	CHECK(!user || !seteuid(0));
+	return fd;
+}
+
+static void expect_listener(struct sockaddr_storage at, uid_t user)
+{
+	uid_t found = ~user;
+
+	CHECK(rn_tcp_listener_user((struct sockaddr *)&at, &found) && found == user);
+}
+
+static void expect_no_listener(struct sockaddr_storage at)
+{
+	uid_t found;
+
+	CHECK(!rn_tcp_listener_user((struct sockaddr *)&at, &found));
+}
+
+static void a_listener_has_a_user(uid_t user)
+{
+	int fd = socket_of(user, v4(INADDR_LOOPBACK, 0), false);
+	uint16_t port = port_of(fd);
+
+	expect_no_listener(v4(INADDR_LOOPBACK, port));
+	CHECK(rn_tcp_port_holder(port) == RN_PORT_NOBODYS);
+	CHECK(!listen(fd, 8));
+	expect_listener(v4(INADDR_LOOPBACK, port), user ? user : geteuid());
+	expect_no_listener(v4(INADDR_LOOPBACK + 1, port));
+	expect_no_listener(v4(INADDR_LOOPBACK, port ^ 1));
+	CHECK(rn_tcp_port_holder(port) == (user ? RN_PORT_OTHERS : RN_PORT_OURS));
+	close(fd);
+	expect_no_listener(v4(INADDR_LOOPBACK, port));
+	CHECK(rn_tcp_port_holder(port) == RN_PORT_NOBODYS);
+}
+
+/* The kernel gives a connection to the listener of its very address, and to a wildcard's else. */
+static void the_specific_goes_first(uid_t user)
+{
+	int anywhere = socket_of(user, v4(INADDR_ANY, 0), true), here;
+	uint16_t port = port_of(anywhere);
+
+	expect_listener(v4(INADDR_LOOPBACK, port), user ? user : geteuid());
+	expect_listener(v4(INADDR_LOOPBACK + 1, port), user ? user : geteuid());
+	expect_listener(v4(INADDR_ANY, port), user ? user : geteuid());
+	here = socket_of(0, v6(in6addr_loopback, port), true);
+	if (here >= 0) {
+		expect_listener(v6(in6addr_loopback, port), geteuid());
+		CHECK(rn_tcp_port_holder(port) == RN_PORT_OURS); /* among others */
+		close(here);
+	}
+	close(anywhere);
+	anywhere = socket_of(user, v6(in6addr_any, 0), true);
+	if (anywhere < 0)
+		return;
+	port = port_of(anywhere);
+	expect_listener(v6(in6addr_loopback, port), user ? user : geteuid());
+	expect_listener(v6(in6addr_any, port), user ? user : geteuid());
+	expect_listener(v4(INADDR_LOOPBACK, port), user ? user : geteuid()); /* it is for both families */
+	close(anywhere);
+}
+
+static void the_other_end_has_a_user(uid_t user)
+{
+	int listener = socket_of(user, v4(INADDR_LOOPBACK, 0), true), here, there;
+	struct sockaddr_storage to = v4(INADDR_LOOPBACK, port_of(listener));
+	uid_t found = 12345;
+
+	here = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(!connect(here, (struct sockaddr *)&to, sizeof(struct sockaddr_in)));
+	CHECK(!rn_tcp_peer_user(here, &found)); /* nobody has accepted it: it is not root's */
+	CHECK(!user || !seteuid(user));
+	there = accept(listener, NULL, NULL);
+	CHECK(!user || !seteuid(0));
+	CHECK(there >= 0);
+	CHECK(rn_tcp_peer_user(here, &found) && found == (user ? user : geteuid()));
+	CHECK(rn_tcp_peer_user(there, &found) && found == geteuid());
+	close(here);
+	CHECK(!rn_tcp_peer_user(there, &found)); /* closed: it is not root's */
+	close(there);
+	close(listener);
+}
+
+static int name(uid_t user, const char *text, int type)
+{
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(text));
+	int fd;
+
+	memcpy(at.sun_path + 1, text, strlen(text));
+	CHECK(!user || !seteuid(user));
+	fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
+	CHECK(fd >= 0 && !bind(fd, (struct sockaddr *)&at, length));
+	CHECK(!user || !seteuid(0));
+	return fd;
+}
+
+static void a_name_has_a_user(uid_t user)
+{
+	char text[64];
+	uid_t found;
+	int fd, other;
+
+	snprintf(text, sizeof(text), "rdmanet-test/%d", (int)getpid());
+	CHECK(!rn_unix_name_user(text, strlen(text), &found));
+	other = name(0, text, SOCK_DGRAM); /* another name, of the same letters */
+	fd = name(user, text, SOCK_STREAM);
+	CHECK(rn_unix_name_user(text, strlen(text), &found) && found == (user ? user : geteuid()));
+	CHECK(!rn_unix_name_user(text, strlen(text) - 1, &found));
+	CHECK(!listen(fd, 1));
+	CHECK(rn_unix_name_user(text, strlen(text), &found) && found == (user ? user : geteuid()));
+	close(fd);
+	CHECK(!rn_unix_name_user(text, strlen(text), &found));
+	close(other);
+}
+
+/* More than one message of the kernel's holds. */
+static void among_hundreds(void)
+{
+	enum { HUNDREDS = 900 };
+	static int fds[HUNDREDS];
+	char text[64];
+	uid_t found;
+
+	for (int i = 0; i < HUNDREDS; i++) {
+		snprintf(text, sizeof(text), "rdmanet-test/%d/%d", (int)getpid(), i);
+		fds[i] = name(0, text, SOCK_STREAM);
+	}
+	CHECK(rn_unix_name_user(text, strlen(text), &found) && found == geteuid());
+	for (int i = 0; i < HUNDREDS; i++)
+		close(fds[i]);
+}
+
+static void ours(void)
+{
+	a_listener_has_a_user(0);
+	the_specific_goes_first(0);
+	the_other_end_has_a_user(0);
+	a_name_has_a_user(0);
+}
+
+static void another_users(void)
+{
+	a_listener_has_a_user(OTHER);
+	the_specific_goes_first(OTHER);
+	the_other_end_has_a_user(OTHER);
+	a_name_has_a_user(OTHER);
+}
+
+int main(void)
+{
+	RUN(ours);
+	if (!geteuid())
+		RUN(another_users);
+	else
+		printf("  not root: no other user's\n");
+	RUN(among_hundreds);
+	CHECK(rn_is_overflow_user(65534) && !rn_is_overflow_user(geteuid()));
+	CHECK(rn_fd_count() == 0);
+	return 0;
+}

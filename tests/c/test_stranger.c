@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whose turn it is to leave, when too many connections have not said who they are. No device is needed. */
+#define _GNU_SOURCE
+#include "stranger.h"
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include "engine.h"
+#include "host_check.h"
+
+enum { MANY = 2000 };
+
+struct visitor {
+	struct rn_stranger stranger;
+	unsigned left; /* the how manieth to leave; 0: is there */
+};
+
+static struct visitor visitors[MANY];
+static unsigned departures;
+
+static void leave(struct rn_stranger *stranger)
+{
+	struct visitor *visitor = RN_OWNER(stranger, struct visitor, stranger);
+
+	CHECK(!visitor->left && !stranger->link);
+	visitor->left = ++departures;
+	rn_stranger_forget(stranger); /* nothing happens */
+}
+
+static void come(unsigned i, union ibv_gid from)
+{
+	visitors[i] = (struct visitor){.stranger = {.from = from, .leave = leave}};
+	rn_stranger_add(&visitors[i].stranger);
+}
+
+static union ibv_gid v4(uint32_t address)
+{
+	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
+
+	memcpy(&gid.raw[12], &address, sizeof(address));
+	return gid;
+}
+
+static union ibv_gid v6(uint64_t network, uint64_t host)
+{
+	union ibv_gid gid;
+
+	memcpy(&gid.raw[0], &network, sizeof(network));
+	memcpy(&gid.raw[8], &host, sizeof(host));
+	return gid;
+}
+
+static void begin(rlim_t descriptors)
+{
+	struct rlimit files;
+
+	CHECK(!getrlimit(RLIMIT_NOFILE, &files));
+	files.rlim_cur = descriptors;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &files));
+	departures = 0;
+}
+
+static void end(unsigned count)
+{
+	unsigned there = 0;
+
+	for (unsigned i = 0; i < count; i++) {
+		there += visitors[i].stranger.link != NULL;
+		rn_stranger_forget(&visitors[i].stranger);
+		rn_stranger_forget(&visitors[i].stranger); /* once more is no harm */
+	}
+	CHECK(there + departures == count);
+	CHECK(!rn_stranger_make_room());
+}
+
+/* A quarter of the descriptors, but no more than memory is for, and no fewer than a few. */
+static void as_many_as_there_may_be(void)
+{
+	static const struct {
+		rlim_t descriptors;
+		unsigned limit;
+	} cases[] = {{256, 64}, {1024, 256}, {1700, 425}, {1800, 448}, {4000, 448}, {12, 4}};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		begin(cases[i].descriptors);
+		for (unsigned j = 0; j < 1000; j++) {
+			come(j, v4(1));
+			CHECK(departures == (j < cases[i].limit ? 0 : j + 1 - cases[i].limit));
+			CHECK(visitors[j].stranger.link);
+		}
+		for (unsigned j = 0; j < departures; j++)
+			CHECK(visitors[j].left == j + 1); /* the eldest first */
+		end(1000);
+	}
+}
+
+/* One who comes with hundreds pushes out his own. */
+static void of_the_source_that_has_most(void)
+{
+	begin(1024);
+	for (unsigned i = 0; i < 20; i++)
+		come(i, v4(100 + i));
+	for (unsigned i = 20; i < MANY; i++)
+		come(i, v4(7));
+	for (unsigned i = 0; i < 20; i++)
+		CHECK(visitors[i].stranger.link);
+	CHECK(departures == MANY - 256);
+	for (unsigned i = 20; i < 20 + departures; i++)
+		CHECK(visitors[i].left == i - 19);
+	end(MANY);
+}
+
+/* The lower half of an IPv6 address is whatever its host likes. */
+static void of_the_network_that_has_most(void)
+{
+	begin(1024);
+	for (unsigned i = 0; i < 20; i++)
+		come(i, v6(100 + i, 1));
+	for (unsigned i = 20; i < 1000; i++)
+		come(i, v6(7, i));
+	for (unsigned i = 0; i < 20; i++)
+		CHECK(visitors[i].stranger.link);
+	end(1000);
+}
+
+static void who_has_spoken_counts_no_more(void)
+{
+	begin(256);
+	for (unsigned i = 0; i < MANY; i++) {
+		come(i, v4(1));
+		rn_stranger_forget(&visitors[i].stranger);
+	}
+	CHECK(!departures);
+	for (unsigned i = 0; i < 64; i++)
+		come(i, v4(1));
+	rn_stranger_forget(&visitors[0].stranger);
+	rn_stranger_forget(&visitors[63].stranger);
+	rn_stranger_forget(&visitors[30].stranger);
+	CHECK(rn_stranger_make_room() && visitors[1].left == 1);
+	for (unsigned i = 0; i < 60; i++)
+		CHECK(rn_stranger_make_room());
+	CHECK(visitors[62].left == 61 && !rn_stranger_make_room());
+}
+
+/* Other users' connections are theirs, not each other's. */
+static void users_are_sources(void)
+{
+	int fds[2];
+	union ibv_gid self, other;
+
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
+	self = other = rn_stranger_user(fds[0]);
+	CHECK(!memcmp(&(uid_t){getuid()}, &self.raw[4], sizeof(uid_t)));
+	other.raw[4] ^= 1;
+	close(fds[0]);
+	close(fds[1]);
+	begin(256);
+	come(0, other);
+	for (unsigned i = 1; i < 200; i++)
+		come(i, self);
+	CHECK(visitors[0].stranger.link && departures == 200 - 64);
+	end(200);
+}
+
+int main(void)
+{
+	fclose(stderr); /* what is said of them */
+	CHECK(!rn_stranger_make_room());
+	RUN(as_many_as_there_may_be);
+	RUN(of_the_source_that_has_most);
+	RUN(of_the_network_that_has_most);
+	RUN(who_has_spoken_counts_no_more);
+	RUN(users_are_sources);
+	return 0;
+}

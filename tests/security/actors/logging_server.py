@@ -1,0 +1,53 @@
+"""A server by asyncio, with a queue pair that waits for its peer by TCP: what does its logging get of strangers?
+
+It says the TCP port of the queue pair. When it hears that they have gone it says what was logged meanwhile, and how
+long that was.
+"""
+
+import asyncio
+import logging
+import re
+import time
+
+import rdmanet
+import rdmanet.verbs as v
+from rdmanet import _core
+
+LEFT_OUT = re.compile(r" \(and (\d+) more of this kind\)$")
+PEER = 0xABCD01
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append((record.name, record.levelname, record.getMessage()))
+
+
+async def serve():
+    kept = Lines()
+    logging.getLogger("rdmanet").addHandler(kept)
+    async with await rdmanet.start_rdma_server(asyncio.Protocol, "127.0.0.1", 0):
+        device = _core.Library.embedded().devices()[0]
+        with (
+            device.open() as context,
+            v.PD(context) as pd,
+            v.CQ(context, 4) as cq,
+            v.QP(pd, v.QPInitAttr(cq, cq)) as qp,
+        ):
+            entry = next(entry for entry in context.gid_table() if str(entry.address) == "127.0.0.1")
+            qp.to_init()
+            qp.to_rtr(PEER, entry.gid, sgid_index=entry.gid_index)
+            began = time.monotonic()
+            say(port=qp.qp_num >> 8)
+            await asyncio.get_running_loop().run_in_executor(None, hear)
+            seconds = time.monotonic() - began
+    lines = [text for name, level, text in kept.lines if (name, level) == ("rdmanet.device", "WARNING")]
+    left_out = sum(int(found[1]) for text in lines if (found := LEFT_OUT.search(text)))
+    kinds = sorted({LEFT_OUT.sub("", text) for text in lines})
+    say(lines=len(lines), left_out=left_out, seconds=seconds, kinds=kinds)
+
+
+asyncio.run(serve())

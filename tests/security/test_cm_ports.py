@@ -1,0 +1,51 @@
+"""A port that a listener has is nobody else's, at no moment between its first call and its last."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests.security.conftest import ATTACKER, HERE, VICTIM, unfit
+
+CYCLES = 5
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        unfit("there is no C compiler")
+    library = tmp_path_factory.mktemp("moments") / "moments.so"
+    source = HERE / "moments.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True)
+    return str(library)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_no_other_user_has_the_port(stage, guarded, moments, tmp_path, address):
+    """The listener closes its connections first, so that its port is full of old ones when it comes again."""
+    name = f"moments-{tmp_path}"
+    thief = stage.start("port_thief", name, user=ATTACKER)
+    thief.hear()
+    victim = stage.start(
+        "port_cycler",
+        address,
+        CYCLES,
+        user=VICTIM,
+        without="" if guarded else "port-sharing",
+        LD_PRELOAD=moments,
+        MOMENTS=name,
+    )
+    cycles = [victim.hear()]
+    while len(cycles) < CYCLES and not cycles[-1]["errno"]:
+        cycles.append(victim.hear())
+    thief.tell()
+    result = thief.hear()
+    assert result["tried"] >= 4 * 5, "with each set of options, at five moments at least"
+    assert result["calls"] == ["bind", "listen", "setsockopt"]
+    if guarded:
+        assert result["got"] == []
+        assert cycles == [{"port": cycles[0]["port"], "errno": 0}] * CYCLES
+        victim.finish()
+    else:
+        assert result["got"]

@@ -1,0 +1,36 @@
+"""What strangers do is logged, by the program's own logging, and they cannot fill the log."""
+
+ATTEMPTS = 3000
+SECONDS = 2.5  # so that the second line tells what the first second left out
+
+
+def test_a_stranger_is_logged_and_cannot_fill_the_log(stage, guarded) -> None:
+    """At most a line a second, with the number of those that were left out. Without the guard: a line for each."""
+    without = "" if guarded else "log-rate"
+    server = stage.start("logging_server", without=without, RDMANET_SOFT_TRANSPORT="stream")
+    stranger = stage.start("noise", server.hear()["port"], ATTEMPTS, SECONDS).hear()
+    attempts = stranger["attempts"]
+    assert attempts == stranger["hung_up"] >= ATTEMPTS
+    server.tell(over=True)
+    said = server.hear()
+    assert said["kinds"] == [
+        "somebody at 127.0.0.1 speaks another language on a port of our queue pairs: closed"
+    ]
+    if guarded:
+        assert 2 <= said["lines"] <= said["seconds"] + 2
+        assert 0 < said["left_out"] <= attempts - said["lines"]
+    else:
+        # What the loop was too slow for is counted, but for the last of it.
+        assert said["lines"] > said["seconds"] + 2
+        assert attempts - 16 <= said["lines"] + said["left_out"] <= attempts
+    assert server.finish() == ""  # nothing went another way
+
+
+def test_without_a_loop_it_goes_to_standard_error(stage) -> None:
+    """One line, whatever the stranger has written."""
+    server = stage.start("silent_server", RDMANET_SOFT_TRANSPORT="stream")
+    stranger = stage.start("noise", server.hear()["port"], 1, 0)
+    assert stranger.hear()["hung_up"] == 1
+    assert server.finish() == (
+        "rdmanet soft0: somebody at 127.0.0.1 speaks another language on a port of our queue pairs: closed\n"
+    )

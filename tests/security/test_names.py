@@ -1,0 +1,136 @@
+"""Abstract names have no permissions: another user who takes the name of a port gets nothing by it, and keeps nobody
+from the port."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.security.conftest import ATTACKER, VICTIM, unfit
+
+ANOTHER = 61003
+SECRET = "for the server only"
+NAMES = ["::ffff:127.0.0.1", "::ffff:0.0.0.0", "::"]
+
+
+def names_of(port):
+    return [f"{address}/{port}" for address in NAMES]
+
+
+def without(guarded):
+    return "" if guarded else "name-owner"
+
+
+@pytest.mark.parametrize("user", [None, VICTIM, ANOTHER], ids=["root", "the server's user", "a third user"])
+def test_another_users_name_gets_no_request(stage, guarded, user):
+    """A server on all addresses has the name of all of them; that of one of them is free for everybody."""
+    server = stage.start("cm_server", "0.0.0.0", 0, "the server", user=VICTIM)
+    port = server.hear()["port"]
+    attacker = stage.start("name_taker", *names_of(port), user=ATTACKER)
+    taken = attacker.hear()["has"]
+    assert taken == 2, "all that the server has left"
+    client = stage.start("cm_client", user=user, without=without(guarded))
+    client.hear()
+    client.tell(to=["127.0.0.1", port], data=SECRET)
+    if guarded:
+        assert client.hear()["reply"] == "the server"
+        assert server.hear()["request"] == SECRET
+        attacker.tell()
+        assert attacker.hear() == {"visits": taken, "heard": ""}, "it looks who has the name, and goes"
+        assert f"is user {ATTACKER}'s" in client.finish()
+    else:
+        heard = ""
+        while SECRET not in heard:
+            attacker.tell()
+            heard = attacker.hear()["heard"]
+    server.finish()
+
+
+def test_a_name_is_no_servers_port(stage, guarded):
+    """All names of a port are taken; TCP's is free, and that counts."""
+    with_port = stage.start("port_holder", "127.0.0.1", "bind", user=VICTIM)
+    port = with_port.hear()["port"]
+    with_port.finish()
+    attacker = stage.start("name_taker", *names_of(port), user=ATTACKER)
+    assert attacker.hear()["has"] == len(NAMES)
+    server = stage.start("cm_server", "127.0.0.1", port, "the server", user=VICTIM, without=without(guarded))
+    if not guarded:
+        assert server.hear()["refused"] == errno.EADDRINUSE
+        return
+    assert server.hear()["port"] == port
+    client = stage.start("cm_client", user=VICTIM)
+    client.hear()
+    client.tell(to=["127.0.0.1", port], data=SECRET)
+    assert client.hear()["reply"] == "the server"
+    attacker.tell()
+    assert attacker.hear() == {"visits": len(NAMES), "heard": ""}
+    assert f"is taken by user {ATTACKER}" in server.finish()
+
+
+def test_ten_thousand_names(stage, guarded):
+    if shutil.which("prlimit") is None:
+        unfit("there is no prlimit")
+    attacker = stage.start("name_hoarder", 21000, 3400, user=ATTACKER, prefix=("prlimit", "--nofile=11000"))
+    assert attacker.hear()["has"] == 3 * 3400
+    server = stage.start("many_binder", 21000, 85, 40, user=VICTIM, without=without(guarded))
+    result = server.hear()
+    wanted = 40 - result["passed"]
+    assert wanted > 30
+    if guarded:
+        assert (result["has"], result["errors"]) == (wanted, [])
+    else:
+        assert (result["has"], set(result["errors"])) == (0, {errno.EADDRINUSE})
+
+
+@pytest.mark.parametrize("held", ["listen", "bind"])
+def test_a_held_port_is_taken(stage, guarded, held):
+    """Another user has the TCP port. To listen by name then would be to listen for nobody, without a word."""
+    attacker = stage.start("port_holder", "127.0.0.1", held, user=ATTACKER)
+    port = attacker.hear()["port"]
+    server = stage.start("cm_server", "127.0.0.1", port, "the server", user=VICTIM, without=without(guarded))
+    if guarded:
+        assert server.hear()["refused"] == errno.EADDRINUSE
+    else:
+        assert server.hear()["port"] == port
+
+
+def test_beside_a_tcp_program_of_ones_own(stage):
+    """Who has the TCP port may be reached by name, by every user: he could be by TCP."""
+    program = stage.start("port_holder", "127.0.0.1", "listen", user=VICTIM)
+    port = program.hear()["port"]
+    server = stage.start("cm_server", "127.0.0.1", port, "by name", user=VICTIM)
+    assert server.hear()["port"] == port
+    for user in (None, VICTIM, ANOTHER):
+        client = stage.start("cm_client", user=user)
+        client.hear()
+        client.tell(to=["127.0.0.1", port], data=SECRET)
+        assert client.hear()["reply"] == "by name"
+        assert server.hear()["request"] == SECRET
+        client.finish()
+    server.finish()
+
+
+def test_who_has_no_name_proves_nothing(stage, guarded):
+    """In a namespace of users all those outside are called the same: the server, and the attacker."""
+    if os.geteuid() != 0:
+        unfit("only root can be another user")
+    overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    server = stage.start("cm_server", "0.0.0.0", 0, "the server", user=VICTIM)
+    port = server.hear()["port"]
+    attacker = stage.start("name_taker", *names_of(port), user=ATTACKER)
+    assert attacker.hear()["has"] == 2
+    prefix = ("unshare", "--user", "--map-root-user")
+    client = stage.start("cm_client", without=without(guarded), prefix=prefix)
+    client.hear()
+    client.tell(to=["127.0.0.1", port], data=SECRET)
+    if guarded:
+        assert client.hear()["reply"] == "the server"
+        attacker.tell()
+        assert attacker.hear() == {"visits": 2, "heard": ""}
+        assert f"is user {overflow}'s" in client.finish()
+    else:
+        heard = ""
+        while SECRET not in heard:
+            attacker.tell()
+            heard = attacker.hear()["heard"]
