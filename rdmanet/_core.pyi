@@ -1856,6 +1856,7 @@ STREAM_DATA_SLOTS_MAX: int
 STREAM_SHARED_OWN: int
 STREAM_SHARED_SLOTS_MAX: int
 
+def stream_half_open_bytes(slot_bytes: int, data_slots: int, shared: bool) -> int: ...
 def stream_queue_depths(data_slots: int) -> tuple[int, int]:
     """(send, receive) queue depths of a connection with a ring of so many slots."""
 

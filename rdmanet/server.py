@@ -12,6 +12,7 @@ from typing import Protocol
 from rdmanet import credit, log_rate
 from rdmanet._core import CMID, CMEvent, CMEventType
 from rdmanet.addresses import RdmaSocket, SockAddr
+from rdmanet.admission import Admission, waiting_for
 from rdmanet.driver import Driver
 from rdmanet.errors import ProtocolError
 
@@ -38,7 +39,9 @@ class RdmaServer(asyncio.AbstractServer):
         loop: asyncio.AbstractEventLoop,
         make_transport: Callable[[Driver, RdmaServer], Accepted],
         backlog: int,
+        half_open_max: int | None = None,
     ) -> None:
+        """`half_open_max`: so many connections at a time may be accepted and not known to stand; None: any number."""
         self._loop = loop
         self._make_transport = make_transport
         self._backlog = backlog
@@ -49,6 +52,10 @@ class RdmaServer(asyncio.AbstractServer):
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
         self._serving_forever: asyncio.Future[None] | None = None
+        self._admission = (
+            None if half_open_max is None else Admission(loop, half_open_max, waiting_for(backlog))
+        )
+        self._half_open: dict[Accepted, _Visitor] = {}
         self.on_close: Callable[[], None] = lambda: None
         """Called when it stops listening: it is closed, or its device was removed."""
 
@@ -79,13 +86,27 @@ class RdmaServer(asyncio.AbstractServer):
             log_rate.warn(logger, "hello", "refused a connection from %s: %s", cm_id.peer_addr, exc)
             self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
             return
+        if self._admission is None:
+            self._accept(driver, cm_id, hello)
+        else:
+            visitor = _Visitor(self, driver, cm_id, hello)
+            driver.adopt_id(cm_id, visitor._cm_event)
+            self._admission.arrived(visitor)
+
+    def _accept(
+        self, driver: Driver, cm_id: CMID, hello: credit.Hello, visitor: _Visitor | None = None
+    ) -> None:
         transport = self._make_transport(driver, self)
+        if visitor is not None:
+            self._half_open[transport] = visitor
+            visitor.transport = transport
         try:
             transport._accept(cm_id, hello)
         except Exception as exc:
             # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
+            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else "it could not be accepted"
             try:
-                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, str(exc)))
+                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, why))
             except OSError:
                 # There is nobody to be refused, which may well be why it failed.
                 logger.debug("%s went away before it was accepted: %s", cm_id.peer_addr, exc)
@@ -94,6 +115,12 @@ class RdmaServer(asyncio.AbstractServer):
                     message = f"rdmanet: could not accept {cm_id.peer_addr}{more}"
                     self._loop.call_exception_handler({"message": message, "exception": exc})
             transport._teardown()
+
+    def _stands(self, transport: Accepted) -> None:
+        """Its peer has gone on, or it is over: it is not half open any more."""
+        visitor = self._half_open.pop(transport, None)
+        if visitor is not None and self._admission is not None:
+            self._admission.left(visitor)
 
     def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
         with contextlib.suppress(OSError):
@@ -105,6 +132,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._transports.add(transport)
 
     def _detach(self, transport: Accepted) -> None:
+        self._stands(transport)
         if transport in self._transports:
             self._transports.discard(transport)
             self._active -= 1
@@ -130,6 +158,8 @@ class RdmaServer(asyncio.AbstractServer):
             driver.servers.discard(self)
         self._sockets = []
         self._serving = False
+        if self._admission is not None:
+            self._admission.close()
         if self._serving_forever is not None and not self._loop.is_closed():
             self._serving_forever.cancel()
         if self._active == 0 and self._waiters is not None:
@@ -206,3 +236,42 @@ class RdmaServer(asyncio.AbstractServer):
     def __repr__(self) -> str:
         names = ", ".join(f"{s.getsockname()[0]}:{s.getsockname()[1]}" for s in self._sockets)
         return f"<RdmaServer {'serving' if self._serving else 'closed'} {names} connections={self._active}>"
+
+
+class _Visitor:
+    """Somebody whose Hello has come: waiting to be accepted, or accepted and yet to go on. See admission.py."""
+
+    def __init__(self, server: RdmaServer, driver: Driver, cm_id: CMID, hello: credit.Hello) -> None:
+        self._server = server
+        self._driver = driver
+        self._id = cm_id
+        self._hello = hello
+        self.source = cm_id.peer_addr[0] if cm_id.peer_addr is not None else ""
+        self.transport: Accepted | None = None
+
+    def enter(self) -> None:
+        self._server._accept(self._driver, self._id, self._hello, self)
+
+    def turn_away(self) -> None:
+        why = "too many connections are being made" if self._server._listeners else "the server is closed"
+        code = credit.RefusalCode.BUSY if self._server._listeners else credit.RefusalCode.CLOSING
+        log_rate.warn(logger, "half open", "refused a connection from %s: %s", self._id.peer_addr, why)
+        with contextlib.suppress(OSError):
+            self._id.reject(credit.pack_refusal(code, why))
+        self._gone()
+
+    def evict(self) -> None:
+        assert self.transport is not None
+        log_rate.warn(
+            logger, "half open", "gave up a connection from %s, which did not go on", self._id.peer_addr
+        )
+        self.transport._teardown()
+
+    def _cm_event(self, event: CMEvent) -> None:
+        """While it waits: whatever it is, the peer does so no longer."""
+        self._gone()
+
+    def _gone(self) -> None:
+        self._driver.destroy_id(self._id)
+        if self._server._admission is not None:
+            self._server._admission.left(self)

@@ -52,9 +52,11 @@ from rdmanet._core import (
     StreamConnection,
     StreamEngine,
     WCStatus,
+    stream_half_open_bytes,
     stream_queue_depths,
 )
 from rdmanet.addresses import RdmaSocket, SockAddr, libraries_for, merged, resolve, wildcards
+from rdmanet.admission import places_for
 from rdmanet.driver import Driver, driver_for
 from rdmanet.errors import ProtocolError, completion_error
 from rdmanet.leases import Lease, patience, rights_of
@@ -239,7 +241,8 @@ async def start_rdma_server(
         # Each connection has a copy of the caller's context, as of loop.create_server().
         return RdmaTransport(driver, config, protocol_factory, server, context.copy())
 
-    server = RdmaServer(loop, make_transport, backlog)
+    each = stream_half_open_bytes(slot_bytes, data_slots, config.shared_receive)
+    server = RdmaServer(loop, make_transport, backlog, places_for(each))
     await listen(server, host, port, family=family, flags=flags, device=device, start_serving=start_serving)
     return server
 
@@ -501,6 +504,8 @@ class RdmaTransport(StreamConnection):
         assert self._id is not None
         self._connected = True
         connecting = self._server is None
+        if self._server is not None:
+            self._server._stands(self)
         if connecting:
             hello = credit.unpack_hello(event.private_data)
             self._agree(credit.Ledger(self._hello(), hello), hello.slot_bytes)

@@ -30,6 +30,7 @@ ROOMS = [
         {"driver", "addresses"},
         {"verbs_async", "async_queues", "async_cm", "async_exchange"},
         {"memory", "leases"},
+        {"admission"},
     ],
     [{"server"}],
     [{"transport"}],

@@ -61,6 +61,13 @@ def stream_queue_depths(data_slots):
     return data_slots + CONTROL_RESERVE + OPERATIONS, data_slots + CONTROL_RESERVE
 
 
+def stream_half_open_bytes(size_t slot_bytes, size_t data_slots, bint shared):
+    """Memory that a connection has been given when it is accepted."""
+    if shared:
+        return (min(<size_t>SHARED_OWN, data_slots) + SHARED_CONTROL) * stream_stride(slot_bytes)
+    return stream_chunk_bytes(slot_bytes, data_slots)
+
+
 cdef inline void clear_header(char *slot) noexcept:
     memset(slot, 0, HEADER)
 

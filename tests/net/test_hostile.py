@@ -12,8 +12,17 @@ import msgspec
 import pytest
 from harness import HOST, THERE, Echo, Net
 
-from rdmanet import credit, log_rate
-from rdmanet._core import CQ, PD, CMEventChannel, CMEventType, Library, QPCap, QPInitAttr
+from rdmanet import admission, credit, log_rate
+from rdmanet._core import (
+    CQ,
+    PD,
+    CMEventChannel,
+    CMEventType,
+    Library,
+    QPCap,
+    QPInitAttr,
+    stream_half_open_bytes,
+)
 
 HELLO = credit.pack_hello(credit.Hello(65536, 16, 8, 16))
 
@@ -105,8 +114,8 @@ class Caller:
         assert event.type is expected, event
         return event
 
-    async def call(self, port: int, private_data: bytes) -> None:
-        self.id.resolve_addr(None, (HOST, port), 1000)
+    async def call(self, port: int, private_data: bytes, source: str | None = None) -> None:
+        self.id.resolve_addr((source, 0) if source else None, (HOST, port), 1000)
         await self.event(CMEventType.ADDR_RESOLVED)
         self.id.resolve_route(1000)
         await self.event(CMEventType.ROUTE_RESOLVED)
@@ -250,6 +259,44 @@ async def test_a_caller_that_connects_and_dies(net: Net, device):
     await serving(net, port)
     while any(not recorder.lost for recorder in net.recorders if recorder.transport):
         await asyncio.sleep(0)
+
+
+@pytest.fixture
+def crowd(device):
+    callers = [Caller(device.library) for _ in range(20)]
+    yield callers
+    for caller in callers:
+        caller.close()
+
+
+@pytest.mark.not_on_siw("lets a connection stand when it is accepted")
+async def test_who_asks_and_never_goes_on(net: Net, crowd, monkeypatch):
+    """They have a few places between them, of 16 MiB together, and not for long."""
+    monkeypatch.setattr(admission, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(admission, "OTHERS_WAIT_S", 0.2)
+    server, port = await net.serve(Echo)
+    places = admission.places_for(stream_half_open_bytes(65536, 16, False))
+    assert places < len(crowd)
+    for caller in crowd:
+        await caller.call(port, HELLO)  # and nothing more: it does not even look at what comes back
+    while len(server._half_open) < places:
+        await asyncio.sleep(0)
+    for _ in range(3):
+        await serving(net, port)
+        assert len(server._half_open) <= places
+    while server._half_open:
+        await asyncio.sleep(0)
+        assert len(server._half_open) <= places
+
+
+@pytest.mark.embedded_only("only the embedded device has the addresses of loopback")
+async def test_who_never_goes_on_keeps_nobody_out_elsewhere(net: Net, crowd):
+    _, port = await net.serve(Echo)
+    for caller in crowd:
+        await caller.call(port, HELLO, "127.0.0.2")
+    began = net.loop.time()
+    await serving(net, port)
+    assert net.loop.time() - began < 5  # a quarter of a second, on a machine that has nothing else to do
 
 
 @pytest.mark.not_on_siw("refuses queue pairs beyond some fifty")

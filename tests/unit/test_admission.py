@@ -1,0 +1,179 @@
+"""Who may be half open, for how long, and who is next: with a clock of its own."""
+
+import heapq
+import itertools
+
+import pytest
+
+from rdmanet import admission
+from rdmanet.admission import Admission
+
+
+class Clock:
+    """As much of an event loop as is needed."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.timers = []
+        self.order = itertools.count()
+
+    def time(self):
+        return self.now
+
+    def is_closed(self):
+        return False
+
+    def call_at(self, when, callback):
+        timer = Timer(callback)
+        heapq.heappush(self.timers, (when, next(self.order), timer))
+        return timer
+
+    def advance(self, seconds):
+        until = self.now + seconds
+        while self.timers and self.timers[0][0] <= until:
+            self.now, _, timer = heapq.heappop(self.timers)
+            if timer.callback is not None:
+                timer.callback()
+        self.now = until
+
+
+class Timer:
+    def __init__(self, callback):
+        self.callback = callback
+
+    def cancel(self):
+        self.callback = None
+
+
+class Visitor:
+    def __init__(self, door, source):
+        self.door, self.source, self.fate = door, source, "waits"
+
+    def enter(self):
+        assert self.fate == "waits"
+        self.fate = "inside"
+
+    def turn_away(self):
+        assert self.fate == "waits"
+        self.fate = "refused"
+        self.door.left(self)
+
+    def evict(self):
+        assert self.fate == "inside"
+        self.fate = "evicted"
+        self.door.left(self)
+
+    def goes_on(self):
+        assert self.fate == "inside"
+        self.fate = "stands"
+        self.door.left(self)
+
+
+class Server:
+    def __init__(self, places=4, waiting=100):
+        self.clock = Clock()
+        self.door = Admission(self.clock, places, waiting)
+
+    def come(self, source, count):
+        visitors = [Visitor(self.door, source) for _ in range(count)]
+        for visitor in visitors:
+            self.door.arrived(visitor)
+        return visitors
+
+
+def fates(visitors):
+    return [visitor.fate for visitor in visitors]
+
+
+def test_an_honest_crowd_all_get_in():
+    """Nobody is evicted or refused, however many come at once."""
+    server = Server()
+    crowd = server.come("a", 100)
+    for _ in range(100):
+        inside = [visitor for visitor in crowd if visitor.fate == "inside"]
+        assert len(inside) <= 4
+        for visitor in inside:
+            server.clock.advance(0.02)
+            visitor.goes_on()
+    assert fates(crowd) == ["stands"] * 100
+    assert not server.clock.timers or all(timer.callback is None for _, _, timer in server.clock.timers)
+
+
+def test_who_never_goes_on_has_five_seconds():
+    server = Server()
+    silent = server.come("a", 3)
+    server.clock.advance(admission.PATIENCE_S - 0.1)
+    assert fates(silent) == ["inside"] * 3
+    server.clock.advance(0.2)
+    assert fates(silent) == ["evicted"] * 3
+
+
+def test_one_second_if_somebody_of_the_same_address_waits():
+    server = Server()
+    silent = server.come("a", 4)
+    (honest,) = server.come("a", 1)
+    server.clock.advance(admission.OTHERS_WAIT_S - 0.1)
+    assert honest.fate == "waits"
+    server.clock.advance(0.2)
+    assert honest.fate == "inside"
+    assert fates(silent) == ["evicted", "inside", "inside", "inside"]
+
+
+def test_who_comes_from_elsewhere_waits_a_quarter():
+    """However many of the crowded address came before."""
+    server = Server()
+    silent = server.come("a", 80)
+    (honest,) = server.come("b", 1)
+    server.clock.advance(admission.UNFAIR_S + 0.01)
+    assert honest.fate == "inside"
+    assert fates(silent[:5]) == ["evicted", "inside", "inside", "inside", "waits"]
+
+
+def test_one_place_is_nobodys_more_than_its_share():
+    server = Server()
+    crowd = [server.come(name, 1)[0] for name in "abcd"]
+    (late,) = server.come("e", 1)
+    server.clock.advance(admission.UNFAIR_S + 0.01)
+    assert late.fate == "waits"
+    server.clock.advance(admission.OTHERS_WAIT_S)
+    assert late.fate == "inside"
+    assert fates(crowd) == ["evicted", "inside", "inside", "inside"]
+
+
+def test_too_many_wait():
+    """The eldest of the address that has the most of them is refused; others keep their turn."""
+    server = Server(waiting=10)
+    (quiet,) = server.come("b", 1)
+    crowd = server.come("a", 3)
+    first = server.come("b", 1)
+    flood = server.come("a", 20)
+    assert quiet.fate == "inside" and fates(crowd) == ["inside"] * 3
+    assert fates(first) == ["waits"]
+    assert fates(flood) == ["refused"] * 11 + ["waits"] * 9
+
+
+def test_who_gives_up_waiting():
+    server = Server()
+    server.come("a", 4)
+    one, two = server.come("a", 2)
+    server.door.left(one)
+    server.door.left(one)
+    server.clock.advance(admission.OTHERS_WAIT_S + 0.01)
+    assert (one.fate, two.fate) == ("waits", "inside")  # nobody tells it: it is gone
+
+
+def test_closing_refuses_who_waits():
+    server = Server()
+    inside, waiting = server.come("a", 4), server.come("a", 3)
+    server.door.close()
+    assert fates(waiting) == ["refused"] * 3
+    assert fates(inside) == ["inside"] * 4
+    server.clock.advance(admission.PATIENCE_S + 0.1)
+    assert fates(inside) == ["evicted"] * 4
+
+
+@pytest.mark.parametrize(
+    ("each", "places"), [(2_700_000, 6), (34_000, 493), (16 << 20, 4), (3 << 30, 4), (1, 16 << 20)]
+)
+def test_places_are_what_16_mebibytes_hold(each, places):
+    assert admission.places_for(each) == places
