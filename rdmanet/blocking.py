@@ -32,8 +32,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rdmanet import credit
 from rdmanet._core import CMID
 from rdmanet.addresses import SockAddr
+from rdmanet.admission import waiting_for
 from rdmanet.driver import Driver, driver_for, end_drivers
 from rdmanet.pull import PullProtocol
+from rdmanet.server import reason_of
 from rdmanet.transport import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
@@ -289,6 +291,7 @@ class RdmaStreamListener:
         self._config = config
         self._timeout = timeout
         self._requests: deque[_Request] = deque()
+        self._requests_max = waiting_for(backlog)
         self._arrived: asyncio.Future[None] | None = None
         self._private = _PrivateLoop()
         try:
@@ -391,6 +394,8 @@ class _Request:
         self._listener = listener
 
     def _accept(self, cm_id: CMID, hello: credit.Hello) -> None:
+        if len(self._listener._requests) >= self._listener._requests_max:
+            raise OSError(errno.EAGAIN, "too many wait to be accepted")
         self._id, self._hello = cm_id, hello
         self._listener._requests.append(self)
         self._listener._wake()
@@ -408,7 +413,7 @@ class _Request:
         except Exception as exc:
             made.cancel()  # nobody waits for it
             try:
-                self._id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, str(exc)))
+                self._id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, reason_of(exc)))
             except OSError:
                 # There is nobody to be refused, which may well be why it failed.
                 raise ConnectionAbortedError("the peer went away before it was accepted") from exc
@@ -432,6 +437,8 @@ class _Doorstep:
         self._made = made
 
     def _attach(self, transport: RdmaTransport) -> None: ...
+
+    def _stands(self, transport: RdmaTransport) -> None: ...
 
     def _detach(self, transport: RdmaTransport) -> None:
         if not self._made.done() and not self._made.get_loop().is_closed():

@@ -111,6 +111,8 @@ class Driver:
 
     # Look at the connection manager at least once in so many wake-ups by completions.
     _FAIRNESS = 16
+    # Events of the connection manager in one turn of the loop. The descriptor stays readable if there are more.
+    _CM_EVENTS = 64
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: Library) -> None:
         self.loop = loop
@@ -300,7 +302,11 @@ class Driver:
     def _cm_events(self) -> None:
         # A forked child may run its parent's loop. Nothing here is the child's, and not even the reader
         # may be removed: the epoll instance under the loop is the parent's too.
-        while not self.closed and not self.foreign:
+        for _ in range(
+            self._CM_EVENTS
+        ):  # who floods us with requests does not keep the others' bytes waiting
+            if self.closed or self.foreign:
+                return
             event = self.cm.get_event()
             if event is None:
                 return

@@ -106,6 +106,8 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
     async def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """RDMA READ `length` bytes (default: to the end) from `offset`.
 
+        How long the region is the peer has said: if it is not to be trusted, say how much you want at most.
+
         :raises IndexError: they are not inside
         """
         if length is None:

@@ -27,8 +27,8 @@ import msgspec
 from rdmanet.credit import Credit, Region, check_region
 from rdmanet.errors import ProtocolError, RdmaError, RegionRevokedError
 
-ALIVE_MAX: Final = 65535
-"""Offers alive a side: what one side can make the other remember."""
+ALIVE_MAX: Final = 4096
+"""Offers alive a side: what one side can make the other remember, four megabytes with the longest names."""
 
 
 class OfferState(Enum):

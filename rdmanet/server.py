@@ -19,6 +19,11 @@ from rdmanet.errors import ProtocolError
 logger = logging.getLogger("rdmanet")
 
 
+def reason_of(exc: BaseException) -> str:
+    """Why a connection was not accepted, as its peer may know: what there was not enough of, and no more."""
+    return exc.strerror if isinstance(exc, OSError) and exc.strerror else "it could not be accepted"
+
+
 class Accepted(Protocol):
     """The server's end of a connection: a transport."""
 
@@ -104,9 +109,8 @@ class RdmaServer(asyncio.AbstractServer):
             transport._accept(cm_id, hello)
         except Exception as exc:
             # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
-            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else "it could not be accepted"
             try:
-                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, why))
+                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, reason_of(exc)))
             except OSError:
                 # There is nobody to be refused, which may well be why it failed.
                 logger.debug("%s went away before it was accepted: %s", cm_id.peer_addr, exc)

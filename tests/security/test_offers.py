@@ -115,6 +115,27 @@ def test_who_is_stopped_cannot_keep_the_memory(stage, way):
 
 
 @TRANSPORTS
+def test_who_takes_nothing_cannot_keep_the_memory(stage, way):
+    """A shared queue's connections try again for ever what finds no receive; the invalidation waits behind it."""
+    play = Play(stage, way, "", "shared")
+    guest, _ = guest_with_an_offer(play)
+    holder = play.start("offer_holder", "starves")
+    assert holder.hear() == {"connected": True}
+    play.expect("made")
+    play.owner.tell(client=1, do="offer", patience=PATIENCE)
+    assert holder.hear() == {"first": "SUCCESS"}
+    play.owner.tell(client=1, do="leave")
+    said = [play.owner.hear()]
+    while not {"taken_back", "lost"} <= {word for each in said for word in each}:
+        said.append(play.owner.hear())
+    together = {word: value for each in said for word, value in each.items()}
+    assert together["seconds"] < BOUND_S
+    assert (together["lost"], together["error"]) == (1, "TimeoutError")
+    assert play.memory(1).startswith(b"granted ")
+    is_served(guest)
+
+
+@TRANSPORTS
 def test_who_invalidates_the_key_itself(stage, guarded, way):
     """The device lets it. By our rules it ends the connection, and nobody else's."""
     play = Play(stage, way, "" if guarded else "recv-opcode")

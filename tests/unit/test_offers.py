@@ -125,7 +125,7 @@ def test_bounds() -> None:
     tell(b, a)
     offer(a)
     assert tell(a, b) is not None
-    assert ALIVE_MAX == 65535
+    assert ALIVE_MAX == 4096
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ def frame(kind: int, body: bytes = b"", granted: int = 16, reaped: int = 0) -> b
 class Client:
     """One connection; all its calls wait until it is so."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", receives: int = SLOTS) -> None:
+        """`receives`: so many messages are taken, and then none."""
+        self.receives = receives
         self.channel = CMEventChannel(Library.embedded())
         self.id = self.channel.create_id()
         self.frames: list[bytes] = []
@@ -47,7 +49,7 @@ class Client:
         self.out = self.pd.alloc_mr(1 << 20)
         cap = QPCap(max_send_wr=64, max_recv_wr=SLOTS)
         self.qp = self.id.create_qp(self.pd, QPInitAttr(cap=cap, send_cq=self.cq, recv_cq=self.cq))
-        for slot in range(SLOTS):
+        for slot in range(receives):
             self.qp.post_recv(RecvWR(wr_id=slot, sg_list=[self.ring.sge(slot * SLOT, SLOT)]))
         self.id.connect(HELLO, retry_count=7, rnr_retry_count=7)
         self.event(CMEventType.ESTABLISHED)
@@ -95,7 +97,8 @@ class Client:
             elif wc.status == 0:
                 start = wc.wr_id * SLOT
                 self.frames.append(bytes(self.ring[start : start + wc.byte_len]))
-                self.qp.post_recv(RecvWR(wr_id=wc.wr_id, sg_list=[self.ring.sge(start, SLOT)]))
+                if self.receives == SLOTS:
+                    self.qp.post_recv(RecvWR(wr_id=wc.wr_id, sg_list=[self.ring.sge(start, SLOT)]))
             else:
                 self.frames.append(b"")  # nothing will come any more
 
