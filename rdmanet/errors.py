@@ -232,10 +232,14 @@ def completion_error(
 
 # Reasons of a rejection that an application meets, from the InfiniBand CM. iWARP devices report an errno.
 _REJECT_REASONS = {
+    3: "the server has no descriptors left (RLIMIT_NOFILE), or other resources, for one more",
     8: "nobody listens there",
     10: "stale connection",
     28: "refused by the application",
 }
+
+# Of datagrams too, on the embedded device.
+_NO_RESOURCES = 3
 
 
 def cm_error(event: str, status: int) -> OSError:
@@ -244,8 +248,11 @@ def cm_error(event: str, status: int) -> OSError:
     :param event: the event's name as in :class:`rdmanet.cm.CMEventType`
     :param status: the event's status: 0, -errno, or for REJECTED the reason
     """
+    if -status in (errno.EMFILE, errno.ENFILE):
+        # Ours, not the peer's.
+        return OSError(-status, f"no descriptor for a connection (RLIMIT_NOFILE): {os.strerror(-status)}")
     why = os.strerror(-status) if status < 0 else ""
-    if event == "REJECTED":
+    if event == "REJECTED" or (event == "UNREACHABLE" and status == _NO_RESOURCES):
         reason = why or _REJECT_REASONS.get(status, f"reason {status}")
         return ConnectionRefusedError(errno.ECONNREFUSED, f"connection rejected: {reason}")
     if event == "DISCONNECTED":

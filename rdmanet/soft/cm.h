@@ -224,7 +224,12 @@ enum {
 	RN_CM_SIDR_REP_PRIVATE = 136,
 };
 /* Reasons of rejection, by the InfiniBand specification. */
-enum { RN_REJ_TIMEOUT = 4, RN_REJ_INVALID_SERVICE_ID = 8, RN_REJ_CONSUMER_DEFINED = 28 };
+enum {
+	RN_REJ_NO_RESOURCES = 3,
+	RN_REJ_TIMEOUT = 4,
+	RN_REJ_INVALID_SERVICE_ID = 8,
+	RN_REJ_CONSUMER_DEFINED = 28,
+};
 /* What is said about datagrams. */
 enum { RN_SIDR_SUCCESS, RN_SIDR_UNSUPPORTED, RN_SIDR_REJECT, RN_SIDR_LAST = 5 };
 
