@@ -84,6 +84,10 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 		.ece_options = htobe32(id->local_ece.options),
 	};
 
+	enum message_type type = rn_cm_is_datagram(id) ? SIDR_REQ : REQ;
+	void *request = rn_cm_is_datagram(id) ? (void *)&sidr_req : (void *)&req;
+	int error = 0;
+
 	if (!wire)
 		return ENOMEM;
 	wire->id = id;
@@ -100,12 +104,14 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 	if (param->private_length)
 		memcpy(wire->is_datagram ? sidr_req.private_data : req.private_data, param->private_data,
 		       param->private_length);
-	if (wire->is_datagram)
-		rn_cm_wire_append(wire, SIDR_REQ, &sidr_req);
-	else
-		rn_cm_wire_append(wire, REQ, &req);
+	if (!rn_cm_secret_is_set())
+		rn_cm_wire_append(wire, type, request);
+	else if (!rn_cm_secret_begin(wire, type, request))
+		error = EIO;
+	if (error)
+		rn_wire_abandon(wire);
 	rn_task_post(&wire->task);
-	return 0;
+	return error;
 }
 
 /* Of a process on this host the death is seen even if a child of it has the socket open. Which one it is the peer says:
@@ -240,6 +246,7 @@ void rn_wire_abandon(struct rn_wire *wire)
 	wire->id = NULL;
 	switch (wire->phase) {
 	case RN_WIRE_CONNECTING:
+	case RN_WIRE_HELLO_SENT:
 	case RN_WIRE_TIMEWAIT:
 		wire->over = true; /* swept by its task */
 		break;
@@ -262,6 +269,8 @@ void rn_wire_abandon(struct rn_wire *wire)
 		rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
 		break;
 	case RN_WIRE_ACCEPTED:
+	case RN_WIRE_CHALLENGED:
+	case RN_WIRE_PROVEN:
 	case RN_WIRE_DREQ_SENT:
 	case RN_WIRE_CLOSING:
 		break;
@@ -431,10 +440,18 @@ static void on_rep(struct rn_wire *wire, const struct rep *rep)
 	rn_cm_event_queue(event);
 }
 
+/* May it ask for something? */
+static bool is_let_in(const struct rn_wire *wire)
+{
+	return wire->phase == (rn_cm_secret_is_set() ? RN_WIRE_PROVEN : RN_WIRE_ACCEPTED);
+}
+
 /* Of the passive side, which has not been asked properly, or of the active side's request. */
 static void on_rej(struct rn_wire *wire, const struct rej *rej)
 {
-	if (wire->is_datagram)
+	if (wire->phase == RN_WIRE_CHALLENGED)
+		rn_cm_secret_refused(wire);
+	else if (wire->is_datagram)
 		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason));
 	else if (wire->phase != RN_WIRE_CLOSING)
 		rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej->private_data,
@@ -445,7 +462,8 @@ static void on_rej(struct rn_wire *wire, const struct rej *rej)
 /* For datagrams there is one question and one answer, but for what comes before. */
 static bool is_of_datagrams(const struct rn_wire *wire, uint8_t type)
 {
-	return type == SIDR_REP || (wire->phase == RN_WIRE_REQ_SENT && type == REJ);
+	return type == SIDR_REP || (wire->phase == RN_WIRE_HELLO_SENT && type == SECRET_CHALLENGE) ||
+	       ((wire->phase == RN_WIRE_HELLO_SENT || wire->phase == RN_WIRE_REQ_SENT) && type == REJ);
 }
 
 /* What may come in which phase; false: out of turn. */
@@ -459,9 +477,13 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 
 	if (wire->is_datagram && !is_of_datagrams(wire, header->type))
 		return false;
+	if ((header->type == REQ || header->type == SIDR_REQ) && wire->phase == RN_WIRE_ACCEPTED && !is_let_in(wire)) {
+		rn_cm_secret_missing(wire);
+		return true;
+	}
 	switch ((enum message_type)header->type) {
 	case REQ:
-		if (wire->phase != RN_WIRE_ACCEPTED || req->private_length > sizeof req->private_data ||
+		if (!is_let_in(wire) || req->private_length > sizeof req->private_data ||
 		    be32toh(req->qpn) > 0xffffff || be32toh(req->psn) > 0xffffff || req->retry_count > 7 ||
 		    req->rnr_retry_count > 7 || req->responder_resources > RN_MAX_RD_ATOMIC ||
 		    req->initiator_depth > RN_MAX_RD_ATOMIC)
@@ -490,7 +512,8 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 	case REJ:
 		if (rej->private_length > sizeof rej->private_data)
 			return false;
-		if (wire->phase != RN_WIRE_REQ_SENT && wire->phase != RN_WIRE_REP_RECEIVED &&
+		if (wire->phase != RN_WIRE_HELLO_SENT && wire->phase != RN_WIRE_CHALLENGED &&
+		    wire->phase != RN_WIRE_REQ_SENT && wire->phase != RN_WIRE_REP_RECEIVED &&
 		    wire->phase != RN_WIRE_REQ_RECEIVED && wire->phase != RN_WIRE_REP_SENT &&
 		    wire->phase != RN_WIRE_CLOSING)
 			return false;
@@ -514,7 +537,7 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 		rn_cm_wire_finish(wire);
 		return true;
 	case SIDR_REQ:
-		if (wire->phase != RN_WIRE_ACCEPTED || sidr_req->private_length > sizeof sidr_req->private_data)
+		if (!is_let_in(wire) || sidr_req->private_length > sizeof sidr_req->private_data)
 			return false;
 		on_sidr_req(wire, sidr_req);
 		return true;
@@ -525,6 +548,12 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 			return false;
 		on_sidr_rep(wire, sidr_rep);
 		return true;
+	case SECRET_HELLO:
+		return rn_cm_secret_on_hello(wire, (const void *)header);
+	case SECRET_CHALLENGE:
+		return rn_cm_secret_on_challenge(wire, (const void *)header);
+	case SECRET_PROOF:
+		return rn_cm_secret_on_proof(wire, (const void *)header);
 	case MESSAGE_TYPES:
 		break;
 	}

@@ -120,6 +120,11 @@ static void watch(struct rn_wire *wire)
 		wire->watched = !rn_peer_watch_death(port, &wire->death);
 }
 
+static enum rn_wire_phase first_word(const struct rn_wire *wire)
+{
+	return wire->request_type ? RN_WIRE_HELLO_SENT : RN_WIRE_REQ_SENT;
+}
+
 /* The TCP connection stands. */
 static void connected(struct rn_wire *wire)
 {
@@ -130,7 +135,7 @@ static void connected(struct rn_wire *wire)
 	if (wire->by_name) {
 		pthread_mutex_lock(&rn_cm_lock);
 		if (!wire->over)
-			wire->phase = RN_WIRE_REQ_SENT;
+			wire->phase = first_word(wire);
 		pthread_mutex_unlock(&rn_cm_lock);
 		return;
 	}
@@ -149,7 +154,7 @@ static void connected(struct rn_wire *wire)
 	pthread_mutex_lock(&rn_cm_lock);
 	if (!wire->over) {
 		memcpy(&wire->id->id.route.addr.src_addr, &near, length);
-		wire->phase = RN_WIRE_REQ_SENT;
+		wire->phase = first_word(wire);
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
 }

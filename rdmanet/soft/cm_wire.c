@@ -18,7 +18,8 @@
  *                                                     |        |
  *                                          DREP, close         EOF, close
  *
- * Whoever rejects closes as soon as that is said: it waits for nobody's goodwill.
+ * With a secret HELLO_SENT comes before REQ_SENT, and CHALLENGED and PROVEN before REQ_RECEIVED: cm_secret.c.  Whoever
+ * rejects closes as soon as that is said: it waits for nobody's goodwill.
  *
  * What the end of a wire means depends on its phase, and on nothing else: see lost().  The end is
  * EOF, an error, a message that makes no sense, or the death of the peer's process as its pidfd
@@ -33,6 +34,7 @@
  *
  *     cm_wire.c     a wire's life, and what its end means
  *     cm_message.c  what is said and what is heard
+ *     cm_secret.c   who must be known before that
  *     cm_socket.c   bytes out and in
  *     cm_listen.c   where wires of the passive side come from
  */
@@ -180,7 +182,7 @@ void rn_cm_wire_tell_disconnected(struct rn_wire *wire)
 /* Reasons that nobody has on iWARP, nor for datagrams; but on this device. */
 static bool is_ours(int reason)
 {
-	return reason == RN_REJ_NO_RESOURCES;
+	return reason == RN_REJ_NO_RESOURCES || reason >= RN_REJ_SECRET_WANTED;
 }
 
 void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status)
@@ -231,6 +233,7 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 		else
 			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -error);
 		break;
+	case RN_WIRE_HELLO_SENT:
 	case RN_WIRE_REQ_SENT:
 	case RN_WIRE_REP_RECEIVED:
 	case RN_WIRE_REQ_RECEIVED:
@@ -243,6 +246,8 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 		rn_cm_wire_tell_disconnected(wire);
 		break;
 	case RN_WIRE_ACCEPTED:
+	case RN_WIRE_CHALLENGED:
+	case RN_WIRE_PROVEN:
 	case RN_WIRE_CLOSING:
 	case RN_WIRE_TIMEWAIT:
 		break;
@@ -252,7 +257,7 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 
 bool rn_cm_wire_is_stranger(const struct rn_wire *wire)
 {
-	return wire->phase == RN_WIRE_ACCEPTED;
+	return wire->phase == RN_WIRE_ACCEPTED || wire->phase == RN_WIRE_CHALLENGED || wire->phase == RN_WIRE_PROVEN;
 }
 
 const char *rn_cm_wire_far(const struct rn_wire *wire, char text[RN_CM_FAR])
@@ -280,7 +285,7 @@ void rn_cm_wire_drop(struct rn_wire *wire, enum rn_warning cause, const char *wh
 
 	dropped++;
 	rn_warn(cause, "connection with %s dropped: %s", rn_cm_wire_far(wire, far), why);
-	if (wire->phase != RN_WIRE_REQ_SENT) {
+	if (wire->phase != RN_WIRE_REQ_SENT && wire->phase != RN_WIRE_HELLO_SENT) {
 		rn_cm_wire_lost(wire, 0);
 		return;
 	}
@@ -319,9 +324,12 @@ static void timed_out(struct rn_timer *timer)
 	pthread_mutex_lock(&rn_cm_lock);
 	switch (wire->phase) {
 	case RN_WIRE_ACCEPTED:
+	case RN_WIRE_CHALLENGED:
+	case RN_WIRE_PROVEN:
 		rn_cm_wire_drop(wire, RN_WARN_SILENCE, "it said nothing");
 		break;
 	case RN_WIRE_CONNECTING:
+	case RN_WIRE_HELLO_SENT:
 	case RN_WIRE_REQ_SENT:
 	case RN_WIRE_REP_SENT:
 		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);

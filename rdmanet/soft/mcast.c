@@ -8,6 +8,9 @@
  * the device has an address of, and gives what comes to each queue pair that is attached.  A sender that is
  * attached itself gets its own, as on an adapter that isn't told otherwise.
  *
+ * Everybody who can send to that address can send into the group.  So whoever demands a secret of its peers is in none
+ * (see ud_wire.c).
+ *
  * The table is guarded by rn_world.
  */
 #define _GNU_SOURCE
@@ -16,6 +19,7 @@
 #include <sys/socket.h>
 
 #include "gid.h"
+#include "guard.h"
 #include "log.h"
 #include "mcast.h"
 #include "ud.h"
@@ -170,6 +174,12 @@ RN_EXPORT int ibv_attach_mcast(struct ibv_qp *base, const union ibv_gid *gid, ui
 	if (rn_is_foreign(base->context) || base->qp_type != IBV_QPT_UD || !rn_gid_is_multicast(gid)) {
 		free(member);
 		return rn_is_foreign(base->context) ? ENODEV : EINVAL;
+	}
+	if (rn_settings.has_secret && rn_guarded(RN_GUARD_CM_SECRET)) {
+		free(member);
+		rn_warn(RN_WARN_SECRET,
+			"ibv_attach_mcast: RDMANET_SOFT_SECRET is set, and nothing that a group is sent proves it");
+		return EOPNOTSUPP;
 	}
 	pthread_mutex_lock(&rn_world);
 	group = find(gid);
