@@ -1,3 +1,4 @@
+# ruff: noqa: F821
 """Registers memory and makes windows, and tells their keys in the order in which it got them."""
 
 from rdmanet.verbs import MW, PD, MWType, open_device

@@ -1,0 +1,31 @@
+"""A server that offers memory, and its clients: what the attacks of test_offers.py and test_opcodes.py are staged with."""
+
+from typing import Any
+
+import pytest
+
+TRANSPORTS = pytest.mark.parametrize("way", ["mapped", "stream"])
+
+
+class Play:
+    """The owner, and what it said; the device of all of them, with or without guards."""
+
+    def __init__(self, stage, way: str, without: str, *options: str) -> None:
+        self.stage = stage
+        self.device = {"without": without}
+        if way == "stream":
+            self.device["RDMANET_SOFT_TRANSPORT"] = "stream"
+        self.owner = stage.start("offer_owner", *options, **self.device)
+        self.port = self.expect("port")["port"]
+
+    def start(self, script: str, *arguments: object):
+        return self.stage.start(script, self.port, *arguments, **self.device)
+
+    def expect(self, what: str) -> dict[str, Any]:
+        while what not in (said := self.owner.hear()):
+            pass
+        return said
+
+    def memory(self, client: int) -> bytes:
+        self.owner.tell(client=client, do="tell")
+        return bytes.fromhex(self.expect("memory")["memory"])

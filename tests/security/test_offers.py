@@ -1,0 +1,135 @@
+"""What a client of a server can do with memory that was offered: to another one, or to itself and taken back."""
+
+import os
+import signal
+
+import pytest
+
+from .play import TRANSPORTS, Play
+
+PATIENCE = 0.5
+BOUND_S = 30.0  # of what ends within PATIENCE and a second on a machine that is not busy
+
+
+def guest_with_an_offer(play: Play):
+    """An honest client that was offered a secret, and where."""
+    guest = play.start("offer_guest")
+    assert guest.hear() == {"connected": True}
+    play.expect("made")
+    play.owner.tell(client=0, do="offer", patience=PATIENCE)
+    offer = guest.hear()
+    return guest, offer
+
+
+def is_served(guest) -> None:
+    guest.tell(do="read")
+    assert guest.hear() == {"data": "secret of the 0."}
+    guest.tell(do="echo", text="still here")
+    assert guest.hear() == {"echo": "still here"}
+
+
+@TRANSPORTS
+def test_the_right_key_on_another_connection(stage, guarded, way):
+    """Even who has it can do nothing with it."""
+    play = Play(stage, way, "" if guarded else "window-qp")
+    guest, offer = guest_with_an_offer(play)
+    thief = play.start("offer_thief")
+    thief.tell(search=False, **offer)
+    said = thief.hear()
+    if guarded:
+        assert said["status"] == "REM_ACCESS_ERR"
+        assert "secret" not in said["data"]
+        assert play.expect("lost")["lost"] == 1
+    else:
+        assert said == {"status": "SUCCESS", "data": "secret of the 0."}
+    is_served(guest)
+
+
+@TRANSPORTS
+def test_a_search_for_the_key(stage, guarded, way):
+    """Who is offered memory himself knows keys of the same device; with predictable ones 256 guesses are enough."""
+    play = Play(stage, way, "" if guarded else "random-keys,window-qp", "offer")
+    guest = play.start("offer_guest")
+    assert guest.hear() == {"connected": True}
+    offer = guest.hear()
+    thief = play.start("offer_thief")
+    # A region and a window are made for each, one key after the other, the highest first.
+    thief.tell(search=True, ahead=2, **offer)
+    thief.hear()
+    said = thief.hear()
+    if guarded:
+        assert said == {"tried": 256, "found": ""}
+    else:
+        assert said["found"] == "secret of the 0."
+    is_served(guest)
+    play.owner.tell(client=0, do="tell")
+    counted = play.expect("memory")["wrong_keys"]
+    if guarded and way == "stream":
+        # It is on record: all of them by a number, and one line a second.
+        assert counted == 257
+        lines = [line for line in play.owner.errors().splitlines() if "asks for memory" in line]
+        assert 1 <= len(lines) < 257
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("how", ["acknowledges", "never"])
+def test_writing_after_the_revocation(stage, guarded, way, how):
+    """Whether it has said that it would not, or nothing at all: the owner's block ends, and with it the key."""
+    play = Play(stage, way, "" if guarded else "window-life")
+    holder = play.start("offer_holder", how)
+    assert holder.hear() == {"connected": True}
+    play.expect("made")
+    play.owner.tell(client=0, do="offer", patience=PATIENCE)
+    assert holder.hear() == {"first": "SUCCESS"}
+    assert play.memory(0).startswith(b"granted ")
+    play.owner.tell(client=0, do="leave")
+    assert play.expect("taken_back")["seconds"] < BOUND_S
+    holder.tell(go="on")
+    said = holder.hear()
+    if guarded:
+        assert said == {"second": "REM_ACCESS_ERR"}
+        assert play.memory(0).startswith(b"granted ")
+    else:
+        assert said == {"second": "SUCCESS"}
+        assert play.memory(0).startswith(b"REVOKED!")
+
+
+@TRANSPORTS
+def test_who_is_stopped_cannot_keep_the_memory(stage, way):
+    """Neither is the owner held up, nor is anything written when it goes on."""
+    play = Play(stage, way, "")
+    guest, _ = guest_with_an_offer(play)
+    holder = play.start("offer_holder", "never")
+    assert holder.hear() == {"connected": True}
+    play.expect("made")
+    play.owner.tell(client=1, do="offer", patience=PATIENCE)
+    assert holder.hear() == {"first": "SUCCESS"}
+    os.kill(holder.pid, signal.SIGSTOP)
+    play.owner.tell(client=1, do="leave")
+    assert play.expect("taken_back")["seconds"] < BOUND_S
+    os.kill(holder.pid, signal.SIGCONT)
+    holder.tell(go="on")
+    assert holder.hear()["second"] != "SUCCESS"
+    assert play.memory(1).startswith(b"granted ")
+    is_served(guest)
+
+
+@TRANSPORTS
+def test_who_invalidates_the_key_itself(stage, guarded, way):
+    """The device lets it. By our rules it ends the connection, and nobody else's."""
+    play = Play(stage, way, "" if guarded else "recv-opcode")
+    guest, _ = guest_with_an_offer(play)
+    holder = play.start("offer_holder", "invalidates")
+    assert holder.hear() == {"connected": True}
+    play.expect("made")
+    play.owner.tell(client=1, do="offer", patience=PATIENCE)
+    assert holder.hear() == {"first": "SUCCESS"}
+    assert holder.hear() == {"sent": "SUCCESS"}
+    last = holder.hear()["last"]
+    if guarded:
+        assert last == 6  # an Abort
+        lost = play.expect("lost")
+        assert (lost["lost"], lost["error"]) == (1, "ProtocolError")
+    else:
+        assert last == 1  # the echo: it passed for a message
+    is_served(guest)
