@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 enum { LOWEST_PORT = 32768, HIGHEST_PORT = 60999 }; /* where no service is expected to listen */
 
@@ -186,7 +187,7 @@ static struct port *port_open(uint16_t number)
 	if (errno)
 		goto failed;
 	port->self.port = number;
-	port->self.pid = rn_self()->pid;
+	port->self.pid = getpid();
 	port->self.state = RN_PEER_SELF;
 	return port;
 
