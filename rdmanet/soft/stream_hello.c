@@ -74,7 +74,7 @@ static bool answer_challenge(struct rn_stream *out, const struct rn_wire_greetin
 	uint8_t proof[PROOF];
 
 	if (!rn_settings.has_secret || out->challenged) {
-		rn_log("queue pair %06x: its peer asks for a secret, and RDMANET_SOFT_SECRET isn't set here",
+		rn_warn(RN_WARN_SECRET, "queue pair %06x: its peer asks for a secret, and there is none here",
 		       out->hello.source_qpn);
 		return false;
 	}
@@ -95,7 +95,7 @@ static bool is_welcome(struct rn_stream *out, const struct rn_wire_greeting *gre
 		if (is_same(proof, greeting->proof))
 			return true;
 	}
-	rn_log("queue pair %06x: its peer doesn't know the secret", out->hello.source_qpn);
+	rn_warn(RN_WARN_SECRET, "queue pair %06x: its peer doesn't know the secret", out->hello.source_qpn);
 	return false;
 }
 
@@ -162,7 +162,7 @@ static bool on_hello(struct rn_stream *in)
 {
 	memcpy(&in->hello, rn_wire_take(in, sizeof(in->hello)), sizeof(in->hello));
 	if (in->hello.magic != RN_STREAM_MAGIC || in->hello.version != RN_STREAM_VERSION) {
-		rn_log("a stranger on one of our ports speaks another language: closed");
+		rn_warn(RN_WARN_LANGUAGE, "a stranger on one of our ports speaks another language: closed");
 		return false;
 	}
 	if (!rn_settings.has_secret)
@@ -177,7 +177,7 @@ static bool on_proof(struct rn_stream *in)
 
 	prove(in, "requester", in->nonce, expected);
 	if (!is_same(expected, (const uint8_t *)rn_wire_take(in, PROOF))) {
-		rn_log("a stranger on one of our ports doesn't know the secret: closed");
+		rn_warn(RN_WARN_SECRET, "a stranger on one of our ports doesn't know the secret: closed");
 		greet(in, RN_GREETING_REFUSED);
 		return false;
 	}
