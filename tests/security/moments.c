@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moments: loaded into a victim (LD_PRELOAD), it stops after each call that does something to a TCP socket with a
- * port, until the attacker has had his turn. So a port that is open for a moment only is found by the first attack, and
- * not by the luck of a loop.
+ * Moments: loaded into a victim (LD_PRELOAD), it stops after each call that does something to a TCP socket with a port,
+ * until the attacker has had his turn. So a port that is open for a moment only is found by the first attack, and not by
+ * the luck of a loop.
  *
  * The attacker listens on the abstract name MOMENTS; he is told the port and the call, and answers with a byte.
  */
@@ -48,8 +48,7 @@ static void a_moment(int fd, const char *call)
 		pthread_mutex_lock(&one);
 		find_attacker();
 		got = snprintf(text, sizeof(text), "%u %s", (unsigned)ntohs(at.sin6_port), call);
-		if (attacker >= 0 &&
-		    (send(attacker, text, (size_t)got, 0) != got || recv(attacker, &answer, 1, 0) != 1))
+		if (attacker >= 0 && (send(attacker, text, (size_t)got, 0) != got || recv(attacker, &answer, 1, 0) != 1))
 			abort();
 		pthread_mutex_unlock(&one);
 	}
