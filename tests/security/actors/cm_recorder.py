@@ -7,6 +7,15 @@ server `answers` to the repetitions.
 import select
 import socket
 
+
+def receive(connection):
+    """What it says; nothing when it has gone, in whichever way."""
+    try:
+        return connection.recv(4096)
+    except ConnectionError:
+        return b""
+
+
 server = ("127.0.0.1", int(argv[0]))
 listener = socket.create_server(("127.0.0.1", 0))
 say(port=listener.getsockname()[1])
@@ -16,7 +25,7 @@ ends |= {there: here for here, there in ends.items()}
 heard = dict.fromkeys(ends, b"")
 while True:
     ready = select.select(list(ends), [], [])[0]
-    said = {one: one.recv(4096) for one in ready}
+    said = {one: receive(one) for one in ready}
     for one, words in said.items():
         heard[one] += words
         if words:
@@ -34,11 +43,8 @@ for _ in range(int(argv[1])):
     with socket.create_connection(server) as again:
         again.sendall(words)
         answer = b""
-        try:
-            while more := again.recv(4096):
-                answer += more
-        except ConnectionError:
-            pass
+        while more := receive(again):
+            answer += more
         answers.append(answer.hex())
 say(answers=answers)
 hear()
