@@ -1,4 +1,4 @@
-"""A server that offers memory, and its clients: what the attacks of test_offers.py and test_opcodes.py are staged with."""
+"""A server that offers memory, and its clients: the stage of test_offers.py and test_opcodes.py."""
 
 from typing import Any
 

@@ -4,7 +4,6 @@ argv is who it is (see link_words.become). It says `began` when the link is bein
 """
 
 from link_words import become
-
 from rdmanet import _core
 from rdmanet.verbs import CQ, PD, QP, QPCap, QPInitAttr
 

@@ -1,7 +1,6 @@
 """A process with a queue pair; argv is who it is (see link_words.become). Says the `port`, until it is to end."""
 
 from link_words import become
-
 from rdmanet import _core
 from rdmanet.verbs import CQ, PD, QP, QPCap, QPInitAttr
 

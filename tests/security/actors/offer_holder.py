@@ -5,7 +5,6 @@ usage: offer_holder PORT acknowledges|never|invalidates
 """
 
 from hostile import DATA, Client, frame
-
 from rdmanet._core import WROpcode
 
 port, how = int(argv[0]), argv[1]

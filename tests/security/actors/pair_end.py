@@ -14,7 +14,6 @@ import select
 import sys
 
 from link_words import become
-
 from rdmanet import _core
 from rdmanet.verbs import CQ, PD, QP, AccessFlags, CompChannel, QPCap, QPInitAttr, RecvWR, SendWR, WROpcode
 
