@@ -15,6 +15,7 @@
 
 #include <fcntl.h>
 #include <netinet/tcp.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 enum {
@@ -30,7 +31,7 @@ static int spare = -1;
 static void take_spare(void)
 {
 	if (spare < 0 && rn_guarded(RN_GUARD_RESERVE))
-		spare = rn_fd_own(open("/dev/null", O_RDONLY | O_CLOEXEC));
+		spare = rn_fd_own(eventfd(0, EFD_CLOEXEC));
 }
 
 static bool give_spare(void)
@@ -54,7 +55,7 @@ void rn_cm_listen_forked(void)
 
 bool rn_cm_has_descriptors(void)
 {
-	int fd = rn_fd_own(open("/dev/null", O_RDONLY | O_CLOEXEC));
+	int fd = rn_fd_own(eventfd(0, EFD_CLOEXEC));
 	bool none = fd < 0 && (errno == EMFILE || errno == ENFILE);
 
 	rn_fd_close(fd);
@@ -73,10 +74,10 @@ static bool is_of_reserve(int fd)
 	return (rlim_t)fd >= files.rlim_cur - reserve;
 }
 
-/* A stranger leaves, and this one gets its number. */
-static int leave_reserve(int fd)
+/* The lowest number that is free, if that is lower. */
+static int move_down(int fd)
 {
-	int lower = rn_stranger_make_room() ? rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 0)) : -1;
+	int lower = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
 
 	if (lower < 0 || lower > fd) {
 		rn_fd_close(lower);
@@ -117,15 +118,28 @@ static int accept_socket(struct rn_cm_id *listener, struct sockaddr_storage *far
 	return rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
 }
 
-/* A socket; -1 and errno. */
-static int next_socket(struct rn_cm_id *listener, struct sockaddr_storage *far)
+/*
+ * A socket; -1 and errno. is_last: there is no room for it; a stranger would have had to leave, and there was none.
+ * Without a descriptor accept() doesn't say whether anybody is there: the spare one finds it out, and no stranger leaves
+ * for nobody.
+ */
+static int next_socket(struct rn_cm_id *listener, struct sockaddr_storage *far, bool *is_last)
 {
-	int fd = accept_socket(listener, far);
+	int fd;
 
-	if (fd < 0 && (errno == EMFILE || errno == ENFILE) && (rn_stranger_make_room() || give_spare()))
+	take_spare();
+	*is_last = false;
+	fd = accept_socket(listener, far);
+	if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+		*is_last = give_spare();
+		if (!*is_last && !rn_stranger_make_room())
+			return rn_cm_error(EMFILE);
 		fd = accept_socket(listener, far);
-	if (fd >= 0 && is_of_reserve(fd))
-		fd = leave_reserve(fd);
+	}
+	if (fd < 0 || !(*is_last |= is_of_reserve(fd)) || !rn_stranger_make_room())
+		return fd;
+	fd = move_down(fd);
+	*is_last = is_of_reserve(fd);
 	return fd;
 }
 
@@ -159,11 +173,10 @@ static bool accept_one(struct rn_cm_id *listener)
 	socklen_t near_length = sizeof near;
 	static const int on = 1;
 	struct rn_wire *wire;
-	bool more, by_name;
+	bool more, by_name, is_last;
 	int fd;
 
-	take_spare();
-	fd = next_socket(listener, &far);
+	fd = next_socket(listener, &far, &is_last);
 	if (fd < 0 && is_shortage(errno)) {
 		warn_of_shortage(listener, "they wait");
 		rn_source_modify(&listener->accepting, 0);
@@ -172,7 +185,7 @@ static bool accept_one(struct rn_cm_id *listener)
 	}
 	if (fd < 0)
 		return errno != EAGAIN;
-	if (is_of_reserve(fd)) {
+	if (is_last) {
 		rn_cm_say_no(fd, RN_REJ_NO_RESOURCES);
 		rn_fd_close(fd);
 		warn_of_shortage(listener, "a newcomer is refused");

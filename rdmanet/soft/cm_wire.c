@@ -255,11 +255,6 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 	rn_cm_wire_finish(wire);
 }
 
-bool rn_cm_wire_is_stranger(const struct rn_wire *wire)
-{
-	return wire->phase == RN_WIRE_ACCEPTED || wire->phase == RN_WIRE_CHALLENGED || wire->phase == RN_WIRE_PROVEN;
-}
-
 const char *rn_cm_wire_far(const struct rn_wire *wire, char text[RN_CM_FAR])
 {
 	const struct sockaddr_storage *far = wire->far.ss_family ? &wire->far : &wire->dst;

@@ -166,8 +166,6 @@ void rn_cm_wire_drop(struct rn_wire *wire, enum rn_warning cause, const char *wh
 /* Who is at the other end: "127.0.0.1 port 4711", "user 1000 of this host". */
 enum { RN_CM_FAR = 80 };
 const char *rn_cm_wire_far(const struct rn_wire *wire, char text[RN_CM_FAR]);
-/* Does somebody come whom nobody knows yet? */
-bool rn_cm_wire_is_stranger(const struct rn_wire *wire);
 void rn_cm_wire_tell_disconnected(struct rn_wire *wire);
 void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status);
 /* The same, with the private data of a field of this length. */

@@ -106,8 +106,9 @@ void rn_process_notify(struct process *process, enum rn_notice_why why)
 
 	process->peers_count++; /* it stays */
 	do {
-		for (peer = process->peers; peer && (peer->round == round || peer->is_unmapped); peer = peer->next_sibling)
-			;
+		peer = process->peers;
+		while (peer && (peer->round == round || peer->is_unmapped))
+			peer = peer->next_sibling;
 		if (peer) {
 			peer->round = round;
 			rn_peer_notify(peer, why);

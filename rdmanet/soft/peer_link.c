@@ -273,8 +273,9 @@ static void segment_failed(struct process *process, struct segment *segment)
 	}
 	if (segment->tries < MAP_TRIES && ++segment->tries == MAP_TRIES) {
 		process->given_up++;
-		rn_warn(RN_WARN_MAPPING, "segment %u of process %d can't be mapped: its memory is reached by system calls, or by "
-			"its owner", segment->id, process->pid);
+		rn_warn(RN_WARN_MAPPING,
+			"segment %u of process %d can't be mapped: its memory is reached by system calls, or by its owner",
+			segment->id, process->pid);
 	}
 	segment->again_ns = rn_now_ns() + pauses_ms[segment->tries - 1] * 1000000ull;
 	if (!process->asks_again)
@@ -397,7 +398,8 @@ static void channel_forget(struct process *process, struct channel *channel)
 /* For the channel and an event on it, or for the event alone. With channel_lock held. */
 static void channel_ask(struct process *process, struct channel *channel)
 {
-	struct message want = rn_message(WANT_CHANNEL, channel->id, channel->is_lost && rn_now_ns() < channel->again_ns);
+	bool event_alone = channel->is_lost && rn_now_ns() < channel->again_ns;
+	struct message want = rn_message(WANT_CHANNEL, channel->id, event_alone);
 
 	channel->asked = true;
 	channel->owed = false;

@@ -48,7 +48,8 @@ static void ear_ready(struct rn_source *source, uint32_t epoll_events)
 	if (fd < 0 && errno == EMFILE && rn_stranger_make_room())
 		fd = accept_at(ear);
 	if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-		rn_warn(RN_WARN_DESCRIPTORS, "a connection to one of our queue pairs can't be accepted yet: %s", strerror(errno));
+		rn_warn(RN_WARN_DESCRIPTORS, "a connection to one of our queue pairs can't be accepted yet: %s",
+			strerror(errno));
 		rn_source_modify(source, 0);
 		rn_timer_set_ms(&ear->breathe, BREATHE_MS);
 	}
@@ -246,7 +247,7 @@ uint16_t rn_port_claim(void)
 	if (!port) {
 		port = port_find(true);
 		if (!port && errno == EADDRINUSE && (port = port_find(false)))
-			rn_warn(RN_WARN_NAME, "others have all names of ports that we could find: port %u has none, and all goes by TCP",
+			rn_warn(RN_WARN_NAME, "others have the names of all ports: port %u has none, and all goes by TCP",
 				port->port);
 		if (port) {
 			port->next = rn_peers.ports;

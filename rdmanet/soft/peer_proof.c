@@ -59,8 +59,8 @@ enum { REMEMBERED = 32, REMEMBERED_MS = 1000, HEX = 2 * RN_NONCE };
 const char *const rn_refusal_names[REFUSALS] = {
 	[REFUSED_USER] = "another user, or one without a name here",
 	[REFUSED_UNSEEN] = "another pid namespace",
-	[REFUSED_NO_TRACE] = "the kernel doesn't let one trace the other (other capabilities, another user namespace, not "
-			     "dumpable, or no /proc)",
+	[REFUSED_NO_TRACE] = "the kernel doesn't let one trace the other (other capabilities, another user namespace, "
+			     "not dumpable, or no /proc)",
 	[REFUSED_VERSION] = "another version",
 	[REFUSED_CLOSED] = "its device is closed",
 	[REFUSED_NONCE] = "one can't see the other's descriptors",
@@ -224,13 +224,13 @@ void rn_proof_tell_secret(const struct proof *proof, enum rn_link_end ours, stru
 enum refusal rn_proof_check_secret(const struct proof *proof, enum rn_link_end ours, const struct identity *other)
 {
 	uint8_t both[2 * RN_NONCE];
+	const char *its_role;
 
 	if (!rn_settings.has_secret)
 		return 0;
 	said(proof, ours, both);
-	return rn_secret_is_proven(roles[ours == LINK_CLIENT ? LINK_SERVER : LINK_CLIENT], both, sizeof both, other->secret)
-		       ? 0
-		       : REFUSED_SECRET;
+	its_role = roles[ours == LINK_CLIENT ? LINK_SERVER : LINK_CLIENT];
+	return rn_secret_is_proven(its_role, both, sizeof both, other->secret) ? 0 : REFUSED_SECRET;
 }
 
 /* --- the end ------------------------------------------------------------------------------------ */
@@ -283,7 +283,8 @@ void rn_proof_failed(const struct proof *proof, enum refusal refusal)
 		rn_warn(RN_WARN_SECRET, "process %d and this one don't see each other's memory: %s", proof->pid, why);
 		break;
 	default:
-		rn_warn(RN_WARN_LINK, "process %d of user %u and this one don't see each other's memory, and meet by TCP: %s",
+		rn_warn(RN_WARN_LINK,
+			"process %d of user %u and this one don't see each other's memory, and meet by TCP: %s",
 			proof->pid, (unsigned)proof->user, why);
 	}
 	if (refusal != REFUSED_NO_TRACE && refusal != REFUSED_NONCE && refusal != REFUSED_SECRET)

@@ -4,8 +4,8 @@
  *
  *     stranger -- HELLO --> challenged -- PROOF --> served
  *
- * A stranger has a socket, and who is challenged a memfd beside it.  The latter is a process that we may trace, and that
- * has to read one name: more than CHALLENGED_MAX of them at a time are none of ours, and the eldest leaves.
+ * A stranger has a socket, and who is challenged a memfd beside it.  The latter is a process that we may trace, and
+ * that has to read one name: more than CHALLENGED_MAX of them at a time are none of ours, and the eldest leaves.
  */
 #define _GNU_SOURCE
 #include "own.h"
@@ -123,7 +123,8 @@ static void limit_challenged(const struct served *newcomer)
 			eldest = served; /* the newest is first */
 	}
 	if (count > CHALLENGED_MAX && eldest) {
-		rn_warn(RN_WARN_SILENCE, "process %d doesn't show that it can see our descriptors: closed", eldest->proof.pid);
+		rn_warn(RN_WARN_SILENCE, "process %d doesn't show that it can see our descriptors: closed",
+			eldest->proof.pid);
 		rn_served_close(eldest);
 	}
 }

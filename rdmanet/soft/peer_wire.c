@@ -212,7 +212,8 @@ char *rn_map_sealed(int fd, int64_t size)
 		return NULL; /* no descriptor was free for it: that has been said */
 	seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0 || (seals & needed) != needed || size <= 0 || fstat(fd, &st) || st.st_size != size) {
-		rn_warn(RN_WARN_MAPPING, "another process's memory is not sealed, or not of the size that it said: refused");
+		rn_warn(RN_WARN_MAPPING,
+			"another process's memory is not sealed, or not of the size that it said: refused");
 		return NULL;
 	}
 	base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -106,11 +106,13 @@ bool rn_stream_is_expected(struct rn_stream *in, struct rn_qp *qp)
 	union ibv_gid from;
 
 	if (!rn_life_is_open(atomic_load(&qp->own->life)) || qp->streams.in || qp->streams.left ||
-	    qp->attr.dest_qp_num != in->hello.source_qpn || !source_of(in, &from) || !is_from_its_address(in, qp, &from))
+	    qp->attr.dest_qp_num != in->hello.source_qpn || !source_of(in, &from) ||
+	    !is_from_its_address(in, qp, &from))
 		return false;
 	if (is_mapped(qp) && rn_guarded(RN_GUARD_TCP_ATTACH)) {
 		if (atomic_load(&qp->peer->state) != RN_PEER_CONNECTING)
-			rn_warn(RN_WARN_ATTACH, "queue pair %06x: a TCP connection in the name of its peer, who maps it: refused",
+			rn_warn(RN_WARN_ATTACH,
+				"queue pair %06x: a TCP connection in the name of its peer, who maps it: refused",
 				qp->ex.qp_base.qp_num);
 		return false;
 	}

@@ -43,7 +43,7 @@ static inline struct wire_words wire_words(unsigned type, uint32_t value)
 
 	return (struct wire_words){
 		.message = {.magic = WIRE_MAGIC, .version = WIRE_VERSION, .type = (uint16_t)type, .value = value},
-		.identity.instance = instance += 2, /* another each time: what was known of the last one isn't to be used */
+		.identity.instance = instance += 2, /* another each time, of which nothing is known */
 	};
 }
 

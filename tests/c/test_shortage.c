@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Processes that lack what they need to reach each other's memory: room in their address space, descriptors, or the time
- * to answer.  It costs the way that the bytes go, never the link, a message or an event.
+ * Processes that lack what they need to reach each other's memory: room in their address space, descriptors, or the
+ * time to answer.  It costs the way that the bytes go, never the link, a message or an event.
  */
 #include "processes.h"
 
@@ -167,8 +167,12 @@ static struct rn_counters counted(void)
 /* Into its memory and back, and an atomic: right, whichever way it goes. */
 static void use_its_memory(void)
 {
-	struct ibv_send_wr add = {.wr_id = 3, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .send_flags = IBV_SEND_SIGNALED,
-				  .wr.atomic = {.remote_addr = b.buffer + MAPPED - 8, .rkey = b.rkey, .compare_add = 5}};
+	struct ibv_send_wr add = {
+		.wr_id = 3,
+		.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		.send_flags = IBV_SEND_SIGNALED,
+		.wr.atomic = {.remote_addr = b.buffer + MAPPED - 8, .rkey = b.rkey, .compare_add = 5},
+	};
 	static uint64_t sum;
 
 	for (int i = 0; i < 5000; i++)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The owner lies: a process on this host lets us map its arena, and what it says on the link is fuzz: its challenge and
- * its welcome, the memory and the channel that it was asked for, its answers to requests, what it takes back.  Its arena is a copy
- * of our own, in which a queue pair waits for us; so there is something to ask for.  Whatever it says, each request
- * completes once and in order, and nothing is written but where the READ wants it.
+ * its welcome, the memory and the channel that it was asked for, its answers to requests, what it takes back.  Its
+ * arena is a copy of our own, in which a queue pair waits for us; so there is something to ask for.  Whatever it says,
+ * each request completes once and in order, and nothing is written but where the READ wants it.
  *
  * The first byte: 1 challenge and welcome are proper ones; 2 memory is never reached by process_vm_*, so the owner is
  * asked; 4 the challenge is a proper one.

@@ -61,6 +61,23 @@ def test_all_at_once(stage):
     server.finish()
 
 
+def test_none_left_at_all(stage):
+    """The program has taken them itself, the last ones too: newcomers are told so all the same."""
+    server = stage.start("echo_server", "127.0.0.1", LIMIT)
+    port = server.hear()["port"]
+    friend, crowd = stage.start("crowd", port, 10, 0), stage.start("crowd", port, 50, 0)
+    (result,) = connect([friend])
+    assert result["accepted"] == 10
+    server.tell(eat=True)
+    assert server.hear()["ate"] > 100
+    (result,) = connect([crowd])
+    assert (result["accepted"], sum(result["errors"].values())) == (0, 50)
+    assert all("no descriptors left" in error for error in result["errors"]), result
+    assert result["seconds"] < 1
+    assert echoes([friend]) == [{"echoes": 10, "others": []}]
+    server.end()  # it can't do anything any more
+
+
 def test_a_client_at_its_own_limit(stage):
     """Its next connection fails at once, and says why; the others go on."""
     server = stage.start("echo_server", "127.0.0.1", 0)

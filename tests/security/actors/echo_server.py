@@ -1,13 +1,13 @@
 """An echo server of streams: argv is its address and its limit of descriptors (0: as it is).
 
-Says its `port`. For each line it hears: how many connections it has, and whether open() works.
+Says its `port`. For each line it hears: how many connections it has, and whether open() works; for {"eat": true} it
+takes all descriptors that are left, and says how many it `ate`.
 """
 
 import asyncio
 import contextlib
 import os
 import resource
-import sys
 
 from rdmanet import start_rdma_stream_server
 
@@ -32,6 +32,16 @@ def can_open():
     return True
 
 
+def eat():
+    ate = 0
+    try:
+        while True:
+            os.dup(0)
+            ate += 1
+    except OSError:
+        return ate
+
+
 async def main():
     address, limit = argv[0], int(argv[1])
     if limit:
@@ -39,7 +49,10 @@ async def main():
     server = await start_rdma_stream_server(echo, address, 0)
     say(port=server.sockets[0].getsockname()[1])
     loop = asyncio.get_running_loop()
-    while await loop.run_in_executor(None, sys.stdin.readline):
+    while (order := await loop.run_in_executor(None, hear)) is not None:
+        if "eat" in order:
+            say(ate=eat())
+            continue
         say(connections=len(connections), can_open=can_open())
     server.close()
 
