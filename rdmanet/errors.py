@@ -251,9 +251,18 @@ def completion_error(
 
 # Reasons of a rejection that an application meets, from the InfiniBand CM. iWARP devices report an errno.
 _REJECT_REASONS = {
+    3: "the server has no descriptors left (RLIMIT_NOFILE), or other resources, for one more",
     8: "nobody listens there",
     10: "stale connection",
     28: "refused by the application",
+}
+
+# Of datagrams too, on the embedded device; the others are its connection manager's own (cm.h).
+_NO_RESOURCES = 3
+_SECRET_REASONS = {
+    0x5301: "the server asks for a secret (RDMANET_SOFT_SECRET), and none is set here",
+    0x5302: "the server knows another secret (RDMANET_SOFT_SECRET)",
+    0x5303: "the server knows no secret, and one is set here (RDMANET_SOFT_SECRET)",
 }
 
 
@@ -263,9 +272,16 @@ def cm_error(event: str, status: int) -> OSError:
     :param event: the event's name as in :class:`rdmanet.cm.CMEventType`
     :param status: the event's status: 0, -errno, or for REJECTED the reason
     """
+    if -status in (errno.EMFILE, errno.ENFILE):
+        # Ours, not the peer's.
+        return OSError(-status, f"no descriptor for a connection (RLIMIT_NOFILE): {os.strerror(-status)}")
     why = os.strerror(-status) if status < 0 else ""
-    if event == "REJECTED":
-        reason = why or _REJECT_REASONS.get(status, f"reason {status}")
+    if (
+        event == "REJECTED"
+        or status in _SECRET_REASONS
+        or (event == "UNREACHABLE" and status == _NO_RESOURCES)
+    ):
+        reason = why or _SECRET_REASONS.get(status) or _REJECT_REASONS.get(status, f"reason {status}")
         return ConnectionRefusedError(errno.ECONNREFUSED, f"connection rejected: {reason}")
     if event == "DISCONNECTED":
         return ConnectionResetError(errno.ECONNRESET, "disconnected by the peer")

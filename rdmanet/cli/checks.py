@@ -12,6 +12,8 @@ import platform
 import re
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,13 @@ _MODULES = {
     "rdma_ucm": "rdma_cm from user space",
 }
 _PR_GET_DUMPABLE = 3
+_LOOK = """
+import os, sys
+try:
+    os.readlink(sys.argv[1])
+except OSError as exc:
+    print(exc.strerror)
+"""
 _INSTALL = (
     "apt-get install libibverbs1 librdmacm1 ibverbs-providers (Fedora: dnf install libibverbs librdmacm)"
 )
@@ -225,19 +234,63 @@ def forks(root: Path) -> Iterator[Finding]:
         )
 
 
+def mapped(root: Path) -> Iterator[Finding]:
+    """Whether processes of this user may map what this process registers with the embedded device, and why not.
+
+    They may if the kernel lets them trace it: then they can read the names of its descriptors, as a child tries here.
+    """
+    if os.environ.get("RDMANET_SOFT_TRANSPORT") == "stream":
+        yield Finding(
+            "mapped", "info", "RDMANET_SOFT_TRANSPORT=stream: all goes by TCP, and nobody maps this process"
+        )
+    elif not _is_dumpable():
+        yield Finding(
+            "mapped",
+            "info",
+            "this process is not dumpable: nobody may trace it, so all goes by TCP",
+            "a process that gives up privileges without exec becomes so: start it as its user instead",
+        )
+    elif os.geteuid() == _overflow_user(root):
+        yield Finding(
+            "mapped",
+            "info",
+            f"user {os.geteuid()} is what the kernel calls those without a name here: all goes by TCP",
+            "run as a user of one's own; in a container: map the user into its user namespace",
+        )
+    elif why := _why_no_trace(root):
+        yield Finding(
+            "mapped",
+            "info",
+            f"a child of this process may not look at its descriptors ({why}): all goes by TCP",
+            "mount /proc, and allow processes of one user to trace each other",
+        )
+    elif _has_capabilities(root):
+        yield Finding(
+            "mapped", "ok", "processes of this user with the same capabilities map this one's memory"
+        )
+    else:
+        yield Finding("mapped", "ok", "processes of this user, without capabilities, map this one's memory")
+
+
 def direct(root: Path) -> Iterator[Finding]:
     """Whether the embedded device may copy between the memories of two processes of this user."""
     scope = _read(root / "proc/sys/kernel/yama/ptrace_scope").strip() or "0"
-    libc = ctypes.CDLL(None, use_errno=True)
     if scope not in ("0", "") and os.geteuid() != 0:
+        asked = os.environ.get("RDMANET_SOFT_PTRACER") == "1" and scope == "1"
         yield Finding(
             "direct",
             "info",
-            f"kernel.yama.ptrace_scope is {scope}: memory that is not the device's own is copied twice",
-            "memory of PD.alloc_mr() is shared anyway; for the rest: sysctl kernel.yama.ptrace_scope=0",
+            f"kernel.yama.ptrace_scope is {scope}"
+            + (
+                ", but RDMANET_SOFT_PTRACER=1"
+                if asked
+                else ": memory that is not the device's own is copied twice"
+            ),
+            "memory of PD.alloc_mr() is shared anyway; for the rest, where the scope is 1: RDMANET_SOFT_PTRACER=1, "
+            "which lets every process of this user trace this one",
         )
-    elif libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0:
-        yield Finding("direct", "info", "this process is not dumpable: its private memory is copied twice")
+    elif not _is_dumpable():
+        yield Finding("direct", "info", "this process is not dumpable: see `mapped`")
     else:
         yield Finding(
             "direct", "ok", "processes of this user copy straight into each other's registered memory"
@@ -252,8 +305,33 @@ CHECKS: dict[str, Check] = {
     "ports": ports,
     "gids": gids,
     "fork": forks,
+    "mapped": mapped,
     "direct": direct,
 }
+
+
+def _is_dumpable() -> bool:
+    return bool(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) != 0)
+
+
+def _overflow_user(root: Path) -> int:
+    text = _read(root / "proc/sys/kernel/overflowuid").strip()
+    return int(text) if text.isdigit() else 65534
+
+
+def _why_no_trace(root: Path) -> str:
+    """What the kernel tells a child that reads the name of one of our descriptors; nothing, when it may."""
+    with open(os.devnull) as file:
+        name = root / "proc" / str(os.getpid()) / "fd" / str(file.fileno())
+        child = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _LOOK, name], stdout=subprocess.PIPE, text=True
+        )
+    return child.stdout.strip()
+
+
+def _has_capabilities(root: Path) -> bool:
+    found = re.search(r"^CapPrm:\s*([0-9a-f]+)", _read(root / "proc/self/status"), re.MULTILINE)
+    return found is not None and int(found[1], 16) != 0
 
 
 def _has_hardware(root: Path) -> bool:

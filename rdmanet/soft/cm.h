@@ -10,7 +10,7 @@
  *     cm_multicast.c  groups of an identifier for datagrams
  *     cm_sync.c     identifiers without a channel, whose calls wait
  *     cm_wire.c     the TCP socket under a connection: time-outs, loss; with it cm_message.c,
- *                   cm_socket.c, cm_listen.c
+ *                   cm_secret.c, cm_socket.c, cm_listen.c
  *
  * Who runs where.  Exported calls run in the program's threads and never wait for a socket: they
  * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the
@@ -223,16 +223,28 @@ enum {
 	RN_CM_SIDR_REQ_PRIVATE = 180,
 	RN_CM_SIDR_REP_PRIVATE = 136,
 };
-/* Reasons of rejection, by the InfiniBand specification. */
-enum { RN_REJ_TIMEOUT = 4, RN_REJ_INVALID_SERVICE_ID = 8, RN_REJ_CONSUMER_DEFINED = 28 };
+/* Reasons of rejection, by the InfiniBand specification; and our own, which errors.py puts in words: the other side
+ * asks for a secret, it knows another, it knows none. */
+enum {
+	RN_REJ_NO_RESOURCES = 3,
+	RN_REJ_TIMEOUT = 4,
+	RN_REJ_INVALID_SERVICE_ID = 8,
+	RN_REJ_CONSUMER_DEFINED = 28,
+	RN_REJ_SECRET_WANTED = 0x5301,
+	RN_REJ_SECRET_WRONG,
+	RN_REJ_SECRET_UNKNOWN,
+};
 /* What is said about datagrams. */
 enum { RN_SIDR_SUCCESS, RN_SIDR_UNSUPPORTED, RN_SIDR_REJECT, RN_SIDR_LAST = 5 };
 
 enum rn_wire_phase {
 	RN_WIRE_CONNECTING,
+	RN_WIRE_HELLO_SENT, /* with a secret */
 	RN_WIRE_REQ_SENT,
 	RN_WIRE_REP_RECEIVED,
 	RN_WIRE_ACCEPTED,
+	RN_WIRE_CHALLENGED, /* with a secret: proven by us, and */
+	RN_WIRE_PROVEN,     /* by the peer */
 	RN_WIRE_REQ_RECEIVED,
 	RN_WIRE_REP_SENT,
 	RN_WIRE_ESTABLISHED,

@@ -1,35 +1,90 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Listeners: sockets are accepted as long as the program reads the requests that come over them, and
- * a wire is made for each.  Who says nothing has to go, the eldest first when there are too many.
+ * a wire is made for each.  Until its request has come it is a stranger, and may have to go (stranger.h).
+ *
+ * The last descriptors of the process are for the program, and for connections that are being made: whom accept() gives
+ * one of those numbers is refused at once, with the reason, and is not waited for.  When there is none at all, a
+ * spare one is given up for as long as that takes.
  */
 #define _GNU_SOURCE
 #include "cm_wire.h"
 
+#include "gid.h"
+#include "guard.h"
+
+#include <fcntl.h>
 #include <netinet/tcp.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
 
 enum {
-	UNHEARD_MAX = 1024, /* accepted sockets that have not spoken yet */
 	ACCEPTS_PER_ROUND = 16,
 	BREATHE_MS = 100,
+	RESERVE_MAX = 32,
 };
 
-static void drop_eldest_unheard(void)
-{
-	struct rn_wire *wire = NULL;
+/* --- descriptors --------------------------------------------------------------------------------- */
 
-	pthread_mutex_lock(&rn_cm_lock);
-	for (struct rn_list *item = rn_cm_wires.next; rn_cm_unheard >= UNHEARD_MAX && !wire && item != &rn_cm_wires;
-	     item = item->next) {
-		wire = RN_OWNER(item, struct rn_wire, link);
-		if (wire->phase != RN_WIRE_ACCEPTED || wire->over)
-			wire = NULL;
-		else
-			rn_cm_wire_drop(wire, "too many that say nothing");
+static int spare = -1;
+
+static void take_spare(void)
+{
+	if (spare < 0 && rn_guarded(RN_GUARD_RESERVE))
+		spare = rn_fd_own(eventfd(0, EFD_CLOEXEC));
+}
+
+static bool give_spare(void)
+{
+	bool had_one = spare >= 0;
+
+	rn_fd_close(spare);
+	spare = -1;
+	return had_one;
+}
+
+void rn_cm_listen_stop(void)
+{
+	give_spare();
+}
+
+void rn_cm_listen_forked(void)
+{
+	spare = -1;
+}
+
+bool rn_cm_has_descriptors(void)
+{
+	int fd = rn_fd_own(eventfd(0, EFD_CLOEXEC));
+	bool none = fd < 0 && (errno == EMFILE || errno == ENFILE);
+
+	rn_fd_close(fd);
+	return !none;
+}
+
+/* The kernel gives the lowest free number, so all below are taken. */
+static bool is_of_reserve(int fd)
+{
+	struct rlimit files;
+	rlim_t reserve;
+
+	if (!rn_guarded(RN_GUARD_RESERVE) || getrlimit(RLIMIT_NOFILE, &files))
+		return false;
+	reserve = files.rlim_cur / 4 < RESERVE_MAX ? files.rlim_cur / 4 : RESERVE_MAX;
+	return (rlim_t)fd >= files.rlim_cur - reserve;
+}
+
+/* The lowest number that is free, if that is lower. */
+static int move_down(int fd)
+{
+	int lower = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+
+	if (lower < 0 || lower > fd) {
+		rn_fd_close(lower);
+		return fd;
 	}
-	pthread_mutex_unlock(&rn_cm_lock);
-	if (wire)
-		rn_cm_wire_sweep(wire);
+	rn_fd_close(fd);
+	return lower;
 }
 
 /* Who comes by name comes from this host, and has no address: the loopback's, as far as there is one. */
@@ -49,43 +104,110 @@ static void name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *
 	rn_cm_set_port((struct sockaddr *)far, 0);
 }
 
+/* --- newcomers ----------------------------------------------------------------------------------- */
+
+static bool is_shortage(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
+}
+
+static int accept_socket(struct rn_cm_id *listener, struct sockaddr_storage *far)
+{
+	socklen_t length = sizeof *far;
+
+	return rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+}
+
+/*
+ * A socket; -1 and errno. is_last: there is no room for it; a stranger would have had to leave, and there was none.
+ * Without a descriptor accept() doesn't say whether anybody is there: the spare one finds it out, and no stranger leaves
+ * for nobody.
+ */
+static int next_socket(struct rn_cm_id *listener, struct sockaddr_storage *far, bool *is_last)
+{
+	int fd;
+
+	take_spare();
+	*is_last = false;
+	fd = accept_socket(listener, far);
+	if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+		*is_last = give_spare();
+		if (!*is_last && !rn_stranger_make_room())
+			return rn_cm_error(EMFILE);
+		fd = accept_socket(listener, far);
+	}
+	if (fd < 0 || !(*is_last |= is_of_reserve(fd)) || !rn_stranger_make_room())
+		return fd;
+	fd = move_down(fd);
+	*is_last = is_of_reserve(fd);
+	return fd;
+}
+
+static void warn_of_shortage(const struct rn_cm_id *listener, const char *what)
+{
+	struct rlimit files = {0};
+
+	getrlimit(RLIMIT_NOFILE, &files);
+	rn_warn(RN_WARN_DESCRIPTORS,
+		"listening on port %u: of %llu descriptors (RLIMIT_NOFILE) none is left for more: %s",
+		(unsigned)be16toh(rn_cm_port(&listener->id.route.addr.src_addr)), (unsigned long long)files.rlim_cur,
+		what);
+}
+
+static void leave(struct rn_stranger *stranger)
+{
+	struct rn_wire *wire = RN_OWNER(stranger, struct rn_wire, stranger);
+
+	rn_cm_say_no(wire->source.fd, RN_REJ_NO_RESOURCES);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over)
+		rn_cm_wire_finish(wire);
+	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_wire_sweep(wire);
+}
+
 /* False: no more for now. */
 static bool accept_one(struct rn_cm_id *listener)
 {
 	struct sockaddr_storage near = {0}, far = {0};
-	socklen_t length = sizeof far, near_length = sizeof near;
+	socklen_t near_length = sizeof near;
 	static const int on = 1;
 	struct rn_wire *wire;
-	bool more;
+	bool more, by_name, is_last;
 	int fd;
 
-	fd = rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)&far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
-	if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-		rn_log("listening on port %u: %s; trying again soon",
-			  (unsigned)be16toh(rn_cm_port(&listener->id.route.addr.src_addr)), strerror(errno));
+	fd = next_socket(listener, &far, &is_last);
+	if (fd < 0 && is_shortage(errno)) {
+		warn_of_shortage(listener, "they wait");
 		rn_source_modify(&listener->accepting, 0);
 		rn_timer_set(&listener->breathe, BREATHE_MS * 1000000u);
 		return false;
 	}
 	if (fd < 0)
 		return errno != EAGAIN;
+	if (is_last) {
+		rn_cm_say_no(fd, RN_REJ_NO_RESOURCES);
+		rn_fd_close(fd);
+		warn_of_shortage(listener, "a newcomer is refused");
+		return true;
+	}
 	if (getsockname(fd, (struct sockaddr *)&near, &near_length)) {
 		rn_fd_close(fd);
 		return true;
 	}
-	if (near.ss_family == AF_UNIX)
+	by_name = near.ss_family == AF_UNIX;
+	if (by_name)
 		name_ends(listener, &near, &far);
 	rn_cm_undress(&near);
 	rn_cm_undress(&far);
-	drop_eldest_unheard();
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	rn_cm_release_port(fd);
 	rn_cm_context_renew(); /* the listener is a user of it */
 	pthread_mutex_lock(&rn_cm_lock);
 	wire = rn_cm_wire_new(RN_WIRE_ACCEPTED);
 	if (wire) {
-		rn_cm_unheard++;
 		wire->source.fd = fd;
+		wire->by_name = by_name;
 		wire->listener = listener;
 		wire->near = near;
 		wire->far = far;
@@ -95,6 +217,12 @@ static bool accept_one(struct rn_cm_id *listener)
 		rn_fd_close(fd);
 		return true;
 	}
+	wire->stranger.leave = leave;
+	if (by_name)
+		wire->stranger.from = rn_stranger_user(fd);
+	else
+		rn_gid_of((struct sockaddr *)&far, &wire->stranger.from);
+	rn_stranger_add(&wire->stranger);
 	rn_cm_wire_set_timer_ms(wire, rn_settings.silence_ms);
 	rn_cm_wire_receive(wire); /* the request is mostly there already */
 	rn_cm_wire_flush(wire);

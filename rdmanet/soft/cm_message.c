@@ -12,15 +12,20 @@
 
 /* --- what the program asks for: any thread, rn_cm_lock held ------------------------------------- */
 
-/* The message begins with a header, which is filled in here. */
-static void append(struct rn_wire *wire, enum message_type type, void *message)
+static void put_header(enum message_type type, void *message)
+{
+	struct header *header = message;
+
+	*header = (struct header){htobe32(MAGIC), VERSION, (uint8_t)type, htobe16(rn_cm_message_length[type])};
+}
+
+void rn_cm_wire_append(struct rn_wire *wire, enum message_type type, void *message)
 {
 	unsigned length = rn_cm_message_length[type];
-	struct header *header = message;
 
 	if (wire->out_length + length > sizeof wire->out)
 		return; /* the peer has not read for a whole conversation */
-	*header = (struct header){htobe32(MAGIC), VERSION, (uint8_t)type, htobe16((uint16_t)length)};
+	put_header(type, message);
 	memcpy(wire->out + wire->out_length, message, length);
 	wire->out_length += length;
 }
@@ -29,7 +34,21 @@ static void say(struct rn_wire *wire, enum message_type type)
 {
 	struct header header;
 
-	append(wire, type, &header);
+	rn_cm_wire_append(wire, type, &header);
+}
+
+/* At once, and without waiting for what he wants: nothing is kept for him, not even until he has spoken. What he has
+ * said is read, or closing the socket would take back the answer. */
+void rn_cm_say_no(int fd, int reason)
+{
+	struct rej rej = {.reason = htobe16((uint16_t)reason)};
+	char unread[512];
+	ssize_t said;
+
+	put_header(REJ, &rej);
+	said = send(fd, &rej, sizeof rej, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (said > 0)
+		said = recv(fd, unread, sizeof unread, MSG_DONTWAIT) == sizeof unread ? said - 1 : 0; /* not for ever */
 }
 
 /* Both halves of XRC are of one kind: who sends is answered by who receives. */
@@ -65,6 +84,10 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 		.ece_options = htobe32(id->local_ece.options),
 	};
 
+	enum message_type type = rn_cm_is_datagram(id) ? SIDR_REQ : REQ;
+	void *request = rn_cm_is_datagram(id) ? (void *)&sidr_req : (void *)&req;
+	int error = 0;
+
 	if (!wire)
 		return ENOMEM;
 	wire->id = id;
@@ -81,12 +104,22 @@ int rn_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 	if (param->private_length)
 		memcpy(wire->is_datagram ? sidr_req.private_data : req.private_data, param->private_data,
 		       param->private_length);
-	if (wire->is_datagram)
-		append(wire, SIDR_REQ, &sidr_req);
-	else
-		append(wire, REQ, &req);
+	if (!rn_cm_secret_is_set())
+		rn_cm_wire_append(wire, type, request);
+	else if (!rn_cm_secret_begin(wire, type, request))
+		error = EIO;
+	if (error)
+		rn_wire_abandon(wire);
 	rn_task_post(&wire->task);
-	return 0;
+	return error;
+}
+
+/* Of a process on this host the death is seen even if a child of it has the socket open. Which one it is the peer says:
+ * by a wrong number it ends its own connection only. Nothing is done about it before the program has accepted. */
+static void watch_peer(struct rn_wire *wire, uint32_t remote_qpn)
+{
+	if (rn_gid_is_ours(&wire->id->id.route.addr.addr.ibaddr.dgid))
+		wire->watch_port = (uint16_t)(remote_qpn >> 8);
 }
 
 void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param)
@@ -107,8 +140,9 @@ void rn_wire_accept(struct rn_wire *wire, const struct rn_cm_param *param)
 
 	if (param->private_length)
 		memcpy(rep.private_data, param->private_data, param->private_length);
-	append(wire, REP, &rep);
+	rn_cm_wire_append(wire, REP, &rep);
 	wire->phase = RN_WIRE_REP_SENT;
+	watch_peer(wire, terms->remote_qpn);
 	rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
 	rn_task_post(&wire->task);
 }
@@ -118,8 +152,9 @@ static void say_sidr(struct rn_wire *wire, struct sidr_rep *rep, const void *pri
 	rep->private_length = length;
 	if (length)
 		memcpy(rep->private_data, private_data, length);
-	append(wire, SIDR_REP, rep);
+	rn_cm_wire_append(wire, SIDR_REP, rep);
 	wire->phase = RN_WIRE_CLOSING;
+	wire->hangs_up = true;
 	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
 }
 
@@ -144,8 +179,9 @@ static void say_reject(struct rn_wire *wire, int reason, const void *private_dat
 	}
 	if (length)
 		memcpy(rej.private_data, private_data, length);
-	append(wire, REJ, &rej);
+	rn_cm_wire_append(wire, REJ, &rej);
 	wire->phase = RN_WIRE_CLOSING;
+	wire->hangs_up = true;
 	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
 }
 
@@ -210,6 +246,7 @@ void rn_wire_abandon(struct rn_wire *wire)
 	wire->id = NULL;
 	switch (wire->phase) {
 	case RN_WIRE_CONNECTING:
+	case RN_WIRE_HELLO_SENT:
 	case RN_WIRE_TIMEWAIT:
 		wire->over = true; /* swept by its task */
 		break;
@@ -220,6 +257,8 @@ void rn_wire_abandon(struct rn_wire *wire)
 			say_reject(wire, RN_REJ_TIMEOUT, NULL, 0);
 		break;
 	case RN_WIRE_REQ_RECEIVED:
+		say_reject(wire, rn_cm_has_descriptors() ? RN_REJ_CONSUMER_DEFINED : RN_REJ_NO_RESOURCES, NULL, 0);
+		break;
 	case RN_WIRE_REP_SENT:
 	case RN_WIRE_REP_RECEIVED:
 		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
@@ -230,6 +269,8 @@ void rn_wire_abandon(struct rn_wire *wire)
 		rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
 		break;
 	case RN_WIRE_ACCEPTED:
+	case RN_WIRE_CHALLENGED:
+	case RN_WIRE_PROVEN:
 	case RN_WIRE_DREQ_SENT:
 	case RN_WIRE_CLOSING:
 		break;
@@ -238,13 +279,6 @@ void rn_wire_abandon(struct rn_wire *wire)
 }
 
 /* --- messages: engine, rn_cm_lock held ----------------------------------------------------------- */
-
-/* Of a process on this host the death is seen even if a child of it has the socket open. */
-static void watch_peer(struct rn_wire *wire, uint32_t remote_qpn)
-{
-	if (rn_gid_is_ours(&wire->id->id.route.addr.addr.ibaddr.dgid))
-		wire->watch_port = (uint16_t)(remote_qpn >> 8);
-}
 
 /* Of a request that was heard: the identifier it makes, and the event that brings it. NULL: it was
  * refused. */
@@ -256,7 +290,7 @@ static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram, uint8_t 
 	wire->phase = RN_WIRE_REQ_RECEIVED;
 	wire->is_datagram = is_datagram;
 	wire->listener = NULL;
-	rn_cm_unheard--;
+	rn_stranger_forget(&wire->stranger);
 	rn_timer_cancel(&wire->timer);
 	if (!listener) {
 		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
@@ -326,7 +360,6 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 		.rnr_retry_count = req->rnr_retry_count,
 	};
 	id->remote_ece = (struct ibv_ece){.vendor_id = be32toh(req->ece_vendor), .options = be32toh(req->ece_options)};
-	watch_peer(wire, id->terms.remote_qpn);
 
 	param = &event->event.param.conn;
 	rn_cm_event_private(event, req->private_data, req->private_length,
@@ -407,6 +440,32 @@ static void on_rep(struct rn_wire *wire, const struct rep *rep)
 	rn_cm_event_queue(event);
 }
 
+/* May it ask for something? */
+static bool is_let_in(const struct rn_wire *wire)
+{
+	return wire->phase == (rn_cm_secret_is_set() ? RN_WIRE_PROVEN : RN_WIRE_ACCEPTED);
+}
+
+/* Of the passive side, which has not been asked properly, or of the active side's request. */
+static void on_rej(struct rn_wire *wire, const struct rej *rej)
+{
+	if (wire->phase == RN_WIRE_CHALLENGED)
+		rn_cm_secret_refused(wire);
+	else if (wire->is_datagram)
+		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason));
+	else if (wire->phase != RN_WIRE_CLOSING)
+		rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej->private_data,
+					rej->private_length, sizeof rej->private_data);
+	rn_cm_wire_finish(wire);
+}
+
+/* For datagrams there is one question and one answer, but for what comes before. */
+static bool is_of_datagrams(const struct rn_wire *wire, uint8_t type)
+{
+	return type == SIDR_REP || (wire->phase == RN_WIRE_HELLO_SENT && type == SECRET_CHALLENGE) ||
+	       ((wire->phase == RN_WIRE_HELLO_SENT || wire->phase == RN_WIRE_REQ_SENT) && type == REJ);
+}
+
 /* What may come in which phase; false: out of turn. */
 static bool handle(struct rn_wire *wire, const struct header *header)
 {
@@ -416,11 +475,15 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 	const struct sidr_req *sidr_req = (const void *)header;
 	const struct sidr_rep *sidr_rep = (const void *)header;
 
-	if (wire->is_datagram && header->type != SIDR_REP)
+	if (wire->is_datagram && !is_of_datagrams(wire, header->type))
 		return false;
+	if ((header->type == REQ || header->type == SIDR_REQ) && wire->phase == RN_WIRE_ACCEPTED && !is_let_in(wire)) {
+		rn_cm_secret_missing(wire);
+		return true;
+	}
 	switch ((enum message_type)header->type) {
 	case REQ:
-		if (wire->phase != RN_WIRE_ACCEPTED || req->private_length > sizeof req->private_data ||
+		if (!is_let_in(wire) || req->private_length > sizeof req->private_data ||
 		    be32toh(req->qpn) > 0xffffff || be32toh(req->psn) > 0xffffff || req->retry_count > 7 ||
 		    req->rnr_retry_count > 7 || req->responder_resources > RN_MAX_RD_ATOMIC ||
 		    req->initiator_depth > RN_MAX_RD_ATOMIC)
@@ -449,14 +512,12 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 	case REJ:
 		if (rej->private_length > sizeof rej->private_data)
 			return false;
-		if (wire->phase != RN_WIRE_REQ_SENT && wire->phase != RN_WIRE_REP_RECEIVED &&
+		if (wire->phase != RN_WIRE_HELLO_SENT && wire->phase != RN_WIRE_CHALLENGED &&
+		    wire->phase != RN_WIRE_REQ_SENT && wire->phase != RN_WIRE_REP_RECEIVED &&
 		    wire->phase != RN_WIRE_REQ_RECEIVED && wire->phase != RN_WIRE_REP_SENT &&
 		    wire->phase != RN_WIRE_CLOSING)
 			return false;
-		if (wire->phase != RN_WIRE_CLOSING)
-			rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej->private_data,
-						rej->private_length, sizeof rej->private_data);
-		rn_cm_wire_finish(wire);
+		on_rej(wire, rej);
 		return true;
 	case DREQ:
 		if (wire->phase == RN_WIRE_CLOSING)
@@ -476,7 +537,7 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 		rn_cm_wire_finish(wire);
 		return true;
 	case SIDR_REQ:
-		if (wire->phase != RN_WIRE_ACCEPTED || sidr_req->private_length > sizeof sidr_req->private_data)
+		if (!is_let_in(wire) || sidr_req->private_length > sizeof sidr_req->private_data)
 			return false;
 		on_sidr_req(wire, sidr_req);
 		return true;
@@ -487,6 +548,12 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 			return false;
 		on_sidr_rep(wire, sidr_rep);
 		return true;
+	case SECRET_HELLO:
+		return rn_cm_secret_on_hello(wire, (const void *)header);
+	case SECRET_CHALLENGE:
+		return rn_cm_secret_on_challenge(wire, (const void *)header);
+	case SECRET_PROOF:
+		return rn_cm_secret_on_proof(wire, (const void *)header);
 	case MESSAGE_TYPES:
 		break;
 	}
@@ -497,23 +564,27 @@ void rn_cm_wire_digest(struct rn_wire *wire)
 {
 	unsigned at = 0;
 
+	if (wire->hangs_up)
+		at = wire->in_length;
 	while (!wire->over && wire->in_length - at >= sizeof(struct header)) {
 		const struct header *header = (const void *)(wire->in + at);
 		uint16_t length = be16toh(header->length);
 
 		if (be32toh(header->magic) != MAGIC) {
-			rn_cm_wire_drop(wire, "not a connection manager's message");
+			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "not a connection manager's message");
 		} else if (header->version != VERSION) {
-			rn_cm_wire_drop(wire, "another version");
+			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "another version");
 		} else if (!header->type || header->type >= MESSAGE_TYPES ||
 			   length != rn_cm_message_length[header->type]) {
-			rn_cm_wire_drop(wire, "a message of unknown type or wrong length");
+			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message of unknown type or wrong length");
 		} else if (wire->in_length - at < length) {
 			break;
 		} else if (!handle(wire, header)) {
-			rn_cm_wire_drop(wire, "a message out of turn or with impossible values");
+			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message out of turn or with impossible values");
 		} else {
 			at += length; /* all lengths are multiples of four: the next is aligned, too */
+			if (wire->hangs_up)
+				at = wire->in_length; /* whatever follows */
 		}
 	}
 	if (wire->over)

@@ -158,8 +158,8 @@ static bool is_believed(int fd, const struct sockaddr_un *name, const struct soc
 	    (!owner || owner == geteuid() ||
 	     (rn_tcp_listener_user((struct sockaddr *)&at, &listener) && listener == owner)))
 		return true;
-	rn_warn(RN_WARN_NAME, "the name %s is user %d's, who has nothing to say there: we go by TCP", name->sun_path + 1,
-		(int)owner);
+	rn_warn(RN_WARN_NAME, "the name %s is user %d's, who has nothing to say there: we go by TCP",
+		name->sun_path + 1, (int)owner);
 	return false;
 }
 

@@ -43,6 +43,24 @@ static bool take_output(struct rn_wire *wire)
 	return wire->sending_length != 0;
 }
 
+/* It has said its last word, and waits for no answer. */
+static bool hung_up(struct rn_wire *wire)
+{
+	bool is_over;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	is_over = wire->hangs_up && !wire->sending_length && !wire->over;
+	if (is_over)
+		rn_cm_wire_finish(wire);
+	pthread_mutex_unlock(&rn_cm_lock);
+	/* Closed with something unread, a socket takes back what it has said last. */
+	if (is_over)
+		/* Closed with something unread, a socket takes back what it has said last. */
+		while (recv(wire->source.fd, wire->in, sizeof wire->in, MSG_DONTWAIT) < 0 && errno == EINTR)
+			;
+	return is_over;
+}
+
 void rn_cm_wire_flush(struct rn_wire *wire)
 {
 	ssize_t sent;
@@ -60,7 +78,8 @@ void rn_cm_wire_flush(struct rn_wire *wire)
 		wire->sending_length -= (unsigned)sent;
 		memmove(wire->sending, wire->sending + sent, wire->sending_length);
 	}
-	listen_for(wire, wire->sending_length != 0);
+	if (!hung_up(wire))
+		listen_for(wire, wire->sending_length != 0);
 }
 
 void rn_cm_wire_receive(struct rn_wire *wire)
@@ -86,10 +105,24 @@ void rn_cm_wire_receive(struct rn_wire *wire)
 		more = !wire->over && (size_t)got == room; /* else that was all; if not, epoll says so */
 		pthread_mutex_unlock(&rn_cm_lock);
 	} while (more);
+}
 
-	if (wire->watch_port && !wire->watched)
-		wire->watched = !rn_peer_watch_death(wire->watch_port, &wire->death);
+/* Whose death is to be known is known since its answer, or ours. */
+static void watch(struct rn_wire *wire)
+{
+	uint16_t port;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	port = wire->over ? 0 : wire->watch_port;
 	wire->watch_port = 0;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (port && !wire->watched)
+		wire->watched = !rn_peer_watch_death(port, &wire->death);
+}
+
+static enum rn_wire_phase first_word(const struct rn_wire *wire)
+{
+	return wire->request_type ? RN_WIRE_HELLO_SENT : RN_WIRE_REQ_SENT;
 }
 
 /* The TCP connection stands. */
@@ -102,7 +135,7 @@ static void connected(struct rn_wire *wire)
 	if (wire->by_name) {
 		pthread_mutex_lock(&rn_cm_lock);
 		if (!wire->over)
-			wire->phase = RN_WIRE_REQ_SENT;
+			wire->phase = first_word(wire);
 		pthread_mutex_unlock(&rn_cm_lock);
 		return;
 	}
@@ -121,7 +154,7 @@ static void connected(struct rn_wire *wire)
 	pthread_mutex_lock(&rn_cm_lock);
 	if (!wire->over) {
 		memcpy(&wire->id->id.route.addr.src_addr, &near, length);
-		wire->phase = RN_WIRE_REQ_SENT;
+		wire->phase = first_word(wire);
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
 }
@@ -202,6 +235,7 @@ void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
 		finish_connecting(wire);
 	else if (epoll_events & ~(uint32_t)EPOLLOUT)
 		rn_cm_wire_receive(wire);
+	watch(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);
 }
@@ -216,6 +250,7 @@ void rn_cm_wire_kicked(struct rn_task *task)
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (start)
 		rn_cm_wire_connect(wire);
+	watch(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);
 }

@@ -37,7 +37,7 @@ int rn_cm_complete(struct rn_cm_id *id)
 	event = id->id.event;
 	if (!event->status)
 		return 0;
-	if (event->event == RDMA_CM_EVENT_REJECTED)
+	if (event->event == RDMA_CM_EVENT_REJECTED || event->status >= RN_REJ_SECRET_WANTED)
 		return rn_cm_error(ECONNREFUSED);
 	return rn_cm_error(event->status < 0 ? -event->status : event->status);
 }

@@ -6,7 +6,7 @@
  * and, with the queue pair's number or a refusal, SIDR_REP, which ends the wire.  Each has a header
  * with magic, version, type and length, and one fixed length; whatever else comes, or a message
  * out of turn, ends the connection, and one line in the log says why.  A socket that says nothing
- * for five seconds after it was accepted is closed.
+ * for five seconds after it was accepted is closed; until it has asked for something it is a stranger's (stranger.h).
  *
  *      active                                        passive
  *      CONNECTING --> REQ_SENT --> REP_RECEIVED       ACCEPTED --> REQ_RECEIVED --> REP_SENT
@@ -17,6 +17,9 @@
  *                                                DREQ_SENT   CLOSING
  *                                                     |        |
  *                                          DREP, close         EOF, close
+ *
+ * With a secret HELLO_SENT comes before REQ_SENT, and CHALLENGED and PROVEN before REQ_RECEIVED: cm_secret.c.  Whoever
+ * rejects closes as soon as that is said: it waits for nobody's goodwill.
  *
  * What the end of a wire means depends on its phase, and on nothing else: see lost().  The end is
  * EOF, an error, a message that makes no sense, or the death of the peer's process as its pidfd
@@ -31,6 +34,7 @@
  *
  *     cm_wire.c     a wire's life, and what its end means
  *     cm_message.c  what is said and what is heard
+ *     cm_secret.c   who must be known before that
  *     cm_socket.c   bytes out and in
  *     cm_listen.c   where wires of the passive side come from
  */
@@ -39,10 +43,10 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 struct rn_list rn_cm_wires = {&rn_cm_wires, &rn_cm_wires};
-unsigned rn_cm_unheard;
 static _Atomic unsigned long dropped;
 
 enum rn_wire_phase rn_wire_phase(const struct rn_wire *wire)
@@ -113,8 +117,6 @@ void rn_cm_wire_sweep(struct rn_wire *wire)
 		pthread_mutex_unlock(&rn_cm_lock);
 		return;
 	}
-	if (wire->phase == RN_WIRE_ACCEPTED)
-		rn_cm_unheard--;
 	waits = wire->id != NULL; /* see rn_cm_wire_finish() */
 	if (waits)
 		wire->over = false;
@@ -122,6 +124,7 @@ void rn_cm_wire_sweep(struct rn_wire *wire)
 		rn_list_del(&wire->link);
 	pthread_mutex_unlock(&rn_cm_lock);
 
+	rn_stranger_forget(&wire->stranger);
 	close_socket(wire);
 	if (waits) {
 		rn_cm_wire_set_timer_ms(wire, rn_settings.timewait_ms);
@@ -151,12 +154,13 @@ static void stop_all(void)
 		if (wire)
 			rn_cm_wire_sweep(wire);
 	} while (wire);
+	rn_cm_listen_stop();
 }
 
 static void forget_in_child(void)
 {
 	rn_list_init(&rn_cm_wires);
-	rn_cm_unheard = 0;
+	rn_cm_listen_forked();
 }
 
 void rn_wire_start(void)
@@ -175,6 +179,12 @@ void rn_cm_wire_tell_disconnected(struct rn_wire *wire)
 	wire->told = true;
 }
 
+/* Reasons that nobody has on iWARP, nor for datagrams; but on this device. */
+static bool is_ours(int reason)
+{
+	return reason == RN_REJ_NO_RESOURCES || reason >= RN_REJ_SECRET_WANTED;
+}
+
 void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status)
 {
 	bool is_passive = wire->far.ss_family != 0;
@@ -183,7 +193,8 @@ void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, 
 		return; /* it has asked, and doesn't want to know any more */
 	if (wire->is_datagram && type == RDMA_CM_EVENT_REJECTED) {
 		type = RDMA_CM_EVENT_UNREACHABLE;
-		status = status == RN_REJ_INVALID_SERVICE_ID ? RN_SIDR_UNSUPPORTED : RN_SIDR_REJECT;
+		if (!is_ours(status))
+			status = status == RN_REJ_INVALID_SERVICE_ID ? RN_SIDR_UNSUPPORTED : RN_SIDR_REJECT;
 	}
 	rn_cm_wire_tell_refused(wire, type, status, NULL, 0, 0);
 }
@@ -195,7 +206,7 @@ void rn_cm_wire_tell_refused(struct rn_wire *wire, enum rdma_cm_event_type type,
 
 	if (!wire->id)
 		return;
-	if (type == RDMA_CM_EVENT_REJECTED && rn_settings.iwarp)
+	if (type == RDMA_CM_EVENT_REJECTED && rn_settings.iwarp && !is_ours(status))
 		status = -ECONNREFUSED; /* a TCP connection that is closed says no reason */
 	/* The peer's answer lies there unread: it is void now, and becomes this. */
 	event = rn_cm_event_find(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE);
@@ -222,6 +233,7 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 		else
 			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -error);
 		break;
+	case RN_WIRE_HELLO_SENT:
 	case RN_WIRE_REQ_SENT:
 	case RN_WIRE_REP_RECEIVED:
 	case RN_WIRE_REQ_RECEIVED:
@@ -234,6 +246,8 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 		rn_cm_wire_tell_disconnected(wire);
 		break;
 	case RN_WIRE_ACCEPTED:
+	case RN_WIRE_CHALLENGED:
+	case RN_WIRE_PROVEN:
 	case RN_WIRE_CLOSING:
 	case RN_WIRE_TIMEWAIT:
 		break;
@@ -241,19 +255,32 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 	rn_cm_wire_finish(wire);
 }
 
-void rn_cm_wire_drop(struct rn_wire *wire, const char *why)
+const char *rn_cm_wire_far(const struct rn_wire *wire, char text[RN_CM_FAR])
 {
-	char where[INET6_ADDRSTRLEN] = "?";
 	const struct sockaddr_storage *far = wire->far.ss_family ? &wire->far : &wire->dst;
+	struct ucred user;
+	socklen_t length = sizeof user;
+	char where[INET6_ADDRSTRLEN] = "?";
 
-	dropped++;
+	if (wire->by_name && !getsockopt(wire->source.fd, SOL_SOCKET, SO_PEERCRED, &user, &length)) {
+		snprintf(text, RN_CM_FAR, "user %d of this host", (int)user.uid);
+		return text;
+	}
 	inet_ntop(far->ss_family,
 		  far->ss_family == AF_INET ? (const void *)&((const struct sockaddr_in *)far)->sin_addr
 					    : (const void *)&((const struct sockaddr_in6 *)far)->sin6_addr,
 		  where, sizeof where);
-	rn_log("connection with %s port %u dropped: %s", where,
-		  (unsigned)be16toh(rn_cm_port((const struct sockaddr *)far)), why);
-	if (wire->phase != RN_WIRE_REQ_SENT) {
+	snprintf(text, RN_CM_FAR, "%s port %u", where, (unsigned)be16toh(rn_cm_port((const struct sockaddr *)far)));
+	return text;
+}
+
+void rn_cm_wire_drop(struct rn_wire *wire, enum rn_warning cause, const char *why)
+{
+	char far[RN_CM_FAR];
+
+	dropped++;
+	rn_warn(cause, "connection with %s dropped: %s", rn_cm_wire_far(wire, far), why);
+	if (wire->phase != RN_WIRE_REQ_SENT && wire->phase != RN_WIRE_HELLO_SENT) {
 		rn_cm_wire_lost(wire, 0);
 		return;
 	}
@@ -292,9 +319,12 @@ static void timed_out(struct rn_timer *timer)
 	pthread_mutex_lock(&rn_cm_lock);
 	switch (wire->phase) {
 	case RN_WIRE_ACCEPTED:
-		rn_cm_wire_drop(wire, "it said nothing");
+	case RN_WIRE_CHALLENGED:
+	case RN_WIRE_PROVEN:
+		rn_cm_wire_drop(wire, RN_WARN_SILENCE, "it said nothing");
 		break;
 	case RN_WIRE_CONNECTING:
+	case RN_WIRE_HELLO_SENT:
 	case RN_WIRE_REQ_SENT:
 	case RN_WIRE_REP_SENT:
 		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);

@@ -8,12 +8,18 @@
 
 #include "cm.h"
 
+#include "secret.h"
+#include "stranger.h"
+
 #include <assert.h>
 
 /* --- messages ----------------------------------------------------------------------------------- */
 
 enum { MAGIC = 0x52444d43 /* "RDMC" */, VERSION = 1 };
-enum message_type { REQ = 1, REP, RTU, REJ, DREQ, DREP, SIDR_REQ, SIDR_REP, MESSAGE_TYPES };
+enum message_type {
+	REQ = 1, REP, RTU, REJ, DREQ, DREP, SIDR_REQ, SIDR_REP, SECRET_HELLO, SECRET_CHALLENGE, SECRET_PROOF,
+	MESSAGE_TYPES
+};
 
 struct header {
 	__be32 magic;
@@ -63,6 +69,24 @@ struct sidr_rep {
 	uint8_t private_data[RN_CM_SIDR_REP_PRIVATE];
 };
 
+/* Before the first request, where there is a secret: cm_secret.c. */
+struct secret_hello {
+	struct header header;
+	uint8_t nonce[RN_NONCE];
+};
+
+struct secret_challenge {
+	struct secret_hello hello; /* the passive side's */
+	uint8_t proof[RN_PROOF];
+};
+
+struct secret_proof {
+	struct header header;
+	uint8_t proof[RN_PROOF];
+};
+
+static_assert(sizeof(struct secret_hello) == 40 && sizeof(struct secret_challenge) == 72 &&
+	      sizeof(struct secret_proof) == 40, "nor there");
 static_assert(sizeof(struct sidr_req) == 192 && sizeof(struct sidr_rep) == 156, "no padding there, either");
 static_assert(sizeof(struct req) == 88 && sizeof(struct rep) == 228 && sizeof(struct rej) == 160,
 	      "what goes over the wire has no padding");
@@ -71,6 +95,8 @@ static const uint16_t rn_cm_message_length[MESSAGE_TYPES] = {
 	[REQ] = sizeof(struct req),     [REP] = sizeof(struct rep),     [RTU] = sizeof(struct header),
 	[REJ] = sizeof(struct rej),     [DREQ] = sizeof(struct header), [DREP] = sizeof(struct header),
 	[SIDR_REQ] = sizeof(struct sidr_req), [SIDR_REP] = sizeof(struct sidr_rep),
+	[SECRET_HELLO] = sizeof(struct secret_hello), [SECRET_CHALLENGE] = sizeof(struct secret_challenge),
+	[SECRET_PROOF] = sizeof(struct secret_proof),
 };
 
 /* --- wires -------------------------------------------------------------------------------------- */
@@ -85,12 +111,19 @@ struct rn_wire {
 	bool told; /* DISCONNECTED */
 	bool ends; /* it was accepted and disconnected again: DREQ follows as soon as RTU has come */
 	bool is_datagram; /* SIDR_REQ instead of REQ: the answer is the end */
-	/* The longest message fits twice; what is queued is a REQ or a REP, and at most RTU, REJ,
+	bool hangs_up; /* as soon as all is said */
+	uint16_t watch_port; /* whose death is to be watched */
+	/* What both sides have said, the active one first; what it will say then. Without a secret: nothing. */
+	struct secret_hello hellos[2];
+	enum message_type request_type;
+	unsigned char request[sizeof(struct sidr_req)];
+	/* The longest message fits twice; what is queued is a CHALLENGE, a REQ or a REP, and at most RTU, REJ,
 	 * DREQ and DREP after it. */
 	unsigned out_length;
 	unsigned char out[512];
 
 	/* the engine's, or fixed */
+	struct rn_stranger stranger; /* until the request has come */
 	struct rn_source source;
 	struct rn_timer timer;
 	struct rn_task task;
@@ -104,7 +137,6 @@ struct rn_wire {
 	bool by_name;                /* over a Unix socket: see cm_name.c */
 	bool watched;                /* death */
 	bool wants_room;             /* watching EPOLLOUT */
-	uint16_t watch_port;         /* whose death is to be watched */
 	uint8_t tos;
 	bool tos_set;
 	unsigned in_length, sending_length;
@@ -115,9 +147,8 @@ struct rn_wire {
 
 enum { RN_CM_LINGER_MS = 5000 }; /* for the last words */
 
-/* All wires, and how many are ACCEPTED: both under rn_cm_lock. */
+/* All wires: under rn_cm_lock. */
 extern struct rn_list rn_cm_wires;
-extern unsigned rn_cm_unheard;
 
 /* --- cm_wire.c ---------------------------------------------------------------------------------- */
 
@@ -131,7 +162,10 @@ void rn_cm_wire_sweep(struct rn_wire *wire);
 
 /* On the engine, with rn_cm_lock held. error: of the socket, or 0 for EOF and death. */
 void rn_cm_wire_lost(struct rn_wire *wire, int error);
-void rn_cm_wire_drop(struct rn_wire *wire, const char *why);
+void rn_cm_wire_drop(struct rn_wire *wire, enum rn_warning cause, const char *why);
+/* Who is at the other end: "127.0.0.1 port 4711", "user 1000 of this host". */
+enum { RN_CM_FAR = 80 };
+const char *rn_cm_wire_far(const struct rn_wire *wire, char text[RN_CM_FAR]);
 void rn_cm_wire_tell_disconnected(struct rn_wire *wire);
 void rn_cm_wire_tell_failed(struct rn_wire *wire, enum rdma_cm_event_type type, int status);
 /* The same, with the private data of a field of this length. */
@@ -142,6 +176,32 @@ void rn_cm_wire_tell_refused(struct rn_wire *wire, enum rdma_cm_event_type type,
 
 /* All whole messages in the buffer. On the engine, with rn_cm_lock held. */
 void rn_cm_wire_digest(struct rn_wire *wire);
+/* The message begins with a header, which is filled in. Any thread, rn_cm_lock held. */
+void rn_cm_wire_append(struct rn_wire *wire, enum message_type type, void *message);
+/* REJ without a wire, to who has not been let in. */
+void rn_cm_say_no(int fd, int reason);
+
+/* --- cm_listen.c: on the engine ------------------------------------------------------------------ */
+
+void rn_cm_listen_stop(void);
+void rn_cm_listen_forked(void);
+/* Could the program have another one now? Any thread. */
+bool rn_cm_has_descriptors(void);
+
+/* --- cm_secret.c: on the engine, with rn_cm_lock held --------------------------------------------- */
+
+/* Does the connection manager ask for a secret? */
+bool rn_cm_secret_is_set(void);
+/* The active side's first word; the request waits until the passive side has proven that it knows the secret. Any
+ * thread. False: the kernel has no random bytes. */
+bool rn_cm_secret_begin(struct rn_wire *wire, enum message_type type, const void *request);
+/* False: out of turn. */
+bool rn_cm_secret_on_hello(struct rn_wire *wire, const struct secret_hello *hello);
+bool rn_cm_secret_on_challenge(struct rn_wire *wire, const struct secret_challenge *challenge);
+bool rn_cm_secret_on_proof(struct rn_wire *wire, const struct secret_proof *proof);
+/* A request from who has proven nothing, and the refusal of what we have proven. */
+void rn_cm_secret_missing(struct rn_wire *wire);
+void rn_cm_secret_refused(struct rn_wire *wire);
 
 /* --- cm_socket.c: on the engine, without the lock ------------------------------------------------ */
 

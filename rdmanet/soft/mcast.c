@@ -8,8 +8,9 @@
  * the device has an address of, and gives what comes to each queue pair that is attached.  A sender that is
  * attached itself gets its own, as on an adapter that isn't told otherwise.
  *
- * Anybody on the network may send to a group, so who demands a secret of its peers can't be in one.  And only what was
- * sent to the group counts: a socket of IPv6's hears what comes to its port at any address of this host.
+ * Everybody who can send to that address can send into the group, so whoever demands a secret of its peers is in none (see
+ * ud_wire.c).  And only what was sent to the group counts: a socket of IPv6's hears what comes to its port at any address
+ * of this host.
  *
  * The table is guarded by rn_world.
  */
@@ -19,6 +20,7 @@
 #include <sys/socket.h>
 
 #include "gid.h"
+#include "guard.h"
 #include "log.h"
 #include "mcast.h"
 #include "ud.h"
@@ -177,8 +179,9 @@ RN_EXPORT int ibv_attach_mcast(struct ibv_qp *base, const union ibv_gid *gid, ui
 		free(member);
 		return rn_is_foreign(base->context) ? ENODEV : EINVAL;
 	}
-	if (rn_settings.has_secret) {
+	if (rn_settings.has_secret && rn_guarded(RN_GUARD_CM_SECRET)) {
 		free(member);
+		rn_warn(RN_WARN_SECRET, "ibv_attach_mcast: there is a secret, and nothing that a group is sent proves it");
 		return EPERM; /* better than to hear nobody, and not to know why */
 	}
 	pthread_mutex_lock(&rn_world);

@@ -7,17 +7,7 @@
 #include "peers.h"
 
 #include <assert.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77
-#endif
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
 
 struct peers_state rn_peers = {.lock = PTHREAD_MUTEX_INITIALIZER, .calm = PTHREAD_COND_INITIALIZER};
 
@@ -108,7 +98,7 @@ void rn_peer_notify(struct peer *peer, enum rn_notice_why why)
 	rn_peer_put_locked(peer);
 }
 
-/* All peers of a process. A peer that comes in between needn't be told; it looks by itself. */
+/* All peers of a process that have it mapped. A peer that comes in between needn't be told; it looks by itself. */
 void rn_process_notify(struct process *process, enum rn_notice_why why)
 {
 	unsigned round = ++rn_peers.round;
@@ -116,14 +106,16 @@ void rn_process_notify(struct process *process, enum rn_notice_why why)
 
 	process->peers_count++; /* it stays */
 	do {
-		for (peer = process->peers; peer && peer->round == round; peer = peer->next_sibling)
-			;
+		peer = process->peers;
+		while (peer && (peer->round == round || peer->is_unmapped))
+			peer = peer->next_sibling;
 		if (peer) {
 			peer->round = round;
 			rn_peer_notify(peer, why);
 		}
 	} while (peer);
 	process->peers_count--;
+	rn_process_let_go(process);
 }
 
 void rn_peer_subscribe(struct rn_peer *rn_peer, struct rn_notice *notice)
@@ -171,6 +163,7 @@ static void process_free(struct process *process)
 			rn_link_close(process->link);
 		rn_source_remove(&process->pidfd);
 		rn_timer_cancel(&process->idle);
+		rn_timer_cancel(&process->again);
 		rn_fd_close(process->pidfd.fd);
 	}
 	rn_process_release(process);
@@ -274,6 +267,7 @@ void rn_process_died(struct process *process)
 		rn_link_close(process->link);
 	rn_source_remove(&process->pidfd);
 	rn_timer_cancel(&process->idle);
+	rn_timer_cancel(&process->again);
 	rn_fd_close(process->pidfd.fd);
 	for (struct served *served = rn_peers.served, *next; served; served = next) {
 		next = served->next;
@@ -308,28 +302,16 @@ static void pidfd_ready(struct rn_source *source, uint32_t epoll_events)
 	pthread_mutex_unlock(&rn_peers.lock);
 }
 
-/* The process at the other end of this socket. */
-static int open_pidfd(int socket_fd, int pid)
-{
-	int fd = -1;
-	socklen_t length = sizeof fd;
-
-	/* By the socket where the kernel can, so that the pid can't have been given away meanwhile. */
-	if (getsockopt(socket_fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &length))
-		fd = (int)syscall(SYS_pidfd_open, pid, 0);
-	if (fd >= 0)
-		fcntl(fd, F_SETFD, FD_CLOEXEC);
-	return rn_fd_own(fd);
-}
-
-/* The known one, or a new one; NULL when out of memory. On the engine. */
-struct process *rn_process_of(int pid, uint64_t instance, int socket_fd)
+struct process *rn_process_of(int pid, uint64_t instance, int pidfd)
 {
 	struct process *process;
 
-	for (process = rn_peers.processes; process; process = process->next)
-		if (process->pid == pid && process->instance == instance)
+	for (process = rn_peers.processes; process; process = process->next) {
+		if (process->pid == pid && process->instance == instance) {
+			rn_fd_close(pidfd);
 			return process;
+		}
+	}
 	/* The same process with another instance: that device was closed; say so before anybody
 	 * learns of the new one. Its own end may be in the queue yet. */
 	for (process = rn_peers.processes; process; process = process->next)
@@ -339,14 +321,17 @@ struct process *rn_process_of(int pid, uint64_t instance, int socket_fd)
 		rn_process_died(process);
 
 	process = calloc(1, sizeof *process);
-	if (!process)
+	if (!process) {
+		rn_fd_close(pidfd);
 		return NULL;
+	}
 	process->pid = pid;
 	process->instance = instance;
 	process->replies_end = &process->replies;
 	process->idle.fire = process_idle;
+	process->again.fire = rn_segments_ask;
 	pthread_mutex_init(&process->channel_lock, NULL);
-	process->pidfd = (struct rn_source){.fd = open_pidfd(socket_fd, pid), .ready = pidfd_ready};
+	process->pidfd = (struct rn_source){.fd = pidfd, .ready = pidfd_ready};
 	if (process->pidfd.fd >= 0)
 		rn_source_add(&process->pidfd, EPOLLIN); /* without, the link tells */
 	process->next = rn_peers.processes;
@@ -468,6 +453,7 @@ static void stop_all(void)
 			rn_link_close(process->link);
 		rn_source_remove(&process->pidfd);
 		rn_timer_cancel(&process->idle);
+		rn_timer_cancel(&process->again);
 		rn_fd_close(process->pidfd.fd);
 		process->dead = true;
 		if (!process->peers_count)
@@ -480,7 +466,7 @@ static void stop_all(void)
 		rn_peers.ports = port->next;
 		rn_port_free(port);
 	}
-	rn_peers.self_known = false;
+	rn_peers.instance = 0;
 	pthread_mutex_unlock(&rn_peers.lock);
 }
 
@@ -494,7 +480,7 @@ static void forget_in_child(void)
 	rn_peers.processes = NULL;
 	rn_peers.served = NULL;
 	rn_peers.ports = NULL;
-	rn_peers.self_known = false;
+	rn_peers.instance = 0;
 	rn_peers.links = rn_peers.served_count = rn_peers.mappings = rn_peers.peer_count = 0;
 }
 

@@ -4,12 +4,14 @@
  *
  * A queue pair's number carries a port that its process has claimed (QPN[23:8]).  The port names
  * an abstract Unix socket, "\0rdmanet-soft/<port>", on which the process serves whoever may see
- * its memory: same user, same boot, same network and pid namespaces.  Over that link go, once
+ * its memory anyhow: those that the kernel lets trace it (peer_proof.c).  Over that link go, once
  * each, the descriptors of its arena, of memory segments and of completion channels; after that
  * the link is quiet, but for requests that only the owner can execute.
  *
  *     poster's process                                       owner's process
- *     rn_peer_get(port) ---- connect, hello ---------------> checked; rn_arena_fd()
+ *     rn_peer_get(port) ---- connect, hello ---------------> may we trace each other?
+ *                       <--- challenge ---------------------
+ *                       ---- proof -------------------------> rn_arena_fd()
  *     arena mapped      <--- welcome + arena fd ------------
  *     rn_peer_segment() ---- segment? ---------------------> rn_segment_fd()
  *     rn_peer_signal()  ---- channel? ---------------------> rn_channel_fd()
@@ -53,11 +55,14 @@ void rn_peers_start(void);
 struct rn_peer *rn_peer_get(uint16_t port);
 void rn_peer_put(struct rn_peer *);
 
-/* The peer's segment, mapped: its base and size, or NULL when it isn't here; then it has been
- * asked for, and a notice SEGMENT_READY comes (also when the owner says there is none: the next
- * call then asks again, so look at the key again before).  Valid until rn_segment_withdrawn: an owner
- * takes it back when no queue pair can be inside any more, but a lying one whenever it likes. */
-void *rn_peer_segment(struct rn_peer *, uint32_t segment_id, size_t *size);
+/*
+ * The peer's segment: its base and size, when it is MAPPED.  When it is ASKED for, a notice SEGMENT_READY comes (also
+ * when the owner says there is none: look at the key again then).  A LOST one could not be mapped, three times:
+ * reach it another way.  Valid until rn_segment_withdrawn: an owner takes it back when no queue pair can be inside
+ * any more, but a lying one whenever it likes.
+ */
+enum rn_segment_way { RN_SEGMENT_MAPPED, RN_SEGMENT_ASKED, RN_SEGMENT_LOST };
+enum rn_segment_way rn_peer_segment(struct rn_peer *, uint32_t segment_id, char **base, size_t *size);
 
 /* One write to that completion channel's eventfd: now (true), or one for all when its descriptor has come. */
 bool rn_peer_signal(struct rn_peer *, uint32_t channel_id);
@@ -98,6 +103,14 @@ struct rn_reply {
 /* 0, or -ENOTCONN (not READY), -EMSGSIZE, -ENOMEM; the message is copied. Answers come in order. */
 int rn_peer_request(struct rn_peer *, const void *message, size_t length, struct rn_reply *);
 void rn_reply_cancel(struct rn_reply *); /* nothing when answered; the request is still executed */
+
+/* --- the other way --------------------------------------------------------------------------- */
+
+/* To a peer whose link has failed: our queue pair's requests to its queue pair come by TCP. Nothing where there is no
+ * link to its process; anew: try to make one, for the next time. */
+void rn_peer_tell_stream(struct rn_peer *, uint32_t our_qpn, uint32_t its_qpn, bool anew);
+/* Has a process that may map us said so of its queue pair and ours? */
+bool rn_peer_said_stream(uint32_t its_qpn, uint32_t our_qpn);
 
 /* --- ports of this process ------------------------------------------------------------------- */
 

@@ -6,6 +6,14 @@
  * port of the same number is reserved on all addresses, those to come included, by a socket that is
  * bound and never listens; so nobody from outside gets in.  Only when a queue pair wants a peer that
  * can't come by the name does a second socket listen, on the one address that the queue pair has.
+ *
+ * The two share the port by SO_REUSEPORT, which shares with sockets of the same user alone.  (SO_REUSEADDR shares with
+ * everybody who has set it, too.)  The user of a socket is the one who made it: a program that gives up privileges
+ * makes its queue pairs either before that or after it, and its listeners with them.  The reservation is bound
+ * before it may share, so that nobody's port is taken who shares one as well.
+ *
+ * Names are first come, first served, and there are few of them.  Where others have taken them all, TCP ports that
+ * nobody has do without: then nobody maps us, and all goes by TCP.
  */
 #define _GNU_SOURCE
 #include "gid.h"
@@ -15,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 enum { LOWEST_PORT = 32768, HIGHEST_PORT = 60999 }; /* where no service is expected to listen */
 
@@ -25,14 +34,22 @@ static void ear_breathe(struct rn_timer *timer)
 	rn_source_modify(&RN_OWNER(timer, struct ear, breathe)->source, EPOLLIN);
 }
 
+static int accept_at(const struct ear *ear)
+{
+	return rn_fd_own(accept4(ear->source.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+}
+
 static void ear_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct ear *ear = RN_OWNER(source, struct ear, source);
-	int fd = rn_fd_own(accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+	int fd = accept_at(ear);
 
 	(void)epoll_events;
+	if (fd < 0 && errno == EMFILE && rn_stranger_make_room())
+		fd = accept_at(ear);
 	if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-		rn_log("a peer can't be let in yet: %s", strerror(errno));
+		rn_warn(RN_WARN_DESCRIPTORS, "a connection to one of our queue pairs can't be accepted yet: %s",
+			strerror(errno));
 		rn_source_modify(source, 0);
 		rn_timer_set_ms(&ear->breathe, BREATHE_MS);
 	}
@@ -76,9 +93,10 @@ static int port_hear(struct port *port, int fd, void (*arrived)(int fd), const u
 	return 0;
 }
 
-static void reuse(int fd, int on)
+/* May others have the port as well? Our own sockets, that is. */
+static void share(int fd, int on)
 {
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+	setsockopt(fd, SOL_SOCKET, rn_guarded(RN_GUARD_PORT_SHARING) ? SO_REUSEPORT : SO_REUSEADDR, &on, sizeof on);
 }
 
 /* The reservation and the listening socket share the port while both allow it: for a moment. */
@@ -90,17 +108,17 @@ static int listen_at(struct port *port, const union ibv_gid *at, uint32_t interf
 
 	if (fd < 0)
 		return errno;
-	reuse(port->reserved_fd, 1);
-	reuse(fd, 1);
+	share(port->reserved_fd, 1);
+	share(fd, 1);
 	if (bind(fd, (struct sockaddr *)&address, length))
 		error = errno;
 	if (error)
 		rn_fd_close(fd);
 	else
 		error = port_hear(port, fd, rn_stream_accepted, at);
-	if (!error)
-		reuse(fd, 0);
-	reuse(port->reserved_fd, 0);
+	if (!error && !rn_guarded(RN_GUARD_PORT_SHARING))
+		share(fd, 0);
+	share(port->reserved_fd, 0);
 	return error;
 }
 
@@ -162,50 +180,64 @@ taken:
 	return -1;
 }
 
+/* Listen by name. 0, or errno: EADDRINUSE when another has it. */
+static int port_name(struct port *port)
+{
+	struct sockaddr_un name;
+	socklen_t length = rn_peer_name(port->port, &name);
+	int fd = rn_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), error;
+
+	if (fd < 0)
+		return errno;
+	if (!bind(fd, (struct sockaddr *)&name, length))
+		return port_hear(port, fd, rn_served_new, NULL);
+	error = errno;
+	rn_fd_close(fd);
+	return error;
+}
+
 /* NULL and errno: EADDRINUSE when another has it. */
-static struct port *port_open(uint16_t number)
+static struct port *port_open(uint16_t number, bool has_name)
 {
 	struct port *port = calloc(1, sizeof *port);
-	struct sockaddr_un name;
-	socklen_t length = rn_peer_name(number, &name);
-	int fd, error;
+	int error;
 
 	if (!port)
 		return NULL;
 	port->port = number;
-	port->reserved_fd = -1;
-	fd = rn_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-	if (fd < 0)
-		goto failed;
-	if (bind(fd, (struct sockaddr *)&name, length))
-		goto failed_bound;
 	port->reserved_fd = reserve(number);
-	if (port->reserved_fd < 0)
-		goto failed_bound;
-	errno = port_hear(port, fd, rn_served_new, NULL);
-	if (errno)
-		goto failed;
+	error = port->reserved_fd < 0 ? errno : has_name ? port_name(port) : 0;
+	if (error) {
+		rn_port_free(port);
+		errno = error;
+		return NULL;
+	}
 	port->self.port = number;
-	port->self.pid = rn_self()->pid;
+	port->self.pid = getpid();
 	port->self.state = RN_PEER_SELF;
 	return port;
+}
 
-failed_bound:
-	error = errno;
-	rn_fd_close(fd);
-	errno = error;
-failed:
-	error = errno;
-	rn_port_free(port);
-	errno = error;
-	return NULL;
+/* One that nobody has; NULL: there is none. */
+static struct port *port_find(bool has_name)
+{
+	enum { TRIES = 512, RANGE = HIGHEST_PORT - LOWEST_PORT + 1 };
+	struct port *port = NULL;
+	uint32_t start = 0;
+
+	if (getrandom(&start, sizeof start, GRND_NONBLOCK) < 0)
+		start = (uint32_t)rn_now_ns();
+	for (uint32_t i = 0; i < TRIES && !port; i++) {
+		port = port_open((uint16_t)(LOWEST_PORT + (start + i * 7) % RANGE), has_name);
+		if (!port && errno != EADDRINUSE && errno != EACCES)
+			break;
+	}
+	return port;
 }
 
 uint16_t rn_port_claim(void)
 {
-	enum { TRIES = 512, RANGE = HIGHEST_PORT - LOWEST_PORT + 1 };
 	struct port *port;
-	uint32_t start = 0;
 	uint16_t number = 0;
 
 	rn_peers_start();
@@ -213,13 +245,10 @@ uint16_t rn_port_claim(void)
 	for (port = rn_peers.ports; port && port->claimed; port = port->next)
 		;
 	if (!port) {
-		if (getrandom(&start, sizeof start, GRND_NONBLOCK) < 0)
-			start = (uint32_t)rn_now_ns();
-		for (uint32_t i = 0; i < TRIES && !port; i++) {
-			port = port_open((uint16_t)(LOWEST_PORT + (start + i * 7) % RANGE));
-			if (!port && errno != EADDRINUSE && errno != EACCES)
-				break;
-		}
+		port = port_find(true);
+		if (!port && errno == EADDRINUSE && (port = port_find(false)))
+			rn_warn(RN_WARN_NAME, "others have the names of all ports: port %u has none, and all goes by TCP",
+				port->port);
 		if (port) {
 			port->next = rn_peers.ports;
 			rn_peers.ports = port;

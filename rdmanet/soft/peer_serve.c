@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Serving: what other processes ask of us.  Their sockets come from peer_port.c.
+ *
+ *     stranger -- HELLO --> challenged -- PROOF --> served
+ *
+ * A stranger has a socket, and who is challenged a memfd beside it.  The latter is a process that we may trace, and
+ * that has to read one name: more than CHALLENGED_MAX of them at a time are none of ours, and the eldest leaves.
  */
 #define _GNU_SOURCE
 #include "own.h"
@@ -9,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UNNAMED_MAX = 256 }; /* sockets that have not introduced themselves: more are closed at once */
+enum { CHALLENGED_MAX = 16, STREAMED_MAX = 1 << 14 };
 
 void rn_served_close(struct served *served)
 {
@@ -17,6 +22,8 @@ void rn_served_close(struct served *served)
 
 	rn_source_remove(&served->source);
 	rn_timer_cancel(&served->timer);
+	rn_stranger_forget(&served->stranger);
+	rn_proof_end(&served->proof);
 	rn_fd_close(served->source.fd);
 	rn_outbox_clear(&served->out);
 	*served->link = served->next;
@@ -25,6 +32,7 @@ void rn_served_close(struct served *served)
 	rn_peers.served_count--;
 	free(served->segments);
 	free(served->channels);
+	free(served->streamed);
 	free(served);
 	if (process) {
 		process->served_count--;
@@ -71,7 +79,7 @@ static void answer(struct served *served, enum message_type type, uint32_t value
 	struct message message = rn_message(type, value, size);
 
 	if (rn_send(&served->source, &served->out, &message, bytes, length, fd))
-		rn_log("out of memory: a peer's question stays without an answer");
+		rn_warn(RN_WARN_MAPPING, "out of memory: a question of another process stays without an answer");
 }
 
 /*
@@ -79,39 +87,109 @@ static void answer(struct served *served, enum message_type type, uint32_t value
  * takes `served` away meanwhile.
  */
 
+/* --- who is it? --------------------------------------------------------------------------------- */
+
+/* Not to be served. Who has hung up meanwhile, as one does who has waited for long, has nothing left to show. */
+static bool refuse(struct served *served, enum refusal refusal)
+{
+	if (rn_has_hung_up(served->source.fd))
+		return false;
+	rn_proof_failed(&served->proof, refusal);
+	answer(served, REFUSED, refusal, 0, NULL, 0, -1);
+	return false;
+}
+
+static bool is_message(enum message_type type, size_t length)
+{
+	return rn_inbox.message.type == type && rn_inbox.message.version == VERSION && rn_inbox.length == length;
+}
+
+static bool is_challenged(const struct served *served)
+{
+	return !served->process && served->proof.fd >= 0;
+}
+
+/* One too many: the eldest of them leaves. */
+static void limit_challenged(const struct served *newcomer)
+{
+	struct served *eldest = NULL;
+	unsigned count = 0;
+
+	for (struct served *served = rn_peers.served; served; served = served->next) {
+		if (!is_challenged(served))
+			continue;
+		count++;
+		if (served != newcomer)
+			eldest = served; /* the newest is first */
+	}
+	if (count > CHALLENGED_MAX && eldest) {
+		rn_warn(RN_WARN_SILENCE, "process %d doesn't show that it can see our descriptors: closed",
+			eldest->proof.pid);
+		rn_served_close(eldest);
+	}
+}
+
 /* False: not to be served. */
 static bool on_hello(struct served *served)
 {
-	struct identity other, own;
-	enum refusal refusal = REFUSED_VERSION;
-	int pid = 0, arena_fd;
-	size_t arena_size;
+	struct identity self = {.instance = rn_instance()};
+	bool all_by_stream = rn_settings.transport == RN_TRANSPORT_STREAM && rn_guarded(RN_GUARD_TCP_NO_ARENA);
+	enum refusal refusal = all_by_stream ? REFUSED_TRANSPORT : 0;
+
+	if (!refusal)
+		refusal = rn_proof_begin(&served->proof, served->source.fd);
+	if (!refusal && !is_message(HELLO, 0))
+		refusal = REFUSED_VERSION;
+	if (!refusal)
+		refusal = rn_proof_read(&served->proof, rn_inbox.message.value);
+	if (!refusal)
+		refusal = rn_proof_offer(&served->proof);
+	if (refusal)
+		return refuse(served, refusal);
+	limit_challenged(served);
+	memcpy(self.nonce, served->proof.theirs, sizeof self.nonce);
+	answer(served, CHALLENGE, (uint32_t)served->proof.fd, 0, &self, sizeof self, -1);
+	return true;
+}
+
+/* False: likewise. */
+static bool on_proof(struct served *served)
+{
+	enum refusal refusal = is_message(PROOF, sizeof(struct identity)) ? 0 : REFUSED_VERSION;
+	struct identity self = {.instance = rn_instance()}, other;
+	int pidfd = -1, arena_fd;
+
+	memcpy(&other, rn_inbox.bytes, sizeof other);
+	if (!refusal)
+		refusal = rn_proof_check(&served->proof, &other);
+	if (!refusal)
+		refusal = rn_proof_check_secret(&served->proof, LINK_SERVER, &other);
+	if (!refusal)
+		refusal = rn_proof_hold(&served->proof, served->source.fd, &pidfd);
+	if (refusal)
+		return refuse(served, refusal);
 
 	pthread_mutex_unlock(&rn_peers.lock);
 	arena_fd = rn_arena_fd();
-	arena_size = rn_arena_size();
+	self.arena_size = (int64_t)rn_arena_size();
 	pthread_mutex_lock(&rn_peers.lock);
-	if (rn_inbox.message.type == HELLO && rn_inbox.message.version == VERSION && rn_inbox.length == sizeof other) {
-		memcpy(&other, rn_inbox.bytes, sizeof other);
-		refusal = arena_fd < 0 ? REFUSED_CLOSED : rn_judge(served->source.fd, &other, &pid);
+	if (arena_fd < 0) {
+		rn_fd_close(pidfd);
+		return refuse(served, REFUSED_CLOSED);
 	}
-	if (refusal) {
-		rn_log("process %d is not let in: %s", pid, rn_refusal_names[refusal]);
-		answer(served, REFUSED, refusal, 0, NULL, 0, -1);
-		return false;
-	}
-	served->process = rn_process_of(pid, other.instance, served->source.fd);
+	served->process = rn_process_of(served->proof.pid, other.instance, pidfd);
 	if (!served->process)
 		return false;
 	served->process->served_count++;
-	served->pid = pid;
 	rn_timer_cancel(&served->timer);
-	own = *rn_self();
-	own.arena_size = (int64_t)arena_size;
+	rn_stranger_forget(&served->stranger);
+	rn_proof_tell_secret(&served->proof, LINK_SERVER, &self);
 	rn_own_watch();
-	answer(served, WELCOME, 0, sizeof own, &own, sizeof own, arena_fd);
+	answer(served, WELCOME, 0, 0, &self, sizeof self, arena_fd);
 	return true;
 }
+
+/* --- what it asks for --------------------------------------------------------------------------- */
 
 /* Remembered before the device is asked: so when it takes the thing back in between, which it
  * does before it closes the descriptor, we know. */
@@ -137,17 +215,20 @@ none:
 	answer(served, SEGMENT, id, 0, NULL, 0, -1);
 }
 
+/* Whoever asks has an event for it, which is ours to make when the descriptor doesn't go. */
 static void on_want_channel(struct served *served)
 {
+	bool wants_event = rn_inbox.message.size;
 	uint32_t id = rn_inbox.message.value;
-	int fd;
+	int fd = -1;
 
-	if (!remember(&served->channels, &served->channel_count, id))
-		goto none;
+	if (!wants_event && !remember(&served->channels, &served->channel_count, id))
+		wants_event = true;
 	pthread_mutex_unlock(&rn_peers.lock);
-	fd = rn_channel_fd(id);
+	if (!wants_event)
+		fd = rn_channel_fd(id);
 	if (fd < 0)
-		rn_channel_signal(id); /* out of descriptors: whoever asks has an event for it */
+		rn_channel_signal(id);
 	pthread_mutex_lock(&rn_peers.lock);
 	if (fd >= 0 && remembers(served->channels, served->channel_count, id)) {
 		answer(served, CHANNEL, id, 1, NULL, 0, fd);
@@ -155,8 +236,8 @@ static void on_want_channel(struct served *served)
 		return;
 	}
 	rn_fd_close(fd);
-	forget(served->channels, &served->channel_count, id);
-none:
+	if (!wants_event)
+		forget(served->channels, &served->channel_count, id);
 	answer(served, CHANNEL, id, 0, NULL, 0, -1);
 }
 
@@ -166,9 +247,29 @@ static void on_request(struct served *served)
 	int size;
 
 	pthread_mutex_unlock(&rn_peers.lock);
-	size = rn_serve_request(served->pid, rn_inbox.bytes, rn_inbox.length, room, sizeof room);
+	size = rn_serve_request(served->process->pid, rn_inbox.bytes, rn_inbox.length, room, sizeof room);
 	pthread_mutex_lock(&rn_peers.lock);
 	answer(served, ANSWER, rn_inbox.message.value, size, room, size > 0 ? (size_t)size : 0, -1);
+}
+
+/* Of a queue pair the last word counts: its number comes back, late. */
+static void on_by_stream(struct served *served)
+{
+	struct streamed streamed = {rn_inbox.message.value, (uint32_t)rn_inbox.message.size}, *grown;
+
+	for (unsigned i = 0; i < served->streamed_count; i++) {
+		if (served->streamed[i].theirs == streamed.theirs) {
+			served->streamed[i] = streamed;
+			return;
+		}
+	}
+	if (served->streamed_count == STREAMED_MAX)
+		served->streamed_count--; /* more than a process has: it makes no sense */
+	grown = realloc(served->streamed, (served->streamed_count + 1) * sizeof *grown);
+	if (!grown)
+		return; /* it says so again */
+	served->streamed = grown;
+	grown[served->streamed_count++] = streamed;
 }
 
 static void served_ready(struct rn_source *source, uint32_t epoll_events)
@@ -188,7 +289,9 @@ static void served_ready(struct rn_source *source, uint32_t epoll_events)
 		serve = false;
 		break;
 	case ARRIVED:
-		if (!served->process) {
+		if (is_challenged(served)) {
+			serve = on_proof(served);
+		} else if (!served->process) {
 			serve = on_hello(served);
 		} else if (rn_inbox.message.type == WANT_SEGMENT) {
 			on_want_segment(served);
@@ -196,6 +299,8 @@ static void served_ready(struct rn_source *source, uint32_t epoll_events)
 			on_want_channel(served);
 		} else if (rn_inbox.message.type == REQUEST) {
 			on_request(served);
+		} else if (rn_inbox.message.type == BY_STREAM) {
+			on_by_stream(served);
 		}
 		rn_inbox_discard();
 		break;
@@ -212,41 +317,62 @@ static void served_silent(struct rn_timer *timer)
 
 	pthread_mutex_lock(&rn_peers.lock);
 	if (!served->process) {
-		rn_log("a socket on one of our ports said nothing for %llu ms: closed", (unsigned long long)rn_settings.silence_ms);
+		rn_warn(RN_WARN_SILENCE, "a process didn't say for %llu ms who it is: its link is closed",
+			(unsigned long long)rn_settings.silence_ms);
 		rn_served_close(served);
 	}
 	pthread_mutex_unlock(&rn_peers.lock);
 }
 
+static void served_leave(struct rn_stranger *stranger)
+{
+	pthread_mutex_lock(&rn_peers.lock);
+	rn_served_close(RN_OWNER(stranger, struct served, stranger));
+	pthread_mutex_unlock(&rn_peers.lock);
+}
+
 void rn_served_new(int fd)
 {
-	struct served *served;
-	unsigned unnamed = 0;
+	struct served *served = calloc(1, sizeof *served);
 
-	pthread_mutex_lock(&rn_peers.lock);
-	for (served = rn_peers.served; served; served = served->next)
-		unnamed += !served->process;
-	served = unnamed < UNNAMED_MAX ? calloc(1, sizeof *served) : NULL;
 	if (!served) {
 		rn_fd_close(fd);
-		goto out;
+		return;
 	}
 	/* Who doesn't take its answers gets no more questions in: so little has to be kept. */
 	served->out = (struct outbox){.end = &served->out.first, .waiting = EPOLLOUT};
 	served->timer.fire = served_silent;
 	served->source = (struct rn_source){.fd = fd, .ready = served_ready};
+	served->stranger = (struct rn_stranger){.from = rn_stranger_user(fd), .leave = served_leave};
+	served->proof.fd = -1;
+	pthread_mutex_lock(&rn_peers.lock);
 	served->link = &rn_peers.served;
 	served->next = rn_peers.served;
 	if (served->next)
 		served->next->link = &served->next;
 	rn_peers.served = served;
 	rn_peers.served_count++;
-	if (rn_source_add(&served->source, EPOLLIN))
+	if (rn_source_add(&served->source, EPOLLIN)) {
 		rn_served_close(served);
-	else
+		served = NULL;
+	} else {
 		rn_timer_set_ms(&served->timer, rn_settings.silence_ms);
-out:
+	}
 	pthread_mutex_unlock(&rn_peers.lock);
+	if (served)
+		rn_stranger_add(&served->stranger); /* others may leave for it: without the lock */
+}
+
+bool rn_peer_said_stream(uint32_t its_qpn, uint32_t our_qpn)
+{
+	bool is_said = false;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (struct served *served = rn_peers.served; served && !is_said; served = served->next)
+		for (unsigned i = 0; i < served->streamed_count && !is_said; i++)
+			is_said = served->streamed[i].theirs == its_qpn && served->streamed[i].ours == our_qpn;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return is_said;
 }
 
 void rn_segment_gone(uint32_t id)

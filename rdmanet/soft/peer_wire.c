@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The wire between peers: messages, each a datagram with at most one descriptor, over an abstract
- * Unix socket; and the question who is at the other end of it.
+ * Unix socket.
  */
 #define _GNU_SOURCE
 #include "peers.h"
@@ -13,74 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 enum { FDS_MAX = 4 }; /* room for more than there should be: so that they can be closed */
-
-
-const char *const rn_refusal_names[REFUSALS] = {
-	[REFUSED_USER] = "another user",
-	[REFUSED_HOST] = "another boot of the host",
-	[REFUSED_NAMESPACE] = "another network or pid namespace",
-	[REFUSED_VERSION] = "another version",
-	[REFUSED_CLOSED] = "its device is closed",
-};
-
-/* --- who we are --------------------------------------------------------------------------------- */
-
-static uint64_t namespace_of(const char *path)
-{
-	struct stat st;
-
-	return stat(path, &st) ? 0 : (uint64_t)st.st_dev << 32 ^ (uint64_t)st.st_ino;
-}
-
-/* Known once for each time the engine runs. rn_peers.lock held. */
-const struct identity *rn_self(void)
-{
-	FILE *file;
-
-	if (rn_peers.self_known)
-		return &rn_peers.self;
-	memset(&rn_peers.self, 0, sizeof rn_peers.self);
-	file = fopen("/proc/sys/kernel/random/boot_id", "re");
-	if (file) {
-		if (!fgets(rn_peers.self.boot_id, sizeof rn_peers.self.boot_id, file))
-			rn_peers.self.boot_id[0] = 0;
-		fclose(file);
-	}
-	rn_peers.self.net_namespace = namespace_of("/proc/self/ns/net");
-	rn_peers.self.pid_namespace = namespace_of("/proc/self/ns/pid");
-	rn_peers.self.pid = getpid();
-	if (getrandom(&rn_peers.self.instance, sizeof rn_peers.self.instance, GRND_NONBLOCK) < 0)
-		rn_peers.self.instance = rn_now_ns();
-	rn_peers.self_known = true;
-	/* Peers that can't map our memory use process_vm_*; Yama asks us to allow it. Elsewhere the
-	 * call fails, and nothing depends on it. */
-	prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-	return &rn_peers.self;
-}
-
-/* 0, or why not. */
-enum refusal rn_judge(int fd, const struct identity *other, int *pid)
-{
-	struct ucred cred = {.pid = 0};
-	socklen_t length = sizeof cred;
-
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &length) || cred.uid != geteuid())
-		return REFUSED_USER;
-	if (memcmp(other->boot_id, rn_self()->boot_id, sizeof other->boot_id))
-		return REFUSED_HOST;
-	if (other->net_namespace != rn_self()->net_namespace || other->pid_namespace != rn_self()->pid_namespace ||
-	    cred.pid <= 0 || cred.pid != other->pid)
-		return REFUSED_NAMESPACE;
-	*pid = cred.pid;
-	return 0;
-}
 
 /* --- sockets ------------------------------------------------------------------------------------ */
 
@@ -105,7 +42,7 @@ void rn_outbox_clear(struct outbox *out)
 	out->end = &out->first;
 }
 
-/* 0, or -errno. */
+/* 0, or -errno. Too many descriptors may be on their way: then this one stays behind. */
 static int transmit(int socket_fd, const void *bytes, size_t length, int fd)
 {
 	struct iovec iov = {.iov_base = (void *)bytes, .iov_len = length};
@@ -127,11 +64,11 @@ static int transmit(int socket_fd, const void *bytes, size_t length, int fd)
 	do
 		sent = sendmsg(socket_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (sent < 0 && errno == EINTR);
+	if (sent < 0 && errno == ETOOMANYREFS && fd >= 0)
+		return transmit(socket_fd, bytes, length, -1);
 	return sent < 0 ? -errno : 0;
 }
 
-/* Now, or when the socket has room. An error of the socket is no error here: its end is seen when
- * it is read. -ENOMEM. */
 int rn_send(struct rn_source *source, struct outbox *out, const struct message *message, const void *bytes,
 			size_t length, int fd)
 {
@@ -211,10 +148,16 @@ enum arrival rn_receive(int socket_fd)
 			rn_inbox.fd = rn_fd_own(fd);
 		}
 	}
-	fits = got >= (ssize_t)sizeof rn_inbox.message && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
-	if (!fits || rn_inbox.message.magic != MAGIC) {
+	if (message.msg_flags & MSG_CTRUNC) {
+		/* What it was for isn't there, and is asked for again, or done without. */
 		rn_fd_close(rn_inbox.fd);
-		rn_log("a peer's message makes no sense, or no descriptor was free for what came along: link closed");
+		rn_inbox.fd = -1;
+		rn_warn(RN_WARN_DESCRIPTORS, "no descriptor was free for what came from another process");
+	}
+	fits = got >= (ssize_t)sizeof rn_inbox.message && !(message.msg_flags & MSG_TRUNC);
+	if (!fits || rn_inbox.message.magic != MAGIC) {
+		rn_inbox_discard();
+		rn_warn(RN_WARN_LANGUAGE, "another process's message makes no sense: its link is closed");
 		return ENDED;
 	}
 	rn_inbox.length = (size_t)got - sizeof rn_inbox.message;
@@ -225,6 +168,13 @@ void rn_inbox_discard(void)
 {
 	rn_fd_close(rn_inbox.fd);
 	rn_inbox.fd = -1;
+}
+
+bool rn_has_hung_up(int socket_fd)
+{
+	struct pollfd end = {.fd = socket_fd, .events = POLLRDHUP};
+
+	return poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP);
 }
 
 /* --- what comes along ---------------------------------------------------------------------------- */
@@ -253,18 +203,23 @@ bool rn_eventfd_take(int fd)
 /* A memfd of exactly this size that can't change it: mapped; or NULL. */
 char *rn_map_sealed(int fd, int64_t size)
 {
-	int seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS);
 	int needed = F_SEAL_SHRINK | F_SEAL_GROW; /* as ibv_reg_dmabuf_mr asks for: seals don't come off */
 	struct stat st;
 	char *base;
+	int seals;
 
+	if (fd < 0)
+		return NULL; /* no descriptor was free for it: that has been said */
+	seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0 || (seals & needed) != needed || size <= 0 || fstat(fd, &st) || st.st_size != size) {
-		rn_log("a peer's memory is not sealed, or not of the size it said: refused");
+		rn_warn(RN_WARN_MAPPING,
+			"another process's memory is not sealed, or not of the size that it said: refused");
 		return NULL;
 	}
 	base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (base == MAP_FAILED) {
-		rn_log("a peer's memory of %lld bytes can't be mapped: %s", (long long)size, strerror(errno));
+		rn_warn(RN_WARN_MAPPING, "another process's memory of %lld bytes can't be mapped: %s", (long long)size,
+			strerror(errno));
 		return NULL;
 	}
 	madvise(base, (size_t)size, MADV_DONTFORK); /* a child has no business in it */

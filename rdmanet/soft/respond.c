@@ -37,10 +37,16 @@ static enum reach map_segment(struct rn_view *view, uint32_t segment, uint64_t o
 {
 	if (unlikely(segment != view->segment)) {
 		size_t size;
-		char *base = rn_peer_segment(view->peer, segment, &size);
+		char *base;
 
-		if (!base)
+		switch (rn_peer_segment(view->peer, segment, &base, &size)) {
+		case RN_SEGMENT_MAPPED:
+			break;
+		case RN_SEGMENT_ASKED:
 			return REACH_SEGMENT;
+		case RN_SEGMENT_LOST:
+			return REACH_OK; /* like memory without one: piece->far says where it is */
+		}
 		view->segment = segment;
 		view->segment_base = base;
 		view->segment_size = size;

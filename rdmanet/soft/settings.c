@@ -33,6 +33,7 @@ static const struct setting {
 	{.name = "CMA", .form = EITHER, .at = offsetof(struct rn_settings, no_cma), .words = {"1", "0"}},
 	{.name = "ARM", .form = EITHER, .at = offsetof(struct rn_settings, lenient), .words = {"strict", "lenient"}},
 	{.name = "ADOPT", .form = EITHER, .at = offsetof(struct rn_settings, adopt), .words = {"0", "1"}},
+	{.name = "PTRACER", .form = EITHER, .at = offsetof(struct rn_settings, ptracer), .words = {"0", "1"}},
 	{.name = "RULES", .form = EITHER, .at = offsetof(struct rn_settings, iwarp), .words = {"roce", "iwarp"}},
 	{.name = "LINK", .form = EITHER, .at = offsetof(struct rn_settings, infiniband),
 	 .words = {"ethernet", "infiniband"}},

@@ -27,6 +27,7 @@ struct rn_settings {
 	bool no_cma;       /* CMA=0: no process_vm_readv and process_vm_writev */
 	bool lenient;      /* ARM=lenient: see cq.c */
 	bool adopt;        /* ADOPT=1: see adopt.c */
+	bool ptracer;      /* PTRACER=1: PR_SET_PTRACER_ANY, for Yama */
 	bool iwarp;        /* RULES=iwarp */
 	bool infiniband;   /* LINK=infiniband */
 	bool padded;       /* PADDED=0: private data arrive with the length they were sent with; iWARP's way */

@@ -92,7 +92,8 @@ static bool look_up(const struct sockaddr *near, const struct sockaddr *far, str
 		struct nlmsghdr header;
 		struct inet_diag_req_v2 request;
 	} question = {
-		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY, .nlmsg_flags = NLM_F_REQUEST},
+		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+			   .nlmsg_flags = NLM_F_REQUEST},
 		.request = {
 			.sdiag_family = (uint8_t)near->sa_family,
 			.sdiag_protocol = IPPROTO_TCP,
@@ -117,7 +118,7 @@ static bool look_up(const struct sockaddr *near, const struct sockaddr *far, str
 	if (got < (ssize_t)NLMSG_LENGTH(sizeof(*found)) || header->nlmsg_type != SOCK_DIAG_BY_FAMILY)
 		return false;
 	memcpy(found, NLMSG_DATA(header), sizeof(*found));
-	return found->idiag_inode; /* nobody's (not accepted yet, or closed): the kernel calls its user 0, which is root */
+	return found->idiag_inode; /* of nobody's, not accepted yet or closed, the kernel may call the user 0: root */
 }
 
 bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
@@ -176,7 +177,8 @@ static bool hear_listeners(uint8_t family, uint16_t port, struct heard *heard)
 		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
 			   .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
 		.request = {.sdiag_family = family, .sdiag_protocol = IPPROTO_TCP, .idiag_states = 1 << TCP_LISTEN},
-		.attribute = {.nla_len = sizeof(question.attribute) + sizeof(question.at_least) + sizeof(question.at_most),
+		.attribute = {.nla_len = sizeof(question.attribute) + sizeof(question.at_least) +
+					 sizeof(question.at_most),
 			      .nla_type = INET_DIAG_REQ_BYTECODE},
 		.at_least = {{.code = INET_DIAG_BC_S_GE, .yes = sizeof(question.at_least),
 			      .no = sizeof(question.at_least) + sizeof(question.at_most) + 4}, {.no = port}},

@@ -20,7 +20,7 @@ bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
 /* The user at the other end of this connection. False: it is on another host, or the kernel doesn't tell. */
 bool rn_tcp_peer_user(int fd, uid_t *user);
 
-/* Who listens on this port, on whatever address: if several do, ours count. Root's are ours, too, as it may do anything. */
+/* Who listens on this port, on whatever address: if several do, ours count. Root's are ours, too: it may do anything. */
 enum rn_port_holder {
 	RN_PORT_NOBODYS, /* no listener's: it may still be bound, or held by old connections */
 	RN_PORT_OURS,
@@ -29,8 +29,8 @@ enum rn_port_holder {
 };
 enum rn_port_holder rn_tcp_port_holder(uint16_t port);
 
-/* The user who has this abstract name, given without its first byte, for a stream socket that is bound or listens. False:
- * nobody has it, or the kernel doesn't tell. */
+/* The user who has this abstract name, given without its first byte, for a stream socket that is bound or listens.
+ * False: nobody has it, or the kernel doesn't tell. */
 bool rn_unix_name_user(const char *name, size_t length, uid_t *user);
 
 /* What a user is called who has no name in our user namespace: many may share it, so it proves nothing. */

@@ -99,7 +99,7 @@ static struct rn_stranger *least_welcome(const struct rn_stranger *newcomer)
 
 	for (struct rn_stranger *at = first; at; at = at->next)
 		if (at != newcomer && (!chosen || is_same_source(source, at) || !is_same_source(source, chosen)))
-			chosen = at; /* the last one found is the eldest; of any source, if that one has only the newcomer */
+			chosen = at; /* the last one found is the eldest; any source's, if that one has no other */
 	return chosen;
 }
 

@@ -22,7 +22,6 @@
 #include "soft.h"
 
 enum {
-	STRANGERS_MAX = 256,
 	FIRST_BACKOFF_NS = 50 * 1000,
 	LAST_BACKOFF_NS = 20 * 1000 * 1000,
 };
@@ -30,7 +29,6 @@ enum {
 static struct {
 	pthread_mutex_t lock; /* the list; innermost */
 	struct rn_stream *first;
-	unsigned strangers;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void out_ready(struct rn_source *source, uint32_t events);
@@ -77,6 +75,7 @@ static struct rn_stream *make(int fd, bool is_out)
 
 void rn_stream_free(struct rn_stream *stream)
 {
+	rn_stranger_forget(&stream->stranger);
 	rn_source_remove(&stream->source);
 	rn_timer_cancel(&stream->timer);
 	rn_task_cancel(&stream->task);
@@ -86,8 +85,6 @@ void rn_stream_free(struct rn_stream *stream)
 	*stream->link = stream->next;
 	if (stream->next)
 		stream->next->link = stream->link;
-	if (!stream->is_out && stream->state == RN_STREAM_GREETING)
-		all.strangers--;
 	pthread_mutex_unlock(&all.lock);
 	free(stream->input);
 	free(stream);
@@ -103,7 +100,6 @@ static void forget_in_child(void)
 {
 	pthread_mutex_init(&all.lock, NULL);
 	all.first = NULL;
-	all.strangers = 0;
 }
 
 void rn_stream_watch(struct rn_stream *stream)
@@ -133,11 +129,6 @@ void rn_stream_go_on(struct rn_stream *stream)
 }
 
 /* --- which way ------------------------------------------------------------------------------------------------- */
-
-static const union ibv_gid *dgid_of(const struct rn_qp *qp)
-{
-	return &qp->attr.ah_attr.grh.dgid;
-}
 
 /* A port's LID, where there is no global address, is this host's own. */
 bool rn_address_is_ours(const struct ibv_ah_attr *ah)
@@ -233,11 +224,24 @@ static void put_off(struct rn_streams *streams)
 		streams->backoff_ns *= 2;
 }
 
+/*
+ * A peer that maps us expects nobody by TCP before he has said so, over the link. To a process that we couldn't
+ * map he can. Else he wasn't let in, and nor was that one; but for a link that came too late, which is made anew if
+ * this goes on.
+ */
+static void announce(struct rn_qp *qp)
+{
+	if (qp->peer && atomic_load(&qp->peer->state) == RN_PEER_DEAD)
+		rn_peer_tell_stream(qp->peer, qp->ex.qp_base.qp_num, qp->attr.dest_qp_num,
+				    qp->streams.backoff_ns >= LAST_BACKOFF_NS);
+}
+
 static void start_connecting(struct rn_qp *qp)
 {
 	struct rn_streams *streams = &qp->streams;
 	int fd = start_socket(qp);
 
+	announce(qp);
 	if (fd >= 0) {
 		streams->out = make(fd, true);
 		if (streams->out) {
@@ -390,29 +394,31 @@ out:
 
 /* --- accepting ------------------------------------------------------------------------------------------------------ */
 
+static void leave(struct rn_stranger *stranger)
+{
+	rn_stream_free(RN_OWNER(stranger, struct rn_stream, stranger));
+}
+
 void rn_stream_accepted(int fd)
 {
-	struct rn_stream *in;
-	bool is_room;
+	struct rn_stream *in = make(fd, false);
+	struct sockaddr_storage from = {0};
+	socklen_t length = sizeof(from);
 
-	pthread_mutex_lock(&all.lock);
-	is_room = all.strangers < STRANGERS_MAX;
-	pthread_mutex_unlock(&all.lock);
-	in = is_room ? make(fd, false) : NULL;
 	if (!in) {
 		rn_fd_close(fd);
 		return;
 	}
 	in->state = RN_STREAM_GREETING;
-	pthread_mutex_lock(&all.lock);
-	all.strangers++;
-	pthread_mutex_unlock(&all.lock);
 	in->events = EPOLLIN;
-	if (rn_source_add(&in->source, EPOLLIN)) {
+	if (getpeername(fd, (struct sockaddr *)&from, &length) || rn_source_add(&in->source, EPOLLIN)) {
 		rn_stream_free(in);
 		return;
 	}
 	rn_timer_set(&in->timer, rn_settings.silence_ms * 1000000);
+	in->stranger.leave = leave;
+	rn_gid_of((struct sockaddr *)&from, &in->stranger.from);
+	rn_stranger_add(&in->stranger);
 }
 
 /* The queue pair with this number; with rn_world held. */
@@ -424,28 +430,7 @@ static struct rn_qp *find_qp(uint32_t qpn)
 	return NULL;
 }
 
-/* Is whoever connected here the peer that this queue pair was told of? */
-static bool is_from(const struct rn_stream *in, const struct rn_qp *qp)
-{
-	struct sockaddr_storage address;
-	socklen_t length = sizeof(address);
-	union ibv_gid from;
-
-	if (getpeername(in->source.fd, (struct sockaddr *)&address, &length))
-		return false;
-	rn_gid_of((struct sockaddr *)&address, &from);
-	if (rn_gid_is_ours(&from))
-		return rn_address_is_ours(&qp->attr.ah_attr);
-	return !memcmp(&from, dgid_of(qp), sizeof(from)) && !memcmp(&from, in->hello.source_gid, sizeof(from));
-}
-
-static bool is_expected(const struct rn_stream *in, const struct rn_qp *qp)
-{
-	return rn_life_is_open(atomic_load(&qp->own->life)) && !qp->streams.in && !qp->streams.left &&
-	       qp->attr.dest_qp_num == in->hello.source_qpn && qp->attr.rq_psn == in->hello.psn && is_from(in, qp);
-}
-
-bool rn_stream_attach(struct rn_stream *in)
+static bool attach(struct rn_stream *in)
 {
 	struct rn_qp *qp;
 	bool attached = false;
@@ -454,7 +439,7 @@ bool rn_stream_attach(struct rn_stream *in)
 	qp = find_qp(in->hello.dest_qpn);
 	if (qp) {
 		rn_lock(&qp->sq_lock);
-		attached = is_expected(in, qp) && rn_hello_welcome(in) && rn_stream_serve_begin(qp, in);
+		attached = rn_stream_is_expected(in, qp) && rn_hello_welcome(in) && rn_stream_serve_begin(qp, in);
 		if (attached) {
 			rn_wire_flush(in);
 			in->qp = qp;
@@ -465,10 +450,19 @@ bool rn_stream_attach(struct rn_stream *in)
 		rn_unlock(&qp->sq_lock);
 	}
 	pthread_mutex_unlock(&rn_world);
+	return attached;
+}
+
+bool rn_stream_attach(struct rn_stream *in)
+{
+	bool attached = attach(in);
+
+	if (!attached && in->whose == RN_WHOSE_ASKED) {
+		rn_stream_ask_whose(in);
+		attached = attach(in);
+	}
 	if (attached) {
-		pthread_mutex_lock(&all.lock);
-		all.strangers--;
-		pthread_mutex_unlock(&all.lock);
+		rn_stranger_forget(&in->stranger);
 		rn_timer_cancel(&in->timer);
 	}
 	return attached;
@@ -569,6 +563,9 @@ static void timer_fired(struct rn_timer *timer)
 	struct rn_qp *qp = stream->qp;
 
 	if (!qp) {
+		if (stream->state == RN_STREAM_GREETING)
+			rn_warn(RN_WARN_SILENCE, "a connection didn't say for %llu ms who it is: closed",
+				(unsigned long long)rn_settings.silence_ms);
 		rn_stream_free(stream);
 		return;
 	}
@@ -672,6 +669,7 @@ void rn_stream_forget(struct rn_qp *qp)
 
 	qp->is_stream = false;
 	streams->met = streams->left = streams->denied = streams->polled = streams->expects = false;
+	streams->its = streams->others = (struct rn_attempts){0};
 	streams->retry_ns = 0;
 	streams->backoff_ns = FIRST_BACKOFF_NS;
 	streams->acked = streams->next = streams->offset = streams->reads = streams->stray_end = 0;

@@ -12,6 +12,7 @@
  * the other, where short replies ride along.  Opened when the requester comes to RTS, and over with the queue pair.
  *
  *     stream.c        life: which way, connecting, accepting, the end
+ *     stream_expect.c is that the peer?  Nobody comes by TCP for one who maps us
  *     stream_hello.c  who is it?  Both ends of a fresh connection, up to the first frame
  *     stream_wire.c   bytes in and out
  *     stream_send.c   the requester: frames out, answers in
@@ -52,6 +53,7 @@
 
 #include "engine.h"
 #include "respond.h"
+#include "stranger.h"
 #include "stream_frames.h"
 
 struct rn_qp;
@@ -76,6 +78,13 @@ struct rn_stream {
 	struct rn_task task;   /* it has ended */
 	struct rn_task again;  /* others had their turn: go on */
 	struct rn_stream *next, **link; /* of all */
+	struct rn_stranger stranger;
+	enum rn_whose {
+		RN_WHOSE_UNKNOWN,
+		RN_WHOSE_ASKED,
+		RN_WHOSE_PEERS,  /* a socket of this host, and of the user who has the peer's port */
+		RN_WHOSE_OTHERS, /* of this host, but not his */
+	} whose;
 	struct rn_qp *qp;      /* NULL: a stranger's still, or nobody's any more */
 	bool is_out;           /* we connected, our requests go out */
 	bool ended;
@@ -136,6 +145,12 @@ struct rn_stream_link {
 	uint32_t round; /* of arming, in which it was left to the engine */
 };
 
+/* Wrong sequence numbers. */
+struct rn_attempts {
+	uint64_t since_ns;
+	uint32_t count;
+};
+
 /* What a queue pair has of it, under its send lock. */
 struct rn_streams {
 	struct rn_stream *out, *in;
@@ -147,6 +162,9 @@ struct rn_streams {
 	bool left; /* our peer has said BYE: there is no coming back */
 	bool denied; /* it has another secret than we: trying again is in vain */
 	uint64_t retry_ns, backoff_ns;
+
+	/* Of those who want to be the peer: by the peer's user or from its host, and by other users of this one. */
+	struct rn_attempts its, others;
 
 	/* The requester's place in the send queue: executed <= acked <= next <= posted. */
 	uint32_t acked;
@@ -207,6 +225,12 @@ void rn_stream_watch(struct rn_stream *stream);
 void rn_stream_go_on(struct rn_stream *stream);
 void rn_stream_free(struct rn_stream *stream); /* sources and timers are removed; on the engine, or nobody else's */
 void rn_stream_attempt_failed(struct rn_stream *stream, bool met);
+
+/* --- stream_expect.c --------------------------------------------------------------------------------- */
+
+/* With the queue pair's send lock held. Where `whose` is asked then: let it be found out, and ask again. */
+bool rn_stream_is_expected(struct rn_stream *in, struct rn_qp *qp);
+void rn_stream_ask_whose(struct rn_stream *in);
 
 /* --- stream_hello.c ----------------------------------------------------------------------------------- */
 

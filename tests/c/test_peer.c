@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "gid.h"
 #include "host_check.h"
+#include "link.h"
 #include "soft.h"
 
 #include <fcntl.h>
@@ -442,37 +443,10 @@ static void a_hundred_that_come_and_go(void)
 
 /* --- strangers ---------------------------------------------------------------------------------- */
 
-/* As in peer.c, written down here again, on purpose. */
-struct wire_message {
-	uint32_t magic;
-	uint16_t version, type;
-	uint32_t value, reserved;
-	int64_t size;
-};
-struct wire_identity {
-	char boot_id[40];
-	uint64_t net_namespace, pid_namespace, instance;
-	int64_t arena_size;
-	int32_t pid;
-	uint32_t reserved;
-};
-struct wire_hello {
-	struct wire_message message;
-	struct wire_identity identity;
-};
-enum { HELLO = 1, WELCOME, REFUSED };
-
-static socklen_t name_of(uint16_t port, struct sockaddr_un *address)
-{
-	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
-	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-			   (size_t)sprintf(address->sun_path + 1, "rdmanet-soft/%u", port));
-}
-
 static int connect_to(uint16_t port)
 {
 	struct sockaddr_un address;
-	socklen_t length = name_of(port, &address);
+	socklen_t length = wire_name(port, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(!connect(fd, (struct sockaddr *)&address, length));
@@ -487,7 +461,7 @@ static void closed_by_peer(int fd, unsigned refusal)
 	if (refusal) {
 		CHECK(poll(&ready, 1, 1000) == 1);
 		CHECK(recv(fd, &message, sizeof message, 0) == sizeof message);
-		CHECK(message.type == REFUSED && message.value == refusal);
+		CHECK(message.type == WIRE_REFUSED && message.value == refusal);
 	}
 	CHECK(poll(&ready, 1, 5000) == 1);
 	CHECK(recv(fd, &message, sizeof message, 0) <= 0);
@@ -500,33 +474,104 @@ static uint16_t own_port(void)
 	return 1024 + getpid() % 30000;
 }
 
-/* What an honest client says: overheard. */
-static struct wire_hello overhear(void)
+/* A server by hand, there. */
+static int listen_by_hand(void)
 {
 	struct sockaddr_un address;
-	socklen_t length = name_of(own_port(), &address);
-	int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fd;
-	struct witness witness;
-	struct wire_hello hello;
-	struct rn_peer *peer;
+	socklen_t length = wire_name(own_port(), &address);
+	int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(!bind(server, (struct sockaddr *)&address, length) && !listen(server, 1));
-	peer = get(own_port(), &witness);
-	CHECK((fd = accept4(server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
-	CHECK(recv(fd, &hello, sizeof hello, 0) == sizeof hello);
-	CHECK(hello.message.type == HELLO && hello.identity.pid == getpid());
+	return server;
+}
+
+/* In a child that gives up being one of us in some way; its exit status is 0. */
+static void in_child(void (*play)(uint16_t port), uint16_t port)
+{
+	pid_t child;
+	int status;
+
+	fflush(NULL);
+	child = fork();
+	if (!child) {
+		play(port);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+static void play_another_user(uint16_t port)
+{
+	int fd = connect_to(port), arena;
+
+	CHECK(!setresuid(65534, 65534, 65534));
+	close(fd); /* made by who we were */
+	fd = connect_to(port);
+	CHECK(wire_introduce(fd, &arena) == WIRE_USER && arena < 0);
+	closed_by_peer(fd, 0);
+}
+
+/* One of us when it connected, and no more. */
+static void play_who_has_left(uint16_t port)
+{
+	int fd = connect_to(port), arena;
+
+	CHECK(!setresuid(65533, 65533, 65533));
+	CHECK(wire_introduce(fd, &arena) == WIRE_NONCE && arena < 0);
+	closed_by_peer(fd, 0);
+}
+
+/* Whom the server may read, but who tells it another nonce than was there. */
+static void play_guesser(uint16_t port)
+{
+	struct wire_words words = wire_words(WIRE_HELLO, 0);
+	int fd = connect_to(port), arena, offered = wire_offer(getppid(), words.identity.nonce);
+
+	words.message.value = (uint32_t)offered;
+	CHECK(wire_say(fd, &words, sizeof words.message, -1) == sizeof words.message);
+	CHECK(wire_hear(fd, &words, &arena) == sizeof words && words.message.type == WIRE_CHALLENGE && arena < 0);
+	words = wire_words(WIRE_PROOF, 0);
+	CHECK(wire_say(fd, &words, sizeof words, -1) == sizeof words);
+	closed_by_peer(fd, WIRE_NONCE);
+	fd = connect_to(port);
+	CHECK(wire_introduce(fd, &arena) == WIRE_AGAIN && arena < 0);
+	closed_by_peer(fd, 0);
+}
+
+/* A descriptor that is named for somebody else, or is none at all. */
+static void play_misnamed(uint16_t port)
+{
+	struct wire_words words = wire_words(WIRE_HELLO, 0);
+	int fd = connect_to(port);
+
+	words.message.value = (uint32_t)wire_offer(getpid(), words.identity.nonce);
+	CHECK(wire_say(fd, &words, sizeof words.message, -1) == sizeof words.message);
+	closed_by_peer(fd, WIRE_NO_TRACE);
+}
+
+static void play_without(uint16_t port)
+{
+	struct wire_words words = wire_words(WIRE_HELLO, 1 << 20);
+	int fd = connect_to(port);
+
+	CHECK(wire_say(fd, &words, sizeof words.message, -1) == sizeof words.message);
+	closed_by_peer(fd, WIRE_NO_TRACE);
+}
+
+static void play_one_of_us(uint16_t port)
+{
+	int fd = connect_to(port), arena;
+
+	CHECK(!wire_introduce(fd, &arena) && arena >= 0);
+	close(arena);
 	close(fd);
-	close(server);
-	EVENTUALLY(witness.failed == 1);
-	put(peer, &witness);
-	return hello;
 }
 
 static void strangers_are_not_let_in(void)
 {
 	struct ibv_context *context = open_device();
 	uint16_t port = rn_port_claim();
-	struct wire_hello good = overhear(), bad;
+	struct wire_words bad;
 	int fd;
 
 	fd = connect_to(port);
@@ -534,41 +579,68 @@ static void strangers_are_not_let_in(void)
 	closed_by_peer(fd, 0);
 	fd = connect_to(port); /* says nothing: RDMANET_SOFT_SILENCE */
 	closed_by_peer(fd, 0);
-	bad = good;
+	bad = wire_words(WIRE_HELLO, 0);
 	bad.message.version = 9;
 	fd = connect_to(port);
-	CHECK(send(fd, &bad, sizeof bad, MSG_NOSIGNAL) == sizeof bad);
-	closed_by_peer(fd, 4);
-	bad = good;
-	bad.identity.boot_id[0] ^= 1;
+	CHECK(wire_say(fd, &bad, sizeof bad.message, -1) == sizeof bad.message);
+	closed_by_peer(fd, WIRE_OTHER_VERSION);
+	bad = wire_words(WIRE_PROOF, 0); /* before it was challenged */
 	fd = connect_to(port);
-	CHECK(send(fd, &bad, sizeof bad, MSG_NOSIGNAL) == sizeof bad);
-	closed_by_peer(fd, 2);
-	bad = good;
-	bad.identity.net_namespace++;
-	fd = connect_to(port);
-	CHECK(send(fd, &bad, sizeof bad, MSG_NOSIGNAL) == sizeof bad);
-	closed_by_peer(fd, 3);
-	fd = connect_to(port);
-	CHECK(send(fd, &good, sizeof good - 1, MSG_NOSIGNAL) == sizeof good - 1);
-	closed_by_peer(fd, 4);
-	CHECK(live().served == 0);
+	CHECK(wire_say(fd, &bad, sizeof bad, -1) == sizeof bad);
+	closed_by_peer(fd, WIRE_OTHER_VERSION);
+	in_child(play_one_of_us, port);
+	in_child(play_guesser, port);
+	in_child(play_misnamed, port);
+	in_child(play_without, port);
 	if (!geteuid()) {
-		fflush(NULL);
-		pid_t child = fork();
-		int status;
-
-		if (!child) {
-			CHECK(!setresuid(65534, 65534, 65534));
-			fd = connect_to(port);
-			bad = good;
-			bad.identity.pid = getpid();
-			CHECK(send(fd, &bad, sizeof bad, MSG_NOSIGNAL) == sizeof bad);
-			closed_by_peer(fd, 1);
-			_exit(0);
-		}
-		CHECK(waitpid(child, &status, 0) == child && status == 0);
+		in_child(play_another_user, port);
+		in_child(play_who_has_left, port);
 	}
+	EVENTUALLY(live().served == 0);
+	close_device(context);
+}
+
+/* Where all goes by TCP nobody is let in. */
+static void nobody_is_let_in(void)
+{
+	struct ibv_context *context;
+	int fd, arena;
+
+	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
+	context = open_device();
+	fd = connect_to(rn_port_claim());
+	CHECK(wire_introduce(fd, &arena) == WIRE_TRANSPORT && arena < 0);
+	closed_by_peer(fd, 0);
+	close_device(context);
+	unsetenv("RDMANET_SOFT_TRANSPORT");
+}
+
+/* More processes than are met at a time have read nothing yet: the eldest leaves. */
+static void who_is_challenged_may_not_wait(void)
+{
+	enum { MANY = 17 };
+	struct ibv_context *context = open_device();
+	uint16_t port = rn_port_claim();
+	struct wire_words words[MANY];
+	int fds[MANY], offered[MANY];
+
+	for (int i = 0; i < MANY; i++) {
+		struct wire_words hello = wire_words(WIRE_HELLO, 0);
+
+		fds[i] = connect_to(port);
+		offered[i] = wire_offer(getpid(), hello.identity.nonce);
+		hello.message.value = (uint32_t)offered[i];
+		CHECK(wire_say(fds[i], &hello, sizeof hello.message, -1) == sizeof hello.message);
+		CHECK(wire_hear(fds[i], &words[i], NULL) == sizeof words[i] && words[i].message.type == WIRE_CHALLENGE);
+	}
+	closed_by_peer(fds[0], 0);
+	CHECK(live().served == MANY - 1);
+	for (int i = 0; i < MANY; i++) {
+		close(offered[i]);
+		if (i)
+			close(fds[i]);
+	}
+	EVENTUALLY(live().served == 0);
 	close_device(context);
 }
 
@@ -576,47 +648,74 @@ static void strangers_are_not_let_in(void)
 static void unsealed_memory_is_refused(void)
 {
 	struct ibv_context *context = open_device();
-	struct wire_hello hello = overhear();
-	struct sockaddr_un address;
-	socklen_t length = name_of(own_port(), &address);
-	int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	int server = listen_by_hand();
 
-	CHECK(!bind(server, (struct sockaddr *)&address, length) && !listen(server, 1));
-	for (int kind = 0; kind < 5; kind++) {
+	for (int kind = 0; kind < 6; kind++) {
 		struct witness witness;
 		struct rn_peer *peer = get(own_port(), &witness);
 		int memory = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 		int fd = accept4(server, NULL, NULL, SOCK_CLOEXEC);
-		struct iovec iov = {&hello, sizeof hello};
-		char control[CMSG_SPACE(sizeof(int))] = {0};
-		struct msghdr message = {
-			.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-		struct cmsghdr *header = (struct cmsghdr *)(void *)control;
 
 		CHECK(memory >= 0 && !ftruncate(memory, 8192));
 		if (kind != 0)
 			CHECK(!fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | (kind == 1 ? 0 : F_SEAL_SHRINK) | F_SEAL_SEAL));
-		hello.message.type = WELCOME;
-		hello.identity.instance++;
-		hello.identity.arena_size = kind == 2 ? 16384 : kind == 3 ? 4096 : 8192;
-		*header = (struct cmsghdr){
-			.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof memory)};
-		memcpy(CMSG_DATA(header), &memory, sizeof memory);
-		CHECK(sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof hello);
+		if (kind != 5)
+			CHECK(wire_challenge(fd));
+		wire_welcome(fd, memory, kind == 2 ? 16384 : kind == 3 ? 4096 : 8192);
 		if (kind == 4) { /* all is well: so that the others fail for the right reason */
 			EVENTUALLY(witness.ready == 1);
 			CHECK(peer->arena_size == 8192);
 			close(fd);
 			EVENTUALLY(witness.died == 1);
 		} else {
-			EVENTUALLY(witness.failed == 1);
+			EVENTUALLY(witness.failed == 1); /* 5: it has proven nothing */
 			close(fd);
 		}
 		close(memory);
 		put(peer, &witness);
 	}
 	close(server);
-	CHECK(live().mappings == 0);
+	EVENTUALLY(live().mappings == 0 && live().links == 0);
+	close_device(context);
+}
+
+/* Whom we can't map we tell which queue pairs come by TCP, and nobody else's. */
+static void who_is_not_mapped_is_told(void)
+{
+	struct ibv_context *context = open_device();
+	uint16_t port = rn_port_claim();
+	int server = listen_by_hand(), fd, arena;
+	struct wire_words words;
+	struct witness witness;
+	struct rn_peer *peer = get(own_port(), &witness);
+
+	fd = accept4(server, NULL, NULL, SOCK_CLOEXEC);
+	CHECK(wire_challenge(fd));
+	wire_welcome(fd, -1, 8192); /* as if no descriptor had been free for it */
+	EVENTUALLY(witness.failed == 1);
+	CHECK(peer->state == RN_PEER_DEAD);
+	rn_peer_tell_stream(peer, 0x123456, 0x654321, false);
+	CHECK(wire_hear(fd, &words, NULL) == sizeof words.message && words.message.type == WIRE_BY_STREAM);
+	CHECK(words.message.value == 0x123456 && words.message.size == 0x654321);
+	put(peer, &witness);
+	close(fd);
+	EVENTUALLY(live().links == 0);
+	CHECK(witness.died == 0);
+
+	/* The other way round; also when the numbers are used again. */
+	fd = connect_to(port);
+	CHECK(!wire_introduce(fd, &arena));
+	for (uint32_t i = 0; i < 3; i++) {
+		words = wire_words(WIRE_BY_STREAM, 7);
+		words.message.size = 100 + i;
+		CHECK(wire_say(fd, &words, sizeof words.message, -1) == sizeof words.message);
+		EVENTUALLY(rn_peer_said_stream(7, 100 + i));
+	}
+	CHECK(!rn_peer_said_stream(7, 101) && !rn_peer_said_stream(102, 7) && !rn_peer_said_stream(8, 102));
+	close(arena);
+	close(fd);
+	EVENTUALLY(!rn_peer_said_stream(7, 102)); /* it is nobody's word any more */
+	close(server);
 	close_device(context);
 }
 
@@ -626,8 +725,8 @@ static void send_nonsense(int fd, unsigned *seed)
 	static char bytes[4096];
 	struct wire_message message = {
 		.magic = 0x524e504c,
-		.version = 1,
-		.type = (uint16_t)(rand_r(seed) % 13),
+		.version = WIRE_VERSION,
+		.type = (uint16_t)(rand_r(seed) % 16),
 		.value = rand_r(seed) % 3 ? (uint32_t)rand_r(seed) % 4 : (uint32_t)rand_r(seed),
 		.size = (int64_t)((uint64_t)rand_r(seed) << (rand_r(seed) % 40)) - rand_r(seed) % 3,
 	};
@@ -655,18 +754,15 @@ static void nonsense_does_no_harm(void)
 {
 	struct ibv_context *context = open_device();
 	uint16_t port = rn_port_claim();
-	struct wire_hello hello = overhear();
-	struct sockaddr_un address;
-	socklen_t length = name_of(own_port(), &address);
-	int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fd;
+	int server, fd, arena;
 	unsigned seed = 3, fds;
 	static char answer_room[RN_PEER_MESSAGE_MAX + 64];
 
-	hello.identity.instance++;
 	usleep(1000);
 	fds = descriptors();
 	fd = connect_to(port);
-	CHECK(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello);
+	CHECK(!wire_introduce(fd, &arena));
+	close(arena);
 	for (int i = 0; i < 3000; i++) {
 		send_nonsense(fd, &seed);
 		while (recv(fd, answer_room, sizeof answer_room, MSG_DONTWAIT) > 0)
@@ -674,35 +770,26 @@ static void nonsense_does_no_harm(void)
 	}
 	close(fd);
 
-	CHECK(!bind(server, (struct sockaddr *)&address, length) && !listen(server, 1));
+	server = listen_by_hand();
 	for (int round = 0; round < 10; round++) {
 		struct witness witness;
 		struct rn_peer *peer = get(own_port(), &witness);
 		int memory = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-		struct iovec iov = {&hello, sizeof hello};
-		char control[CMSG_SPACE(sizeof(int))] = {0};
-		struct msghdr message = {
-			.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-		struct cmsghdr *rights = (struct cmsghdr *)(void *)control;
 		struct rn_reply reply = {.done = answer};
 		size_t size;
+		char *base;
 
 		fd = accept4(server, NULL, NULL, SOCK_CLOEXEC);
 		CHECK(memory >= 0 && !ftruncate(memory, 8192));
 		CHECK(!fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL));
-		hello.message.type = WELCOME;
-		hello.identity.instance++;
-		hello.identity.arena_size = 8192;
-		*rights = (struct cmsghdr){
-			.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof memory)};
-		memcpy(CMSG_DATA(rights), &memory, sizeof memory);
-		CHECK(sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof hello);
+		CHECK(wire_challenge(fd));
+		wire_welcome(fd, memory, 8192);
 		close(memory);
 		EVENTUALLY(witness.ready == 1);
 		answered = 1;
 		for (int i = 0; i < 300; i++) {
 			if (i % 10 == 0) {
-				CHECK(!rn_peer_segment(peer, (uint32_t)i / 10 % 4, &size));
+				CHECK(rn_peer_segment(peer, (uint32_t)i / 10 % 4, &base, &size) != RN_SEGMENT_MAPPED);
 				rn_peer_signal(peer, (uint32_t)i / 10 % 4);
 			}
 			if (i == 100)
@@ -742,6 +829,9 @@ int main(int argc, char **argv)
 	setenv("RDMANET_SOFT_SILENCE", "800", 1); /* only here: a busy machine takes longer */
 	RUN(strangers_are_not_let_in);
 	unsetenv("RDMANET_SOFT_SILENCE");
+	RUN(nobody_is_let_in);
+	RUN(who_is_challenged_may_not_wait);
+	RUN(who_is_not_mapped_is_told);
 	RUN(unsealed_memory_is_refused);
 	RUN(nonsense_does_no_harm);
 	CHECK(rn_fd_count() == 0);

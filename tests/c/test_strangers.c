@@ -10,7 +10,7 @@
 #include <grp.h>
 #include <sys/uio.h>
 
-#include "peers.h"
+#include "link.h"
 #include "soft.h"
 
 enum { NOBODY = 65534 };
@@ -59,31 +59,15 @@ static void expect_no_way_by_proc(const struct secret *secret)
 /* It says that it is one of us, and says it well. */
 static void expect_refused(const struct secret *secret)
 {
-	struct {
-		struct message message;
-		struct identity identity;
-	} hello = {.message = rn_message(HELLO, 0, sizeof(struct identity))}, answer;
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(4 * sizeof(int))];
-	} control;
-	struct iovec iov = {&answer, sizeof(answer)};
-	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
 	struct sockaddr_un address;
-	socklen_t length = rn_peer_name(secret->qpn >> 8, &address);
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	socklen_t length = wire_name(secret->qpn >> 8, &address);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), arena;
+	struct wire_words words;
 
 	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&address, length));
-	pthread_mutex_lock(&rn_peers.lock);
-	hello.identity = *rn_self();
-	pthread_mutex_unlock(&rn_peers.lock);
-	hello.identity.arena_size = RN_ARENA_SIZE;
-	CHECK_EQ(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL), (ssize_t)sizeof(hello));
-	CHECK_EQ(recvmsg(fd, &message, 0), (ssize_t)sizeof(answer.message));
-	CHECK_EQ(answer.message.type, REFUSED);
-	CHECK_EQ(answer.message.value, REFUSED_USER);
-	CHECK(!CMSG_FIRSTHDR(&message));
-	CHECK(recvmsg(fd, &message, 0) <= 0);
+	CHECK_EQ(wire_introduce(fd, &arena), WIRE_USER);
+	CHECK(arena < 0);
+	CHECK(wire_hear(fd, &words, NULL) <= 0);
 	close(fd);
 }
 
@@ -126,7 +110,7 @@ static void stranger_takes_a_name(int fd)
 
 	become_nobody();
 	do
-		length = rn_peer_name(++port, &address);
+		length = wire_name(++port, &address);
 	while (bind(listener, (struct sockaddr *)&address, length));
 	CHECK(!listen(listener, 8));
 	tell(fd, &port, sizeof(port));

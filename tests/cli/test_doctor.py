@@ -1,6 +1,7 @@
 """doctor and gids: what a machine lacks is named, with the command that mends it; a ping tells reachable from open."""
 
 import asyncio
+import ctypes
 import ipaddress
 import json
 import os
@@ -8,6 +9,7 @@ import re
 import resource
 import select
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,7 @@ def test_this_machine_has_the_embedded_device():
         "ports",
         "gids",
         "fork",
+        "mapped",
         "direct",
     }
     assert status == any(finding["status"] == "fail" for finding in findings)
@@ -57,6 +60,40 @@ def test_this_machine_has_the_embedded_device():
 def test_a_healthy_machine_has_no_failure(machine):
     for check in (checks.modules, checks.nodes, checks.forks):
         assert {status for status, *_ in found(check, machine)} == {"ok"}, check
+
+
+@pytest.fixture
+def dumpable():
+    """Set whether this process is dumpable, until the test is over."""
+    libc = ctypes.CDLL(None)
+    before = libc.prctl(3, 0, 0, 0, 0)
+    yield lambda yes: libc.prctl(4, int(yes), 0, 0, 0)
+    libc.prctl(4, before, 0, 0, 0)
+
+
+def test_who_maps_this_process(monkeypatch, dumpable):
+    """Each reason why nobody does; without one, processes like this do."""
+    root = Path("/")
+    dumpable(True)
+    monkeypatch.delenv("RDMANET_SOFT_TRANSPORT", raising=False)
+    [(status, text, _)] = found(checks.mapped, root)
+    assert status == "ok" and "map this one's memory" in text
+    monkeypatch.setattr(checks, "_overflow_user", lambda root: os.geteuid())
+    [(status, text, _)] = found(checks.mapped, root)
+    assert status == "info" and "without a name" in text
+    dumpable(False)
+    [(status, text, advice)] = found(checks.mapped, root)
+    assert status == "info" and "not dumpable" in text and "exec" in advice
+    monkeypatch.setenv("RDMANET_SOFT_TRANSPORT", "stream")
+    [(status, text, _)] = found(checks.mapped, root)
+    assert status == "info" and "by TCP" in text
+
+
+def test_a_process_that_may_not_be_looked_at(tmp_path, dumpable):
+    """No /proc, or the kernel says no; which it doesn't to root."""
+    dumpable(True)
+    [(status, text, _)] = found(checks.mapped, tmp_path)
+    assert status == "info" and "No such file" in text
 
 
 def test_a_module_that_is_missing(machine):

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A first byte that is odd: the introduction is a proper one, and what follows is fuzz. See fuzz.h. */
+/* The first byte: 1 a proper introduction, and what follows is fuzz; 2 a HELLO that earns a challenge. See fuzz.h. */
 #include "fuzz.h"
 
-#include "peers.h"
+#include "../c/link.h"
 
 static struct end end;
 
@@ -18,23 +18,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	struct sockaddr_un address;
-	socklen_t length = rn_peer_name(end.qp->qp_num >> 8, &address);
+	socklen_t length = wire_name(end.qp->qp_num >> 8, &address);
+	int arena = -1, offered = -1;
 
 	if (!size)
 		return close(fd);
 	while (connect(fd, (struct sockaddr *)&address, length))
 		CHECK(errno == EINTR); /* libFuzzer's alarm */
 	if (*data & 1) {
-		struct {
-			struct message message;
-			struct identity identity;
-		} hello = {.message = rn_message(HELLO, 0, sizeof(struct identity))};
+		CHECK(!wire_introduce(fd, &arena) && arena >= 0);
+	} else if (*data & 2) {
+		struct wire_words words = wire_words(WIRE_HELLO, 0);
 
-		pthread_mutex_lock(&rn_peers.lock);
-		hello.identity = *rn_self();
-		pthread_mutex_unlock(&rn_peers.lock);
-		CHECK(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello));
+		words.message.value = (uint32_t)(offered = wire_offer(getpid(), words.identity.nonce));
+		CHECK(wire_say(fd, &words, sizeof(words.message), -1) == sizeof(words.message));
 	}
 	converse(fd, data + 1, size - 1);
+	if (arena >= 0)
+		close(arena);
+	if (offered >= 0)
+		close(offered);
 	return 0;
 }

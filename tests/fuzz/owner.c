@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner lies: a process on this host lets us map its arena, and what it says on the link is fuzz: its welcome,
- * the memory and the channel that it was asked for, its answers to requests, what it takes back.  Its arena is a copy
- * of our own, in which a queue pair waits for us; so there is something to ask for.  Whatever it says, each request
- * completes once and in order, and nothing is written but where the READ wants it.
+ * The owner lies: a process on this host lets us map its arena, and what it says on the link is fuzz: its challenge and
+ * its welcome, the memory and the channel that it was asked for, its answers to requests, what it takes back.  Its
+ * arena is a copy of our own, in which a queue pair waits for us; so there is something to ask for.  Whatever it says,
+ * each request completes once and in order, and nothing is written but where the READ wants it.
  *
- * The first byte: 1 the welcome is a proper one; 2 memory is never reached by process_vm_*, so the owner is asked.
+ * The first byte: 1 challenge and welcome are proper ones; 2 memory is never reached by process_vm_*, so the owner is
+ * asked; 4 the challenge is a proper one.
  * A piece is a message: type, value, size, descriptor (each from the lists below, by its number), then bytes.
  * See fuzz.h.
  */
@@ -13,6 +14,7 @@
 
 #include <sys/eventfd.h>
 
+#include "../c/link.h"
 #include "peers.h"
 #include "soft.h"
 
@@ -120,20 +122,6 @@ static void say(int fd, const struct message *message, const void *bytes, size_t
 	(void)(sendmsg(fd, &header, MSG_NOSIGNAL) < 0); /* it may have hung up on us */
 }
 
-/* Another instance each time: what was known of the last one is not to be used. */
-static struct identity introduction(void)
-{
-	static uint64_t instance = 1;
-	struct identity self;
-
-	pthread_mutex_lock(&rn_peers.lock);
-	self = *rn_self();
-	pthread_mutex_unlock(&rn_peers.lock);
-	self.instance = ++instance;
-	self.arena_size = RN_ARENA_SIZE;
-	return self;
-}
-
 static int descriptor(unsigned kind)
 {
 	int fd;
@@ -185,13 +173,14 @@ static void say_piece(int fd, const uint8_t *piece, size_t length)
 	memcpy(head, piece, length < sizeof(head) ? length : sizeof(head));
 	piece += sizeof(head);
 	length = length < sizeof(head) ? 0 : length - sizeof(head);
-	message = rn_message(head[0] % (GONE_CHANNEL + 2), value_of(head[1]), size_of(head[2], length));
+	message = rn_message(head[0] % (MESSAGES + 1), value_of(head[1]), size_of(head[2], length));
 	passed = descriptor(head[3] % 8);
 	if (message.type == WELCOME && head[1] == 0) {
-		struct identity self = introduction();
+		struct wire_words words = wire_words(WIRE_WELCOME, 0);
 
-		memcpy(&self, piece, length < sizeof(self) ? length : 0);
-		say(fd, &message, &self, sizeof(self), passed);
+		words.identity.arena_size = RN_ARENA_SIZE;
+		memcpy(&words.identity, piece, length < sizeof(words.identity) ? length : 0);
+		say(fd, &message, &words.identity, sizeof(words.identity), passed);
 	} else {
 		say(fd, &message, piece, length, passed);
 	}
@@ -237,9 +226,7 @@ static void expect_untouched(int request)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct ibv_qp_attr attr = default_attr(port << 8 | (owner.qp->qp_num & 0xff));
-	struct identity self;
 	const uint8_t *piece;
-	char hello[256];
 	size_t length;
 	int fd;
 
@@ -250,14 +237,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	CHECK_EQ(to_state(end.qp, &attr, IBV_QPS_RTR, RTR_MASK), 0);
 	CHECK_EQ(to_state(end.qp, &attr, IBV_QPS_RTS, RTS_MASK), 0);
 	fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	CHECK(fd >= 0 && recv(fd, hello, sizeof(hello), 0) == sizeof(struct message) + sizeof(self));
+	CHECK(fd >= 0);
 	post_all();
-	if (*data++ & 1) {
-		struct message welcome = rn_message(WELCOME, 0, sizeof(self));
-
-		self = introduction();
-		say(fd, &welcome, &self, sizeof(self), arena_fd);
-	}
+	if (*data & 5)
+		CHECK(wire_challenge(fd));
+	if (*data++ & 1)
+		wire_welcome(fd, arena_fd, RN_ARENA_SIZE);
 	size--;
 	while ((piece = next_piece(&data, &size, &length)))
 		say_piece(fd, piece, length);

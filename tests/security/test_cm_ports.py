@@ -17,7 +17,9 @@ def moments(tmp_path_factory):
         unfit("there is no C compiler")
     library = tmp_path_factory.mktemp("moments") / "moments.so"
     source = HERE / "moments.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True
+    )
     return str(library)
 
 

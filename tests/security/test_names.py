@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from tests.security.conftest import ATTACKER, VICTIM, unfit
 
 ANOTHER = 61003

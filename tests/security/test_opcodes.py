@@ -1,9 +1,9 @@
 """Receives that are completed by something else than a message: nothing of what they held before gets out.
 
 Three things stand in the way, and each is enough against the attack as it once worked: a completion must be a plain
-SEND's, it is read no further than it goes, and no receive is posted with an old header in it. The control has a device
-that reports every receive as a SEND's (so the first is off); a SEND with 32 bits then passes for a message. A WRITE
-must fail even there, by the other two.
+SEND's, it is read no further than it goes, and no receive is posted with an old header in it. The control has a
+device that reports every receive as a SEND's (so the first is off); a SEND with 32 bits then passes for a message. A
+WRITE must fail even there, by the other two.
 """
 
 import pytest

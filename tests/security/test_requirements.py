@@ -155,7 +155,8 @@ def test_another_file_of_that_name_stops_make(tmp_path: Path, where: str, swappe
     """`make setup` up to its packages, as pip's list (for an old pip) and as a group, held by the constraints."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts/prerequisites", tmp_path / "scripts")
+    for script in ("prerequisites", "progress"):
+        shutil.copy(ROOT / "scripts" / script, tmp_path / "scripts")
     (tmp_path / "requirements").mkdir()
     if where == "constraints":  # make's first step would bring this pip, from the real index
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)

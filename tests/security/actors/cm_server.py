@@ -1,6 +1,7 @@
 """Serves requests of the connection manager: argv is address, port, and what it answers.
 
-It says `port` when it listens, or `refused` with the errno, and `request` with the data of each. It ends with its input.
+It says `port` when it listens, or `refused` with the errno, and `request` with the data of each. It ends with its
+input.
 """
 
 import asyncio

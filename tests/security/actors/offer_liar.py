@@ -6,7 +6,6 @@ slots have held one. Tells what came back of it, and the server's last words.
 """
 
 from hostile import ABORT, DATA, Client, frame
-
 from rdmanet import credit
 from rdmanet._core import WROpcode
 

@@ -2,7 +2,6 @@
 """Wants the region that was offered to another client: guesses its key from those of its own, or has been told it."""
 
 from hostile import Client
-
 from rdmanet._core import WROpcode
 
 port = int(argv[0])

@@ -1,0 +1,15 @@
+"""Listens by TCP, and tells the first client a challenge with a wrong proof: says what it `heard` before, and after."""
+
+import os
+import socket
+
+listener = socket.create_server(("127.0.0.1", 0))
+say(port=listener.getsockname()[1])
+client = listener.accept()[0]
+say(heard=client.recv(4096).hex())
+client.sendall(b"RDMC\1\x0a\0\x48" + os.urandom(64))
+heard = b""
+while more := client.recv(4096):
+    heard += more
+say(heard=heard.hex())
+hear()

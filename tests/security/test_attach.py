@@ -1,0 +1,68 @@
+"""Who connects to a queue pair's TCP port in the name of its peer gets nothing in, and keeps the peer from nothing."""
+
+import os
+
+import pytest
+
+from tests.security.conftest import ATTACKER, VICTIM, unfit
+
+PEER = 61003
+PSN, RANGE = 0x123456, 200
+FORGED = "from the attacker"
+
+
+@pytest.fixture(autouse=True)
+def needs_root():
+    if os.geteuid() != 0:
+        unfit("only root can be three users")
+
+
+def tell(end, number):
+    end.tell(number=number, psn=PSN)
+    assert end.hear() == {"connected": True}
+
+
+def say(here, there, text):
+    here.tell(send=text)
+    assert here.hear() == {"status": "SUCCESS"}
+    assert there.hear() == {"got": text, "status": "SUCCESS"}
+
+
+def test_a_mapped_queue_pair_takes_no_tcp(stage, guarded):
+    """The attacker knows everything, the sequence number too."""
+    victim = stage.start("pair_end", VICTIM, without="" if guarded else "tcp-attach")
+    peer = stage.start("pair_end", VICTIM)
+    numbers = [end.hear()["number"] for end in (victim, peer)]
+    tell(victim, numbers[1])
+    tell(peer, numbers[0])
+    say(victim, peer, "one way")
+    say(peer, victim, "the other way")
+    attacker = stage.start("attacher", *numbers, FORGED, PSN, RANGE, 0, user=ATTACKER)
+    result = attacker.hear()
+    if not guarded:
+        assert result == {"attempts": 1, "sent": True}
+        assert victim.hear()["got"] == FORGED
+        return
+    assert result == {"attempts": RANGE, "sent": False}
+    say(peer, victim, "still there")
+    say(victim, peer, "so am I")
+    assert "a TCP connection in the name of its peer, who maps it: refused" in victim.finish()
+
+
+def test_a_search_for_the_sequence_number_ends(stage, guarded):
+    """The peer is another user's, so TCP is its way; the attacker comes before it does."""
+    victim = stage.start("pair_end", VICTIM, without="" if guarded else "tcp-attempts")
+    peer = stage.start("pair_end", PEER)
+    numbers = [end.hear()["number"] for end in (victim, peer)]
+    tell(victim, numbers[1])
+    attacker = stage.start("attacher", *numbers, FORGED, PSN - RANGE + 1, RANGE, 1, user=ATTACKER)
+    result = attacker.hear()
+    if not guarded:
+        assert result == {"attempts": RANGE, "sent": True}
+        assert victim.hear()["got"] == FORGED
+        return
+    assert result == {"attempts": RANGE, "sent": False}, "the right one was among them, and too late"
+    tell(peer, numbers[0])
+    say(peer, victim, "let in at once")
+    say(victim, peer, "as ever")
+    assert "a TCP connection in its peer's name, with a wrong sequence number: refused" in victim.finish()

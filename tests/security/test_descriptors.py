@@ -1,0 +1,94 @@
+"""A process at its limit of descriptors refuses newcomers, with the reason, and keeps what it has."""
+
+LIMIT = 256
+
+
+def connect(crowds, how="at once"):
+    """All processes at once, and each all its clients at once, or one after the other."""
+    for crowd in crowds:
+        crowd.hear()
+    for crowd in crowds:
+        crowd.tell(connect=how)
+    return [crowd.hear() for crowd in crowds]
+
+
+def echoes(crowds):
+    for crowd in crowds:
+        crowd.tell(echo=True)
+    return [crowd.hear() for crowd in crowds]
+
+
+def check(server, crowds, results):
+    """Nobody is left without an answer, or without the connection that he was given; the server can work on."""
+    accepted = sum(result["accepted"] for result in results)
+    errors = [error for result in results for error in result["errors"]]
+    assert LIMIT / 2 < accepted < LIMIT
+    assert all("ConnectionRefusedError" in error and "no descriptors left" in error for error in errors)
+    assert max(result["seconds"] for result in results) < 1
+    for _ in range(2):
+        assert echoes(crowds) == [{"echoes": result["accepted"], "others": []} for result in results]
+    server.tell()
+    assert server.hear() == {"connections": accepted, "can_open": True}
+    return accepted
+
+
+def test_the_last_descriptors_are_the_programs(stage, guarded):
+    """Without a reserve a server accepts until it can't any more; who comes then isn't even told so."""
+    count = LIMIT + 4
+    server = stage.start("echo_server", "127.0.0.1", LIMIT, without="" if guarded else "reserve")
+    port = server.hear()["port"]
+    impatient = {} if guarded else {"RDMANET_SOFT_CM_TIMEOUT": "200"}
+    crowd = stage.start("crowd", port, count, 0, **impatient)
+    results = connect([crowd], "in turn")
+    assert results[0]["accepted"] + sum(results[0]["errors"].values()) == count
+    if not guarded:
+        server.tell()
+        assert "Too many open files" in str(server.hear()["can_open"])
+        return
+    check(server, [crowd], results)
+    errors = server.finish()
+    assert f"of {LIMIT} descriptors (RLIMIT_NOFILE) none is left for more: a newcomer is refused" in errors
+
+
+def test_all_at_once(stage):
+    each, processes = 100, 4
+    server = stage.start("echo_server", "127.0.0.1", LIMIT)
+    port = server.hear()["port"]
+    crowds = [stage.start("crowd", port, each, 0) for _ in range(processes)]
+    results = connect(crowds)
+    refused = sum(sum(result["errors"].values()) for result in results)
+    assert check(server, crowds, results) + refused == each * processes
+    server.finish()
+
+
+def test_none_left_at_all(stage):
+    """The program has taken them itself, the last ones too: newcomers are told so all the same."""
+    server = stage.start("echo_server", "127.0.0.1", LIMIT)
+    port = server.hear()["port"]
+    friend, crowd = stage.start("crowd", port, 10, 0), stage.start("crowd", port, 50, 0)
+    (result,) = connect([friend])
+    assert result["accepted"] == 10
+    server.tell(eat=True)
+    assert server.hear()["ate"] > 100
+    (result,) = connect([crowd])
+    assert (result["accepted"], sum(result["errors"].values())) == (0, 50)
+    assert all("no descriptors left" in error for error in result["errors"]), result
+    assert result["seconds"] < 1
+    assert echoes([friend]) == [{"echoes": 10, "others": []}]
+    server.end()  # it can't do anything any more
+
+
+def test_a_client_at_its_own_limit(stage):
+    """Its next connection fails at once, and says why; the others go on."""
+    server = stage.start("echo_server", "127.0.0.1", 0)
+    port = server.hear()["port"]
+    crowd = stage.start("crowd", port, 100, 64)
+    (result,) = connect([crowd], "in turn")
+    assert 10 < result["accepted"] < 64
+    assert result["accepted"] + sum(result["errors"].values()) == 100
+    assert all("Errno 24" in error for error in result["errors"]), result
+    assert any("no descriptor for a connection (RLIMIT_NOFILE)" in error for error in result["errors"])
+    assert result["seconds"] < 1
+    for _ in range(2):
+        assert echoes([crowd]) == [{"echoes": result["accepted"], "others": []}]
+    server.finish()

@@ -1,0 +1,97 @@
+"""The TCP port of a queue pair is its process's user's, from before its number is known."""
+
+import os
+import resource
+import shutil
+import subprocess
+
+import pytest
+
+from tests.security.conftest import ATTACKER, HERE, VICTIM, unfit
+
+OPENINGS = 200
+MOMENTS = 4  # of an opening: when the port is reserved, and shared, and when it is bound to and listened on
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        unfit("there is no C compiler")
+    library = tmp_path_factory.mktemp("moments") / "moments.so"
+    source = HERE / "moments.c"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True
+    )
+    return str(library)
+
+
+def test_no_other_user_has_the_port(stage, guarded, moments, tmp_path):
+    name = f"moments-{tmp_path}"
+    thief = stage.start("queue_port_thief", name, user=ATTACKER)
+    thief.hear()
+    victim = stage.start(
+        "queue_opener",
+        OPENINGS if guarded else 5,
+        user=VICTIM,
+        without="" if guarded else "port-sharing",
+        LD_PRELOAD=moments,
+        MOMENTS=name,
+    )
+    errors = victim.hear()["errors"]
+    thief.tell()
+    result = thief.hear()
+    if guarded:
+        assert result["calls"] == ["bind", "listen", "setsockopt"]
+        assert result["got"] == []
+        assert errors == [0] * OPENINGS
+        assert result["tried"] >= OPENINGS * MOMENTS * 4, "with each set of options, at each moment"
+    else:
+        assert result["got"]
+        assert any(errors), "and the victim doesn't get it any more"
+
+
+@pytest.fixture
+def network():
+    """The command to start something in a network of its own: names there are nobody else's."""
+    if os.geteuid() != 0 or any(shutil.which(tool) is None for tool in ("unshare", "nsenter", "ip")):
+        unfit("a network of our own takes root, unshare, nsenter and ip")
+    script = "ip link set lo up && echo up && exec cat"
+    holder = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    if holder.stdout.readline() != "up\n":
+        unfit("no network namespace is to be had")
+    yield ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
+    holder.communicate()
+
+
+def test_names_that_others_have(stage, network):
+    """All of them: then there is TCP."""
+    names = range(32768, 61000)
+    takers, each = 4, len(names) // 4
+    needed = each + 100
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if shutil.which("prlimit") is None or hard < needed:
+        unfit(f"{needed} descriptors are not to be had, or prlimit isn't there")
+    taken = [
+        stage.start(
+            "name_taker_of_ports",
+            *(names[number * each], each),
+            user=ATTACKER,
+            prefix=(*network, "prlimit", f"--nofile={needed}"),
+        )
+        for number in range(takers)
+    ]
+    assert sum(taker.hear()["has"] for taker in taken) == len(names)
+    ends = [stage.start("pair_end", VICTIM, prefix=network) for _ in range(2)]
+    numbers = [end.hear()["number"] for end in ends]
+    for end, number in zip(ends, reversed(numbers), strict=True):
+        end.tell(number=number, psn=1)
+        assert end.hear() == {"connected": True}
+    for here, there in (ends, ends[::-1]):
+        here.tell(send="by TCP")
+        assert here.hear() == {"status": "SUCCESS"}
+        assert there.hear() == {"got": "by TCP", "status": "SUCCESS"}
+    for end in ends:
+        assert "has none, and all goes by TCP" in end.finish()
