@@ -26,6 +26,7 @@
 
 #include "gid.h"
 #include "guard.h"
+#include "rights.h"
 #include "sock_diag.h"
 
 #include <arpa/inet.h>
@@ -47,7 +48,11 @@ static socklen_t name_of(const union ibv_gid *gid, __be16 port, struct sockaddr_
 
 static int new_socket(void)
 {
-	return rn_fd_own(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	int fd = rn_fd_own(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+
+	if (fd >= 0)
+		rn_rights_accept(fd, false);
+	return fd;
 }
 
 /* -1 and errno: EADDRINUSE when another has it. */

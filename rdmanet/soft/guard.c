@@ -25,6 +25,7 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_STRANGERS] = "strangers",
 	[RN_GUARD_SECRET_KEY] = "secret-key",
 	[RN_GUARD_SECRET_KEPT] = "secret-kept",
+	[RN_GUARD_PASSED_RIGHTS] = "passed-rights",
 	[RN_GUARD_LOG_RATE] = "log-rate",
 };
 static bool is_off[RN_GUARDS];

@@ -29,6 +29,7 @@ enum rn_guard {
 	RN_GUARD_STRANGERS,     /* strangers are limited: stranger.c */
 	RN_GUARD_SECRET_KEY,    /* a secret is a key, and no word: secret_key.c */
 	RN_GUARD_SECRET_KEPT,   /* it is kept for the process's life: secret_key.c */
+	RN_GUARD_PASSED_RIGHTS, /* strangers pass no descriptors: rights.c */
 	RN_GUARD_LOG_RATE,      /* so are the lines that they cause: log.c */
 	RN_GUARDS,
 };

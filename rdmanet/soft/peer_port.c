@@ -18,6 +18,7 @@
 #define _GNU_SOURCE
 #include "gid.h"
 #include "peers.h"
+#include "rights.h"
 
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -189,6 +190,7 @@ static int port_name(struct port *port)
 
 	if (fd < 0)
 		return errno;
+	rn_rights_accept(fd, false);
 	if (!bind(fd, (struct sockaddr *)&name, length))
 		return port_hear(port, fd, rn_served_new, NULL);
 	error = errno;

@@ -282,7 +282,7 @@ static void served_ready(struct rn_source *source, uint32_t epoll_events)
 		rn_outbox_flush(&served->source, &served->out);
 	if (served->out.first && !(epoll_events & (EPOLLHUP | EPOLLERR)))
 		goto out;
-	switch (rn_receive(source->fd)) {
+	switch (rn_receive(source->fd, false)) {
 	case NOTHING:
 		break;
 	case ENDED:

@@ -301,7 +301,8 @@ struct inbox {
 extern struct inbox rn_inbox;
 
 enum arrival { NOTHING, ARRIVED, ENDED };
-enum arrival rn_receive(int socket_fd);
+/* expects_fd: if one came and there was no room for it, that is said. */
+enum arrival rn_receive(int socket_fd, bool expects_fd);
 void rn_inbox_discard(void);
 bool rn_has_hung_up(int socket_fd); /* the other end; what it has said before may be there still */
 
