@@ -6,9 +6,10 @@
  * secret, if there is one: stream_hello.c).  Numbers and addresses are no secrets on a host, and a sequence number
  * has 24 bits.  So there is more to it:
  *
- * Who maps us doesn't come by TCP.  A peer on this host, which our own link reaches, is expected in its mapping of our
+ * Who maps us doesn't come by TCP.  A peer on this host, with a link either way, is expected in its mapping of our
  * arena and nowhere else, unless it has said over its proven link that this queue pair of its goes by TCP (peers.h).
- * While our link is being made nobody knows yet: then it is refused, and comes again.
+ * While our link is being made nobody knows yet: then it is refused, and comes again.  Where ours stands and its own
+ * hasn't come it may be unable to make one.  Its user is ours then, so nobody is let in whose socket isn't its user's.
  *
  * Wrong sequence numbers are counted, and after ATTEMPTS of them nobody from there is let in before ten seconds are
  * over, with the right one neither; so a search takes months.  The queue pair itself isn't closed for it,
@@ -50,10 +51,14 @@ static bool is_from_its_address(const struct rn_stream *in, const struct rn_qp *
 	return !memcmp(from, dgid, sizeof(*from)) && !memcmp(from, in->hello.source_gid, sizeof(*from));
 }
 
-/* Will its requests come by its mapping? Our link tells, since both are let in or neither is. */
-static bool is_mapped(const struct rn_qp *qp)
+/* Will its requests come by its mapping? */
+enum mapping { MAPS_NOT, MAPS_PERHAPS, MAPS };
+
+static enum mapping mapping_of(const struct rn_qp *qp)
 {
-	return qp->peer && !qp->link_failed && !rn_peer_said_stream(qp->attr.dest_qp_num, qp->ex.qp_base.qp_num);
+	if (!qp->peer || qp->link_failed || rn_peer_said_stream(qp->attr.dest_qp_num, qp->ex.qp_base.qp_num))
+		return MAPS_NOT;
+	return atomic_load(&qp->peer->state) != RN_PEER_READY || rn_peer_is_mutual(qp->peer) ? MAPS : MAPS_PERHAPS;
 }
 
 /* Only the kernel knows, so no lock is held meanwhile. */
@@ -69,6 +74,22 @@ void rn_stream_ask_whose(struct rn_stream *in)
 		      rn_tcp_peer_user(in->source.fd, &theirs) && its == theirs;
 
 	in->whose = is_its ? RN_WHOSE_PEERS : RN_WHOSE_OTHERS;
+}
+
+static bool is_by_another_way(struct rn_stream *in, const struct rn_qp *qp)
+{
+	enum mapping mapping = mapping_of(qp);
+
+	if (mapping == MAPS_PERHAPS && in->whose <= RN_WHOSE_ASKED) {
+		in->whose = RN_WHOSE_ASKED;
+		return true;
+	}
+	if (mapping == MAPS_NOT || (mapping == MAPS_PERHAPS && in->whose == RN_WHOSE_PEERS))
+		return false;
+	if (atomic_load(&qp->peer->state) != RN_PEER_CONNECTING)
+		rn_warn(RN_WARN_ATTACH, "queue pair %06x: a TCP connection in the name of its peer, %s: refused",
+			qp->ex.qp_base.qp_num, mapping == MAPS ? "who maps it" : "by another user");
+	return true;
 }
 
 /* The sequence number, and how often it was wrong. */
@@ -109,12 +130,7 @@ bool rn_stream_is_expected(struct rn_stream *in, struct rn_qp *qp)
 	    qp->attr.dest_qp_num != in->hello.source_qpn || !source_of(in, &from) ||
 	    !is_from_its_address(in, qp, &from))
 		return false;
-	if (is_mapped(qp) && rn_guarded(RN_GUARD_TCP_ATTACH)) {
-		if (atomic_load(&qp->peer->state) != RN_PEER_CONNECTING)
-			rn_warn(RN_WARN_ATTACH,
-				"queue pair %06x: a TCP connection in the name of its peer, who maps it: refused",
-				qp->ex.qp_base.qp_num);
+	if (rn_guarded(RN_GUARD_TCP_ATTACH) && is_by_another_way(in, qp))
 		return false;
-	}
 	return is_in_sequence(in, qp, &from);
 }
