@@ -142,6 +142,7 @@ static void watch_peer(struct rn_qp *qp)
 		qp->is_heard = true;
 		return;
 	}
+	rn_stream_ask_holder(qp);
 	if (!qp->peer)
 		return;
 	rn_peer_subscribe(qp->peer, &qp->notice);
