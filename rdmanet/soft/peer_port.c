@@ -13,7 +13,8 @@
  * before it may share, so that nobody's port is taken who shares one as well.
  *
  * Names are first come, first served, and there are few of them.  Where others have taken them all, TCP ports that
- * nobody has do without: then nobody maps us, and all goes by TCP.
+ * nobody has do without: then nobody maps us, we map nobody, and all goes by TCP.  One way alone would make one end
+ * expect the other where it can't come from.
  */
 #define _GNU_SOURCE
 #include "gid.h"
@@ -207,6 +208,7 @@ static struct port *port_open(uint16_t number, bool has_name)
 	if (!port)
 		return NULL;
 	port->port = number;
+	port->has_name = has_name;
 	port->reserved_fd = reserve(number);
 	error = port->reserved_fd < 0 ? errno : has_name ? port_name(port) : 0;
 	if (error) {
@@ -271,6 +273,17 @@ void rn_port_release(uint16_t number)
 		if (port->port == number)
 			port->claimed = false;
 	pthread_mutex_unlock(&rn_peers.lock);
+}
+
+bool rn_port_has_name(uint16_t number)
+{
+	bool has_name = false;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (struct port *port = rn_peers.ports; port; port = port->next)
+		has_name |= port->port == number && port->has_name;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return has_name;
 }
 
 bool rn_port_is_mine(uint16_t number)

@@ -243,6 +243,7 @@ struct port {
 	struct ear *ears; /* the Unix socket's is the last */
 	int reserved_fd;  /* bound to the TCP port on all addresses, never listening */
 	uint16_t port;
+	bool has_name;
 	bool claimed;
 	struct rn_peer self;
 };

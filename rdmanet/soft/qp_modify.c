@@ -89,12 +89,19 @@ static void take_values(struct rn_qp *qp, const struct ibv_qp_attr *attr, int ma
 	rn_own_tell_qp(qp->index);
 }
 
+/* Who has no name is mapped by nobody, and maps nobody: both ends take the same way. */
+static bool is_nameless(const struct rn_qp *qp)
+{
+	return rn_settings.transport == RN_TRANSPORT_AUTO && !rn_port_is_mine(qp->attr.dest_qp_num >> 8) &&
+	       !rn_port_has_name(qp->ex.qp_base.qp_num >> 8);
+}
+
 /* The block is complete before its life says RTR. With sq_lock held. */
 static int become_reachable(struct rn_qp *qp)
 {
 	struct rn_qp_block *own = qp->own;
 
-	if (!qp->ud && rn_stream_is_only_way(&qp->attr.ah_attr)) {
+	if (!qp->ud && (rn_stream_is_only_way(&qp->attr.ah_attr) || is_nameless(qp))) {
 		rn_stream_use(qp);
 	} else if (!qp->ud) {
 		qp->peer = rn_peer_get(qp->attr.dest_qp_num >> 8);
@@ -135,6 +142,7 @@ static void watch_peer(struct rn_qp *qp)
 		qp->is_heard = true;
 		return;
 	}
+	rn_stream_ask_holder(qp);
 	if (!qp->peer)
 		return;
 	rn_peer_subscribe(qp->peer, &qp->notice);

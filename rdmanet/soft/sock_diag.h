@@ -17,6 +17,10 @@
  * doesn't tell. */
 bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
 
+/* The user who has bound a socket to this port, that neither listens nor is connected. False: nobody, or several users,
+ * or the kernel doesn't tell (before Linux 6.8). It goes through all ports: a millisecond or two. */
+bool rn_tcp_bound_user(uint16_t port, uid_t *user);
+
 /* The user at the other end of this connection. False: it is on another host, or the kernel doesn't tell. */
 bool rn_tcp_peer_user(int fd, uid_t *user);
 

@@ -351,7 +351,7 @@ static void connected(struct rn_stream *out)
 		return;
 	}
 	out->state = RN_STREAM_GREETING;
-	if (!rn_hello_send(out)) {
+	if (!rn_stream_is_holders(out) || !rn_hello_send(out)) {
 		rn_stream_attempt_failed(out, true);
 		return;
 	}
@@ -365,6 +365,8 @@ static void out_ready(struct rn_source *source, uint32_t events)
 	struct rn_qp *qp = out->qp;
 
 	(void)events;
+	if (out->state == RN_STREAM_CONNECTING)
+		rn_stream_ask_listener(out);
 	rn_lock(&qp->sq_lock);
 	if (!is_current(out))
 		goto out;
@@ -670,6 +672,7 @@ void rn_stream_forget(struct rn_qp *qp)
 	qp->is_stream = false;
 	streams->met = streams->left = streams->denied = streams->polled = streams->expects = false;
 	streams->its = streams->others = (struct rn_attempts){0};
+	streams->holder = (struct rn_holder){0};
 	streams->retry_ns = 0;
 	streams->backoff_ns = FIRST_BACKOFF_NS;
 	streams->acked = streams->next = streams->offset = streams->reads = streams->stray_end = 0;
