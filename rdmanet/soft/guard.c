@@ -24,6 +24,7 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_RECV_OPCODE] = "recv-opcode",
 	[RN_GUARD_OWN_FACTS] = "own-facts",
 	[RN_GUARD_STRANGERS] = "strangers",
+	[RN_GUARD_CM_FLOOD] = "cm-flood",
 	[RN_GUARD_SECRET_KEY] = "secret-key",
 	[RN_GUARD_SECRET_KEPT] = "secret-kept",
 	[RN_GUARD_PASSED_RIGHTS] = "passed-rights",
