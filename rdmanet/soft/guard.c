@@ -17,6 +17,7 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_TCP_ATTEMPTS] = "tcp-attempts",
 	[RN_GUARD_TCP_HOLDER] = "tcp-holder",
 	[RN_GUARD_PORT_SHARING] = "port-sharing",
+	[RN_GUARD_DATAGRAM_PORT] = "datagram-port",
 	[RN_GUARD_MAP_TRIES] = "map-tries",
 	[RN_GUARD_RANDOM_KEYS] = "random-keys",
 	[RN_GUARD_WINDOW_QP] = "window-qp",

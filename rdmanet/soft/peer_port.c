@@ -4,7 +4,7 @@
  *
  * The name "\0rdmanet-soft/<port>" claims one, host-wide and without a trace left behind.  The TCP
  * port of the same number is reserved on all addresses, those to come included, by a socket that is
- * bound and never listens; so nobody from outside gets in.  Only when a queue pair wants a peer that
+ * bound and never listens; so nobody from outside gets in.  The UDP port is reserved by ud_wire.c.  Only when a queue pair wants a peer that
  * can't come by the name does a second socket listen, on the one address that the queue pair has.
  *
  * The two share the port by SO_REUSEPORT, which shares with sockets of the same user alone.  (SO_REUSEADDR shares with
@@ -20,6 +20,7 @@
 #include "gid.h"
 #include "peers.h"
 #include "rights.h"
+#include "ud_wire.h"
 
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -153,6 +154,8 @@ void rn_port_free(struct port *port)
 		port->ears = ear->next;
 		ear_free(ear);
 	}
+	if (port->reserved_fd >= 0) /* else the number may be another port's of ours */
+		rn_ud_wire_free(port->port);
 	rn_fd_close(port->reserved_fd);
 	free(port);
 }
@@ -210,7 +213,9 @@ static struct port *port_open(uint16_t number, bool has_name)
 	port->port = number;
 	port->has_name = has_name;
 	port->reserved_fd = reserve(number);
-	error = port->reserved_fd < 0 ? errno : has_name ? port_name(port) : 0;
+	error = port->reserved_fd < 0 ? errno : rn_ud_wire_reserve(number);
+	if (!error && has_name)
+		error = port_name(port);
 	if (error) {
 		rn_port_free(port);
 		errno = error;

@@ -137,12 +137,8 @@ static int become_reachable(struct rn_qp *qp)
 /* From RTR on, what becomes of the peer concerns us. Without locks. */
 static void watch_peer(struct rn_qp *qp)
 {
-	if (qp->ud) {
-		rn_ud_wire_open(qp);
-		qp->is_heard = true;
-		return;
-	}
-	rn_stream_ask_holder(qp);
+	if (!qp->ud)
+		rn_stream_ask_holder(qp);
 	if (!qp->peer)
 		return;
 	rn_peer_subscribe(qp->peer, &qp->notice);
@@ -175,6 +171,11 @@ static int move(struct rn_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, 
 	}
 	if (to == IBV_QPS_RTR && mask & IBV_QP_AV && (err = rn_stream_listen(qp, &attr->ah_attr)))
 		return err;
+	if (to == IBV_QPS_RTR && qp->ud && !qp->is_heard) {
+		if ((err = rn_ud_wire_open(qp)))
+			return err;
+		qp->is_heard = true; /* until it is reset, also where it gets no further */
+	}
 	rn_lock(&qp->sq_lock);
 	if (atomic_load(&qp->state) != (int)from) {
 		/* It failed while we were checking. */

@@ -6,8 +6,10 @@
  * send queue wait a moment, every other failure drops the message, as a network does.  The engine
  * receives, and plays the responder with the bytes that came.
  *
- * Where a socket can't be bound (another program has that UDP port at that address), the queue
- * pair can't be reached there from other hosts; on this one it can, and the log says so.
+ * The UDP port is the process's before anybody can know its number, at all addresses that the host has then: nobody
+ * else hears or speaks in our queue pairs' name. Each socket is connected to itself until the first queue pair opens
+ * it, and again after the last: connected, it hears nobody else, and is no open door. Loopback's keep all wildcards
+ * from others. Where an address comes later, and its port is somebody else's, the next queue pair isn't made ready.
  *
  * Whoever demands a secret of its peers hears no datagrams from elsewhere: nothing in one could prove
  * that its sender knows it; nor can it join a group (mcast.c).
@@ -18,6 +20,7 @@
 #include "ud_wire.h"
 
 #include "gid.h"
+#include "guard.h"
 #include "log.h"
 #include "ud.h"
 
@@ -41,13 +44,15 @@ struct header {
 static_assert(sizeof(struct header) == RN_UD_HEADER, "as ud_wire.h has it");
 
 struct outlet {
-	struct rn_source source;
+	struct rn_source source; /* from the first opening on */
+	struct sockaddr_storage at;
+	socklen_t at_length;
 	union ibv_gid gid;
 	uint16_t port;
 	struct outlet *next;
 };
 
-/* A port with UD queue pairs. */
+/* A port, and how many UD queue pairs have it open. */
 struct wire {
 	uint16_t port;
 	unsigned users;
@@ -168,17 +173,15 @@ static void outlet_ready(struct rn_source *source, uint32_t epoll_events)
 
 /* --- opening and closing ---------------------------------------------------------------------------------------- */
 
-/* -1 and errno. */
-static int bind_to(const union ibv_gid *gid, uint32_t interface, uint16_t port)
+/* A socket at the address, bound. -1 and errno. */
+static int bind_to(const struct sockaddr_storage *at, socklen_t length, uint32_t interface)
 {
-	struct sockaddr_storage address;
-	socklen_t length = rn_gid_address(gid, interface, port, &address);
-	int fd = rn_fd_own(socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), size = 1 << 20, err;
+	int fd = rn_fd_own(socket(at->ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), size = 1 << 20, err;
 
 	if (fd < 0)
 		return -1;
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
-	if (address.ss_family == AF_INET) {
+	if (at->ss_family == AF_INET) {
 		struct ip_mreqn by = {.imr_ifindex = (int)interface};
 
 		setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &by, sizeof(by));
@@ -188,7 +191,7 @@ static int bind_to(const union ibv_gid *gid, uint32_t interface, uint16_t port)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only));
 		setsockopt(fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &by, sizeof(by));
 	}
-	if (!bind(fd, (struct sockaddr *)&address, length))
+	if (!bind(fd, (const struct sockaddr *)at, length))
 		return fd;
 	err = errno;
 	rn_fd_close(fd);
@@ -205,78 +208,180 @@ static struct wire *find_wire(uint16_t port)
 	return wire;
 }
 
-/* The socket with this address: the one that is there, or a new one, or NULL. */
+static struct wire *get_wire(uint16_t port)
+{
+	struct wire *wire = find_wire(port);
+
+	if (!wire && (wire = calloc(1, sizeof(*wire)))) {
+		*wire = (struct wire){.port = port, .next = wires};
+		wires = wire;
+	}
+	return wire;
+}
+
+/* It hears nobody but itself, and whoever lists open ports doesn't find it. False: that can't be. */
+static bool outlet_shut(const struct outlet *outlet)
+{
+	return !connect(outlet->source.fd, (const struct sockaddr *)&outlet->at, outlet->at_length);
+}
+
+/* It stays bound: the port was asked for. 0 or errno. */
+static int outlet_open(struct outlet *outlet)
+{
+	static const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+
+	if (connect(outlet->source.fd, &nobody, sizeof(nobody)))
+		return errno;
+	return outlet->source.slot ? 0 : -rn_source_add(&outlet->source, EPOLLIN);
+}
+
+static void outlets_free(struct outlet *outlets)
+{
+	while (outlets) {
+		struct outlet *outlet = outlets;
+
+		outlets = outlet->next;
+		rn_source_remove(&outlet->source);
+		rn_fd_close(outlet->source.fd);
+		free(outlet);
+	}
+}
+
+/* The socket with this address: the one that is there, or a new one, open or shut as the others are. NULL and errno. */
 static struct outlet *outlet_at(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
 {
 	struct outlet *outlet;
-	int fd;
+	int err;
 
 	for (outlet = wire->outlets; outlet; outlet = outlet->next)
 		if (!memcmp(&outlet->gid, gid, sizeof(*gid)))
 			return outlet;
 	outlet = calloc(1, sizeof(*outlet));
-	fd = outlet ? bind_to(gid, interface, wire->port) : -1;
-	if (fd < 0) {
-		rn_log("UD messages can't come from other hosts to UDP port %u: %s", wire->port, strerror(errno));
-		free(outlet);
+	if (!outlet)
 		return NULL;
+	*outlet = (struct outlet){.source = {.ready = outlet_ready}, .gid = *gid, .port = wire->port, .next = wire->outlets};
+	outlet->at_length = rn_gid_address(gid, interface, wire->port, &outlet->at);
+	outlet->source.fd = bind_to(&outlet->at, outlet->at_length, interface);
+	if (outlet->source.fd < 0) {
+		err = errno;
+	} else {
+		err = wire->users ? outlet_open(outlet) : outlet_shut(outlet) ? 0 : EADDRNOTAVAIL;
+		if (err)
+			rn_fd_close(outlet->source.fd);
 	}
-	*outlet = (struct outlet){
-		.source = {.fd = fd, .ready = outlet_ready}, .gid = *gid, .port = wire->port, .next = wire->outlets};
-	if (rn_source_add(&outlet->source, EPOLLIN)) {
-		rn_fd_close(fd);
+	if (err) {
+		rn_log("UD messages can't come from other hosts to UDP port %u: %s", wire->port, strerror(err));
 		free(outlet);
+		errno = err;
 		return NULL;
 	}
 	wire->outlets = outlet;
 	return outlet;
 }
 
-void rn_ud_wire_open(struct rn_qp *qp)
+/* At all addresses of the host. One that has just gone needs none. 0 or errno. */
+static int outlets_everywhere(struct wire *wire)
 {
-	uint16_t port = qp->ex.qp_base.qp_num >> 8;
-	struct wire *wire;
 	uint32_t interface;
 	union ibv_gid gid;
 
-	if (rn_settings.has_secret)
-		return; /* a datagram can't prove that its sender knows it */
+	for (uint32_t i = 0; i < RN_GIDS; i++)
+		if (rn_gid_at(i, &gid, &interface) && !outlet_at(wire, &gid, interface) && errno != EADDRNOTAVAIL &&
+		    rn_guarded(RN_GUARD_DATAGRAM_PORT))
+			return errno;
+	return 0;
+}
+
+int rn_ud_wire_reserve(uint16_t port)
+{
+	struct wire *wire;
+	int err;
+
+	if (rn_settings.has_secret || !rn_guarded(RN_GUARD_DATAGRAM_PORT))
+		return 0;
 	pthread_mutex_lock(&wire_lock);
-	wire = find_wire(port);
-	if (!wire && (wire = calloc(1, sizeof(*wire)))) {
-		*wire = (struct wire){.port = port, .next = wires};
-		wires = wire;
+	wire = get_wire(port);
+	err = wire ? outlets_everywhere(wire) : ENOMEM;
+	pthread_mutex_unlock(&wire_lock);
+	return err;
+}
+
+void rn_ud_wire_free(uint16_t port)
+{
+	struct wire **at, *wire;
+
+	pthread_mutex_lock(&wire_lock);
+	for (at = &wires; *at && (*at)->port != port;)
+		at = &(*at)->next;
+	wire = *at;
+	if (wire)
+		*at = wire->next;
+	pthread_mutex_unlock(&wire_lock);
+	if (wire)
+		outlets_free(wire->outlets);
+	free(wire);
+}
+
+/* Those at addresses that the host hasn't any more come back, to be freed without locks. */
+static struct outlet *shut_all(struct wire *wire)
+{
+	struct outlet *gone = NULL;
+
+	for (struct outlet **at = &wire->outlets; *at;) {
+		struct outlet *outlet = *at;
+
+		if (rn_gid_is_ours(&outlet->gid) && outlet_shut(outlet)) {
+			at = &outlet->next;
+			continue;
+		}
+		*at = outlet->next;
+		outlet->next = gone;
+		gone = outlet;
 	}
-	if (wire) {
-		wire->users++;
-		for (uint32_t i = 0; i < RN_GIDS; i++)
-			if (rn_gid_at(i, &gid, &interface))
-				outlet_at(wire, &gid, interface);
+	return gone;
+}
+
+int rn_ud_wire_open(struct rn_qp *qp)
+{
+	uint16_t port = qp->ex.qp_base.qp_num >> 8;
+	struct outlet *gone = NULL;
+	struct wire *wire;
+	int err = 0;
+
+	if (rn_settings.has_secret)
+		return 0; /* a datagram can't prove that its sender knows it */
+	pthread_mutex_lock(&wire_lock);
+	wire = get_wire(port);
+	if (!wire) {
+		err = ENOMEM;
+	} else {
+		if (!wire->users++)
+			for (struct outlet *outlet = wire->outlets; outlet && !err; outlet = outlet->next)
+				err = outlet_open(outlet);
+		if (!err)
+			err = outlets_everywhere(wire);
+		if (err && !--wire->users)
+			gone = shut_all(wire);
 	}
 	pthread_mutex_unlock(&wire_lock);
+	outlets_free(gone);
+	if (err)
+		rn_warn(RN_WARN_NAME, "UDP port %u of our queue pairs is not to be had at all our addresses: %s", port,
+			strerror(err));
+	return err;
 }
 
 void rn_ud_wire_close(struct rn_qp *qp)
 {
-	struct wire **at, *wire = NULL;
+	struct outlet *gone = NULL;
+	struct wire *wire;
 
 	pthread_mutex_lock(&wire_lock);
-	for (at = &wires; *at && (*at)->port != qp->ex.qp_base.qp_num >> 8;)
-		at = &(*at)->next;
-	if (*at && !--(*at)->users) {
-		wire = *at;
-		*at = wire->next;
-	}
+	wire = find_wire(qp->ex.qp_base.qp_num >> 8);
+	if (wire && wire->users && !--wire->users)
+		gone = shut_all(wire);
 	pthread_mutex_unlock(&wire_lock);
-	while (wire && wire->outlets) {
-		struct outlet *outlet = wire->outlets;
-
-		wire->outlets = outlet->next;
-		rn_source_remove(&outlet->source);
-		rn_fd_close(outlet->source.fd);
-		free(outlet);
-	}
-	free(wire);
+	outlets_free(gone);
 }
 
 void rn_ud_wire_forked(void)
