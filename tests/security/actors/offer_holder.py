@@ -4,12 +4,8 @@
 usage: offer_holder PORT acknowledges|never|invalidates|starves
 """
 
-<<<<<<< HEAD
 from hostile import DATA, SLOTS, Client, frame
 
-=======
-from hostile import DATA, Client, frame
->>>>>>> 16fd495a56aa5ffe222fc298d45f709809cf81da
 from rdmanet._core import WROpcode
 
 port, how = int(argv[0]), argv[1]
