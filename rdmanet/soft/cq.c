@@ -351,13 +351,13 @@ void rn_cq_recover(void)
 	}
 }
 
-unsigned rn_cq_look_after_all(void)
+unsigned rn_cq_look_after_all(bool all)
 {
 	unsigned wrong = 0;
 
 	for (uint32_t i = 0; i < RN_CQS_MAX; i++)
 		if (cqs[i])
-			wrong += rn_cq_look_after(cqs[i]);
+			wrong += rn_cq_look_after(cqs[i], all || wrong);
 	return wrong;
 }
 

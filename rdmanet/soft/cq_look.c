@@ -28,12 +28,12 @@ static bool has_receives(struct rn_qp *qp)
 }
 
 /* Receives that are done, and of which nobody has been told. */
-static bool find_unheard(struct rn_cq *cq)
+static bool find_unheard(struct rn_cq *cq, bool all)
 {
 	uint32_t end = cq->attached_end;
 	bool found = false;
 
-	for (uint32_t i = 0; i < end && i < QPS_PER_LOOK; i++) {
+	for (uint32_t i = 0; i < end && (i < QPS_PER_LOOK || all); i++) {
 		struct rn_qp *qp;
 
 		cq->looked_at = cq->looked_at < end ? cq->looked_at : 0;
@@ -84,7 +84,7 @@ static unsigned look_at_arming(struct rn_cq *cq, struct rn_channel *channel)
 	return 0;
 }
 
-unsigned rn_cq_look_after(struct rn_cq *cq)
+unsigned rn_cq_look_after(struct rn_cq *cq, bool all)
 {
 	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
 	unsigned wrong;
@@ -93,7 +93,7 @@ unsigned rn_cq_look_after(struct rn_cq *cq)
 		rn_lock(&channel->lock);
 	rn_lock(&cq->lock);
 	wrong = rn_cq_tell(cq);
-	if (find_unheard(cq))
+	if (find_unheard(cq, all || wrong))
 		rn_cq_notify(cq->block, NULL, true, RN_CQ_ENOUGH);
 	if (channel)
 		wrong += look_at_arming(cq, channel);

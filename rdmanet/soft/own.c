@@ -3,7 +3,8 @@
  * The facts that are ours, and the look that is taken at the arena's copy of them.  own.h has the theory.
  *
  * A look holds rn_world, so queue pairs, CQs and pools stay, and for each of them the lock under which it changes.  Of
- * queue pairs it sees so many at a time, or a server of thousands would be busy with it.
+ * what there may be thousands of (queue pairs, receives) it sees some at a time, or a large server would be busy with
+ * it.  But where one word is wrong others will be, so from there on all are looked at.
  */
 #include "own.h"
 
@@ -95,13 +96,13 @@ static unsigned tell_regions(void)
 	return differed;
 }
 
-static unsigned tell_qps(void)
+static unsigned tell_qps(bool all)
 {
 	static uint32_t next;
 	uint32_t end = rn_qps_end;
 	unsigned differed = 0;
 
-	for (uint32_t looked = 0; looked < end && looked < QPS_PER_LOOK; looked++) {
+	for (uint32_t looked = 0; looked < end && (looked < QPS_PER_LOOK || all || differed); looked++) {
 		struct rn_qp *qp;
 
 		next = next < end ? next : 0;
@@ -121,8 +122,10 @@ void rn_own_look(void)
 
 	pthread_mutex_lock(&rn_world);
 	if (rn_arena && rn_guarded(RN_GUARD_OWN_FACTS)) {
-		differed = rn_own_tell_head() + tell_regions() + tell_qps() + rn_pool_look_after_all();
-		differed += rn_cq_look_after_all();
+		differed = rn_own_tell_head() + tell_regions();
+		differed += tell_qps(differed);
+		differed += rn_pool_look_after_all(differed);
+		differed += rn_cq_look_after_all(differed);
 		rn_srq_attend_all();
 	}
 	pthread_mutex_unlock(&rn_world);
