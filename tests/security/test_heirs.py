@@ -26,9 +26,7 @@ def tell(end, number):
 def inherit(stage, user, listens, without="", **environment):
     """The peer dies before it is connected to, and the user has its port: the victim, and what the heir got."""
     victim, peer = (
-        stage.start(
-            "pair_end", VICTIM, without=lacks, RDMANET_SOFT_TRANSPORT="stream", **environment
-        )
+        stage.start("pair_end", VICTIM, without=lacks, RDMANET_SOFT_TRANSPORT="stream", **environment)
         for lacks in (without, "")
     )
     numbers = [end.hear()["number"] for end in (victim, peer)]
