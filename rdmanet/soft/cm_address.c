@@ -247,7 +247,7 @@ static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, 
 		if (binding->name_fd >= 0 || id->reuse_address)
 			return 0;
 		error = errno;
-		if (error == EADDRINUSE && !rn_cm_name_is_ours(address))
+		if (error == EADDRINUSE && !rn_cm_name_is_equals(address))
 			return 0;
 		rn_fd_close(binding->fd);
 		if (wanted)
