@@ -102,11 +102,11 @@ static bool is_our_word(int fd, const struct ucred *owner)
 	return owner->uid == geteuid() && (!rn_guarded(RN_GUARD_NAME_PROCESS) || rn_is_equal_process(fd, owner));
 }
 
-/* Who listens by this name: only an equal counts. user: who has it, listening or not, as far as the kernel tells. */
-static bool is_equals(const struct sockaddr_un *name, socklen_t length, uid_t *user)
+/* user: who has it, listening or not, as far as the kernel tells. Of who is only bound it tells no process. */
+static bool is_equals(const struct sockaddr_un *name, socklen_t length, bool is_shared, uid_t *user)
 {
 	struct ucred owner;
-	bool listens;
+	bool listens, is_equal;
 	int fd;
 
 	if (rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, user) &&
@@ -116,12 +116,12 @@ static bool is_equals(const struct sockaddr_un *name, socklen_t length, uid_t *u
 	listens = fd >= 0 && !connect(fd, (const struct sockaddr *)name, length) && read_owner(fd, &owner);
 	if (listens)
 		*user = owner.uid;
-	listens = listens && is_our_word(fd, &owner);
+	is_equal = listens ? is_our_word(fd, &owner) : is_shared && *user == geteuid();
 	rn_fd_close(fd);
-	return listens;
+	return is_equal;
 }
 
-bool rn_cm_name_is_equals(const struct sockaddr *address)
+bool rn_cm_name_is_equals(const struct sockaddr *address, bool is_shared)
 {
 	struct sockaddr_un name;
 	union ibv_gid gid;
@@ -130,7 +130,7 @@ bool rn_cm_name_is_equals(const struct sockaddr *address)
 
 	rn_gid_of(address, &gid);
 	length = name_of(&gid, rn_cm_port(address), &name);
-	if (!rn_guarded(RN_GUARD_NAME_OWNER) || is_equals(&name, length, &user))
+	if (!rn_guarded(RN_GUARD_NAME_OWNER) || is_equals(&name, length, is_shared, &user))
 		return true;
 	rn_warn(RN_WARN_NAME, "the name %s of our port is taken by user %d%s: we have TCP's port, which counts",
 		name.sun_path + 1, (int)user, user == geteuid() ? ", by no equal process that listens there" : "");
