@@ -11,9 +11,10 @@
  * Abstract names have no permissions: anybody may take any.  So a name means nothing by itself.  TCP decides.
  *
  *   - Who has the TCP port listens there, whoever has the name.
- *   - A name is believed of root, of our own user, and of the user whose program listens on that very TCP port, which a
- *     connection by TCP would reach.  Else we go by TCP.  Who it is the kernel says (SO_PEERCRED: whoever called
- *     listen); of users that have no name in our namespace it says one and the same, which proves nothing.
+ *   - A name is believed of root, of our equals (equal.h), and of another user whose program listens on that very TCP
+ *     port, which a connection by TCP would reach.  Else we go by TCP.  Who it is the kernel says (SO_PEERCRED: whoever
+ *     called listen); of users that have no name in our namespace it says one and the same, which proves nothing.
+ *   - Who has a name, and isn't an equal that listens there, keeps nobody from a TCP port that is free.
  *   - A port is listened on by name only beside a TCP listener of our own user, or root's.  One that somebody else has
  *     is taken.
  *
@@ -24,6 +25,7 @@
 #define _GNU_SOURCE
 #include "cm.h"
 
+#include "equal.h"
 #include "gid.h"
 #include "guard.h"
 #include "rights.h"
@@ -86,47 +88,52 @@ static int why_taken(const union ibv_gid *gid, __be16 port)
 	return fd < 0 ? errno : 0;
 }
 
-/* The user of whoever called listen at the other end. */
-static bool read_owner(int fd, uid_t *user)
+/* Whoever called listen at the other end. */
+static bool read_owner(int fd, struct ucred *owner)
+{
+	socklen_t length = sizeof *owner;
+
+	return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, owner, &length);
+}
+
+/* Of our own user: is it its word, or that of one whom it has locked up? */
+static bool is_our_word(int fd, const struct ucred *owner)
+{
+	return owner->uid == geteuid() && (!rn_guarded(RN_GUARD_NAME_PROCESS) || rn_is_equal_process(fd, owner));
+}
+
+/* user: who has it, listening or not, as far as the kernel tells. Of who is only bound it tells no process. */
+static bool is_equals(const struct sockaddr_un *name, socklen_t length, bool is_shared, uid_t *user)
 {
 	struct ucred owner;
-	socklen_t length = sizeof owner;
-
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &length))
-		return false;
-	*user = owner.uid;
-	return true;
-}
-
-/* Who has this name, listening or not? An old kernel tells only of who listens. */
-static bool find_owner(const struct sockaddr_un *name, socklen_t length, uid_t *user)
-{
-	bool found;
+	bool listens, is_equal;
 	int fd;
 
-	if (rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, user))
-		return true;
+	if (rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, user) &&
+	    *user != geteuid())
+		return false;
 	fd = new_socket();
-	found = fd >= 0 && !connect(fd, (const struct sockaddr *)name, length) && read_owner(fd, user);
+	listens = fd >= 0 && !connect(fd, (const struct sockaddr *)name, length) && read_owner(fd, &owner);
+	if (listens)
+		*user = owner.uid;
+	is_equal = listens ? is_our_word(fd, &owner) : is_shared && *user == geteuid();
 	rn_fd_close(fd);
-	return found;
+	return is_equal;
 }
 
-bool rn_cm_name_is_ours(const struct sockaddr *address)
+bool rn_cm_name_is_equals(const struct sockaddr *address, bool is_shared)
 {
 	struct sockaddr_un name;
 	union ibv_gid gid;
 	socklen_t length;
 	uid_t user = (uid_t)-1;
-	bool is_known;
 
 	rn_gid_of(address, &gid);
 	length = name_of(&gid, rn_cm_port(address), &name);
-	is_known = find_owner(&name, length, &user);
-	if (!rn_guarded(RN_GUARD_NAME_OWNER) || (is_known && user == geteuid()))
+	if (!rn_guarded(RN_GUARD_NAME_OWNER) || is_equals(&name, length, is_shared, &user))
 		return true;
-	rn_warn(RN_WARN_NAME, "the name %s of our port is taken by user %d: we have TCP's port, which counts",
-		name.sun_path + 1, (int)user);
+	rn_warn(RN_WARN_NAME, "the name %s of our port is taken by user %d%s: we have TCP's port, which counts",
+		name.sun_path + 1, (int)user, user == geteuid() ? ", by no equal process that listens there" : "");
 	return false;
 }
 
@@ -152,19 +159,25 @@ int rn_cm_name_why_taken(const struct sockaddr *address)
 /* May it speak for this address and port? */
 static bool is_believed(int fd, const struct sockaddr_un *name, const struct sockaddr *dst)
 {
+	struct ucred owner = {.uid = (uid_t)-1};
 	struct sockaddr_storage at = {0};
-	uid_t owner = (uid_t)-1, listener;
+	uid_t listener;
 
 	if (!rn_guarded(RN_GUARD_NAME_OWNER))
 		return true;
 	memcpy(&at, dst, rn_cm_address_length(dst));
 	rn_cm_undress(&at);
-	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner) &&
-	    (!owner || owner == geteuid() ||
-	     (rn_tcp_listener_user((struct sockaddr *)&at, &listener) && listener == owner)))
-		return true;
-	rn_warn(RN_WARN_NAME, "the name %s is user %d's, who has nothing to say there: we go by TCP",
-		name->sun_path + 1, (int)owner);
+	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner.uid)) {
+		if (is_our_word(fd, &owner))
+			return true;
+		if (owner.uid != geteuid() &&
+		    (!owner.uid ||
+		     (rn_tcp_listener_user((struct sockaddr *)&at, &listener) && listener == owner.uid)))
+			return true;
+	}
+	rn_warn(RN_WARN_NAME, "the name %s is user %d's%s, who has nothing to say there: we go by TCP",
+		name->sun_path + 1, (int)owner.uid,
+		owner.uid == geteuid() ? " in a sandbox or container, or not dumpable" : "");
 	return false;
 }
 

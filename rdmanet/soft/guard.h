@@ -13,6 +13,7 @@
 
 enum rn_guard {
 	RN_GUARD_NAME_OWNER,    /* a listener's name is believed by the user who owns it: cm_name.c */
+	RN_GUARD_NAME_PROCESS,  /* and, if that is our own, by which process: cm_name.c */
 	RN_GUARD_CM_SECRET,     /* the secret is asked for by the connection manager: cm_secret.c */
 	RN_GUARD_RESERVE,       /* the last descriptors stay free, and newcomers are refused: cm_listen.c */
 	RN_GUARD_LINK_PROOF,    /* both ends of a link show that they may trace each other: peer_proof.c */
