@@ -17,6 +17,7 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_TCP_ATTACH] = "tcp-attach",
 	[RN_GUARD_TCP_ATTEMPTS] = "tcp-attempts",
 	[RN_GUARD_TCP_HOLDER] = "tcp-holder",
+	[RN_GUARD_TCP_RANGE] = "tcp-range",
 	[RN_GUARD_PORT_SHARING] = "port-sharing",
 	[RN_GUARD_DATAGRAM_PORT] = "datagram-port",
 	[RN_GUARD_MAP_TRIES] = "map-tries",

@@ -21,6 +21,7 @@ enum rn_guard {
 	RN_GUARD_TCP_ATTACH,    /* a mapped queue pair takes no TCP connection: stream.c */
 	RN_GUARD_TCP_ATTEMPTS,  /* wrong sequence numbers are limited: stream.c */
 	RN_GUARD_TCP_HOLDER,    /* who answers by TCP has the user who had the port: stream_expect.c */
+	RN_GUARD_TCP_RANGE,     /* only ports that queue pairs may have are connected to: stream.c */
 	RN_GUARD_PORT_SHARING,  /* only our own user may share our ports: peer_port.c */
 	RN_GUARD_DATAGRAM_PORT, /* the UDP port is ours before its number is known: ud_wire.c */
 	RN_GUARD_MAP_TRIES,     /* a segment that can't be mapped is given up: remote.c */

@@ -193,6 +193,9 @@ static int start_socket(struct rn_qp *qp)
 	socklen_t length;
 	int fd, err, yes = 1;
 
+	/* Of no queue pair: what listens there may be any service. */
+	if (!rn_qpn_is_possible(qp->attr.dest_qp_num) && rn_guarded(RN_GUARD_TCP_RANGE))
+		return -EADDRNOTAVAIL;
 	if (is_ours)
 		to = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
 	else if (!rn_gid_at(route->sgid_index, &from, &interface))
