@@ -32,6 +32,8 @@ enum rn_guard {
 	RN_GUARD_OWN_FACTS,     /* what the owner knows isn't read from the arena */
 	RN_GUARD_STRANGERS,     /* strangers are limited: stranger.c */
 	RN_GUARD_CM_FLOOD,      /* of one connection little is read at a time, and nothing twice: cm_socket.c */
+	RN_GUARD_HALF_OPEN,     /* who was accepted and falls silent has to leave when others come: cm_listen.c */
+	RN_GUARD_OWN_SOURCE,    /* all addresses of this host are one source: stranger.c */
 	RN_GUARD_SECRET_KEY,    /* a secret is a key, and no word: secret_key.c */
 	RN_GUARD_SECRET_KEPT,   /* it is kept for the process's life: secret_key.c */
 	RN_GUARD_PASSED_RIGHTS, /* strangers pass no descriptors: rights.c */

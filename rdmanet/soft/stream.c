@@ -423,7 +423,7 @@ void rn_stream_accepted(int fd)
 	rn_timer_set(&in->timer, rn_settings.silence_ms * 1000000);
 	in->stranger.leave = leave;
 	rn_gid_of((struct sockaddr *)&from, &in->stranger.from);
-	rn_stranger_add(&in->stranger);
+	rn_stranger_add(&in->stranger, RN_STRANGER_SILENT);
 }
 
 /* The queue pair with this number; with rn_world held. */
