@@ -11,9 +11,10 @@
  * Abstract names have no permissions: anybody may take any.  So a name means nothing by itself.  TCP decides.
  *
  *   - Who has the TCP port listens there, whoever has the name.
- *   - A name is believed of root, of our equals (equal.h), and of another user whose program listens on that very TCP
- *     port, which a connection by TCP would reach.  Else we go by TCP.  Who it is the kernel says (SO_PEERCRED: whoever
- *     called listen); of users that have no name in our namespace it says one and the same, which proves nothing.
+ *   - A name is believed of our equals (equal.h), and of another user (root is one) whose program listens on that very
+ *     TCP port, if the name is of the address that this program is bound to.  Else we go by TCP.  Who it is the kernel
+ *     says (SO_PEERCRED: whoever called listen); of users that have no name in our namespace it says one and the same,
+ *     which proves nothing.
  *   - Who has a name, and isn't an equal that listens there, keeps nobody from a TCP port that is free.
  *   - A port is listened on by name only beside a TCP listener of our own user, or root's.  One that somebody else has
  *     is taken.
@@ -156,25 +157,33 @@ int rn_cm_name_why_taken(const struct sockaddr *address)
 	return error;
 }
 
-/* May it speak for this address and port? */
-static bool is_believed(int fd, const struct sockaddr_un *name, const struct sockaddr *dst)
+/*
+ * Another user's: it must be the user whose listener has TCP's port, and the name must be of the very address that this
+ * listener is bound to. Whoever listens there by RDMA too has claimed that name, so nobody whom that user has locked
+ * up in a container can have it.
+ */
+static bool is_listeners_word(const struct ucred *owner, const union ibv_gid *gid, const struct sockaddr *dst)
+{
+	struct sockaddr_storage to = {0};
+	union ibv_gid at;
+	uid_t listener;
+
+	memcpy(&to, dst, rn_cm_address_length(dst));
+	rn_cm_undress(&to);
+	return rn_tcp_listener((struct sockaddr *)&to, &listener, &at) && listener == owner->uid &&
+	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || !memcmp(&at, gid, sizeof(at)));
+}
+
+/* May it speak for this address and port? Root's word is no better than others': a container's root is root. */
+static bool is_believed(int fd, const struct sockaddr_un *name, const union ibv_gid *gid, const struct sockaddr *dst)
 {
 	struct ucred owner = {.uid = (uid_t)-1};
-	struct sockaddr_storage at = {0};
-	uid_t listener;
 
 	if (!rn_guarded(RN_GUARD_NAME_OWNER))
 		return true;
-	memcpy(&at, dst, rn_cm_address_length(dst));
-	rn_cm_undress(&at);
-	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner.uid)) {
-		if (is_our_word(fd, &owner))
-			return true;
-		if (owner.uid != geteuid() &&
-		    (!owner.uid ||
-		     (rn_tcp_listener_user((struct sockaddr *)&at, &listener) && listener == owner.uid)))
-			return true;
-	}
+	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner.uid) &&
+	    (owner.uid == geteuid() ? is_our_word(fd, &owner) : is_listeners_word(&owner, gid, dst)))
+		return true;
 	rn_warn(RN_WARN_NAME, "the name %s is user %d's%s, who has nothing to say there: we go by TCP",
 		name->sun_path + 1, (int)owner.uid,
 		owner.uid == geteuid() ? " in a sandbox or container, or not dumpable" : "");
@@ -198,7 +207,7 @@ int rn_cm_name_connect(const struct sockaddr *dst)
 		fd = new_socket();
 		if (fd < 0)
 			return -1;
-		if (!connect(fd, (struct sockaddr *)&name, length) && is_believed(fd, &name, dst))
+		if (!connect(fd, (struct sockaddr *)&name, length) && is_believed(fd, &name, &gids[i], dst))
 			return fd;
 		rn_fd_close(fd);
 	}

@@ -112,12 +112,20 @@ static const struct rn_stranger *who_has_most(struct rn_stranger *from)
 /* The eldest of the source that has most. The newcomer is the newest of its kind. */
 static struct rn_stranger *least_welcome(enum rn_stranger_kind kind, const struct rn_stranger *newcomer)
 {
+	enum { FEW = 8 };
 	struct rn_stranger *from = first_to_leave(kind, newcomer), *chosen = from;
 	const struct rn_stranger *source = who_has_most(from);
+	unsigned of_source = 0;
 
-	for (struct rn_stranger *at = from; at; at = at->next)
-		if (is_same_source(source, at))
-			chosen = at;
+	for (struct rn_stranger *at = from; at; at = at->next) {
+		if (!is_same_source(source, at))
+			continue;
+		chosen = at;
+		of_source++;
+	}
+	/* None has many: somebody comes by many addresses, and the honest, who go on at once, are never the eldest. */
+	while (of_source * FEW < limit() && chosen && chosen->next)
+		chosen = chosen->next;
 	return chosen;
 }
 
