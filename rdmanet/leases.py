@@ -22,9 +22,11 @@ on with it when it is continued, to the end of its piece. Then the invalidation 
 
                 bound             left               acknowledged, or late                done
     BINDING ----------> GRANTED --------> REVOKING -------------------------> INVALIDATING ------> OVER
-       |                                                                         ^    | stuck: the connection is cut off
-       |    left                        bound                                    |    +--------------------------> OVER
-       +----------> UNWANTED ----------------------------------------------------+
+      |  |                                                                       ^    | stuck: the connection is cut off
+      |  | left                        bound                                     |    +--------------------------> OVER
+      |  +----> UNWANTED --------------------------------------------------------+
+      |            | stuck: the connection is cut off
+      +------------+---------------------------------------------------------------------------------------------> OVER
 
 From each of them it is OVER when the queue pair has been destroyed. No coroutine drives it but completions and timers:
 whoever awaits the end may be cancelled, and it goes on. Until then the region can't be closed.
