@@ -12,19 +12,21 @@ gets is a key of its own, bound to this offer:
                     unregistered in the end. That binds the key to the offer's life, but not to the connection
 
 It begins and ends without anybody's goodwill. To bind is a work request, which waits behind those before it, and the
-peer may hold those up: if the key is not there in time, the connection ends. At the end the peer is told, and has some time to finish what it has begun; then the key is
-invalidated, whatever it has said. To invalidate is a work request as well, and waits behind those before it, which
-the peer may hold up. So after one second more the queue pair goes to ERR, which ends the connection, and the window
-is given back. When the lease is OVER nobody begins anything by this key.
+peer may hold those up: if the key is not there in time, the connection ends. At the end the peer is told, and has some
+time to finish what it has begun; then the key is invalidated, whatever it has said. To invalidate is a work request as
+well. So after one second more the queue pair goes to ERR, which ends the connection, and the window is given back. When
+the lease is OVER nobody begins anything by this key.
 
 One thing may be left, on the embedded device: a process that maps ours, and was stopped in the midst of a copy, goes
 on with it when it is continued, to the end of its piece. Then the invalidation fails, and with it the connection.
 
                 bound             left               acknowledged, or late                done
     BINDING ----------> GRANTED --------> REVOKING -------------------------> INVALIDATING ------> OVER
-       |                                                                         ^    | stuck: the connection is cut off
-       |    left                        bound                                    |    +--------------------------> OVER
-       +----------> UNWANTED ----------------------------------------------------+
+      |  |                                                                       ^    | stuck: the connection is cut off
+      |  | left                        bound                                     |    +--------------------------> OVER
+      |  +----> UNWANTED --------------------------------------------------------+
+      |            | stuck: the connection is cut off
+      +------------+---------------------------------------------------------------------------------------------> OVER
 
 From each of them it is OVER when the queue pair has been destroyed. No coroutine drives it but completions and timers:
 whoever awaits the end may be cancelled, and it goes on. Until then the region can't be closed.

@@ -76,7 +76,8 @@ SHARED_RNR_RETRY = 7  # without end: a peer that sends what it was not granted t
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0
 REVOKE_TIMEOUT_S = 10.0
-_FAREWELL_S = 1.0  # for our Abort to arrive, or its last step towards a connection; a peer that is stopped or gone must not keep our memory
+# For our Abort to arrive, or a peer's last step towards a connection: who is stopped or gone must not keep our memory.
+_FAREWELL_S = 1.0
 _LATE_WRITES_QUIET = 5  # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 

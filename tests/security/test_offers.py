@@ -157,7 +157,9 @@ def test_who_takes_nothing_cannot_hold_up_an_offer(stage, way):
 
 
 @TRANSPORTS
-@pytest.mark.parametrize(("how", "why"), [("hoards", "more than 256 regions"), ("rambles", "4080 are allowed")])
+@pytest.mark.parametrize(
+    ("how", "why"), [("hoards", "more than 256 regions"), ("rambles", "4080 are allowed")]
+)
 def test_regions_without_end(stage, way, how, why):
     """What one peer can make a server remember has a bound, and so has what it can make it read at once."""
     play = Play(stage, way, "")

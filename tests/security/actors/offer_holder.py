@@ -5,7 +5,6 @@ usage: offer_holder PORT acknowledges|never|invalidates|starves|is_deaf|hoards|r
 """
 
 from hostile import ABORT, CREDIT, DATA, PING, PONG, SLOTS, Client, frame
-
 from rdmanet import credit
 from rdmanet._core import WROpcode
 
