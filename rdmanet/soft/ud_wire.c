@@ -361,8 +361,13 @@ static int everywhere(struct wire *wire, bool is_heard)
 			continue;
 		done = is_heard ? outlet_at(wire, &gid, interface) != NULL : hold_at(wire, &gid, interface) != NULL;
 		err = errno;
-		if (!done && err != EADDRNOTAVAIL && rn_guarded(RN_GUARD_DATAGRAM_PORT))
+		if (done || err == EADDRNOTAVAIL || !rn_guarded(RN_GUARD_DATAGRAM_PORT))
+			continue;
+		/* An address that this host got later: whoever was there first has the port at that one, and no other. */
+		if (!is_heard || err != EADDRINUSE)
 			return err;
+		rn_warn(RN_WARN_NAME, "UDP port %u is somebody else's at an address that this host got later: no datagrams there",
+			wire->port);
 	}
 	return 0;
 }
