@@ -50,7 +50,8 @@ def test_a_reserved_port_hears_nobody(stage):
     reserved = rows(port)
     assert reserved
     assert {words[3] for words in reserved} == {"01"}, "connected"
-    assert all(words[1] == words[2] for words in reserved), "to itself: it hears nobody else"
+    peers = {words[2] for words in reserved}
+    assert peers == {words[1].partition(":")[0] + ":0009" for words in reserved}, "where nobody speaks"
     victim.tell()
     assert victim.hear()["errno"] == 0
     assert {words[3] for words in rows(port)} == {"01", "07"}
