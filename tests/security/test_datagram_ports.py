@@ -55,4 +55,6 @@ def test_a_reserved_port_hears_nobody(stage):
     victim.tell()
     assert victim.hear()["errno"] == 0
     assert {words[3] for words in rows(port)} == {"01", "07"}
-    assert len([words for words in rows(port) if words[3] == "07"]) == len(reserved), "it hears at each address"
+    assert len([words for words in rows(port) if words[3] == "07"]) == len(reserved), (
+        "it hears at each address"
+    )
