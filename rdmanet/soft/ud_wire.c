@@ -7,9 +7,10 @@
  * receives, and plays the responder with the bytes that came.
  *
  * The UDP port is the process's before anybody can know its number, at all addresses that the host has then: nobody
- * else hears or speaks in our queue pairs' name. What holds it is connected to itself: it hears nobody else, and is no
- * open door. Loopback's keep all wildcards from others. Outlets share it by SO_REUSEPORT, as peer_port.c has it, while
- * both allow it: for a moment. (To disconnect it instead isn't enough: of IPv6 the kernel keeps the peer's address.)
+ * else hears or speaks in our queue pairs' name. What holds it is connected to our own address's port 9, where nobody
+ * speaks: so it hears nobody, not even our own outlets, and is no open door. Loopback's keep all wildcards from others.
+ * Outlets share it by SO_REUSEPORT, as peer_port.c has it, while both allow it: for a moment. (To disconnect it instead
+ * isn't enough: of IPv6 the kernel keeps the peer's address.)
  * Where an address comes later, and its port is somebody else's, the next queue pair isn't made ready.
  *
  * Whoever demands a secret of its peers hears no datagrams from elsewhere: nothing in one could prove
@@ -34,6 +35,7 @@
 #include <sys/uio.h>
 
 enum { MAGIC = 0x524e5544 /* "RNUD" */, VERSION = 1, HAS_IMM = 1, SOLICITED = 2, BATCH = 32 };
+enum { DISCARD = 9 /* a service's port that never answers: RFC 863 */ };
 
 struct header {
 	uint32_t magic;
@@ -274,6 +276,7 @@ static struct hold *hold_at(struct wire *wire, const union ibv_gid *gid, uint32_
 		errno = err;
 		return NULL;
 	}
+	rn_gid_address(gid, interface, DISCARD, &at);
 	if (connect(hold->fd, (struct sockaddr *)&at, length)) { /* no way to it: it is going, or not there yet */
 		rn_fd_close(hold->fd);
 		free(hold);
