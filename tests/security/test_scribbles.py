@@ -8,6 +8,7 @@ one; here they are as programs meet them.
 from typing import Any
 
 import pytest
+
 from .conftest import Actor, Stage
 
 MAPPED = {"RDMANET_SOFT_TRANSPORT": "direct", "RDMANET_SOFT_SILENCE": "1000"}

@@ -40,7 +40,9 @@ class Client(asyncio.Protocol):
 async def main():
     loop = asyncio.get_running_loop()
     try:
-        transport, client = await rdmanet.create_rdma_connection(Client, "127.0.0.1", int(argv[0]), connect_timeout=10)
+        transport, client = await rdmanet.create_rdma_connection(
+            Client, "127.0.0.1", int(argv[0]), connect_timeout=10
+        )
     except OSError as error:
         say(refused=repr(error))
         return

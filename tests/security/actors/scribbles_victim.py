@@ -9,7 +9,6 @@ from pathlib import Path
 
 import rdmanet
 
-
 connected = set()
 
 
