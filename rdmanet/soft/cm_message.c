@@ -287,7 +287,6 @@ static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram, uint8_t 
 	wire->phase = RN_WIRE_REQ_RECEIVED;
 	wire->is_datagram = is_datagram;
 	wire->listener = NULL;
-	rn_stranger_forget(&wire->stranger);
 	rn_timer_cancel(&wire->timer);
 	if (!listener) {
 		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);

@@ -250,6 +250,7 @@ void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
 		finish_connecting(wire);
 	else if (epoll_events & ~(uint32_t)EPOLLOUT)
 		rn_cm_wire_receive(wire);
+	rn_cm_listen_look(wire);
 	watch(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);
@@ -265,6 +266,7 @@ void rn_cm_wire_kicked(struct rn_task *task)
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (start)
 		rn_cm_wire_connect(wire);
+	rn_cm_listen_look(wire);
 	watch(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);

@@ -6,7 +6,7 @@
  * and, with the queue pair's number or a refusal, SIDR_REP, which ends the wire.  Each has a header
  * with magic, version, type and length, and one fixed length; whatever else comes, or a message
  * out of turn or for a second time, ends the connection, and one line in the log says why.  A socket that says nothing
- * for five seconds after it was accepted is closed; until it has asked for something it is a stranger's (stranger.h).
+ * for five seconds after it was accepted is closed; as long as it is the peer's turn it is a stranger's (stranger.h).
  *
  *      active                                        passive
  *      CONNECTING --> REQ_SENT --> REP_RECEIVED       ACCEPTED --> REQ_RECEIVED --> REP_SENT

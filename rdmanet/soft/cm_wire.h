@@ -125,7 +125,7 @@ struct rn_wire {
 	unsigned char out[512];
 
 	/* the engine's, or fixed */
-	struct rn_stranger stranger; /* until the request has come */
+	struct rn_stranger stranger; /* as long as we wait for it to get on: cm_listen.c */
 	struct rn_source source;
 	struct rn_timer timer;
 	struct rn_task task;
@@ -187,6 +187,8 @@ void rn_cm_say_no(int fd, int reason);
 
 void rn_cm_listen_stop(void);
 void rn_cm_listen_forked(void);
+/* Is it a stranger's, and of which kind? Its phase says so: in each of the engine's callbacks. Without the lock. */
+void rn_cm_listen_look(struct rn_wire *wire);
 /* Could the program have another one now? Any thread. */
 bool rn_cm_has_descriptors(void);
 

@@ -9,6 +9,7 @@
 
 static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_NAME_OWNER] = "name-owner",
+	[RN_GUARD_NAME_PROCESS] = "name-process",
 	[RN_GUARD_CM_SECRET] = "cm-secret",
 	[RN_GUARD_RESERVE] = "reserve",
 	[RN_GUARD_LINK_PROOF] = "link-proof",
@@ -16,6 +17,7 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_TCP_ATTACH] = "tcp-attach",
 	[RN_GUARD_TCP_ATTEMPTS] = "tcp-attempts",
 	[RN_GUARD_TCP_HOLDER] = "tcp-holder",
+	[RN_GUARD_TCP_RANGE] = "tcp-range",
 	[RN_GUARD_PORT_SHARING] = "port-sharing",
 	[RN_GUARD_DATAGRAM_PORT] = "datagram-port",
 	[RN_GUARD_MAP_TRIES] = "map-tries",
@@ -26,6 +28,8 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_OWN_FACTS] = "own-facts",
 	[RN_GUARD_STRANGERS] = "strangers",
 	[RN_GUARD_CM_FLOOD] = "cm-flood",
+	[RN_GUARD_HALF_OPEN] = "half-open",
+	[RN_GUARD_OWN_SOURCE] = "own-source",
 	[RN_GUARD_SECRET_KEY] = "secret-key",
 	[RN_GUARD_SECRET_KEPT] = "secret-kept",
 	[RN_GUARD_PASSED_RIGHTS] = "passed-rights",

@@ -116,6 +116,15 @@ bool rn_peer_said_stream(uint32_t its_qpn, uint32_t our_qpn);
 
 /* --- ports of this process ------------------------------------------------------------------- */
 
+/* Where no service is expected to listen. */
+enum { RN_PORT_LOWEST = 32768, RN_PORT_HIGHEST = 60999 };
+
+/* May a queue pair have this number? */
+static inline bool rn_qpn_is_possible(uint32_t qpn)
+{
+	return qpn >> 8 >= RN_PORT_LOWEST && qpn >> 8 <= RN_PORT_HIGHEST;
+}
+
 /* 0 when there is none to be had.  The caller has a hold on the engine while it has the port.  A
  * released port stays with the process, for its next claim, until the engine stops: so links
  * of others stay good. */

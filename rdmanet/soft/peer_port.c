@@ -28,8 +28,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-enum { LOWEST_PORT = 32768, HIGHEST_PORT = 60999 }; /* where no service is expected to listen */
-
 /* --- listening ------------------------------------------------------------------------------------- */
 
 static void ear_breathe(struct rn_timer *timer)
@@ -230,14 +228,14 @@ static struct port *port_open(uint16_t number, bool has_name)
 /* One that nobody has; NULL: there is none. */
 static struct port *port_find(bool has_name)
 {
-	enum { TRIES = 512, RANGE = HIGHEST_PORT - LOWEST_PORT + 1 };
+	enum { TRIES = 512, RANGE = RN_PORT_HIGHEST - RN_PORT_LOWEST + 1 };
 	struct port *port = NULL;
 	uint32_t start = 0;
 
 	if (getrandom(&start, sizeof start, GRND_NONBLOCK) < 0)
 		start = (uint32_t)rn_now_ns();
 	for (uint32_t i = 0; i < TRIES && !port; i++) {
-		port = port_open((uint16_t)(LOWEST_PORT + (start + i * 7) % RANGE), has_name);
+		port = port_open((uint16_t)(RN_PORT_LOWEST + (start + i * 7) % RANGE), has_name);
 		if (!port && errno != EADDRINUSE && errno != EACCES)
 			break;
 	}

@@ -360,7 +360,7 @@ void rn_served_new(int fd)
 	}
 	pthread_mutex_unlock(&rn_peers.lock);
 	if (served)
-		rn_stranger_add(&served->stranger); /* others may leave for it: without the lock */
+		rn_stranger_add(&served->stranger, RN_STRANGER_SILENT); /* others may leave for it: without the lock */
 }
 
 bool rn_peer_said_stream(uint32_t its_qpn, uint32_t our_qpn)

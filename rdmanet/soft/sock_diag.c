@@ -121,14 +121,27 @@ static bool look_up(const struct sockaddr *near, const struct sockaddr *far, str
 	return found->idiag_inode; /* of nobody's, not accepted yet or closed, the kernel may call the user 0: root */
 }
 
-bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
+bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
 {
+	static const union ibv_gid v4 = {.raw = {[10] = 0xff, [11] = 0xff}};
 	struct inet_diag_msg found;
 
 	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
 		return false;
 	*user = found.idiag_uid;
+	*at = v4;
+	if (found.idiag_family == AF_INET)
+		memcpy(&at->raw[12], found.id.idiag_src, 4);
+	else
+		memcpy(at->raw, found.id.idiag_src, sizeof(at->raw));
 	return true;
+}
+
+bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
+{
+	union ibv_gid at;
+
+	return rn_tcp_listener(address, user, &at);
 }
 
 bool rn_tcp_peer_user(int fd, uid_t *user)

@@ -193,6 +193,9 @@ static int start_socket(struct rn_qp *qp)
 	socklen_t length;
 	int fd, err, yes = 1;
 
+	/* Of no queue pair: what listens there may be any service. */
+	if (!rn_qpn_is_possible(qp->attr.dest_qp_num) && rn_guarded(RN_GUARD_TCP_RANGE))
+		return -EADDRNOTAVAIL;
 	if (is_ours)
 		to = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
 	else if (!rn_gid_at(route->sgid_index, &from, &interface))
@@ -420,7 +423,7 @@ void rn_stream_accepted(int fd)
 	rn_timer_set(&in->timer, rn_settings.silence_ms * 1000000);
 	in->stranger.leave = leave;
 	rn_gid_of((struct sockaddr *)&from, &in->stranger.from);
-	rn_stranger_add(&in->stranger);
+	rn_stranger_add(&in->stranger, RN_STRANGER_SILENT);
 }
 
 /* The queue pair with this number; with rn_world held. */

@@ -83,7 +83,7 @@ void rn_stream_ask_whose(struct rn_stream *in)
 {
 	uid_t its, theirs;
 	bool is_its = listener_user(in->hello.source_qpn, &its) &&
-		      rn_tcp_peer_user(in->source.fd, &theirs) && its == theirs;
+		      rn_tcp_peer_user(in->source.fd, &theirs) && its == theirs && !rn_is_overflow_user(its);
 
 	in->whose = is_its ? RN_WHOSE_PEERS : RN_WHOSE_OTHERS;
 }

@@ -7,9 +7,10 @@
  * receives, and plays the responder with the bytes that came.
  *
  * The UDP port is the process's before anybody can know its number, at all addresses that the host has then: nobody
- * else hears or speaks in our queue pairs' name. Each socket is connected to itself until the first queue pair opens
- * it, and again after the last: connected, it hears nobody else, and is no open door. Loopback's keep all wildcards
- * from others. Where an address comes later, and its port is somebody else's, the next queue pair isn't made ready.
+ * else hears or speaks in our queue pairs' name. What holds it is connected to itself: it hears nobody else, and is no
+ * open door. Loopback's keep all wildcards from others. Outlets share it by SO_REUSEPORT, as peer_port.c has it, while
+ * both allow it: for a moment. (To disconnect it instead isn't enough: of IPv6 the kernel keeps the peer's address.)
+ * Where an address comes later, and its port is somebody else's, the next queue pair isn't made ready.
  *
  * Whoever demands a secret of its peers hears no datagrams from elsewhere: nothing in one could prove
  * that its sender knows it; nor can it join a group (mcast.c).
@@ -43,10 +44,15 @@ struct header {
 };
 static_assert(sizeof(struct header) == RN_UD_HEADER, "as ud_wire.h has it");
 
+/* Keeps the port from others at an address. */
+struct hold {
+	union ibv_gid gid;
+	int fd;
+	struct hold *next;
+};
+
 struct outlet {
-	struct rn_source source; /* from the first opening on */
-	struct sockaddr_storage at;
-	socklen_t at_length;
+	struct rn_source source;
 	union ibv_gid gid;
 	uint16_t port;
 	struct outlet *next;
@@ -56,6 +62,7 @@ struct outlet {
 struct wire {
 	uint16_t port;
 	unsigned users;
+	struct hold *holds;
 	struct outlet *outlets;
 	struct wire *next;
 };
@@ -173,30 +180,45 @@ static void outlet_ready(struct rn_source *source, uint32_t epoll_events)
 
 /* --- opening and closing ---------------------------------------------------------------------------------------- */
 
-/* A socket at the address, bound. -1 and errno. */
-static int bind_to(const struct sockaddr_storage *at, socklen_t length, uint32_t interface)
+static void share(int fd, int on)
 {
-	int fd = rn_fd_own(socket(at->ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), size = 1 << 20, err;
+	setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on));
+}
+
+/* A socket at the address, bound; it shares it with who holds it, or, -1, with nobody. -1 and errno. */
+static int bind_to(const struct sockaddr_storage *at, socklen_t length, int held_by)
+{
+	int only = 1, err, fd = rn_fd_own(socket(at->ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 
 	if (fd < 0)
 		return -1;
-	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
-	if (at->ss_family == AF_INET) {
-		struct ip_mreqn by = {.imr_ifindex = (int)interface};
-
-		setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &by, sizeof(by));
-	} else {
-		int by = (int)interface, only = 1;
-
+	if (at->ss_family == AF_INET6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only));
-		setsockopt(fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &by, sizeof(by));
+	if (held_by >= 0) {
+		share(held_by, 1);
+		share(fd, 1);
 	}
-	if (!bind(fd, (const struct sockaddr *)at, length))
+	err = bind(fd, (const struct sockaddr *)at, length) ? errno : 0;
+	if (held_by >= 0)
+		share(held_by, 0);
+	if (!err)
 		return fd;
-	err = errno;
 	rn_fd_close(fd);
 	errno = err;
 	return -1;
+}
+
+/* For an outlet's socket: room for what comes, and the way of what goes to groups. */
+static void prepare(int fd, sa_family_t family, uint32_t interface)
+{
+	struct ip_mreqn of_ipv4 = {.imr_ifindex = (int)interface};
+	int size = 1 << 20, of_ipv6 = (int)interface;
+
+	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+	if (family == AF_INET)
+		setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &of_ipv4, sizeof(of_ipv4));
+	else
+		setsockopt(fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &of_ipv6, sizeof(of_ipv6));
 }
 
 static struct wire *find_wire(uint16_t port)
@@ -219,22 +241,6 @@ static struct wire *get_wire(uint16_t port)
 	return wire;
 }
 
-/* It hears nobody but itself, and whoever lists open ports doesn't find it. False: that can't be. */
-static bool outlet_shut(const struct outlet *outlet)
-{
-	return !connect(outlet->source.fd, (const struct sockaddr *)&outlet->at, outlet->at_length);
-}
-
-/* It stays bound: the port was asked for. 0 or errno. */
-static int outlet_open(struct outlet *outlet)
-{
-	static const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
-
-	if (connect(outlet->source.fd, &nobody, sizeof(nobody)))
-		return errno;
-	return outlet->source.slot ? 0 : -rn_source_add(&outlet->source, EPOLLIN);
-}
-
 static void outlets_free(struct outlet *outlets)
 {
 	while (outlets) {
@@ -247,48 +253,117 @@ static void outlets_free(struct outlet *outlets)
 	}
 }
 
-/* The socket with this address: the one that is there, or a new one, open or shut as the others are. NULL and errno. */
-static struct outlet *outlet_at(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
+/* What holds the port at this address: what is there, or a new one, or NULL and errno. */
+static struct hold *hold_at(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
 {
-	struct outlet *outlet;
-	int err;
+	struct sockaddr_storage at;
+	socklen_t length = rn_gid_address(gid, interface, wire->port, &at);
+	struct hold *hold;
 
-	for (outlet = wire->outlets; outlet; outlet = outlet->next)
-		if (!memcmp(&outlet->gid, gid, sizeof(*gid)))
-			return outlet;
-	outlet = calloc(1, sizeof(*outlet));
-	if (!outlet)
+	for (hold = wire->holds; hold; hold = hold->next)
+		if (!memcmp(&hold->gid, gid, sizeof(*gid)))
+			return hold;
+	hold = calloc(1, sizeof(*hold));
+	if (!hold)
 		return NULL;
-	*outlet = (struct outlet){.source = {.ready = outlet_ready}, .gid = *gid, .port = wire->port, .next = wire->outlets};
-	outlet->at_length = rn_gid_address(gid, interface, wire->port, &outlet->at);
-	outlet->source.fd = bind_to(&outlet->at, outlet->at_length, interface);
-	if (outlet->source.fd < 0) {
-		err = errno;
-	} else {
-		err = wire->users ? outlet_open(outlet) : outlet_shut(outlet) ? 0 : EADDRNOTAVAIL;
-		if (err)
-			rn_fd_close(outlet->source.fd);
-	}
-	if (err) {
-		rn_log("UD messages can't come from other hosts to UDP port %u: %s", wire->port, strerror(err));
-		free(outlet);
+	*hold = (struct hold){.gid = *gid, .fd = bind_to(&at, length, -1), .next = wire->holds};
+	if (hold->fd < 0) {
+		int err = errno;
+
+		free(hold);
 		errno = err;
 		return NULL;
 	}
-	wire->outlets = outlet;
-	return outlet;
+	if (connect(hold->fd, (struct sockaddr *)&at, length)) { /* no way to it: it is going, or not there yet */
+		rn_fd_close(hold->fd);
+		free(hold);
+		errno = EADDRNOTAVAIL;
+		return NULL;
+	}
+	wire->holds = hold;
+	return hold;
 }
 
-/* At all addresses of the host. One that has just gone needs none. 0 or errno. */
-static int outlets_everywhere(struct wire *wire)
+static void holds_free(struct hold **from, bool only_gone)
+{
+	while (*from) {
+		struct hold *hold = *from;
+
+		if (only_gone && rn_gid_is_ours(&hold->gid)) {
+			from = &hold->next;
+			continue;
+		}
+		*from = hold->next;
+		rn_fd_close(hold->fd);
+		free(hold);
+	}
+}
+
+/* 0 or errno. */
+static int outlet_make(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
+{
+	struct sockaddr_storage at;
+	socklen_t length = rn_gid_address(gid, interface, wire->port, &at);
+	const struct hold *hold = NULL;
+	struct outlet *outlet;
+	int fd, err;
+
+	if (rn_guarded(RN_GUARD_DATAGRAM_PORT) && !(hold = hold_at(wire, gid, interface)))
+		return errno;
+	fd = bind_to(&at, length, hold ? hold->fd : -1);
+	if (fd < 0)
+		return errno;
+	prepare(fd, at.ss_family, interface);
+	outlet = calloc(1, sizeof(*outlet));
+	err = outlet ? 0 : ENOMEM;
+	if (!err) {
+		*outlet = (struct outlet){.source = {.fd = fd, .ready = outlet_ready},
+					  .gid = *gid,
+					  .port = wire->port,
+					  .next = wire->outlets};
+		err = -rn_source_add(&outlet->source, EPOLLIN);
+	}
+	if (err) {
+		rn_fd_close(fd);
+		free(outlet);
+		return err;
+	}
+	wire->outlets = outlet;
+	return 0;
+}
+
+/* The socket with this address: the one that is there, or a new one, or NULL and errno. */
+static struct outlet *outlet_at(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
+{
+	int err;
+
+	for (struct outlet *outlet = wire->outlets; outlet; outlet = outlet->next)
+		if (!memcmp(&outlet->gid, gid, sizeof(*gid)))
+			return outlet;
+	err = outlet_make(wire, gid, interface);
+	if (!err)
+		return wire->outlets;
+	rn_log("UD messages can't come from other hosts to UDP port %u: %s", wire->port, strerror(err));
+	errno = err;
+	return NULL;
+}
+
+/* At all addresses of the host the port is held, or heard on; at one that has just gone neither. 0 or errno. */
+static int everywhere(struct wire *wire, bool is_heard)
 {
 	uint32_t interface;
 	union ibv_gid gid;
+	bool done;
+	int err;
 
-	for (uint32_t i = 0; i < RN_GIDS; i++)
-		if (rn_gid_at(i, &gid, &interface) && !outlet_at(wire, &gid, interface) && errno != EADDRNOTAVAIL &&
-		    rn_guarded(RN_GUARD_DATAGRAM_PORT))
-			return errno;
+	for (uint32_t i = 0; i < RN_GIDS; i++) {
+		if (!rn_gid_at(i, &gid, &interface))
+			continue;
+		done = is_heard ? outlet_at(wire, &gid, interface) != NULL : hold_at(wire, &gid, interface) != NULL;
+		err = errno;
+		if (!done && err != EADDRNOTAVAIL && rn_guarded(RN_GUARD_DATAGRAM_PORT))
+			return err;
+	}
 	return 0;
 }
 
@@ -301,7 +376,7 @@ int rn_ud_wire_reserve(uint16_t port)
 		return 0;
 	pthread_mutex_lock(&wire_lock);
 	wire = get_wire(port);
-	err = wire ? outlets_everywhere(wire) : ENOMEM;
+	err = wire ? everywhere(wire, false) : ENOMEM;
 	pthread_mutex_unlock(&wire_lock);
 	return err;
 }
@@ -317,28 +392,21 @@ void rn_ud_wire_free(uint16_t port)
 	if (wire)
 		*at = wire->next;
 	pthread_mutex_unlock(&wire_lock);
-	if (wire)
+	if (wire) {
 		outlets_free(wire->outlets);
+		holds_free(&wire->holds, false);
+	}
 	free(wire);
 }
 
-/* Those at addresses that the host hasn't any more come back, to be freed without locks. */
-static struct outlet *shut_all(struct wire *wire)
+/* The last user goes: its outlets come back, to be freed without locks. */
+static struct outlet *no_outlets(struct wire *wire)
 {
-	struct outlet *gone = NULL;
+	struct outlet *outlets = wire->outlets;
 
-	for (struct outlet **at = &wire->outlets; *at;) {
-		struct outlet *outlet = *at;
-
-		if (rn_gid_is_ours(&outlet->gid) && outlet_shut(outlet)) {
-			at = &outlet->next;
-			continue;
-		}
-		*at = outlet->next;
-		outlet->next = gone;
-		gone = outlet;
-	}
-	return gone;
+	wire->outlets = NULL;
+	holds_free(&wire->holds, true);
+	return outlets;
 }
 
 int rn_ud_wire_open(struct rn_qp *qp)
@@ -355,13 +423,10 @@ int rn_ud_wire_open(struct rn_qp *qp)
 	if (!wire) {
 		err = ENOMEM;
 	} else {
-		if (!wire->users++)
-			for (struct outlet *outlet = wire->outlets; outlet && !err; outlet = outlet->next)
-				err = outlet_open(outlet);
-		if (!err)
-			err = outlets_everywhere(wire);
+		wire->users++;
+		err = everywhere(wire, true);
 		if (err && !--wire->users)
-			gone = shut_all(wire);
+			gone = no_outlets(wire);
 	}
 	pthread_mutex_unlock(&wire_lock);
 	outlets_free(gone);
@@ -379,7 +444,7 @@ void rn_ud_wire_close(struct rn_qp *qp)
 	pthread_mutex_lock(&wire_lock);
 	wire = find_wire(qp->ex.qp_base.qp_num >> 8);
 	if (wire && wire->users && !--wire->users)
-		gone = shut_all(wire);
+		gone = no_outlets(wire);
 	pthread_mutex_unlock(&wire_lock);
 	outlets_free(gone);
 }

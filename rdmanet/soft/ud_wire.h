@@ -6,9 +6,9 @@
  *              magic  version flags length dest QPN  source QPN  Q_Key  immediate  the message
  *
  * All in network order.  A socket is bound to each address of the device and the number of the port
- * (QPN >> 8) as long as the port is the process's.  It hears others from the first UD queue pair of that port that
- * goes to RTR until the last has gone: that is the program's asking for it.  Who sent a message is what the kernel says, and it must have
- * come from the port that its queue pair's number has.
+ * (QPN >> 8), from the first UD queue pair of that port that goes to RTR until the last has gone:
+ * that is the program's asking for it; until then the port is held, and nobody is heard.
+ * Who sent a message is what the kernel says, and it must have come from the port that its queue pair's number has.
  */
 #ifndef RDMANET_SOFT_UD_WIRE_H
 #define RDMANET_SOFT_UD_WIRE_H

@@ -53,4 +53,5 @@ def test_a_reserved_port_hears_nobody(stage):
     assert all(words[1] == words[2] for words in reserved), "to itself: it hears nobody else"
     victim.tell()
     assert victim.hear()["errno"] == 0
-    assert {words[3] for words in rows(port)} == {"07"}
+    assert {words[3] for words in rows(port)} == {"01", "07"}
+    assert len([words for words in rows(port) if words[3] == "07"]) == len(reserved), "it hears at each address"

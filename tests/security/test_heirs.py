@@ -26,9 +26,7 @@ def tell(end, number):
 def inherit(stage, user, listens, without="", **environment):
     """The peer dies before it is connected to, and the user has its port: the victim, and what the heir got."""
     victim, peer = (
-        stage.start(
-            "pair_end", VICTIM, without=lacks, RDMANET_SOFT_TRANSPORT="stream", **environment
-        )
+        stage.start("pair_end", VICTIM, without=lacks, RDMANET_SOFT_TRANSPORT="stream", **environment)
         for lacks in (without, "")
     )
     numbers = [end.hear()["number"] for end in (victim, peer)]
@@ -36,8 +34,9 @@ def inherit(stage, user, listens, without="", **environment):
         tell(peer, numbers[0])
     tell(victim, numbers[1])
     peer.end()
-    heir = stage.start("port_heir", numbers[1] >> 8, TEXT, user=user)
-    assert heir.hear() == {"has": True}
+    port = numbers[1] >> 8
+    heir = stage.start("port_heir", port, TEXT, user=user)
+    assert heir.hear() == {"port": port}
     victim.tell(send=TEXT)
     return victim, heir.hear()
 
@@ -72,3 +71,21 @@ def test_the_same_user_who_has_the_port(stage, secret):
     assert heard["got"] == ""
     assert victim.hear() == {"status": "REM_ABORT_ERR"}
     assert "doesn't prove that it knows the secret" in victim.finish()
+
+
+def test_a_number_of_no_queue_pair(stage, guarded):
+    """A peer may give any number as its own: the port in it may be a service's, and gets no word of ours."""
+    service = stage.start("port_heir", 0, TEXT)
+    port = service.hear()["port"]
+    victim = stage.start(
+        "pair_end", VICTIM, without="" if guarded else "tcp-range", RDMANET_SOFT_TRANSPORT="stream"
+    )
+    victim.hear()
+    tell(victim, port << 8 | 1)
+    victim.tell(send=TEXT)
+    if guarded:
+        assert victim.hear() == {"status": "RETRY_EXC_ERR"}
+        service.tell()
+        assert service.hear() == {"came": 0}
+    else:
+        assert service.hear()["hello"] == HELLO
