@@ -4,12 +4,12 @@
  *
  * What can be lost for good, one scribbled word each:
  *
- *     channel, hold       peers wake nobody, or too late          both are said again
- *     dirty, summary      a receive is done, nobody looks         each attached queue pair is looked at, so many at a time
- *     armed               pushers think that nobody sleeps        the word is neither what the owner has left there, nor
- *                         here, or that he was called             that with the mark of a pusher: so there is an event
- *     the channel's       a token was taken by a peer             signalled, or completions that nobody collects, and no
- *     eventfd                                                     token, from one look to the next: there is one more
+ *     channel, hold     peers wake nobody, or too late       both are said again
+ *     dirty, summary    a receive is done, nobody looks      the attached queue pairs are looked at, some at a time
+ *     armed             pushers think that nobody sleeps     the word is neither what the owner has left there, nor
+ *                       here, or that he was called          that with the mark of a pusher: so there is an event
+ *     the channel's     a token was taken by a peer          signalled, or completions that nobody collects, and no
+ *     eventfd                                                token, from one look to the next: there is one more
  *
  * All of this is right the first time in a process that nobody scribbles over, but for what is in the making: a
  * receive that was completed a moment ago and isn't announced yet, and is then announced twice: an event in vain.

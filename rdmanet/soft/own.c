@@ -60,7 +60,8 @@ unsigned rn_own_tell_mr(uint32_t index)
 	unsigned differed;
 
 	rn_lock(&keys_lock);
-	differed = tell(&rn_arena_mrs(rn_arena)[index], &rn_mr_table[index], sizeof(struct rn_mr_entry));
+	differed = tell(&rn_arena_mrs(rn_arena)[index], &rn_mr_table[index],
+			offsetof(struct rn_mr_entry, last));
 	rn_unlock(&keys_lock);
 	return differed;
 }
@@ -130,8 +131,7 @@ void rn_own_look(void)
 	}
 	pthread_mutex_unlock(&rn_world);
 	if (differed)
-		rn_warn(RN_WARN_ARENA,
-			"a process of this user has written over %u words that are this device's own: set right again", differed);
+		rn_warn(RN_WARN_ARENA, "a process of this user wrote over %u of our own words: set right again", differed);
 }
 
 static void look(struct rn_timer *timer)

@@ -356,8 +356,8 @@ void rn_pool_leave_old_rings(struct rn_pool *pool)
 				continue;
 			rn_ring_shadow(old, tail + i)->used = false;
 			pool->used--;
-			rn_posted_list(moved.num_sge, moved.addr, moved.length, moved.lkey, rn_ring_list(pool, old, tail + i),
-				       sges);
+			rn_posted_list(moved.num_sge, moved.addr, moved.length, moved.lkey,
+				       rn_ring_list(pool, old, tail + i), sges);
 			post(pool, moved.wr_id, moved.length, sges, moved.num_sge);
 		}
 		if (ring_is_in_use(old)) {

@@ -31,7 +31,8 @@ static unsigned look_at_list(const struct rn_pool *pool, const struct rn_ring *r
 	struct rn_slot_sge list[RN_MAX_SGE];
 	unsigned wrong = READ_ONCE(slot->num_sge) != shadow->num_sge;
 
-	rn_posted_list(shadow->num_sge, shadow->addr, shadow->length, shadow->lkey, rn_ring_list(pool, ring, position), list);
+	rn_posted_list(shadow->num_sge, shadow->addr, shadow->length, shadow->lkey, rn_ring_list(pool, ring, position),
+		       list);
 	__atomic_store_n(&slot->num_sge, shadow->num_sge, __ATOMIC_RELAXED);
 	for (uint32_t i = 0; i < shadow->num_sge; i++) {
 		if (READ_ONCE(slot->sge[i].addr) == list[i].addr && READ_ONCE(slot->sge[i].length) == list[i].length &&

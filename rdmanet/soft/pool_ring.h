@@ -128,7 +128,8 @@ static inline void rn_pool_release(struct rn_pool *pool, struct rn_pool_shadow *
 	shadow->used = shadow->arrived = shadow->flushed = false;
 }
 
-static inline struct rn_slot_sge *rn_ring_list(const struct rn_pool *pool, const struct rn_ring *ring, uint32_t position)
+static inline struct rn_slot_sge *rn_ring_list(const struct rn_pool *pool, const struct rn_ring *ring,
+					       uint32_t position)
 {
 	return ring->lists ? ring->lists + (uint64_t)(position & (ring->size - 1)) * pool->max_sge : NULL;
 }

@@ -267,7 +267,8 @@ static inline uint32_t posted_list(const struct rn_view *view, struct rn_slot_sg
 	const struct rn_shadow *shadow;
 
 	if (unlikely(view->pool))
-		return rn_pool_posted_list((uint32_t)(view->pool - rn_arena_pool(view->arena, 0)), view->claim.entry, list);
+		return rn_pool_posted_list((uint32_t)(view->pool - rn_arena_pool(view->arena, 0)), view->claim.entry,
+					   list);
 	shadow = &owner->rq_shadow[at];
 	return rn_posted_list(shadow->num_sge, shadow->addr, shadow->length, shadow->lkey,
 			      owner->rq_lists ? owner->rq_lists + (uint64_t)at * owner->cap.max_recv_sge : NULL, list);
@@ -284,7 +285,7 @@ static struct rn_slot *claim_slot(struct rn_view *view)
 	if (!claim->entry) {
 		if (!rn_claim(view->arena, view->pool, view->name, claim))
 			return NULL;
-		/* Of this process: one that only a scribbler has posted is gone from the pool with that, and counts as none. */
+		/* Of this process: one that only a scribbler has posted is gone with that, and counts as none. */
 		if (unlikely(view->self && posted_list(view, unused) == RN_NOT_POSTED)) {
 			claim->entry = NULL;
 			return NULL;

@@ -136,7 +136,7 @@ struct rn_transfer {
 	const char *ask_data;
 };
 
-/* Look at the queue pair with this block in this arena; words: where its peer's words are, if not there. `self` is set. */
+/* Look at the queue pair with this block in this arena; words: where its peer's are, if not there. `self` is set. */
 void rn_view_aim(struct rn_view *view, char *arena, uint32_t index, struct rn_qp_block *words);
 /* Fill in what is said of it. False: it makes no sense. */
 bool rn_view_open(struct rn_view *view);
