@@ -28,8 +28,8 @@ on with it when it is continued, to the end of its piece. Then the invalidation 
       |            | stuck: the connection is cut off
       +------------+---------------------------------------------------------------------------------------------> OVER
 
-From each of them it is OVER when the queue pair has been destroyed. No coroutine drives it but completions and timers:
-whoever awaits the end may be cancelled, and it goes on. Until then the region can't be closed.
+From each of them it is OVER when the queue pair is in ERR, and about to be destroyed. No coroutine drives it but
+completions and timers: whoever awaits the end may be cancelled, and it goes on. Until then the region can't be closed.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Lease:
         self._receive(Event.ACKNOWLEDGED)
 
     def lost(self) -> None:
-        """The queue pair has been destroyed, or never was."""
+        """The queue pair takes nothing any more, or the key never came to be."""
         self._receive(Event.LOST)
 
     def _bound(self) -> None:
