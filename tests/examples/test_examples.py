@@ -32,6 +32,8 @@ def start(name, *arguments, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job has Ctrl-C ignored, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **options,
     )
 
