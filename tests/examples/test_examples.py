@@ -32,8 +32,6 @@ def start(name, *arguments, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background job has Ctrl-C ignored, and hands that down.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **options,
     )
 
@@ -72,6 +70,15 @@ def test_echo(serve, style):
     assert "a line" in run("echo_client.py", "127.0.0.1", port, stdin="a line\nand another\n")
 
 
+@pytest.fixture
+def heard_interrupts():
+    """A shell's background job has Ctrl-C ignored, and hands that down."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 @pytest.mark.parametrize(
     "server",
     [
