@@ -572,14 +572,16 @@ int rn_post_chain(struct rn_qp *qp, struct ibv_send_wr *first, uint32_t count)
 /* --- posting receives --------------------------------------------------------------------------------------- */
 
 /* Our own note of a list that is longer than one. */
-static int keep_list(struct rn_qp *qp, uint32_t index, const struct ibv_recv_wr *wr)
+static int keep_list(struct rn_qp *qp, uint32_t index, const struct ibv_recv_wr *wr, bool is_full)
 {
 	uint32_t max_sge = qp->cap.max_recv_sge;
 	struct rn_slot_sge *list;
 
-	if (unlikely(!qp->rq_lists)) /* most never need it */
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > max_sge)
+		return EINVAL;
+	if (!qp->rq_lists) /* most never need it */
 		qp->rq_lists = calloc((size_t)qp->rq_size * max_sge, sizeof(*qp->rq_lists));
-	if (!qp->rq_lists)
+	if (is_full || !qp->rq_lists)
 		return ENOMEM;
 	list = qp->rq_lists + (uint64_t)(index & (qp->rq_size - 1)) * max_sge;
 	for (int i = 0; i < wr->num_sge; i++)
@@ -609,16 +611,15 @@ int rn_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
 		struct rn_slot *slot;
 		uint64_t length = 0;
 		uint8_t fails;
+		bool is_full;
 
-		if (unlikely(wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_recv_sge))
-			err = EINVAL;
-		else if (unlikely(index - atomic_load_explicit(&qp->rq_polled, memory_order_acquire) >=
-				  qp->cap.max_recv_wr))
+		is_full = index - atomic_load_explicit(&qp->rq_polled, memory_order_acquire) >= qp->cap.max_recv_wr;
+		if (unlikely((uint32_t)wr->num_sge > 1)) /* there is room for two, always */
+			err = keep_list(qp, index, wr, is_full);
+		else if (unlikely(is_full))
 			err = ENOMEM;
-		else if (unlikely(qp->chaos))
+		if (unlikely(qp->chaos) && !err)
 			err = rn_chaos_call(qp->context, RN_POST_RECV);
-		if (unlikely(wr->num_sge > 1) && !err)
-			err = keep_list(qp, index, wr);
 		if (unlikely(err))
 			break;
 		slot = rn_rq_slot(qp, index);
