@@ -8,8 +8,8 @@ On TCP that is unsafe, because a sender that was killed ends the stream in the s
 connection that ends without write_eof() or close() raises at the reader.
 
 Whoever can connect can send. So the receiver takes plain names only, replaces nothing, keeps nothing that is not
-whole, and takes SIZE bytes a file at most, from SENDERS at a time, of which none is silent for longer than SILENCE
-seconds. What the other end says is not printed as it is.
+whole, and takes SIZE bytes a file at most, in TIME seconds, with no silence of more than SILENCE. SENDERS may send at
+a time, from their names on; one more is told so and goes. What the other end says is not printed as it is.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from pathlib import Path
 import rdmanet
 
 CHUNK, LINE = 1 << 20, 200
-SIZE, SENDERS, SILENCE = 1 << 30, 16, 60
+SIZE, SENDERS, SILENCE, TIME = 1 << 30, 16, 60, 3600
 # No separator, no leading dot or dash, no control character: a file in this directory, for any program.
 NAME = re.compile(r"\w[\w .+-]{0,99}")
 OK, ROOM = b"ok\n", asyncio.Semaphore(SENDERS)
@@ -47,8 +47,7 @@ async def receive_content(path: Path, reader: asyncio.StreamReader) -> str:
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
         while True:
-            async with asyncio.timeout(SILENCE):
-                chunk = await reader.read(CHUNK)
+            chunk = await asyncio.wait_for(reader.read(CHUNK), SILENCE)
             if not chunk:
                 return digest.hexdigest()
             if (size := size + len(chunk)) > SIZE:
@@ -61,9 +60,10 @@ async def receive_one(directory: Path, reader: asyncio.StreamReader, writer: asy
     # Until it is whole it has a name of its own: two may send the same file at once.
     unfinished = directory / f".{secrets.token_hex(8)}.part"
     try:
-        async with ROOM:
-            async with asyncio.timeout(SILENCE):
-                name = checked(await reader.readline())
+        name = checked(await asyncio.wait_for(reader.readline(), SILENCE))
+        if ROOM.locked():
+            raise Refused("too many are sending; try again later")
+        async with ROOM, asyncio.timeout(TIME):
             writer.write(OK)
             digest = await receive_content(unfinished, reader)
             os.link(unfinished, directory / name)  # unlike a renaming it replaces nothing

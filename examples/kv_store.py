@@ -23,6 +23,7 @@ import ctypes
 import zlib
 
 import rdmanet.verbs as v
+from rdmanet.errors import printable
 from rdmanet.verbs_async import AsyncCMID, AsyncCMListener, AsyncCQ, AsyncQP, RemoteMemory, RemoteStruct
 
 SLOTS, KEY, VALUE = 4096, 24, 32
@@ -109,10 +110,9 @@ async def main() -> None:
         await id.resolve(address)
         with v.PD(id.context) as pd, AsyncCQ(id.context, 64) as cq, pd.alloc_mr(VALUE) as room, id:
             qp = id.create_qp(pd, cq, v.QPCap(max_inline_data=VALUE))
-            remote = RemoteMemory.from_bytes((await id.connect())[:20])
-            operation = getattr(Store(qp, remote, room), args.command)
+            store = Store(qp, RemoteMemory.from_bytes((await id.connect())[:20]), room)
             for _ in range(args.times):
-                print(await operation(*args.words))
+                print(printable(str(await getattr(store, args.command)(*args.words))))  # others' words
 
 
 if __name__ == "__main__":

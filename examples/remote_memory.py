@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 import rdmanet
+from rdmanet.errors import printable
 
 SIZE = 1 << 20
 # No remote rights of its own: nobody but whom it is offered to gets a key to it, and that is no longer than the offer.
@@ -39,7 +40,10 @@ class Owner(asyncio.Protocol):
                 async with transport.offer(region, access="read,write", name="board"):
                     print("owner: offered", len(memory), "bytes; waiting")
                     await self.told
-                print("owner: taken back; the peer has left:", bytes(memory[64:82]).decode())
+                print(
+                    "owner: taken back; the peer has left:",
+                    printable(bytes(memory[64:82]).decode(errors="replace")),
+                )
         finally:
             transport.close()
 

@@ -6,8 +6,8 @@ RDMA and TCP differ in one line on each side, where the stream is opened. A fram
 rest, and msgpack: a Call one way, the other way an Answer with its number. So many calls may be under way, and are
 answered as they end. At CALLS of them the server reads no further; the stream fills up, and the client has to wait.
 
-What the peer says is checked before it is used: a frame has no more than FRAME bytes (CALLS of them are in memory at
-a time), msgspec decodes a Call, or an Answer, or nothing, only FUNCTIONS are called, and errors are shown by repr().
+What the peer says is checked first: a frame has no more than FRAME bytes (CALLS of them are in memory at a time),
+msgspec decodes a Call, or an Answer, or nothing, only FUNCTIONS are called, and its texts are shown by printable().
 """
 
 import argparse
@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 import rdmanet
+from rdmanet.errors import printable
 
 FRAME, CALLS = 1 << 16, 100
 Call = tuple[int, str, list[Any]]  # its number, the function's name, arguments
@@ -74,9 +75,9 @@ class Client:
         self.answers[number] = answer = asyncio.get_running_loop().create_future()
         await send(self.writer, (number, function, list(arguments)))
         result, error = await answer
-        if error is not None:
-            raise RuntimeError(f"{function}: {error!r}")
-        return result
+        if error is None:
+            return result
+        raise RuntimeError(f"{function}: {printable(error)}")
 
     async def receive_answers(self) -> None:
         """Give each call its answer, as long as there is a connection."""
@@ -102,10 +103,9 @@ async def main() -> None:
     client = Client(*await open_connection(args.host, args.port))
     async with asyncio.TaskGroup() as tasks:
         receiving = tasks.create_task(client.receive_answers())
-        print("1 + 2 + 3 =", await client.call("add", 1, 2, 3))
-        naps = [client.call("sleep", seconds, f"slept for {seconds} s") for seconds in (0.2, 0.1)]
-        for nap in asyncio.as_completed(naps):
-            print(await nap)
+        print("1 + 2 + 3 =", printable(str(await client.call("add", 1, 2, 3))))
+        for nap in asyncio.as_completed([client.call("sleep", s, f"slept for {s} s") for s in (0.2, 0.1)]):
+            print(printable(str(await nap)))
         started = time.perf_counter()
         for _ in range(1000):
             await client.call("add", 1, 1)

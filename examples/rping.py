@@ -23,6 +23,7 @@ import contextlib
 import struct
 
 import rdmanet.verbs as v
+from rdmanet.errors import printable
 from rdmanet.verbs_async import AsyncCMID, AsyncCMListener, AsyncCQ
 
 WHERE = struct.Struct("!QII")  # address, rkey, length
@@ -53,12 +54,12 @@ class Side:
         answer, _ = await asyncio.gather(self.hear(), self.qp.send(self.said))  # in this order
         return answer
 
-    async def answer_pings(self) -> None:
+    async def answer_pings(self, size: int) -> None:
         remote = await self.hear()
         while True:
             await self.qp.read(self.ping.at[: len(remote)], remote)
             text, end, _ = self.ping[: len(remote)].partition(b"\0")
-            print("server ping data:", text.decode(errors="replace"), flush=True)
+            print("server ping data:", printable(text.decode(errors="replace"), size), flush=True)
             remote = await self.say(self.ping)
             await self.qp.write(self.ping.at[: len(text + end)], remote)
             remote = await self.say(self.ping)
@@ -69,7 +70,7 @@ async def serve(id: AsyncCMID, size: int) -> None:
     with contextlib.ExitStack() as stack:
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(Side(id, size, stack).answer_pings())
+                tasks.create_task(Side(id, size, stack).answer_pings(size))
                 await asyncio.sleep(0)  # its first receive is posted before the client may send
                 await id.accept()
                 await id.disconnected()

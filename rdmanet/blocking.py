@@ -35,7 +35,7 @@ from rdmanet.addresses import SockAddr
 from rdmanet.admission import waiting_for
 from rdmanet.driver import Driver, driver_for, end_drivers
 from rdmanet.pull import PullProtocol
-from rdmanet.server import reason_of
+from rdmanet.server import NOT_ACCEPTED
 from rdmanet.transport import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
@@ -413,7 +413,7 @@ class _Request:
         except Exception as exc:
             made.cancel()  # nobody waits for it
             try:
-                self._id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, reason_of(exc)))
+                self._id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, NOT_ACCEPTED))
             except OSError:
                 # There is nobody to be refused, which may well be why it failed.
                 raise ConnectionAbortedError("the peer went away before it was accepted") from exc

@@ -24,7 +24,7 @@ cdef struct frame_header:
 
 # Private constants of credit.py, as C integers where it is compiled.
 cdef uint32_t _DATA, _CREDIT, _PING, _PONG, _FIN, _ABORT
-cdef uint32_t _HEADER_BYTES, _PING_BYTES, _CREDIT_ALLOWANCE, _CONTROL_ALLOWANCE
+cdef uint32_t _HEADER_BYTES, _PING_BYTES, _CONTROL_BODY_MAX, _CREDIT_ALLOWANCE, _CONTROL_ALLOWANCE
 cdef uint32_t _MASK, _LATE
 
 

@@ -83,6 +83,8 @@ completions may take a few before it posts their receives again."""
 HEADER: Final = Struct("<IIII")
 HEADER_BYTES: Final = HEADER.size
 PING_BYTES: Final = 8
+CONTROL_BYTES_MAX: Final = 4096
+"""A control frame with its header. Longer news of regions take several."""
 
 
 class Header(NamedTuple):
@@ -339,6 +341,7 @@ _FIN = 5
 _ABORT = 6
 _HEADER_BYTES = 16
 _PING_BYTES = 8
+_CONTROL_BODY_MAX = 4080
 _CREDIT_ALLOWANCE = 2
 _CONTROL_ALLOWANCE = 6
 _MASK = 0xFFFF_FFFF
@@ -494,8 +497,10 @@ class Ledger:
             if length != 0:
                 raise ProtocolError(f"a Fin of {length} bytes, it has none")
         elif kind == _CREDIT or kind == _ABORT:
-            if length > self.slot_bytes:
-                raise ProtocolError(f"a {_kind_name(kind)} of {length} bytes, {self.slot_bytes} are allowed")
+            if length > self.slot_bytes or length > _CONTROL_BODY_MAX:
+                raise ProtocolError(
+                    f"a {_kind_name(kind)} of {length} bytes, {min(self.slot_bytes, _CONTROL_BODY_MAX)} are allowed"
+                )
         else:
             raise ProtocolError(f"a frame of unknown kind or flags {kind:#x}")
         self._header_received(granted, reaped)

@@ -11,16 +11,22 @@ gets is a key of its own, bound to this offer:
     registration    elsewhere. The same memory is registered once more, with the rights that are offered, and
                     unregistered in the end. That binds the key to the offer's life, but not to the connection
 
-It ends without anybody's goodwill. The peer is told, and has some time to finish what it has begun; then the key is
-invalidated, whatever it has said. To invalidate is a work request as well, and waits behind those before it, which
-the peer may hold up. So after one second more the queue pair goes to ERR, which ends the connection, and the window
-is given back. When the lease is OVER nobody writes to the region by this key.
+It begins and ends without anybody's goodwill. To bind is a work request, which waits behind those before it, and the
+peer may hold those up: if the key is not there in time, the connection ends. At the end the peer is told, and has some
+time to finish what it has begun; then the key is invalidated, whatever it has said. To invalidate is a work request as
+well. So after one second more the queue pair goes to ERR, which ends the connection, and the window is given back. When
+the lease is OVER nobody begins anything by this key.
+
+One thing may be left, on the embedded device: a process that maps ours, and was stopped in the midst of a copy, goes
+on with it when it is continued, to the end of its piece. Then the invalidation fails, and with it the connection.
 
                 bound             left               acknowledged, or late                done
     BINDING ----------> GRANTED --------> REVOKING -------------------------> INVALIDATING ------> OVER
-       |                                                                         ^    | stuck: the connection is cut off
-       |    left                        bound                                    |    +--------------------------> OVER
-       +----------> UNWANTED ----------------------------------------------------+
+      |  |                                                                       ^    | stuck: the connection is cut off
+      |  | left                        bound                                     |    +--------------------------> OVER
+      |  +----> UNWANTED --------------------------------------------------------+
+      |            | stuck: the connection is cut off
+      +------------+---------------------------------------------------------------------------------------------> OVER
 
 From each of them it is OVER when the queue pair is in ERR, and about to be destroyed. No coroutine drives it but
 completions and timers: whoever awaits the end may be cancelled, and it goes on. Until then the region can't be closed.
@@ -46,6 +52,7 @@ _REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOT
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _WINDOWS_OF_TYPE_2 = 1 << 23 | 1 << 24  # enum ibv_device_cap_flags: MEM_WINDOW_TYPE_2A, _2B
 _FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR
+_RESPONSE_TIMEOUT = 20  # IBV_WC_RESP_TIMEOUT_ERR
 
 
 class State(Enum):
@@ -84,6 +91,8 @@ TABLE: Final[dict[State, dict[Event, tuple[State, Action]]]] = {
     _S.BINDING: {
         _E.BOUND: (_S.GRANTED, _A.GRANT),
         _E.LEFT: (_S.UNWANTED, _NOTHING),
+        _E.LATE: (_S.BINDING, _NOTHING),
+        _E.STUCK: (_S.OVER, _A.STOP | _A.FREE | _A.CUT_OFF),
         _E.LOST: (_S.OVER, _A.FREE),
     },
     _S.UNWANTED: {
@@ -94,6 +103,7 @@ TABLE: Final[dict[State, dict[Event, tuple[State, Action]]]] = {
     },
     _S.GRANTED: {
         _E.LEFT: (_S.REVOKING, _NOTHING),
+        _E.STUCK: (_S.GRANTED, _NOTHING),  # at the last moment
         _E.LOST: (_S.OVER, _A.FREE),
     },
     _S.REVOKING: {
@@ -153,19 +163,22 @@ class Lease:
         self._timer: asyncio.TimerHandle | None = None
         mr._leased(1)
 
-    def begin(self) -> None:
-        """Have its key made. Raises OSError, and is over, where that cannot be."""
+    def begin(self, patience_s: float) -> None:
+        """Have its key made, within so long. Raises OSError, and is over, where that cannot be."""
         try:
             self._key = _key_for(self._lessor, self._mr, self._rights)
             self._key.bind(self._bound)
         except BaseException:
             self.lost()
             raise
+        if self.state is State.BINDING:
+            self._timer = self._loop.call_later(patience_s, self._late)
 
     def leave(self, told: bool, patience_s: float) -> None:
         """Begin to take it back. `told`: the peer knows of it, and has so long to let go."""
         if self.state is State.OVER:
             return
+        self._stop_timer()
         self._timer = self._loop.call_later(patience_s if told else 0, self._late)
         self._receive(Event.LEFT)
         if not told and self.state is State.REVOKING:
@@ -193,10 +206,13 @@ class Lease:
         self._receive(Event.STUCK)
 
     def _receive(self, event: Event) -> None:
-        self.state, actions = TABLE[self.state][event]
-        if actions & Action.GRANT and not self.granted.done():
+        before = self.state
+        self.state, actions = TABLE[before][event]
+        if actions & Action.GRANT:
             assert self._key is not None
-            self.granted.set_result(self._key.rkey)
+            self._stop_timer()
+            if not self.granted.done():
+                self.granted.set_result(self._key.rkey)
         if actions & Action.INVALIDATE:
             assert self._key is not None
             # Where nothing can be posted any more the queue pair is about to be destroyed, or we are stuck.
@@ -204,17 +220,27 @@ class Lease:
                 self._key.invalidate(lambda: self._receive(Event.INVALIDATED))
         if actions & Action.STOP:
             self._lessor._stop_queue_pair()
-        if actions & Action.FREE:
-            self._free()
+        stuck: OSError | None = None
         if actions & Action.CUT_OFF:
-            self._lessor._lease_stuck(
-                TimeoutError(errno.ETIMEDOUT, "a key that the peer had could not be taken back in time")
+            stuck = TimeoutError(
+                errno.ETIMEDOUT,
+                "a key that the peer had could not be taken back in time"
+                if before is State.INVALIDATING
+                else "a region could not be put on offer in time, since the peer holds up what was sent before: "
+                "the connection is cut off",
             )
+        if actions & Action.FREE:
+            self._free(stuck)
+        if stuck is not None:
+            self._lessor._lease_stuck(stuck)
 
-    def _free(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _free(self, error: OSError | None) -> None:
+        self._stop_timer()
         key, self._key = self._key, None
         try:
             if key is not None:
@@ -224,11 +250,10 @@ class Lease:
             self._lessor._lease_over(self)
             if not self._loop.is_closed():
                 if not self.granted.done():
-                    self.granted.set_exception(
-                        ConnectionResetError(
-                            errno.ECONNRESET, "the connection ended before a region was on offer"
-                        )
+                    lost = ConnectionResetError(
+                        errno.ECONNRESET, "the connection ended before a region was on offer"
                     )
+                    self.granted.set_exception(lost if error is None else error)
                     self.granted.exception()  # whoever waited for it may be gone
                 if not self.over.done():
                     self.over.set_result(None)
@@ -316,6 +341,12 @@ class Request:
 
     def failure(self, status: int, vendor_err: int, qp_num: int) -> OSError:
         """The exception for its completion, which failed."""
+        if self.what == "LOCAL_INV" and status == _RESPONSE_TIMEOUT:
+            return TimeoutError(
+                errno.ETIMEDOUT,
+                "the peer was stopped while it used a region that was on offer to it, which is taken back: it may "
+                "finish the piece that it was at when it goes on",
+            )
         if self.what == "LOCAL_INV" and status != _FLUSHED:
             # It was valid as long as nobody but the peer had it, who can invalidate it too: by SEND_WITH_INV.
             return ProtocolError("the peer has invalidated the key of a region that is on offer to it")

@@ -27,8 +27,11 @@ import msgspec
 from rdmanet.credit import Credit, Region, check_region
 from rdmanet.errors import ProtocolError, RdmaError, RegionRevokedError
 
-ALIVE_MAX: Final = 4096
-"""Offers alive a side: what one side can make the other remember, four megabytes with the longest names."""
+ALIVE_MAX: Final = 256
+"""Offers alive per side: what one side can make the other remember, a quarter of a megabyte with the longest names.
+
+Who has more to offer takes larger regions: an offer has one address and one length.
+"""
 
 
 class OfferState(Enum):
@@ -83,7 +86,10 @@ class Offers:
         """Queue a region of ours to be announced; its id is in what is returned."""
         self._check_not_lost()
         if len(self._ours) >= self._alive_max:
-            raise RdmaError(f"{len(self._ours)} regions are on offer, no more are allowed")
+            raise RdmaError(
+                f"{len(self._ours)} regions are on offer to this peer, or taken back and not acknowledged by it: "
+                f"no more than {self._alive_max} are allowed"
+            )
         region_id = self._last_id
         while region_id in self._ours or region_id == self._last_id:
             region_id = (region_id + 1) & 0xFFFF_FFFF

@@ -19,9 +19,8 @@ from rdmanet.errors import ProtocolError
 logger = logging.getLogger("rdmanet")
 
 
-def reason_of(exc: BaseException) -> str:
-    """Why a connection was not accepted, as its peer may know: what there was not enough of, and no more."""
-    return exc.strerror if isinstance(exc, OSError) and exc.strerror else "it could not be accepted"
+NOT_ACCEPTED = "the server could not accept the connection; its log says why"
+"""What a stranger is told of our failures: what we lack, and where it went wrong, is for the log."""
 
 
 class Accepted(Protocol):
@@ -110,7 +109,7 @@ class RdmaServer(asyncio.AbstractServer):
         except Exception as exc:
             # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
             try:
-                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, reason_of(exc)))
+                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, NOT_ACCEPTED))
             except OSError:
                 # There is nobody to be refused, which may well be why it failed.
                 logger.debug("%s went away before it was accepted: %s", cm_id.peer_addr, exc)

@@ -105,8 +105,9 @@ async def start_rdma_stream_server(
 
     ``client_connected_cb(reader, writer)`` is called for each connection; if it is a coroutine
     function it runs as a task. ``limit`` bounds each reader's buffer, in bytes. The other keywords,
-    the errors and what cancelling means are those of ``start_rdma_server``; TypeError for a callback
-    that cannot be called.
+    the errors and what cancelling means are those of ``start_rdma_server``.
+
+    Raises TypeError for a callback that cannot be called.
     """
     if not callable(client_connected_cb):
         raise TypeError(

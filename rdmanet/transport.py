@@ -76,7 +76,8 @@ SHARED_RNR_RETRY = 7  # without end: a peer that sends what it was not granted t
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0
 REVOKE_TIMEOUT_S = 10.0
-_FAREWELL_S = 1.0  # for our Abort to arrive; a peer that is stopped or gone must not keep our memory
+# For our Abort to arrive, or a peer's last step towards a connection: who is stopped or gone must not keep our memory.
+_FAREWELL_S = 1.0
 _LATE_WRITES_QUIET = 5  # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 
@@ -524,6 +525,7 @@ class RdmaTransport(StreamConnection):
             )  # and the connection lives, as asyncio's and uvloop's do
         self._hear_early()
         if self._close_when_made:
+            self._stop_timers()
             self.close()
 
     def _extra_info(self, cm_id: CMID) -> None:
@@ -628,10 +630,19 @@ class RdmaTransport(StreamConnection):
         ``connection_lost(TimeoutError)`` when nothing moved for ``close_timeout`` seconds.
         """
         if self._machine.state is State.OPENING:
-            self._close_when_made = True  # Server.close_clients(): the peer may be connected already
+            # Server.close_clients(): the peer may be connected already. If not it has no more time than a round trip
+            # takes; whoever waits for the server's end waits for no stranger.
+            self._close_when_made = True
+            if self._close_timer is None and self._server is not None:
+                self._close_timer = self._loop.call_later(_FAREWELL_S, self._never_made)
         else:
             self._stop_writing()
             self._handle(Event.CLOSE)
+
+    def _never_made(self) -> None:
+        self._close_timer = None
+        if self._machine.state is State.OPENING:
+            self._teardown()
 
     def abort(self) -> None:
         """Be gone at once: unsent bytes are dropped, the peer gets ConnectionResetError."""
@@ -935,21 +946,29 @@ class RdmaTransport(StreamConnection):
         block only (where the device has no memory windows of type 2, for this block only: then the memory is
         registered once more).
 
+        Entering the block waits until the key is made, behind what was sent before. If the peer holds that up for
+        ``revoke_timeout`` seconds and one more, the connection is cut off and TimeoutError is raised.
+
         Leaving the block revokes the offer: the peer is told, has ``revoke_timeout`` seconds to finish what it has
         begun, and then its key is invalidated by the device, whatever the peer does; if even that is held up for
-        a second longer, the connection is cut off. When the block has ended the memory is the owner's alone.
+        a second longer, the connection is cut off. When the block has ended the memory is the owner's alone, with one
+        exception on the embedded device: a process that shares its memory with this one, and was stopped in the
+        midst of an access, may finish that when it goes on, at most 256 KiB of what it was offered. Then the
+        connection is cut off (TimeoutError) and a warning is logged.
 
         Cancelling the wait leaves the revocation under way, and ``mr`` cannot be closed before it is through
         (OSError, EBUSY). If the connection ends, so does the wait.
 
-        Raises ValueError for memory that cannot be offered so, or a ``revoke_timeout`` without end; OSError if the
-        connection is over.
+        256 regions may be on offer at a time, by each side of a connection.
+
+        Raises ValueError for memory that cannot be offered so, or a ``revoke_timeout`` without end; RdmaError for
+        one region too many; TimeoutError as above; OSError if the connection is over.
         """
         rights = rights_of(access, mr, self._engine)
         timeout = patience(revoke_timeout)
         lease = Lease(self, mr, rights, self._loop)
         self._leases.add(lease)
-        lease.begin()
+        lease.begin(timeout)
         region: credit.Region | None = None
         try:
             key = await lease.granted
@@ -1007,11 +1026,13 @@ class RdmaTransport(StreamConnection):
         for region_id in news.acked:
             if (lease := self._leases_told.pop(region_id, None)) is not None:
                 lease.acknowledged()
-        for region in news.offered:
-            remote = self._regions[region] = OfferedMemory.of(self, region)
-            self._tell("region_offered", remote)
+        if hasattr(self._protocol, "region_offered"):  # who has no use for them is spared the memory
+            for region in news.offered:
+                remote = self._regions[region] = OfferedMemory.of(self, region)
+                self._tell("region_offered", remote)
         for region in news.revoked:
-            self._tell("region_revoked", self._regions.pop(region))
+            if (known := self._regions.pop(region, None)) is not None:
+                self._tell("region_revoked", known)
         if self._offers.pending:
             self._have_news()
 

@@ -82,13 +82,18 @@ def library_directory(library: Path) -> Path:
 
 def _fill(directory: Path, library: Path) -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The loader goes where we have looked: no link on the way there can be changed meanwhile.
+    directory = directory.parent.resolve() / directory.name
     state = directory.lstat()
     # Whoever can put a library there runs code in our name.
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise PermissionError(f"{directory} is not this user's alone")
-    for parent in directory.resolve().parents:
-        mode = parent.stat().st_mode
-        if mode & 0o022 and not mode & stat.S_ISVTX:
+    for parent in directory.parents:
+        above = parent.stat()
+        # Its owner can rename what is in it, sticky or not: root under another's HOME (sudo -E) must not trust him.
+        if above.st_uid not in (0, os.getuid()):
+            raise PermissionError(f"{parent} belongs to another user, who could replace {directory}")
+        if above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
             raise PermissionError(f"{parent} lets others put another directory in place of {directory}")
     for name in NAMES:
         link = directory / name

@@ -60,8 +60,8 @@ static bool claim_this(struct rn_entry *entry, uint64_t posted, uint32_t name, s
  * behind it: there is none only if the tail is still the same.  An owner that posts for ever and takes back what it
  * posts would keep us here, so that has an end.
  */
-static bool claim_next(const struct ring *ring, const struct rn_pool_block *facts, struct rn_pool_block *pool, uint32_t name,
-		       struct rn_claim *claim)
+static bool claim_next(const struct ring *ring, const struct rn_pool_block *facts, struct rn_pool_block *pool,
+		       uint32_t name, struct rn_claim *claim)
 {
 	uint32_t head = atomic_load(&pool->head), tail = atomic_load(&facts->tail), at = head;
 
@@ -105,8 +105,8 @@ static bool claim_any(const struct ring *ring, uint32_t name, struct rn_claim *c
  * One that lies out of order.  All who look do so at once; what is put out of order while they look may be where
  * they have been already, so they look again.  Only then is what was counted before marked as looked for.
  */
-static bool claim_stray(const struct ring *ring, const struct rn_pool_block *facts, struct rn_pool_block *pool, uint32_t name,
-			struct rn_claim *claim)
+static bool claim_stray(const struct ring *ring, const struct rn_pool_block *facts, struct rn_pool_block *pool,
+			uint32_t name, struct rn_claim *claim)
 {
 	uint32_t found = atomic_load(&pool->strays_found), strays = atomic_load(&pool->strays), before;
 

@@ -168,8 +168,9 @@ void rn_cm_undress(struct sockaddr_storage *address); /* an IPv4 one of its IPv6
 
 /* A Unix socket with the name of this address and port; -1 and errno. */
 int rn_cm_name_claim(const struct sockaddr *address);
-/* It is taken: by a program of our own user? If not, a line says whose it is. */
-bool rn_cm_name_is_ours(const struct sockaddr *address);
+/* It is taken: does an equal process listen there? If not, a line says whose it is. is_shared: TCP's port was had by
+ * sharing it, which a program of our user may do as well that is only bound yet: then such a name counts, too. */
+bool rn_cm_name_is_equals(const struct sockaddr *address, bool is_shared);
 /* Has an RDMA program this port, at this address or one that covers it? EADDRINUSE; 0; or why that can't be told. */
 int rn_cm_name_why_taken(const struct sockaddr *address);
 /* Connected to who listens by name, and is believed; -1: nobody does. */

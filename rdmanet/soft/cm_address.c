@@ -148,12 +148,14 @@ static bool may_be_old(int error, const struct sockaddr *address)
 	return error == EADDRINUSE && !(rn_guarded(RN_GUARD_PORT_SHARING) && rn_tcp_listener_user(address, &user));
 }
 
-static int bind_exclusively(int fd, const struct sockaddr *address)
+/* is_shared: for that moment it was. */
+static int bind_exclusively(int fd, const struct sockaddr *address, bool *is_shared)
 {
 	socklen_t length = rn_cm_address_length(address);
 	int error = bind(fd, address, length) ? errno : 0;
 
-	if (!may_be_old(error, address))
+	*is_shared = may_be_old(error, address);
+	if (!*is_shared)
 		return error;
 	share(fd, 1);
 	error = bind(fd, address, length) ? errno : 0;
@@ -182,7 +184,7 @@ int rn_cm_listen(struct rn_cm_id *id)
 }
 
 /* A TCP socket bound to it, whose port is filled in; or -1 and errno. */
-static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *local)
+static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *local, bool *is_shared)
 {
 	const struct sockaddr *address = (struct sockaddr *)local;
 	socklen_t length = rn_cm_address_length(address);
@@ -197,7 +199,7 @@ static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *loca
 		share(fd, 1);
 		error = bind(fd, address, length) ? errno : 0;
 	} else {
-		error = bind_exclusively(fd, address);
+		error = bind_exclusively(fd, address, is_shared);
 	}
 	if (!error && getsockname(fd, (struct sockaddr *)local, &length))
 		error = errno;
@@ -234,11 +236,12 @@ static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, 
 	struct sockaddr *address = (struct sockaddr *)local;
 	__be16 wanted = rn_cm_port(address);
 	int tries = 16, error;
+	bool is_shared = false;
 
 	*binding = (struct binding){.fd = -1, .name_fd = -1};
 	do {
 		rn_cm_set_port(address, wanted);
-		binding->fd = bound_socket(id, local);
+		binding->fd = bound_socket(id, local, &is_shared);
 		if (binding->fd < 0) {
 			error = errno;
 			break;
@@ -247,7 +250,7 @@ static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, 
 		if (binding->name_fd >= 0 || id->reuse_address)
 			return 0;
 		error = errno;
-		if (error == EADDRINUSE && !rn_cm_name_is_ours(address))
+		if (error == EADDRINUSE && !rn_cm_name_is_equals(address, is_shared))
 			return 0;
 		rn_fd_close(binding->fd);
 		if (wanted)

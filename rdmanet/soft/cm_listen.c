@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Listeners: sockets are accepted as long as the program reads the requests that come over them, and
- * a wire is made for each.  Until its request has come it is a stranger, and may have to go (stranger.h).
+ * a wire is made for each.  Until its request has come it is a stranger, and may have to go (stranger.h).  So it is
+ * again from when the program has accepted until the peer says RTU; of one that has to go then the program hears as of
+ * any that is lost.  In between the peer waits for the program, and nobody takes the request out of its hands.
  *
  * The last descriptors of the process are for the program, and for connections that are being made: whom accept() gives
  * one of those numbers is refused at once, with the reason, and is not waited for.  When there is none at all, a
@@ -22,6 +24,7 @@ enum {
 	ACCEPTS_PER_ROUND = 16,
 	BREATHE_MS = 100,
 	RESERVE_MAX = 32,
+	NO_STRANGER = -1,
 };
 
 /* --- descriptors --------------------------------------------------------------------------------- */
@@ -154,16 +157,56 @@ static void warn_of_shortage(const struct rn_cm_id *listener, const char *what)
 		what);
 }
 
+/* rn_cm_lock held. */
+static int kind_of(const struct rn_wire *wire)
+{
+	switch (wire->phase) {
+	case RN_WIRE_ACCEPTED:
+	case RN_WIRE_CHALLENGED:
+		return RN_STRANGER_SILENT;
+	case RN_WIRE_PROVEN:
+	case RN_WIRE_REP_SENT:
+		return RN_STRANGER_KNOWN;
+	default:
+		return NO_STRANGER;
+	}
+}
+
 static void leave(struct rn_stranger *stranger)
 {
 	struct rn_wire *wire = RN_OWNER(stranger, struct rn_wire, stranger);
+	bool stays, is_said;
 
-	rn_cm_say_no(wire->source.fd, RN_REJ_NO_RESOURCES);
+	if (stranger->kind == RN_STRANGER_KNOWN)
+		rn_cm_wire_receive(wire); /* its RTU may lie there */
+	pthread_mutex_lock(&rn_cm_lock);
+	stays = wire->over || kind_of(wire) == NO_STRANGER;
+	is_said = !wire->out_length && !wire->sending_length;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (stays) {
+		rn_task_post(&wire->task);
+		return;
+	}
+	if (is_said)
+		rn_cm_say_no(wire->source.fd, RN_REJ_NO_RESOURCES);
 	pthread_mutex_lock(&rn_cm_lock);
 	if (!wire->over)
-		rn_cm_wire_finish(wire);
+		rn_cm_wire_lost(wire, 0);
 	pthread_mutex_unlock(&rn_cm_lock);
 	rn_cm_wire_sweep(wire);
+}
+
+void rn_cm_listen_look(struct rn_wire *wire)
+{
+	int kind;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	kind = wire->over ? NO_STRANGER : kind_of(wire);
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (kind == NO_STRANGER || (kind == RN_STRANGER_KNOWN && !rn_guarded(RN_GUARD_HALF_OPEN)))
+		rn_stranger_forget(&wire->stranger);
+	else if (kind == RN_STRANGER_KNOWN && !(wire->stranger.link && wire->stranger.kind == kind))
+		rn_stranger_add(&wire->stranger, RN_STRANGER_KNOWN);
 }
 
 /* False: no more for now. */
@@ -222,9 +265,10 @@ static bool accept_one(struct rn_cm_id *listener)
 		wire->stranger.from = rn_stranger_user(fd);
 	else
 		rn_gid_of((struct sockaddr *)&far, &wire->stranger.from);
-	rn_stranger_add(&wire->stranger);
+	rn_stranger_add(&wire->stranger, RN_STRANGER_SILENT);
 	rn_cm_wire_set_timer_ms(wire, rn_settings.silence_ms);
 	rn_cm_wire_receive(wire); /* the request is mostly there already */
+	rn_cm_listen_look(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);
 	pthread_mutex_lock(&rn_cm_lock);

@@ -7,6 +7,7 @@
 #include "cm_wire.h"
 
 #include "gid.h"
+#include "guard.h"
 
 #include <stdlib.h>
 
@@ -37,18 +38,14 @@ static void say(struct rn_wire *wire, enum message_type type)
 	rn_cm_wire_append(wire, type, &header);
 }
 
-/* At once, and without waiting for what he wants: nothing is kept for him, not even until he has spoken. What he has
- * said is read, or closing the socket would take back the answer. */
+/* At once, and without waiting for what he wants: nothing is kept for him, not even until he has spoken. */
 void rn_cm_say_no(int fd, int reason)
 {
 	struct rej rej = {.reason = htobe16((uint16_t)reason)};
-	char unread[512];
-	ssize_t said;
 
 	put_header(REJ, &rej);
-	said = send(fd, &rej, sizeof rej, MSG_NOSIGNAL | MSG_DONTWAIT);
-	while (said > 0)
-		said = recv(fd, unread, sizeof unread, MSG_DONTWAIT) == sizeof unread ? said - 1 : 0; /* not for ever */
+	if (send(fd, &rej, sizeof rej, MSG_NOSIGNAL | MSG_DONTWAIT) > 0)
+		rn_cm_hang_up(fd);
 }
 
 /* Both halves of XRC are of one kind: who sends is answered by who receives. */
@@ -290,7 +287,6 @@ static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram, uint8_t 
 	wire->phase = RN_WIRE_REQ_RECEIVED;
 	wire->is_datagram = is_datagram;
 	wire->listener = NULL;
-	rn_stranger_forget(&wire->stranger);
 	rn_timer_cancel(&wire->timer);
 	if (!listener) {
 		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
@@ -466,6 +462,15 @@ static bool is_of_datagrams(const struct rn_wire *wire, uint8_t type)
 	       ((wire->phase == RN_WIRE_HELLO_SENT || wire->phase == RN_WIRE_REQ_SENT) && type == REJ);
 }
 
+/* Each message is said once. So a peer says little in all, whatever it is that a phase lets pass. */
+static bool is_repeated(struct rn_wire *wire, uint8_t type)
+{
+	uint16_t bit = (uint16_t)(1u << type), before = wire->heard;
+
+	wire->heard |= bit;
+	return before & bit && rn_guarded(RN_GUARD_CM_FLOOD);
+}
+
 /* What may come in which phase; false: out of turn. */
 static bool handle(struct rn_wire *wire, const struct header *header)
 {
@@ -475,6 +480,8 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 	const struct sidr_req *sidr_req = (const void *)header;
 	const struct sidr_rep *sidr_rep = (const void *)header;
 
+	if (is_repeated(wire, header->type))
+		return false;
 	if (wire->is_datagram && !is_of_datagrams(wire, header->type))
 		return false;
 	if ((header->type == REQ || header->type == SIDR_REQ) && wire->phase == RN_WIRE_ACCEPTED && !is_let_in(wire)) {

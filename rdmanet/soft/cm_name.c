@@ -11,9 +11,11 @@
  * Abstract names have no permissions: anybody may take any.  So a name means nothing by itself.  TCP decides.
  *
  *   - Who has the TCP port listens there, whoever has the name.
- *   - A name is believed of root, of our own user, and of the user whose program listens on that very TCP port, which a
- *     connection by TCP would reach.  Else we go by TCP.  Who it is the kernel says (SO_PEERCRED: whoever called
- *     listen); of users that have no name in our namespace it says one and the same, which proves nothing.
+ *   - A name is believed of our equals (equal.h), and of another user (root is one) whose program listens on that very
+ *     TCP port, if the name is of the address that this program is bound to.  Else we go by TCP.  Who it is the kernel
+ *     says (SO_PEERCRED: whoever called listen); of users that have no name in our namespace it says one and the same,
+ *     which proves nothing.
+ *   - Who has a name, and isn't an equal that listens there, keeps nobody from a TCP port that is free.
  *   - A port is listened on by name only beside a TCP listener of our own user, or root's.  One that somebody else has
  *     is taken.
  *
@@ -24,8 +26,10 @@
 #define _GNU_SOURCE
 #include "cm.h"
 
+#include "equal.h"
 #include "gid.h"
 #include "guard.h"
+#include "rights.h"
 #include "sock_diag.h"
 
 #include <arpa/inet.h>
@@ -47,7 +51,11 @@ static socklen_t name_of(const union ibv_gid *gid, __be16 port, struct sockaddr_
 
 static int new_socket(void)
 {
-	return rn_fd_own(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	int fd = rn_fd_own(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+
+	if (fd >= 0)
+		rn_rights_accept(fd, false);
+	return fd;
 }
 
 /* -1 and errno: EADDRINUSE when another has it. */
@@ -81,47 +89,52 @@ static int why_taken(const union ibv_gid *gid, __be16 port)
 	return fd < 0 ? errno : 0;
 }
 
-/* The user of whoever called listen at the other end. */
-static bool read_owner(int fd, uid_t *user)
+/* Whoever called listen at the other end. */
+static bool read_owner(int fd, struct ucred *owner)
+{
+	socklen_t length = sizeof *owner;
+
+	return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, owner, &length);
+}
+
+/* Of our own user: is it its word, or that of one whom it has locked up? */
+static bool is_our_word(int fd, const struct ucred *owner)
+{
+	return owner->uid == geteuid() && (!rn_guarded(RN_GUARD_NAME_PROCESS) || rn_is_equal_process(fd, owner));
+}
+
+/* user: who has it, listening or not, as far as the kernel tells. Of who is only bound it tells no process. */
+static bool is_equals(const struct sockaddr_un *name, socklen_t length, bool is_shared, uid_t *user)
 {
 	struct ucred owner;
-	socklen_t length = sizeof owner;
-
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &length))
-		return false;
-	*user = owner.uid;
-	return true;
-}
-
-/* Who has this name, listening or not? An old kernel tells only of who listens. */
-static bool find_owner(const struct sockaddr_un *name, socklen_t length, uid_t *user)
-{
-	bool found;
+	bool listens, is_equal;
 	int fd;
 
-	if (rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, user))
-		return true;
+	if (rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, user) &&
+	    *user != geteuid())
+		return false;
 	fd = new_socket();
-	found = fd >= 0 && !connect(fd, (const struct sockaddr *)name, length) && read_owner(fd, user);
+	listens = fd >= 0 && !connect(fd, (const struct sockaddr *)name, length) && read_owner(fd, &owner);
+	if (listens)
+		*user = owner.uid;
+	is_equal = listens ? is_our_word(fd, &owner) : is_shared && *user == geteuid();
 	rn_fd_close(fd);
-	return found;
+	return is_equal;
 }
 
-bool rn_cm_name_is_ours(const struct sockaddr *address)
+bool rn_cm_name_is_equals(const struct sockaddr *address, bool is_shared)
 {
 	struct sockaddr_un name;
 	union ibv_gid gid;
 	socklen_t length;
 	uid_t user = (uid_t)-1;
-	bool is_known;
 
 	rn_gid_of(address, &gid);
 	length = name_of(&gid, rn_cm_port(address), &name);
-	is_known = find_owner(&name, length, &user);
-	if (!rn_guarded(RN_GUARD_NAME_OWNER) || (is_known && user == geteuid()))
+	if (!rn_guarded(RN_GUARD_NAME_OWNER) || is_equals(&name, length, is_shared, &user))
 		return true;
-	rn_warn(RN_WARN_NAME, "the name %s of our port is taken by user %d: we have TCP's port, which counts",
-		name.sun_path + 1, (int)user);
+	rn_warn(RN_WARN_NAME, "the name %s of our port is taken by user %d%s: we have TCP's port, which counts",
+		name.sun_path + 1, (int)user, user == geteuid() ? ", by no equal process that listens there" : "");
 	return false;
 }
 
@@ -144,22 +157,36 @@ int rn_cm_name_why_taken(const struct sockaddr *address)
 	return error;
 }
 
-/* May it speak for this address and port? */
-static bool is_believed(int fd, const struct sockaddr_un *name, const struct sockaddr *dst)
+/*
+ * Another user's: it must be the user whose listener has TCP's port, and the name must be of the very address that this
+ * listener is bound to. Whoever listens there by RDMA too has claimed that name, so nobody whom that user has locked
+ * up in a container can have it.
+ */
+static bool is_listeners_word(const struct ucred *owner, const union ibv_gid *gid, const struct sockaddr *dst)
 {
-	struct sockaddr_storage at = {0};
-	uid_t owner = (uid_t)-1, listener;
+	struct sockaddr_storage to = {0};
+	union ibv_gid at;
+	uid_t listener;
+
+	memcpy(&to, dst, rn_cm_address_length(dst));
+	rn_cm_undress(&to);
+	return rn_tcp_listener((struct sockaddr *)&to, &listener, &at) && listener == owner->uid &&
+	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || !memcmp(&at, gid, sizeof(at)));
+}
+
+/* May it speak for this address and port? Root's word is no better than others': a container's root is root. */
+static bool is_believed(int fd, const struct sockaddr_un *name, const union ibv_gid *gid, const struct sockaddr *dst)
+{
+	struct ucred owner = {.uid = (uid_t)-1};
 
 	if (!rn_guarded(RN_GUARD_NAME_OWNER))
 		return true;
-	memcpy(&at, dst, rn_cm_address_length(dst));
-	rn_cm_undress(&at);
-	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner) &&
-	    (!owner || owner == geteuid() ||
-	     (rn_tcp_listener_user((struct sockaddr *)&at, &listener) && listener == owner)))
+	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner.uid) &&
+	    (owner.uid == geteuid() ? is_our_word(fd, &owner) : is_listeners_word(&owner, gid, dst)))
 		return true;
-	rn_warn(RN_WARN_NAME, "the name %s is user %d's, who has nothing to say there: we go by TCP",
-		name->sun_path + 1, (int)owner);
+	rn_warn(RN_WARN_NAME, "the name %s is user %d's%s, who has nothing to say there: we go by TCP",
+		name->sun_path + 1, (int)owner.uid,
+		owner.uid == geteuid() ? " in a sandbox or container, or not dumpable" : "");
 	return false;
 }
 
@@ -180,7 +207,7 @@ int rn_cm_name_connect(const struct sockaddr *dst)
 		fd = new_socket();
 		if (fd < 0)
 			return -1;
-		if (!connect(fd, (struct sockaddr *)&name, length) && is_believed(fd, &name, dst))
+		if (!connect(fd, (struct sockaddr *)&name, length) && is_believed(fd, &name, &gids[i], dst))
 			return fd;
 		rn_fd_close(fd);
 	}

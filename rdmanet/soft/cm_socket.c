@@ -5,7 +5,14 @@
 #define _GNU_SOURCE
 #include "cm_wire.h"
 
+#include "guard.h"
+
 #include <netinet/tcp.h>
+
+enum {
+	BUFFERS_PER_CALL = 2,
+	HANG_UP_BUFFERS = 64,
+};
 
 static void lost_unlocked(struct rn_wire *wire, int error)
 {
@@ -43,6 +50,17 @@ static bool take_output(struct rn_wire *wire)
 	return wire->sending_length != 0;
 }
 
+/* Closed with something unread, a socket takes back what it has said last. So that is read first, but not for ever: who
+ * still talks loses the answer. */
+void rn_cm_hang_up(int fd)
+{
+	unsigned char unread[512];
+
+	shutdown(fd, SHUT_WR);
+	for (int i = 0; i < HANG_UP_BUFFERS && recv(fd, unread, sizeof unread, MSG_DONTWAIT) > 0; i++)
+		;
+}
+
 /* It has said its last word, and waits for no answer. */
 static bool hung_up(struct rn_wire *wire)
 {
@@ -53,11 +71,8 @@ static bool hung_up(struct rn_wire *wire)
 	if (is_over)
 		rn_cm_wire_finish(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
-	/* Closed with something unread, a socket takes back what it has said last. */
 	if (is_over)
-		/* Closed with something unread, a socket takes back what it has said last. */
-		while (recv(wire->source.fd, wire->in, sizeof wire->in, MSG_DONTWAIT) < 0 && errno == EINTR)
-			;
+		rn_cm_hang_up(wire->source.fd);
 	return is_over;
 }
 
@@ -82,16 +97,16 @@ void rn_cm_wire_flush(struct rn_wire *wire)
 		listen_for(wire, wire->sending_length != 0);
 }
 
+/* Others have their turn, however fast this one talks: what is left epoll says again. */
 void rn_cm_wire_receive(struct rn_wire *wire)
 {
-	bool more;
+	bool more = true;
 
-	do {
+	for (int i = 0; more && (i < BUFFERS_PER_CALL || !rn_guarded(RN_GUARD_CM_FLOOD)); i++) {
 		size_t room = sizeof wire->in - wire->in_length;
 		ssize_t got = recv(wire->source.fd, wire->in + wire->in_length, room, MSG_DONTWAIT);
 
-		more = got < 0 && errno == EINTR;
-		if (more)
+		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0 && errno == EAGAIN)
 			return;
@@ -104,7 +119,7 @@ void rn_cm_wire_receive(struct rn_wire *wire)
 		rn_cm_wire_digest(wire);
 		more = !wire->over && (size_t)got == room; /* else that was all; if not, epoll says so */
 		pthread_mutex_unlock(&rn_cm_lock);
-	} while (more);
+	}
 }
 
 /* Whose death is to be known is known since its answer, or ours. */
@@ -235,6 +250,7 @@ void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
 		finish_connecting(wire);
 	else if (epoll_events & ~(uint32_t)EPOLLOUT)
 		rn_cm_wire_receive(wire);
+	rn_cm_listen_look(wire);
 	watch(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);
@@ -250,6 +266,7 @@ void rn_cm_wire_kicked(struct rn_task *task)
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (start)
 		rn_cm_wire_connect(wire);
+	rn_cm_listen_look(wire);
 	watch(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);

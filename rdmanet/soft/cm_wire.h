@@ -20,6 +20,7 @@ enum message_type {
 	REQ = 1, REP, RTU, REJ, DREQ, DREP, SIDR_REQ, SIDR_REP, SECRET_HELLO, SECRET_CHALLENGE, SECRET_PROOF,
 	MESSAGE_TYPES
 };
+static_assert(MESSAGE_TYPES <= 16, "a bit for each in rn_wire.heard");
 
 struct header {
 	__be32 magic;
@@ -112,6 +113,7 @@ struct rn_wire {
 	bool ends; /* it was accepted and disconnected again: DREQ follows as soon as RTU has come */
 	bool is_datagram; /* SIDR_REQ instead of REQ: the answer is the end */
 	bool hangs_up; /* as soon as all is said */
+	uint16_t heard;   /* a bit per type of message: each comes once */
 	uint16_t watch_port; /* whose death is to be watched */
 	/* What both sides have said, the active one first; what it will say then. Without a secret: nothing. */
 	struct secret_hello hellos[2];
@@ -123,7 +125,7 @@ struct rn_wire {
 	unsigned char out[512];
 
 	/* the engine's, or fixed */
-	struct rn_stranger stranger; /* until the request has come */
+	struct rn_stranger stranger; /* as long as we wait for it to get on: cm_listen.c */
 	struct rn_source source;
 	struct rn_timer timer;
 	struct rn_task task;
@@ -178,13 +180,15 @@ void rn_cm_wire_tell_refused(struct rn_wire *wire, enum rdma_cm_event_type type,
 void rn_cm_wire_digest(struct rn_wire *wire);
 /* The message begins with a header, which is filled in. Any thread, rn_cm_lock held. */
 void rn_cm_wire_append(struct rn_wire *wire, enum message_type type, void *message);
-/* REJ without a wire, to who has not been let in. */
+/* REJ without a wire, and that was it. On the engine. */
 void rn_cm_say_no(int fd, int reason);
 
 /* --- cm_listen.c: on the engine ------------------------------------------------------------------ */
 
 void rn_cm_listen_stop(void);
 void rn_cm_listen_forked(void);
+/* Is it a stranger's, and of which kind? Its phase says so: in each of the engine's callbacks. Without the lock. */
+void rn_cm_listen_look(struct rn_wire *wire);
 /* Could the program have another one now? Any thread. */
 bool rn_cm_has_descriptors(void);
 
@@ -207,6 +211,8 @@ void rn_cm_secret_refused(struct rn_wire *wire);
 
 void rn_cm_wire_receive(struct rn_wire *wire);
 void rn_cm_wire_flush(struct rn_wire *wire);
+/* All is said; the socket can be closed. */
+void rn_cm_hang_up(int fd);
 void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events);
 void rn_cm_wire_connect(struct rn_wire *wire);
 void rn_cm_wire_kicked(struct rn_task *task); /* the program has changed something */

@@ -24,6 +24,7 @@ static struct rn_cq *cqs[RN_CQS_MAX];
 static bool block_take(struct rn_cq *cq)
 {
 	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
+	const uint32_t not_armed = ~(uint32_t)RN_ARMED_KIND;
 	static uint32_t next;
 	bool found = false;
 
@@ -35,7 +36,7 @@ static bool block_take(struct rn_cq *cq)
 			found = true;
 			cq->index = cq->cq.handle = index;
 			cq->block = rn_arena_cq(rn_arena, index);
-			cq->armed = atomic_fetch_and(&cq->block->armed, ~(uint32_t)RN_ARMED_KIND) & ~(uint32_t)RN_ARMED_KIND;
+			cq->armed = atomic_fetch_and(&cq->block->armed, not_armed) & not_armed;
 			atomic_store(&rn_own_cqs[index].channel, channel ? channel->id : RN_NO_CHANNEL);
 			atomic_store(&rn_own_cqs[index].hold, 0);
 			rn_cq_tell(cq);
@@ -351,13 +352,13 @@ void rn_cq_recover(void)
 	}
 }
 
-unsigned rn_cq_look_after_all(void)
+unsigned rn_cq_look_after_all(bool all)
 {
 	unsigned wrong = 0;
 
 	for (uint32_t i = 0; i < RN_CQS_MAX; i++)
 		if (cqs[i])
-			wrong += rn_cq_look_after(cqs[i]);
+			wrong += rn_cq_look_after(cqs[i], all || wrong);
 	return wrong;
 }
 

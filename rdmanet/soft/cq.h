@@ -40,7 +40,7 @@ void rn_cq_take_event_back(struct rn_cq *cq);
 /* --- cq_look.c ------------------------------------------------------------------------------------ */
 
 /* Completions that nobody hears of, since somebody has scribbled: see own.h. With rn_world held. */
-unsigned rn_cq_look_after(struct rn_cq *cq);
+unsigned rn_cq_look_after(struct rn_cq *cq, bool all);
 
 /* --- cq.c ----------------------------------------------------------------------------------------- */
 

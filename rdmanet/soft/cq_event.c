@@ -49,7 +49,9 @@ static struct rn_own_cq *own_of(const struct rn_cq_block *block)
 
 static uint32_t channel_of(const struct rn_cq_block *block, const struct rn_peer *peer)
 {
-	return peer || !rn_guarded(RN_GUARD_OWN_FACTS) ? READ_ONCE(block->channel) : atomic_load(&own_of(block)->channel);
+	if (peer || !rn_guarded(RN_GUARD_OWN_FACTS))
+		return READ_ONCE(block->channel);
+	return atomic_load(&own_of(block)->channel);
 }
 
 static uint32_t hold_of(const struct rn_cq_block *block, const struct rn_peer *peer)

@@ -4,12 +4,12 @@
  *
  * What can be lost for good, one scribbled word each:
  *
- *     channel, hold       peers wake nobody, or too late          both are said again
- *     dirty, summary      a receive is done, nobody looks         each attached queue pair is looked at, so many at a time
- *     armed               pushers think that nobody sleeps        the word is neither what the owner has left there, nor
- *                         here, or that he was called             that with the mark of a pusher: so there is an event
- *     the channel's       a token was taken by a peer             signalled, or completions that nobody collects, and no
- *     eventfd                                                     token, from one look to the next: there is one more
+ *     channel, hold     peers wake nobody, or too late       both are said again
+ *     dirty, summary    a receive is done, nobody looks      the attached queue pairs are looked at, some at a time
+ *     armed             pushers think that nobody sleeps     the word is neither what the owner has left there, nor
+ *                       here, or that he was called          that with the mark of a pusher: so there is an event
+ *     the channel's     a token was taken by a peer          signalled, or completions that nobody collects, and no
+ *     eventfd                                                token, from one look to the next: there is one more
  *
  * All of this is right the first time in a process that nobody scribbles over, but for what is in the making: a
  * receive that was completed a moment ago and isn't announced yet, and is then announced twice: an event in vain.
@@ -28,12 +28,12 @@ static bool has_receives(struct rn_qp *qp)
 }
 
 /* Receives that are done, and of which nobody has been told. */
-static bool find_unheard(struct rn_cq *cq)
+static bool find_unheard(struct rn_cq *cq, bool all)
 {
 	uint32_t end = cq->attached_end;
 	bool found = false;
 
-	for (uint32_t i = 0; i < end && i < QPS_PER_LOOK; i++) {
+	for (uint32_t i = 0; i < end && (i < QPS_PER_LOOK || all); i++) {
 		struct rn_qp *qp;
 
 		cq->looked_at = cq->looked_at < end ? cq->looked_at : 0;
@@ -84,7 +84,7 @@ static unsigned look_at_arming(struct rn_cq *cq, struct rn_channel *channel)
 	return 0;
 }
 
-unsigned rn_cq_look_after(struct rn_cq *cq)
+unsigned rn_cq_look_after(struct rn_cq *cq, bool all)
 {
 	struct rn_channel *channel = (struct rn_channel *)cq->cq.channel;
 	unsigned wrong;
@@ -93,7 +93,7 @@ unsigned rn_cq_look_after(struct rn_cq *cq)
 		rn_lock(&channel->lock);
 	rn_lock(&cq->lock);
 	wrong = rn_cq_tell(cq);
-	if (find_unheard(cq))
+	if (find_unheard(cq, all || wrong))
 		rn_cq_notify(cq->block, NULL, true, RN_CQ_ENOUGH);
 	if (channel)
 		wrong += look_at_arming(cq, channel);

@@ -9,13 +9,17 @@
 
 static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_NAME_OWNER] = "name-owner",
+	[RN_GUARD_NAME_PROCESS] = "name-process",
 	[RN_GUARD_CM_SECRET] = "cm-secret",
 	[RN_GUARD_RESERVE] = "reserve",
 	[RN_GUARD_LINK_PROOF] = "link-proof",
 	[RN_GUARD_TCP_NO_ARENA] = "tcp-no-arena",
 	[RN_GUARD_TCP_ATTACH] = "tcp-attach",
 	[RN_GUARD_TCP_ATTEMPTS] = "tcp-attempts",
+	[RN_GUARD_TCP_HOLDER] = "tcp-holder",
+	[RN_GUARD_TCP_RANGE] = "tcp-range",
 	[RN_GUARD_PORT_SHARING] = "port-sharing",
+	[RN_GUARD_DATAGRAM_PORT] = "datagram-port",
 	[RN_GUARD_MAP_TRIES] = "map-tries",
 	[RN_GUARD_RANDOM_KEYS] = "random-keys",
 	[RN_GUARD_WINDOW_QP] = "window-qp",
@@ -23,8 +27,12 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_RECV_OPCODE] = "recv-opcode",
 	[RN_GUARD_OWN_FACTS] = "own-facts",
 	[RN_GUARD_STRANGERS] = "strangers",
+	[RN_GUARD_CM_FLOOD] = "cm-flood",
+	[RN_GUARD_HALF_OPEN] = "half-open",
+	[RN_GUARD_OWN_SOURCE] = "own-source",
 	[RN_GUARD_SECRET_KEY] = "secret-key",
 	[RN_GUARD_SECRET_KEPT] = "secret-kept",
+	[RN_GUARD_PASSED_RIGHTS] = "passed-rights",
 	[RN_GUARD_LOG_RATE] = "log-rate",
 };
 static bool is_off[RN_GUARDS];

@@ -13,13 +13,17 @@
 
 enum rn_guard {
 	RN_GUARD_NAME_OWNER,    /* a listener's name is believed by the user who owns it: cm_name.c */
+	RN_GUARD_NAME_PROCESS,  /* and, if that is our own, by which process: cm_name.c */
 	RN_GUARD_CM_SECRET,     /* the secret is asked for by the connection manager: cm_secret.c */
 	RN_GUARD_RESERVE,       /* the last descriptors stay free, and newcomers are refused: cm_listen.c */
 	RN_GUARD_LINK_PROOF,    /* both ends of a link show that they may trace each other: peer_proof.c */
 	RN_GUARD_TCP_NO_ARENA,  /* where all goes by TCP the arena is given to nobody: peer_serve.c */
 	RN_GUARD_TCP_ATTACH,    /* a mapped queue pair takes no TCP connection: stream.c */
 	RN_GUARD_TCP_ATTEMPTS,  /* wrong sequence numbers are limited: stream.c */
+	RN_GUARD_TCP_HOLDER,    /* who answers by TCP has the user who had the port: stream_expect.c */
+	RN_GUARD_TCP_RANGE,     /* only ports that queue pairs may have are connected to: stream.c */
 	RN_GUARD_PORT_SHARING,  /* only our own user may share our ports: peer_port.c */
+	RN_GUARD_DATAGRAM_PORT, /* the UDP port is ours before its number is known: ud_wire.c */
 	RN_GUARD_MAP_TRIES,     /* a segment that can't be mapped is given up: remote.c */
 	RN_GUARD_RANDOM_KEYS,   /* keys can't be predicted: mr_key.c */
 	RN_GUARD_WINDOW_QP,     /* a window of type 2 is for one queue pair: respond.c */
@@ -27,8 +31,12 @@ enum rn_guard {
 	RN_GUARD_RECV_OPCODE,   /* a completion tells the opcode of what completed it: cq_poll.c */
 	RN_GUARD_OWN_FACTS,     /* what the owner knows isn't read from the arena */
 	RN_GUARD_STRANGERS,     /* strangers are limited: stranger.c */
+	RN_GUARD_CM_FLOOD,      /* of one connection little is read at a time, and nothing twice: cm_socket.c */
+	RN_GUARD_HALF_OPEN,     /* who was accepted and falls silent has to leave when others come: cm_listen.c */
+	RN_GUARD_OWN_SOURCE,    /* all addresses of this host are one source: stranger.c */
 	RN_GUARD_SECRET_KEY,    /* a secret is a key, and no word: secret_key.c */
 	RN_GUARD_SECRET_KEPT,   /* it is kept for the process's life: secret_key.c */
+	RN_GUARD_PASSED_RIGHTS, /* strangers pass no descriptors: rights.c */
 	RN_GUARD_LOG_RATE,      /* so are the lines that they cause: log.c */
 	RN_GUARDS,
 };

@@ -6,15 +6,19 @@
  * a few instructions: not while waiting for those who may still be using a key that was withdrawn.
  *
  * That wait.  When a bind or an invalidation completes, nobody uses the old key any more: as for
- * ibv_dereg_mr, whoever is inside of a queue pair of the PD has looked the key up before it was
- * cleared, or must look again (arena.h, `busy`).  So has whoever serves a peer in this process (rn_mw_serving).  It
+ * ibv_dereg_mr, whoever is inside of a queue pair that the key was good for has looked the key up before it was
+ * cleared, or must look again (arena.h, `busy`).  For a window of type 2 that is one queue pair, for one of type 1 each
+ * of the PD.  So has whoever serves a peer in this process (rn_mw_serving).  The wait
  * is made by whoever executes the request, with the send lock of that queue pair held, so it looks only at words
  * that need no lock.  It is bounded, and the bound is long: a peer that only waits for its turn at the CPU must come to
- * it.  One that is stopped inside holds up the request for so long, and can write no more than the piece it is at.
+ * it.  If one is stopped inside, the request fails, and the queue pair with it: the key is gone, but
+ * when that peer goes on it may write the rest of the piece that it is at (respond.c: 256 KiB at most).  Until then the
+ * memory is not given back, as mr.c has it.
  */
 #include <stdlib.h>
 
 #include "guard.h"
+#include "log.h"
 #include "soft.h"
 
 enum {
@@ -50,37 +54,66 @@ static struct rn_mr_entry *shared_entry(uint32_t index)
 	return &rn_arena_mrs(rn_arena)[index];
 }
 
-/* Until this word has moved on from an odd value, if it has one. */
-static void wait_moved(_Atomic uint32_t *word, uint64_t *deadline)
+enum { PATIENCE_MS = 250 };
+
+/* This word has moved on from an odd value, if it had one, or does so in time. */
+static bool wait_moved(_Atomic uint32_t *word, uint64_t *deadline)
 {
-	enum { PATIENCE_MS = 250 };
 	uint32_t seen = atomic_load(word);
 
 	if (!(seen & 1))
-		return;
+		return true;
 	if (!*deadline)
 		*deadline = rn_now_ns() + PATIENCE_MS * 1000000ull;
-	while (atomic_load(word) == seen && rn_now_ns() < *deadline)
+	while (atomic_load(word) == seen) {
+		if (rn_now_ns() >= *deadline)
+			return false;
 		sched_yield();
+	}
+	return true;
 }
 
-/* Everybody who may have seen the key valid has left. qp: whose send lock we have, or NULL. */
-static void wait_unused(uint32_t pd, const struct rn_qp *qp)
+static bool wait_for_engine(uint64_t *deadline)
+{
+	return rn_engine_inside() || wait_moved(&rn_mw_serving[RN_SERVING_ENGINE], deadline);
+}
+
+/* Everybody who may have seen the key valid has left these queue pairs. qp: whose send lock we have, or NULL. */
+static bool wait_unused(uint32_t pd, uint32_t first, uint32_t end, const struct rn_qp *qp)
 {
 	uint64_t deadline = 0;
+	bool unused = true;
 
 	rn_fence();
-	for (uint32_t i = 0; i < rn_qps_end; i++) {
+	for (uint32_t i = first; i < end; i++) {
 		struct rn_qp_block *theirs = atomic_load(&rn_theirs[i]);
 
 		if (!theirs || READ_ONCE(rn_own_qp(i)->pd) != pd)
 			continue;
-		wait_moved(&theirs->busy, &deadline);
+		unused &= wait_moved(&theirs->busy, &deadline);
 		if (!qp || qp->index != i)
-			wait_moved(&rn_mw_serving[i], &deadline);
+			unused &= wait_moved(&rn_mw_serving[i], &deadline);
 	}
-	if (!rn_engine_inside())
-		wait_moved(&rn_mw_serving[RN_SERVING_ENGINE], &deadline);
+	return wait_for_engine(&deadline) && unused;
+}
+
+/* The same where only this queue pair's peer could use it. With its send lock. */
+static bool wait_unused_by_peer(struct rn_qp *qp)
+{
+	uint64_t deadline = 0;
+	bool unused;
+
+	rn_fence();
+	unused = !(atomic_load(&qp->theirs->busy) & 1) ||
+		 rn_qp_wait_moved(qp, rn_now_ns() + PATIENCE_MS * 1000000ull);
+	return wait_for_engine(&deadline) && unused;
+}
+
+static void warn_of_stopped(uint32_t qpn)
+{
+	rn_warn(RN_WARN_KEY,
+		"queue pair %x: a peer was stopped while it used a key that was taken back: it may use up to 256 KiB of that "
+		"memory when it goes on", qpn);
 }
 
 /* --- with mw_lock held ---------------------------------------------------------------------------------- */
@@ -153,7 +186,7 @@ static enum ibv_wc_status bind(struct rn_qp *qp, const struct ibv_send_wr *wr, u
 	enum ibv_wc_status status = IBV_WC_MW_BIND_ERR;
 	struct rn_mr_entry entry;
 	struct rn_mw *mw;
-	bool was_bound;
+	bool was_bound, unused = true;
 
 	rn_lock(&mw_lock);
 	mw = find(key);
@@ -168,9 +201,9 @@ static enum ibv_wc_status bind(struct rn_qp *qp, const struct ibv_send_wr *wr, u
 	unbind(mw);
 	if (was_bound) {
 		rn_unlock(&mw_lock); /* its user orders binds of one window, or gets what he deserves */
-		wait_unused(pd, qp);
+		unused = wait_unused(pd, 0, rn_qps_end, qp);
 		rn_lock(&mw_lock);
-		if (find(key) != mw || mw->key || (info->length && bound[rn_mr_index(lkey)] == CLOSED))
+		if (!unused || find(key) != mw || mw->key || (info->length && bound[rn_mr_index(lkey)] == CLOSED))
 			status = IBV_WC_MW_BIND_ERR;
 	}
 	if (!info->length || status != IBV_WC_SUCCESS)
@@ -184,6 +217,8 @@ static enum ibv_wc_status bind(struct rn_qp *qp, const struct ibv_send_wr *wr, u
 	rn_mr_publish(&entry, key);
 out:
 	rn_unlock(&mw_lock);
+	if (!unused)
+		warn_of_stopped(qp->ex.qp_base.qp_num);
 	return status;
 }
 
@@ -200,8 +235,10 @@ static enum ibv_wc_status invalidate(struct rn_qp *qp, uint32_t key)
 	rn_unlock(&mw_lock);
 	if (!valid)
 		return IBV_WC_MW_BIND_ERR;
-	wait_unused(rn_pd(qp->ex.qp_base.pd)->number, qp);
-	return IBV_WC_SUCCESS;
+	if (wait_unused_by_peer(qp))
+		return IBV_WC_SUCCESS;
+	warn_of_stopped(qp->ex.qp_base.qp_num);
+	return IBV_WC_RESP_TIMEOUT_ERR;
 }
 
 void rn_mw_keep(struct ibv_send_wr *copy)
@@ -330,6 +367,7 @@ int rn_dealloc_mw(struct ibv_mw *ibv_mw)
 {
 	struct rn_mw *mw = container_of(ibv_mw, struct rn_mw, mw);
 	struct rn_context *context = rn_context(ibv_mw->context);
+	uint32_t qpn, index;
 	bool was_bound;
 
 	if (rn_is_foreign(ibv_mw->context))
@@ -337,12 +375,15 @@ int rn_dealloc_mw(struct ibv_mw *ibv_mw)
 	rn_lock(&mw_lock);
 	settle(mw);
 	was_bound = mw->key;
+	qpn = mw->qpn;
 	unbind(mw);
 	windows[mw->index] = NULL;
 	num_windows--;
 	rn_unlock(&mw_lock);
-	if (was_bound)
-		wait_unused(rn_pd(ibv_mw->pd)->number, NULL);
+	index = rn_own_locate(qpn);
+	if (was_bound && !wait_unused(rn_pd(ibv_mw->pd)->number, qpn ? index : 0,
+				      qpn && index < RN_QPS_MAX ? index + 1 : rn_qps_end, NULL))
+		warn_of_stopped(qpn);
 	rn_mr_key_give_back(mw->last);
 	pthread_mutex_lock(&context->mutex);
 	rn_list_del(&mw->link);

@@ -59,7 +59,8 @@ static inline void rn_mw_serve_end(uint32_t which)
 /* Before a copy of a request is kept: a bind names a region by address, and the copy by its key, in the one
  * entry of the list that it has room for. */
 void rn_mw_keep(struct ibv_send_wr *copy);
-/* Execute BIND_MW or LOCAL_INV: SUCCESS or MW_BIND_ERR. With sq_lock held, outside of any responder. */
+/* Execute BIND_MW or LOCAL_INV: SUCCESS, MW_BIND_ERR, or RESP_TIMEOUT_ERR: a peer was stopped while it used the key.
+ * With sq_lock held, outside of any responder. */
 enum ibv_wc_status rn_mw_execute(struct rn_qp *qp, const struct ibv_send_wr *wr);
 
 /* The responder's part of SEND_WITH_INV. Is this a key that this queue pair's peer may invalidate? */

@@ -3,7 +3,8 @@
  * The facts that are ours, and the look that is taken at the arena's copy of them.  own.h has the theory.
  *
  * A look holds rn_world, so queue pairs, CQs and pools stay, and for each of them the lock under which it changes.  Of
- * queue pairs it sees so many at a time, or a server of thousands would be busy with it.
+ * what there may be thousands of (queue pairs, receives) it sees some at a time, or a large server would be busy with
+ * it.  But where one word is wrong others will be, so from there on all are looked at.
  */
 #include "own.h"
 
@@ -59,7 +60,8 @@ unsigned rn_own_tell_mr(uint32_t index)
 	unsigned differed;
 
 	rn_lock(&keys_lock);
-	differed = tell(&rn_arena_mrs(rn_arena)[index], &rn_mr_table[index], sizeof(struct rn_mr_entry));
+	differed = tell(&rn_arena_mrs(rn_arena)[index], &rn_mr_table[index],
+			offsetof(struct rn_mr_entry, last));
 	rn_unlock(&keys_lock);
 	return differed;
 }
@@ -95,13 +97,13 @@ static unsigned tell_regions(void)
 	return differed;
 }
 
-static unsigned tell_qps(void)
+static unsigned tell_qps(bool all)
 {
 	static uint32_t next;
 	uint32_t end = rn_qps_end;
 	unsigned differed = 0;
 
-	for (uint32_t looked = 0; looked < end && looked < QPS_PER_LOOK; looked++) {
+	for (uint32_t looked = 0; looked < end && (looked < QPS_PER_LOOK || all || differed); looked++) {
 		struct rn_qp *qp;
 
 		next = next < end ? next : 0;
@@ -121,14 +123,15 @@ void rn_own_look(void)
 
 	pthread_mutex_lock(&rn_world);
 	if (rn_arena && rn_guarded(RN_GUARD_OWN_FACTS)) {
-		differed = rn_own_tell_head() + tell_regions() + tell_qps() + rn_pool_look_after_all();
-		differed += rn_cq_look_after_all();
+		differed = rn_own_tell_head() + tell_regions();
+		differed += tell_qps(differed);
+		differed += rn_pool_look_after_all(differed);
+		differed += rn_cq_look_after_all(differed);
 		rn_srq_attend_all();
 	}
 	pthread_mutex_unlock(&rn_world);
 	if (differed)
-		rn_warn(RN_WARN_ARENA,
-			"a process of this user has written over %u words that are this device's own: set right again", differed);
+		rn_warn(RN_WARN_ARENA, "a process of this user wrote over %u of our own words: set right again", differed);
 }
 
 static void look(struct rn_timer *timer)

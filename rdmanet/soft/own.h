@@ -46,7 +46,8 @@ static inline struct rn_pool_block *rn_own_pool(uint32_t index)
 }
 static inline uint32_t rn_own_port(uint32_t group)
 {
-	return atomic_load(rn_guarded(RN_GUARD_OWN_FACTS) ? &rn_own_ports[group] : &rn_arena_head(rn_arena)->ports[group]);
+	return atomic_load(rn_guarded(RN_GUARD_OWN_FACTS) ? &rn_own_ports[group]
+							  : &rn_arena_head(rn_arena)->ports[group]);
 }
 
 /* Where the facts about this pool stand, of whichever arena it is. */

@@ -389,6 +389,16 @@ void rn_peer_put(struct rn_peer *peer)
 	pthread_mutex_unlock(&rn_peers.lock);
 }
 
+bool rn_peer_is_mutual(struct rn_peer *rn_peer)
+{
+	bool is_mutual;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	is_mutual = PEER(rn_peer)->process->served_count > 0;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return is_mutual;
+}
+
 /* --- for the connection manager ----------------------------------------------------------------- */
 
 void rn_peer_warm(uint16_t port)

@@ -109,10 +109,21 @@ void rn_reply_cancel(struct rn_reply *); /* nothing when answered; the request i
 /* To a peer whose link has failed: our queue pair's requests to its queue pair come by TCP. Nothing where there is no
  * link to its process; anew: try to make one, for the next time. */
 void rn_peer_tell_stream(struct rn_peer *, uint32_t our_qpn, uint32_t its_qpn, bool anew);
+/* Is its process linked to us, as we are to it? Of a peer that is READY. */
+bool rn_peer_is_mutual(struct rn_peer *);
 /* Has a process that may map us said so of its queue pair and ours? */
 bool rn_peer_said_stream(uint32_t its_qpn, uint32_t our_qpn);
 
 /* --- ports of this process ------------------------------------------------------------------- */
+
+/* Where no service is expected to listen. */
+enum { RN_PORT_LOWEST = 32768, RN_PORT_HIGHEST = 60999 };
+
+/* May a queue pair have this number? */
+static inline bool rn_qpn_is_possible(uint32_t qpn)
+{
+	return qpn >> 8 >= RN_PORT_LOWEST && qpn >> 8 <= RN_PORT_HIGHEST;
+}
 
 /* 0 when there is none to be had.  The caller has a hold on the engine while it has the port.  A
  * released port stays with the process, for its next claim, until the engine stops: so links
@@ -120,6 +131,8 @@ bool rn_peer_said_stream(uint32_t its_qpn, uint32_t our_qpn);
 uint16_t rn_port_claim(void);
 void rn_port_release(uint16_t port);
 bool rn_port_is_mine(uint16_t port);
+/* Can others link to us by it? */
+bool rn_port_has_name(uint16_t port);
 /* Listen on the TCP port of this number at this address of ours (interface: for a link-local one),
  * until the engine stops; nothing when it does so already. 0 or errno. Connections go to
  * rn_stream_accepted. */

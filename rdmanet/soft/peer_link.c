@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "peers.h"
+#include "rights.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,6 +76,7 @@ int rn_link_start(struct peer *peer)
 	link->peer = peer;
 	link->source.ready = link_ready;
 	link->source.fd = rn_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	rn_rights_accept(link->source.fd, false);
 	rc = link->source.fd < 0 ? -errno : link_connect(link);
 	if (rc && rc != -EAGAIN) {
 		rn_proof_end(&link->proof);
@@ -154,6 +156,7 @@ static void on_challenge(struct link *link)
 		return;
 	}
 	link->is_challenged = true;
+	rn_rights_accept(link->source.fd, true); /* the arena comes in answer to the proof */
 	memcpy(self.nonce, link->proof.theirs, sizeof self.nonce);
 	rn_proof_tell_secret(&link->proof, LINK_CLIENT, &self);
 	if (rn_send(&link->source, &link->out, &message, &self, sizeof self, -1))
@@ -491,7 +494,7 @@ static void link_ready(struct rn_source *source, uint32_t epoll_events)
 	if (epoll_events & EPOLLOUT)
 		rn_outbox_flush(&link->source, &link->out);
 	/* One message a turn: the callbacks it causes may end the link. */
-	switch (rn_receive(source->fd)) {
+	switch (rn_receive(source->fd, link->is_challenged)) {
 	case NOTHING:
 		break;
 	case ENDED:

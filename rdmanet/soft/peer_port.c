@@ -4,7 +4,7 @@
  *
  * The name "\0rdmanet-soft/<port>" claims one, host-wide and without a trace left behind.  The TCP
  * port of the same number is reserved on all addresses, those to come included, by a socket that is
- * bound and never listens; so nobody from outside gets in.  Only when a queue pair wants a peer that
+ * bound and never listens; so nobody from outside gets in.  The UDP port is reserved by ud_wire.c.  Only when a queue pair wants a peer that
  * can't come by the name does a second socket listen, on the one address that the queue pair has.
  *
  * The two share the port by SO_REUSEPORT, which shares with sockets of the same user alone.  (SO_REUSEADDR shares with
@@ -13,19 +13,20 @@
  * before it may share, so that nobody's port is taken who shares one as well.
  *
  * Names are first come, first served, and there are few of them.  Where others have taken them all, TCP ports that
- * nobody has do without: then nobody maps us, and all goes by TCP.
+ * nobody has do without: then nobody maps us, we map nobody, and all goes by TCP.  One way alone would make one end
+ * expect the other where it can't come from.
  */
 #define _GNU_SOURCE
 #include "gid.h"
 #include "peers.h"
+#include "rights.h"
+#include "ud_wire.h"
 
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
-
-enum { LOWEST_PORT = 32768, HIGHEST_PORT = 60999 }; /* where no service is expected to listen */
 
 /* --- listening ------------------------------------------------------------------------------------- */
 
@@ -151,6 +152,8 @@ void rn_port_free(struct port *port)
 		port->ears = ear->next;
 		ear_free(ear);
 	}
+	if (port->reserved_fd >= 0) /* else the number may be another port's of ours */
+		rn_ud_wire_free(port->port);
 	rn_fd_close(port->reserved_fd);
 	free(port);
 }
@@ -189,6 +192,7 @@ static int port_name(struct port *port)
 
 	if (fd < 0)
 		return errno;
+	rn_rights_accept(fd, false);
 	if (!bind(fd, (struct sockaddr *)&name, length))
 		return port_hear(port, fd, rn_served_new, NULL);
 	error = errno;
@@ -205,8 +209,11 @@ static struct port *port_open(uint16_t number, bool has_name)
 	if (!port)
 		return NULL;
 	port->port = number;
+	port->has_name = has_name;
 	port->reserved_fd = reserve(number);
-	error = port->reserved_fd < 0 ? errno : has_name ? port_name(port) : 0;
+	error = port->reserved_fd < 0 ? errno : rn_ud_wire_reserve(number);
+	if (!error && has_name)
+		error = port_name(port);
 	if (error) {
 		rn_port_free(port);
 		errno = error;
@@ -221,14 +228,14 @@ static struct port *port_open(uint16_t number, bool has_name)
 /* One that nobody has; NULL: there is none. */
 static struct port *port_find(bool has_name)
 {
-	enum { TRIES = 512, RANGE = HIGHEST_PORT - LOWEST_PORT + 1 };
+	enum { TRIES = 512, RANGE = RN_PORT_HIGHEST - RN_PORT_LOWEST + 1 };
 	struct port *port = NULL;
 	uint32_t start = 0;
 
 	if (getrandom(&start, sizeof start, GRND_NONBLOCK) < 0)
 		start = (uint32_t)rn_now_ns();
 	for (uint32_t i = 0; i < TRIES && !port; i++) {
-		port = port_open((uint16_t)(LOWEST_PORT + (start + i * 7) % RANGE), has_name);
+		port = port_open((uint16_t)(RN_PORT_LOWEST + (start + i * 7) % RANGE), has_name);
 		if (!port && errno != EADDRINUSE && errno != EACCES)
 			break;
 	}
@@ -269,6 +276,17 @@ void rn_port_release(uint16_t number)
 		if (port->port == number)
 			port->claimed = false;
 	pthread_mutex_unlock(&rn_peers.lock);
+}
+
+bool rn_port_has_name(uint16_t number)
+{
+	bool has_name = false;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (struct port *port = rn_peers.ports; port; port = port->next)
+		has_name |= port->port == number && port->has_name;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return has_name;
 }
 
 bool rn_port_is_mine(uint16_t number)

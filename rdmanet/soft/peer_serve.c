@@ -282,7 +282,7 @@ static void served_ready(struct rn_source *source, uint32_t epoll_events)
 		rn_outbox_flush(&served->source, &served->out);
 	if (served->out.first && !(epoll_events & (EPOLLHUP | EPOLLERR)))
 		goto out;
-	switch (rn_receive(source->fd)) {
+	switch (rn_receive(source->fd, false)) {
 	case NOTHING:
 		break;
 	case ENDED:
@@ -360,7 +360,7 @@ void rn_served_new(int fd)
 	}
 	pthread_mutex_unlock(&rn_peers.lock);
 	if (served)
-		rn_stranger_add(&served->stranger); /* others may leave for it: without the lock */
+		rn_stranger_add(&served->stranger, RN_STRANGER_SILENT); /* others may leave for it: without the lock */
 }
 
 bool rn_peer_said_stream(uint32_t its_qpn, uint32_t our_qpn)

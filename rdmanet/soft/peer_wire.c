@@ -115,7 +115,7 @@ void rn_outbox_flush(struct rn_source *source, struct outbox *out)
 
 struct inbox rn_inbox;
 
-enum arrival rn_receive(int socket_fd)
+enum arrival rn_receive(int socket_fd, bool expects_fd)
 {
 	struct iovec iov[2] = {{&rn_inbox.message, sizeof rn_inbox.message}, {rn_inbox.bytes, sizeof rn_inbox.bytes}};
 	union {
@@ -152,7 +152,8 @@ enum arrival rn_receive(int socket_fd)
 		/* What it was for isn't there, and is asked for again, or done without. */
 		rn_fd_close(rn_inbox.fd);
 		rn_inbox.fd = -1;
-		rn_warn(RN_WARN_DESCRIPTORS, "no descriptor was free for what came from another process");
+		if (expects_fd)
+			rn_warn(RN_WARN_DESCRIPTORS, "no descriptor was free for what came from another process");
 	}
 	fits = got >= (ssize_t)sizeof rn_inbox.message && !(message.msg_flags & MSG_TRUNC);
 	if (!fits || rn_inbox.message.magic != MAGIC) {

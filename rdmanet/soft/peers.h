@@ -243,6 +243,7 @@ struct port {
 	struct ear *ears; /* the Unix socket's is the last */
 	int reserved_fd;  /* bound to the TCP port on all addresses, never listening */
 	uint16_t port;
+	bool has_name;
 	bool claimed;
 	struct rn_peer self;
 };
@@ -301,7 +302,8 @@ struct inbox {
 extern struct inbox rn_inbox;
 
 enum arrival { NOTHING, ARRIVED, ENDED };
-enum arrival rn_receive(int socket_fd);
+/* expects_fd: if one came and there was no room for it, that is said. */
+enum arrival rn_receive(int socket_fd, bool expects_fd);
 void rn_inbox_discard(void);
 bool rn_has_hung_up(int socket_fd); /* the other end; what it has said before may be there still */
 

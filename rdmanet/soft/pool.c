@@ -323,7 +323,7 @@ static int post_one(struct rn_pool *pool, const struct ibv_recv_wr *wr)
 		};
 		length += wr->sg_list[i].length;
 	}
-	post(pool, wr->wr_id, length < RN_MAX_MESSAGE ? length : RN_MAX_MESSAGE, sges, wr->num_sge);
+	post(pool, wr->wr_id, wr->num_sge == 1 || length < RN_MAX_MESSAGE ? length : RN_MAX_MESSAGE, sges, wr->num_sge);
 	return 0;
 }
 
@@ -356,8 +356,8 @@ void rn_pool_leave_old_rings(struct rn_pool *pool)
 				continue;
 			rn_ring_shadow(old, tail + i)->used = false;
 			pool->used--;
-			rn_posted_list(moved.num_sge, moved.addr, moved.length, moved.lkey, rn_ring_list(pool, old, tail + i),
-				       sges);
+			rn_posted_list(moved.num_sge, moved.addr, moved.length, moved.lkey,
+				       rn_ring_list(pool, old, tail + i), sges);
 			post(pool, moved.wr_id, moved.length, sges, moved.num_sge);
 		}
 		if (ring_is_in_use(old)) {
@@ -462,7 +462,7 @@ uint32_t rn_pool_posted_list(uint32_t index, struct rn_entry *entry, struct rn_s
 	return num_sge;
 }
 
-unsigned rn_pool_visit_all(unsigned (*visit)(struct rn_pool *pool))
+unsigned rn_pool_visit_all(unsigned (*visit)(struct rn_pool *pool, bool all), bool all)
 {
 	unsigned sum = 0;
 
@@ -471,7 +471,7 @@ unsigned rn_pool_visit_all(unsigned (*visit)(struct rn_pool *pool))
 		if (!pools[i])
 			continue;
 		rn_lock(&pools[i]->lock);
-		sum += visit(pools[i]);
+		sum += visit(pools[i], all);
 		rn_unlock(&pools[i]->lock);
 	}
 	rn_unlock(&pools_lock);

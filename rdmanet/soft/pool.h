@@ -107,8 +107,9 @@ bool rn_pool_is_quarantined(uint32_t pd);
 void rn_pool_recover(uint32_t name);
 void rn_pool_forked(void);
 
-/* What scribbling peers have made of all pools, with rn_world held: how many words of ours were wrong. */
-unsigned rn_pool_look_after_all(void);
+/* What scribbling peers have made of all pools, with rn_world held; all: not only some receives of each. How many words
+ * of ours were wrong. */
+unsigned rn_pool_look_after_all(bool all);
 
 uint32_t rn_pool_index(const struct rn_pool *pool);
 struct rn_pool_block *rn_pool_block(const struct rn_pool *pool);

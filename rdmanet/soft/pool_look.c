@@ -4,8 +4,9 @@
  *
  * A receive that the program has posted and not polled must be found by claimers, be in the hands of one, or be on its
  * way to a CQ.  Its word says which, and anybody can write it.  What no claimer can have written (no such state, the
- * name of nobody) is put right by the private shadow: posted again, or, if it has arrived, done.  And where the
- * head says that nothing is left though something is, all who look for receives are told to look everywhere.
+ * name of nobody) is put right by the private shadow: posted again, or, if it has arrived, done.  So is the scatter
+ * list of what is posted.  And where the head says that nothing is left though something is, all who look for
+ * receives are told to look everywhere.
  */
 #include "pool_ring.h"
 #include "qp.h"
@@ -20,6 +21,29 @@ static bool is_somebody(const struct rn_pool *pool, uint32_t name)
 	if (!pool->by_processes)
 		return rn_qp_has_name(name);
 	return name && !(name & RN_NAME_QP) && (!kill((pid_t)name, 0) || errno == EPERM);
+}
+
+/* Of one that is posted: whoever claims it must find the scatter list that was posted. */
+static unsigned look_at_list(const struct rn_pool *pool, const struct rn_ring *ring, uint32_t position)
+{
+	const struct rn_pool_shadow *shadow = rn_ring_shadow(ring, position);
+	struct rn_slot *slot = &rn_ring_entry(ring, position)->slot;
+	struct rn_slot_sge list[RN_MAX_SGE];
+	unsigned wrong = READ_ONCE(slot->num_sge) != shadow->num_sge;
+
+	rn_posted_list(shadow->num_sge, shadow->addr, shadow->length, shadow->lkey, rn_ring_list(pool, ring, position),
+		       list);
+	__atomic_store_n(&slot->num_sge, shadow->num_sge, __ATOMIC_RELAXED);
+	for (uint32_t i = 0; i < shadow->num_sge; i++) {
+		if (READ_ONCE(slot->sge[i].addr) == list[i].addr && READ_ONCE(slot->sge[i].length) == list[i].length &&
+		    READ_ONCE(slot->sge[i].lkey) == list[i].lkey)
+			continue;
+		__atomic_store_n(&slot->sge[i].addr, list[i].addr, __ATOMIC_RELAXED);
+		__atomic_store_n(&slot->sge[i].length, list[i].length, __ATOMIC_RELAXED);
+		__atomic_store_n(&slot->sge[i].lkey, list[i].lkey, __ATOMIC_RELAXED);
+		wrong++;
+	}
+	return wrong;
 }
 
 static unsigned look_at(struct rn_pool *pool, struct rn_ring *ring, uint32_t position)
@@ -40,19 +64,19 @@ static unsigned look_at(struct rn_pool *pool, struct rn_ring *ring, uint32_t pos
 	if (shadow->arrived)
 		right = word - (word & RN_ENTRY_KIND) + RN_ENTRY_DONE;
 	else if ((word & RN_ENTRY_KIND) == RN_ENTRY_POSTED && rn_entry_name(word) == ring->nonce)
-		return 0;
+		return look_at_list(pool, ring, position);
 	if (word == right || !atomic_compare_exchange_strong(&entry->word, &word, right))
 		return 0;
 	atomic_fetch_add(&pool->block->strays, 1);
-	return 1;
+	return 1 + (shadow->arrived ? 0 : look_at_list(pool, ring, position));
 }
 
-static unsigned look_after(struct rn_pool *pool)
+static unsigned look_after(struct rn_pool *pool, bool all)
 {
 	uint32_t left = atomic_load(&pool->own->tail) - atomic_load(&pool->block->head);
 	unsigned wrong = rn_own_tell_pool(pool->index);
 
-	for (uint32_t i = 0; i < pool->rings->size && i < ENTRIES_PER_LOOK; i++)
+	for (uint32_t i = 0; i < pool->rings->size && (i < ENTRIES_PER_LOOK || all || wrong); i++)
 		wrong += look_at(pool, pool->rings, pool->looked_at++);
 	for (struct rn_ring *ring = pool->rings->older; ring; ring = ring->older)
 		for (uint32_t i = 0; i < ring->size; i++)
@@ -62,9 +86,9 @@ static unsigned look_after(struct rn_pool *pool)
 	return wrong;
 }
 
-unsigned rn_pool_look_after_all(void)
+unsigned rn_pool_look_after_all(bool all)
 {
-	unsigned wrong = rn_pool_visit_all(look_after);
+	unsigned wrong = rn_pool_visit_all(look_after, all);
 
 	rn_pool_reap();
 	return wrong;

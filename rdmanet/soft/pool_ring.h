@@ -128,7 +128,8 @@ static inline void rn_pool_release(struct rn_pool *pool, struct rn_pool_shadow *
 	shadow->used = shadow->arrived = shadow->flushed = false;
 }
 
-static inline struct rn_slot_sge *rn_ring_list(const struct rn_pool *pool, const struct rn_ring *ring, uint32_t position)
+static inline struct rn_slot_sge *rn_ring_list(const struct rn_pool *pool, const struct rn_ring *ring,
+					       uint32_t position)
 {
 	return ring->lists ? ring->lists + (uint64_t)(position & (ring->size - 1)) * pool->max_sge : NULL;
 }
@@ -139,7 +140,7 @@ void rn_pool_withdraw(struct rn_pool *pool, struct rn_ring *ring, uint32_t posit
  * nobody is inside. With the lock held. */
 void rn_pool_leave_old_rings(struct rn_pool *pool);
 /* Each pool in turn, with its lock held; what visit returns, summed up. */
-unsigned rn_pool_visit_all(unsigned (*visit)(struct rn_pool *pool));
+unsigned rn_pool_visit_all(unsigned (*visit)(struct rn_pool *pool, bool all), bool all);
 /* Of one that is claimed by this name, which has ended: posted again, or free. With the lock held. */
 void rn_pool_recover_entry(struct rn_pool *pool, struct rn_ring *ring, uint32_t position, uint32_t name);
 

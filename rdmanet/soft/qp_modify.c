@@ -89,12 +89,19 @@ static void take_values(struct rn_qp *qp, const struct ibv_qp_attr *attr, int ma
 	rn_own_tell_qp(qp->index);
 }
 
+/* Who has no name is mapped by nobody, and maps nobody: both ends take the same way. */
+static bool is_nameless(const struct rn_qp *qp)
+{
+	return rn_settings.transport == RN_TRANSPORT_AUTO && !rn_port_is_mine(qp->attr.dest_qp_num >> 8) &&
+	       !rn_port_has_name(qp->ex.qp_base.qp_num >> 8);
+}
+
 /* The block is complete before its life says RTR. With sq_lock held. */
 static int become_reachable(struct rn_qp *qp)
 {
 	struct rn_qp_block *own = qp->own;
 
-	if (!qp->ud && rn_stream_is_only_way(&qp->attr.ah_attr)) {
+	if (!qp->ud && (rn_stream_is_only_way(&qp->attr.ah_attr) || is_nameless(qp))) {
 		rn_stream_use(qp);
 	} else if (!qp->ud) {
 		qp->peer = rn_peer_get(qp->attr.dest_qp_num >> 8);
@@ -130,11 +137,8 @@ static int become_reachable(struct rn_qp *qp)
 /* From RTR on, what becomes of the peer concerns us. Without locks. */
 static void watch_peer(struct rn_qp *qp)
 {
-	if (qp->ud) {
-		rn_ud_wire_open(qp);
-		qp->is_heard = true;
-		return;
-	}
+	if (!qp->ud)
+		rn_stream_ask_holder(qp);
 	if (!qp->peer)
 		return;
 	rn_peer_subscribe(qp->peer, &qp->notice);
@@ -167,6 +171,11 @@ static int move(struct rn_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, 
 	}
 	if (to == IBV_QPS_RTR && mask & IBV_QP_AV && (err = rn_stream_listen(qp, &attr->ah_attr)))
 		return err;
+	if (to == IBV_QPS_RTR && qp->ud && !qp->is_heard) {
+		if ((err = rn_ud_wire_open(qp)))
+			return err;
+		qp->is_heard = true; /* until it is reset, also where it gets no further */
+	}
 	rn_lock(&qp->sq_lock);
 	if (atomic_load(&qp->state) != (int)from) {
 		/* It failed while we were checking. */

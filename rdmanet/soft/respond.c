@@ -248,6 +248,32 @@ static enum copied copy(struct rn_view *view, struct rn_transfer *t)
 	return COPIED;
 }
 
+/* --- receives of this process, by private notes: own.h -------------------------------------------------------- */
+
+/* Was the next one of the ring posted, and is it out still? */
+static inline bool is_posted(const struct rn_view *view)
+{
+	uint32_t polled = atomic_load_explicit(&view->owner->rq_polled, memory_order_relaxed);
+	uint32_t posted = atomic_load_explicit(&view->owner->rq_posted, memory_order_acquire);
+
+	return view->done - polled < posted - polled;
+}
+
+/* The scatter list of the one at hand: how many entries were copied. RN_NOT_POSTED: of a pool, and nobody's. */
+static inline uint32_t posted_list(const struct rn_view *view, struct rn_slot_sge *list)
+{
+	const struct rn_qp *owner = view->owner;
+	uint32_t at = view->done & view->rq_mask;
+	const struct rn_shadow *shadow;
+
+	if (unlikely(view->pool))
+		return rn_pool_posted_list((uint32_t)(view->pool - rn_arena_pool(view->arena, 0)), view->claim.entry,
+					   list);
+	shadow = &owner->rq_shadow[at];
+	return rn_posted_list(shadow->num_sge, shadow->addr, shadow->length, shadow->lkey,
+			      owner->rq_lists ? owner->rq_lists + (uint64_t)at * owner->cap.max_recv_sge : NULL, list);
+}
+
 /* --- the receive queue --------------------------------------------------------------------------------------- */
 
 /* One from the pool; it stays ours while the message has to wait. */
@@ -259,8 +285,8 @@ static struct rn_slot *claim_slot(struct rn_view *view)
 	if (!claim->entry) {
 		if (!rn_claim(view->arena, view->pool, view->name, claim))
 			return NULL;
-		/* Of this process: one that only a scribbler has posted is gone from the pool with that, and counts as none. */
-		if (unlikely(view->self && rn_view_posted_list(view, unused) == RN_NOT_POSTED)) {
+		/* Of this process: one that only a scribbler has posted is gone with that, and counts as none. */
+		if (unlikely(view->self && posted_list(view, unused) == RN_NOT_POSTED)) {
 			claim->entry = NULL;
 			return NULL;
 		}
@@ -292,7 +318,7 @@ static struct rn_slot *next_slot(struct rn_view *view)
 	if (unlikely(view->pool))
 		return claim_slot(view);
 	slot = rn_view_slot(view, view->done);
-	if (unlikely(view->self && !rn_view_is_posted(view)))
+	if (unlikely(view->self && !is_posted(view)))
 		return NULL;
 	return likely(atomic_load_explicit(&slot->turn, memory_order_acquire) == view->done) ? slot : NULL;
 }
@@ -371,7 +397,7 @@ static enum ibv_wc_status receive_pieces(struct rn_view *view, const struct rn_s
 {
 	struct rn_slot_sge own[RN_MAX_SGE];
 	const struct rn_slot_sge *list = unlikely(view->self) ? own : slot->sge;
-	uint32_t num_sge = unlikely(view->self) ? rn_view_posted_list(view, own) : READ_ONCE(slot->num_sge);
+	uint32_t num_sge = unlikely(view->self) ? posted_list(view, own) : READ_ONCE(slot->num_sge);
 	uint64_t left = t->total;
 
 	if (num_sge > view->rq_max_sge)

@@ -136,7 +136,7 @@ struct rn_transfer {
 	const char *ask_data;
 };
 
-/* Look at the queue pair with this block in this arena; words: where its peer's words are, if not there. `self` is set. */
+/* Look at the queue pair with this block in this arena; words: where its peer's are, if not there. `self` is set. */
 void rn_view_aim(struct rn_view *view, char *arena, uint32_t index, struct rn_qp_block *words);
 /* Fill in what is said of it. False: it makes no sense. */
 bool rn_view_open(struct rn_view *view);
@@ -145,10 +145,6 @@ bool rn_view_name_srq(struct rn_view *view, uint32_t number);
 /* Let the receiver know what was published. */
 void rn_view_announce(struct rn_view *view);
 void rn_view_ring_bell(struct rn_view *view);
-/* Of a queue pair of this process, by private notes: was the next receive of its ring posted? */
-bool rn_view_is_posted(const struct rn_view *view);
-/* The scatter list of the one at hand: how many entries were copied. */
-uint32_t rn_view_posted_list(const struct rn_view *view, struct rn_slot_sge *list);
 /* The receive that was taken from a pool for a message that will not be finished. */
 void rn_view_give_back(struct rn_view *view);
 /* Leave a note for the owner, who will go to ERR. */

@@ -121,14 +121,27 @@ static bool look_up(const struct sockaddr *near, const struct sockaddr *far, str
 	return found->idiag_inode; /* of nobody's, not accepted yet or closed, the kernel may call the user 0: root */
 }
 
-bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
+bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
 {
+	static const union ibv_gid v4 = {.raw = {[10] = 0xff, [11] = 0xff}};
 	struct inet_diag_msg found;
 
 	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
 		return false;
 	*user = found.idiag_uid;
+	*at = v4;
+	if (found.idiag_family == AF_INET)
+		memcpy(&at->raw[12], found.id.idiag_src, 4);
+	else
+		memcpy(at->raw, found.id.idiag_src, sizeof(at->raw));
 	return true;
+}
+
+bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
+{
+	union ibv_gid at;
+
+	return rn_tcp_listener(address, user, &at);
 }
 
 bool rn_tcp_peer_user(int fd, uid_t *user)
@@ -166,7 +179,8 @@ static void take_listener(const struct nlmsghdr *header, void *closure)
 }
 
 /* The bytecode: source port >= port, else refused; source port <= port, else refused. */
-static bool hear_listeners(uint8_t family, uint16_t port, struct heard *heard)
+static bool hear_sockets(uint8_t family, uint16_t port, uint32_t states,
+			 void (*take)(const struct nlmsghdr *, void *), void *closure)
 {
 	struct {
 		struct nlmsghdr header;
@@ -176,7 +190,7 @@ static bool hear_listeners(uint8_t family, uint16_t port, struct heard *heard)
 	} question = {
 		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
 			   .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
-		.request = {.sdiag_family = family, .sdiag_protocol = IPPROTO_TCP, .idiag_states = 1 << TCP_LISTEN},
+		.request = {.sdiag_family = family, .sdiag_protocol = IPPROTO_TCP, .idiag_states = states},
 		.attribute = {.nla_len = sizeof(question.attribute) + sizeof(question.at_least) +
 					 sizeof(question.at_most),
 			      .nla_type = INET_DIAG_REQ_BYTECODE},
@@ -186,17 +200,48 @@ static bool hear_listeners(uint8_t family, uint16_t port, struct heard *heard)
 			     .no = sizeof(question.at_most) + 4}, {.no = port}},
 	};
 
-	return for_each(&question, sizeof(question), take_listener, heard);
+	return for_each(&question, sizeof(question), take, closure);
 }
 
 enum rn_port_holder rn_tcp_port_holder(uint16_t port)
 {
 	struct heard heard = {.self = geteuid(), .holder = RN_PORT_NOBODYS};
 
-	if (!hear_listeners(AF_INET, port, &heard))
+	if (!hear_sockets(AF_INET, port, 1 << TCP_LISTEN, take_listener, &heard))
 		return RN_PORT_UNKNOWN;
-	hear_listeners(AF_INET6, port, &heard); /* a host may be without */
+	hear_sockets(AF_INET6, port, 1 << TCP_LISTEN, take_listener, &heard); /* a host may be without */
 	return heard.holder;
+}
+
+enum { BOUND_INACTIVE = 13 }; /* a state, since Linux 6.8: older headers don't have it */
+
+struct bound {
+	uint16_t port;
+	unsigned count;
+	uid_t user;
+	bool differs;
+};
+
+static void take_bound(const struct nlmsghdr *header, void *closure)
+{
+	const struct inet_diag_msg *found = NLMSG_DATA(header);
+	struct bound *bound = closure;
+
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || ntohs(found->id.idiag_sport) != bound->port)
+		return;
+	bound->differs |= bound->count++ && bound->user != found->idiag_uid;
+	bound->user = found->idiag_uid;
+}
+
+bool rn_tcp_bound_user(uint16_t port, uid_t *user)
+{
+	struct bound bound = {.port = port};
+
+	hear_sockets(AF_INET6, port, 1 << BOUND_INACTIVE, take_bound, &bound);
+	if (!bound.count)
+		hear_sockets(AF_INET, port, 1 << BOUND_INACTIVE, take_bound, &bound);
+	*user = bound.user;
+	return bound.count && !bound.differs;
 }
 
 /* --- Unix ------------------------------------------------------------------------------------------------------ */

@@ -13,9 +13,17 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include "verbs.h"
+
 /* The user of the listener that a connection to this address would reach. False: nobody listens, or the kernel
  * doesn't tell. */
 bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
+/* The same, and the address that it is bound to, which may be a wildcard. */
+bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at);
+
+/* The user who has bound a socket to this port, that neither listens nor is connected. False: nobody, or several users,
+ * or the kernel doesn't tell (before Linux 6.8). It goes through all ports: a millisecond or two. */
+bool rn_tcp_bound_user(uint16_t port, uid_t *user);
 
 /* The user at the other end of this connection. False: it is on another host, or the kernel doesn't tell. */
 bool rn_tcp_peer_user(int fd, uid_t *user);

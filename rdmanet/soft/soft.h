@@ -369,8 +369,8 @@ void rn_cq_attend_all(void);
 
 enum { RN_CHANNEL_BELL = 0 }; /* the channel on which peers call this process's engine */
 /* What scribbling peers have made of their words, and of ours: completions that nobody hears of. With rn_world held;
- * how many of our words were wrong. */
-unsigned rn_cq_look_after_all(void);
+ * all: not only some of each. How many of our words were wrong. */
+unsigned rn_cq_look_after_all(bool all);
 int rn_bell_open(void); /* 0 or errno; with the engine held */
 void rn_bell_close(void);
 void rn_cq_forked(void);

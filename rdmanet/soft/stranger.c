@@ -10,23 +10,26 @@
 #include <sys/socket.h>
 
 #include "engine.h"
+#include "gid.h"
 #include "guard.h"
 #include "log.h"
+#include "settings.h"
 
 enum {
 	STRANGERS_MAX = 448, /* of 36 KiB: less than 16 MiB */
 	STRANGERS_MIN = 4,
 	BUCKETS = 1024,
+	PREFIX_BYTES = 6, /* /48 */
 };
 
-static struct rn_stranger *first; /* the newest */
-static unsigned count;
+static struct rn_stranger *first[RN_STRANGER_KINDS]; /* the newest */
+static unsigned count[RN_STRANGER_KINDS];
 static uint64_t seed; /* nobody knows who shares a bucket with whom */
 
 static void forget_in_child(void)
 {
-	first = NULL;
-	count = 0;
+	memset(first, 0, sizeof(first));
+	memset(count, 0, sizeof(count));
 }
 
 static void start_once(void)
@@ -36,6 +39,7 @@ static void start_once(void)
 	rn_at_fork_child(forget_in_child);
 }
 
+/* Of each kind. */
 static unsigned limit(void)
 {
 	struct rlimit files;
@@ -45,43 +49,57 @@ static unsigned limit(void)
 	return files.rlim_cur / 4 < STRANGERS_MIN ? STRANGERS_MIN : (unsigned)(files.rlim_cur / 4);
 }
 
-/* Who has one address of IPv6 has the 2^64 beside it, too. */
-static unsigned length_of(const union ibv_gid *source)
+/* What one party may have many of counts once. */
+static union ibv_gid source_of(union ibv_gid from)
 {
+	static const union ibv_gid this_host = {.raw = {0xff, 'h', 'e', 'r', 'e'}}; /* no address */
 	static const uint8_t v4[12] = {[10] = 0xff, [11] = 0xff};
 
-	return memcmp(source->raw, v4, sizeof(v4)) ? sizeof(source->raw) / 2 : sizeof(source->raw);
+	if (from.raw[0] == 0xff || (rn_guarded(RN_GUARD_OWN_SOURCE) && rn_gid_is_ours(&from)))
+		return from.raw[0] == 0xff ? from : this_host;
+	if (memcmp(from.raw, v4, sizeof(v4)))
+		memset(&from.raw[PREFIX_BYTES], 0, sizeof(from.raw) - PREFIX_BYTES);
+	return from;
 }
 
 static unsigned bucket_of(const struct rn_stranger *stranger)
 {
-	unsigned length = length_of(&stranger->from);
 	uint64_t hash = seed;
 
-	for (unsigned i = 0; i < length; i++)
+	for (unsigned i = 0; i < sizeof(stranger->from.raw); i++)
 		hash = (hash ^ stranger->from.raw[i]) * 0x9e3779b97f4a7c15ull;
 	return (unsigned)(hash >> 32) % BUCKETS;
 }
 
 static bool is_same_source(const struct rn_stranger *a, const struct rn_stranger *b)
 {
-	unsigned length = length_of(&a->from);
+	return !memcmp(&a->from, &b->from, sizeof(a->from));
+}
 
-	return length == length_of(&b->from) && !memcmp(&a->from, &b->from, length);
+/* The newest that may leave; NULL: nobody may. All behind it may, too, since they came before, but for the newcomer. */
+static struct rn_stranger *first_to_leave(enum rn_stranger_kind kind, const struct rn_stranger *newcomer)
+{
+	uint64_t patience_ns = kind == RN_STRANGER_KNOWN ? rn_settings.silence_ms * 1000000u / 5 : 0;
+	uint64_t now = patience_ns ? rn_now_ns() : UINT64_MAX;
+	struct rn_stranger *at = first[kind];
+
+	while (at && (at == newcomer || now - at->since_ns < patience_ns))
+		at = at->next;
+	return at;
 }
 
 /* The bucket that has most is mostly one source's: of two different ones each cancels the other out. */
-static const struct rn_stranger *who_has_most(void)
+static const struct rn_stranger *who_has_most(struct rn_stranger *from)
 {
 	uint16_t in_bucket[BUCKETS] = {0};
 	const struct rn_stranger *source = NULL;
 	unsigned most = 0, votes = 0;
 
-	for (struct rn_stranger *at = first; at; at = at->next) {
+	for (struct rn_stranger *at = from; at; at = at->next) {
 		if (++in_bucket[at->bucket] > in_bucket[most])
 			most = at->bucket;
 	}
-	for (struct rn_stranger *at = first; at; at = at->next) {
+	for (struct rn_stranger *at = from; at; at = at->next) {
 		if (at->bucket != most)
 			continue;
 		if (!votes)
@@ -91,43 +109,58 @@ static const struct rn_stranger *who_has_most(void)
 	return source;
 }
 
-/* The eldest of the source that has most, but not this one. */
-static struct rn_stranger *least_welcome(const struct rn_stranger *newcomer)
+/* The eldest of the source that has most. The newcomer is the newest of its kind. */
+static struct rn_stranger *least_welcome(enum rn_stranger_kind kind, const struct rn_stranger *newcomer)
 {
-	const struct rn_stranger *source = who_has_most();
-	struct rn_stranger *chosen = NULL;
+	enum { FEW = 8 };
+	struct rn_stranger *from = first_to_leave(kind, newcomer), *chosen = from;
+	const struct rn_stranger *source = who_has_most(from);
+	unsigned of_source = 0;
 
-	for (struct rn_stranger *at = first; at; at = at->next)
-		if (at != newcomer && (!chosen || is_same_source(source, at) || !is_same_source(source, chosen)))
-			chosen = at; /* the last one found is the eldest; any source's, if that one has no other */
+	for (struct rn_stranger *at = from; at; at = at->next) {
+		if (!is_same_source(source, at))
+			continue;
+		chosen = at;
+		of_source++;
+	}
+	/* None has many: somebody comes by many addresses, and the honest, who go on at once, are never the eldest. */
+	while (of_source * FEW < limit() && chosen && chosen->next)
+		chosen = chosen->next;
 	return chosen;
 }
 
-static bool make_one_leave(const struct rn_stranger *newcomer, const char *why)
+static bool make_one_leave(enum rn_stranger_kind kind, const struct rn_stranger *newcomer, const char *why)
 {
-	struct rn_stranger *stranger = least_welcome(newcomer);
+	static const char *const what[RN_STRANGER_KINDS] = {
+		[RN_STRANGER_SILENT] = "have not said who they are", [RN_STRANGER_KNOWN] = "were let in, and do not get on"};
+	struct rn_stranger *stranger = least_welcome(kind, newcomer);
 
 	if (!stranger)
 		return false;
-	rn_warn(RN_WARN_SILENCE, "%u connections have not said who they are, %s: the eldest is closed", count, why);
+	rn_warn(RN_WARN_SILENCE, "%u connections %s, %s: the eldest is closed", count[kind], what[kind], why);
 	rn_stranger_forget(stranger); /* whatever it does: we get on */
 	stranger->leave(stranger);
 	return true;
 }
 
-void rn_stranger_add(struct rn_stranger *stranger)
+void rn_stranger_add(struct rn_stranger *stranger, enum rn_stranger_kind kind)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, start_once);
+	rn_stranger_forget(stranger);
+	stranger->from = source_of(stranger->from);
 	stranger->bucket = (uint16_t)bucket_of(stranger);
-	stranger->next = first;
-	stranger->link = &first;
-	if (first)
-		first->link = &stranger->next;
-	first = stranger;
-	count++;
-	while (rn_guarded(RN_GUARD_STRANGERS) && count > limit() && make_one_leave(stranger, "more than there may be"))
+	stranger->kind = (uint8_t)kind;
+	stranger->since_ns = kind == RN_STRANGER_KNOWN ? rn_now_ns() : 0;
+	stranger->next = first[kind];
+	stranger->link = &first[kind];
+	if (first[kind])
+		first[kind]->link = &stranger->next;
+	first[kind] = stranger;
+	count[kind]++;
+	while (rn_guarded(RN_GUARD_STRANGERS) && count[kind] > limit() &&
+	       make_one_leave(kind, stranger, "more than there may be"))
 		;
 }
 
@@ -139,12 +172,15 @@ void rn_stranger_forget(struct rn_stranger *stranger)
 	if (stranger->next)
 		stranger->next->link = stranger->link;
 	stranger->link = NULL;
-	count--;
+	count[stranger->kind]--;
 }
 
 bool rn_stranger_make_room(void)
 {
-	return rn_guarded(RN_GUARD_STRANGERS) && make_one_leave(NULL, "and no descriptor is left");
+	static const char why[] = "and no descriptor is left";
+
+	return rn_guarded(RN_GUARD_STRANGERS) && (make_one_leave(RN_STRANGER_SILENT, NULL, why) ||
+						  make_one_leave(RN_STRANGER_KNOWN, NULL, why));
 }
 
 union ibv_gid rn_stranger_user(int fd)

@@ -193,6 +193,9 @@ static int start_socket(struct rn_qp *qp)
 	socklen_t length;
 	int fd, err, yes = 1;
 
+	/* Of no queue pair: what listens there may be any service. */
+	if (!rn_qpn_is_possible(qp->attr.dest_qp_num) && rn_guarded(RN_GUARD_TCP_RANGE))
+		return -EADDRNOTAVAIL;
 	if (is_ours)
 		to = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
 	else if (!rn_gid_at(route->sgid_index, &from, &interface))
@@ -351,7 +354,7 @@ static void connected(struct rn_stream *out)
 		return;
 	}
 	out->state = RN_STREAM_GREETING;
-	if (!rn_hello_send(out)) {
+	if (!rn_stream_is_holders(out) || !rn_hello_send(out)) {
 		rn_stream_attempt_failed(out, true);
 		return;
 	}
@@ -365,6 +368,8 @@ static void out_ready(struct rn_source *source, uint32_t events)
 	struct rn_qp *qp = out->qp;
 
 	(void)events;
+	if (out->state == RN_STREAM_CONNECTING)
+		rn_stream_ask_listener(out);
 	rn_lock(&qp->sq_lock);
 	if (!is_current(out))
 		goto out;
@@ -418,7 +423,7 @@ void rn_stream_accepted(int fd)
 	rn_timer_set(&in->timer, rn_settings.silence_ms * 1000000);
 	in->stranger.leave = leave;
 	rn_gid_of((struct sockaddr *)&from, &in->stranger.from);
-	rn_stranger_add(&in->stranger);
+	rn_stranger_add(&in->stranger, RN_STRANGER_SILENT);
 }
 
 /* The queue pair with this number; with rn_world held. */
@@ -670,6 +675,7 @@ void rn_stream_forget(struct rn_qp *qp)
 	qp->is_stream = false;
 	streams->met = streams->left = streams->denied = streams->polled = streams->expects = false;
 	streams->its = streams->others = (struct rn_attempts){0};
+	streams->holder = (struct rn_holder){0};
 	streams->retry_ns = 0;
 	streams->backoff_ns = FIRST_BACKOFF_NS;
 	streams->acked = streams->next = streams->offset = streams->reads = streams->stray_end = 0;

@@ -49,6 +49,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include "engine.h"
@@ -70,6 +71,12 @@ enum rn_stream_state {
 
 enum { RN_STREAM_INPUT = 32 * 1024, RN_STREAM_OUTPUT = 2048 };
 static_assert(RN_STREAM_OUTPUT >= sizeof(struct rn_wire_answer) + RN_RIDER_MAX, "a rider goes in one piece");
+
+/* The user whose a TCP port is. */
+struct rn_holder {
+	bool is_known;
+	uid_t user;
+};
 
 /* One connection, in one of two roles. */
 struct rn_stream {
@@ -105,6 +112,7 @@ struct rn_stream {
 	uint8_t nonce[32]; /* the responder's */
 	bool challenged;
 	bool denied; /* ours: the two ends have not the same secret */
+	struct rn_holder listener; /* ours: at the port that it has reached */
 
 	/* The requester: a frame of which the socket took a part. */
 	struct rn_wire_frame frame;
@@ -162,6 +170,8 @@ struct rn_streams {
 	bool left; /* our peer has said BYE: there is no coming back */
 	bool denied; /* it has another secret than we: trying again is in vain */
 	uint64_t retry_ns, backoff_ns;
+
+	struct rn_holder holder; /* of the peer's port, when the queue pair came to RTR */
 
 	/* Of those who want to be the peer: by the peer's user or from its host, and by other users of this one. */
 	struct rn_attempts its, others;
@@ -231,6 +241,13 @@ void rn_stream_attempt_failed(struct rn_stream *stream, bool met);
 /* With the queue pair's send lock held. Where `whose` is asked then: let it be found out, and ask again. */
 bool rn_stream_is_expected(struct rn_stream *in, struct rn_qp *qp);
 void rn_stream_ask_whose(struct rn_stream *in);
+
+/* Whose is the peer's port, if that is one of this host? Without locks, when the queue pair has come to RTR; then when
+ * a connection to it stands. */
+void rn_stream_ask_holder(struct rn_qp *qp);
+void rn_stream_ask_listener(struct rn_stream *out);
+/* With the send lock held: is it still his? */
+bool rn_stream_is_holders(struct rn_stream *out);
 
 /* --- stream_hello.c ----------------------------------------------------------------------------------- */
 

@@ -6,8 +6,12 @@
  * send queue wait a moment, every other failure drops the message, as a network does.  The engine
  * receives, and plays the responder with the bytes that came.
  *
- * Where a socket can't be bound (another program has that UDP port at that address), the queue
- * pair can't be reached there from other hosts; on this one it can, and the log says so.
+ * The UDP port is the process's before anybody can know its number, at all addresses that the host has then: nobody
+ * else hears or speaks in our queue pairs' name. What holds it is connected to our own address's port 9, where nobody
+ * speaks: so it hears nobody, not even our own outlets, and is no open door. Loopback's keep all wildcards from others.
+ * Outlets share it by SO_REUSEPORT, as peer_port.c has it, while both allow it: for a moment. (To disconnect it instead
+ * isn't enough: of IPv6 the kernel keeps the peer's address.)
+ * Where an address comes later, and its port is somebody else's, the next queue pair isn't made ready.
  *
  * Whoever demands a secret of its peers hears no datagrams from elsewhere: nothing in one could prove
  * that its sender knows it; nor can it join a group (mcast.c).
@@ -18,6 +22,7 @@
 #include "ud_wire.h"
 
 #include "gid.h"
+#include "guard.h"
 #include "log.h"
 #include "ud.h"
 
@@ -30,6 +35,7 @@
 #include <sys/uio.h>
 
 enum { MAGIC = 0x524e5544 /* "RNUD" */, VERSION = 1, HAS_IMM = 1, SOLICITED = 2, BATCH = 32 };
+enum { DISCARD = 9 /* a service's port that never answers: RFC 863 */ };
 
 struct header {
 	uint32_t magic;
@@ -40,6 +46,13 @@ struct header {
 };
 static_assert(sizeof(struct header) == RN_UD_HEADER, "as ud_wire.h has it");
 
+/* Keeps the port from others at an address. */
+struct hold {
+	union ibv_gid gid;
+	int fd;
+	struct hold *next;
+};
+
 struct outlet {
 	struct rn_source source;
 	union ibv_gid gid;
@@ -47,10 +60,11 @@ struct outlet {
 	struct outlet *next;
 };
 
-/* A port with UD queue pairs. */
+/* A port, and how many UD queue pairs have it open. */
 struct wire {
 	uint16_t port;
 	unsigned users;
+	struct hold *holds;
 	struct outlet *outlets;
 	struct wire *next;
 };
@@ -168,32 +182,45 @@ static void outlet_ready(struct rn_source *source, uint32_t epoll_events)
 
 /* --- opening and closing ---------------------------------------------------------------------------------------- */
 
-/* -1 and errno. */
-static int bind_to(const union ibv_gid *gid, uint32_t interface, uint16_t port)
+static void share(int fd, int on)
 {
-	struct sockaddr_storage address;
-	socklen_t length = rn_gid_address(gid, interface, port, &address);
-	int fd = rn_fd_own(socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), size = 1 << 20, err;
+	setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on));
+}
+
+/* A socket at the address, bound; it shares it with who holds it, or, -1, with nobody. -1 and errno. */
+static int bind_to(const struct sockaddr_storage *at, socklen_t length, int held_by)
+{
+	int only = 1, err, fd = rn_fd_own(socket(at->ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 
 	if (fd < 0)
 		return -1;
-	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
-	if (address.ss_family == AF_INET) {
-		struct ip_mreqn by = {.imr_ifindex = (int)interface};
-
-		setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &by, sizeof(by));
-	} else {
-		int by = (int)interface, only = 1;
-
+	if (at->ss_family == AF_INET6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only));
-		setsockopt(fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &by, sizeof(by));
+	if (held_by >= 0) {
+		share(held_by, 1);
+		share(fd, 1);
 	}
-	if (!bind(fd, (struct sockaddr *)&address, length))
+	err = bind(fd, (const struct sockaddr *)at, length) ? errno : 0;
+	if (held_by >= 0)
+		share(held_by, 0);
+	if (!err)
 		return fd;
-	err = errno;
 	rn_fd_close(fd);
 	errno = err;
 	return -1;
+}
+
+/* For an outlet's socket: room for what comes, and the way of what goes to groups. */
+static void prepare(int fd, sa_family_t family, uint32_t interface)
+{
+	struct ip_mreqn of_ipv4 = {.imr_ifindex = (int)interface};
+	int size = 1 << 20, of_ipv6 = (int)interface;
+
+	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+	if (family == AF_INET)
+		setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &of_ipv4, sizeof(of_ipv4));
+	else
+		setsockopt(fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &of_ipv6, sizeof(of_ipv6));
 }
 
 static struct wire *find_wire(uint16_t port)
@@ -205,78 +232,229 @@ static struct wire *find_wire(uint16_t port)
 	return wire;
 }
 
-/* The socket with this address: the one that is there, or a new one, or NULL. */
-static struct outlet *outlet_at(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
+static struct wire *get_wire(uint16_t port)
 {
-	struct outlet *outlet;
-	int fd;
+	struct wire *wire = find_wire(port);
 
-	for (outlet = wire->outlets; outlet; outlet = outlet->next)
-		if (!memcmp(&outlet->gid, gid, sizeof(*gid)))
-			return outlet;
-	outlet = calloc(1, sizeof(*outlet));
-	fd = outlet ? bind_to(gid, interface, wire->port) : -1;
-	if (fd < 0) {
-		rn_log("UD messages can't come from other hosts to UDP port %u: %s", wire->port, strerror(errno));
-		free(outlet);
-		return NULL;
-	}
-	*outlet = (struct outlet){
-		.source = {.fd = fd, .ready = outlet_ready}, .gid = *gid, .port = wire->port, .next = wire->outlets};
-	if (rn_source_add(&outlet->source, EPOLLIN)) {
-		rn_fd_close(fd);
-		free(outlet);
-		return NULL;
-	}
-	wire->outlets = outlet;
-	return outlet;
-}
-
-void rn_ud_wire_open(struct rn_qp *qp)
-{
-	uint16_t port = qp->ex.qp_base.qp_num >> 8;
-	struct wire *wire;
-	uint32_t interface;
-	union ibv_gid gid;
-
-	if (rn_settings.has_secret)
-		return; /* a datagram can't prove that its sender knows it */
-	pthread_mutex_lock(&wire_lock);
-	wire = find_wire(port);
 	if (!wire && (wire = calloc(1, sizeof(*wire)))) {
 		*wire = (struct wire){.port = port, .next = wires};
 		wires = wire;
 	}
-	if (wire) {
-		wire->users++;
-		for (uint32_t i = 0; i < RN_GIDS; i++)
-			if (rn_gid_at(i, &gid, &interface))
-				outlet_at(wire, &gid, interface);
-	}
-	pthread_mutex_unlock(&wire_lock);
+	return wire;
 }
 
-void rn_ud_wire_close(struct rn_qp *qp)
+static void outlets_free(struct outlet *outlets)
 {
-	struct wire **at, *wire = NULL;
+	while (outlets) {
+		struct outlet *outlet = outlets;
 
-	pthread_mutex_lock(&wire_lock);
-	for (at = &wires; *at && (*at)->port != qp->ex.qp_base.qp_num >> 8;)
-		at = &(*at)->next;
-	if (*at && !--(*at)->users) {
-		wire = *at;
-		*at = wire->next;
-	}
-	pthread_mutex_unlock(&wire_lock);
-	while (wire && wire->outlets) {
-		struct outlet *outlet = wire->outlets;
-
-		wire->outlets = outlet->next;
+		outlets = outlet->next;
 		rn_source_remove(&outlet->source);
 		rn_fd_close(outlet->source.fd);
 		free(outlet);
 	}
+}
+
+/* What holds the port at this address: what is there, or a new one, or NULL and errno. */
+static struct hold *hold_at(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
+{
+	struct sockaddr_storage at;
+	socklen_t length = rn_gid_address(gid, interface, wire->port, &at);
+	struct hold *hold;
+
+	for (hold = wire->holds; hold; hold = hold->next)
+		if (!memcmp(&hold->gid, gid, sizeof(*gid)))
+			return hold;
+	hold = calloc(1, sizeof(*hold));
+	if (!hold)
+		return NULL;
+	*hold = (struct hold){.gid = *gid, .fd = bind_to(&at, length, -1), .next = wire->holds};
+	if (hold->fd < 0) {
+		int err = errno;
+
+		free(hold);
+		errno = err;
+		return NULL;
+	}
+	rn_gid_address(gid, interface, DISCARD, &at);
+	if (connect(hold->fd, (struct sockaddr *)&at, length)) { /* no way to it: it is going, or not there yet */
+		rn_fd_close(hold->fd);
+		free(hold);
+		errno = EADDRNOTAVAIL;
+		return NULL;
+	}
+	wire->holds = hold;
+	return hold;
+}
+
+static void holds_free(struct hold **from, bool only_gone)
+{
+	while (*from) {
+		struct hold *hold = *from;
+
+		if (only_gone && rn_gid_is_ours(&hold->gid)) {
+			from = &hold->next;
+			continue;
+		}
+		*from = hold->next;
+		rn_fd_close(hold->fd);
+		free(hold);
+	}
+}
+
+/* 0 or errno. */
+static int outlet_make(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
+{
+	struct sockaddr_storage at;
+	socklen_t length = rn_gid_address(gid, interface, wire->port, &at);
+	const struct hold *hold = NULL;
+	struct outlet *outlet;
+	int fd, err;
+
+	if (rn_guarded(RN_GUARD_DATAGRAM_PORT) && !(hold = hold_at(wire, gid, interface)))
+		return errno;
+	fd = bind_to(&at, length, hold ? hold->fd : -1);
+	if (fd < 0)
+		return errno;
+	prepare(fd, at.ss_family, interface);
+	outlet = calloc(1, sizeof(*outlet));
+	err = outlet ? 0 : ENOMEM;
+	if (!err) {
+		*outlet = (struct outlet){.source = {.fd = fd, .ready = outlet_ready},
+					  .gid = *gid,
+					  .port = wire->port,
+					  .next = wire->outlets};
+		err = -rn_source_add(&outlet->source, EPOLLIN);
+	}
+	if (err) {
+		rn_fd_close(fd);
+		free(outlet);
+		return err;
+	}
+	wire->outlets = outlet;
+	return 0;
+}
+
+/* The socket with this address: the one that is there, or a new one, or NULL and errno. */
+static struct outlet *outlet_at(struct wire *wire, const union ibv_gid *gid, uint32_t interface)
+{
+	int err;
+
+	for (struct outlet *outlet = wire->outlets; outlet; outlet = outlet->next)
+		if (!memcmp(&outlet->gid, gid, sizeof(*gid)))
+			return outlet;
+	err = outlet_make(wire, gid, interface);
+	if (!err)
+		return wire->outlets;
+	rn_log("UD messages can't come from other hosts to UDP port %u: %s", wire->port, strerror(err));
+	errno = err;
+	return NULL;
+}
+
+/* At all addresses of the host the port is held, or heard on; at one that has just gone neither. 0 or errno. */
+static int everywhere(struct wire *wire, bool is_heard)
+{
+	uint32_t interface;
+	union ibv_gid gid;
+	bool done;
+	int err;
+
+	for (uint32_t i = 0; i < RN_GIDS; i++) {
+		if (!rn_gid_at(i, &gid, &interface))
+			continue;
+		done = is_heard ? outlet_at(wire, &gid, interface) != NULL : hold_at(wire, &gid, interface) != NULL;
+		err = errno;
+		if (done || err == EADDRNOTAVAIL || !rn_guarded(RN_GUARD_DATAGRAM_PORT))
+			continue;
+		/* An address that this host got later: whoever was there first has the port at that one, and no other. */
+		if (!is_heard || err != EADDRINUSE)
+			return err;
+		rn_warn(RN_WARN_NAME, "UDP port %u is somebody else's at an address that this host got later: no datagrams there",
+			wire->port);
+	}
+	return 0;
+}
+
+int rn_ud_wire_reserve(uint16_t port)
+{
+	struct wire *wire;
+	int err;
+
+	if (rn_settings.has_secret || !rn_guarded(RN_GUARD_DATAGRAM_PORT))
+		return 0;
+	pthread_mutex_lock(&wire_lock);
+	wire = get_wire(port);
+	err = wire ? everywhere(wire, false) : ENOMEM;
+	pthread_mutex_unlock(&wire_lock);
+	return err;
+}
+
+void rn_ud_wire_free(uint16_t port)
+{
+	struct wire **at, *wire;
+
+	pthread_mutex_lock(&wire_lock);
+	for (at = &wires; *at && (*at)->port != port;)
+		at = &(*at)->next;
+	wire = *at;
+	if (wire)
+		*at = wire->next;
+	pthread_mutex_unlock(&wire_lock);
+	if (wire) {
+		outlets_free(wire->outlets);
+		holds_free(&wire->holds, false);
+	}
 	free(wire);
+}
+
+/* The last user goes: its outlets come back, to be freed without locks. */
+static struct outlet *no_outlets(struct wire *wire)
+{
+	struct outlet *outlets = wire->outlets;
+
+	wire->outlets = NULL;
+	holds_free(&wire->holds, true);
+	return outlets;
+}
+
+int rn_ud_wire_open(struct rn_qp *qp)
+{
+	uint16_t port = qp->ex.qp_base.qp_num >> 8;
+	struct outlet *gone = NULL;
+	struct wire *wire;
+	int err = 0;
+
+	if (rn_settings.has_secret)
+		return 0; /* a datagram can't prove that its sender knows it */
+	pthread_mutex_lock(&wire_lock);
+	wire = get_wire(port);
+	if (!wire) {
+		err = ENOMEM;
+	} else {
+		wire->users++;
+		err = everywhere(wire, true);
+		if (err && !--wire->users)
+			gone = no_outlets(wire);
+	}
+	pthread_mutex_unlock(&wire_lock);
+	outlets_free(gone);
+	if (err)
+		rn_warn(RN_WARN_NAME, "UDP port %u of our queue pairs is not to be had at all our addresses: %s", port,
+			strerror(err));
+	return err;
+}
+
+void rn_ud_wire_close(struct rn_qp *qp)
+{
+	struct outlet *gone = NULL;
+	struct wire *wire;
+
+	pthread_mutex_lock(&wire_lock);
+	wire = find_wire(qp->ex.qp_base.qp_num >> 8);
+	if (wire && wire->users && !--wire->users)
+		gone = no_outlets(wire);
+	pthread_mutex_unlock(&wire_lock);
+	outlets_free(gone);
 }
 
 void rn_ud_wire_forked(void)

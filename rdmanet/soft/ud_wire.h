@@ -7,8 +7,8 @@
  *
  * All in network order.  A socket is bound to each address of the device and the number of the port
  * (QPN >> 8), from the first UD queue pair of that port that goes to RTR until the last has gone:
- * that is the program's asking for it.  Who sent a message is what the kernel says, and it must have
- * come from the port that its queue pair's number has.
+ * that is the program's asking for it; until then the port is held, and nobody is heard.
+ * Who sent a message is what the kernel says, and it must have come from the port that its queue pair's number has.
  */
 #ifndef RDMANET_SOFT_UD_WIRE_H
 #define RDMANET_SOFT_UD_WIRE_H
@@ -20,8 +20,12 @@ struct rn_datagram;
 
 enum { RN_UD_HEADER = 24 };
 
-/* From RTR on, until it is reset. Without locks. */
-void rn_ud_wire_open(struct rn_qp *qp);
+/* Have the UDP port to ourselves, before its number is known: 0, or errno: EADDRINUSE when another has it. Also where
+ * that fails it is freed, on the engine or before it was ever open. */
+int rn_ud_wire_reserve(uint16_t port);
+void rn_ud_wire_free(uint16_t port);
+/* From RTR on, until it is reset. Without locks. 0 or errno. */
+int rn_ud_wire_open(struct rn_qp *qp);
 void rn_ud_wire_close(struct rn_qp *qp);
 /* Sent, or dropped; or RN_WAIT_LINK: the socket is full. With sq_lock held. */
 enum rn_wait rn_ud_wire_send(struct rn_qp *qp, const struct rn_ah *ah, const struct ibv_send_wr *wr, uint32_t qkey,

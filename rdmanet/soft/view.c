@@ -103,27 +103,6 @@ void rn_view_leave_fault(struct rn_view *view, enum rn_fault fault)
 		rn_view_ring_bell(view);
 }
 
-bool rn_view_is_posted(const struct rn_view *view)
-{
-	uint32_t polled = atomic_load_explicit(&view->owner->rq_polled, memory_order_relaxed);
-	uint32_t posted = atomic_load_explicit(&view->owner->rq_posted, memory_order_acquire);
-
-	return view->done - polled < posted - polled;
-}
-
-uint32_t rn_view_posted_list(const struct rn_view *view, struct rn_slot_sge *list)
-{
-	const struct rn_qp *owner = view->owner;
-	uint32_t at = view->done & view->rq_mask;
-	const struct rn_shadow *shadow;
-
-	if (unlikely(view->pool))
-		return rn_pool_posted_list((uint32_t)(view->pool - rn_arena_pool(view->arena, 0)), view->claim.entry, list);
-	shadow = &owner->rq_shadow[at];
-	return rn_posted_list(shadow->num_sge, shadow->addr, shadow->length, shadow->lkey,
-			      owner->rq_lists ? owner->rq_lists + (uint64_t)at * owner->cap.max_recv_sge : NULL, list);
-}
-
 bool rn_view_name_srq(struct rn_view *view, uint32_t number)
 {
 	struct rn_pool_block *pool = rn_arena_pool(view->arena, number % RN_POOLS_MAX);

@@ -172,7 +172,8 @@ int rn_xrc_adopt_srq(struct rn_srq *srq, struct ibv_xrcd *xrcd, struct ibv_cq *c
 	srq->next_xrc = xrc_srqs;
 	xrc_srqs = srq;
 	rn_unlock(&xrc_lock);
-	rn_pool_set_number(srq->pool, srq->number, srq->xrcd->number, rn_cq(cq)->index, bit); /* last: now it is found */
+	/* Last: now it is found. */
+	rn_pool_set_number(srq->pool, srq->number, srq->xrcd->number, rn_cq(cq)->index, bit);
 	return 0;
 }
 

@@ -3,11 +3,13 @@
 #define _GNU_SOURCE
 #include "stranger.h"
 
+#include <endian.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "engine.h"
 #include "host_check.h"
+#include "settings.h"
 
 enum { MANY = 2000 };
 
@@ -31,7 +33,12 @@ static void leave(struct rn_stranger *stranger)
 static void come(unsigned i, union ibv_gid from)
 {
 	visitors[i] = (struct visitor){.stranger = {.from = from, .leave = leave}};
-	rn_stranger_add(&visitors[i].stranger);
+	rn_stranger_add(&visitors[i].stranger, RN_STRANGER_SILENT);
+}
+
+static void get_on(unsigned i)
+{
+	rn_stranger_add(&visitors[i].stranger, RN_STRANGER_KNOWN);
 }
 
 static union ibv_gid v4(uint32_t address)
@@ -143,6 +150,77 @@ static void who_has_spoken_counts_no_more(void)
 	CHECK(visitors[62].left == 61 && !rn_stranger_make_room());
 }
 
+/* Nor do the 16 bits before it cost anything. */
+static void of_the_site_that_has_most(void)
+{
+	begin(1024);
+	for (unsigned i = 0; i < 20; i++)
+		come(i, v6(htobe64(0x20010db800010000 + ((uint64_t)i << 16)), 1));
+	for (unsigned i = 20; i < 1000; i++)
+		come(i, v6(htobe64(0x20010db8ffff0000 + i), i));
+	for (unsigned i = 0; i < 20; i++)
+		CHECK(visitors[i].stranger.link);
+	end(1000);
+}
+
+/* Anybody here has all of 127.0.0.0/8. */
+static void this_host_is_one_source(void)
+{
+	begin(1024);
+	for (unsigned i = 0; i < 20; i++)
+		come(i, v4(htobe32(0x0a000001 + i)));
+	for (unsigned i = 20; i < MANY; i++)
+		come(i, v4(htobe32(0x7f000001 + i * 7919)));
+	for (unsigned i = 0; i < 20; i++)
+		CHECK(visitors[i].stranger.link);
+	end(MANY);
+}
+
+/* Who has spoken is not driven out by silence; nor by others who have, for a while. */
+static void silence_does_not_count_against_words(void)
+{
+	rn_settings.silence_ms = 3600 * 1000;
+	begin(256);
+	for (unsigned i = 0; i < 300; i++) {
+		come(i, v4(1));
+		get_on(i);
+		get_on(i); /* again: that's no other */
+	}
+	for (unsigned i = 300; i < MANY; i++)
+		come(i, v4(1));
+	for (unsigned i = 0; i < 300; i++)
+		CHECK(visitors[i].stranger.link);
+	CHECK(departures == MANY - 300 - 64);
+	for (unsigned i = 0; i < 64; i++)
+		CHECK(rn_stranger_make_room());
+	CHECK(!rn_stranger_make_room() && departures == MANY - 300);
+	/* From here on they are slow. */
+	rn_settings.silence_ms = 0;
+	CHECK(rn_stranger_make_room() && visitors[0].left);
+	come(0, v4(2));
+	departures = MANY - 300; /* that one is there again */
+	get_on(0);
+	CHECK(departures == MANY - 300 + 300 - 64 && visitors[0].stranger.link);
+	for (unsigned i = 1; i <= 300 - 64; i++)
+		CHECK(visitors[i].left);
+	end(MANY);
+}
+
+/* The slow ones of the source that has most of them leave first, too. */
+static void of_the_slow_of_the_source_that_has_most(void)
+{
+	rn_settings.silence_ms = 0;
+	begin(256);
+	for (unsigned i = 0; i < 1000; i++) {
+		come(i, v4(i < 10 ? 100 + i : 7));
+		get_on(i);
+	}
+	for (unsigned i = 0; i < 10; i++)
+		CHECK(visitors[i].stranger.link);
+	CHECK(departures == 1000 - 64);
+	end(1000);
+}
+
 /* Other users' connections are theirs, not each other's. */
 static void users_are_sources(void)
 {
@@ -171,6 +249,10 @@ int main(void)
 	RUN(of_the_source_that_has_most);
 	RUN(of_the_network_that_has_most);
 	RUN(who_has_spoken_counts_no_more);
+	RUN(of_the_site_that_has_most);
+	RUN(this_host_is_one_source);
+	RUN(silence_does_not_count_against_words);
+	RUN(of_the_slow_of_the_source_that_has_most);
 	RUN(users_are_sources);
 	return 0;
 }

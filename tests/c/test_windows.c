@@ -591,6 +591,84 @@ static void test_other_process(void)
 	}
 }
 
+/* --- a peer that is stopped in the midst of a copy ------------------------------------------------------------ */
+
+static int stopped_fd;
+static char *forbidden;
+
+/* The copy reads what it may not: here it stands until the owner has seen to its memory. */
+static void stand_still(int number)
+{
+	(void)number;
+	meet(stopped_fd);
+	CHECK_EQ(mprotect(forbidden, 4096, PROT_READ | PROT_WRITE), 0);
+}
+
+static void write_and_stop(int fd)
+{
+	struct sigaction action = {.sa_handler = stand_still};
+	struct address to;
+	struct end end;
+	uint32_t rkey;
+
+	end_open(&end, &(struct end_options){.memory = USER_MEMORY});
+	to = connect_over(&end, fd);
+	CHECK(hear(fd, &rkey, sizeof(rkey)));
+	/* The first may be the engine's to do, until the two processes know each other; the second is ours. */
+	CHECK_EQ(post_rdma(&end, IBV_WR_RDMA_WRITE, 1, 0, 64, to.buffer + 4096, rkey), 0);
+	expect(end.cq, 1, IBV_WC_SUCCESS);
+	stopped_fd = fd;
+	forbidden = end.buffer + 4096;
+	CHECK_EQ(sigaction(SIGSEGV, &action, NULL), 0);
+	CHECK_EQ(mprotect(forbidden, 4096, PROT_NONE), 0);
+	CHECK_EQ(post_rdma(&end, IBV_WR_RDMA_WRITE, 1, 4096, 64, to.buffer + 4096, rkey), 0);
+	poll_one(end.cq);
+	meet(fd);
+	end_close(&end);
+}
+
+static void test_stopped_inside(void)
+{
+	struct other other;
+	struct ibv_mw *mw, *elsewhere;
+	uint32_t rkey, far;
+	struct end c, d;
+	char mark;
+
+	if (getenv("RDMANET_SOFT_TRANSPORT"))
+		return; /* then nobody is inside */
+	other = spawn(write_and_stop);
+	end_open(&a, &(struct end_options){0});
+	connect_over(&a, other.fd);
+	end_open(&c, &(struct end_options){.share = &a});
+	end_open(&d, &(struct end_options){.share = &a});
+	connect_to(c.qp, d.qp->qp_num);
+	connect_to(d.qp, c.qp->qp_num);
+	mw = alloc(&a, IBV_MW_TYPE_2);
+	elsewhere = alloc(&c, IBV_MW_TYPE_2);
+	far = bind_type_2(&a, mw, part_of(&a, 4096, 100, WRITE_READ), IBV_WC_SUCCESS);
+	tell(other.fd, &far, sizeof(far));
+	CHECK(hear(other.fd, &mark, 1)); /* it is inside */
+
+	/* A window is its own queue pair's business: others don't wait for who is stopped there. */
+	rkey = bind_type_2(&c, elsewhere, part_of(&c, 0, 100, WRITE_READ), IBV_WC_SUCCESS);
+	invalidate(&c, rkey, IBV_WC_SUCCESS);
+	/* Its owner is told that the key's last user is still there, and the memory isn't given back until he has left. */
+	invalidate(&a, far, IBV_WC_RESP_TIMEOUT_ERR);
+	CHECK_EQ(ibv_dealloc_mw(mw), 0);
+	CHECK_EQ(ibv_dealloc_mw(elsewhere), 0);
+	CHECK_EQ(ibv_dereg_mr(a.mr), 0);
+	a.mr = NULL;
+	CHECK(rdmanet_soft_quarantined());
+	tell(other.fd, &mark, 1);
+	meet(other.fd);
+	EVENTUALLY(rdmanet_soft_quarantined() == 0);
+	end_close(&d);
+	end_close(&c);
+	end_close(&a);
+	join(&other);
+}
+
 int main(void)
 {
 	RUN(test_type_1);
@@ -607,6 +685,7 @@ int main(void)
 	RUN(test_without_a_peer);
 	RUN(test_builder);
 	RUN(test_other_process);
+	RUN(test_stopped_inside);
 	expect_live_nothing();
 	return 0;
 }

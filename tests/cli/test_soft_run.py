@@ -127,6 +127,25 @@ def test_trusts_no_directory_that_others_can_replace(environment, tmp_path):
     assert str(open_to_all / "cache") in soft_run(environment, "--show-path")[1]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's directory")
+@pytest.mark.parametrize("mode", [0o700, 0o1777])
+def test_trusts_no_directory_of_another_user(environment, tmp_path, mode):
+    """Root with another's HOME, as sudo -E has it: the owner of a directory can replace what is in it."""
+    theirs = tmp_path / "home"
+    theirs.mkdir()
+    theirs.chmod(mode)
+    os.chown(theirs, 61001, 61001)
+    del environment["XDG_CACHE_HOME"]
+    environment |= {"HOME": str(theirs), "TMPDIR": str(tmp_path)}
+    status, elsewhere, _ = soft_run(environment, "--show-path")
+    assert status == 0
+    assert Path(elsewhere.strip()).parent == tmp_path
+    environment["TMPDIR"] = str(theirs)  # and no fallback to it either
+    status, _, err = soft_run(environment, "--show-path")
+    assert status == 1
+    assert f"{theirs} belongs to another user" in err
+
+
 @pytest.mark.parametrize("program", ["ibv_devices", "ibv_devinfo", "ib_write_bw"])
 def test_distributions_programs_load(environment, program):
     """Linked to bind everything at start: one symbol missing and they don't."""

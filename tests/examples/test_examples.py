@@ -70,6 +70,15 @@ def test_echo(serve, style):
     assert "a line" in run("echo_client.py", "127.0.0.1", port, stdin="a line\nand another\n")
 
 
+@pytest.fixture
+def heard_interrupts():
+    """A shell's background job has Ctrl-C ignored, and hands that down."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 @pytest.mark.parametrize(
     "server",
     [
@@ -198,6 +207,45 @@ def test_file_transfer_of_too_much(tmp_path):
 
     asyncio.run(main())
     assert os.listdir(tmp_path) == []
+
+
+def test_file_transfer_of_silent_senders(serve, tmp_path):
+    """Who says nothing has no place, and above the places one is told at once."""
+    _, port = serve("file_transfer.py", "receive", tmp_path, "127.0.0.1", 0)
+
+    async def begin(name):
+        reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
+        writer.write(name)
+        return reader, writer
+
+    async def main():
+        silent = [await begin(b"no name yet") for _ in range(16)]
+        places = [await begin(b"file %d\n" % number) for number in range(17)]
+        answers = [await reader.readline() for reader, _ in places]
+        assert answers == [b"ok\n"] * 16 + [b"too many are sending; try again later\n"]
+        for _, writer in silent + places:
+            writer.transport.abort()
+
+    asyncio.run(main())
+
+
+def test_rpc_shows_no_escapes():
+    """What a server returns can't speak to the terminal."""
+
+    async def evil(reader, writer):
+        while length := int.from_bytes(await reader.readexactly(4), "big"):
+            number, *_ = msgspec.msgpack.decode(await reader.readexactly(length))
+            body = msgspec.msgpack.encode((number, "\x1b]0;owned\x07\u202e\r\n", None))
+            writer.write(len(body).to_bytes(4, "big") + body)
+
+    async def main():
+        async with await rdmanet.start_rdma_stream_server(evil, "127.0.0.1", 0) as server:
+            return await asyncio.to_thread(run, "rpc.py", "call", *server.sockets[0].getsockname())
+
+    out = asyncio.run(main())
+    assert "owned" in out
+    assert all(line.isprintable() for line in out.splitlines())
+    assert len(out.splitlines()) == 4
 
 
 def test_remote_memory():

@@ -83,7 +83,7 @@ async def test_garbage_is_logged_with_its_reason(net: Net):
             pass
     await serving(net, port)
     await peer.finish()
-    assert b"rdmanet" in peer.errors()
+    assert b"not a connection manager's message" in peer.errors()
 
 
 @OWN_PORT
@@ -287,6 +287,25 @@ async def test_who_asks_and_never_goes_on(net: Net, crowd, monkeypatch):
     while server._half_open:
         await asyncio.sleep(0)
         assert len(server._half_open) <= places
+
+
+@pytest.mark.not_on_siw("lets a connection stand when it is accepted")
+async def test_who_never_goes_on_keeps_no_server_from_its_end(net: Net, crowd, monkeypatch):
+    """Whoever closes the clients waits a second for them, and not as long as the server or the device would."""
+    monkeypatch.setattr(admission, "PATIENCE_S", 3600.0)
+    server, port = await net.serve(Echo)
+    for caller in crowd[:4]:
+        await caller.call(port, HELLO)
+    while len(server._half_open) < 4:
+        await asyncio.sleep(0)
+    serving = asyncio.ensure_future(server.serve_forever())
+    while server._serving_forever is None:
+        await asyncio.sleep(0)
+    serving.cancel()
+    began = net.loop.time()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert net.loop.time() - began < 10
 
 
 @pytest.mark.embedded_only("only the embedded device has the addresses of loopback")

@@ -5,6 +5,7 @@ own queue pair, beside the stream and without disturbing it.
 """
 
 import asyncio
+import contextlib
 import errno
 import signal
 
@@ -16,7 +17,7 @@ import rdmanet
 from rdmanet import AccessFlags
 from rdmanet._core import PD
 from rdmanet.memory import OfferedMemory
-from rdmanet.offers import RemoteRegion
+from rdmanet.offers import ALIVE_MAX, RemoteRegion
 
 MIB = 1 << 20
 
@@ -315,9 +316,9 @@ async def test_an_offer_taken_back_before_it_went_is_never_heard_of(net: Net):
 
 @pytest.mark.long
 @pytest.mark.limit(100)
-async def test_offers_by_the_thousand_to_a_stalled_peer(net: Net):
+async def test_as_many_offers_as_may_be_to_a_stalled_peer(net: Net):
     """They queue here while the peer is stopped; when it goes on it gets them all, then their end."""
-    count = 3000
+    count = ALIVE_MAX
     peer = net.spawn("offers.py")
     client = await net.connect(await peer.port())
     client.transport.write(b"x")
@@ -349,6 +350,23 @@ async def test_offers_by_the_thousand_to_a_stalled_peer(net: Net):
             leave.set()
         peer.say(f"revoked {count}")
         assert await peer.expect("revoked") == [str(count)]
+
+
+async def test_one_offer_too_many(net: Net):
+    """The caller is told, and the connection goes on."""
+    client, server = await net.pair()
+    async with contextlib.AsyncExitStack() as stack:
+        mr = stack.enter_context(allocate(server, 100))
+        for _ in range(ALIVE_MAX):
+            await stack.enter_async_context(server.transport.offer(mr))
+        with pytest.raises(rdmanet.RdmaError, match=f"{ALIVE_MAX} regions are on offer to this peer"):
+            await stack.enter_async_context(server.transport.offer(mr))
+        await offered(client, ALIVE_MAX)
+    await client.until(lambda: len(client.revoked) == ALIVE_MAX)
+    async with contextlib.AsyncExitStack() as stack:
+        mr = stack.enter_context(allocate(server, 100))
+        await stack.enter_async_context(server.transport.offer(mr, name="again"))
+        assert (await offered(client, ALIVE_MAX + 1)).name == "again"
 
 
 async def test_offers_to_a_protocol_that_knows_nothing_of_them(net: Net):

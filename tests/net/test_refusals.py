@@ -9,6 +9,8 @@ import pytest
 from harness import HOST, Echo, Net, Recorder
 
 import rdmanet
+from rdmanet import log_rate
+from rdmanet.transport import RdmaTransport
 
 
 @pytest.mark.not_on_siw("lets go of an identifier that connects when it is answered, or after ten seconds")
@@ -118,3 +120,20 @@ async def test_one_port_number_on_two_addresses(net: Net):
         _, client = await rdmanet.create_rdma_connection(net.remember(Recorder), host, port)
         client.transport.write(host.encode())
         await client.until_received(len(host))
+
+
+@pytest.mark.parametrize("exc", [OSError(28, "no room in /srv/secret"), LookupError("an internal name")])
+async def test_a_stranger_is_not_told_our_failures(net: Net, monkeypatch, exc):
+    """What went wrong in the server is for its log."""
+
+    def fails(self, *_):
+        raise exc
+
+    monkeypatch.setattr(RdmaTransport, "_accept", fails)
+    monkeypatch.setattr(log_rate, "due", lambda *_: "")  # each is said
+    _, port = await net.serve(Echo)
+    with pytest.raises(
+        ConnectionRefusedError, match="the server could not accept the connection; its log says why"
+    ):
+        await net.connect(port)
+    assert net.complaint()["exception"] is exc

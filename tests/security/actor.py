@@ -4,7 +4,7 @@ Everything that an actor may import is imported first, since another user may no
 """
 
 import asyncio  # noqa: F401
-import ctypes  # noqa: F401
+import ctypes
 import json
 import os
 import socket  # noqa: F401
@@ -38,6 +38,8 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(int(user), int(user), int(user))
         os.setresuid(int(user), int(user), int(user))
+    if os.environ.get("ACTOR_DUMPABLE"):  # as a program is that a user starts; who was root isn't
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
     sys.path.insert(0, str(script.parent))
     exec(code, {"__name__": "__main__", "say": say, "hear": hear, "argv": sys.argv[2:]})
 

@@ -158,7 +158,8 @@ class Stage:
         :param user: it becomes this user before its first line; only root can arrange that
         :param without: guards that its device lacks, with commas between
         :param prefix: a command that starts it: `unshare …`, say
-        :param environment: variables beside ours
+        :param environment: variables beside ours; ACTOR_DUMPABLE="1": as a user it may be traced by its like, as who
+            hasn't been root
         """
         if user is not None and os.geteuid() != 0:
             unfit("only root can be another user")

@@ -49,6 +49,25 @@ def test_a_mapped_queue_pair_takes_no_tcp(stage, guarded):
     assert "a TCP connection in the name of its peer, who maps it: refused" in victim.finish()
 
 
+@pytest.mark.parametrize("user", [ATTACKER, VICTIM])
+def test_a_peer_that_has_no_link_to_us(stage, guarded, user):
+    """We map the peer, and it doesn't map us, or doesn't yet: its own user alone may come by TCP meanwhile."""
+    victim = stage.start("pair_end", VICTIM, without="" if guarded else "tcp-attach")
+    peer = stage.start("pair_end", VICTIM)
+    other = stage.start("pair_end", VICTIM)
+    numbers = [end.hear()["number"] for end in (victim, peer, other)]
+    tell(peer, numbers[2])  # so it listens
+    tell(victim, numbers[1])
+    attacker = stage.start("attacher", *numbers[:2], FORGED, PSN, RANGE, 0, user=user)
+    result = attacker.hear()
+    if guarded and user == ATTACKER:
+        assert result == {"attempts": RANGE, "sent": False}
+        assert "a TCP connection in the name of its peer, by another user: refused" in victim.finish()
+    else:
+        assert result["sent"], "after the link has come"
+        assert victim.hear()["got"] == FORGED
+
+
 def test_a_search_for_the_sequence_number_ends(stage, guarded):
     """The peer is another user's, so TCP is its way; the attacker comes before it does."""
     victim = stage.start("pair_end", VICTIM, without="" if guarded else "tcp-attempts")

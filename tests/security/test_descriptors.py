@@ -1,6 +1,8 @@
 """A process at its limit of descriptors refuses newcomers, with the reason, and keeps what it has."""
 
 LIMIT = 256
+# A quarter of them is for those who wait for their turn: more at once are told so.
+REASONS = ("no descriptors left", "too many connections are being made")
 
 
 def connect(crowds, how="at once"):
@@ -18,13 +20,17 @@ def echoes(crowds):
     return [crowd.hear() for crowd in crowds]
 
 
-def check(server, crowds, results):
+def check(server, crowds, results, least=LIMIT / 2):
     """Nobody is left without an answer, or without the connection that he was given; the server can work on."""
     accepted = sum(result["accepted"] for result in results)
     errors = [error for result in results for error in result["errors"]]
-    assert LIMIT / 2 < accepted < LIMIT
-    assert all("ConnectionRefusedError" in error and "no descriptors left" in error for error in errors)
-    assert max(result["seconds"] for result in results) < 1
+    assert least < accepted < LIMIT
+    assert all(
+        "ConnectionRefusedError" in error and any(reason in error for reason in REASONS) for error in errors
+    ), errors
+    assert (
+        max(result["seconds"] for result in results) < 5
+    )  # a second, where the machine has nothing else to do
     for _ in range(2):
         assert echoes(crowds) == [{"echoes": result["accepted"], "others": []} for result in results]
     server.tell()
@@ -33,7 +39,7 @@ def check(server, crowds, results):
 
 
 def test_the_last_descriptors_are_the_programs(stage, guarded):
-    """Without a reserve a server accepts until it can't any more; who comes then isn't even told so."""
+    """Without a reserve a server accepts until it can't any more, and who comes then isn't told why."""
     count = LIMIT + 4
     server = stage.start("echo_server", "127.0.0.1", LIMIT, without="" if guarded else "reserve")
     port = server.hear()["port"]
@@ -42,8 +48,7 @@ def test_the_last_descriptors_are_the_programs(stage, guarded):
     results = connect([crowd], "in turn")
     assert results[0]["accepted"] + sum(results[0]["errors"].values()) == count
     if not guarded:
-        server.tell()
-        assert "Too many open files" in str(server.hear()["can_open"])
+        assert any("no descriptors left" not in error for error in results[0]["errors"]), results
         return
     check(server, [crowd], results)
     errors = server.finish()
@@ -57,7 +62,7 @@ def test_all_at_once(stage):
     crowds = [stage.start("crowd", port, each, 0) for _ in range(processes)]
     results = connect(crowds)
     refused = sum(sum(result["errors"].values()) for result in results)
-    assert check(server, crowds, results) + refused == each * processes
+    assert check(server, crowds, results, least=LIMIT / 4) + refused == each * processes
     server.finish()
 
 

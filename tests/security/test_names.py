@@ -97,10 +97,11 @@ def test_a_held_port_is_taken(stage, guarded, held):
 
 
 def test_beside_a_tcp_program_of_ones_own(stage):
-    """Who has the TCP port may be reached by name, by every user: he could be by TCP."""
+    """Who has the TCP port may be reached by name, by every user: he could be by TCP. His own programs have to see that
+    it is none of his sandboxes."""
     program = stage.start("port_holder", "127.0.0.1", "listen", user=VICTIM)
     port = program.hear()["port"]
-    server = stage.start("cm_server", "127.0.0.1", port, "by name", user=VICTIM)
+    server = stage.start("cm_server", "127.0.0.1", port, "by name", user=VICTIM, ACTOR_DUMPABLE="1")
     assert server.hear()["port"] == port
     for user in (None, VICTIM, ANOTHER):
         client = stage.start("cm_client", user=user)
@@ -135,3 +136,93 @@ def test_who_has_no_name_proves_nothing(stage, guarded):
         while SECRET not in heard:
             attacker.tell()
             heard = attacker.hear()["heard"]
+
+
+BOXES = {
+    "user namespace": ["sandbox", "bare"],
+    "pid namespace": ["sandbox", "pids", "bare"],
+    "not dumpable": ["undumpable"],
+}
+
+
+def boxed(stage, roles, names):
+    """One of the same user as the server and its client, locked up."""
+    attacker = stage.start("boxed_name_taker", ",".join(roles), *names, user=VICTIM)
+    said = attacker.hear()
+    if "unfit" in said:
+        unfit(said["unfit"])
+    return attacker, said["has"]
+
+
+@pytest.mark.parametrize("box", BOXES)
+def test_a_box_of_the_same_user_gets_no_request(stage, guarded, box):
+    server = stage.start("cm_server", "0.0.0.0", 0, "the server", user=VICTIM, ACTOR_DUMPABLE="1")
+    port = server.hear()["port"]
+    attacker, taken = boxed(stage, BOXES[box], names_of(port))
+    assert taken == 2
+    without = "" if guarded else "name-process"
+    client = stage.start("cm_client", user=VICTIM, without=without, ACTOR_DUMPABLE="1")
+    client.hear()
+    client.tell(to=["127.0.0.1", port], data=SECRET)
+    if guarded:
+        assert client.hear()["reply"] == "the server"
+        attacker.tell()
+        assert attacker.hear() == {"visits": taken, "heard": ""}, "it looks who has the name, and goes"
+        assert f"is user {VICTIM}'s in a sandbox" in client.finish()
+    else:
+        heard = ""
+        while SECRET not in heard:
+            attacker.tell()
+            heard = attacker.hear()["heard"]
+
+
+def test_fewer_capabilities_get_no_request(stage, guarded):
+    """Root's container has its number, and not its power."""
+    if os.geteuid() != 0:
+        unfit("only root has capabilities")
+    server = stage.start("cm_server", "0.0.0.0", 0, "the server", user=VICTIM)
+    port = server.hear()["port"]
+    attacker = stage.start("boxed_name_taker", "bare", *names_of(port))
+    assert attacker.hear()["has"] == 2
+    client = stage.start("cm_client", without="" if guarded else "name-process")
+    client.hear()
+    client.tell(to=["127.0.0.1", port], data=SECRET)
+    if guarded:
+        assert client.hear()["reply"] == "the server"
+    else:
+        heard = ""
+        while SECRET not in heard:
+            attacker.tell()
+            heard = attacker.hear()["heard"]
+
+
+def test_a_box_keeps_no_server_from_its_port(stage, guarded):
+    with_port = stage.start("port_holder", "127.0.0.1", "bind", user=VICTIM)
+    port = with_port.hear()["port"]
+    with_port.finish()
+    _, taken = boxed(stage, BOXES["pid namespace"], names_of(port))
+    assert taken == len(NAMES)
+    without = "" if guarded else "name-process"
+    server = stage.start("cm_server", "127.0.0.1", port, "the server", user=VICTIM, without=without)
+    if guarded:
+        assert server.hear()["port"] == port
+        assert f"is taken by user {VICTIM}, by no equal process" in server.finish()
+    else:
+        assert server.hear()["refused"] == errno.EADDRINUSE
+
+
+@pytest.mark.parametrize("user", [None, VICTIM], ids=["root", "a user"])
+def test_a_name_of_an_equal_is_believed(stage, user):
+    """With no TCP listener: that a name is believed shows in who hears of the request."""
+    with_port = stage.start("port_holder", "127.0.0.1", "bind", user=VICTIM)
+    port = with_port.hear()["port"]
+    with_port.finish()
+    equal = stage.start("name_taker", *names_of(port)[:1], user=user, ACTOR_DUMPABLE="1")
+    assert equal.hear()["has"] == 1
+    client = stage.start("cm_client", user=user, ACTOR_DUMPABLE="1")
+    client.hear()
+    client.tell(to=["127.0.0.1", port], data=SECRET)
+    heard = ""
+    while SECRET not in heard:
+        equal.tell()
+        heard = equal.hear()["heard"]

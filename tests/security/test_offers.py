@@ -136,6 +136,44 @@ def test_who_takes_nothing_cannot_keep_the_memory(stage, way):
 
 
 @TRANSPORTS
+def test_who_takes_nothing_cannot_hold_up_an_offer(stage, way):
+    """To make a key is a request as well, behind what the peer holds up: the wait for it ends, and the connection."""
+    play = Play(stage, way, "", "shared")
+    guest, _ = guest_with_an_offer(play)
+    holder = play.start("offer_holder", "is_deaf")
+    assert holder.hear() == {"connected": True}
+    play.expect("made")
+    assert holder.hear() == {"sent": "SUCCESS"}
+    play.expect("echoed")
+    play.owner.tell(client=1, do="offer", patience=PATIENCE)
+    said = [play.owner.hear()]
+    while not {"refused", "lost"} <= {word for each in said for word in each}:
+        said.append(play.owner.hear())
+    together = {word: value for each in said for word, value in each.items()}
+    assert (together["refused"], together["why"]) == (1, "TimeoutError")
+    assert (together["lost"], together["error"]) == (1, "TimeoutError")
+    assert "could not be put on offer in time" in together["text"]
+    is_served(guest)
+
+
+@TRANSPORTS
+@pytest.mark.parametrize(
+    ("how", "why"), [("hoards", "more than 256 regions"), ("rambles", "4080 are allowed")]
+)
+def test_regions_without_end(stage, way, how, why):
+    """What one peer can make a server remember has a bound, and so has what it can make it read at once."""
+    play = Play(stage, way, "")
+    guest, _ = guest_with_an_offer(play)
+    holder = play.start("offer_holder", how)
+    assert holder.hear() == {"connected": True}
+    lost = play.expect("lost")
+    assert (lost["lost"], lost["error"]) == (1, "ProtocolError")
+    assert why in lost["text"]
+    assert holder.hear()["told"] == (264 if how == "hoards" else 100)
+    is_served(guest)
+
+
+@TRANSPORTS
 def test_who_invalidates_the_key_itself(stage, guarded, way):
     """The device lets it. By our rules it ends the connection, and nobody else's."""
     play = Play(stage, way, "" if guarded else "recv-opcode")

@@ -66,9 +66,8 @@ def network():
     holder.communicate()
 
 
-def test_names_that_others_have(stage, network):
-    """All of them: then there is TCP."""
-    names = range(32768, 61000)
+def take_names(stage, network, names):
+    """All of them, by the attacker."""
     takers, each = 4, len(names) // 4
     needed = each + 100
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -83,9 +82,18 @@ def test_names_that_others_have(stage, network):
         )
         for number in range(takers)
     ]
-    assert sum(taker.hear()["has"] for taker in taken) == len(names)
-    ends = [stage.start("pair_end", VICTIM, prefix=network) for _ in range(2)]
+    return sum(taker.hear()["has"] for taker in taken)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_names_that_others_have(stage, network, before):
+    """All of them, but for those of who was there before: then there is TCP, both ways."""
+    ends = [stage.start("pair_end", VICTIM, prefix=network) for _ in range(before)]
     numbers = [end.hear()["number"] for end in ends]
+    names = range(32768, 61000)
+    assert take_names(stage, network, names) == len(names) - before
+    ends += [stage.start("pair_end", VICTIM, prefix=network) for _ in range(2 - before)]
+    numbers += [end.hear()["number"] for end in ends[before:]]
     for end, number in zip(ends, reversed(numbers), strict=True):
         end.tell(number=number, psn=1)
         assert end.hear() == {"connected": True}
@@ -93,5 +101,5 @@ def test_names_that_others_have(stage, network):
         here.tell(send="by TCP")
         assert here.hear() == {"status": "SUCCESS"}
         assert there.hear() == {"got": "by TCP", "status": "SUCCESS"}
-    for end in ends:
+    for end in ends[before:]:
         assert "has none, and all goes by TCP" in end.finish()

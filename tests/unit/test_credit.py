@@ -323,6 +323,16 @@ def test_bad_frames_are_the_peers_fault(credit: ModuleType, frame: tuple[int, ..
     assert (subject.received, subject.reaped, subject.peer_granted) == (0, 0, 4)
 
 
+def test_a_control_frame_is_no_longer_than_it_need_be(credit: ModuleType) -> None:
+    """However long the slots are: what is read at once has a bound."""
+    hello = credit.Hello(65536, 4, 8, 4)
+    for kind in (CREDIT, ABORT):
+        subject = credit.Ledger(hello, hello)
+        with pytest.raises(ProtocolError, match="of 4081 bytes, 4080 are allowed"):
+            subject.frame_received(16 + 4081, kind, 4081, 4, 0)
+        subject.frame_received(16 + 4080, kind, 4080, 4, 0)
+
+
 def test_data_beyond_the_grant(credit: ModuleType) -> None:
     subject = ledger(credit, granted=1)
     subject.frame_received(17, DATA, 1, 4, 0)

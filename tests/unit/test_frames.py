@@ -27,6 +27,7 @@ def test_constants(credit: ModuleType) -> None:
         assert all(getattr(credit, f"_{kind.name}") == kind for kind in credit.Kind)
         assert credit._HEADER_BYTES == credit.HEADER_BYTES
         assert credit._PING_BYTES == credit.PING_BYTES
+        assert credit._CONTROL_BODY_MAX == credit.CONTROL_BYTES_MAX - credit.HEADER_BYTES
         assert credit._CREDIT_ALLOWANCE == credit.ALLOWANCE[credit.Kind.CREDIT]
         assert credit._CONTROL_ALLOWANCE == credit.CONTROL_ALLOWANCE
     assert credit.CONTROL_ALLOWANCE <= credit.CONTROL_SLOTS

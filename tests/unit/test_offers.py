@@ -80,14 +80,14 @@ def test_revoking_twice_says_it_once() -> None:
     assert not a.revoke(region_id) and not a.pending
 
 
-def test_thousands_in_as_many_frames_as_it_takes() -> None:
+def test_as_many_as_may_be_in_as_many_frames_as_it_takes() -> None:
     a, b = Offers(), Offers()
-    ids = [offer(a, "n" * 255) for _ in range(3000)]
-    assert len(set(ids)) == 3000
+    ids = [offer(a, "n" * 255) for _ in range(ALIVE_MAX)]
+    assert len(set(ids)) == ALIVE_MAX
     frames = 0
     while tell(a, b, SLOT_BYTES_MIN):
         frames += 1
-    assert frames == 3000, "the longest name: one a frame of the smallest slots"
+    assert frames == ALIVE_MAX, "the longest name: one a frame of the smallest slots"
     assert [remote.region.id for remote in b.remote] == ids
     for region_id in ids:
         a.revoke(region_id)
@@ -113,7 +113,7 @@ def test_acknowledgements_go_first() -> None:
 def test_bounds() -> None:
     a, b = Offers(alive_max=2), Offers(alive_max=2)
     ids = [offer(a), offer(a)]
-    with pytest.raises(RdmaError, match="2 regions"):
+    with pytest.raises(RdmaError, match="2 regions are on offer to this peer.*no more than 2"):
         offer(a)
     tell(a, b)
     with pytest.raises(ProtocolError, match="more than 2"):
@@ -125,7 +125,7 @@ def test_bounds() -> None:
     tell(b, a)
     offer(a)
     assert tell(a, b) is not None
-    assert ALIVE_MAX == 4096
+    assert ALIVE_MAX == 256
 
 
 @pytest.mark.parametrize(

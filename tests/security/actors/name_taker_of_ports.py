@@ -6,7 +6,11 @@ first, count = map(int, argv)
 held = []
 for port in range(first, first + count):
     taker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    taker.bind(f"\0rdmanet-soft/{port}")
+    try:
+        taker.bind(f"\0rdmanet-soft/{port}")
+    except OSError:  # somebody was there before
+        taker.close()
+        continue
     taker.listen()
     held.append(taker)
 say(has=len(held))

@@ -32,7 +32,8 @@ class Owner(asyncio.Protocol):
                 say(offered=self.number)
                 await self.left.wait()
                 began = time.monotonic()
-        except OSError:
+        except OSError as error:
+            say(refused=self.number, why=type(error).__name__)
             return
         finally:
             if "offer" in argv:
@@ -41,6 +42,7 @@ class Owner(asyncio.Protocol):
 
     def data_received(self, data):
         self.transport.write(data)
+        say(echoed=self.number)
 
     def connection_lost(self, exc):
         self.left.set()

@@ -1,4 +1,4 @@
-"""Connects by TCP and says nothing: argv is the port, how many, and the address that it comes from.
+"""Connects by TCP and says nothing: argv is the port, how many, and the address that it comes from, or a network's.
 
 Says `there` when all have connected; for each line it hears, how many were `shown_out` since, and what they were told.
 """
@@ -7,9 +7,9 @@ import collections
 import socket
 
 crowd = []
-for _ in range(int(argv[1])):
+for i in range(int(argv[1])):
     one = socket.socket()
-    one.bind((argv[2], 0))
+    one.bind((f"127.77.{i >> 8}.{i & 255}" if argv[2] == "127.0.0.0" else argv[2], 0))
     one.connect(("127.0.0.1", int(argv[0])))
     one.setblocking(False)
     crowd.append(one)

@@ -1,0 +1,91 @@
+"""Whoever has the TCP port of a peer that has died is not that peer: he gets no message for it."""
+
+import os
+
+import pytest
+
+from tests.security.conftest import ATTACKER, VICTIM, unfit
+
+PSN = 0x123456
+TEXT = "for the peer alone"
+HELLO = 72
+SECRET = {"RDMANET_SOFT_SECRET": "5e" * 32}
+
+
+@pytest.fixture(autouse=True)
+def needs_root():
+    if os.geteuid() != 0:
+        unfit("only root can be two users")
+
+
+def tell(end, number):
+    end.tell(number=number, psn=PSN, timeout=14)
+    assert end.hear() == {"connected": True}
+
+
+def inherit(stage, user, listens, without="", **environment):
+    """The peer dies before it is connected to, and the user has its port: the victim, and what the heir got."""
+    victim, peer = (
+        stage.start("pair_end", VICTIM, without=lacks, RDMANET_SOFT_TRANSPORT="stream", **environment)
+        for lacks in (without, "")
+    )
+    numbers = [end.hear()["number"] for end in (victim, peer)]
+    if listens:
+        tell(peer, numbers[0])
+    tell(victim, numbers[1])
+    peer.end()
+    port = numbers[1] >> 8
+    heir = stage.start("port_heir", port, TEXT, user=user)
+    assert heir.hear() == {"port": port}
+    victim.tell(send=TEXT)
+    return victim, heir.hear()
+
+
+def knows_who_reserves():
+    release = os.uname().release.split(".")
+    return (int(release[0]), int(release[1])) >= (6, 8)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_another_user_who_has_the_port(stage, guarded, listens):
+    if not listens and not knows_who_reserves():
+        unfit("the kernel doesn't tell whose a reserved port is")
+    victim, heard = inherit(stage, ATTACKER, listens, without="" if guarded else "tcp-holder")
+    if not guarded:
+        assert heard["hello"] == HELLO
+        assert TEXT in heard["got"]
+        return
+    assert heard == {"hello": 0, "got": ""}
+    assert victim.hear() == {"status": "RETRY_EXC_ERR"}
+    assert f"was user {VICTIM}'s, and is user {ATTACKER}'s now: not trusted" in victim.finish()
+
+
+@pytest.mark.parametrize("secret", [{}, SECRET], ids=["none", "secret"])
+def test_the_same_user_who_has_the_port(stage, secret):
+    """A box of the victim's user id, say: nobody tells it from the peer, but by a secret."""
+    victim, heard = inherit(stage, VICTIM, False, **secret)
+    assert heard["hello"] == HELLO
+    if not secret:
+        assert TEXT in heard["got"]
+        return
+    assert heard["got"] == ""
+    assert victim.hear() == {"status": "REM_ABORT_ERR"}
+    assert "doesn't prove that it knows the secret" in victim.finish()
+
+
+def test_a_number_of_no_queue_pair(stage, guarded):
+    """A peer may give any number as its own: the port in it may be a service's, and gets no word of ours."""
+    service = stage.start("port_heir", 0, TEXT)
+    port = service.hear()["port"]
+    victim = stage.start(
+        "pair_end", VICTIM, without="" if guarded else "tcp-range", RDMANET_SOFT_TRANSPORT="stream"
+    )
+    victim.hear()
+    tell(victim, port << 8 | 1)
+    victim.tell(send=TEXT)
+    if guarded:
+        assert victim.hear() == {"status": "RETRY_EXC_ERR"}
+        service.tell()
+        assert service.hear() == {"came": 0}
+    else:
+        assert service.hear()["hello"] == HELLO
