@@ -355,6 +355,7 @@ async def test_no_patience(net: Net, bare):
 
 
 @pytest.mark.not_on_iwarp("has no memory windows")
+@pytest.mark.not_on_rxe("does not tell, and crashes the kernel when a window is invalidated twice")
 async def test_who_invalidates_what_it_was_offered(net: Net, bare):
     """That is the peer's to do with its own key by the device's rules, but not by ours."""
     protocol = await connected(bare)
@@ -367,6 +368,7 @@ async def test_who_invalidates_what_it_was_offered(net: Net, bare):
 
 
 @pytest.mark.not_on_iwarp("has no memory windows")
+@pytest.mark.not_on_rxe("crashes the kernel when a window is invalidated twice")
 async def test_who_invalidates_it_just_before_the_owner(net: Net, bare):
     """Ours fails then; whose fault that is, the connection's error tells."""
     protocol = await connected(bare)
