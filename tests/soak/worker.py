@@ -30,7 +30,9 @@ import rdmanet
 from tests.net.pattern import PERIOD, Pattern
 
 HOST = "127.0.0.1"
-HEADER = struct.Struct("!IIIBBH")  # seed, bytes of the caller, bytes of the server, ending, caller's index, its life
+HEADER = struct.Struct(
+    "!IIIBBH"
+)  # seed, bytes of the caller, bytes of the server, ending, caller's index, its life
 LONGEST = 1 << 20
 HANG_S = 60.0
 
