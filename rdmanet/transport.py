@@ -593,6 +593,10 @@ class RdmaTransport(StreamConnection):
             self._stop_writing()
             self._eof_written = True
             self._handle(Event.WRITE_EOF)
+    @property
+    def _closed_and_flushed(self) -> bool:
+        """close() or abort() was called, and nothing is left to send: asyncio's connections are lost then."""
+        return self._machine.state in (State.CLOSING, State.CLOSED) and not self.get_write_buffer_size()
 
     async def _until_room(self) -> None:
         """Wait while more is written than set_write_buffer_limits() has as the upper limit.
