@@ -526,7 +526,7 @@ class RdmaTransport(StreamConnection):
         protocol = self._context.run(self._factory)
         self._machine.receive(Event.ESTABLISHED)
         self._protocol = protocol
-        self._open(protocol, isinstance(protocol, asyncio.BufferedProtocol), connecting)
+        self._open(protocol, _is_buffered(protocol), connecting)
         if connecting:
             self._send_control(credit.Kind.CREDIT)
         try:
@@ -572,7 +572,7 @@ class RdmaTransport(StreamConnection):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Deliver to another protocol from now on."""
         self._protocol = protocol
-        self._bind(protocol, isinstance(protocol, asyncio.BufferedProtocol))
+        self._bind(protocol, _is_buffered(protocol))
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """The current protocol."""
@@ -1207,8 +1207,19 @@ class RdmaTransport(StreamConnection):
 
 
 # ---------------------------------------------------------------------------
-# Keywords, errors
+# Protocols, keywords, errors
 # ---------------------------------------------------------------------------
+
+
+def _is_buffered(protocol: asyncio.BaseProtocol) -> bool:
+    """Whether a protocol is given its bytes by get_buffer().
+
+    asyncio's loop asks for the base class; uvloop asks for the method. Who has the methods of that base class, and no
+    data_received(), can have meant nothing else.
+    """
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        return True
+    return hasattr(protocol, "get_buffer") and not hasattr(protocol, "data_received")
 
 
 def _refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
