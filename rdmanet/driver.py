@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import os
 import select
 import threading
 import weakref
@@ -49,6 +50,7 @@ from rdmanet._core import (
 from rdmanet.device_events import EventFeed
 from rdmanet.device_log import DeviceLog
 from rdmanet.errors import DeviceLostError, event_error
+from rdmanet.readiness import new_bell
 
 logger = logging.getLogger("rdmanet")
 
@@ -129,6 +131,7 @@ class Driver:
         self._handlers: dict[CMID, CMHandler] = {}
         self._wakes = 0
         self._lifeline: AsyncGenerator[None, None] | None = None
+        self._bell: int | None = None
         self.cm = CMEventChannel(library)
         try:
             self._epoll = select.epoll()
@@ -161,6 +164,12 @@ class Driver:
 
         self._lifeline = lifeline()
         await self._lifeline.__anext__()
+
+    def bell(self) -> int:
+        """What the readiness of all connections shows; made when one is first asked for."""
+        if self._bell is None:
+            self._bell = new_bell()
+        return self._bell
 
     # -- devices ---------------------------------------------------------------------------------
 
@@ -357,6 +366,8 @@ class Driver:
         self._engine_row = ()
         self.cm.close()
         self._epoll.close()
+        if self._bell is not None:
+            os.close(self._bell)
         self._log.close()  # last: what was said of all that is logged, too
 
     def __del__(self) -> None:

@@ -11,10 +11,11 @@ from typing import Protocol
 
 from rdmanet import credit, log_rate
 from rdmanet._core import CMID, CMEvent, CMEventType
-from rdmanet.addresses import RdmaSocket, SockAddr
+from rdmanet.addresses import SockAddr
 from rdmanet.admission import Admission, waiting_for
 from rdmanet.driver import Driver
 from rdmanet.errors import ProtocolError
+from rdmanet.transport_socket import RdmaSocket
 
 logger = logging.getLogger("rdmanet")
 
@@ -74,7 +75,7 @@ class RdmaServer(asyncio.AbstractServer):
             raise
         self._listeners.append((driver, cm_id))
         assert cm_id.local_addr is not None  # it is bound
-        self._sockets.append(RdmaSocket(cm_id.local_addr, None))
+        self._sockets.append(RdmaSocket(cm_id.local_addr))
         driver.servers.add(self)
 
     def _cm_event(self, driver: Driver, event: CMEvent) -> None:

@@ -55,7 +55,7 @@ from rdmanet._core import (
     stream_half_open_bytes,
     stream_queue_depths,
 )
-from rdmanet.addresses import RdmaSocket, SockAddr, libraries_for, merged, resolve, wildcards
+from rdmanet.addresses import SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.admission import places_for
 from rdmanet.driver import Driver, driver_for
 from rdmanet.errors import ProtocolError, completion_error
@@ -63,7 +63,9 @@ from rdmanet.leases import Lease, patience, rights_of
 from rdmanet.memory import OfferedMemory, Operation, Posted
 from rdmanet.offers import Offers, RemoteRegion
 from rdmanet.protocol import Action, Event, Machine, State, Writing
+from rdmanet.readiness import Readiness
 from rdmanet.server import RdmaServer as RdmaServer
+from rdmanet.transport_socket import RdmaSocket
 
 logger = logging.getLogger("rdmanet")
 
@@ -350,6 +352,7 @@ class RdmaTransport(StreamConnection):
         self._leases: set[Lease] = set()
         self._leases_told: dict[int, Lease] = {}  # by the offer's number: the peer knows of them
         self._queued_operations: list[Posted] = []
+        self._readiness: Readiness | None = None
         driver.transports.add(self)
 
     # -- connecting --------------------------------------------------------------------------------
@@ -563,11 +566,30 @@ class RdmaTransport(StreamConnection):
             return self._stats() if self._extra else default
         if name == "rdma_shared_receive":
             return default if self.shared is None else self.shared.stats()
-        if name == "socket":
-            return (
-                RdmaSocket(self._extra["sockname"], self._extra.get("peername")) if self._extra else default
-            )
+        if name == "socket" and self._extra and name not in self._extra:
+            self._extra[name] = RdmaSocket(self._extra["sockname"], self._extra.get("peername"), self)
         return self._extra.get(name, default)
+
+    # -- a descriptor that shows whether there is something to read: see readiness.py ------------------
+
+    def _readiness_fd(self) -> int:
+        """It, made when there is none; -1 when the connection is over, or another process's."""
+        if self._is_foreign or self._released or self._torn_down:
+            return -1
+        if self._readiness is None:
+            self._readiness = Readiness(self._driver.bell())
+        self._engine.drain()  # who asks now looks now, and the loop may not have come round for long
+        self._tell_unread()
+        self._unread_changed()
+        return self._readiness.fd
+
+    def _unread_changed(self) -> None:
+        if self._readiness is not None:
+            self._readiness.show(self._unread or self._machine.state is not State.OPEN)
+
+    def _close_readiness(self) -> None:
+        if self._readiness is not None:
+            self._readiness.close()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Deliver to another protocol from now on."""
@@ -700,6 +722,8 @@ class RdmaTransport(StreamConnection):
         if self._is_foreign:
             return  # after a fork: the connection is the parent's, and goes on there
         actions = self._machine.receive(event, error)
+        if self._readiness is not None and self._machine.state is not State.OPEN:
+            self._readiness.show(True)
         if not actions:
             return
         if actions & Action.STOP_READING:
@@ -802,6 +826,7 @@ class RdmaTransport(StreamConnection):
                 }
             )
         finally:
+            self._close_readiness()
             self._release_when_heard()
 
     def _begin_close_timer(self) -> None:
@@ -1202,6 +1227,7 @@ class RdmaTransport(StreamConnection):
         StreamConnection._release,
         _destroy_id,
         _fail_waiters,
+        _close_readiness,
         _leave,
     )
 

@@ -206,7 +206,7 @@ async def test_what_looks_like_a_socket(net: Net):
         assert sock.family == (socket.AF_INET6 if ":" in HOST else socket.AF_INET)
         assert sock.type == socket.SOCK_STREAM
         assert isinstance(sock.proto, int)
-        assert sock.fileno() == -1
+        assert (sock.fileno() == -1) == (sock is listening)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         assert isinstance(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), int)
