@@ -132,6 +132,7 @@ class Driver:
         self._wakes = 0
         self._lifeline: AsyncGenerator[None, None] | None = None
         self._bell: int | None = None
+        self._told_foreign = False
         self.cm = CMEventChannel(library)
         try:
             self._epoll = select.epoll()
@@ -307,6 +308,14 @@ class Driver:
             for fd, _ in self._epoll.poll(0):
                 if (act := self._rare.get(fd)) is not None:
                     act()
+        if self.foreign and not self._told_foreign:
+            self._told_foreign = True
+            logger.error(
+                "process %d runs the event loop of process %d, from which it was forked: something has come for one of "
+                "its RDMA listeners or connections, and only that process can take it; open them after fork",
+                process_id(),
+                self.pid,
+            )
 
     def _cm_events(self) -> None:
         # A forked child may run its parent's loop. Nothing here is the child's, and not even the reader
