@@ -269,12 +269,21 @@ async def listen(
     try:
         for name in hosts:
             for address in await resolve(loop, name, port or 0, family, 0, flags):
-                for library in libraries_for(address, device):
+                refusals: list[OSError] = []
+                libraries = libraries_for(address, device)
+                for library in libraries:
                     try:
                         server._add_listener(await driver_for(loop, library), address)
                     except OSError as exc:
                         exc.add_note(f"listening on {address[0]}:{address[1]} by the {library.name} library")
-                        failures.append(exc)
+                        refusals.append(exc)
+                if len(refusals) == len(libraries) and any(exc.errno == errno.EADDRINUSE for exc in refusals):
+                    # Another listens there, maybe one of ours: who serves the other addresses only would not know.
+                    raise OSError(
+                        errno.EADDRINUSE,
+                        f"start_rdma_server: address {address[0]}, port {address[1]}: already in use",
+                    )
+                failures += refusals
         if not server._listeners:
             raise merged(f"start_rdma_server on {host}:{port}", failures, False)
         for failure in failures:
