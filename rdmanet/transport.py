@@ -28,7 +28,7 @@ import errno
 import logging
 import operator
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -358,6 +358,7 @@ class RdmaTransport(StreamConnection):
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._late_writes = 0
         self._eof_written = False
+        self._sending_file = False
         self._leases: set[Lease] = set()
         self._leases_told: dict[int, Lease] = {}  # by the offer's number: the peer knows of them
         self._queued_operations: list[Posted] = []
@@ -636,6 +637,32 @@ class RdmaTransport(StreamConnection):
             self._stop_writing()
             self._eof_written = True
             self._handle(Event.WRITE_EOF)
+
+    @contextlib.contextmanager
+    def _for_file(self) -> Iterator[Callable[[memoryview], None]]:
+        """Refuse all writes but those by what this gives: see files.py."""
+        if self._sending_file:
+            raise RuntimeError("sendfile is in progress already")
+        self._hold_writes(True)
+        try:
+            yield self._write_of_file
+        finally:
+            self._hold_writes(False)
+
+    def _write_of_file(self, data: memoryview) -> None:
+        self._hold_writes(False)
+        try:
+            self.write(data)
+        finally:
+            self._hold_writes(True)
+
+    def _hold_writes(self, held: bool) -> None:
+        self._sending_file = held
+        if held:
+            self._stop_writing()
+        elif self._machine.can_write:
+            self._allow_writing()
+
     @property
     def _closed_and_flushed(self) -> bool:
         """close() or abort() was called, and nothing is left to send: asyncio's connections are lost then."""
@@ -968,6 +995,8 @@ class RdmaTransport(StreamConnection):
 
     def _write_refused(self) -> None:
         """As asyncio's transports: an error after write_eof, silence after close, a warning when it goes on."""
+        if self._sending_file:
+            raise RuntimeError("unable to write; sendfile is in progress")
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._machine.state in (State.DRAINING, State.DRAINING_TO_EOF):

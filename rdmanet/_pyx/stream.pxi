@@ -997,6 +997,10 @@ cdef class StreamConnection:
         """No `write` from now on; what is buffered still goes out."""
         self.writable = False
 
+    def _allow_writing(self):
+        """Take back `_stop_writing`."""
+        self.writable = True
+
     def _discard_writes(self):
         """Forget what is written and not posted; a protocol that it paused resumes."""
         self.writable = False
