@@ -31,8 +31,8 @@ class Readiness:
         self.fd = self._epoll.fileno()
 
     def show(self, readable: bool) -> None:
-        """Let it be readable, or not."""
-        if readable == self._shown:
+        """Let it be readable, or not; once it is closed this does nothing."""
+        if readable == self._shown or self.fd < 0:
             return
         self._shown = readable
         if readable:
