@@ -9,7 +9,7 @@ import ipaddress
 import logging
 import os
 import socket
-from typing import Any, cast
+from typing import cast
 
 from rdmanet._core import Library
 from rdmanet.errors import DeviceNotFoundError
@@ -97,39 +97,3 @@ def merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
     if isinstance(first, OSError) and all(str(first) == str(other) for other in failures):
         return first
     return OSError(f"{what} failed: " + "; ".join(str(failure) for failure in failures))
-
-
-class RdmaSocket:
-    """What programs ask of ``get_extra_info("socket")``: addresses, and options that mean nothing here."""
-
-    type = socket.SOCK_STREAM
-    proto = socket.IPPROTO_TCP
-
-    def __init__(self, sockname: SockAddr, peername: SockAddr | None) -> None:
-        self._sockname = sockname
-        self._peername = peername
-        self.family = socket.AF_INET6 if len(sockname) == 4 else socket.AF_INET
-
-    def getsockname(self) -> SockAddr:
-        """The local address."""
-        return self._sockname
-
-    def getpeername(self) -> SockAddr:
-        """The peer's address; OSError(ENOTCONN) on a listener."""
-        if self._peername is None:
-            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-        return self._peername
-
-    def fileno(self) -> int:
-        """-1: there is no descriptor to read or write."""
-        return -1
-
-    def setsockopt(self, level: int, option: int, value: Any = None, length: int | None = None) -> None:
-        """Accepted and without effect (TCP_NODELAY, SO_KEEPALIVE: this transport always sends at once)."""
-
-    def getsockopt(self, level: int, option: int, length: int = 0) -> int | bytes:
-        """0, or as many zero bytes as asked for."""
-        return bytes(length) if length else 0
-
-    def __repr__(self) -> str:
-        return f"<RdmaSocket laddr={self._sockname} raddr={self._peername}>"

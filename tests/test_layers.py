@@ -25,9 +25,10 @@ ROOMS = [
         {"notifier", "closing"},
         {"device_events"},
         {"device_log"},
+        {"readiness"},
     ],
     [
-        {"driver", "addresses"},
+        {"driver", "addresses", "transport_socket"},
         {"verbs_async", "async_queues", "async_cm", "async_exchange"},
         {"memory", "leases"},
         {"admission"},

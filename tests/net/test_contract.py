@@ -10,6 +10,7 @@ import pytest
 from harness import HOST, Echo, HalfOpen, Net, Recorder
 
 import rdmanet
+from rdmanet.transport import RdmaTransport
 
 # What has no meaning over RDMA yet, with a value that asks for it.
 UNBUILT = {
@@ -153,6 +154,8 @@ async def test_a_wildcard_listens_on_loopback_too(net: Net):
 async def test_the_transport_is_one(net: Net):
     client, server = await net.pair()
     for transport in (client.transport, server.transport):
+        assert isinstance(transport, asyncio.Transport)
+        assert isinstance(transport, RdmaTransport) and type(transport) is RdmaTransport
         for kind in (asyncio.BaseTransport, asyncio.ReadTransport, asyncio.WriteTransport, asyncio.Transport):
             for method in vars(kind):
                 if not method.startswith("_"):
@@ -203,7 +206,7 @@ async def test_what_looks_like_a_socket(net: Net):
         assert sock.family == (socket.AF_INET6 if ":" in HOST else socket.AF_INET)
         assert sock.type == socket.SOCK_STREAM
         assert isinstance(sock.proto, int)
-        assert sock.fileno() == -1
+        assert (sock.fileno() == -1) == (sock is listening)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         assert isinstance(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), int)

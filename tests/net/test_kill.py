@@ -278,6 +278,20 @@ async def test_garbage_and_exit_in_a_forked_child(net: Net, loop):
     await peer.finish()
 
 
+@pytest.mark.embedded_only("librdmacm does not survive a fork")
+async def test_a_listener_in_a_forked_child_says_that_it_is_dead(net: Net):
+    """Programs fork workers behind a listening socket: an RDMA listener stays its process's, and is silent nowhere."""
+    peer = net.spawn("forked_listener.py")
+    connecting = asyncio.ensure_future(net.connect(await peer.port()))
+    assert await peer.expect("child") == ["0"]
+    client = await connecting
+    client.transport.write(b"the parent's")
+    assert await client.until_received(12) == b"the parent's"
+    client.transport.abort()
+    await client.until_lost()
+    await peer.finish()
+
+
 async def test_a_forked_child_of_this_process(net: Net):
     """Both ends in the parent: the child collects them and leaves, and the parent goes on."""
     client, server = await net.pair(server=Echo)
