@@ -78,7 +78,9 @@ import threading
 import warnings
 import weakref
 
-from rdmanet.errors import DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error
+from rdmanet.errors import (
+    DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, endpoint,
+)
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds
 

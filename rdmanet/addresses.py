@@ -96,6 +96,10 @@ def merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
     first = failures[0]
     if isinstance(first, OSError) and all(str(first) == str(other) for other in failures):
         return first
+    numbers = {failure.errno if isinstance(failure, OSError) else None for failure in failures}
+    if len(numbers) == 1 and None not in numbers:  # refused at each of a name's addresses is refused
+        told = "; ".join(str(failure.strerror) for failure in failures if isinstance(failure, OSError))
+        return OSError(numbers.pop(), f"{what} failed: {told}")
     return OSError(f"{what} failed: " + "; ".join(str(failure) for failure in failures))
 
 
