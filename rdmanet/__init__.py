@@ -22,6 +22,7 @@ The layers, from the top; a module imports only what stands below it:
     protocol, offers    the life of a connection and of its memory regions: tables, no I/O
     _core         compiled: devices, memory, queues, connection manager, the data engine
     credit, errors, remote, qpinfo     flow control and frames, exceptions, what peers tell each other: pure
+    environment   which variables there are
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 
 Import names from here. ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async`` have the verbs,

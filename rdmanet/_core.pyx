@@ -78,6 +78,7 @@ import threading
 import warnings
 import weakref
 
+from rdmanet.environment import tell_unknown
 from rdmanet.errors import (
     DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, endpoint,
 )

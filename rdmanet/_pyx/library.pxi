@@ -204,6 +204,7 @@ cdef Library _open_library(str name, str verbs_path, str cm_path):
         return _libraries[name]
     if name in _missing:
         return None
+    tell_unknown()
     with nogil:
         rc = verbs.rn_library_open(verbs_c, cm_c, &c, reason, sizeof(reason))
     if rc < 0:
