@@ -243,7 +243,11 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     0: ("success", 0, ""),
     1: ("local length error", errno.EMSGSIZE, "a message longer than the posted receive buffer"),
     2: ("local queue pair operation error", errno.EIO, ""),
-    4: ("local protection error", errno.EFAULT, "a local buffer is not within the region of its lkey"),
+    4: (
+        "local protection error",
+        errno.EFAULT,
+        "a local buffer is not within the region of its lkey, or that may not be written to",
+    ),
     5: ("flushed", errno.ECONNRESET, "the queue pair went to the error state first"),
     6: ("memory window bind error", errno.EACCES, ""),
     7: ("bad response", errno.EPROTO, ""),
