@@ -893,9 +893,7 @@ class RdmaTransport(StreamConnection):
         if operation is not None:
             error = operation.failure(status, vendor_err, self.qp.qp_num)
         else:
-            error = completion_error(
-                status, "send" if was_send else "receive", vendor_err, self.qp.qp_num
-            )
+            error = completion_error(status, "send" if was_send else "receive", vendor_err, self.qp.qp_num)
         if isinstance(error, CompletionResetError) and self.qp.peer_gone:
             error = CompletionResetError(error.status, error.opcode, vendor_err, error.qp_num, True)
         self._cut_off(error)

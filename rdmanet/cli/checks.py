@@ -76,7 +76,10 @@ def libraries(root: Path) -> Iterator[Finding]:
             )
         elif _core.Library.system() is not None and _has_hardware(root):
             yield Finding(
-                "libraries", "fail", f"{name}: there is hardware, and it cannot ask: {missing[name]}", _INSTALL
+                "libraries",
+                "fail",
+                f"{name}: there is hardware, and it cannot ask: {missing[name]}",
+                _INSTALL,
             )
         elif _core.Library.system() is not None:
             yield Finding("libraries", "info", f"{name}: installed, and the kernel has no RDMA device for it")

@@ -148,7 +148,9 @@ def loop_factory(name: str | None = None) -> tuple[Callable[[], asyncio.Abstract
             uvloop = importlib.import_module("uvloop")
         except ImportError as exc:
             if name == "uvloop":
-                raise ImportError(f"uvloop cannot be imported ({exc}): pip install 'rdmanet[uvloop]'") from exc
+                raise ImportError(
+                    f"uvloop cannot be imported ({exc}): pip install 'rdmanet[uvloop]'"
+                ) from exc
         else:
             return uvloop.new_event_loop, f"uvloop {uvloop.__version__}"
     return asyncio.new_event_loop, "asyncio's loop"

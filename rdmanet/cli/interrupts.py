@@ -1,8 +1,8 @@
 """Ctrl-C: the first ends a command in good order, and no further one can make a traceback of that.
 
 asyncio's own way cancels the task for the first SIGINT and raises KeyboardInterrupt for each that follows, in the midst
-of what ends then, and so does Python outside of a loop. Here the first one cancels the task, or raises KeyboardInterrupt
-where none runs; from that moment on SIGINT is what `then` says: ignored, or the end of the process at once.
+of what ends then, and so does Python outside of a loop. Here the first one cancels the task, or raises
+KeyboardInterrupt where none runs; from that moment on SIGINT is what `then` says: ignored, or the end of the process.
 """
 
 import asyncio

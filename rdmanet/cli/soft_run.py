@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command and not args.show_path:
-        print(
-            "soft-run: which program? For example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr
-        )
+        print("soft-run: which program? For example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr)
         return 2
     try:
         directory = library_directory(Path(_core.Library.embedded().path))

@@ -88,7 +88,10 @@ def test_demo_of_a_file_that_is_not_there():
 def test_demo_by_a_loop_that_is_not_there(tmp_path):
     (tmp_path / "uvloop.py").write_text("raise ImportError('hidden by a test')\n")
     status, out, err = run(
-        "demo", "--loop", "uvloop", env=ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"}
+        "demo",
+        "--loop",
+        "uvloop",
+        env=ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"},
     )
     assert (status, out) == (1, "")
     assert one_line(err).startswith("demo: uvloop cannot be imported (hidden by a test): pip install")

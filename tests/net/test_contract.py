@@ -119,7 +119,10 @@ async def test_what_the_environment_asks_for_is_not_there(net: Net, monkeypatch)
     monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
     monkeypatch.delenv("RDMANET_DEVICE")
     monkeypatch.setattr(addresses, "_device_names", lambda library: [])
-    for begun in (rdmanet.create_rdma_connection(Recorder, HOST, 1), rdmanet.start_rdma_server(Recorder, HOST, 0)):
+    for begun in (
+        rdmanet.create_rdma_connection(Recorder, HOST, 1),
+        rdmanet.start_rdma_server(Recorder, HOST, 0),
+    ):
         with pytest.raises(rdmanet.DeviceNotFoundError, match="RDMANET_REQUIRE=rdma"):
             await begun
     monkeypatch.setenv("RDMANET_REQUIRE", "rmda")

@@ -86,7 +86,10 @@ async def test_a_refusal_at_each_address_of_a_name_is_a_refusal(net: Net, monkey
     server.close()
 
     async def both(*_args, **_options):
-        return [(socket.AF_INET, 0, 0, "", ("127.0.0.1", port)), (socket.AF_INET6, 0, 0, "", ("::1", port, 0, 0))]
+        return [
+            (socket.AF_INET, 0, 0, "", ("127.0.0.1", port)),
+            (socket.AF_INET6, 0, 0, "", ("::1", port, 0, 0)),
+        ]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
     with pytest.raises(ConnectionRefusedError) as caught:

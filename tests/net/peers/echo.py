@@ -6,7 +6,6 @@ from script import HOST, orders, port_of, run, say
 
 import rdmanet
 
-
 transports = []
 
 
