@@ -113,7 +113,6 @@ struct rn_wire {
 	bool ends; /* it was accepted and disconnected again: DREQ follows as soon as RTU has come */
 	bool is_datagram; /* SIDR_REQ instead of REQ: the answer is the end */
 	bool hangs_up; /* as soon as all is said */
-	bool hung_up;  /* the other end did: its process, or its kernel for it */
 	uint16_t heard;   /* a bit per type of message: each comes once */
 	uint16_t watch_port; /* whose death is to be watched */
 	/* What both sides have said, the active one first; what it will say then. Without a secret: nothing. */
@@ -134,6 +133,7 @@ struct rn_wire {
 	struct sockaddr_storage near, far; /* the passive side's: of the socket, and of the peer */
 	struct sockaddr_storage dst; /* where the active side goes */
 	bool connecting;             /* the TCP connection isn't there yet */
+	bool hung_up;                /* the other end has: its process, or its kernel for it */
 	bool again;                  /* it was refused, and is tried once more when the timer fires */
 	unsigned refusals;
 	bool bound;                  /* the program has chosen its port */
