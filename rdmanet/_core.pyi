@@ -1342,6 +1342,12 @@ class QP(Resource):
     @property
     def in_flight(self) -> tuple[int, int]:
         """(sends, receives) that are posted and whose end has not been polled."""
+    @property
+    def peer_gone(self) -> bool:
+        """Whether the peer's process is known to have ended while it was connected still, as when it is killed.
+
+        The embedded device knows; of another's this is False.
+        """
     def modify(self, attr: QPAttr | None = None, **attrs: Any) -> None:
         """Change attributes, or the state: `qp.modify(qp_state=QPState.RTS, sq_psn=0)`.
 
@@ -1770,6 +1776,12 @@ class CMID(Resource):
     def local_addr(self) -> _Address | None: ...
     @property
     def peer_addr(self) -> _Address | None: ...
+    @property
+    def peer_gone(self) -> bool:
+        """Whether the peer's process is known to have ended while it was connected still, as when it is killed.
+
+        The embedded device knows; of another's this is False.
+        """
     def set_reuse_addr(self, reuse: bool = True) -> None:
         """Let a listener have a port that old connections still occupy."""
     def set_af_only(self, only: bool = True) -> None:

@@ -58,7 +58,7 @@ from rdmanet._core import (
 from rdmanet.addresses import SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.admission import places_for
 from rdmanet.driver import Driver, driver_for
-from rdmanet.errors import ProtocolError, completion_error
+from rdmanet.errors import CompletionResetError, ProtocolError, completion_error, endpoint
 from rdmanet.leases import Lease, patience, rights_of
 from rdmanet.memory import OfferedMemory, Operation, Posted
 from rdmanet.offers import Offers, RemoteRegion
@@ -391,7 +391,7 @@ class RdmaTransport(StreamConnection):
                 self.abort()
             if isinstance(exc, TimeoutError) and not exc.args:
                 raise TimeoutError(
-                    errno.ETIMEDOUT, f"no connection to {address[0]}:{address[1]} within {timeout} s"
+                    errno.ETIMEDOUT, f"no connection to {endpoint(address)} within {timeout} s"
                 ) from None
             raise
 
@@ -968,10 +968,12 @@ class RdmaTransport(StreamConnection):
         status, was_send, vendor_err, operation = failure
         assert self.qp is not None
         if operation is not None:
-            self._cut_off(operation.failure(status, vendor_err, self.qp.qp_num))
+            error = operation.failure(status, vendor_err, self.qp.qp_num)
         else:
-            what = "send" if was_send else "receive"
-            self._cut_off(completion_error(status, what, vendor_err, self.qp.qp_num))
+            error = completion_error(status, "send" if was_send else "receive", vendor_err, self.qp.qp_num)
+        if isinstance(error, CompletionResetError) and self.qp.peer_gone:
+            error = CompletionResetError(error.status, error.opcode, vendor_err, error.qp_num, True)
+        self._cut_off(error)
 
     @property
     def _is_over(self) -> bool:
@@ -1304,10 +1306,13 @@ def _connect_error(event: CMEvent) -> OSError:
     """What an event that ends an attempt to connect means, as the exception a socket user expects."""
     if event.type is CMEventType.REJECTED:
         # The peer's own words, if they are one of ours.
+        address = event.id.peer_addr
+        peer = "" if address is None else f" {endpoint(address)}"
         with contextlib.suppress(ProtocolError):
             refusal = credit.unpack_refusal(event.private_data)
             return ConnectionRefusedError(
-                errno.ECONNREFUSED, f"the peer refuses the connection: {refusal.reason} (code {refusal.code})"
+                errno.ECONNREFUSED,
+                f"the peer{peer} refuses the connection: {refusal.reason} (code {refusal.code})",
             )
     error = event.error()
     return (

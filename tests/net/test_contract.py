@@ -1,6 +1,7 @@
 """asyncio's surface, method by method: what create_connection and its transport do, ours do."""
 
 import asyncio
+import errno
 import inspect
 import logging
 import re
@@ -10,6 +11,7 @@ import pytest
 from harness import HOST, Echo, HalfOpen, Net, Recorder
 
 import rdmanet
+from rdmanet import addresses
 from rdmanet.transport import RdmaTransport
 
 # What has no meaning over RDMA yet, with a value that asks for it.
@@ -104,10 +106,30 @@ async def test_an_address_that_is_not_ours(net: Net):
 
 
 async def test_a_device_that_is_not_there(net: Net):
-    with pytest.raises(OSError, match="nobody0"):
+    with pytest.raises(rdmanet.DeviceNotFoundError, match="nobody0") as caught:
         await rdmanet.create_rdma_connection(Recorder, HOST, 1, device="nobody0")
-    with pytest.raises(OSError, match="nobody0"):
+    assert caught.value.errno == errno.ENODEV
+    with pytest.raises(rdmanet.DeviceNotFoundError, match="nobody0"):
         await rdmanet.start_rdma_server(Recorder, HOST, 0, device="nobody0")
+
+
+async def test_what_the_environment_asks_for_is_not_there(net: Net, monkeypatch):
+    monkeypatch.setenv("RDMANET_DEVICE", "nobody0")
+    with pytest.raises(rdmanet.DeviceNotFoundError, match="nobody0"):
+        await rdmanet.create_rdma_connection(Recorder, HOST, 1)
+    monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
+    monkeypatch.delenv("RDMANET_DEVICE")
+    monkeypatch.setattr(addresses, "_device_names", lambda library: [])
+    for begun in (
+        rdmanet.create_rdma_connection(Recorder, HOST, 1),
+        rdmanet.start_rdma_server(Recorder, HOST, 0),
+    ):
+        with pytest.raises(rdmanet.DeviceNotFoundError, match="RDMANET_REQUIRE=rdma"):
+            await begun
+    monkeypatch.setenv("RDMANET_REQUIRE", "rmda")
+    with pytest.raises(OSError, match="RDMANET_REQUIRE=rmda: it is rdma, or not set") as caught:
+        await rdmanet.create_rdma_connection(Recorder, HOST, 1)
+    assert caught.value.errno == errno.EINVAL
 
 
 @pytest.mark.embedded_only("only the embedded device has loopback's addresses")

@@ -133,6 +133,47 @@ async def test_an_idle_peer_is_killed(net: Net):
     killed(client)
 
 
+SAYS_SO = pytest.mark.embedded_only("an adapter does not know of processes")
+
+
+@SAYS_SO
+async def test_who_hears_of_a_killed_peer_is_told_so(net: Net):
+    """Not that the queue pair was flushed, or that the peer has disconnected, which it never did."""
+    for busy in (False, True):
+        peer = net.spawn("echo.py")
+        client = await net.connect(await peer.port())
+        client.transport.write(b"hello")
+        await client.until_received(5)
+        client.transport.pause_reading()
+        while busy and not client.writing_paused:
+            client.transport.write(b"y" * MIB)
+        peer.send_signal(signal.SIGKILL)
+        client.transport.resume_reading()
+        error = await within(NOTICED_WITHIN_S, client.until_lost())
+        assert isinstance(error, ConnectionResetError)
+        assert "the peer's process is gone" in str(error), error
+        assert "went to the error state first" not in str(error)
+
+
+@SAYS_SO
+async def test_a_peer_that_takes_leave_is_not_gone(net: Net):
+    """It aborts, and goes on: nobody is told that its process has ended."""
+    for busy in (False, True):
+        peer = net.spawn("echo.py")
+        client = await net.connect(await peer.port())
+        client.transport.write(b"hello")
+        await client.until_received(5)
+        client.transport.pause_reading()
+        while busy and not client.writing_paused:
+            client.transport.write(b"y" * MIB)
+        qp = client.transport.qp
+        peer.say("abort")
+        client.transport.resume_reading()
+        error = await client.until_lost()
+        assert isinstance(error, ConnectionResetError) and "process is gone" not in str(error), error
+        assert qp.closed or not qp.peer_gone
+
+
 async def test_a_killed_peer_fails_the_reader_of_a_stream(net: Net):
     """readexactly and read(-1) raise; neither calls half of the bytes the whole."""
     nursery = await worker(net)
