@@ -78,7 +78,9 @@ import threading
 import warnings
 import weakref
 
-from rdmanet.errors import DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error
+from rdmanet.errors import (
+    NOT_OURS, DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, not_ours_error,
+)
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds
 

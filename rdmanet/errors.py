@@ -266,6 +266,19 @@ _SECRET_REASONS = {
 }
 
 
+NOT_OURS = b"rdmanet: another language"
+"""The private data of a rejection that no peer has sent: RN_CM_NOT_OURS, of the embedded device (cm.h)."""
+
+
+def not_ours_error(host: str, port: int) -> ConnectionRefusedError:
+    """The exception for an attempt to connect to a port where a TCP program listens, and nobody by RDMA."""
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ConnectionRefusedError(
+        errno.ECONNREFUSED,
+        f"{where} answers, but not as rdmanet: a TCP program has that port, and no RDMA program listens on it",
+    )
+
+
 def cm_error(event: str, status: int) -> OSError:
     """The exception for an event of the connection manager that ends an attempt or a connection.
 

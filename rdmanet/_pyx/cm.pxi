@@ -184,6 +184,10 @@ cdef class CMEvent:
         """The exception that this event means, or None when it is no failure."""
         if self.type not in _CM_FAILURES:
             return None
+        if self.type is CMEventType.REJECTED and (self.private_data or b"").startswith(NOT_OURS):
+            peer = None if self.id is None else self.id.far()
+            if peer is not None:
+                return not_ours_error(peer[0], peer[1])
         exc = cm_error(self.type.name, self.status)
         if self.type in _CM_NO_WAY and self.id is not None:
             note = self.id.way()
@@ -435,6 +439,13 @@ cdef class CMID(_OneThread):
         """The same of the other side, once it is known."""
         self.usable()
         return read_sockaddr(verbs.rdma_get_peer_addr(self.ptr))
+
+    cdef object far(self):
+        """For an error: peer_addr, or None where the identifier has gone."""
+        try:
+            return self.peer_addr
+        except (OSError, ValueError, RuntimeError):
+            return None
 
     cdef str way(self):
         """For an error: from which address we tried. None where the device or the identifier has gone."""
