@@ -323,7 +323,7 @@ def ucx() -> Iterator[Case]:
     for transport in ("rc_verbs", "ud_verbs"):
         for test in ("am_lat", "am_bw"):
             yield case(f"-x {transport} -d soft0:1 -t {test} -n 2000", quick=test == "am_lat")
-    for test in ("put_lat", "get -D zcopy"):
+    for test in ("put_lat", "get -D zcopy -s 4096"):
         yield case(f"-x rc_verbs -d soft0:1 -t {test} -n 2000")
     for transports in ("rc", "ud", "all"):
         more = {"environment": (("UCX_TLS", transports),)}
