@@ -105,7 +105,11 @@ device = Extension(
 files = Extension(
     FILES,
     ["rdmanet/soft/preload/device_files.c"],
-    extra_compile_args=[*(flag for flag in cflags if "sanitize" not in flag), "-fvisibility=hidden", "-pthread"],
+    extra_compile_args=[
+        *(flag for flag in cflags if "sanitize" not in flag),
+        "-fvisibility=hidden",
+        "-pthread",
+    ],
     extra_link_args=["-pthread", "-Wl,-soname,librdmanet_files.so"],
 )
 

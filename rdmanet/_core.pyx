@@ -79,7 +79,7 @@ import warnings
 import weakref
 
 from rdmanet.errors import (
-    NOT_OURS, DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, not_ours_error,
+    DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, is_not_ours, not_ours_error,
 )
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds

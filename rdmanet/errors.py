@@ -266,8 +266,9 @@ _SECRET_REASONS = {
 }
 
 
-NOT_OURS = b"rdmanet: another language"
-"""The private data of a rejection that no peer has sent: RN_CM_NOT_OURS, of the embedded device (cm.h)."""
+def is_not_ours(private_data: bytes | None) -> bool:
+    """Whether a rejection was sent by no peer: RN_CM_NOT_OURS, of the embedded device (cm.h)."""
+    return private_data is not None and private_data.startswith(b"rdmanet: another language")
 
 
 def not_ours_error(host: str, port: int) -> ConnectionRefusedError:

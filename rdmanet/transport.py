@@ -279,9 +279,9 @@ async def listen(
                         absent.append(failure)
         if not server._listeners:
             raise merged(f"start_rdma_server on {host}:{port}", absent, False)
-        for failure in absent:
+        for passed_over in absent:
             # That one library does not own an address which another one listens on is no news.
-            logger.debug("start_rdma_server: %s", failure)
+            logger.debug("start_rdma_server: %s", passed_over)
         if start_serving:
             await server.start_serving()
     except BaseException:

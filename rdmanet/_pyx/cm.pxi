@@ -184,7 +184,7 @@ cdef class CMEvent:
         """The exception that this event means, or None when it is no failure."""
         if self.type not in _CM_FAILURES:
             return None
-        if self.type is CMEventType.REJECTED and (self.private_data or b"").startswith(NOT_OURS):
+        if self.type is CMEventType.REJECTED and is_not_ours(self.private_data):
             peer = None if self.id is None else self.id.far()
             if peer is not None:
                 return not_ours_error(peer[0], peer[1])

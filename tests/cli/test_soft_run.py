@@ -24,7 +24,9 @@ print(count.value, verbs.ibv_get_device_name(devices[0]).decode(), verbs._handle
 """
 
 # Looks for the device's files, without the device, with the device, and while it is open.
-LOOKER = STRANGER + """
+LOOKER = (
+    STRANGER
+    + """
 import contextlib, os, stat
 node, gids = "/dev/infiniband/rdmanet_soft0", "/sys/class/infiniband/soft0/ports/1/gid_attrs"
 verbs.ibv_open_device.argtypes = verbs.ibv_close_device.argtypes = [ctypes.c_void_p]
@@ -41,12 +43,15 @@ with contextlib.suppress(OSError):
     print("written")
 verbs.ibv_close_device(context)
 """
+)
 
 
 @pytest.fixture
 def environment(tmp_path):
     """An environment with a cache of its own, and no library path."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "LD_PRELOAD")}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "LD_PRELOAD")
+    }
     return inherited | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 

@@ -74,7 +74,9 @@ async def test_nobody_listens_on_any_address_of_a_name(net: Net):
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 async def test_a_tcp_program_listens_there(net: Net, address):
     """It is known for what it is, and hears nothing of us."""
-    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as tcp:
+    with socket.create_server(
+        (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+    ) as tcp:
         port = tcp.getsockname()[1]
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         with pytest.raises(ConnectionRefusedError) as caught:

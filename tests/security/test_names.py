@@ -68,6 +68,7 @@ def test_a_name_is_no_servers_port(stage, guarded):
     assert attacker.hear() == {"visits": len(NAMES), "heard": ""}
     assert f"is taken by user {ATTACKER}" in server.finish()
 
+
 def test_a_name_that_was_taken_and_let_go(stage):
     """The server has another name then: without any it would be taken for a TCP program, and nobody come."""
     with_port = stage.start("port_holder", "127.0.0.1", "bind", user=VICTIM)
