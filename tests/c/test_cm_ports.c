@@ -199,7 +199,7 @@ static struct rdma_cm_id *asks(struct rdma_event_channel *channel, const void *t
 static void both_families_beside_tcp(void)
 {
 	struct rdma_event_channel *channel = new_channel(), *clients = new_channel();
-	struct rdma_cm_id *v4 = new_id(channel), *v6 = new_id(channel), *other = new_id(channel), *id;
+	struct rdma_cm_id *v4 = new_id(channel), *v6 = new_id(channel), *other = new_id(channel), *id, *passive;
 	struct rdma_cm_event *event;
 	uint16_t port = 0;
 	int tcp4 = tcp_on(AF_INET, &port), tcp6 = tcp_on(AF_INET6, &port), yes = 1;
@@ -219,8 +219,9 @@ static void both_families_beside_tcp(void)
 		event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 		CHECK(event->listen_id == (i ? v6 : v4));
 		CHECK(rdma_get_local_addr(event->id)->sa_family == (i ? AF_INET6 : AF_INET));
-		CHECK(!rdma_reject(event->id, NULL, 0));
-		CHECK(!rdma_destroy_id((rdma_ack_cm_event(event), event->id)));
+		passive = event->id;
+		rdma_ack_cm_event(event);
+		CHECK(!rdma_reject(passive, NULL, 0) && !rdma_destroy_id(passive));
 		want_status(clients, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
 		CHECK(!rdma_destroy_id(id));
 	}
