@@ -177,13 +177,15 @@ bool rn_cm_name_is_equals(const struct sockaddr *address, bool af_only, bool is_
 int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only);
 /* Connected to who listens by name, and is believed; -1: nobody does. */
 int rn_cm_name_connect(const struct sockaddr *dst);
-/* What would a connection by TCP to this address meet? On the engine. */
+/* What would a connection by TCP to this address meet? cookie: the listener's, or 0. On the engine. */
 enum rn_cm_language {
 	RN_CM_UNKNOWN, /* nobody listens, or on another host, or the kernel doesn't tell */
 	RN_CM_OURS,    /* somebody has a name of that port: if it isn't one of ours, it wants to be taken for it */
 	RN_CM_OTHER,   /* a TCP program, and no RDMA program */
 };
-enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst);
+enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie);
+/* That listener has spoken as one of ours: it is not looked for again. 0 is none. */
+void rn_cm_name_has_spoken(uint64_t cookie);
 
 /* --- cm_event.c --------------------------------------------------------------------------------- */
 

@@ -580,6 +580,8 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 /* Whoever has said one thing that makes sense is one of ours, and may take its time for the next. */
 static void made_sense(struct rn_wire *wire)
 {
+	rn_cm_name_has_spoken(wire->cookie);
+	wire->cookie = 0;
 	if (wire->is_ours)
 		return;
 	wire->is_ours = true;

@@ -316,7 +316,8 @@ static bool is_wanted(const char *name, size_t length, void *closure)
 
 enum { KNOWN = 16 };
 
-/* Listeners that had names when they were looked at: the kernel never uses a cookie twice. The engine's. */
+/* Listeners that have spoken as ours do: the kernel never uses a cookie twice. (A name alone is not enough: it may be of
+ * a listener that is there by name only, beside a TCP program.) The engine's. */
 static uint64_t known[KNOWN];
 static unsigned next_known;
 
@@ -328,22 +329,28 @@ static bool is_known(uint64_t cookie)
 	return false;
 }
 
-enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst)
+void rn_cm_name_has_spoken(uint64_t cookie)
+{
+	if (cookie && !is_known(cookie))
+		known[next_known++ % KNOWN] = cookie;
+}
+
+enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie)
 {
 	struct place places[PLACES];
 	struct sockaddr_storage to = {0};
 	struct wanted wanted;
 	struct sockaddr_un name;
-	uint64_t cookie;
 
+	*cookie = 0;
 	places_for(dst, places);
 	if (!rn_gid_is_ours(&places[0].gid))
 		return RN_CM_UNKNOWN;
 	memcpy(&to, dst, rn_cm_address_length(dst));
 	rn_cm_undress(&to);
-	if (!rn_tcp_listener_cookie((struct sockaddr *)&to, &cookie))
+	if (!rn_tcp_listener_cookie((struct sockaddr *)&to, cookie))
 		return RN_CM_UNKNOWN;
-	if (is_known(cookie))
+	if (is_known(*cookie))
 		return RN_CM_OURS;
 	for (unsigned i = 0; i < PLACES; i++) {
 		wanted.lengths[i] = name_of(&places[i], &name) - offsetof(struct sockaddr_un, sun_path) - 1;
@@ -353,7 +360,6 @@ enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst)
 	case 0:
 		return RN_CM_OTHER;
 	case 1:
-		known[next_known++ % KNOWN] = cookie;
 		return RN_CM_OURS;
 	default:
 		return RN_CM_UNKNOWN;

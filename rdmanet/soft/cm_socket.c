@@ -198,7 +198,7 @@ static bool try_again(struct rn_wire *wire)
 /* A TCP program of this host has the port, and no RDMA program. It is left alone. */
 static bool is_other(struct rn_wire *wire)
 {
-	enum rn_cm_language language = rn_cm_name_language((const struct sockaddr *)&wire->dst);
+	enum rn_cm_language language = rn_cm_name_language((const struct sockaddr *)&wire->dst, &wire->cookie);
 
 	wire->is_ours = language == RN_CM_OURS;
 	if (language != RN_CM_OTHER)

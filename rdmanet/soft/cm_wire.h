@@ -140,6 +140,7 @@ struct rn_wire {
 	bool is_ours;                /* the active side's: whoever listens there has a name, so it will answer */
 	bool watched;                /* death */
 	bool wants_room;             /* watching EPOLLOUT */
+	uint64_t cookie;             /* of the listener on this host, as far as it is known */
 	uint8_t tos;
 	bool tos_set;
 	unsigned in_length, sending_length;

@@ -671,6 +671,13 @@ static void servers_of_another_kind(void)
 	close(fd);
 	CHECK(!rdma_destroy_id(id));
 	close(name);
+
+	/* Without the name it is a TCP program again. */
+	id = new_id(channel);
+	resolve(id, ntohs(at.sin_port));
+	CHECK(!rdma_connect(id, &param));
+	want_not_ours(channel);
+	CHECK(!rdma_destroy_id(id));
 	close(server);
 	rdma_destroy_event_channel(channel);
 }
