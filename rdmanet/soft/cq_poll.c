@@ -258,10 +258,12 @@ static int poll_or_look(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 
 	if (!count && unlikely(atomic_load_explicit(&cq->num_streams, memory_order_relaxed)) && rn_stream_poll(cq))
 		count = poll_all(cq, entries, wc);
-	if (count)
+	if (count) {
 		rn_order_by_peer();
-	else
+		rn_own_moves();
+	} else {
 		polled_nothing();
+	}
 	return count;
 }
 
