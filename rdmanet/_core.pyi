@@ -1887,6 +1887,7 @@ class StreamEngine:
     wakeups: int
     messages: int
     stale: int
+    polls: int
     shared_rings: list[SharedRing | None]
     @property
     def can_share(self) -> bool:
