@@ -128,6 +128,9 @@ fuzz: ## fuzz all that a peer may say, each kind for SECONDS=20 (clang and libcl
 stress: prerequisites ## random work between threads and processes, some of them killed, each kind for SECONDS=20 (SEED=n)
 	@$(MAKE) --no-print-directory -C tests/c stress SAN=$(SANITIZE) SECONDS=$(SECONDS) SEED=$(SEED)
 
+soak: build ## processes that talk to each other, some killed and stopped: does every connection end (SECONDS=600 SEED=n)
+	@$(py) -m tests.soak $(if $(filter command line environment,$(origin SECONDS)),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+
 # --- measuring ----------------------------------------------------------------------------------------
 
 bench: build ## measure against asyncio and uvloop sockets (about half an hour); results in benchmarks/results

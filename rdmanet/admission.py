@@ -15,7 +15,8 @@ Honest peers are there for a round trip. A place is taken back
     after 0.25 s, if who waits comes from an address that has at least two places fewer
 
 always from the eldest one of the address that has the most places; and the next one is let in who waits longest for
-the address that has the fewest. Who waits has a descriptor, on the embedded device, so only so many may (WAITING_MAX,
+the address that has the fewest. When our own loop stood still, nobody was heard: then what came meanwhile is looked at
+first, for 0.25 s. Who waits has a descriptor, on the embedded device, so only so many may (WAITING_MAX,
 a quarter of the descriptors, or the server's backlog, if that is more); beyond it the eldest of the address with
 the most of them is refused. So a flood from one address keeps nobody out who comes from another. (From the same
 address it does: nothing tells them apart but the secret, which is asked for before all this.)
@@ -35,6 +36,8 @@ WAITING_MAX: Final = 1024
 PATIENCE_S: Final = 5.0
 OTHERS_WAIT_S: Final = 1.0
 UNFAIR_S: Final = 0.25
+STOOD_STILL_S: Final = 0.05
+"""Our loop did, if a timer comes so late."""
 
 
 class Visitor(Protocol):
@@ -76,6 +79,7 @@ class Admission:
         self._inside: dict[Visitor, float] = {}  # since when, the eldest first
         self._waiting: dict[Visitor, None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._not_before = 0.0  # no place is taken back: the loop stood still
 
     def arrived(self, visitor: Visitor) -> None:
         """Let it in, now or when there is a place; or have it refused, or another one."""
@@ -133,7 +137,7 @@ class Admission:
     def _set_timer(self) -> None:
         self._stop_timer()
         if self._inside and not self._loop.is_closed():
-            self._timer = self._loop.call_at(self._due()[1], self._expired)
+            self._timer = self._loop.call_at(max(self._due()[1], self._not_before), self._expired)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -144,6 +148,9 @@ class Admission:
         self._timer = None
         if self._inside:
             visitor, when = self._due()
-            if when <= self._loop.time() + 0.001:  # timers of uvloop are of whole milliseconds
+            now = self._loop.time()
+            if when > self._not_before and now - when > STOOD_STILL_S:
+                self._not_before = now + UNFAIR_S
+            elif max(when, self._not_before) <= now + 0.001:  # timers of uvloop are of whole milliseconds
                 visitor.evict()
         self._set_timer()

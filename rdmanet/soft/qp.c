@@ -225,7 +225,8 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	}
 	qp->generation = rn_qp_next_generation(qp->index);
 	qp->block = rn_arena_qp(rn_arena, qp->index);
-	qp->own = qp->theirs = rn_own_qp(qp->index);
+	qp->own = rn_own_qp(qp->index);
+	qp->theirs = qp->own;
 	atomic_store(&rn_theirs[qp->index], qp->theirs);
 	base = &qp->ex.qp_base;
 	*base = (struct ibv_qp){

@@ -49,7 +49,7 @@ void rn_stranger_forget(struct rn_stranger *);
 /* No descriptor is left: make one leave. False: there is none. Whoever is called back on behalf of a stranger forgets
  * that one first, or it might be the one. */
 bool rn_stranger_make_room(void);
-/* The source of a Unix socket's other end: its user. */
+/* The source of a Unix socket's other end: its user; of our own user, its process. */
 union ibv_gid rn_stranger_user(int fd);
 
 #endif

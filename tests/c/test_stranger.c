@@ -6,6 +6,9 @@
 #include <endian.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "engine.h"
 #include "host_check.h"
@@ -221,22 +224,65 @@ static void of_the_slow_of_the_source_that_has_most(void)
 	end(1000);
 }
 
-/* Other users' connections are theirs, not each other's. */
+/* The source of a process that USER runs and that connects to us. */
+static union ibv_gid source_of_child(uid_t user)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX};
+	socklen_t length = sizeof(name.sun_family); /* the kernel chooses the rest */
+	int listener = socket(AF_UNIX, SOCK_STREAM, 0), fd;
+	union ibv_gid source;
+	pid_t child;
+
+	CHECK(listener >= 0 && !bind(listener, (struct sockaddr *)&name, length) && !listen(listener, 1));
+	length = sizeof(name);
+	CHECK(!getsockname(listener, (struct sockaddr *)&name, &length));
+	child = fork();
+	if (!child) {
+		fd = socket(AF_UNIX, SOCK_STREAM, 0);
+		_exit(setuid(user) || connect(fd, (struct sockaddr *)&name, length) || read(fd, &source, 1));
+	}
+	fd = accept(listener, NULL, NULL);
+	CHECK(child > 0 && fd >= 0);
+	source = rn_stranger_user(fd);
+	close(fd);
+	close(listener);
+	CHECK(waitpid(child, NULL, 0) == child);
+	return source;
+}
+
+/* Other users' connections are theirs, not each other's, however many processes they have. */
 static void users_are_sources(void)
 {
-	int fds[2];
-	union ibv_gid self, other;
+	enum { OTHER = 65534 };
+	union ibv_gid self = source_of_child(getuid()), other, again;
 
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
-	self = other = rn_stranger_user(fds[0]);
 	CHECK(!memcmp(&(uid_t){getuid()}, &self.raw[4], sizeof(uid_t)));
-	other.raw[4] ^= 1;
-	close(fds[0]);
-	close(fds[1]);
+	if (getuid()) {
+		other = self;
+		other.raw[4] ^= 1;
+	} else {
+		other = source_of_child(OTHER);
+		again = source_of_child(OTHER);
+		CHECK(!memcmp(&other, &again, sizeof(other)));
+	}
 	begin(256);
 	come(0, other);
 	for (unsigned i = 1; i < 200; i++)
 		come(i, self);
+	CHECK(visitors[0].stranger.link && departures == 200 - 64);
+	end(200);
+}
+
+/* Of our own user's processes the one that floods us leaves first, and the others stay. */
+static void processes_of_our_user_are_sources(void)
+{
+	union ibv_gid flooder = source_of_child(getuid()), honest = source_of_child(getuid());
+
+	CHECK(memcmp(&flooder, &honest, sizeof(honest)));
+	begin(256);
+	come(0, honest);
+	for (unsigned i = 1; i < 200; i++)
+		come(i, flooder);
 	CHECK(visitors[0].stranger.link && departures == 200 - 64);
 	end(200);
 }
@@ -254,5 +300,6 @@ int main(void)
 	RUN(silence_does_not_count_against_words);
 	RUN(of_the_slow_of_the_source_that_has_most);
 	RUN(users_are_sources);
+	RUN(processes_of_our_user_are_sources);
 	return 0;
 }

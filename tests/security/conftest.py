@@ -16,7 +16,7 @@ import sys
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -29,7 +29,7 @@ ATTACKER = 61001
 VICTIM = 61002
 
 
-def unfit(why: str) -> None:
+def unfit(why: str) -> NoReturn:
     """This machine can't show it: a skip for a developer, a failure for CI."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI must show this, and can't: {why}", pytrace=False)
@@ -57,10 +57,15 @@ def unguarded() -> Path:
         return built_without_guards(out)
 
 
+def a_compiler() -> str:
+    for name in ("cc", "gcc"):
+        if found := shutil.which(name):
+            return found
+    unfit("there is no C compiler")
+
+
 def built_without_guards(out: Path) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        unfit("there is no C compiler")
+    compiler = a_compiler()
     sources = sorted((SOURCES / "soft").glob("*.c"))
     inputs = [
         *sources,
@@ -197,6 +202,18 @@ def stage(unguarded: Path, tmp_path: Path) -> Iterator[Stage]:
     made = Stage(unguarded, tmp_path)
     yield made
     made.end()
+
+
+@pytest.fixture(scope="session")
+def moments(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library that tells an attacker of each system call by which the victim deals with ports (moments.c)."""
+    library = tmp_path_factory.mktemp("moments") / "moments.so"
+    source = HERE / "moments.c"
+    subprocess.run(
+        [a_compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"],
+        check=True,
+    )
+    return str(library)
 
 
 @pytest.fixture(params=["control", "guarded"])

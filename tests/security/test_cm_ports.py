@@ -1,33 +1,17 @@
 """A port that a listener has is nobody else's, at no moment between its first call and its last."""
 
-import shutil
-import subprocess
-
 import pytest
 
-from tests.security.conftest import ATTACKER, HERE, VICTIM, unfit
+from tests.security.conftest import ATTACKER, VICTIM
 
 CYCLES = 5
-
-
-@pytest.fixture(scope="module")
-def moments(tmp_path_factory):
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        unfit("there is no C compiler")
-    library = tmp_path_factory.mktemp("moments") / "moments.so"
-    source = HERE / "moments.c"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True
-    )
-    return str(library)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_no_other_user_has_the_port(stage, guarded, moments, tmp_path, address):
     """The listener closes its connections first, so that its port is full of old ones when it comes again."""
     name = f"moments-{tmp_path}"
-    thief = stage.start("port_thief", name, user=ATTACKER)
+    thief = stage.start("port_thief", name, "first", user=ATTACKER)
     thief.hear()
     victim = stage.start(
         "port_cycler",

@@ -7,28 +7,15 @@ import subprocess
 
 import pytest
 
-from tests.security.conftest import ATTACKER, HERE, VICTIM, unfit
+from tests.security.conftest import ATTACKER, VICTIM, unfit
 
 OPENINGS = 200
 MOMENTS = 4  # of an opening: when the port is reserved, and shared, and when it is bound to and listened on
 
 
-@pytest.fixture(scope="module")
-def moments(tmp_path_factory):
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        unfit("there is no C compiler")
-    library = tmp_path_factory.mktemp("moments") / "moments.so"
-    source = HERE / "moments.c"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True
-    )
-    return str(library)
-
-
 def test_no_other_user_has_the_port(stage, guarded, moments, tmp_path):
     name = f"moments-{tmp_path}"
-    thief = stage.start("queue_port_thief", name, user=ATTACKER)
+    thief = stage.start("port_thief", name, user=ATTACKER)
     thief.hear()
     victim = stage.start(
         "queue_opener",

@@ -31,10 +31,15 @@ class Clock:
     def advance(self, seconds):
         until = self.now + seconds
         while self.timers and self.timers[0][0] <= until:
-            self.now, _, timer = heapq.heappop(self.timers)
+            when, _, timer = heapq.heappop(self.timers)
+            self.now = max(self.now, when)
             if timer.callback is not None:
                 timer.callback()
         self.now = until
+
+    def stand_still(self, seconds):
+        """Something else keeps the loop for so long."""
+        self.now += seconds
 
 
 class Timer:
@@ -138,6 +143,27 @@ def test_one_place_is_nobodys_more_than_its_share():
     server.clock.advance(admission.OTHERS_WAIT_S)
     assert late.fate == "inside"
     assert fates(crowd) == ["evicted", "inside", "inside", "inside"]
+
+
+def test_what_came_while_our_loop_stood_still_is_looked_at_first():
+    server = Server()
+    crowd = server.come("a", 6)
+    server.clock.stand_still(60)
+    server.clock.advance(0.1)
+    assert fates(crowd) == ["inside"] * 4 + ["waits"] * 2
+    for visitor in crowd[:3]:
+        visitor.goes_on()
+    server.clock.advance(0.2)
+    assert fates(crowd) == ["stands"] * 3 + ["evicted"] + ["inside"] * 2
+
+
+def test_a_loop_that_is_always_late_takes_places_back_too():
+    server = Server()
+    crowd = server.come("a", 8)
+    for _ in range(4):
+        server.clock.stand_still(1.2)
+        server.clock.advance(0)
+    assert fates(crowd) == ["evicted"] * 4 + ["inside"] * 4
 
 
 def test_too_many_wait():

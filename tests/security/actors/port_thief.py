@@ -1,5 +1,6 @@
-"""At each moment of the victim's it tries to have his port, with every set of options, at every address, to listen and
-to keep it: the port that it hears of first. argv is the name that `moments.c` connects to.
+"""At each moment of the victim's (moments.c) it tries to have the port that he deals with: with every set of options,
+at every address, to listen and to keep it. argv is the name that the victim connects to, and `first` if it is to
+keep to the port that it hears of first.
 
 Says `ready`, and when it is asked what it `tried` and `got`.
 """
@@ -7,20 +8,24 @@ Says `ready`, and when it is asked what it `tried` and `got`.
 import select
 import socket
 
-ADDRESSES = (
-    (socket.AF_INET, "127.0.0.1"),
-    (socket.AF_INET, "0.0.0.0"),
-    (socket.AF_INET6, "::"),
-)
+ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"))
 SETS = ((), ("SO_REUSEADDR",), ("SO_REUSEPORT",), ("SO_REUSEADDR", "SO_REUSEPORT"))
 
-tried, got, calls, target = 0, [], set(), 0
-kept = []
+tried, got, calls, ports, kept = 0, [], set(), set(), []
+
+
+def listens(thief):
+    try:
+        thief.listen()
+    except OSError:
+        return False
+    return True
 
 
 def attack(port, call):
     global tried
     calls.add(call)
+    ports.add(port)
     for family, address in ADDRESSES:
         for options in SETS:
             try:
@@ -34,14 +39,9 @@ def attack(port, call):
                 thief.bind((address, port))
             except OSError:
                 thief.close()
-                continue
-            kept.append(thief)
-            try:
-                thief.listen()
-                listens = True
-            except OSError:
-                listens = False
-            got.append([call, address, *options, listens])
+            else:
+                kept.append(thief)
+                got.append([call, address, *options, listens(thief)])
 
 
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,11 +53,10 @@ while True:
     ready, _, _ = select.select([0, victim], [], [])
     if victim in ready and (said := victim.recv(64).decode()):
         port, call = said.split()
-        target = target or int(port)
-        if int(port) == target:
-            attack(target, call)
+        if argv[1:] != ["first"] or ports <= {int(port)}:
+            attack(int(port), call)
         victim.send(b".")
     elif hear() is None:
         break
     else:
-        say(tried=tried, got=got, calls=sorted(calls))
+        say(tried=tried, got=got, calls=sorted(calls), ports=len(ports))
