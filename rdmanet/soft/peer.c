@@ -446,6 +446,18 @@ bool rn_peer_is_mutual(struct rn_peer *rn_peer)
 	return is_mutual;
 }
 
+bool rn_peer_is_met(uint16_t number)
+{
+	bool is = rn_port_is_mine(number);
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (struct peer *peer = rn_peers.peers; peer && !is; peer = peer->next)
+		is = peer->rn.port == number && atomic_load(&peer->rn.state) == RN_PEER_READY &&
+		     peer->process->served_count;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return is;
+}
+
 /* --- for the connection manager ----------------------------------------------------------------- */
 
 void rn_peer_warm(uint16_t port)

@@ -114,6 +114,8 @@ void rn_reply_cancel(struct rn_reply *); /* nothing when answered; the request i
 /* To a peer whose link has failed: our queue pair's requests to its queue pair come by TCP. Nothing where there is no
  * link to its process; anew: try to make one, for the next time. */
 void rn_peer_tell_stream(struct rn_peer *, uint32_t our_qpn, uint32_t its_qpn, bool anew);
+/* Is it ours, or the one who has this port linked to us, as we are to it? What that takes has been taken. */
+bool rn_peer_is_met(uint16_t port);
 /* Is its process linked to us, as we are to it? Of a peer that is READY. */
 bool rn_peer_is_mutual(struct rn_peer *);
 /* Has a process that may map us said so of its queue pair and ours? */
