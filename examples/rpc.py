@@ -22,7 +22,7 @@ import msgspec
 import rdmanet
 from rdmanet.errors import printable
 
-FRAME, CALLS = 1 << 16, 100
+FRAME, CALLS, NAP = 1 << 16, 100, 60
 Call = tuple[int, str, list[Any]]  # its number, the function's name, arguments
 Answer = tuple[int, Any, str | None]  # the call's number, what was returned, what was raised
 
@@ -44,7 +44,13 @@ async def add(*numbers: float) -> float:
     return sum(numbers)
 
 
-FUNCTIONS: dict[str, Callable[..., Awaitable[Any]]] = {"add": add, "sleep": asyncio.sleep}
+async def sleep(seconds: float, result: Any = None) -> Any:
+    if not 0 <= seconds <= NAP:  # not a number is not in between either; a loop's timers would never get over it
+        raise ValueError(f"{seconds} s are not between 0 and {NAP}")
+    return await asyncio.sleep(seconds, result)
+
+
+FUNCTIONS: dict[str, Callable[..., Awaitable[Any]]] = {"add": add, "sleep": sleep}
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -18,8 +18,9 @@ always from the eldest one of the address that has the most places; and the next
 the address that has the fewest. When our own loop stood still, nobody was heard: then what came meanwhile is looked at
 first, for 0.25 s. Who waits has a descriptor, on the embedded device, so only so many may (WAITING_MAX,
 a quarter of the descriptors, or the server's backlog, if that is more); beyond it the eldest of the address with
-the most of them is refused. So a flood from one address keeps nobody out who comes from another. (From the same
-address it does: nothing tells them apart but the secret, which is asked for before all this.)
+the most of them is refused. An IPv6 address counts as its /48, which is what one site has. So a flood from one address
+keeps nobody out who comes from another. (From the same address it does, or from very many: nothing tells them apart but
+the secret, which is asked for before all this.)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import asyncio
 import resource
 from collections import Counter
 from collections.abc import Iterable
+from ipaddress import IPv6Address
 from typing import Final, Protocol
 
 HALF_OPEN_BYTES: Final = 16 << 20
@@ -45,7 +47,7 @@ class Visitor(Protocol):
 
     @property
     def source(self) -> str:
-        """Its address."""
+        """Where it comes from: source_of() its address."""
 
     def enter(self) -> None:
         """Accept the connection. Whatever becomes of it, Admission.left() is called."""
@@ -55,6 +57,14 @@ class Visitor(Protocol):
 
     def evict(self) -> None:
         """It was accepted, and has not gone on in time: end it."""
+
+
+def source_of(address: str) -> str:
+    """What counts as one source, of a peer's numeric address."""
+    if ":" not in address:
+        return address
+    number = IPv6Address(address)
+    return str(number.ipv4_mapped or IPv6Address(int(number) >> 80 << 80))
 
 
 def places_for(connection_bytes: int) -> int:
@@ -80,6 +90,7 @@ class Admission:
         self._waiting: dict[Visitor, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._not_before = 0.0  # no place is taken back: the loop stood still
+        self._letting_in = False
 
     def arrived(self, visitor: Visitor) -> None:
         """Let it in, now or when there is a place; or have it refused, or another one."""
@@ -103,11 +114,17 @@ class Admission:
             self._stop_timer()
 
     def _go_on(self) -> None:
-        while self._waiting and len(self._inside) < self._places:
-            visitor = self._next()
-            del self._waiting[visitor]
-            self._inside[visitor] = self._loop.time()
-            visitor.enter()
+        if self._letting_in:
+            return  # one that can't be accepted has left before its enter() is over: the loop below goes on
+        self._letting_in = True
+        try:
+            while self._waiting and len(self._inside) < self._places:
+                visitor = self._next()
+                del self._waiting[visitor]
+                self._inside[visitor] = self._loop.time()
+                visitor.enter()
+        finally:
+            self._letting_in = False
         self._set_timer()
 
     def _next(self) -> Visitor:

@@ -30,9 +30,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
+import logging
 from collections.abc import Iterator
 from typing import Self
 
+from rdmanet import log_rate
 from rdmanet._core import (
     CMID,
     PD,
@@ -51,6 +54,8 @@ from rdmanet.async_queues import AsyncCQ, AsyncQP
 from rdmanet.closing import Closing
 from rdmanet.errors import cm_error
 from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
+
+logger = logging.getLogger("rdmanet")
 
 __all__ = ["AsyncCMChannel", "AsyncCMID", "AsyncCMListener"]
 
@@ -579,13 +584,21 @@ class AsyncCMListener(Closing):
         return self
 
     async def __anext__(self) -> AsyncCMID:
-        """The next request; it ends when the listener is closed."""
-        try:
-            return await self.get_request()
-        except ValueError:
-            if self.id.closed:
-                raise StopAsyncIteration from None
-            raise
+        """The next request; it ends when the listener is closed.
+
+        A request for which there is no descriptor is rejected and logged, and the next one waited for.
+        """
+        while True:
+            try:
+                return await self.get_request()
+            except OSError as exc:
+                if exc.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                log_rate.warn(logger, "listener", "rejected a connection: %s", exc)
+            except ValueError:
+                if self.id.closed:
+                    raise StopAsyncIteration from None
+                raise
 
     def close(self) -> None:
         """Stop listening. Requests that nobody has taken are rejected; connections live on."""

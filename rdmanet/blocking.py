@@ -32,13 +32,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rdmanet import credit
 from rdmanet._core import CMID
 from rdmanet.addresses import SockAddr
-from rdmanet.admission import waiting_for
+from rdmanet.admission import OTHERS_WAIT_S, PATIENCE_S, waiting_for
 from rdmanet.driver import Driver, driver_for, end_drivers
 from rdmanet.pull import PullProtocol
 from rdmanet.server import NOT_ACCEPTED
 from rdmanet.transport import (
     CLOSE_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
     DATA_SLOTS,
     SLOT_BYTES,
     RdmaServer,
@@ -309,7 +308,8 @@ class RdmaStreamListener:
     def accept(self) -> RdmaStream:
         """Wait for a connection; its stream has no ``timeout`` yet.
 
-        Who connects and then does not go on with it is given up after ten seconds, and the next one waited for.
+        One connection is made at a time. Who connects and then does not go on with it is given up after five seconds,
+        or after one if others wait already, and the next one waited for.
 
         Raises TimeoutError when nobody connects in time; ValueError when the listener is closed; other OSErrors when
         its device is removed, or a connection could not be accepted for want of memory, descriptors, queue pairs:
@@ -322,8 +322,9 @@ class RdmaStreamListener:
                 if not self._requests:
                     self._private.run(self._wait, self._timeout)
                 request = self._requests.popleft()
+                patience = OTHERS_WAIT_S if self._requests else PATIENCE_S
                 try:
-                    return _stream(None, lambda: request.answer(self._config), CONNECT_TIMEOUT_S)  # noqa: B023
+                    return _stream(None, lambda: request.answer(self._config), patience)  # noqa: B023
                 except (ConnectionError, TimeoutError):
                     request.refuse()  # it has gone away meanwhile
                 except BaseException:

@@ -12,7 +12,7 @@ from typing import Protocol
 from rdmanet import credit, log_rate
 from rdmanet._core import CMID, CMEvent, CMEventType
 from rdmanet.addresses import RdmaSocket, SockAddr
-from rdmanet.admission import Admission, waiting_for
+from rdmanet.admission import Admission, source_of, waiting_for
 from rdmanet.driver import Driver
 from rdmanet.errors import ProtocolError
 
@@ -86,6 +86,9 @@ class RdmaServer(asyncio.AbstractServer):
         cm_id = event.id
         try:
             hello = credit.unpack_hello(event.private_data)
+            if event.rnr_retry_count:
+                # Our device would send the same to it for as long as it says that it has no receive.
+                raise ProtocolError(f"it asks for {event.rnr_retry_count} RNR retries, and streams need none")
         except ProtocolError as exc:
             log_rate.warn(logger, "hello", "refused a connection from %s: %s", cm_id.peer_addr, exc)
             self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
@@ -249,7 +252,7 @@ class _Visitor:
         self._driver = driver
         self._id = cm_id
         self._hello = hello
-        self.source = cm_id.peer_addr[0] if cm_id.peer_addr is not None else ""
+        self.source = source_of(cm_id.peer_addr[0]) if cm_id.peer_addr is not None else ""
         self.transport: Accepted | None = None
 
     def enter(self) -> None:

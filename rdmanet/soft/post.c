@@ -276,8 +276,12 @@ static void progress(struct rn_qp *qp)
 	bool entered = false;
 	int batch = 0, state;
 
-	/* Nobody there who would let us map its memory: perhaps it listens. */
-	if (unlikely(qp->link_failed && !qp->is_stream && rn_settings.transport == RN_TRANSPORT_AUTO))
+	/*
+	 * Nobody there who would let us map its memory: perhaps it listens.  But in RESET it is nobody's stream: who
+	 * resets it has taken it off the streams' list already, and frees it next.
+	 */
+	if (unlikely(qp->link_failed && !qp->is_stream && rn_settings.transport == RN_TRANSPORT_AUTO) &&
+	    atomic_load(&qp->state) != IBV_QPS_RESET)
 		rn_stream_use(qp);
 	if (qp->is_stream) {
 		rn_stream_progress(qp);

@@ -285,7 +285,13 @@ def test_rpc_is_asked_nonsense(serve):
             assert stranger.recv(100) == b""
     with socket.create_connection(("127.0.0.1", port), 100) as client, client.makefile("rb") as answers:
         for number, (function, arguments, error) in enumerate(
-            [("add", ["one"], "TypeError"), ("__class__", [], "KeyError"), ("add", [5], None)]
+            [
+                ("add", ["one"], "TypeError"),
+                ("__class__", [], "KeyError"),
+                ("sleep", [float("nan")], "ValueError"),
+                ("sleep", [1e9], "ValueError"),
+                ("add", [5], None),
+            ]
         ):
             client.sendall(frame([number, function, arguments]))
             length = int.from_bytes(answers.read(4), "big")

@@ -114,17 +114,21 @@ class Caller:
         assert event.type is expected, event
         return event
 
-    async def call(self, port: int, private_data: bytes, source: str | None = None) -> None:
+    async def call(self, port: int, private_data: bytes, source: str | None = None, **param: int) -> None:
         self.id.resolve_addr((source, 0) if source else None, (HOST, port), 1000)
         await self.event(CMEventType.ADDR_RESOLVED)
         self.id.resolve_route(1000)
         await self.event(CMEventType.ROUTE_RESOLVED)
+        if "qp_num" not in param:
+            self.create_qp()
+        self.id.connect(private_data, **param)
+
+    def create_qp(self) -> None:
         pd, cq = PD(self.id.context), CQ(self.id.context, 64)
         cap = QPCap(max_send_wr=16, max_recv_wr=16)
         qp = self.id.create_qp(pd, QPInitAttr(cap=cap, send_cq=cq, recv_cq=cq))
         self.opened[1:1] = [pd, cq]
         self.opened.append(qp)
-        self.id.connect(private_data)
 
     def close(self) -> None:
         for thing in reversed(self.opened):
@@ -261,6 +265,33 @@ async def test_a_caller_that_connects_and_dies(net: Net, device):
         await asyncio.sleep(0)
 
 
+@pytest.mark.not_on_siw("transports no such number")
+async def test_who_would_have_us_send_for_ever(net: Net, caller):
+    """A stream's receives are there before they are granted, so whoever wants RNR retries means no good."""
+    _, port = await net.serve(Echo)
+    await caller.call(port, HELLO, rnr_retry_count=7)
+    event = await caller.event(CMEventType.REJECTED)
+    assert b"RNR retries" in event.private_data
+    await serving(net, port)
+
+
+@pytest.mark.embedded_only("only the embedded device has ports of queue pairs")
+async def test_callers_whose_queue_pairs_are_nowhere(net: Net, device):
+    """What ours are connected to fails while they are taken down again."""
+    _, port = await net.serve(Echo)
+    with socket.socket() as nobody:
+        nobody.bind((HOST, 0))
+        its_port = nobody.getsockname()[1]
+    for _ in range(20):
+        callers = [Caller(device.library) for _ in range(10)]
+        for number, caller in enumerate(callers):
+            await caller.call(port, HELLO, qp_num=its_port << 8 | number)
+        await callers[0].event(CMEventType.CONNECT_RESPONSE)
+        for caller in callers:
+            caller.close()
+    await serving(net, port)
+
+
 @pytest.fixture
 def crowd(device):
     callers = [Caller(device.library) for _ in range(20)]
@@ -312,7 +343,7 @@ async def test_who_never_goes_on_keeps_no_server_from_its_end(net: Net, crowd, m
 async def test_who_never_goes_on_keeps_nobody_out_elsewhere(net: Net, crowd):
     _, port = await net.serve(Echo)
     for caller in crowd:
-        await caller.call(port, HELLO, "127.0.0.2")
+        await caller.call(port, HELLO, "::1" if ":" in HOST else "127.0.0.2")
     began = net.loop.time()
     await serving(net, port)
     assert net.loop.time() - began < 5  # a quarter of a second, on a machine that has nothing else to do

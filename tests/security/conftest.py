@@ -10,6 +10,7 @@ An actor speaks lines: a JSON object for each `say()`. `actor.py` beside this fi
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ SOURCES = ROOT / "rdmanet"
 # Users that nobody is: not root's, not `nobody`, which is what the kernel calls whom it can't name.
 ATTACKER = 61001
 VICTIM = 61002
+
+SILENCE_S = 20.0  # longer than any actor thinks, on a busy machine too
 
 
 def unfit(why: str) -> NoReturn:
@@ -98,22 +101,30 @@ class Actor:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+        self._heard = b""
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
     def hear(self) -> dict[str, Any]:
-        """The next thing it says; what ends without a word has failed."""
+        """The next thing it says; what ends without a word has failed, and so has what says nothing for a minute."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait()
-            raise AssertionError(
-                f"{self.process.args} ended, status {self.process.returncode}:\n{self.errors()}"
-            )
+        while b"\n" not in self._heard:
+            if not select.select([self.process.stdout], [], [], SILENCE_S)[0]:
+                raise AssertionError(f"{self.process.args} says nothing:\n{self.errors()}")
+            if not (more := os.read(self.process.stdout.fileno(), 65536)):
+                status = self.process.wait()
+                raise AssertionError(f"{self.process.args} ended, status {status}:\n{self.errors()}")
+            self._heard += more
+        line, _, self._heard = self._heard.partition(b"\n")
         said: dict[str, Any] = json.loads(line)
         return said
+
+    def rest(self) -> str:
+        """What else it said, once it has ended."""
+        assert self.process.stdout is not None
+        return self._heard.decode() + self.process.stdout.read()
 
     def tell(self, **facts: Any) -> None:
         assert self.process.stdin is not None

@@ -43,7 +43,7 @@ class Service:
     def end(self):
         """What it heard of requests, and its standard error."""
         errors = self.server.finish()
-        return self.server.process.stdout.read(), errors
+        return self.server.rest(), errors
 
 
 @pytest.fixture(params=["tcp", "name", "datagrams"])
@@ -108,7 +108,7 @@ def test_strangers_get_nothing(stage, guarded):
     assert client.hear()["reply"] == "welcome"
     assert server.hear()["request"] == PRIVATE
     errors = server.finish()
-    assert server.process.stdout.read() == "", "the honest one was the only one that it heard of"
+    assert server.rest() == "", "the honest one was the only one that it heard of"
     assert "proves no secret" in errors
 
 
@@ -131,7 +131,7 @@ def test_what_was_heard_is_of_no_use_again(stage):
     assert all(refusal.hex() in answer for answer in answers)
     assert len({answer[16:80] for answer in answers}) == times, "a nonce of its own for each"
     server.finish()
-    assert server.process.stdout.read() == ""
+    assert server.rest() == ""
 
 
 def test_the_request_stays_at_home(stage):

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from rdmanet import admission
-from rdmanet.admission import Admission
+from rdmanet.admission import Admission, source_of
 
 
 class Clock:
@@ -164,6 +164,44 @@ def test_a_loop_that_is_always_late_takes_places_back_too():
         server.clock.stand_still(1.2)
         server.clock.advance(0)
     assert fates(crowd) == ["evicted"] * 4 + ["inside"] * 4
+
+
+def test_who_cannot_be_accepted_has_left_before_it_is_in():
+    """The dead, of a crowd that went together: one after another, and none within another's."""
+
+    class Dead(Visitor):
+        depth = 0
+
+        def enter(self):
+            Dead.depth += 1
+            assert Dead.depth == 1
+            super().enter()
+            self.goes_on()
+            Dead.depth -= 1
+
+    server = Server()
+    crowd = server.come("a", 4)
+    dead = [Dead(server.door, "a") for _ in range(90)]
+    for visitor in dead:
+        server.door.arrived(visitor)
+    last = server.come("a", 1)
+    crowd[0].goes_on()
+    assert fates(dead) == ["stands"] * 90
+    assert fates(last) == ["inside"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("2001:db8:1:2::3", "2001:db8:1:ffff::1", True),
+        ("2001:db8:1:2::3", "2001:db8:2:2::3", False),
+    ],
+)
+def test_what_one_source_is(one, other, same):
+    assert (source_of(one) == source_of(other)) is same
 
 
 def test_too_many_wait():

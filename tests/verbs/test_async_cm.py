@@ -166,6 +166,39 @@ async def test_no_descriptor_for_a_request(loop, device, address, monkeypatch):
 
 
 @on_every_loop
+async def test_iterating_goes_on_without_a_descriptor(loop, device, address, monkeypatch):
+    """One that cannot be taken is rejected; who comes later gets in."""
+    real, taken = async_cm.AsyncCMChannel, []
+
+    def exhausted_once(*args, **options):
+        monkeypatch.setattr(async_cm, "AsyncCMChannel", real)
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    async def serve():
+        async for id in listener:
+            taken.append(End(loop, id))
+            await id.accept()
+            listener.close()
+
+    with contextlib.ExitStack() as stack:
+        listener = AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier)
+        stack.enter_context(listener)
+        at = listener.local_addr
+        connecting = loop.spawn(connect(loop, device, stack, at))
+        while not listener._requests:
+            await loop.turn()
+        monkeypatch.setattr(async_cm, "AsyncCMChannel", exhausted_once)
+        serving = loop.spawn(serve())
+        with pytest.raises(ConnectionRefusedError):
+            await connecting.join()
+        connecting = loop.spawn(connect(loop, device, stack, at))
+        await connecting.join()
+        await serving.join()
+        assert len(taken) == 1
+        taken[0].close()
+
+
+@on_every_loop
 async def test_a_private_refusal_is_read(loop, device, address):
     with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
         with AsyncCMID(library=device.library, notifier=loop.notifier) as id:
