@@ -4,9 +4,9 @@ usage: python -m benchmarks.crowd [--idle N]... [--repetitions N] [--seconds S] 
 
 For each number of idle connections (by default none, 500 and 5000) there is a server, a client with the busy ones,
 and, for the idle ones, holders: processes that have sent a message over each of theirs and do nothing any more. All
-stand from the beginning to the end, and take turns: within a repetition each server in turn answers its client's echoes,
-in an order that changes, so a ratio is of numbers from within seconds. The client is on one CPU, the servers on
-another, the holders wherever there is room.
+stand from the beginning to the end, and take turns: within a repetition each server in turn answers its client's
+messages, in an order that changes, so a ratio is of numbers from within seconds. The clients are on one CPU, the
+servers on another, the holders wherever there is room.
 
     messages/s     echoes of all busy connections together
     CPU            of server and client, for one echo; what the server's engine does beside is in it
@@ -40,8 +40,12 @@ GOAL = (0.95, 1.05)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.crowd", description=__doc__.partition("\n")[0])
-    parser.add_argument("--idle", type=int, action="append", metavar="N", help="idle connections (default: 500, 5000)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.crowd", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--idle", type=int, action="append", metavar="N", help="idle connections (default: 500, 5000)"
+    )
     parser.add_argument("--repetitions", type=int, default=7, metavar="N")
     parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="of each measurement")
     parser.add_argument("--loop", choices=["uvloop", "asyncio"], default="uvloop")
@@ -94,7 +98,9 @@ def allow_descriptors(count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if count > soft:
         if hard != resource.RLIM_INFINITY and count > hard:
-            raise SystemExit(f"this takes {count} descriptors a process, and the limit is {hard}: ulimit -Hn {count}")
+            raise SystemExit(
+                f"this takes {count} descriptors a process, and the limit is {hard}: ulimit -Hn {count}"
+            )
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 

@@ -115,7 +115,10 @@ async def test_a_watching_engine_leaves_idle_queues_alone(net: Net):
     client, watching = await idle(net, queues=10, busy_poll=1.0)
     assert watching.stats()["queues_awake"] > 1
     await volley(client, 3000)
-    assert watching.stats() | {"queues": 11, "queues_awake": 1} == watching.stats()
+    assert watching.stats()["queues"] == 11
+    assert (
+        watching.stats()["queues_awake"] <= 1
+    )  # none, if it was so slow that the engine fell asleep all the same
 
 
 @pytest.mark.parametrize("busy_poll", [None, 0, 1.0])
@@ -123,7 +126,7 @@ async def test_a_queue_that_was_left_alone_is_heard(net: Net, busy_poll):
     client, sleepy = await idle(net, queues=1, busy_poll=busy_poll)
     other, far = await net.pair(server=Echo, busy_poll=busy_poll)
     assert other.transport.qp.send_cq is not client.transport.qp.send_cq
-    for turn in range(3):
+    for _ in range(3):
         await volley(client, 2000)
         # It isn't this loop's own write that wakes its queue: the far side speaks first.
         far.transport.write(b"first")
