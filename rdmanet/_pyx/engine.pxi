@@ -13,10 +13,10 @@
 #     ibv_req_notify_cq(3)), then wait for the channel's file descriptor.
 #
 # A pass costs what is busy, not what there is. A thousand connections have many completion queues, and of those only
-# the ones are polled that are awake. One that was armed, and polled once more in vain, is asleep: an event names it, and
-# makes it one of the awake again; so does a write, whose completion is to come. All go to sleep when the engine does;
-# while others keep that awake, one goes alone that had nothing while they were found to have something MISSED times.
-# Queues grow, each twice as large as the one before, so there are few to be named.
+# the ones are polled that are awake. One that was armed, and polled once more in vain, is asleep: an event names it,
+# and makes it one of the awake again; so does a write, whose completion is to come. All go to sleep when the engine
+# does; while others keep that awake, one goes alone that had nothing while they were found to have something MISSED
+# times. Queues grow, each twice as large as the one before, so there are few to be named.
 #
 # Every wr_id is 20 bits of connection index, 16 of generation, 3 unused, 1 that says "a send", and 24
 # of slot or sequence number. A completion of an earlier generation is counted and dropped. The slots of shared rings
