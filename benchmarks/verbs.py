@@ -3,7 +3,7 @@
 One process, two queue pairs of the embedded device that are connected to each other, RDMA WRITEs of 64 bytes. Each
 number is the best of some repetitions, in microseconds an operation: what is measured is our own work, and the rest
 is others'. Where the PyPI package `ibverbs` is installed, the same is measured with it, on the same device: run it
-by `python -m rdmanet soft-run -- python -m benchmarks.verbs`.
+by `rdmanet soft-run -- python -m benchmarks.verbs`.
 """
 
 import argparse

@@ -45,7 +45,9 @@ async def add(*numbers: float) -> float:
 
 
 async def sleep(seconds: float, result: Any = None) -> Any:
-    if not 0 <= seconds <= NAP:  # not a number is not in between either; a loop's timers would never get over it
+    if (
+        not 0 <= seconds <= NAP
+    ):  # not a number is not in between either; a loop's timers would never get over it
         raise ValueError(f"{seconds} s are not between 0 and {NAP}")
     return await asyncio.sleep(seconds, result)
 

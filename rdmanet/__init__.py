@@ -4,7 +4,7 @@ General layout
 --------------
 The layers, from the top; a module imports only what stands below it:
 
-    cli/          the command line: ``python -m rdmanet``
+    cli/          the command line: ``rdmanet``
     testing       a pytest plugin: RDMA programs where things go wrong
     streams       StreamReader and StreamWriter
     anyio_streams the same for AnyIO: connect_rdma, create_rdma_listener
@@ -22,6 +22,7 @@ The layers, from the top; a module imports only what stands below it:
     protocol, offers    the life of a connection and of its memory regions: tables, no I/O
     _core         compiled: devices, memory, queues, connection manager, the data engine
     credit, errors, remote, qpinfo     flow control and frames, exceptions, what peers tell each other: pure
+    environment   which variables there are
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 
 Import names from here. ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async`` have the verbs,
@@ -35,7 +36,10 @@ from typing import TYPE_CHECKING, Any
 from rdmanet._core import AccessFlags as AccessFlags
 from rdmanet._core import devices as devices
 from rdmanet.errors import CompletionError as CompletionError
+from rdmanet.errors import CompletionResetError as CompletionResetError
+from rdmanet.errors import DeviceLostError as DeviceLostError
 from rdmanet.errors import DeviceNotFoundError as DeviceNotFoundError
+from rdmanet.errors import ModifyQPError as ModifyQPError
 from rdmanet.errors import ProtocolError as ProtocolError
 from rdmanet.errors import RdmaError as RdmaError
 from rdmanet.errors import RegionRevokedError as RegionRevokedError

@@ -1,4 +1,4 @@
-"""`python -m rdmanet`: the command line."""
+"""`python -m rdmanet`: the command line, which is `rdmanet` where the package is installed."""
 
 import sys
 

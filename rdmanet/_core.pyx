@@ -78,7 +78,10 @@ import threading
 import warnings
 import weakref
 
-from rdmanet.errors import DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error
+from rdmanet.environment import tell_unknown
+from rdmanet.errors import (
+    DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, endpoint,
+)
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds
 

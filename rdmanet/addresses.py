@@ -9,7 +9,7 @@ import ipaddress
 import logging
 import os
 import socket
-from typing import Any, cast
+from typing import cast
 
 from rdmanet._core import Library
 from rdmanet.errors import DeviceNotFoundError
@@ -50,27 +50,41 @@ async def resolve(
 
 
 def libraries_for(address: SockAddr, device: str | None) -> list[Library]:
-    """Which libraries to try, in order: the real one first, but the embedded one for loopback."""
-    embedded = None if os.environ.get("RDMANET_REQUIRE") == "rdma" else _embedded()
-    wanted = device or os.environ.get("RDMANET_DEVICE")
+    """Which libraries to try, in order: the real one first, but the embedded one for loopback.
+
+    :raises DeviceNotFoundError: there is no such device, or none at all
+    :raises OSError: RDMANET_REQUIRE asks for what there is not (EINVAL)
+    """
+    only_real = _only_real()
+    embedded = None if only_real else _embedded()
+    but = "; RDMANET_REQUIRE=rdma rules the embedded one out" if only_real else ""
+    wanted = device or os.environ.get("RDMANET_DEVICE") or None
     system = Library.system()
     ip = ipaddress.ip_address(address[0].partition("%")[0])
     if wanted is not None:
         for library in (embedded, system):
             if library is not None and wanted in _device_names(library):
                 return [library]
-        raise OSError(
-            errno.ENODEV, f"no RDMA device is named {wanted!r}; `python -m rdmanet devices` lists them"
+        raise DeviceNotFoundError(
+            errno.ENODEV, f"no RDMA device is named {wanted!r}{but}; `rdmanet devices` lists them"
         )
     has_real = system is not None and bool(_device_names(system))
     if ip.is_loopback and embedded is not None:
         return [embedded]
     libraries = [library for library in (system if has_real else None, embedded) if library is not None]
     if not libraries:
-        raise OSError(
-            errno.ENODEV, "there is no RDMA device that may be used; `python -m rdmanet devices` lists them"
+        raise DeviceNotFoundError(
+            errno.ENODEV, f"there is no RDMA device{but}; `rdmanet doctor` says what is missing"
         )
     return libraries
+
+
+def _only_real() -> bool:
+    """Whether the environment rules the embedded device out. A protection that is misspelt is not left out."""
+    required = os.environ.get("RDMANET_REQUIRE")
+    if required not in (None, "", "rdma"):
+        raise OSError(errno.EINVAL, f"RDMANET_REQUIRE={required}: it is rdma, or not set")
+    return required == "rdma"
 
 
 def _embedded() -> Library | None:
@@ -96,40 +110,8 @@ def merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
     first = failures[0]
     if isinstance(first, OSError) and all(str(first) == str(other) for other in failures):
         return first
+    numbers = {failure.errno if isinstance(failure, OSError) else None for failure in failures}
+    if len(numbers) == 1 and None not in numbers:  # refused at each of a name's addresses is refused
+        told = "; ".join(str(failure.strerror) for failure in failures if isinstance(failure, OSError))
+        return OSError(numbers.pop(), f"{what} failed: {told}")
     return OSError(f"{what} failed: " + "; ".join(str(failure) for failure in failures))
-
-
-class RdmaSocket:
-    """What programs ask of ``get_extra_info("socket")``: addresses, and options that mean nothing here."""
-
-    type = socket.SOCK_STREAM
-    proto = socket.IPPROTO_TCP
-
-    def __init__(self, sockname: SockAddr, peername: SockAddr | None) -> None:
-        self._sockname = sockname
-        self._peername = peername
-        self.family = socket.AF_INET6 if len(sockname) == 4 else socket.AF_INET
-
-    def getsockname(self) -> SockAddr:
-        """The local address."""
-        return self._sockname
-
-    def getpeername(self) -> SockAddr:
-        """The peer's address; OSError(ENOTCONN) on a listener."""
-        if self._peername is None:
-            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-        return self._peername
-
-    def fileno(self) -> int:
-        """-1: there is no descriptor to read or write."""
-        return -1
-
-    def setsockopt(self, level: int, option: int, value: Any = None, length: int | None = None) -> None:
-        """Accepted and without effect (TCP_NODELAY, SO_KEEPALIVE: this transport always sends at once)."""
-
-    def getsockopt(self, level: int, option: int, length: int = 0) -> int | bytes:
-        """0, or as many zero bytes as asked for."""
-        return bytes(length) if length else 0
-
-    def __repr__(self) -> str:
-        return f"<RdmaSocket laddr={self._sockname} raddr={self._peername}>"

@@ -245,8 +245,10 @@ class RdmaListener(Listener[RdmaByteStream]):
         """The next connection.
 
         Raises ClosedResourceError when the listener is closed, meanwhile too; BrokenResourceError when its device is
-        removed; BusyResourceError while another task accepts. Cancelling it loses no connection.
+        removed; BusyResourceError while another task accepts; RuntimeError in a forked child. Cancelling it loses no
+        connection.
         """
+        self._server._refuse_foreign()
         with self._accepting:
             await checkpoint()
             while not self._closed:

@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import os
 import select
 import threading
 import weakref
@@ -49,6 +50,7 @@ from rdmanet._core import (
 from rdmanet.device_events import EventFeed
 from rdmanet.device_log import DeviceLog
 from rdmanet.errors import DeviceLostError, event_error
+from rdmanet.readiness import new_bell
 
 logger = logging.getLogger("rdmanet")
 
@@ -129,6 +131,8 @@ class Driver:
         self._handlers: dict[CMID, CMHandler] = {}
         self._wakes = 0
         self._lifeline: AsyncGenerator[None, None] | None = None
+        self._bell: int | None = None
+        self._told_foreign = False
         self.cm = CMEventChannel(library)
         try:
             self._epoll = select.epoll()
@@ -161,6 +165,12 @@ class Driver:
 
         self._lifeline = lifeline()
         await self._lifeline.__anext__()
+
+    def bell(self) -> int:
+        """What the readiness of all connections shows; made when one is first asked for."""
+        if self._bell is None:
+            self._bell = new_bell()
+        return self._bell
 
     # -- devices ---------------------------------------------------------------------------------
 
@@ -298,6 +308,14 @@ class Driver:
             for fd, _ in self._epoll.poll(0):
                 if (act := self._rare.get(fd)) is not None:
                     act()
+        if self.foreign and not self._told_foreign:
+            self._told_foreign = True
+            logger.error(
+                "process %d runs the event loop of process %d, from which it was forked: something has come for one of "
+                "its RDMA listeners or connections, and only that process can take it; open them after fork",
+                process_id(),
+                self.pid,
+            )
 
     def _cm_events(self) -> None:
         # A forked child may run its parent's loop. Nothing here is the child's, and not even the reader
@@ -357,6 +375,8 @@ class Driver:
         self._engine_row = ()
         self.cm.close()
         self._epoll.close()
+        if self._bell is not None:
+            os.close(self._bell)
         self._log.close()  # last: what was said of all that is logged, too
 
     def __del__(self) -> None:

@@ -44,6 +44,17 @@ PEER_TEXT_MAX = 200
 """Characters of a peer's text that reach an exception, a log or a terminal."""
 
 
+def endpoint(address: tuple[object, ...]) -> str:
+    """An address as one writes it: 10.0.0.1:7471, [fe80::1%2]:7471.
+
+    :param address: (ip, port), or (ip, port, flowinfo, scope_id), as of a socket
+    """
+    ip, port = str(address[0]), address[1]
+    if len(address) > 3 and address[3] and "%" not in ip:
+        ip = f"{ip}%{address[3]}"
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
 def printable(text: str, most: int = PEER_TEXT_MAX) -> str:
     """A text that a peer has chosen, as one may print it: no line that looks like another's, no terminal's escapes,
     nothing that turns around what stands beside it, and an end.
@@ -149,12 +160,14 @@ class CompletionError(ConnectionError):
         qp_num: int = 0,
         *,
         where: str = "",
+        why: str = "",
     ) -> None:
         self.status = status
         self.opcode = opcode
         self.vendor_err = vendor_err
         self.qp_num = qp_num
         name, number, hint = _STATUS.get(status, (f"status {status}", errno.EIO, ""))
+        hint = why or hint
         what = f"{opcode} on queue pair {qp_num:#x}" if opcode else f"queue pair {qp_num:#x}"
         detail = f", vendor error {vendor_err:#x}" if vendor_err else ""
         super().__init__(number, f"{what}: {name}{where}{detail}{f' ({hint})' if hint else ''}")
@@ -200,7 +213,29 @@ class RemoteAccessError(CompletionError):
 
 
 class CompletionResetError(CompletionError, ConnectionResetError):
-    """A work request failed because the connection, or the peer, is gone."""
+    """A work request failed because the connection, or the peer, is gone.
+
+    :ivar peer_gone: whether the device knows that the peer's process has ended; an adapter does not know
+    """
+
+    peer_gone: bool
+
+    def __init__(
+        self,
+        status: int,
+        opcode: str | None = None,
+        vendor_err: int = 0,
+        qp_num: int = 0,
+        peer_gone: bool = False,
+    ) -> None:
+        self.peer_gone = peer_gone
+        super().__init__(status, opcode, vendor_err, qp_num, why=PEER_GONE if peer_gone else "")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.status, self.opcode, self.vendor_err, self.qp_num, self.peer_gone)
+
+
+PEER_GONE = "the peer's process is gone"
 
 
 # Completion status to name, errno, and what usually is behind it.
@@ -208,7 +243,11 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     0: ("success", 0, ""),
     1: ("local length error", errno.EMSGSIZE, "a message longer than the posted receive buffer"),
     2: ("local queue pair operation error", errno.EIO, ""),
-    4: ("local protection error", errno.EFAULT, "a local buffer is not within the region of its lkey"),
+    4: (
+        "local protection error",
+        errno.EFAULT,
+        "a local buffer is not within the region of its lkey, or that may not be written to",
+    ),
     5: ("flushed", errno.ECONNRESET, "the queue pair went to the error state first"),
     6: ("memory window bind error", errno.EACCES, ""),
     7: ("bad response", errno.EPROTO, ""),
@@ -238,15 +277,18 @@ def completion_error(
     vendor_err: int = 0,
     qp_num: int = 0,
     remote: tuple[int, int, int] | None = None,
+    peer_gone: bool = False,
 ) -> CompletionError:
     """The exception for a completion that failed.
 
     :param remote: address, length and key of the peer's memory, where that was accessed and is known
+    :param peer_gone: the device knows that the peer's process has ended
     """
     if status == _REMOTE_ACCESS and remote is not None:
         return RemoteAccessError(status, opcode, vendor_err, qp_num, *remote)
-    kind = CompletionResetError if status in _RESET else CompletionError
-    return kind(status, opcode, vendor_err, qp_num)
+    if status in _RESET:
+        return CompletionResetError(status, opcode, vendor_err, qp_num, peer_gone)
+    return CompletionError(status, opcode, vendor_err, qp_num)
 
 
 # Reasons of a rejection that an application meets, from the InfiniBand CM. iWARP devices report an errno.
@@ -266,15 +308,21 @@ _SECRET_REASONS = {
 }
 
 
-def cm_error(event: str, status: int) -> OSError:
+def cm_error(
+    event: str, status: int, peer: tuple[object, ...] | None = None, peer_gone: bool = False
+) -> OSError:
     """The exception for an event of the connection manager that ends an attempt or a connection.
 
     :param event: the event's name as in :class:`rdmanet.cm.CMEventType`
     :param status: the event's status: 0, -errno, or for REJECTED the reason
+    :param peer: the other side's address, as of a socket, where it is known
+    :param peer_gone: the device knows that the peer's process has ended
     """
+    name = "" if peer is None else f" {endpoint(peer)}"
+    to = name and f" to{name}"
     if -status in (errno.EMFILE, errno.ENFILE):
         # Ours, not the peer's.
-        return OSError(-status, f"no descriptor for a connection (RLIMIT_NOFILE): {os.strerror(-status)}")
+        return OSError(-status, f"no descriptor for a connection{to} (RLIMIT_NOFILE): {os.strerror(-status)}")
     why = os.strerror(-status) if status < 0 else ""
     if (
         event == "REJECTED"
@@ -282,18 +330,21 @@ def cm_error(event: str, status: int) -> OSError:
         or (event == "UNREACHABLE" and status == _NO_RESOURCES)
     ):
         reason = why or _SECRET_REASONS.get(status) or _REJECT_REASONS.get(status, f"reason {status}")
-        return ConnectionRefusedError(errno.ECONNREFUSED, f"connection rejected: {reason}")
+        return ConnectionRefusedError(errno.ECONNREFUSED, f"connection{to} rejected: {reason}")
     if event == "DISCONNECTED":
-        return ConnectionResetError(errno.ECONNRESET, "disconnected by the peer")
+        text = f"{PEER_GONE}:{name}".rstrip(":") if peer_gone else f"disconnected by the peer{name}"
+        return ConnectionResetError(errno.ECONNRESET, text)
     if event == "UNREACHABLE":
         if status in (0, -errno.ETIMEDOUT):
-            return TimeoutError(errno.ETIMEDOUT, "the peer cannot be reached: no answer")
+            return TimeoutError(errno.ETIMEDOUT, f"the peer{name} cannot be reached: no answer")
         number = -status if status < 0 else errno.EHOSTUNREACH
-        return OSError(number, f"the peer cannot be reached: {why or status}")
+        return OSError(number, f"the peer{name} cannot be reached: {why or status}")
     if event == "DEVICE_REMOVAL":
         return OSError(errno.ENODEV, "the device was removed")
     number = -status if status < 0 else errno.EIO
-    return OSError(number, f"{event.lower().replace('_', ' ')}: {why or os.strerror(number)}")
+    return OSError(
+        number, f"{event.lower().replace('_', ' ')}{name and f' for{name}'}: {why or os.strerror(number)}"
+    )
 
 
 # What a device's event means, of a queue pair or a queue: rdma-core's words, and what usually is behind it.

@@ -33,9 +33,10 @@ async def sendfile(
     """Send a file over an RDMA transport; returns how many bytes that were (``loop.sendfile``).
 
     ``file`` is open in binary mode; sending begins at ``offset``, and ends with the file or after ``count`` bytes.
-    The position in the file is behind what was sent when this returns or raises. Receiving goes on meanwhile; what
-    else is written meanwhile lands in between. With ``fallback=False`` it raises ``asyncio.SendfileNotAvailableError``,
-    since bytes pass through this process.
+    The position in the file is behind what was sent when this returns or raises. Nobody else may write meanwhile:
+    ``write()`` raises RuntimeError, as it does while asyncio sends a file, and so does another ``sendfile()``.
+    Receiving goes on; a protocol that answers from ``data_received()`` pauses reading first. With ``fallback=False``
+    it raises ``asyncio.SendfileNotAvailableError``, since bytes pass through this process.
 
     Raises RuntimeError when the transport is closing or was told ``write_eof()``, the OSError that ended the
     connection, TypeError and ValueError for arguments that make no sense.
@@ -55,14 +56,15 @@ async def sendfile(
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, count or _CHUNK_BYTES)))
     sent = 0
     try:
-        while count is None or sent < count:
-            room = buffer if count is None else buffer[: count - sent]
-            length = await read(room, offset + sent)
-            if length == 0:
-                break
-            await transport._until_room()
-            transport.write(room[:length])
-            sent += length
+        with transport._for_file() as write:
+            while count is None or sent < count:
+                room = buffer if count is None else buffer[: count - sent]
+                length = await read(room, offset + sent)
+                if length == 0:
+                    break
+                await transport._until_room()
+                write(room[:length])
+                sent += length
     finally:
         file.seek(offset + sent)
     return sent

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rdmanet import credit, log_rate
-from rdmanet._core import CMID, CMEvent, CMEventType
-from rdmanet.addresses import RdmaSocket, SockAddr
+from rdmanet._core import CMID, CMEvent, CMEventType, process_id
+from rdmanet.addresses import SockAddr
 from rdmanet.admission import Admission, source_of, waiting_for
 from rdmanet.driver import Driver
 from rdmanet.errors import ProtocolError
+from rdmanet.transport_socket import RdmaSocket
 
 logger = logging.getLogger("rdmanet")
 
@@ -47,6 +48,7 @@ class RdmaServer(asyncio.AbstractServer):
     ) -> None:
         """`half_open_max`: so many connections at a time may be accepted and not known to stand; None: any number."""
         self._loop = loop
+        self._pid = process_id()
         self._make_transport = make_transport
         self._backlog = backlog
         self._listeners: list[tuple[Driver, CMID]] = []
@@ -74,7 +76,7 @@ class RdmaServer(asyncio.AbstractServer):
             raise
         self._listeners.append((driver, cm_id))
         assert cm_id.local_addr is not None  # it is bound
-        self._sockets.append(RdmaSocket(cm_id.local_addr, None))
+        self._sockets.append(RdmaSocket(cm_id.local_addr))
         driver.servers.add(self)
 
     def _cm_event(self, driver: Driver, event: CMEvent) -> None:
@@ -157,7 +159,12 @@ class RdmaServer(asyncio.AbstractServer):
         return tuple(self._sockets)
 
     def close(self) -> None:
-        """Stop listening; connections that were accepted live on (asyncio.Server.close)."""
+        """Stop listening; connections that were accepted live on (asyncio.Server.close).
+
+        In a forked child nothing: the server is its parent's, and goes on there.
+        """
+        if self._is_foreign:
+            return
         listeners, self._listeners = self._listeners, []
         for driver, cm_id in listeners:
             driver.destroy_id(cm_id)
@@ -174,11 +181,15 @@ class RdmaServer(asyncio.AbstractServer):
 
     def close_clients(self) -> None:
         """Close every connection that this server accepted."""
+        if self._is_foreign:
+            return
         for transport in list(self._transports):
             transport.close()
 
     def abort_clients(self) -> None:
         """Abort every connection that this server accepted."""
+        if self._is_foreign:
+            return
         for transport in list(self._transports):
             transport.abort()
 
@@ -187,14 +198,26 @@ class RdmaServer(asyncio.AbstractServer):
         return self._loop
 
     def is_serving(self) -> bool:
-        """Whether connections are accepted."""
-        return self._serving
+        """Whether connections are accepted; false in a forked child, whose copy of the server is dead."""
+        return self._serving and not self._is_foreign
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether this is a forked child's copy of its parent's server."""
+        return self._pid != process_id()
+
+    def _refuse_foreign(self) -> None:
+        if self._is_foreign:
+            raise RuntimeError(
+                f"{self!r} was opened by process {self._pid}, and listens there only; start another after fork"
+            )
 
     async def start_serving(self) -> None:
         """Begin to accept connections; later calls do nothing. It does not wait, so nothing is there to cancel.
 
-        :raises RuntimeError: the server is closed
+        :raises RuntimeError: the server is closed, or a forked child's copy of its parent's
         """
+        self._refuse_foreign()
         if not self._listeners:
             raise RuntimeError(f"server {self!r} is closed")
         if not self._serving:
@@ -207,8 +230,9 @@ class RdmaServer(asyncio.AbstractServer):
 
         As asyncio's since Python 3.12.7 and 3.13: one Ctrl-C is enough, whoever is connected.
 
-        :raises RuntimeError: the server is closed, or this is being awaited already
+        :raises RuntimeError: the server is closed, or a forked child's copy, or this is being awaited already
         """
+        self._refuse_foreign()
         if self._serving_forever is not None:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
         await self.start_serving()
@@ -228,9 +252,9 @@ class RdmaServer(asyncio.AbstractServer):
     async def wait_closed(self) -> None:
         """Wait until the server is closed and all its connections are gone (as asyncio since 3.12).
 
-        Cancelling ends the waiting only.
+        Cancelling ends the waiting only. In a forked child there is nothing to wait for.
         """
-        if self._waiters is None:
+        if self._waiters is None or self._is_foreign:
             return
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
@@ -241,7 +265,8 @@ class RdmaServer(asyncio.AbstractServer):
 
     def __repr__(self) -> str:
         names = ", ".join(f"{s.getsockname()[0]}:{s.getsockname()[1]}" for s in self._sockets)
-        return f"<RdmaServer {'serving' if self._serving else 'closed'} {names} connections={self._active}>"
+        state = "closed" if not self._serving else "forked" if self._is_foreign else "serving"
+        return f"<RdmaServer {state} {names} connections={self._active}>"
 
 
 class _Visitor:

@@ -18,6 +18,21 @@ _LIMIT = 2**16
 class RdmaStreamWriter(asyncio.StreamWriter):
     """asyncio.StreamWriter over an RdmaTransport."""
 
+    async def drain(self) -> None:
+        """As asyncio's: wait until there is room to write. Cancelling it loses nothing.
+
+        After ``close()``, as soon as all that was written has left, it raises ConnectionResetError, as it does when the
+        connection was lost; or the OSError that the reader was told.
+        """
+        transport = cast(RdmaTransport, self.transport)
+        if transport.is_closing():
+            await asyncio.sleep(0)  # what was written goes out in this turn
+        # asyncio's protocol is told of the end then; ours when the peer's device has everything, which takes longer.
+        over = transport._closed_and_flushed
+        await super().drain()
+        if over:
+            raise ConnectionResetError("Connection lost")
+
     async def wait_closed(self) -> None:
         """As asyncio's; cancelling it does not spoil it for the next who waits."""
         await asyncio.shield(self._protocol._get_close_waiter(self))  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ import errno
 import logging
 import operator
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -55,15 +55,17 @@ from rdmanet._core import (
     stream_half_open_bytes,
     stream_queue_depths,
 )
-from rdmanet.addresses import RdmaSocket, SockAddr, libraries_for, merged, resolve, wildcards
+from rdmanet.addresses import SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.admission import places_for
 from rdmanet.driver import Driver, driver_for
-from rdmanet.errors import ProtocolError, completion_error
+from rdmanet.errors import CompletionResetError, ProtocolError, completion_error, endpoint
 from rdmanet.leases import Lease, patience, rights_of
 from rdmanet.memory import OfferedMemory, Operation, Posted
 from rdmanet.offers import Offers, RemoteRegion
 from rdmanet.protocol import Action, Event, Machine, State, Writing
+from rdmanet.readiness import Readiness
 from rdmanet.server import RdmaServer as RdmaServer
+from rdmanet.transport_socket import RdmaSocket
 
 logger = logging.getLogger("rdmanet")
 
@@ -267,12 +269,21 @@ async def listen(
     try:
         for name in hosts:
             for address in await resolve(loop, name, port or 0, family, 0, flags):
-                for library in libraries_for(address, device):
+                refusals: list[OSError] = []
+                libraries = libraries_for(address, device)
+                for library in libraries:
                     try:
                         server._add_listener(await driver_for(loop, library), address)
                     except OSError as exc:
                         exc.add_note(f"listening on {address[0]}:{address[1]} by the {library.name} library")
-                        failures.append(exc)
+                        refusals.append(exc)
+                if len(refusals) == len(libraries) and any(exc.errno == errno.EADDRINUSE for exc in refusals):
+                    # Another listens there, maybe one of ours: who serves the other addresses only would not know.
+                    raise OSError(
+                        errno.EADDRINUSE,
+                        f"start_rdma_server: address {address[0]}, port {address[1]}: already in use",
+                    )
+                failures += refusals
         if not server._listeners:
             raise merged(f"start_rdma_server on {host}:{port}", failures, False)
         for failure in failures:
@@ -294,11 +305,23 @@ async def listen(
 # ---------------------------------------------------------------------------
 
 
+# What an RdmaTransport is to isinstance(), see RdmaTransport.__class__.
+_Face = type("RdmaTransport", (asyncio.Transport,), {"__slots__": (), "__module__": __name__})
+
+
 class RdmaTransport(StreamConnection):
     """An asyncio transport over an RDMA connection (asyncio.Transport, method by method)."""
 
     # What asyncio's own code asks of transports.
     _start_tls_compatible = False
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[asyncio.Transport]:  # type: ignore[override]
+        """An asyncio.Transport, for isinstance(); type() tells the truth.
+
+        A compiled object's memory and that of asyncio's base class, which has a slot, cannot be one object's.
+        """
+        return _Face
 
     def __init__(
         self,
@@ -335,9 +358,11 @@ class RdmaTransport(StreamConnection):
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._late_writes = 0
         self._eof_written = False
+        self._sending_file = False
         self._leases: set[Lease] = set()
         self._leases_told: dict[int, Lease] = {}  # by the offer's number: the peer knows of them
         self._queued_operations: list[Posted] = []
+        self._readiness: Readiness | None = None
         driver.transports.add(self)
 
     # -- connecting --------------------------------------------------------------------------------
@@ -366,7 +391,7 @@ class RdmaTransport(StreamConnection):
                 self.abort()
             if isinstance(exc, TimeoutError) and not exc.args:
                 raise TimeoutError(
-                    errno.ETIMEDOUT, f"no connection to {address[0]}:{address[1]} within {timeout} s"
+                    errno.ETIMEDOUT, f"no connection to {endpoint(address)} within {timeout} s"
                 ) from None
             raise
 
@@ -514,7 +539,7 @@ class RdmaTransport(StreamConnection):
         protocol = self._context.run(self._factory)
         self._machine.receive(Event.ESTABLISHED)
         self._protocol = protocol
-        self._open(protocol, isinstance(protocol, asyncio.BufferedProtocol), connecting)
+        self._open(protocol, _is_buffered(protocol), connecting)
         if connecting:
             self._send_control(credit.Kind.CREDIT)
         try:
@@ -551,16 +576,35 @@ class RdmaTransport(StreamConnection):
             return self._stats() if self._extra else default
         if name == "rdma_shared_receive":
             return default if self.shared is None else self.shared.stats()
-        if name == "socket":
-            return (
-                RdmaSocket(self._extra["sockname"], self._extra.get("peername")) if self._extra else default
-            )
+        if name == "socket" and self._extra and name not in self._extra:
+            self._extra[name] = RdmaSocket(self._extra["sockname"], self._extra.get("peername"), self)
         return self._extra.get(name, default)
+
+    # -- a descriptor that shows whether there is something to read: see readiness.py ------------------
+
+    def _readiness_fd(self) -> int:
+        """It, made when there is none; -1 when the connection is over, or another process's."""
+        if self._is_foreign or self._released or self._torn_down:
+            return -1
+        if self._readiness is None:
+            self._readiness = Readiness(self._driver.bell())
+        self._engine.drain()  # who asks now looks now, and the loop may not have come round for long
+        self._tell_unread()
+        self._unread_changed()
+        return self._readiness.fd
+
+    def _unread_changed(self) -> None:
+        if self._readiness is not None:
+            self._readiness.show(self._unread or self._machine.state is not State.OPEN)
+
+    def _close_readiness(self) -> None:
+        if self._readiness is not None:
+            self._readiness.close()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Deliver to another protocol from now on."""
         self._protocol = protocol
-        self._bind(protocol, isinstance(protocol, asyncio.BufferedProtocol))
+        self._bind(protocol, _is_buffered(protocol))
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """The current protocol."""
@@ -593,6 +637,36 @@ class RdmaTransport(StreamConnection):
             self._stop_writing()
             self._eof_written = True
             self._handle(Event.WRITE_EOF)
+
+    @contextlib.contextmanager
+    def _for_file(self) -> Iterator[Callable[[memoryview], None]]:
+        """Refuse all writes but those by what this gives: see files.py."""
+        if self._sending_file:
+            raise RuntimeError("sendfile is in progress already")
+        self._hold_writes(True)
+        try:
+            yield self._write_of_file
+        finally:
+            self._hold_writes(False)
+
+    def _write_of_file(self, data: memoryview) -> None:
+        self._hold_writes(False)
+        try:
+            self.write(data)
+        finally:
+            self._hold_writes(True)
+
+    def _hold_writes(self, held: bool) -> None:
+        self._sending_file = held
+        if held:
+            self._stop_writing()
+        elif self._machine.can_write:
+            self._allow_writing()
+
+    @property
+    def _closed_and_flushed(self) -> bool:
+        """close() or abort() was called, and nothing is left to send: asyncio's connections are lost then."""
+        return self._machine.state in (State.CLOSING, State.CLOSED) and not self.get_write_buffer_size()
 
     async def _until_room(self) -> None:
         """Wait while more is written than set_write_buffer_limits() has as the upper limit.
@@ -684,6 +758,8 @@ class RdmaTransport(StreamConnection):
         if self._is_foreign:
             return  # after a fork: the connection is the parent's, and goes on there
         actions = self._machine.receive(event, error)
+        if self._readiness is not None and self._machine.state is not State.OPEN:
+            self._readiness.show(True)
         if not actions:
             return
         if actions & Action.STOP_READING:
@@ -786,6 +862,7 @@ class RdmaTransport(StreamConnection):
                 }
             )
         finally:
+            self._close_readiness()
             self._release_when_heard()
 
     def _begin_close_timer(self) -> None:
@@ -891,10 +968,12 @@ class RdmaTransport(StreamConnection):
         status, was_send, vendor_err, operation = failure
         assert self.qp is not None
         if operation is not None:
-            self._cut_off(operation.failure(status, vendor_err, self.qp.qp_num))
+            error = operation.failure(status, vendor_err, self.qp.qp_num)
         else:
-            what = "send" if was_send else "receive"
-            self._cut_off(completion_error(status, what, vendor_err, self.qp.qp_num))
+            error = completion_error(status, "send" if was_send else "receive", vendor_err, self.qp.qp_num)
+        if isinstance(error, CompletionResetError) and self.qp.peer_gone:
+            error = CompletionResetError(error.status, error.opcode, vendor_err, error.qp_num, True)
+        self._cut_off(error)
 
     @property
     def _is_over(self) -> bool:
@@ -918,6 +997,8 @@ class RdmaTransport(StreamConnection):
 
     def _write_refused(self) -> None:
         """As asyncio's transports: an error after write_eof, silence after close, a warning when it goes on."""
+        if self._sending_file:
+            raise RuntimeError("unable to write; sendfile is in progress")
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._machine.state in (State.DRAINING, State.DRAINING_TO_EOF):
@@ -1186,13 +1267,25 @@ class RdmaTransport(StreamConnection):
         StreamConnection._release,
         _destroy_id,
         _fail_waiters,
+        _close_readiness,
         _leave,
     )
 
 
 # ---------------------------------------------------------------------------
-# Keywords, errors
+# Protocols, keywords, errors
 # ---------------------------------------------------------------------------
+
+
+def _is_buffered(protocol: asyncio.BaseProtocol) -> bool:
+    """Whether a protocol is given its bytes by get_buffer().
+
+    asyncio's loop asks for the base class; uvloop asks for the method. Who has the methods of that base class, and no
+    data_received(), can have meant nothing else.
+    """
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        return True
+    return hasattr(protocol, "get_buffer") and not hasattr(protocol, "data_received")
 
 
 def _refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
@@ -1213,10 +1306,13 @@ def _connect_error(event: CMEvent) -> OSError:
     """What an event that ends an attempt to connect means, as the exception a socket user expects."""
     if event.type is CMEventType.REJECTED:
         # The peer's own words, if they are one of ours.
+        address = event.id.peer_addr
+        peer = "" if address is None else f" {endpoint(address)}"
         with contextlib.suppress(ProtocolError):
             refusal = credit.unpack_refusal(event.private_data)
             return ConnectionRefusedError(
-                errno.ECONNREFUSED, f"the peer refuses the connection: {refusal.reason} (code {refusal.code})"
+                errno.ECONNREFUSED,
+                f"the peer{peer} refuses the connection: {refusal.reason} (code {refusal.code})",
             )
     error = event.error()
     return (

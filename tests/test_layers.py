@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
-    [{"errors", "credit", "remote", "qpinfo"}, {"log_rate"}],
+    [{"errors", "credit", "remote", "qpinfo"}, {"log_rate"}, {"environment"}],
     [{"_core", "_verbs"}],
     [
         {"protocol", "offers"},
@@ -25,9 +25,10 @@ ROOMS = [
         {"notifier", "closing"},
         {"device_events"},
         {"device_log"},
+        {"readiness"},
     ],
     [
-        {"driver", "addresses"},
+        {"driver", "addresses", "transport_socket"},
         {"verbs_async", "async_queues", "async_cm", "async_exchange"},
         {"memory", "leases"},
         {"admission"},

@@ -184,12 +184,19 @@ cdef class CMEvent:
         """The exception that this event means, or None when it is no failure."""
         if self.type not in _CM_FAILURES:
             return None
-        exc = cm_error(self.type.name, self.status)
+        exc = cm_error(self.type.name, self.status, *self.peer())
         if self.type in _CM_NO_WAY and self.id is not None:
             note = self.id.way()
             if note is not None:
                 exc.add_note(note)
         return exc
+
+    cdef tuple peer(self):
+        """The peer's address, None if it is not known, and whether its process has ended."""
+        try:
+            return self.id.peer_addr, self.id.peer_gone
+        except (AttributeError, ValueError, RuntimeError):  # no identifier, or one that is closed or of the parent's
+            return None, False
 
     def raise_for_status(self):
         """Raise what error() is, if it is one."""
@@ -436,6 +443,16 @@ cdef class CMID(_OneThread):
         self.usable()
         return read_sockaddr(verbs.rdma_get_peer_addr(self.ptr))
 
+    @property
+    def peer_gone(self):
+        """Whether the peer's process is known to have ended while it was connected still, as when it is killed.
+
+        The embedded device knows; of another's this is False, as it is of a peer that took leave or cannot be reached.
+        """
+        self.usable()
+        return (self.library.is_gone("rdmanet_soft_cm_peer_is_gone", self.ptr)
+                or self.qp is not None and self.own_qp.lost_its_peer())
+
     cdef str way(self):
         """For an error: from which address we tried. None where the device or the identifier has gone."""
         try:
@@ -552,7 +569,9 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_connect(self.library.c, self.ptr, &param)
         self.leave()
-        check_data(rc, "rdma_connect", data, 56)
+        if rc < 0:
+            peer = self.peer_addr
+            check_data(rc, "rdma_connect" if peer is None else f"rdma_connect to {endpoint(peer)}", data, 56)
 
     def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
                int retry_count=7, int rnr_retry_count=0, uint32_t qp_num=0):

@@ -195,8 +195,13 @@ cdef class WC:
         """
         if self.c.status != verbs.IBV_WC_SUCCESS:
             raise completion_error(
-                self.c.status, "send" if self.is_send else "receive", self.c.vendor_err, self.c.qp_num
+                self.c.status, "send" if self.is_send else "receive", self.c.vendor_err, self.c.qp_num,
+                peer_gone=self.lost_its_peer(),
             )
+
+    cdef bint lost_its_peer(self) except -1:
+        """Whether it failed because the peer's process has ended, as far as that is known."""
+        return self.qp is not None and self.qp.lost_its_peer()
 
 
 @cython.no_gc_clear

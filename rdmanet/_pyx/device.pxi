@@ -200,7 +200,7 @@ def gid_advice(table, ip):
     wanted = ipaddress.ip_address(ip.partition("%")[0])
     own = best_gid([entry for entry in table if entry.address == wanted])
     if own is None:
-        return f"from {ip}, which is no GID of the port; `python -m rdmanet gids` lists them"
+        return f"from {ip}, which is no GID of the port; `rdmanet gids` lists them"
     text = f"from {_named(own)}, port {own.port_num}"
     best = best_gid([entry for entry in table if not entry.address.is_loopback])
     if best is not None and own.gid_type != GIDType.IB and _rank(best) < _rank(own):
@@ -208,7 +208,7 @@ def gid_advice(table, ip):
             text += f", which is link-local and ends at the next router; use {_named(best)}"
         elif own.gid_type == GIDType.ROCE_V1 and best.gid_type != GIDType.ROCE_V1:
             text += f", which is RoCE v1 and ends at the next router; use {_named(best)}"
-    return text + "; `python -m rdmanet gids` lists all"
+    return text + "; `rdmanet gids` lists all"
 
 
 def _named(entry):

@@ -21,7 +21,7 @@ cdef int check_locked(int rc, str call, size_t length) except -1:
     exc.add_note(
         f"{length} bytes could not be registered. An adapter's memory is locked, and this process may lock {limit}: "
         "`ulimit -l unlimited`; for a service LimitMEMLOCK=infinity; for a container --ulimit memlock=-1. "
-        "`python -m rdmanet doctor` says more")
+        "`rdmanet doctor` says more")
     raise exc
 
 
@@ -32,10 +32,10 @@ cdef int check_kernel(int rc, str call) except -1:
     exc = OSError(-rc, f"{call}: {strerror(-rc).decode()}")
     if exc.errno in (EACCES, EPERM):
         exc.add_note("This user may not open the device's nodes: `ls -l /dev/infiniband`. `chmod 666 /dev/infiniband/*`"
-                     " or udev's rules (`apt-get install rdma-core`). `python -m rdmanet doctor` says more")
+                     " or udev's rules (`apt-get install rdma-core`). `rdmanet doctor` says more")
     elif exc.errno in (ENOSYS, ENODEV, ENOENT):
         exc.add_note("The kernel has no RDMA, or it is not loaded: `modprobe -a ib_uverbs rdma_ucm`; a container needs "
-                     "--device=/dev/infiniband. `python -m rdmanet doctor` says more")
+                     "--device=/dev/infiniband. `rdmanet doctor` says more")
     raise exc
 
 

@@ -14,6 +14,7 @@ cdef dict _missing = {}     # name to the reason why there is none
 ctypedef uint64_t (*happened_fn)() noexcept nogil
 ctypedef void (*log_to_fn)(int fd) noexcept nogil
 ctypedef void (*settings_error_fn)(char *text, size_t size) noexcept nogil
+ctypedef int (*is_gone_fn)(void *of) noexcept nogil
 
 cdef object _HERE = object()
 
@@ -144,6 +145,11 @@ cdef class Library:
             call(text, sizeof(text))
         return text.decode(errors="backslashreplace")
 
+    cdef bint is_gone(self, str name, void *of) except -1:
+        """What the embedded device knows of a peer's process; of another library's nothing is known."""
+        cdef is_gone_fn call = <is_gone_fn>self.symbol(name)
+        return call is not NULL and call(of) != 0
+
     cdef void *symbol(self, str name) except? NULL:
         """An export of this library only, or NULL. A real libibverbs has none of the device's extras."""
         cdef bytes c_name = name.encode()
@@ -198,6 +204,7 @@ cdef Library _open_library(str name, str verbs_path, str cm_path):
         return _libraries[name]
     if name in _missing:
         return None
+    tell_unknown()
     with nogil:
         rc = verbs.rn_library_open(verbs_c, cm_c, &c, reason, sizeof(reason))
     if rc < 0:

@@ -106,7 +106,7 @@ cdef class Operation:
         wc.wr_id = 0 if self.requests is None else self.requests[i].wr_id
         if wc.c.status != verbs.IBV_WC_SUCCESS and self.error is None:
             self.error = completion_error(
-                wc.c.status, self.name(i), wc.c.vendor_err, wc.c.qp_num, self.remote(i))
+                wc.c.status, self.name(i), wc.c.vendor_err, wc.c.qp_num, self.remote(i), wc.lost_its_peer())
         if self.chain:
             # The last is not always the last to complete: see _InFlight.
             self.value.append(wc)

@@ -231,6 +231,18 @@ cdef class QP(Resource):
         self.usable()
         return self.sends.count(), self.receives.count()
 
+    @property
+    def peer_gone(self):
+        """Whether the peer's process is known to have ended while it was connected still, as when it is killed.
+
+        The embedded device knows; of another's this is False, as it is of a peer that took leave or cannot be reached.
+        """
+        self.usable()
+        return self.lost_its_peer()
+
+    cdef bint lost_its_peer(self) except -1:
+        return self.ptr is not NULL and self.pd.context.library.is_gone("rdmanet_soft_qp_peer_is_gone", self.ptr)
+
     def modify(self, attr=None, **attrs):
         """Change attributes, or the state: `qp.modify(qp_state=QPState.RTS, sq_psn=0)`.
 

@@ -126,6 +126,8 @@ cdef class StreamConnection:
     cdef list early                     # control frames that came before that
     cdef bint listed                    # already on the engine's list of connections to deliver
     cdef bint tell_drained
+    cdef bint telling_unread            # somebody looks whether something is undelivered: tell of changes
+    cdef bint unread_told
     cdef bint buffered
     cdef object data_received, get_buffer, buffer_updated
 
@@ -389,6 +391,8 @@ cdef class StreamConnection:
             return 0
         finally:
             self.engine.delivering = None
+        if self.telling_unread:
+            self.tell_unread()
         if self.fifo_count == 0:
             if self.tell_drained and self.reading:
                 self.tell_drained = False
@@ -396,6 +400,12 @@ cdef class StreamConnection:
         elif self.reading:
             self.engine.deliver_later(self)
         return self.settle()
+
+    cdef int tell_unread(self) except -1:
+        if self.unread_told != (self.fifo_count > 0):
+            self.unread_told = not self.unread_told
+            self._unread_changed()
+        return 0
 
     cdef int settle(self) except -1:
         """Send everything that may go now: what was written, then what control frames are due."""
@@ -992,6 +1002,10 @@ cdef class StreamConnection:
         """No `write` from now on; what is buffered still goes out."""
         self.writable = False
 
+    def _allow_writing(self):
+        """Take back `_stop_writing`."""
+        self.writable = True
+
     def _discard_writes(self):
         """Forget what is written and not posted; a protocol that it paused resumes."""
         self.writable = False
@@ -1038,6 +1052,16 @@ cdef class StreamConnection:
         if self.opened:
             self.engine.deliver_later(self)
             self.engine.wake()
+
+    @property
+    def _unread(self):
+        """Whether bytes have come that the protocol was not given yet."""
+        return self.fifo_count > 0
+
+    def _tell_unread(self):
+        """Call `_unread_changed` from now on."""
+        self.telling_unread = True
+        self.unread_told = self.fifo_count > 0
 
     @property
     def _undelivered(self):
@@ -1165,6 +1189,10 @@ cdef class StreamConnection:
 
     def _drained(self):
         """Everything received is delivered (asked for by `_when_drained`)."""
+        raise NotImplementedError
+
+    def _unread_changed(self):
+        """After a delivery `_unread` is another than after the last one (asked for by `_tell_unread`)."""
         raise NotImplementedError
 
     def _credit_body(self, int granted, int room):

@@ -74,8 +74,15 @@ def libraries(root: Path) -> Iterator[Finding]:
                 f"{name}: {missing[name]}",
                 "install rdmanet again (`pip install --force-reinstall rdmanet`), or unset RDMANET_SOFT_LIBRARY",
             )
+        elif _core.Library.system() is not None and _has_hardware(root):
+            yield Finding(
+                "libraries",
+                "fail",
+                f"{name}: there is hardware, and it cannot ask: {missing[name]}",
+                _INSTALL,
+            )
         elif _core.Library.system() is not None:
-            yield Finding("libraries", "ok", f"{name}: installed; it finds no device ({missing[name]})")
+            yield Finding("libraries", "info", f"{name}: installed, and the kernel has no RDMA device for it")
         elif _has_hardware(root):
             yield Finding("libraries", "fail", f"{name}: {missing[name]}, and there is hardware", _INSTALL)
         else:

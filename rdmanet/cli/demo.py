@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rdmanet.cli import interrupts
 from rdmanet.cli.demo_server import sha256
 from rdmanet.cli.fabrics import FABRICS, forget, loop_factory, pin
 from rdmanet.cli.text import Progress, table
@@ -45,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    factory, loop_name = loop_factory(args.loop)
+    interrupts.hear_once(signal.SIG_IGN)  # what is to be undone takes seconds at most
     try:
+        factory, loop_name = loop_factory(args.loop)
         with tempfile.TemporaryDirectory(prefix="rdmanet-demo-") as directory:
             path = args.file or _make_file(Path(directory) / f"made-up-{FILE_MIB}MiB.bin")
             if not path.is_file():
@@ -57,12 +60,11 @@ def run(args: argparse.Namespace) -> int:
                     f"server: process {pid}{_on(server['cpu'])}; client: process {os.getpid()}{_on(cpu)}; "
                     f"loop: {loop_name}"
                 )
-                with asyncio.Runner(loop_factory=factory) as runner:
-                    runner.run(_client(server, path, loop_name))
+                interrupts.run(_client(server, path, loop_name), factory)
     except (Exception, asyncio.CancelledError) as exc:
         if _interrupted(exc):
             raise KeyboardInterrupt from exc
-        if not isinstance(exc, (DemoError, OSError)):
+        if isinstance(exc, BrokenPipeError) or not isinstance(exc, (DemoError, ImportError, OSError)):
             raise
         print(f"demo: {exc or type(exc).__name__}", file=sys.stderr)
         return 1

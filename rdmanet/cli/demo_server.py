@@ -8,12 +8,14 @@ it: they have their lines echoed, and cannot fill the disk.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,11 +62,25 @@ async def serve(directory: Path, file_bytes: int, cpu: int | None) -> None:
 
 
 async def echo_lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while line := await reader.readline():
-        writer.write(line)
-        await writer.drain()
-    writer.close()
-    await writer.wait_closed()
+    with ending(writer):
+        while line := await reader.readline():
+            writer.write(line)
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+@contextlib.contextmanager
+def ending(writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Who has gone knows why, and needs no line; what else goes wrong has one."""
+    try:
+        yield
+    except ConnectionError:
+        pass
+    except (EOFError, LookupError, OSError, TypeError, ValueError) as exc:
+        print(f"server: {exc or type(exc).__name__}", file=sys.stderr)
+    finally:
+        writer.close()
 
 
 def sha256(path: Path) -> str:
@@ -76,6 +92,13 @@ async def receive_file(
     directory: Path, file_bytes: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """One line of JSON (name, size), the bytes, the sender's SHA-256; the answer is what arrived here, and when."""
+    with ending(writer):
+        await take_file(directory, file_bytes, reader, writer)
+
+
+async def take_file(
+    directory: Path, file_bytes: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     header = json.loads(await reader.readline())
     if header["size"] != file_bytes:
         raise ValueError(f"a file of {header['size']!r:.20} bytes; the demo sends {file_bytes}")

@@ -1,8 +1,8 @@
 """check this machine, and the way to another one, and say what to do
 
-usage: python -m rdmanet doctor                    this machine
-       python -m rdmanet doctor --serve [PORT]     answer others' pings, until interrupted
-       python -m rdmanet doctor HOST[:PORT]        this machine, then a ping of that one
+usage: rdmanet doctor                    this machine
+       rdmanet doctor --serve [PORT]     answer others' pings, until interrupted
+       rdmanet doctor HOST[:PORT]        this machine, then a ping of that one
 
 The exit status is 1 if something has failed; warnings and remarks do not count.
 """
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rdmanet.cli import interrupts
 from rdmanet.cli.checks import CHECKS, Finding
 
 PORT = 7474
@@ -49,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.serve is not None:
-        asyncio.run(_serve(args.serve))
+        try:
+            interrupts.run(_serve(args.serve))
+        except OSError as exc:
+            if isinstance(exc, BrokenPipeError):
+                raise
+            print(f"doctor: cannot answer pings: {exc}; another port: --serve PORT", file=sys.stderr)
+            return 1
         return 0
     findings = []
     for finding in _examine(args.peer):
@@ -70,7 +77,7 @@ def _examine(peer: tuple[str, int] | None) -> Iterator[Finding]:
     for check in CHECKS.values():
         yield from check(Path("/"))
     if peer is not None:
-        yield asyncio.run(_ping(*peer))
+        yield interrupts.run(_ping(*peer))
 
 
 def _peer(text: str) -> tuple[str, int]:
@@ -120,8 +127,8 @@ async def _ping(host: str, port: int) -> Finding:
         return Finding(
             "ping",
             "fail",
-            f"{name} can be reached, and nobody listens there: {exc}",
-            f"run `python -m rdmanet doctor --serve {port}` on that host",
+            f"{name} can be reached, and refuses: {exc.strerror}",
+            f"run `rdmanet doctor --serve {port}` on that host",
         )
     except TimeoutError:
         return Finding(

@@ -139,13 +139,18 @@ def forget(address: Address) -> None:
 
 
 def loop_factory(name: str | None = None) -> tuple[Callable[[], asyncio.AbstractEventLoop], str]:
-    """asyncio's loop or uvloop's with its version; without a name uvloop where it can be imported."""
+    """asyncio's loop or uvloop's with its version; without a name uvloop where it can be imported.
+
+    :raises ImportError: uvloop is asked for, and is not there
+    """
     if name != "asyncio":
         try:
             uvloop = importlib.import_module("uvloop")
-        except ImportError:
+        except ImportError as exc:
             if name == "uvloop":
-                raise
+                raise ImportError(
+                    f"uvloop cannot be imported ({exc}): pip install 'rdmanet[uvloop]'"
+                ) from exc
         else:
             return uvloop.new_event_loop, f"uvloop {uvloop.__version__}"
     return asyncio.new_event_loop, "asyncio's loop"

@@ -20,10 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rdmanet import _core
 
+    there = _core.devices()
+    chosen = [device for device in there if args.device in (None, device.name)]
+    if args.device and not chosen:
+        names = ", ".join(device.name for device in there) or "none"
+        print(f"gids: no device is named {args.device}; there is {names}", file=sys.stderr)
+        return 1
     entries = []
-    for device in _core.devices():
-        if args.device not in (None, device.name):
-            continue
+    for device in chosen:
         try:
             with device.open() as context:
                 gids = context.gid_table()
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         print(table([header, *rows], indent=""))
     else:
-        print(f"no device named {args.device}" if args.device else "no device", file=sys.stderr)
+        print("gids: no device has an address" if chosen else "gids: there is no device", file=sys.stderr)
     return 0 if entries else 1
 
 

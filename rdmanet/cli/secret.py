@@ -1,8 +1,8 @@
 """make a secret for the embedded device: 256 random bits, for RDMANET_SOFT_SECRET or a file
 
-usage: python -m rdmanet secret           print it: export RDMANET_SOFT_SECRET=$(python -m rdmanet secret)
-       python -m rdmanet secret FILE      write it to a new file that only this user can read, for
-                                          RDMANET_SOFT_SECRET_FILE
+usage: rdmanet secret           print it: export RDMANET_SOFT_SECRET=$(rdmanet secret)
+       rdmanet secret FILE      write it to a new file that only this user can read, for
+                                RDMANET_SOFT_SECRET_FILE
 
 Every process that shall talk to the others by TCP is given the same one.
 """

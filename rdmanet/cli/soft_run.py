@@ -26,7 +26,7 @@ DEFAULTS = {"RDMANET_SOFT_ARM": "lenient", "RDMANET_SOFT_ADOPT": "1"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "python -m rdmanet soft-run [--show-path] -- PROGRAM [ARGUMENT ...]"
+    parser.usage = "rdmanet soft-run [--show-path] -- PROGRAM [ARGUMENT ...]"
     parser.add_argument(
         "--show-path",
         action="store_true",
@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command and not args.show_path:
-        print(
-            "soft-run: which program? For example: python -m rdmanet soft-run -- ibv_devinfo", file=sys.stderr
-        )
+        print("soft-run: which program? For example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr)
         return 2
     try:
         directory = library_directory(Path(_core.Library.embedded().path))

@@ -92,6 +92,7 @@ struct rn_cm_id {
 	uint8_t tos, ack_timeout;
 	bool tos_set, ack_timeout_set, reuse_address, af_only;
 	bool was_connected; /* ESTABLISHED once: may disconnect, gets one DISCONNECTED */
+	_Atomic bool peer_left_us; /* its process ended, and was connected still */
 	bool connect_error; /* told so by CONNECT_ERROR: REJECTED would be once too often */
 	uint32_t delivered, acked;
 	uint32_t qkey; /* of datagrams */

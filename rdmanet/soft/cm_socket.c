@@ -111,6 +111,7 @@ void rn_cm_wire_receive(struct rn_wire *wire)
 		if (got < 0 && errno == EAGAIN)
 			return;
 		if (got <= 0) {
+			wire->hung_up = !got || errno == ECONNRESET;
 			lost_unlocked(wire, got ? errno : 0);
 			return;
 		}

@@ -242,6 +242,10 @@ void rn_cm_wire_lost(struct rn_wire *wire, int error)
 		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
 		break;
 	case RN_WIRE_ESTABLISHED:
+		if (wire->id && wire->hung_up)
+			atomic_store(&wire->id->peer_left_us, true);
+		rn_cm_wire_tell_disconnected(wire);
+		break;
 	case RN_WIRE_DREQ_SENT:
 		rn_cm_wire_tell_disconnected(wire);
 		break;
@@ -296,9 +300,17 @@ static void peer_died(struct rn_death *death, bool failed)
 	if (failed)
 		return; /* no way into its memory, but it lives */
 	pthread_mutex_lock(&rn_cm_lock);
+	wire->hung_up = true;
 	rn_cm_wire_lost(wire, 0);
 	pthread_mutex_unlock(&rn_cm_lock);
 	rn_cm_wire_sweep(wire);
+}
+
+RN_EXPORT int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *rdma_id)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+
+	return id->epoch == rn_epoch() && atomic_load(&id->peer_left_us);
 }
 
 static void timed_out(struct rn_timer *timer)

@@ -134,6 +134,7 @@ struct rn_wire {
 	struct sockaddr_storage near, far; /* the passive side's: of the socket, and of the peer */
 	struct sockaddr_storage dst; /* where the active side goes */
 	bool connecting;             /* the TCP connection isn't there yet */
+	bool hung_up;                /* the other end has: its process, or its kernel for it */
 	bool again;                  /* it was refused, and is tried once more when the timer fires */
 	unsigned refusals;
 	bool bound;                  /* the program has chosen its port */

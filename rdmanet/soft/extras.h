@@ -14,6 +14,7 @@
 
 struct ibv_context;
 struct ibv_qp;
+struct rdma_cm_id;
 
 /* What a context, or one of its queue pairs, has done so far. 0 or errno. */
 int rdmanet_soft_counters(struct ibv_context *context, struct rn_counters *counters);
@@ -42,6 +43,11 @@ enum {
 	RDMANET_SOFT_WAY_STREAM, /* TCP */
 };
 int rdmanet_soft_qp_way(struct ibv_qp *qp);
+
+/* Has the process of the peer ended, as one that is killed does: without a word, and connected still? As far as is known
+ * by now, of a queue pair and of an identifier; either may know first. Never of who took leave, or can't be reached. */
+int rdmanet_soft_qp_peer_is_gone(struct ibv_qp *qp);
+int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *id);
 
 /* Keep the connection manager's context open until it is released, which rdma_get_devices() does for good. NULL and
  * errno. What was held before a fork is not the child's to release: nothing happens then. */

@@ -87,16 +87,26 @@ void rn_segment_withdrawn(const char *base)
  */
 static void peer_died(struct rn_qp *qp)
 {
+	bool is_abandoned;
+
 	atomic_store(&qp->peer_gone, true);
 	rn_lock(&qp->sq_lock);
+	is_abandoned = qp->peer && rn_was_abandoned(qp);
+	if (is_abandoned)
+		atomic_store(&qp->peer_left_us, true); /* before any completion that it explains */
 	if (qp->unreliable)
 		; /* nobody waits for an answer of its, nor it for ours */
 	else if (qp->sq_executed != qp->sq_posted)
 		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
-	else if (qp->peer && rn_was_abandoned(qp))
+	else if (is_abandoned)
 		rn_qp_fail(qp);
 	rn_qp_pool_recover(qp);
 	rn_unlock(&qp->sq_lock);
+}
+
+RN_EXPORT int rdmanet_soft_qp_peer_is_gone(struct ibv_qp *qp)
+{
+	return !rn_is_foreign(qp->context) && atomic_load(&rn_qp(qp)->peer_left_us);
 }
 
 void rn_qp_peer_noticed(struct rn_notice *notice, struct rn_peer *peer, enum rn_notice_why why)

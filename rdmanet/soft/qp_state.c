@@ -173,6 +173,7 @@ int rn_qp_reset(struct rn_qp *qp)
 	rn_qp_reset_peers_words(qp, qp->rq_posted);
 	qp->established_reported = false;
 	atomic_store(&qp->peer_gone, false);
+	atomic_store(&qp->peer_left_us, false);
 	atomic_store(&qp->own->dest_qpn, 0);
 	rn_own_tell_qp(qp->index);
 	memset(&qp->attr, 0, sizeof(qp->attr));

@@ -28,7 +28,7 @@
 #include "sha256.h"
 
 #define VARIABLE "RDMANET_SOFT_SECRET"
-#define HOW_TO_MAKE_ONE "`python -m rdmanet secret` makes one, and so does `openssl rand -hex 32`"
+#define HOW_TO_MAKE_ONE "`rdmanet secret` makes one, and so does `openssl rand -hex 32`"
 
 enum { DIGITS = 2 * RN_SECRET };
 

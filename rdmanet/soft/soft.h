@@ -484,6 +484,7 @@ struct rn_qp {
 
 	bool established_reported;
 	_Atomic bool peer_gone; /* its process has died: nobody is inside our block */
+	_Atomic bool peer_left_us; /* and this queue pair with it, which it had open still */
 	uint32_t async_reported;
 	struct rn_list link;
 };

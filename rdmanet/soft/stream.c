@@ -607,6 +607,8 @@ void rn_stream_lost(struct rn_stream *stream)
 	if (streams->left)
 		return;
 	streams->left = true;
+	if (stream->hung_up)
+		atomic_store(&qp->peer_left_us, true);
 	if (qp->unreliable)
 		return;
 	if (qp->sq_executed != qp->sq_posted)

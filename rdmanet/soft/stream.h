@@ -103,6 +103,7 @@ struct rn_stream {
 	char *input;
 	uint32_t input_at, input_end;
 	bool drained; /* the last read got less than it asked for */
+	bool hung_up; /* the other end's kernel did */
 
 	/* Greetings and answers that the socket didn't take at once. */
 	char output[RN_STREAM_OUTPUT];

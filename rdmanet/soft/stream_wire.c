@@ -57,8 +57,10 @@ ssize_t rn_wire_read(struct rn_stream *stream, const struct iovec *direct, int c
 		stream->drained = true;
 		return RN_WIRE_NOTHING;
 	}
-	if (got <= 0)
+	if (got <= 0) {
+		stream->hung_up = !got || errno == ECONNRESET;
 		return RN_WIRE_ENDED;
+	}
 	stream->drained = (size_t)got < length + room;
 	if ((size_t)got > length)
 		stream->input_end += got - length;
@@ -124,8 +126,10 @@ ssize_t rn_wire_write(struct rn_stream *stream, const struct iovec *more, int co
 		stream->wants_out = true;
 		return RN_WIRE_NOTHING;
 	}
-	if (sent < 0)
+	if (sent < 0) {
+		stream->hung_up = errno == EPIPE || errno == ECONNRESET;
 		return RN_WIRE_ENDED;
+	}
 	stream->wants_out = false;
 	if ((size_t)sent < pending) {
 		stream->output_at += sent;

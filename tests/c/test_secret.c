@@ -123,7 +123,7 @@ static void anything_else_is_refused(int fd)
 {
 	expect_refused_value("", "it has 0 characters, and a secret is 64 hexadecimal digits");
 	expect_refused_value("open sesame", "it has 11 characters");
-	expect_refused_value("open sesame", "`python -m rdmanet secret` makes one, and so does `openssl rand -hex 32`");
+	expect_refused_value("open sesame", "`rdmanet secret` makes one, and so does `openssl rand -hex 32`");
 	expect_refused_value(ONE "0", "it has 65 characters");
 	expect_refused_value(ONE "\n", "it has 65 characters");
 	expect_refused_value("0x112233445566778899aabbccddeeff0123456789abcdefFEDCBA9876543210", "character 2 is no");

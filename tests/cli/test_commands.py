@@ -1,5 +1,6 @@
 """The commands as their user types them: processes, exit statuses, what they print and leave behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import rdmanet
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
@@ -18,10 +21,9 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 def start(*arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-m", "rdmanet", *map(str, arguments)],
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **{"env": ENVIRONMENT} | options,
+        **{"env": ENVIRONMENT, "stdout": subprocess.PIPE} | options,
     )
 
 
@@ -29,6 +31,19 @@ def run(*arguments, **options):
     with start(*arguments, **options) as process:
         out, err = process.communicate(timeout=100)
     return process.returncode, out, err
+
+
+def one_line(err):
+    """What went wrong, and nothing of how we are made."""
+    assert err.count("\n") == 1 and err.endswith("\n") and "Traceback" not in err, err
+    return err.rstrip()
+
+
+def test_its_name_and_its_version():
+    assert run("--version") == (0, f"rdmanet {rdmanet.__version__}\n", "")
+    for arguments in (["--help"], ["devices", "--help"], ["soft-run", "--help"]):
+        assert run(*arguments)[1].startswith("usage: rdmanet ")
+    assert run("nonsense")[2].startswith("usage: rdmanet ")
 
 
 def test_devices_shows_the_embedded_one():
@@ -67,7 +82,73 @@ def test_demo_verifies_and_measures(loop, tmp_path):
 def test_demo_of_a_file_that_is_not_there():
     status, _, err = run("demo", "/nonexistent")
     assert status == 1
-    assert "/nonexistent" in err
+    assert "/nonexistent" in one_line(err)
+
+
+def test_demo_by_a_loop_that_is_not_there(tmp_path):
+    (tmp_path / "uvloop.py").write_text("raise ImportError('hidden by a test')\n")
+    status, out, err = run(
+        "demo",
+        "--loop",
+        "uvloop",
+        env=ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"},
+    )
+    assert (status, out) == (1, "")
+    assert one_line(err).startswith("demo: uvloop cannot be imported (hidden by a test): pip install")
+
+
+def test_a_port_that_is_taken():
+    with contextlib.ExitStack() as servers:
+
+        def serve(port):
+            server = servers.enter_context(start("doctor", "--serve", port))
+            servers.callback(server.terminate)
+            return server.stdout.readline()
+
+        port = re.search(r"'0.0.0.0', (\d+)", serve(0))[1]
+        assert f"'::', {port}" in serve(port)  # the other family's, which was free
+        status, out, err = run("doctor", "--serve", port)
+    assert (status, out) == (1, "")
+    assert re.match(rf"doctor: .*{port}.*Address already in use.*--serve", one_line(err))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["devices"], ["devices", "--json"], ["gids"], ["doctor"], ["secret"], ["demo"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_reader_who_has_seen_enough(arguments, unbuffered, tmp_path):
+    """`... | head`: the exit status is that of SIGPIPE, and nothing is said."""
+    environment = ENVIRONMENT | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": unbuffered}
+    with start(*arguments, env=environment) as process:
+        process.stdout.close()
+        err = process.stderr.read()
+        status = process.wait(timeout=60)
+    assert (status, err) == (141, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_has_no_room():
+    with open("/dev/full", "w") as full:
+        status, _, err = run("secret", stdout=full)
+    assert status == 1 and one_line(err).startswith("secret: ")
+
+
+@pytest.mark.parametrize("command", [["doctor", "--serve", "0"], ["demo"]], ids=" ".join)
+def test_interrupted_over_and_over(command, tmp_path, interruptible):
+    """Whoever is impatient gets no traceback, and the demo still cleans up."""
+    with start(*command, env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}) as process:
+        assert process.stdout.readline()
+        while True:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=0.001)
+                break
+        err = process.stderr.read()
+    assert err == ""
+    assert status in (130, -signal.SIGINT)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)

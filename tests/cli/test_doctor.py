@@ -48,6 +48,7 @@ def test_this_machine_has_the_embedded_device():
         "direct",
     }
     assert status == any(finding["status"] == "fail" for finding in findings)
+    assert not [finding for finding in findings if finding["status"] == "ok" and "Errno" in finding["found"]]
     assert err == ""
     assert all(finding["advice"] for finding in findings if finding["status"] in ("fail", "warn"))
     assert any(
@@ -178,7 +179,8 @@ def test_gids_lists_what_devices_lists():
     status, out, _ = run("gids", name)
     assert status == 0 and "127.0.0.1" in out and "lo" in out
     status, out, err = run("gids", "nosuchdevice")
-    assert (status, out, err) == (1, "", "no device named nosuchdevice\n")
+    assert (status, out, err) == (1, "", f"gids: no device is named nosuchdevice; there is {name}\n")
+    assert run("gids", "nosuchdevice", "--json") == (status, out, err)
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ LOCAL, ROUTED, LOOP = "fe80::1", "10.0.0.1", "127.0.0.1"
         ([(LOCAL, V2), (ROUTED, V2)], "fe80::1%lo", "index 0 .*link-local and .*; use GID index 1"),
         ([(ROUTED, V1), ("10.0.0.2", V2)], ROUTED, "index 0 .*RoCE v1 and .*; use GID index 1"),
         ([(ROUTED, V1), (ROUTED, V2)], ROUTED, "from GID index 1 \\(::ffff:[0-9a.:]+, ROCE_V2\\), port 1; `"),
-        ([(ROUTED, V2), (LOOP, V2)], LOOP, "from GID index 1 .*, port 1; `python -m rdmanet gids`"),
+        ([(ROUTED, V2), (LOOP, V2)], LOOP, "from GID index 1 .*, port 1; `rdmanet gids`"),
         ([(LOCAL, V2), (LOOP, V2)], LOCAL, "from GID index 0 .*, port 1; `"),
         ([(ROUTED, V2)], "10.0.0.9", "from 10.0.0.9, which is no GID of the port"),
     ],

@@ -82,7 +82,7 @@ def resolve(path: str) -> Any:
 
 def exists(name: str) -> None:
     """Fail unless this is a command, an environment variable, a target, an extra, a file or a name of the package."""
-    if match := re.fullmatch(r"python -m rdmanet ([\w-]+)", name):
+    if match := re.fullmatch(r"rdmanet ([\w-]+)", name):
         assert (Path(cli.__file__).parent / f"{match[1].replace('-', '_')}.py").exists()
     elif match := re.fullmatch(r"make ([\w-]+)", name):
         assert re.search(rf"^{match[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -115,7 +115,7 @@ def test_its_names_exist(row):
         "no_such",
         "create_rdma_connection(no_such=)",
         "rdmanet/no_such.c",
-        "python -m rdmanet no-such",
+        "rdmanet no-such",
         "make no-such",
         "RDMANET_NO_SUCH",
         "rdmanet[no_such]",

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import socket
 import ssl
 import subprocess
@@ -679,3 +680,19 @@ def test_under_anyio_run(loop_factory):
             assert await far.receive() == b"hello"
 
     anyio.run(main, backend_options={"loop_factory": loop_factory})
+
+
+@pytest.mark.embedded_only("librdmacm does not survive a fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # it only looks, and leaves
+async def test_a_forked_child_accepts_nothing_and_says_so():
+    async with await create_rdma_listener(local_host=HOST) as listener:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                listener.accept().send(None)
+            except RuntimeError as exc:
+                status = 0 if "after fork" in str(exc) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

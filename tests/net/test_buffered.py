@@ -57,6 +57,36 @@ async def test_any_size_of_buffer(net: Net, size):
     assert all(hint == -1 or hint > 0 for hint in server.hints)
 
 
+async def test_methods_without_the_base_class(net: Net):
+    """uvloop asks for the methods, asyncio for the base class: who has them and no data_received() means them."""
+
+    class Duck(asyncio.BaseProtocol):
+        get_buffer = Buffered.get_buffer
+        buffer_updated = Buffered.buffer_updated
+        connection_made = Buffered.connection_made
+        eof_received = Buffered.eof_received
+        connection_lost = Buffered.connection_lost
+        __init__ = Buffered.__init__
+
+    class Both(Recorder):
+        def get_buffer(self, sizehint):
+            raise AssertionError("it has data_received()")
+
+    client, server = await net.pair(Both, Duck)
+    client.transport.write(b"hello")
+    assert await server.recorder.until_received(5) == b"hello"
+    server.transport.write(b"and back")
+    assert await client.until_received(8) == b"and back"
+    other = Duck()
+    other.connection_made(client.transport)
+    client.transport.set_protocol(other)
+    server.transport.write(b"to the other")
+    assert await other.recorder.until_received(12) == b"to the other"
+    other.transport.abort()
+    await other.recorder.until_lost()
+    client.transport = None  # its connection ended elsewhere
+
+
 async def test_on_both_sides(net: Net):
     class BufferedEcho(Buffered):
         def buffer_updated(self, nbytes):

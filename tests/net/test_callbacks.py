@@ -6,6 +6,8 @@ nothing that has arrived for others is lost.
 
 import asyncio
 import contextvars
+import ssl
+from asyncio.sslproto import SSLProtocol
 
 import pytest
 from harness import OFFERABLE, Echo, HalfOpen, Net, Recorder
@@ -417,6 +419,30 @@ async def test_a_connection_made_that_raises_leaves_the_connection(net: Net):
     assert isinstance(net.complaint()["exception"], ZeroDivisionError)
     client.transport.write(b"still here")
     assert await client.until_received(10) == b"still here"
+
+
+async def test_what_tls_cannot_read_ends_the_connection_with_its_reason(net: Net):
+    """asyncio's SSLProtocol over a transport of ours: it ends what it cannot go on with by _force_close()."""
+    client, server = await net.pair()
+    waiter = net.loop.create_future()
+    above = Recorder()
+    tls = SSLProtocol(
+        net.loop,
+        above,
+        ssl.create_default_context(),
+        waiter,
+        server_hostname="nobody",
+        call_connection_made=False,
+    )
+    client.transport.set_protocol(tls)
+    tls.connection_made(client.transport)
+    await server.until(lambda: server.received > 0)  # its hello
+    server.transport.write(b"this is no TLS at all")
+    with pytest.raises(ssl.SSLError):
+        await waiter
+    assert isinstance(await server.until_lost(), ConnectionResetError)
+    assert client.transport.is_closing()
+    client.transport = None  # its end was told to tls
 
 
 async def test_a_forced_close_tells_its_reason(net: Net):

@@ -1,6 +1,7 @@
 """asyncio's surface, method by method: what create_connection and its transport do, ours do."""
 
 import asyncio
+import errno
 import inspect
 import logging
 import re
@@ -10,6 +11,8 @@ import pytest
 from harness import HOST, Echo, HalfOpen, Net, Recorder
 
 import rdmanet
+from rdmanet import addresses
+from rdmanet.transport import RdmaTransport
 
 # What has no meaning over RDMA yet, with a value that asks for it.
 UNBUILT = {
@@ -103,10 +106,30 @@ async def test_an_address_that_is_not_ours(net: Net):
 
 
 async def test_a_device_that_is_not_there(net: Net):
-    with pytest.raises(OSError, match="nobody0"):
+    with pytest.raises(rdmanet.DeviceNotFoundError, match="nobody0") as caught:
         await rdmanet.create_rdma_connection(Recorder, HOST, 1, device="nobody0")
-    with pytest.raises(OSError, match="nobody0"):
+    assert caught.value.errno == errno.ENODEV
+    with pytest.raises(rdmanet.DeviceNotFoundError, match="nobody0"):
         await rdmanet.start_rdma_server(Recorder, HOST, 0, device="nobody0")
+
+
+async def test_what_the_environment_asks_for_is_not_there(net: Net, monkeypatch):
+    monkeypatch.setenv("RDMANET_DEVICE", "nobody0")
+    with pytest.raises(rdmanet.DeviceNotFoundError, match="nobody0"):
+        await rdmanet.create_rdma_connection(Recorder, HOST, 1)
+    monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
+    monkeypatch.delenv("RDMANET_DEVICE")
+    monkeypatch.setattr(addresses, "_device_names", lambda library: [])
+    for begun in (
+        rdmanet.create_rdma_connection(Recorder, HOST, 1),
+        rdmanet.start_rdma_server(Recorder, HOST, 0),
+    ):
+        with pytest.raises(rdmanet.DeviceNotFoundError, match="RDMANET_REQUIRE=rdma"):
+            await begun
+    monkeypatch.setenv("RDMANET_REQUIRE", "rmda")
+    with pytest.raises(OSError, match="RDMANET_REQUIRE=rmda: it is rdma, or not set") as caught:
+        await rdmanet.create_rdma_connection(Recorder, HOST, 1)
+    assert caught.value.errno == errno.EINVAL
 
 
 @pytest.mark.embedded_only("only the embedded device has loopback's addresses")
@@ -153,6 +176,8 @@ async def test_a_wildcard_listens_on_loopback_too(net: Net):
 async def test_the_transport_is_one(net: Net):
     client, server = await net.pair()
     for transport in (client.transport, server.transport):
+        assert isinstance(transport, asyncio.Transport)
+        assert isinstance(transport, RdmaTransport) and type(transport) is RdmaTransport
         for kind in (asyncio.BaseTransport, asyncio.ReadTransport, asyncio.WriteTransport, asyncio.Transport):
             for method in vars(kind):
                 if not method.startswith("_"):
@@ -203,7 +228,7 @@ async def test_what_looks_like_a_socket(net: Net):
         assert sock.family == (socket.AF_INET6 if ":" in HOST else socket.AF_INET)
         assert sock.type == socket.SOCK_STREAM
         assert isinstance(sock.proto, int)
-        assert sock.fileno() == -1
+        assert (sock.fileno() == -1) == (sock is listening)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         assert isinstance(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), int)

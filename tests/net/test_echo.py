@@ -2,7 +2,9 @@
 
 import array
 import asyncio
+import errno
 import itertools
+import re
 
 import pytest
 from harness import HOST, Echo, Net, Recorder
@@ -160,7 +162,30 @@ async def test_one_port_has_one_server(net: Net):
     _, port = await net.serve(Echo)
     with pytest.raises(OSError) as caught:
         await rdmanet.start_rdma_server(Echo, HOST, port)
-    assert "in use" in str(caught.value)
+    assert caught.value.errno == errno.EADDRINUSE
+    assert "in use" in str(caught.value) and str(port) in str(caught.value)
+
+
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
+@pytest.mark.parametrize("taken", [["0.0.0.0", "::"], ["0.0.0.0"], ["::"]])
+async def test_a_port_that_is_taken_in_part_or_whole_is_one_error(net: Net, taken):
+    """Nobody serves one family of addresses and believes to serve all; and it is one error, that says the port."""
+    _, port = await serve_on(net, taken[0], 0)
+    for other in taken[1:]:
+        await serve_on(net, other, port)
+    with pytest.raises(OSError) as caught:
+        await rdmanet.start_rdma_server(Echo, None, port)
+    assert caught.value.errno == errno.EADDRINUSE
+    assert re.search(rf"\b{port}\b.* in use", str(caught.value))
+    assert str(caught.value).count("in use") == 1
+    for free in {"0.0.0.0", "::"} - set(taken):
+        await serve_on(net, free, port)  # it has left nothing behind
+
+
+async def serve_on(net: Net, host: str, port: int) -> tuple[rdmanet.RdmaServer, int]:
+    server = await rdmanet.start_rdma_server(net.remember(Echo), host, port)
+    net.servers.append(server)
+    return server, server.sockets[0].getsockname()[1]
 
 
 async def test_nobody_listens(net: Net):

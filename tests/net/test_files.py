@@ -121,6 +121,60 @@ async def test_receiving_goes_on(net: Net, path, content, monkeypatch):
     assert await server.until_received(MIB) == await client.until_received(MIB) == content
 
 
+async def test_nobody_else_writes_meanwhile(net: Net, path, content, monkeypatch):
+    page_cache(monkeypatch, True)
+    client, server = await net.pair()
+    server.transport.pause_reading()
+    with path.open("rb") as file, path.open("rb") as other:
+        sending = asyncio.ensure_future(send_repeatedly(client.transport, file, 10))
+        await client.until(lambda: client.writing_paused)
+        for write in (
+            lambda: client.transport.write(b"in between"),
+            lambda: client.transport.writelines([b"in between"]),
+        ):
+            with pytest.raises(RuntimeError, match="sendfile is in progress"):
+                write()
+        with pytest.raises(RuntimeError, match="sendfile is in progress"):
+            await rdmanet.sendfile(client.transport, other)
+        server.transport.resume_reading()
+        await sending
+        client.transport.write(b"behind it")
+    assert await server.until_received(10 * MIB + 9) == content * 10 + b"behind it"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "write_eof", "close"])
+async def test_writing_after_it_was_cut_short(net: Net, path, monkeypatch, end):
+    """It leaves the transport as it is: open after a cancellation, and not after what ended it."""
+    page_cache(monkeypatch, True)
+    client, server = await net.pair(server=HalfOpen)
+    server.transport.pause_reading()
+    with path.open("rb") as file:
+        sending = asyncio.ensure_future(send_repeatedly(client.transport, file, 10))
+        await client.until(lambda: client.writing_paused)
+        {
+            "cancelled": sending.cancel,
+            "write_eof": client.transport.write_eof,
+            "close": client.transport.close,
+        }[end]()
+        server.transport.resume_reading()
+        await asyncio.wait([sending])
+    if end == "cancelled":
+        client.transport.write(b"behind it")
+        client.transport.write_eof()
+    else:
+        expected = (RuntimeError, "write_eof") if end == "write_eof" else (ConnectionResetError, "closed")
+        with pytest.raises(expected[0], match=expected[1]):
+            sending.result()
+    if end == "write_eof":
+        with pytest.raises(RuntimeError, match="write_eof"):
+            client.transport.write(b"too late")
+    if end == "close":
+        client.transport.write(b"too late")
+    await server.until(lambda: server.eof)
+    assert server.data.endswith(b"behind it") == (end == "cancelled")
+    server.transport.close()
+
+
 async def test_others_have_their_turn(net: Net, path, monkeypatch):
     page_cache(monkeypatch, True)
     client, _ = await net.pair()

@@ -133,6 +133,47 @@ async def test_an_idle_peer_is_killed(net: Net):
     killed(client)
 
 
+SAYS_SO = pytest.mark.embedded_only("an adapter does not know of processes")
+
+
+@SAYS_SO
+async def test_who_hears_of_a_killed_peer_is_told_so(net: Net):
+    """Not that the queue pair was flushed, or that the peer has disconnected, which it never did."""
+    for busy in (False, True):
+        peer = net.spawn("echo.py")
+        client = await net.connect(await peer.port())
+        client.transport.write(b"hello")
+        await client.until_received(5)
+        client.transport.pause_reading()
+        while busy and not client.writing_paused:
+            client.transport.write(b"y" * MIB)
+        peer.send_signal(signal.SIGKILL)
+        client.transport.resume_reading()
+        error = await within(NOTICED_WITHIN_S, client.until_lost())
+        assert isinstance(error, ConnectionResetError)
+        assert "the peer's process is gone" in str(error), error
+        assert "went to the error state first" not in str(error)
+
+
+@SAYS_SO
+async def test_a_peer_that_takes_leave_is_not_gone(net: Net):
+    """It aborts, and goes on: nobody is told that its process has ended."""
+    for busy in (False, True):
+        peer = net.spawn("echo.py")
+        client = await net.connect(await peer.port())
+        client.transport.write(b"hello")
+        await client.until_received(5)
+        client.transport.pause_reading()
+        while busy and not client.writing_paused:
+            client.transport.write(b"y" * MIB)
+        qp = client.transport.qp
+        peer.say("abort")
+        client.transport.resume_reading()
+        error = await client.until_lost()
+        assert isinstance(error, ConnectionResetError) and "process is gone" not in str(error), error
+        assert qp.closed or not qp.peer_gone
+
+
 async def test_a_killed_peer_fails_the_reader_of_a_stream(net: Net):
     """readexactly and read(-1) raise; neither calls half of the bytes the whole."""
     nursery = await worker(net)
@@ -275,6 +316,20 @@ async def test_garbage_and_exit_in_a_forked_child(net: Net, loop):
     no_leaks = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
     peer = net.spawn("forking.py", port, env={"RDMANET_TEST_LOOP": loop, "ASAN_OPTIONS": no_leaks})
     await peer.expect("well")
+    await peer.finish()
+
+
+@pytest.mark.embedded_only("librdmacm does not survive a fork")
+async def test_a_listener_in_a_forked_child_says_that_it_is_dead(net: Net):
+    """Programs fork workers behind a listening socket: an RDMA listener stays its process's, and is silent nowhere."""
+    peer = net.spawn("forked_listener.py")
+    connecting = asyncio.ensure_future(net.connect(await peer.port()))
+    assert await peer.expect("child") == ["0"]
+    client = await connecting
+    client.transport.write(b"the parent's")
+    assert await client.until_received(12) == b"the parent's"
+    client.transport.abort()
+    await client.until_lost()
     await peer.finish()
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 import resource
 import signal
+import socket
 
 import pytest
 from harness import HOST, Echo, Net, Recorder
@@ -67,6 +69,44 @@ async def test_nobody_listens_on_any_address_of_a_name(net: Net):
     with pytest.raises(ExceptionGroup) as caught:
         await rdmanet.create_rdma_connection(Recorder, "localhost", port, all_errors=True)
     assert all(isinstance(error, OSError) for error in caught.value.exceptions)
+
+
+async def test_a_refusal_names_host_and_port(net: Net):
+    server, port = await net.serve()
+    server.close()
+    for attempt in (net.connect(port), net.open(port)):
+        with pytest.raises(ConnectionRefusedError, match=re.escape(f"{HOST}:{port}")):
+            await attempt
+
+
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
+async def test_a_refusal_at_each_address_of_a_name_is_a_refusal(net: Net, monkeypatch):
+    """Each address is named, and the exception is what it is at one address."""
+    server, port = await net.serve()
+    server.close()
+
+    async def both(*_args, **_options):
+        return [
+            (socket.AF_INET, 0, 0, "", ("127.0.0.1", port)),
+            (socket.AF_INET6, 0, 0, "", ("::1", port, 0, 0)),
+        ]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
+    with pytest.raises(ConnectionRefusedError) as caught:
+        await rdmanet.create_rdma_connection(Recorder, "both.invalid", port)
+    assert f"127.0.0.1:{port}" in str(caught.value) and f"[::1]:{port}" in str(caught.value)
+
+
+async def test_a_servers_own_refusal_names_host_and_port(net: Net, monkeypatch):
+    def fails(self, *_):
+        raise OSError(12, "no memory")
+
+    monkeypatch.setattr(RdmaTransport, "_accept", fails)
+    monkeypatch.setattr(log_rate, "due", lambda *_: "")
+    _, port = await net.serve(Echo)
+    with pytest.raises(ConnectionRefusedError, match=re.escape(f"{HOST}:{port}") + " refuses"):
+        await net.connect(port)
+    net.complaint()
 
 
 async def test_a_name_that_does_not_resolve(net: Net):

@@ -91,6 +91,35 @@ async def test_close_and_wait_closed(net: Net):
     await far_writer.wait_closed()
 
 
+@pytest.mark.parametrize("end", ["close", "abort"])
+async def test_drain_after_the_end_raises_at_once(net: Net, end):
+    """Who writes and drains in a loop leaves it, as with asyncio's: the first drain that nothing can come of raises."""
+    _, writer, _, _ = await net.stream_pair()
+    writer.write(b"last ")
+    writer.write(b"words")
+    getattr(writer.transport, end)()
+    writer.write(b"never sent")
+    with pytest.raises(ConnectionResetError):
+        await writer.drain()
+
+
+async def test_drain_waits_though_closed_while_something_is_left(net: Net):
+    _, writer, far_reader, _ = await net.stream_pair()
+    writer.transport.set_write_buffer_limits(high=0)
+    writer.write(bytes(8 * MIB))
+    draining = asyncio.ensure_future(writer.drain())
+    await asyncio.sleep(0)
+    writer.close()
+    again = asyncio.ensure_future(writer.drain())
+    await asyncio.wait([draining, again], timeout=0.1)
+    assert not draining.done() and not again.done()
+    assert len(await far_reader.read()) == 8 * MIB
+    await draining
+    await again
+    with pytest.raises(ConnectionResetError):
+        await writer.drain()
+
+
 async def test_half_close(net: Net):
     reader, writer, far_reader, far_writer = await net.stream_pair()
     assert writer.can_write_eof()

@@ -29,7 +29,7 @@ SOURCES = ROOT / "rdmanet"
 ATTACKER = 61001
 VICTIM = 61002
 
-SILENCE_S = 20.0  # longer than any actor thinks, on a busy machine too
+SILENCE_S = 60.0  # longer than any actor thinks, on a busy machine too
 
 
 def unfit(why: str) -> NoReturn:
@@ -213,6 +213,22 @@ def stage(unguarded: Path, tmp_path: Path) -> Iterator[Stage]:
     made = Stage(unguarded, tmp_path)
     yield made
     made.end()
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[str, ...]]:
+    """The command to start something in a network of its own: names and ports there are nobody else's."""
+    if os.geteuid() != 0 or any(shutil.which(tool) is None for tool in ("unshare", "nsenter", "ip")):
+        unfit("a network of our own takes root, unshare, nsenter and ip")
+    script = "ip link set lo up && echo up && exec cat"
+    holder = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    if holder.stdout.readline() != "up\n":
+        unfit("no network namespace is to be had")
+    yield ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
+    holder.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Whoever has the TCP port of a peer that has died is not that peer: he gets no message for it."""
 
 import os
+import signal
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.security.conftest import ATTACKER, VICTIM, unfit
 PSN = 0x123456
 TEXT = "for the peer alone"
 HELLO = 72
+NOWHERE = 20000 << 8  # no queue pair has such a port
 SECRET = {"RDMANET_SOFT_SECRET": "5e" * 32}
 
 
@@ -23,19 +25,23 @@ def tell(end, number):
     assert end.hear() == {"connected": True}
 
 
-def inherit(stage, user, listens, without="", **environment):
+def inherit(stage, network, user, listens, without="", **environment):
     """The peer dies before it is connected to, and the user has its port: the victim, and what the heir got."""
     victim, peer = (
-        stage.start("pair_end", VICTIM, without=lacks, RDMANET_SOFT_TRANSPORT="stream", **environment)
+        stage.start(
+            "pair_end", VICTIM, without=lacks, prefix=network, RDMANET_SOFT_TRANSPORT="stream", **environment
+        )
         for lacks in (without, "")
     )
     numbers = [end.hear()["number"] for end in (victim, peer)]
     if listens:
-        tell(peer, numbers[0])
+        # It listens, but neither connects to the victim nor lets it in: else it would take it along when it dies.
+        tell(peer, NOWHERE)
+        peer.process.send_signal(signal.SIGSTOP)
     tell(victim, numbers[1])
     peer.end()
     port = numbers[1] >> 8
-    heir = stage.start("port_heir", port, TEXT, user=user)
+    heir = stage.start("port_heir", port, TEXT, user=user, prefix=network)
     assert heir.hear() == {"port": port}
     victim.tell(send=TEXT)
     return victim, heir.hear()
@@ -47,10 +53,10 @@ def knows_who_reserves():
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_another_user_who_has_the_port(stage, guarded, listens):
+def test_another_user_who_has_the_port(stage, network, guarded, listens):
     if not listens and not knows_who_reserves():
         unfit("the kernel doesn't tell whose a reserved port is")
-    victim, heard = inherit(stage, ATTACKER, listens, without="" if guarded else "tcp-holder")
+    victim, heard = inherit(stage, network, ATTACKER, listens, without="" if guarded else "tcp-holder")
     if not guarded:
         assert heard["hello"] == HELLO
         assert TEXT in heard["got"]
@@ -61,9 +67,9 @@ def test_another_user_who_has_the_port(stage, guarded, listens):
 
 
 @pytest.mark.parametrize("secret", [{}, SECRET], ids=["none", "secret"])
-def test_the_same_user_who_has_the_port(stage, secret):
+def test_the_same_user_who_has_the_port(stage, network, secret):
     """A box of the victim's user id, say: nobody tells it from the peer, but by a secret."""
-    victim, heard = inherit(stage, VICTIM, False, **secret)
+    victim, heard = inherit(stage, network, VICTIM, False, **secret)
     assert heard["hello"] == HELLO
     if not secret:
         assert TEXT in heard["got"]

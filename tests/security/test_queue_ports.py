@@ -1,9 +1,7 @@
 """The TCP port of a queue pair is its process's user's, from before its number is known."""
 
-import os
 import resource
 import shutil
-import subprocess
 
 import pytest
 
@@ -36,21 +34,6 @@ def test_no_other_user_has_the_port(stage, guarded, moments, tmp_path):
     else:
         assert result["got"]
         assert any(errors), "and the victim doesn't get it any more"
-
-
-@pytest.fixture
-def network():
-    """The command to start something in a network of its own: names there are nobody else's."""
-    if os.geteuid() != 0 or any(shutil.which(tool) is None for tool in ("unshare", "nsenter", "ip")):
-        unfit("a network of our own takes root, unshare, nsenter and ip")
-    script = "ip link set lo up && echo up && exec cat"
-    holder = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    if holder.stdout.readline() != "up\n":
-        unfit("no network namespace is to be had")
-    yield ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
-    holder.communicate()
 
 
 def take_names(stage, network, names):

@@ -76,7 +76,7 @@ class Stage:
 @pytest.fixture
 def stage(monkeypatch):
     made = Stage(monkeypatch)
-    made.lease.begin()
+    made.lease.begin(10.0)
     yield made
     assert made.lease.state is State.OVER
     assert made.lease.over.done() and made.lease.granted.done()
@@ -153,7 +153,15 @@ def test_a_key_that_never_comes(stage):
     stage.wait()
     stage.wait()
     assert stage.did == ["drain", "stop", "free", "over", "TimeoutError"]
-    assert isinstance(stage.lease.granted.exception(), ConnectionResetError)
+    assert isinstance(stage.lease.granted.exception(), TimeoutError)
+
+
+def test_a_key_that_is_not_there_in_time(stage):
+    assert stage.wait() == 10.0
+    assert stage.did == [] and not stage.lease.granted.done()
+    assert stage.wait() == leases.STUCK_AFTER_S
+    assert stage.did == ["drain", "stop", "free", "over", "TimeoutError"]
+    assert isinstance(stage.lease.granted.exception(), TimeoutError)
 
 
 @pytest.mark.parametrize("when", ["binding", "granted", "unwanted", "revoking", "invalidating"])
@@ -174,7 +182,7 @@ def test_the_connection_ends(stage, when):
 
 def test_nothing_can_be_posted_any_more(monkeypatch):
     stage = Stage(monkeypatch, is_over=True)
-    stage.lease.begin()
+    stage.lease.begin(10.0)
     stage.bound()
     stage.lease.leave(False, 10.0)
     assert stage.lease.state is State.INVALIDATING

@@ -1,15 +1,21 @@
-"""A server that answers every piece with itself."""
+"""A server that answers every piece with itself, and aborts its connections when it is told to."""
 
 import asyncio
 
-from script import HOST, port_of, run, say, until_told_to_end
+from script import HOST, orders, port_of, run, say
 
 import rdmanet
+
+transports = []
 
 
 class Echo(asyncio.Protocol):
     def connection_made(self, transport):
         self.transport = transport
+        transports.append(transport)
+
+    def connection_lost(self, exc):
+        transports.remove(self.transport)
 
     def data_received(self, data):
         self.transport.write(data)
@@ -25,7 +31,9 @@ class Echo(asyncio.Protocol):
 async def main():
     async with await rdmanet.start_rdma_server(Echo, HOST, 0) as server:
         say("port", port_of(server))
-        await until_told_to_end()
+        async for _ in orders():
+            for transport in transports:
+                transport.abort()
 
 
 run(main())
