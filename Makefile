@@ -17,7 +17,7 @@ py      := $(VENV)/bin/python
 locked  := --require-hashes --only-binary :all:
 pip     := $(py) -m pip install --quiet $(locked) --constraint requirements/constraints.txt
 sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
-             rdmanet/soft/*.c rdmanet/soft/*.h rdmanet/soft/soft.map)
+             rdmanet/soft/*.c rdmanet/soft/*.h rdmanet/soft/preload/* rdmanet/soft/soft.map)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

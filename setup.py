@@ -18,6 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 DEVICE = "rdmanet.soft.librdmanet_soft"
+FILES = "rdmanet.soft.librdmanet_files"
 
 cflags = ["-std=gnu11", "-g", "-Wall", "-Wextra"]
 ldflags = []
@@ -50,11 +51,11 @@ cython_parts = glob("rdmanet/_pyx/*") + glob("rdmanet/*.pxd")
 
 
 class BuildExtensions(build_ext):
-    """build_ext that leaves the device's library without Python's suffix and init symbol."""
+    """build_ext that leaves the device's libraries without Python's suffix and init symbol."""
 
     def get_ext_filename(self, fullname):
         # Asked with and without the package's name in front.
-        if fullname.endswith(DEVICE.rpartition(".")[2]):
+        if fullname.rpartition(".")[2] in (DEVICE.rpartition(".")[2], FILES.rpartition(".")[2]):
             return os.path.join(*fullname.split(".")) + ".so"
         return super().get_ext_filename(fullname)
 
@@ -65,7 +66,7 @@ class BuildExtensions(build_ext):
         super().build_extension(ext)
 
     def get_export_symbols(self, ext):
-        return [] if ext.name == DEVICE else super().get_export_symbols(ext)
+        return [] if ext.name in (DEVICE, FILES) else super().get_export_symbols(ext)
 
 
 modules = [
@@ -100,8 +101,19 @@ device = Extension(
         "-Wl,-Bsymbolic",  # its calls of its own exports, where a real libibverbs is loaded, too
     ],
 )
+# What soft-run preloads. Without the sanitizers' run-time, which is the program's own affair.
+files = Extension(
+    FILES,
+    ["rdmanet/soft/preload/device_files.c"],
+    extra_compile_args=[
+        *(flag for flag in cflags if "sanitize" not in flag),
+        "-fvisibility=hidden",
+        "-pthread",
+    ],
+    extra_link_args=["-pthread", "-Wl,-soname,librdmanet_files.so"],
+)
 
 setup(
-    ext_modules=[*cythonize(modules, compiler_directives=directives), device],
+    ext_modules=[*cythonize(modules, compiler_directives=directives), device, files],
     cmdclass={"build_ext": BuildExtensions},
 )

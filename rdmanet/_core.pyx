@@ -80,7 +80,8 @@ import weakref
 
 from rdmanet.environment import tell_unknown
 from rdmanet.errors import (
-    DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, endpoint,
+    DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, endpoint, is_not_ours,
+    not_ours_error,
 )
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds

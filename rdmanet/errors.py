@@ -308,6 +308,19 @@ _SECRET_REASONS = {
 }
 
 
+def is_not_ours(private_data: bytes | None) -> bool:
+    """Whether a rejection was sent by no peer: RN_CM_NOT_OURS, of the embedded device (cm.h)."""
+    return private_data is not None and private_data.startswith(b"rdmanet: another language")
+
+
+def not_ours_error(peer: tuple[object, ...]) -> ConnectionRefusedError:
+    """The exception for an attempt to connect to a port where a TCP program listens, and nobody by RDMA."""
+    return ConnectionRefusedError(
+        errno.ECONNREFUSED,
+        f"{endpoint(peer)} answers, but not as rdmanet: a TCP program has that port, and no RDMA program listens on it",
+    )
+
+
 def cm_error(
     event: str, status: int, peer: tuple[object, ...] | None = None, peer_gone: bool = False
 ) -> OSError:

@@ -206,7 +206,8 @@ async def start_rdma_server(
 
     As ``loop.create_server``: ``host`` is an address, several, or None for all; port 0 or None takes
     a free port and ``server.sockets`` tells which. Without ``device`` every device that owns the
-    address listens; the embedded device has every address of this host.
+    address listens; the embedded device has every address of this host. Where TCP is served on the same port,
+    its server comes first: see docs/howto/migrate.md.
     ``reuse_address`` is accepted and means nothing: a port is free as soon as its listener is gone.
     ``slot_bytes`` and ``data_slots`` are the ring of each connection, as of ``create_rdma_connection``.
 
@@ -219,7 +220,8 @@ async def start_rdma_server(
     ``get_extra_info("rdma_shared_receive")`` tells.
 
     Raises TypeError for a coroutine function (that is ``start_rdma_stream_server``), OSError when
-    nothing could listen, NotImplementedError naming keywords that are not built yet. Cancelling it
+    one of the addresses cannot be listened on (the text names it; an address that the host does not have is
+    passed over if there is another), NotImplementedError naming keywords that are not built yet. Cancelling it
     closes the listeners it has made.
     """
     _refuse_unbuilt("start_rdma_server", unbuilt)
@@ -262,37 +264,26 @@ async def listen(
 ) -> None:
     """Give a server its listeners, as of start_rdma_server(); it is closed when that fails."""
     loop = server.get_loop()
-    failures: list[Exception] = []
+    absent: list[Exception] = []
     hosts: Iterable[str] = (
         wildcards(family) if host in (None, "") else [host] if isinstance(host, str) else host or ()
     )
     try:
         for name in hosts:
             for address in await resolve(loop, name, port or 0, family, 0, flags):
-                refusals: list[OSError] = []
-                libraries = libraries_for(address, device)
-                for library in libraries:
+                for library in libraries_for(address, device):
                     try:
                         server._add_listener(await driver_for(loop, library), address)
                     except OSError as exc:
-                        exc.add_note(f"listening on {address[0]}:{address[1]} by the {library.name} library")
-                        refusals.append(exc)
-                if len(refusals) == len(libraries) and any(exc.errno == errno.EADDRINUSE for exc in refusals):
-                    # Another listens there, maybe one of ours: who serves the other addresses only would not know.
-                    raise OSError(
-                        errno.EADDRINUSE,
-                        f"start_rdma_server: address {address[0]}, port {address[1]}: already in use",
-                    )
-                failures += refusals
+                        failure = _listen_error(exc, address, library.name)
+                        if exc.errno not in _NOT_ITS_ADDRESS:
+                            raise failure from exc
+                        absent.append(failure)
         if not server._listeners:
-            raise merged(f"start_rdma_server on {host}:{port}", failures, False)
-        for failure in failures:
+            raise merged(f"start_rdma_server on {host}:{port}", absent, False)
+        for passed_over in absent:
             # That one library does not own an address which another one listens on is no news.
-            expected = isinstance(failure, OSError) and failure.errno == errno.EADDRNOTAVAIL
-            notes = "; ".join(getattr(failure, "__notes__", ()))
-            logger.log(
-                logging.DEBUG if expected else logging.WARNING, "start_rdma_server: %s (%s)", failure, notes
-            )
+            logger.debug("start_rdma_server: %s", passed_over)
         if start_serving:
             await server.start_serving()
     except BaseException:
@@ -1300,6 +1291,23 @@ def _refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
     named = [name for name, value in given.items() if value not in (None, False)]
     if named:
         raise NotImplementedError(f"{call}() does not support {', '.join(named)} yet")
+
+
+# The device does not have the address, or the host does not have its family, as of asyncio's servers.
+_NOT_ITS_ADDRESS = (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT)
+
+
+def _listen_error(error: OSError, address: SockAddr, library: str) -> OSError:
+    """Why one of a server's addresses cannot be listened on, and what to do about it."""
+    remedy = ""
+    if error.errno == errno.EADDRINUSE:
+        remedy = (
+            ": another RDMA server has this port, or a TCP program of another user, or one that does not listen yet;"
+            f" `ss -ltnp sport = {address[1]}` shows who. Beside a TCP server of one's own TCP listens first"
+        )
+    elif error.errno == errno.EACCES:
+        remedy = ": ports below 1024 need root, or CAP_NET_BIND_SERVICE (net.ipv4.ip_unprivileged_port_start)"
+    return OSError(error.errno, f"cannot listen on {endpoint(address)} ({library} library): {error.strerror}{remedy}")
 
 
 def _connect_error(event: CMEvent) -> OSError:

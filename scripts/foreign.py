@@ -270,7 +270,10 @@ def main() -> int:
     commands = {command.split()[0] for case in cases for command in (case.client, case.server) if command}
     if absent := sorted(command for command in commands if not shutil.which(command)):
         print(f"not installed: {', '.join(absent)}", file=sys.stderr)
-        print("apt-get install ibverbs-utils rdmacm-utils perftest qperf libfabric-bin", file=sys.stderr)
+        print(
+            "apt-get install ibverbs-utils rdmacm-utils perftest qperf libfabric-bin ucx-utils",
+            file=sys.stderr,
+        )
         return 2
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is stopped on the way out

@@ -49,6 +49,7 @@ PACKAGES = {
     ),
     "qperf": "qperf",
     **dict.fromkeys(["fi_info", "fi_pingpong"], "libfabric-bin"),
+    **dict.fromkeys(["ucx_info", "ucx_perftest"], "ucx-utils"),
 }
 
 
@@ -306,4 +307,29 @@ def libfabrics() -> Iterator[Case]:
         yield Case(f"{command.replace('-B', '-P')} {{address}}", command, figure=line, quick=True)
 
 
-CASES = [*tools(), *pingpongs(), *connection_managers(), *qperfs(), *perftests(), *libfabrics()]
+# --- UCX --------------------------------------------------------------------------------------------------
+
+
+def ucx() -> Iterator[Case]:
+    """Its own transports over verbs, then what programs use (UCP), which chooses among them, or has to take one."""
+    yield Case("ucx_info -d", figure=finds(r"Transport: (rc_verbs)\n.*Device: soft0:1"), quick=True)
+    yield Case("ucx_info -d", figure=finds(r"Transport: (ud_verbs)\n.*Device: soft0:1"))
+    figure = finds(r"^Final:\s+\d+\s+[\d.]+\s+[\d.]+\s+([\d.]+)", "{0} µs a message")
+
+    def case(options: str, **more: object) -> Case:
+        command = f"ucx_perftest -p {{port}} {options}"
+        return Case(f"{command} {{address}}", command, figure, **more)  # type: ignore[arg-type]
+
+    for transport in ("rc_verbs", "ud_verbs"):
+        for test in ("am_lat", "am_bw"):
+            yield case(f"-x {transport} -d soft0:1 -t {test} -n 2000", quick=test == "am_lat")
+    for test in ("put_lat", "get -D zcopy -s 4096"):
+        yield case(f"-x rc_verbs -d soft0:1 -t {test} -n 2000")
+    for transports in ("rc", "ud", "all"):
+        more = {"environment": (("UCX_TLS", transports),)}
+        yield case("-t tag_lat -n 2000", quick=transports == "ud", **more)
+        yield case("-t tag_bw -s 1000000 -n 500", **more)
+        yield case("-t ucp_put_lat -n 2000", **more)
+
+
+CASES = [*tools(), *pingpongs(), *connection_managers(), *qperfs(), *perftests(), *libfabrics(), *ucx()]

@@ -184,7 +184,10 @@ cdef class CMEvent:
         """The exception that this event means, or None when it is no failure."""
         if self.type not in _CM_FAILURES:
             return None
-        exc = cm_error(self.type.name, self.status, *self.peer())
+        peer, peer_gone = self.peer()
+        if self.type is CMEventType.REJECTED and peer is not None and is_not_ours(self.private_data):
+            return not_ours_error(peer)
+        exc = cm_error(self.type.name, self.status, peer, peer_gone)
         if self.type in _CM_NO_WAY and self.id is not None:
             note = self.id.way()
             if note is not None:

@@ -300,9 +300,14 @@ cdef int check_queues(init_attr) except -1:
     return 0
 
 
-cdef str why_not_created(Context context, init_attr):
+cdef str why_not_created(Context context, init_attr, int error):
     """What usually is wrong with a QPInitAttr that was refused, with the numbers."""
+    if error not in (EINVAL, ENOMEM):
+        return ""
     device, cap = context.query_device(), init_attr.cap
+    if error == ENOMEM:
+        where = "; the log (rdmanet.device) says which limit it was" if context.library.embedded_device else ""
+        return f"; {context.name} has at most {device.max_qp} queue pairs (max_qp){where}"
     text = "".join([
         f"; {name} {value} is more than {most}" for name, value, most in (
             ("max_send_wr", cap.max_send_wr, device.max_qp_wr), ("max_recv_wr", cap.max_recv_wr, device.max_qp_wr),

@@ -103,7 +103,7 @@ cdef class QP(Resource):
                 rc = verbs.rn_cm_create_qp(library, id, pd.ptr, <verbs.ibv_qp_init_attr *>&c)
         if rc < 0:
             call = f"{'ibv' if id is NULL else 'rdma'}_create_qp{'_ex' if extended else ''}"
-            why = why_not_created(pd.context, init_attr) if rc == -EINVAL else ""
+            why = why_not_created(pd.context, init_attr, -rc)
             raise OSError(-rc, f"{call}: {strerror(-rc).decode()}: {init_attr.qp_type!r}, {init_attr.cap}{why}")
         if id is not NULL:
             self.ptr = id.qp

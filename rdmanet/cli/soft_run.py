@@ -4,9 +4,13 @@ PROGRAM finds the embedded device where it looks for libibverbs.so.1 and librdma
 so do the programs that it starts. It takes this process's place: signals, descriptors and the exit status are
 its own.
 
-Nothing has to be cleaned up after it. The library path leads to a directory with two symbolic links to the
-device, one for each of the names; it lies in the user's cache, and serves every later run. A program that
-changes user (set-user-ID) ignores the library path, as the loader wants it.
+Some programs look for files that the kernel has of each device, below /dev/infiniband and /sys/class/infiniband.
+Of the embedded device there are none, so a small library is preloaded (LD_PRELOAD) that answers for them; with
+--no-files it is not.
+
+Nothing has to be cleaned up after it. The library path leads to a directory with symbolic links, two to the
+device, one for each of the names, and one to that library; it lies in the user's cache, and serves every later
+run. A program that changes user (set-user-ID) ignores the library path, as the loader wants it.
 """
 
 import argparse
@@ -18,6 +22,7 @@ import tempfile
 from pathlib import Path
 
 NAMES = ("libibverbs.so.1", "librdmacm.so.1")
+FILES = "librdmanet_files.so"
 
 # ARM: programs written for adapters take an event for what was completed before they armed the queue; mlx5 gives
 # one, the standard doesn't, and the device is strict unless it is told otherwise. ADOPT: their memory comes from
@@ -26,11 +31,16 @@ DEFAULTS = {"RDMANET_SOFT_ARM": "lenient", "RDMANET_SOFT_ADOPT": "1"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "rdmanet soft-run [--show-path] -- PROGRAM [ARGUMENT ...]"
+    parser.usage = "rdmanet soft-run [--show-path] [--no-files] -- PROGRAM [ARGUMENT ...]"
     parser.add_argument(
         "--show-path",
         action="store_true",
         help="print the library directory, for an LD_LIBRARY_PATH of your own",
+    )
+    parser.add_argument(
+        "--no-files",
+        action="store_true",
+        help="preload nothing: the device has no files below /dev/infiniband and /sys/class/infiniband then",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM ARGUMENTS", help="what to run")
 
@@ -51,17 +61,22 @@ def run(args: argparse.Namespace) -> int:
         print(directory)
         return 0
     try:
-        os.execvpe(command[0], command, environment(directory))
+        os.execvpe(command[0], command, environment(directory, files=not args.no_files))
     except OSError as exc:
         print(f"soft-run: {command[0]}: {exc.strerror}", file=sys.stderr)
         return 127 if isinstance(exc, FileNotFoundError) else 126
 
 
-def environment(directory: Path) -> dict[str, str]:
+def environment(directory: Path, files: bool = True) -> dict[str, str]:
     """What PROGRAM sees: ours, with the directory first on the library path, and defaults that don't overrule."""
     inherited = os.environ.get("LD_LIBRARY_PATH")
     path = f"{directory}:{inherited}" if inherited else str(directory)
-    return DEFAULTS | os.environ | {"LD_LIBRARY_PATH": path}
+    variables = DEFAULTS | os.environ | {"LD_LIBRARY_PATH": path}
+    preloaded = str(directory / FILES)
+    if files and not set(" :") & set(preloaded):  # which separate the list's members
+        # Last: a sanitizer's run-time has to be first.
+        variables["LD_PRELOAD"] = " ".join(filter(None, (os.environ.get("LD_PRELOAD"), preloaded)))
+    return variables
 
 
 def library_directory(library: Path) -> Path:
@@ -93,13 +108,14 @@ def _fill(directory: Path, library: Path) -> Path:
             raise PermissionError(f"{parent} belongs to another user, who could replace {directory}")
         if above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
             raise PermissionError(f"{parent} lets others put another directory in place of {directory}")
-    for name in NAMES:
+    targets = dict.fromkeys(NAMES, library) | {FILES: library.with_name(FILES)}
+    for name, target in targets.items():
         link = directory / name
-        if link.is_symlink() and link.readlink() == library:
+        if link.is_symlink() and link.readlink() == target:
             continue
         # Renamed into place: another run may be doing the same, or loading from here.
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             made = Path(scratch) / name
-            made.symlink_to(library)
+            made.symlink_to(target)
             made.replace(link)
     return directory

@@ -26,6 +26,10 @@ struct rn_grh {
 };
 void rn_grh_make(struct rn_grh *grh, const union ibv_gid *from, const union ibv_gid *to, uint8_t traffic_class,
 		 uint8_t hop_limit, uint32_t flow_label, uint32_t length);
+static inline bool rn_grh_is_ipv4(const void *grh)
+{
+	return !(*(const unsigned char *)grh >> 4); /* where IPv6 has its version */
+}
 
 bool rn_gid_is_multicast(const union ibv_gid *gid);
 void rn_ah_destroy_all(struct rn_context *context);

@@ -85,8 +85,9 @@ struct rn_slot {
 	} sge[]; /* two of them fill the cache line */
 };
 
-/* In wc_flags, beside those of struct ibv_wc: the message is in the slot's room, for the owner to carry on. */
-enum { RN_SLOT_BOUNCED = 1 << 7 };
+/* In wc_flags, beside those of struct ibv_wc: the message is in the slot's room, for the owner to carry on; the header
+ * in front of a datagram is IPv4's. */
+enum { RN_SLOT_BOUNCED = 1 << 7, RN_SLOT_IPV4 = 1 << 6 };
 
 static_assert(sizeof(struct rn_slot) == 24, "two scatter entries share a line with their completion");
 

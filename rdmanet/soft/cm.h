@@ -167,15 +167,26 @@ void rn_cm_undress(struct sockaddr_storage *address); /* an IPv4 one of its IPv6
 
 /* --- cm_name.c ---------------------------------------------------------------------------------- */
 
-/* A Unix socket with the name of this address and port; -1 and errno. */
-int rn_cm_name_claim(const struct sockaddr *address);
+/* A Unix socket with the name of this address and port; -1 and errno. af_only: of IPv6's wildcard, IPv6 only. */
+int rn_cm_name_claim(const struct sockaddr *address, bool af_only);
+/* The same with a random end, where the name itself is a stranger's: so that it is known whose port that is. */
+int rn_cm_name_claim_other(const struct sockaddr *address, bool af_only);
 /* It is taken: does an equal process listen there? If not, a line says whose it is. is_shared: TCP's port was had by
  * sharing it, which a program of our user may do as well that is only bound yet: then such a name counts, too. */
-bool rn_cm_name_is_equals(const struct sockaddr *address, bool is_shared);
+bool rn_cm_name_is_equals(const struct sockaddr *address, bool af_only, bool is_shared);
 /* Has an RDMA program this port, at this address or one that covers it? EADDRINUSE; 0; or why that can't be told. */
-int rn_cm_name_why_taken(const struct sockaddr *address);
+int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only);
 /* Connected to who listens by name, and is believed; -1: nobody does. */
 int rn_cm_name_connect(const struct sockaddr *dst);
+/* What would a connection by TCP to this address meet? cookie: the listener's, or 0. On the engine. */
+enum rn_cm_language {
+	RN_CM_UNKNOWN, /* nobody listens, or on another host, or the kernel doesn't tell */
+	RN_CM_OURS,    /* somebody has a name of that port: if it isn't one of ours, it wants to be taken for it */
+	RN_CM_OTHER,   /* a TCP program, and no RDMA program */
+};
+enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie);
+/* That listener has spoken as one of ours: it is not looked for again. 0 is none. */
+void rn_cm_name_has_spoken(uint64_t cookie);
 
 /* --- cm_event.c --------------------------------------------------------------------------------- */
 
@@ -236,6 +247,8 @@ enum {
 	RN_REJ_SECRET_WRONG,
 	RN_REJ_SECRET_UNKNOWN,
 };
+/* The private data of a REJECTED that no peer has sent: whoever listens there isn't one of ours. */
+#define RN_CM_NOT_OURS "rdmanet: another language"
 /* What is said about datagrams. */
 enum { RN_SIDR_SUCCESS, RN_SIDR_UNSUPPORTED, RN_SIDR_REJECT, RN_SIDR_LAST = 5 };
 

@@ -215,16 +215,16 @@ struct binding {
 };
 
 /* The TCP port is taken. A program of ours that listens on both expects RDMA's to be free. 0 or errno. */
-static int bind_by_name(const struct sockaddr *address, struct binding *binding)
+static int bind_by_name(const struct rn_cm_id *id, const struct sockaddr *address, struct binding *binding)
 {
 	enum rn_port_holder holder = rn_tcp_port_holder(be16toh(rn_cm_port(address)));
 	int error;
 
 	if (rn_guarded(RN_GUARD_NAME_OWNER) && holder != RN_PORT_OURS && holder != RN_PORT_UNKNOWN)
 		return EADDRINUSE;
-	if ((error = rn_cm_name_why_taken(address)))
+	if ((error = rn_cm_name_why_taken(address, id->af_only)))
 		return error;
-	binding->fd = rn_cm_name_claim(address);
+	binding->fd = rn_cm_name_claim(address, id->af_only);
 	binding->by_name = true;
 	return binding->fd < 0 ? errno : 0;
 }
@@ -246,19 +246,22 @@ static int bind_both(const struct rn_cm_id *id, struct sockaddr_storage *local, 
 			error = errno;
 			break;
 		}
-		binding->name_fd = rn_cm_name_claim(address);
-		if (binding->name_fd >= 0 || id->reuse_address)
+		binding->name_fd = rn_cm_name_claim(address, id->af_only);
+		if (binding->name_fd >= 0)
 			return 0;
 		error = errno;
-		if (error == EADDRINUSE && !rn_cm_name_is_equals(address, is_shared))
+		if (id->reuse_address ||
+		    (error == EADDRINUSE && !rn_cm_name_is_equals(address, id->af_only, is_shared))) {
+			binding->name_fd = rn_cm_name_claim_other(address, id->af_only);
 			return 0;
+		}
 		rn_fd_close(binding->fd);
 		if (wanted)
 			return error;
 	} while (error == EADDRINUSE && --tries); /* of those the kernel chose, another */
 	if (error != EADDRINUSE || !wanted || id->reuse_address)
 		return error;
-	return bind_by_name(address, binding);
+	return bind_by_name(id, address, binding);
 }
 
 RN_EXPORT int rdma_bind_addr(struct rdma_cm_id *rdma_id, struct sockaddr *address)

@@ -38,6 +38,11 @@ static void say(struct rn_wire *wire, enum message_type type)
 	rn_cm_wire_append(wire, type, &header);
 }
 
+void rn_cm_wire_say_wait(struct rn_wire *wire)
+{
+	say(wire, MRA);
+}
+
 /* At once, and without waiting for what he wants: nothing is kept for him, not even until he has spoken. */
 void rn_cm_say_no(int fd, int reason)
 {
@@ -281,13 +286,15 @@ void rn_wire_abandon(struct rn_wire *wire)
  * refused. */
 static struct rn_cm_event *bear(struct rn_wire *wire, bool is_datagram, uint8_t transport)
 {
+	enum { WAIT_MS = 1000 };
 	struct rn_cm_id *listener = wire->listener, *id;
+	uint64_t wait_ms = rn_settings.silence_ms / 4;
 	struct rn_cm_event *event;
 
 	wire->phase = RN_WIRE_REQ_RECEIVED;
 	wire->is_datagram = is_datagram;
 	wire->listener = NULL;
-	rn_timer_cancel(&wire->timer);
+	rn_cm_wire_set_timer_ms(wire, wait_ms < WAIT_MS ? wait_ms : WAIT_MS);
 	if (!listener) {
 		say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
 		return NULL;
@@ -461,6 +468,7 @@ static void on_rej(struct rn_wire *wire, const struct rej *rej)
 static bool is_of_datagrams(const struct rn_wire *wire, uint8_t type)
 {
 	return type == SIDR_REP || (wire->phase == RN_WIRE_HELLO_SENT && type == SECRET_CHALLENGE) ||
+	       (wire->phase == RN_WIRE_REQ_SENT && type == MRA) ||
 	       ((wire->phase == RN_WIRE_HELLO_SENT || wire->phase == RN_WIRE_REQ_SENT) && type == REJ);
 }
 
@@ -563,10 +571,24 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 		return rn_cm_secret_on_challenge(wire, (const void *)header);
 	case SECRET_PROOF:
 		return rn_cm_secret_on_proof(wire, (const void *)header);
+	case MRA:
+		return wire->phase == RN_WIRE_REQ_SENT || wire->phase == RN_WIRE_CLOSING;
 	case MESSAGE_TYPES:
 		break;
 	}
 	return false;
+}
+
+/* Whoever has said one thing that makes sense is one of ours, and may take its time for the next. */
+static void made_sense(struct rn_wire *wire)
+{
+	rn_cm_name_has_spoken(wire->cookie);
+	wire->cookie = 0;
+	if (wire->is_ours)
+		return;
+	wire->is_ours = true;
+	if (wire->phase == RN_WIRE_REQ_SENT)
+		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
 }
 
 void rn_cm_wire_digest(struct rn_wire *wire)
@@ -591,6 +613,7 @@ void rn_cm_wire_digest(struct rn_wire *wire)
 		} else if (!handle(wire, header)) {
 			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message out of turn or with impossible values");
 		} else {
+			made_sense(wire);
 			at += length; /* all lengths are multiples of four: the next is aligned, too */
 			if (wire->hangs_up)
 				at = wire->in_length; /* whatever follows */

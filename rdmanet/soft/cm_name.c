@@ -8,6 +8,13 @@
  * free, as programs that listen on both expect.  Then the name is what listens.  Programs of the
  * same host look for it before they go by TCP; those of other hosts can't come by it.
  *
+ * "::" is the name of all addresses of both families, and "::-v6only" of IPv6's: so a server may have 0.0.0.0 and ::
+ * of one port, each by its own listener, as TCP's servers have.
+ *
+ * A TCP listener of this host whose port has no such name is no RDMA program's: it is spared our requests
+ * (rn_cm_name_speaks).  Who can't have the name, because a stranger took it first, has it with a random end,
+ * "<address>/<port>/<16 digits>", which nobody can take first.
+ *
  * Abstract names have no permissions: anybody may take any.  So a name means nothing by itself.  TCP decides.
  *
  *   - Who has the TCP port listens there, whoever has the name.
@@ -34,18 +41,62 @@
 
 #include <arpa/inet.h>
 #include <stdio.h>
+#include <sys/random.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-static socklen_t name_of(const union ibv_gid *gid, __be16 port, struct sockaddr_un *name)
+/* What a listener covers: an address; all of IPv4, or of both families (gid is a wildcard); all of IPv6. */
+struct place {
+	union ibv_gid gid;
+	bool v6_only; /* and :: */
+	__be16 port;
+};
+
+static const union ibv_gid any_v4 = {.raw = {[10] = 0xff, [11] = 0xff}}, any_v6;
+
+static bool is_same(const union ibv_gid *a, const union ibv_gid *b)
+{
+	return !memcmp(a, b, sizeof(*a));
+}
+
+static bool is_v4(const union ibv_gid *gid)
+{
+	return !memcmp(gid, &any_v4, 12);
+}
+
+static struct place place_of(const struct sockaddr *address, bool af_only)
+{
+	struct place place = {.port = rn_cm_port(address)};
+
+	rn_gid_of(address, &place.gid);
+	place.v6_only = af_only && is_same(&place.gid, &any_v6);
+	return place;
+}
+
+static bool overlap(const struct place *a, const struct place *b)
+{
+	bool a_is_all = is_same(&a->gid, &any_v6), b_is_all = is_same(&b->gid, &any_v6);
+
+	if (a_is_all && b_is_all)
+		return true;
+	if (a_is_all)
+		return !a->v6_only || !is_v4(&b->gid);
+	if (b_is_all)
+		return !b->v6_only || !is_v4(&a->gid);
+	if (is_same(&a->gid, &any_v4) || is_same(&b->gid, &any_v4))
+		return is_v4(&a->gid) && is_v4(&b->gid);
+	return is_same(&a->gid, &b->gid);
+}
+
+static socklen_t name_of(const struct place *place, struct sockaddr_un *name)
 {
 	char text[INET6_ADDRSTRLEN];
 	int length;
 
-	inet_ntop(AF_INET6, gid, text, sizeof text);
+	inet_ntop(AF_INET6, &place->gid, text, sizeof text);
 	*name = (struct sockaddr_un){.sun_family = AF_UNIX};
-	length = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "rdmanet-cm/%s/%u", text,
-			  (unsigned)be16toh(port));
+	length = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "rdmanet-cm/%s%s/%u", text,
+			  place->v6_only ? "-v6only" : "", (unsigned)be16toh(place->port));
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
@@ -59,10 +110,10 @@ static int new_socket(void)
 }
 
 /* -1 and errno: EADDRINUSE when another has it. */
-static int claim(const union ibv_gid *gid, __be16 port)
+static int claim(const struct place *place)
 {
 	struct sockaddr_un name;
-	socklen_t length = name_of(gid, port, &name);
+	socklen_t length = name_of(place, &name);
 	int fd = new_socket(), error;
 
 	if (fd < 0 || !bind(fd, (struct sockaddr *)&name, length))
@@ -72,18 +123,38 @@ static int claim(const union ibv_gid *gid, __be16 port)
 	return rn_cm_error(error);
 }
 
-int rn_cm_name_claim(const struct sockaddr *address)
+int rn_cm_name_claim(const struct sockaddr *address, bool af_only)
 {
-	union ibv_gid gid;
+	struct place place = place_of(address, af_only);
 
-	rn_gid_of(address, &gid);
-	return claim(&gid, rn_cm_port(address));
+	return claim(&place);
+}
+
+int rn_cm_name_claim_other(const struct sockaddr *address, bool af_only)
+{
+	struct place place = place_of(address, af_only);
+	struct sockaddr_un name;
+	socklen_t length = name_of(&place, &name);
+	size_t used = length - offsetof(struct sockaddr_un, sun_path);
+	uint64_t end;
+	int fd, error;
+
+	if (getrandom(&end, sizeof end, GRND_NONBLOCK) != sizeof end)
+		return rn_cm_error(EAGAIN);
+	length += (socklen_t)snprintf(name.sun_path + used, sizeof name.sun_path - used, "/%016llx",
+				      (unsigned long long)end);
+	fd = new_socket();
+	if (fd < 0 || !bind(fd, (struct sockaddr *)&name, length))
+		return fd;
+	error = errno;
+	rn_fd_close(fd);
+	return rn_cm_error(error);
 }
 
 /* 0, or why we can't have it: EADDRINUSE when another has. */
-static int why_taken(const union ibv_gid *gid, __be16 port)
+static int why_taken(const struct place *place)
 {
-	int fd = claim(gid, port);
+	int fd = claim(place);
 
 	rn_fd_close(fd);
 	return fd < 0 ? errno : 0;
@@ -122,15 +193,13 @@ static bool is_equals(const struct sockaddr_un *name, socklen_t length, bool is_
 	return is_equal;
 }
 
-bool rn_cm_name_is_equals(const struct sockaddr *address, bool is_shared)
+bool rn_cm_name_is_equals(const struct sockaddr *address, bool af_only, bool is_shared)
 {
+	struct place place = place_of(address, af_only);
 	struct sockaddr_un name;
-	union ibv_gid gid;
-	socklen_t length;
+	socklen_t length = name_of(&place, &name);
 	uid_t user = (uid_t)-1;
 
-	rn_gid_of(address, &gid);
-	length = name_of(&gid, rn_cm_port(address), &name);
 	if (!rn_guarded(RN_GUARD_NAME_OWNER) || is_equals(&name, length, is_shared, &user))
 		return true;
 	rn_warn(RN_WARN_NAME, "the name %s of our port is taken by user %d%s: we have TCP's port, which counts",
@@ -138,23 +207,26 @@ bool rn_cm_name_is_equals(const struct sockaddr *address, bool is_shared)
 	return false;
 }
 
-static const union ibv_gid any_v4 = {.raw = {[10] = 0xff, [11] = 0xff}}, any_v6;
-
-int rn_cm_name_why_taken(const struct sockaddr *address)
+int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only)
 {
-	__be16 port = rn_cm_port(address);
-	union ibv_gid gid;
+	struct place place = place_of(address, af_only);
+	struct place others[] = {place, {.gid = any_v4}, {.gid = any_v6}, {.gid = any_v6, .v6_only = true}};
 	int error;
 
-	rn_gid_of(address, &gid);
-	if ((error = why_taken(&any_v4, port)) || (error = why_taken(&any_v6, port)) || (error = why_taken(&gid, port)))
-		return error;
+	for (unsigned i = 0; i < sizeof others / sizeof *others; i++) {
+		others[i].port = place.port;
+		if (overlap(&place, &others[i]) && (error = why_taken(&others[i])))
+			return error;
+	}
 	if (!rn_cm_is_wildcard(address))
 		return 0;
-	for (uint32_t i = 0; i < RN_GIDS && !error; i++)
-		if (rn_gid_at(i, &gid, NULL))
-			error = why_taken(&gid, port);
-	return error;
+	for (uint32_t i = 0; i < RN_GIDS; i++) {
+		struct place one = {.port = place.port};
+
+		if (rn_gid_at(i, &one.gid, NULL) && overlap(&place, &one) && (error = why_taken(&one)))
+			return error;
+	}
+	return 0;
 }
 
 /*
@@ -171,7 +243,7 @@ static bool is_listeners_word(const struct ucred *owner, const union ibv_gid *gi
 	memcpy(&to, dst, rn_cm_address_length(dst));
 	rn_cm_undress(&to);
 	return rn_tcp_listener((struct sockaddr *)&to, &listener, &at) && listener == owner->uid &&
-	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || !memcmp(&at, gid, sizeof(at)));
+	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || is_same(&at, gid));
 }
 
 /* May it speak for this address and port? Root's word is no better than others': a container's root is root. */
@@ -190,26 +262,106 @@ static bool is_believed(int fd, const struct sockaddr_un *name, const union ibv_
 	return false;
 }
 
+enum { PLACES = 3 };
+
+/* What covers this address, of a listener. */
+static void places_for(const struct sockaddr *dst, struct place places[PLACES])
+{
+	places[0] = place_of(dst, false);
+	places[1] = is_v4(&places[0].gid) ? (struct place){.gid = any_v4} : (struct place){.gid = any_v6, .v6_only = true};
+	places[2] = (struct place){.gid = any_v6};
+	places[1].port = places[2].port = places[0].port;
+}
+
 int rn_cm_name_connect(const struct sockaddr *dst)
 {
-	union ibv_gid gids[3] = {{.raw = {0}}, any_v4, any_v6};
+	struct place places[PLACES];
 	struct sockaddr_un name;
 	int fd;
 
-	rn_gid_of(dst, &gids[0]);
-	if (!rn_gid_is_ours(&gids[0]))
+	places_for(dst, places);
+	if (!rn_gid_is_ours(&places[0].gid))
 		return -1;
-	for (unsigned i = 0; i < sizeof gids / sizeof *gids; i++) {
-		socklen_t length = name_of(&gids[i], rn_cm_port(dst), &name);
+	for (unsigned i = 0; i < PLACES; i++) {
+		socklen_t length = name_of(&places[i], &name);
 
-		if (i == 1 && dst->sa_family == AF_INET6)
-			continue;
 		fd = new_socket();
 		if (fd < 0)
 			return -1;
-		if (!connect(fd, (struct sockaddr *)&name, length) && is_believed(fd, &name, &gids[i], dst))
+		if (!connect(fd, (struct sockaddr *)&name, length) && is_believed(fd, &name, &places[i].gid, dst))
 			return fd;
 		rn_fd_close(fd);
 	}
 	return -1;
+}
+
+/* --- a TCP program's port ------------------------------------------------------------------------------------ */
+
+struct wanted {
+	char names[PLACES][sizeof(struct sockaddr_un)];
+	size_t lengths[PLACES];
+};
+
+/* One of them, also with an end of its own. */
+static bool is_wanted(const char *name, size_t length, void *closure)
+{
+	const struct wanted *wanted = closure;
+
+	for (unsigned i = 0; i < PLACES; i++)
+		if (length >= wanted->lengths[i] && !memcmp(name, wanted->names[i], wanted->lengths[i]) &&
+		    (length == wanted->lengths[i] || name[wanted->lengths[i]] == '/'))
+			return true;
+	return false;
+}
+
+enum { KNOWN = 16 };
+
+/* Listeners that have spoken as ours do: the kernel never uses a cookie twice. (A name alone is not enough: it may be of
+ * a listener that is there by name only, beside a TCP program.) The engine's. */
+static uint64_t known[KNOWN];
+static unsigned next_known;
+
+static bool is_known(uint64_t cookie)
+{
+	for (unsigned i = 0; i < KNOWN; i++)
+		if (known[i] == cookie)
+			return true;
+	return false;
+}
+
+void rn_cm_name_has_spoken(uint64_t cookie)
+{
+	if (cookie && !is_known(cookie))
+		known[next_known++ % KNOWN] = cookie;
+}
+
+enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie)
+{
+	struct place places[PLACES];
+	struct sockaddr_storage to = {0};
+	struct wanted wanted;
+	struct sockaddr_un name;
+
+	*cookie = 0;
+	places_for(dst, places);
+	if (!rn_gid_is_ours(&places[0].gid))
+		return RN_CM_UNKNOWN;
+	memcpy(&to, dst, rn_cm_address_length(dst));
+	rn_cm_undress(&to);
+	if (!rn_tcp_listener_cookie((struct sockaddr *)&to, cookie))
+		return RN_CM_UNKNOWN;
+	if (is_known(*cookie))
+		return RN_CM_OURS;
+	for (unsigned i = 0; i < PLACES; i++) {
+		wanted.lengths[i] = name_of(&places[i], &name) - offsetof(struct sockaddr_un, sun_path) - 1;
+		memcpy(wanted.names[i], name.sun_path + 1, wanted.lengths[i]);
+	}
+	switch (rn_unix_name_search(is_wanted, &wanted)) {
+	case 0:
+		return RN_CM_OTHER;
+	case 1:
+		return RN_CM_OURS;
+	default:
+		return RN_CM_UNKNOWN;
+	}
 }

@@ -144,10 +144,13 @@ static enum rn_wire_phase first_word(const struct rn_wire *wire)
 /* The TCP connection stands. */
 static void connected(struct rn_wire *wire)
 {
+	uint64_t silence = rn_settings.silence_ms, timeout = rn_settings.cm_timeout_ms;
 	struct sockaddr_storage near = {0};
 	socklen_t length = sizeof near;
 
 	wire->connecting = false;
+	if (!wire->is_ours)
+		rn_cm_wire_set_timer_ms(wire, silence < timeout ? silence : timeout);
 	if (wire->by_name) {
 		pthread_mutex_lock(&rn_cm_lock);
 		if (!wire->over)
@@ -193,6 +196,23 @@ static bool try_again(struct rn_wire *wire)
 	return true;
 }
 
+/* A TCP program of this host has the port, and no RDMA program. It is left alone. */
+static bool is_other(struct rn_wire *wire)
+{
+	enum rn_cm_language language = rn_cm_name_language((const struct sockaddr *)&wire->dst, &wire->cookie);
+
+	wire->is_ours = language == RN_CM_OURS;
+	if (language != RN_CM_OTHER)
+		return false;
+	if (try_again(wire))
+		return true;
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over)
+		rn_cm_wire_not_ours(wire, "a TCP program listens there, and no RDMA program");
+	pthread_mutex_unlock(&rn_cm_lock);
+	return true;
+}
+
 void rn_cm_wire_connect(struct rn_wire *wire)
 {
 	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
@@ -202,11 +222,13 @@ void rn_cm_wire_connect(struct rn_wire *wire)
 	if (fd >= 0) {
 		rn_fd_close(wire->source.fd);
 		wire->source.fd = fd;
-		wire->by_name = true;
+		wire->by_name = wire->is_ours = true;
 		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
 		connected(wire);
 		return;
 	}
+	if (is_other(wire))
+		return;
 	fd = wire->source.fd;
 	if (fd < 0)
 		fd = rn_fd_own(socket(dst->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));

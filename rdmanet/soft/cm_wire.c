@@ -2,7 +2,7 @@
 /*
  * Wires: the TCP socket under a connection.
  *
- * The messages are InfiniBand's: REQ, REP, RTU; REJ with a reason; DREQ, DREP; for datagrams SIDR_REQ
+ * The messages are InfiniBand's: REQ, REP, RTU; MRA where REP takes its time; REJ with a reason; DREQ, DREP; for datagrams SIDR_REQ
  * and, with the queue pair's number or a refusal, SIDR_REP, which ends the wire.  Each has a header
  * with magic, version, type and length, and one fixed length; whatever else comes, or a message
  * out of turn or for a second time, ends the connection, and one line in the log says why.  A socket that says nothing
@@ -17,6 +17,11 @@
  *                                                DREQ_SENT   CLOSING
  *                                                     |        |
  *                                          DREP, close         EOF, close
+ *
+ * A request says first who it is from, so a TCP program gets it where we can't tell what listens there: on other hosts,
+ * and where the kernel doesn't tell of sockets.  Such a one is known by what it answers, or by its silence.  One of
+ * ours says MRA within a second, if its program takes longer to answer; who has said nothing for five seconds
+ * (RDMANET_SOFT_SILENCE) is not one of ours, and that ends the attempt.
  *
  * With a secret HELLO_SENT comes before REQ_SENT, and CHALLENGED and PROVEN before REQ_RECEIVED: cm_secret.c.  Whoever
  * rejects closes as soon as that is said: it waits for nobody's goodwill.
@@ -278,6 +283,18 @@ const char *rn_cm_wire_far(const struct rn_wire *wire, char text[RN_CM_FAR])
 	return text;
 }
 
+/* The private data are for errors.py: an adapter has none, and the same reason. */
+static void tell_not_ours(struct rn_wire *wire)
+{
+	static const char words[] = RN_CM_NOT_OURS;
+
+	if (wire->is_datagram)
+		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
+	else
+		rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID, words,
+					sizeof words - 1, RN_CM_REJ_PRIVATE);
+}
+
 void rn_cm_wire_drop(struct rn_wire *wire, enum rn_warning cause, const char *why)
 {
 	char far[RN_CM_FAR];
@@ -288,8 +305,16 @@ void rn_cm_wire_drop(struct rn_wire *wire, enum rn_warning cause, const char *wh
 		rn_cm_wire_lost(wire, 0);
 		return;
 	}
-	/* Whoever listens there doesn't speak our language. */
-	rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
+	tell_not_ours(wire);
+	rn_cm_wire_finish(wire);
+}
+
+void rn_cm_wire_not_ours(struct rn_wire *wire, const char *why)
+{
+	char far[RN_CM_FAR];
+
+	rn_warn(RN_WARN_LANGUAGE, "no connection with %s: %s", rn_cm_wire_far(wire, far), why);
+	tell_not_ours(wire);
 	rn_cm_wire_finish(wire);
 }
 
@@ -316,7 +341,7 @@ RN_EXPORT int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *rdma_id)
 static void timed_out(struct rn_timer *timer)
 {
 	struct rn_wire *wire = RN_OWNER(timer, struct rn_wire, timer);
-	bool again;
+	bool again, says = false;
 
 	pthread_mutex_lock(&rn_cm_lock);
 	again = wire->again && !wire->over && wire->phase == RN_WIRE_CONNECTING;
@@ -335,9 +360,16 @@ static void timed_out(struct rn_timer *timer)
 	case RN_WIRE_PROVEN:
 		rn_cm_wire_drop(wire, RN_WARN_SILENCE, "it said nothing");
 		break;
-	case RN_WIRE_CONNECTING:
 	case RN_WIRE_HELLO_SENT:
 	case RN_WIRE_REQ_SENT:
+		if (!wire->is_ours) {
+			rn_cm_wire_not_ours(wire, "it takes connections, but says nothing");
+			break;
+		}
+		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
+		rn_cm_wire_finish(wire);
+		break;
+	case RN_WIRE_CONNECTING:
 	case RN_WIRE_REP_SENT:
 		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
 		rn_cm_wire_finish(wire);
@@ -353,11 +385,16 @@ static void timed_out(struct rn_timer *timer)
 	case RN_WIRE_CLOSING:
 		rn_cm_wire_finish(wire);
 		break;
+	case RN_WIRE_REQ_RECEIVED: /* the program has all the time it wants, but the peer should know that */
+		rn_cm_wire_say_wait(wire);
+		says = true;
+		break;
 	case RN_WIRE_REP_RECEIVED:
-	case RN_WIRE_REQ_RECEIVED:
 	case RN_WIRE_ESTABLISHED:
 		break; /* the program has all the time it wants */
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
+	if (says)
+		rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);
 }

@@ -18,7 +18,7 @@
 enum { MAGIC = 0x52444d43 /* "RDMC" */, VERSION = 1 };
 enum message_type {
 	REQ = 1, REP, RTU, REJ, DREQ, DREP, SIDR_REQ, SIDR_REP, SECRET_HELLO, SECRET_CHALLENGE, SECRET_PROOF,
-	MESSAGE_TYPES
+	MRA, MESSAGE_TYPES
 };
 static_assert(MESSAGE_TYPES <= 16, "a bit for each in rn_wire.heard");
 
@@ -97,7 +97,7 @@ static const uint16_t rn_cm_message_length[MESSAGE_TYPES] = {
 	[REJ] = sizeof(struct rej),     [DREQ] = sizeof(struct header), [DREP] = sizeof(struct header),
 	[SIDR_REQ] = sizeof(struct sidr_req), [SIDR_REP] = sizeof(struct sidr_rep),
 	[SECRET_HELLO] = sizeof(struct secret_hello), [SECRET_CHALLENGE] = sizeof(struct secret_challenge),
-	[SECRET_PROOF] = sizeof(struct secret_proof),
+	[SECRET_PROOF] = sizeof(struct secret_proof),   [MRA] = sizeof(struct header),
 };
 
 /* --- wires -------------------------------------------------------------------------------------- */
@@ -120,8 +120,8 @@ struct rn_wire {
 	struct secret_hello hellos[2];
 	enum message_type request_type;
 	unsigned char request[sizeof(struct sidr_req)];
-	/* The longest message fits twice; what is queued is a CHALLENGE, a REQ or a REP, and at most RTU, REJ,
-	 * DREQ and DREP after it. */
+	/* The longest message fits twice; what is queued is a CHALLENGE, a REQ or a REP, and at most MRA, RTU,
+	 * REJ, DREQ and DREP beside it. */
 	unsigned out_length;
 	unsigned char out[512];
 
@@ -139,8 +139,10 @@ struct rn_wire {
 	unsigned refusals;
 	bool bound;                  /* the program has chosen its port */
 	bool by_name;                /* over a Unix socket: see cm_name.c */
+	bool is_ours;                /* the active side's: whoever listens there has a name, so it will answer */
 	bool watched;                /* death */
 	bool wants_room;             /* watching EPOLLOUT */
+	uint64_t cookie;             /* of the listener on this host, as far as it is known */
 	uint8_t tos;
 	bool tos_set;
 	unsigned in_length, sending_length;
@@ -167,6 +169,8 @@ void rn_cm_wire_sweep(struct rn_wire *wire);
 /* On the engine, with rn_cm_lock held. error: of the socket, or 0 for EOF and death. */
 void rn_cm_wire_lost(struct rn_wire *wire, int error);
 void rn_cm_wire_drop(struct rn_wire *wire, enum rn_warning cause, const char *why);
+/* Whoever listens where we wanted to connect isn't one of ours: REJECTED, as by an adapter on which nobody listens. */
+void rn_cm_wire_not_ours(struct rn_wire *wire, const char *why);
 /* Who is at the other end: "127.0.0.1 port 4711", "user 1000 of this host". */
 enum { RN_CM_FAR = 80 };
 const char *rn_cm_wire_far(const struct rn_wire *wire, char text[RN_CM_FAR]);
@@ -182,6 +186,8 @@ void rn_cm_wire_tell_refused(struct rn_wire *wire, enum rdma_cm_event_type type,
 void rn_cm_wire_digest(struct rn_wire *wire);
 /* The message begins with a header, which is filled in. Any thread, rn_cm_lock held. */
 void rn_cm_wire_append(struct rn_wire *wire, enum message_type type, void *message);
+/* MRA: the request has come, and the answer will take its time. rn_cm_lock held. */
+void rn_cm_wire_say_wait(struct rn_wire *wire);
 /* REJ without a wire, and that was it. On the engine. */
 void rn_cm_say_no(int fd, int reason);
 

@@ -15,6 +15,8 @@
 
 #include "cq.h"
 
+#include "log.h"
+
 /* --- creating and destroying ------------------------------------------------------------------------- */
 
 /* The process's CQs by block; with rn_world held. */
@@ -44,6 +46,9 @@ static bool block_take(struct rn_cq *cq)
 		}
 	}
 	pthread_mutex_unlock(&rn_world);
+	if (!found)
+		rn_warn(RN_WARN_LIMIT, "no completion queue: this process has all %u of the embedded device's (max_cq)",
+			(unsigned)RN_CQS_MAX);
 	return found;
 }
 
@@ -228,6 +233,9 @@ int rn_cq_attach(struct rn_cq *cq, struct rn_qp *qp, uint32_t *bit)
 		}
 	}
 	rn_unlock(&cq->lock);
+	if (err)
+		rn_warn(RN_WARN_LIMIT, "no queue pair: %u receive into its completion queue, and no more can",
+			(unsigned)RN_CQ_QPS_MAX);
 	return err;
 }
 

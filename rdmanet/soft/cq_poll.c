@@ -117,6 +117,17 @@ static uint32_t number_of(const struct rn_arrival *arrival)
 	return arrival->destination < RN_QPS_MAX ? atomic_load(&rn_own_qp(arrival->destination)->qpn) : 0;
 }
 
+/*
+ * Ethernet has no service level. There adapters (mlx5) say here which header is in front of a datagram, and programs
+ * (UCX) look: bit 3, UDP, as of RoCE v2; the others, 1 for IPv6, 2 for IPv4.
+ */
+static uint8_t service_level(uint8_t flags)
+{
+	enum { UDP = 8, IPV6 = 1, IPV4 = 2 };
+
+	return !(flags & IBV_WC_GRH) || rn_settings.infiniband ? 0 : UDP | (flags & RN_SLOT_IPV4 ? IPV4 : IPV6);
+}
+
 /* Receives that came from a pool. */
 static int poll_pool(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 {
@@ -134,6 +145,7 @@ static int poll_pool(struct rn_qp *qp, int entries, struct ibv_wc *wc)
 			.qp_num = qp->is_inlet ? number_of(&arrival) : qp->ex.qp_base.qp_num,
 			.src_qp = qp->ud || qp->is_inlet ? arrival.source_qpn : qp->attr.dest_qp_num,
 			.wc_flags = arrival.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV | IBV_WC_GRH),
+			.sl = service_level(arrival.wc_flags),
 		};
 		if (unlikely(wc[count].wc_flags & IBV_WC_WITH_INV))
 			rn_mw_settle(wc[count].invalidated_rkey);

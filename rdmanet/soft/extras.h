@@ -9,6 +9,7 @@
 #define RDMANET_SOFT_EXTRAS_H
 
 #include <stddef.h>
+#include <sys/types.h>
 
 #include "counters.h"
 
@@ -60,6 +61,10 @@ void rdmanet_soft_log_to(int fd);
 
 /* What was wrong with the switches when the device was opened last, as standard error was told; "" if nothing was. */
 void rdmanet_soft_settings_error(char *text, size_t size);
+
+/* What would be in this file of the kernel's, if the device were the kernel's: its length, 0 of a device's node; -1 and
+ * errno: ENOENT when it has no such file. Of what is there to be read files.c has the list. */
+ssize_t rdmanet_soft_file(const char *path, char *text, size_t size);
 
 /* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
  * posts, so none is tried first. See on_demand.c. */

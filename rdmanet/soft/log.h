@@ -26,6 +26,7 @@ enum rn_warning {
 	RN_WARN_DESCRIPTORS, /* none left: newcomers are refused */
 	RN_WARN_ARENA,       /* our own words in the arena were written over */
 	RN_WARN_MAPPING,     /* a peer's memory can't be mapped */
+	RN_WARN_LIMIT,       /* the device has no more of what the program asks for */
 	RN_WARNINGS,
 };
 

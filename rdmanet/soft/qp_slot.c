@@ -11,6 +11,7 @@
  */
 #include <stdlib.h>
 
+#include "log.h"
 #include "qp.h"
 
 /* All of these with rn_world held. */
@@ -48,9 +49,17 @@ uint32_t rn_qp_slot_take(void)
 			return index;
 		}
 	}
-	port = num_ports < RN_PORTS_MAX ? rn_port_claim() : 0;
-	if (!port)
+	if (num_ports == RN_PORTS_MAX) {
+		rn_warn(RN_WARN_LIMIT, "no queue pair: this process has all %u that the embedded device has (max_qp)",
+			(unsigned)RN_QPS_MAX);
 		return RN_QPS_MAX;
+	}
+	port = rn_port_claim();
+	if (!port) {
+		rn_warn(RN_WARN_LIMIT, "no queue pair: a TCP port for the next 256 of them, from 32768 to 60999, is not to be had: %s",
+			strerror(errno));
+		return RN_QPS_MAX;
+	}
 	atomic_store(&rn_own_ports[num_ports], port);
 	atomic_store(&rn_arena_head(rn_arena)->ports[num_ports++], port);
 	slots_taken[end] = true;

@@ -337,7 +337,7 @@ static void publish(struct rn_view *view, struct rn_slot *slot, const struct rn_
 	slot->vendor_err = 0;
 	if (unlikely(view->pool)) {
 		if (view->datagram)
-			slot->wc_flags |= IBV_WC_GRH;
+			slot->wc_flags |= IBV_WC_GRH | (view->by_ipv4 ? RN_SLOT_IPV4 : 0);
 		slot->source_qpn = view->source_qpn;
 		slot->destination = view->index;
 		rn_claim_finish(view->arena, &view->claim, view->finished);

@@ -38,6 +38,7 @@ struct rn_view {
 	bool found;
 	bool self;
 	bool datagram;   /* UD */
+	bool by_ipv4;    /* and its header is IPv4's */
 	bool unreliable; /* UC, UD: what is refused is dropped, and nobody told */
 	uint32_t source_qpn; /* the requester's */
 	uint32_t qpn;        /* the responder's own */

@@ -144,6 +144,16 @@ bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
 	return rn_tcp_listener(address, user, &at);
 }
 
+bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie)
+{
+	struct inet_diag_msg found;
+
+	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
+		return false;
+	*cookie = (uint64_t)found.id.idiag_cookie[1] << 32 | found.id.idiag_cookie[0];
+	return true;
+}
+
 bool rn_tcp_peer_user(int fd, uid_t *user)
 {
 	struct sockaddr_storage near = {0}, far = {0};
@@ -249,45 +259,45 @@ bool rn_tcp_bound_user(uint16_t port, uid_t *user)
 /* Of UDIAG_SHOW_ and UNIX_DIAG_, since Linux 5.3: older headers don't have them. */
 enum { SHOW_USER = 0x40, NAME_USER = 7 };
 
-struct name {
-	const char *text; /* without the first byte, 0 */
+/* One socket's, as far as the kernel tells. */
+struct socket_name {
+	const char *text; /* without the first byte, 0; NULL: it has none, or a file's */
 	size_t length;
+	bool has_user;
 	uid_t user;
-	bool found;
 };
 
-static void take_name(const struct nlmsghdr *header, void *closure)
+static struct socket_name read_socket(const struct nlmsghdr *header)
 {
 	const struct unix_diag_msg *message = NLMSG_DATA(header);
 	const struct nlattr *at = (const void *)(message + 1);
-	struct name *name = closure;
-	bool is_it = false, has_user = false;
-	uid_t user = 0;
+	struct socket_name name = {0};
 	size_t left, step;
 
 	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*message)) || message->udiag_type != SOCK_STREAM)
-		return;
+		return name;
 	for (left = header->nlmsg_len - NLMSG_LENGTH(sizeof(*message));
 	     left >= sizeof(*at) && at->nla_len >= sizeof(*at) && at->nla_len <= left; left -= step) {
 		const char *data = (const char *)(at + 1);
 		size_t length = at->nla_len - sizeof(*at);
 
-		if (at->nla_type == UNIX_DIAG_NAME)
-			is_it = length == name->length + 1 && !*data && !memcmp(data + 1, name->text, name->length);
-		if (at->nla_type == NAME_USER && length == sizeof(user)) {
-			memcpy(&user, data, sizeof(user));
-			has_user = true;
+		if (at->nla_type == UNIX_DIAG_NAME && length && !*data) {
+			name.text = data + 1;
+			name.length = length - 1;
+		}
+		if (at->nla_type == NAME_USER && length == sizeof(name.user)) {
+			memcpy(&name.user, data, sizeof(name.user));
+			name.has_user = true;
 		}
 		step = NLMSG_ALIGN(at->nla_len) < left ? NLMSG_ALIGN(at->nla_len) : left;
 		at = (const void *)((const char *)at + step);
 	}
-	if (is_it && has_user) {
-		name->user = user;
-		name->found = true;
-	}
+	return name;
 }
 
-bool rn_unix_name_user(const char *text, size_t length, uid_t *user)
+/* Stream sockets that have a name, and neither are connected nor were: those that only are bound are closed, the kernel
+ * says. */
+static bool hear_names(uint32_t show, void (*take)(const struct nlmsghdr *, void *), void *closure)
 {
 	struct {
 		struct nlmsghdr header;
@@ -295,16 +305,64 @@ bool rn_unix_name_user(const char *text, size_t length, uid_t *user)
 	} question = {
 		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
 			   .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
-		/* What is bound and neither listens nor is connected: such are closed, the kernel says. */
 		.request = {.sdiag_family = AF_UNIX, .udiag_states = 1 << TCP_CLOSE | 1 << TCP_LISTEN,
-			    .udiag_show = UDIAG_SHOW_NAME | SHOW_USER},
+			    .udiag_show = show},
 	};
-	struct name name = {.text = text, .length = length};
 
-	if (!for_each(&question, sizeof(question), take_name, &name) || !name.found)
+	return for_each(&question, sizeof(question), take, closure);
+}
+
+struct named {
+	const char *text;
+	size_t length;
+	uid_t user;
+	bool found;
+};
+
+static void take_user(const struct nlmsghdr *header, void *closure)
+{
+	struct socket_name name = read_socket(header);
+	struct named *named = closure;
+
+	if (!name.text || !name.has_user || name.length != named->length ||
+	    memcmp(name.text, named->text, name.length) != 0)
+		return;
+	named->user = name.user;
+	named->found = true;
+}
+
+bool rn_unix_name_user(const char *text, size_t length, uid_t *user)
+{
+	struct named named = {.text = text, .length = length};
+
+	if (!hear_names(UDIAG_SHOW_NAME | SHOW_USER, take_user, &named) || !named.found)
 		return false;
-	*user = name.user;
+	*user = named.user;
 	return true;
+}
+
+struct search {
+	bool (*is_it)(const char *name, size_t length, void *closure);
+	void *closure;
+	bool found;
+};
+
+static void take_match(const struct nlmsghdr *header, void *closure)
+{
+	struct socket_name name = read_socket(header);
+	struct search *search = closure;
+
+	if (name.text && search->is_it(name.text, name.length, search->closure))
+		search->found = true;
+}
+
+int rn_unix_name_search(bool (*is_it)(const char *name, size_t length, void *closure), void *closure)
+{
+	struct search search = {.is_it = is_it, .closure = closure};
+
+	if (!hear_names(UDIAG_SHOW_NAME, take_match, &search))
+		return -1;
+	return search.found;
 }
 
 bool rn_is_overflow_user(uid_t user)

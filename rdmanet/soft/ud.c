@@ -163,6 +163,7 @@ static enum rn_wait send_direct(struct rn_qp *qp, struct rn_peer *peer, const st
 	if (wait == RN_WAIT_NOT) {
 		if (atomic_load_explicit(&view->facts->qkey, memory_order_relaxed) != qkey)
 			return RN_WAIT_NOT;
+		view->by_ipv4 = rn_grh_is_ipv4(t->local[0].at);
 		wait = rn_respond(view, &request, t, &there);
 		rn_view_give_back(view); /* what was not published */
 	}
@@ -236,6 +237,7 @@ void rn_ud_deliver(struct rn_qp *qp, const struct rn_datagram *datagram)
 		return;
 	view.source_qpn = datagram->source_qpn;
 	view.name = qp->ud->name;
+	view.by_ipv4 = rn_grh_is_ipv4(datagram->grh.bytes);
 	t.local[0] = (struct rn_piece){.at = (char *)datagram->grh.bytes, .length = sizeof(datagram->grh)};
 	t.local[1] = (struct rn_piece){.at = (char *)datagram->data, .length = datagram->length};
 	t.num_local = datagram->length ? 2 : 1;

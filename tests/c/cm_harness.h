@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 /* A machine may be without. */
 static inline bool has_ipv6(void)
@@ -93,6 +94,17 @@ static inline struct sockaddr_in address(uint16_t port)
 {
 	return (struct sockaddr_in){
 		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+}
+
+/* For a TCP listener on loopback that is to be taken for an RDMA program's. The socket. */
+static inline int take_name(uint16_t port)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "rdmanet-cm/::ffff:127.0.0.1/%u", port);
+
+	CHECK(!bind(fd, (struct sockaddr *)&name, (socklen_t)(sizeof name.sun_family + 1 + (size_t)length)));
+	return fd;
 }
 
 static inline struct rdma_cm_id *new_listener(struct rdma_event_channel *channel, int backlog, uint16_t *port)

@@ -621,14 +621,24 @@ static void silence_is_dropped(void)
 	rdma_destroy_event_channel(server);
 }
 
-/* A TCP server that doesn't speak our language, and one that doesn't speak. */
+static void want_not_ours(struct rdma_event_channel *channel)
+{
+	struct rdma_cm_event *event = want(channel, RDMA_CM_EVENT_REJECTED);
+
+	CHECK(event->status == RN_REJ_INVALID_SERVICE_ID && event->param.conn.private_data_len == RN_CM_REJ_PRIVATE);
+	CHECK(!strcmp(event->param.conn.private_data, RN_CM_NOT_OURS));
+	rdma_ack_cm_event(event);
+}
+
+/* A TCP server of this host is left alone. One that wants to be taken for ours, but doesn't speak our language, and one
+ * that doesn't speak. */
 static void servers_of_another_kind(void)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_conn_param param = plain;
 	struct sockaddr_in at = address(0);
 	socklen_t length = sizeof at;
-	int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
+	int server = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), fd, name;
 	struct rdma_cm_id *id;
 
 	CHECK(!bind(server, (struct sockaddr *)&at, sizeof at) && !listen(server, 5));
@@ -638,9 +648,18 @@ static void servers_of_another_kind(void)
 	id = new_id(channel);
 	resolve(id, ntohs(at.sin_port));
 	CHECK(!rdma_connect(id, &param));
+	want_not_ours(channel);
+	CHECK(!rdma_destroy_id(id));
+	CHECK(accept(server, NULL, NULL) == -1 && errno == EAGAIN); /* it has heard nothing of it */
+
+	name = take_name(ntohs(at.sin_port));
+	CHECK(!fcntl(server, F_SETFL, 0));
+	id = new_id(channel);
+	resolve(id, ntohs(at.sin_port));
+	CHECK(!rdma_connect(id, &param));
 	CHECK((fd = accept(server, NULL, NULL)) >= 0);
 	CHECK(send(fd, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, 0) == 28);
-	want_status(channel, RDMA_CM_EVENT_REJECTED, 8);
+	want_not_ours(channel);
 	close(fd);
 	CHECK(!rdma_destroy_id(id));
 
@@ -650,6 +669,14 @@ static void servers_of_another_kind(void)
 	CHECK((fd = accept(server, NULL, NULL)) >= 0);
 	want_status(channel, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT); /* RDMANET_SOFT_CM_TIMEOUT */
 	close(fd);
+	CHECK(!rdma_destroy_id(id));
+	close(name);
+
+	/* Without the name it is a TCP program again. */
+	id = new_id(channel);
+	resolve(id, ntohs(at.sin_port));
+	CHECK(!rdma_connect(id, &param));
+	want_not_ours(channel);
 	CHECK(!rdma_destroy_id(id));
 	close(server);
 	rdma_destroy_event_channel(channel);

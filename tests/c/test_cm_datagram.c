@@ -171,7 +171,7 @@ static void nonsense_is_dropped(void)
 	unsigned long before = rn_wire_dropped();
 	struct sockaddr_in at = address(0);
 	socklen_t length = sizeof at;
-	int fd = tcp_to(port), listening;
+	int fd = tcp_to(port), listening, name;
 
 	CHECK(send(fd, req, sizeof req, MSG_NOSIGNAL) == sizeof req); /* private data that are too long */
 	closed_by_peer(fd);
@@ -191,6 +191,7 @@ static void nonsense_is_dropped(void)
 	listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	CHECK(!bind(listening, (struct sockaddr *)&at, sizeof at) && !listen(listening, 1));
 	CHECK(!getsockname(listening, (struct sockaddr *)&at, &length));
+	name = take_name(ntohs(at.sin_port));
 	id = ask(channel, ntohs(at.sin_port), "g");
 	fd = accept(listening, NULL, NULL);
 	CHECK(recv(fd, req, sizeof req, MSG_WAITALL) == sizeof req && req[5] == 7);
@@ -199,6 +200,7 @@ static void nonsense_is_dropped(void)
 	want_status(channel, RDMA_CM_EVENT_UNREACHABLE, RN_SIDR_UNSUPPORTED);
 	close(fd);
 	close(listening);
+	close(name);
 	CHECK(!rdma_destroy_id(id) && !rdma_destroy_id(listener));
 	want_none(channel, 0);
 	rdma_destroy_event_channel(channel);

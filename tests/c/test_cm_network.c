@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-enum { PORT = 7471 };
+enum { PORT = 7471, MUTE, SLOW };
 
 struct other_host {
 	pid_t pid;
@@ -29,16 +29,24 @@ static void send_byte(int fd)
 	CHECK(write(fd, "x", 1) == 1);
 }
 
-/* Listens on all addresses, takes what comes, and answers; until it is killed. */
+/*
+ * Listens on all addresses, takes what comes, and answers; until it is killed. On port MUTE there is a TCP program that
+ * says nothing, and who asks at port SLOW waits until we are told.
+ */
 static void serve(int fd)
 {
 	struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(PORT)};
+	struct sockaddr_in6 slow_at = {.sin6_family = AF_INET6, .sin6_port = htons(SLOW)};
+	struct sockaddr_in6 mute_at = {.sin6_family = AF_INET6, .sin6_port = htons(MUTE)};
+	int mute = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct rdma_cm_id *listener = new_id(channel);
+	struct rdma_cm_id *listener = new_id(channel), *slow = new_id(channel);
 	struct rdma_conn_param answer = with_data("from afar");
 	struct rdma_cm_event *event;
 
 	answer.qp_num = 0x900100;
+	CHECK(!bind(mute, (struct sockaddr *)&mute_at, sizeof mute_at) && !listen(mute, 4));
+	CHECK(!rdma_bind_addr(slow, (struct sockaddr *)&slow_at) && !rdma_listen(slow, 4));
 	CHECK(!rdma_bind_addr(listener, (struct sockaddr *)&any) && !rdma_listen(listener, 4));
 	send_byte(fd);
 	while (!rdma_get_cm_event(channel, &event)) {
@@ -50,6 +58,8 @@ static void serve(int fd)
 			CHECK(rn_gid_index_of(rdma_get_local_addr(id)) >= 0);
 			CHECK(!rn_gid_is_ours(&id->route.addr.addr.ibaddr.dgid));
 		}
+		if (type == RDMA_CM_EVENT_CONNECT_REQUEST && event->listen_id == slow)
+			wait_byte(fd);
 		rdma_ack_cm_event(event);
 		if (type == RDMA_CM_EVENT_CONNECT_REQUEST)
 			CHECK(!rdma_accept(id, &answer));
@@ -223,6 +233,47 @@ static void hosts_that_cannot_be_found(void)
 	CHECK(rn_fd_count() == 0);
 }
 
+/* Nothing that the client could look at beforehand. Who says nothing isn't one of ours; whose program takes its time
+ * says so. */
+static void who_listens_there(void)
+{
+	struct other_host host;
+	struct rdma_event_channel *channel;
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	struct rdma_conn_param param = plain;
+	struct sockaddr_storage to;
+
+	setenv("RDMANET_SOFT_SILENCE", "400", 1);
+	host = start_host();
+	channel = new_channel();
+	param.qp_num = 0x900000;
+	for (uint16_t port = MUTE; port <= SLOW; port++) {
+		id = new_id(channel);
+		to = parse("10.8.0.2");
+		rn_cm_set_port((struct sockaddr *)&to, htons(port));
+		CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 100));
+		want_status(channel, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+		CHECK(!rdma_resolve_route(id, 100));
+		want_status(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+		CHECK(!rdma_connect(id, &param));
+		if (port == SLOW) {
+			want_none(channel, 1500);
+			send_byte(host.fd);
+			want_status(channel, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+		} else {
+			event = want(channel, RDMA_CM_EVENT_REJECTED);
+			CHECK(event->status == RN_REJ_INVALID_SERVICE_ID);
+			CHECK(!strcmp(event->param.conn.private_data, RN_CM_NOT_OURS));
+			rdma_ack_cm_event(event);
+		}
+		CHECK(!rdma_destroy_id(id));
+	}
+	stop_host(&host);
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
 static void groups_without_a_way(void)
 {
 	struct rdma_event_channel *channel = new_channel();
@@ -242,6 +293,7 @@ int main(void)
 {
 	RUN_IN_NETWORK(hosts_find_each_other);
 	RUN_IN_NETWORK(hosts_that_cannot_be_found);
+	RUN_IN_NETWORK(who_listens_there);
 	RUN_IN_NETWORK(groups_without_a_way);
 	return 0;
 }

@@ -167,6 +167,78 @@ static void one_family_only(void)
 	CHECK(rn_fd_count() == 0);
 }
 
+static int tcp_on(int family, uint16_t *port)
+{
+	struct sockaddr_in6 any = {.sin6_family = (sa_family_t)family, .sin6_port = htons(*port)};
+	socklen_t length = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof any;
+	int yes = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (family == AF_INET6)
+		CHECK(!setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof yes));
+	CHECK(!bind(fd, (struct sockaddr *)&any, length) && !listen(fd, 8));
+	CHECK(!getsockname(fd, (struct sockaddr *)&any, &length));
+	*port = ntohs(any.sin6_port); /* at the same place in both families */
+	return fd;
+}
+
+static struct rdma_cm_id *asks(struct rdma_event_channel *channel, const void *to)
+{
+	struct rdma_cm_id *id = new_id(channel);
+	struct rdma_conn_param param = plain;
+
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)(uintptr_t)to, 100));
+	want_status(channel, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+	CHECK(!rdma_resolve_route(id, 100));
+	want_status(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+	param.qp_num = 0x4000;
+	CHECK(!rdma_connect(id, &param));
+	return id;
+}
+
+/* A server has 0.0.0.0 and :: of a port for TCP, and then by RDMA, too: each address leads to its own listener. */
+static void both_families_beside_tcp(void)
+{
+	struct rdma_event_channel *channel = new_channel(), *clients = new_channel();
+	struct rdma_cm_id *v4 = new_id(channel), *v6 = new_id(channel), *other = new_id(channel), *id, *passive;
+	struct rdma_cm_event *event;
+	uint16_t port = 0;
+	int tcp4 = tcp_on(AF_INET, &port), tcp6 = tcp_on(AF_INET6, &port), yes = 1;
+	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(port)}, to4 = address(port);
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)}, to6 = any6;
+
+	to6.sin6_addr = in6addr_loopback;
+	CHECK(!rdma_set_option(v6, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &yes, sizeof yes));
+	CHECK(!try_bind(v4, &any));
+	CHECK(try_bind(other, &any6) == EADDRINUSE); /* both families: one of them is taken */
+	CHECK(!try_bind(v6, &any6));
+	CHECK(try_bind(other, &any6) == EADDRINUSE && try_bind(other, &to6) == EADDRINUSE);
+	CHECK(try_bind(other, &to4) == EADDRINUSE);
+	CHECK(!rdma_listen(v6, 4) && !rdma_listen(v4, 4));
+	for (int i = 0; i < 2; i++) {
+		id = asks(clients, i ? (void *)&to6 : (void *)&to4);
+		event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+		CHECK(event->listen_id == (i ? v6 : v4));
+		CHECK(rdma_get_local_addr(event->id)->sa_family == (i ? AF_INET6 : AF_INET));
+		passive = event->id;
+		rdma_ack_cm_event(event);
+		CHECK(!rdma_reject(passive, NULL, 0) && !rdma_destroy_id(passive));
+		want_status(clients, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+		CHECK(!rdma_destroy_id(id));
+	}
+	CHECK(!rdma_destroy_id(v4));
+	id = asks(clients, &to4);
+	want_status(clients, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID); /* v6 is not asked */
+	CHECK(!rdma_destroy_id(id));
+	CHECK(accept(tcp4, NULL, NULL) == -1 && errno == EAGAIN);
+	CHECK(accept(tcp6, NULL, NULL) == -1 && errno == EAGAIN);
+	close(tcp4);
+	close(tcp6);
+	CHECK(!rdma_destroy_id(v6) && !rdma_destroy_id(other));
+	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(clients);
+	CHECK(rn_fd_count() == 0);
+}
+
 /* Two may have the port, and one of them listen. */
 static void used_again(void)
 {
@@ -221,6 +293,8 @@ int main(void)
 	RUN(on_all_addresses);
 	RUN_IN_NETWORK(where_there_is_no_ipv6);
 	RUN(one_family_only);
+	if (has_ipv6())
+		RUN(both_families_beside_tcp);
 	RUN(used_again);
 	RUN(one_address_is_not_another);
 	return 0;

@@ -137,6 +137,54 @@ static void a_child_does_not_write_to_its_parents(void)
 	close_sink();
 }
 
+/* What ENOMEM doesn't say: which of the device's limits it was. */
+static const char *why_no_queue_pair(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
+{
+	const char *line;
+
+	do { /* one line a second */
+		errno = 0;
+		CHECK(!ibv_create_qp(pd, init) && errno == ENOMEM);
+		line = next_line();
+	} while (!line[0]);
+	return line;
+}
+
+static void limits_are_named(void)
+{
+	enum { QPS = 16384, QPS_OF_A_CQ = 4096, QUEUES = QPS / QPS_OF_A_CQ + 1, CQS = 4096 };
+	static struct ibv_qp *qps[QPS];
+	static struct ibv_cq *cqs[CQS];
+	struct ibv_context *context = open_soft();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 1, .max_recv_wr = 1}};
+	const char *line;
+
+	open_sink();
+	for (int i = 0; i < CQS; i++)
+		CHECK((cqs[i] = ibv_create_cq(context, 1, NULL, NULL, 0)));
+	for (int i = 0; i < QPS; i++) {
+		init.send_cq = init.recv_cq = cqs[i / QPS_OF_A_CQ];
+		CHECK((qps[i] = ibv_create_qp(pd, &init)));
+		if (i == QPS_OF_A_CQ - 1)
+			CHECK(strstr(why_no_queue_pair(pd, &init), "4096 receive into its completion queue"));
+	}
+	init.send_cq = init.recv_cq = cqs[QUEUES - 1];
+	CHECK(strstr(why_no_queue_pair(pd, &init), "all 16384"));
+	do {
+		CHECK(!ibv_create_cq(context, 1, NULL, NULL, 0) && errno == ENOMEM);
+		line = next_line();
+	} while (!line[0]);
+	CHECK(strstr(line, "all 4096"));
+	close_sink();
+	for (int i = 0; i < QPS; i++)
+		CHECK_EQ(ibv_destroy_qp(qps[i]), 0);
+	for (int i = 0; i < CQS; i++)
+		CHECK_EQ(ibv_destroy_cq(cqs[i]), 0);
+	CHECK_EQ(ibv_dealloc_pd(pd), 0);
+	CHECK_EQ(ibv_close_device(context), 0);
+}
+
 int main(void)
 {
 	RUN(one_a_second_and_a_count);
@@ -144,5 +192,6 @@ int main(void)
 	RUN(a_full_pipe_stops_nobody);
 	RUN(a_full_standard_error_stops_nobody);
 	RUN(a_child_does_not_write_to_its_parents);
+	RUN(limits_are_named);
 	return 0;
 }

@@ -117,6 +117,7 @@ static void test_send(void)
 	CHECK_EQ(wc.status, IBV_WC_SUCCESS);
 	CHECK_EQ(wc.byte_len, GRH + 100);
 	CHECK_EQ(wc.wc_flags, IBV_WC_GRH);
+	CHECK_EQ(wc.sl, 8 | 2); /* RoCE v2, IPv4: programs take the header for what it is by this */
 	CHECK_EQ(wc.qp_num, b.qp->qp_num);
 	CHECK_EQ(wc.src_qp, a.qp->qp_num);
 	CHECK_EQ(b.buffer[GRH], 'a');

@@ -1,5 +1,8 @@
 """The state machine of a queue pair, and which attributes each step takes."""
 
+import contextlib
+import errno
+
 import pytest
 
 from rdmanet.verbs import (
@@ -370,6 +373,16 @@ def test_why_a_queue_pair_cannot_be_made(net):
     ):
         with pytest.raises(OSError, match=said):
             QP(net.pd, init_attr)
+
+
+@pytest.mark.embedded_only("a device of the kernel has as many as its adapter")
+def test_more_queue_pairs_than_there_can_be(net):
+    cq = net.side().cq
+    init_attr = QPInitAttr(cq, cq, QPCap(1, 1))
+    with contextlib.ExitStack() as stack, pytest.raises(OSError, match="16384 queue pairs .*log") as caught:
+        while True:
+            stack.enter_context(QP(net.pd, init_attr))
+    assert caught.value.errno == errno.ENOMEM
 
 
 def test_attributes_as_keywords(by_hand, net):

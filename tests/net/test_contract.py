@@ -160,6 +160,43 @@ async def test_all_addresses_of_both_families(net: Net):
         await client.until_received(1)
 
 
+@pytest.mark.embedded_only("a device of the kernel has a port space of its own")
+@pytest.mark.parametrize("host", [None, ""])
+async def test_all_addresses_beside_tcp(net: Net, host):
+    """TCP has the port on all addresses of both families, and so has RDMA, when it comes second."""
+
+    def tcp_protocol():
+        raise AssertionError("a connection by TCP")
+
+    tcp = await net.loop.create_server(tcp_protocol, "0.0.0.0", 0)
+    port = tcp.sockets[0].getsockname()[1]
+    tcp6 = await net.loop.create_server(tcp_protocol, "::", port)
+    server = await rdmanet.start_rdma_server(net.remember(Echo), host, port)
+    net.servers.append(server)
+    assert [sock.getsockname()[:2] for sock in server.sockets] == [("0.0.0.0", port), ("::", port)]
+    for loopback in ("127.0.0.1", "::1"):
+        _, client = await rdmanet.create_rdma_connection(net.remember(Recorder), loopback, port)
+        client.transport.write(b"x")
+        await client.until_received(1)
+    for one in (tcp, tcp6):
+        one.close()
+        await one.wait_closed()
+
+
+@pytest.mark.embedded_only("a device of the kernel has a port space of its own")
+async def test_all_addresses_or_none(net: Net):
+    """One of them is taken: the error says which, and why that may be. 0.0.0.0 is free again then."""
+    with socket.socket(socket.AF_INET6) as held:
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        held.bind(("::", 0))
+        port = held.getsockname()[1]
+        with pytest.raises(OSError, match=rf"\[::\]:{port}.*TCP listens first") as caught:
+            await rdmanet.start_rdma_server(Recorder, None, port)
+        assert caught.value.errno == errno.EADDRINUSE
+    server = await rdmanet.start_rdma_server(Recorder, None, port)
+    net.servers.append(server)
+
+
 @pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_a_wildcard_listens_on_loopback_too(net: Net):
     server = await rdmanet.start_rdma_server(net.remember(Echo), None, 0, family=socket.AF_INET)

@@ -107,6 +107,21 @@ async def test_a_servers_own_refusal_names_host_and_port(net: Net, monkeypatch):
     with pytest.raises(ConnectionRefusedError, match=re.escape(f"{HOST}:{port}") + " refuses"):
         await net.connect(port)
     net.complaint()
+@pytest.mark.embedded_only("a device of the kernel does not know of TCP's ports")
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_a_tcp_program_listens_there(net: Net, address):
+    """It is known for what it is, and hears nothing of us."""
+    with socket.create_server(
+        (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+    ) as tcp:
+        port = tcp.getsockname()[1]
+        where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        with pytest.raises(ConnectionRefusedError) as caught:
+            await rdmanet.open_rdma_connection(address, port, connect_timeout=60)
+        assert f"{where} answers, but not as rdmanet" in str(caught.value)
+        tcp.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            tcp.accept()
 
 
 async def test_a_name_that_does_not_resolve(net: Net):

@@ -69,6 +69,26 @@ def test_a_name_is_no_servers_port(stage, guarded):
     assert f"is taken by user {ATTACKER}" in server.finish()
 
 
+def test_a_name_that_was_taken_and_let_go(stage):
+    """The server has another name then: without any it would be taken for a TCP program, and nobody come."""
+    with_port = stage.start("port_holder", "127.0.0.1", "bind", user=VICTIM)
+    port = with_port.hear()["port"]
+    with_port.finish()
+    attacker = stage.start("name_taker", *names_of(port), user=ATTACKER)
+    assert attacker.hear()["has"] == len(NAMES)
+    server = stage.start("cm_server", "127.0.0.1", port, "the server", user=VICTIM)
+    assert server.hear()["port"] == port
+    attacker.finish()
+    for user in (None, VICTIM, ANOTHER):
+        client = stage.start("cm_client", user=user)
+        client.hear()
+        client.tell(to=["127.0.0.1", port], data=SECRET)
+        assert client.hear()["reply"] == "the server"
+        assert server.hear()["request"] == SECRET
+        client.finish()
+    assert f"is taken by user {ATTACKER}" in server.finish()
+
+
 def test_ten_thousand_names(stage, guarded):
     if shutil.which("prlimit") is None:
         unfit("there is no prlimit")

@@ -16,6 +16,7 @@ OBJECTS = [
     Path(_core.__file__),
     Path(credit.__file__),
     Path(rdmanet.__file__).parent / "soft" / "librdmanet_soft.so",
+    Path(rdmanet.__file__).parent / "soft" / "librdmanet_files.so",
 ]
 
 

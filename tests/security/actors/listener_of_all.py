@@ -4,6 +4,8 @@ import os
 import socket
 
 listener = socket.create_server(("127.0.0.1", 0))
+name = socket.socket(socket.AF_UNIX)
+name.bind(f"\0rdmanet-cm/::ffff:127.0.0.1/{listener.getsockname()[1]}")  # else it is a TCP program's
 say(port=listener.getsockname()[1])
 client = listener.accept()[0]
 say(heard=client.recv(4096).hex())
