@@ -21,7 +21,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-netns test-kernel check bench bench-quick bench-hosts count test-c test-asan fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help setup lock demo test test-netns test-kernel check bench bench-quick bench-crowd bench-hosts count test-c test-asan fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -138,6 +138,9 @@ bench: build ## measure against asyncio and uvloop sockets (about half an hour);
 
 bench-quick: build ## the same cases, short and few: does it run, roughly how fast
 	@$(py) -m benchmarks --quick $(ARGS)
+
+bench-crowd: build ## measure what a message costs beside 500 and 5,000 idle connections, against none
+	@$(py) -m benchmarks.crowd $(ARGS)
 
 bench-hosts: build ## measure the device between two hosts (network namespaces; root) against plain C over TCP
 	@$(py) -m benchmarks.hosts $(ARGS)

@@ -1899,6 +1899,7 @@ class StreamEngine:
     wakeups: int
     messages: int
     stale: int
+    polls: int
     shared_rings: list[SharedRing | None]
     @property
     def can_share(self) -> bool:

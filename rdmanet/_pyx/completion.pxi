@@ -300,6 +300,9 @@ cdef class CQ(Resource):
     cdef readonly Context context
     cdef readonly CompChannel channel
     cdef unsigned int unacked
+    cdef bint awake                 # the stream engine's: it polls it;
+    cdef int armed                  # it has armed it, and taken no event since;
+    cdef uint64_t last_hit          # which of its looks, by number, was the last that found something here
     cdef dict qps                   # QP number to weakref of the QP
     cdef PyObject *last_qp          # the one of the last completion, borrowed: QP.destroy() forgets it
     cdef uint32_t last_number

@@ -12,6 +12,12 @@
 #   * Sleeping: arm, then poll once more (a completion that came before the arming raises no event:
 #     ibv_req_notify_cq(3)), then wait for the channel's file descriptor.
 #
+# A pass costs what is busy, not what there is. A thousand connections have many completion queues, and of those only
+# the ones are polled that are awake. One that was armed, and polled once more in vain, is asleep: an event names it,
+# and makes it one of the awake again; so does a write, whose completion is to come. All go to sleep when the engine
+# does; while others keep that awake, one goes alone that had nothing while they were found to have something MISSED
+# times. Queues grow, each twice as large as the one before, so there are few to be named.
+#
 # Every wr_id is 20 bits of connection index, 16 of generation, 3 unused, 1 that says "a send", and 24
 # of slot or sequence number. A completion of an earlier generation is counted and dropped. The slots of shared rings
 # have SHARED_INDEX for an index, which no connection has, and the ring's number for a generation.
@@ -21,7 +27,12 @@ cdef enum:
     BATCH = 64                      # completions of one poll
     INDEX_SHIFT = 44
     STREAM_GENERATION_SHIFT = 28
-    STREAM_QUEUE = 4096             # completion queue entries asked for
+    STREAM_QUEUE = 4096             # completion queue entries asked for, of the first queue
+    STREAM_QUEUE_MOST = 65536       # and of any; the embedded device has no more queue pairs for one than fit that
+    MISSED = 1024                   # some milliseconds of traffic; going to sleep and being woken costs a few us
+    NOT_ARMED = 0
+    ARMED = 1
+    ARMED_AND_EMPTY = 2             # a look after the arming found nothing
     PATIENCE = 64                   # passes, of a batch each, that empty a queue of STREAM_QUEUE
     MAX_INLINE = 192
     SEND_BUFFERS_SPARE = 16         # connections on shared rings take turns at those
@@ -48,6 +59,10 @@ cdef class StreamEngine:
     cdef readonly PD pd
     cdef readonly CompChannel channel
     cdef readonly list cqs
+    cdef list awake                     # those of them that are polled; the others are armed, and will be named
+    cdef Py_ssize_t expected            # events of one wake-up: so many were awake when we went to sleep
+    cdef bint tired                     # one of the awake has missed too much
+    cdef uint64_t hits                  # looks that found something in a queue
     cdef list lost_cqs
     cdef list reserved                  # entries promised to connections, a number a queue
     cdef dict pools
@@ -62,7 +77,7 @@ cdef class StreamEngine:
     cdef StreamConnection delivering    # whose callback is running
     cdef object loop, call_soon, pass_method
     cdef Py_ssize_t blocked             # connections with bytes to send and no credit or slot
-    cdef bint in_pass, scheduled, armed, closed
+    cdef bint in_pass, scheduled, closed
     cdef bint lost                      # the device has failed: it will tell nothing any more
     cdef pid_t pid                      # a forked child touches nothing of its parent's
     cdef uint64_t tick
@@ -83,7 +98,7 @@ cdef class StreamEngine:
     cdef uint32_t behind_operations     # flags of what is posted while one-sided requests are in flight
 
     cdef watch_window window
-    cdef readonly uint64_t passes, sleeps, wakeups, messages, stale
+    cdef readonly uint64_t passes, sleeps, wakeups, messages, stale, polls
 
     def __cinit__(self, loop, Context context, busy_poll=None):
         cdef const uint32_t *vouched
@@ -91,6 +106,8 @@ cdef class StreamEngine:
         self.call_soon = loop.call_soon
         self.pass_method = self.pass_
         self.cqs = []
+        self.awake = []
+        self.expected = 1
         self.lost_cqs = []
         self.reserved = []
         self.pools = {}
@@ -153,10 +170,7 @@ cdef class StreamEngine:
         number = self.shared_rings.index(None) if None in self.shared_rings else len(self.shared_rings)
         ring = SharedRing(self, slot_bytes, data_slots, common, number)
         self.shared_rings[number:number + 1] = [ring]
-        self.cqs.append(ring.cq)
-        self.reserved.append(ring.cq.ptr.cqe)   # nobody else's
-        self.armed = False
-        self.wake()
+        self.add_queue(ring.cq, ring.cq.ptr.cqe)    # nobody else's
         return ring
 
     cdef int close_empty_rings(self) except -1:
@@ -168,9 +182,23 @@ cdef class StreamEngine:
                 self.shared_rings[number] = None
                 ring.close()
                 if ring.cq in self.cqs:
-                    del self.reserved[self.cqs.index(ring.cq)]
-                    self.cqs.remove(ring.cq)
+                    self.remove_queue(ring.cq)
                     ring.cq.close()
+        return 0
+
+    cdef int add_queue(self, CQ cq, Py_ssize_t reserved) except -1:
+        self.cqs.append(cq)
+        self.reserved.append(reserved)
+        # A new queue has to be armed before anything can be heard of it.
+        self.rouse(cq)
+        return self.wake()
+
+    cdef int remove_queue(self, CQ cq) except -1:
+        cdef Py_ssize_t at = self.cqs.index(cq)
+        del self.cqs[at], self.reserved[at]
+        if cq.awake:
+            self.awake.remove(cq)
+            cq.awake = False
         return 0
 
     @property
@@ -185,12 +213,11 @@ cdef class StreamEngine:
             if self.reserved[i] + entries <= (<CQ>self.cqs[i]).ptr.cqe:
                 self.reserved[i] += entries
                 return self.cqs[i]
-        self.cqs.append(CQ(self.pd.context, STREAM_QUEUE, self.channel))
-        self.reserved.append(entries)
-        # A new queue has to be armed before anything can be heard of it.
-        self.armed = False
-        self.wake()
-        return self.cqs[-1]
+        size = max([STREAM_QUEUE] + [min(2 * (<CQ>cq).ptr.cqe, STREAM_QUEUE_MOST) for cq in self.cqs])
+        size = max(min(size, self.pd.context.query_device().max_cqe), entries)
+        cq = CQ(self.pd.context, size, self.channel)
+        self.add_queue(cq, entries)
+        return cq
 
     def unreserve(self, CQ cq, entries):
         """The queue pair made on `cq` is gone, or never came to be."""
@@ -263,15 +290,16 @@ cdef class StreamEngine:
         cdef Py_ssize_t events = 0
         if self.pid != verbs.rn_pid:
             return False
-        # One event a queue is all that one arming gives. Should there be more, the descriptor stays
-        # readable; asking until there is none would cost a system call at each wake-up.
-        while events < max(1, len(self.cqs)) and (cq := self.channel.get_cq_event()) is not None:
+        # As many as there were busy queues, each of which an arming gives one. Should there be more, the descriptor
+        # stays readable; asking until there is none would cost a system call at each wake-up.
+        while events < self.expected and (cq := self.channel.get_cq_event()) is not None:
             events += 1
+            cq.armed = NOT_ARMED
+            self.rouse(cq)
             if cq.unacked >= ACK_BATCH:
                 cq.ack_rest()
         if events:
             self.wakeups += 1
-            self.armed = False
             self.look()
         return events > 0
 
@@ -285,7 +313,7 @@ cdef class StreamEngine:
         self.tick += 1
         try:
             if (
-                self.poll() == 0 and not self.ready and not self.dirty
+                self.poll() == 0 and self.awake and not self.ready and not self.dirty
                 and self.window.limit_ns and (self.window.ns or self.blocked)
             ):
                 self.spin()
@@ -294,6 +322,8 @@ cdef class StreamEngine:
             self.fail_all()
             if self.empty_rings:
                 self.close_empty_rings()
+            if self.tired:
+                self.send_to_bed()
             quiet = not (
                 self.ready or self.dirty or self.failed or self.keeping or self.completion_next < self.completion_count)
         except BaseException:
@@ -319,22 +349,66 @@ cdef class StreamEngine:
                 return self.wake()
         if self.scheduled:
             return 0
-        if not self.armed and not self.lost:
-            self.arm()
-            if self.poll() or self.failed:
+        if self.awake and not self.lost:
+            if self.arm(0) and (self.poll() or self.failed):
                 return self.wake()
+            self.expected = max(1, len(self.awake))
+            self.put_to_sleep(0)
         self.sleeps += 1
         self.window.slept = True
         return 0
 
-    cdef int arm(self) except -1:
+    cdef int rouse(self, CQ cq) except -1:
+        """Poll it from now on. One that is not ours (any more) is left alone."""
+        cq.last_hit = self.hits
+        if not cq.awake and cq in self.cqs:
+            cq.awake = True
+            self.awake.append(cq)
+        return 0
+
+    cdef int rouse_all(self) except -1:
         cdef CQ cq
-        cdef int rc
-        for cq in self.cqs.copy():
+        for cq in self.cqs:
+            self.rouse(cq)
+        return 0
+
+    cdef int arm(self, uint64_t missed) except -1:
+        """Those that are awake and have missed so many hits; returns how many were not armed yet.
+
+        One that is, as no event of it has been taken, needs no other arming: either that one stands, or its event waits
+        at the channel.
+        """
+        cdef CQ cq
+        cdef int rc, count = 0
+        for cq in self.awake.copy():
+            if cq.armed or self.hits - cq.last_hit < missed:
+                continue
             rc = verbs.rn_req_notify_cq(cq.ptr, 0)
             if rc < 0:
                 self.lose_queue(cq, OSError(-rc, f"ibv_req_notify_cq: {strerror(-rc).decode()}"))
-        self.armed = True
+            cq.armed = ARMED
+            count += 1
+        return count
+
+    cdef int put_to_sleep(self, uint64_t missed) except -1:
+        """Those that are armed, were found empty after that, and have missed so many hits."""
+        cdef CQ cq
+        cdef list awake = []
+        for cq in self.awake:
+            if cq.armed == ARMED_AND_EMPTY and self.hits - cq.last_hit >= missed:
+                cq.awake = False
+            else:
+                awake.append(cq)
+        self.awake = awake
+        return 0
+
+    cdef int send_to_bed(self) except -1:
+        """The ones that are empty while others are not: no pass is to look at them."""
+        self.tired = False
+        if not self.lost:
+            self.arm(MISSED)
+            self.poll()     # one that has something after all stays
+            self.put_to_sleep(MISSED)
         return 0
 
     cdef int spin(self) except -1:
@@ -356,18 +430,28 @@ cdef class StreamEngine:
         if self.completion_next < self.completion_count:
             total += self.completion_count - self.completion_next
             self.dispatch()
-        for cq in self.cqs:
+        if self.keeping:
+            total += self.dispatch_kept()
+        for cq in self.awake:
             if self.keeping:
                 total += self.dispatch_kept()
+            self.polls += 1
             n = verbs.rn_poll_cq(cq.ptr, BATCH, self.completions)
             if n < 0:
                 self.lose_queue(cq, OSError(-n, f"ibv_poll_cq: {strerror(-n).decode()}"))
                 return total + 1    # the other queues at the next look
             if n:
                 total += n
+                self.hits += 1
+                cq.last_hit = self.hits
                 self.completion_next = 0
                 self.completion_count = n
                 self.dispatch()
+            else:
+                if cq.armed == ARMED:
+                    cq.armed = ARMED_AND_EMPTY
+                if self.hits - cq.last_hit >= MISSED:
+                    self.tired = True
         return total
 
     def lose_queue(self, CQ cq, error):
@@ -375,8 +459,7 @@ cdef class StreamEngine:
         cdef StreamConnection connection
         if cq not in self.cqs:
             return
-        i = self.cqs.index(cq)
-        del self.cqs[i], self.reserved[i]
+        self.remove_queue(cq)
         self.lost_cqs.append(cq)
         for connection in self.connections:
             if connection.qp is not None and connection.qp.send_cq is cq:
@@ -385,6 +468,7 @@ cdef class StreamEngine:
     def lose_device(self):
         """The device has failed, and is not to be asked to tell of completions. What there is of them is taken yet."""
         self.lost = True
+        self.rouse_all()
 
     cdef int dispatch_kept(self) except -1:
         """What shared rings met while they took a connection's slots back comes before anything newer."""
@@ -489,6 +573,7 @@ cdef class StreamEngine:
         cdef bint drained
         if not self.failed:
             return 0
+        self.rouse_all()    # what the failed ones still have may be in a queue whose event has not been taken
         drained = self.poll() == 0
         for connection in list(self.failed):
             # Hearing of one's end may be that of others, too.
@@ -499,6 +584,7 @@ cdef class StreamEngine:
 
     def drain(self):
         """Take every completion that is there: before a disconnection is judged."""
+        self.rouse_all()
         while self.poll():
             pass
         self.wake()
@@ -528,12 +614,18 @@ cdef class StreamEngine:
             pass    # the application's memory regions are on it
 
     def stats(self):
-        """Counters since the engine began: how often it looked, slept, was woken, and for how much."""
+        """Counters since the engine began: how often it looked, slept, was woken, and for how much.
+
+        `queues` and `queues_awake` are of now: completion queues, and those of them that a pass polls.
+        """
         return {
             "passes": self.passes,
             "sleeps": self.sleeps,
             "wakeups": self.wakeups,
             "messages": self.messages,
+            "polls": self.polls,
+            "queues": len(self.cqs),
+            "queues_awake": len(self.awake),
             "stale_completions": self.stale,
             "window_ns": self.window.ns,
             "gap_ns": self.window.gap_ns,

@@ -101,6 +101,7 @@ cdef class StreamConnection:
     cdef readonly StreamEngine engine
     cdef readonly QP qp
     cdef verbs.ibv_qp *qp_c
+    cdef CQ queue                       # where its completions come
     cdef Ledger ledger
     cdef bint attached                  # has memory and a place in the engine
     cdef Chunk chunk
@@ -226,6 +227,7 @@ cdef class StreamConnection:
         cdef uint32_t slot
         self.qp = qp
         self.qp_c = qp.ptr
+        self.queue = qp.send_cq
         if self.shared is not None:
             self.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(self.wr_base >> INDEX_SHIFT))
             return
@@ -785,6 +787,8 @@ cdef class StreamConnection:
         if rc < 0:
             # Budgets make a full queue impossible; whatever it is, the connection cannot go on.
             self.fail(OSError(-rc, f"ibv_post_send: {strerror(-rc).decode()}"))
+        if not self.queue.awake:
+            self.engine.rouse(self.queue)
         return 0
 
     cdef int post_control(self, uint32_t kind, bytes body) except -1:
@@ -874,6 +878,7 @@ cdef class StreamConnection:
         check(verbs.rn_post_send(self.qp_c, wr, &bad), "ibv_post_send")
         self.log_entry_made(OPERATION, operation)
         self.operations += 1
+        self.engine.rouse(self.queue)
         self.engine.wake()
         return True
 
@@ -1103,6 +1108,7 @@ cdef class StreamConnection:
         self.reading = self.tell_drained = self.tell_flushed = self.news = False
         self.early = None
         self.qp_c = NULL
+        self.queue = None
         engine.expel(self)
         self._lose_operations()
         self.drop_references()

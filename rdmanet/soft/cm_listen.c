@@ -6,8 +6,9 @@
  * any that is lost.  In between the peer waits for the program, and nobody takes the request out of its hands.
  *
  * The last descriptors of the process are for the program, and for connections that are being made: whom accept() gives
- * one of those numbers is refused at once, with the reason, and is not waited for.  When there is none at all, a
- * spare one is given up for as long as that takes.
+ * one of those numbers is refused at once, with the reason, and is not waited for.  So many more are kept as links to
+ * the processes will take whose connections were accepted and that share no memory with us yet: who was let in must get
+ * on.  When there is none at all, a spare one is given up to tell a newcomer so, and his own is the next spare one.
  */
 #define _GNU_SOURCE
 #include "cm_wire.h"
@@ -24,6 +25,8 @@ enum {
 	ACCEPTS_PER_ROUND = 16,
 	BREATHE_MS = 100,
 	RESERVE_MAX = 32,
+	UNMET_MAX = 32,    /* that are counted */
+	LINK_DESCRIPTORS = 8, /* of a link to another process while it is made; five of them stay */
 	NO_STRANGER = -1,
 };
 
@@ -35,6 +38,18 @@ static void take_spare(void)
 {
 	if (spare < 0 && rn_guarded(RN_GUARD_RESERVE))
 		spare = rn_fd_own(eventfd(0, EFD_CLOEXEC));
+}
+
+/* If there is none any more, this one, of a connection that is over: between closing it and taking another somebody else
+ * might take the last number there is. */
+static void keep_spare(int fd)
+{
+	if (spare >= 0 || !rn_guarded(RN_GUARD_RESERVE)) {
+		rn_fd_close(fd);
+		return;
+	}
+	shutdown(fd, SHUT_RDWR);
+	spare = fd;
 }
 
 static bool give_spare(void)
@@ -65,15 +80,42 @@ bool rn_cm_has_descriptors(void)
 	return !none;
 }
 
+/* Processes of this host that have a connection here and will want a link, by the ports of their queue pairs; so many at
+ * most.  (One that has more than 256 queue pairs counts more than once: it was met long ago.) */
+static unsigned count_unmet(unsigned most)
+{
+	uint16_t ports[UNMET_MAX];
+	unsigned count = 0;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	for (struct rn_list *at = rn_cm_wires.next; at != &rn_cm_wires && count < most; at = at->next) {
+		uint16_t port = RN_OWNER(at, struct rn_wire, link)->asker_port;
+		bool is_counted = !port;
+
+		for (unsigned i = 0; i < count && !is_counted; i++)
+			is_counted = ports[i] == port;
+		if (!is_counted && !rn_peer_is_met(port))
+			ports[count++] = port;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return count;
+}
+
 /* The kernel gives the lowest free number, so all below are taken. */
 static bool is_of_reserve(int fd)
 {
 	struct rlimit files;
-	rlim_t reserve;
+	rlim_t quarter, reserve;
 
 	if (!rn_guarded(RN_GUARD_RESERVE) || getrlimit(RLIMIT_NOFILE, &files))
 		return false;
-	reserve = files.rlim_cur / 4 < RESERVE_MAX ? files.rlim_cur / 4 : RESERVE_MAX;
+	quarter = files.rlim_cur / 4;
+	reserve = quarter < RESERVE_MAX ? quarter : RESERVE_MAX;
+	if (quarter > UNMET_MAX * LINK_DESCRIPTORS)
+		quarter = UNMET_MAX * LINK_DESCRIPTORS;
+	if ((rlim_t)fd >= files.rlim_cur - reserve || (rlim_t)fd < files.rlim_cur - reserve - quarter)
+		return (rlim_t)fd >= files.rlim_cur - reserve;
+	reserve += (rlim_t)count_unmet((unsigned)(quarter / LINK_DESCRIPTORS)) * LINK_DESCRIPTORS;
 	return (rlim_t)fd >= files.rlim_cur - reserve;
 }
 
@@ -230,7 +272,7 @@ static bool accept_one(struct rn_cm_id *listener)
 		return errno != EAGAIN;
 	if (is_last) {
 		rn_cm_say_no(fd, RN_REJ_NO_RESOURCES);
-		rn_fd_close(fd);
+		keep_spare(fd);
 		warn_of_shortage(listener, "a newcomer is refused");
 		return true;
 	}

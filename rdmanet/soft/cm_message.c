@@ -362,6 +362,8 @@ static void on_req(struct rn_wire *wire, const struct req *req)
 		.retry_count = req->retry_count,
 		.rnr_retry_count = req->rnr_retry_count,
 	};
+	if (rn_gid_is_ours(&id->id.route.addr.addr.ibaddr.dgid))
+		wire->asker_port = (uint16_t)(id->terms.remote_qpn >> 8);
 	id->remote_ece = (struct ibv_ece){.vendor_id = be32toh(req->ece_vendor), .options = be32toh(req->ece_options)};
 
 	param = &event->event.param.conn;

@@ -115,6 +115,7 @@ struct rn_wire {
 	bool hangs_up; /* as soon as all is said */
 	uint16_t heard;   /* a bit per type of message: each comes once */
 	uint16_t watch_port; /* whose death is to be watched */
+	uint16_t asker_port; /* of the queue pair that it was asked for, as its peer on this host says; else 0 */
 	/* What both sides have said, the active one first; what it will say then. Without a secret: nothing. */
 	struct secret_hello hellos[2];
 	enum message_type request_type;

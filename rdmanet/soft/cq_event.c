@@ -290,6 +290,7 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 		return ENODEV;
 	if (unlikely(atomic_load_explicit(&cq->num_streams, memory_order_relaxed)))
 		rn_stream_arm(cq);
+	rn_own_moves();
 	if (channel)
 		rn_lock(&channel->lock);
 	rn_lock(&cq->lock);

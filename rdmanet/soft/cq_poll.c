@@ -52,6 +52,9 @@ static int poll_sends(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 		/* Only now are the slots free, of the unsignaled sends before it as well. */
 		atomic_store_explicit(&qp->sq_freed, cqe->sq_freed, memory_order_release);
 	}
+	/* From the front again: a large ring that is never full stays within a few lines. */
+	if (cq->head == cq->tail)
+		cq->head = cq->tail = 0;
 	return count;
 }
 
@@ -270,10 +273,12 @@ static int poll_or_look(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 
 	if (!count && unlikely(atomic_load_explicit(&cq->num_streams, memory_order_relaxed)) && rn_stream_poll(cq))
 		count = poll_all(cq, entries, wc);
-	if (count)
+	if (count) {
 		rn_order_by_peer();
-	else
+		rn_own_moves();
+	} else {
 		polled_nothing();
+	}
 	return count;
 }
 

@@ -123,6 +123,7 @@ static enum rn_wait find(struct rn_qp *qp)
 		return RN_WAIT_PEER;
 	}
 	view->peer = view->self ? NULL : qp->peer;
+	view->waiting = view->self ? NULL : &qp->notice;
 	view->owner = view->self ? rn_qps[view->index] : NULL; /* who waits for us before it goes */
 	view->count = &qp->count;
 	view->source_qpn = qp->ex.qp_base.qp_num;

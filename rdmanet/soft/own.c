@@ -13,7 +13,7 @@
 #include "pool_ring.h"
 #include "srq.h"
 
-enum { LOOK_MS = 1000, QPS_PER_LOOK = 1024 };
+enum { LOOK_MS = 1000, DOUBLINGS = 5, QPS_PER_LOOK = 1024 };
 
 struct rn_qp_block *_Atomic rn_theirs[RN_QPS_MAX];
 struct rn_qp_block rn_own_qps[RN_QPS_MAX];
@@ -21,8 +21,10 @@ struct rn_pool_block rn_own_pools[RN_POOLS_MAX];
 struct rn_own_cq rn_own_cqs[RN_CQS_MAX];
 _Atomic uint32_t rn_own_ports[RN_PORTS_MAX];
 
-/* Guards the arena's copy of the key table. Innermost. */
+/* Guards the arena's copy of the key table, and the next. Innermost. */
 static struct rn_lock keys_lock;
+/* The entries that were told of, but for those that were seen to be no longer valid: few of many. */
+static uint64_t keys[RN_MRS_MAX / 64];
 
 /* --- telling ----------------------------------------------------------------------------------------------- */
 
@@ -60,6 +62,7 @@ unsigned rn_own_tell_mr(uint32_t index)
 	unsigned differed;
 
 	rn_lock(&keys_lock);
+	keys[index / 64] |= 1ull << index % 64;
 	differed = tell(&rn_arena_mrs(rn_arena)[index], &rn_mr_table[index],
 			offsetof(struct rn_mr_entry, last));
 	rn_unlock(&keys_lock);
@@ -85,15 +88,30 @@ uint32_t rn_own_locate(uint32_t qpn)
 
 /* --- looking ------------------------------------------------------------------------------------------------- */
 
+/* If it isn't valid, in which case it is told of before it is again. */
+static void forget_key(uint32_t index)
+{
+	rn_lock(&keys_lock);
+	if (!atomic_load(&rn_mr_table[index].key))
+		keys[index / 64] &= ~(1ull << index % 64);
+	rn_unlock(&keys_lock);
+}
+
 /* Windows are left alone: their peers may take them away in the arena. */
 static unsigned tell_regions(void)
 {
 	unsigned differed = 0;
 
-	for (uint32_t i = 0; i < RN_MRS_MAX; i++)
-		if (atomic_load_explicit(&rn_mr_table[i].key, memory_order_acquire) &&
-		    READ_ONCE(rn_mr_table[i].access) & RN_ACCESS_LOCAL)
-			differed += rn_own_tell_mr(i);
+	for (uint32_t at = 0; at < RN_MRS_MAX / 64; at++) {
+		for (uint64_t left = READ_ONCE(keys[at]); left; left &= left - 1) {
+			uint32_t index = at * 64 + __builtin_ctzll(left);
+
+			if (!atomic_load_explicit(&rn_mr_table[index].key, memory_order_acquire))
+				forget_key(index);
+			else if (READ_ONCE(rn_mr_table[index].access) & RN_ACCESS_LOCAL)
+				differed += rn_own_tell_mr(index);
+		}
+	}
 	return differed;
 }
 
@@ -117,16 +135,16 @@ static unsigned tell_qps(bool all)
 	return differed;
 }
 
-void rn_own_look(void)
+void rn_own_look(bool all)
 {
 	unsigned differed = 0;
 
 	pthread_mutex_lock(&rn_world);
 	if (rn_arena && rn_guarded(RN_GUARD_OWN_FACTS)) {
 		differed = rn_own_tell_head() + tell_regions();
-		differed += tell_qps(differed);
-		differed += rn_pool_look_after_all(differed);
-		differed += rn_cq_look_after_all(differed);
+		differed += tell_qps(all || differed);
+		differed += rn_pool_look_after_all(all || differed);
+		differed += rn_cq_look_after_all(all || differed);
 		rn_srq_attend_all();
 	}
 	pthread_mutex_unlock(&rn_world);
@@ -134,30 +152,73 @@ void rn_own_look(void)
 		rn_warn(RN_WARN_ARENA, "a process of this user wrote over %u of our own words: set right again", differed);
 }
 
-static void look(struct rn_timer *timer)
+/* --- when ---------------------------------------------------------------------------------------------------- */
+
+_Atomic uint32_t rn_own_quiet;
+
+static void look(struct rn_timer *timer);
+static struct rn_timer watch = {.fire = look};
+static struct rn_lock watch_lock; /* guards the next, and the setting of the timer */
+static bool is_watching;
+
+uint64_t rn_own_pause_ns(uint32_t quiet)
 {
-	rn_own_look();
-	rn_timer_set(timer, LOOK_MS * 1000000ull);
+	return LOOK_MS * 1000000ull << (quiet < DOUBLINGS ? quiet : DOUBLINGS);
 }
 
-static struct rn_timer watch = {.fire = look};
-static _Atomic bool is_watching;
+/* With the lock held. */
+static void look_after(uint32_t quiet)
+{
+	if (is_watching)
+		rn_timer_set(&watch, rn_own_pause_ns(quiet));
+}
+
+static void look(struct rn_timer *timer)
+{
+	(void)timer;
+	rn_own_look(atomic_load(&rn_own_quiet) >= DOUBLINGS);
+	rn_lock(&watch_lock);
+	look_after(atomic_fetch_add(&rn_own_quiet, 1));
+	rn_unlock(&watch_lock);
+}
+
+/* A pause of a second goes on, so that those who move on don't put it off. */
+void rn_own_moved_again(void)
+{
+	rn_lock(&watch_lock);
+	if (atomic_exchange(&rn_own_quiet, 0) > 1)
+		look_after(0);
+	rn_unlock(&watch_lock);
+}
 
 void rn_own_watch(void)
 {
-	if (!atomic_exchange(&is_watching, true))
-		rn_timer_set(&watch, LOOK_MS * 1000000ull);
+	bool was_watching;
+
+	rn_lock(&watch_lock);
+	was_watching = is_watching;
+	is_watching = true;
+	if (!was_watching)
+		look_after(0);
+	rn_unlock(&watch_lock);
+	rn_own_moves();
 }
 
 void rn_own_close(void)
 {
+	rn_lock(&watch_lock);
+	is_watching = false;
+	rn_unlock(&watch_lock);
 	rn_timer_cancel(&watch);
-	atomic_store(&is_watching, false);
+	atomic_store(&rn_own_quiet, 0);
 }
 
 void rn_own_forked(void)
 {
 	watch = (struct rn_timer){.fire = look};
-	atomic_store(&is_watching, false);
+	watch_lock = (struct rn_lock){0};
+	is_watching = false;
+	atomic_store(&rn_own_quiet, 0);
 	keys_lock = (struct rn_lock){0};
+	memset(keys, 0, sizeof(keys));
 }

@@ -18,6 +18,9 @@
  * ports, a CQ's channel, a memory key.  And some that we share with everybody (a CQ's arming and dirty bits, a pool's
  * head) would, scribbled over, leave us asleep though there are completions.  So once the arena has been given to
  * another process, the engine looks at all of that once a second, and sets right what is wrong.
+ *
+ * Who does nothing has little to lose: while no completion is polled, no CQ armed and nobody let in, each pause is
+ * twice the one before, up to half a minute, and then a look sees all that there is.
  */
 #ifndef RDMANET_SOFT_OWN_H
 #define RDMANET_SOFT_OWN_H
@@ -71,8 +74,19 @@ unsigned rn_own_tell_head(void);
 
 /* Another process has been given the arena: from here on look after it. On the engine. */
 void rn_own_watch(void);
-/* One such look. On the engine, or where there is none. */
-void rn_own_look(void);
+/* One such look, at some of what there is much of, or at all. On the engine, or where there is none. */
+void rn_own_look(bool all);
+/* The looks since anything moved here. */
+extern _Atomic uint32_t rn_own_quiet;
+/* The pause before the next look, after so many. */
+uint64_t rn_own_pause_ns(uint32_t quiet);
+void rn_own_moved_again(void);
+/* Something moves: completions are polled, or a CQ is armed. Without locks. */
+static inline void rn_own_moves(void)
+{
+	if (__builtin_expect(atomic_load_explicit(&rn_own_quiet, memory_order_relaxed) != 0, 0))
+		rn_own_moved_again();
+}
 void rn_own_close(void); /* the engine may stop */
 void rn_own_forked(void);
 

@@ -118,11 +118,57 @@ void rn_process_notify(struct process *process, enum rn_notice_why why)
 	rn_process_let_go(process);
 }
 
+static void waiting_unlink(struct rn_notice *notice)
+{
+	if (!notice->waiting)
+		return;
+	*notice->waiting = notice->next_waiting;
+	if (notice->next_waiting)
+		notice->next_waiting->waiting = notice->waiting;
+	notice->waiting = NULL;
+}
+
+void rn_process_await(struct process *process, struct rn_notice *notice)
+{
+	if (!notice || !notice->link || notice->waiting)
+		return;
+	notice->next_waiting = process->waiting;
+	if (notice->next_waiting)
+		notice->next_waiting->waiting = &notice->next_waiting;
+	notice->waiting = &process->waiting;
+	process->waiting = notice;
+}
+
+/* Those that wait again meanwhile are on the process's list, and their turn comes with the next segment. */
+void rn_process_tell_waiting(struct process *process)
+{
+	struct rn_notice *told = process->waiting;
+
+	process->waiting = NULL;
+	if (told)
+		told->waiting = &told;
+	process->peers_count++; /* it stays */
+	while (told) {
+		struct rn_notice *notice = told;
+		struct peer *peer = PEER(notice->peer);
+
+		waiting_unlink(notice);
+		peer->refs++;
+		rn_callback_begin(notice);
+		notice->run(notice, &peer->rn, RN_SEGMENT_READY);
+		rn_callback_end();
+		rn_peer_put_locked(peer);
+	}
+	process->peers_count--;
+	rn_process_let_go(process);
+}
+
 void rn_peer_subscribe(struct rn_peer *rn_peer, struct rn_notice *notice)
 {
 	notice->peer = rn_peer;
 	notice->round = 0;
 	notice->link = NULL;
+	notice->waiting = NULL;
 	if (atomic_load(&rn_peer->state) == RN_PEER_SELF)
 		return; /* nothing ever happens to it */
 	pthread_mutex_lock(&rn_peers.lock);
@@ -137,6 +183,7 @@ void rn_peer_unsubscribe(struct rn_notice *notice)
 	pthread_mutex_lock(&rn_peers.lock);
 	if (notice->link)
 		notice_unlink(PEER(notice->peer), notice);
+	waiting_unlink(notice);
 	rn_callback_settle(notice);
 	notice->peer = NULL;
 	pthread_mutex_unlock(&rn_peers.lock);
@@ -397,6 +444,18 @@ bool rn_peer_is_mutual(struct rn_peer *rn_peer)
 	is_mutual = PEER(rn_peer)->process->served_count > 0;
 	pthread_mutex_unlock(&rn_peers.lock);
 	return is_mutual;
+}
+
+bool rn_peer_is_met(uint16_t number)
+{
+	bool is = rn_port_is_mine(number);
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (struct peer *peer = rn_peers.peers; peer && !is; peer = peer->next)
+		is = peer->rn.port == number && atomic_load(&peer->rn.state) == RN_PEER_READY &&
+		     peer->process->served_count;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return is;
 }
 
 /* --- for the connection manager ----------------------------------------------------------------- */

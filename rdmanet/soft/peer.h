@@ -55,14 +55,18 @@ void rn_peers_start(void);
 struct rn_peer *rn_peer_get(uint16_t port);
 void rn_peer_put(struct rn_peer *);
 
+struct rn_notice;
+
 /*
- * The peer's segment: its base and size, when it is MAPPED.  When it is ASKED for, a notice SEGMENT_READY comes (also
- * when the owner says there is none: look at the key again then).  A LOST one could not be mapped, three times:
- * reach it another way.  Valid until rn_segment_withdrawn: an owner takes it back when no queue pair can be inside
- * any more, but a lying one whenever it likes.
+ * The peer's segment: its base and size, when it is MAPPED.  When it is ASKED for, `waiting` (subscribed to the peer, or
+ * NULL) is told SEGMENT_READY, once, and nobody else is (also when it is another segment, or the owner says there is
+ * none: look again then).  A LOST one could not be mapped, three times: reach it another way.  Valid until
+ * rn_segment_withdrawn: an owner takes it back when no queue pair can be inside any more, but a lying one whenever it
+ * likes.
  */
 enum rn_segment_way { RN_SEGMENT_MAPPED, RN_SEGMENT_ASKED, RN_SEGMENT_LOST };
-enum rn_segment_way rn_peer_segment(struct rn_peer *, uint32_t segment_id, char **base, size_t *size);
+enum rn_segment_way rn_peer_segment(struct rn_peer *, uint32_t segment_id, char **base, size_t *size,
+				    struct rn_notice *waiting);
 
 /* One write to that completion channel's eventfd: now (true), or one for all when its descriptor has come. */
 bool rn_peer_signal(struct rn_peer *, uint32_t channel_id);
@@ -72,14 +76,15 @@ bool rn_peer_signal(struct rn_peer *, uint32_t channel_id);
 enum rn_notice_why {
 	RN_LINK_READY,
 	RN_LINK_FAILED, /* nobody has the port, or it refused us */
-	RN_SEGMENT_READY,
-	RN_PEER_DIED, /* after LINK_READY only; state is DEAD */
+	RN_SEGMENT_READY, /* to those only that wait for one: rn_peer_segment */
+	RN_PEER_DIED,     /* after LINK_READY only; state is DEAD */
 };
 
 struct rn_notice {
 	void (*run)(struct rn_notice *, struct rn_peer *, enum rn_notice_why);
 	struct rn_peer *peer; /* peer.c's from here on */
 	struct rn_notice *next, **link;
+	struct rn_notice *next_waiting, **waiting; /* of those that wait for a segment; NULL: it doesn't */
 	unsigned round;
 };
 
@@ -109,6 +114,8 @@ void rn_reply_cancel(struct rn_reply *); /* nothing when answered; the request i
 /* To a peer whose link has failed: our queue pair's requests to its queue pair come by TCP. Nothing where there is no
  * link to its process; anew: try to make one, for the next time. */
 void rn_peer_tell_stream(struct rn_peer *, uint32_t our_qpn, uint32_t its_qpn, bool anew);
+/* Is it ours, or the one who has this port linked to us, as we are to it? What that takes has been taken. */
+bool rn_peer_is_met(uint16_t port);
 /* Is its process linked to us, as we are to it? Of a peer that is READY. */
 bool rn_peer_is_mutual(struct rn_peer *);
 /* Has a process that may map us said so of its queue pair and ours? */

@@ -317,7 +317,7 @@ void rn_segments_ask(struct rn_timer *timer)
 		rn_timer_set(timer, next_ns - now);
 		process->asks_again = true;
 	}
-	rn_process_notify(process, RN_SEGMENT_READY);
+	rn_process_tell_waiting(process);
 	pthread_mutex_unlock(&rn_peers.lock);
 }
 
@@ -337,7 +337,7 @@ static void on_segment(struct process *process)
 	} else {
 		segment_failed(process, segment);
 	}
-	rn_process_notify(process, RN_SEGMENT_READY);
+	rn_process_tell_waiting(process);
 }
 
 /* The owner says that nobody is in it, but we can't take its word for that: nobody finds it from here on, and those
@@ -360,7 +360,7 @@ static void on_gone_segment(struct process *process)
 		pthread_mutex_lock(&rn_peers.lock);
 		rn_unmap(base, size);
 	}
-	rn_process_notify(process, RN_SEGMENT_READY); /* or who waits for it would wait on */
+	rn_process_tell_waiting(process); /* or who waits for it would wait on */
 }
 
 /* --- channels ----------------------------------------------------------------------------------- */
@@ -544,7 +544,8 @@ static void *find_segment(struct process *process, uint32_t id, size_t *size)
 	return NULL;
 }
 
-enum rn_segment_way rn_peer_segment(struct rn_peer *rn_peer, uint32_t id, char **base, size_t *size)
+enum rn_segment_way rn_peer_segment(struct rn_peer *rn_peer, uint32_t id, char **base, size_t *size,
+				    struct rn_notice *waiting)
 {
 	struct process *process;
 	struct segment *segment;
@@ -563,6 +564,8 @@ enum rn_segment_way rn_peer_segment(struct rn_peer *rn_peer, uint32_t id, char *
 		if (segment && !segment->asked && segment->again_ns <= rn_now_ns())
 			segment_ask(process, segment);
 		is_lost = !segment || segment->tries >= MAP_TRIES;
+		if (!is_lost)
+			rn_process_await(process, waiting);
 	}
 	pthread_mutex_unlock(&rn_peers.lock);
 	return *base ? RN_SEGMENT_MAPPED : is_lost ? RN_SEGMENT_LOST : RN_SEGMENT_ASKED;

@@ -5,7 +5,8 @@
  *     stranger -- HELLO --> challenged -- PROOF --> served
  *
  * A stranger has a socket, and who is challenged a memfd beside it.  The latter is a process that we may trace, and
- * that has to read one name: more than CHALLENGED_MAX of them at a time are none of ours, and the eldest leaves.
+ * that has to read one name: more than CHALLENGED_MAX of them at a time are none of ours, and the eldest leaves.  For
+ * newcomers without a descriptor it need not leave at once, as who says nothing: a connection may stand on this link.
  */
 #define _GNU_SOURCE
 #include "own.h"
@@ -275,7 +276,7 @@ static void on_by_stream(struct served *served)
 static void served_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct served *served = RN_OWNER(source, struct served, source);
-	bool serve = true;
+	bool serve = true, has_introduced_itself = false;
 
 	pthread_mutex_lock(&rn_peers.lock);
 	if (epoll_events & EPOLLOUT)
@@ -292,7 +293,7 @@ static void served_ready(struct rn_source *source, uint32_t epoll_events)
 		if (is_challenged(served)) {
 			serve = on_proof(served);
 		} else if (!served->process) {
-			serve = on_hello(served);
+			serve = has_introduced_itself = on_hello(served);
 		} else if (rn_inbox.message.type == WANT_SEGMENT) {
 			on_want_segment(served);
 		} else if (rn_inbox.message.type == WANT_CHANNEL) {
@@ -309,6 +310,8 @@ static void served_ready(struct rn_source *source, uint32_t epoll_events)
 		rn_served_close(served);
 out:
 	pthread_mutex_unlock(&rn_peers.lock);
+	if (has_introduced_itself)
+		rn_stranger_add(&served->stranger, RN_STRANGER_KNOWN); /* others may leave for it: without the lock */
 }
 
 static void served_silent(struct rn_timer *timer)
@@ -359,8 +362,10 @@ void rn_served_new(int fd)
 		rn_timer_set_ms(&served->timer, rn_settings.silence_ms);
 	}
 	pthread_mutex_unlock(&rn_peers.lock);
-	if (served)
-		rn_stranger_add(&served->stranger, RN_STRANGER_SILENT); /* others may leave for it: without the lock */
+	if (!served)
+		return;
+	rn_stranger_add(&served->stranger, RN_STRANGER_SILENT); /* others may leave for it: without the lock */
+	served_ready(&served->source, 0);                       /* its HELLO is mostly there already */
 }
 
 bool rn_peer_said_stream(uint32_t its_qpn, uint32_t our_qpn)

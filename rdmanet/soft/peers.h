@@ -181,6 +181,7 @@ struct process {
 	bool dead;
 	unsigned peers_count, served_count; /* idle without peers, freed when it has neither */
 	struct peer *peers;
+	struct rn_notice *waiting; /* for a segment: a few of all that there are */
 	struct link *link; /* NULL: it is only served */
 	struct rn_source pidfd;
 	struct rn_timer idle;
@@ -339,6 +340,9 @@ void rn_callback_settle(void *object);
 
 void rn_peer_notify(struct peer *peer, enum rn_notice_why why);
 void rn_process_notify(struct process *process, enum rn_notice_why why);
+/* Wait for a segment: once, and nothing for who isn't subscribed.  Tell all that do. */
+void rn_process_await(struct process *process, struct rn_notice *notice);
+void rn_process_tell_waiting(struct process *process);
 void rn_peer_put_locked(struct peer *peer);
 void rn_peer_unlist(struct peer *peer);
 /* The known one, or a new one; NULL when out of memory. Takes the pidfd. On the engine. */

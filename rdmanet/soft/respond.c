@@ -39,7 +39,7 @@ static enum reach map_segment(struct rn_view *view, uint32_t segment, uint64_t o
 		size_t size;
 		char *base;
 
-		switch (rn_peer_segment(view->peer, segment, &base, &size)) {
+		switch (rn_peer_segment(view->peer, segment, &base, &size, view->waiting)) {
 		case RN_SEGMENT_MAPPED:
 			break;
 		case RN_SEGMENT_ASKED:

@@ -43,6 +43,7 @@ struct rn_view {
 	uint32_t source_qpn; /* the requester's */
 	uint32_t qpn;        /* the responder's own */
 	struct rn_peer *peer;       /* whose arena it is; NULL: this process's */
+	struct rn_notice *waiting;  /* told when a segment of the peer's has come; NULL: who waits looks by itself */
 	struct rn_counters *count;  /* of whoever looks */
 	uint32_t generation;
 	char *arena;

@@ -728,6 +728,63 @@ static void who_is_not_mapped_is_told(void)
 	close_device(context);
 }
 
+/* Of a thousand that know the owner of a segment one waits for it: that one is told, and none of the others is called. */
+static void a_segment_is_news_to_who_waits(void)
+{
+	enum { MANY = 1000, PATIENT = 700 };
+	struct ibv_context *context = open_device();
+	int server = listen_by_hand(), memory = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING), fd;
+	static struct witness crowd[MANY];
+	struct witness *patient = &crowd[PATIENT];
+	struct wire_words words;
+	struct witness witness;
+	struct rn_peer *peer = get(own_port(), &witness);
+	size_t size = 0;
+	char *base = NULL;
+
+	fd = accept4(server, NULL, NULL, SOCK_CLOEXEC);
+	CHECK(memory >= 0 && !ftruncate(memory, 8192));
+	CHECK(!fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL));
+	CHECK(wire_challenge(fd));
+	wire_welcome(fd, memory, 8192);
+	EVENTUALLY(witness.ready == 1);
+	for (int i = 0; i < MANY; i++) {
+		crowd[i] = (struct witness){.notice.run = note};
+		rn_peer_subscribe(peer, &crowd[i].notice);
+	}
+	/* The last is for one who has gone meanwhile. */
+	for (uint32_t id = 1; id <= 3; id++) {
+		struct witness *waits = id == 3 ? &crowd[0] : patient;
+
+		CHECK(rn_peer_segment(peer, id, &base, &size, &waits->notice) == RN_SEGMENT_ASKED);
+		CHECK(rn_peer_segment(peer, id, &base, &size, &waits->notice) == RN_SEGMENT_ASKED);
+		CHECK(wire_hear(fd, &words, NULL) == sizeof words.message && words.message.type == WIRE_WANT_SEGMENT);
+		CHECK(words.message.value == id);
+		if (id == 3)
+			rn_peer_unsubscribe(&crowd[0].notice);
+		words = wire_words(WIRE_SEGMENT, id);
+		words.message.size = 8192;
+		CHECK(wire_say(fd, &words, sizeof words.message, memory) == sizeof words.message);
+		if (id < 3)
+			EVENTUALLY(patient->segments == (int)id);
+		EVENTUALLY(rn_peer_segment(peer, id, &base, &size, NULL) == RN_SEGMENT_MAPPED && size == 8192);
+	}
+	CHECK(patient->segments == 2 && witness.segments == 0);
+	for (int i = 0; i < MANY; i++)
+		CHECK(i == PATIENT || crowd[i].segments == 0);
+	close(fd);
+	EVENTUALLY(witness.died == 1);
+	for (int i = 1; i < MANY; i++) {
+		EVENTUALLY(crowd[i].died == 1);
+		rn_peer_unsubscribe(&crowd[i].notice);
+	}
+	CHECK(crowd[0].died == 0);
+	put(peer, &witness);
+	close(memory);
+	close(server);
+	close_device(context);
+}
+
 /* Any message, with or without a descriptor. */
 static void send_nonsense(int fd, unsigned *seed)
 {
@@ -798,7 +855,8 @@ static void nonsense_does_no_harm(void)
 		answered = 1;
 		for (int i = 0; i < 300; i++) {
 			if (i % 10 == 0) {
-				CHECK(rn_peer_segment(peer, (uint32_t)i / 10 % 4, &base, &size) != RN_SEGMENT_MAPPED);
+				CHECK(rn_peer_segment(peer, (uint32_t)i / 10 % 4, &base, &size, &witness.notice) !=
+				      RN_SEGMENT_MAPPED);
 				rn_peer_signal(peer, (uint32_t)i / 10 % 4);
 			}
 			if (i == 100)
@@ -842,6 +900,7 @@ int main(int argc, char **argv)
 	RUN(who_is_challenged_may_not_wait);
 	RUN(who_is_not_mapped_is_told);
 	RUN(unsealed_memory_is_refused);
+	RUN(a_segment_is_news_to_who_waits);
 	RUN(nonsense_does_no_harm);
 	CHECK(rn_fd_count() == 0);
 	CHECK(shared_mappings() == 0);

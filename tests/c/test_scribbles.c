@@ -220,7 +220,7 @@ static void test_keys(void)
 	entry = &rn_arena_mrs(rn_arena)[rn_mr_index(a.mr->lkey)];
 	for (size_t at = 0; at < sizeof(*entry); at += 4) {
 		scribble_words((char *)entry + at, 4, hurtful[at / 4 % HURTFUL]);
-		rn_own_look();
+		rn_own_look(false);
 		expect_message(&a, &client, message++);
 	}
 	close_receiver();
@@ -260,7 +260,7 @@ static void test_channel(void)
 		/* and while we sleep. */
 		CHECK_EQ(ibv_req_notify_cq(a.cq, 0), 0);
 		block_of_cq()->channel = hurtful[i];
-		rn_own_look();
+		rn_own_look(false);
 		CHECK_EQ(ask_to_send(&client), IBV_WC_SUCCESS);
 		expect_cq_event();
 		expect(a.cq, message++, IBV_WC_SUCCESS);
@@ -279,7 +279,7 @@ static void test_arming(void)
 		CHECK_EQ(ibv_req_notify_cq(a.cq, i % 2), 0);
 		atomic_store(&block_of_cq()->armed, hurtful[i]);
 		CHECK_EQ(ask_to_send(&client), IBV_WC_SUCCESS);
-		rn_own_look();
+		rn_own_look(false);
 		expect_cq_event();
 		expect(a.cq, message++, IBV_WC_SUCCESS);
 		while (readable(a.channel->fd, 0))
@@ -287,8 +287,8 @@ static void test_arming(void)
 	}
 	/* All as it should be, there is nothing to tell, however often one looks. */
 	CHECK_EQ(ibv_req_notify_cq(a.cq, 0), 0);
-	rn_own_look();
-	rn_own_look();
+	rn_own_look(false);
+	rn_own_look(false);
 	CHECK(!readable(a.channel->fd, 0));
 	CHECK_EQ(ask_to_send(&client), IBV_WC_SUCCESS);
 	expect_cq_event();
@@ -310,7 +310,7 @@ static void test_dirty_bits(void)
 	for (unsigned i = 0; i < RN_CQ_QPS_MAX / 64; i++)
 		atomic_store(&block_of_cq()->dirty[i], 0);
 	expect_nothing(a.cq);
-	rn_own_look();
+	rn_own_look(false);
 	expect_cq_event();
 	expect(a.cq, 1, IBV_WC_SUCCESS);
 	close_receiver();
@@ -326,8 +326,8 @@ static void test_token_taken(void)
 	CHECK_EQ(ask_to_send(&client), IBV_WC_SUCCESS);
 	CHECK(readable(a.channel->fd, LIMIT_MS));
 	CHECK_EQ(read(a.channel->fd, &token, sizeof(token)), (ssize_t)sizeof(token)); /* as a peer can */
-	rn_own_look();
-	rn_own_look();
+	rn_own_look(false);
+	rn_own_look(false);
 	expect_cq_event();
 	expect(a.cq, 0, IBV_WC_SUCCESS);
 	close_receiver();
@@ -349,6 +349,60 @@ static void test_made_to_wait(void)
 	CHECK_EQ(ibv_get_cq_event(a.channel, &cq, &context), -1);
 	CHECK_EQ(errno, EAGAIN);
 	expect(a.cq, 0, IBV_WC_SUCCESS);
+	close_receiver();
+}
+
+/* --- looking less often ----------------------------------------------------------------------------------- */
+
+/* Who does nothing is looked after less and less often, though always; whoever begins again, as before. */
+static void test_pauses(void)
+{
+	enum { LONG = 9 };
+	struct ibv_wc wc;
+
+	CHECK_EQ(rn_own_pause_ns(0), 1000000000);
+	for (uint32_t quiet = 0; quiet < 100; quiet++) {
+		CHECK(rn_own_pause_ns(quiet) <= rn_own_pause_ns(quiet + 1));
+		CHECK(rn_own_pause_ns(quiet) <= 32 * 1000000000ull);
+	}
+	CHECK(rn_own_pause_ns(LONG) >= 16 * 1000000000ull);
+	open_receiver();
+	connect_over(&a, client.fd);
+	rn_own_quiet = LONG;
+	CHECK_EQ(ibv_poll_cq(a.cq, 1, &wc), 0);
+	CHECK_EQ(rn_own_quiet, LONG); /* to look in vain is nothing */
+	CHECK_EQ(ibv_req_notify_cq(a.cq, 0), 0);
+	CHECK_EQ(rn_own_quiet, 0);
+	CHECK_EQ(ask_to_send(&client), IBV_WC_SUCCESS);
+	rn_own_quiet = LONG;
+	expect(a.cq, 0, IBV_WC_SUCCESS);
+	CHECK_EQ(rn_own_quiet, 0);
+	close_receiver();
+}
+
+/* In pauses that long a look sees all that there is, however much: the first ones see some of it. */
+static void test_look_at_all(void)
+{
+	enum { MANY = 1500 };
+	static struct ibv_qp *crowd[MANY];
+	struct rn_qp *last;
+
+	open_receiver();
+	connect_over(&a, client.fd);
+	for (int i = 0; i < MANY; i++) {
+		struct ibv_qp_init_attr init = {.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1},
+						.send_cq = a.cq, .recv_cq = a.cq, .qp_type = IBV_QPT_RC};
+
+		crowd[i] = ibv_create_qp(a.pd, &init);
+		CHECK(crowd[i]);
+	}
+	last = rn_qp(crowd[MANY - 1]);
+	rn_own_look(true);
+	rn_arena_qp(rn_arena, last->index)->pd = 0x5eed;
+	rn_own_look(true);
+	CHECK_EQ(rn_arena_qp(rn_arena, last->index)->pd, last->own->pd);
+	for (int i = 0; i < MANY; i++)
+		CHECK_EQ(ibv_destroy_qp(crowd[i]), 0);
 	close_receiver();
 }
 
@@ -419,11 +473,11 @@ static void test_pool_words(void)
 	expect_all_receives(&client);
 	for (size_t at = 0; at < sizeof(struct rn_pool_block); at += 4) {
 		scribble_words((char *)rn_pool_block(pool) + at, 4, hurtful[at / 4 % HURTFUL]);
-		rn_own_look();
+		rn_own_look(false);
 		expect_all_receives(&client);
 	}
 	atomic_store(&rn_pool_block(pool)->head, atomic_load(&rn_pool_block(pool)->tail));
-	rn_own_look();
+	rn_own_look(false);
 	expect_all_receives(&client);
 	close_shared();
 }
@@ -439,15 +493,15 @@ static void test_pool_entries(void)
 		for (unsigned at = 0; at < WR; at++)
 			atomic_store(&rn_ring_entry(pool->rings, at)->word, (uint64_t)hurtful[i % HURTFUL] << 32 |
 					     (hurtful[at] & (RN_NAME_QP - 1)) << 2 | i / HURTFUL);
-		rn_own_look();
+		rn_own_look(false);
 		expect_all_receives(&client);
 	}
 	/* With more room, they move. */
 	for (unsigned at = 0; at < WR; at++)
 		atomic_store(&rn_ring_entry(pool->rings, at)->word, hurtful[at]);
 	CHECK_EQ(ibv_modify_srq(shared, &(struct ibv_srq_attr){.max_wr = 2 * WR}, IBV_SRQ_MAX_WR), 0);
-	rn_own_look();
-	rn_own_look();
+	rn_own_look(false);
+	rn_own_look(false);
 	for (unsigned i = WR; i < 2 * WR; i++)
 		CHECK_EQ(post_shared(i), 0);
 	CHECK_EQ(post_shared(0), ENOMEM);
@@ -618,7 +672,7 @@ static void talk_for_a_while(struct ibv_qp *qps[], unsigned count)
 			state_of(qp);
 		}
 		if (round % 256 == 0)
-			rn_own_look();
+			rn_own_look(false);
 		if (round % 1024 == 0)
 			CHECK_EQ(ibv_destroy_qp(make_qp(round % 2048 ? shared : NULL, IBV_QPT_RC)), 0);
 	}
@@ -659,7 +713,7 @@ static void one_round(void)
 	for (int i = TALKERS; i >= 0; i--)
 		join(&others[i]);
 	/* They have gone. */
-	rn_own_look();
+	rn_own_look(false);
 	end_open(&b, &(struct end_options){.share = &a, .memory = DEVICE_MEMORY});
 	to_init(b.qp);
 	CHECK_EQ(post_recv(&b, 5, 0, 64), 0);
@@ -705,6 +759,8 @@ int main(int argc, char **argv)
 	RUN(test_dirty_bits);
 	RUN(test_token_taken);
 	RUN(test_made_to_wait);
+	RUN(test_pauses);
+	RUN(test_look_at_all);
 	RUN(test_pool_words);
 	RUN(test_pool_entries);
 	RUN(test_pool_lies);

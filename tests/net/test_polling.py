@@ -79,6 +79,73 @@ async def test_200_idle_connections_are_not_looked_at(net: Net):
     assert idle.passes > passes
 
 
+def another_queue(engine):
+    """Connections made from here on have a completion queue of their own."""
+    full = engine.cqs[-1]
+    while engine.reserve(1) is full:
+        pass
+    return engine.cqs[-1]
+
+
+async def idle(net: Net, *, queues: int, busy_poll: float | None):
+    """An engine with two connections of one completion queue, which is all that is busy."""
+    client, _ = await net.pair(server=Echo, busy_poll=busy_poll)
+    sleepy = engine(net)
+    for _ in range(queues):
+        another_queue(sleepy)
+    return client, sleepy
+
+
+async def test_a_wake_up_costs_the_same_with_idle_queues(net: Net):
+    """There is a completion queue for some dozens of connections: those of the idle ones are not asked."""
+    counted = []
+    client, sleepy = await idle(net, queues=0, busy_poll=0)
+    for _ in range(2):
+        await volley(client, 50)
+        passes, polls = sleepy.passes, sleepy.polls
+        await volley(client, 200)
+        counted.append((sleepy.polls - polls) / (sleepy.passes - passes))
+        for _ in range(10):
+            another_queue(sleepy)
+    assert counted[1] <= counted[0] * 1.5 + 1
+
+
+async def test_a_watching_engine_leaves_idle_queues_alone(net: Net):
+    """It need not fall asleep for that. All its busy connections are of one queue."""
+    client, watching = await idle(net, queues=10, busy_poll=1.0)
+    assert watching.stats()["queues_awake"] > 1
+    await volley(client, 3000)
+    assert watching.stats()["queues"] == 11
+    assert (
+        watching.stats()["queues_awake"] <= 1
+    )  # none, if it was so slow that the engine fell asleep all the same
+
+
+@pytest.mark.parametrize("busy_poll", [None, 0, 1.0])
+async def test_a_queue_that_was_left_alone_is_heard(net: Net, busy_poll):
+    client, sleepy = await idle(net, queues=1, busy_poll=busy_poll)
+    other, far = await net.pair(server=Echo, busy_poll=busy_poll)
+    assert other.transport.qp.send_cq is not client.transport.qp.send_cq
+    for _ in range(3):
+        await volley(client, 2000)
+        # It isn't this loop's own write that wakes its queue: the far side speaks first.
+        far.transport.write(b"first")
+        await other.until_received(other.received + 5)
+        await volley(other, 10)
+    other.transport.close()
+    assert await far.until_lost() is None
+    await volley(client, 10)
+
+
+async def test_queues_grow(net: Net):
+    """So that many connections have few of them."""
+    _, growing = await idle(net, queues=0, busy_poll=None)
+    most = min(growing.pd.context.query_device().max_cqe, 65536)
+    for _ in range(6):
+        last = growing.cqs[-1].cqe
+        assert another_queue(growing).cqe >= min(2 * last, most)
+
+
 async def test_one_descriptor_is_registered_however_many_connections(net: Net):
     """On asyncio's loop, whose selector can be asked."""
     if not isinstance(net.loop, asyncio.SelectorEventLoop):

@@ -1,5 +1,9 @@
 """A process at its limit of descriptors refuses newcomers, with the reason, and keeps what it has."""
 
+import signal
+
+import pytest
+
 LIMIT = 256
 # A quarter of them is for those who wait for their turn: more at once are told so.
 REASONS = ("no descriptors left", "too many connections are being made")
@@ -20,11 +24,11 @@ def echoes(crowds):
     return [crowd.hear() for crowd in crowds]
 
 
-def check(server, crowds, results, least=LIMIT / 2):
+def check(server, crowds, results, least=LIMIT / 2, limit=LIMIT):
     """Nobody is left without an answer, or without the connection that he was given; the server can work on."""
     accepted = sum(result["accepted"] for result in results)
     errors = [error for result in results for error in result["errors"]]
-    assert least < accepted < LIMIT
+    assert least < accepted < limit
     assert all(
         "ConnectionRefusedError" in error and any(reason in error for reason in REASONS) for error in errors
     ), errors
@@ -55,15 +59,48 @@ def test_the_last_descriptors_are_the_programs(stage, guarded):
     assert f"of {LIMIT} descriptors (RLIMIT_NOFILE) none is left for more: a newcomer is refused" in errors
 
 
-def test_all_at_once(stage):
-    each, processes = 100, 4
-    server = stage.start("echo_server", "127.0.0.1", LIMIT)
+@pytest.mark.parametrize(
+    "limit, least, each, processes",
+    [
+        (LIMIT, LIMIT / 4, 100, 4),
+        pytest.param(1024, 256, 300, 4, marks=pytest.mark.long),
+    ],
+)
+def test_all_at_once(stage, limit, least, each, processes):
+    server = stage.start("echo_server", "127.0.0.1", limit)
     port = server.hear()["port"]
     crowds = [stage.start("crowd", port, each, 0) for _ in range(processes)]
     results = connect(crowds)
     refused = sum(sum(result["errors"].values()) for result in results)
-    assert check(server, crowds, results, least=LIMIT / 4) + refused == each * processes
+    assert check(server, crowds, results, least, limit) + refused == each * processes
     server.finish()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_who_was_accepted_can_work(stage, processes):
+    """A process takes descriptors beside those of its connections, most of them while it is met.
+
+    They are kept for the ones that are accepted, however many ask before the first of them gets on.
+    """
+    limit, each = 64, 120 // processes
+    for _ in range(3):
+        server = stage.start("echo_server", "127.0.0.1", limit)
+        port = server.hear()["port"]
+        crowds = [stage.start("crowd", port, each, 0) for _ in range(processes)]
+        for crowd in crowds:
+            crowd.hear()
+        server.process.send_signal(signal.SIGSTOP)
+        for crowd in crowds:
+            crowd.tell(connect="at once", tell=True)
+        for crowd in crowds:
+            assert crowd.hear() == {"asking": True}
+        server.process.send_signal(signal.SIGCONT)
+        results = [crowd.hear() for crowd in crowds]
+        refused = sum(sum(result["errors"].values()) for result in results)
+        assert check(server, crowds, results, 3, limit) + refused == 120
+        for crowd in crowds:
+            crowd.finish()
+        server.finish()
 
 
 def test_none_left_at_all(stage):
@@ -92,7 +129,8 @@ def test_a_client_at_its_own_limit(stage):
     assert 10 < result["accepted"] < 64
     assert result["accepted"] + sum(result["errors"].values()) == 100
     assert all("Errno 24" in error for error in result["errors"]), result
-    assert any("no descriptor for a connection (RLIMIT_NOFILE)" in error for error in result["errors"])
+    said = f"no descriptor for a connection to 127.0.0.1:{port} (RLIMIT_NOFILE)"
+    assert any(said in error for error in result["errors"]), result
     assert result["seconds"] < 1
     for _ in range(2):
         assert echoes([crowd]) == [{"echoes": result["accepted"], "others": []}]

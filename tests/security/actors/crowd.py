@@ -1,6 +1,7 @@
 """Many clients of an echo server in one process: argv is its port, how many, and our limit of descriptors, or 0.
 
-Says `ready`. For each line {"connect": "at once"}, or "in turn", it connects them all. It says how many are `accepted`,
+Says `ready`. For each line {"connect": "at once"}, or "in turn", it connects them all; {"connect": "at once",
+"tell": true}: and says `asking` when each has begun. It says how many are `accepted`,
 and the `errors` of those who weren't; and how many seconds it took at most to be accepted (`slowest`), or not
 (`seconds`). For {"echo": true} it says how many had their words back.
 """
@@ -44,7 +45,11 @@ async def main():
     while (order := await loop.run_in_executor(None, hear)) is not None:
         if "connect" in order:
             if order["connect"] == "at once":
-                await asyncio.gather(*(connect() for _ in range(count)))
+                asking = [asyncio.ensure_future(connect()) for _ in range(count)]
+                if "tell" in order:
+                    await asyncio.sleep(0)
+                    say(asking=True)
+                await asyncio.gather(*asking)
             else:
                 for _ in range(count):
                     await connect()
