@@ -7,7 +7,7 @@ of them holds. The writer is a subclass that only replaces what depends on async
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from rdmanet.transport import RdmaServer, RdmaTransport, create_rdma_connection, start_rdma_server
@@ -18,23 +18,16 @@ _LIMIT = 2**16
 class RdmaStreamWriter(asyncio.StreamWriter):
     """asyncio.StreamWriter over an RdmaTransport."""
 
-    def drain(self) -> Coroutine[Any, Any, None]:
-        """As asyncio's: wait until there is room to write. Cancelling it loses nothing.
+    def close(self) -> None:
+        """As asyncio's: what was written is delivered first.
 
-        After ``close()``, as soon as all that was written has left, it raises ConnectionResetError, as it does when the
-        connection was lost; or the OSError that the reader was told.
+        From then on ``drain()`` raises ConnectionResetError as soon as all that was written has left, as it does when
+        the connection was lost; or the OSError that the reader was told.
         """
-        if self.transport.is_closing():
-            return self._drain_closing()
-        return asyncio.StreamWriter.drain(self)  # itself, not awaited by another: programs drain after each message
-
-    async def _drain_closing(self) -> None:
-        await asyncio.sleep(0)  # what was written goes out in this turn
-        # asyncio's protocol is told of the end then; ours when the peer's device has everything, which takes longer.
-        over = cast(RdmaTransport, self.transport)._closed_and_flushed
-        await asyncio.StreamWriter.drain(self)
-        if over:
-            raise ConnectionResetError("Connection lost")
+        super().close()
+        self.__class__ = (
+            _ClosedWriter  # programs drain after each message: until now that is asyncio's own, unwrapped
+        )
 
     async def wait_closed(self) -> None:
         """As asyncio's; cancelling it does not spoil it for the next who waits."""
@@ -46,6 +39,18 @@ class RdmaStreamWriter(asyncio.StreamWriter):
         :raises NotImplementedError: always
         """
         raise NotImplementedError("RdmaStreamWriter.start_tls() is not supported yet")
+
+
+class _ClosedWriter(RdmaStreamWriter):
+    """A writer whose close() was called."""
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)  # what was written goes out in this turn
+        # asyncio's protocol is told of the end then; ours when the peer's device has everything, which takes longer.
+        over = cast(RdmaTransport, self.transport)._closed_and_flushed
+        await super().drain()
+        if over:
+            raise ConnectionResetError("Connection lost")
 
 
 class _ReaderProtocol(asyncio.StreamReaderProtocol):

@@ -107,6 +107,8 @@ async def test_a_servers_own_refusal_names_host_and_port(net: Net, monkeypatch):
     with pytest.raises(ConnectionRefusedError, match=re.escape(f"{HOST}:{port}") + " refuses"):
         await net.connect(port)
     net.complaint()
+
+
 @pytest.mark.embedded_only("a device of the kernel does not know of TCP's ports")
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 async def test_a_tcp_program_listens_there(net: Net, address):

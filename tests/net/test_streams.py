@@ -97,7 +97,8 @@ async def test_drain_after_the_end_raises_at_once(net: Net, end):
     _, writer, _, _ = await net.stream_pair()
     writer.write(b"last ")
     writer.write(b"words")
-    getattr(writer.transport, end)()
+    writer.close() if end == "close" else writer.transport.abort()
+    writer.close()  # again
     writer.write(b"never sent")
     with pytest.raises(ConnectionResetError):
         await writer.drain()
