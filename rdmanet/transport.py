@@ -1307,7 +1307,9 @@ def _listen_error(error: OSError, address: SockAddr, library: str) -> OSError:
         )
     elif error.errno == errno.EACCES:
         remedy = ": ports below 1024 need root, or CAP_NET_BIND_SERVICE (net.ipv4.ip_unprivileged_port_start)"
-    return OSError(error.errno, f"cannot listen on {endpoint(address)} ({library} library): {error.strerror}{remedy}")
+    return OSError(
+        error.errno, f"cannot listen on {endpoint(address)} ({library} library): {error.strerror}{remedy}"
+    )
 
 
 def _connect_error(event: CMEvent) -> OSError:
