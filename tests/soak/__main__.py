@@ -181,7 +181,8 @@ def main() -> int:
     counts = soak.done
     print(
         f"{counts['whole']} conversations went through, {counts['cut short']} were cut short as meant or killed, "
-        f"{counts['bytes'] / 1e9:.1f} GB compared; {counts['stops']} stops, {counts['kills']} kills; no hang"
+        f"{counts['not let in']} were not let in, {counts['bytes'] / 1e9:.1f} GB compared; "
+        f"{counts['stops']} stops, {counts['kills']} kills; no hang"
     )
     return 0
 
