@@ -37,7 +37,7 @@ test-netns: build $(VENV)/.test ## run the suite between two hosts, network name
 	@$(py) scripts/two_hosts.py $(py) -m pytest --across 4 tests/net tests/device $(ARGS)
 	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 tests/net tests/device -m 'not long' $(ARGS)
 
-test-kernel: build $(VENV)/.test ## run all tests that use a device on the kernel's soft-RoCE and soft-iWARP, in QEMU (ten minutes)
+test-kernel: build $(VENV)/.test ## run all tests that use a device on the kernel's soft-RoCE and soft-iWARP, in QEMU (twelve minutes)
 	@$(py) scripts/test-kernel $(ARGS)
 
 GRAPHS ?= 10000
