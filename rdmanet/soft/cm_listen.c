@@ -84,18 +84,23 @@ bool rn_cm_has_descriptors(void)
  * most.  (One that has more than 256 queue pairs counts more than once: it was met long ago.) */
 static unsigned count_unmet(unsigned most)
 {
+	enum { ASKING_MAX = 8 }; /* of those who only ask, and may name as many ports as they like */
 	uint16_t ports[UNMET_MAX];
-	unsigned count = 0;
+	unsigned count = 0, asking = 0;
 
 	pthread_mutex_lock(&rn_cm_lock);
 	for (struct rn_list *at = rn_cm_wires.next; at != &rn_cm_wires && count < most; at = at->next) {
-		uint16_t port = RN_OWNER(at, struct rn_wire, link)->asker_port;
-		bool is_counted = !port;
+		const struct rn_wire *wire = RN_OWNER(at, struct rn_wire, link);
+		bool asks = wire->phase != RN_WIRE_REP_SENT && wire->phase != RN_WIRE_ESTABLISHED;
+		uint16_t port = wire->asker_port;
+		bool is_counted = !port || (asks && asking == ASKING_MAX);
 
 		for (unsigned i = 0; i < count && !is_counted; i++)
 			is_counted = ports[i] == port;
-		if (!is_counted && !rn_peer_is_met(port))
+		if (!is_counted && !rn_peer_is_met(port)) {
 			ports[count++] = port;
+			asking += asks;
+		}
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
 	return count;

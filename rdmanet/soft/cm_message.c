@@ -529,6 +529,13 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 	case REJ:
 		if (rej->private_length > sizeof rej->private_data)
 			return false;
+		if (wire->phase == RN_WIRE_ESTABLISHED || wire->phase == RN_WIRE_DREQ_SENT) {
+			/* Only of who was asked: its program gave the connection up while our RTU was on its way. */
+			if (!(wire->heard & 1u << REP))
+				return false;
+			rn_cm_wire_lost(wire, 0);
+			return true;
+		}
 		if (wire->phase != RN_WIRE_HELLO_SENT && wire->phase != RN_WIRE_CHALLENGED &&
 		    wire->phase != RN_WIRE_REQ_SENT && wire->phase != RN_WIRE_REP_RECEIVED &&
 		    wire->phase != RN_WIRE_REQ_RECEIVED && wire->phase != RN_WIRE_REP_SENT &&

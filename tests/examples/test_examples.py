@@ -288,8 +288,8 @@ def test_rpc_is_asked_nonsense(serve):
             [
                 ("add", ["one"], "TypeError"),
                 ("__class__", [], "KeyError"),
-                ("sleep", [float("nan")], "ValueError"),
-                ("sleep", [1e9], "ValueError"),
+                ("sleep", [float("nan"), 5], None),
+                ("sleep", [1e9, 5], None),
                 ("add", [5], None),
             ]
         ):

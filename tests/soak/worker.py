@@ -183,6 +183,10 @@ class Worker:
                 side.transport.abort()
         self.counts["bytes"] += theirs.position
         is_whole = theirs.position == to_come and side.ended and error is None
+        if is_caller and not theirs.position and isinstance(error, ConnectionResetError):
+            # Given up by the server while we stood still: we hear of that right behind its acceptance.
+            self.counts["not let in"] += 1
+            return
         if ending is Ending.WHOLE and not is_whole and peer not in self.mortal:
             raise Failure(f"{who}: {theirs.position} of {to_come} came; ended: {side.ended}; {error!r}")
         self.counts["whole" if is_whole else "cut short"] += 1

@@ -19,7 +19,7 @@ def message(kind, body=b""):
 
 
 hello = credit.pack_hello(credit.Hello(4096, 8))
-head = struct.pack(">II", 0x123456, 0) + bytes([1, 1, 7, 7, 1, 0, len(hello), 0]) + bytes(8)
+head = struct.pack(">II", 0x123456, 0) + bytes([1, 1, 7, 0, 1, 0, len(hello), 0]) + bytes(8)
 request = message(REQ, head + hello.ljust(56, b"\0"))
 port, count, kind, mib = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
 flood = message(RTU) * (MIB // 8)

@@ -51,7 +51,7 @@ class Client:
         self.qp = self.id.create_qp(self.pd, QPInitAttr(cap=cap, send_cq=self.cq, recv_cq=self.cq))
         for slot in range(receives):
             self.qp.post_recv(RecvWR(wr_id=slot, sg_list=[self.ring.sge(slot * SLOT, SLOT)]))
-        self.id.connect(HELLO, retry_count=7, rnr_retry_count=7)
+        self.id.connect(HELLO, retry_count=7)
         self.event(CMEventType.ESTABLISHED)
         self.post(WROpcode.SEND, frame(CREDIT))
 

@@ -20,7 +20,7 @@ def message(kind, body):
 
 
 greeting = credit.pack_hello(credit.Hello(4096, 8))
-head = struct.pack(">II", 0x123456, 0) + bytes([1, 1, 7, 7, 1, 0, len(greeting), 0]) + bytes(8)
+head = struct.pack(">II", 0x123456, 0) + bytes([1, 1, 7, 0, 1, 0, len(greeting), 0]) + bytes(8)
 request = message(REQ, head + greeting.ljust(56, b"\0"))
 askers = []
 for _ in range(int(argv[2])):
