@@ -6,6 +6,7 @@ KeyboardInterrupt where none runs; from that moment on SIGINT is what `then` say
 """
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable, Coroutine
 from types import FrameType
@@ -49,7 +50,7 @@ def run(
         finally:
             _task = None
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with contextlib.closing(main), asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             return runner.run(cancellable())
         except asyncio.CancelledError:
