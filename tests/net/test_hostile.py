@@ -279,8 +279,7 @@ async def test_who_would_have_us_send_for_ever(net: Net, caller):
 async def test_callers_whose_queue_pairs_are_nowhere(net: Net, device):
     """What ours are connected to fails while they are taken down again."""
     _, port = await net.serve(Echo)
-    with socket.socket() as nobody:
-        nobody.bind((HOST, 0))
+    with socket.create_server((HOST, 0), family=socket.AF_INET6 if ":" in HOST else socket.AF_INET) as nobody:
         its_port = nobody.getsockname()[1]
     for _ in range(20):
         callers = [Caller(device.library) for _ in range(10)]

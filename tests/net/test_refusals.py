@@ -12,6 +12,7 @@ from harness import HOST, Echo, Net, Recorder
 
 import rdmanet
 from rdmanet import log_rate
+from rdmanet.errors import endpoint
 from rdmanet.transport import RdmaTransport
 
 
@@ -75,7 +76,7 @@ async def test_a_refusal_names_host_and_port(net: Net):
     server, port = await net.serve()
     server.close()
     for attempt in (net.connect(port), net.open(port)):
-        with pytest.raises(ConnectionRefusedError, match=re.escape(f"{HOST}:{port}")):
+        with pytest.raises(ConnectionRefusedError, match=re.escape(endpoint((HOST, port)))):
             await attempt
 
 
@@ -104,7 +105,7 @@ async def test_a_servers_own_refusal_names_host_and_port(net: Net, monkeypatch):
     monkeypatch.setattr(RdmaTransport, "_accept", fails)
     monkeypatch.setattr(log_rate, "due", lambda *_: "")
     _, port = await net.serve(Echo)
-    with pytest.raises(ConnectionRefusedError, match=re.escape(f"{HOST}:{port}") + " refuses"):
+    with pytest.raises(ConnectionRefusedError, match=re.escape(endpoint((HOST, port))) + " refuses"):
         await net.connect(port)
     net.complaint()
 
