@@ -15,8 +15,8 @@ Honest peers are there for a round trip. A place is taken back
     after 0.25 s, if who waits comes from an address that has at least two places fewer
 
 always from the eldest one of the address that has the most places; and the next one is let in who waits longest for
-the address that has the fewest. When our own loop stood still, nobody was heard: then what came meanwhile is looked at
-first, for 0.25 s. Who waits has a descriptor, on the embedded device, so only so many may (WAITING_MAX,
+the address that has the fewest. Who has gone on may not have been heard yet, if our process was stopped or its loop busy:
+so the loop must have run on time for the last 0.1 s, or it looks for as long again, four times at most. Who waits has a descriptor, on the embedded device, so only so many may (WAITING_MAX,
 a quarter of the descriptors, or the server's backlog, if that is more); beyond it the eldest of the address with
 the most of them is refused. An IPv6 address counts as its /48, which is what one site has. So a flood from one address
 keeps nobody out who comes from another. (From the same address it does, or from very many: nothing tells them apart but
@@ -38,8 +38,11 @@ WAITING_MAX: Final = 1024
 PATIENCE_S: Final = 5.0
 OTHERS_WAIT_S: Final = 1.0
 UNFAIR_S: Final = 0.25
-STOOD_STILL_S: Final = 0.05
-"""Our loop did, if a timer comes so late."""
+LAST_LOOK_S: Final = 0.1
+"""Before a place is taken back; part of the patience, where there is time for it."""
+LATE_S: Final = 0.05
+"""A timer that comes so late tells that our loop stood still."""
+LOOKS_AGAIN_MAX: Final = 4
 
 
 class Visitor(Protocol):
@@ -89,7 +92,8 @@ class Admission:
         self._inside: dict[Visitor, float] = {}  # since when, the eldest first
         self._waiting: dict[Visitor, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._not_before = 0.0  # no place is taken back: the loop stood still
+        self._looks_until = 0.0  # no place is taken back before
+        self._looks_again = 0
         self._letting_in = False
 
     def arrived(self, visitor: Visitor) -> None:
@@ -154,7 +158,8 @@ class Admission:
     def _set_timer(self) -> None:
         self._stop_timer()
         if self._inside and not self._loop.is_closed():
-            self._timer = self._loop.call_at(max(self._due()[1], self._not_before), self._expired)
+            when = max(self._due()[1] - LAST_LOOK_S, self._looks_until)
+            self._timer = self._loop.call_at(when, self._expired)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -166,8 +171,12 @@ class Admission:
         if self._inside:
             visitor, when = self._due()
             now = self._loop.time()
-            if when > self._not_before and now - when > STOOD_STILL_S:
-                self._not_before = now + UNFAIR_S
-            elif max(when, self._not_before) <= now + 0.001:  # timers of uvloop are of whole milliseconds
+            if when > self._looks_until:
+                self._looks_until = max(when, now + LAST_LOOK_S)
+                self._looks_again = 0
+            elif now - self._looks_until > LATE_S and self._looks_again < LOOKS_AGAIN_MAX:
+                self._looks_until = now + LAST_LOOK_S
+                self._looks_again += 1
+            elif self._looks_until <= now + 0.001:  # timers of uvloop are of whole milliseconds
                 visitor.evict()
         self._set_timer()
