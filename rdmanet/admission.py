@@ -15,12 +15,14 @@ Honest peers are there for a round trip. A place is taken back
     after 0.25 s, if who waits comes from an address that has at least two places fewer
 
 always from the eldest one of the address that has the most places; and the next one is let in who waits longest for
-the address that has the fewest. Who has gone on may not have been heard yet, if our process was stopped or its loop busy:
-so the loop must have run on time for the last 0.1 s, or it looks for as long again, four times at most. Who waits has a descriptor, on the embedded device, so only so many may (WAITING_MAX,
-a quarter of the descriptors, or the server's backlog, if that is more); beyond it the eldest of the address with
-the most of them is refused. An IPv6 address counts as its /48, which is what one site has. So a flood from one address
-keeps nobody out who comes from another. (From the same address it does, or from very many: nothing tells them apart but
-the secret, which is asked for before all this.)
+the address that has the fewest. Who has gone on may not have been heard yet, if our process was stopped or its loop
+was busy: so the loop must have run on time for the last 0.1 s, or it looks for as long again, four times at most.
+
+Who waits has a descriptor, on the embedded device, so only so many may (WAITING_MAX, a quarter of the descriptors, or
+the server's backlog, if that is more); beyond it the eldest of the address with the most of them is refused. An IPv6
+address counts as its /48, which is what one site has. So a flood from one address keeps nobody out who comes from
+another. (From the same address it does, or from very many: nothing tells them apart but the secret, which is asked for
+before all this.)
 """
 
 from __future__ import annotations

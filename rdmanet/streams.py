@@ -26,7 +26,7 @@ class RdmaStreamWriter(asyncio.StreamWriter):
         """
         super().close()
         self.__class__ = (
-            _ClosedWriter  # programs drain after each message: until now that is asyncio's own, unwrapped
+            _ClosedWriter  # until now drain() is asyncio's own: a wrapper would cost each message
         )
 
     async def wait_closed(self) -> None:

@@ -2,8 +2,8 @@
 /*
  * Wires: the TCP socket under a connection.
  *
- * The messages are InfiniBand's: REQ, REP, RTU; MRA where REP takes its time; REJ with a reason; DREQ, DREP; for datagrams SIDR_REQ
- * and, with the queue pair's number or a refusal, SIDR_REP, which ends the wire.  Each has a header
+ * The messages are InfiniBand's: REQ, REP, RTU; MRA where REP takes its time; REJ with a reason; DREQ, DREP; for
+ * datagrams SIDR_REQ and, with the queue pair's number or a refusal, SIDR_REP, which ends the wire.  Each has a header
  * with magic, version, type and length, and one fixed length; whatever else comes, or a message
  * out of turn or for a second time, ends the connection, and one line in the log says why.  A socket that says nothing
  * for five seconds after it was accepted is closed; as long as it is the peer's turn it is a stranger's (stranger.h).

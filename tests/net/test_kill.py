@@ -136,17 +136,23 @@ async def test_an_idle_peer_is_killed(net: Net):
 SAYS_SO = pytest.mark.embedded_only("an adapter does not know of processes")
 
 
+async def peer_and_client(net: Net, busy: bool):
+    """They have spoken, and the client reads no more; busy: there is more to write than the peer takes."""
+    peer = net.spawn("echo.py")
+    client = await net.connect(await peer.port())
+    client.transport.write(b"hello")
+    await client.until_received(5)
+    client.transport.pause_reading()
+    while busy and not client.writing_paused:
+        client.transport.write(b"y" * MIB)
+    return peer, client
+
+
 @SAYS_SO
 async def test_who_hears_of_a_killed_peer_is_told_so(net: Net):
     """Not that the queue pair was flushed, or that the peer has disconnected, which it never did."""
     for busy in (False, True):
-        peer = net.spawn("echo.py")
-        client = await net.connect(await peer.port())
-        client.transport.write(b"hello")
-        await client.until_received(5)
-        client.transport.pause_reading()
-        while busy and not client.writing_paused:
-            client.transport.write(b"y" * MIB)
+        peer, client = await peer_and_client(net, busy)
         peer.send_signal(signal.SIGKILL)
         client.transport.resume_reading()
         error = await within(NOTICED_WITHIN_S, client.until_lost())
@@ -159,13 +165,7 @@ async def test_who_hears_of_a_killed_peer_is_told_so(net: Net):
 async def test_a_peer_that_takes_leave_is_not_gone(net: Net):
     """It aborts, and goes on: nobody is told that its process has ended."""
     for busy in (False, True):
-        peer = net.spawn("echo.py")
-        client = await net.connect(await peer.port())
-        client.transport.write(b"hello")
-        await client.until_received(5)
-        client.transport.pause_reading()
-        while busy and not client.writing_paused:
-            client.transport.write(b"y" * MIB)
+        peer, client = await peer_and_client(net, busy)
         qp = client.transport.qp
         peer.say("abort")
         client.transport.resume_reading()

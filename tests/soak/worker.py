@@ -35,6 +35,7 @@ HEADER = struct.Struct(
 )  # seed, bytes of the caller, bytes of the server, ending, caller's index, its life
 LONGEST = 1 << 20
 HANG_S = 60.0
+STOOD_STILL_S = 0.5
 
 
 class Ending(IntEnum):
@@ -107,6 +108,7 @@ class Worker:
         self.peers: dict[int, tuple[int, int]] = {}
         self.mortal: set[tuple[int, int]] = set()
         self.is_quiet = False
+        self.beat = self.stood_still = 0.0  # by the loop's clock: when it came round, when it came late
         self.counts: Counter[str] = Counter()
         self.under_way: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(connections)
@@ -119,18 +121,20 @@ class Worker:
         port, life = self.peers[index]
         seed, ending = self.random.getrandbits(32), self.random.choice([Ending.WHOLE] * 6 + list(Ending))
         up, down = (int(LONGEST ** self.random.random()) for _ in range(2))
+        since = asyncio.get_running_loop().time()
         try:
             _, side = await rdmanet.create_rdma_connection(Side, HOST, port)
         except OSError as exc:
-            # The dead let nobody in, and a server gives up who keeps others waiting for a second, as one does who is
-            # stopped: that is a refusal, and no other error.
-            if (index, life) not in self.mortal and not isinstance(exc, ConnectionRefusedError):
+            given_up = isinstance(exc, ConnectionRefusedError) and self.has_stood_still(since)
+            if (index, life) not in self.mortal and not given_up:
                 raise Failure(f"could not connect to process {index}: {exc!r}") from exc
             self.counts["not let in"] += 1
             return
         side.transport.write(HEADER.pack(seed, up, down, ending, self.index, self.life))
         who = f"{ending.name} {up}/{down} to {index}: {side.transport!r}"
-        await self.converse(side, Pattern(seed), up, Pattern(~seed), down, ending, True, (index, life), who)
+        await self.converse(
+            side, Pattern(seed), up, Pattern(~seed), down, ending, True, (index, life), since, who
+        )
 
     async def answer(self, side: Side) -> None:
         """What the server does: the same, from the other end."""
@@ -148,7 +152,7 @@ class Worker:
         seed, up, down, ending, index, life = HEADER.unpack_from(began)
         who = f"{Ending(ending).name} {up}/{down} from {index}: {side.transport!r}"
         await self.converse(
-            side, Pattern(~seed), down, Pattern(seed), up, Ending(ending), False, (index, life), who
+            side, Pattern(~seed), down, Pattern(seed), up, Ending(ending), False, (index, life), 0.0, who
         )
 
     async def converse(
@@ -161,6 +165,7 @@ class Worker:
         ending: Ending,
         is_caller: bool,
         peer: tuple[int, int],
+        since: float,
         who: str,
     ) -> None:
         is_short = ending is not Ending.WHOLE and (ending % 2 == 1) == is_caller
@@ -183,11 +188,14 @@ class Worker:
                 side.transport.abort()
         self.counts["bytes"] += theirs.position
         is_whole = theirs.position == to_come and side.ended and error is None
-        if is_caller and not theirs.position and isinstance(error, ConnectionResetError):
-            # Given up by the server while we stood still: we hear of that right behind its acceptance.
-            self.counts["not let in"] += 1
-            return
-        if ending is Ending.WHOLE and not is_whole and peer not in self.mortal:
+        # Who stands still while it connects may hear that it was given up right behind its acceptance.
+        given_up = (
+            is_caller
+            and not theirs.position
+            and isinstance(error, ConnectionResetError)
+            and self.has_stood_still(since)
+        )
+        if ending is Ending.WHOLE and not is_whole and not given_up and peer not in self.mortal:
             raise Failure(f"{who}: {theirs.position} of {to_come} came; ended: {side.ended}; {error!r}")
         self.counts["whole" if is_whole else "cut short"] += 1
 
@@ -242,6 +250,18 @@ class Worker:
         self.counts["failed"] += 1
         say(failure=f"process {self.index}, life {self.life}: {text}")
 
+    def has_stood_still(self, since: float) -> bool:
+        """A server gives up who keeps others waiting for a second: one that was stopped, say."""
+        return self.stood_still > since or asyncio.get_running_loop().time() - self.beat > STOOD_STILL_S
+
+    async def notice_stops(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self.beat = loop.time()
+            await asyncio.sleep(0.05)
+            if loop.time() - self.beat > STOOD_STILL_S:
+                self.stood_still = loop.time()
+
     async def keep_calling(self) -> None:
         while not self.is_quiet:
             await self._places.acquire()
@@ -263,6 +283,7 @@ class Worker:
     async def run(self) -> None:
         server = await rdmanet.start_rdma_server(self.side_of_server, HOST, 0, backlog=1024)
         calling: asyncio.Task[None] | None = None
+        noticing = asyncio.ensure_future(self.notice_stops())
         say(port=server.sockets[0].getsockname()[1])
         async for told in lines():
             if "peers" in told:
@@ -276,6 +297,7 @@ class Worker:
                 while self.under_way:
                     await asyncio.wait(set(self.under_way))
                 say(counts=self.counts)
+        noticing.cancel()
         server.close()
         await server.wait_closed()
         if calling is not None:

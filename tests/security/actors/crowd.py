@@ -47,7 +47,7 @@ async def main():
             if order["connect"] == "at once":
                 asking = [asyncio.ensure_future(connect()) for _ in range(count)]
                 if "tell" in order:
-                    await asyncio.sleep(0)
+                    await asyncio.wait(asking, timeout=0.1)
                     say(asking=True)
                 await asyncio.gather(*asking)
             else:
