@@ -620,9 +620,11 @@ static struct ibv_qp *make_qp(struct ibv_srq *srq, enum ibv_qp_type type)
 	return qp;
 }
 
+/* The shared queue's lie apart from the others': this process sends to both, from two threads. */
 static void post_something(struct ibv_qp *qp)
 {
-	struct ibv_sge list[3] = {sge_of(&a, 0, 32), sge_of(&a, 4096, 32), sge_of(&a, 8192, 32)};
+	uint64_t at = qp ? 32 : 0;
+	struct ibv_sge list[3] = {sge_of(&a, at, 32), sge_of(&a, at + 4096, 32), sge_of(&a, at + 8192, 32)};
 	struct ibv_recv_wr *bad, wr = {.wr_id = 1, .sg_list = list, .num_sge = 2 + rand_r(&seed) % 2};
 
 	if (qp)
