@@ -139,9 +139,9 @@ cdef class QP(Resource):
             check(verbs.rn_qp_to_qp_ex(pd.context.library.c, self.ptr, &self.extended), "ibv_qp_to_qp_ex")
         _next_generation = (_next_generation + 1) & 0xffff
         self.generation = _next_generation
-        overtakes = pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP
-        self.sends = _InFlight(self.generation, True, overtakes, all_signaled)
-        self.receives = _InFlight(self.generation, False)
+        iwarp = pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP
+        self.sends = _InFlight(self.generation, True, iwarp, all_signaled)
+        self.receives = _InFlight(self.generation, False, self.ptr.qp_type == verbs.IBV_QPT_UD)
         reference = weakref.ref(self)
         if self.send_cq is not None:
             self.send_cq.qps[self.ptr.qp_num] = reference

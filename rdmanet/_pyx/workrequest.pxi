@@ -359,13 +359,15 @@ cdef class _InFlight:
     so; begin() then allocates nothing, hence no other thread and no destructor runs between the requests of one
     chain.
 
-    A completion ends all requests before its own: a reliable queue pair completes in the order of posting. Not so
-    every iWARP device: Linux's soft-iWARP completes what is sent behind a READ before the READ. There a READ that is
-    to give a completion waits for it, whatever ends meanwhile.
+    A completion ends all requests before its own: a queue completes in the order of posting. Two do not, and there a
+    request that is to give a completion waits for it, whatever ends meanwhile. Linux's soft-iWARP completes what is
+    sent behind a READ before the READ. The receives of a datagram queue pair of the embedded device complete in the
+    order in which their senders, who take one each, are done with them.
     """
 
     cdef list ring
-    cdef bytearray waits       # a place: 1 for a READ that others overtake; None where nothing overtakes
+    cdef bytearray waits       # a place: 1 for one that others overtake; None where nothing overtakes
+    cdef bint all_wait         # receives, each with a completion of its own; otherwise it is READs that wait
     cdef bint all_signaled
     cdef uint64_t tag          # generation and queue
     cdef uint64_t oldest, next_position
@@ -379,6 +381,7 @@ cdef class _InFlight:
         self.tag = generation << QP_GENERATION_SHIFT | send
         if overtakes:
             self.waits = bytearray(16)
+        self.all_wait = overtakes and not send
         self.all_signaled = all_signaled
 
     cdef inline Py_ssize_t count(self) noexcept:
@@ -418,7 +421,7 @@ cdef class _InFlight:
         self.next_position += 1
         rn_pair_put(self.ring, i, wr_id, kept)
         if self.waits is not None:
-            self.waits[position & (self.places - 1)] = 0
+            self.waits[position & (self.places - 1)] = self.all_wait
         return self.tag | (position & POSITION_MASK) << 2
 
     cdef inline void may_be_overtaken(self, const verbs.ibv_send_wr *wr) noexcept:
@@ -451,7 +454,7 @@ cdef class _InFlight:
         return rn_pair_take(self.ring, 2 * (last & (self.places - 1)))
 
     cdef object end_but_waiting(self, uint64_t last):
-        """The same, but READs before it wait for their own completions."""
+        """The same, but those before it that wait for their own completions stay."""
         cdef uint64_t position
         cdef Py_ssize_t i
         cdef list dropped = []  # let go of at the end

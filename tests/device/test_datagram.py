@@ -211,3 +211,46 @@ def test_capacities(net: Net):
     side.receive(net.mr(access=EVERYTHING).sge(0, 128))
     assert side.qp.in_flight == (0, 1)
     side.qp.post_recv(RecvWR(wr_id=1))
+
+
+def many(pipe, device, Net, mark):
+    """A process that sends datagrams of one repeated byte until it is told to end."""
+    with device.open() as context:
+        net = Net(context)
+        side, mr = net.datagrams(), net.mr(4096)
+        gid, number = pipe.recv()
+        ah = net.keep(AH(net.pd, AHAttr(gid, net.gid.gid_index)))
+        mr[:] = bytes([mark]) * 4096
+        while not pipe.poll():
+            for _ in range(8):
+                side.send(mr.sge(0, 1024), ah=ah, remote_qpn=number, remote_qkey=QKEY)
+            for wc in side.poll(8):
+                wc.raise_for_status()
+        net.close()
+
+
+def test_from_many_at_once(device, net: Net, peer):
+    """What two processes send at the same time may complete in any order: each completion is its own receive's."""
+    receives, size = 16, 2048
+    side, mr = net.datagrams(max_recv_wr=receives), net.mr(receives * size)
+    posted = set(range(receives))
+    for place in posted:
+        side.receive(mr.sge(place * size, size), wr_id=place)
+    senders = [peer(many, device, type(net), mark) for mark in (1, 2)]
+    for sender in senders:
+        sender.say((net.gid.gid, side.qp.qp_num))
+    came = {1: 0, 2: 0}
+    try:
+        while min(came.values()) < 5_000:
+            wc = side.one()
+            wc.raise_for_status()
+            assert wc.wr_id in posted
+            at = wc.wr_id * size
+            mark = mr[at + GRH]
+            assert wc.byte_len == GRH + 1024 and bytes(mr[at + GRH : at + wc.byte_len]) == bytes([mark]) * 1024
+            came[mark] += 1
+            mr[at : at + size] = bytes(size)
+            side.receive(mr.sge(at, size), wr_id=wc.wr_id)
+    finally:
+        for sender in senders:
+            sender.say("enough")
