@@ -1,21 +1,20 @@
 """Runs an actor's script: as the user that it is to be, with `say`, `hear` and `argv` at hand.
 
-Everything that an actor may import is imported first, since another user may not be let into the tree.
+Everything that the script imports is imported first: the other user may not be let into the tree.
 """
 
-import asyncio  # noqa: F401
+import ast
 import ctypes
+import importlib
 import json
 import os
-import socket  # noqa: F401
-import struct  # noqa: F401
 import sys
 from pathlib import Path
 from typing import Any
 
 import uvloop  # noqa: F401
 
-import rdmanet  # noqa: F401
+import rdmanet
 from rdmanet import _core
 
 
@@ -30,17 +29,31 @@ def hear() -> dict[str, Any] | None:
     return json.loads(line) if line else None
 
 
-def main() -> None:
-    script = Path(sys.argv[1])
-    code = compile(script.read_text(), str(script), "exec")
+def import_for(script: ast.Module) -> None:
+    """All that it imports, and all that rdmanet would import by and by."""
+    for node in ast.walk(script):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            importlib.import_module(node.module)
+    for name in dir(rdmanet):
+        getattr(rdmanet, name)
     _core.Library.embedded().devices()  # loads the library
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    sys.path.insert(0, str(path.parent))
+    script = ast.parse(path.read_text())
+    import_for(script)
+    code = compile(script, str(path), "exec")
     if user := os.environ.get("ACTOR_USER"):
         os.setgroups([])
         os.setresgid(int(user), int(user), int(user))
         os.setresuid(int(user), int(user), int(user))
     if os.environ.get("ACTOR_DUMPABLE"):  # as a program is that a user starts; who was root isn't
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
-    sys.path.insert(0, str(script.parent))
     exec(code, {"__name__": "__main__", "say": say, "hear": hear, "argv": sys.argv[2:]})
 
 

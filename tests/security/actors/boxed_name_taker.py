@@ -6,10 +6,9 @@ The roles are link_words.become's, and `pids`: a pid namespace. Or it says why i
 import ctypes
 import os
 import signal
-import sys
-from pathlib import Path
 
 from link_words import become, libc
+from taking import take
 
 CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000000, 1
 
@@ -29,5 +28,4 @@ for role in roles:
         os._exit(0)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-taker = Path(sys.path[0]) / "name_taker.py"  # where actor.py has found us
-exec(compile(taker.read_text(), str(taker), "exec"))
+take(argv, say, hear)
