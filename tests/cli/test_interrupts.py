@@ -31,7 +31,9 @@ class Loop(asyncio.SelectorEventLoop):
         super().close()
 
 
-@pytest.mark.parametrize(("when", "result"), [("made", []), ("run", ["begun"]), ("closed", ["begun", "done"])])
+@pytest.mark.parametrize(
+    ("when", "result"), [("made", []), ("run", ["begun"]), ("closed", ["begun", "done"])]
+)
 def test_the_loop_is_closed(when, result):
     """Wherever Ctrl-C comes, the loop ends in good order, and the caller hears of it."""
     loops, steps = [], []

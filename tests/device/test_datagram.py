@@ -247,7 +247,9 @@ def test_from_many_at_once(device, net: Net, peer):
             assert wc.wr_id in posted
             at = wc.wr_id * size
             mark = mr[at + GRH]
-            assert wc.byte_len == GRH + 1024 and bytes(mr[at + GRH : at + wc.byte_len]) == bytes([mark]) * 1024
+            assert (
+                wc.byte_len == GRH + 1024 and bytes(mr[at + GRH : at + wc.byte_len]) == bytes([mark]) * 1024
+            )
             came[mark] += 1
             mr[at : at + size] = bytes(size)
             side.receive(mr.sge(at, size), wr_id=wc.wr_id)
