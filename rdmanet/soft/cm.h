@@ -10,7 +10,7 @@
  *     cm_multicast.c  groups of an identifier for datagrams
  *     cm_sync.c     identifiers without a channel, whose calls wait
  *     cm_wire.c     the TCP socket under a connection: time-outs, loss; with it cm_message.c,
- *                   cm_secret.c, cm_socket.c, cm_listen.c
+ *                   cm_secret.c, cm_socket.c, cm_listen.c, cm_handover.c
  *
  * Who runs where.  Exported calls run in the program's threads and never wait for a socket: they
  * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the

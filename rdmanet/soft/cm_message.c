@@ -489,6 +489,7 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 	const struct rej *rej = (const void *)header;
 	const struct sidr_req *sidr_req = (const void *)header;
 	const struct sidr_rep *sidr_rep = (const void *)header;
+	const struct handover *handover = (const void *)header;
 
 	if (is_repeated(wire, header->type))
 		return false;
@@ -580,8 +581,17 @@ static bool handle(struct rn_wire *wire, const struct header *header)
 		return rn_cm_secret_on_proof(wire, (const void *)header);
 	case MRA:
 		return wire->phase == RN_WIRE_REQ_SENT || wire->phase == RN_WIRE_CLOSING;
-	case MESSAGE_TYPES:
-		break;
+	case HANDOVER:
+		if (wire->phase != RN_WIRE_REP_RECEIVED && wire->phase != RN_WIRE_ESTABLISHED &&
+		    wire->phase != RN_WIRE_DREQ_SENT && wire->phase != RN_WIRE_CLOSING)
+			return false;
+		memcpy(&wire->peer_token, handover->token, sizeof wire->peer_token);
+		return wire->peer_token != 0;
+	case MOVED:
+		wire->peer_moved = true;
+		if (wire->phase == RN_WIRE_ESTABLISHED)
+			rn_timer_set(&wire->timer, UINT64_MAX);
+		return true;
 	}
 	return false;
 }
@@ -596,6 +606,14 @@ static void made_sense(struct rn_wire *wire)
 	wire->is_ours = true;
 	if (wire->phase == RN_WIRE_REQ_SENT)
 		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
+}
+
+void rn_cm_wire_hear(struct rn_wire *wire, enum message_type type)
+{
+	const struct header header = {.type = (uint8_t)type};
+
+	if (!handle(wire, &header))
+		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message out of turn");
 }
 
 void rn_cm_wire_digest(struct rn_wire *wire)

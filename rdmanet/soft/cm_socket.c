@@ -80,6 +80,10 @@ void rn_cm_wire_flush(struct rn_wire *wire)
 {
 	ssize_t sent;
 
+	if (wire->moved) {
+		rn_cm_handover_flush(wire);
+		return;
+	}
 	if (wire->connecting || wire->source.fd < 0)
 		return;
 	while (wire->sending_length || take_output(wire)) {
@@ -109,6 +113,8 @@ void rn_cm_wire_receive(struct rn_wire *wire)
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0 && errno == EAGAIN)
+			return;
+		if (got <= 0 && rn_cm_handover_is_cause(wire))
 			return;
 		if (got <= 0) {
 			wire->hung_up = !got || errno == ECONNRESET;
@@ -265,6 +271,17 @@ static void finish_connecting(struct rn_wire *wire)
 		lost_unlocked(wire, error);
 }
 
+/* The end of each callback. */
+static void get_on(struct rn_wire *wire)
+{
+	rn_cm_listen_look(wire);
+	watch(wire);
+	rn_cm_handover_begin(wire);
+	rn_cm_wire_flush(wire);
+	rn_cm_handover_go_on(wire);
+	rn_cm_wire_sweep(wire);
+}
+
 void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct rn_wire *wire = RN_OWNER(source, struct rn_wire, source);
@@ -273,10 +290,7 @@ void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
 		finish_connecting(wire);
 	else if (epoll_events & ~(uint32_t)EPOLLOUT)
 		rn_cm_wire_receive(wire);
-	rn_cm_listen_look(wire);
-	watch(wire);
-	rn_cm_wire_flush(wire);
-	rn_cm_wire_sweep(wire);
+	get_on(wire);
 }
 
 void rn_cm_wire_kicked(struct rn_task *task)
@@ -289,8 +303,6 @@ void rn_cm_wire_kicked(struct rn_task *task)
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (start)
 		rn_cm_wire_connect(wire);
-	rn_cm_listen_look(wire);
-	watch(wire);
-	rn_cm_wire_flush(wire);
-	rn_cm_wire_sweep(wire);
+	rn_cm_handover_hear(wire);
+	get_on(wire);
 }

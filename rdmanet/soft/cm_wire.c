@@ -37,11 +37,15 @@
  * The socket, the input and the timers are the engine's.  So the lock isn't held over a system
  * call: the program's thread, which may run an event loop, would wait for it.
  *
+ * Between processes that map each other a wire needs its socket only until the connection is established:
+ * cm_handover.c.
+ *
  *     cm_wire.c     a wire's life, and what its end means
  *     cm_message.c  what is said and what is heard
  *     cm_secret.c   who must be known before that
  *     cm_socket.c   bytes out and in
  *     cm_listen.c   where wires of the passive side come from
+ *     cm_handover.c how they do without their socket
  */
 #define _GNU_SOURCE
 #include "cm_wire.h"
@@ -68,6 +72,7 @@ unsigned long rn_wire_dropped(void)
 
 static void timed_out(struct rn_timer *timer);
 static void peer_died(struct rn_death *death, bool failed);
+static void peer_linked(struct rn_death *death);
 
 void rn_cm_wire_set_timer_ms(struct rn_wire *wire, uint64_t ms)
 {
@@ -86,15 +91,21 @@ struct rn_wire *rn_cm_wire_new(enum rn_wire_phase phase)
 	wire->timer.fire = timed_out;
 	wire->task.run = rn_cm_wire_kicked;
 	wire->death.dead = peer_died;
+	wire->death.linked = peer_linked;
 	rn_list_add(&rn_cm_wires, &wire->link);
 	return wire;
 }
 
-static void close_socket(struct rn_wire *wire)
+void rn_cm_wire_close_socket(struct rn_wire *wire)
 {
 	rn_source_remove(&wire->source);
 	rn_fd_close(wire->source.fd);
 	wire->source.fd = -1;
+}
+
+static void let_go(struct rn_wire *wire)
+{
+	rn_cm_wire_close_socket(wire);
 	if (wire->watched)
 		rn_peer_unwatch_death(&wire->death);
 	wire->watched = false;
@@ -122,6 +133,7 @@ void rn_cm_wire_sweep(struct rn_wire *wire)
 		pthread_mutex_unlock(&rn_cm_lock);
 		return;
 	}
+	rn_cm_handover_forget(wire);
 	waits = wire->id != NULL; /* see rn_cm_wire_finish() */
 	if (waits)
 		wire->over = false;
@@ -130,7 +142,7 @@ void rn_cm_wire_sweep(struct rn_wire *wire)
 	pthread_mutex_unlock(&rn_cm_lock);
 
 	rn_stranger_forget(&wire->stranger);
-	close_socket(wire);
+	let_go(wire);
 	if (waits) {
 		rn_cm_wire_set_timer_ms(wire, rn_settings.timewait_ms);
 		return;
@@ -165,6 +177,7 @@ static void stop_all(void)
 static void forget_in_child(void)
 {
 	rn_list_init(&rn_cm_wires);
+	rn_cm_handover_forked();
 	rn_cm_listen_forked();
 }
 
@@ -331,6 +344,12 @@ static void peer_died(struct rn_death *death, bool failed)
 	rn_cm_wire_sweep(wire);
 }
 
+/* The socket may not be needed any more. */
+static void peer_linked(struct rn_death *death)
+{
+	rn_task_post(&RN_OWNER(death, struct rn_wire, death)->task);
+}
+
 RN_EXPORT int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *rdma_id)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
@@ -389,8 +408,11 @@ static void timed_out(struct rn_timer *timer)
 		rn_cm_wire_say_wait(wire);
 		says = true;
 		break;
-	case RN_WIRE_REP_RECEIVED:
 	case RN_WIRE_ESTABLISHED:
+		if (wire->source.fd < 0 && !wire->peer_moved)
+			rn_cm_wire_lost(wire, 0);
+		break;
+	case RN_WIRE_REP_RECEIVED:
 		break; /* the program has all the time it wants */
 	}
 	pthread_mutex_unlock(&rn_cm_lock);

@@ -18,9 +18,10 @@
 enum { MAGIC = 0x52444d43 /* "RDMC" */, VERSION = 1 };
 enum message_type {
 	REQ = 1, REP, RTU, REJ, DREQ, DREP, SIDR_REQ, SIDR_REP, SECRET_HELLO, SECRET_CHALLENGE, SECRET_PROOF,
-	MRA, MESSAGE_TYPES
+	MRA, HANDOVER, MESSAGE_TYPES,
+	MOVED = MESSAGE_TYPES, /* by a link only */
 };
-static_assert(MESSAGE_TYPES <= 16, "a bit for each in rn_wire.heard");
+static_assert(MOVED < 16, "a bit for each in rn_wire.heard");
 
 struct header {
 	__be32 magic;
@@ -70,6 +71,12 @@ struct sidr_rep {
 	uint8_t private_data[RN_CM_SIDR_REP_PRIVATE];
 };
 
+/* What comes by the link will be said of this token: cm_handover.c. */
+struct handover {
+	struct header header;
+	uint8_t token[8];
+};
+
 /* Before the first request, where there is a secret: cm_secret.c. */
 struct secret_hello {
 	struct header header;
@@ -98,6 +105,7 @@ static const uint16_t rn_cm_message_length[MESSAGE_TYPES] = {
 	[SIDR_REQ] = sizeof(struct sidr_req), [SIDR_REP] = sizeof(struct sidr_rep),
 	[SECRET_HELLO] = sizeof(struct secret_hello), [SECRET_CHALLENGE] = sizeof(struct secret_challenge),
 	[SECRET_PROOF] = sizeof(struct secret_proof),   [MRA] = sizeof(struct header),
+	[HANDOVER] = sizeof(struct handover),
 };
 
 /* --- wires -------------------------------------------------------------------------------------- */
@@ -121,9 +129,14 @@ struct rn_wire {
 	enum message_type request_type;
 	unsigned char request[sizeof(struct sidr_req)];
 	/* The longest message fits twice; what is queued is a CHALLENGE, a REQ or a REP, and at most MRA, RTU,
-	 * REJ, DREQ and DREP beside it. */
+	 * HANDOVER, REJ, DREQ and DREP beside it. */
 	unsigned out_length;
-	unsigned char out[512];
+	alignas(8) unsigned char out[512];
+	/* cm_handover.c */
+	uint64_t token, peer_token;  /* 0: not said; not heard */
+	struct rn_wire *next_handed; /* of those with a token */
+	bool peer_moved;
+	uint16_t words; /* a bit per type of message: heard by the link, and not looked at yet */
 
 	/* the engine's, or fixed */
 	struct rn_stranger stranger; /* as long as we wait for it to get on: cm_listen.c */
@@ -141,6 +154,7 @@ struct rn_wire {
 	bool by_name;                /* over a Unix socket: see cm_name.c */
 	bool is_ours;                /* the active side's: whoever listens there has a name, so it will answer */
 	bool watched;                /* death */
+	bool moved;                  /* what is to be said goes by the link */
 	bool wants_room;             /* watching EPOLLOUT */
 	uint64_t cookie;             /* of the listener on this host, as far as it is known */
 	uint8_t tos;
@@ -159,6 +173,7 @@ extern struct rn_list rn_cm_wires;
 /* --- cm_wire.c ---------------------------------------------------------------------------------- */
 
 void rn_cm_wire_set_timer_ms(struct rn_wire *wire, uint64_t ms);
+void rn_cm_wire_close_socket(struct rn_wire *wire); /* on the engine */
 struct rn_wire *rn_cm_wire_new(enum rn_wire_phase phase); /* rn_cm_lock held */
 /* It has served: from now on its identifier is without, but for one that waits for TIMEWAIT_EXIT.
  * rn_cm_lock held. */
@@ -184,6 +199,8 @@ void rn_cm_wire_tell_refused(struct rn_wire *wire, enum rdma_cm_event_type type,
 
 /* All whole messages in the buffer. On the engine, with rn_cm_lock held. */
 void rn_cm_wire_digest(struct rn_wire *wire);
+/* One that is no more than its header. Likewise. */
+void rn_cm_wire_hear(struct rn_wire *wire, enum message_type type);
 /* The message begins with a header, which is filled in. Any thread, rn_cm_lock held. */
 void rn_cm_wire_append(struct rn_wire *wire, enum message_type type, void *message);
 /* MRA: the request has come, and the answer will take its time. rn_cm_lock held. */
@@ -214,6 +231,19 @@ bool rn_cm_secret_on_proof(struct rn_wire *wire, const struct secret_proof *proo
 /* A request from who has proven nothing, and the refusal of what we have proven. */
 void rn_cm_secret_missing(struct rn_wire *wire);
 void rn_cm_secret_refused(struct rn_wire *wire);
+
+/* --- cm_handover.c: on the engine, without the lock but for the first two ----------------------------- */
+
+void rn_cm_handover_forget(struct rn_wire *wire); /* its token */
+void rn_cm_handover_forked(void);
+/* In each of the engine's callbacks: before what is to be said is said, and after. */
+void rn_cm_handover_begin(struct rn_wire *wire);
+void rn_cm_handover_go_on(struct rn_wire *wire);
+/* Of one that has moved: say what is to be said. */
+void rn_cm_handover_flush(struct rn_wire *wire);
+/* The socket has ended: because the peer has moved, or is about to say so? Then it is closed. */
+bool rn_cm_handover_is_cause(struct rn_wire *wire);
+void rn_cm_handover_hear(struct rn_wire *wire);
 
 /* --- cm_socket.c: on the engine, without the lock ------------------------------------------------ */
 

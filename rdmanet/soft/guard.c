@@ -12,6 +12,7 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_NAME_PROCESS] = "name-process",
 	[RN_GUARD_CM_SECRET] = "cm-secret",
 	[RN_GUARD_RESERVE] = "reserve",
+	[RN_GUARD_HANDOVER] = "handover",
 	[RN_GUARD_LINK_PROOF] = "link-proof",
 	[RN_GUARD_TCP_NO_ARENA] = "tcp-no-arena",
 	[RN_GUARD_TCP_ATTACH] = "tcp-attach",

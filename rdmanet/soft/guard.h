@@ -16,6 +16,7 @@ enum rn_guard {
 	RN_GUARD_NAME_PROCESS,  /* and, if that is our own, by which process: cm_name.c */
 	RN_GUARD_CM_SECRET,     /* the secret is asked for by the connection manager: cm_secret.c */
 	RN_GUARD_RESERVE,       /* the last descriptors stay free, and newcomers are refused: cm_listen.c */
+	RN_GUARD_HANDOVER,      /* connections of linked processes keep no descriptors: cm_handover.c */
 	RN_GUARD_LINK_PROOF,    /* both ends of a link show that they may trace each other: peer_proof.c */
 	RN_GUARD_TCP_NO_ARENA,  /* where all goes by TCP the arena is given to nobody: peer_serve.c */
 	RN_GUARD_TCP_ATTACH,    /* a mapped queue pair takes no TCP connection: stream.c */

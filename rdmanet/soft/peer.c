@@ -472,6 +472,8 @@ static void death_notice(struct rn_notice *notice, struct rn_peer *peer, enum rn
 	(void)peer;
 	if (why == RN_LINK_FAILED || why == RN_PEER_DIED)
 		death->dead(death, why == RN_LINK_FAILED);
+	else if (why == RN_LINK_READY && death->linked)
+		death->linked(death);
 }
 
 int rn_peer_watch_death(uint16_t port, struct rn_death *death)

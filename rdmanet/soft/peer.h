@@ -152,6 +152,7 @@ void rn_peer_warm(uint16_t port);
 
 struct rn_death {
 	void (*dead)(struct rn_death *, bool failed); /* once; failed: there never was a link */
+	void (*linked)(struct rn_death *);            /* there is one now; or NULL */
 	struct rn_notice notice;                      /* peer.c's */
 	struct rn_peer *peer;
 };
@@ -159,6 +160,13 @@ struct rn_death {
 /* Both on the engine thread. */
 int rn_peer_watch_death(uint16_t port, struct rn_death *); /* 0 or -errno; keeps the link */
 void rn_peer_unwatch_death(struct rn_death *);
+
+/* What two connection managers say over the links, of a connection that each calls by a token of its own. On the engine;
+ * false: there is no link. */
+bool rn_peer_is_linked(struct rn_peer *);
+bool rn_peer_tell_connection(struct rn_peer *, uint32_t what, uint64_t token);
+/* Whose process is it? Of one that is, or was, linked: to be compared with who says a word. NULL: ours. */
+const void *rn_peer_process(struct rn_peer *);
 
 /* --- the owner takes back ---------------------------------------------------------------------- */
 
@@ -198,6 +206,8 @@ int rn_channel_fd(uint32_t channel_id);
 void rn_channel_signal(uint32_t channel_id); /* one event; nothing when there is no such channel */
 /* The length of the answer, or -errno. */
 int rn_serve_request(int peer_pid, const void *message, size_t length, void *answer, size_t room);
+/* The connection manager's: that process has said this. */
+void rn_connection_word(const void *process, uint32_t what, uint64_t token);
 /* Once for each process (each time it had our device open): fire every CQ it could have reached. */
 void rn_peer_died(int pid);
 

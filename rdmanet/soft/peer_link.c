@@ -664,6 +664,36 @@ static struct link *link_of(struct rn_peer *peer)
 	return process ? process->link : NULL;
 }
 
+bool rn_peer_is_linked(struct rn_peer *peer)
+{
+	int state = atomic_load(&peer->state);
+
+	return state == RN_PEER_READY || state == RN_PEER_SELF;
+}
+
+const void *rn_peer_process(struct rn_peer *peer)
+{
+	return atomic_load(&peer->state) == RN_PEER_SELF ? NULL : PEER(peer)->process;
+}
+
+bool rn_peer_tell_connection(struct rn_peer *peer, uint32_t what, uint64_t token)
+{
+	struct message message = rn_message(CONNECTION, what, (int64_t)token);
+	struct link *link;
+	int rc = -ENOTCONN;
+
+	if (atomic_load(&peer->state) == RN_PEER_SELF) {
+		rn_connection_word(NULL, what, token);
+		return true;
+	}
+	pthread_mutex_lock(&rn_peers.lock);
+	link = link_of(peer);
+	if (link)
+		rc = rn_send(&link->source, &link->out, &message, NULL, 0, -1);
+	pthread_mutex_unlock(&rn_peers.lock);
+	return !rc;
+}
+
 void rn_peer_tell_stream(struct rn_peer *peer, uint32_t ours, uint32_t theirs, bool anew)
 {
 	struct message message = rn_message(BY_STREAM, ours, theirs);

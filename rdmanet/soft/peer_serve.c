@@ -273,6 +273,13 @@ static void on_by_stream(struct served *served)
 	grown[served->streamed_count++] = streamed;
 }
 
+static void on_connection(struct served *served)
+{
+	pthread_mutex_unlock(&rn_peers.lock);
+	rn_connection_word(served->process, rn_inbox.message.value, (uint64_t)rn_inbox.message.size);
+	pthread_mutex_lock(&rn_peers.lock);
+}
+
 static void served_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct served *served = RN_OWNER(source, struct served, source);
@@ -302,6 +309,8 @@ static void served_ready(struct rn_source *source, uint32_t epoll_events)
 			on_request(served);
 		} else if (rn_inbox.message.type == BY_STREAM) {
 			on_by_stream(served);
+		} else if (rn_inbox.message.type == CONNECTION) {
+			on_connection(served);
 		}
 		rn_inbox_discard();
 		break;

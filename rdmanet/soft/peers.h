@@ -78,6 +78,7 @@ enum message_type {
 	CHALLENGE,    /* value: a descriptor's number; identity */
 	PROOF,        /* identity */
 	BY_STREAM,    /* value: a queue pair of ours, size: of yours; its requests come by TCP */
+	CONNECTION,   /* value: what the connection manager says, size: the token of the connection */
 	MESSAGES,
 };
 

@@ -1,10 +1,15 @@
-"""A process at its limit of descriptors refuses newcomers, with the reason, and keeps what it has."""
+"""A process at its limit of descriptors refuses newcomers, with the reason, and keeps what it has.
+
+A connection between linked processes gives its descriptor back once it stands, so most of these are without that: as
+connections are with other hosts.
+"""
 
 import signal
 
 import pytest
 
 LIMIT = 256
+KEPT = "handover"  # the guard without which each connection keeps its descriptor
 # A quarter of them is for those who wait for their turn: more at once are told so.
 REASONS = ("no descriptors left", "too many connections are being made")
 
@@ -45,7 +50,8 @@ def check(server, crowds, results, least=LIMIT / 2, limit=LIMIT):
 def test_the_last_descriptors_are_the_programs(stage, guarded):
     """Without a reserve a server accepts until it can't any more, and who comes then isn't told why."""
     count = LIMIT + 4
-    server = stage.start("echo_server", "127.0.0.1", LIMIT, without="" if guarded else "reserve")
+    without = KEPT if guarded else f"{KEPT},reserve"
+    server = stage.start("echo_server", "127.0.0.1", LIMIT, without=without)
     port = server.hear()["port"]
     impatient = {} if guarded else {"RDMANET_SOFT_CM_TIMEOUT": "200"}
     crowd = stage.start("crowd", port, count, 0, **impatient)
@@ -67,7 +73,7 @@ def test_the_last_descriptors_are_the_programs(stage, guarded):
     ],
 )
 def test_all_at_once(stage, limit, least, each, processes):
-    server = stage.start("echo_server", "127.0.0.1", limit)
+    server = stage.start("echo_server", "127.0.0.1", limit, without=KEPT)
     port = server.hear()["port"]
     crowds = [stage.start("crowd", port, each, 0) for _ in range(processes)]
     results = connect(crowds)
@@ -84,7 +90,7 @@ def test_who_was_accepted_can_work(stage, processes):
     """
     limit, each = 64, 120 // processes
     for _ in range(3):
-        server = stage.start("echo_server", "127.0.0.1", limit)
+        server = stage.start("echo_server", "127.0.0.1", limit, without=KEPT)
         port = server.hear()["port"]
         crowds = [stage.start("crowd", port, each, 0) for _ in range(processes)]
         for crowd in crowds:
@@ -105,7 +111,7 @@ def test_who_was_accepted_can_work(stage, processes):
 
 def test_none_left_at_all(stage):
     """The program has taken them itself, the last ones too: newcomers are told so all the same."""
-    server = stage.start("echo_server", "127.0.0.1", LIMIT)
+    server = stage.start("echo_server", "127.0.0.1", LIMIT, without=KEPT)
     port = server.hear()["port"]
     friend, crowd = stage.start("crowd", port, 10, 0), stage.start("crowd", port, 50, 0)
     (result,) = connect([friend])
@@ -120,11 +126,35 @@ def test_none_left_at_all(stage):
     server.end()  # it can't do anything any more
 
 
+def test_linked_processes_need_none(stage):
+    """More connections than descriptors; whoever goes is missed at once, and the others stay."""
+    count = 2 * LIMIT
+    server = stage.start("echo_server", "127.0.0.1", LIMIT)
+    port = server.hear()["port"]
+    crowds = [stage.start("crowd", port, count, LIMIT) for _ in range(2)]
+    results = connect(crowds, "in turn")
+    assert [(result["accepted"], result["errors"]) for result in results] == [(count, {})] * 2
+    for _ in range(2):
+        assert echoes(crowds) == [{"echoes": count, "others": []}] * 2
+    server.tell()
+    assert server.hear() == {"connections": 2 * count, "can_open": True}
+    crowds[0].process.kill()
+    crowds[0].process.wait()
+    connections = 2 * count
+    while connections > count:
+        server.tell()
+        connections = server.hear()["connections"]
+    assert connections == count
+    assert echoes(crowds[1:]) == [{"echoes": count, "others": []}]
+    crowds[1].finish()
+    server.finish()
+
+
 def test_a_client_at_its_own_limit(stage):
     """Its next connection fails at once, and says why; the others go on."""
     server = stage.start("echo_server", "127.0.0.1", 0)
     port = server.hear()["port"]
-    crowd = stage.start("crowd", port, 100, 64)
+    crowd = stage.start("crowd", port, 100, 64, without=KEPT)
     (result,) = connect([crowd], "in turn")
     assert 10 < result["accepted"] < 64
     assert result["accepted"] + sum(result["errors"].values()) == 100

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections between two processes of one host do without their sockets once they stand: cm_handover.c.  How they end
+ * must be told all the same, and nobody can hand over what isn't his.
+ */
+#include "cm_harness.h"
+#include "cm_wire.h"
+#include "extras.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+enum { CROWD = 64, OF_LINKS = 16 /* descriptors, at most */ };
+
+struct other {
+	pid_t pid;
+	int fd;
+};
+
+static struct other spawn(void (*serve)(int fd, uint16_t port), uint16_t port)
+{
+	struct other other;
+	int fds[2];
+
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+	fflush(NULL);
+	other.pid = fork();
+	CHECK(other.pid >= 0);
+	if (!other.pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		close(fds[0]);
+		on.pd = NULL; /* the parent's */
+		serve(fds[1], port);
+		_exit(0); /* what it has forgotten of its parent looks like a leak */
+	}
+	close(fds[1]);
+	other.fd = fds[0];
+	return other;
+}
+
+static void say(int fd, char what)
+{
+	CHECK(write(fd, &what, 1) == 1);
+}
+
+static char hear(int fd)
+{
+	char what = 0;
+
+	return read(fd, &what, 1) == 1 ? what : 0;
+}
+
+static void join(struct other *other)
+{
+	int status;
+
+	close(other->fd);
+	CHECK(waitpid(other->pid, &status, 0) == other->pid && !status);
+}
+
+/* Connect so many, one after the other; the sockets go. Then do as we are told: disconnect, be disconnected, or wait for
+ * the end. */
+static void crowd(int fd, uint16_t port)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *ids[CROWD];
+	unsigned before;
+	char what;
+
+	for (int i = 0; i < CROWD; i++) {
+		ids[i] = new_id(channel);
+		resolve(ids[i], port);
+		make_qp(ids[i]);
+	}
+	before = descriptors();
+	for (int i = 0; i < CROWD; i++) {
+		CHECK(!rdma_connect(ids[i], &(struct rdma_conn_param){.responder_resources = 1, .retry_count = 7}));
+		want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	}
+	EVENTUALLY(descriptors() <= before + OF_LINKS);
+	say(fd, 'E');
+	what = hear(fd);
+	if (what == 'd')
+		for (int i = 0; i < CROWD; i++)
+			CHECK(!rdma_disconnect(ids[i]));
+	for (int i = 0; i < CROWD; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < CROWD; i++)
+		destroy(ids[i]);
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	say(fd, 'D');
+}
+
+static struct rdma_event_channel *channel;
+static struct rdma_cm_id *listener;
+static uint16_t port;
+
+static struct rdma_cm_id *accept_one(void)
+{
+	struct rdma_cm_event *event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+
+	rdma_ack_cm_event(event);
+	make_qp(id);
+	CHECK(!rdma_accept(id, &(struct rdma_conn_param){.responder_resources = 1}));
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	return id;
+}
+
+/* Accept the crowd. One may ask before we hear that the one before it is ready. */
+static void accept_crowd(struct rdma_cm_id *ids[CROWD])
+{
+	unsigned asked = 0, established = 0;
+
+	while (established < CROWD) {
+		struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
+		enum rdma_cm_event_type type;
+		struct rdma_cm_id *id;
+
+		CHECK(event && !event->status);
+		type = event->event;
+		id = event->id;
+		rdma_ack_cm_event(event);
+		if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+			CHECK(asked < CROWD);
+			ids[asked++] = id;
+			make_qp(id);
+			CHECK(!rdma_accept(id, &(struct rdma_conn_param){.responder_resources = 1}));
+		} else {
+			CHECK(type == RDMA_CM_EVENT_ESTABLISHED);
+			established++;
+		}
+	}
+}
+
+/* How the crowd leaves: it disconnects, is disconnected, or is killed. */
+static void leaves(char how)
+{
+	struct other other = spawn(crowd, port);
+	struct rdma_cm_id *ids[CROWD];
+	unsigned before = descriptors();
+	uint64_t began;
+
+	accept_crowd(ids);
+	EVENTUALLY(descriptors() <= before + OF_LINKS);
+	CHECK(hear(other.fd) == 'E');
+	began = clock_ns();
+	if (how == 'k')
+		kill(other.pid, SIGKILL);
+	else
+		say(other.fd, how);
+	if (how == 's')
+		for (int i = 0; i < CROWD; i++)
+			CHECK(!rdma_disconnect(ids[i]));
+	for (int i = 0; i < CROWD; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	printf("   %.1f ms until all %d were told\n", (double)(clock_ns() - began) / 1e6, CROWD);
+	for (int i = 0; i < CROWD; i++)
+		CHECK(rdmanet_soft_cm_peer_is_gone(ids[i]) == (how == 'k'));
+	for (int i = 0; i < CROWD; i++)
+		destroy(ids[i]);
+	if (how == 'k') {
+		close(other.fd);
+		CHECK(waitpid(other.pid, NULL, 0) == other.pid);
+	} else {
+		CHECK(hear(other.fd) == 'D');
+		join(&other);
+	}
+}
+
+static void they_disconnect(void)
+{
+	leaves('d');
+}
+
+static void we_disconnect(void)
+{
+	leaves('s');
+}
+
+static void they_are_killed(void)
+{
+	leaves('k');
+}
+
+/* The same with both ends here. */
+static void within_a_process(void)
+{
+	struct pair pairs[CROWD];
+	unsigned before = descriptors();
+
+	for (int i = 0; i < CROWD; i++)
+		pairs[i] = connect_pair(listener, channel, port);
+	EVENTUALLY(descriptors() <= before + OF_LINKS);
+	for (int i = 0; i < CROWD; i++) {
+		CHECK(!rdma_disconnect(i % 2 ? pairs[i].active : pairs[i].passive));
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		destroy(pairs[i].active);
+		destroy(pairs[i].passive);
+	}
+}
+
+/* As soon as it is connected it disconnects, or we do, or both: while it is being handed over. */
+static void hasty(int fd, uint16_t to)
+{
+	struct rdma_event_channel *events = new_channel();
+
+	for (int i = 0; i < CROWD; i++) {
+		struct rdma_cm_id *id = new_id(events);
+
+		resolve(id, to);
+		make_qp(id);
+		CHECK(!rdma_connect(id, &(struct rdma_conn_param){.responder_resources = 1, .retry_count = 7}));
+		want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
+		usleep((unsigned)(i / 3 * 10));
+		if (i % 3)
+			CHECK(!rdma_disconnect(id) || errno == EINVAL);
+		want_status(events, RDMA_CM_EVENT_DISCONNECTED, 0);
+		destroy(id);
+	}
+	close_shared();
+	rdma_destroy_event_channel(events);
+	say(fd, 'D');
+}
+
+static void at_any_moment(void)
+{
+	struct other other = spawn(hasty, port);
+	unsigned disconnected = 0, established = 0;
+
+	while (disconnected < CROWD) { /* the next one may ask before we hear that it has left */
+		struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
+		enum rdma_cm_event_type type;
+		struct rdma_cm_id *id;
+
+		CHECK(event && !event->status);
+		type = event->event;
+		id = event->id;
+		rdma_ack_cm_event(event);
+		if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+			make_qp(id);
+			CHECK(!rdma_accept(id, &(struct rdma_conn_param){.responder_resources = 1}));
+		} else if (type == RDMA_CM_EVENT_ESTABLISHED) {
+			if (established++ % 3 != 1)
+				CHECK(!rdma_disconnect(id) || errno == EINVAL);
+		} else {
+			CHECK(type == RDMA_CM_EVENT_DISCONNECTED);
+			disconnected++;
+			destroy(id);
+		}
+	}
+	CHECK(hear(other.fd) == 'D');
+	join(&other);
+}
+
+/* --- who hands over what isn't his --------------------------------------------------------------- */
+
+static int dial(uint16_t to)
+{
+	struct sockaddr_in at = address(to);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&at, sizeof at));
+	return fd;
+}
+
+static void send_message(int fd, enum message_type type, void *message)
+{
+	struct header *header = message;
+
+	*header = (struct header){htobe32(MAGIC), VERSION, (uint8_t)type, htobe16(rn_cm_message_length[type])};
+	CHECK(send(fd, message, rn_cm_message_length[type], 0) == rn_cm_message_length[type]);
+}
+
+/* The next message of this type. */
+static void await_message(int fd, enum message_type type, void *message)
+{
+	struct header *header = message;
+
+	do {
+		CHECK(recv(fd, header, sizeof *header, MSG_WAITALL) == sizeof *header);
+		CHECK(header->type < MESSAGE_TYPES);
+		unsigned rest = rn_cm_message_length[header->type] - (unsigned)sizeof *header;
+		CHECK(recv(fd, header + 1, rest, MSG_WAITALL) == (ssize_t)rest);
+	} while (header->type != type);
+}
+
+static uint32_t anothers_qpn;
+
+/* Is let in as a process that it is not, with whose memory the server's is linked, offers to hand over, and goes; or
+ * stays (say 's'), and sees the end of the socket. */
+static void lie(int fd, uint16_t to)
+{
+	struct req req = {.qpn = htobe32(anothers_qpn), .retry_count = 7};
+	unsigned char room[512] __attribute__((aligned(8)));
+	struct handover handover = {.token = "a guess"};
+	struct header rtu;
+	int wire = dial(to);
+
+	send_message(wire, REQ, &req);
+	await_message(wire, REP, room);
+	send_message(wire, RTU, &rtu);
+	await_message(wire, HANDOVER, room);
+	send_message(wire, HANDOVER, &handover);
+	if (hear(fd) == 's')
+		CHECK(recv(wire, room, sizeof room, 0) == 0);
+	close(wire);
+	say(fd, 'D');
+}
+
+static void in_anothers_name(void)
+{
+	static const char ways[] = "gs";
+	struct other honest = spawn(crowd, port);
+	struct rdma_cm_id *ids[CROWD];
+
+	accept_crowd(ids);
+	CHECK(hear(honest.fd) == 'E');
+	anothers_qpn = rn_cm_id(ids[0])->terms.remote_qpn;
+	for (unsigned way = 0; way < 2; way++) {
+		struct other liar = spawn(lie, port);
+		struct rdma_cm_id *id = accept_one();
+
+		say(liar.fd, ways[way]);
+		CHECK(hear(liar.fd) == 'D');
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		destroy(id);
+		join(&liar);
+	}
+	want_none(channel, 50);
+	say(honest.fd, 'd');
+	for (int i = 0; i < CROWD; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < CROWD; i++)
+		destroy(ids[i]);
+	CHECK(hear(honest.fd) == 'D');
+	join(&honest);
+}
+
+int main(void)
+{
+	channel = new_channel();
+	listener = new_listener(channel, CROWD, &port);
+	RUN(they_disconnect);
+	RUN(we_disconnect);
+	RUN(they_are_killed);
+	RUN(within_a_process);
+	RUN(at_any_moment);
+	RUN(in_anothers_name);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+	return 0;
+}
