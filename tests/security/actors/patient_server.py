@@ -1,6 +1,7 @@
 """Accepts each request of the connection manager at once, and waits for all to get on: argv is its limit of files.
 
-Says its `port`. For each line it hears: how many stand, and how many were `lost` before they did.
+Says its `port`. For each line it hears: how many are `standing`, and how many were `lost` before they did; as soon as
+there are as many as the line says, if it does.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from rdmanet.verbs_async import AsyncCMListener, AsyncCQ
 standing = []
 counts = {"lost": 0}
 running = set()
+another = asyncio.Event()
 
 
 async def accept(id, pd, cq):
@@ -23,6 +25,7 @@ async def accept(id, pd, cq):
         id.close()
     else:
         standing.append(id)
+    another.set()
 
 
 async def serve(listener):
@@ -41,7 +44,10 @@ async def main():
         say(port=listener.local_addr[1])
         serving = asyncio.create_task(serve(listener))
         loop = asyncio.get_running_loop()
-        while await loop.run_in_executor(None, hear) is not None:
+        while (wanted := await loop.run_in_executor(None, hear)) is not None:
+            while len(standing) < wanted.get("standing", 0) or counts["lost"] < wanted.get("lost", 0):
+                another.clear()
+                await another.wait()
             say(standing=len(standing), **counts)
         serving.cancel()
 
