@@ -44,7 +44,7 @@ async def add(*numbers: float) -> float:
 
 
 FUNCTIONS: dict[str, Callable[..., Awaitable[Any]]] = {"add": add}
-FUNCTIONS["sleep"] = lambda s, result: asyncio.sleep(min(max(0, s), 60), result)  # 0 for what is no number
+FUNCTIONS["sleep"] = lambda s, result: asyncio.sleep(min(max(0, s), 5), result)  # 0 for what is no number
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
