@@ -1,8 +1,8 @@
-# Two commands are all that a newcomer needs: `make demo` and `make test`. Each sets up what it uses: a
-# virtual environment in the tree, and the build in place. Stamp files in the environment say what is done,
-# so a second run goes straight to work and an edited source is built again.
+# A newcomer needs only two commands: `make demo` and `make test`. Each sets up what it uses: a
+# virtual environment in the tree, and the build in place. Stamp files in the environment record what is done,
+# so a second run starts at once, and an edited source is built again.
 #
-# Another interpreter:  make test PYTHON=python3.13     (it gets an environment of its own)
+# Another interpreter:  make test PYTHON=python3.13     (in an environment of its own)
 
 PYTHON ?= python3
 VENV   ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
@@ -17,11 +17,11 @@ py      := $(VENV)/bin/python
 locked  := --require-hashes --only-binary :all:
 pip     := $(py) -m pip install --quiet $(locked) --constraint requirements/constraints.txt
 sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
-             rdmanet/soft/*.c rdmanet/soft/*.h rdmanet/soft/preload/* rdmanet/soft/soft.map)
+             rdmanet/soft/*/*.c rdmanet/soft/*/*.h rdmanet/soft/soft.map)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-netns test-kernel check bench bench-quick bench-crowd bench-hosts count test-c test-asan fuzz stress foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help setup lock demo test test-netns test-kernel check bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking count test-c test-asan fuzz stress soak foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -34,21 +34,21 @@ test: build $(VENV)/.test ## set everything up, then run the tests (ARGS="-k nam
 
 test-netns: build $(VENV)/.test ## run the suite between two hosts, network namespaces joined by veth (root)
 	@$(py) -m pytest tests/netns $(ARGS)
-	@$(py) scripts/two_hosts.py $(py) -m pytest --across 4 tests/net tests/device $(ARGS)
-	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 tests/net tests/device -m 'not long' $(ARGS)
+	@$(py) scripts/two_hosts.py $(py) -m pytest --across 4 tests/streams tests/verbs $(ARGS)
+	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 tests/streams tests/verbs -m 'not long' $(ARGS)
 
 test-kernel: build $(VENV)/.test ## run all tests that use a device on the kernel's soft-RoCE and soft-iWARP, in QEMU (twelve minutes)
 	@$(py) scripts/test-kernel $(ARGS)
 
 GRAPHS ?= 10000
 
-# Of the streams' tests those that are not long: a thousand times the same shows nothing new here, and measures the
-# sanitizer's memory instead of ours.
-test-asan: build $(VENV)/.test ## run random graphs of objects (GRAPHS=n), and all that use a device, under the address sanitizer
+# Without the streams' long tests: a thousand repetitions show nothing new here, and measure the sanitizer's memory
+# instead of ours.
+test-asan: build $(VENV)/.test ## run random graphs of objects (GRAPHS=n), and all tests that use a device, under the address sanitizer
 	@RDMANET_DEBUG=1 RDMANET_SANITIZE=address,undefined $(py) setup.py --quiet build --build-base build/asan --build-lib build/asan/lib
-	@scripts/asan $(py) tests/device/object_graphs.py --count $(GRAPHS)
-	@scripts/asan $(py) -P -m pytest $(or $(ARGS),tests/device tests/verbs)
-	@$(if $(ARGS),,scripts/asan $(py) -P -m pytest tests/net -m 'not long')
+	@scripts/asan $(py) tests/verbs/object_graphs.py --count $(GRAPHS)
+	@scripts/asan $(py) -P -m pytest $(or $(ARGS),tests/verbs tests/verbs_async)
+	@$(if $(ARGS),,scripts/asan $(py) -P -m pytest tests/streams -m 'not long')
 
 # --- set-up -------------------------------------------------------------------------------------------
 
@@ -58,9 +58,9 @@ setup: build $(VENV)/.test ## set everything up for the tests
 build: $(VENV)/.built ## build the extension and the embedded device in place
 	@:
 
-# What is installed is in requirements/, by the hash of its file; what isn't there, or would be built here, is refused.
-# So it is with what building the wheel takes. Old pips check the hashes of requirements only, not of constraints: pip
-# itself is installed, by the interpreter's own, from a list of requirements.
+# pip installs only the files whose hashes are in requirements/, and builds none itself. The same holds for what building
+# the wheel needs. Old pips check the hashes of requirements, but not of constraints: so the interpreter's own pip first
+# installs our pip, from a list of requirements.
 $(VENV)/.run: pyproject.toml $(wildcard requirements/*.txt) scripts/prerequisites
 	@scripts/prerequisites $(PYTHON)
 	@scripts/progress "setting up $(VENV) ($$($(PYTHON) -V))" $(PYTHON) -m venv $(VENV)
@@ -84,8 +84,8 @@ $(VENV)/.built: $(VENV)/.run $(sources)
 	@scripts/progress "building (a minute or two the first time)" $(py) setup.py --quiet build_ext --inplace
 	@touch $@
 
-# In an environment of its own: what the others are made of is only now being chosen.
-lock: ## choose from pyproject.toml's ranges again, and write down versions and hashes (ARGS=--upgrade: the newest)
+# In an environment of its own: this chooses what the others contain.
+lock: ## choose versions from pyproject.toml's ranges, and write them down with hashes (ARGS=--upgrade: the newest)
 	@$(PYTHON) -m venv build/lock
 	@build/lock/bin/python -m pip install --quiet $(locked) --requirement requirements/lock.txt
 	@scripts/lock build/lock/bin/uv $(ARGS)
@@ -108,27 +108,27 @@ docs: build $(VENV)/.docs ## make the manual, build/docs/index.html; a warning i
 
 SANITIZE ?= address,undefined
 
-test-c: prerequisites ## run the C tests of the embedded device under sanitizers (SANITIZE=thread for the other kind)
+test-c: prerequisites ## run the C tests of the embedded device under sanitizers (SANITIZE=thread for the thread sanitizer)
 	@$(MAKE) --no-print-directory -C tests/c check SAN=$(SANITIZE)
 
 foreign: build ## run Debian's RDMA programs on the embedded device (ten minutes); writes the table in docs/soft-device.md
 	@$(py) scripts/foreign.py --write $(ARGS)
 
-foreign-quick: build ## the short ones of them
+foreign-quick: build ## run the short ones of these
 	@$(py) scripts/foreign.py --quick $(ARGS)
 
-pyverbs: build ## run rdma-core's pyverbs tests on the embedded device, and look whether each ends as it should
+pyverbs: build ## run rdma-core's pyverbs tests on the embedded device, and check that each ends as expected
 	@$(py) scripts/pyverbs_suite.py $(ARGS)
 
 SECONDS ?= 20
 
-fuzz: ## fuzz all that a peer may say, each kind for SECONDS=20 (clang and libclang-rt-dev)
+fuzz: ## fuzz everything that a peer may send, each kind for SECONDS=20 (clang and libclang-rt-dev)
 	@$(MAKE) --no-print-directory -C tests/fuzz fuzz SECONDS=$(SECONDS)
 
-stress: prerequisites ## random work between threads and processes, some of them killed, each kind for SECONDS=20 (SEED=n)
+stress: prerequisites ## run random work between threads and processes, some of them killed, each kind for SECONDS=20 (SEED=n)
 	@$(MAKE) --no-print-directory -C tests/c stress SAN=$(SANITIZE) SECONDS=$(SECONDS) SEED=$(SEED)
 
-soak: build ## processes that talk to each other, some killed and stopped: does every connection end (SECONDS=600 SEED=n)
+soak: build ## run processes that talk to each other, kill and stop some, and check that every connection ends (SECONDS=600 SEED=n)
 	@$(py) -m tests.soak $(if $(filter command line environment,$(origin SECONDS)),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 # --- measuring ----------------------------------------------------------------------------------------
@@ -136,22 +136,28 @@ soak: build ## processes that talk to each other, some killed and stopped: does 
 bench: build ## measure against asyncio and uvloop sockets (about half an hour); results in benchmarks/results
 	@$(py) -m benchmarks $(ARGS)
 
-bench-quick: build ## the same cases, short and few: does it run, roughly how fast
+bench-quick: build ## run the same cases briefly: whether they run, and roughly how fast
 	@$(py) -m benchmarks --quick $(ARGS)
 
-bench-crowd: build ## measure what a message costs beside 500 and 5,000 idle connections, against none
+bench-crowd: build ## compare what a message costs beside 500 and 5,000 idle connections with its cost beside none
 	@$(py) -m benchmarks.crowd $(ARGS)
 
-bench-hosts: build ## measure the device between two hosts (network namespaces; root) against plain C over TCP
+bench-hosts: build ## compare the device between two hosts (network namespaces; root) with plain C over TCP
 	@$(py) -m benchmarks.hosts $(ARGS)
+
+bench-thinking: build ## measure request and reply between programs that work for each message
+	@$(py) -m benchmarks.thinking $(ARGS)
+
+bench-blocking: build ## measure blocking streams beside blocking sockets
+	@$(py) -m benchmarks.blocking $(ARGS)
 
 count: build ## count system calls, wake-ups, copies and Python calls of a message
 	@$(py) -m benchmarks.count $(ARGS)
 
 # --- packaging and cleaning ---------------------------------------------------------------------------
 
-# In an environment of its own, as everybody's pip does it: so [build-system] names all it takes. What goes in there
-# must be in the constraints, too, with its hash.
+# In an environment of its own, as pip does by default, so that [build-system] must name everything it needs. Those
+# packages must also be in the constraints, with their hashes.
 wheel: $(VENV)/.run ## build a wheel into dist/ (WHEEL_DIR=path for elsewhere)
 	@$(py) -m pip wheel --quiet --no-deps --build-constraint requirements/constraints.txt --wheel-dir $(WHEEL_DIR) .
 

@@ -86,11 +86,12 @@ modules = [
         extra_link_args=ldflags,
     ),
 ]
+PRELOADED = "rdmanet/soft/preload/device_files.c"
 device = Extension(
     DEVICE,
-    sorted(glob("rdmanet/soft/*.c")),
+    sorted(set(glob("rdmanet/soft/*/*.c")) - {PRELOADED}),
     include_dirs=["rdmanet/abi", "rdmanet/soft"],
-    depends=[*abi_headers, *glob("rdmanet/soft/*.h"), "rdmanet/soft/soft.map"],
+    depends=[*abi_headers, *glob("rdmanet/soft/*/*.h"), "rdmanet/soft/soft.map"],
     extra_compile_args=[*cflags, "-fvisibility=hidden", "-pthread"],
     extra_link_args=[
         *ldflags,
@@ -104,7 +105,7 @@ device = Extension(
 # What soft-run preloads. Without the sanitizers' run-time, which is the program's own affair.
 files = Extension(
     FILES,
-    ["rdmanet/soft/preload/device_files.c"],
+    [PRELOADED],
     extra_compile_args=[
         *(flag for flag in cflags if "sanitize" not in flag),
         "-fvisibility=hidden",

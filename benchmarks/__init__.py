@@ -1,6 +1,6 @@
-"""What a message costs over RDMA and over the sockets it replaces, measured side by side.
+"""Measure the cost of a message over RDMA, and over the sockets that it replaces.
 
-cases.py says what is measured and the goals; worker.py is either of the two processes of a measurement;
-__main__.py starts them, interleaves the cases and keeps every repetition; report.py makes tables of that;
-count.py counts calls instead of time. cacheline.c tells in which state the machine was.
+cases.py defines what is measured, and the goals; worker.py is each of the two processes of a measurement; __main__.py
+starts them, interleaves the cases and keeps every repetition; report.py makes tables; count.py counts calls instead of
+time. cacheline.c measures the distance of the two CPUs, to judge the state of the machine.
 """

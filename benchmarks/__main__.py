@@ -1,10 +1,10 @@
-"""Run the cases over every transport, interleaved, and keep every repetition.
+"""run the cases over every transport, interleaved, and keep every repetition
 
 usage: python -m benchmarks [--quick] [--repetitions N] [--case TEXT]... [--variant TEXT]... [--output FILE]
 
-Each repetition starts a fresh pair of processes for each transport, pinned to a CPU each; inside a repetition
-the transports take turns case by case, so that what is compared was measured within seconds of each other. A
-probe of the cache-line round trip stands before and after each run.
+Each repetition starts new processes for each transport, two of them, each pinned to a CPU. Within a repetition the
+transports take turns case by case, so that compared numbers were measured within seconds of each other. A probe
+measures the round trip of a cache line before and after each run.
 """
 
 import argparse

@@ -1,86 +1,136 @@
-"""A round trip by blocking streams, and by asyncio's beside it: python -m benchmarks.blocking
+"""measure blocking streams beside a blocking Unix socket and TCP: round trips of 64 bytes, and 1 MiB one way
 
-Two processes on this host, 64 bytes there and back, asyncio's own loop on both sides. The two kinds take turns; of each
-turn the median is told, and the fastest and the slowest tenth.
+usage: python -m benchmarks.blocking [--turns N]
+
+Two processes of this host, each on a CPU of its own. The kinds of streams take turns. Each turn prints the median round
+trip, what the fastest and the slowest tenth took, and the bandwidth of writes of 1 MiB that are read into one buffer.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
+import contextlib
+import os
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import rdmanet
 
 HOST = "127.0.0.1"
-MESSAGE = b"x" * 64
-TURNS, WARM_UP, ROUND_TRIPS = 5, 100, 2000
+MESSAGE, LARGE = b"x" * 64, 1 << 20
+TURNS, WARM_UP, ROUND_TRIPS, LARGE_ONES = 5, 2000, 10_000, 2000
+KINDS = ("rdmanet", "unix", "tcp")
 
 
-def serve_blocking() -> None:
-    with rdmanet.listen_rdma_stream(HOST) as listener:
-        print(listener.getsockname()[1], flush=True)
-        with listener.accept() as stream:
-            while data := stream.recv(len(MESSAGE)):
-                stream.write(data)
+@contextlib.contextmanager
+def accepted(kind: str) -> Iterator[Any]:
+    """Listen, say where, and yield the one connection that comes."""
+    if kind == "rdmanet":
+        with rdmanet.listen_rdma_stream(HOST) as listener:
+            print(listener.getsockname()[1], flush=True)
+            with listener.accept() as stream:
+                yield stream
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory, "socket"))
+        with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as listener:
+            listener.bind(path if kind == "unix" else (HOST, 0))
+            listener.listen()
+            print(path if kind == "unix" else listener.getsockname()[1], flush=True)
+            connection, _ = listener.accept()
+            with connection:
+                if kind == "tcp":
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                yield connection
 
 
-async def serve_asyncio() -> None:
-    over = asyncio.Event()
-
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(len(MESSAGE)):
-            writer.write(data)
-        writer.close()
-        over.set()
-
-    async with await rdmanet.start_rdma_stream_server(echo, HOST, 0) as server:
-        print(server.sockets[0].getsockname()[1], flush=True)
-        await over.wait()
+def connected(kind: str, where: str) -> Any:
+    if kind == "rdmanet":
+        return rdmanet.open_rdma_stream(HOST, int(where))
+    if kind == "tcp":
+        connection = socket.create_connection((HOST, int(where)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(where)
+    return connection
 
 
-def ask_blocking(port: int) -> list[float]:
-    times = []
-    with rdmanet.open_rdma_stream(HOST, port) as stream:
+def fill(stream: Any, buffer: memoryview) -> None:
+    """Read until `buffer` is full."""
+    readinto = stream.readinto if hasattr(stream, "readinto") else stream.recv_into
+    filled = 0
+    while filled < len(buffer):
+        n = readinto(buffer[filled:])
+        if not n:
+            raise EOFError
+        filled += n
+
+
+def serve(kind: str) -> None:
+    with accepted(kind) as stream:
         for _ in range(WARM_UP + ROUND_TRIPS):
-            begun, left = time.perf_counter(), len(MESSAGE)
-            stream.write(MESSAGE)
-            while left:
-                left -= len(stream.recv(left))
-            times.append(time.perf_counter() - begun)
-    return times
+            stream.sendall(stream.recv(len(MESSAGE)))
+        buffer = memoryview(bytearray(LARGE))
+        for _ in range(LARGE_ONES):
+            fill(stream, buffer)
+        stream.sendall(b".")
 
 
-async def ask_asyncio(port: int) -> list[float]:
+def ask(kind: str, where: str) -> tuple[list[float], float]:
+    """Round trips in seconds, and bytes per second one way."""
     times = []
-    reader, writer = await rdmanet.open_rdma_connection(HOST, port)
-    for _ in range(WARM_UP + ROUND_TRIPS):
+    with connected(kind, where) as stream:
+        for _ in range(WARM_UP + ROUND_TRIPS):
+            begun = time.perf_counter()
+            stream.sendall(MESSAGE)
+            stream.recv(len(MESSAGE))
+            times.append(time.perf_counter() - begun)
+        large = bytearray(LARGE)
         begun = time.perf_counter()
-        writer.write(MESSAGE)
-        await reader.readexactly(len(MESSAGE))
-        times.append(time.perf_counter() - begun)
-    writer.close()
-    await writer.wait_closed()
-    return times
+        for _ in range(LARGE_ONES):
+            stream.sendall(large)
+        stream.recv(1)
+        return times[WARM_UP:], LARGE_ONES * LARGE / (time.perf_counter() - begun)
 
 
 def main() -> None:
-    for kind in ("blocking", "asyncio") * TURNS:
-        command = [sys.executable, "-m", "benchmarks.blocking", kind]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.blocking", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--turns", type=int, default=TURNS, metavar="N", help=f"turns of each kind (default: {TURNS})"
+    )
+    args = parser.parse_args()
+    cpus = sorted(os.sched_getaffinity(0))
+    for kind in KINDS * args.turns:
+        command = [sys.executable, "-c", f"from benchmarks import blocking; blocking.pinned_serve({kind!r})"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
-            port = int(server.stdout.readline())
-            times = ask_blocking(port) if kind == "blocking" else asyncio.run(ask_asyncio(port))
-        tenths = [time * 1e6 for time in statistics.quantiles(times[WARM_UP:], n=10)]
-        print(f"{kind:8} {tenths[4]:6.0f} µs, a tenth below {tenths[0]:.0f}, a tenth above {tenths[8]:.0f}")
+            os.sched_setaffinity(0, cpus[:1])
+            times, bandwidth = ask(kind, server.stdout.readline().strip())
+            os.sched_setaffinity(0, cpus)
+        tenths = statistics.quantiles(times, n=10)
+        microseconds = [f"{t * 1e6:.1f}" for t in (statistics.median(times), tenths[0], tenths[-1])]
+        print(
+            f"{kind:8}  median {microseconds[0]:>6} us  10 % below {microseconds[1]:>6}  "
+            f"10 % above {microseconds[2]:>6}   1 MiB one way {bandwidth / 1e9:5.2f} GB/s",
+            flush=True,
+        )
+
+
+def pinned_serve(kind: str) -> None:
+    """The other process."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[1:2] or os.sched_getaffinity(0))
+    serve(kind)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["blocking"]:
-        serve_blocking()
-    elif sys.argv[1:] == ["asyncio"]:
-        asyncio.run(serve_asyncio())
-    else:
-        main()
+    main()

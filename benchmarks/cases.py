@@ -31,7 +31,7 @@ VARIANTS = [
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of traffic. `options` are keywords for rdmanet's calls; sockets have nothing like them."""
+    """One kind of traffic. `options` are keywords for rdmanet's calls; sockets have no such options."""
 
     name: str
     kind: str

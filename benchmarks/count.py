@@ -1,16 +1,16 @@
-"""Count what a message costs in calls: system calls, sleeps, Python calls, and copies by the device.
+"""Count the calls that a message costs: system calls, sleeps, Python calls, and copies by the device.
 
 usage: python -m benchmarks.count [--loop LOOP]
 
-Times drift and depend on the machine; counts do not, and they say where the time goes. Every number is for
-one message and both processes, client + server. For an echo a message goes both ways.
+Times drift and depend on the machine; counts do not, and they show where the time goes. Every number is for one
+message and both processes, client + server. In an echo a message goes in both directions.
 
-    system calls    by `perf stat` where that is allowed. `strace -c` names them, from the difference of a
-                    long and a short run, which leaves the start-up out; it slows them down a hundredfold, so
-                    a process that polls seems to poll less often than it does.
-    sleeps          voluntary context switches: each is a wake-up that somebody paid for.
-    Python calls    calls of Python functions, and of built-in functions by them, by sys.setprofile; methods
-                    of compiled classes, such as a transport's write, are not among them.
+    system calls    by `perf stat`, where that is allowed. `strace -c` names them, from the difference of a long and a
+                    short run, which excludes the start-up. It slows them down a hundredfold, so that a polling process
+                    seems to poll less often than it does.
+    sleeps          voluntary context switches: each one costs a wake-up.
+    Python calls    calls of Python functions, and their calls of built-in functions, by sys.setprofile; methods of
+                    compiled classes, such as a transport's write, are not included.
     device          the embedded device's own counters, both sides together.
 """
 
@@ -35,8 +35,8 @@ from benchmarks.cases import BUFFERED, CASES, PROTOCOL, Case, Variant
 
 SECONDS = 0.5
 
-# What the goals for speed leave room for: a loop's turn with its epoll_wait costs some 0.3 us, a system call as
-# much, a Python call 0.05, a copy of 64 KiB 1.5, and a sleep with its wake-up 45.
+# The budget that the goals for speed leave: an iteration of a loop with its epoll_wait costs some 0.3 us, a system call
+# the same, a Python call 0.05, a copy of 64 KiB 1.5, and a sleep with its wake-up 45.
 COUNTED = {
     ("round trip 64 B", PROTOCOL): [
         "1.5 us",
@@ -123,7 +123,7 @@ def _processes(pair: Pair) -> list[Process]:
 def _plain(variant: Variant, pinned: tuple[int, int], case: Case, api: str) -> dict[str, Any]:
     with Pair(variant, *pinned) as pair:
         processes = _processes(pair)
-        pair.run(case, api)  # whatever is done once is done now
+        pair.run(case, api)  # do what is done only once
         before = [process.call("usage") for process in processes]
         with _system_calls([process.process.pid for process in processes]) as system_calls:
             messages = pair.run(case, api)["messages"]
@@ -155,7 +155,7 @@ def _system_calls(pids: list[int]) -> Iterator[list[int]]:
         subprocess.Popen([*command, str(pid)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         for pid in pids
     ]
-    time.sleep(0.5)  # perf says nothing when it has attached
+    time.sleep(0.5)  # perf does not report when it has attached
     try:
         yield counts
     finally:
@@ -187,7 +187,7 @@ def _traced(variant: Variant, pinned: tuple[int, int], case: Case, api: str) -> 
     short, short_messages = _strace_run(variant, pinned, replace(case, seconds=0.05), api)
     long, long_messages = _strace_run(variant, pinned, case, api)
     messages = long_messages - short_messages
-    if messages <= 0:  # on a busy machine none may come through: a tracer slows them down so far
+    if messages <= 0:  # on a busy machine none may arrive, since a tracer slows them down so much
         return None
     return [
         Counter({name: (after[name] - before[name]) / messages for name in after})

@@ -1,16 +1,16 @@
-"""What a message costs on a few busy connections of a server that has many idle ones, against one that has none.
+"""Compare the cost of a message on a few busy connections of a server with and without many idle connections.
 
 usage: python -m benchmarks.crowd [--idle N]... [--repetitions N] [--seconds S] [--output FILE]
 
-For each number of idle connections (by default none, 500 and 5000) there is a server, a client with the busy ones,
-and, for the idle ones, holders: processes that have sent a message over each of theirs and do nothing any more. All
-stand from the beginning to the end, and take turns: within a repetition each server in turn answers its client's
-messages, in an order that changes, so a ratio is of numbers from within seconds. The clients are on one CPU, the
-servers on another, the holders wherever there is room.
+For each number of idle connections (by default none, 500 and 5000) there is a server, a client with the busy
+connections, and processes that hold the idle ones: they send one message over each, and then do nothing. All of them
+run from the beginning to the end, and take turns: within a repetition each server answers its client's messages, in a
+changing order, so that compared numbers were measured within seconds of each other. The clients are on one CPU, the
+servers on another, the holders on any.
 
     messages/s     echoes of all busy connections together
-    CPU            of server and client, for one echo; what the server's engine does beside is in it
-    idle CPU       of server and holders, while nobody says anything
+    CPU            of server and client, for one echo, including the server's engine
+    idle CPU       of server and holders, while there is no traffic
 """
 
 import argparse
@@ -32,11 +32,11 @@ CROWDS = (0, 500, 5000)
 BUSY = 10
 HOLDERS = 4
 SPARE = 1024
-"""Descriptors of a process beside those of its connections."""
+"""Descriptors of a process in addition to those of its connections."""
 
 RATE, CPU = "messages_per_s", "cpu_us"
 GOAL = (0.95, 1.05)
-"""With idle connections of without: the rate is at least the first, the CPU at most the second."""
+"""Ratios of with to without idle connections: the rate is at least the first, the CPU at most the second."""
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def main() -> int:
         "--idle", type=int, action="append", metavar="N", help="idle connections (default: 500, 5000)"
     )
     parser.add_argument("--repetitions", type=int, default=7, metavar="N")
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="length of each measurement")
     parser.add_argument("--loop", choices=["uvloop", "asyncio"], default="uvloop")
     parser.add_argument("--output", type=Path, help="where the JSON goes (default: benchmarks/results)")
     args = parser.parse_args()
@@ -88,13 +88,13 @@ def say(what: str) -> None:
 
 
 def turns(crowds: Sequence[int], repetition: int) -> list[int]:
-    """Nobody is always the first, or behind the same other one."""
+    """The order of a round, so that none is always first, or always after the same one."""
     order = [*crowds[repetition % len(crowds) :], *crowds[: repetition % len(crowds)]]
     return order[::-1] if repetition % 2 else order
 
 
 def allow_descriptors(count: int) -> None:
-    """As many as the processes need that we start: they inherit the limit."""
+    """Raise the limit to what the processes that we start need: they inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if count > soft:
         if hard != resource.RLIM_INFINITY and count > hard:
@@ -154,7 +154,8 @@ def report(
     found = {(run["repetition"], run["idle"]): run for run in runs}
     repetitions = sorted({run["repetition"] for run in runs})
     rows = [
-        "| idle connections | messages/s | of none | CPU µs a message | of none | server's idle CPU % | descriptors |",
+        "| idle connections | messages/s | relative to none | CPU µs per message | relative to none "
+        "| server's idle CPU % | descriptors |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     reached = True

@@ -1,11 +1,11 @@
-"""Two hosts over TCP: what the device makes of a network, against plain C sockets in the same run.
+"""Compare the device between two hosts, which uses TCP, with plain C sockets in the same run.
 
 usage: python -m benchmarks.hosts [--quick] [--repetitions N] [--realtime]
 
-The hosts are network namespaces joined by veth (root, or user namespaces for everybody; see scripts/two_hosts.py).
-tcp_peer.c and perftest's programs on the embedded device take turns, the server on one CPU and the client on
-another. A ratio is taken within each repetition; the table has the medians of both. Polling is compared with
-polling, and sleeping with sleeping.
+The hosts are network namespaces joined by veth (this needs root or user namespaces; see scripts/two_hosts.py).
+tcp_peer.c and perftest's programs on the embedded device take turns, the server on one CPU and the client on another. A
+ratio is computed within each repetition; the table has the medians of both. Polling is compared with polling, and
+sleeping with sleeping.
 """
 
 import argparse
@@ -28,19 +28,19 @@ from rdmanet.cli.soft_run import environment, library_directory
 
 PATIENCE_S = 60.0
 KIB, MIB = 1 << 10, 1 << 20
-BANDWIDTH, ROUND_TRIP = "GB/s", "µs a round trip"
+BANDWIDTH, ROUND_TRIP = "GB/s", "µs per round trip"
 PORT = 18600
 
 
 class Contest(NamedTuple):
-    """One kind of traffic: what tcp_peer is asked for, and the programs that do the same on the device."""
+    """One kind of traffic: the arguments of tcp_peer, and the programs that do the same on the device."""
 
     name: str
     unit: str
     tcp: str
     programs: tuple[str, ...]
     goal: float
-    """Ours by theirs: at least this of a bandwidth, at most this of a round trip."""
+    """The ratio of ours to theirs: at least this for a bandwidth, at most this for a round trip."""
 
 
 def bulk(size: int, count: int) -> Contest:
@@ -70,7 +70,7 @@ def contests(share: float) -> list[Contest]:
 
 
 class Trouble(Exception):
-    """A program failed, or had nothing to say."""
+    """A program failed, or printed nothing."""
 
 
 class Hosts:
@@ -85,7 +85,7 @@ class Hosts:
         self.environment = environment(library_directory(Path(_core.Library.embedded().path)))
 
     def here(self, command: list[str]) -> str:
-        """What it says until it ends, which it must do well."""
+        """Its output until it ends, which must be with success."""
         try:
             return subprocess.run(
                 [*self.cpus[0], *command],
@@ -114,13 +114,13 @@ class Hosts:
             process.communicate()
 
     def wait_for_port(self, port: int, server: subprocess.Popen[str]) -> None:
-        """Until the process's network has it."""
+        """Wait until a process of this network listens on the port."""
         deadline = time.monotonic() + PATIENCE_S
         listening = re.compile(rf":{port:04X} \S+ 0A ")
         tables = [Path(f"/proc/{server.pid}/net/{name}") for name in ("tcp", "tcp6")]
         while not any(listening.search(table.read_text()) for table in tables):
             if server.poll() is not None or time.monotonic() > deadline:
-                raise Trouble(f"{shlex.join(map(str, server.args))} doesn't listen")  # type: ignore[arg-type]
+                raise Trouble(f"{shlex.join(map(str, server.args))} does not listen")  # type: ignore[arg-type]
             time.sleep(0.02)
 
     def verbs(self, program: str) -> str:
@@ -134,7 +134,7 @@ class Hosts:
 
 
 def figure_of(program: str, said: str) -> float:
-    """What a program of verbs has measured, in the contest's unit."""
+    """The measurement of a verbs program, in the contest's unit."""
     if program.startswith("ibv_"):
         found = re.search(r"= ([\d.]+) usec/iter", said)
         return float(found[1]) if found else float("nan")
@@ -157,7 +157,7 @@ def measure(hosts: Hosts, contest: Contest, plain: Path, port: str) -> Iterator[
 
 
 def table(cases: list[Contest], seen: dict[tuple[str, str], list[float]]) -> str:
-    lines = ["| case | program | | of plain C | goal |", "| --- | --- | ---: | ---: | --- |"]
+    lines = ["| case | program | | relative to plain C | goal |", "| --- | --- | ---: | ---: | --- |"]
     for contest in cases:
         plain = seen[contest.name, "plain C"]
         lines.append(
@@ -187,7 +187,7 @@ def main() -> int:
     parser.add_argument(
         "--realtime",
         action="store_true",
-        help="before the machine's other processes (root); where they disturb",
+        help="run before the machine's other processes (root), if they disturb",
     )
     args = parser.parse_args()
     if "RDMANET_TEST_FAR" not in os.environ:

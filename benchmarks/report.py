@@ -1,4 +1,4 @@
-"""Tables of a results file: every case over every transport, and what was reached of the goals.
+"""Make tables of a results file: every case over every transport, and which goals were reached.
 
 usage: python -m benchmarks.report FILE
 """
@@ -18,8 +18,8 @@ COLUMNS = {
     "p99_us": ("p99 µs", "{:.1f}"),
     "messages_per_s": ("messages/s", "{:,.0f}"),
     "gb_per_s": ("GB/s", "{:.3g}"),
-    "cpu_us": ("CPU µs a message", "{:.2f}"),
-    "cpu_s_per_gb": ("CPU s a GB", "{:.3g}"),
+    "cpu_us": ("CPU µs per message", "{:.2f}"),
+    "cpu_s_per_gb": ("CPU s per GB", "{:.3g}"),
     "server_cpu_percent": ("server CPU %", "{:.2f}"),
     "client_cpu_percent": ("client CPU %", "{:.2f}"),
     "server_threads": ("server threads", "{:.0f}"),
@@ -68,7 +68,7 @@ def markdown(record: dict[str, Any]) -> str:
     ]
     goals = list(_goal_rows(medians))
     if goals:
-        header = ("case", "rdmanet", "against", "", "times better", "goal", "later", "near runs")
+        header = ("case", "rdmanet", "compared with", "", "times better", "goal", "later", "CPUs near")
         parts += ["## Goals\n", _table([header, *goals])]
     for case in record["cases"]:
         rows = list(_case_rows(medians, case))

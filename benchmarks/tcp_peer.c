@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the network gives to whoever writes the obvious C: the measure for the device's way over TCP.
+ * What the obvious C program gets from the network: the yardstick for the device's path over TCP.
  *
- *     tcp_peer serve                            says its port, serves one client after the other until killed
+ *     tcp_peer serve                            prints its port, serves one client after the other until killed
  *     tcp_peer bulk HOST PORT SIZE COUNT        prints GB/s
  *     tcp_peer ping HOST PORT SIZE COUNT        prints the median round trip in microseconds; both ends sleep in recv
  *     tcp_peer ping-polling HOST PORT ...       the same; both ends call recv until there is something

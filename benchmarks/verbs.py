@@ -1,9 +1,9 @@
-"""What the verbs cost from Python: `python -m benchmarks.verbs [--json]`.
+"""Measure the cost of the verbs from Python: `python -m benchmarks.verbs [--json]`.
 
-One process, two queue pairs of the embedded device that are connected to each other, RDMA WRITEs of 64 bytes. Each
-number is the best of some repetitions, in microseconds an operation: what is measured is our own work, and the rest
-is others'. Where the PyPI package `ibverbs` is installed, the same is measured with it, on the same device: run it
-by `rdmanet soft-run -- python -m benchmarks.verbs`.
+One process connects two queue pairs of the embedded device to each other, and does RDMA WRITEs of 64 bytes. Each number
+is the best of several repetitions, in microseconds per operation, so that it shows rdmanet's own work and not the noise
+of other processes. If the PyPI package `ibverbs` is installed, it is measured, too, on the same device: run this by
+`rdmanet soft-run -- python -m benchmarks.verbs`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ PEER_RATIO = 0.8
 
 
 def best(measure: Callable[[int], float], count: int) -> float:
-    """Microseconds an operation."""
+    """The best time, in microseconds per operation."""
     measure(count // 10)
     gc.collect()
     return min(measure(count) for _ in range(REPETITIONS)) / count * 1e6
@@ -123,7 +123,7 @@ def awaited(count: int) -> float:
 
 
 def peer() -> dict[str, float]:
-    """Its times; none where it is not installed, or finds no device."""
+    """Its times; none if it is not installed or finds no device."""
     try:
         theirs: Any = importlib.import_module("ibverbs")
         (device,) = theirs.get_device_list()[:1]

@@ -1,9 +1,9 @@
-"""Either process of a measurement: a server or a client on one CPU, on one loop, over one fabric.
+"""One process of a measurement: a server or a client, on one CPU, on one loop, over one fabric.
 
 usage: python -m benchmarks.worker FABRIC LOOP CPU
 
-Commands come as JSON lines on standard input, each is answered by one JSON line on standard output, and the
-end of the input ends the process. While a case runs nothing else happens in it.
+It reads commands as lines of JSON from standard input, and answers each with one line of JSON on standard output. The
+end of the input ends the process. While a case runs, the process does nothing else.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Worker:
         self.resting: list[Any] = []
         self.python_calls = 0
         self.context: Any = None
-        """The device's, where there is one: it counts."""
+        """The device's context, if there is one: it has counters."""
 
     async def answer(self, command: str, args: dict[str, Any]) -> Any:
         return await getattr(self, command)(**args)

@@ -1,15 +1,15 @@
-"""A message there and one back, over and over, with `await`, on a connection that is made in one of two ways.
+"""Ping-pong with `await`, on a connection that is made in one of two ways.
 
 usage: python examples/async_pingpong.py [--cm] [OPTION...]         the server
        python examples/async_pingpong.py [--cm] [OPTION...] HOST    the client
 
-Two queue pairs become a connection when each knows the other. Without --cm, exchange() introduces them over TCP, and
-the device is the program's choice. With --cm the connection manager does: it finds the device that leads to HOST, and
-the queue pairs are made for its identifiers. What happens on the connection is the same then.
+To connect two queue pairs, each side needs the address of the other's. Without --cm, exchange() sends the addresses
+over TCP, and the program chooses the device. With --cm the connection manager connects them: it finds the device that
+reaches HOST, and the queue pairs belong to its identifiers. The traffic on the connection is the same.
 
 An operation is a coroutine: it is posted when it first runs, and returns with its completion. So `gather(recv, send)`
-posts the receive for the answer before the question goes out, in the order that is needed: a reliable connection
-delivers where a receive waits. For the same reason the server's first one comes before what lets the client send.
+posts the receive for the answer before it sends the question. That order is necessary: a reliable connection delivers a
+message only into a posted receive. For the same reason the server posts its first receive before the client can send.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""How long each phase of connecting takes, as cmtime measures it: many connections, phase by phase.
+"""Measure how long each phase of connecting takes, for many connections at once, as cmtime does.
 
 usage: python examples/cmtime.py -s                       the server; it ends with its last client's connections
        python examples/cmtime.py [-c COUNT] HOST [PORT]   the client
 
-Everything is an event on one channel; select() waits for it. A phase begins for all connections at once.
+Every step ends with an event on one channel; select() waits for it. Each phase begins for all connections at once.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def run_client(address: tuple[str, int], count: int) -> None:
         print(f"{'phase':<18}{'total ms':>10}{'min':>10}{'median':>10}   of {count} connections")
 
         def phase(name: str, begin: Callable[[cm.CMID], None], ending: cm.CMEventType | None = None) -> None:
-            """Begin it for all; wait until the event `ending` has come for all, if it ends with one."""
+            """Start the step for all; if it ends with an event, wait until `ending` has come for all."""
             started = time.perf_counter()
             times = []
             for client in clients:
@@ -84,7 +84,7 @@ def run_server(port: int) -> None:
         channel = channels.enter_context(cm.CMEventChannel(library()))
         listener = channels.enter_context(channel.create_id())
         parents = Parents(stack)
-        live: set[cm.CMID] = set()  # an identifier that nobody keeps refuses its connection
+        live: set[cm.CMID] = set()  # an identifier that is dropped refuses its connection
         listener.bind_addr(("0.0.0.0", port))
         listener.listen(1024)
         assert listener.local_addr is not None
@@ -92,7 +92,7 @@ def run_server(port: int) -> None:
         while live or not served:
             event = next_event(channel)
             if event.type == cm.CMEventType.CONNECT_REQUEST:
-                with contextlib.suppress(OSError):  # who asked may have left again
+                with contextlib.suppress(OSError):  # the client may have left already
                     parents.create_qp(event.id)
                     event.id.accept()
                     live.add(event.id)

@@ -1,4 +1,4 @@
-"""What each RDMA device can do, as ibv_devinfo prints it; -v for all of it.
+"""Print the properties of each RDMA device, as ibv_devinfo does; with -v all of them.
 
 usage: python examples/devinfo.py [-v] [-d DEVICE]
 """

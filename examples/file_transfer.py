@@ -3,13 +3,13 @@
 usage: python examples/file_transfer.py receive DIRECTORY [HOST] [PORT]
        python examples/file_transfer.py send HOST PORT FILE
 
-The end of the file is the end of the stream: the sender closes its half with write_eof() and keeps reading.
-On TCP that is unsafe, because a sender that was killed ends the stream in the same way. Here it is not: a
-connection that ends without write_eof() or close() raises at the reader.
+The end of the stream is the end of the file: the sender closes its half with write_eof() and goes on reading. Over TCP
+that is unsafe, because a sender that is killed ends the stream in the same way. Over RDMA it is safe: if a connection
+ends without write_eof() or close(), the reader raises.
 
-Whoever can connect can send. So the receiver takes plain names only, replaces nothing, keeps nothing that is not
-whole, and takes SIZE bytes a file at most, in TIME seconds, with no silence of more than SILENCE. SENDERS may send at
-a time, from their names on; one more is told so and goes. What the other end says is not printed as it is.
+Anyone who can connect can send. So the receiver accepts plain names only, replaces no file, keeps no incomplete file,
+and limits a file to SIZE bytes, TIME seconds, and pauses of SILENCE seconds. SENDERS may send at a time; another one is
+refused with the reason. Text from the peer is escaped before it is printed.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ async def receive_content(path: Path, reader: asyncio.StreamReader) -> str:
 
 
 async def receive_one(directory: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    # Until it is whole it has a name of its own: two may send the same file at once.
+    # It has a unique name until it is complete: two clients may send the same file at once.
     unfinished = directory / f".{secrets.token_hex(8)}.part"
     try:
         name = checked(await asyncio.wait_for(reader.readline(), SILENCE))

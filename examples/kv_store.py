@@ -1,18 +1,18 @@
-"""A key-value store whose server does nothing: its clients read and change the table in its memory by themselves.
+"""A key-value store whose server is passive: the clients read and change the table in its memory themselves.
 
 usage: python examples/kv_store.py serve | put KEY VALUE | get KEY | add KEY NUMBER   [-n TIMES]
 
-The table is an array of slots of 64 bytes. Clients learn where it is when they connect; from then on they use READ,
-WRITE and atomic operations, any number of clients at a time, and no code of the server's runs. A slot has
+The table is an array of slots of 64 bytes. Clients get its address when they connect; then any number of them use READ,
+WRITE and atomic operations at the same time, and no code of the server runs. A slot has
 
-    version   0: free; odd: one client is changing the slot; even: nobody is. Only atomic operations touch it
+    version   0: free; odd: a client is changing the slot; even: no client is. Only atomic operations change it
     key       24 bytes, written once, by the client that takes the free slot
     value     32 bytes; or a number in the first 8, which fetch_and_add() changes without owning the slot
 
-- The slot of a key is the first that has the key, or is free, from the one on that the key's hash says.
-- Who changes a slot owns it: compare_and_swap(version, even, even + 1) tells what was there before, and that is
-  `even` for one client only. It writes, and gives the slot back by fetch_and_add(version, 1).
-- Who reads owns nothing. The value is whole if the version was even before and is the same afterwards.
+- The slot of a key is found by its hash and linear probing: the first slot that has the key, or is free.
+- To change a slot, a client must own it: compare_and_swap(version, even, even + 1) returns the old value, which is
+  `even` for one client only. That client writes, and releases the slot by fetch_and_add(version, 1).
+- A reader does not own the slot. The value is consistent if the version was even before and is unchanged afterwards.
 - Clients trust each other: each can write everywhere, and a slot whose owner dies stays locked.
 """
 

@@ -1,16 +1,16 @@
-"""A message there and one back, over and over, as ibv_rc_pingpong does it; either side may be that C program.
+"""Ping-pong over a reliable connection, like ibv_rc_pingpong; either side may be that C program.
 
 usage: python examples/rc_pingpong.py [OPTION...]         the server
        python examples/rc_pingpong.py [OPTION...] HOST    the client
 
-No connection manager: the two programs tell each other over TCP where their queue pairs are, as a line of text,
-and connect them by hand. Then the TCP connection has done its work.
+There is no connection manager: the two programs send each other the addresses of their queue pairs over TCP, as a
+line of text, and connect them by hand. Then the TCP connection is no longer needed.
 
-A reliable connection delivers a message only where a receive waits for it. So receives are posted before the peer
-can send, and each one that completes is replaced before the answer goes out.
+A reliable connection delivers a message only into a posted receive. So receives are posted before the peer can send,
+and each completed receive is replaced before the answer is sent.
 
-Completions are polled for. With -e the program sleeps until there is one: a completion queue that is armed makes
-its channel readable, once. What came before it was armed does not, so look again before going to sleep.
+The program polls for completions. With -e it sleeps until there is one: a completion of an armed completion queue makes
+its channel readable, once. Completions from before the arming do not, so poll once more before sleeping.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Memory of one process, read and written by another, with RDMA READ and WRITE.
+"""One process reads and writes the memory of another, with RDMA READ and WRITE.
 
 usage: python examples/remote_memory.py
 
-The owner offers a region over an ordinary connection and goes on with its own work; the peer's protocol is
-told by region_offered(remote) and uses it. No code of the owner runs for an access. When the owner leaves the
-block, the offer is withdrawn: the peer has ten seconds to finish what it has begun, and can do nothing more to
-that memory, whatever it says.
+The owner offers a region over an ordinary connection and goes on with its own work. The peer's protocol gets it by
+region_offered(remote), and uses it. No code of the owner runs for an access. When the owner leaves the block, the offer
+is revoked: the peer has ten seconds to finish what it has begun. After that it cannot access the memory any more,
+whatever it claims.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ import rdmanet
 from rdmanet.errors import printable
 
 SIZE = 1 << 20
-# No remote rights of its own: nobody but whom it is offered to gets a key to it, and that is no longer than the offer.
+# It has no remote rights itself: only a peer to which it is offered gets a key to it, valid as long as the offer.
 ACCESS = rdmanet.AccessFlags.LOCAL_WRITE | rdmanet.AccessFlags.MW_BIND
 
 
 class Owner(asyncio.Protocol):
-    """Offers a region to whoever connects, until the peer says that it is done."""
+    """Offers a region to each client, until the client says that it is done."""
 
     def __init__(self) -> None:
         self.told = asyncio.get_running_loop().create_future()

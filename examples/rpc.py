@@ -1,12 +1,12 @@
-"""Calls of another process's functions, over a byte stream: one of RDMA or, with --tcp, one of TCP.
+"""Remote procedure calls over a byte stream: over RDMA or, with --tcp, over TCP.
 
 usage: python examples/rpc.py serve | call  [--tcp] [HOST] [PORT]
 
-RDMA and TCP differ in one line on each side. A frame is four bytes, the length of the rest, and msgpack: a Call, or an
-Answer with its number. Calls are answered as they end; at CALLS of them the server reads no further.
+RDMA and TCP differ in one line on each side. A frame is a length of four bytes and that many bytes of msgpack: a Call,
+or an Answer with the number of its call. Calls are answered when they end; with CALLS pending the server stops reading.
 
-What the peer says is checked first: a frame has no more than FRAME bytes (CALLS of them are in memory at a time),
-msgspec decodes a Call, or an Answer, or nothing, only FUNCTIONS are called, and its texts are shown by printable().
+Input of the peer is checked: a frame has at most FRAME bytes (and at most CALLS of them are in memory), msgspec decodes
+only a Call or an Answer, only FUNCTIONS can be called, and printable() escapes text of the peer.
 """
 
 import argparse

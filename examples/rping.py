@@ -1,9 +1,9 @@
-"""A ping that the server fetches from the client's memory and puts back there; either side may be C's rping.
+"""A ping that the server reads from the client's memory and writes back, like rping; either side may be that C program.
 
 usage: python examples/rping.py -s | -c  [-a ADDRESS] [-p PORT] [-S SIZE] [-C COUNT]
 
-The client says where its memory is, and the server's device reaches into it: the client's program only learns,
-by a message, that it has been done. One ping is
+The client sends the address of its memory, and the server's device accesses it; the client's program only gets a
+message when that is done. One ping is
 
     client                                 server
     SEND  here is the ping     -------->
@@ -13,8 +13,8 @@ by a message, that it has been done. One ping is
                                <--------   RDMA WRITE   the ping
                                <--------   SEND         done
 
-A message is an address, a key and a length; in the server's they mean nothing. Nobody speaks twice in a row, so one
-receive is enough, if it is posted before the message that it answers is sent.
+A message is an address, a key and a length; the server's messages leave them unused. Neither side sends twice in a row,
+so one receive is enough, if it is posted before the message whose answer it receives.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from rdmanet.errors import printable
 from rdmanet.verbs_async import AsyncCMID, AsyncCMListener, AsyncCQ
 
 WHERE = struct.Struct("!QII")  # address, rkey, length
-# The peer's to read and write. iWARP wants REMOTE_WRITE for memory that a READ fills, too.
+# The peer may read and write it. iWARP requires REMOTE_WRITE also for memory that a READ fills.
 SHARED = v.AccessFlags.LOCAL_WRITE | v.AccessFlags.REMOTE_READ | v.AccessFlags.REMOTE_WRITE
 
 
@@ -49,7 +49,7 @@ class Side:
         return v.RemoteMemory(address, length, rkey)
 
     async def say(self, memory: v.MR) -> v.RemoteMemory:
-        """Tell the peer where memory is; what it answers."""
+        """Tell the peer where memory is; returns its answer."""
         self.said[:] = WHERE.pack(memory.address, memory.rkey, memory.length)
         answer, _ = await asyncio.gather(self.hear(), self.qp.send(self.said))  # in this order
         return answer

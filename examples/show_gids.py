@@ -1,4 +1,4 @@
-"""The addresses of all RDMA ports, as the show_gids script prints them.
+"""Print the addresses of all RDMA ports, as the show_gids script does.
 
 usage: python examples/show_gids.py [DEVICE]
 """

@@ -3,7 +3,7 @@
 `rdmanet.verbs` and `rdmanet.cm` re-export it; import from there.
 
 Errors: a call that the library refuses raises OSError with the library's errno. Using a closed object
-raises ValueError, using one of a parent process RuntimeError.
+raises ValueError; using one in a forked child raises RuntimeError.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, final, overload
 from typing_extensions import Buffer
 
 from rdmanet.credit import Ledger
+from rdmanet.errors import CompletionError
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
@@ -33,13 +34,17 @@ _Address = tuple[str, int] | tuple[str, int, int, int]
 # ---- library.pxi ----
 
 def live_objects() -> dict[str, int]:
-    """How many C objects this process holds, by kind."""
+    """The number of C objects that this process holds, by kind. A test can compare it before and after."""
 
 def process_id() -> int:
-    """What os.getpid() says, without a system call: a fork handler keeps it right."""
+    """os.getpid() without a system call: a fork handler updates the value."""
 
 class Library:
-    """A verbs library: the embedded device's, or the system's rdma-core."""
+    """A verbs library: the embedded device's, or the system's rdma-core.
+
+    :ivar name: "embedded" or "rdma-core"
+    :ivar path: the file of libibverbs, or of the embedded device
+    """
 
     @property
     def name(self) -> str:
@@ -47,55 +52,63 @@ class Library:
     @property
     def path(self) -> str: ...
     @property
-    def embedded_device(self) -> bool: ...
+    def embedded_device(self) -> bool:
+        """Whether this is the embedded device's library."""
     @staticmethod
     def embedded() -> Library:
-        """The embedded device's library, of the package or as RDMANET_SOFT_LIBRARY says.
+        """The embedded device's library.
+
+        It is part of the package; RDMANET_SOFT_LIBRARY names another file.
 
         :raises DeviceNotFoundError: the file is not there or cannot be loaded
         """
     @staticmethod
     def system() -> Library | None:
-        """The system's libibverbs and librdmacm, or None where they are not installed; missing() says why."""
+        """The system's libibverbs and librdmacm, or None if they are not installed; missing() says why."""
     @staticmethod
     def missing() -> dict[str, str]:
         """The libraries that could not be opened so far: name to reason."""
     def devices(self) -> list[Device]:
         """This library's devices.
 
-        :raises OSError: the library cannot ask, for instance because the kernel lacks RDMA support
+        :raises OSError: the library cannot list them, for instance because the kernel lacks RDMA support
         """
     def optional_calls(self) -> dict[str, bool]:
-        """Which of the calls that not every version has are there: by name as in the library.
+        """The calls that only some versions of the library have: name to whether this one has it.
 
-        One that is not there is an OSError with EOPNOTSUPP when it is needed.
+        Whatever needs a missing one raises OSError with EOPNOTSUPP.
         """
     def live(self) -> dict[str, int]:
-        """What the embedded device holds in this process, by kind; empty for another library."""
+        """The number of objects of the embedded device in this process, by kind; empty for another library."""
     def set_faults(self, text: str | None) -> None:
-        """Make things go wrong in all contexts of this process, those to come included.
+        """Inject faults into all contexts of this process, including future ones.
 
-        Otherwise as Context.set_faults(); None is what the environment's RDMANET_SOFT_CHAOS says.
+        The text is as for Context.set_faults(); None restores the environment's RDMANET_SOFT_CHAOS.
         """
     def log_to(self, fd: int) -> bool:
-        """Send the embedded device's warnings to a descriptor that does not block, one write a line; -1: to standard
-        error. False for another library, which has none.
+        """Write the embedded device's warnings to a non-blocking descriptor, one write per line; -1 is standard error.
+        Returns False for another library, which has no such warnings.
         """
     def faults_happened(self) -> int:
-        """How many faults have come to pass in this process since set_faults() was called last.
+        """How many faults have happened in this process since the last call of set_faults().
 
-        A test that meant to provoke one can see that it did.
+        A test uses it to check that the fault that it set has happened.
         """
 
 class Resource:
-    """Owner of one C object: closed by close() or `with`; a forgotten one is a ResourceWarning."""
+    """The owner of one C object of a verbs library.
+
+    close() or `with` frees the C object. An object that is not closed causes a ResourceWarning. In a forked child every
+    use raises RuntimeError, except close(), which does nothing.
+    """
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether close() was called."""
     def close(self) -> None:
-        """Free the object. Doing it again, or in a forked child, does nothing.
+        """Free the object. Closing it again, or in a forked child, does nothing.
 
-        :raises OSError: EBUSY while other objects need this one; it stays open
+        :raises OSError: EBUSY while other objects need this one, which then stays open
         """
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -127,6 +140,8 @@ class TransportType(IntEnum):
     UNSPECIFIED = 4
 
 class PortState(IntEnum):
+    """Whether a port can be used: ACTIVE, or not."""
+
     NOP = 0
     DOWN = 1
     INIT = 2
@@ -135,12 +150,14 @@ class PortState(IntEnum):
     ACTIVE_DEFER = 5
 
 class LinkLayer(IntEnum):
+    """The link layer of a port. On Ethernet, Device.transport_type tells RoCE from iWARP."""
+
     UNSPECIFIED = 0
     INFINIBAND = 1
     ETHERNET = 2
 
 class MTU(IntEnum):
-    """A path's largest packet. The value is the ABI's code; bytes is the size."""
+    """The largest packet of a path. The value is the ABI's code; `bytes` is the size."""
 
     MTU_256 = 1
     MTU_512 = 2
@@ -148,15 +165,18 @@ class MTU(IntEnum):
     MTU_2048 = 4
     MTU_4096 = 5
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """The size in bytes."""
 
 class GIDType(IntEnum):
+    """The kind of packets for a GID: InfiniBand, Ethernet frames (RoCE v1), or UDP (RoCE v2)."""
+
     IB = 0
     ROCE_V1 = 1
     ROCE_V2 = 2
 
 class AtomicCap(IntEnum):
-    """How far a device's atomics reach: within the device, or to all of the machine."""
+    """Whether a device's atomics are atomic within the device only, or for the whole machine."""
 
     NONE = 0
     HCA = 1
@@ -189,7 +209,7 @@ class EventType(IntEnum):
 
 @dataclass(frozen=True)
 class DeviceAttr:
-    """What a device can do; names as in struct ibv_device_attr."""
+    """The properties of a device; names as in struct ibv_device_attr."""
 
     fw_ver: str
     node_guid: int
@@ -232,7 +252,7 @@ class DeviceAttr:
     hca_core_clock: int = 0
     @property
     def implicit_odp(self) -> bool:
-        """Whether the whole address space can be registered, and sent from."""
+        """Whether the whole address space can be registered and used as the source of sends."""
 
 @dataclass(frozen=True)
 class PortAttr:
@@ -265,20 +285,27 @@ class GIDEntry:
     ndev_ifindex: int
     @property
     def address(self) -> IPv4Address | IPv6Address:
-        """The GID as an IP address; one that stands for an IPv4 address as that."""
+        """The GID as an IP address; an IPv4-mapped one as an IPv4 address."""
 
 def best_gid(table: Iterable[GIDEntry]) -> GIDEntry | None:
-    """The address to use when nobody said which: routable before link-local, RoCE v2 before v1, IPv4 before IPv6.
+    """The address to use by default: routable before link-local, RoCE v2 before v1, IPv4 before IPv6.
 
-    :param table: entries of a gid_table(); None is the answer where there are none
+    :param table: entries of a gid_table(); the result is None if there are none
     """
 
 def gid_advice(table: Iterable[GIDEntry], ip: str) -> str:
-    """In words: which entry of a port's table an IP address of ours is, and which one leads further, if one does."""
+    """A sentence: which entry of a port's GID table a local IP address is, and which entry is better, if any."""
 
 @dataclass(frozen=True)
 class AsyncEvent:
-    """An asynchronous event: what happened, and to which of our objects, where it is one of ours."""
+    """An asynchronous event: what happened, and to which object; see ibv_get_async_event(3).
+
+    :param event_type: an EventType
+    :param qp: the queue pair concerned, if it is one of this program
+    :param cq: the completion queue concerned, likewise
+    :param srq: the shared receive queue concerned, likewise
+    :param port_num: the port concerned
+    """
 
     event_type: EventType
     qp: QP | None = None
@@ -287,7 +314,14 @@ class AsyncEvent:
     port_num: int | None = None
 
 class Device:
-    """A device as a library lists it."""
+    """A device as a library lists it; open() returns a Context.
+
+    :ivar name: its name, as in ibv_devices(1)
+    :ivar guid: its GUID, an int of 64 bits
+    :ivar node_type: a NodeType
+    :ivar transport_type: a TransportType
+    :ivar library: the library that lists it
+    """
 
     @property
     def library(self) -> Library: ...
@@ -303,14 +337,23 @@ class Device:
         """Open the device.
 
         :raises DeviceNotFoundError: it has gone since it was listed
-        :raises OSError: it cannot be opened; a note says what to do about permissions and modules
+        :raises OSError: it cannot be opened; a note says what to do about permissions and modules. EINVAL of the
+            embedded device means that an environment variable is wrong; the message says which
         """
 
 def devices() -> list[Device]:
-    """All devices: the system's, where its libraries are installed, and the embedded one."""
+    """All devices: the system's, if its libraries are installed, and the embedded one."""
 
 class Context(Resource):
-    """An open device: the parent of all its objects. Made by Device.open(), or a CMID's."""
+    """An open device: the parent of all its objects.
+
+    Device.open() creates it, or the connection manager does (CMID.context). The connection manager shares one context
+    among all its identifiers, and closes it when the last event channel and all objects of the context are closed.
+
+    :ivar name: the name of the device
+    :ivar library: the library through which it is used
+    :ivar owned: whether close() closes it; otherwise the connection manager does
+    """
 
     @property
     def library(self) -> Library: ...
@@ -318,16 +361,17 @@ class Context(Resource):
     def name(self) -> str: ...
     @property
     def owned(self) -> bool:
-        """False where the connection manager opened it, and closes it."""
+        """Whether close() closes it; otherwise the connection manager does."""
     @property
     def async_fd(self) -> int:
-        """Readable when there are asynchronous events."""
+        """A descriptor that is readable when there are asynchronous events."""
     @property
-    def num_comp_vectors(self) -> int: ...
+    def num_comp_vectors(self) -> int:
+        """How many completion vectors (interrupts) it has."""
     def query_device(self) -> DeviceAttr:
-        """What the device can do."""
+        """The properties of the device."""
     def query_rt_values(self) -> int:
-        """The device's clock now, which completion timestamps are read from, in nanoseconds.
+        """The device's clock now, in nanoseconds. Completion timestamps are read from it.
 
         :raises OSError: EOPNOTSUPP, where it cannot be read
         """
@@ -340,36 +384,36 @@ class Context(Resource):
     def pkey(self, port_num: int = 1, index: int = 0) -> int:
         """One partition key of a port."""
     def get_async_event(self) -> AsyncEvent | None:
-        """The next asynchronous event, acknowledged, or None when there is none.
+        """The next asynchronous event, acknowledged, or None if there is none.
 
-        Who reads an event takes it from all others who read so; listeners hear of it none the less. The context of a
-        CMID is read by the streams on it, so there is less to be found here than in a `DeviceEvents`.
+        Only one reader gets an event; every listener gets it too. The streams on a CMID's context read its events, so
+        a program that needs all of them uses `DeviceEvents`.
         """
 
     def add_listener(self, listener: Callable[[AsyncEvent], None]) -> None:
-        """Call `listener(event)` for each asynchronous event that anybody reads from now on, in that one's thread.
+        """From now on, call `listener(event)` for each asynchronous event that anyone reads, in the reader's thread.
 
-        It must not raise. It is held weakly.
+        The listener must not raise. The context holds only a weak reference to it.
         """
 
     def remove_listener(self, listener: Callable[[AsyncEvent], None]) -> None:
-        """Call it no more; that it was not added is no error."""
+        """Stop calling the listener. Removing a listener that was not added does nothing."""
 
     def counters(self) -> dict[str, int]:
-        """What the device has counted, where it is the embedded one; else an empty dict."""
+        """The embedded device's counters; an empty dict for other devices."""
     def set_faults(self, text: str) -> None:
-        """Make things go wrong in this context, on the embedded device: see docs/testing.md for the text.
+        """Inject faults into this context, on the embedded device. docs/testing.md describes the text.
 
-        It replaces what was set before, and counts anew; an empty text ends all faults.
+        It replaces the previous text and restarts all counts; an empty text ends all faults.
 
-        :raises ValueError: the text makes no sense; the message says what would
+        :raises ValueError: the text is wrong; the message says what is expected
         :raises OSError: EOPNOTSUPP, on another device
         """
 
 # ---- memory.pxi ----
 
 class AccessFlags(IntFlag):
-    """What a memory region, or the peers of a queue pair, may do."""
+    """The access rights of a memory region, or of the peers of a queue pair."""
 
     LOCAL_WRITE = 0x1
     REMOTE_WRITE = 0x2
@@ -384,14 +428,14 @@ class AccessFlags(IntFlag):
     RELAXED_ORDERING = 0x100000
 
 class AdviseMRAdvice(IntEnum):
-    """What is going to happen to memory registered on demand; see ibv_advise_mr(3)."""
+    """The planned use of memory that is registered on demand; see ibv_advise_mr(3)."""
 
     PREFETCH = 0
     PREFETCH_WRITE = 1
     PREFETCH_NO_FAULT = 2
 
 class AdviseMRFlags(IntFlag):
-    """FLUSH: it is done when the call returns."""
+    """FLUSH: the advice has been carried out when the call returns."""
 
     NONE = 0
     FLUSH = 1
@@ -399,55 +443,57 @@ class AdviseMRFlags(IntFlag):
 class PD(Resource):
     """A protection domain: regions and queue pairs of different domains cannot be used together.
 
-    :raises OSError: ENOMEM, when the device has no more
+    :param context: the device
+    :raises OSError: ENOMEM if the device has no more
     """
 
     def __init__(self, context: Context) -> None: ...
     @property
     def context(self) -> Context: ...
     def reg_mr(self, buffer: Buffer, access: AccessFlags | int | None = None) -> MR:
-        """Register memory that somebody else owns; its export is held until the region is closed.
+        """Register the memory of another object. Its export is held until the region is closed.
 
-        :param access: by default LOCAL_WRITE where the memory is writable, else none
-        :raises BufferError: writing was asked for and the memory is read-only, or it is not contiguous; of a numpy
-            array it is a ValueError
+        :param buffer: contiguous memory; writable if access includes writing
+        :param access: AccessFlags; by default LOCAL_WRITE if the memory is writable, else none
+        :raises BufferError: access includes writing and the memory is read-only, or it is not contiguous; numpy raises
+            ValueError instead
         :raises OSError: EINVAL for memory of 0 bytes, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM
         """
     def alloc_mr(
         self, length: int, access: AccessFlags | int = ..., *, huge_pages: bool | Literal["try"] = False
     ) -> MR:
-        """Zeroed memory of its own, registered; on the embedded device a peer can map it.
+        """Allocate zeroed memory and register it. On the embedded device a peer can map it.
 
-        :param length: in bytes; the memory behind it is whole pages
-        :param huge_pages: True for huge pages of the system's default size, whole ones; "try" for such, or else for
-            ordinary pages that the kernel may make huge ones of. `MR.page_size` says which they are
-        :raises ValueError: length is 0, or cannot be
-        :raises OSError: EINVAL for REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM. Without enough huge pages
-            it says how many there are, and what to type; another where the kernel has none at all
+        :param length: in bytes; whole pages are allocated
+        :param huge_pages: True for huge pages of the system's default size; "try" for huge pages if there are enough,
+            else for ordinary pages that the kernel may turn into huge ones. `MR.page_size` says which they are
+        :raises ValueError: length is 0 or out of range
+        :raises OSError: EINVAL for REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM. If there are not enough
+            huge pages, it says how many there are and which command reserves more
         """
     def reg_implicit(self, access: AccessFlags | int = 0) -> MR:
         """Register the whole address space, on demand, for local use.
 
-        :raises OSError: where the device cannot
+        :raises OSError: EOPNOTSUPP or EINVAL if the device does not support it
         """
     def reg_dm_mr(
         self, dm: DM, offset: int = 0, length: int | None = None, access: AccessFlags | int = ...
     ) -> MR:
-        """Register device memory, or a part; the region's addresses begin at 0.
+        """Register device memory, or a part of it. The addresses of the region begin at 0.
 
-        :raises OSError: EINVAL, if the part is not in it
+        :raises OSError: EINVAL if the part is not within the memory
         """
     def reg_dmabuf_mr(
         self, fd: int, length: int, *, offset: int = 0, iova: int = 0, access: AccessFlags | int = ...
     ) -> MR:
-        """Register memory of another device by a dma-buf of it; here it has the addresses from iova on.
+        """Register memory of another device by its dma-buf. The addresses of the region begin at iova.
 
-        :raises OSError: EOPNOTSUPP, where the device or the library cannot
+        :raises OSError: EOPNOTSUPP if the device or the library does not support it
         """
     def alloc_null_mr(self) -> MR:
-        """A region without memory: what is written to it is dropped, and zeros are read from it.
+        """Create a region without memory: writes to it are dropped, and reads from it return zeros.
 
-        :raises OSError: EOPNOTSUPP, where the device has none
+        :raises OSError: EOPNOTSUPP if the device does not support it
         """
     def advise_mr(
         self,
@@ -455,18 +501,19 @@ class PD(Resource):
         sg_list: SGE | MR | Iterable[SGE | MR],
         flags: AdviseMRFlags | int = ...,
     ) -> None:
-        """Say what is going to happen to parts of regions that are registered on demand.
+        """Tell the device the planned use of parts of regions that are registered on demand.
 
-        :raises OSError: EOPNOTSUPP, where the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
+        :raises OSError: EOPNOTSUPP if the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
         """
 
 class BufferPool:
-    """Registered memory, lent in buffers: `with pool.acquire(100) as buffer:`.
+    """A pool of registered buffers, which it lends: `with pool.acquire(100) as buffer:`.
 
-    :param buffer_bytes: the length of each
-    :param count: how many; the pool never grows
-    :param huge_pages: as of `PD.alloc_mr`
-    :raises OSError: as `PD.alloc_mr`
+    :param buffer_bytes: the length of each buffer
+    :param count: the number of buffers; the pool never grows
+    :param huge_pages: as for `PD.alloc_mr`
+    :ivar mr: the region that contains all buffers
+    :raises OSError: as from `PD.alloc_mr`
     """
 
     def __init__(
@@ -480,24 +527,25 @@ class BufferPool:
     def count(self) -> int: ...
     @property
     def available(self) -> int:
-        """How many buffers acquire() has now."""
+        """How many buffers are free."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether close() was called."""
     def acquire(self, nbytes: int | None = None) -> PooledBuffer:
-        """A buffer for the time of a `with` block, with what its last user has left in it.
+        """Borrow a buffer for the length of a `with` block. It contains what its last user left in it.
 
-        :param nbytes: its length; by default all of buffer_bytes
+        :param nbytes: its length; by default buffer_bytes
         :returns: a PooledBuffer
-        :raises ValueError: that is more than a buffer has, or the pool is closed
-        :raises OSError: ENOBUFS, all are in use
+        :raises ValueError: nbytes is more than a buffer has, or the pool is closed
+        :raises OSError: ENOBUFS if all buffers are in use
         """
     def fits(self, nbytes: int | None) -> None:
-        """Raise ValueError unless acquire() could ever give that."""
+        """Raise ValueError if no buffer is that long, or the pool is closed."""
     def _freed(self) -> None: ...
     def close(self) -> None:
-        """Give the memory back. Doing it again does nothing.
+        """Free the memory. Closing it again does nothing.
 
-        :raises OSError: EBUSY while buffers are lent, or in requests under way; it stays open
+        :raises OSError: EBUSY while buffers are lent or used by pending requests; the pool stays open
         """
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -506,12 +554,18 @@ class BufferPool:
 
 @final
 class PooledBuffer:
-    """A buffer of a pool, for requests (as an element) and for the program (as a buffer: `memoryview(buffer)`)."""
+    """A buffer of a pool: an element for requests, and memory for the program (`memoryview(buffer)`).
+
+    :ivar pool: the BufferPool that lends it
+    """
 
     @property
     def pool(self) -> BufferPool: ...
     def release(self) -> None:
-        """Give it back: others get it as soon as no request and no memoryview refers to it. Twice is once."""
+        """Return it to the pool. It is free as soon as no request and no memoryview refers to it.
+
+        Releasing it again does nothing.
+        """
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
         """A part of it for a work request; SGE checks the bounds."""
     def __len__(self) -> int: ...
@@ -524,14 +578,21 @@ class PooledBuffer:
     ) -> None: ...
 
 class MR(Resource):
-    """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work."""
+    """A memory region, which is also its memory: memoryview(mr), mr[:], bytes(mr) work.
+
+    :ivar pd: its protection domain
+    :ivar length: in bytes
+    :ivar page_size: the page size of its memory, in bytes; 0 if it does not own memory
+    :ivar access: AccessFlags
+    :ivar dm: the device memory that it registers, or None
+    """
 
     @property
     def page_size(self) -> int:
-        """Bytes in each page of its own memory; 0 where the memory is not its own. See PD.alloc_mr()."""
+        """The page size of its memory, in bytes; 0 if it does not own memory. See PD.alloc_mr()."""
     @property
     def dm(self) -> DM | None:
-        """The device memory that it is of."""
+        """The device memory that it registers, or None."""
     def _leased(self, more: int) -> None: ...
     def rereg(
         self,
@@ -540,25 +601,27 @@ class MR(Resource):
         buffer: Buffer | None = None,
         access: AccessFlags | int | None = None,
     ) -> None:
-        """Change the region in place: its domain, its memory, its rights, or several at once. See ibv_rereg_mr(3).
+        """Change the protection domain, the memory or the access rights of the region, or several. See ibv_rereg_mr(3).
 
-        The keys may change. Nothing that uses the region may be in flight.
+        The keys may change. No request that uses the region may be in flight.
 
-        :param buffer: other memory, which it borrows from now on
-        :raises OSError: EOPNOTSUPP, where the device cannot. The region is as it was, except that it is closed
-            where the device gave it up half-way
+        :param buffer: the new memory, which it borrows from now on
+        :raises OSError: EOPNOTSUPP if the device does not support it. The region is unchanged, unless the device failed
+            half-way: then it is closed
         """
     @property
     def pd(self) -> PD: ...
     @property
     def access(self) -> AccessFlags: ...
     @property
-    def lkey(self) -> int: ...
+    def lkey(self) -> int:
+        """The key for local work requests."""
     @property
-    def rkey(self) -> int: ...
+    def rkey(self) -> int:
+        """The key for peers, as far as `access` permits."""
     @property
     def address(self) -> int:
-        """Where the memory lies: the remote address for a peer that has the rkey."""
+        """The address of the memory: the remote address for a peer that has the rkey."""
     @property
     def length(self) -> int:
         """Its size in bytes."""
@@ -567,18 +630,20 @@ class MR(Resource):
 
         :param offset: in bytes, from 0 on
         :param length: in bytes; None is the rest
-        :raises IndexError: it is not inside
+        :raises IndexError: the part is not within the region
         """
     @property
     def at(self) -> _Slices:
-        """Parts of the region for work requests, as slices: `mr.at[64:128]` is an SGE.
+        """Parts of the region for work requests, by slicing: `mr.at[64:128]` is an SGE.
 
-        :raises IndexError: the slice is not inside; unlike a list's, it is not cut to fit
+        :raises IndexError: the slice is not within the region; unlike that of a list, it is not truncated
         """
     def to_remote(self, offset: int = 0, length: int | None = None) -> RemoteMemory:
-        """What a peer has to know of it, or of a part.
+        """What a peer needs to access the region, or a part of it: a RemoteMemory.
 
-        :raises IndexError: the part is not inside
+        :param offset: in bytes, from 0 on
+        :param length: in bytes; None is the rest
+        :raises IndexError: the part is not within the region
         """
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
@@ -601,9 +666,10 @@ class _Slices:
 class DM(Resource):
     """Memory on the device; see ibv_alloc_dm(3).
 
-    :param length: in bytes
-    :param log_align_req: its alignment is at least 2 to this power
-    :raises OSError: EOPNOTSUPP where the device has none; ENOMEM, when it has no more
+    :param context: the device
+    :param length: in bytes, also returned by len()
+    :param log_align_req: the minimum alignment, as a power of 2
+    :raises OSError: EOPNOTSUPP if the device has none; ENOMEM if it has no more
     """
 
     def __init__(self, context: Context, length: int, log_align_req: int = 0) -> None: ...
@@ -614,21 +680,21 @@ class DM(Resource):
         """Its size in bytes."""
     def __len__(self) -> int: ...
     def copy_to_dm(self, offset: int, data: Buffer) -> None:
-        """Copy bytes into the device memory; most devices want offset and length to be multiples of 4.
+        """Copy bytes into the device memory. Most devices require multiples of 4 for offset and length.
 
-        :raises IndexError: they do not fit there
+        :raises IndexError: the bytes do not fit
         """
     def copy_from_dm(self, offset: int, length: int) -> bytes:
-        """Bytes of the device memory; most devices want offset and length to be multiples of 4.
+        """Copy bytes out of the device memory. Most devices require multiples of 4 for offset and length.
 
-        :raises IndexError: they are not in it
+        :raises IndexError: the range is not within the memory
         """
 
 # ---- address.pxi ----
 
 @dataclass(frozen=True)
 class GlobalRoute:
-    """The part of an address that leads beyond the subnet; on Ethernet it is the whole address.
+    """The part of an address that routes beyond the subnet; on Ethernet it is the whole address.
 
     Names as in struct ibv_global_route; see ibv_create_ah(3).
     """
@@ -641,9 +707,21 @@ class GlobalRoute:
 
 @dataclass
 class AHAttr:
-    """The way to a peer: its GID, or its LID within an InfiniBand subnet, and how to go.
+    """The address of a peer: its GID, or its LID within an InfiniBand subnet, and how packets get there.
 
-    The fields of the route may be given as one, too: AHAttr(gr=GlobalRoute(...)).
+    See ibv_create_ah(3).
+
+    :param dgid: the peer's GID, 16 bytes; None if only the LID is used
+    :param sgid_index: which GID of the local port packets come from
+    :param hop_limit: how many routers packets may pass
+    :param traffic_class: how routers treat the packets
+    :param flow_label: a label for packets that routers treat alike
+    :param dlid: the peer's LID, on InfiniBand
+    :param sl: the service level, on InfiniBand; the priority, on Ethernet
+    :param src_path_bits: which LID of the local port packets come from
+    :param static_rate: a limit of the rate, a value of enum ibv_rate; 0 is none
+    :param port_num: the local port
+    :param gr: the fields of the route as one: AHAttr(gr=GlobalRoute(...))
     """
 
     dgid: bytes | None = None
@@ -659,27 +737,27 @@ class AHAttr:
     gr: InitVar[GlobalRoute | None] = None
     @property
     def is_global(self) -> bool:
-        """Whether there is a route: without one the peer is in our subnet, at dlid."""
+        """Whether there is a global route; without one the peer is in the local subnet, at dlid."""
     @property
     def global_route(self) -> GlobalRoute | None:
-        """The fields of the route as one, or None."""
+        """The fields of the route as a GlobalRoute, or None."""
 
 class AH(Resource):
-    """An address handle: where a datagram goes.
+    """An address handle: the destination of datagrams.
 
     :param pd: the domain of the queue pairs that use it
-    :param attr: an AHAttr
+    :param attr: an AHAttr, which it keeps as `attr`
     :raises OSError: EINVAL, for instance without a GID where the port is an Ethernet one
     """
 
     def __init__(self, pd: PD, attr: AHAttr) -> None: ...
     @staticmethod
     def from_wc(pd: PD, wc: WC, grh: Buffer, port_num: int = 1) -> AH:
-        """The handle that leads back to where a datagram came from.
+        """The handle for the sender of a datagram.
 
         :param wc: the completion of its receive
         :param grh: the first 40 bytes of the receive's buffer; they count if wc_flags has GRH
-        :raises OSError: EOPNOTSUPP, where the library cannot tell
+        :raises OSError: EOPNOTSUPP if the library cannot tell the sender's address
         """
     @property
     def pd(self) -> PD: ...
@@ -717,7 +795,7 @@ class WCStatus(IntEnum):
     TM_RNDV_INCOMPLETE = 23
 
 class WCOpcode(IntEnum):
-    """What completed. Only a successful completion says."""
+    """The operation that completed; only successful completions have it."""
 
     SEND = 0
     RDMA_WRITE = 1
@@ -733,6 +811,8 @@ class WCOpcode(IntEnum):
     RECV_RDMA_WITH_IMM = 129
 
 class WCFlags(IntFlag):
+    """What else a completion has: a routing header before the data, immediate data, an invalidated key."""
+
     GRH = 0x1
     WITH_IMM = 0x2
     IP_CSUM_OK = 0x4
@@ -740,63 +820,81 @@ class WCFlags(IntFlag):
 
 @final
 class WC:
-    """A work completion: one work request has ended."""
+    """A work completion: the end of one work request. Fields as in struct ibv_wc; see ibv_poll_cq(3).
+
+    If it failed, only status, vendor_err, wr_id, qp_num, qp and srq are valid.
+
+    :ivar wr_id: the wr_id of its request
+    :ivar qp: the queue pair; None if it is gone or belongs to another process
+    """
 
     @property
     def wr_id(self) -> object:
-        """What the request had."""
+        """The wr_id of its request."""
     @property
     def qp(self) -> QP | None:
-        """Whose it is; None only where a shared receive was taken by a queue pair that is gone, or not ours."""
+        """The queue pair; None if it is gone or belongs to another process."""
     @property
     def srq(self) -> SRQ | None:
-        """The shared queue that a receive was taken from."""
+        """The shared receive queue that the receive came from, or None."""
     @property
-    def is_send(self) -> bool: ...
+    def is_send(self) -> bool:
+        """Whether its request was in the send queue."""
     @property
-    def status(self) -> WCStatus: ...
+    def status(self) -> WCStatus:
+        """Its status, a WCStatus."""
     @property
     def opcode(self) -> WCOpcode | None:
-        """What completed; None when it failed, since the device does not say."""
+        """The operation; None if it failed, because then the device does not report it."""
     @property
-    def byte_len(self) -> int: ...
+    def byte_len(self) -> int:
+        """How many bytes were received or read; undefined for other sends."""
     @property
     def imm_data(self) -> int | None:
-        """The 32 bits that came along, or None."""
+        """The immediate data, 32 bits, or None."""
     @property
-    def qp_num(self) -> int: ...
+    def qp_num(self) -> int:
+        """The number of the queue pair."""
     @property
-    def src_qp(self) -> int: ...
+    def src_qp(self) -> int:
+        """Of a datagram: the sender's queue pair."""
     @property
     def invalidated_rkey(self) -> int | None:
         """The key that the peer's SEND_WITH_INV made invalid, or None."""
     @property
-    def pkey_index(self) -> int: ...
+    def pkey_index(self) -> int:
+        """Of a datagram on InfiniBand: the index of its partition key."""
     @property
-    def slid(self) -> int: ...
+    def slid(self) -> int:
+        """Of a datagram on InfiniBand: the sender's local identifier."""
     @property
-    def sl(self) -> int: ...
+    def sl(self) -> int:
+        """Of a datagram: its service level."""
     @property
-    def dlid_path_bits(self) -> int: ...
+    def dlid_path_bits(self) -> int:
+        """Of a datagram on InfiniBand: to which of the port's local identifiers it came."""
     @property
     def timestamp(self) -> int | None:
-        """When it completed, in ticks of the device's clock; None where its CQEX does not tell."""
+        """When it completed, in ticks of the device's clock, with WITH_COMPLETION_TIMESTAMP; else None."""
     @property
     def wallclock_ns(self) -> int | None:
-        """When it completed, in nanoseconds since 1970; None where its CQEX does not tell."""
+        """When it completed, in ns since 1970, with WITH_COMPLETION_TIMESTAMP_WALLCLOCK; else None."""
     @property
-    def vendor_err(self) -> int: ...
+    def vendor_err(self) -> int:
+        """If it failed: the vendor's error code, for the vendor's support."""
     @property
-    def wc_flags(self) -> WCFlags: ...
+    def wc_flags(self) -> WCFlags:
+        """Its WCFlags."""
     def raise_for_status(self) -> None:
-        """Nothing, when the work succeeded.
+        """Do nothing if the request succeeded.
 
         :raises CompletionError: it did not; where the peer is gone, it is a ConnectionResetError too
         """
 
 class CompChannel(Resource):
-    """A completion channel: a descriptor that is readable when an armed CQ has something.
+    """A completion channel: its descriptor is readable when an armed CQ has an event.
 
+    :param context: the device
     :raises OSError: EMFILE or ENFILE, when there are no more descriptors
     """
 
@@ -806,17 +904,20 @@ class CompChannel(Resource):
     @property
     def fd(self) -> int:
         """The descriptor; non-blocking."""
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """fd, for `select` and similar functions."""
     def get_cq_event(self) -> CQ | None:
-        """The CQ whose arming has fired, or None when there is no event. CQ.ack_events() is due for it."""
+        """The CQ of the next event, or None if there is no event. Acknowledge it with CQ.ack_events()."""
 
 class CQ(Resource):
     """A completion queue.
 
-    :param cqe: how many completions it has to hold, at least
-    :param channel: where its events go, when it is armed
-    :param comp_vector: which of the device's interrupts tells, below Context.num_comp_vectors
-    :raises OSError: EINVAL for numbers that the device does not have; ENOMEM
+    :param context: the device
+    :param cqe: how many completions it must hold at least
+    :param channel: the CompChannel for its events
+    :param comp_vector: the completion vector (interrupt) of its events, below Context.num_comp_vectors
+    :ivar stray: how many completions were dropped because their queue pair was gone
+    :raises OSError: EINVAL for sizes or vectors that the device does not support; ENOMEM
     """
 
     def __init__(
@@ -828,39 +929,39 @@ class CQ(Resource):
     def channel(self) -> CompChannel | None: ...
     @property
     def cqe(self) -> int:
-        """How many completions it holds; at least what was asked for."""
+        """How many completions it can hold; at least as many as were asked for."""
     @property
     def stray(self) -> int:
-        """Completions that were dropped, because their queue pair was gone."""
+        """How many completions were dropped because their queue pair was gone."""
     def resize(self, cqe: int) -> None:
-        """Change how many completions it holds; what is in it stays.
+        """Change how many completions it can hold. Completions in it stay.
 
-        :raises OSError: EINVAL if more are in it, or the device has no such large one; EOPNOTSUPP or ENOSYS
+        :raises OSError: EINVAL if it contains more, or the device cannot make it that large; EOPNOTSUPP or ENOSYS
         :raises ValueError: the AsyncQPs that complete here may have more in flight
         """
     def modify(self, cq_count: int, cq_period: int) -> None:
-        """Moderate its events: an armed one fires after cq_count completions, or cq_period microseconds after
-        the first, from the next arming on; with either of them 0, as ever.
+        """Moderate its events. From the next arming on, an event comes after cq_count completions, or cq_period
+        microseconds after the first one; if either is 0, there is no moderation.
 
-        :raises OSError: EOPNOTSUPP, where the device cannot
+        :raises OSError: EOPNOTSUPP if the device does not support it
         """
     def req_notify(self, solicited_only: bool = False) -> None:
-        """Arm: one event on the channel at the next completion. Poll once more before sleeping."""
+        """Arm it: the next completion causes one event on the channel. Poll once more before sleeping."""
     def ack_events(self, nevents: int = 1) -> None:
-        """Acknowledge events that get_cq_event() returned; close() does what is left.
+        """Acknowledge events that get_cq_event() returned; close() acknowledges the rest.
 
-        :raises ValueError: there are fewer
+        :raises ValueError: fewer events are unacknowledged
         """
     def poll(self, num_entries: int = 16) -> list[WC]:
-        """Up to num_entries completions, oldest first. Never sleeps.
+        """Return up to num_entries completions, oldest first. It never blocks.
 
         :raises OSError: the queue is broken, for instance because it was overrun
         """
 
-# ---- polling.pxi ----
+# ---- extendedcq.pxi ----
 
 class CreateCQWCFlags(IntFlag):
-    """What an extended completion queue's completions tell. Values as IBV_WC_EX_WITH_*."""
+    """The fields of an extended completion queue's completions. Values as IBV_WC_EX_WITH_*."""
 
     WITH_BYTE_LEN = 0x1
     WITH_IMM = 0x2
@@ -874,7 +975,7 @@ class CreateCQWCFlags(IntFlag):
     STANDARD = 0x7F
 
 class CreateCQFlags(IntFlag):
-    """SINGLE_THREADED: its user sees to it that no two threads use the queue at once."""
+    """SINGLE_THREADED: the program guarantees that no two threads use the queue at once."""
 
     NONE = 0
     SINGLE_THREADED = 0x1
@@ -882,7 +983,14 @@ class CreateCQFlags(IntFlag):
 
 @dataclass(frozen=True)
 class CQInitAttrEx:
-    """How an extended completion queue is made; see ibv_create_cq_ex(3)."""
+    """The attributes of a new extended completion queue; see ibv_create_cq_ex(3).
+
+    :param cqe: how many completions it must hold at least
+    :param channel: the CompChannel for its events
+    :param comp_vector: the completion vector (interrupt) of its events, below Context.num_comp_vectors
+    :param wc_flags: CreateCQWCFlags: the fields of its completions
+    :param flags: CreateCQFlags
+    """
 
     cqe: int
     channel: CompChannel | None = None
@@ -891,22 +999,27 @@ class CQInitAttrEx:
     flags: CreateCQFlags | int = ...
 
 class CQEX(CQ):
-    """An extended completion queue; otherwise it is used as a CQ.
+    """An extended completion queue; it can be used wherever a CQ can.
 
-    :raises OSError: EOPNOTSUPP, where the device has none, or cannot tell what wc_flags ask for
+    :raises OSError: EOPNOTSUPP if the device has none, or does not support all wc_flags
     """
 
     def __init__(self, context: Context, init_attr: CQInitAttrEx) -> None: ...
     @property
     def wc_flags(self) -> CreateCQWCFlags:
-        """What its completions tell."""
+        """The fields of its completions."""
+    def poll(self, num_entries: int = 16) -> list[WC]:
+        """Return up to num_entries completions, oldest first, with the fields of wc_flags. It never blocks.
+
+        :raises OSError: the queue is broken, for instance because it was overrun
+        """
     def start_poll(self) -> Completions:
-        """An iterator over the completions that are there; it ends when there are no more, and may go on
-        later. It may be used in a `with` block, as the C calls are, but there is nothing to end."""
+        """An iterator over the completions in the queue. It ends when there are no more, and can be used again later.
+        It works in a `with` block, in analogy to the C calls, but needs none."""
 
 @final
 class Completions:
-    """What is in an extended completion queue, one after the other."""
+    """An iterator over the completions of an extended completion queue."""
 
     def __new__(cls, cq: CQEX) -> Self: ...
     def __enter__(self) -> Self: ...
@@ -914,10 +1027,55 @@ class Completions:
     def __iter__(self) -> Self: ...
     def __next__(self) -> WC: ...
 
+# ---- registration.pxi ----
+
+@final
+class Registration:
+    """Registered memory, for its users: each calls close() once."""
+
+    @property
+    def lkey(self) -> int:
+        """The key of the memory."""
+    def close(self) -> None:
+        """It is not used any more."""
+
+class RegistrationCache:
+    """What is registered in a protection domain for one-sided operations.
+
+    :param most_entries: how many registrations are kept,
+    :param most_bytes: and of how many bytes together; by default 64 MiB, or a quarter of what may be locked
+    """
+
+    def __new__(cls, pd: PD, most_entries: int = 128, most_bytes: int | None = None) -> Self: ...
+    def take(self, buffer: Buffer, view: memoryview) -> Registration:
+        """The registration of a buffer, to be closed after its use.
+
+        :param view: a memoryview of its bytes, which the caller keeps until then; it is registered for writing, unless
+            it is read-only
+        :raises OSError: the memory cannot be registered
+        :raises ValueError: the cache, or its protection domain, is closed
+        """
+    @property
+    def most_entries(self) -> int: ...
+    @property
+    def most_bytes(self) -> int: ...
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
+    def forget(self, reference: Any) -> None:
+        """A memoryview has ended."""
+    def close(self) -> None:
+        """Drop everything. What is in use ends with its use."""
+    def stats(self) -> dict[str, int]:
+        """How often memory was found registered, and how much of it is kept."""
+
 # ---- workrequest.pxi ----
 
 class WROpcode(IntEnum):
-    """What a send request does."""
+    """The operation of a send request."""
 
     RDMA_WRITE = 0
     RDMA_WRITE_WITH_IMM = 1
@@ -934,7 +1092,7 @@ class WROpcode(IntEnum):
     ATOMIC_WRITE = 15
 
 class SendFlags(IntFlag):
-    """How a send request is done."""
+    """Options of a send request."""
 
     NONE = 0
     FENCE = 0x1
@@ -947,11 +1105,13 @@ class SendFlags(IntFlag):
 class SGE:
     """A scatter/gather element: length bytes at offset of a region.
 
-    :param buffer: an MR, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey of a region
-        that covers it, or without one for a request with SendFlags.INLINE, whose bytes are copied while it
-        is posted
+    :param buffer: an MR, a PooledBuffer, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey of a
+        region that covers it, or without an lkey for a request with SendFlags.INLINE, which copies the bytes when it is
+        posted
+    :param offset: in bytes, from the buffer's beginning
+    :param length: in bytes; None is the rest
     :raises IndexError: the part is not within the buffer
-    :raises TypeError: it is no buffer
+    :raises TypeError: it is not a buffer
     """
 
     def __init__(
@@ -960,45 +1120,49 @@ class SGE:
     @property
     def buffer(self) -> MR | memoryview: ...
     @property
-    def addr(self) -> int: ...
+    def addr(self) -> int:
+        """The address of its first byte, in the address space of the process or of the region."""
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Its length in bytes."""
     @property
-    def lkey(self) -> int: ...
+    def lkey(self) -> int:
+        """The lkey of the region; 0 if there is none."""
 
 class RecvWR:
     """A receive request: buffers for one message.
 
-    :param sg_list: SGEs, MRs or memoryviews of MRs, or one of them; they fill in order
-    :param wr_id: anything; its completion brings it back
+    :param sg_list: SGEs, MRs or memoryviews of MRs, or one of them; they are filled in order
+    :param wr_id: any object; the completion has the same
     """
 
     def __init__(self, sg_list: SGE | MR | Iterable[SGE | MR] = (), *, wr_id: object = 0) -> None: ...
     @property
     def wr_id(self) -> object: ...
     @property
-    def sg_list(self) -> tuple[SGE, ...]: ...
+    def sg_list(self) -> tuple[SGE, ...]:
+        """Its elements."""
 
 class SendWR:
     """A send request; see ibv_post_send(3).
 
-    :param opcode: what to do
+    :param opcode: a WROpcode
     :param sg_list: the local side: SGEs, MRs or memoryviews of MRs, or one of them
-    :param wr_id: anything; its completion brings it back
+    :param wr_id: any object; the completion has the same
     :param flags: signaled by default; a request without SIGNALED gives no completion of its own, and its
         place in the queue comes free when a later one completes
     :param imm_data: 32 bits for SEND_WITH_IMM and RDMA_WRITE_WITH_IMM
-    :param remote_addr: where, and
-    :param rkey: by which key, for RDMA and atomics; for BIND_MW the key that the window shall have
-    :param compare_add: what to compare with, or to add
-    :param swap: what to store if it compares equal
-    :param ah: of a datagram: where it goes,
-    :param remote_qpn: to which queue pair,
-    :param remote_qkey: and the key that is expected there
+    :param remote_addr: the address in the peer's memory, for RDMA and atomics
+    :param rkey: its key, for RDMA and atomics; for BIND_MW the new key of the window
+    :param compare_add: the value to compare with, or to add
+    :param swap: the value to store if the comparison is equal
+    :param ah: for a datagram: the AH of its destination
+    :param remote_qpn: for a datagram: the number of the destination's queue pair
+    :param remote_qkey: for a datagram: the key that the destination expects
     :param remote_srqn: the number of the shared receive queue, for XRC
-    :param invalidate_rkey: the key that LOCAL_INV, or at the peer SEND_WITH_INV, makes invalid
-    :param mw: the window that BIND_MW binds, and
-    :param bind_info: an MWBindInfo: what to
+    :param invalidate_rkey: the key that LOCAL_INV invalidates here, or SEND_WITH_INV at the peer
+    :param mw: the window that BIND_MW binds
+    :param bind_info: an MWBindInfo: what BIND_MW binds the window to
     :param atomic_data: the 8 bytes of ATOMIC_WRITE
     """
 
@@ -1026,24 +1190,31 @@ class SendWR:
     @property
     def wr_id(self) -> object: ...
     @property
-    def opcode(self) -> WROpcode: ...
+    def opcode(self) -> WROpcode:
+        """Its operation, a WROpcode."""
     @property
-    def flags(self) -> SendFlags: ...
+    def flags(self) -> SendFlags:
+        """Its SendFlags."""
     @property
-    def sg_list(self) -> tuple[SGE, ...]: ...
+    def sg_list(self) -> tuple[SGE, ...]:
+        """Its elements."""
 
 # ---- window.pxi ----
 
 class MWType(IntEnum):
+    """Who chooses the keys of a window: the device (1) or the program (2)."""
+
     TYPE_1 = 1
     TYPE_2 = 2
 
 @dataclass(frozen=True)
 class MWBindInfo:
-    """What a window shows of a region; see ibv_bind_mw(3).
+    """The part of a region that a window exposes; see ibv_bind_mw(3).
 
-    :param addr: where it begins; None is the region's own beginning
+    :param mr: the region, which must have AccessFlags.MW_BIND
+    :param addr: the address of the first byte; None is the beginning of the region
     :param length: in bytes; 0 unbinds (type 1)
+    :param mw_access_flags: AccessFlags: the rights of the peer
     """
 
     mr: MR
@@ -1053,20 +1224,27 @@ class MWBindInfo:
 
 @dataclass(frozen=True)
 class MWBind:
-    """A request to bind a window of type 1."""
+    """A request to bind a window of type 1; see ibv_bind_mw(3).
+
+    :param bind_info: an MWBindInfo: what to bind it to
+    :param wr_id: any object; the completion has the same
+    :param send_flags: SendFlags
+    """
 
     bind_info: MWBindInfo
     wr_id: object = 0
     send_flags: SendFlags | int = ...
 
 def inc_rkey(rkey: int) -> int:
-    """The next key of a window of type 2: the same but for the lowest byte, which is its user's."""
+    """The next key of a window of type 2. Only its lowest byte differs, which the program may choose."""
 
 class MW(Resource):
     """A memory window.
 
-    :param pd: the domain of the region, and of the queue pair, that it is bound with
-    :raises OSError: EOPNOTSUPP, where the device has none of the type
+    :param pd: the protection domain, which must be that of the region and of the queue pair that bind it
+    :param mw_type: an MWType
+    :ivar mr: the region that it was last bound to, or None
+    :raises OSError: EOPNOTSUPP if the device has no windows of this type
     """
 
     def __init__(self, pd: PD, mw_type: MWType | int = ...) -> None: ...
@@ -1076,21 +1254,28 @@ class MW(Resource):
     def mw_type(self) -> MWType: ...
     @property
     def mr(self) -> MR | None:
-        """What it was bound to last."""
+        """The region that it was last bound to, or None."""
     @property
     def rkey(self) -> int:
-        """Its key. One of type 1 has a new one after each binding."""
+        """Its key, for the peer. A window of type 1 has a new key after each binding."""
 
 # ---- srq.pxi ----
 
 class SRQType(IntEnum):
+    """BASIC; XRC, for senders that name the queue; TM, with tag matching, which no device here supports."""
+
     BASIC = 0
     XRC = 1
     TM = 2
 
 @dataclass
 class SRQAttr:
-    """The sizes of a shared receive queue, and the limit below which it tells (0: it doesn't)."""
+    """The sizes of a shared receive queue.
+
+    :param max_wr: how many receives it must hold at least
+    :param max_sge: how many elements each receive may have at least
+    :param srq_limit: one event SRQ_LIMIT_REACHED comes when fewer receives are left; 0: none
+    """
 
     max_wr: int = 1
     max_sge: int = 1
@@ -1098,7 +1283,13 @@ class SRQAttr:
 
 @dataclass
 class SRQInitAttr:
-    """How a shared receive queue is made. An XRC one has a CQ and a domain of its own."""
+    """The attributes of a new shared receive queue; see ibv_create_srq_ex(3). An XRC queue has its own CQ and domain.
+
+    :param attr: an SRQAttr: its sizes
+    :param srq_type: an SRQType
+    :param xrcd: the domain of an XRC queue
+    :param cq: the CQ of the receives of an XRC queue
+    """
 
     attr: SRQAttr = ...
     srq_type: SRQType = ...
@@ -1110,7 +1301,10 @@ class SRQ(Resource):
 
     :param pd: its protection domain
     :param init_attr: an SRQInitAttr or an SRQAttr; the sizes are updated to what the device grants
-    :raises OSError: EOPNOTSUPP, EINVAL for sizes that the device does not have, ENOMEM
+    :ivar srq_type: its SRQType
+    :ivar xrcd: the domain of an XRC queue; else None
+    :ivar cq: the CQ of the receives of an XRC queue; else None
+    :raises OSError: EOPNOTSUPP; EINVAL for sizes that the device does not support; ENOMEM
     """
 
     def __init__(self, pd: PD, init_attr: SRQInitAttr | SRQAttr | None = None) -> None: ...
@@ -1124,38 +1318,38 @@ class SRQ(Resource):
     def srq_type(self) -> SRQType: ...
     @property
     def in_flight(self) -> int:
-        """How many receives are posted whose end has not been polled."""
+        """How many receives are posted whose completions have not been polled."""
     @property
     def srq_num(self) -> int:
         """The number by which an XRC sender names this queue.
 
-        :raises OSError: EOPNOTSUPP or EINVAL, where it has none
+        :raises OSError: EOPNOTSUPP or EINVAL if it has none
         """
     def query(self) -> SRQAttr:
-        """Its sizes and its limit, from the device, as an SRQAttr."""
+        """Query its sizes and its limit from the device, as an SRQAttr."""
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
         """Change the size, or set the limit.
 
-        :param max_wr: as many receives; what is posted stays
-        :param srq_limit: one event SRQ_LIMIT_REACHED when fewer receives than this are left; the limit is
-            then 0 again, and no more is told
-        :raises OSError: EINVAL for a limit above the size, or for fewer places than receives are posted;
-            EOPNOTSUPP where the device cannot
+        :param max_wr: the new number of receives; posted ones stay
+        :param srq_limit: one event SRQ_LIMIT_REACHED comes when fewer receives than this are left; the limit is then 0
+            again, so that no further event comes
+        :raises OSError: EINVAL for a limit above the size, or a size below the number of posted receives; EOPNOTSUPP if
+            the device does not support it
         """
     def post_recv(self, wrs: RecvWR | Iterable[RecvWR]) -> None:
         """Post a RecvWR, or several as one chain. Their buffers are kept until they complete.
 
-        :raises OSError: ENOMEM when the queue is full, EINVAL when a request is wrong. The requests before
-            the one that was refused are posted; the message says how many
+        :raises OSError: ENOMEM if the queue is full, EINVAL if a request is wrong. The requests before the refused one
+            are posted; the message says how many
         """
 
 class XRCD(Resource):
-    """An XRC domain: what the shared receive queues of several processes, and the queue pairs that feed
-    them, have in common.
+    """An XRC domain, which joins the shared receive queues of several processes with the queue pairs that feed them.
 
-    :param fd: a file that stands for the domain, the same for all its processes; -1 for one of our own
-    :param oflags: os.O_CREAT to make it, os.O_EXCL to insist on that
-    :raises OSError: EOPNOTSUPP, where the device has no XRC
+    :param context: the device
+    :param fd: a file that identifies the domain to all its processes; -1 for a private domain
+    :param oflags: os.O_CREAT to create it, with os.O_EXCL to fail if it exists
+    :raises OSError: EOPNOTSUPP if the device has no XRC
     """
 
     def __init__(self, context: Context, fd: int = -1, oflags: int = ...) -> None: ...
@@ -1165,7 +1359,7 @@ class XRCD(Resource):
 # ---- qpattr.pxi ----
 
 class SendOpsFlags(IntFlag):
-    """What QP.wr() of a queue pair can do; the others it cannot. Values as IBV_QP_EX_WITH_*."""
+    """The operations that QP.wr() of a queue pair supports. Values as IBV_QP_EX_WITH_*."""
 
     RDMA_WRITE = 0x1
     RDMA_WRITE_WITH_IMM = 0x2
@@ -1182,9 +1376,13 @@ class SendOpsFlags(IntFlag):
     ATOMIC_WRITE = 0x1000
 
 class QPCreateFlags(IntFlag):
+    """BLOCK_SELF_MCAST_LB: the queue pair does not receive what it sends to its own groups."""
+
     BLOCK_SELF_MCAST_LB = 0x2
 
 class QPType(IntEnum):
+    """The transport service: reliable or unreliable connections, datagrams, Ethernet frames, XRC."""
+
     RC = 2
     UC = 3
     UD = 4
@@ -1194,6 +1392,8 @@ class QPType(IntEnum):
     DRIVER = 255
 
 class QPState(IntEnum):
+    """The state of a queue pair: it receives from RTR on, and sends in RTS; see ibv_modify_qp(3)."""
+
     RESET = 0
     INIT = 1
     RTR = 2
@@ -1204,12 +1404,14 @@ class QPState(IntEnum):
     UNKNOWN = 7
 
 class MigState(IntEnum):
+    """The state of path migration: whether an alternate path is ready."""
+
     MIGRATED = 0
     REARM = 1
     ARMED = 2
 
 class QPAttrMask(IntFlag):
-    """Which attributes a modify() gives; it follows from the QPAttr."""
+    """The mask of ibv_modify_qp(3); it follows from the QPAttr."""
 
     STATE = 0x1
     CUR_STATE = 0x2
@@ -1236,7 +1438,14 @@ class QPAttrMask(IntFlag):
 
 @dataclass
 class QPCap:
-    """The sizes of a queue pair. What the device grants is at least what is asked for."""
+    """The sizes of a queue pair. What the device grants is at least what is asked for.
+
+    :param max_send_wr: how many requests the send queue holds
+    :param max_recv_wr: how many requests the receive queue holds
+    :param max_send_sge: how many elements a send may have
+    :param max_recv_sge: how many elements a receive may have
+    :param max_inline_data: how many bytes a request with SendFlags.INLINE may have
+    """
 
     max_send_wr: int = 1
     max_recv_wr: int = 1
@@ -1246,10 +1455,14 @@ class QPCap:
 
 @dataclass
 class QPInitAttr:
-    """How a queue pair is made; cap is updated to what the device grants.
+    """The attributes of a new queue pair; see ibv_create_qp(3).
 
-    With an srq its receives are posted there. An XRC_SEND queue pair has no recv_cq, an XRC_RECV one no
-    queue at all.
+    :param send_cq: the CQ of its sends; None for XRC_RECV
+    :param recv_cq: the CQ of its receives; None for XRC_SEND and XRC_RECV
+    :param cap: a QPCap: its sizes, which are updated to what the device grants
+    :param qp_type: a QPType
+    :param sq_sig_all: whether every send gives a completion, not only those with SendFlags.SIGNALED
+    :param srq: the SRQ that its receives come from; None for a receive queue of its own
     """
 
     send_cq: CQ | None = None
@@ -1261,9 +1474,10 @@ class QPInitAttr:
 
 @dataclass
 class QPInitAttrEx(QPInitAttr):
-    """How a queue pair is made, with what came later; see ibv_create_qp_ex(3).
+    """The extended attributes of a new queue pair; see ibv_create_qp_ex(3).
 
-    :param send_ops_flags: what QP.wr() shall be able to do; the device refuses what it does not know
+    :param send_ops_flags: the operations of QP.wr(); creation fails if the device does not support one of them
+    :param create_flags: QPCreateFlags
     :param xrcd: for XRC_RECV
     """
 
@@ -1302,14 +1516,21 @@ class QPAttr:
     rate_limit: int | None = None
     @property
     def mask(self) -> QPAttrMask:
-        """Which are given."""
+        """The mask of the attributes that are given."""
 
 # ---- queuepair.pxi ----
 
 class QP(Resource):
-    """A queue pair, which keeps the buffers of its requests until their completions are polled.
+    """A queue pair.
 
-    :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
+    :param pd: its protection domain, which must be that of the regions of its requests
+    :param init_attr: a QPInitAttr: its queues and sizes; cap is updated to what the device grants
+    :ivar send_cq: the CQ of its sends; None for XRC_RECV
+    :ivar recv_cq: the CQ of its receives; None for XRC
+    :ivar srq: the SRQ that its receives come from, or None
+    :ivar xrcd: the XRC domain of an XRC_RECV queue pair
+    :ivar cap: a QPCap: what the device has granted
+    :raises OSError: EINVAL for sizes or a type that the device does not support; ENOMEM
     """
 
     def __init__(self, pd: PD, init_attr: QPInitAttr) -> None: ...
@@ -1317,10 +1538,10 @@ class QP(Resource):
     def pd(self) -> PD: ...
     @staticmethod
     def open(pd: PD, xrcd: XRCD, qp_num: int) -> QP:
-        """Share the XRC_RECV queue pair of another process, in the same domain: it stays while one has it.
+        """Share an XRC_RECV queue pair of another process in the same XRC domain. It exists while any process has it.
 
-        :param pd: any of the context's
-        :raises OSError: EINVAL if there is none of that number; EOPNOTSUPP
+        :param pd: any protection domain of the context
+        :raises OSError: EINVAL if there is no such queue pair; EOPNOTSUPP
         """
     @property
     def send_cq(self) -> CQ | None: ...
@@ -1333,36 +1554,41 @@ class QP(Resource):
     @property
     def cap(self) -> QPCap: ...
     @property
-    def qp_num(self) -> int: ...
+    def qp_num(self) -> int:
+        """Its number, 24 bits, by which the peer addresses it."""
     @property
-    def qp_type(self) -> QPType: ...
+    def qp_type(self) -> QPType:
+        """Its transport service, a QPType."""
     @property
     def state(self) -> QPState:
-        """The state that the library knows of; query() asks the device."""
+        """The state known to the library; query() asks the device."""
     @property
     def in_flight(self) -> tuple[int, int]:
-        """(sends, receives) that are posted and whose end has not been polled."""
+        """(sends, receives) that are posted and whose completions have not been polled."""
     @property
     def peer_gone(self) -> bool:
-        """Whether the peer's process is known to have ended while it was connected still, as when it is killed.
+        """Whether it is known that the peer's process ended while it was connected, for example because it was killed.
 
-        The embedded device knows; of another's this is False.
+        Only the embedded device knows. It is False on other devices, for a peer that disconnected, and for a peer that
+        cannot be reached.
         """
     def modify(self, attr: QPAttr | None = None, **attrs: Any) -> None:
         """Change attributes, or the state: `qp.modify(qp_state=QPState.RTS, sq_psn=0)`.
 
-        :param attr: a QPAttr with what is to change, instead of
-        :param attrs: its fields
-        :raises TypeError: neither is given, or both, or something else
-        :raises ModifyQPError: the device refused (EINVAL); it names what is missing or not allowed
-        :raises OSError: it refused for another reason
+        The mask of ibv_modify_qp(3) follows from what is given.
+
+        :param attr: a QPAttr with the changes
+        :param attrs: the fields of a QPAttr, instead of attr
+        :raises TypeError: neither or both are given, or attr is not a QPAttr
+        :raises ModifyQPError: the device refused (EINVAL); the exception names what is missing or not allowed
+        :raises OSError: the device refused for another reason
         """
     def to_init(
         self, port_num: int = 1, *, pkey_index: int = 0, access: AccessFlags | int = 0, qkey: int = 0
     ) -> None:
-        """RESET to INIT. The peer gets no access to memory that is not given here.
+        """RESET to INIT. The peer gets only the access to memory that is given here.
 
-        :param qkey: of a datagram queue pair: who sends to it has to say the same
+        :param qkey: for a datagram queue pair: the key that senders must use
         """
     def to_rtr(
         self,
@@ -1381,10 +1607,11 @@ class QP(Resource):
     ) -> None:
         """INIT to RTR: connect to the peer's queue pair, and receive from it.
 
-        A datagram queue pair has no peer and takes no arguments; an unconnected one's are those up to rq_psn.
+        A datagram queue pair has no peer and takes no arguments; one of an unreliable connection takes those up to
+        rq_psn.
 
-        :param dgid: the peer's GID, 16 bytes; without it dlid is its address
-        :param min_rnr_timer: how long a peer shall wait that finds no receive, as a code of the InfiniBand
+        :param dgid: the peer's GID, 16 bytes; without it dlid is the address
+        :param min_rnr_timer: how long a peer waits that has found no receive, as a code of the InfiniBand
             specification: 1 is 10 us, 12 is 640 us, 31 is 491.52 ms, 0 is 655.36 ms
         """
     def to_rts(
@@ -1396,10 +1623,10 @@ class QP(Resource):
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
-        """RTR to RTS: send, too. What is not connected reliably takes sq_psn only.
+        """RTR to RTS: send as well. Only reliable connections take other arguments than sq_psn.
 
-        :param timeout: for an answer, 4.096 us * 2 ** timeout; 0 waits for ever
-        :param rnr_retry: how often to try again when the peer has posted no receive; 7 is without limit
+        :param timeout: how long to wait for an ACK, 4.096 us * 2 ** timeout; 0 is without limit
+        :param rnr_retry: how often to retry when the peer has posted no receive; 7 is without limit
         """
     def info(
         self,
@@ -1409,13 +1636,13 @@ class QP(Resource):
         psn: int | None = None,
         mtu: int | None = None,
     ) -> QPInfo:
-        """What the peer has to know for its connect(), as a QPInfo.
+        """The QPInfo that the peer needs for its connect().
 
-        The queue pair remembers what it said last, for its own connect().
+        The queue pair remembers the last one, for its own connect().
 
-        :param sgid_index: of the address to be reached by; by default the index of best_gid()
-        :param psn: the number of the first packet; by default at random
-        :param mtu: of our side, in bytes; by default the port's
+        :param sgid_index: the index of the local address for the peer; by default that of best_gid()
+        :param psn: the sequence number of the first packet; by default random
+        :param mtu: the MTU of this side, in bytes; by default the port's
         """
     def connect(
         self,
@@ -1432,33 +1659,33 @@ class QP(Resource):
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
-        """From RESET or INIT to RTS, connected with the peer's queue pair; the peer does the same with our info().
+        """RESET or INIT to RTS: connect to the peer's queue pair. The peer does the same with this side's info().
 
-        Nothing waits for the peer here. Let it connect before the first request is posted, and post the receives
-        for what it may send at once before this, in INIT.
+        This does not wait for the peer. Do not post a request before the peer has connected, and post the receives for
+        what the peer may send at once before this call, in INIT.
 
         :param peer: the peer's QPInfo
-        :param access: what the peer may do with our memory; by default nothing, or what to_init() said
-        :raises ValueError: this queue pair's info() was never asked for, so the peer cannot know it
-        :raises OSError: the device refused; the queue pair is where it came to
+        :param access: the peer's access rights to local memory; by default none, or those given to to_init()
+        :raises ValueError: info() was never called, so the peer cannot have it
+        :raises OSError: the device refused a transition; the queue pair stays in the last state that it reached
         """
     def to_error(self) -> None:
-        """To ERR: all that is posted completes as flushed."""
+        """To ERR: all posted requests complete as flushed."""
     def to_reset(self) -> None:
-        """To RESET: all that is posted is forgotten, without completions."""
+        """To RESET: all posted requests are dropped, without completions."""
     def query(self) -> tuple[QPAttr, QPInitAttr]:
-        """All attributes, from the device."""
+        """All attributes, from the device, as (QPAttr, QPInitAttr)."""
     def counters(self) -> dict[str, int]:
-        """What the embedded device has counted for this queue pair; empty on another."""
+        """The embedded device's counters for this queue pair; empty on other devices."""
     def attach_mcast(self, gid: bytes | IPv4Address | IPv6Address, lid: int = 0) -> None:
-        """Receive what is sent to a multicast group, too; of a datagram queue pair.
+        """Join a multicast group with a datagram queue pair: it also receives what is sent to the group.
 
-        :param gid: the group's: 16 bytes, or an IP address
+        :param gid: the GID of the group: 16 bytes, or an IP address
         """
     def detach_mcast(self, gid: bytes | IPv4Address | IPv6Address, lid: int = 0) -> None:
         """Leave a group.
 
-        :raises OSError: EINVAL, if the queue pair is not in it
+        :raises OSError: EINVAL if the queue pair is not a member
         """
     def bind_mw(self, mw: MW, bind: MWBind) -> None:
         """Bind a window of type 1, in the order of the send queue; its new key is mw.rkey.
@@ -1469,25 +1696,25 @@ class QP(Resource):
     def wr(self) -> WRSession:
         """Post with the extended calls: `with qp.wr() as wr: wr.send(...); wr.rdma_write(...)`.
 
-        What the block has made is posted when it ends, all or nothing; an exception in it posts nothing. The
-        queue pair must have been made with QPInitAttrEx.send_ops_flags.
+        The end of the block posts its requests, all or none; an exception in the block posts none. The queue pair must
+        have been created with QPInitAttrEx.send_ops_flags.
 
-        :raises OSError: EOPNOTSUPP, if it was not
+        :raises OSError: EOPNOTSUPP if it was not
         """
     def post_send(self, wrs: SendWR | Iterable[SendWR]) -> None:
-        """Post a request, or several as one chain.
+        """Post a SendWR, or several as one chain. Their buffers are kept until they complete.
 
-        :raises OSError: ENOMEM when the queue is full, EINVAL when a request or the state is wrong. The
-            requests before the one that was refused are posted; the message says how many
-        :raises ValueError: what a request names is closed, or another context's; nothing is posted
+        :raises OSError: ENOMEM if the queue is full, EINVAL if a request or the state is wrong. The requests before the
+            refused one are posted; the message says how many
+        :raises ValueError: an object of a request is closed, or belongs to another context; nothing is posted
         """
     def post_recv(self, wrs: RecvWR | Iterable[RecvWR]) -> None:
-        """Post a request, or several as one chain.
+        """Post a RecvWR, or several as one chain. Their buffers are kept until they complete.
 
-        :raises OSError: as post_send()
+        :raises OSError: as for post_send()
         """
 
-# ---- session.pxi ----
+# ---- wrsession.pxi ----
 
 _SGList = SGE | Buffer | Iterable[SGE | Buffer]
 
@@ -1502,11 +1729,11 @@ class WRSession:
     ) -> None: ...
     def __len__(self) -> int: ...
     def abort(self) -> None:
-        """Forget what was collected; the end of the block posts what comes after."""
+        """Discard the requests collected so far; the end of the block posts only later ones."""
     def post(self, wr: SendWR) -> None:
-        """A request made elsewhere.
+        """Add a request that was created elsewhere.
 
-        :raises OSError: EOPNOTSUPP, if the queue pair was not made for it
+        :raises OSError: EOPNOTSUPP if its opcode is not in the queue pair's send_ops_flags
         """
     def send(
         self,
@@ -1527,17 +1754,18 @@ class WRSession:
         **options: Any,
     ) -> None:
         """RDMA_WRITE, or RDMA_WRITE_WITH_IMM."""
-    def rdma_read(self, sg_list: _SGList = (), *, remote_addr: int, rkey: int, **options: Any) -> None: ...
+    def rdma_read(self, sg_list: _SGList = (), *, remote_addr: int, rkey: int, **options: Any) -> None:
+        """RDMA_READ into sg_list."""
     def atomic_cmp_swp(
         self, sg_list: _SGList, *, remote_addr: int, rkey: int, compare: int, swap: int, **options: Any
     ) -> None:
-        """ATOMIC_CMP_AND_SWP: the 8 bytes as they were come to sg_list."""
+        """ATOMIC_CMP_AND_SWP; sg_list receives the old 8 bytes."""
     def atomic_fetch_add(
         self, sg_list: _SGList, *, remote_addr: int, rkey: int, add: int, **options: Any
     ) -> None:
-        """ATOMIC_FETCH_AND_ADD: the 8 bytes as they were come to sg_list."""
+        """ATOMIC_FETCH_AND_ADD; sg_list receives the old 8 bytes."""
     def atomic_write(self, data: Buffer, *, remote_addr: int, rkey: int, **options: Any) -> None:
-        """ATOMIC_WRITE: 8 bytes at once, to an address that is a multiple of 8."""
+        """ATOMIC_WRITE of 8 bytes, to an address that is a multiple of 8."""
     def flush(
         self,
         *,
@@ -1548,23 +1776,61 @@ class WRSession:
         level: int = ...,
         **options: Any,
     ) -> None:
-        """FLUSH: complete when what was written to a range has got as far as placement says."""
+        """FLUSH: completes when earlier writes to the range have reached the level of `placement`."""
     def bind_mw(self, mw: MW, rkey: int, bind_info: MWBindInfo, **options: Any) -> None:
-        """BIND_MW: give a window of type 2 this key, and this part of a region."""
+        """BIND_MW: bind a window of type 2 to a part of a region, with this key."""
     def local_inv(self, rkey: int, **options: Any) -> None:
-        """LOCAL_INV: make a key of ours invalid."""
+        """LOCAL_INV: invalidate a local key."""
 
-# ---- operation.pxi: what async_queues.py builds on ----
+# ---- watcher.pxi ----
+
+class Watcher:
+    """Watches completion queues, for its user: a subclass, which gets what is found; see _pyx/watcher.pxi."""
+
+    @property
+    def notifier(self) -> Any: ...
+    @property
+    def channel(self) -> CompChannel: ...
+    @property
+    def cqs(self) -> list[CQ]: ...
+    @property
+    def passes(self) -> int: ...
+    @property
+    def sleeps(self) -> int: ...
+    @property
+    def wakeups(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def polls(self) -> int: ...
+    @property
+    def messages(self) -> int: ...
+    def pass_(self) -> None:
+        """One pass, as call_soon runs it."""
+
+# ---- operation.pxi, awaited.pxi: what verbs_async/queues.py and regions.py build on ----
 
 @final
 class Operation(Generic[_R]):
     """One request, or one chain, that is awaited."""
 
+    @staticmethod
+    def beside(future: Any, opcode: int, sg_list: _SGList, remote_addr: int, rkey: int) -> Operation[None]:
+        """An RDMA READ or WRITE on a connection of the byte stream; its post() posts it, its end() ends it.
+
+        :param future: which is told of the end
+        """
+    def post(self, connection: Connection) -> bool:
+        """Post it beside the frames of a stream; False if there is no room now."""
+    def end(self, error: BaseException | None = None) -> None:
+        """It has completed, or never will: then `error` says why. Doing it again does nothing."""
+    def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError:
+        """The exception for its completion, which failed."""
     @property
     def done(self) -> bool: ...
     def wait(self) -> Awaitable[_R]:
         """The loop's future of its end: what result() returns or raises."""
-    def close_after(self, resource: Resource) -> None:
+    def close_after(self, resource: Any) -> None:
         """Close what the device needs until this has ended: then, or now if it has."""
     def result(self) -> _R:
         """The completion, of a chain a list of them, of an atomic operation what was there before.
@@ -1621,11 +1887,11 @@ class OperationQueue:
         :raises ValueError: there are none, or more than fit in the queue
         """
 
-class CompletionWatcher:
+class CompletionWatcher(Watcher):
     """Watches a completion queue for those who await its completions.
 
     :param notifier: the event loop
-    :param busy_poll: seconds to watch after a completion before sleeping; None: adaptive, 0: none
+    :param busy_poll: seconds to watch after each completion before sleeping; None: adaptive, 0: none
     """
 
     def __init__(self, cq: CQ, notifier: Any, busy_poll: float | None = None) -> None: ...
@@ -1634,21 +1900,9 @@ class CompletionWatcher:
     @property
     def cq(self) -> CQ: ...
     @property
-    def channel(self) -> CompChannel: ...
-    @property
-    def notifier(self) -> Any: ...
-    @property
     def pending(self) -> int: ...
     @property
     def found(self) -> deque[WC]: ...
-    @property
-    def passes(self) -> int: ...
-    @property
-    def sleeps(self) -> int: ...
-    @property
-    def wakeups(self) -> int: ...
-    @property
-    def events(self) -> int: ...
     @property
     def completions(self) -> int: ...
     def close(self) -> None:
@@ -1657,10 +1911,8 @@ class CompletionWatcher:
         """A future that has a result when there may be something in found, or an end to it."""
     def look(self) -> None:
         """Take what is there now."""
-    def pass_(self) -> None:
-        """One look, as call_soon runs it."""
     def readable(self) -> None:
-        """The channel is: take all its events, or none if it was a false alarm, then look."""
+        """The channel is: take its events, or none if it was a false alarm, then look."""
     def stats(self) -> dict[str, int]:
         """Counters since it began: how often it looked, slept, was woken, and for how much."""
 
@@ -1700,7 +1952,21 @@ class PortSpace(IntEnum):
 
 @final
 class CMEvent:
-    """An event, copied; nothing of it has to be given back."""
+    """A copy of an event, already acknowledged. Names as in struct rdma_cm_event; see rdma_get_cm_event(3).
+
+    :ivar type: a CMEventType
+    :ivar status: 0 or -errno; for REJECTED the reason of the rejection
+    :ivar id: the identifier concerned; for CONNECT_REQUEST a new one
+    :ivar listen_id: for CONNECT_REQUEST: the listener
+    :ivar private_data: the peer's private data, on InfiniBand and RoCE padded with zeros
+    :ivar responder_resources: how many READs and atomics the peer asks to have in flight to this side
+    :ivar initiator_depth: how many READs and atomics this side may have in flight to the peer
+    :ivar retry_count: how often the peer retries
+    :ivar rnr_retry_count: how often the peer retries when it finds no receive; 7 is without limit
+    :ivar qp_num: the peer's queue pair
+    :ivar ah_attr: for datagrams: the address of the peer
+    :ivar qkey: for datagrams: the key that the peer expects
+    """
 
     @property
     def type(self) -> CMEventType: ...
@@ -1708,10 +1974,10 @@ class CMEvent:
     def status(self) -> int: ...
     @property
     def id(self) -> CMID:
-        """Whose event it is; of a connection request the new identifier."""
+        """The identifier concerned; for CONNECT_REQUEST a new one."""
     @property
     def listen_id(self) -> CMID | None:
-        """Of a connection request: who listened."""
+        """For CONNECT_REQUEST: the listener."""
     @property
     def private_data(self) -> bytes: ...
     @property
@@ -1726,18 +1992,19 @@ class CMEvent:
     def qp_num(self) -> int: ...
     @property
     def ah_attr(self) -> AHAttr | None:
-        """Of datagrams, with ESTABLISHED and MULTICAST_JOIN: the way there."""
+        """For datagrams, with ESTABLISHED and MULTICAST_JOIN: the address of the peer or the group."""
     @property
     def qkey(self) -> int | None:
-        """Of datagrams, with ESTABLISHED and MULTICAST_JOIN: what the other side expects."""
+        """For datagrams, with ESTABLISHED and MULTICAST_JOIN: the key that the other side expects."""
     def error(self) -> OSError | None:
-        """The exception that this event means, or None when it is no failure."""
+        """The exception for this event, or None if it is not a failure."""
     def raise_for_status(self) -> None:
-        """Raise error(), if there is one."""
+        """Raise the exception of error(), if there is one."""
 
 class CMEventChannel(Resource):
-    """A channel of connection events; its fd is readable when there are some.
+    """A channel for connection events; its fd is readable when there are events.
 
+    :param library: the library of the devices
     :raises OSError: the connection manager cannot be used; a note says what to do about permissions and modules
     """
 
@@ -1747,17 +2014,22 @@ class CMEventChannel(Resource):
     @property
     def fd(self) -> int:
         """The descriptor; non-blocking."""
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """fd, for `select` and similar functions."""
     def create_id(self, ps: PortSpace = ...) -> CMID:
-        """A new identifier: for one connection, or to listen with."""
+        """Create an identifier, for one connection or for listening."""
     def get_event(self) -> CMEvent | None:
-        """The next event, or None when there is none.
+        """The next event, or None if there is none.
 
-        A CONNECT_REQUEST that nobody keeps is refused, when its identifier is collected.
+        If the program drops a CONNECT_REQUEST, the request is refused when its identifier is garbage-collected.
         """
 
 class CMID(Resource):
-    """An identifier of the connection manager: one connection, or one listener."""
+    """An identifier of the connection manager: one connection, or one listener.
+
+    :ivar channel: the channel of its events
+    :ivar library: the library of its devices
+    """
 
     @property
     def channel(self) -> CMEventChannel: ...
@@ -1771,33 +2043,36 @@ class CMID(Resource):
         """The device's port; 0 until an address is bound or resolved."""
     @property
     def qp(self) -> QP | None:
-        """The queue pair made by create_qp(), while it is open."""
+        """The queue pair created by create_qp(), while it is open."""
     @property
-    def local_addr(self) -> _Address | None: ...
+    def local_addr(self) -> _Address | None:
+        """(ip, port), or (ip, port, flowinfo, scope_id), or None."""
     @property
-    def peer_addr(self) -> _Address | None: ...
+    def peer_addr(self) -> _Address | None:
+        """The address of the peer in the same form, once it is known."""
     @property
     def peer_gone(self) -> bool:
-        """Whether the peer's process is known to have ended while it was connected still, as when it is killed.
+        """Whether it is known that the peer's process ended while it was connected, for example because it was killed.
 
-        The embedded device knows; of another's this is False.
+        Only the embedded device knows. It is False on other devices, for a peer that disconnected, and for a peer that
+        cannot be reached.
         """
     def set_reuse_addr(self, reuse: bool = True) -> None:
-        """Let a listener have a port that old connections still occupy."""
+        """Let a listener use a port that old connections still occupy."""
     def set_af_only(self, only: bool = True) -> None:
-        """Let a listener on :: have IPv6 only."""
+        """Restrict a listener on :: to IPv6."""
     def set_ack_timeout(self, timeout: int) -> None:
-        """How long the queue pair waits for an answer: 4.096 us * 2 ** timeout; before connecting."""
+        """Set how long the queue pair waits for an ACK: 4.096 us * 2 ** timeout. Call it before connecting."""
     def set_tos(self, tos: int) -> None:
-        """The type of service of the connection's packets; before the route is resolved."""
+        """Set the type of service of the connection's packets. Call it before the route is resolved."""
     def bind_addr(self, address: _Address) -> None:
-        """Bind to an IP address; port 0 takes a free one."""
+        """Bind to (ip, port) or (ip, port, flowinfo, scope_id); port 0 takes a free one."""
     def resolve_addr(self, src_addr: _Address | None, dst_addr: _Address, timeout_ms: int = 2000) -> None:
-        """Find the device that leads to dst_addr: ADDR_RESOLVED or ADDR_ERROR."""
+        """Find the device that reaches dst_addr: ADDR_RESOLVED or ADDR_ERROR. src_addr may be None."""
     def resolve_route(self, timeout_ms: int = 2000) -> None:
-        """Find the way there: ROUTE_RESOLVED or ROUTE_ERROR."""
+        """Find the route to the address: ROUTE_RESOLVED or ROUTE_ERROR."""
     def listen(self, backlog: int = 128) -> None:
-        """Listen: each client is a CONNECT_REQUEST with its own CMID."""
+        """Listen: each request is a CONNECT_REQUEST with a new CMID."""
     def connect(
         self,
         private_data: Buffer = b"",
@@ -1808,12 +2083,12 @@ class CMID(Resource):
         rnr_retry_count: int = 0,
         qp_num: int = 0,
     ) -> None:
-        """Ask for a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
+        """Request a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
 
-        :param private_data: for the server's CONNECT_REQUEST; 56 bytes at most
-        :param responder_resources: READs and atomics that the peer may have in flight to us
-        :param initiator_depth: READs and atomics that we may have in flight to the peer
-        :param qp_num: the queue pair, if it was not made by create_qp()
+        :param private_data: for the server's CONNECT_REQUEST; at most 56 bytes
+        :param responder_resources: how many READs and atomics the peer may have in flight to this side
+        :param initiator_depth: how many READs and atomics this side may have in flight to the peer
+        :param qp_num: the queue pair, if create_qp() did not create it
         """
     def accept(
         self,
@@ -1825,43 +2100,45 @@ class CMID(Resource):
         rnr_retry_count: int = 0,
         qp_num: int = 0,
     ) -> None:
-        """Accept a CONNECT_REQUEST: ESTABLISHED. The private data, 196 bytes at most, is for the client's."""
+        """Accept a CONNECT_REQUEST: ESTABLISHED. The client's event gets the private data, at most 196 bytes."""
     def reject(self, private_data: Buffer = b"") -> None:
-        """Refuse a CONNECT_REQUEST: REJECTED at the client, with the private data, 148 bytes at most."""
+        """Reject a CONNECT_REQUEST: REJECTED at the client, with the private data, at most 148 bytes."""
     def disconnect(self) -> None:
-        """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
+        """End the connection: the queue pair goes to ERR, and both sides get DISCONNECTED."""
     def establish(self) -> None:
-        """Say that the connection is ready: of an active side that moves its queue pair on by itself, after
-        CONNECT_RESPONSE. See rdma_establish(3).
+        """Report that the connection is ready, after CONNECT_RESPONSE: for an active side that moves its queue pair
+        through the states itself. See rdma_establish(3).
 
-        :raises OSError: EOPNOTSUPP, where the library is older than that
+        :raises OSError: EOPNOTSUPP if the library is too old
         """
     def init_qp_attr(self, qp_state: QPState) -> QPAttr:
-        """What a queue pair of one's own needs to get to a state, for QP.modify(); see rdma_init_qp_attr(3)."""
+        """The QP.modify() attributes that move a program's own queue pair to a state; see rdma_init_qp_attr(3)."""
     def join_multicast(self, address: _Address, flags: int = ...) -> None:
-        """Join a group: MULTICAST_JOIN, with what to send to it, or MULTICAST_ERROR. The queue pair is attached.
+        """Join a group, and attach the queue pair: MULTICAST_JOIN, with the address of the group, or MULTICAST_ERROR.
 
-        :param address: (ip, port) of the group; the port means nothing
+        :param address: (ip, port) of the group; the port is ignored
         """
     def leave_multicast(self, address: _Address) -> None:
-        """Leave a group; the queue pair is detached."""
+        """Leave a group, and detach the queue pair."""
     def create_qp(self, pd: PD, init_attr: QPInitAttr) -> QP:
-        """Make this connection's queue pair, in INIT; it is the connection manager's to move on.
+        """Create this connection's queue pair, in INIT. The connection manager changes its states.
 
         The identifier keeps it, and closes it before itself.
 
-        :raises ValueError: it has one already, or the domain is another context's
-        :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
+        :param pd: a protection domain of this identifier's context
+        :param init_attr: a QPInitAttr; cap is updated to what the device grants
+        :raises ValueError: it already has one, or the domain belongs to another context
+        :raises OSError: EINVAL for sizes or a type that the device does not support; ENOMEM
         """
     def destroy_qp(self) -> None:
         """Destroy the queue pair; the same as closing it."""
     def migrate(self, channel: CMEventChannel) -> None:
-        """Move to another channel; events not read yet come along.
+        """Move to another channel. Events that were not read yet move along.
 
-        :raises ValueError: the channel is of another library
+        :raises ValueError: the channel belongs to another library
         """
 
-# ---- The data engine: what driver.py and transport.py build on ----
+# ---- The data engine: what loop_context.py and lifecycle.py build on ----
 
 STREAM_CONTROL_BODY_BYTES: int
 STREAM_DATA_SLOTS_MAX: int
@@ -1887,33 +2164,26 @@ class SharedRing:
     ) -> Self: ...
     def stats(self) -> dict[str, int]: ...
 
-class StreamEngine:
+class StreamEngine(Watcher):
     """All connections of one event loop on one device; see _pyx/engine.pxi."""
 
     pd: PD
-    channel: CompChannel
-    cqs: list[CQ]
+    registrations: RegistrationCache
     max_inline: int
-    passes: int
-    sleeps: int
-    wakeups: int
-    messages: int
     stale: int
-    polls: int
     shared_rings: list[SharedRing | None]
     @property
     def can_share(self) -> bool:
         """Whether the device has shared receive queues."""
 
     def __new__(
-        cls, loop: asyncio.AbstractEventLoop, context: Context, busy_poll: float | None = None
+        cls, loop: asyncio.AbstractEventLoop, notifier: Any, context: Context, busy_poll: float | None = None
     ) -> Self: ...
     def set_busy_poll(self, busy_poll: float | None) -> None: ...
     def reserve(self, entries: int) -> CQ: ...
     def unreserve(self, cq: CQ, entries: int) -> None: ...
     @property
-    def connections(self) -> list[StreamConnection]: ...
-    def pass_(self) -> None: ...
+    def connections(self) -> list[Connection]: ...
     def channel_ready(self) -> bool: ...
     def drain(self) -> None: ...
     def lose_queue(self, cq: CQ, error: OSError) -> None: ...
@@ -1921,14 +2191,84 @@ class StreamEngine:
     def close(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
-# A transport by what it can do; asyncio's classes have slots, which a compiled class cannot inherit.
-class StreamConnection(asyncio.Transport):
-    """The engine's half of a transport; see _pyx/stream.pxi. Not for use but by subclasses."""
+@final
+class IntoReader:
+    """Where an RdmaStreamReader's bytes go, and what is unread; see _pyx/reader.pxi."""
 
+    def __new__(cls, loop: asyncio.AbstractEventLoop, limit: int) -> Self: ...
+
+class CompiledReader:
+    """What asyncio.StreamReader does, and its attributes, by an IntoReader: the first base of RdmaStreamReader."""
+
+    _into: IntoReader
+    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None: ...
+
+    # asyncio.StreamReader declares the rest. These two are ours:
+
+    def readinto(self, buffer: Buffer) -> Awaitable[int]:
+        """Read up to as many bytes as ``buffer`` has, as soon as there is one, into it; returns how many.
+
+        0 at the end of the stream. The buffer must not be resized before that.
+        """
+
+    def readinto_exactly(self, buffer: Buffer) -> Awaitable[int]:
+        """Fill ``buffer``; returns its size in bytes.
+
+        :raises asyncio.IncompleteReadError: the stream ended before; its ``partial`` has what came
+        """
+
+class CompiledWriter:
+    """What asyncio.StreamWriter does that costs most: the first base of RdmaStreamWriter."""
+
+class BlockingEnd:
+    """The compiled base of a blocking stream's protocol: unread bytes, the connection's end, and calls that move bytes.
+
+    `private` is the stream's own loop, a _PrivateLoop.
+
+    :ivar eof: the peer has ended its half; bytes from before that may be unread
+    :ivar lost: the connection is over: `error` says why, or is None
+    """
+
+    eof: bool
+    lost: bool
+    error: Exception | None
+    def __new__(cls, private: Any, *args: Any) -> Self: ...
+    def connected(self, connection: Connection, fd: int) -> None:
+        """The connection is made. Everything that happens to it makes `fd` readable."""
+
+    def changed(self) -> None:
+        """Wake whoever waits on the loop: one half has ended, or the connection, or there is room."""
+
+    def notify(self, waiter: asyncio.Future[None]) -> None:
+        """Have a future's result set by the next change, or by the next bytes."""
+
+    def may_go_on(self, what: int) -> bool:
+        """Whether a call need not wait (any more)."""
+
+    def run_by_loop(self) -> None:
+        """From now on the loop runs the engine's passes, until the next call waits."""
+
+    def recv(self, size: int, timeout: float | None) -> bytes:
+        """Wait for at least one byte, and return at most `size`; b"" at the end."""
+
+    def readinto(self, buffer: Buffer, timeout: float | None) -> int:
+        """Like recv(), but into `buffer`; returns the number of bytes."""
+
+    def write(self, data: Buffer, timeout: float | None) -> int:
+        """Return the length of `data`, in bytes, once all of it has been posted.
+
+        What is left when an exception ends the call is kept, and goes out in later calls.
+        """
+
+class Connection:
+    """One connection of the byte stream; see _pyx/connection.pxi and, for its owner, connection.py."""
+
+    owner: object
     engine: StreamEngine
     qp: QP | None
     shared: SharedRing | None
-    _reading: bool
+    reading: bool
+    def __init__(self, owner: object) -> None: ...
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
 
@@ -1952,7 +2292,7 @@ class StreamConnection(asyncio.Transport):
         low to a quarter of high. Raises ValueError unless high >= low >= 0.
         """
 
-    def _attach(
+    def attach(
         self,
         engine: StreamEngine,
         context: contextvars.Context,
@@ -1960,56 +2300,31 @@ class StreamConnection(asyncio.Transport):
         data_slots: int,
         shared_slots: int | None = None,
     ) -> None: ...
-    def _start(self, qp: QP) -> None: ...
-    def _agree(self, ledger: Ledger, frame_bytes: int) -> None: ...
-    def _open(self, protocol: asyncio.BaseProtocol, buffered: bool, may_send: bool) -> None: ...
-    def _hear_early(self) -> None: ...
-    def _lose_operations(self) -> None: ...
-    def _bind(self, protocol: asyncio.BaseProtocol, buffered: bool) -> None: ...
-    def _send_control(self, kind: int, body: bytes = b"") -> bool: ...
-    def _post_operation(
-        self,
-        operation: Any,
-        opcode: int,
-        local_address: int,
-        length: int,
-        lkey: int,
-        remote_address: int,
-        rkey: int,
-    ) -> bool: ...
-    def _post_bind(self, operation: Any, mw: MW, mr: MR, rkey: int, access: int) -> bool: ...
-    def _post_invalidate(self, operation: Any, rkey: int) -> bool: ...
-    def _stop_writing(self) -> None: ...
-    def _allow_writing(self) -> None: ...
-    def _discard_writes(self) -> None: ...
-    def _stop_posting(self) -> None: ...
-    def _stop_reading(self) -> None: ...
-    def _when_flushed(self) -> None: ...
-    def _when_drained(self) -> None: ...
-    def _have_news(self) -> None: ...
+    def start(self, qp: QP) -> None: ...
+    def agree(self, ledger: Ledger, frame_bytes: int) -> None: ...
+    def open(self, protocol: asyncio.BaseProtocol, buffered: bool, may_send: bool) -> None: ...
+    def hear_early(self) -> None: ...
+    def lose_operations(self) -> None: ...
+    def bind(self, protocol: asyncio.BaseProtocol, buffered: bool) -> None: ...
+    def send_control(self, kind: int, body: bytes = b"") -> bool: ...
+    def post_operation(self, operation: Operation[Any]) -> bool: ...
+    def post_bind(self, operation: Any, mw: MW, mr: MR, rkey: int, access: int) -> bool: ...
+    def post_invalidate(self, operation: Any, rkey: int) -> bool: ...
+    def stop_writing(self) -> None: ...
+    def allow_writing(self) -> None: ...
+    def discard_writes(self) -> None: ...
+    def stop_posting(self) -> None: ...
+    def stop_reading(self) -> None: ...
+    def when_flushed(self) -> None: ...
+    def when_drained(self) -> None: ...
+    def credit_body_due(self) -> None: ...
     @property
-    def _discarding(self) -> bool: ...
+    def unread(self) -> bool: ...
+    def watch_unread(self) -> None: ...
     @property
-    def _unread(self) -> bool: ...
-    def _tell_unread(self) -> None: ...
+    def undelivered(self) -> bool: ...
     @property
-    def _undelivered(self) -> bool: ...
-    @property
-    def _progress(self) -> int: ...
-    def _part_from_shared(self) -> None: ...
-    def _release(self) -> None: ...
-    def _stats(self) -> dict[str, int]: ...
-    def _control_received(self, kind: int, body: bytes, granted: int) -> None: ...
-    def _control_sent(self, kind: int) -> None: ...
-    def _flushed(self) -> None: ...
-    def _drained(self) -> None: ...
-    def _unread_changed(self) -> None: ...
-    def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]: ...
-    def _write_refused(self) -> None: ...
-    def _pause_writing(self) -> None: ...
-    def _resume_writing(self) -> None: ...
-    def _callback_raised(self, exc: BaseException, name: str) -> None: ...
-    def _fabric_failed(self, failure: tuple[int, bool, int, Any] | OSError) -> None: ...
-    def _protocol_broken(self, exc: BaseException) -> None: ...
-    def _operation_done(self, operation: Any) -> None: ...
-    def _operation_lost(self, operation: Any) -> None: ...
+    def progress(self) -> int: ...
+    def part_from_shared(self) -> None: ...
+    def release(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...

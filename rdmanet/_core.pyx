@@ -1,36 +1,45 @@
 # cython: language_level=3, auto_pickle=False
 """The verbs, from Python: devices, memory, completions, queue pairs, connections, and the data engine.
 
-One extension, in parts; each part is one concept and opens with what there is to know about it.
-Reading order is the order of the includes:
+One extension module in parts. Each part is one concept, and begins with its theory. Read them in the order of the
+includes:
 
-    errors       a negative code becomes an exception, in one place
-    library      the verbs libraries: the embedded device's and the system's; what all objects share
+    errors       return codes to exceptions
+    routing      to whom a completion belongs: the layouts of wr_id
+    library      the verbs libraries: the embedded device's and the system's; the base class of all objects
     device       devices, their ports and addresses; contexts
     pages        memory that regions own: ordinary pages, memfds, huge pages
     memory       protection domains and memory regions
     devicememory memory on the device itself
-    address      address records and handles: the way to a peer
+    address      address records and handles: the route to a peer
     completion   completion channels and queues, work completions
-    polling      completion queues with an iterator, and timestamps
-    bufferpool   registered buffers, lent and taken back
+    extendedcq   extended completion queues, with an iterator and timestamps
+    bufferpool   a pool of registered buffers
+    registration registrations of memory, kept for the next use
     workrequest  scatter/gather elements, send and receive requests
     window       memory windows: keys for parts of regions
     srq          shared receive queues, and XRC domains
-    qpattr       what is told to a queue pair: attributes, states, and which transition takes which
+    qpattr       the attributes and states of queue pairs, and which transition takes which attribute
     queuepair    queue pairs: creating, connecting, posting
-    session      posting with the extended calls, as a `with` block
-    watch        how long to watch a queue before sleeping
-    operation    requests that are awaited, and who watches for their completions
+    wrsession    posting with the extended calls, as a `with` block
+    busypoll     how long to poll a queue before sleeping
+    watcher      watching completion queues: looking, spinning, arming, sleeping
+    operation    a request that is awaited
+    awaited      awaited verbs: queues of operations, and the watcher of their completions
     cm           the connection manager's identifiers and events
-    ring         the byte stream's memory
-    qpmap        from a queue pair's number to its connection
+    slab         slabs of registered memory for the byte stream
+    qpmap        a map from queue pair numbers to connections
     sharedring   one receive queue for many connections
-    stream       one connection of the byte stream: frames, credits, delivery
-    engine       all connections of a loop on a device: completions, polling, sleeping
+    sendlog      what each completed send of a connection gives back
+    backlog      what was written and found no frame
+    inbox        what was received and not given back
+    connection   one connection of the byte stream: frames, credits, sending, receiving
+    sink         where received bytes go: the protocol's callbacks
+    engine       all connections of a loop on a device
+    blocking     a blocking stream's calls: they wait without a loop
 
-Every object of the verbs world is an instance of a class here. It owns its C object and holds its
-parents, so that nothing is destroyed too early; see Resource in library.pxi.
+Each kind of verbs object has a class here. An instance owns its C object and holds references to its parents, so that
+nothing is destroyed too early; see Resource in library.pxi.
 """
 
 cimport cython
@@ -38,6 +47,7 @@ from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.number cimport PyNumber_Index
 from cpython.pythread cimport (
     NOWAIT_LOCK, WAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
@@ -60,8 +70,8 @@ from rdmanet.credit cimport (
 
 cdef extern from *:
     """
-    /* Cython asks what is no int for its __int__, and so would take 1.5 for 1; like Python's own functions, ask for its
-     * __index__. */
+    /* Cython converts an object that is not an int with __int__, and so would take 1.5 as 1. Use __index__ instead,
+     * as Python's own functions do. */
     #define nb_int nb_index
     """
 
@@ -89,6 +99,7 @@ from rdmanet.remote import RemoteMemory, bounds
 logger = logging.getLogger("rdmanet")
 
 include "_pyx/errors.pxi"
+include "_pyx/routing.pxi"
 include "_pyx/library.pxi"
 include "_pyx/device.pxi"
 include "_pyx/pages.pxi"
@@ -96,19 +107,28 @@ include "_pyx/memory.pxi"
 include "_pyx/devicememory.pxi"
 include "_pyx/address.pxi"
 include "_pyx/completion.pxi"
-include "_pyx/polling.pxi"
+include "_pyx/extendedcq.pxi"
 include "_pyx/bufferpool.pxi"
+include "_pyx/registration.pxi"
 include "_pyx/workrequest.pxi"
 include "_pyx/window.pxi"
 include "_pyx/srq.pxi"
 include "_pyx/qpattr.pxi"
 include "_pyx/queuepair.pxi"
-include "_pyx/session.pxi"
-include "_pyx/watch.pxi"
+include "_pyx/wrsession.pxi"
+include "_pyx/busypoll.pxi"
+include "_pyx/watcher.pxi"
 include "_pyx/operation.pxi"
+include "_pyx/awaited.pxi"
 include "_pyx/cm.pxi"
-include "_pyx/ring.pxi"
+include "_pyx/slab.pxi"
 include "_pyx/qpmap.pxi"
 include "_pyx/sharedring.pxi"
-include "_pyx/stream.pxi"
+include "_pyx/sendlog.pxi"
+include "_pyx/backlog.pxi"
+include "_pyx/inbox.pxi"
+include "_pyx/connection.pxi"
+include "_pyx/sink.pxi"
+include "_pyx/reader.pxi"
 include "_pyx/engine.pxi"
+include "_pyx/blocking.pxi"

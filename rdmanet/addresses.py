@@ -30,13 +30,13 @@ def wildcards(family: int) -> list[str]:
 async def resolve(
     loop: asyncio.AbstractEventLoop, host: str, port: int | str, family: int, proto: int, flags: int
 ) -> list[SockAddr]:
-    """Addresses of a host. What is a number already needs no thread of the loop's resolver."""
+    """The addresses of a host. A numeric address is not passed to the loop's resolver, which would use a thread."""
     if isinstance(port, int):
         with contextlib.suppress(ValueError):
             ip = ipaddress.ip_address(host.partition("%")[0])
             wanted = socket.AF_INET if ip.version == 4 else socket.AF_INET6
             if family not in (0, wanted):
-                raise OSError(errno.EAFNOSUPPORT, f"{host} is not of address family {family}")
+                raise OSError(errno.EAFNOSUPPORT, f"{host} is not an address of family {family}")
             if not 0 <= port <= 65535:
                 raise OverflowError(f"port {port} is not in 0..65535")
             if "%" not in host:
@@ -50,14 +50,14 @@ async def resolve(
 
 
 def libraries_for(address: SockAddr, device: str | None) -> list[Library]:
-    """Which libraries to try, in order: the real one first, but the embedded one for loopback.
+    """Which libraries to try, in order: the system's before the embedded one, but for loopback only the embedded one.
 
     :raises DeviceNotFoundError: there is no such device, or none at all
-    :raises OSError: RDMANET_REQUIRE asks for what there is not (EINVAL)
+    :raises OSError: RDMANET_REQUIRE has an unknown value (EINVAL)
     """
     only_real = _only_real()
     embedded = None if only_real else _embedded()
-    but = "; RDMANET_REQUIRE=rdma rules the embedded one out" if only_real else ""
+    but = "; RDMANET_REQUIRE=rdma excludes the embedded device" if only_real else ""
     wanted = device or os.environ.get("RDMANET_DEVICE") or None
     system = Library.system()
     ip = ipaddress.ip_address(address[0].partition("%")[0])
@@ -80,10 +80,10 @@ def libraries_for(address: SockAddr, device: str | None) -> list[Library]:
 
 
 def _only_real() -> bool:
-    """Whether the environment rules the embedded device out. A protection that is misspelt is not left out."""
+    """Whether the environment excludes the embedded device. A misspelt value is an error: it was meant to protect."""
     required = os.environ.get("RDMANET_REQUIRE")
     if required not in (None, "", "rdma"):
-        raise OSError(errno.EINVAL, f"RDMANET_REQUIRE={required}: it is rdma, or not set")
+        raise OSError(errno.EINVAL, f"RDMANET_REQUIRE={required}: set it to rdma, or unset it")
     return required == "rdma"
 
 
@@ -99,7 +99,7 @@ def _device_names(library: Library) -> list[str]:
     try:
         return [device.name for device in library.devices()]
     except OSError:
-        return []  # rdma-core is installed, the kernel has no RDMA
+        return []  # rdma-core is installed, but the kernel has no RDMA support
 
 
 def merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
@@ -111,7 +111,9 @@ def merged(what: str, failures: list[Exception], all_errors: bool) -> Exception:
     if isinstance(first, OSError) and all(str(first) == str(other) for other in failures):
         return first
     numbers = {failure.errno if isinstance(failure, OSError) else None for failure in failures}
-    if len(numbers) == 1 and None not in numbers:  # refused at each of a name's addresses is refused
+    if (
+        len(numbers) == 1 and None not in numbers
+    ):  # every address of a name failed alike, for example with ECONNREFUSED
         told = "; ".join(str(failure.strerror) for failure in failures if isinstance(failure, OSError))
         return OSError(numbers.pop(), f"{what} failed: {told}")
     return OSError(f"{what} failed: " + "; ".join(str(failure) for failure in failures))

@@ -1,28 +1,33 @@
-"""How many connections of a server may be half open: accepted, and not known to stand.
+"""Limit a server's half-open connections: those that it has accepted and that are not yet established.
+
+This module only decides; `server.ConnectRequest` does what it says.
 
 Theory
 ------
-Who accepts a connection posts its receive ring first, before anybody knows whether the peer goes on with it; with the
-usual sizes that is 2.6 MiB, which an adapter locks. The connection stands when the peer's next message has come. A
-peer that asks and then falls silent would keep all of that until the connection manager gives up, and a thousand of
-them would take the memory of the machine. So a server has a few places for such connections, as many as fit into
-HALF_OPEN_BYTES. Whoever comes when all are taken waits, and costs no more than its identifier meanwhile.
+A server posts a connection's receive ring before it accepts, when nobody knows whether the peer will go on. With the
+usual sizes the ring takes 2.6 MiB, which an adapter locks. The connection is established when the peer's next message
+arrives. A peer that asks and then falls silent would hold that memory until the connection manager gives up, and a
+thousand such peers would hold the memory of the machine. So a server has a few places for half-open connections, as
+many as fit into HALF_OPEN_BYTES. A request that finds no free place waits, and meanwhile costs only its identifier.
 
-Honest peers are there for a round trip. A place is taken back
+An honest peer needs its place for one round trip. A place is revoked
 
-    after 5 s, from whoever has not gone on
-    after 1 s, if somebody waits
-    after 0.25 s, if who waits comes from an address that has at least two places fewer
+    after 5 s without progress
+    after 1 s, if a request is waiting
+    after 0.25 s, if a request is waiting from an address that holds at least two places fewer
 
-always from the eldest one of the address that has the most places; and the next one is let in who waits longest for
-the address that has the fewest. Who has gone on may not have been heard yet, if our process was stopped or its loop
-was busy: so the loop must have run on time for the last 0.1 s, or it looks for as long again, four times at most.
+always from the oldest visitor of the address that holds the most places. The next place goes to the oldest waiting
+request of the address that holds the fewest. If this process was stopped or its loop was busy, a visitor's next message
+may have arrived unread. So a place is revoked only if the loop has run on time for the last 0.1 s; otherwise it waits
+that long again, four times at most.
 
-Who waits has a descriptor, on the embedded device, so only so many may (WAITING_MAX, a quarter of the descriptors, or
-the server's backlog, if that is more); beyond it the eldest of the address with the most of them is refused. An IPv6
-address counts as its /48, which is what one site has. So a flood from one address keeps nobody out who comes from
-another. (From the same address it does, or from very many: nothing tells them apart but the secret, which is asked for
-before all this.)
+On the embedded device a waiting request takes a descriptor, so their number is limited (to WAITING_MAX or a quarter of
+the descriptors, whichever is less, or to the server's backlog if that is more). Beyond it the oldest request of the
+address with the most waiting is refused. An IPv6 address counts as its /48, the size of one site. So a flood from one
+address does not keep out clients from others. It does keep out clients from the same address, and so does a flood from
+very many addresses: only the secret could tell them apart, and that is checked before all this.
+
+Requests with a bad Hello do not get this far: server.py refuses them itself.
 """
 
 from __future__ import annotations
@@ -41,31 +46,31 @@ PATIENCE_S: Final = 5.0
 OTHERS_WAIT_S: Final = 1.0
 UNFAIR_S: Final = 0.25
 LAST_LOOK_S: Final = 0.1
-"""Before a place is taken back; part of the patience, where there is time for it."""
+"""How long the loop must have run on time before a place is revoked; part of the patience, if that is longer."""
 LATE_S: Final = 0.05
-"""A timer that comes so late tells that our loop stood still."""
+"""A timer that is this late shows that the loop stood still."""
 LOOKS_AGAIN_MAX: Final = 4
 
 
 class Visitor(Protocol):
-    """Somebody who asks for a connection."""
+    """A peer that asks for a connection."""
 
     @property
     def source(self) -> str:
-        """Where it comes from: source_of() its address."""
+        """Its source: source_of() of its address."""
 
     def enter(self) -> None:
-        """Accept the connection. Whatever becomes of it, Admission.left() is called."""
+        """Accept the connection, and call Admission.left() when it is established or over."""
 
     def turn_away(self) -> None:
-        """Refuse it: there are too many."""
+        """Refuse it: too many are waiting."""
 
     def evict(self) -> None:
-        """It was accepted, and has not gone on in time: end it."""
+        """End the connection: it was accepted, but made no progress in time."""
 
 
 def source_of(address: str) -> str:
-    """What counts as one source, of a peer's numeric address."""
+    """The source that a peer's numeric address counts as."""
     if ":" not in address:
         return address
     number = IPv6Address(address)
@@ -73,46 +78,46 @@ def source_of(address: str) -> str:
 
 
 def places_for(connection_bytes: int) -> int:
-    """How many connections that take so much memory may be half open."""
+    """How many connections that take this much memory may be half open."""
     return max(PLACES_MIN, HALF_OPEN_BYTES // connection_bytes)
 
 
 def waiting_for(backlog: int) -> int:
-    """How many may wait for a place with a server of this backlog."""
+    """How many requests may wait for a place, for a server with this backlog."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     limit = WAITING_MAX if descriptors == resource.RLIM_INFINITY else min(WAITING_MAX, descriptors // 4)
     return max(backlog, limit, 1)
 
 
 class Admission:
-    """The places of one server, and who waits for one."""
+    """The places of one server, and the requests that wait for one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, places: int, waiting_max: int) -> None:
         self._loop = loop
         self._places = places
         self._waiting_max = waiting_max
-        self._inside: dict[Visitor, float] = {}  # since when, the eldest first
+        self._inside: dict[Visitor, float] = {}  # since when; the oldest first
         self._waiting: dict[Visitor, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._looks_until = 0.0  # no place is taken back before
+        self._looks_until = 0.0  # no place is revoked before this time
         self._looks_again = 0
         self._letting_in = False
 
     def arrived(self, visitor: Visitor) -> None:
-        """Let it in, now or when there is a place; or have it refused, or another one."""
+        """Accept it, now or when there is a place. If too many wait, refuse one of them, not necessarily this one."""
         self._waiting[visitor] = None
         if len(self._waiting) > self._waiting_max:
             self._eldest_of_the_busiest(self._waiting).turn_away()
         self._go_on()
 
     def left(self, visitor: Visitor) -> None:
-        """Its connection stands, or is over, or it waits no longer. Calling it again does nothing."""
+        """Its connection is established or over, or it no longer waits. Calling this again does nothing."""
         self._waiting.pop(visitor, None)
         if self._inside.pop(visitor, None) is not None:
             self._go_on()
 
     def close(self) -> None:
-        """Nobody is let in any more."""
+        """Refuse all who wait."""
         for visitor in list(self._waiting):
             visitor.turn_away()
         self._waiting.clear()
@@ -121,7 +126,7 @@ class Admission:
 
     def _go_on(self) -> None:
         if self._letting_in:
-            return  # one that can't be accepted has left before its enter() is over: the loop below goes on
+            return  # a visitor that cannot be accepted calls left() from enter(): the loop below goes on
         self._letting_in = True
         try:
             while self._waiting and len(self._inside) < self._places:
@@ -134,7 +139,7 @@ class Admission:
         self._set_timer()
 
     def _next(self) -> Visitor:
-        """Who waits longest for the address that has the fewest places."""
+        """The longest waiting visitor of the source that holds the fewest places."""
         inside = Counter(visitor.source for visitor in self._inside)
         return min(self._waiting, key=lambda visitor: inside[visitor.source])
 
@@ -143,7 +148,7 @@ class Admission:
         return max(visitors, key=lambda visitor: counts[visitor.source])
 
     def _due(self) -> tuple[Visitor, float]:
-        """Whose place is taken back next, and when. There is somebody inside."""
+        """Whose place is revoked next, and when. At least one place must be taken."""
         visitor = self._eldest_of_the_busiest(self._inside)
         patience = PATIENCE_S
         if self._waiting:
@@ -179,6 +184,6 @@ class Admission:
             elif now - self._looks_until > LATE_S and self._looks_again < LOOKS_AGAIN_MAX:
                 self._looks_until = now + LAST_LOOK_S
                 self._looks_again += 1
-            elif self._looks_until <= now + 0.001:  # timers of uvloop are of whole milliseconds
+            elif self._looks_until <= now + 0.001:  # uvloop's timers have a resolution of 1 ms
                 visitor.evict()
         self._set_timer()

@@ -1,4 +1,4 @@
-"""The connection manager, by its own names: connections by IP address, for queue pairs.
+"""The connection manager, under its own names: it connects queue pairs by IP address.
 
     channel = CMEventChannel(Library.embedded())
     id = channel.create_id()
@@ -6,7 +6,7 @@
     # wait until channel.fd is readable
     event = channel.get_event()          # ADDR_RESOLVED, and so on to ESTABLISHED
 
-Nothing sleeps; every step is answered by an event.
+Nothing blocks; the connection manager answers each step with an event.
 """
 
 from rdmanet._core import CMID, CMEvent, CMEventChannel, CMEventType, Library, PortSpace

@@ -1,45 +1,47 @@
 # cython: annotation_typing=False
-"""Who may send how much, and the frames that say so.
+"""Flow control: credits, and the frames that carry them.
 
 Theory
 ------
 Each side of a connection posts a ring of receives: `data_slots` for bytes and a few more for
-control frames. A SEND that finds no receive posted kills a reliable connection (or stalls it, and
-then kills it), so nobody sends without knowing that a receive waits for the frame. Two rules give
-that knowledge, one for data and one for control.
+control frames. A SEND that finds no posted receive kills a reliable connection (or stalls it, and
+then kills it), so a side sends a frame only if it knows that a receive is posted for it. Two rules
+ensure that, one for data and one for control frames.
 
 *Data costs a credit.* A side grants credits for the receives it has posted, and the peer sends no
-more data frames than it was granted. Counts are cumulative since the connection began, modulo
-2**32, and are never deltas: a grant that is late, repeated or merged with a later one means what it
-meant. They ride in the header of every frame; a side that has no bytes to send says them in a
+more data frames than it was granted. Counts are cumulative since the start of the connection,
+modulo 2**32, never deltas: so a grant that is late, repeated or merged with a later one keeps its
+meaning. The header of every frame contains them; a side that has no bytes to send sends them in a
 Credit frame. A slot is granted again only after its bytes are consumed and its receive is posted
 again, hence always
 
     posted receives >= credits granted and not yet used + control frames that may come.
 
 *Control frames are bounded by construction*, because a side without credits must still be able to
-grant some. Unanswered at a time: two Credits, one Ping, one Pong, one Fin, one Abort. Every header
-counts the control frames that its sender has reaped (received, and posted their receives again);
-the channel keeps order, so the n-th control frame is answered when that count reaches n. Two kinds
-have a stricter rule, which the liveness below needs: a Ping is answered by its Pong and nothing
-less, and a Fin or an Abort is said once.
+grant some. At most two Credits, one Ping, one Pong, one Fin and one Abort may be unanswered at a
+time. Every header counts the control frames that its sender has reaped (received, and posted their
+receives again); the channel keeps order, so the n-th control frame is answered when that count
+reaches n. The proof of liveness below needs two stricter rules: a Ping is answered only by its Pong, and
+a Fin or an Abort is sent only once.
 
-Why it never sticks
--------------------
-A side that owes a grant sends it when it is at least what the peer has left: half the ring where
-nothing is held back, anything where the peer has nothing. Suppose that it may not, since two
-Credits are unanswered. If the peer still has credits, then it either sends, and its header
-answers them, or has nothing to send and needs no grant. If the peer has none left, its last data
-frame used the last credit granted, so it was sent after the frame that granted it had arrived, and
-answered that frame and all before; what is unanswered came later, granted nothing, and only carried
-news of memory regions. For this case there is the Ping: the Pong's header answers everything. A
-Pong can always be sent: the next Ping comes only after the Pong before it was reaped, and
-says so in its own header. Nothing is ever sent merely because a Credit came, so two idle sides fall
-silent.
+`Ledger` counts; the rest of this file packs and checks the frames.
+
+Liveness
+--------
+A side that owes a grant sends it when it is at least what the peer has left: half the ring if
+nothing is held back, any grant if the peer has no credits. Suppose that the side may not send it,
+because two Credits are unanswered. If the peer still has credits, it either sends, and its header
+answers the Credits, or it has nothing to send and needs no grant. If the peer has no credits left,
+its last data frame used the last credit granted. So that frame was sent after the granting frame
+had arrived, and answered it and all earlier ones. The unanswered Credits came later, granted
+nothing, and only carried updates of memory regions. This is the case for the Ping: the header of
+the Pong answers everything. A Pong can always be sent: the next Ping is sent only after the
+previous Pong was reaped, and its own header says so. Nothing is ever sent merely because a Credit
+arrived, so two idle sides fall silent.
 
 This file does no I/O and knows no device. It is Python that setup.py also compiles (credit.pxd has
-the C types), so that the data engine counts with the very code that the tests prove in both forms.
-Hence the literal style of Ledger: every number is a C integer there.
+the C types), so that the data engine uses the same code that the tests check in both forms. Hence
+the plain style of Ledger: every number is a C integer there.
 """
 
 from enum import IntEnum
@@ -60,7 +62,7 @@ MAGIC: Final = b"RDMN"
 
 
 class Kind(IntEnum):
-    """What a frame is. Only Data costs a credit; the others are control frames."""
+    """The kind of a frame. Only Data costs a credit; the others are control frames."""
 
     DATA = 1
     CREDIT = 2
@@ -74,24 +76,24 @@ ALLOWANCE: Final = {Kind.CREDIT: 2, Kind.PING: 1, Kind.PONG: 1, Kind.FIN: 1, Kin
 """Control frames of each kind that may be unanswered at a time."""
 
 CONTROL_ALLOWANCE: Final = sum(ALLOWANCE.values())
-"""All of them: a peer's control_slots may not be fewer."""
+"""The sum of all kinds, and the minimum of a peer's control_slots."""
 
 CONTROL_SLOTS: Final = 8
-"""Receives that we post for control frames: two more than can come, so that a pass over the
+"""Receives that are posted for control frames: two more than can arrive, so that a pass over the
 completions may take a few before it posts their receives again."""
 
 HEADER: Final = Struct("<IIII")
 HEADER_BYTES: Final = HEADER.size
 PING_BYTES: Final = 8
 CONTROL_BYTES_MAX: Final = 4096
-"""A control frame with its header. Longer news of regions take several."""
+"""The size of a control frame with its header. Longer region updates take several frames."""
 
 
 class Header(NamedTuple):
-    """A frame's first bytes.
+    """The header of a frame.
 
-    The kind is the first byte; the three after it are for flags that version 1 does not have. They
-    are read as one number, so that a frame with a flag set is a frame of unknown kind.
+    The kind is the first byte; the next three are reserved for flags, which version 1 does not have.
+    They are read as one number, so that a frame with a flag set is a frame of unknown kind.
     """
 
     kind: int
@@ -105,7 +107,7 @@ def pack_header(kind: int, length: int, granted: int, reaped: int) -> bytes:
 
 
 def unpack_header(frame: bytes | bytearray | memoryview) -> Header:
-    """Split a frame's header; what the numbers may be is Ledger.frame_received's business."""
+    """Parse a frame's header; Ledger.frame_received() checks the numbers."""
     if len(frame) < HEADER_BYTES:
         raise ProtocolError(f"a frame of {len(frame)} bytes is shorter than its {HEADER_BYTES}-byte header")
     return Header(*HEADER.unpack_from(frame))
@@ -121,9 +123,9 @@ SLOT_BYTES_MAX: Final = 1 << 24
 DATA_SLOTS_MAX: Final = 65535
 NAME_BYTES_MAX: Final = 255
 REASON_BYTES_MAX: Final = 120
-"""Fits with its frame into the 148 bytes that InfiniBand's reject message has for us."""
+"""So that it fits, with its frame, into the 148 bytes of InfiniBand's reject message."""
 HELLO_BYTES_MAX: Final = 56
-"""What a connect request may carry in the RDMA_PS_TCP port space of InfiniBand."""
+"""The private data of a connect request in InfiniBand's port space RDMA_PS_TCP."""
 
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
@@ -131,7 +133,7 @@ U64 = Annotated[int, Meta(ge=0)]  # msgpack has no integer above 2**64 - 1
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """How a side is built: said once, in the connection manager's private data."""
+    """The parameters of a side, sent once, in the connection manager's private data."""
 
     slot_bytes: Annotated[int, Meta(ge=SLOT_BYTES_MIN, le=SLOT_BYTES_MAX)]
     data_slots: Annotated[int, Meta(ge=1, le=DATA_SLOTS_MAX)]
@@ -151,14 +153,14 @@ class RefusalCode(IntEnum):
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Why there will be no connection: rides in the connection manager's reject message."""
+    """Why a connection was refused, sent in the connection manager's reject message."""
 
     code: U16
     reason: str
 
 
 class Region(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Memory that its owner lets the peer read or write with RDMA."""
+    """Memory that its owner allows the peer to read or write by RDMA."""
 
     id: U32
     address: U64
@@ -169,13 +171,13 @@ class Region(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unkn
 
 
 REGION_ACCESS_MASK: Final = 2 | 4 | 8
-"""IBV_ACCESS_REMOTE_WRITE, _READ and _ATOMIC: what access a region may give."""
+"""IBV_ACCESS_REMOTE_WRITE, _READ and _ATOMIC: the access rights that a region may have."""
 
 
 class Credit(
     msgspec.Struct, tag=int(Kind.CREDIT), array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
 ):
-    """A grant with news of memory regions. A grant alone needs no body: the header says it."""
+    """A grant with updates of memory regions. A grant alone needs no body: the header contains it."""
 
     granted: U32
     regions: tuple[Region, ...] = ()
@@ -195,7 +197,7 @@ class AbortCode(IntEnum):
 class Abort(
     msgspec.Struct, tag=int(Kind.ABORT), array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
 ):
-    """The sender's last words."""
+    """The reason of the sender for ending the connection."""
 
     code: U16
     reason: str
@@ -208,19 +210,19 @@ def pack_hello(hello: Hello) -> bytes:
 
 
 def unpack_hello(data: bytes) -> Hello:
-    """Read a peer's Hello; whatever is wrong with it is a ProtocolError that says what."""
+    """Parse a peer's Hello; a ProtocolError says what is wrong with it."""
     hello = _unpack_private(data, _hello_decoder, Hello)
     _check_hello(hello)
     return hello
 
 
 def pack_refusal(code: int, reason: str) -> bytes:
-    """The private data of a reject message; a long reason is cut."""
+    """The private data of a reject message; a long reason is truncated."""
     return _pack_private(Refusal(code, _cut(reason)))
 
 
 def unpack_refusal(data: bytes) -> Refusal:
-    """Read a peer's refusal; its reason is made fit to be printed."""
+    """Parse a peer's refusal; its reason is made safe to print."""
     refusal = _unpack_private(data, _refusal_decoder, Refusal)
     return Refusal(refusal.code, printable(refusal.reason, REASON_BYTES_MAX))
 
@@ -230,7 +232,7 @@ def pack_credit(credit: Credit) -> bytes:
 
 
 def unpack_credit(body: bytes | memoryview, granted: int) -> Credit:
-    """Read a Credit's body; `granted` is what the frame's header said, an empty body a pure grant.
+    """Parse a Credit's body; `granted` is that of the frame's header. An empty body is a pure grant.
 
     The region that a name, an address or an id belongs to is checked here as far as it can be
     without knowing the others; offers.py knows them.
@@ -239,7 +241,7 @@ def unpack_credit(body: bytes | memoryview, granted: int) -> Credit:
         return Credit(granted)
     credit = _decode(_credit_decoder, body, Credit)
     if credit.granted != granted:
-        raise ProtocolError(f"a Credit grants {credit.granted}, but its header {granted}")
+        raise ProtocolError(f"a Credit grants {credit.granted} credits, but its header grants {granted}")
     for region in credit.regions:
         check_region(region)
     for what, ids in (
@@ -253,24 +255,26 @@ def unpack_credit(body: bytes | memoryview, granted: int) -> Credit:
 
 
 def check_region(region: Region) -> None:
-    """Refuse a region that cannot be, whoever made it."""
+    """Raise ProtocolError for an impossible region, whether received or about to be sent."""
     if region.address + region.length > 1 << 64:
         raise ProtocolError(
             f"region {region.id}: {region.length} bytes at {region.address:#x} end beyond the address space"
         )
     if not region.access or region.access & ~REGION_ACCESS_MASK:
-        raise ProtocolError(f"region {region.id}: access {region.access:#x} is no remote access")
+        raise ProtocolError(f"region {region.id}: access {region.access:#x} is not remote access")
     if (name_bytes := len(region.name.encode())) > NAME_BYTES_MAX:
-        raise ProtocolError(f"region {region.id}: a name of {name_bytes} bytes, {NAME_BYTES_MAX} are allowed")
+        raise ProtocolError(
+            f"region {region.id}: its name has {name_bytes} bytes, at most {NAME_BYTES_MAX} are allowed"
+        )
 
 
 def pack_abort(code: int, reason: str) -> bytes:
-    """An Abort's body; a long reason is cut."""
+    """The body of an Abort; a long reason is truncated."""
     return msgspec.msgpack.encode(Abort(code, _cut(reason)))
 
 
 def unpack_abort(body: bytes | memoryview) -> Abort:
-    """Read an Abort's body; an empty one says that the sender had nothing to add.
+    """Parse an Abort's body; an empty one means that the sender gave no reason.
 
     Its reason is made fit to be printed.
     """
@@ -285,7 +289,7 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 def _check_hello(hello: Hello) -> None:
     if hello.credits > hello.data_slots:
-        raise ProtocolError(f"hello: credits {hello.credits} exceed the {hello.data_slots} data_slots")
+        raise ProtocolError(f"hello: {hello.credits} credits exceed the {hello.data_slots} data_slots")
 
 
 def _pack_private(body: msgspec.Struct) -> bytes:
@@ -294,16 +298,16 @@ def _pack_private(body: msgspec.Struct) -> bytes:
 
 
 def _unpack_private(data: bytes, decoder: "msgspec.msgpack.Decoder[_Body]", kind: type[_Body]) -> _Body:
-    """magic, version, length, body. Some transports pad private data, so the length says where it ends."""
+    """Magic, version, length, body. The length is needed because some transports pad private data."""
     name = kind.__name__.lower()
     if len(data) < 6:
-        raise ProtocolError(f"{name}: {len(data)} bytes of private data, not even its first six")
+        raise ProtocolError(f"{name}: the private data has {len(data)} bytes, at least 6 are needed")
     if data[:4] != MAGIC:
-        raise ProtocolError(f"{name}: begins with {data[:4]!r}, this is no rdmanet peer")
+        raise ProtocolError(f"{name}: it begins with {data[:4]!r}, so this is not an rdmanet peer")
     if data[4] != VERSION:
-        raise ProtocolError(f"{name}: the peer speaks version {data[4]}, this side speaks {VERSION}")
+        raise ProtocolError(f"{name}: the peer speaks version {data[4]}, this side speaks version {VERSION}")
     if len(data) - 6 < data[5]:
-        raise ProtocolError(f"{name}: says {data[5]} bytes, has {len(data) - 6}")
+        raise ProtocolError(f"{name}: it announces {data[5]} bytes and has {len(data) - 6}")
     return _decode(decoder, data[6 : 6 + data[5]], kind)
 
 
@@ -351,7 +355,7 @@ _LATE = 0x8000_0000
 
 
 class Ledger:
-    """The counts of one connection, both directions.
+    """The counts of one connection, for both directions.
 
     To send a frame: ask `may_send(kind)`, call `data_sent()` or `control_sent(kind)`, and put
     `granted` and `reaped` into its header as they then are. For a frame that came: post its receive
@@ -394,19 +398,19 @@ class Ledger:
     # -- how it stands --
 
     def credits(self) -> int:
-        """Data frames that we may send now."""
+        """How many data frames this side may send now."""
         return (self.peer_granted - self.sent) & _MASK
 
     def outstanding(self) -> int:
-        """Data frames that the peer may still send, or has sent and we have not seen."""
+        """How many data frames the peer may still send, or has sent without their having been received."""
         return (self.granted - self.received) & _MASK
 
     def held(self) -> int:
-        """Data slots with bytes that are not consumed, or whose receive is not posted again."""
+        """How many data slots have unconsumed bytes, or have no receive posted again."""
         return self.data_slots - ((self.grantable - self.received) & _MASK)
 
     def control_in_flight(self, kind: int) -> int:
-        """Control frames of this kind that we sent and the peer has not answered."""
+        """How many control frames of this kind were sent and not answered by the peer."""
         count = 0
         flight = self._flight
         while flight:
@@ -416,7 +420,7 @@ class Ledger:
         return count
 
     def posted_ok(self, posted: int) -> bool:
-        """The invariant: is there a receive for everything the peer may send?"""
+        """The invariant: whether there is a receive for everything that the peer may send."""
         return posted >= ((self.granted - self.received) & _MASK) + _CONTROL_ALLOWANCE
 
     # -- sending --
@@ -448,7 +452,7 @@ class Ledger:
     def control_sent(self, kind: int) -> int:
         """Count a control frame whose header is about to be written."""
         if kind == _DATA or not self.may_send(kind):
-            raise RuntimeError(f"control frame {kind} may not be sent now")
+            raise RuntimeError(f"control frame {kind} cannot be sent now")
         if kind == _CREDIT:
             self.credits_in_flight += 1
         elif kind == _PING:
@@ -468,7 +472,7 @@ class Ledger:
     # -- receiving --
 
     def frame_received(self, byte_len: int, kind: int, length: int, granted: int, reaped: int) -> int:
-        """Count a frame that came, or find the peer at fault; returns its kind.
+        """Count a received frame, or raise ProtocolError for the peer's fault; returns its kind.
 
         `byte_len` is what the device says has come, the others are the header's.
         """
@@ -478,7 +482,7 @@ class Ledger:
             )
         if byte_len - _HEADER_BYTES != length:
             raise ProtocolError(
-                f"a frame of {byte_len} bytes whose header (of {_HEADER_BYTES}) promises {length} more"
+                f"a frame of {byte_len} bytes whose {_HEADER_BYTES}-byte header announces {length} more"
             )
         if kind == _DATA:
             if length == 0 or length > self.slot_bytes:
@@ -492,14 +496,15 @@ class Ledger:
             return 1
         if kind == _PING or kind == _PONG:
             if length != _PING_BYTES:
-                raise ProtocolError(f"a {_kind_name(kind)} of {length} bytes, {_PING_BYTES} are due")
+                raise ProtocolError(f"a {_kind_name(kind)} of {length} bytes, it must have {_PING_BYTES}")
         elif kind == _FIN:
             if length != 0:
-                raise ProtocolError(f"a Fin of {length} bytes, it has none")
+                raise ProtocolError(f"a Fin of {length} bytes, it must have none")
         elif kind == _CREDIT or kind == _ABORT:
             if length > self.slot_bytes or length > _CONTROL_BODY_MAX:
                 raise ProtocolError(
-                    f"a {_kind_name(kind)} of {length} bytes, {min(self.slot_bytes, _CONTROL_BODY_MAX)} are allowed"
+                    f"a {_kind_name(kind)} of {length} bytes, "
+                    f"at most {min(self.slot_bytes, _CONTROL_BODY_MAX)} are allowed"
                 )
         else:
             raise ProtocolError(f"a frame of unknown kind or flags {kind:#x}")
@@ -509,9 +514,9 @@ class Ledger:
         return kind
 
     def slots_freed(self, count: int) -> int:
-        """Data slots were consumed and their receives are posted again: they may be granted."""
+        """Count data slots that were consumed and whose receives are posted again: they may be granted."""
         if count > self.held():
-            raise RuntimeError(f"{count} slots freed, {self.held()} were held")
+            raise RuntimeError(f"{count} slots freed, but only {self.held()} were held")
         self.grantable = (self.grantable + count) & _MASK
         return 0
 
@@ -519,12 +524,14 @@ class Ledger:
         fresh = (granted - self.peer_granted) & _MASK
         if fresh and fresh < _LATE and ((granted - self.sent) & _MASK) > self.peer_slots:
             raise ProtocolError(
-                f"{(granted - self.sent) & _MASK} credits granted by a peer of {self.peer_slots} slots"
+                f"a peer with {self.peer_slots} slots granted {(granted - self.sent) & _MASK} credits"
             )
         answered = (reaped - self.peer_reaped) & _MASK
         if answered and answered < _LATE:
             if answered > self.in_flight:
-                raise ProtocolError(f"{answered} control frames reaped, {self.in_flight} were sent")
+                raise ProtocolError(
+                    f"the peer reaped {answered} control frames, but only {self.in_flight} were sent"
+                )
             self.peer_reaped = reaped
             self.in_flight -= answered
             while answered:
@@ -548,7 +555,7 @@ class Ledger:
             self.pong_owed = True
         elif kind == _PONG:
             if not self.ping_waiting or self.control_in_flight(_PING):
-                raise ProtocolError("a Pong to no Ping")
+                raise ProtocolError("a Pong without a Ping")
             self.ping_waiting = False
         elif kind == _FIN:
             if self.fin_received:

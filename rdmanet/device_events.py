@@ -1,12 +1,13 @@
-"""The asynchronous events of a device, for as many readers as there are.
+"""The asynchronous events of a device, for any number of readers.
 
 Theory
 ------
-A context has one queue of events, and who reads one takes it from all others. But contexts are shared: the
-connection manager opens a device once a process, for the streams of all loops and threads and for the program's own
-identifiers. So whoever reads an event tells everybody (`Context.add_listener`), and each reader has a feed: it keeps
-what others have read, and rings a bell of its own for it, as the queue's descriptor is not readable any more then.
-Reading and telling is one step: who asks meanwhile waits for it, and so has heard of all that has happened.
+A context has one queue of events, and reading an event takes it from all other readers. But contexts are shared: the
+connection manager opens a device once per process, for the streams of all loops and threads and for the program's own
+identifiers. So whoever reads an event passes it to every reader (`Context.add_listener`), and each reader has a feed,
+which keeps the events that others have read. The feed signals them by an eventfd of its own, because the queue's
+descriptor is no longer readable then. Reading and passing on are one atomic step: a concurrent reader waits for it, and
+so sees every event that has happened.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ __all__ = ["EventFeed"]
 
 
 class EventFeed:
-    """One reader's events of a context: all that come from now on. One thread reads; events may come by any.
+    """All events of a context from now on, for one reader. One thread reads; any thread may add events.
 
-    :ivar fds: readable when there may be some, one or the other. They are this feed's own, so that two feeds
-        of a context can be watched by one loop
+    :ivar fds: one of them is readable when there may be an event. They belong to this feed, so that one loop can watch
+        two feeds of a context
     """
 
-    # Of a reader that does not come, the oldest are forgotten.
+    # If the reader does not keep up, the oldest events are dropped.
     MOST = 1024
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.closed = False
-        self._lock = threading.Lock()  # a bell that is closed may be another file's descriptor
+        self._lock = threading.Lock()  # the number of a closed eventfd may belong to another file
         self._heard: deque[AsyncEvent] = deque(maxlen=self.MOST)
         with contextlib.ExitStack() as undo:
             queue = os.dup(context.async_fd)
@@ -45,25 +46,25 @@ class EventFeed:
         context.add_listener(self)
 
     def __call__(self, event: AsyncEvent) -> None:
-        """Somebody has read this one."""
+        """Add an event that some reader has read."""
         with self._lock:
             if not self.closed:
                 self._heard.append(event)
                 os.eventfd_write(self._bell, 1)
 
     def next(self) -> AsyncEvent | None:
-        """The next event, or None when there is none; then wait for `fds`.
+        """The next event, or None if there is none; then wait for `fds`.
 
-        :raises OSError: the device is gone, and tells no more
+        :raises OSError: the device is gone, and reports nothing any more
         """
         if not self._heard:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
-            self.context.get_async_event()  # which tells us, too
+            self.context.get_async_event()  # which adds the event to this feed, too
         return self._heard.popleft() if self._heard else None
 
     def close(self) -> None:
-        """Hear no more. Nobody may be waiting for `fds`."""
+        """Stop listening. Nobody may be waiting for `fds`."""
         with self._lock:
             if self.closed:
                 return

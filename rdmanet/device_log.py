@@ -1,14 +1,14 @@
-"""What the embedded device warns of, passed on to Python's logging.
+"""Pass the embedded device's warnings on to Python's logging.
 
 Theory
 ------
-Strangers who try the device's ports, peers with another secret, memory that cannot be mapped: the device says so in
-lines, at most one a second for each cause, on standard error, or into a descriptor. As long as a loop has a driver
-for the embedded device, that is a pipe of packets, a line each, which the drivers of all loops watch; whoever reads a
-line logs it, as a warning of the logger "rdmanet.device". No thread is needed, and nobody waits: lines that find
-the pipe full are counted by the device, and the next line tells of them.
+The device writes warnings as lines, at most one per second and cause, to standard error or to a descriptor: strangers
+who try its ports, peers with another secret, memory that cannot be mapped. As long as some loop uses the
+embedded device, that descriptor is a packet pipe with one line per packet. The contexts of all loops watch it
+(loop_context.py); whichever reads a line logs it, as a warning of the logger "rdmanet.device". This takes no thread,
+and nothing blocks: the device counts the lines that find the pipe full, and reports the count in the next line.
 
-With the last driver the lines go to standard error again. A forked child has no part in its parent's pipe.
+When the last loop context is gone, the lines go to standard error again. A forked child does not use its parent's pipe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("rdmanet.device")
 _LINE_BYTES = 4096  # a packet of a pipe has no more
 _LINES = 64  # at a time; a pipe has 16 packets
 
-# Reentrant: the garbage collector may end a driver while this thread makes another one.
+# Reentrant: the garbage collector may end a loop context while this thread creates another one.
 _lock = threading.RLock()
 _users: set[DeviceLog] = set()
 _pipe: tuple[int, int] | None = None
@@ -36,25 +36,25 @@ _pipe: tuple[int, int] | None = None
 class DeviceLog:
     """A reader of the device's warnings.
 
-    :ivar fd: readable when there is one; None where there are none to be read
+    :ivar fd: readable when there is one; None if this library has none
     """
 
     def __init__(self, library: Library) -> None:
         self.library = library
         with _lock:
-            _users.add(self)  # first: from here on nobody closes the pipe
+            _users.add(self)  # first, so that nobody closes the pipe from here on
             self.fd = _open_pipe(library)
             if self.fd is None:
                 _users.discard(self)
 
     def pass_on(self) -> None:
-        """Log what there is."""
-        with _lock:  # else the descriptor may be another file's by now
+        """Log the lines that are in the pipe."""
+        with _lock:  # without it, the descriptor could belong to another file by now
             lines = _read(self.fd) if self in _users and self.fd is not None else []
         _log(lines)
 
     def close(self) -> None:
-        """Read no more. Nobody may be waiting for `fd`. The last one logs what was not read."""
+        """Stop reading. Nobody may be waiting for `fd`. The last reader logs what is left in the pipe."""
         global _pipe
         lines: list[bytes] = []
         with _lock:
@@ -71,7 +71,7 @@ class DeviceLog:
 
 
 def _open_pipe(library: Library) -> int | None:
-    """Where to read; None: this library has nothing to say, or there is no descriptor for it."""
+    """The descriptor to read from; None if the library writes no warnings, or no descriptor is left."""
     global _pipe
     if _pipe is None and library.log_to(-1):
         with contextlib.suppress(OSError):
@@ -89,13 +89,13 @@ def _read(fd: int) -> list[bytes]:
 
 
 def _log(lines: list[bytes]) -> None:
-    """Without the lock: a handler has one of its own, and the garbage collector may run under that one."""
+    """Call this without the lock: a logging handler has its own, and the garbage collector may run while it is held."""
     for line in lines:
         logger.warning("%s", line.decode(errors="backslashreplace"))
 
 
 def _forget() -> None:
-    """In a forked child, whose device has gone back to standard error by itself."""
+    """Forget the pipe in a forked child. The child's device writes to standard error again by itself."""
     global _lock, _pipe
     _lock = threading.RLock()
     _users.clear()

@@ -1,8 +1,8 @@
-"""The environment's variables: which there are, and what becomes of those that there are not.
+"""The names of the environment variables, and a warning about misspelt ones.
 
-A variable that is misspelt does nothing, and often it was a protection. The embedded device does not open with a wrong
-name among its own, RDMANET_SOFT_...; of the others a line in the log tells, once a process, when it first looks for
-devices. docs/environment.md explains them to users.
+A misspelt variable has no effect, and it may have been meant as a protection. The embedded device refuses to open if a
+name that begins with RDMANET_SOFT_ is wrong. Other wrong names are logged, once per process, when it first looks for
+devices. docs/environment.md explains the variables to users.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterable
 logger = logging.getLogger("rdmanet")
 
 OURS = ("RDMANET_DEVICE", "RDMANET_REQUIRE", "RDMANET_SOFT")
-"""What this package reads, and the device's own scope."""
+"""The variables that this package reads, and RDMANET_SOFT of the device."""
 
 DEVICE = "RDMANET_SOFT_"
-"""How the others of the embedded device begin. It knows them itself (soft/settings.c)."""
+"""The prefix of the embedded device's variables. It checks their names itself (soft/base/settings.c)."""
 
 DEVICES = (
     "RDMANET_SOFT_ADOPT",
@@ -39,19 +39,19 @@ DEVICES = (
     "RDMANET_SOFT_TIMEWAIT",
     "RDMANET_SOFT_TRANSPORT",
 )
-"""Those: what may be meant by a name that begins otherwise."""
+"""The embedded device's variables, which a wrong name with another prefix may mean."""
 
 OF_THE_TREE = ("RDMANET_COVERAGE", "RDMANET_DEBUG", "RDMANET_KERNEL", "RDMANET_SANITIZE", "RDMANET_WERROR")
-"""Those of setup.py and scripts/, which a shell may have set still."""
+"""The variables of setup.py and scripts/, which may still be set in a shell."""
 
 OF_THE_TESTS = ("RDMANET_TEST_", "RDMANET_STRESS_")
-"""How those of the tests begin."""
+"""The prefixes of the tests' variables."""
 
 _is_told = False
 
 
 def unknown(names: Iterable[str]) -> dict[str, str]:
-    """The variables that begin like ours and are none, each with the one that is probably meant, "" if none is near."""
+    """The unknown names that begin with RDMANET_, each with the name that was probably meant, or ""."""
     wrong = {}
     for name in names:
         if not name.startswith("RDMANET_") or name.startswith((DEVICE, *OF_THE_TESTS)):
@@ -63,12 +63,14 @@ def unknown(names: Iterable[str]) -> dict[str, str]:
 
 
 def tell_unknown() -> None:
-    """A line in the log for each of this process's, the first time. The values are not told: one may be a secret."""
+    """Log the unknown variables of this process, once. Their values are not logged: one may be a secret."""
     global _is_told
     if _is_told:
         return
     _is_told = True
     for name, meant in unknown(os.environ).items():
         logger.warning(
-            "there is no variable %s, and nobody reads it%s", name, f"; is {meant} meant?" if meant else ""
+            "unknown environment variable %s has no effect%s",
+            name,
+            f"; did you mean {meant}?" if meant else "",
         )

@@ -1,23 +1,23 @@
-"""Exceptions, and how the fabric's codes become them.
+"""The exceptions, and how status codes become exceptions.
 
-Everything that fails is an OSError, with a real errno where one fits, so that programs written for
-sockets catch what they always caught. A failed *call* raises OSError with the library's errno. A
-failed *completion* is not a failed call, the work was accepted and went wrong later; it has its own
-class, with the device's verdict. Connections fail with the events of the connection manager.
+Every failure is an OSError, with a real errno where one fits, so that programs written for sockets catch what they
+always caught. A failed *call* raises OSError with the library's errno. A failed *completion* is not a failed call: the
+work request was accepted and failed later. It has a class of its own, with the device's completion status. Connections
+fail with the events of the connection manager.
 
     OSError
-    +-- RdmaError                       something particular to RDMA
+    +-- RdmaError                       an error that only RDMA has
     |   +-- DeviceNotFoundError         no such device, or no library to find one with
-    |   +-- ModifyQPError               a step of a queue pair with the wrong attributes
-    |   +-- RegionRevokedError          a remote memory region that its owner took back
+    |   +-- ModifyQPError               a state transition of a queue pair with the wrong attributes
+    |   +-- RegionRevokedError          the owner of a remote memory region has revoked it
     +-- ConnectionError
-        +-- DeviceLostError             the device of a connection has failed or was removed; also an RdmaError
-        +-- ProtocolError               the peer does not speak our protocol
+        +-- DeviceLostError             the device of a connection failed or was removed; also an RdmaError
+        +-- ProtocolError               the peer violated rdmanet's protocol
         +-- CompletionError             a work request completed with an error
-            +-- RemoteAccessError       ... because the peer does not allow it there
+            +-- RemoteAccessError       ... because the peer does not allow the access
             +-- CompletionResetError    ... because the connection is gone; also a ConnectionResetError
 
-This module is pure: numbers in, exceptions out. The numbers are the ABI's and never change.
+This module is pure: numbers in, exceptions out. The numbers are part of the ABI and never change.
 """
 
 import enum
@@ -41,11 +41,11 @@ __all__ = [
 ]
 
 PEER_TEXT_MAX = 200
-"""Characters of a peer's text that reach an exception, a log or a terminal."""
+"""How many characters of a peer's text reach an exception, a log or a terminal."""
 
 
 def endpoint(address: tuple[object, ...]) -> str:
-    """An address as one writes it: 10.0.0.1:7471, [fe80::1%2]:7471.
+    """An address as text: 10.0.0.1:7471, [fe80::1%2]:7471.
 
     :param address: (ip, port), or (ip, port, flowinfo, scope_id), as of a socket
     """
@@ -56,8 +56,8 @@ def endpoint(address: tuple[object, ...]) -> str:
 
 
 def printable(text: str, most: int = PEER_TEXT_MAX) -> str:
-    """A text that a peer has chosen, as one may print it: no line that looks like another's, no terminal's escapes,
-    nothing that turns around what stands beside it, and an end.
+    """A text that a peer has chosen, made safe to print: without line breaks, terminal escapes and characters that
+    change the direction of the text around them, and of limited length.
     """
     shown = text if len(text) <= most else f"{text[:most]}..."
     if shown.isprintable():
@@ -72,18 +72,19 @@ class RdmaError(OSError):
 
 
 class DeviceNotFoundError(RdmaError):
-    """There is no such device, or no library that could know one; the message says which, and why."""
+    """There is no such device, or no library to find one with; the message says which, and why."""
 
 
 class ModifyQPError(RdmaError):
-    """A device refused to change a queue pair (EINVAL); what the InfiniBand specification finds wrong with it.
+    """A device refused to change the state of a queue pair (EINVAL); the sets say what is wrong by the InfiniBand
+    specification.
 
-    All the sets may be empty: the device knows better, or a value is wrong.
+    Both sets may be empty: then a value is wrong, or the device has a reason of its own.
 
-    :ivar cur_state: where the queue pair was, and is, a :class:`rdmanet.verbs.QPState`
-    :ivar next_state: where it should go to
-    :ivar missing: the attributes of QPAttr that this step needs and that were not given
-    :ivar not_allowed: those that were given and that this step does not take
+    :ivar cur_state: the state in which the queue pair was, and still is, a :class:`rdmanet.verbs.QPState`
+    :ivar next_state: the state that was asked for
+    :ivar missing: the attributes of QPAttr that this transition requires and that were not given
+    :ivar not_allowed: the attributes that were given although this transition does not take them
     """
 
     cur_state: enum.IntEnum
@@ -110,16 +111,16 @@ class ModifyQPError(RdmaError):
 
 
 class RegionRevokedError(RdmaError):
-    """The owner of this remote memory has withdrawn it."""
+    """The owner of this remote memory has revoked the offer."""
 
 
 class DeviceLostError(RdmaError, ConnectionError):
-    """The device of this connection has failed, or was removed, and all its connections with it. ENODEV.
+    """The device of this connection failed or was removed, which ended all connections on it. ENODEV.
 
-    The peer may be well, and be reached by another device, or by this one when it is there again.
+    The peer may still be reachable, over another device, or over this one once it is back.
 
     :ivar device: its name
-    :ivar event: what told of it, by name: DEVICE_FATAL (of the device), DEVICE_REMOVAL (of the connection manager)
+    :ivar event: the event that reported it: DEVICE_FATAL (of the device) or DEVICE_REMOVAL (of the connection manager)
     """
 
     device: str
@@ -135,14 +136,14 @@ class DeviceLostError(RdmaError, ConnectionError):
 
 
 class ProtocolError(ConnectionError):
-    """The peer sent something that our protocol does not allow; the connection is closed."""
+    """The peer sent something that rdmanet's protocol does not allow; the connection is closed."""
 
 
 class CompletionError(ConnectionError):
     """A work request was accepted and failed; the queue pair is in the error state.
 
     :ivar status: the completion status, a number of :class:`rdmanet.verbs.WCStatus`
-    :ivar opcode: the name of what was done, where known (a failed completion does not say)
+    :ivar opcode: the operation, if it was awaited; else "send" or "receive", for its queue; None if it is not known
     :ivar vendor_err: the device's own code, for its vendor's support
     :ivar qp_num: the queue pair
     """
@@ -177,12 +178,12 @@ class CompletionError(ConnectionError):
 
 
 class RemoteAccessError(CompletionError):
-    """The peer's device refused access to its memory; nothing there, or here, was changed by it.
+    """The peer's device refused access to its memory; nothing was changed, neither there nor here.
 
-    Raised where it is known what was accessed: by operations that are awaited. A completion that is polled does not
-    say, so its `raise_for_status()` raises a plain CompletionError.
+    Awaited operations raise it, because they know what they accessed. A polled completion does not say, so its
+    `raise_for_status()` raises a plain CompletionError.
 
-    :ivar address: where it began, in the peer's address space
+    :ivar address: the first byte that was to be accessed, in the peer's address space
     :ivar length: in bytes
     :ivar rkey: the key that was used
     """
@@ -215,7 +216,7 @@ class RemoteAccessError(CompletionError):
 class CompletionResetError(CompletionError, ConnectionResetError):
     """A work request failed because the connection, or the peer, is gone.
 
-    :ivar peer_gone: whether the device knows that the peer's process has ended; an adapter does not know
+    :ivar peer_gone: whether the device knows that the peer's process has ended; adapters never know
     """
 
     peer_gone: bool
@@ -238,7 +239,7 @@ class CompletionResetError(CompletionError, ConnectionResetError):
 PEER_GONE = "the peer's process is gone"
 
 
-# Completion status to name, errno, and what usually is behind it.
+# Completion status to name, errno, and the usual cause.
 _STATUS: dict[int, tuple[str, int, str]] = {
     0: ("success", 0, ""),
     1: ("local length error", errno.EMSGSIZE, "a message longer than the posted receive buffer"),
@@ -246,13 +247,13 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     4: (
         "local protection error",
         errno.EFAULT,
-        "a local buffer is not within the region of its lkey, or that may not be written to",
+        "a local buffer lies outside the region of its lkey, or that region may not be written to",
     ),
     5: ("flushed", errno.ECONNRESET, "the queue pair went to the error state first"),
     6: ("memory window bind error", errno.EACCES, ""),
     7: ("bad response", errno.EPROTO, ""),
     8: ("local access error", errno.EACCES, "the local memory region does not allow it"),
-    9: ("remote invalid request", errno.EINVAL, "the peer's queue pair does not allow it"),
+    9: ("remote invalid request", errno.EINVAL, "the peer's queue pair does not allow this request"),
     10: ("remote access error", errno.EACCES, "the peer's rkey, range or access rights do not allow it"),
     11: ("remote operation error", errno.EIO, "the peer could not complete it"),
     12: ("transport retries exceeded", errno.ECONNRESET, "the peer did not answer"),
@@ -260,7 +261,7 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     16: (
         "remote aborted",
         errno.ECONNABORTED,
-        "the embedded device says so of a peer without the same RDMANET_SOFT_SECRET",
+        "on the embedded device: the peer does not have the same RDMANET_SOFT_SECRET",
     ),
     19: ("fatal error", errno.EIO, ""),
     20: ("response timeout", errno.ETIMEDOUT, ""),
@@ -281,7 +282,7 @@ def completion_error(
 ) -> CompletionError:
     """The exception for a completion that failed.
 
-    :param remote: address, length and key of the peer's memory, where that was accessed and is known
+    :param remote: address, length and key of the peer's memory, if that was accessed and is known
     :param peer_gone: the device knows that the peer's process has ended
     """
     if status == _REMOTE_ACCESS and remote is not None:
@@ -291,33 +292,34 @@ def completion_error(
     return CompletionError(status, opcode, vendor_err, qp_num)
 
 
-# Reasons of a rejection that an application meets, from the InfiniBand CM. iWARP devices report an errno.
+# The InfiniBand CM's reject reasons that applications meet. iWARP devices report an errno instead.
 _REJECT_REASONS = {
-    3: "the server has no descriptors left (RLIMIT_NOFILE), or other resources, for one more",
-    8: "nobody listens there",
+    3: "the server has no descriptors left (`ulimit -n` there), or lacks other resources",
+    8: "no RDMA program listens there",
     10: "stale connection",
     28: "refused by the application",
 }
 
-# Of datagrams too, on the embedded device; the others are its connection manager's own (cm.h).
+# On the embedded device also for datagrams. The others below are specific to its connection manager (cm.h).
 _NO_RESOURCES = 3
 _SECRET_REASONS = {
-    0x5301: "the server asks for a secret (RDMANET_SOFT_SECRET), and none is set here",
-    0x5302: "the server knows another secret (RDMANET_SOFT_SECRET)",
-    0x5303: "the server knows no secret, and one is set here (RDMANET_SOFT_SECRET)",
+    0x5301: "the server requires a secret, and none is set here (RDMANET_SOFT_SECRET)",
+    0x5302: "the server has another secret (RDMANET_SOFT_SECRET)",
+    0x5303: "the server has no secret, and one is set here (RDMANET_SOFT_SECRET)",
 }
 
 
 def is_not_ours(private_data: bytes | None) -> bool:
-    """Whether a rejection was sent by no peer: RN_CM_NOT_OURS, of the embedded device (cm.h)."""
+    """Whether the embedded device itself made up this rejection (RN_CM_NOT_OURS in cm.h): no RDMA peer sent it."""
     return private_data is not None and private_data.startswith(b"rdmanet: another language")
 
 
 def not_ours_error(peer: tuple[object, ...]) -> ConnectionRefusedError:
-    """The exception for an attempt to connect to a port where a TCP program listens, and nobody by RDMA."""
+    """The exception for connecting to a port where a TCP program listens and no RDMA program does."""
     return ConnectionRefusedError(
         errno.ECONNREFUSED,
-        f"{endpoint(peer)} answers, but not as rdmanet: a TCP program has that port, and no RDMA program listens on it",
+        f"{endpoint(peer)} answers, but not as rdmanet: a TCP program has that port, and no RDMA program can be "
+        "reached there",
     )
 
 
@@ -328,14 +330,17 @@ def cm_error(
 
     :param event: the event's name as in :class:`rdmanet.cm.CMEventType`
     :param status: the event's status: 0, -errno, or for REJECTED the reason
-    :param peer: the other side's address, as of a socket, where it is known
+    :param peer: the peer's address, as of a socket, if it is known
     :param peer_gone: the device knows that the peer's process has ended
     """
     name = "" if peer is None else f" {endpoint(peer)}"
     to = name and f" to{name}"
     if -status in (errno.EMFILE, errno.ENFILE):
-        # Ours, not the peer's.
-        return OSError(-status, f"no descriptor for a connection{to} (RLIMIT_NOFILE): {os.strerror(-status)}")
+        # This process ran out of them, not the peer.
+        return OSError(
+            -status,
+            f"no file descriptor left for a connection{to} (RLIMIT_NOFILE, `ulimit -n`): {os.strerror(-status)}",
+        )
     why = os.strerror(-status) if status < 0 else ""
     if (
         event == "REJECTED"
@@ -360,12 +365,12 @@ def cm_error(
     )
 
 
-# What a device's event means, of a queue pair or a queue: rdma-core's words, and what usually is behind it.
+# What an event of a queue pair or a completion queue means.
 _EVENTS = {
-    "CQ_ERR": "it has failed, as when it is overrun",
-    "QP_FATAL": "it has failed",
-    "QP_REQ_ERR": "a request of the peer's was not valid",
-    "QP_ACCESS_ERR": "a request of the peer's broke an access right",
+    "CQ_ERR": "it failed, for example because it was overrun",
+    "QP_FATAL": "it failed",
+    "QP_REQ_ERR": "the peer sent an invalid request",
+    "QP_ACCESS_ERR": "the peer sent a request that its access rights do not allow",
 }
 
 
@@ -373,6 +378,6 @@ def event_error(event: str, device: str, what: str) -> ConnectionResetError:
     """The exception for a connection that ends by an event of its device.
 
     :param event: its name as in :class:`rdmanet.verbs.EventType`
-    :param what: has failed: a queue pair, a completion queue
+    :param what: what has failed: a queue pair or a completion queue
     """
     return ConnectionResetError(errno.ECONNRESET, f"{event} for {what} of {device}: {_EVENTS[event]}")

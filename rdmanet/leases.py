@@ -1,24 +1,24 @@
-"""The key of a region that one peer has while the region is on offer to it: how it is made, and how it ends.
+"""The key that one peer has to a region while the region is on offer to it: how the key is made, and how it ends.
 
 Theory
 ------
-The key that a region has of its own is good for every connection of its protection domain, for as long as the region
-is registered. So nobody is told that one, and a region that is offered must give it no remote rights. What the peer
-gets is a key of its own, bound to this offer:
+The region's own key is valid on every connection of its protection domain, for as long as the region is registered. So
+no peer is told that key, and a region on offer must give it no remote rights. The peer gets another key, bound to this
+offer:
 
-    window          where the device has memory windows of type 2. BIND_MW on the connection's queue pair makes a key
-                    that is good for this one peer; LOCAL_INV ends it
-    registration    elsewhere. The same memory is registered once more, with the rights that are offered, and
-                    unregistered in the end. That binds the key to the offer's life, but not to the connection
+    window          if the device has memory windows of type 2. BIND_MW on the connection's queue pair makes a key that
+                    is valid for this one peer; LOCAL_INV ends it
+    registration    otherwise. The same memory is registered once more, with the rights on offer, and deregistered in
+                    the end. This binds the key to the lifetime of the offer, but not to the connection
 
-It begins and ends without anybody's goodwill. To bind is a work request, which waits behind those before it, and the
-peer may hold those up: if the key is not there in time, the connection ends. At the end the peer is told, and has some
-time to finish what it has begun; then the key is invalidated, whatever it has said. To invalidate is a work request as
-well. So after one second more the queue pair goes to ERR, which ends the connection, and the window is given back. When
-the lease is OVER nobody begins anything by this key.
+A lease begins and ends without depending on the peer. Binding is a work request, which waits behind earlier ones, and
+the peer may hold those up: if the key is not made in time, the connection ends. At the end the peer is told, and has
+some time to finish what it has begun. Then the key is invalidated, whatever the peer has said. Invalidating is a work
+request, too. So if it takes more than another second, the queue pair goes to ERR, which ends the connection, and the
+window is given back. When the lease is OVER, nobody can begin anything with this key.
 
-One thing may be left, on the embedded device: a process that maps ours, and was stopped in the midst of a copy, goes
-on with it when it is continued, to the end of its piece. Then the invalidation fails, and with it the connection.
+One thing may remain on the embedded device: a process that maps our memory, and was stopped in the middle of a copy,
+finishes the piece that it was copying when it continues. Then the invalidation fails, and the connection with it.
 
                 bound             left               acknowledged, or late                done
     BINDING ----------> GRANTED --------> REVOKING -------------------------> INVALIDATING ------> OVER
@@ -28,8 +28,9 @@ on with it when it is continued, to the end of its piece. Then the invalidation 
       |            | stuck: the connection is cut off
       +------------+---------------------------------------------------------------------------------------------> OVER
 
-From each of them it is OVER when the queue pair is in ERR, and about to be destroyed. No coroutine drives it but
-completions and timers: whoever awaits the end may be cancelled, and it goes on. Until then the region can't be closed.
+From each of these states it is OVER when the queue pair is in ERR and about to be destroyed. Completions and timers
+drive it, not a coroutine: if whoever awaits its end is cancelled, it goes on. Until it is OVER, the region cannot be
+closed.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from collections.abc import Callable
 from enum import Enum, Flag, auto
 from typing import Final, Protocol
 
-from rdmanet._core import MR, MW, AccessFlags, MWType, StreamEngine
+from rdmanet._core import MR, MW, AccessFlags, Connection, MWType, StreamEngine
 from rdmanet.errors import ProtocolError, completion_error
 
-STUCK_AFTER_S = 1.0  # beyond the time that the peer has: for the queue pair to come to the invalidation
+STUCK_AFTER_S = 1.0  # in addition to the peer's time: for the queue pair to get to the invalidation
 
 _REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
@@ -79,7 +80,7 @@ class Action(Flag):
 
     GRANT = auto()
     INVALIDATE = auto()
-    STOP = auto()  # the queue pair: from here on it takes nothing
+    STOP = auto()  # the queue pair: from then on it executes nothing
     FREE = auto()
     CUT_OFF = auto()  # the connection
 
@@ -123,31 +124,30 @@ TABLE: Final[dict[State, dict[Event, tuple[State, Action]]]] = {
 
 
 class Lessor(Protocol):
-    """Whose connection it is: a transport."""
+    """What a lease needs of its connection's ``Regions``."""
+
+    @property
+    def connection(self) -> Connection: ...
 
     @property
     def engine(self) -> StreamEngine: ...
 
-    def _submit(self, operation: Request) -> None:
-        """Post it, or have it wait for its turn. Raises OSError where the connection is over."""
+    def submit(self, operation: Request) -> None:
+        """Post it, or let it wait for its turn. Raises OSError if the connection is over."""
 
-    def _post_bind(self, operation: Request, mw: MW, mr: MR, rkey: int, access: int, /) -> bool: ...
+    def stop_queue_pair(self) -> None: ...
 
-    def _post_invalidate(self, operation: Request, rkey: int, /) -> bool: ...
+    def lease_stuck(self, error: OSError) -> None: ...
 
-    def _stop_queue_pair(self) -> None: ...
-
-    def _lease_stuck(self, error: OSError) -> None: ...
-
-    def _lease_over(self, lease: Lease) -> None: ...
+    def lease_over(self, lease: Lease) -> None: ...
 
 
 class Lease:
-    """One peer's key to a region of ours.
+    """One peer's key to one of our regions.
 
-    :ivar granted: its key, as soon as it is good; an OSError if it never will be
+    :ivar granted: the key, as soon as it is valid; an OSError if it never will be
     :ivar over: done when nobody has a key any more
-    :ivar number: the offer's, once it has one
+    :ivar number: the number of the offer, once it has one
     """
 
     def __init__(self, lessor: Lessor, mr: MR, rights: AccessFlags, loop: asyncio.AbstractEventLoop) -> None:
@@ -164,7 +164,7 @@ class Lease:
         mr._leased(1)
 
     def begin(self, patience_s: float) -> None:
-        """Have its key made, within so long. Raises OSError, and is over, where that cannot be."""
+        """Start making the key, which may take ``patience_s`` seconds. If it fails, it raises OSError and is over."""
         try:
             self._key = _key_for(self._lessor, self._mr, self._rights)
             self._key.bind(self._bound)
@@ -175,7 +175,10 @@ class Lease:
             self._timer = self._loop.call_later(patience_s, self._late)
 
     def leave(self, told: bool, patience_s: float) -> None:
-        """Begin to take it back. `told`: the peer knows of it, and has so long to let go."""
+        """Begin to take the key back.
+
+        :param told: the peer knows of the offer, and has ``patience_s`` seconds to let go
+        """
         if self.state is State.OVER:
             return
         self._stop_timer()
@@ -189,14 +192,14 @@ class Lease:
         self._receive(Event.ACKNOWLEDGED)
 
     def lost(self) -> None:
-        """The queue pair takes nothing any more, or the key never came to be."""
+        """The queue pair executes nothing any more, or the key was never made."""
         self._receive(Event.LOST)
 
     def _bound(self) -> None:
         self._receive(Event.BOUND)
 
     def _late(self) -> None:
-        # After this one, not beside it: the loop may have been kept from its timers for longer than both.
+        # After this timer, not beside it: the loop may have been kept from its timers for longer than both.
         self._timer = self._loop.call_later(STUCK_AFTER_S, self._stuck)
         self._receive(Event.LATE)
 
@@ -215,11 +218,11 @@ class Lease:
                 self.granted.set_result(self._key.rkey)
         if actions & Action.INVALIDATE:
             assert self._key is not None
-            # Where nothing can be posted any more the queue pair is about to be destroyed, or we are stuck.
+            # If nothing can be posted any more, the queue pair is about to be destroyed, or STUCK follows.
             with contextlib.suppress(OSError):
                 self._key.invalidate(lambda: self._receive(Event.INVALIDATED))
         if actions & Action.STOP:
-            self._lessor._stop_queue_pair()
+            self._lessor.stop_queue_pair()
         stuck: OSError | None = None
         if actions & Action.CUT_OFF:
             stuck = TimeoutError(
@@ -232,7 +235,7 @@ class Lease:
         if actions & Action.FREE:
             self._free(stuck)
         if stuck is not None:
-            self._lessor._lease_stuck(stuck)
+            self._lessor.lease_stuck(stuck)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -247,7 +250,7 @@ class Lease:
                 key.close()
         finally:
             self._mr._leased(-1)
-            self._lessor._lease_over(self)
+            self._lessor.lease_over(self)
             if not self._loop.is_closed():
                 if not self.granted.done():
                     lost = ConnectionResetError(
@@ -279,7 +282,7 @@ def _key_for(lessor: Lessor, mr: MR, rights: AccessFlags) -> _Window | _Registra
             return _Window(lessor, mr, rights)
         except OSError as exc:
             if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
-                raise  # else the device has them, and its library hasn't
+                raise  # otherwise the device has windows, but its library does not
     return _Registration(lessor, mr, rights)
 
 
@@ -287,17 +290,21 @@ class _Window:
     def __init__(self, lessor: Lessor, mr: MR, rights: AccessFlags) -> None:
         self._lessor, self._mr, self._rights = lessor, mr, rights
         self._mw = MW(lessor.engine.pd, MWType.TYPE_2)
-        # The lowest byte is ours to choose. Not the one it has: some devices refuse that.
+        # The lowest byte is ours to choose. It must differ from the present one, which some devices refuse.
         before = self._mw.rkey
         self.rkey = before & ~0xFF | (before + 1 + secrets.randbelow(255)) & 0xFF
 
     def bind(self, done: Callable[[], None]) -> None:
-        lessor, mw, mr, key, rights = self._lessor, self._mw, self._mr, self.rkey, self._rights
-        self._lessor._submit(Request("BIND_MW", lambda it: lessor._post_bind(it, mw, mr, key, rights), done))
+        mw, mr, key, rights = self._mw, self._mr, self.rkey, self._rights
+        self._lessor.submit(
+            Request("BIND_MW", lambda connection, it: connection.post_bind(it, mw, mr, key, rights), done)
+        )
 
     def invalidate(self, done: Callable[[], None]) -> None:
-        lessor, key = self._lessor, self.rkey
-        self._lessor._submit(Request("LOCAL_INV", lambda it: lessor._post_invalidate(it, key), done))
+        key = self.rkey
+        self._lessor.submit(
+            Request("LOCAL_INV", lambda connection, it: connection.post_invalidate(it, key), done)
+        )
 
     def close(self) -> None:
         self._mw.close()
@@ -323,24 +330,26 @@ class _Registration:
 
 
 class Request:
-    """BIND_MW or LOCAL_INV, as the transport and the engine's log have it."""
+    """BIND_MW or LOCAL_INV, in the form that ``Regions`` and the engine's log expect (memory.Posted)."""
 
     __slots__ = ("_done", "_post", "what")
 
-    def __init__(self, what: str, post: Callable[[Request], bool], done: Callable[[], None]) -> None:
+    def __init__(
+        self, what: str, post: Callable[[Connection, Request], bool], done: Callable[[], None]
+    ) -> None:
         self.what = what
         self._post = post
         self._done = done
 
-    def post(self) -> bool:
-        return self._post(self)
+    def post(self, connection: Connection) -> bool:
+        return self._post(connection, self)
 
     def end(self, error: BaseException | None) -> None:
         if error is None:
-            self._done()  # else the connection is over, and with it the lease
+            self._done()  # otherwise the connection is over, and the lease with it
 
     def failure(self, status: int, vendor_err: int, qp_num: int) -> OSError:
-        """The exception for its completion, which failed."""
+        """The exception for its failed completion."""
         if self.what == "LOCAL_INV" and status == _RESPONSE_TIMEOUT:
             return TimeoutError(
                 errno.ETIMEDOUT,
@@ -348,7 +357,7 @@ class Request:
                 "finish the piece that it was at when it goes on",
             )
         if self.what == "LOCAL_INV" and status != _FLUSHED:
-            # It was valid as long as nobody but the peer had it, who can invalidate it too: by SEND_WITH_INV.
+            # Only the peer has the key, too, and can invalidate it with SEND_WITH_INV.
             return ProtocolError("the peer has invalidated the key of a region that is on offer to it")
         return completion_error(status, self.what, vendor_err, qp_num)
 
@@ -359,7 +368,10 @@ class Request:
 
 
 def rights_of(access: AccessFlags | str, mr: MR, engine: StreamEngine) -> AccessFlags:
-    """The remote rights that `access` names, if `mr` can be offered with them; else a ValueError that says why not."""
+    """The remote rights that `access` names.
+
+    :raises ValueError: `mr` cannot be offered with them; the text says why
+    """
     if isinstance(access, str):
         named = {"read": AccessFlags.REMOTE_READ, "write": AccessFlags.REMOTE_WRITE}
         rights = AccessFlags(0)
@@ -396,7 +408,10 @@ def rights_of(access: AccessFlags | str, mr: MR, engine: StreamEngine) -> Access
 
 
 def patience(revoke_timeout: float) -> float:
-    """A revoke_timeout, if it is one."""
+    """The revoke_timeout, checked.
+
+    :raises ValueError: it is not a finite number of seconds
+    """
     if not isinstance(revoke_timeout, int | float) or not 0 <= revoke_timeout < math.inf:
         raise ValueError(
             f"offer(): revoke_timeout is {revoke_timeout!r}, it must be a finite number of seconds: "

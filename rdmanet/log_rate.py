@@ -1,7 +1,7 @@
-"""What strangers do is logged, but they cannot fill the log.
+"""Log what strangers do without letting them fill the log.
 
-At most one line a second for each cause, in all of the process; the next line tells how many were left out. The
-embedded device does the same with what it warns of.
+Each cause gets at most one line per second in the whole process; the next line tells how many were left out. The
+embedded device limits its own warnings in the same way.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 
 __all__ = ["due", "warn"]
 
-_lock = threading.RLock()  # the garbage collector may end a connection under it
-# By cause: in which second there was a line, and how many were left out since.
+_lock = threading.RLock()  # reentrant: the garbage collector may end a connection while it is held
+# By cause: the second of its last line, and how many were left out since.
 _said: dict[str, tuple[int, int]] = {}
 
 
 def due(cause: str) -> str | None:
-    """May this cause have a line now? Its ending is "" or tells how many had none; None: it is one of those."""
+    """None if this cause has had its line for this second; else the end of the line: "", or how many were left out."""
     second = _second()
     with _lock:
         last, left_out = _said.get(cause, (-1, 0))
@@ -30,7 +30,7 @@ def due(cause: str) -> str | None:
 
 
 def warn(logger: logging.Logger, cause: str, message: str, *args: object) -> None:
-    """A warning, if it is due."""
+    """Log a warning, unless this cause has had its line for this second."""
     if (ending := due(cause)) is not None:
         logger.warning(f"{message}%s", *args, ending, stacklevel=2)
 

@@ -1,23 +1,23 @@
-"""Memory of the peer, as an object.
+"""Memory that the peer has offered on a connection.
 
-An `OfferedMemory` is a `RemoteMemory` that the peer has offered on a connection. Reading and writing
-it is one-sided: the peer's program does not notice. What another side does to the same bytes at the
-same time is not ordered with it; who may touch what when is the two programs' agreement.
+An `OfferedMemory` is a `RemoteMemory` that belongs to an offer. Reading and writing it is one-sided: the peer's program
+does not notice. Accesses of both sides to the same bytes at the same time are not ordered; the two programs have to
+agree who may touch what when. `Regions.operate` (regions.py) posts an operation and awaits it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rdmanet._core import MR, PD, AccessFlags, WROpcode
-from rdmanet.errors import CompletionError, RegionRevokedError, completion_error
+from rdmanet.errors import RegionRevokedError
 from rdmanet.offers import RemoteRegion
 from rdmanet.remote import RemoteMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
+
+    from rdmanet._core import Connection
 
 _RDMA_WRITE = 0  # enum ibv_wr_opcode
 _RDMA_READ = 4
@@ -26,18 +26,18 @@ _REMOTE_READ = 4
 
 
 class _Operator(Protocol):
-    """Whoever can carry out a one-sided operation: a transport."""
+    """What can carry out a one-sided operation: the regions of a connection."""
 
-    def _operate(
+    def operate(
         self, remote: OfferedMemory, opcode: int, offset: int, buffer: Any
     ) -> Coroutine[Any, Any, None]: ...
 
 
 class Posted(Protocol):
-    """A work request that is no frame of the byte stream, in the engine's log or before that in a transport's queue."""
+    """A work request other than a frame of the byte stream. It may wait in the regions' queue before it is posted."""
 
-    def post(self) -> bool:
-        """False: there is no place for it now."""
+    def post(self, connection: Connection) -> bool:
+        """Post it there; False if there is no room now."""
 
     def end(self, error: BaseException | None) -> None:
         """It has completed, or the connection is over."""
@@ -46,32 +46,13 @@ class Posted(Protocol):
         """The exception for its completion, which failed."""
 
 
-class _Poster(Protocol):
-    """Whoever has a queue pair to post on, and its protection domain."""
-
-    @property
-    def _pd(self) -> PD: ...
-
-    def _post_operation(
-        self,
-        operation: Operation,
-        opcode: int,
-        local_address: int,
-        length: int,
-        lkey: int,
-        remote_address: int,
-        rkey: int,
-        /,
-    ) -> bool: ...
-
-
 class OfferedMemory(RemoteMemory, frozen=True, eq=False):
-    """A region of the peer's memory: `name`, `length` in bytes, `access`, and until when.
+    """A region of the peer's memory, with `name`, `length` in bytes and `access`, until it is revoked.
 
-    Every operation raises RegionRevokedError once the peer has begun to revoke the region or the
-    connection is gone (locally; the connection lives on), IndexError with the numbers when offset
-    and length leave the region, PermissionError when the region was not offered for it. Cancelling
-    one detaches the waiter: the operation itself runs to its end, and its buffer is kept until then.
+    Every operation raises RegionRevokedError once the peer has begun to revoke the region or the connection is gone,
+    IndexError with the numbers when offset and length leave the region, and PermissionError when the region was not
+    offered for it. These checks are local, and leave the connection alone. Cancelling an operation releases only its
+    awaiter: the operation runs to its end, and its buffer is kept until then.
     """
 
     _operator: _Operator
@@ -79,13 +60,13 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
 
     @classmethod
     def of(cls, operator: _Operator, region: RemoteRegion) -> OfferedMemory:
-        """What `region` is to whoever may use it through `operator`."""
+        """The object for `region`, whose operations `operator` carries out."""
         offer = region.region
         return cls(offer.address, offer.length, offer.rkey, operator, region)
 
     @property
     def revoked(self) -> bool:
-        """Whether the peer has taken it back, or the connection is gone."""
+        """Whether the peer has revoked it, or the connection is gone."""
         return self._region.revoked
 
     @property
@@ -95,109 +76,64 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
 
     @property
     def name(self) -> str:
-        """What the peer called it."""
+        """The name that the peer gave it."""
         return self._region.region.name
 
     @property
     def access(self) -> int:
-        """IBV_ACCESS_REMOTE_* flags it was offered with."""
+        """The IBV_ACCESS_REMOTE_* flags of the offer."""
         return self._region.region.access
 
     async def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """RDMA READ `length` bytes (default: to the end) from `offset`.
 
-        How long the region is the peer has said: if it is not to be trusted, say how much you want at most.
+        The peer has chosen the length of the region: if you do not trust it, give a `length`.
 
-        :raises IndexError: they are not inside
+        :raises IndexError: the bytes are not within the region
         """
         if length is None:
             length = self.length - offset
         if length < 0:
-            raise IndexError(f"cannot read {length} bytes")
+            raise IndexError(f"read: {length} bytes at offset {offset} are not within {self!r}")
         self._check("read", _REMOTE_READ, offset, length)
         buffer = bytearray(length)
-        await self._operator._operate(self, _RDMA_READ, offset, buffer)
+        await self._operator.operate(self, _RDMA_READ, offset, buffer)
         return bytes(buffer)
 
     async def read_into(self, buffer: bytearray | memoryview, offset: int = 0) -> int:
-        """RDMA READ from `offset` straight into `buffer`, filling it; returns its length in bytes."""
-        view = memoryview(buffer).cast("B")
-        self._check("read_into", _REMOTE_READ, offset, len(view))
-        await self._operator._operate(self, _RDMA_READ, offset, view)
-        return len(view)
+        """RDMA READ from `offset` directly into `buffer` until it is full; returns its length in bytes.
+
+        Memory that is passed again as the same memoryview, or is of a region of the connection's domain, is not
+        registered again.
+
+        :raises TypeError: `buffer` is read-only
+        """
+        view = memoryview(buffer)
+        if view.readonly:
+            raise TypeError(f"read_into: {buffer!r} is read-only")
+        length = view.nbytes
+        self._check("read_into", _REMOTE_READ, offset, length)
+        await self._operator.operate(self, _RDMA_READ, offset, buffer)
+        return length
 
     async def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """RDMA WRITE `data` at `offset`; when it returns the bytes are in the peer's memory."""
-        view = memoryview(data).cast("B")
-        self._check("write", _REMOTE_WRITE, offset, len(view))
-        await self._operator._operate(self, _RDMA_WRITE, offset, view)
+        """RDMA WRITE `data` to `offset`; when it returns, the bytes are in the peer's memory.
+
+        As for `read_into`, memory that is passed again as the same memoryview is not registered again.
+        """
+        self._check("write", _REMOTE_WRITE, offset, memoryview(data).nbytes)
+        await self._operator.operate(self, _RDMA_WRITE, offset, data)
 
     def _check(self, call: str, needed: int, offset: int, length: int) -> None:
         if self.revoked:
-            raise RegionRevokedError(errno.EACCES, f"{call}: {self!r} is not offered any more")
+            raise RegionRevokedError(errno.EACCES, f"{call}: the peer has revoked {self!r}")
         if not self.access & needed:
-            raise PermissionError(errno.EACCES, f"{call}: {self!r} was not offered for this")
+            raise PermissionError(errno.EACCES, f"{call}: the peer did not offer {self!r} for this")
         if offset < 0 or offset + length > self.length:
-            raise IndexError(f"{call}: {length} bytes at offset {offset} leave {self!r}")
+            raise IndexError(f"{call}: {length} bytes at offset {offset} are not within {self!r}")
 
     def __repr__(self) -> str:
         revoked = " revoked" if self.revoked else ""
         return (
             f"<OfferedMemory {self.name!r} id={self.id} {self.length} bytes access={self.access:#x}{revoked}>"
         )
-
-
-class Operation:
-    """A one-sided work request: its local memory lives here until it completes."""
-
-    __slots__ = ("done", "opcode", "remote_address", "rkey", "buffer", "poster", "local", "on_end")
-
-    def __init__(
-        self,
-        done: asyncio.Future[None],
-        opcode: int,
-        remote_address: int,
-        rkey: int,
-        buffer: Any,
-        poster: _Poster,
-    ) -> None:
-        self.done = done
-        self.opcode = opcode
-        self.remote_address = remote_address
-        self.rkey = rkey
-        self.buffer = buffer
-        self.poster = poster
-        self.local: MR | None = None
-        self.on_end: Callable[[], None] | None = None
-
-    def map_local(self) -> None:
-        """Register the local memory for the time of the operation."""
-        if len(self.buffer):
-            access = AccessFlags.LOCAL_WRITE if not memoryview(self.buffer).readonly else AccessFlags(0)
-            self.local = self.poster._pd.reg_mr(self.buffer, access)
-
-    def post(self) -> bool:
-        local = self.local
-        if local is None:
-            return self.poster._post_operation(self, self.opcode, 0, 0, 0, self.remote_address, self.rkey)
-        return self.poster._post_operation(
-            self, self.opcode, local.address, len(local), local.lkey, self.remote_address, self.rkey
-        )
-
-    def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError:
-        """The exception for its completion, which failed."""
-        remote = (self.remote_address, len(self.buffer), self.rkey)
-        return completion_error(status, WROpcode(self.opcode).name, vendor_err, qp_num, remote)
-
-    def end(self, error: BaseException | None) -> None:
-        if self.local is not None:
-            self.local.close()
-            self.local = None
-        on_end, self.on_end = self.on_end, None
-        if on_end is not None:
-            on_end()
-        if not self.done.done() and not self.done.get_loop().is_closed():
-            if error is None:
-                self.done.set_result(None)
-            else:
-                self.done.set_exception(error)

@@ -1,15 +1,15 @@
-"""What the async layer asks of an event loop: four methods, those that asyncio's loops have.
+"""The interface of an event loop that the async layer needs: four methods that asyncio's loops have.
 
-A loop of asyncio or uvloop is a `Notifier` as it is. `TrioNotifier` makes one of Trio's run loop. For another
-loop, write the four methods:
+A loop of asyncio or uvloop is a `Notifier` as it is. `TrioNotifier` adapts Trio's run loop. For another loop, implement
+the four methods:
 
-    add_reader(fd, callback)    call back whenever fd is readable, until remove_reader(fd). Calling back though
-                                it is not does no harm
-    call_soon(callback)         call back once, after what is ready to run now has had its turn
-    create_future()             something to await, with done(), set_result() and set_exception(), whose done()
-                                is true once who awaits it was cancelled
+    add_reader(fd, callback)    call callback whenever fd is readable. Spurious calls do no harm
+    remove_reader(fd)           stop doing so
+    call_soon(callback)         call callback once, after the callbacks that are ready now
+    create_future()             an awaitable with done(), set_result() and set_exception(); done() must be true once
+                                its awaiter was cancelled
 
-All are called, and call back, in the loop's own thread. This module imports no event loop.
+All of them are called, and call back, in the loop's own thread. This module imports no event loop.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ logger = logging.getLogger("rdmanet")
 
 
 class Future(Awaitable[Any], Protocol):
-    """One result to come, for one who awaits it."""
+    """A result to come, for one awaiter."""
 
     def done(self) -> bool:
-        """Whether it has one, or who awaited it was cancelled."""
+        """Whether it has a result, or its awaiter was cancelled."""
 
     def set_result(self, result: Any, /) -> None:
-        """Wake who awaits it, with this; once, and not when done()."""
+        """Set the result and wake the awaiter; called once, and not when done()."""
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """Wake who awaits it, by raising this there."""
+        """Raise this exception in the awaiter; called once, and not when done()."""
 
 
 class Notifier(Protocol):
-    """An event loop, as far as it is needed here."""
+    """The part of an event loop that rdmanet needs."""
 
     def add_reader(self, fd: int, callback: Callable[[], object], /) -> object:
-        """Call back whenever fd is readable; a descriptor has one reader."""
+        """Call back whenever fd is readable. A descriptor has one reader."""
 
     def remove_reader(self, fd: int, /) -> object:
-        """Do so no more; the descriptor may be closed next."""
+        """Stop calling back. The descriptor may be closed next."""
 
     def call_soon(self, callback: Callable[[], object], /) -> object:
-        """Call back once, after what is ready to run now."""
+        """Call back once, after the callbacks that are ready now."""
 
     def create_future(self) -> Any:
         """A Future."""
 
 
 class Home:
-    """The thread that something belongs to, with its loop: the one in which it was made."""
+    """The thread in which an object was created, to which it and its loop belong."""
 
     __slots__ = ("_thread",)
 
@@ -67,16 +67,16 @@ class Home:
         self._thread = threading.get_ident()
 
     def check(self, thing: object) -> None:
-        """Before thing waits for anything.
+        """Check the thread before `thing` waits for anything.
 
         :raises RuntimeError: this is another thread
         """
         if threading.get_ident() != self._thread:
-            raise RuntimeError(f"{thing!r} is its own thread's only")
+            raise RuntimeError(f"{thing!r} can be used in the thread of its event loop only")
 
 
 def wake(waiting: list[Future]) -> None:
-    """Let all who wait go on, and forget them. Where their loop is closed nobody is left to be told."""
+    """Wake all awaiters, and clear the list. If their loop is closed, nobody is left to wake."""
     futures = waiting.copy()
     waiting.clear()
     for future in futures:
@@ -86,11 +86,11 @@ def wake(waiting: list[Future]) -> None:
 
 
 def current_notifier() -> Notifier:
-    """The loop that runs here: asyncio's, uvloop's, or Trio's.
+    """The loop that is running in this thread: asyncio's, uvloop's or Trio's.
 
-    :raises RuntimeError: none does, or it is another kind; then it has to be given as `notifier=`
+    :raises RuntimeError: none is running, or another kind, which must be passed as `notifier=`
     """
-    # Whose module is not loaded does not run.
+    # A library that is not imported has no running loop.
     if (trio := sys.modules.get("trio")) is not None and trio.lowlevel.in_trio_run():
         return TrioNotifier()
     if (asyncio := sys.modules.get("asyncio")) is not None:
@@ -99,11 +99,13 @@ def current_notifier() -> Notifier:
             return loop
         except RuntimeError:
             pass
-    raise RuntimeError("no event loop of asyncio, uvloop or Trio runs here; give yours as notifier=")
+    raise RuntimeError(
+        "no event loop of asyncio, uvloop or Trio is running here; pass notifier= for another one"
+    )
 
 
 class TrioNotifier:
-    """Trio's run loop, that of the caller. Readers are system tasks, which end with the run."""
+    """The caller's Trio run loop. Readers are system tasks, which end with the run."""
 
     def __init__(self) -> None:
         import trio
@@ -126,23 +128,31 @@ class TrioNotifier:
                     return
                 try:
                     callback()
-                except Exception:  # it would end the whole run
+                except Exception:  # an exception would end the whole run
                     logger.exception("%r failed", callback)
 
     def remove_reader(self, fd: int) -> None:
-        """End that task."""
+        """End the reader's task."""
         scope = self._readers.pop(fd, None)
         if scope is not None:
             scope.cancel()
-            # The descriptor may be closed next: whoever waits for it lets go of it now.
+            # The descriptor may be closed next, so no task may wait for it.
             self._trio.lowlevel.notify_closing(fd)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call back in the run loop's next round."""
-        self._token.run_sync_soon(callback)
+        """Call back in the run loop's next round, if there is one."""
+        with contextlib.suppress(self._trio.RunFinishedError):
+            self._token.run_sync_soon(callback)
 
     def create_future(self) -> _TrioFuture:
-        """One result to come, for one task."""
+        """A result to come, for one task.
+
+        :raises RuntimeError: the loop that this is for has ended, and another one runs
+        """
+        if self._trio.lowlevel.current_trio_token() is not self._token:
+            raise RuntimeError(
+                "this belongs to a run of Trio's loop that has ended: open another in this run"
+            )
         return _TrioFuture(self._trio)
 
 

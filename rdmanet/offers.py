@@ -30,7 +30,7 @@ from rdmanet.errors import ProtocolError, RdmaError, RegionRevokedError
 ALIVE_MAX: Final = 256
 """Offers alive per side: what one side can make the other remember, a quarter of a megabyte with the longest names.
 
-Who has more to offer takes larger regions: an offer has one address and one length.
+To offer more memory, use larger regions: an offer has one address and one length.
 """
 
 

@@ -1,25 +1,25 @@
-"""The life of a connection, without I/O, clock or loop.
+"""The states of a connection, without I/O, clock or loop. What goes over the wire is in credit.py.
+
+The application's asyncio protocol is called by callbacks.py and, for received bytes, by _pyx/sink.pxi.
 
 Theory
 ------
-Two things have a life of their own: the connection as its application sees it (`State`), and our
-half of it (`Writing`), which may end earlier. Each has a literal table below; an event goes to
-both. All that a connection remembers here is those two states and the error that it will end with.
-An event that the tables do not have is illegal: it raises and changes nothing. Where the peer is to
-blame that is a ProtocolError, which the transport feeds back as `Event.PEER_VIOLATED`.
+Two things have states: the connection as its application sees it (`State`), and our half of it (`Writing`), which may
+end earlier. Each has a literal table below, and an event goes to both. A machine remembers only these two states and
+the error that the connection will end with. An event that the tables do not have is illegal: it raises and changes
+nothing. If the peer is to blame, it raises a ProtocolError, which the lifecycle feeds back as `Event.PEER_VIOLATED`.
 
 The rules that the tables spell out:
 
-* End of file is the peer's Fin and nothing else. A connection that ends without one never tells its
-  reader end of file, only that it was lost, so nobody takes half a file for a whole one.
-* What came before the end is delivered before the end is told (DRAINING), unless the application
-  has closed and wants no more.
-* `write_eof()` ends our half: Fin goes after the last byte. Receiving, and granting, goes on.
-* `close()` does not wait for the peer's application. It stops reading, sends what was written, then
-  Fin, and is done when Fin's send has completed: the channel is reliable and ordered, so the bytes
-  are in the peer's memory by then.
-* A disconnect after the peer's Fin, or while we close, is an error only if bytes of ours are lost.
-* `abort()` is at once: no error here, ConnectionResetError at the peer.
+* Only the peer's Fin means end of file. If a connection ends without it, the reader never gets end of file, only the
+  loss of the connection. So nobody takes half a file for a whole one.
+* Bytes that came before the end are delivered before the end is reported (DRAINING), unless the application has closed
+  and wants no more.
+* `write_eof()` ends our half: Fin goes after the last byte. Receiving and granting go on.
+* `close()` does not wait for the peer's application. It stops reading, sends what was written, then Fin, and is done
+  when Fin's send has completed: the channel is reliable and ordered, so the bytes are in the peer's memory by then.
+* A disconnection after the peer's Fin, or while we close, is an error only if some of our bytes are lost.
+* `abort()` takes effect at once: no error here, ConnectionResetError at the peer.
 * A connection that was established is lost exactly once.
 
                                    DELIVERED
@@ -55,14 +55,14 @@ class Event(Enum):
     FIN_COMPLETED = auto()
     """Our Fin's send has completed, hence all sends before it."""
     DISCONNECTED = auto()
-    """The connection is gone, by the peer's will or the fabric's; every byte of ours had arrived."""
+    """The connection is gone, ended by the peer or by the fabric; all our bytes had arrived."""
     CUT_OFF = auto()
-    """The same, but bytes of ours are lost, or may be."""
+    """The same, but some of our bytes are lost, or may be."""
     PEER_VIOLATED = auto()
     """The peer broke the protocol; `error` says how."""
-    # from the transport
+    # from the lifecycle
     DELIVERED = auto()
-    """No received byte is left to deliver. True things may be said at any time, and twice."""
+    """No received byte is left to deliver. This may come at any time if it is true, and more than once."""
     TIMED_OUT = auto()
     """The time for connecting, or for closing, is over."""
     # from the application
@@ -70,20 +70,20 @@ class Event(Enum):
     CLOSE = auto()
     ABORT = auto()
     WRITE_DROPPED = auto()
-    """It wrote when the connection was gone already and it could not know."""
+    """It wrote when the connection was already gone, which it could not know."""
     EOF_DECLINED = auto()
-    """eof_received() returned a false value: the transport closes itself."""
+    """eof_received() returned a false value, so the transport closes itself."""
     CALLBACK_RAISED = auto()
     """A callback of the protocol raised `error`."""
 
 
 class Action(IntFlag):
-    """What the transport is to do. `for action in actions` yields them in the order to do them."""
+    """What the lifecycle must do. `for action in actions` yields the actions in the order to carry them out."""
 
     STOP_READING = 1
-    """Deliver nothing any more. What still comes is dropped and its slots are granted again."""
+    """Deliver nothing any more. Bytes that still come are dropped, and their slots are granted again."""
     DISCARD_WRITES = 2
-    """Drop what is written and not posted, and let a protocol that was paused by it resume."""
+    """Drop what is written and not posted, and call resume_writing() if the protocol is paused."""
     SEND_FIN = 4
     """Send Fin as soon as everything written is posted."""
     SEND_ABORT = 8
@@ -106,11 +106,11 @@ class State(Enum):
     EOF_RECEIVED = auto()
     """eof_received() was called; we may still write."""
     CLOSING = auto()
-    """Fin is to go or on its way, and then it is over."""
+    """Fin is due or on its way; then the connection is over."""
     DRAINING = auto()
-    """It is over, without the peer's Fin; what had come is delivered first."""
+    """It is over, without the peer's Fin; bytes that had come are delivered first."""
     DRAINING_TO_EOF = auto()
-    """It is over, after the peer's Fin; what had come is delivered first, then end of file."""
+    """It is over, after the peer's Fin; bytes that had come are delivered first, then end of file."""
     CLOSED = auto()
 
 
@@ -119,22 +119,22 @@ class Writing(Enum):
 
     OPEN = auto()
     FIN_DUE = auto()
-    """Fin is to go, or on its way."""
+    """Fin is due, or on its way."""
     FIN_DELIVERED = auto()
     OVER = auto()
     """There is no connection to write to."""
 
 
 class IllegalEvent(RuntimeError):
-    """An event that cannot be: the transport is at fault. The machine is as it was."""
+    """An impossible event: the lifecycle is at fault. The machine has not changed."""
 
 
 class Machine:
     """The state machine of one connection.
 
-    `receive(event)` returns the actions to take; take them before the next event is received,
-    except that DELIVER_EOF may call back into the application, which may close or abort: the
-    actions of that come first, and LOSE and RELEASE never come twice.
+    `receive(event)` returns actions. Carry them out before the next event is received. The exception is DELIVER_EOF,
+    which may call the application, which may close or abort: the actions of that come first. LOSE and RELEASE never
+    come twice.
     """
 
     __slots__ = ("error", "state", "writing")
@@ -143,13 +143,13 @@ class Machine:
         self.state = State.OPENING
         self.writing = Writing.OPEN
         self.error: BaseException | None = None
-        """What connection_lost() gets, or in OPENING whoever waits for the connection."""
+        """What connection_lost() gets; in OPENING, what those get who wait for the connection."""
 
     def receive(self, event: Event, error: BaseException | None = None) -> "Action":
-        """Take an event; `error` is its cause, where the transport knows a better one than we.
+        """Take an event, and return the actions. `error` is its cause, if the lifecycle knows a better one.
 
-        Of several causes the first is kept. An illegal event raises and changes nothing:
-        ProtocolError if only the peer can have made it, IllegalEvent else.
+        Of several causes the first is kept. An illegal event changes nothing, and raises ProtocolError if only the
+        peer can have caused it, otherwise IllegalEvent.
         """
         state, actions, blame = self.state, NOTHING, None
         writing, half_actions = self.writing, NOTHING
@@ -174,20 +174,6 @@ class Machine:
             self.error = error if error is not None else _error(blame, event)
         self.state, self.writing = state, writing
         return actions
-
-    def disconnected(self, *, undelivered: bool, error: BaseException | None = None) -> "Action":
-        """DISCONNECTED or CUT_OFF: are bytes of ours not known to have arrived?"""
-        return self.receive(Event.CUT_OFF if undelivered else Event.DISCONNECTED, error)
-
-    @property
-    def can_write(self) -> bool:
-        """May the application's bytes be taken? Not after write_eof(), close() or the end."""
-        return self.writing is Writing.OPEN and self.state is not State.OPENING
-
-    @property
-    def can_read(self) -> bool:
-        """Are received bytes to be delivered?"""
-        return self.state in _READING
 
     @property
     def closing(self) -> bool:
@@ -214,7 +200,7 @@ _FAIL: Final = _A.DISCONNECT | _A.RELEASE  # where nobody was told of a connecti
 _RESET: Final = ConnectionResetError
 _TIMEOUT: Final = TimeoutError
 
-# In OPENING connection_made() has not been called, so connection_lost() will not be.
+# In OPENING connection_made() has not been called, so connection_lost() will not be called, either.
 # {state: {event: (new state, actions, the kind of error it is, if it is one)}}
 STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]]]] = {
     _S.OPENING: {
@@ -268,7 +254,7 @@ STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]
         _E.EOF_DECLINED: (_S.CLOSING, _A.STOP_READING, None),
         _E.CALLBACK_RAISED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _RESET),
     },
-    # Nobody reads any more: whether the peer's Fin came makes no difference.
+    # Nobody reads any more, so it makes no difference whether the peer's Fin has come.
     _S.CLOSING: {
         _E.FIN_RECEIVED: (_S.CLOSING, NOTHING, None),
         _E.ABORT_RECEIVED: (_S.CLOSED, _A.DISCARD_WRITES | _END, _RESET),
@@ -284,7 +270,7 @@ STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]
         _E.EOF_DECLINED: (_S.CLOSING, NOTHING, None),
         _E.CALLBACK_RAISED: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, _RESET),
     },
-    # The end was told once, and the first cause stays: what still comes from below says it again.
+    # The end was reported once, and the first cause stays. Events that still come from below only repeat it.
     _S.DRAINING: {
         _E.FIN_RECEIVED: (_S.DRAINING, NOTHING, None),
         _E.ABORT_RECEIVED: (_S.DRAINING, NOTHING, None),
@@ -360,7 +346,6 @@ TOGETHER: Final[dict[tuple[State, Writing], tuple[State, Action, None]]] = {
 
 _GONE: Final = frozenset({_S.DRAINING, _S.DRAINING_TO_EOF, _S.CLOSED})
 """No frame is sent any more; our half is over."""
-_READING: Final = frozenset({_S.OPEN, _S.EOF_PENDING, _S.DRAINING, _S.DRAINING_TO_EOF})
 _OF_WRITING: Final = frozenset(event for row in WRITING.values() for event in row)
 
 _ERRNO: Final[dict[type[OSError], int]] = {

@@ -1,9 +1,9 @@
-"""A descriptor that shows whether there is something to read: for programs that poll() a connection's socket.
+"""A descriptor that shows whether there is something to read, for programs that poll() a connection's socket.
 
-An epoll instance is readable while one of the descriptors in it is. This one has at most one in it: the bell, an
-eventfd that has been rung for good, which all connections of a driver have in common. Hence a connection's readiness
-is one descriptor; nobody can take its state away by reading it; and who takes it for the connection itself, a
-subprocess that was given it as its input, say, gets an error (EINVAL) at the first read or write, and no bytes.
+It is an epoll instance, which is readable while one of the descriptors in it is. It contains at most one: the bell, an
+eventfd that is always readable and shared by all connections of a loop. So the readiness of a connection takes one
+descriptor, and reading cannot change its state. A program that takes it for the connection itself, for example a
+subprocess that got it as its input, gets EINVAL on the first read or write, and no bytes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import select
 
 
 def new_bell() -> int:
-    """A descriptor that is readable for ever; whoever made it closes it."""
+    """A descriptor that is always readable. The caller closes it."""
     return os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
 class Readiness:
     """One connection's descriptor.
 
-    :ivar fd: readable as `show` said last, at first not
+    :ivar fd: readable as set by `show`; at first not
     """
 
     def __init__(self, bell: int) -> None:
@@ -31,7 +31,7 @@ class Readiness:
         self.fd = self._epoll.fileno()
 
     def show(self, readable: bool) -> None:
-        """Let it be readable, or not; once it is closed this does nothing."""
+        """Make the descriptor readable or not; after close() this does nothing."""
         if readable == self._shown or self.fd < 0:
             return
         self._shown = readable
@@ -41,6 +41,6 @@ class Readiness:
             self._epoll.unregister(self._bell)
 
     def close(self) -> None:
-        """Give the descriptor back; later calls do nothing."""
+        """Close the descriptor; later calls do nothing."""
         self.fd = -1
         self._epoll.close()

@@ -1,19 +1,20 @@
-"""Where the peer's memory lies: an address, a length and a key, and how to find one's way in it.
+"""Where the peer's memory is: an address, a length and a key, and how to name the parts of it.
 
-A `RemoteMemory` is what one side tells the other about a region: as 20 bytes, as msgpack, or inside any
-message of the program's own. It is a value, nothing is opened or held by it. Slicing it and naming fields
-in it is arithmetic here, and an operation through the result touches that range of the peer's memory:
+A `RemoteMemory` is what one side tells the other about a region: as 20 bytes, as msgpack, or inside any message of the
+program. It is a value: it opens and holds nothing. Slicing it and naming its fields is only arithmetic. An operation on
+the result touches that range of the peer's memory:
 
     remote[64:128]                              a range
     remote.array("<u8")[4]                      an element
     remote.struct(Header).sequence              a field of a ctypes structure or of a numpy dtype
     remote.struct_array(Entry)[7].key           a field of one of many
 
-What leaves its memory is an IndexError with the numbers. `unchecked` variants leave the check to the
-device that owns the memory: the operation fails there, and the queue pair with it.
+A range outside of the memory raises IndexError with the numbers. `unchecked` variants leave the check to the device
+that owns the memory: there the operation fails, and the queue pair with it.
 
-That the memory is still registered when it is used, and who may touch which bytes when, is for the two programs
-to agree on. This module is pure: numbers in, numbers out.
+The two programs have to agree how long the memory stays registered, and who may touch which bytes when. This module is
+pure: numbers in, numbers out. READs and WRITEs are made by memory.py on a connection of the byte stream, and by
+verbs_async/queues.py on a queue pair.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _ADDRESSES: Final = 1 << 64
 
 
 class RemoteMemory(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A range of the peer's memory, and the key that opens it.
+    """A range of the peer's memory, and the key to it.
 
     :param address: where it begins, in the peer's address space
-    :param length: in bytes
+    :param length: its length in bytes
     :param rkey: the key of the region, or of the window
-    :raises ValueError: the numbers cannot be those of memory; msgspec says ValidationError when it decodes
+    :raises ValueError: a number is out of range; if msgspec decodes it, this is a ValidationError
     """
 
     address: int
@@ -60,68 +61,76 @@ class RemoteMemory(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
-        """What bytes() made.
+        """The RemoteMemory that bytes() has encoded.
 
-        :raises ValueError: that is none
+        :raises ValueError: these bytes do not encode one
         """
         if len(data) != _FORM.size:
             raise ValueError(f"a RemoteMemory has {_FORM.size} bytes, not {len(data)}")
         return cls(*_FORM.unpack(data))
 
     def to_msgpack(self) -> bytes:
-        """[address, length, rkey]; what msgspec makes of it inside other messages, too."""
+        """[address, length, rkey] in msgpack. msgspec encodes it in the same way inside other messages."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def from_msgpack(cls, data: bytes | bytearray | memoryview) -> Self:
-        """What to_msgpack() made.
+        """The RemoteMemory that to_msgpack() has encoded.
 
-        :raises msgspec.DecodeError: that is none; it is a ValueError too
+        :raises msgspec.DecodeError: these bytes do not encode one; this is a ValueError, too
         """
         return msgspec.msgpack.decode(data, type=cls)
 
-    # ---- Finding one's way ----
+    # ---- Parts of it ----
 
     @property
     def memory(self) -> RemoteMemory:
-        """Itself; arrays and structures have it too."""
+        """This object. Arrays and structures have this attribute, too."""
         return self
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, key: int | slice) -> RemoteMemory:
-        """The bytes [start:stop], or the one at an index; negative ones count from the end.
+        """The bytes [start:stop], or the byte at an index. Negative numbers count from the end.
 
         :raises IndexError: they are not all inside
-        :raises ValueError: the slice has a step: one operation reaches contiguous memory only
+        :raises ValueError: the slice has a step, but one operation reaches only contiguous memory
         """
         start, stop = bounds(key, self.length, "bytes")
         return RemoteMemory(self.address + start, stop - start, self.rkey)
 
     def unchecked(self, offset: int, length: int) -> RemoteMemory:
-        """As [offset:offset + length], wherever that is. Addresses are modulo 2 ** 64."""
+        """The bytes [offset:offset + length], even if they are outside. Addresses are modulo 2 ** 64."""
         return RemoteMemory((self.address + offset) % _ADDRESSES, length, self.rkey)
 
     def array(self, item: Any, *, unchecked: bool = False) -> RemoteArray:
-        """As many items as there is room for.
+        """This memory as an array of as many items as fit.
 
         :param item: a dtype as a string ("<u8") or from numpy, or a ctypes type
-        :param unchecked: any index will do
+        :param unchecked: do not check indices
+        :raises ValueError: the items have no size, or the string is not a dtype
+        :raises TypeError: item is something else
         """
         return RemoteArray(self, item, unchecked=unchecked)
 
     def struct(self, kind: Any, *, unchecked: bool = False) -> RemoteStruct:
-        """A structure at the beginning; its attributes are its fields.
+        """The structure at the beginning of this memory. Its attributes are the fields.
 
         :param kind: a ctypes.Structure (or Union), or a numpy dtype with fields
-        :param unchecked: it need not fit
-        :raises IndexError: it does not
+        :param unchecked: do not check that it fits
+        :raises IndexError: it does not fit
+        :raises TypeError: kind is something else
         """
         return RemoteStruct(self, kind, unchecked=unchecked)
 
     def struct_array(self, kind: Any, *, unchecked: bool = False) -> RemoteArray:
-        """As many structures as there is room for."""
+        """This memory as an array of as many structures as fit.
+
+        :param kind: a ctypes.Structure (or Union), or a numpy dtype with fields
+        :param unchecked: do not check indices
+        :raises TypeError: kind is something else
+        """
         _fields(kind)
         return RemoteArray(self, kind, unchecked=unchecked)
 
@@ -132,12 +141,12 @@ class RemoteMemory(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 class RemoteArray:
     """Items of one size, one after the other.
 
-    An index gives an item: a RemoteMemory, or a RemoteStruct or RemoteArray where the item is one. A slice gives
-    a RemoteArray.
+    An index gives an item: a RemoteStruct or RemoteArray if the item is a structure or an array, otherwise a
+    RemoteMemory. A slice gives a RemoteArray.
 
-    :ivar item: what each is: a dtype, or a ctypes type
-    :ivar itemsize: its size, in bytes
-    :ivar memory: the range of all of them, a RemoteMemory
+    :ivar item: the type of the items: a dtype, or a ctypes type
+    :ivar itemsize: the size of an item in bytes
+    :ivar memory: the range of all items, a RemoteMemory
     """
 
     __slots__ = ("item", "itemsize", "memory", "_length", "_unchecked")
@@ -167,7 +176,7 @@ class RemoteArray:
         return _typed(memory, self.item, self._unchecked)
 
     def __iter__(self) -> Iterator[Any]:
-        # By the length, not until an IndexError as Python would: where nothing is checked none ever comes.
+        # By the length. Python would go on until an IndexError, which never comes if nothing is checked.
         return (self[index] for index in range(self._length))
 
     def __repr__(self) -> str:
@@ -175,11 +184,11 @@ class RemoteArray:
 
 
 class RemoteStruct:
-    """A structure: each field is an attribute, or an item where its name is taken.
+    """A structure: each field is an attribute, and also an item, for names that are taken.
 
-    A field is a RemoteMemory, or a RemoteStruct or RemoteArray where the field is one.
+    A field is a RemoteStruct or RemoteArray if it is a structure or an array, otherwise a RemoteMemory.
 
-    :ivar memory: all of it, a RemoteMemory
+    :ivar memory: the range of the whole structure, a RemoteMemory
     """
 
     __slots__ = ("memory", "_kind", "_unchecked")
@@ -198,7 +207,7 @@ class RemoteStruct:
         return _typed(self.memory.unchecked(offset, _size(kind)), kind, self._unchecked)
 
     def __getattr__(self, name: str) -> Any:
-        if name in RemoteStruct.__slots__:  # of a copy in the making, which has none of them yet
+        if name in RemoteStruct.__slots__:  # a copy that is being made has no attributes yet
             raise AttributeError(name)
         try:
             return self[name]
@@ -216,9 +225,10 @@ class RemoteStruct:
 
 
 def bounds(key: int | slice, length: int, what: str) -> tuple[int, int]:
-    """[start, stop) within a length; unlike a list's, a slice is not cut to fit.
+    """The range [start, stop) that a key names within a length. Unlike a list's, a slice is not cut to fit.
 
-    :raises IndexError: it is not inside, or ends before it begins
+    :raises IndexError: the range is not inside, or ends before it begins
+    :raises ValueError: the slice has a step
     """
     if not isinstance(key, slice):
         index = operator.index(key)
@@ -259,7 +269,7 @@ def _size(item: Any) -> int:
 
 
 def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
-    """Name to (offset, type)."""
+    """The fields of a structure: {name: (offset, type)}."""
     fields = getattr(kind, "fields", None)
     if fields is not None:  # a dtype's
         return {name: (field[1], field[0]) for name, field in fields.items()}
@@ -278,11 +288,11 @@ def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
 
 
 def _typed(memory: RemoteMemory, kind: Any, unchecked: bool) -> Any:
-    """What stands for an item or field of that kind."""
+    """The object for an item or field of this kind."""
     if isinstance(kind, type) and issubclass(kind, (ctypes.Structure, ctypes.Union)):
         return RemoteStruct(memory, kind, unchecked=unchecked)
     if isinstance(kind, type) and issubclass(kind, ctypes.Array):
-        item: Any = kind  # its length and item type are no part of ctypes' declared face
+        item: Any = kind  # the type stubs of ctypes do not declare its length and item type
         return RemoteArray(memory, item._type_, length=item._length_, unchecked=unchecked)
     if getattr(kind, "fields", None) is not None:
         return RemoteStruct(memory, kind, unchecked=unchecked)
@@ -295,7 +305,7 @@ def _typed(memory: RemoteMemory, kind: Any, unchecked: bool) -> Any:
 
 
 class _Row:
-    """An item that is an array itself: what a dtype of more than one dimension consists of."""
+    """An item that is itself an array, as in a dtype of more than one dimension."""
 
     fields = None
 

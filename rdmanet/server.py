@@ -1,4 +1,8 @@
-"""The listening side: an asyncio.AbstractServer over rdma_cm listeners."""
+"""The listening side: an asyncio.AbstractServer over rdma_cm listeners.
+
+The Hello of each request is checked. The request is refused with a reason (`_refuse`, `ConnectRequest.turn_away` and
+`.fail`), or passed on when `Admission` has a place for it.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,21 @@ from rdmanet import credit, log_rate
 from rdmanet._core import CMID, CMEvent, CMEventType, process_id
 from rdmanet.addresses import SockAddr
 from rdmanet.admission import Admission, source_of, waiting_for
-from rdmanet.driver import Driver
 from rdmanet.errors import ProtocolError
+from rdmanet.loop_context import LoopContext
 from rdmanet.transport_socket import RdmaSocket
 
 logger = logging.getLogger("rdmanet")
 
 
 NOT_ACCEPTED = "the server could not accept the connection; its log says why"
-"""What a stranger is told of our failures: what we lack, and where it went wrong, is for the log."""
+"""All that a stranger learns about our failures. What was missing, and where, is in the log."""
 
 
 class Accepted(Protocol):
-    """The server's end of a connection: a transport."""
+    """This side of an accepted connection: a transport."""
 
-    def _accept(self, cm_id: CMID, hello: credit.Hello) -> None: ...
-
-    def _teardown(self) -> None: ...
+    def _release_now(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -37,21 +39,25 @@ class Accepted(Protocol):
 
 
 class RdmaServer(asyncio.AbstractServer):
-    """Listeners and the connections they accepted (asyncio.Server, method by method)."""
+    """Listeners, and the connections that they have accepted (asyncio.Server, method by method)."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        make_transport: Callable[[Driver, RdmaServer], Accepted],
+        on_request: Callable[[ConnectRequest], None],
         backlog: int,
         half_open_max: int | None = None,
     ) -> None:
-        """`half_open_max`: so many connections at a time may be accepted and not known to stand; None: any number."""
+        """
+        :param on_request: gets each request with a valid Hello, and answers it now or later; if it raises, the peer is
+            refused
+        :param half_open_max: how many accepted connections may be half open at a time; None: any number
+        """
         self._loop = loop
         self._pid = process_id()
-        self._make_transport = make_transport
+        self._on_request = on_request
         self._backlog = backlog
-        self._listeners: list[tuple[Driver, CMID]] = []
+        self._listeners: list[tuple[LoopContext, CMID]] = []
         self._sockets: list[RdmaSocket] = []
         self._transports: weakref.WeakSet[Accepted] = weakref.WeakSet()
         self._active = 0
@@ -61,25 +67,25 @@ class RdmaServer(asyncio.AbstractServer):
         self._admission = (
             None if half_open_max is None else Admission(loop, half_open_max, waiting_for(backlog))
         )
-        self._half_open: dict[Accepted, _Visitor] = {}
+        self._half_open: set[ConnectRequest] = set()
         self.on_close: Callable[[], None] = lambda: None
         """Called when it stops listening: it is closed, or its device was removed."""
 
-    def _add_listener(self, driver: Driver, address: SockAddr) -> None:
-        cm_id = driver.create_id(lambda event: self._cm_event(driver, event))
+    def _add_listener(self, loop_context: LoopContext, address: SockAddr) -> None:
+        cm_id = loop_context.create_id(lambda event: self._cm_event(loop_context, event))
         try:
             if len(address) == 4:
-                cm_id.set_af_only()  # :: is IPv6's only, as in asyncio: 0.0.0.0 is another listener
+                cm_id.set_af_only()  # as in asyncio, :: is for IPv6 only, and 0.0.0.0 has another listener
             cm_id.bind_addr(address)
         except BaseException:
-            driver.destroy_id(cm_id)
+            loop_context.destroy_id(cm_id)
             raise
-        self._listeners.append((driver, cm_id))
+        self._listeners.append((loop_context, cm_id))
         assert cm_id.local_addr is not None  # it is bound
         self._sockets.append(RdmaSocket(cm_id.local_addr))
-        driver.servers.add(self)
+        loop_context.servers.add(self)
 
-    def _cm_event(self, driver: Driver, event: CMEvent) -> None:
+    def _cm_event(self, loop_context: LoopContext, event: CMEvent) -> None:
         if event.type is not CMEventType.CONNECT_REQUEST:
             if event.type is CMEventType.DEVICE_REMOVAL:
                 logger.error("the device of %r was removed", self)
@@ -89,46 +95,18 @@ class RdmaServer(asyncio.AbstractServer):
         try:
             hello = credit.unpack_hello(event.private_data)
             if event.rnr_retry_count:
-                # Our device would send the same to it for as long as it says that it has no receive.
+                # Our device would send the same message again for as long as the peer says that it has no receive.
                 raise ProtocolError(f"it asks for {event.rnr_retry_count} RNR retries, and streams need none")
         except ProtocolError as exc:
             log_rate.warn(logger, "hello", "refused a connection from %s: %s", cm_id.peer_addr, exc)
             self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
             return
+        request = ConnectRequest(self, loop_context, cm_id, hello)
         if self._admission is None:
-            self._accept(driver, cm_id, hello)
+            request.enter()
         else:
-            visitor = _Visitor(self, driver, cm_id, hello)
-            driver.adopt_id(cm_id, visitor._cm_event)
-            self._admission.arrived(visitor)
-
-    def _accept(
-        self, driver: Driver, cm_id: CMID, hello: credit.Hello, visitor: _Visitor | None = None
-    ) -> None:
-        transport = self._make_transport(driver, self)
-        if visitor is not None:
-            self._half_open[transport] = visitor
-            visitor.transport = transport
-        try:
-            transport._accept(cm_id, hello)
-        except Exception as exc:
-            # Out of memory, descriptors, queue pairs: this peer is refused, the others are not hurt.
-            try:
-                cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, NOT_ACCEPTED))
-            except OSError:
-                # There is nobody to be refused, which may well be why it failed.
-                logger.debug("%s went away before it was accepted: %s", cm_id.peer_addr, exc)
-            else:
-                if (more := log_rate.due("accept")) is not None:
-                    message = f"rdmanet: could not accept {cm_id.peer_addr}{more}"
-                    self._loop.call_exception_handler({"message": message, "exception": exc})
-            transport._teardown()
-
-    def _stands(self, transport: Accepted) -> None:
-        """Its peer has gone on, or it is over: it is not half open any more."""
-        visitor = self._half_open.pop(transport, None)
-        if visitor is not None and self._admission is not None:
-            self._admission.left(visitor)
+            loop_context.adopt_id(cm_id, request._cm_event)
+            self._admission.arrived(request)
 
     def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
         with contextlib.suppress(OSError):
@@ -140,7 +118,6 @@ class RdmaServer(asyncio.AbstractServer):
         self._transports.add(transport)
 
     def _detach(self, transport: Accepted) -> None:
-        self._stands(transport)
         if transport in self._transports:
             self._transports.discard(transport)
             self._active -= 1
@@ -155,20 +132,20 @@ class RdmaServer(asyncio.AbstractServer):
 
     @property
     def sockets(self) -> tuple[RdmaSocket, ...]:
-        """Socket-like objects, one a listener: getsockname() tells address and port."""
+        """One socket-like object per listener: getsockname() returns its address and port."""
         return tuple(self._sockets)
 
     def close(self) -> None:
-        """Stop listening; connections that were accepted live on (asyncio.Server.close).
+        """Stop listening; accepted connections live on (asyncio.Server.close).
 
-        In a forked child nothing: the server is its parent's, and goes on there.
+        In a forked child this does nothing: the server belongs to the parent, and goes on there.
         """
         if self._is_foreign:
             return
         listeners, self._listeners = self._listeners, []
-        for driver, cm_id in listeners:
-            driver.destroy_id(cm_id)
-            driver.servers.discard(self)
+        for loop_context, cm_id in listeners:
+            loop_context.destroy_id(cm_id)
+            loop_context.servers.discard(self)
         self._sockets = []
         self._serving = False
         if self._admission is not None:
@@ -180,14 +157,14 @@ class RdmaServer(asyncio.AbstractServer):
         self.on_close()
 
     def close_clients(self) -> None:
-        """Close every connection that this server accepted."""
+        """Call close() on every connection that this server has accepted."""
         if self._is_foreign:
             return
         for transport in list(self._transports):
             transport.close()
 
     def abort_clients(self) -> None:
-        """Abort every connection that this server accepted."""
+        """Call abort() on every connection that this server has accepted."""
         if self._is_foreign:
             return
         for transport in list(self._transports):
@@ -198,7 +175,7 @@ class RdmaServer(asyncio.AbstractServer):
         return self._loop
 
     def is_serving(self) -> bool:
-        """Whether connections are accepted; false in a forked child, whose copy of the server is dead."""
+        """Whether it accepts connections; false in a forked child, whose copy of the server does nothing."""
         return self._serving and not self._is_foreign
 
     @property
@@ -213,9 +190,10 @@ class RdmaServer(asyncio.AbstractServer):
             )
 
     async def start_serving(self) -> None:
-        """Begin to accept connections; later calls do nothing. It does not wait, so nothing is there to cancel.
+        """Begin to accept connections; later calls do nothing. It does not wait, so there is nothing to cancel.
 
-        :raises RuntimeError: the server is closed, or a forked child's copy of its parent's
+        :raises RuntimeError: the server is closed, or this is a forked child
+        :raises OSError: listening failed: the address is in use, for example
         """
         self._refuse_foreign()
         if not self._listeners:
@@ -226,11 +204,11 @@ class RdmaServer(asyncio.AbstractServer):
                 cm_id.listen(self._backlog)
 
     async def serve_forever(self) -> None:
-        """Accept connections until cancelled; then the server and its connections are closed.
+        """Accept connections until it is cancelled; then close the server and its connections, and wait for them.
 
-        As asyncio's since Python 3.12.7 and 3.13: one Ctrl-C is enough, whoever is connected.
+        This is what asyncio does since Python 3.12.7 and 3.13: one Ctrl-C is enough, even while clients are connected.
 
-        :raises RuntimeError: the server is closed, or a forked child's copy, or this is being awaited already
+        :raises RuntimeError: the server is closed, or this is a forked child, or this method is already being awaited
         """
         self._refuse_foreign()
         if self._serving_forever is not None:
@@ -250,9 +228,9 @@ class RdmaServer(asyncio.AbstractServer):
             self._serving_forever = None
 
     async def wait_closed(self) -> None:
-        """Wait until the server is closed and all its connections are gone (as asyncio since 3.12).
+        """Wait until the server is closed and all its connections have ended (like asyncio since 3.12).
 
-        Cancelling ends the waiting only. In a forked child there is nothing to wait for.
+        Cancelling it only ends the wait. In a forked child it returns at once.
         """
         if self._waiters is None or self._is_foreign:
             return
@@ -269,40 +247,101 @@ class RdmaServer(asyncio.AbstractServer):
         return f"<RdmaServer {state} {names} connections={self._active}>"
 
 
-class _Visitor:
-    """Somebody whose Hello has come: waiting to be accepted, or accepted and yet to go on. See admission.py."""
+class ConnectRequest:
+    """A request with a valid Hello. It waits to be accepted, or has been accepted and is half open: see admission.py.
 
-    def __init__(self, server: RdmaServer, driver: Driver, cm_id: CMID, hello: credit.Hello) -> None:
-        self._server = server
-        self._driver = driver
-        self._id = cm_id
-        self._hello = hello
+    :ivar loop_context: reads the events of its identifier
+    :ivar id: the identifier that came with the request
+    :ivar hello: the peer's Hello, checked
+    :ivar source: what Admission counts it as: `source_of` the peer's address
+    """
+
+    def __init__(
+        self, server: RdmaServer, loop_context: LoopContext, cm_id: CMID, hello: credit.Hello
+    ) -> None:
+        self.loop_context = loop_context
+        self.id = cm_id
+        self.hello = hello
         self.source = source_of(cm_id.peer_addr[0]) if cm_id.peer_addr is not None else ""
-        self.transport: Accepted | None = None
+        self._server = server
+        self._transport: Accepted | None = None
+
+    # -- for whoever answers it ----------------------------------------------------------------------------
+
+    def taken_by(self, transport: Accepted) -> None:
+        """This transport is about to accept it. It calls ``stands`` if the connection is established, and ``over``."""
+        self._transport = transport
+        self._server._attach(transport)
+
+    def stands(self) -> None:
+        """The connection is established, and so no longer half open."""
+        if self in self._server._half_open:
+            self._server._half_open.discard(self)
+            if self._server._admission is not None:
+                self._server._admission.left(self)
+
+    def over(self) -> None:
+        """The connection has ended, or was never established."""
+        self.stands()
+        transport, self._transport = self._transport, None  # it refers to us
+        if transport is not None:
+            self._server._detach(transport)
+
+    def fail(self, error: Exception) -> None:
+        """It could not be accepted: refuse the peer, and log the reason. The identifier lives on."""
+        if refuse_failed(self.id):
+            if (more := log_rate.due("accept")) is not None:
+                message = f"rdmanet: could not accept {self.id.peer_addr}{more}"
+                self._server._loop.call_exception_handler({"message": message, "exception": error})
+        else:
+            # The peer has gone, which may well be the reason of the failure.
+            logger.debug("%s went away before it was accepted: %s", self.id.peer_addr, error)
+
+    # -- for Admission -------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        self._server._accept(self._driver, self._id, self._hello, self)
+        """Pass it on, to be answered."""
+        if self._server._admission is not None:
+            self._server._half_open.add(self)
+        try:
+            self._server._on_request(self)
+        except Exception as exc:
+            # Memory, descriptors or queue pairs have run out: this peer is refused, and the others are not affected.
+            self.fail(exc)
+            self.stands()
+            self.loop_context.destroy_id(self.id)
 
     def turn_away(self) -> None:
+        """Refuse it: too many requests are waiting, or the server is closed."""
         why = "too many connections are being made" if self._server._listeners else "the server is closed"
         code = credit.RefusalCode.BUSY if self._server._listeners else credit.RefusalCode.CLOSING
-        log_rate.warn(logger, "half open", "refused a connection from %s: %s", self._id.peer_addr, why)
+        log_rate.warn(logger, "half open", "refused a connection from %s: %s", self.id.peer_addr, why)
         with contextlib.suppress(OSError):
-            self._id.reject(credit.pack_refusal(code, why))
+            self.id.reject(credit.pack_refusal(code, why))
         self._gone()
 
     def evict(self) -> None:
-        assert self.transport is not None
+        """End the connection: it was accepted, but not established in time."""
+        assert self._transport is not None
         log_rate.warn(
-            logger, "half open", "gave up a connection from %s, which did not go on", self._id.peer_addr
+            logger, "half open", "gave up a connection from %s, which did not go on", self.id.peer_addr
         )
-        self.transport._teardown()
+        self._transport._release_now()
 
     def _cm_event(self, event: CMEvent) -> None:
-        """While it waits: whatever it is, the peer does so no longer."""
+        """An event while it waits. Whatever it is, the peer no longer waits."""
         self._gone()
 
     def _gone(self) -> None:
-        self._driver.destroy_id(self._id)
+        self.loop_context.destroy_id(self.id)
         if self._server._admission is not None:
             self._server._admission.left(self)
+
+
+def refuse_failed(cm_id: CMID) -> bool:
+    """Refuse a peer because of a failure on this side; False if the peer has already gone."""
+    try:
+        cm_id.reject(credit.pack_refusal(credit.RefusalCode.ERROR, NOT_ACCEPTED))
+    except OSError:
+        return False
+    return True

@@ -1,22 +1,22 @@
-"""Test RDMA programs where things go wrong: a pytest plugin on the embedded device.
+"""A pytest plugin that tests RDMA programs under faults, on the embedded device.
 
-With rdmanet installed pytest finds it by itself; otherwise ``-p rdmanet.testing``. docs/testing.md has
-the faults and two examples. pytest's side of it, which loads in every run, is the module _rdmanet_pytest.
+pytest finds it by itself if rdmanet is installed; otherwise use ``-p rdmanet.testing``. docs/testing.md lists the
+faults, and has two examples. The part that pytest loads in every run is the module _rdmanet_pytest.
 
 Fixtures
-    rdma_device       the embedded device; ``--rdma-device NAME`` takes another one, without faults
-    rdma_address      an IP address that leads to it
-    rdma_faults       sets faults, ends them with the test, and knows how many have come to pass
+    rdma_device       the embedded device; ``--rdma-device NAME`` takes another one, which has no faults
+    rdma_address      an IP address of it
+    rdma_faults       sets faults, clears them at the end of the test, and counts those that happened
     rdma_seed         the seed of this run, with the mark rdma_seeds
-    rdma_peer         runs a script as another process, to be frozen or killed
+    rdma_peer         runs a script as another process, which can be frozen or killed
     rdma_no_leaks     fails a test that leaves queue pairs, memory regions or other objects behind
 
 Marks
-    rdma_faults("loss=5%", ...)    these faults for the whole test, which fails when none has come to pass
-    rdma_seeds(20)                 run the test with so many seeds; the failing one stands in its name
-    rdma_rules("iwarp")            on a device that follows iWARP's rules
+    rdma_faults("loss=5%", ...)    sets these faults for the whole test, which fails if none of them happened
+    rdma_seeds(20)                 runs the test with this many seeds; the test's name contains the seed
+    rdma_rules("iwarp")            runs the test on a device that follows iWARP's rules
 
-Nothing here touches a test that asks for none of it, or is even imported for it.
+The plugin does not affect tests that use none of this, and is not even imported for them.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ pytest_plugins = ("_rdmanet_pytest",)  # for `-p rdmanet.testing`
 
 
 class Faults:
-    """The faults of this process: of every context that is open, or will be while they last.
+    """The faults of this process: they apply to every context that is open, or is opened while they are set.
 
-    A fault is text such as ``"loss=5%"`` or ``"fail=send:3:REM_OP_ERR"``; docs/testing.md has them all.
+    A fault is a text such as ``"loss=5%"`` or ``"fail=send:3:REM_OP_ERR"``; docs/testing.md lists them all.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -61,41 +61,41 @@ class Faults:
 
     @property
     def text(self) -> str:
-        """The faults in force, as the device understands them: enough to repeat a run."""
+        """The faults that are set, in the device's own syntax: enough to repeat a run."""
         return self._text
 
     @property
     def happened(self) -> int:
-        """How many faults have come to pass in this test so far."""
+        """How many faults have happened in this test so far."""
         return self._happened + self._library.faults_happened()
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment for a child process that is to have the same faults."""
+        """An environment that gives a child process the same faults."""
         return {**os.environ, FAULTS_VARIABLE: self._text}
 
     def set(self, *faults: str) -> None:
-        """These faults from now on, instead of those before. What they count starts anew.
+        """Replace the faults by these. Their counters start anew.
 
-        :raises ValueError: one makes no sense; the message says what would
+        :raises ValueError: one is malformed; the message says what is allowed
         """
         seed = [] if self._seed is None else [f"seed={self._seed}"]
         self._apply(", ".join([*seed, *faults]) if faults else "")
 
     def _apply(self, text: str) -> None:
         happened = self._library.faults_happened()
-        self._library.set_faults(text)  # which counts anew
+        self._library.set_faults(text)  # which resets its counter
         self._happened += happened
         self._text = text
         self._last = text or self._last
 
     def clear(self) -> None:
-        """No faults from now on. What was posted before still meets those it was posted with."""
+        """Clear all faults. Requests that are already posted still meet the faults they were posted with."""
         self.set()
 
     @contextlib.contextmanager
     def __call__(self, *faults: str) -> Iterator["Faults"]:
-        """These faults for the time of a ``with`` block, then those from before."""
+        """Set these faults for the length of a ``with`` block, then restore those from before."""
         before = self._text
         self.set(*faults)
         try:
@@ -107,7 +107,7 @@ class Faults:
         return f"<Faults {self._text!r}, {self.happened} happened>"
 
     def _report(self) -> str:
-        return f"{FAULTS_VARIABLE}={self._last!r}, {self.happened} have come to pass"
+        return f"{FAULTS_VARIABLE}={self._last!r}, {self.happened} happened"
 
     def _end(self) -> None:
         self._library.set_faults(None)
@@ -117,10 +117,10 @@ class Faults:
 
 
 class Peer:
-    """A Python script in another process, which says and hears lines.
+    """A Python script in another process, with lines of text as input and output.
 
-    A frozen peer is not a dead one: its memory can be written to and its receives are used, only nobody polls there.
-    When a peer dies, whoever is connected to it is told.
+    A frozen peer is not dead: its memory can still be written to, and its receives are consumed, but it does not poll.
+    When a peer dies, those connected to it are notified.
     """
 
     def __init__(self, script: str | os.PathLike[str], *arguments: str, environment: dict[str, str]) -> None:
@@ -134,19 +134,19 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         return self._process.pid
 
     def say(self, line: str) -> None:
-        """A line for its standard input."""
+        """Write a line to its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
     def hear(self, timeout: float = 10) -> str:
-        """The next line of its standard output.
+        """Read the next line of its standard output.
 
-        :raises TimeoutError: it says nothing
+        :raises TimeoutError: it printed no line in time
         :raises EOFError: it has ended, or closed its output
         """
         stdout = self._process.stdout
@@ -155,32 +155,32 @@ class Peer:
         deadline = time.monotonic() + timeout
         while not line.endswith(b"\n"):
             if not select.select([stdout], [], [], max(0, deadline - time.monotonic()))[0]:
-                raise TimeoutError(f"{self.name} says nothing for {timeout} s")
+                raise TimeoutError(f"{self.name} printed no line within {timeout} s")
             byte = os.read(stdout.fileno(), 1)
             if not byte:
-                raise EOFError(f"{self.name} says no more; its status is {self._process.poll()}")
+                raise EOFError(f"{self.name} closed its output; its exit status is {self._process.poll()}")
             line += byte
         return line[:-1].decode()
 
     def freeze(self) -> None:
-        """Stop it where it is (SIGSTOP)."""
+        """Stop it (SIGSTOP)."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let it continue (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it at once, without a word to anybody (SIGKILL)."""
+        """Kill it (SIGKILL)."""
         self._process.kill()
         self._process.wait()
 
     def wait(self, timeout: float = 10) -> int:
-        """Its exit status; minus the signal's number if it was killed by one."""
+        """Wait for its exit status; if a signal killed it, that is minus the signal's number."""
         return self._process.wait(timeout)
 
     def close(self) -> None:
-        """End it if it still runs."""
+        """Kill it if it is still running."""
         if self._process.poll() is None:
             self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -192,7 +192,7 @@ class Peer:
         return f"<Peer {self.name} pid {self.pid}>"
 
 
-# ---- What fixtures and marks do -------------------------------------------------------------------------
+# ---- The implementation of fixtures and marks ------------------------------------------------------------
 
 
 @contextlib.contextmanager

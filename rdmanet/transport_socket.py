@@ -1,7 +1,7 @@
-"""What programs find where they look for a socket: ``get_extra_info("socket")``, and a server's ``sockets``.
+"""A substitute for the socket that programs ask for: ``get_extra_info("socket")``, and a server's ``sockets``.
 
-There is none. What they ask of it has an answer nevertheless: addresses, options, whether there is something to read.
-The names and the refusals are those of asyncio's own stand-in, ``asyncio.trsock.TransportSocket``.
+There is no socket, but this object answers what programs ask of one: addresses, options, whether there is something to
+read. It has the methods of asyncio's own substitute, ``asyncio.trsock.TransportSocket``, and refuses the same ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rdmanet.addresses import SockAddr
 
 
 class Connected(Protocol):
-    """The connection behind it: a transport."""
+    """The connection that it belongs to: a transport."""
 
     def _readiness_fd(self) -> int: ...
 
@@ -29,7 +29,7 @@ class Connected(Protocol):
 
 
 class RdmaSocket:
-    """Stands where a socket would, of a connection or of a listener; asyncio's TransportSocket, method by method."""
+    """The substitute for the socket of a connection or a listener; asyncio's TransportSocket, method by method."""
 
     __slots__ = ("_options", "_peername", "_sockname", "_transport", "family")
 
@@ -41,7 +41,7 @@ class RdmaSocket:
     ) -> None:
         self._sockname = sockname
         self._peername = peername
-        # Not to keep it alive: the transport keeps us.
+        # A weak reference: the transport holds this object.
         self._transport = None if transport is None else weakref.ref(transport)
         self._options: dict[tuple[int, int], int | bytes] = {}
         self.family = socket.AF_INET6 if len(sockname) == 4 else socket.AF_INET
@@ -57,26 +57,27 @@ class RdmaSocket:
         return self._peername
 
     def fileno(self) -> int:
-        """A descriptor that ``poll()`` finds readable while received bytes are not delivered, and from the end on.
+        """A descriptor that ``poll()`` reports readable while received bytes wait for delivery, and after the end.
 
-        The end is the peer's end of file, the loss of the connection, or ``close()``. It is made at the first call,
-        and closed with the connection: -1 from then on, for listeners, and in a forked child. What has arrived until
-        now is seen by this call; what comes later, when the event loop comes round: do not block the loop to wait for
-        it. It carries no data: reading and writing it fail with EINVAL, in a subprocess too.
+        The end is the peer's end of file, the loss of the connection, or ``close()``. The first call creates the
+        descriptor; it is closed with the connection. It is -1 after that, for listeners, and in a forked child. This
+        call takes into account what has arrived so far; the event loop must run for later bytes to be seen, so do not
+        block the loop to wait for them. The descriptor carries no data: reading or writing it fails with EINVAL, also
+        in a subprocess.
 
-        :raises OSError: there are no descriptors left
+        :raises OSError: no descriptors are left
         """
         connection = self._connection()
         return -1 if connection is None else connection._readiness_fd()
 
     def setsockopt(self, level: int, option: int, value: Any = None, length: int | None = None) -> None:
-        """Remembered, and without effect: this transport always sends at once, and notices itself who has died."""
+        """Store the option, which has no effect: this transport always sends at once, and detects dead peers itself."""
         self._options[level, option] = (
             bytes(length or 0) if value is None else value if isinstance(value, int) else bytes(value)
         )
 
     def getsockopt(self, level: int, option: int, length: int = 0) -> int | bytes:
-        """What was set; 1 for TCP_NODELAY, always; 0 else. With ``length`` as so many bytes at most."""
+        """The value that was set, or 0; always 1 for TCP_NODELAY. With ``length``, as at most that many bytes."""
         value = self._truths().get((level, option), self._options.get((level, option), 0))
         if length:
             return (value.to_bytes(4, sys.byteorder, signed=True) if isinstance(value, int) else value)[
@@ -85,7 +86,7 @@ class RdmaSocket:
         return value if isinstance(value, int) else int.from_bytes(value[:4], sys.byteorder, signed=True)
 
     def _truths(self) -> dict[tuple[int, int], int]:
-        """Options that are as they are."""
+        """Options with a fixed value."""
         return {
             (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
             (socket.SOL_SOCKET, socket.SO_TYPE): self.type,
@@ -97,7 +98,7 @@ class RdmaSocket:
     def shutdown(self, how: int) -> None:
         """``SHUT_WR``: the transport's ``write_eof()``. ``SHUT_RDWR``: its ``close()``.
 
-        :raises OSError: ``SHUT_RD`` (EOPNOTSUPP); not connected, any more or at all (ENOTCONN)
+        :raises OSError: ``SHUT_RD`` (EOPNOTSUPP); not connected, or no longer (ENOTCONN)
         """
         connection = self._connection()
         if connection is None or connection.is_closing():
@@ -109,10 +110,10 @@ class RdmaSocket:
         elif how == socket.SHUT_RD:
             raise OSError(
                 errno.EOPNOTSUPP,
-                "an RDMA connection's receiving half cannot be shut down: pause_reading(), or close()",
+                "the receiving half of an RDMA connection cannot be shut down: use pause_reading() or close()",
             )
         else:
-            raise OSError(errno.EINVAL, f"shutdown({how!r}): SHUT_WR or SHUT_RDWR")
+            raise OSError(errno.EINVAL, f"shutdown({how!r}): use SHUT_WR or SHUT_RDWR")
 
     def dup(self) -> NoReturn:
         """There is no socket to duplicate.
@@ -121,30 +122,30 @@ class RdmaSocket:
         """
         raise OSError(
             errno.EOPNOTSUPP,
-            "an RDMA connection cannot be duplicated, it has no socket: pass its transport on, "
-            "with a protocol of the new user's by set_protocol()",
+            "an RDMA connection has no socket that could be duplicated: hand over its transport, "
+            "and give it another protocol by set_protocol()",
         )
 
     def get_inheritable(self) -> bool:
-        """False: no child process has a part in it."""
+        """False: child processes do not inherit it."""
         return False
 
     def settimeout(self, value: float | None) -> None:
         """0 is accepted.
 
-        :raises ValueError: anything else: a transport does not block
+        :raises ValueError: value is not 0: a transport does not block
         """
         if value != 0:
             raise ValueError("settimeout(): only 0 timeout is allowed on transport sockets")
 
     def gettimeout(self) -> float | None:
-        """0: it does not block."""
+        """Always 0: it does not block."""
         return 0
 
     def setblocking(self, flag: bool) -> None:
         """False is accepted.
 
-        :raises ValueError: true: a transport does not block
+        :raises ValueError: flag is true: a transport does not block
         """
         if flag:
             raise ValueError("setblocking(): transport sockets cannot be blocking")
@@ -153,7 +154,7 @@ class RdmaSocket:
         return None if self._transport is None else self._transport()
 
     def __getstate__(self) -> NoReturn:
-        raise TypeError("an RdmaSocket cannot be serialized: its connection is this process's")
+        raise TypeError("an RdmaSocket cannot be serialized: its connection belongs to this process")
 
     def __repr__(self) -> str:
         return f"<RdmaSocket laddr={self._sockname} raddr={self._peername}>"

@@ -1,4 +1,4 @@
-"""The verbs, by their own names. ::
+"""The verbs, under their own names. ::
 
     import rdmanet.verbs as v
 
@@ -8,9 +8,9 @@
         qp.to_init(access=v.AccessFlags.REMOTE_WRITE)
         ...
 
-Objects are closed by close() or `with`, children before their parents; a forgotten one is a
-ResourceWarning. Nothing here sleeps: descriptors (CompChannel.fd, Context.async_fd) are there to be
-waited for. Names and meanings are those of rdma-core's manual pages, ibv_post_send(3) and so on.
+Close objects with close() or `with`, children before their parents; an object that is never closed causes a
+ResourceWarning. Nothing here blocks: wait for the descriptors CompChannel.fd and Context.async_fd. Names and
+meanings are those of rdma-core's manual pages, ibv_post_send(3) and so on.
 """
 
 from rdmanet._core import (
@@ -82,6 +82,7 @@ from rdmanet._core import (
     inc_rkey,
     live_objects,
 )
+from rdmanet.device_lookup import features, find_device, open_device
 from rdmanet.errors import (
     CompletionError,
     CompletionResetError,
@@ -90,7 +91,6 @@ from rdmanet.errors import (
     RdmaError,
     RemoteAccessError,
 )
-from rdmanet.finding import features, find_device, open_device
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Run other people's RDMA programs on the embedded device, one server and one client at a time.
+"""Run Debian's RDMA programs on the embedded device, one server and one client at a time.
 
-    make foreign          all of them; the table in docs/soft-device.md is written anew
-    make foreign-quick    the short ones; nothing is written
+    make foreign          all of them; writes the table in docs/soft-device.md
+    make foreign-quick    the short ones; writes nothing
 
-What counts as good: both ends exit with 0, in time, and the client prints what it prints after a good run. A case
-that cannot run here says why, in foreign_cases.py; it must keep failing, or the explanation has to go.
+A case passes if both sides exit with 0, in time, and the client prints the output of a successful run. For a case that
+cannot run here, foreign_cases.py gives the reason. It must fail: if it passes, the reason has to be removed.
 
     scripts/foreign.py [-k PATTERN] [--quick] [--write] [--list] [--verbose]
 """
 
 import argparse
+import contextlib
 import os
 import platform
+import random
 import re
 import shutil
 import signal
@@ -41,13 +43,13 @@ PATIENCE = 10.0  # for a server to be ready, and to end after its client
 
 @dataclass
 class Outcome:
-    """What became of a case."""
+    """The outcome of a case."""
 
     case: Case
-    server: int | None = None  # exit statuses; None: there is none, or it had to be stopped
+    server: int | None = None  # exit statuses; None: no such process, or it had to be stopped
     client: int | None = None
     figure: str | None = None
-    trouble: str = ""  # empty: it did what it should
+    trouble: str = ""  # empty: it did as expected
     output: str = ""
     seconds: float = 0
 
@@ -64,7 +66,7 @@ class Program:
 
     def __init__(self, command: str | list[str], environment: dict[str, str]) -> None:
         self.out = tempfile.TemporaryFile("w+b")  # noqa: SIM115
-        # Into a file C programs write by the block; what a killed one had to say would be lost.
+        # C programs buffer output to a file; what a killed one had buffered would be lost.
         self.process = subprocess.Popen(
             ["stdbuf", "-oL", *(command.split() if isinstance(command, str) else command)],
             env=environment,
@@ -77,14 +79,14 @@ class Program:
         return os.pread(self.out.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit status; None: it goes on."""
+        """Its exit status; None: it is running."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def stop(self) -> None:
-        """End it, politely at first."""
+        """End it: SIGTERM first, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
                 self.process.send_signal(number)
@@ -130,12 +132,19 @@ def started(command: str | list[str], environment: dict[str, str]) -> Iterator[P
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port for a program that will bind it soon.
+
+    The kernel hands out ports of its range to whoever connects, perhaps before the program comes to it: so below that.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, max(lowest, 20_000))
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_ready(case: Case, server: Program, port: int) -> None:
-    """Until the server can be called; a client that is called too early will say so better than we could."""
+    """Wait until the server can be reached; if not, the client's own message explains it best."""
     deadline = time.monotonic() + PATIENCE
     program = case.client.split()[0]
     fixed = {"udaddy": 7174, "mckey": 7174}.get(program, port)
@@ -257,10 +266,10 @@ def write(outcomes: list[Outcome]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="other people's RDMA programs on the embedded device")
-    parser.add_argument("-k", metavar="PATTERN", default="", help="only commands in which this is found")
-    parser.add_argument("--quick", action="store_true", help="the short ones")
+    parser.add_argument("-k", metavar="PATTERN", default="", help="only commands that contain this")
+    parser.add_argument("--quick", action="store_true", help="only the short cases")
     parser.add_argument("--write", action="store_true", help="write the table into docs/soft-device.md")
-    parser.add_argument("--list", action="store_true", help="say what would run")
+    parser.add_argument("--list", action="store_true", help="list what would run")
     parser.add_argument("--verbose", action="store_true", help="show what failed, with all its output")
     args = parser.parse_args()
     cases = [case for case in CASES if re.search(args.k, case.client) and (case.quick or not args.quick)]
@@ -276,7 +285,7 @@ def main() -> int:
         )
         return 2
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # running processes are stopped on the way out
     variables = environment(library_directory(Path(_core.Library.embedded().path)))
     outcomes = []
     for number, case in enumerate(cases, 1):
@@ -290,11 +299,11 @@ def main() -> int:
         if outcome.good:
             continue
         if case.expected and not outcome.trouble:
-            print("      it runs, though foreign_cases.py explains why it doesn't")
+            print("      it runs, although foreign_cases.py says that it does not")
         lines = outcome.output.splitlines()
         print("\n".join(f"      {line}" for line in (lines if args.verbose else lines[-8:])))
     bad = [outcome for outcome in outcomes if not outcome.good]
-    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} as they should be")
+    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} as expected")
     if args.write:
         write(outcomes)
     return 1 if bad else 0

@@ -1,8 +1,8 @@
-"""What `make foreign` runs: a list of cases, each one server and one client of somebody else's programs.
+"""The cases of `make foreign`: each is a server and a client of another project's programs.
 
-Reading order: `Case` says what a case is, the functions below make the cases of one family of programs each and
-know how to read its figures, and `CASES` puts them together. `{port}` in a command is a free port, the same on
-both sides; `{address}` is the server's.
+Reading order: `Case` describes a case; each function below makes the cases of one family of programs, and parses their
+output; `CASES` collects them. In a command `{port}` is a free port, the same on both sides, and `{address}` is the
+server's address.
 """
 
 import contextlib
@@ -21,14 +21,18 @@ class Case:
 
     client: str  # its command; alone when there is no server
     server: str | None = None
-    figure: Figure | None = None  # from the client's output; None there: it isn't what a good run prints
+    figure: Figure | None = (
+        None  # reads the client's output; returns None if that is not what a good run prints
+    )
     quick: bool = False  # in `make foreign-quick`
     address: str = "127.0.0.1"
     ready: str | None = None  # the server is ready when it has printed this; else when it has the port
     stays: bool = False  # the server goes on until it is stopped
-    expected: str | None = None  # why this one doesn't run here, in the table's words
-    timeout: float = 120  # long: on a busy machine two programs that watch their memory get on by time slices
-    environment: tuple[tuple[str, str], ...] = ()  # switches of the device
+    expected: str | None = None  # why this one does not run here, as the table says it
+    timeout: float = (
+        120  # long: on a busy machine two programs that poll their memory advance by time slices only
+    )
+    environment: tuple[tuple[str, str], ...] = ()  # settings of the device
 
     @property
     def package(self) -> str:
@@ -82,7 +86,7 @@ def tools() -> Iterator[Case]:
     yield Case("ibv_asyncwatch", figure=finds(r"(async event FD \d+)"), stays=True)
 
 
-PINGPONG = finds(r"= ([\d.]+) usec/iter", "{0} µs a round trip")
+PINGPONG = finds(r"= ([\d.]+) usec/iter", "{0} µs per round trip")
 
 
 def pingpongs() -> Iterator[Case]:
@@ -199,14 +203,14 @@ def qperfs() -> Iterator[Case]:
         *("rc_rdma_write_poll_lat", "uc_rdma_write_bw", "uc_rdma_write_lat", "uc_rdma_write_poll_lat"),
         *("rc_compare_swap_mr", "rc_fetch_add_mr", "ver_rc_compare_swap", "ver_rc_fetch_add"),
     ]
-    # Of UC and UD what was sent means little: without a receive it is dropped.
+    # With UC and UD the number of sends means little: without a receive they are dropped.
     value = finds(r"^\s+(?:recv_bw|bw|latency|msg_rate)\s+=\s+(.+?)$")
 
     def case(name: str, options: str, **more: object) -> Case:
         command = f"qperf {{address}} -lp {{port}} -t 1 {options} {name} quit".replace("  ", " ")
         return Case(command, "qperf -lp {port}", value, **more)  # type: ignore[arg-type]
 
-    # Without rdma_cm qperf knows LIDs only, which is InfiniBand's way.
+    # Without rdma_cm qperf knows only LIDs, which need InfiniBand.
     for name in names:
         yield case(name, "", quick=name == "ud_lat", environment=(("RDMANET_SOFT_LINK", "infiniband"),))
     for name in names:
@@ -272,7 +276,7 @@ def perftests() -> Iterator[Case]:
     yield case("ib_send_bw", "-s 64 -n 100000")
     yield case("ib_write_bw", "--use_old_post_send")
     yield case("ib_atomic_bw", "-A CMP_AND_SWAP")
-    # What somebody would try next.
+    # Further options that a user may try.
     for options in (
         "--ipv6",
         "-x 0 -d soft0 -i 1",
@@ -304,9 +308,7 @@ def libfabrics() -> Iterator[Case]:
     line = finds(r"^64\s.*\s([\d.]+)\s+[\d.]+$", "{0} µs a transfer")
     for kind, provider in (("msg", "verbs"), ("rdm", "verbs;ofi_rxm"), ("dgram", "verbs")):
         command = f"fi_pingpong -p {provider} -e {kind} -I 1000 -S 64 -B {{port}}"
-        # By rxm the server waits now and then (1 of 20 times, more on a busy machine) for a last message that came just
-        # before the disconnection; not understood yet. All of the quick ones must pass each time.
-        yield Case(f"{command.replace('-B', '-P')} {{address}}", command, figure=line, quick=kind != "rdm")
+        yield Case(f"{command.replace('-B', '-P')} {{address}}", command, figure=line, quick=True)
 
 
 # --- UCX --------------------------------------------------------------------------------------------------

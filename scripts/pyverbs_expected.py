@@ -1,4 +1,4 @@
-"""What rdma-core's pyverbs tests don't get on the embedded device, and why not. Read by pyverbs_suite.py."""
+"""The pyverbs tests that fail or skip on the embedded device, with the reasons; for pyverbs_suite.py."""
 
 # Test to reason. Each one must fail.
 FAILURES = {
@@ -8,7 +8,7 @@ FAILURES = {
     ),
 }
 
-# A part of the reason that a test gives for skipping, to why that is right.
+# A part of the reason that a test gives for skipping, to the reason why that is correct.
 SKIPS = {
     "non MLX5 device": "of the mlx5 provider",
     "This is not an MLX5 device": "of the mlx5 provider",

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""Run pyverbs' own tests, and write what became of each of them: one JSON line a test.
+"""Run pyverbs' own tests, and write the result of each as a line of JSON.
 
-Started by pyverbs_suite.py under the interpreter that pyverbs was built for, in a directory that has rdma-core's
-tests. Those find out a device's IP address from sysfs, which knows kernel devices only; here it is
-read from the GID, which says the same. Nothing else is changed.
+pyverbs_suite.py starts it with the interpreter that pyverbs was built for, in a directory that contains rdma-core's
+tests. These read a device's IP address from sysfs, which has kernel devices only; here it is read from the GID, which
+is equivalent. Nothing else is changed.
 """
 
 import importlib

@@ -3,9 +3,9 @@
 
     make pyverbs      needs Debian's python3-pyverbs and rdma-core (whose documentation holds the tests), 44 or later
 
-Every test passes, or pyverbs_expected.py says why it doesn't: a failure that isn't explained there fails the run,
-and so does an explained one that passes, or a skip for a reason that isn't listed. rdma-core's package is fetched
-with apt-get when it isn't installed.
+Every test must pass, unless pyverbs_expected.py gives a reason why it cannot. A failure without a reason there fails
+the run, and so does a listed one that passes, or a skip for an unlisted reason. If rdma-core's package is not
+installed, apt-get downloads it.
 
     scripts/pyverbs_suite.py [-v] [NAME ...]      NAME: tests.test_qp, tests.test_qp.QPTest, ...
 """
@@ -32,14 +32,14 @@ PATIENCE = 600.0
 
 @dataclass
 class Outcome:
-    """What became of a test."""
+    """The outcome of a test."""
 
     test: str
     result: str  # passed, failed, skipped
     why: str
 
     def trouble(self) -> str | None:
-        """What isn't as expected; None: all is well."""
+        """What is not as expected; None: all is well."""
         if self.result == "failed" and self.test not in FAILURES:
             return f"failed: {self.why}"
         if self.result == "passed" and self.test in FAILURES:
@@ -55,7 +55,7 @@ def reason_for(why: str) -> str | None:
 
 
 def collect_tests(to: Path) -> None:
-    """Bring rdma-core's tests there, as Python files: the package has the longer ones compressed.
+    """Copy rdma-core's tests there as Python files: the package has the longer ones compressed.
 
     :raises OSError: they are nowhere to be had
     """
@@ -110,14 +110,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these tests")
     args = parser.parse_args()
     if subprocess.run([INTERPRETER, "-c", "import pyverbs"], check=False, capture_output=True).returncode:
-        print("pyverbs isn't installed: apt-get install python3-pyverbs", file=sys.stderr)
+        print("pyverbs is not installed: apt-get install python3-pyverbs", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="rdmanet-pyverbs-") as name:
         directory = Path(name)
         try:
             collect_tests(directory)
         except (OSError, subprocess.CalledProcessError, StopIteration) as exc:
-            print(f"rdma-core's tests can't be had: {exc}", file=sys.stderr)
+            print(f"cannot get rdma-core's tests: {exc}", file=sys.stderr)
             return 2
         outcomes = run_tests(directory, args.names, args.verbose)
     bad = [(outcome, trouble) for outcome in outcomes if (trouble := outcome.trouble())]
@@ -125,7 +125,7 @@ def main() -> int:
         if outcome.result == "failed" and outcome.test in FAILURES:
             print(f"expected   {outcome.test}: {FAILURES[outcome.test]}")
     for outcome, trouble in bad:
-        print(f"NOT RIGHT  {outcome.test}: {trouble}")
+        print(f"WRONG      {outcome.test}: {trouble}")
     count = {what: sum(o.result == what for o in outcomes) for what in ("passed", "failed", "skipped")}
     print(f"{len(outcomes)} tests: " + ", ".join(f"{number} {what}" for what, number in count.items()))
     return 1 if bad or not outcomes else 0

@@ -1,17 +1,17 @@
-"""Two hosts on one machine: network namespaces joined by a pair of veth links, with addresses of both families.
+"""Simulate two hosts on one machine: network namespaces joined by a pair of veth links, with IPv4 and IPv6 addresses.
 
 usage: python scripts/two_hosts.py COMMAND [ARGUMENT ...]
 
-COMMAND runs on the first host. Its environment says how to get to the other one, and where both are:
+COMMAND runs on the first host. Its environment describes both hosts:
 
-    RDMANET_TEST_FAR      what starts a program there, to be put before it
-    RDMANET_TEST_FAR_NET  its network namespace, a file
+    RDMANET_TEST_FAR      the prefix of a command that is to run on the second host
+    RDMANET_TEST_FAR_NET  the network namespace of the second host, a file
     RDMANET_TEST_HERE     addresses of the first host, IPv4 and IPv6
-    RDMANET_TEST_THERE    addresses of the other
+    RDMANET_TEST_THERE    addresses of the second host
 
-It takes root, or user namespaces for everybody; where no such network is to be had, the status is 77. The hosts are
-gone when COMMAND is: their namespaces live as long as the processes that hold them, which end with their standard
-input.
+It needs root, or user namespaces that any user may create; if it cannot create the network, the exit status is 77.
+The hosts are gone when COMMAND is: their namespaces live as long as the processes that hold them, which end with their
+standard input.
 """
 
 import os
@@ -27,21 +27,21 @@ HOLD = "echo ready; exec cat"  # until its standard input ends
 
 
 class NoNetwork(Exception):
-    """This machine or this user can't have one; the text says why."""
+    """This machine or this user cannot have such a network; the text says why."""
 
     STATUS = 77
 
 
 @dataclass
 class Host:
-    """One of the two: the process that holds it, and its addresses by family."""
+    """One of the two hosts: the process that holds it, and its addresses by family."""
 
     pid: int
     addresses: dict[int, str]
 
     @property
     def prefix(self) -> list[str]:
-        """What makes a command run there."""
+        """The arguments that make a command run on it."""
         mine = os.readlink("/proc/self/ns/user") == os.readlink(f"/proc/{self.pid}/ns/user")
         others = [] if mine else ["--user", "--preserve-credentials"]
         return ["nsenter", f"--target={self.pid}", "--net", *others]
@@ -57,7 +57,7 @@ class Host:
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Both, until the end of the block."""
+    """Both hosts, until the end of the block."""
     if missing := [tool for tool in ("unshare", "nsenter", "ip") if not shutil.which(tool)]:
         raise NoNetwork(f"two hosts take {', '.join(missing)}: see util-linux and iproute2")
     holders: list[subprocess.Popen[str]] = []
@@ -73,7 +73,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         holders.append(process)
         assert process.stdout and process.stderr
         if process.stdout.readline() != "ready\n":
-            raise NoNetwork(f"no network namespace is to be had here: {process.stderr.read().strip()}")
+            raise NoNetwork(f"cannot create a network namespace here: {process.stderr.read().strip()}")
         return process.pid
 
     try:

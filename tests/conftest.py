@@ -1,9 +1,9 @@
 """What all tests share: the device they run on, and the proof that they leave nothing behind.
 
 pytest                                                     on the embedded device
-pytest --device rxe0 --address 10.77.0.1 tests/device      on a device of the kernel, the same tests
+pytest --device rxe0 --address 10.77.0.1 tests/verbs       on a device of the kernel, the same tests
 pytest --across 4                                          between two hosts, under scripts/two_hosts.py: the other
-                                                           processes of tests/net and tests/device run on the other
+                                                           processes of tests/streams and tests/verbs run on the other
 
 On a device of the kernel a skip is a claim about that device. `--expected-skips FILE` holds the suite to a list
 of them: a skip that is not in the list fails the run, and so does a line of the list whose test was not skipped.
@@ -11,6 +11,7 @@ of them: a skip that is not in the list fails the run, and so does a line of the
 
 import gc
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ import pytest
 
 from rdmanet import _core
 from rdmanet.cli import soft_run
+
+# For tests.support, last: under scripts/asan there is another rdmanet than the one in this tree.
+sys.path.append(str(Path(__file__).parents[1]))
 
 LOOPS = ("asyncio", "uvloop", "trio", "own")
 
@@ -76,6 +80,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ExpectedSkips(listed, name))
 
 
+def pytest_collection_finish() -> None:
+    """The objects that pytest made for all tests are never garbage: exclude them from each gc.collect()."""
+    import hypothesis  # noqa: F401  its plugin does so later, and asks the collector about objects made till now
+
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test's first parameter is its loop, if it has one."""
     if wanted := config.getoption("--loop"):
@@ -90,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def rules(request: pytest.FixtureRequest, device: _core.Device) -> None:
-    """What goes against the rules of the device under test is skipped."""
+    """Skip what the rules of the device under test do not allow."""
     iwarp = device.transport_type == _core.TransportType.IWARP  # also with RDMANET_SOFT_RULES=iwarp
     kernel = not device.library.embedded_device
     for name, is_so, who in (
@@ -140,7 +152,7 @@ def c_environment(device: _core.Device) -> dict[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def warm(request: pytest.FixtureRequest) -> None:
-    """librdmacm keeps a kernel's device open from its first use on; that is no test's leak."""
+    """Open a kernel's device before the first test: librdmacm keeps it open from then on, and no test has leaked it."""
     if request.config.getoption("--device") != "embedded":
         library = request.getfixturevalue("device").library
         with _core.CMEventChannel(library) as channel, channel.create_id() as id:
@@ -149,7 +161,7 @@ def warm(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def fewer(device: _core.Device) -> Callable[[int], int]:
-    """So many on the embedded device; a tenth on a kernel's, since those are beside an emulated processor."""
+    """This many on the embedded device; a tenth on a kernel's, which runs on an emulated processor."""
     return lambda count: count if device.library.embedded_device else max(2, count // 10)
 
 
@@ -214,7 +226,7 @@ def _left(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -> di
 
 
 class FailuresAtOnce:
-    """Shows a failure when it happens, and not again in the end, which a run that is killed does not have."""
+    """Shows a failure when it happens, because a run that is killed never reaches its summary; the summary omits it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -236,7 +248,8 @@ class FailuresAtOnce:
 class ExpectedSkips:
     """Compares what was skipped with a list of lines "device | test | reason".
 
-    A test is without its parameters; with `*` in it, a line is about several, of which one at least is skipped.
+    Tests are named without their parameters. A line with `*` is about several tests, of which at least one must be
+    skipped.
     """
 
     def __init__(self, path: Path, device: str) -> None:
@@ -287,7 +300,7 @@ class ExpectedSkips:
 
 @pytest.fixture
 def eventually() -> Callable[..., None]:
-    """Call until it is true; the test fails when it does not become so in time."""
+    """Call `condition` until it is true; fail the test if that takes too long."""
 
     def wait(condition: Callable[[], object], timeout: float = 60, what: str = "") -> None:
         deadline = time.monotonic() + timeout

@@ -21,25 +21,31 @@ ROOMS = [
     [{"_core", "_verbs"}],
     [
         {"protocol", "offers"},
-        {"verbs", "cm", "finding"},
-        {"notifier", "closing"},
+        {"verbs", "cm", "device_lookup"},
+        {"notifier", "closable"},
         {"device_events"},
         {"device_log"},
         {"readiness"},
+        {"options"},
+        {"teardown"},
     ],
     [
-        {"driver", "addresses", "transport_socket"},
-        {"verbs_async", "async_queues", "async_cm", "async_exchange"},
-        {"memory", "leases"},
+        {"loop_context", "addresses", "transport_socket"},
+        {"verbs_async"},
+        {"memory", "leases", "connection"},
         {"admission"},
     ],
-    [{"server"}],
+    [{"server"}, {"establish"}, {"regions"}, {"writing"}, {"callbacks"}],
+    [{"lifecycle"}],
     [{"transport"}],
-    [{"pull"}],
-    [{"rpc", "streams", "loop"}, {"files"}, {"anyio_streams"}, {"blocking"}],
-    [{""}],  # the package itself: the public names
+    [{"streams.buffering"}],
+    [{"streams.reader_writer"}, {"streams.files"}, {"streams.byte_stream"}, {"streams.blocking"}],
+    [{"streams"}],
+    [{""}, {"anyio_streams", "blocking", "files"}],  # the package itself, and modules of it: the public names
     [{"cli", "__main__"}, {"testing"}],
 ]
+# Packages whose modules have places of their own; of the others the package has one.
+DIVIDED = {"streams"}
 PURE = {"errors", "credit", "protocol", "offers", "remote", "qpinfo"}
 # What would be I/O, a loop, a clock or a device.
 WORLDLY = {"asyncio", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
@@ -60,14 +66,13 @@ def modules() -> Iterator[tuple[str, Path]]:
         if inside.parts[0] == "_pyx":
             yield "_core", path
         elif inside.parts[0] != "soft":
-            yield (
-                (
-                    ""
-                    if inside.name == "__init__.py" and len(inside.parts) == 1
-                    else inside.parts[0].split(".")[0]
-                ),
-                path,
-            )
+            yield _place(".".join(inside.with_suffix("").parts).removesuffix("__init__").rstrip(".")), path
+
+
+def _place(module: str) -> str:
+    """The name that a module below rdmanet has in ROOMS."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] in DIVIDED else 1])
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -100,8 +105,10 @@ def _name(module: str, names: list[str], depth: int, level: int) -> Iterator[str
         return  # inside a package of its own
     else:
         rest = module
-    if rest:
-        yield rest.split(".")[0]
+    if rest in DIVIDED:
+        yield from {f"{rest}.{name}" if f"{rest}.{name}" in PLACE else rest for name in names or [""]}
+    elif rest:
+        yield _place(rest)
     else:
         yield from (name if name in PLACE else "" for name in names or [""])
 
@@ -135,6 +142,9 @@ def test_no_circles() -> None:
 def test_the_check_sees() -> None:
     """The words that it looks for are found in the forms that people write."""
     assert list(_name("rdmanet.credit", ["Ledger"], 1, 0)) == ["credit"]
+    assert list(_name("rdmanet.streams.buffering", ["x"], 2, 0)) == ["streams.buffering"]
+    assert sorted(_name("rdmanet.streams", ["buffering", "x"], 1, 0)) == ["streams", "streams.buffering"]
+    assert list(_name("rdmanet.cli.text", ["x"], 2, 0)) == ["cli"]
     assert list(_name("rdmanet", ["credit", "connect"], 1, 0)) == ["credit", ""]
     assert list(_name("", ["credit"], 1, 1)) == ["credit"]
     assert list(_name("credit", ["Ledger"], 1, 1)) == ["credit"]

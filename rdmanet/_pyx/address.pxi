@@ -1,17 +1,16 @@
-# Addresses of peers: the way to one, as a record and as a handle.
+# The addresses of peers, as a record (AHAttr) and as a handle (AH).
 #
-# A connected queue pair is given its peer's address once, as an attribute of modify(). A datagram names
-# it in every request, as an address handle (AH): the record, checked and kept by the device. A request
-# holds its AH until it completes, so forgetting one is safe; closing it while a request with it is on its
-# way is up to the device.
+# A connected queue pair gets its peer's address once, as an attribute of modify(). Each datagram request names it as an
+# address handle: the record, which the device has checked and keeps. A request holds its AH until it completes, so a
+# program may drop the AH earlier. What happens if it closes the AH while a request uses it depends on the device.
 #
-# Whom a datagram came from is told by its completion together with the 40 bytes of routing header (GRH)
-# that stand before the payload: AH.from_wc() makes the handle for an answer.
+# The sender of a datagram follows from its completion and the 40 bytes of routing header (GRH) in front of the payload:
+# AH.from_wc() creates the handle for an answer from them.
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalRoute:
-    """The part of an address that leads beyond the subnet; on Ethernet it is the whole address.
+    """The part of an address that routes beyond the subnet; on Ethernet it is the whole address.
 
     Names as in struct ibv_global_route; see ibv_create_ah(3).
     """
@@ -24,20 +23,20 @@ class GlobalRoute:
 
 @dataclasses.dataclass
 class AHAttr:
-    """The way to a peer: its GID, or its LID within an InfiniBand subnet, and how to go.
+    """The address of a peer: its GID, or its LID within an InfiniBand subnet, and how packets get there.
 
     See ibv_create_ah(3).
 
-    :param dgid: the peer's GID, 16 bytes; None: the LID is all there is
-    :param sgid_index: which of our port's GIDs it comes from
-    :param hop_limit: how many routers it may pass
-    :param traffic_class: how routers are to treat it, and
-    :param flow_label: what they are to treat alike
+    :param dgid: the peer's GID, 16 bytes; None if only the LID is used
+    :param sgid_index: which GID of the local port packets come from
+    :param hop_limit: how many routers packets may pass
+    :param traffic_class: how routers treat the packets
+    :param flow_label: a label for packets that routers treat alike
     :param dlid: the peer's LID, on InfiniBand
     :param sl: the service level, on InfiniBand; the priority, on Ethernet
-    :param src_path_bits: which of our port's LIDs it comes from
-    :param static_rate: a limit to the rate, as enum ibv_rate has it; 0 is none
-    :param port_num: our port
+    :param src_path_bits: which LID of the local port packets come from
+    :param static_rate: a limit of the rate, a value of enum ibv_rate; 0 is none
+    :param port_num: the local port
     :param gr: the fields of the route as one: AHAttr(gr=GlobalRoute(...))
     """
     dgid: bytes | None = None
@@ -59,12 +58,12 @@ class AHAttr:
 
     @property
     def is_global(self):
-        """Whether there is a route: without one the peer is in our subnet, at dlid."""
+        """Whether there is a global route; without one the peer is in the local subnet, at dlid."""
         return self.dgid is not None
 
     @property
     def global_route(self):
-        """The fields of the route as one, or None."""
+        """The fields of the route as a GlobalRoute, or None."""
         if self.dgid is None:
             return None
         return GlobalRoute(self.dgid, self.flow_label, self.sgid_index, self.hop_limit, self.traffic_class)
@@ -97,7 +96,7 @@ cdef object read_ah(verbs.ibv_ah_attr *c):
 
 
 cdef bytes gid_bytes(gid, str name):
-    """16 bytes, of bytes or of an IP address; an IPv4 address in its form as a GID."""
+    """A GID as 16 bytes, from bytes or from an IP address; an IPv4 address becomes IPv4-mapped."""
     cdef bytes raw
     if isinstance(gid, ipaddress.IPv4Address):
         return bytes(10) + b"\xff\xff" + gid.packed
@@ -108,7 +107,7 @@ cdef bytes gid_bytes(gid, str name):
 
 
 cdef str describe_way(Context context, ah):
-    """An address in words. The GID that would be used is told, since a wrong index is the usual cause."""
+    """An address as text, with the local GID that would be used: a wrong index is the usual error."""
     try:
         gid = context.query_gid(ah.port_num, ah.sgid_index)
     except OSError:
@@ -123,7 +122,7 @@ cdef str describe_way(Context context, ah):
 
 @cython.no_gc_clear
 cdef class AH(Resource):
-    """An address handle: where a datagram goes.
+    """An address handle: the destination of datagrams.
 
     :param pd: the domain of the queue pairs that use it
     :param attr: an AHAttr, which it keeps as `attr`
@@ -152,11 +151,11 @@ cdef class AH(Resource):
 
     @staticmethod
     def from_wc(PD pd not None, WC wc not None, grh, uint8_t port_num=1):
-        """The handle that leads back to where a datagram came from.
+        """The handle for the sender of a datagram.
 
         :param wc: the completion of its receive
         :param grh: the first 40 bytes of the receive's buffer; they count if wc_flags has GRH
-        :raises OSError: EOPNOTSUPP, where the library cannot tell
+        :raises OSError: EOPNOTSUPP if the library cannot tell the sender's address
         """
         cdef verbs.ibv_ah_attr attr
         cdef verbs.ibv_grh header

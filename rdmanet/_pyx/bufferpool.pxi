@@ -1,24 +1,24 @@
-# A pool of registered buffers: one region, cut into buffers of one size.
+# A pool of registered buffers: one region, divided into buffers of one size.
 #
-# Registering is dear, and memory that a device may still touch must not be used for anything else. So a buffer is
-# lent: leaving its block gives it back, but it comes free only when nothing refers to its memory any more, and a
-# request refers to it until its completion has been polled (or its queue pair is destroyed). That is counted by the
-# buffer protocol itself: the element of a request holds an export of the buffer. An await that was cancelled, or a
-# program that leaves the block too early, delays a buffer and never shares it. An export of a buffer is one of the
-# region, too, which cannot be closed while there is any, by whichever hand.
+# Registering memory is expensive, and memory that a device may still access must not be reused. So a buffer is lent:
+# leaving its `with` block returns it, but it becomes free only when nothing refers to its memory any more. A request
+# refers to it until its completion has been polled (or its queue pair is destroyed). The buffer protocol counts these
+# references: the element of a request holds an export of the buffer. A cancelled await, or a program that leaves the
+# block too early, therefore only delays the reuse of a buffer. An export of a buffer also counts as one of the region,
+# which cannot be closed while there is any.
 #
-# The pool's memory is for local use only: a key that a peer has been told would outlive the loan.
+# The pool's memory is for local use only: a key given to a peer would outlive the loan.
 
 
 @cython.no_gc_clear
 cdef class BufferPool:
-    """Registered memory, lent in buffers: `with pool.acquire(100) as buffer:`.
+    """A pool of registered buffers, which it lends: `with pool.acquire(100) as buffer:`.
 
-    :param buffer_bytes: the length of each
-    :param count: how many; the pool never grows
-    :param huge_pages: as of `PD.alloc_mr`
-    :ivar mr: the region that all of them are in
-    :raises OSError: as `PD.alloc_mr`
+    :param buffer_bytes: the length of each buffer
+    :param count: the number of buffers; the pool never grows
+    :param huge_pages: as for `PD.alloc_mr`
+    :ivar mr: the region that contains all buffers
+    :raises OSError: as from `PD.alloc_mr`
     """
 
     cdef object __weakref__
@@ -30,17 +30,17 @@ cdef class BufferPool:
 
     def __init__(self, PD pd not None, size_t buffer_bytes, Py_ssize_t count, *, huge_pages=False):
         if self.mr is not None:
-            raise RuntimeError(f"{self!r} is made already")
+            raise RuntimeError(f"{self!r} is already initialized")
         if buffer_bytes == 0 or count <= 0:
-            raise ValueError(f"a pool of {count} buffers of {buffer_bytes} bytes")
-        self.stride = (buffer_bytes + 63) & ~<size_t>63    # no cache line of two
+            raise ValueError(f"a pool needs at least one buffer of one byte, not {count} of {buffer_bytes} bytes")
+        self.stride = (buffer_bytes + 63) & ~<size_t>63    # buffers do not share a cache line
         self.mr = pd.alloc_mr(int(self.stride) * count, huge_pages=huge_pages)
         self.buffer_bytes, self.count = buffer_bytes, count
         self.free = list(range(count - 1, -1, -1))
 
     @property
     def available(self):
-        """How many buffers acquire() has now."""
+        """How many buffers are free."""
         return 0 if self.closed else len(self.free)
 
     @property
@@ -49,18 +49,18 @@ cdef class BufferPool:
         return self.mr is None or self.mr.closed
 
     def acquire(self, nbytes=None):
-        """A buffer for the time of a `with` block, with what its last user has left in it.
+        """Borrow a buffer for the length of a `with` block. It contains what its last user left in it.
 
-        :param nbytes: its length; by default all of buffer_bytes
+        :param nbytes: its length; by default buffer_bytes
         :returns: a PooledBuffer
-        :raises ValueError: that is more than a buffer has, or the pool is closed
-        :raises OSError: ENOBUFS, all are in use
+        :raises ValueError: nbytes is more than a buffer has, or the pool is closed
+        :raises OSError: ENOBUFS if all buffers are in use
         """
         cdef PooledBuffer buffer
         self.fits(nbytes)
         if not self.free:
             raise OSError(ENOBUFS, f"all {self.count} buffers of {self.buffer_bytes} bytes are lent, "
-                                   "or in requests whose completions have not been polled")
+                                   "or used by requests whose completions have not been polled")
         buffer = PooledBuffer.__new__(PooledBuffer)
         buffer.length = self.buffer_bytes if nbytes is None else nbytes
         buffer.index = self.free.pop()
@@ -68,20 +68,20 @@ cdef class BufferPool:
         return buffer
 
     def fits(self, nbytes):
-        """Raise ValueError unless acquire() could ever give that."""
+        """Raise ValueError if no buffer is that long, or the pool is closed."""
         if self.closed:
             raise ValueError("this BufferPool is closed")
         self.mr.usable()
         if nbytes is not None and not 0 <= nbytes <= self.buffer_bytes:
-            raise ValueError(f"{nbytes} bytes of a buffer of {self.buffer_bytes}")
+            raise ValueError(f"{nbytes} bytes are not in 0..{self.buffer_bytes}, the size of a buffer")
 
     def _freed(self):
-        """A buffer has come back; for subclasses."""
+        """Called when a buffer has become free; for subclasses."""
 
     def close(self):
-        """Give the memory back. Doing it again does nothing.
+        """Free the memory. Closing it again does nothing.
 
-        :raises OSError: EBUSY while buffers are lent, or in requests under way; it stays open
+        :raises OSError: EBUSY while buffers are lent or used by pending requests; the pool stays open
         """
         if self.closed:
             return
@@ -105,7 +105,7 @@ cdef class BufferPool:
 @cython.final
 @cython.no_gc_clear
 cdef class PooledBuffer:
-    """A buffer of a pool, for requests (as an element) and for the program (as a buffer: `memoryview(buffer)`).
+    """A buffer of a pool: an element for requests, and memory for the program (`memoryview(buffer)`).
 
     :ivar pool: the BufferPool that lends it
     """
@@ -125,7 +125,10 @@ cdef class PooledBuffer:
             self.release()
 
     def release(self):
-        """Give it back: others get it as soon as no request and no memoryview refers to it. Twice is once."""
+        """Return it to the pool. It is free as soon as no request and no memoryview refers to it.
+
+        Releasing it again does nothing.
+        """
         if self.lent:
             self.lent = False
             self.come_free()
@@ -154,7 +157,7 @@ cdef class PooledBuffer:
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if not self.lent:
-            raise ValueError("this PooledBuffer was given back")
+            raise ValueError("this PooledBuffer is released")
         self.mr.usable()
         PyBuffer_FillInfo(view, self, self.mr.addr + self.index * self.pool.stride, self.length, False, flags)
         self.exports += 1
@@ -172,4 +175,4 @@ cdef class PooledBuffer:
         self.release()
 
     def __repr__(self):
-        return f"<PooledBuffer {self.index} of {self.length} bytes{'' if self.lent else ' given back'}>"
+        return f"<PooledBuffer {self.index} of {self.length} bytes{'' if self.lent else ' released'}>"

@@ -8,19 +8,18 @@
 #     -> ESTABLISHED                           -> ESTABLISHED
 #     disconnect    -> DISCONNECTED            -> DISCONNECTED
 #
-# In the port space UDP nobody is connected: ESTABLISHED brings the server's queue pair and the way to it
-# (qp_num, qkey, ah_attr), for requests with an AH; join_multicast() -> MULTICAST_JOIN brings the group's.
+# Port space UDP has no connections: ESTABLISHED brings the address of the server's queue pair (qp_num, qkey, ah_attr),
+# for requests with an AH; join_multicast() -> MULTICAST_JOIN brings that of the group.
 #
-# Every step ends with an event on the identifier's channel, whose fd is the only thing to wait for.
-# Events are copied and acknowledged while they are read, since destroying an identifier waits for
-# the acknowledgement of its events.
+# Every step ends with an event on the identifier's channel, whose fd is all that a program waits for. Reading an event
+# copies and acknowledges it, because destroying an identifier waits until its events are acknowledged.
 #
-# Identifiers and channels are one thread's at a time. The libraries promise no more, and closing one that a call of
-# another thread is working with would free it there. So each says while a call is under way (enter, leave), and who
-# comes then is refused; the interpreter's lock makes that exact, and another thread at another time is welcome.
+# Only one thread at a time may use an identifier or a channel. The libraries promise no more, and closing an object
+# while a call of another thread uses it would free it there. So each object is marked while a call is in progress
+# (enter, leave), and a concurrent call is refused; the GIL makes that exact. Other threads may use it at other times.
 #
-# An identifier's queue pair is made by create_qp(), and the connection manager walks it through its
-# states. Private data is padded with zeros on InfiniBand and RoCE: its length must be in it.
+# create_qp() creates an identifier's queue pair, and the connection manager moves it through its states. Private data
+# is padded with zeros on InfiniBand and RoCE, so a program must encode its length in it.
 
 
 class CMEventType(enum.IntEnum):
@@ -80,7 +79,7 @@ cdef extern from "<arpa/inet.h>" nogil:
 
 
 cdef int fill_sockaddr(verbs.sockaddr_storage *c, address) except -1:
-    """(ip, port) or (ip, port, flowinfo, scope_id); names are the loop's business, not ours."""
+    """Convert (ip, port) or (ip, port, flowinfo, scope_id). Host names have to be resolved before."""
     cdef sockaddr_in *v4 = <sockaddr_in *>c
     cdef sockaddr_in6 *v6 = <sockaddr_in6 *>c
     cdef bytes host
@@ -128,15 +127,16 @@ cdef object read_sockaddr(verbs.sockaddr *c):
 
 @cython.no_gc_clear
 cdef class _OneThread(Resource):
-    """What only one thread may use at a time."""
+    """An object that only one thread at a time may use."""
 
     cdef bint in_use
 
     cdef int enter(self) except -1:
-        """Before a call of the library without the interpreter's lock. Nothing that raises comes before leave()."""
+        """Mark the object before a library call without the GIL. Nothing may raise between this and leave()."""
         self.usable()
         if self.in_use:
-            raise RuntimeError(f"{self!r} is in use by another thread; a {type(self).__name__} is for one at a time")
+            raise RuntimeError(
+                f"{self!r} is in use by another thread; only one thread at a time can use a {type(self).__name__}")
         self.in_use = True
         return 0
 
@@ -148,61 +148,61 @@ cdef class _OneThread(Resource):
 
 @cython.final
 cdef class CMEvent:
-    """An event, copied; nothing of it has to be given back. Names as in struct rdma_cm_event; see rdma_get_cm_event(3).
+    """A copy of an event, already acknowledged. Names as in struct rdma_cm_event; see rdma_get_cm_event(3).
 
     :ivar type: a CMEventType
-    :ivar status: 0; -errno, or of REJECTED the reason
-    :ivar id: the identifier that it is about; of a CONNECT_REQUEST a new one
-    :ivar listen_id: of a CONNECT_REQUEST: who listened
-    :ivar private_data: what the peer sent along, on InfiniBand and RoCE padded with zeros
-    :ivar responder_resources: READs and atomics that the peer may have in flight to us; what it asks for
-    :ivar initiator_depth: those that we may have in flight to it
-    :ivar retry_count: and
-    :ivar rnr_retry_count: how often the peer tries again; 7 of the latter is without limit
+    :ivar status: 0 or -errno; for REJECTED the reason of the rejection
+    :ivar id: the identifier concerned; for CONNECT_REQUEST a new one
+    :ivar listen_id: for CONNECT_REQUEST: the listener
+    :ivar private_data: the peer's private data, on InfiniBand and RoCE padded with zeros
+    :ivar responder_resources: how many READs and atomics the peer asks to have in flight to this side
+    :ivar initiator_depth: how many READs and atomics this side may have in flight to the peer
+    :ivar retry_count: how often the peer retries
+    :ivar rnr_retry_count: how often the peer retries when it finds no receive; 7 is without limit
     :ivar qp_num: the peer's queue pair
-    :ivar ah_attr: of datagrams: the way there, and
-    :ivar qkey: what the other side expects
+    :ivar ah_attr: for datagrams: the address of the peer
+    :ivar qkey: for datagrams: the key that the peer expects
     """
 
     cdef readonly object type
     cdef readonly int status
-    cdef readonly CMID id           # of a connection request: the new one
-    cdef readonly CMID listen_id    # of a connection request: who listened
+    cdef readonly CMID id           # for CONNECT_REQUEST: the new identifier
+    cdef readonly CMID listen_id    # for CONNECT_REQUEST: the listener
     cdef readonly bytes private_data
     cdef readonly int responder_resources
     cdef readonly int initiator_depth
     cdef readonly int retry_count
     cdef readonly int rnr_retry_count
     cdef readonly uint32_t qp_num
-    cdef readonly object ah_attr    # of datagrams: the way there
-    cdef readonly object qkey       # of datagrams: what the other side expects
+    cdef readonly object ah_attr    # for datagrams: the address of the peer
+    cdef readonly object qkey       # for datagrams: the key that the peer expects
 
     def __repr__(self):
         return f"<CMEvent {getattr(self.type, 'name', self.type)} status {self.status} for {self.id!r}>"
 
     def error(self):
-        """The exception that this event means, or None when it is no failure."""
+        """The exception for this event, or None if it is not a failure."""
         if self.type not in _CM_FAILURES:
             return None
         peer, peer_gone = self.peer()
         if self.type is CMEventType.REJECTED and peer is not None and is_not_ours(self.private_data):
             return not_ours_error(peer)
         exc = cm_error(self.type.name, self.status, peer, peer_gone)
-        if self.type in _CM_NO_WAY and self.id is not None:
-            note = self.id.way()
+        if self.type in _CM_UNREACHED and self.id is not None:
+            note = self.id.local_note()
             if note is not None:
                 exc.add_note(note)
         return exc
 
     cdef tuple peer(self):
-        """The peer's address, None if it is not known, and whether its process has ended."""
+        """The peer's address, or None if it is unknown, and whether its process has ended."""
         try:
             return self.id.peer_addr, self.id.peer_gone
-        except (AttributeError, ValueError, RuntimeError):  # no identifier, or one that is closed or of the parent's
+        except (AttributeError, ValueError, RuntimeError):  # none, or closed, or of the parent process
             return None, False
 
     def raise_for_status(self):
-        """Raise what error() is, if it is one."""
+        """Raise the exception of error(), if there is one."""
         exc = self.error()
         if exc is not None:
             raise exc
@@ -212,7 +212,7 @@ _CM_FAILURES = frozenset((
     CMEventType.ADDR_ERROR, CMEventType.ROUTE_ERROR, CMEventType.CONNECT_ERROR, CMEventType.UNREACHABLE,
     CMEventType.REJECTED, CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR,
 ))
-_CM_NO_WAY = frozenset((CMEventType.ROUTE_ERROR, CMEventType.UNREACHABLE))
+_CM_UNREACHED = frozenset((CMEventType.ROUTE_ERROR, CMEventType.UNREACHABLE))
 _CM_WITH_PARAM = frozenset((
     CMEventType.CONNECT_REQUEST, CMEventType.CONNECT_RESPONSE, CMEventType.REJECTED, CMEventType.ESTABLISHED,
     CMEventType.DISCONNECTED,
@@ -231,9 +231,9 @@ cdef int read_ud_param(CMEvent event, verbs.rdma_ud_param *param) except -1:
 
 @cython.no_gc_clear
 cdef class CMEventChannel(_OneThread):
-    """A channel of connection events; its fd is readable when there are some.
+    """A channel for connection events; its fd is readable when there are events.
 
-    :param library: of the devices
+    :param library: the library of the devices
     :raises OSError: the connection manager cannot be used; a note says what to do about permissions and modules
     """
 
@@ -266,10 +266,10 @@ cdef class CMEventChannel(_OneThread):
     cdef int destroy(self) except -1:
         cdef verbs.rdma_event_channel *ptr = self.ptr
         if self.children:
-            raise OSError(EBUSY, f"{self!r} has {self.children} identifiers")
+            raise OSError(EBUSY, f"{self!r} still has {self.children} open identifiers")
         self.enter()
         self.ptr = NULL
-        # First: another thread may open one while the library works, and must not be given what is closed here.
+        # First: another thread may open a channel while the library works, and must not get the contexts closed here.
         self.library.channels -= 1
         if not self.library.channels:
             self.library.forget_contexts()
@@ -286,11 +286,11 @@ cdef class CMEventChannel(_OneThread):
         return self.ptr.fd
 
     def fileno(self):
-        """fd, for `select` and its like."""
+        """fd, for `select` and similar functions."""
         return self.fd
 
     def create_id(self, ps=PortSpace.TCP):
-        """A new identifier: for one connection, or to listen with."""
+        """Create an identifier, for one connection or for listening."""
         cdef verbs.rdma_cm_id *ptr = NULL
         cdef int value = ps, rc
         self.enter()
@@ -311,9 +311,9 @@ cdef class CMEventChannel(_OneThread):
         return id
 
     def get_event(self):
-        """The next event, or None when there is none.
+        """The next event, or None if there is none.
 
-        A CONNECT_REQUEST that nobody keeps is refused, when its identifier is collected.
+        If the program drops a CONNECT_REQUEST, the request is refused when its identifier is garbage-collected.
         """
         cdef verbs.rdma_cm_event *c = NULL
         cdef verbs.rdma_conn_param *param
@@ -349,7 +349,7 @@ cdef class CMEventChannel(_OneThread):
                 else:
                     event.id = self.known(c.id)
                     if event.id is None:
-                        continue  # an identifier that has just been closed
+                        continue  # the identifier has just been closed
                 return event
             finally:
                 with nogil:
@@ -366,14 +366,14 @@ cdef class CMEventChannel(_OneThread):
 cdef class CMID(_OneThread):
     """An identifier of the connection manager: one connection, or one listener.
 
-    :ivar channel: by which its events come
-    :ivar library: of its devices
+    :ivar channel: the channel of its events
+    :ivar library: the library of its devices
     """
 
     cdef verbs.rdma_cm_id *ptr
     cdef readonly CMEventChannel channel
     cdef readonly Library library
-    cdef QP own_qp  # made by create_qp(); it may have been closed
+    cdef QP own_qp  # created by create_qp(); it may be closed by now
 
     def __init__(self):
         raise TypeError("use CMEventChannel.create_id()")
@@ -411,7 +411,7 @@ cdef class CMID(_OneThread):
         return 0
 
     cdef int on_device(self, str call) except -1:
-        """librdmacm crashes when it is asked before an address has led to a device."""
+        """Raise if no address was bound or resolved to a device yet: librdmacm would crash."""
         self.usable()
         if self.ptr.verbs is NULL:
             raise OSError(EINVAL, f"{call}: no address is bound or resolved yet")
@@ -431,7 +431,7 @@ cdef class CMID(_OneThread):
 
     @property
     def qp(self):
-        """The queue pair made by create_qp(), while it is open."""
+        """The queue pair created by create_qp(), while it is open."""
         return None if self.own_qp is None or self.own_qp.ptr is NULL else self.own_qp
 
     @property
@@ -442,22 +442,23 @@ cdef class CMID(_OneThread):
 
     @property
     def peer_addr(self):
-        """The same of the other side, once it is known."""
+        """The address of the peer in the same form, once it is known."""
         self.usable()
         return read_sockaddr(verbs.rdma_get_peer_addr(self.ptr))
 
     @property
     def peer_gone(self):
-        """Whether the peer's process is known to have ended while it was connected still, as when it is killed.
+        """Whether it is known that the peer's process ended while it was connected, for example because it was killed.
 
-        The embedded device knows; of another's this is False, as it is of a peer that took leave or cannot be reached.
+        Only the embedded device knows. It is False on other devices, for a peer that disconnected, and for a peer that
+        cannot be reached.
         """
         self.usable()
         return (self.library.is_gone("rdmanet_soft_cm_peer_is_gone", self.ptr)
                 or self.qp is not None and self.own_qp.lost_its_peer())
 
-    cdef str way(self):
-        """For an error: from which address we tried. None where the device or the identifier has gone."""
+    cdef str local_note(self):
+        """For an error: the local address that was used. None if the device or the identifier is gone."""
         try:
             local, context = self.local_addr, self.context
             if local is None or context is None:
@@ -467,15 +468,15 @@ cdef class CMID(_OneThread):
             return None
 
     def set_reuse_addr(self, bint reuse=True):
-        """Let a listener have a port that old connections still occupy."""
+        """Let a listener use a port that old connections still occupy."""
         self.set_option(verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_REUSEADDR, reuse)
 
     def set_af_only(self, bint only=True):
-        """Let a listener on :: have IPv6 only."""
+        """Restrict a listener on :: to IPv6."""
         self.set_option(verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_AFONLY, only)
 
     def set_ack_timeout(self, uint8_t timeout):
-        """How long the queue pair waits for an answer: 4.096 us * 2 ** timeout; before connecting."""
+        """Set how long the queue pair waits for an ACK: 4.096 us * 2 ** timeout. Call it before connecting."""
         cdef int rc
         self.usable()
         self.enter()
@@ -486,7 +487,7 @@ cdef class CMID(_OneThread):
         check(rc, f"rdma_set_option(ACK_TIMEOUT, {timeout})")
 
     def set_tos(self, uint8_t tos):
-        """The type of service of the connection's packets; before the route is resolved."""
+        """Set the type of service of the connection's packets. Call it before the route is resolved."""
         cdef int rc
         self.usable()
         self.enter()
@@ -518,7 +519,7 @@ cdef class CMID(_OneThread):
         check(rc, f"rdma_bind_addr({address[0]}, {address[1]})")
 
     def resolve_addr(self, src_addr, dst_addr, int timeout_ms=2000):
-        """Find the device that leads to dst_addr: ADDR_RESOLVED or ADDR_ERROR. src_addr may be None."""
+        """Find the device that reaches dst_addr: ADDR_RESOLVED or ADDR_ERROR. src_addr may be None."""
         cdef verbs.sockaddr_storage src, dst
         cdef verbs.sockaddr *source = NULL
         cdef int rc
@@ -534,7 +535,7 @@ cdef class CMID(_OneThread):
         check(rc, f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]})")
 
     def resolve_route(self, int timeout_ms=2000):
-        """Find the way there: ROUTE_RESOLVED or ROUTE_ERROR."""
+        """Find the route to the address: ROUTE_RESOLVED or ROUTE_ERROR."""
         cdef int rc
         self.on_device("rdma_resolve_route")
         self.enter()
@@ -544,7 +545,7 @@ cdef class CMID(_OneThread):
         check(rc, "rdma_resolve_route")
 
     def listen(self, int backlog=128):
-        """Listen: each client is a CONNECT_REQUEST with its own CMID."""
+        """Listen: each request is a CONNECT_REQUEST with a new CMID."""
         cdef int rc
         self.usable()
         self.enter()
@@ -555,12 +556,12 @@ cdef class CMID(_OneThread):
 
     def connect(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
                 int retry_count=7, int rnr_retry_count=0, uint32_t qp_num=0):
-        """Ask for a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
+        """Request a connection: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
 
-        :param private_data: for the server's CONNECT_REQUEST; 56 bytes at most
-        :param responder_resources: READs and atomics that the peer may have in flight to us
-        :param initiator_depth: READs and atomics that we may have in flight to the peer
-        :param qp_num: the queue pair, if it was not made by create_qp()
+        :param private_data: for the server's CONNECT_REQUEST; at most 56 bytes
+        :param responder_resources: how many READs and atomics the peer may have in flight to this side
+        :param initiator_depth: how many READs and atomics this side may have in flight to the peer
+        :param qp_num: the queue pair, if create_qp() did not create it
         """
         cdef verbs.rdma_conn_param param
         cdef bytes data = copy_of(private_data)
@@ -578,7 +579,7 @@ cdef class CMID(_OneThread):
 
     def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
                int retry_count=7, int rnr_retry_count=0, uint32_t qp_num=0):
-        """Accept a CONNECT_REQUEST: ESTABLISHED. The private data, 196 bytes at most, is for the client's."""
+        """Accept a CONNECT_REQUEST: ESTABLISHED. The client's event gets the private data, at most 196 bytes."""
         cdef verbs.rdma_conn_param param
         cdef bytes data = copy_of(private_data)
         cdef int rc
@@ -592,7 +593,7 @@ cdef class CMID(_OneThread):
         check_data(rc, "rdma_accept", data, 196)
 
     def reject(self, private_data=b""):
-        """Refuse a CONNECT_REQUEST: REJECTED at the client, with the private data, 148 bytes at most."""
+        """Reject a CONNECT_REQUEST: REJECTED at the client, with the private data, at most 148 bytes."""
         cdef bytes data = copy_of(private_data)
         cdef const char *bytes_ptr = data
         cdef uint8_t length
@@ -606,7 +607,7 @@ cdef class CMID(_OneThread):
         check_data(rc, "rdma_reject", data, 148)
 
     def disconnect(self):
-        """End the connection: the queue pair goes to ERR, and DISCONNECTED to both sides."""
+        """End the connection: the queue pair goes to ERR, and both sides get DISCONNECTED."""
         cdef int rc
         self.on_device("rdma_disconnect")
         self.enter()
@@ -616,10 +617,10 @@ cdef class CMID(_OneThread):
         check(rc, "rdma_disconnect")
 
     def establish(self):
-        """Say that the connection is ready: of an active side that moves its queue pair on by itself, after
-        CONNECT_RESPONSE. See rdma_establish(3).
+        """Report that the connection is ready, after CONNECT_RESPONSE: for an active side that moves its queue pair
+        through the states itself. See rdma_establish(3).
 
-        :raises OSError: EOPNOTSUPP, where the library is older than that
+        :raises OSError: EOPNOTSUPP if the library is too old
         """
         cdef int rc
         self.on_device("rdma_establish")
@@ -630,7 +631,7 @@ cdef class CMID(_OneThread):
         check(rc, "rdma_establish")
 
     def init_qp_attr(self, qp_state):
-        """What a queue pair of one's own needs to get to a state, for QP.modify(); see rdma_init_qp_attr(3)."""
+        """The QP.modify() attributes that move a program's own queue pair to a state; see rdma_init_qp_attr(3)."""
         cdef verbs.ibv_qp_attr c
         cdef int mask = 0, rc, value = qp_state
         self.on_device("rdma_init_qp_attr")
@@ -644,9 +645,9 @@ cdef class CMID(_OneThread):
         return only(read_attr(&c), mask)
 
     def join_multicast(self, address, uint32_t flags=verbs.RDMA_MC_JOIN_FLAG_FULLMEMBER):
-        """Join a group: MULTICAST_JOIN, with what to send to it, or MULTICAST_ERROR. The queue pair is attached.
+        """Join a group, and attach the queue pair: MULTICAST_JOIN, with the address of the group, or MULTICAST_ERROR.
 
-        :param address: (ip, port) of the group; the port means nothing
+        :param address: (ip, port) of the group; the port is ignored
         """
         cdef verbs.sockaddr_storage c
         cdef int rc
@@ -659,7 +660,7 @@ cdef class CMID(_OneThread):
         check(rc, f"rdma_join_multicast({address[0]})")
 
     def leave_multicast(self, address):
-        """Leave a group; the queue pair is detached."""
+        """Leave a group, and detach the queue pair."""
         cdef verbs.sockaddr_storage c
         cdef int rc
         self.on_device("rdma_leave_multicast")
@@ -671,21 +672,21 @@ cdef class CMID(_OneThread):
         check(rc, f"rdma_leave_multicast({address[0]})")
 
     def create_qp(self, PD pd not None, init_attr):
-        """Make this connection's queue pair, in INIT; it is the connection manager's to move on.
+        """Create this connection's queue pair, in INIT. The connection manager changes its states.
 
         The identifier keeps it, and closes it before itself.
 
-        :param pd: of this identifier's context
+        :param pd: a protection domain of this identifier's context
         :param init_attr: a QPInitAttr; cap is updated to what the device grants
-        :raises ValueError: it has one already, or the domain is another context's
-        :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
+        :raises ValueError: it already has one, or the domain belongs to another context
+        :raises OSError: EINVAL for sizes or a type that the device does not support; ENOMEM
         """
         cdef QP qp
         self.usable()
         if self.qp is not None:
-            raise ValueError(f"{self!r} has a queue pair already")
+            raise ValueError(f"{self!r} already has a queue pair")
         if self.ptr.verbs is NULL or self.ptr.verbs is not pd.context.ptr:
-            raise ValueError(f"{pd!r} is not of this identifier's context")
+            raise ValueError(f"{pd!r} and {self!r} belong to different contexts")
         qp = QP.__new__(QP)
         self.enter()
         try:
@@ -702,14 +703,14 @@ cdef class CMID(_OneThread):
             self.own_qp = None
 
     def migrate(self, CMEventChannel channel not None):
-        """Move to another channel; events not read yet come along.
+        """Move to another channel. Events that were not read yet move along.
 
-        :raises ValueError: the channel is of another library
+        :raises ValueError: the channel belongs to another library
         """
         cdef int rc
         self.usable()
         if channel.library is not self.library:
-            raise ValueError(f"{channel!r} is of another library than {self!r}")
+            raise ValueError(f"{channel!r} and {self!r} belong to different libraries")
         channel.enter()
         try:
             self.enter()
@@ -726,17 +727,18 @@ cdef class CMID(_OneThread):
 
 cdef uint8_t data_length(bytes data) except? 255:
     if len(data) > 255:
-        raise ValueError(f"private data of {len(data)} bytes is too long: no message takes more than 255")
+        raise ValueError(f"private data of {len(data)} bytes is too long: a message carries at most 255")
     return len(data)
 
 
 cdef int check_data(int rc, str call, bytes data, int most) except -1:
-    """check(), for a call with private data: what usually is wrong with it.
+    """check() for a call with private data: if it fails, the data may be too long.
 
     :param most: how much InfiniBand and RoCE take; iWARP takes more
     """
     if rc == -EINVAL and len(data) > most:
-        raise OSError(EINVAL, f"{call}: {strerror(EINVAL).decode()}: private data of {len(data)} bytes, {most} fit")
+        raise OSError(
+            EINVAL, f"{call}: {strerror(EINVAL).decode()}: private data of {len(data)} bytes, at most {most} fit")
     return check(rc, call)
 
 

@@ -1,14 +1,13 @@
-# Completion channels, completion queues, and what comes out of them.
+# Completion channels, completion queues and work completions.
 #
-# A completion queue (CQ) is polled. To sleep instead, it is armed (req_notify), polled once more,
-# because what was there before arming gives no event, and then its channel's fd is awaited. Each
-# event read from the channel counts on its CQ and must be acknowledged before the CQ can be destroyed;
-# acknowledging takes a lock, so it is done in batches, and close() does the rest.
+# A completion queue (CQ) is polled. To sleep, a program arms it (req_notify), polls once more, because completions from
+# before the arming cause no event, and waits for the channel's fd. Each event that is read from the channel counts on
+# its CQ, and must be acknowledged before the CQ can be destroyed. Acknowledging takes a lock, so it is done in
+# batches, and close() does the rest.
 #
-# The wr_id that the device carries is ours, not the user's: generation of the queue pair (or of the shared
-# receive queue), position in its send or receive queue, and which. So a completion finds its entry in the queue pair's
-# in-flight table (the user's wr_id, and the buffers that were kept alive), also when it failed and its
-# opcode means nothing. A completion of a queue pair that is gone is counted and dropped.
+# The device does not get the user's wr_id but one of this module, by which a completion finds its entry in the queue
+# pair's in-flight table (the user's wr_id, and the buffers that are kept alive) even if it failed and its opcode is
+# undefined: routing.pxi. A completion of a queue pair that is gone is counted and dropped.
 
 
 class WCStatus(enum.IntEnum):
@@ -40,7 +39,7 @@ class WCStatus(enum.IntEnum):
 
 
 class WCOpcode(enum.IntEnum):
-    """What completed. Only a successful completion says."""
+    """The operation that completed; only successful completions have it."""
     SEND = verbs.IBV_WC_SEND
     RDMA_WRITE = verbs.IBV_WC_RDMA_WRITE
     RDMA_READ = verbs.IBV_WC_RDMA_READ
@@ -56,7 +55,7 @@ class WCOpcode(enum.IntEnum):
 
 
 class WCFlags(enum.IntFlag):
-    """What a completion has besides: a routing header before its data, 32 bits, a key made invalid."""
+    """What else a completion has: a routing header before the data, immediate data, an invalidated key."""
     GRH = verbs.IBV_WC_GRH
     WITH_IMM = verbs.IBV_WC_WITH_IMM
     IP_CSUM_OK = verbs.IBV_WC_IP_CSUM_OK
@@ -70,7 +69,7 @@ cdef extern from "<arpa/inet.h>" nogil:
 
 @cython.final
 cdef class _Rare:
-    """What few completions have. Fields of its own would cost every completion."""
+    """Fields that few completions have, kept apart because they would cost time for every completion."""
 
     cdef SRQ srq
     cdef object timestamp
@@ -80,12 +79,12 @@ cdef class _Rare:
 @cython.final
 @cython.freelist(64)
 cdef class WC:
-    """A work completion: one work request has ended. Fields as in struct ibv_wc; see ibv_poll_cq(3).
+    """A work completion: the end of one work request. Fields as in struct ibv_wc; see ibv_poll_cq(3).
 
-    Of a failed one only status, vendor_err, wr_id, qp_num and whose it is mean something.
+    If it failed, only status, vendor_err, wr_id, qp_num, qp and srq are valid.
 
-    :ivar wr_id: what its request had as wr_id
-    :ivar qp: the queue pair, None where it is gone or another process's
+    :ivar wr_id: the wr_id of its request
+    :ivar qp: the queue pair; None if it is gone or belongs to another process
     """
 
     cdef verbs.ibv_wc c
@@ -95,22 +94,22 @@ cdef class WC:
 
     @property
     def is_send(self):
-        """Whether it was in the send queue."""
+        """Whether its request was in the send queue."""
         return bool(self.c.wr_id & WR_SEND)
 
     @property
     def srq(self):
-        """The shared queue that the receive was of, or None."""
+        """The shared receive queue that the receive came from, or None."""
         return None if self.rare is None else self.rare.srq
 
     @property
     def timestamp(self):
-        """When, on the device's clock, of a CQEX with WITH_COMPLETION_TIMESTAMP; else None."""
+        """When it completed, in ticks of the device's clock, with WITH_COMPLETION_TIMESTAMP; else None."""
         return None if self.rare is None else self.rare.timestamp
 
     @property
     def wallclock_ns(self):
-        """When, in nanoseconds since 1970, with WITH_COMPLETION_TIMESTAMP_WALLCLOCK; else None."""
+        """When it completed, in ns since 1970, with WITH_COMPLETION_TIMESTAMP_WALLCLOCK; else None."""
         return None if self.rare is None else self.rare.wallclock_ns
 
     def __repr__(self):
@@ -121,22 +120,22 @@ cdef class WC:
 
     @property
     def status(self):
-        """How it ended, a WCStatus."""
+        """Its status, a WCStatus."""
         return enum_of(WCStatus, self.c.status)
 
     @property
     def opcode(self):
-        """What completed; None when it failed, since the device does not say."""
+        """The operation; None if it failed, because then the device does not report it."""
         return enum_of(WCOpcode, self.c.opcode) if self.c.status == verbs.IBV_WC_SUCCESS else None
 
     @property
     def byte_len(self):
-        """How many bytes were received, or read; of other sends it means nothing."""
+        """How many bytes were received or read; undefined for other sends."""
         return self.c.byte_len
 
     @property
     def imm_data(self):
-        """The 32 bits that came along, or None."""
+        """The immediate data, 32 bits, or None."""
         if self.c.status != verbs.IBV_WC_SUCCESS or not self.c.wc_flags & verbs.IBV_WC_WITH_IMM:
             return None
         return ntohl(self.c.imm_data)
@@ -170,7 +169,7 @@ cdef class WC:
 
     @property
     def dlid_path_bits(self):
-        """Of a datagram on InfiniBand: which of the port's local identifiers it came to."""
+        """Of a datagram on InfiniBand: to which of the port's local identifiers it came."""
         return self.c.dlid_path_bits
 
     @property
@@ -180,16 +179,16 @@ cdef class WC:
 
     @property
     def vendor_err(self):
-        """Of a failed one: the maker's code, for its support."""
+        """If it failed: the vendor's error code, for the vendor's support."""
         return self.c.vendor_err
 
     @property
     def wc_flags(self):
-        """What it has besides, as WCFlags."""
+        """Its WCFlags."""
         return WCFlags(self.c.wc_flags & 0xf)
 
     def raise_for_status(self):
-        """Nothing, when the work succeeded.
+        """Do nothing if the request succeeded.
 
         :raises CompletionError: it did not; where the peer is gone, it is a ConnectionResetError too
         """
@@ -200,13 +199,13 @@ cdef class WC:
             )
 
     cdef bint lost_its_peer(self) except -1:
-        """Whether it failed because the peer's process has ended, as far as that is known."""
+        """Whether it failed because the peer's process has ended, if that is known."""
         return self.qp is not None and self.qp.lost_its_peer()
 
 
 @cython.no_gc_clear
 cdef class CompChannel(Resource):
-    """A completion channel: a descriptor that is readable when an armed CQ has something.
+    """A completion channel: its descriptor is readable when an armed CQ has an event.
 
     :param context: the device
     :raises OSError: EMFILE or ENFILE, when there are no more descriptors
@@ -260,11 +259,11 @@ cdef class CompChannel(Resource):
         return self.ptr.fd
 
     def fileno(self):
-        """fd, for `select` and its like."""
+        """fd, for `select` and similar functions."""
         return self.fd
 
     def get_cq_event(self):
-        """The CQ whose arming has fired, or None when there is no event. CQ.ack_events() is due for it."""
+        """The CQ of the next event, or None if there is no event. Acknowledge it with CQ.ack_events()."""
         cdef verbs.ibv_cq *ptr = NULL
         cdef void *context
         cdef CQ cq
@@ -289,25 +288,25 @@ cdef class CQ(Resource):
     """A completion queue.
 
     :param context: the device
-    :param cqe: how many completions it has to hold, at least
-    :param channel: where its events go, when it is armed
-    :param comp_vector: which of the device's interrupts tells, below Context.num_comp_vectors
-    :ivar stray: completions that were dropped, as their queue pair was gone
-    :raises OSError: EINVAL for numbers that the device does not have; ENOMEM
+    :param cqe: how many completions it must hold at least
+    :param channel: the CompChannel for its events
+    :param comp_vector: the completion vector (interrupt) of its events, below Context.num_comp_vectors
+    :ivar stray: how many completions were dropped because their queue pair was gone
+    :raises OSError: EINVAL for sizes or vectors that the device does not support; ENOMEM
     """
 
     cdef verbs.ibv_cq *ptr
     cdef readonly Context context
     cdef readonly CompChannel channel
     cdef unsigned int unacked
-    cdef bint awake                 # the stream engine's: it polls it;
-    cdef int armed                  # it has armed it, and taken no event since;
-    cdef uint64_t last_hit          # which of its looks, by number, was the last that found something here
+    cdef bint awake                 # for its watcher: it polls this queue;
+    cdef int armed                  # it has armed the queue, and taken no event since;
+    cdef uint64_t last_hit          # the number of its last look that found something here
     cdef dict qps                   # QP number to weakref of the QP
     cdef PyObject *last_qp          # the one of the last completion, borrowed: QP.destroy() forgets it
     cdef uint32_t last_number
-    cdef Py_ssize_t reserved        # entries that those may fill whose requests are awaited
-    cdef readonly Py_ssize_t stray  # completions dropped, of queue pairs that were gone
+    cdef Py_ssize_t reserved        # entries that awaited requests, or connections, may fill
+    cdef readonly Py_ssize_t stray  # completions that were dropped because their queue pairs were gone
 
     def __init__(self, Context context not None, int cqe, CompChannel channel=None, int comp_vector=0):
         cdef verbs.ibv_comp_channel *channel_ptr = NULL
@@ -351,9 +350,9 @@ cdef class CQ(Resource):
         cdef object key = <uintptr_t>ptr
         cdef int rc
         if self.qps:
-            raise OSError(EBUSY, f"{self!r} is in use")
+            raise OSError(EBUSY, f"{self!r} is still in use: close what completes on it first")
         self.ack_rest()
-        # Out of the tables first: the address may be another's as soon as it is free.
+        # Out of the tables first: the address may be reused as soon as it is free.
         reference = self.context.by_address.pop(key, None)
         if self.channel is not None:
             self.channel.cqs.pop(key, None)
@@ -377,29 +376,29 @@ cdef class CQ(Resource):
 
     @property
     def cqe(self):
-        """How many completions it holds; at least what was asked for."""
+        """How many completions it can hold; at least as many as were asked for."""
         self.usable()
         return self.ptr.cqe
 
     def resize(self, int cqe):
-        """Change how many completions it holds; what is in it stays.
+        """Change how many completions it can hold. Completions in it stay.
 
-        :raises OSError: EINVAL if more are in it, or the device has no such large one; EOPNOTSUPP or ENOSYS
+        :raises OSError: EINVAL if it contains more, or the device cannot make it that large; EOPNOTSUPP or ENOSYS
         :raises ValueError: the AsyncQPs that complete here may have more in flight
         """
         cdef int rc
         self.usable()
         if cqe < self.reserved:
-            raise ValueError(f"{cqe} entries: the AsyncQPs of {self!r} may need {self.reserved} at once")
+            raise ValueError(f"{cqe} entries are too few: the AsyncQPs of {self!r} may need {self.reserved} at once")
         with nogil:
             rc = verbs.rn_resize_cq(self.context.library.c, self.ptr, cqe)
         check(rc, f"ibv_resize_cq({cqe})")
 
     def modify(self, uint16_t cq_count, uint16_t cq_period):
-        """Moderate its events: an armed one fires after cq_count completions, or cq_period microseconds after
-        the first, from the next arming on; with either of them 0, as ever.
+        """Moderate its events. From the next arming on, an event comes after cq_count completions, or cq_period
+        microseconds after the first one; if either is 0, there is no moderation.
 
-        :raises OSError: EOPNOTSUPP, where the device cannot
+        :raises OSError: EOPNOTSUPP if the device does not support it
         """
         cdef int rc
         self.usable()
@@ -408,23 +407,23 @@ cdef class CQ(Resource):
         check(rc, f"ibv_modify_cq({cq_count}, {cq_period})")
 
     def req_notify(self, bint solicited_only=False):
-        """Arm: one event on the channel at the next completion. Poll once more before sleeping."""
+        """Arm it: the next completion causes one event on the channel. Poll once more before sleeping."""
         self.usable()
         check(verbs.rn_req_notify_cq(self.ptr, solicited_only), "ibv_req_notify_cq")
 
     def ack_events(self, unsigned int nevents=1):
-        """Acknowledge events that get_cq_event() returned; close() does what is left.
+        """Acknowledge events that get_cq_event() returned; close() acknowledges the rest.
 
-        :raises ValueError: there are fewer
+        :raises ValueError: fewer events are unacknowledged
         """
         self.usable()
         if nevents > self.unacked:
-            raise ValueError(f"ack_events({nevents}): {self.unacked} events are not acknowledged")
+            raise ValueError(f"ack_events({nevents}): only {self.unacked} events are unacknowledged")
         verbs.rn_ack_cq_events(self.context.library.c, self.ptr, nevents)
         self.unacked -= nevents
 
     def poll(self, int num_entries=16):
-        """Up to num_entries completions, oldest first. Never sleeps.
+        """Return up to num_entries completions, oldest first. It never blocks.
 
         :raises OSError: the queue is broken, for instance because it was overrun
         """
@@ -437,7 +436,7 @@ cdef class CQ(Resource):
             wanted = min(num_entries, 32)
             n = check(verbs.rn_poll_cq(self.ptr, wanted, wcs), "ibv_poll_cq")
             for i in range(n):
-                wc = self.completed(&wcs[i])
+                wc = route_to_request(self, &wcs[i])
                 if wc is not None:
                     found.append(wc)
             num_entries -= n
@@ -445,37 +444,8 @@ cdef class CQ(Resource):
                 break
         return found
 
-    cdef WC completed(self, verbs.ibv_wc *c):
-        """The user's view of a completion, and the end of what was kept for it; None for a stray."""
-        cdef WC wc = WC.__new__(WC)     # may run the collector, hence first: the queue pair is borrowed until it is in
-        wc.c = c[0]
-        if self.last_qp is NULL or self.last_number != c.qp_num:
-            self.find_qp(c.qp_num)
-        if c.wr_id & WR_SHARED:
-            # The queue pair that took it may be gone, or (XRC) never have been ours: the buffers are.
-            reference = _shared_queues.get(c.wr_id >> QP_GENERATION_SHIFT)
-            srq = None if reference is None else reference()
-            if srq is None:
-                self.stray += 1
-                return None
-            if self.last_qp is not NULL:
-                wc.qp = <QP>self.last_qp
-            wc.rare = _Rare.__new__(_Rare)
-            wc.rare.srq = srq
-            wc.wr_id = wc.rare.srq.receives.end(c.wr_id)
-        elif self.last_qp is NULL or c.wr_id >> QP_GENERATION_SHIFT != (<QP>self.last_qp).generation:
-            self.stray += 1
-            return None
-        else:
-            wc.qp = <QP>self.last_qp
-            if c.wr_id & WR_SEND:
-                wc.wr_id = wc.qp.sends.end(c.wr_id)
-            else:
-                wc.wr_id = wc.qp.receives.end(c.wr_id)
-        return wc
-
     cdef int find_qp(self, uint32_t number) except -1:
-        """The queue pair of that number, if there is one, is the last one now."""
+        """Make the queue pair with this number the last one, if there is one."""
         cdef QP qp
         reference = self.qps.get(number)
         qp = None if reference is None else reference()
@@ -486,15 +456,15 @@ cdef class CQ(Resource):
 
 
 cdef int check_queue(int rc, str call, Context context) except -1:
-    """check(), for a call that makes a completion queue."""
+    """check() for a call that creates a completion queue."""
     if rc != -EINVAL:
         return check(rc, call)
-    raise OSError(EINVAL, f"{call}: {strerror(EINVAL).decode()}; {context.name} has from 1 to "
-                          f"{context.query_device().max_cqe} entries, and vectors below {context.num_comp_vectors}")
+    raise OSError(EINVAL, f"{call}: {strerror(EINVAL).decode()}; {context.name} takes 1 to "
+                          f"{context.query_device().max_cqe} entries, and comp_vector below {context.num_comp_vectors}")
 
 
 cdef int same_library(Context a, Context b) except -1:
-    """Objects of two libraries, or of two openings of a device, know nothing of each other."""
+    """Raise ValueError for objects of two libraries, or of two contexts of a device."""
     if a.ptr is not b.ptr:
         raise ValueError(f"objects of two contexts cannot be used together: {a!r} and {b!r}")
     return 0

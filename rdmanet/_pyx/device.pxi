@@ -1,8 +1,8 @@
 # Devices, contexts, ports, and the addresses (GIDs) of ports.
 #
-# A Device is a name in a library's list; opening it gives a Context, the parent of all else. A
-# context has two descriptors worth watching: async_fd for events of the device, its ports, queues,
-# and queue pairs, and through CompChannel those of completions.
+# A Device is an entry of a library's list. Opening it gives a Context, the parent of all other objects. A context's
+# async_fd becomes readable for events of the device, its ports, queues and queue pairs; events of completions come by a
+# CompChannel, which has a descriptor of its own.
 
 
 class NodeType(enum.IntEnum):
@@ -38,14 +38,14 @@ class PortState(enum.IntEnum):
 
 
 class LinkLayer(enum.IntEnum):
-    """What is below a port; on Ethernet it is RoCE or iWARP, as Device.transport_type tells."""
+    """The link layer of a port. On Ethernet, Device.transport_type tells RoCE from iWARP."""
     UNSPECIFIED = verbs.IBV_LINK_LAYER_UNSPECIFIED
     INFINIBAND = verbs.IBV_LINK_LAYER_INFINIBAND
     ETHERNET = verbs.IBV_LINK_LAYER_ETHERNET
 
 
 class MTU(enum.IntEnum):
-    """A path's largest packet. The value is the ABI's code; bytes is the size."""
+    """The largest packet of a path. The value is the ABI's code; `bytes` is the size."""
     MTU_256 = verbs.IBV_MTU_256
     MTU_512 = verbs.IBV_MTU_512
     MTU_1024 = verbs.IBV_MTU_1024
@@ -54,19 +54,19 @@ class MTU(enum.IntEnum):
 
     @property
     def bytes(self):
-        """Its size."""
+        """The size in bytes."""
         return 128 << int(self)
 
 
 class GIDType(enum.IntEnum):
-    """Which packets an address stands for: InfiniBand's, Ethernet frames (RoCE v1), UDP (RoCE v2)."""
+    """The kind of packets for a GID: InfiniBand, Ethernet frames (RoCE v1), or UDP (RoCE v2)."""
     IB = verbs.IBV_GID_TYPE_IB
     ROCE_V1 = verbs.IBV_GID_TYPE_ROCE_V1
     ROCE_V2 = verbs.IBV_GID_TYPE_ROCE_V2
 
 
 class AtomicCap(enum.IntEnum):
-    """How far a device's atomics reach: within the device, or to all of the machine."""
+    """Whether a device's atomics are atomic within the device only, or for the whole machine."""
     NONE = verbs.IBV_ATOMIC_NONE
     HCA = verbs.IBV_ATOMIC_HCA
     GLOB = verbs.IBV_ATOMIC_GLOB
@@ -99,7 +99,7 @@ class EventType(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceAttr:
-    """What a device can do; names as in struct ibv_device_attr."""
+    """The properties of a device; names as in struct ibv_device_attr."""
     fw_ver: str
     node_guid: int
     sys_image_guid: int
@@ -142,7 +142,7 @@ class DeviceAttr:
 
     @property
     def implicit_odp(self):
-        """Whether the whole address space can be registered, and sent from."""
+        """Whether the whole address space can be registered and used as the source of sends."""
         cdef unsigned int wanted = verbs.IBV_ODP_SUPPORT | verbs.IBV_ODP_SUPPORT_IMPLICIT
         can_send = bool(self.odp_rc_caps & verbs.IBV_ODP_SUPPORT_SEND)
         return can_send and (self.odp_general_caps & wanted) == wanted
@@ -179,7 +179,7 @@ class GIDEntry:
 
     @property
     def address(self):
-        """The GID as an IP address; one that stands for an IPv4 address as that."""
+        """The GID as an IP address; an IPv4-mapped one as an IPv4 address."""
         address = ipaddress.IPv6Address(self.gid)
         return address.ipv4_mapped or address
 
@@ -188,15 +188,15 @@ class GIDEntry:
 
 
 def best_gid(table):
-    """The address to use when nobody said which: routable before link-local, RoCE v2 before v1, IPv4 before IPv6.
+    """The address to use by default: routable before link-local, RoCE v2 before v1, IPv4 before IPv6.
 
-    :param table: entries of a gid_table(); None is the answer where there are none
+    :param table: entries of a gid_table(); the result is None if there are none
     """
     return min(table, key=_rank, default=None)
 
 
 def gid_advice(table, ip):
-    """In words: which entry of a port's table an IP address of ours is, and which one leads further, if one does."""
+    """A sentence: which entry of a port's GID table a local IP address is, and which entry is better, if any."""
     wanted = ipaddress.ip_address(ip.partition("%")[0])
     own = best_gid([entry for entry in table if entry.address == wanted])
     if own is None:
@@ -223,13 +223,13 @@ def _rank(entry):
 
 @dataclasses.dataclass(frozen=True)
 class AsyncEvent:
-    """An asynchronous event: what happened, and to which of our objects; see ibv_get_async_event(3).
+    """An asynchronous event: what happened, and to which object; see ibv_get_async_event(3).
 
     :param event_type: an EventType
-    :param qp: the queue pair that it is about, where it is one of ours; so are
-    :param cq: the completion queue, and
-    :param srq: the shared receive queue
-    :param port_num: the port that it is about
+    :param qp: the queue pair concerned, if it is one of this program
+    :param cq: the completion queue concerned, likewise
+    :param srq: the shared receive queue concerned, likewise
+    :param port_num: the port concerned
     """
     event_type: EventType
     qp: "QP | None" = None
@@ -239,13 +239,13 @@ class AsyncEvent:
 
 
 cdef class Device:
-    """A device as a library lists it; open() makes a Context.
+    """A device as a library lists it; open() returns a Context.
 
-    :ivar name: as ibv_devices(1) has it
-    :ivar guid: its number, 64 bits
-    :ivar node_type: a NodeType, and
+    :ivar name: its name, as in ibv_devices(1)
+    :ivar guid: its GUID, an int of 64 bits
+    :ivar node_type: a NodeType
     :ivar transport_type: a TransportType
-    :ivar library: which lists it
+    :ivar library: the library that lists it
     """
 
     cdef readonly Library library
@@ -265,7 +265,7 @@ cdef class Device:
 
         :raises DeviceNotFoundError: it has gone since it was listed
         :raises OSError: it cannot be opened; a note says what to do about permissions and modules. EINVAL of the
-            embedded device: a switch of the environment makes no sense, and the message says which
+            embedded device means that an environment variable is wrong; the message says which
         """
         cdef verbs.ibv_device **devices
         cdef verbs.ibv_context *ptr = NULL
@@ -281,7 +281,7 @@ cdef class Device:
         finally:
             verbs.rn_free_device_list(self.library.c, devices)
         if rc == 1:
-            raise DeviceNotFoundError(ENODEV, f"device {self.name} is not there any more")
+            raise DeviceNotFoundError(ENODEV, f"device {self.name} no longer exists")
         check_open(self.library, rc, f"ibv_open_device({self.name})")
         context = Context.__new__(Context, _HERE)
         context.library = self.library
@@ -305,7 +305,7 @@ cdef Device _device(Library library, verbs.ibv_device *c):
 
 
 def devices():
-    """All devices: the system's, where its libraries are installed, and the embedded one."""
+    """All devices: the system's, if its libraries are installed, and the embedded one."""
     found = []
     system = Library.system()
     if system is not None:
@@ -328,13 +328,12 @@ ctypedef void (*cm_release_fn)(verbs.ibv_context *) noexcept nogil
 cdef class Context(Resource):
     """An open device: the parent of all its objects.
 
-    It is made by Device.open(), or belongs to the connection manager (CMID.context), which shares
-    one among all its identifiers and closes it itself: when the last event channel is closed, and
-    all that was made from it.
+    Device.open() creates it, or the connection manager does (CMID.context). The connection manager shares one context
+    among all its identifiers, and closes it when the last event channel and all objects of the context are closed.
 
-    :ivar name: the device's
-    :ivar library: through which it is used
-    :ivar owned: whether it is closed by close(), and not by the connection manager
+    :ivar name: the name of the device
+    :ivar library: the library through which it is used
+    :ivar owned: whether close() closes it; otherwise the connection manager does
     """
 
     cdef verbs.ibv_context *ptr
@@ -342,17 +341,17 @@ cdef class Context(Resource):
     cdef readonly str name
     cdef readonly bint owned
     cdef Py_ssize_t children
-    cdef bint gone                 # it was the connection manager's, which has closed it
-    cdef verbs.ibv_context *held   # the connection manager's, kept open for them where it is not ours
+    cdef bint gone                 # the connection manager has closed it
+    cdef verbs.ibv_context *held   # the connection manager's context, kept open for the children if `owned` is false
     cdef object by_address  # ibv_qp, ibv_cq and ibv_srq address to weakref, to name the object of an async event
-    cdef dict listeners     # of asynchronous events: id to weakref
-    cdef object reading     # lock: an event is in the queue, or all listeners have it
+    cdef dict listeners     # listeners to asynchronous events: id to weakref
+    cdef object reading     # a lock: an event is either in the queue, or has been passed to all listeners
 
     def __cinit__(self, token=None):
         made_here(token, "use Device.open()")
         self.by_address = {}
         self.listeners = {}
-        self.reading = threading.RLock()    # a finalizer may come in between, and read, too
+        self.reading = threading.RLock()    # reentrant: a finalizer may run in between and read as well
 
     def __dealloc__(self):
         self.drop()
@@ -369,15 +368,15 @@ cdef class Context(Resource):
         if self.pid != verbs.rn_pid:
             raise RuntimeError(f"this Context was opened by process {self.pid}; open it again after fork")
         if self.gone:
-            raise ValueError("this Context is closed, with the connection manager's last event channel")
+            raise ValueError("this Context was closed together with the connection manager's last event channel")
         return 0
 
     cdef void add_child(self) noexcept:
-        """The connection manager's context is held as long as it has children, whatever becomes of the identifiers.
-        The system's librdmacm never closes one.
+        """Count a child. The connection manager's context is kept open as long as it has children, whatever happens to
+        the identifiers; the system's librdmacm never closes one.
 
-        Another thread may add or remove a child while the library works: the first child may be two, each
-        with a hold, of which one is kept."""
+        Another thread may add or remove a child while the library works. So two threads may each add a first child and
+        take a hold; one of the two is kept."""
         cdef cm_hold_fn hold
         cdef verbs.ibv_context *held
         self.children += 1
@@ -398,7 +397,7 @@ cdef class Context(Resource):
                 give_back(held)
 
     cdef void remove_child(self) noexcept:
-        """Likewise: the hold is taken before another thread may see it."""
+        """The same in reverse: clear the hold before another thread can see it."""
         cdef verbs.ibv_context *held = self.held
         self.children -= 1
         if self.children:
@@ -412,7 +411,7 @@ cdef class Context(Resource):
         cdef verbs.ibv_context *ptr = self.ptr
         cdef int rc
         if self.children:
-            raise OSError(EBUSY, f"{self!r} has {self.children} objects that are not closed")
+            raise OSError(EBUSY, f"{self!r} still has {self.children} open objects: close them first")
         self.ptr = NULL
         with nogil:
             rc = verbs.rn_close_device(self.library.c, ptr)
@@ -424,18 +423,18 @@ cdef class Context(Resource):
 
     @property
     def async_fd(self):
-        """Readable when there are asynchronous events."""
+        """A descriptor that is readable when there are asynchronous events."""
         self.usable()
         return self.ptr.async_fd
 
     @property
     def num_comp_vectors(self):
-        """How many interrupts it has to tell of completions by."""
+        """How many completion vectors (interrupts) it has."""
         self.usable()
         return self.ptr.num_comp_vectors
 
     def query_device(self):
-        """What the device can do."""
+        """The properties of the device."""
         cdef verbs.ibv_device_attr_ex ex
         cdef verbs.ibv_device_attr *a = &ex.orig_attr
         cdef int rc
@@ -464,7 +463,7 @@ cdef class Context(Resource):
         )
 
     def query_rt_values(self):
-        """The device's clock now, which completion timestamps are read from, in nanoseconds.
+        """The device's clock now, in nanoseconds. Completion timestamps are read from it.
 
         :raises OSError: EOPNOTSUPP, where it cannot be read
         """
@@ -516,12 +515,12 @@ cdef class Context(Resource):
         for port in ports:
             for index in range(self.query_port(port).gid_tbl_len):
                 rc = verbs.rn_query_gid_ex(self.library.c, self.ptr, port, index, &entry)
-                if rc == -EOPNOTSUPP:  # older than rdma-core 32: no types
+                if rc == -EOPNOTSUPP:  # rdma-core before version 32 has no types
                     rc = verbs.rn_query_gid(self.library.c, self.ptr, port, index, &gid)
                     memset(&entry, 0, sizeof(entry))
                     entry.gid, entry.gid_index, entry.port_num = gid, index, port
                 if rc < 0 or not any((<char *>entry.gid.raw)[:16]):
-                    continue  # an empty place in the table
+                    continue  # an empty entry of the table
                 entries.append(GIDEntry(
                     (<char *>entry.gid.raw)[:16], entry.gid_index, entry.port_num,
                     enum_of(GIDType, entry.gid_type), entry.ndev_ifindex,
@@ -539,14 +538,14 @@ cdef class Context(Resource):
         return int.from_bytes((<char *>&key)[:2], "big")
 
     def get_async_event(self):
-        """The next asynchronous event, acknowledged, or None when there is none.
+        """The next asynchronous event, acknowledged, or None if there is none.
 
-        Who reads an event takes it from all others who read so; listeners hear of it none the less. The context of a
-        CMID is read by the streams on it, so there is less to be found here than in a `DeviceEvents`.
+        Only one reader gets an event; every listener gets it too. The streams on a CMID's context read its events, so
+        a program that needs all of them uses `DeviceEvents`.
         """
-        self.usable()   # first: in a forked child the lock may be one that nobody is left to release
-        # Who finds no event, and so takes a completion's word for what has happened, must not be one whom another
-        # thread is about to tell.
+        self.usable()   # first: in a forked child the lock may be held by a thread that does not exist
+        # The lock: a caller that finds no event concludes that there is none. So no other thread may hold an event that
+        # it has read and not yet passed on.
         with self.reading:
             found = self.read_async_event()
             if found is not None:
@@ -557,21 +556,21 @@ cdef class Context(Resource):
         return found
 
     def add_listener(self, listener):
-        """Call `listener(event)` for each asynchronous event that anybody reads from now on, in that one's thread.
+        """From now on, call `listener(event)` for each asynchronous event that anyone reads, in the reader's thread.
 
-        It must not raise. It is held weakly.
+        The listener must not raise. The context holds only a weak reference to it.
         """
         self.listeners[id(listener)] = weakref.ref(listener)
 
     def remove_listener(self, listener):
-        """Call it no more; that it was not added is no error."""
+        """Stop calling the listener. Removing a listener that was not added does nothing."""
         self.listeners.pop(id(listener), None)
 
     cdef object read_async_event(self):
         cdef verbs.ibv_async_event event
         cdef int rc
         cdef object kind
-        self.usable()   # again: the lock may have been waited for
+        self.usable()   # again: it may have been closed while waiting for the lock
         with nogil:
             rc = verbs.rn_get_async_event(self.library.c, self.ptr, &event)
         if rc == -EAGAIN or rc == -EINTR:
@@ -596,16 +595,16 @@ cdef class Context(Resource):
         return None if reference is None else reference()
 
     def counters(self):
-        """What the device has counted, where it is the embedded one; else an empty dict."""
+        """The embedded device's counters; an empty dict for other devices."""
         self.usable()
         return context_counters(self.library, self.ptr)
 
     def set_faults(self, str text):
-        """Make things go wrong in this context, on the embedded device: see docs/testing.md for the text.
+        """Inject faults into this context, on the embedded device. docs/testing.md describes the text.
 
-        It replaces what was set before, and counts anew; an empty text ends all faults.
+        It replaces the previous text and restarts all counts; an empty text ends all faults.
 
-        :raises ValueError: the text makes no sense; the message says what would
+        :raises ValueError: the text is wrong; the message says what is expected
         :raises OSError: EOPNOTSUPP, on another device
         """
         self.usable()
@@ -630,7 +629,7 @@ cdef extern from "<fcntl.h>" nogil:
 
 
 cdef int set_nonblocking(Resource owner, int fd) except -1:
-    """The libraries read events with read(2): without this a get_*_event would sleep. Who cannot have it is closed."""
+    """Make a descriptor non-blocking, since the libraries get events with read(2). On failure close its owner."""
     cdef int flags = fcntl(fd, F_GETFL), error
     if flags < 0 or fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0:
         error = errno
@@ -642,9 +641,9 @@ cdef int set_nonblocking(Resource owner, int fd) except -1:
 
 # ---- What the embedded device counts ------------------------------------------------------------
 #
-# Extras that only its library exports, found by name. Where they are missing there is nothing to tell.
+# Only its library exports these functions; they are looked up by name. Other libraries have no counters.
 
-cdef extern from "soft/counters.h" nogil:
+cdef extern from "soft/base/counters.h" nogil:
     struct rn_counters:
         uint64_t send_wrs
         uint64_t recv_wrs
@@ -681,7 +680,7 @@ cdef extern from "soft/counters.h" nogil:
 ctypedef int (*context_counters_fn)(verbs.ibv_context *, rn_counters *) noexcept nogil
 ctypedef int (*qp_counters_fn)(verbs.ibv_qp *, rn_counters *) noexcept nogil
 ctypedef void (*live_fn)(rn_live *) noexcept nogil
-ctypedef int (*chaos_fn)(verbs.ibv_context *, const char *, char *, size_t) noexcept nogil
+ctypedef int (*faults_fn)(verbs.ibv_context *, const char *, char *, size_t) noexcept nogil
 
 
 cdef dict context_counters(Library library, verbs.ibv_context *context):
@@ -713,14 +712,14 @@ cdef dict library_live(Library library):
 
 
 cdef int set_faults(Library library, verbs.ibv_context *context, str text) except -1:
-    """Without a context: for all of the process; without a text: as the environment has it."""
-    cdef chaos_fn call = <chaos_fn>library.symbol("rdmanet_soft_chaos")
+    """Set faults: without a context, for the whole process; without a text, those of the environment."""
+    cdef faults_fn call = <faults_fn>library.symbol("rdmanet_soft_chaos")
     cdef bytes encoded = None if text is None else text.encode()
     cdef const char *c_text = NULL
     cdef char why[512]
     cdef int rc
     if call is NULL:
-        raise OSError(EOPNOTSUPP, f"faults can be set on the embedded device only, not on {library.name}'s")
+        raise OSError(EOPNOTSUPP, f"set_faults: only the embedded device can inject faults, {library.name} cannot")
     if encoded is not None:
         c_text = encoded
     with nogil:
@@ -729,3 +728,22 @@ cdef int set_faults(Library library, verbs.ibv_context *context, str text) excep
         raise ValueError(why.decode(errors="replace"))
     check(-rc, "rdmanet_soft_chaos")
     return 0
+
+
+_NO_FAULT = "no-such-fault"
+
+
+cdef str why_no_faults(Library library):
+    """What is wrong with RDMANET_SOFT_CHAOS of the environment; "" if nothing.
+
+    The device reports the first error of a text and does not set it. A fault that does not exist is appended, so that
+    a correct text is not set either.
+    """
+    cdef str text = os.environ.get("RDMANET_SOFT_CHAOS", "")
+    if text and library.embedded_device:
+        try:
+            set_faults(library, NULL, f"{text}, {_NO_FAULT}")
+        except ValueError as exc:
+            if not str(exc).startswith(_NO_FAULT):
+                return f"RDMANET_SOFT_CHAOS: {exc}"
+    return ""

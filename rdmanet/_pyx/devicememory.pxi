@@ -1,7 +1,7 @@
-# Device memory: memory on the device itself, that no CPU address leads to.
+# Device memory: memory on the device itself, which the CPU cannot address.
 #
-# The CPU copies in and out with calls; work requests and peers reach it through a region made by
-# PD.reg_dm_mr(), whose addresses begin at 0.
+# The CPU copies to and from it by calls; work requests and peers access it through a region of PD.reg_dm_mr(), whose
+# addresses begin at 0.
 
 
 @cython.no_gc_clear
@@ -9,9 +9,9 @@ cdef class DM(Resource):
     """Memory on the device; see ibv_alloc_dm(3).
 
     :param context: the device
-    :param length: in bytes; len() is the same
-    :param log_align_req: its alignment is at least 2 to this power
-    :raises OSError: EOPNOTSUPP where the device has none; ENOMEM, when it has no more
+    :param length: in bytes, also returned by len()
+    :param log_align_req: the minimum alignment, as a power of 2
+    :raises OSError: EOPNOTSUPP if the device has none; ENOMEM if it has no more
     """
 
     cdef verbs.ibv_dm *ptr
@@ -60,9 +60,9 @@ cdef class DM(Resource):
         return 0
 
     def copy_to_dm(self, uint64_t offset, data):
-        """Copy bytes into the device memory; most devices want offset and length to be multiples of 4.
+        """Copy bytes into the device memory. Most devices require multiples of 4 for offset and length.
 
-        :raises IndexError: they do not fit there
+        :raises IndexError: the bytes do not fit
         """
         cdef const unsigned char[::1] view
         cdef const void *source = NULL
@@ -79,9 +79,9 @@ cdef class DM(Resource):
         check(rc, "ibv_memcpy_to_dm")
 
     def copy_from_dm(self, uint64_t offset, size_t length):
-        """Bytes of the device memory; most devices want offset and length to be multiples of 4.
+        """Copy bytes out of the device memory. Most devices require multiples of 4 for offset and length.
 
-        :raises IndexError: they are not in it
+        :raises IndexError: the range is not within the memory
         """
         cdef bytes data
         cdef char *target

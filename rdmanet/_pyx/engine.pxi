@@ -1,43 +1,20 @@
-# The data engine of one (loop, device): completions in, bytes out, and when to look again.
+# The data engine of one (loop, device): all connections of the byte stream there.
 #
-# A pass polls a bounded number of completions, gives each to its connection, lets the connections
-# deliver, flushes what was written meanwhile, and returns to the loop. What then makes the next pass
-# happen is the whole art:
+# It is a Watcher (watcher.pxi), whose passes come when completions do, or when a connection has something to do. A pass
+# gives each completion to its connection, lets the connections deliver, flushes what was written meanwhile, reports
+# failures, and returns to the loop.
 #
-#   * Waking a sleeping process costs some 20 us each way, a look at the queue 30 ns. So while traffic
-#     flows the engine stays awake: it passes again by call_soon, and looks a couple of microseconds
-#     in C, but only when nothing was delivered (woken tasks must not wait for it).
-#   * A queue that is silent for longer than a sleep and a wake cost is not worth watching. The engine
-#     learns the gaps between messages (watch.pxi); when they are long it arms the queue and sleeps at once.
-#   * Sleeping: arm, then poll once more (a completion that came before the arming raises no event:
-#     ibv_req_notify_cq(3)), then wait for the channel's file descriptor.
-#
-# A pass costs what is busy, not what there is. A thousand connections have many completion queues, and of those only
-# the ones are polled that are awake. One that was armed, and polled once more in vain, is asleep: an event names it,
-# and makes it one of the awake again; so does a write, whose completion is to come. All go to sleep when the engine
-# does; while others keep that awake, one goes alone that had nothing while they were found to have something MISSED
-# times. Queues grow, each twice as large as the one before, so there are few to be named.
-#
-# Every wr_id is 20 bits of connection index, 16 of generation, 3 unused, 1 that says "a send", and 24
-# of slot or sequence number. A completion of an earlier generation is counted and dropped. The slots of shared rings
-# have SHARED_INDEX for an index, which no connection has, and the ring's number for a generation.
+# What is particular to it: it expects messages as long as it lives; the window is learned from those only, not from the
+# completions of its own sends; and while connections wait for credits it watches for longer (`blocked`), since a reader
+# grants half a ring at a time. A thousand connections have several completion queues, each twice as large as the one
+# before, so there are few to be watched.
 
 cdef enum:
-    ACK_BATCH = 16                  # events acknowledged in one call: it takes a lock
-    BATCH = 64                      # completions of one poll
-    INDEX_SHIFT = 44
-    STREAM_GENERATION_SHIFT = 28
     STREAM_QUEUE = 4096             # completion queue entries asked for, of the first queue
     STREAM_QUEUE_MOST = 65536       # and of any; the embedded device has no more queue pairs for one than fit that
-    MISSED = 1024                   # some milliseconds of traffic; going to sleep and being woken costs a few us
-    NOT_ARMED = 0
-    ARMED = 1
-    ARMED_AND_EMPTY = 2             # a look after the arming found nothing
     PATIENCE = 64                   # passes, of a batch each, that empty a queue of STREAM_QUEUE
     MAX_INLINE = 192
     SEND_BUFFERS_SPARE = 16         # connections on shared rings take turns at those
-
-cdef uint64_t WR_BASE_MASK = ~((<uint64_t>1 << STREAM_GENERATION_SHIFT) - 1)
 
 
 @cython.no_gc_clear
@@ -49,41 +26,27 @@ cdef class StreamPD(PD):
 
 
 @cython.no_gc_clear
-cdef class StreamEngine:
+cdef class StreamEngine(Watcher):
     """All connections of one event loop on one device.
 
-    `busy_poll` bounds the watching after the last message, in seconds: None leaves it to the engine
-    (200 us at most, less when messages are rare), 0 switches it off.
+    `notifier` tells when the completion channel is readable. `busy_poll` is how long to watch after each message,
+    in seconds: None leaves it to the engine (see busypoll.pxi), 0 switches it off.
     """
 
     cdef readonly PD pd
-    cdef readonly CompChannel channel
-    cdef readonly list cqs
-    cdef list awake                     # those of them that are polled; the others are armed, and will be named
-    cdef Py_ssize_t expected            # events of one wake-up: so many were awake when we went to sleep
-    cdef bint tired                     # one of the awake has missed too much
-    cdef uint64_t hits                  # looks that found something in a queue
+    cdef readonly RegistrationCache registrations   # of one-sided operations
     cdef list lost_cqs
-    cdef list reserved                  # entries promised to connections, a number a queue
     cdef dict pools
-    cdef list table                     # index -> StreamConnection or None
+    cdef list table                     # index -> Connection or None
     cdef list vacant
     cdef list generations
     cdef readonly list shared_rings     # by number; None where one was given up
-    cdef bint keeping                   # a shared ring has completions that are to be dispatched first
     cdef bint empty_rings               # one has no connection left, and may go
     cdef list in_want                   # connections on shared rings that found no memory to send from
     cdef list ready, dirty, failed
-    cdef StreamConnection delivering    # whose callback is running
-    cdef object loop, call_soon, pass_method
-    cdef Py_ssize_t blocked             # connections with bytes to send and no credit or slot
-    cdef bint in_pass, scheduled, closed
-    cdef bint lost                      # the device has failed: it will tell nothing any more
-    cdef pid_t pid                      # a forked child touches nothing of its parent's
-    cdef uint64_t tick
+    cdef Connection delivering    # whose callback is running
+    cdef object loop
 
-    cdef verbs.ibv_wc completions[BATCH]
-    cdef int completion_next, completion_count
     cdef verbs.ibv_recv_wr recv_wr[CHAIN]
     cdef verbs.ibv_sge recv_sge[CHAIN]
     cdef uint32_t recv_count
@@ -97,19 +60,13 @@ cdef class StreamEngine:
     cdef public uint32_t max_inline
     cdef uint32_t behind_operations     # flags of what is posted while one-sided requests are in flight
 
-    cdef watch_window window
-    cdef readonly uint64_t passes, sleeps, wakeups, messages, stale, polls
+    cdef readonly uint64_t stale
 
-    def __cinit__(self, loop, Context context, busy_poll=None):
+    def __cinit__(self, loop, notifier, Context context, busy_poll=None):
         cdef const uint32_t *vouched
+        self.set_busy_poll(busy_poll)
         self.loop = loop
-        self.call_soon = loop.call_soon
-        self.pass_method = self.pass_
-        self.cqs = []
-        self.awake = []
-        self.expected = 1
         self.lost_cqs = []
-        self.reserved = []
         self.pools = {}
         self.table = []
         self.vacant = []
@@ -124,11 +81,8 @@ cdef class StreamEngine:
         # that was posted earlier, unless the SEND is told to wait.
         if context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:
             self.behind_operations = verbs.IBV_SEND_FENCE
-        self.pid = verbs.rn_pid
-        self.tick = 1
-        self.set_busy_poll(busy_poll)
         self.pd = StreamPD(context)
-        self.channel = CompChannel(context)
+        self.registrations = RegistrationCache(self.pd)
         # Only what a connection holds a reference to is ever posted, so the embedded device need not
         # try each range before it reads it.
         vouched = <const uint32_t *>verbs.rn_library_symbol(context.library.c, "rdmanet_soft_access_vouched")
@@ -139,9 +93,10 @@ cdef class StreamEngine:
         else:
             self.implicit_lkey = self.implicit.ptr.lkey
             self.implicit_lkey_valid = True
+        self.begin(CompChannel(context), notifier, loop.call_soon, self.channel_ready)
 
     def set_busy_poll(self, busy_poll):
-        """Bound the watching after the last message to `busy_poll` seconds (None: adaptive, 0: none)."""
+        """Watch for `busy_poll` seconds after each message (None: adaptive, 0: none)."""
         watch_limit(&self.window, busy_poll)
 
     # -- connections ---------------------------------------------------------------------------------
@@ -182,24 +137,14 @@ cdef class StreamEngine:
                 self.shared_rings[number] = None
                 ring.close()
                 if ring.cq in self.cqs:
-                    self.remove_queue(ring.cq)
+                    self.unwatch(ring.cq)
                     ring.cq.close()
         return 0
 
     cdef int add_queue(self, CQ cq, Py_ssize_t reserved) except -1:
-        self.cqs.append(cq)
-        self.reserved.append(reserved)
-        # A new queue has to be armed before anything can be heard of it.
-        self.rouse(cq)
+        cq.reserved = reserved
+        self.watch(cq)
         return self.wake()
-
-    cdef int remove_queue(self, CQ cq) except -1:
-        cdef Py_ssize_t at = self.cqs.index(cq)
-        del self.cqs[at], self.reserved[at]
-        if cq.awake:
-            self.awake.remove(cq)
-            cq.awake = False
-        return 0
 
     @property
     def can_share(self):
@@ -209,11 +154,12 @@ cdef class StreamEngine:
 
     def reserve(self, entries):
         """A completion queue with room for `entries` more, for a queue pair of such depths."""
-        for i in range(len(self.cqs)):
-            if self.reserved[i] + entries <= (<CQ>self.cqs[i]).ptr.cqe:
-                self.reserved[i] += entries
-                return self.cqs[i]
-        size = max([STREAM_QUEUE] + [min(2 * (<CQ>cq).ptr.cqe, STREAM_QUEUE_MOST) for cq in self.cqs])
+        cdef CQ cq
+        for cq in self.cqs:
+            if cq.reserved + entries <= cq.ptr.cqe:
+                cq.reserved += entries
+                return cq
+        size = max([STREAM_QUEUE] + [min(2 * (<CQ>other).ptr.cqe, STREAM_QUEUE_MOST) for other in self.cqs])
         size = max(min(size, self.pd.context.query_device().max_cqe), entries)
         cq = CQ(self.pd.context, size, self.channel)
         self.add_queue(cq, entries)
@@ -221,22 +167,21 @@ cdef class StreamEngine:
 
     def unreserve(self, CQ cq, entries):
         """The queue pair made on `cq` is gone, or never came to be."""
-        if cq in self.cqs:
-            self.reserved[self.cqs.index(cq)] -= entries
+        cq.reserved -= entries
 
-    cdef uint64_t enroll(self, StreamConnection connection):
+    cdef uint64_t enroll(self, Connection connection):
         cdef Py_ssize_t index
         if self.vacant:
             index = self.vacant.pop()
             self.table[index] = connection
-            self.generations[index] = (self.generations[index] + 1) & 0xFFFF
+            self.generations[index] += 1
         else:
             index = len(self.table)
             self.table.append(connection)
             self.generations.append(0)
-        return (<uint64_t>index << INDEX_SHIFT) | (<uint64_t>self.generations[index] << STREAM_GENERATION_SHIFT)
+        return stream_wr_base(index, self.generations[index])
 
-    cdef int expel(self, StreamConnection connection) except -1:
+    cdef int expel(self, Connection connection) except -1:
         cdef Py_ssize_t index = connection.wr_base >> INDEX_SHIFT
         self.table[index] = None
         self.vacant.append(index)
@@ -254,13 +199,13 @@ cdef class StreamEngine:
 
     # -- the pass ------------------------------------------------------------------------------------
 
-    cdef inline int deliver_later(self, StreamConnection connection) except -1:
+    cdef inline int deliver_later(self, Connection connection) except -1:
         if not connection.listed:
             connection.listed = True
             self.ready.append(connection)
         return 0
 
-    cdef inline int flush_later(self, StreamConnection connection) except -1:
+    cdef inline int flush_later(self, Connection connection) except -1:
         if not connection.dirty:
             connection.dirty = True
             self.dirty.append(connection)
@@ -268,198 +213,40 @@ cdef class StreamEngine:
 
     cdef int wake_if_running(self) except -1:
         """The same from where connections end: their loop may have ended before."""
-        if not self.closed and not self.loop.is_closed():
+        if not self.closed and (self.by_hand or not self.loop.is_closed()):
             self.wake()
         return 0
 
-    cdef int wake(self) except -1:
-        """Have a pass run soon."""
-        if not self.scheduled and not self.in_pass and not self.closed:
-            self.scheduled = True
-            self.call_soon(self.pass_method)
-        return 0
-
-    def pass_(self):
-        """One pass, as call_soon runs it."""
-        self.scheduled = False
-        self.look()
-
     def channel_ready(self):
         """The completion channel is readable: take its events, then look. Returns whether there were any."""
-        cdef CQ cq
-        cdef Py_ssize_t events = 0
-        if self.pid != verbs.rn_pid:
+        if self.closed or self.pid != verbs.rn_pid or not self.take_events():
             return False
-        # As many as there were busy queues, each of which an arming gives one. Should there be more, the descriptor
-        # stays readable; asking until there is none would cost a system call at each wake-up.
-        while events < self.expected and (cq := self.channel.get_cq_event()) is not None:
-            events += 1
-            cq.armed = NOT_ARMED
-            self.rouse(cq)
-            if cq.unacked >= ACK_BATCH:
-                cq.ack_rest()
-        if events:
-            self.wakeups += 1
-            self.look()
-        return events > 0
+        self.wakeups += 1
+        self.run_pass()
+        return True
 
-    cdef int look(self) except -1:
-        cdef uint64_t messages = self.messages
-        cdef bint quiet = True
-        if self.closed or self.in_pass or self.pid != verbs.rn_pid:
-            return 0
-        self.in_pass = True
-        self.passes += 1
-        self.tick += 1
-        try:
-            if (
-                self.poll() == 0 and self.awake and not self.ready and not self.dirty
-                and self.window.limit_ns and (self.window.ns or self.blocked)
-            ):
-                self.spin()
-            self.deliver_all()
-            self.flush_all()
-            self.fail_all()
-            if self.empty_rings:
-                self.close_empty_rings()
-            if self.tired:
-                self.send_to_bed()
-            quiet = not (
-                self.ready or self.dirty or self.failed or self.keeping or self.completion_next < self.completion_count)
-        except BaseException:
-            quiet = False
-            raise
-        finally:
-            self.in_pass = False
-            if not self.closed:
-                self.rest(quiet, messages != self.messages)
+    cdef bint has_work(self) except -1:
+        return bool(self.ready or self.dirty or self.failed or self.keeping)
+
+    cdef int work(self, int found) except -1:
+        """Let the connections deliver, flush and end."""
+        self.deliver_all()
+        self.flush_all()
+        self.fail_all()
+        if self.empty_rings:
+            self.close_empty_rings()
         return 0
 
-    cdef int rest(self, bint quiet, bint got_messages) except -1:
-        """Pass again, or arm and sleep."""
-        cdef uint64_t now
-        if not quiet:
-            return self.wake()
-        if self.window.limit_ns:
-            now = now_ns()
-            if got_messages:
-                watch_learn(&self.window, now)
-            # Writers that wait for credits expect them: a reader grants half a ring at a time.
-            if now - self.window.last_ns < (self.window.limit_ns if self.blocked else self.window.ns):
-                return self.wake()
-        if self.scheduled:
-            return 0
-        if self.awake and not self.lost:
-            if self.arm(0) and (self.poll() or self.failed):
-                return self.wake()
-            self.expected = max(1, len(self.awake))
-            self.put_to_sleep(0)
-        self.sleeps += 1
-        self.window.slept = True
+    cdef int broken(self, CQ cq, error) except -1:
+        self.lose_queue(cq, error)
         return 0
-
-    cdef int rouse(self, CQ cq) except -1:
-        """Poll it from now on. One that is not ours (any more) is left alone."""
-        cq.last_hit = self.hits
-        if not cq.awake and cq in self.cqs:
-            cq.awake = True
-            self.awake.append(cq)
-        return 0
-
-    cdef int rouse_all(self) except -1:
-        cdef CQ cq
-        for cq in self.cqs:
-            self.rouse(cq)
-        return 0
-
-    cdef int arm(self, uint64_t missed) except -1:
-        """Those that are awake and have missed so many hits; returns how many were not armed yet.
-
-        One that is, as no event of it has been taken, needs no other arming: either that one stands, or its event waits
-        at the channel.
-        """
-        cdef CQ cq
-        cdef int rc, count = 0
-        for cq in self.awake.copy():
-            if cq.armed or self.hits - cq.last_hit < missed:
-                continue
-            rc = verbs.rn_req_notify_cq(cq.ptr, 0)
-            if rc < 0:
-                self.lose_queue(cq, OSError(-rc, f"ibv_req_notify_cq: {strerror(-rc).decode()}"))
-            cq.armed = ARMED
-            count += 1
-        return count
-
-    cdef int put_to_sleep(self, uint64_t missed) except -1:
-        """Those that are armed, were found empty after that, and have missed so many hits."""
-        cdef CQ cq
-        cdef list awake = []
-        for cq in self.awake:
-            if cq.armed == ARMED_AND_EMPTY and self.hits - cq.last_hit >= missed:
-                cq.awake = False
-            else:
-                awake.append(cq)
-        self.awake = awake
-        return 0
-
-    cdef int send_to_bed(self) except -1:
-        """The ones that are empty while others are not: no pass is to look at them."""
-        self.tired = False
-        if not self.lost:
-            self.arm(MISSED)
-            self.poll()     # one that has something after all stays
-            self.put_to_sleep(MISSED)
-        return 0
-
-    cdef int spin(self) except -1:
-        """Look for a couple of microseconds; a message mostly comes right behind the last one."""
-        cdef uint64_t until = now_ns() + SPIN_NS
-        cdef int i
-        while self.poll() == 0:
-            for i in range(8):
-                cpu_relax()
-            if now_ns() > until:
-                break
-        return 0
-
-    cdef int poll(self) except -1:
-        """Take completions, at most a batch a queue; returns how many."""
-        cdef CQ cq
-        cdef int total = 0, n
-        # What an exception kept the last pass from handing out comes first.
-        if self.completion_next < self.completion_count:
-            total += self.completion_count - self.completion_next
-            self.dispatch()
-        if self.keeping:
-            total += self.dispatch_kept()
-        for cq in self.awake:
-            if self.keeping:
-                total += self.dispatch_kept()
-            self.polls += 1
-            n = verbs.rn_poll_cq(cq.ptr, BATCH, self.completions)
-            if n < 0:
-                self.lose_queue(cq, OSError(-n, f"ibv_poll_cq: {strerror(-n).decode()}"))
-                return total + 1    # the other queues at the next look
-            if n:
-                total += n
-                self.hits += 1
-                cq.last_hit = self.hits
-                self.completion_next = 0
-                self.completion_count = n
-                self.dispatch()
-            else:
-                if cq.armed == ARMED:
-                    cq.armed = ARMED_AND_EMPTY
-                if self.hits - cq.last_hit >= MISSED:
-                    self.tired = True
-        return total
 
     def lose_queue(self, CQ cq, error):
         """A completion queue has failed for good (it was overrun, say), and with it all connections on it."""
-        cdef StreamConnection connection
+        cdef Connection connection
         if cq not in self.cqs:
             return
-        self.remove_queue(cq)
+        self.unwatch(cq)
         self.lost_cqs.append(cq)
         for connection in self.connections:
             if connection.qp is not None and connection.qp.send_cq is cq:
@@ -469,8 +256,9 @@ cdef class StreamEngine:
         """The device has failed, and is not to be asked to tell of completions. What there is of them is taken yet."""
         self.lost = True
         self.rouse_all()
+        self.turn_deaf()
 
-    cdef int dispatch_kept(self) except -1:
+    cdef int take_kept(self) except -1:
         """What shared rings met while they took a connection's slots back comes before anything newer."""
         cdef SharedRing ring
         cdef int total = 0, n
@@ -486,38 +274,15 @@ cdef class StreamEngine:
         self.keeping = False
         return total
 
-    cdef int dispatch_shared(self, verbs.ibv_wc *wc) except -1:
-        cdef SharedRing ring
-        cdef uint64_t number = (wc.wr_id >> STREAM_GENERATION_SHIFT) & 0xFFFF
-        ring = self.shared_rings[number] if number < <uint64_t>len(self.shared_rings) else None
-        if ring is None:
-            self.stale += 1
-            return 0
-        return ring.received(wc)
-
     cdef int dispatch(self) except -1:
-        cdef verbs.ibv_wc *wc
-        cdef StreamConnection connection
-        cdef uint64_t index
         while self.completion_next < self.completion_count:
-            wc = &self.completions[self.completion_next]
             self.completion_next += 1
-            index = wc.wr_id >> INDEX_SHIFT
-            connection = self.table[index] if index < <uint64_t>len(self.table) else None
-            if connection is None or (wc.wr_id & WR_BASE_MASK) != connection.wr_base:
-                if index == SHARED_INDEX:
-                    self.dispatch_shared(wc)
-                else:
-                    self.stale += 1
-                continue
-            if not wc.wr_id & SEND_FLAG:
-                self.messages += 1
-            connection.completed(wc)
+            route_to_stream(self, &self.completions[self.completion_next - 1])
         return 0
 
     cdef int deliver_all(self) except -1:
         cdef list ready = self.ready
-        cdef StreamConnection connection
+        cdef Connection connection
         cdef Py_ssize_t i = 0, n = len(ready)
         if n == 0:
             return 0
@@ -542,7 +307,7 @@ cdef class StreamEngine:
 
     cdef int flush_all(self) except -1:
         cdef list dirty = self.dirty
-        cdef StreamConnection connection
+        cdef Connection connection
         cdef Py_ssize_t i = 0, n = len(dirty)
         if n == 0:
             return 0
@@ -569,9 +334,9 @@ cdef class StreamEngine:
 
         Others' traffic may see to it that some always are; then the older ones have been seen at least.
         """
-        cdef StreamConnection connection
+        cdef Connection connection
         cdef bint drained
-        if not self.failed:
+        if not self.failed or self.by_hand:     # by hand: the loop will report them
             return 0
         self.rouse_all()    # what the failed ones still have may be in a queue whose event has not been taken
         drained = self.poll() == 0
@@ -579,7 +344,7 @@ cdef class StreamEngine:
             # Hearing of one's end may be that of others, too.
             if connection in self.failed and (drained or self.tick - connection.failure_tick > PATIENCE):
                 self.failed.remove(connection)
-                connection._fabric_failed(connection.failure)
+                connection.owner._fabric_failed(connection.failure)
         return 0
 
     def drain(self):
@@ -594,13 +359,13 @@ cdef class StreamEngine:
         cdef CQ cq
         if self.closed:
             return
-        self.closed = True
-        # A cycle through the loop, which no collector breaks: neither side can be cleared.
-        self.loop = self.call_soon = self.pass_method = None
+        self.end()
+        self.loop = None
         for pool in self.pools.values():
             (<RingPool>pool).close()
         if self.implicit is not None:
             self.implicit.close()
+        self.registrations.close()
         for ring in self.shared_rings:
             if ring is not None:
                 (<SharedRing>ring).close()
@@ -628,5 +393,6 @@ cdef class StreamEngine:
             "queues_awake": len(self.awake),
             "stale_completions": self.stale,
             "window_ns": self.window.ns,
-            "gap_ns": self.window.gap_ns,
+            "busy_ns": self.window.busy_ns,
+            "wait_ns": self.window.wait_ns,
         }

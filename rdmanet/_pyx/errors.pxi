@@ -1,46 +1,47 @@
-# Codes into exceptions.
+# Return codes to exceptions.
 #
-# calls.h answers >= 0 or -errno for every call of the library; check() is the only place where that
-# becomes an exception. OSError picks its own subclass by the number: TimeoutError, PermissionError...
+# Each function of calls.h returns a value >= 0 or -errno; check() is the only place that turns it into an exception.
+# OSError picks its own subclass by the number: TimeoutError, PermissionError...
 
 
 cdef int check(int rc, str call) except -1:
-    """rc, when it says success; otherwise raise what it says, naming the call."""
+    """Return rc if it is a success; else raise OSError, with the name of the call."""
     if rc < 0:
         raise OSError(-rc, f"{call}: {strerror(-rc).decode()}")
     return rc
 
 
 cdef int check_locked(int rc, str call, size_t length) except -1:
-    """check(), for a call that locks memory: what it usually is that there is not enough of."""
+    """check() for a call that locks memory, with a note about the limit if it fails with ENOMEM."""
     if rc != -ENOMEM:
         return check(rc, call)
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    limit = "without limit" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
+    limit = "any amount" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
     exc = OSError(ENOMEM, f"{call}: {strerror(ENOMEM).decode()}")
     exc.add_note(
-        f"{length} bytes could not be registered. An adapter's memory is locked, and this process may lock {limit}: "
-        "`ulimit -l unlimited`; for a service LimitMEMLOCK=infinity; for a container --ulimit memlock=-1. "
-        "`rdmanet doctor` says more")
+        f"{length} bytes could not be registered. An adapter locks registered memory, and this process may lock "
+        f"{limit}. Raise the limit: `ulimit -l unlimited`; for a service LimitMEMLOCK=infinity; for a container "
+        "--ulimit memlock=-1. `rdmanet doctor` says more")
     raise exc
 
 
 cdef int check_kernel(int rc, str call) except -1:
-    """check(), for the calls that a device of the kernel's begins with: what it usually is that they lack."""
+    """check() for the first calls on a device of the kernel, with a note about permissions and modules."""
     if rc >= 0:
         return rc
     exc = OSError(-rc, f"{call}: {strerror(-rc).decode()}")
     if exc.errno in (EACCES, EPERM):
-        exc.add_note("This user may not open the device's nodes: `ls -l /dev/infiniband`. `chmod 666 /dev/infiniband/*`"
-                     " or udev's rules (`apt-get install rdma-core`). `rdmanet doctor` says more")
+        exc.add_note("This user may not open the device nodes (`ls -l /dev/infiniband`). Allow it by `chmod 666 "
+                     "/dev/infiniband/*`, or by udev's rules (`apt-get install rdma-core`). "
+                     "`rdmanet doctor` says more")
     elif exc.errno in (ENOSYS, ENODEV, ENOENT):
-        exc.add_note("The kernel has no RDMA, or it is not loaded: `modprobe -a ib_uverbs rdma_ucm`; a container needs "
-                     "--device=/dev/infiniband. `rdmanet doctor` says more")
+        exc.add_note("The kernel has no RDMA support, or has not loaded it: `modprobe -a ib_uverbs rdma_ucm`. A "
+                     "container needs --device=/dev/infiniband. `rdmanet doctor` says more")
     raise exc
 
 
 cdef object enum_of(object kind, int value):
-    """The member of an enumeration; UNKNOWN_n, which is none of them, where a device knows more than we do."""
+    """The member of an enumeration; a new UNKNOWN_n if the device returned a value that it does not have."""
     try:
         return kind(value)
     except ValueError:
@@ -50,29 +51,29 @@ cdef object enum_of(object kind, int value):
 
 
 cdef int read_size(object value, str what, object error, size_t *size) except -1:
-    """A number of bytes, of an argument; `error` if there cannot be so many."""
+    """Convert an argument to a number of bytes; raise `error` if it is out of range."""
     cdef object number = PyNumber_Index(value)
     try:
         size[0] = number
     except OverflowError:
-        raise error(f"{what} {value} is {'negative' if number < 0 else 'more than an address can be'}") from None
+        raise error(f"{what} {value} is {'negative' if number < 0 else 'more than an address space has'}") from None
     return 0
 
 
 cdef object field(object record, str name, uint64_t most, bint optional=False):
-    """A number that a record has, or 0 for None if it is optional. An exception names what is none, or has no room."""
+    """An integer field of a record, or 0 for None if it is optional. Errors name the record and the field."""
     cdef object value = getattr(record, name)
     if value is None and optional:
         return 0
     try:
         value = PyNumber_Index(value)
     except TypeError:
-        raise TypeError(f"{type(record).__name__}.{name}: {value!r} is no whole number") from None
+        raise TypeError(f"{type(record).__name__}.{name}: {value!r} is not an integer") from None
     if not 0 <= value <= most:
         raise OverflowError(f"{type(record).__name__}.{name}: {value} is not in 0..{most}")
     return value
 
 
 cdef bytes copy_of(object data):
-    """The bytes of a buffer. bytes() takes a number, too, for as many zeros."""
+    """A copy of a buffer. bytes() alone would also take a number, and return that many zeros."""
     return bytes(memoryview(data))

@@ -1,9 +1,9 @@
-# Verbs libraries, and what all objects made through one have in common.
+# Verbs libraries, and the base class of all verbs objects.
 #
-# A library is the embedded device's shared object, or the system's libibverbs.so.1 with
-# librdmacm.so.1. Both are opened once, on first use, and stay open: device memory may be mapped and
-# threads of the library may run for as long as the process does. Every object leads to its library
-# through its parents, so that objects of two libraries are never handed to each other unnoticed.
+# A library is the embedded device's shared object, or the system's libibverbs.so.1 with librdmacm.so.1. Each is opened
+# once, on first use, and stays open, because device memory may be mapped and threads of the library may run until the
+# process ends. Every object leads to its library through its parents, so that objects of two libraries are never mixed
+# unnoticed.
 
 EMBEDDED_ENVIRONMENT = "RDMANET_SOFT_LIBRARY"
 
@@ -20,7 +20,7 @@ cdef object _HERE = object()
 
 
 cdef int made_here(object token, str instead) except -1:
-    """For __cinit__ of what this module makes, and nobody else: without what follows it would be of no use."""
+    """For the __cinit__ of classes that only this module may instantiate: raise TypeError unless it does."""
     if token is not _HERE:
         raise TypeError(instead)
     return 0
@@ -30,7 +30,7 @@ cdef class Library:
     """A verbs library: the embedded device's, or the system's rdma-core.
 
     :ivar name: "embedded" or "rdma-core"
-    :ivar path: of libibverbs, or of the embedded device
+    :ivar path: the file of libibverbs, or of the embedded device
     """
 
     cdef verbs.rn_library *c
@@ -51,7 +51,7 @@ cdef class Library:
     def embedded():
         """The embedded device's library.
 
-        It lies in the package; RDMANET_SOFT_LIBRARY names another one.
+        It is part of the package; RDMANET_SOFT_LIBRARY names another file.
 
         :raises DeviceNotFoundError: the file is not there or cannot be loaded
         """
@@ -65,7 +65,7 @@ cdef class Library:
 
     @staticmethod
     def system():
-        """The system's libibverbs and librdmacm, or None where they are not installed; missing() says why."""
+        """The system's libibverbs and librdmacm, or None if they are not installed; missing() says why."""
         return _open_library("rdma-core", "libibverbs.so.1", "librdmacm.so.1")
 
     @staticmethod
@@ -81,7 +81,7 @@ cdef class Library:
     def devices(self):
         """This library's devices.
 
-        :raises OSError: the library cannot ask, for instance because the kernel lacks RDMA support
+        :raises OSError: the library cannot list them, for instance because the kernel lacks RDMA support
         """
         cdef verbs.ibv_device **devices
         cdef int count, i
@@ -92,9 +92,9 @@ cdef class Library:
             verbs.rn_free_device_list(self.c, devices)
 
     def optional_calls(self):
-        """Which of the calls that not every version has are there: by name as in the library.
+        """The calls that only some versions of the library have: name to whether this one has it.
 
-        One that is not there is an OSError with EOPNOTSUPP when it is needed.
+        Whatever needs a missing one raises OSError with EOPNOTSUPP.
         """
         cdef dict calls = {}
         cdef const char *name
@@ -106,27 +106,27 @@ cdef class Library:
             calls[name.decode()] = bool(present)
 
     def live(self):
-        """What the embedded device holds in this process, by kind; empty for another library."""
+        """The number of objects of the embedded device in this process, by kind; empty for another library."""
         return library_live(self)
 
     def set_faults(self, str text):
-        """Make things go wrong in all contexts of this process, those to come included.
+        """Inject faults into all contexts of this process, including future ones.
 
-        Otherwise as Context.set_faults(); None is what the environment's RDMANET_SOFT_CHAOS says.
+        The text is as for Context.set_faults(); None restores the environment's RDMANET_SOFT_CHAOS.
         """
         set_faults(self, NULL, text)
 
     def faults_happened(self):
-        """How many faults have come to pass in this process since set_faults() was called last.
+        """How many faults have happened in this process since the last call of set_faults().
 
-        A test that meant to provoke one can see that it did.
+        A test uses it to check that the fault that it set has happened.
         """
         cdef happened_fn call = <happened_fn>self.symbol("rdmanet_soft_chaos_happened")
         return 0 if call is NULL else call()
 
     def log_to(self, int fd):
-        """Send the embedded device's warnings to a descriptor that does not block, one write a line; -1: to standard
-        error. False for another library, which has none.
+        """Write the embedded device's warnings to a non-blocking descriptor, one write per line; -1 is standard error.
+        Returns False for another library, which has no such warnings.
         """
         cdef log_to_fn call = <log_to_fn>self.symbol("rdmanet_soft_log_to")
         if call is NULL:
@@ -136,7 +136,7 @@ cdef class Library:
         return True
 
     cdef str settings_error(self):
-        """What was wrong with the environment's switches when the embedded device was opened last; "" if nothing."""
+        """What was wrong with the environment variables when the embedded device was last opened; "" if nothing."""
         cdef settings_error_fn call = <settings_error_fn>self.symbol("rdmanet_soft_settings_error")
         cdef char text[1024]
         if call is NULL:
@@ -146,17 +146,17 @@ cdef class Library:
         return text.decode(errors="backslashreplace")
 
     cdef bint is_gone(self, str name, void *of) except -1:
-        """What the embedded device knows of a peer's process; of another library's nothing is known."""
+        """Whether the embedded device knows that the peer's process is gone; False for another library."""
         cdef is_gone_fn call = <is_gone_fn>self.symbol(name)
         return call is not NULL and call(of) != 0
 
     cdef void *symbol(self, str name) except? NULL:
-        """An export of this library only, or NULL. A real libibverbs has none of the device's extras."""
+        """An export of the embedded device's library, or NULL for another library."""
         cdef bytes c_name = name.encode()
         return verbs.rn_library_symbol(self.c, c_name) if self.embedded_device else NULL
 
     cdef int forget_contexts(self) except -1:
-        """librdmacm's last channel is closed: it closes the contexts that nothing else needs."""
+        """Called when librdmacm's last channel is closed, which closes the contexts that nothing else needs."""
         cdef Context context
         for reference in list(self.contexts.values()):
             context = reference()
@@ -165,7 +165,7 @@ cdef class Library:
         return 0
 
     cdef Context context_for(self, verbs.ibv_context *ptr):
-        """The one Context of a context that librdmacm has opened; it is librdmacm's to close."""
+        """The one Context for a context that librdmacm has opened, and will close."""
         cdef Context context
         cdef object key = <uintptr_t>ptr
         reference = self.contexts.get(key)
@@ -185,8 +185,8 @@ cdef class Library:
 
 
 cdef int check_open(Library library, int rc, str call) except -1:
-    """check_kernel(), for the calls that open a device: the embedded one knows which of its switches is wrong."""
-    cdef str why = library.settings_error() if rc == -EINVAL else ""
+    """check_kernel(), for calls that open a device: the embedded device knows which environment variable is wrong."""
+    cdef str why = library.settings_error() or why_no_faults(library) if rc == -EINVAL else ""
     if why:
         raise OSError(EINVAL, f"{call}: {why}")
     return check_kernel(rc, call)
@@ -221,11 +221,11 @@ cdef Library _open_library(str name, str verbs_path, str cm_path):
 
 
 def process_id():
-    """What os.getpid() says, without a system call: a fork handler keeps it right."""
+    """os.getpid() without a system call: a fork handler updates the value."""
     return verbs.rn_pid
 
 
-# ---- What every owner of a C object has ---------------------------------------------------------
+# ---- The base class of all owners of C objects ---------------------------------------------------------
 
 cdef enum Kind:
     CONTEXTS
@@ -250,24 +250,27 @@ cdef Py_ssize_t live[<int>KINDS]
 
 
 def live_objects():
-    """How many C objects this process holds, by kind. Tests end by comparing it with their start."""
+    """The number of C objects that this process holds, by kind. A test can compare it before and after."""
     return {name: live[i] for i, name in enumerate(_KIND_NAMES)}
 
 
 @cython.no_gc_clear
 cdef class Resource:
-    """Owner of one C object of a verbs library. The rules, for every subclass:
+    """The owner of one C object of a verbs library.
 
-    - It holds a strong reference to each object that its C object needs. Cython runs __dealloc__
-      before it drops them, so children are destroyed before their parents; in a reference cycle the
-      collector would clear them first, hence no_gc_clear on every class.
-    - destroy() frees the C object, or raises and leaves everything as it was. It forgets the pointer
-      first, since another thread may run while the library works. close() is the user's way there,
-      __dealloc__ the other one, which also has to be written in every subclass: a base's
-      would run when the references are gone. Forgetting to close is a ResourceWarning.
-    - C objects do not survive a fork. In a child, use raises RuntimeError, and close() and the
-      destructor do nothing, because what they would free is the parent's.
+    close() or `with` frees the C object. An object that is not closed causes a ResourceWarning. In a forked child every
+    use raises RuntimeError, except close(), which does nothing.
     """
+
+    # Rules for every subclass:
+    #
+    # - It holds a strong reference to each object that its C object needs. Cython runs __dealloc__ before it drops the
+    #   references, so children are destroyed before their parents. In a reference cycle the collector would clear the
+    #   references first, hence no_gc_clear on every class.
+    # - destroy() frees the C object, or raises and leaves everything as it was. It clears the pointer first, since
+    #   another thread may run while the library works. The user calls it through close(); otherwise __dealloc__ does,
+    #   which every subclass has to define: that of the base class would run when the references are gone.
+    # - C objects do not survive a fork: in a child the destructor does nothing, because the C object is the parent's.
 
     cdef object __weakref__
     cdef pid_t pid
@@ -280,22 +283,22 @@ cdef class Resource:
         return 0
 
     cdef void opened(self, int kind) noexcept:
-        """The C object has just been made."""
+        """Count the C object, which was just created."""
         self.kind = kind
         self.pid = verbs.rn_pid
         live[kind] += 1
 
     cdef int unmade(self) except -1:
-        """Raise if __init__ was called before: what it made would be lost, and still at work."""
+        """Raise if __init__ was called before: its C object would be lost, and still active."""
         if self.is_open():
-            raise RuntimeError(f"{self!r} is made already")
+            raise RuntimeError(f"{self!r} is already initialized")
         return 0
 
     cdef void destroyed(self) noexcept:
         live[self.kind] -= 1
 
     cdef int usable(self) except -1:
-        """Raise unless the C object is there and is this process's."""
+        """Raise unless the C object exists and belongs to this process."""
         if not self.is_open():
             raise ValueError(f"this {type(self).__name__} is closed")
         if self.pid != verbs.rn_pid:
@@ -305,20 +308,20 @@ cdef class Resource:
         return 0
 
     cdef void drop(self) noexcept:
-        """For __dealloc__: destroy what was left open. Nobody is there to hear an error, so it is logged."""
+        """For __dealloc__: destroy the C object if it is still open. Errors are logged, as nobody could catch them."""
         if self.is_open() and self.pid == verbs.rn_pid:
             try:
                 self.destroy()
             except Exception as exc:
                 try:
-                    logger.error("a forgotten %s cannot be destroyed, and leaks: %s", type(self).__name__, exc)
+                    logger.error("an unclosed %s cannot be destroyed, and leaks: %s", type(self).__name__, exc)
                 except Exception:  # the interpreter is ending
                     pass
 
     def close(self):
-        """Free the object. Doing it again does nothing.
+        """Free the object. Closing it again, or in a forked child, does nothing.
 
-        :raises OSError: EBUSY while other objects need this one; it stays open
+        :raises OSError: EBUSY while other objects need this one, which then stays open
         """
         if self.is_open() and self.pid == verbs.rn_pid:
             self.destroy()

@@ -1,22 +1,22 @@
 # Protection domains and memory regions.
 #
-# A memory region makes a range of memory known to the device: local work names it by lkey, the peer's
-# RDMA by rkey. The kinds:
+# A memory region gives a device access to a range of memory. Local requests name it by its lkey, RDMA of the peer by
+# its rkey. The kinds:
 #
-#     pd.reg_mr(buffer)     borrows memory of any object with the buffer protocol, and holds its export
-#     pd.alloc_mr(n)        owns memory made for it. On the embedded device it is a sealed memfd, which
-#                           the peer maps: the fast kind; elsewhere ordinary pages
-#     pd.reg_implicit()     the whole address space, for local use: bytes go from where they lie
+#     pd.reg_mr(buffer)     borrows the memory of any object with the buffer protocol, and holds its export
+#     pd.alloc_mr(n)        owns newly allocated memory: on the embedded device a sealed memfd, which the peer maps, so
+#                           this is the fast kind; elsewhere ordinary pages
+#     pd.reg_implicit()     the whole address space, for local use: bytes are sent from where they are
 #
-#     pd.reg_dm_mr(dm)      memory on the device; pd.reg_dmabuf_mr(fd) another device's, such as a GPU's
-#     pd.alloc_null_mr()    no memory: what is received into it is dropped, and zeros are sent from it
+#     pd.reg_dm_mr(dm)      memory on the device; pd.reg_dmabuf_mr(fd): memory of another device, such as a GPU
+#     pd.alloc_null_mr()    no memory: writes to it are dropped, and reads from it return zeros
 #
-# What a region may be used for is said when it is made. Reading it locally is always allowed, writing
-# it locally is the default where the memory is writable, and everything remote has to be asked for.
+# The access rights are chosen at registration. Local reading is always allowed, local writing is the default if the
+# memory is writable, and all remote access must be asked for.
 
 
 class AccessFlags(enum.IntFlag):
-    """What a memory region, or the peers of a queue pair, may do."""
+    """The access rights of a memory region, or of the peers of a queue pair."""
     LOCAL_WRITE = verbs.IBV_ACCESS_LOCAL_WRITE
     REMOTE_WRITE = verbs.IBV_ACCESS_REMOTE_WRITE
     REMOTE_READ = verbs.IBV_ACCESS_REMOTE_READ
@@ -31,14 +31,14 @@ class AccessFlags(enum.IntFlag):
 
 
 class AdviseMRAdvice(enum.IntEnum):
-    """What is going to happen to memory registered on demand; see ibv_advise_mr(3)."""
+    """The planned use of memory that is registered on demand; see ibv_advise_mr(3)."""
     PREFETCH = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
     PREFETCH_WRITE = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
     PREFETCH_NO_FAULT = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT
 
 
 class AdviseMRFlags(enum.IntFlag):
-    """FLUSH: it is done when the call returns."""
+    """FLUSH: the advice has been carried out when the call returns."""
     NONE = 0
     FLUSH = verbs.IB_UVERBS_ADVISE_MR_FLAG_FLUSH
 
@@ -54,7 +54,7 @@ cdef class PD(Resource):
     """A protection domain: regions and queue pairs of different domains cannot be used together.
 
     :param context: the device
-    :raises OSError: ENOMEM, when the device has no more
+    :raises OSError: ENOMEM if the device has no more
     """
 
     cdef verbs.ibv_pd *ptr
@@ -94,12 +94,12 @@ cdef class PD(Resource):
         return 0
 
     def reg_mr(self, buffer, access=None):
-        """Register memory that somebody else owns; its export is held until the region is closed.
+        """Register the memory of another object. Its export is held until the region is closed.
 
-        :param buffer: contiguous memory; writable, if access includes writing
-        :param access: AccessFlags; by default LOCAL_WRITE where the memory is writable, else none
-        :raises BufferError: writing was asked for and the memory is read-only, or it is not contiguous; of a numpy
-            array it is a ValueError
+        :param buffer: contiguous memory; writable if access includes writing
+        :param access: AccessFlags; by default LOCAL_WRITE if the memory is writable, else none
+        :raises BufferError: access includes writing and the memory is read-only, or it is not contiguous; numpy raises
+            ValueError instead
         :raises OSError: EINVAL for memory of 0 bytes, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM
         """
         cdef MR mr
@@ -123,14 +123,14 @@ cdef class PD(Resource):
         return mr.register(self, flags)
 
     def alloc_mr(self, length, access=verbs.IBV_ACCESS_LOCAL_WRITE, *, huge_pages=False):
-        """Zeroed memory of its own, registered; on the embedded device a peer can map it.
+        """Allocate zeroed memory and register it. On the embedded device a peer can map it.
 
-        :param length: in bytes; the memory behind it is whole pages
-        :param huge_pages: True for huge pages of the system's default size, whole ones; "try" for such, or else for
-            ordinary pages that the kernel may make huge ones of. `MR.page_size` says which they are
-        :raises ValueError: length is 0, or cannot be
-        :raises OSError: EINVAL for REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM. Without enough huge pages
-            it says how many there are, and what to type; another where the kernel has none at all
+        :param length: in bytes; whole pages are allocated
+        :param huge_pages: True for huge pages of the system's default size; "try" for huge pages if there are enough,
+            else for ordinary pages that the kernel may turn into huge ones. `MR.page_size` says which they are
+        :raises ValueError: length is 0 or out of range
+        :raises OSError: EINVAL for REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM. If there are not enough
+            huge pages, it says how many there are and which command reserves more
         """
         cdef MR mr
         cdef rn_pages pages
@@ -138,7 +138,7 @@ cdef class PD(Resource):
         read_size(length, "alloc_mr: length", ValueError, &size)
         self.usable()
         if not 0 < size <= <size_t>-1 >> 1:
-            raise ValueError(f"alloc_mr: a region of {size} bytes")
+            raise ValueError(f"alloc_mr: length {size} is not in 1..{2**63 - 1}")
         mr = MR.__new__(MR)
         take_pages(&pages, size, self.context.library.embedded_device, huge_pages)
         mr.addr, mr.mapped, mr.page_size, mr.length = pages.address, pages.length, pages.page_size, size
@@ -151,7 +151,7 @@ cdef class PD(Resource):
     def reg_implicit(self, access=0):
         """Register the whole address space, on demand, for local use.
 
-        :raises OSError: EOPNOTSUPP or EINVAL, where the device cannot
+        :raises OSError: EOPNOTSUPP or EINVAL if the device does not support it
         """
         cdef MR mr
         self.usable()
@@ -161,9 +161,9 @@ cdef class PD(Resource):
         return mr.register(self, access | verbs.IBV_ACCESS_ON_DEMAND)
 
     def reg_dm_mr(self, DM dm not None, uint64_t offset=0, length=None, access=verbs.IBV_ACCESS_LOCAL_WRITE):
-        """Register device memory, or a part; the region's addresses begin at 0.
+        """Register device memory, or a part of it. The addresses of the region begin at 0.
 
-        :raises OSError: EINVAL, if the part is not in it
+        :raises OSError: EINVAL if the part is not within the memory
         """
         cdef MR mr
         cdef const verbs.rn_library *c
@@ -186,9 +186,9 @@ cdef class PD(Resource):
 
     def reg_dmabuf_mr(self, int fd, size_t length, *, uint64_t offset=0, uint64_t iova=0,
                       access=verbs.IBV_ACCESS_LOCAL_WRITE):
-        """Register memory of another device by a dma-buf of it; here it has the addresses from iova on.
+        """Register memory of another device by its dma-buf. The addresses of the region begin at iova.
 
-        :raises OSError: EOPNOTSUPP, where the device or the library cannot
+        :raises OSError: EOPNOTSUPP if the device or the library does not support it
         """
         cdef MR mr
         cdef int rc, flags = access
@@ -203,9 +203,9 @@ cdef class PD(Resource):
         return mr.registered(self, flags)
 
     def alloc_null_mr(self):
-        """A region without memory: what is written to it is dropped, and zeros are read from it.
+        """Create a region without memory: writes to it are dropped, and reads from it return zeros.
 
-        :raises OSError: EOPNOTSUPP, where the device has none
+        :raises OSError: EOPNOTSUPP if the device does not support it
         """
         cdef MR mr
         cdef int rc
@@ -219,9 +219,9 @@ cdef class PD(Resource):
         return mr.registered(self, verbs.IBV_ACCESS_LOCAL_WRITE)
 
     def advise_mr(self, advice, sg_list, flags=AdviseMRFlags.NONE):
-        """Say what is going to happen to parts of regions that are registered on demand.
+        """Tell the device the planned use of parts of regions that are registered on demand.
 
-        :raises OSError: EOPNOTSUPP, where the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
+        :raises OSError: EOPNOTSUPP if the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
         """
         cdef _Elements elements = elements_of(sg_list)
         cdef int rc, what = advice
@@ -238,9 +238,9 @@ cdef class MR(Resource):
 
     :ivar pd: its protection domain
     :ivar length: in bytes
-    :ivar page_size: of its memory, in bytes; 0 if that is not its own
-    :ivar access: AccessFlags: what it may be used for
-    :ivar dm: the device memory that it stands for, or None
+    :ivar page_size: the page size of its memory, in bytes; 0 if it does not own memory
+    :ivar access: AccessFlags
+    :ivar dm: the device memory that it registers, or None
     """
 
     cdef verbs.ibv_mr *ptr
@@ -248,22 +248,22 @@ cdef class MR(Resource):
     cdef readonly object access
     cdef char *addr
     cdef readonly size_t length
-    cdef size_t mapped         # of our own pages, 0 if the memory is borrowed
+    cdef size_t mapped         # bytes of our own pages; 0 if the memory is borrowed
     cdef readonly size_t page_size
     cdef Py_buffer view        # the export that is borrowed
     cdef bint borrowed
-    cdef str not_here          # what it stands for, where that is no memory of ours
+    cdef str not_here          # what it registers, if that is not memory of this process
     cdef readonly DM dm
     cdef bint readonly
     cdef Py_ssize_t exports    # buffers given out
-    cdef Py_ssize_t leases     # offers that it is part of, until they are over
+    cdef Py_ssize_t leases     # how many offers to peers include it
 
     def __init__(self):
         raise TypeError("use PD.reg_mr(), PD.alloc_mr() or PD.reg_implicit()")
 
     def __dealloc__(self):
         self.drop()
-        # What could not be unregistered (a window is bound to it) the device may still touch: it stays.
+        # If deregistration failed (a window is bound to it), the device may still access the memory: keep it.
         if self.ptr is NULL:
             self.give_back()
 
@@ -287,7 +287,7 @@ cdef class MR(Resource):
         if rc == -EINVAL:
             raise OSError(EINVAL, f"ibv_reg_mr: {strerror(EINVAL).decode()}: {self.length} bytes, "
                                   f"{AccessFlags(access)!r}{why_unregistered(self.length, access)}")
-        check_locked(rc, "ibv_reg_mr" if fd < 0 else "ibv_reg_dmabuf_mr", self.length)
+        check_locked(rc, "ibv_reg_mr", self.length)
         return self.registered(pd, access)
 
     cdef MR registered(self, PD pd, int access):
@@ -297,7 +297,7 @@ cdef class MR(Resource):
         return self
 
     cdef void give_back(self) noexcept:
-        """The memory, once the device has forgotten it."""
+        """Release the memory, after deregistration."""
         if self.borrowed:
             self.borrowed = False
             PyBuffer_Release(&self.view)
@@ -312,34 +312,33 @@ cdef class MR(Resource):
         cdef verbs.ibv_mr *ptr = self.ptr
         cdef int rc
         if self.leases:
-            raise OSError(EBUSY, f"{self!r} is on offer to a peer, or not taken back yet: it can be closed when the "
-                                 "block of offer() has ended")
+            raise OSError(EBUSY, f"{self!r} is still offered to a peer: close it after the block of offer() has ended")
         if self.exports:
-            raise BufferError(f"{self!r} is still used by {self.exports} buffers (memoryviews)")
+            raise BufferError(f"{self!r} is still exported to {self.exports} buffers: release memoryviews first")
         self.ptr = NULL
         with nogil:
             rc = verbs.rn_dereg_mr(self.pd.context.library.c, ptr)
         if rc < 0:
             self.ptr = ptr
             if rc == -EBUSY:
-                raise OSError(EBUSY, f"ibv_dereg_mr: {strerror(EBUSY).decode()}: a memory window is bound to {self!r}")
+                raise OSError(EBUSY, f"ibv_dereg_mr: {strerror(EBUSY).decode()}: a window is still bound to {self!r}")
             check(rc, "ibv_dereg_mr")
         self.destroyed()
         self.give_back()
         return 0
 
     def _leased(self, int more):
-        """It is on offer to one more peer, or to one less."""
+        """Count the offers to peers that include it."""
         self.leases += more
 
     def rereg(self, *, PD pd=None, buffer=None, access=None):
-        """Change the region in place: its domain, its memory, its rights, or several at once. See ibv_rereg_mr(3).
+        """Change the protection domain, the memory or the access rights of the region, or several. See ibv_rereg_mr(3).
 
-        The keys may change. Nothing that uses the region may be in flight.
+        The keys may change. No request that uses the region may be in flight.
 
-        :param buffer: other memory, which it borrows from now on
-        :raises OSError: EOPNOTSUPP, where the device cannot. The region is as it was, except that it is closed
-            where the device gave it up half-way
+        :param buffer: the new memory, which it borrows from now on
+        :raises OSError: EOPNOTSUPP if the device does not support it. The region is unchanged, unless the device failed
+            half-way: then it is closed
         """
         cdef Py_buffer view
         cdef int rc, flags = 0, asked = 0 if access is None else access  # 0: libibverbs insists on it
@@ -350,7 +349,7 @@ cdef class MR(Resource):
         cdef bint lost = False
         self.usable()
         if self.leases:
-            raise OSError(EBUSY, f"{self!r} is on offer to a peer, or not taken back yet")
+            raise OSError(EBUSY, f"{self!r} is still offered to a peer: change it after the block of offer() has ended")
         if pd is not None:
             pd.usable()
             same_library(self.pd.context, pd.context)
@@ -360,11 +359,11 @@ cdef class MR(Resource):
             flags |= verbs.IBV_REREG_MR_CHANGE_ACCESS
         if buffer is not None:
             if self.exports:
-                raise BufferError(f"{self!r} is still used by {self.exports} buffers (memoryviews)")
+                raise BufferError(f"{self!r} is still exported to {self.exports} buffers: release memoryviews first")
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE if rights & NEEDS_WRITABLE else PyBUF_SIMPLE)
-            if self.exports:  # by now, as it is its own memory
+            if self.exports:  # only now: the buffer is the region itself
                 PyBuffer_Release(&view)
-                raise BufferError(f"{self!r} cannot borrow its own memory")
+                raise BufferError(f"{self!r} cannot be registered on its own memory")
             flags |= verbs.IBV_REREG_MR_CHANGE_TRANSLATION
             addr, length = view.buf, view.len
         with nogil:
@@ -389,19 +388,19 @@ cdef class MR(Resource):
 
     @property
     def lkey(self):
-        """The key by which work requests of ours name it."""
+        """The key for local work requests."""
         self.usable()
         return self.ptr.lkey
 
     @property
     def rkey(self):
-        """The key by which peers do, as far as `access` lets them."""
+        """The key for peers, as far as `access` permits."""
         self.usable()
         return self.ptr.rkey
 
     @property
     def address(self):
-        """Where the memory lies: the remote address for a peer that has the rkey."""
+        """The address of the memory: the remote address for a peer that has the rkey."""
         self.usable()
         return <uintptr_t>self.addr
 
@@ -423,7 +422,7 @@ cdef class MR(Resource):
     def __getbuffer__(self, Py_buffer *view, int flags):
         self.usable()
         if self.not_here is not None:
-            raise BufferError(f"{self.not_here} is no buffer")
+            raise BufferError(f"{self!r} has no memory that this process can access")
         PyBuffer_FillInfo(view, self, self.addr, self.length, self.readonly, flags)
         self.exports += 1
 
@@ -435,24 +434,24 @@ cdef class MR(Resource):
 
         :param offset: in bytes, from 0 on
         :param length: in bytes; None is the rest
-        :raises IndexError: it is not inside
+        :raises IndexError: the part is not within the region
         """
         return SGE(self, offset, length)
 
     @property
     def at(self):
-        """Parts of the region for work requests, as slices: `mr.at[64:128]` is an SGE.
+        """Parts of the region for work requests, by slicing: `mr.at[64:128]` is an SGE.
 
-        :raises IndexError: the slice is not inside; unlike a list's, it is not cut to fit
+        :raises IndexError: the slice is not within the region; unlike that of a list, it is not truncated
         """
         return _Slices(self)
 
     def to_remote(self, offset=0, length=None):
-        """What a peer has to know of it, or of a part: a RemoteMemory.
+        """What a peer needs to access the region, or a part of it: a RemoteMemory.
 
         :param offset: in bytes, from 0 on
         :param length: in bytes; None is the rest
-        :raises IndexError: the part is not inside
+        :raises IndexError: the part is not within the region
         """
         cdef uint64_t base
         self.usable()
@@ -460,17 +459,17 @@ cdef class MR(Resource):
         if not 0 <= offset <= self.length or (length is not None and not 0 <= length <= self.length - offset):
             raise IndexError(
                 f"{'the rest' if length is None else length} at offset {offset} is not within {self.length} bytes")
-        # A peer counts from the region's beginning where that has no address.
+        # For a zero-based region peers count from its beginning.
         base = 0 if self.access & verbs.IBV_ACCESS_ZERO_BASED else <uint64_t><uintptr_t>self.addr
         return RemoteMemory(base + offset, self.length - offset if length is None else length, self.ptr.rkey)
 
 
 cdef str why_unregistered(size_t length, int access):
     if length == 0:
-        return "; a region has at least one byte"
+        return "; a region needs at least one byte"
     if access & (verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_ATOMIC) and (
             not access & verbs.IBV_ACCESS_LOCAL_WRITE):
-        return "; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE, too"
+        return "; REMOTE_WRITE and REMOTE_ATOMIC also need LOCAL_WRITE"
     return ""
 
 

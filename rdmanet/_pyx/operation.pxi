@@ -1,30 +1,15 @@
-# Requests that are awaited: who watches for their completions, and how an await learns of its own.
+# Requests that are awaited.
 #
-# An Operation is one request, or one chain, that somebody awaits. It stands in the queue pair's in-flight
-# table where otherwise the user's wr_id does, so a completion finds it without another table. Nothing but
-# its completion ends it: when the task that awaits is cancelled, the operation, and with it the buffers
-# that its entry in the table keeps, stay until the device has no more to do with them.
+# An Operation is one request, or one chain, that somebody awaits. It is posted in one of two places, and stands there
+# where its completion finds it without another table:
 #
-# An OperationQueue is one side of a queue pair. What does not fit into the device's queue waits here for
-# its turn, so a full queue is a delay and not an error.
+#     by an OperationQueue (awaited.pxi)   in the queue pair's in-flight table, where otherwise the user's wr_id does
+#     on a connection of the byte stream,  in the connection's log of sends (sendlog.pxi)
+#     beside its frames
 #
-# A CompletionWatcher polls one completion queue for as long as somebody awaits something of it:
-#
-#     after posting   a look at once, since the embedded device has often done it by then; but only so many
-#                     times in a row, lest a task that never has to wait keep the loop from all others, and not
-#                     behind others in the queue, whose tasks have to hear of their ends first
-#     passes          by the loop's call_soon, for as long as watching pays (watch.pxi)
-#     then            arm, look once more (what came before the arming raises no event), and sleep until the
-#                     channel is readable: all its events are taken, and acknowledged in batches
-#
-# Completions of requests that were posted by other means wait for wait(). The event loop is whatever has
-# the four methods of a Notifier (verbs_async.py). All belongs to the thread in which it was made.
-
-cdef enum:
-    OPERATION_BATCH = 64
-    FEW_WAITING = 64
-    EAGER_LOOKS = 16
-
+# Nothing but its completion ends it, or the end of its queue pair: when the task that awaits is cancelled, the
+# operation stays, and with it its buffers, until the device has no more to do with them. It ends once. Then it gives
+# back what it held, and tells its future, unless that was cancelled or its loop is closed.
 
 @cython.final
 @cython.freelist(64)
@@ -36,7 +21,7 @@ cdef class Operation:
         return operation.result() if operation.done else await operation.wait()
     """
 
-    cdef OperationQueue queue
+    cdef OperationQueue queue   # None beside a stream, and when it has ended
     cdef readonly bint done
     cdef bint posted, chain
     cdef list requests          # SendWRs or RecvWRs; none where a window of type 1 is bound
@@ -50,11 +35,36 @@ cdef class Operation:
     cdef size_t cell
     cdef object closing         # to be closed when it has ended
 
+    @staticmethod
+    def beside(future, int opcode, sg_list, uint64_t remote_addr, uint32_t rkey):
+        """An RDMA READ or WRITE on a connection of the byte stream; its post() posts it, its end() ends it.
+
+        :param future: which is told of the end
+        """
+        cdef Operation operation = Operation.__new__(Operation)
+        operation.requests = [SendWR(opcode, sg_list, remote_addr=remote_addr, rkey=rkey)]
+        operation.future = future
+        return operation
+
+    def post(self, Connection connection not None):
+        """Post it beside the frames of a stream; False if there is no room now."""
+        return connection.post_operation(self)
+
+    def end(self, error=None):
+        """It has completed, or never will: then `error` says why. Doing it again does nothing."""
+        if self.queue is not None:
+            raise ValueError("this operation ends by its completion")
+        self.fail(error)
+
+    def failure(self, int status, uint32_t vendor_err, uint32_t qp_num):
+        """The exception for its completion, which failed."""
+        return self.error_of(0, status, vendor_err, qp_num, False)
+
     def wait(self):
         """The loop's future of its end: what result() returns or raises."""
-        if self.queue is None:
-            raise ValueError("this operation has ended")
         if self.future is None:
+            if self.queue is None:
+                raise ValueError("this operation has ended")
             self.future = self.queue.watcher.create_future()
         return self.future
 
@@ -86,7 +96,7 @@ cdef class Operation:
     cdef object name(self, Py_ssize_t i):
         if self.requests is None:
             return "BIND_MW"
-        if not self.queue.sends:
+        if not self.is_send():
             return "RECV"
         if not self.requests:
             return "send"   # the collector has emptied the list
@@ -94,7 +104,13 @@ cdef class Operation:
 
     cdef object remote(self, Py_ssize_t i):
         """(address, length, rkey) of the peer's memory, if that request accesses any."""
-        return (<SendWR>self.requests[i]).remote() if self.requests is not None and self.queue.sends else None
+        return (<SendWR>self.requests[i]).remote() if self.requests and self.is_send() else None
+
+    cdef inline bint is_send(self) noexcept:
+        return self.queue is None or self.queue.sends
+
+    cdef object error_of(self, Py_ssize_t i, int status, uint32_t vendor_err, uint32_t qp_num, bint peer_gone):
+        return completion_error(status, self.name(i), vendor_err, qp_num, self.remote(i), peer_gone)
 
     cdef int ended(self, WC wc) except -1:
         """One of its requests has."""
@@ -102,11 +118,10 @@ cdef class Operation:
         if self.done:
             return 0
         n = self.count()
-        i = n - 1 - <Py_ssize_t>(((self.last >> 2) - (wc.c.wr_id >> 2)) & POSITION_MASK)
+        i = n - 1 - <Py_ssize_t>(((self.last >> POSITION_SHIFT) - (wc.c.wr_id >> POSITION_SHIFT)) & POSITION_MASK)
         wc.wr_id = 0 if self.requests is None else self.requests[i].wr_id
         if wc.c.status != verbs.IBV_WC_SUCCESS and self.error is None:
-            self.error = completion_error(
-                wc.c.status, self.name(i), wc.c.vendor_err, wc.c.qp_num, self.remote(i), wc.lost_its_peer())
+            self.error = self.error_of(i, wc.c.status, wc.c.vendor_err, wc.c.qp_num, wc.lost_its_peer())
         if self.chain:
             # The last is not always the last to complete: see _InFlight.
             self.value.append(wc)
@@ -165,545 +180,13 @@ cdef class Operation:
     cdef int leave(self) except -1:
         """It is over: give back what it had of the queue."""
         self.done = True
-        self.queue.watcher.pending -= 1
-        if self.cell_mr is not None:
-            self.queue.cells.append((self.cell_mr, self.cell))
-            self.cell_mr = None
-        self.queue = None
+        if self.queue is not None:
+            self.queue.watcher.pending -= 1
+            if self.cell_mr is not None:
+                self.queue.cells.append((self.cell_mr, self.cell))
+                self.cell_mr = None
+            self.queue = None
         self.requests = None
         self.binding = None
         self.closing = None
         return 0
-
-
-cdef object memory_of(object remote):
-    """The RemoteMemory that an argument is, or is in."""
-    try:
-        return remote.memory
-    except AttributeError:
-        hint = "; MR.to_remote() tells what a peer needs" if isinstance(remote, MR) else ""
-        raise TypeError(
-            f"{remote!r} is no remote memory: a RemoteMemory, or an array or a structure in one{hint}") from None
-
-
-@cython.final
-@cython.no_gc_clear     # as its operations
-cdef class OperationQueue:
-    """The send queue, or the receive queue, of a queue pair whose requests are awaited.
-
-    :param watcher: of the queue's completion queue
-    :raises ValueError: the completion queue is another, or too small for it
-    """
-
-    cdef readonly QP qp
-    cdef readonly CompletionWatcher watcher
-    cdef bint sends
-    cdef Py_ssize_t depth
-    cdef uint32_t max_inline
-    cdef uint32_t qp_num
-    cdef object backlog
-    cdef Py_ssize_t many        # in the backlog: time to look for those that were cancelled
-    cdef object __weakref__
-    cdef list cells             # 8 bytes each, for the answers of atomic operations
-    cdef list cell_mrs
-    cdef bint closed
-
-    def __cinit__(self, QP qp not None, CompletionWatcher watcher not None, bint sends):
-        cdef CQ cq = qp.send_cq if sends else qp.recv_cq
-        qp.usable()
-        watcher.usable()
-        if cq is not watcher.cq:
-            raise ValueError(f"{qp!r} has another completion queue than {watcher.cq!r}")
-        self.qp, self.watcher, self.sends = qp, watcher, sends
-        self.depth = qp.cap.max_send_wr if sends else qp.cap.max_recv_wr
-        if not sends and qp.srq is not None:
-            self.depth = 0
-        self.max_inline = qp.cap.max_inline_data
-        self.qp_num = qp.ptr.qp_num
-        self.many = FEW_WAITING
-        if cq.reserved + self.depth > cq.ptr.cqe:
-            raise ValueError(f"{self.depth} requests of {qp!r} do not fit in {cq!r}, "
-                             f"where {cq.reserved} entries are taken")
-        self.backlog = collections.deque()
-        self.cells, self.cell_mrs = [], []
-        cq.reserved += self.depth
-        self.table().queues.append(weakref.ref(self))
-
-    def __del__(self):
-        if self.closed or self.backlog is None:
-            return
-        # Who awaited is forgotten too, or he would hold the AsyncQP that holds this: there is nobody to be told.
-        for entry in [*self.backlog, *self.table().ring[::2]]:
-            if type(entry) is Operation and (<Operation>entry).queue is self:
-                (<Operation>entry).future = None
-        self.close()
-
-    cdef int emptied(self) except -1:
-        """The queue pair was reset, or is gone: what waits for its turn ends with what is in flight."""
-        cdef Operation operation
-        while self.backlog:
-            operation = self.backlog.popleft()
-            operation.lost()
-        return 0
-
-    @property
-    def waiting(self):
-        """How many operations wait for a place in the queue."""
-        return len(self.backlog)
-
-    @property
-    def in_flight(self):
-        """How many requests are on the device."""
-        return self.table().count()
-
-    def close(self):
-        """After the queue pair was closed: end what waits for its turn, and give back what was reserved."""
-        cdef Operation operation
-        cdef MR mr
-        if self.closed:
-            return
-        self.closed = True
-        self.emptied()
-        self.watcher.cq.reserved -= self.depth
-        queues = self.table().queues
-        queues[:] = [reference for reference in queues if reference() not in (self, None)]
-        self.cells.clear()
-        for mr in self.cell_mrs:
-            mr.close()
-
-    # ---- What can be asked for ----
-
-    def receive(self, sg_list):
-        """RECV."""
-        cdef RecvWR wr = RecvWR(sg_list)
-        if wr.elements.unregistered:
-            raise ValueError(f"{wr!r}: the device cannot write to memory that is in no region (pd.reg_mr())")
-        return self.begin([wr], False)
-
-    def send(self, int opcode, sg_list, int flags, uint32_t imm_data=0):
-        """SEND or SEND_WITH_IMM."""
-        return self.begin([self.request(opcode, sg_list, flags, imm_data)], False)
-
-    def rdma(self, int opcode, sg_list, remote, int flags, uint32_t imm_data=0):
-        """RDMA_WRITE, RDMA_WRITE_WITH_IMM or RDMA_READ.
-
-        :raises IndexError: the elements are longer than the remote memory
-        """
-        cdef SendWR wr = self.request(opcode, sg_list, flags, imm_data)
-        cdef uint64_t length
-        if type(remote) is not RemoteMemory:
-            remote = memory_of(remote)
-        length = remote.length
-        if wr.elements.total > length:
-            raise IndexError(f"{wr.elements.total} bytes are more than {remote!r} has")
-        wr.c.wr.rdma.remote_addr = remote.address
-        wr.c.wr.rdma.rkey = remote.rkey
-        return self.begin([wr], False)
-
-    def atomic(self, int opcode, remote, compare_add, swap, int flags):
-        """ATOMIC_CMP_AND_SWP or ATOMIC_FETCH_AND_ADD.
-
-        :raises IndexError: the remote memory is shorter than 8 bytes
-        :raises ValueError: its address is not a multiple of 8
-        """
-        cdef SendWR wr
-        cdef MR mr
-        cdef size_t offset
-        cdef Operation operation
-        remote = memory_of(remote)
-        if remote.length < 8:
-            raise IndexError(f"an atomic operation is on 8 bytes, {remote!r} has fewer")
-        if remote.address % 8:
-            raise ValueError(f"an atomic operation needs an address that is a multiple of 8: {remote!r}")
-        self.usable()
-        if not self.cells:
-            mr = self.qp.pd.alloc_mr(PAGE)
-            self.cell_mrs.append(mr)
-            self.cells.extend([(mr, offset) for offset in range(0, PAGE, 8)])
-        mr, offset = self.cells[-1]
-        wr = self.request(opcode, SGE(mr, offset, 8), flags, 0)
-        wr.c.wr.atomic.remote_addr = remote.address
-        wr.c.wr.atomic.rkey = remote.rkey
-        wr.c.wr.atomic.compare_add = PyNumber_Index(compare_add)
-        wr.c.wr.atomic.swap = PyNumber_Index(swap)
-        operation = Operation.__new__(Operation)
-        operation.requests = [wr]
-        operation.cell_mr, operation.cell = self.cells.pop()    # start() gives it back
-        return self.start(operation)
-
-    def bind(self, MW mw not None, bind):
-        """A window of type 1.
-
-        :param bind: an MWBind; its wr_id means nothing
-        """
-        cdef Operation operation = Operation.__new__(Operation)
-        operation.binding = (mw, dataclasses.replace(bind, wr_id=operation))
-        return self.start(operation)
-
-    def batch(self, requests):
-        """Requests made elsewhere, as one chain.
-
-        :raises ValueError: there are none, or more than fit in the queue
-        """
-        cdef list chain = list(requests)
-        cdef SendWR wr
-        if not chain:
-            raise ValueError("a batch of no requests")
-        for wr in chain:    # now, though they may be posted later
-            self.qp.takes(wr)
-        return self.begin(chain, True)
-
-    # ---- Posting ----
-
-    cdef SendWR request(self, int opcode, sg_list, int flags, uint32_t imm_data):
-        """A SendWR, without the detour by keywords."""
-        cdef SendWR wr = SendWR.__new__(SendWR)
-        wr.wr_id = 0
-        wr.elements = elements_of(sg_list)
-        wr.c.sg_list = wr.elements.sges
-        wr.c.num_sge = wr.elements.count
-        wr.c.opcode = <verbs.ibv_wr_opcode>opcode
-        wr.c.send_flags = flags | verbs.IBV_SEND_SIGNALED
-        wr.c.imm_data = htonl(imm_data)
-        if wr.elements.unregistered and not wr.c.send_flags & verbs.IBV_SEND_INLINE:
-            if opcode == verbs.IBV_WR_RDMA_READ or wr.elements.total > self.max_inline:
-                raise ValueError(f"{wr!r}: memory that is in no region can be sent inline only, here up to "
-                                 f"{self.max_inline} bytes; register it (pd.reg_mr())")
-            wr.c.send_flags |= verbs.IBV_SEND_INLINE
-        return wr
-
-    cdef Operation begin(self, list requests, bint chain):
-        cdef Operation operation = Operation.__new__(Operation)
-        cdef Py_ssize_t i
-        operation.requests = requests
-        operation.chain = chain
-        if chain:
-            operation.value = []
-            for i in range(len(requests)):
-                operation.due += operation.is_due(i)
-        return self.start(operation)
-
-    cdef Operation start(self, Operation operation):
-        cdef CompletionWatcher watcher = self.watcher
-        cdef Py_ssize_t n = operation.count()
-        self.usable()
-        if n > self.depth:
-            if not self.sends and self.qp.srq is not None:
-                raise ValueError(f"{self.qp!r} receives from its srq: SRQ.post_recv(), and AsyncCQ.wait_wr()")
-            raise ValueError(f"{n} requests at once are more than the {self.depth} that {self.qp!r} holds")
-        operation.queue = self
-        watcher.pending += 1
-        try:
-            if self.backlog or not self.post(operation):
-                if not self.backlog:
-                    watcher.backlogged.append(self)
-                self.backlog.append(operation)
-                if len(self.backlog) > self.many:
-                    self.forget_cancelled()
-        except BaseException:
-            operation.leave()
-            raise
-        if self.sends and self.table().count() == n and watcher.looks < EAGER_LOOKS:
-            watcher.looks += 1
-            if watcher.poll() and watcher.window.limit_ns:
-                watch_learn(&watcher.window, now_ns())
-        if not operation.done:
-            watcher.soon()
-        return operation
-
-    cdef inline int usable(self) except -1:
-        if self.closed:
-            raise ValueError("this queue is closed")
-        self.qp.usable()
-        return self.watcher.usable()
-
-    cdef inline _InFlight table(self):
-        return self.qp.sends if self.sends else self.qp.receives
-
-    cdef bint post(self, Operation operation) except -1:
-        """Whether there was room for it."""
-        cdef _InFlight table = self.table()
-        if table.count() + operation.count() > self.depth:
-            return False
-        try:
-            if operation.requests is None:
-                self.qp.bind_mw(operation.binding[0], operation.binding[1])
-                operation.last = table.tag | ((table.next_position - 1) & POSITION_MASK) << 2
-            elif self.sends:
-                operation.last = self.qp.post_chain(operation.requests, operation)
-            else:
-                operation.last = self.qp.post_receives(operation.requests, operation)
-        except OSError as exc:
-            # Devices may count their places otherwise; as long as some complete there will be one.
-            if exc.errno != ENOMEM or table.count() == 0 or operation.count() > 1:
-                raise
-            return False
-        operation.posted = True
-        return True
-
-    cdef int advance(self) except -1:
-        """Post what has waited for its turn."""
-        cdef Operation operation
-        while self.backlog:
-            operation = self.backlog[0]
-            try:
-                if not operation.given_up() and not self.post(operation):
-                    return 0
-            except Exception as exc:
-                operation.fail(exc)
-            self.backlog.popleft()
-            if not operation.posted:
-                operation.fail(None)    # nobody is there to hear it
-        return 0
-
-    cdef int forget_cancelled(self) except -1:
-        """Of those that wait for their turn. Often enough that they never are more than the others, or a few."""
-        cdef Operation operation
-        waiting, self.backlog = self.backlog, collections.deque()
-        for operation in waiting:
-            if operation.given_up():
-                operation.fail(None)
-            else:
-                self.backlog.append(operation)
-        self.many = max(<Py_ssize_t>FEW_WAITING, 2 * <Py_ssize_t>len(self.backlog))
-        return 0
-
-
-cdef class CompletionWatcher:
-    """Watches a completion queue for those who await its completions.
-
-    :param notifier: the event loop
-    :param busy_poll: seconds to watch after a completion before sleeping; None: adaptive, 0: none
-    """
-
-    cdef readonly CQ cq
-    cdef readonly CompChannel channel
-    cdef readonly object notifier
-    cdef object call_soon, create_future, pass_method
-    cdef unsigned long thread
-    cdef list backlogged                # OperationQueues where operations wait for their turn
-    cdef readonly Py_ssize_t pending    # operations that have not ended
-    cdef int looks                      # in a row without a pass
-    cdef list waiting                   # futures of those who wait for completions of others' requests
-    cdef readonly object found          # those completions
-    cdef bint scheduled, polling, armed, closed
-    cdef object owner                   # the thread
-    cdef object error                   # the completion queue's
-    cdef watch_window window
-    cdef verbs.ibv_wc wcs[OPERATION_BATCH]
-    cdef int next, count
-    cdef readonly uint64_t passes, sleeps, wakeups, events, completions
-
-    def __init__(self, CQ cq not None, notifier, busy_poll=None):
-        if cq.channel is None:
-            raise ValueError(f"{cq!r} has no channel to sleep on")
-        self.cq, self.channel, self.notifier = cq, cq.channel, notifier
-        watch_limit(&self.window, busy_poll)
-        self.call_soon, self.create_future = notifier.call_soon, notifier.create_future
-        self.pass_method = self.pass_
-        self.thread = PyThread_get_thread_ident()
-        self.owner = threading.current_thread()
-        self.backlogged, self.waiting = [], []
-        self.found = collections.deque()
-        notifier.add_reader(self.channel.fd, self.readable)
-
-    cdef int usable(self) except -1:
-        if self.closed:
-            raise ValueError("this AsyncCQ is closed")
-        if PyThread_get_thread_ident() != self.thread:
-            raise RuntimeError("an AsyncCQ, and all that completes on it, is its own thread's only")
-        if self.error is not None:
-            raise self.error
-        return self.cq.usable()
-
-    def mine(self):
-        """Raise in any other thread but the loop's, for as long as that one lives."""
-        if PyThread_get_thread_ident() != self.thread and self.owner.is_alive():
-            raise RuntimeError("an AsyncCQ, and all that completes on it, is its own thread's only")
-
-    def close(self):
-        """Stop watching; those who wait are told. The completion queue is its owner's to close."""
-        if self.closed:
-            return
-        self.closed = True
-        if self.cq.pid == verbs.rn_pid:
-            try:
-                self.notifier.remove_reader(self.channel.fd)
-            except RuntimeError:
-                pass    # the loop is closed
-        self.tell()
-        self.notifier = self.call_soon = self.create_future = self.pass_method = None
-
-    # ---- Completions of requests that were posted by other means ----
-
-    def wait(self):
-        """A future that has a result when there may be something in found, or an end to it."""
-        self.usable()
-        future = self.create_future()
-        self.waiting.append(future)
-        self.soon()
-        return future
-
-    def look(self):
-        """Take what is there now."""
-        self.usable()
-        while self.poll() == OPERATION_BATCH:
-            pass
-
-    cdef int tell(self) except -1:
-        waiting, self.waiting = self.waiting, []
-        for future in waiting:
-            try:
-                if not future.done():
-                    future.set_result(None)
-            except RuntimeError:
-                pass
-        return 0
-
-    # ---- Looking ----
-
-    cdef int soon(self) except -1:
-        if not self.scheduled and not self.closed:
-            self.call_soon(self.pass_method)
-            self.scheduled = True
-        return 0
-
-    def pass_(self):
-        """One look, as call_soon runs it."""
-        self.scheduled = False
-        if self.cq.pid == verbs.rn_pid:
-            self.rest(self.take())
-
-    def readable(self):
-        """The channel is: take all its events, or none if it was a false alarm, then look."""
-        cdef CQ cq
-        if self.closed or self.cq.pid != verbs.rn_pid:
-            return
-        self.wakeups += 1
-        while (cq := self.channel.get_cq_event()) is not None:
-            self.events += 1
-            if cq is self.cq:
-                self.armed = False
-            if cq.unacked >= ACK_BATCH:
-                cq.ack_rest()
-        if not self.scheduled:
-            self.rest(self.take())
-
-    cdef int take(self) except -1:
-        """A look, for a couple of microseconds if somebody expects something."""
-        cdef uint64_t until
-        cdef int i, n
-        if self.closed or self.error is not None or self.cq.pid != verbs.rn_pid:
-            return 0
-        self.looks = 0
-        self.passes += 1
-        n = self.poll()
-        if n or not self.window.limit_ns or not self.window.ns or not (self.pending or self.waiting):
-            return n
-        until = now_ns() + SPIN_NS
-        while (n := self.poll()) == 0:
-            for i in range(8):
-                cpu_relax()
-            if now_ns() > until:
-                break
-        return n
-
-    cdef int rest(self, int n) except -1:
-        """Look again, or arm and sleep, or leave it if nobody waits."""
-        cdef uint64_t now
-        if self.waiting:
-            self.waiting = [future for future in self.waiting if not future.done()]  # but those cancelled
-        if self.closed or self.error is not None or not (self.pending or self.waiting):
-            return 0
-        if self.window.limit_ns:
-            now = now_ns()
-            if n:
-                watch_learn(&self.window, now)
-            if now - self.window.last_ns < self.window.ns:
-                return self.soon()
-        if n == OPERATION_BATCH:
-            return self.soon()
-        if not self.armed:
-            check(verbs.rn_req_notify_cq(self.cq.ptr, 0), "ibv_req_notify_cq")
-            self.armed = True
-            if self.poll():
-                return self.soon()
-        self.sleeps += 1
-        self.window.slept = True
-        return 0
-
-    cdef int poll(self) except -1:
-        """Take a batch of completions; returns how many there were."""
-        cdef OperationQueue queue
-        cdef Operation operation
-        cdef WC wc
-        cdef int n
-        if self.polling or self.cq.ptr is NULL:
-            return 0
-        self.polling = True
-        try:
-            # What an exception kept from being handed out comes first.
-            if self.next == self.count:
-                n = verbs.rn_poll_cq(self.cq.ptr, OPERATION_BATCH, self.wcs)
-                if n < 0:
-                    self.broken(OSError(-n, f"ibv_poll_cq: {strerror(-n).decode()}"))
-                    return 1
-                self.next, self.count = 0, n
-            n = self.count - self.next
-            if n == 0:
-                return 0
-            self.completions += n
-            while self.next < self.count:
-                self.next += 1
-                wc = self.cq.completed(&self.wcs[self.next - 1])
-                if wc is None:
-                    pass
-                elif type(wc.wr_id) is Operation:
-                    operation = wc.wr_id    # ended() takes it from there, and it may be the last one to hold it
-                    operation.ended(wc)
-                else:
-                    self.found.append(wc)
-            if self.backlogged:
-                for queue in self.backlogged:
-                    queue.advance()
-                self.backlogged = [queue for queue in self.backlogged if (<OperationQueue>queue).backlog]
-            if self.found and self.waiting:
-                self.tell()
-        finally:
-            self.polling = False
-        return n
-
-    cdef int broken(self, error) except -1:
-        """The completion queue has failed for good: it was overrun, say."""
-        cdef OperationQueue queue
-        cdef Operation operation
-        cdef QP qp
-        self.error = error
-        for reference in list(self.cq.qps.values()):
-            qp = reference()
-            if qp is not None:
-                for entry in qp.sends.ring[::2] + qp.receives.ring[::2]:
-                    if type(entry) is Operation:
-                        operation = entry
-                        if not operation.done and operation.queue.watcher is self:
-                            operation.fail(error)
-        for queue in self.backlogged:
-            while queue.backlog:
-                operation = queue.backlog.popleft()
-                operation.fail(error)
-        self.backlogged.clear()
-        self.tell()
-        return 0
-
-    def stats(self):
-        """Counters since it began: how often it looked, slept, was woken, and for how much."""
-        return {
-            "passes": self.passes,
-            "sleeps": self.sleeps,
-            "wakeups": self.wakeups,
-            "events": self.events,
-            "completions": self.completions,
-            "stray": self.cq.stray,
-            "window_ns": self.window.ns,
-            "gap_ns": self.window.gap_ns,
-        }

@@ -1,16 +1,15 @@
-# Memory that regions own: whole pages, mapped for them and unmapped with them.
+# Memory that regions own: whole pages, mapped and unmapped together with the region.
 #
 #     private     ordinary pages, for a device of the kernel
 #     a memfd     sealed, for the embedded device, whose peers map it
-#     huge pages  a memfd of huge pages, on every device. An adapter then keeps one translation where it would have
-#                 512, and so does the CPU
+#     huge pages  a memfd of huge pages, on every device. An adapter, and the CPU, then keep one translation instead of
+#                 512
 #
-# Huge pages are the system's to reserve (vm.nr_hugepages), and it may have none. They are all taken when the
-# region is made, so what there is not is an error there, and never a SIGBUS where the memory is first touched: mmap
-# reserves them, which fails at once and costs nothing, and fallocate then makes them be there, for a control
-# group may still say no. Programs in the field want one of two things, and PostgreSQL's `huge_pages` has given
-# them their names: certainty (True), or the best that is there ("try"). The second-best are ordinary pages of which
-# the kernel is told (MADV_HUGEPAGE) that it may make huge ones of them.
+# The administrator reserves huge pages (vm.nr_hugepages); a system may have none. They are allocated when the region is
+# created, so that a shortage is an error there, and not a SIGBUS when the memory is first touched: mmap reserves them,
+# which fails at once and costs nothing; fallocate then allocates them, because a control group may still refuse. As
+# with PostgreSQL's `huge_pages`, a program can insist on huge pages (True), or take the best there is ("try"):
+# otherwise ordinary pages that the kernel may turn into huge ones (MADV_HUGEPAGE).
 
 cdef extern from * nogil:
     """
@@ -120,7 +119,7 @@ cdef int take_pages(rn_pages *pages, size_t length, bint by_memfd, huge_pages) e
     cdef size_t huge = 0
     cdef int rc = -EOPNOTSUPP
     if huge_pages not in (False, True, "try"):
-        raise ValueError(f'alloc_mr: huge_pages={huge_pages!r} is neither True, nor False, nor "try"')
+        raise ValueError(f'alloc_mr: huge_pages={huge_pages!r} is not True, False or "try"')
     if huge_pages:
         system = huge_pages_of_the_system()
         huge = system.get("Hugepagesize", 0)
@@ -140,7 +139,7 @@ cdef int take_pages(rn_pages *pages, size_t length, bint by_memfd, huge_pages) e
 
 
 cdef dict huge_pages_of_the_system():
-    """What /proc/meminfo says of them; sizes in bytes."""
+    """The entries of /proc/meminfo for huge pages; sizes in bytes."""
     found = {}
     with open("/proc/meminfo") as file:
         for line in file:
@@ -153,21 +152,21 @@ cdef dict huge_pages_of_the_system():
 
 
 cdef object no_huge_pages(int rc, size_t length, dict system):
-    """The exception for alloc_mr(huge_pages=True), with what to type."""
+    """The exception for alloc_mr(huge_pages=True), with a note that names the command that helps."""
     if rc not in (-ENOMEM, -ENOSPC):
         exc = OSError(-rc, f"alloc_mr: huge pages: {strerror(-rc).decode()}")
-        exc.add_note('This kernel gives none. huge_pages="try" takes ordinary pages then')
+        exc.add_note('This kernel has no huge pages. huge_pages="try" falls back to ordinary pages')
         return exc
     size, total = system["Hugepagesize"], system["HugePages_Total"]
     free = system["HugePages_Free"] - system["HugePages_Rsvd"]
     needed = (length - 1) // size + 1
-    exc = OSError(ENOMEM, f"alloc_mr: {length} bytes are {needed} huge pages of {size >> 10} KiB, "
-                          f"and of the system's {total} are {free} free")
+    exc = OSError(ENOMEM, f"alloc_mr: {length} bytes need {needed} huge pages of {size >> 10} KiB, "
+                          f"and {free} of the system's {total} are free")
     if free >= needed:
-        exc.add_note("A limit is in the way, such as the control group's: hugetlb.*.max. "
-                     'huge_pages="try" takes ordinary pages then')
+        exc.add_note("A limit forbids it, such as hugetlb.*.max of the control group. "
+                     'huge_pages="try" falls back to ordinary pages')
     else:
-        exc.add_note(f"`sysctl vm.nr_hugepages={total - free + needed}`, as root of the host, reserves enough, if its "
-                     "memory is not in pieces yet (best soon after booting). "
-                     'huge_pages="try" takes ordinary pages then')
+        exc.add_note(f"`sysctl vm.nr_hugepages={total - free + needed}`, as root of the host, reserves enough, unless "
+                     "its memory is fragmented (best soon after booting). "
+                     'huge_pages="try" falls back to ordinary pages')
     return exc

@@ -1,12 +1,11 @@
-# What is told to a queue pair and asked of it: types, states, attributes, and which transition takes which.
+# The types, states and attributes of queue pairs, and which transition takes which attributes.
 #
 #     RESET -> INIT -> RTR -> RTS          (to_init, to_rtr, to_rts, or the connection manager)
-#       any -> ERR: all that is posted completes as flushed; any -> RESET: all is forgotten
+#       any -> ERR: all posted requests complete as flushed; any -> RESET: all posted requests are dropped
 #
-# Each step of modify() has attributes that must be given and some that may; the table below is the
-# InfiniBand specification's. The device is asked first. Only when it refuses is the table consulted,
-# to say which attribute is missing or out of place: devices allow more or less than the specification,
-# and their word counts.
+# Each transition has required and optional attributes; the table below is that of the InfiniBand specification. The
+# device decides: devices allow more or less than the specification. Only if it refuses a transition, the table tells
+# which attribute is missing or not allowed.
 
 
 class QPType(enum.IntEnum):
@@ -21,7 +20,7 @@ class QPType(enum.IntEnum):
 
 
 class QPState(enum.IntEnum):
-    """Where a queue pair is: it receives from RTR on, and sends in RTS; see ibv_modify_qp(3)."""
+    """The state of a queue pair: it receives from RTR on, and sends in RTS; see ibv_modify_qp(3)."""
     RESET = verbs.IBV_QPS_RESET
     INIT = verbs.IBV_QPS_INIT
     RTR = verbs.IBV_QPS_RTR
@@ -33,14 +32,14 @@ class QPState(enum.IntEnum):
 
 
 class MigState(enum.IntEnum):
-    """Whether a second path stands ready to be moved to."""
+    """The state of path migration: whether an alternate path is ready."""
     MIGRATED = verbs.IBV_MIG_MIGRATED
     REARM = verbs.IBV_MIG_REARM
     ARMED = verbs.IBV_MIG_ARMED
 
 
 class QPAttrMask(enum.IntFlag):
-    """Which attributes a modify() gives; it follows from the QPAttr."""
+    """The mask of ibv_modify_qp(3); it follows from the QPAttr."""
     STATE = verbs.IBV_QP_STATE
     CUR_STATE = verbs.IBV_QP_CUR_STATE
     EN_SQD_ASYNC_NOTIFY = verbs.IBV_QP_EN_SQD_ASYNC_NOTIFY
@@ -69,10 +68,10 @@ class QPAttrMask(enum.IntFlag):
 class QPCap:
     """The sizes of a queue pair. What the device grants is at least what is asked for.
 
-    :param max_send_wr: how many requests the send queue holds, and
-    :param max_recv_wr: the receive queue
-    :param max_send_sge: how many elements a request to send may have, and
-    :param max_recv_sge: a receive
+    :param max_send_wr: how many requests the send queue holds
+    :param max_recv_wr: how many requests the receive queue holds
+    :param max_send_sge: how many elements a send may have
+    :param max_recv_sge: how many elements a receive may have
     :param max_inline_data: how many bytes a request with SendFlags.INLINE may have
     """
     max_send_wr: int = 1
@@ -83,7 +82,7 @@ class QPCap:
 
 
 class SendOpsFlags(enum.IntFlag):
-    """What QP.wr() of a queue pair can do; the others it cannot. Values as IBV_QP_EX_WITH_*."""
+    """The operations that QP.wr() of a queue pair supports. Values as IBV_QP_EX_WITH_*."""
     RDMA_WRITE = verbs.IBV_QP_EX_WITH_RDMA_WRITE
     RDMA_WRITE_WITH_IMM = verbs.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     SEND = verbs.IBV_QP_EX_WITH_SEND
@@ -100,20 +99,20 @@ class SendOpsFlags(enum.IntFlag):
 
 
 class QPCreateFlags(enum.IntFlag):
-    """BLOCK_SELF_MCAST_LB: what it sends to a group that it is in does not come back."""
+    """BLOCK_SELF_MCAST_LB: the queue pair does not receive what it sends to its own groups."""
     BLOCK_SELF_MCAST_LB = verbs.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
 
 
 @dataclasses.dataclass
 class QPInitAttr:
-    """How a queue pair is made; see ibv_create_qp(3).
+    """The attributes of a new queue pair; see ibv_create_qp(3).
 
-    :param send_cq: where its sends complete; None for XRC_RECV
-    :param recv_cq: where its receives do; None for XRC_SEND and XRC_RECV
+    :param send_cq: the CQ of its sends; None for XRC_RECV
+    :param recv_cq: the CQ of its receives; None for XRC_SEND and XRC_RECV
     :param cap: a QPCap: its sizes, which are updated to what the device grants
     :param qp_type: a QPType
-    :param sq_sig_all: whether each send completes, and not only those that are SendFlags.SIGNALED
-    :param srq: where its receives come from, and are posted; None: it has a receive queue of its own
+    :param sq_sig_all: whether every send gives a completion, not only those with SendFlags.SIGNALED
+    :param srq: the SRQ that its receives come from; None for a receive queue of its own
     """
     send_cq: "CQ | None" = None
     recv_cq: "CQ | None" = None
@@ -125,9 +124,9 @@ class QPInitAttr:
 
 @dataclasses.dataclass
 class QPInitAttrEx(QPInitAttr):
-    """How a queue pair is made, with what came later; see ibv_create_qp_ex(3).
+    """The extended attributes of a new queue pair; see ibv_create_qp_ex(3).
 
-    :param send_ops_flags: what QP.wr() shall be able to do; the device refuses what it does not know
+    :param send_ops_flags: the operations of QP.wr(); creation fails if the device does not support one of them
     :param create_flags: QPCreateFlags
     :param xrcd: for XRC_RECV
     """
@@ -167,7 +166,7 @@ class QPAttr:
 
     @property
     def mask(self):
-        """Which are given."""
+        """The mask of the attributes that are given."""
         mask = QPAttrMask(0)
         for bit, name in _ATTRIBUTES.items():
             if getattr(self, name) is not None:
@@ -247,8 +246,8 @@ cdef list attribute_names(mask):
 
 
 cdef tuple why_refused(object qp_type, object state, object new, attr):
-    """What the specification says about a modify() that the device refused: in words, nothing if it agrees;
-    the attributes that are missing, and those that are not allowed."""
+    """What is wrong by the specification with a modify() that the device refused: a text, or ""; the missing
+    attributes; those that are not allowed."""
     given = attr.mask & ~QPAttrMask.STATE
     if new == QPState.RESET or new == QPState.ERR:
         rule = (QPAttrMask(0), QPAttrMask.CUR_STATE)
@@ -258,9 +257,9 @@ cdef tuple why_refused(object qp_type, object state, object new, attr):
             return "", (), ()
         rule = table.get((state, new))
         if rule is None:
-            ways = [to.name for (origin, to) in table if origin == state and to != state]
-            allowed = ", ".join(dict.fromkeys([*ways, "RESET", "ERR"]))
-            return f"; there is no way from {state.name} to {new.name}, only to {allowed}", (), ()
+            steps = [to.name for (origin, to) in table if origin == state and to != state]
+            allowed = ", ".join(dict.fromkeys([*steps, "RESET", "ERR"]))
+            return f"; there is no transition from {state.name} to {new.name}, only to {allowed}", (), ()
     required, optional = rule
     missing = attribute_names(required & ~given)
     not_allowed = attribute_names(given & ~(required | optional))
@@ -277,7 +276,7 @@ _LIMITS = {"max_rd_atomic": "max_qp_init_rd_atom", "max_dest_rd_atomic": "max_qp
 
 
 cdef str wrong_values(Context context, attr):
-    """In words: values of a modify() that no device takes, or not this one."""
+    """A text: the values of a modify() that are out of range for all devices, or for this one."""
     device = context.query_device()
     limits = _LARGEST | {name: getattr(device, limit) for name, limit in _LIMITS.items()}
     text = "".join([
@@ -285,12 +284,12 @@ cdef str wrong_values(Context context, attr):
         for name, most in limits.items() if (getattr(attr, name) or 0) > most
     ])
     if attr.path_mtu is not None and attr.path_mtu not in _mtu_of_bytes.values():
-        text += f"; path_mtu {attr.path_mtu} is no MTU, such as MTU.MTU_1024"
+        text += f"; path_mtu {attr.path_mtu} is not an MTU such as MTU.MTU_1024"
     return text
 
 
 cdef int check_queues(init_attr) except -1:
-    """Raise for a QPInitAttr without a completion queue that its type needs: libibverbs would crash."""
+    """Raise if a QPInitAttr lacks a completion queue that its type needs: libibverbs would crash."""
     if init_attr.qp_type == QPType.XRC_RECV:
         return 0
     for name in ("send_cq", "recv_cq"):
@@ -301,7 +300,7 @@ cdef int check_queues(init_attr) except -1:
 
 
 cdef str why_not_created(Context context, init_attr, int error):
-    """What usually is wrong with a QPInitAttr that was refused, with the numbers."""
+    """The probable error in a QPInitAttr that was refused, with the numbers."""
     if error not in (EINVAL, ENOMEM):
         return ""
     device, cap = context.query_device(), init_attr.cap
@@ -338,7 +337,7 @@ cdef object read_cap(verbs.ibv_qp_cap *c):
 
 
 cdef int fill_attr(verbs.ibv_qp_attr *c, attr) except -1:
-    """The struct from the record; fields that are not given stay 0. Returns the mask."""
+    """Fill the struct from the record; fields that are not given are 0. Returns the mask."""
     cdef int value
     memset(c, 0, sizeof(c[0]))
     if attr.qp_state is not None:
@@ -395,7 +394,7 @@ cdef object read_attr(verbs.ibv_qp_attr *c):
 
 
 cdef object only(attr, int mask):
-    """The attributes of a mask; the others are not given."""
+    """A QPAttr with the attributes of a mask only."""
     kept = {name for bit, name in _ATTRIBUTES.items() if mask & bit}
     if mask & QPAttrMask.ALT_PATH:
         kept |= {"alt_pkey_index", "alt_port_num", "alt_timeout"}

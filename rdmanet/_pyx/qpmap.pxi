@@ -1,12 +1,12 @@
-# From a queue pair's number to its connection's index: whose a completion of a shared receive is.
+# A hash table from queue pair numbers to connection indices, to find the connection of a completion.
 #
-# A completion names its queue pair by number, and it is looked up once a message: so this is a table in C,
-# open-addressed, searched from the number's home to the first empty place, and never more than half full.
-# Taking a number out moves those behind it closer to their homes, so nothing is left that lengthens searches.
+# The completion of a shared receive names its queue pair by number, and every message is looked up. So this is an
+# open-addressing table in C with linear probing, at most half full. Removing a number moves the following entries
+# closer to their home positions, so no tombstones lengthen later searches.
 
 cdef struct qp_place:
     uint32_t qp_num
-    uint32_t index_and_1        # 0: an empty place
+    uint32_t index_and_1        # 0: an empty entry
 
 
 cdef class QPMap:
@@ -79,7 +79,7 @@ cdef class QPMap:
             at = (at + 1) & self.mask
             if not self.places[at].index_and_1:
                 break
-            # May it move into the hole? Only if its home is not between the hole and itself.
+            # It may move into the hole only if its home is not between the hole and itself.
             if ((at - self.home(self.places[at].qp_num)) & self.mask) >= ((at - hole) & self.mask):
                 self.places[hole] = self.places[at]
                 hole = at

@@ -1,6 +1,6 @@
 # Queue pairs: creating, connecting, posting, draining, closing. (Their attributes and states: qpattr.pxi.)
 
-# Big messages are copied while they are posted to the embedded device; other threads may run meanwhile.
+# Posting a big message to the embedded device copies it; other threads may run meanwhile.
 cdef enum:
     LONG_COPY = 65536
     CHAIN_ON_STACK = 32
@@ -9,17 +9,18 @@ cdef uint64_t _next_generation = 0
 
 
 @cython.no_gc_clear
+# More than 500 lines: it has a method for each verb about a queue pair, most of them documentation.
 cdef class QP(Resource):
     """A queue pair.
 
-    :param pd: its protection domain; the regions of its requests must be of the same
+    :param pd: its protection domain, which must be that of the regions of its requests
     :param init_attr: a QPInitAttr: its queues and sizes; cap is updated to what the device grants
-    :ivar send_cq: where its sends complete, and
-    :ivar recv_cq: its receives; None for XRC's
-    :ivar srq: where its receives come from, if it has none of its own
-    :ivar xrcd: an XRC_RECV one's domain
+    :ivar send_cq: the CQ of its sends; None for XRC_RECV
+    :ivar recv_cq: the CQ of its receives; None for XRC
+    :ivar srq: the SRQ that its receives come from, or None
+    :ivar xrcd: the XRC domain of an XRC_RECV queue pair
     :ivar cap: a QPCap: what the device has granted
-    :raises OSError: EINVAL for sizes or a type that the device does not have; ENOMEM
+    :raises OSError: EINVAL for sizes or a type that the device does not support; ENOMEM
     """
 
     cdef verbs.ibv_qp *ptr
@@ -29,10 +30,10 @@ cdef class QP(Resource):
     cdef readonly SRQ srq
     cdef readonly XRCD xrcd
     cdef readonly object cap
-    cdef verbs.ibv_qp_ex *extended  # the same object, where it was made for wr()
-    cdef uint64_t send_ops       # what for
-    cdef verbs.rdma_cm_id *id    # whose it is, if it was made through one; its CMID closes us before itself
-    cdef object told             # the QPInfo that info() gave last, ...
+    cdef verbs.ibv_qp_ex *extended  # the same object, if it supports wr()
+    cdef uint64_t send_ops       # the operations of wr()
+    cdef verbs.rdma_cm_id *id    # its identifier, if it has one; the CMID closes this object before itself
+    cdef object told             # the QPInfo that info() returned last, ...
     cdef object told_of          # ... and its (port_num, sgid_index)
     cdef uint64_t generation
     cdef _InFlight sends
@@ -49,7 +50,7 @@ cdef class QP(Resource):
         self.create(pd, init_attr, NULL)
 
     def __del__(self):
-        # In a garbage cycle the collector would let go of what is in flight first: the list of it is an ordinary one.
+        # In a garbage cycle the collector would clear the list of what is in flight first: it is an ordinary list.
         Resource.__del__(self)
         self.drop()
 
@@ -131,7 +132,7 @@ cdef class QP(Resource):
         return 0
 
     cdef int adopted(self, PD pd, uint64_t send_ops, bint all_signaled) except -1:
-        """The C object is there; what we keep about it."""
+        """Initialize the Python side, after the C object was created."""
         global _next_generation
         self.pd = pd
         self.send_ops = send_ops
@@ -154,10 +155,10 @@ cdef class QP(Resource):
 
     @staticmethod
     def open(PD pd not None, XRCD xrcd not None, uint32_t qp_num):
-        """Share the XRC_RECV queue pair of another process, in the same domain: it stays while one has it.
+        """Share an XRC_RECV queue pair of another process in the same XRC domain. It exists while any process has it.
 
-        :param pd: any of the context's
-        :raises OSError: EINVAL if there is none of that number; EOPNOTSUPP
+        :param pd: any protection domain of the context
+        :raises OSError: EINVAL if there is no such queue pair; EOPNOTSUPP
         """
         cdef QP qp = QP.__new__(QP)
         cdef int rc
@@ -180,7 +181,7 @@ cdef class QP(Resource):
         cdef verbs.ibv_qp *ptr = self.ptr
         cdef object number = ptr.qp_num
         cdef int rc = 0
-        # Out of the tables first: number and address may be another's as soon as they are free.
+        # Out of the tables first: number and address may be reused as soon as they are free.
         reference = self.pd.context.by_address.pop(<uintptr_t>ptr, None)
         for cq in (self.send_cq, self.recv_cq):
             if cq is not None:
@@ -209,7 +210,7 @@ cdef class QP(Resource):
 
     @property
     def qp_num(self):
-        """Its number, 24 bits, by which the peer knows it."""
+        """Its number, 24 bits, by which the peer addresses it."""
         self.usable()
         return self.ptr.qp_num
 
@@ -221,21 +222,22 @@ cdef class QP(Resource):
 
     @property
     def state(self):
-        """The state that the library knows of; query() asks the device."""
+        """The state known to the library; query() asks the device."""
         self.usable()
         return enum_of(QPState, self.ptr.state)
 
     @property
     def in_flight(self):
-        """(sends, receives) that are posted and whose end has not been polled."""
+        """(sends, receives) that are posted and whose completions have not been polled."""
         self.usable()
         return self.sends.count(), self.receives.count()
 
     @property
     def peer_gone(self):
-        """Whether the peer's process is known to have ended while it was connected still, as when it is killed.
+        """Whether it is known that the peer's process ended while it was connected, for example because it was killed.
 
-        The embedded device knows; of another's this is False, as it is of a peer that took leave or cannot be reached.
+        Only the embedded device knows. It is False on other devices, for a peer that disconnected, and for a peer that
+        cannot be reached.
         """
         self.usable()
         return self.lost_its_peer()
@@ -246,13 +248,13 @@ cdef class QP(Resource):
     def modify(self, attr=None, **attrs):
         """Change attributes, or the state: `qp.modify(qp_state=QPState.RTS, sq_psn=0)`.
 
-        The mask of ibv_modify_qp(3) is of what is given.
+        The mask of ibv_modify_qp(3) follows from what is given.
 
-        :param attr: a QPAttr with what is to change, instead of
-        :param attrs: its fields
-        :raises TypeError: neither is given, or both, or something else
-        :raises ModifyQPError: the device refused (EINVAL); it names what is missing or not allowed
-        :raises OSError: it refused for another reason
+        :param attr: a QPAttr with the changes
+        :param attrs: the fields of a QPAttr, instead of attr
+        :raises TypeError: neither or both are given, or attr is not a QPAttr
+        :raises ModifyQPError: the device refused (EINVAL); the exception names what is missing or not allowed
+        :raises OSError: the device refused for another reason
         """
         cdef verbs.ibv_qp_attr c
         cdef int mask, rc
@@ -261,7 +263,7 @@ cdef class QP(Resource):
             attr = QPAttr(**attrs)
         elif attrs or not isinstance(attr, QPAttr):
             given = ", ".join(attrs) or "no fields"
-            raise TypeError(f"QP.modify() takes a QPAttr, or fields of one; it was given {attr!r}, {given}")
+            raise TypeError(f"QP.modify() takes either a QPAttr or its fields as keywords, not {attr!r} and {given}")
         self.usable()
         mask = fill_attr(&c, attr)
         before = self.state
@@ -284,9 +286,9 @@ cdef class QP(Resource):
         return f"; {describe_way(self.pd.context, attr.ah_attr)}" if attr.ah_attr is not None else ""
 
     def to_init(self, int port_num=1, *, int pkey_index=0, access=0, qkey=0):
-        """RESET to INIT. The peer gets no access to memory that is not given here.
+        """RESET to INIT. The peer gets only the access to memory that is given here.
 
-        :param qkey: of a datagram queue pair: who sends to it has to say the same
+        :param qkey: for a datagram queue pair: the key that senders must use
         """
         attr = QPAttr(qp_state=QPState.INIT, port_num=port_num, pkey_index=pkey_index)
         if self.ptr is not NULL and self.ptr.qp_type == verbs.IBV_QPT_UD:
@@ -300,10 +302,11 @@ cdef class QP(Resource):
                int hop_limit=64, int sl=0):
         """INIT to RTR: connect to the peer's queue pair, and receive from it.
 
-        A datagram queue pair has no peer and takes no arguments; an unconnected one's are those up to rq_psn.
+        A datagram queue pair has no peer and takes no arguments; one of an unreliable connection takes those up to
+        rq_psn.
 
-        :param dgid: the peer's GID, 16 bytes; without it dlid is its address
-        :param min_rnr_timer: how long a peer shall wait that finds no receive, as a code of the InfiniBand
+        :param dgid: the peer's GID, 16 bytes; without it dlid is the address
+        :param min_rnr_timer: how long a peer waits that has found no receive, as a code of the InfiniBand
             specification: 1 is 10 us, 12 is 640 us, 31 is 491.52 ms, 0 is 655.36 ms
         """
         cdef int kind = verbs.IBV_QPT_RC if self.ptr is NULL else self.ptr.qp_type
@@ -317,10 +320,10 @@ cdef class QP(Resource):
         self.modify(attr)
 
     def to_rts(self, *, int sq_psn=0, int timeout=14, int retry_cnt=7, int rnr_retry=7, int max_rd_atomic=1):
-        """RTR to RTS: send, too. What is not connected reliably takes sq_psn only.
+        """RTR to RTS: send as well. Only reliable connections take other arguments than sq_psn.
 
-        :param timeout: for an answer, 4.096 us * 2 ** timeout; 0 waits for ever
-        :param rnr_retry: how often to try again when the peer has posted no receive; 7 is without limit
+        :param timeout: how long to wait for an ACK, 4.096 us * 2 ** timeout; 0 is without limit
+        :param rnr_retry: how often to retry when the peer has posted no receive; 7 is without limit
         """
         cdef int kind = verbs.IBV_QPT_RC if self.ptr is NULL else self.ptr.qp_type
         attr = QPAttr(qp_state=QPState.RTS, sq_psn=sq_psn)
@@ -334,13 +337,13 @@ cdef class QP(Resource):
     # ---- Connecting without a connection manager ----
 
     def info(self, *, int port_num=1, sgid_index=None, psn=None, mtu=None):
-        """What the peer has to know for its connect(), as a QPInfo.
+        """The QPInfo that the peer needs for its connect().
 
-        The queue pair remembers what it said last, for its own connect().
+        The queue pair remembers the last one, for its own connect().
 
-        :param sgid_index: of the address to be reached by; by default the index of best_gid()
-        :param psn: the number of the first packet; by default at random
-        :param mtu: of our side, in bytes; by default the port's
+        :param sgid_index: the index of the local address for the peer; by default that of best_gid()
+        :param psn: the sequence number of the first packet; by default random
+        :param mtu: the MTU of this side, in bytes; by default the port's
         """
         self.usable()
         context = self.pd.context
@@ -361,21 +364,21 @@ cdef class QP(Resource):
 
     def connect(self, peer, *, access=None, int pkey_index=0, int max_dest_rd_atomic=1, int min_rnr_timer=12,
                 int hop_limit=64, int sl=0, int timeout=14, int retry_cnt=7, int rnr_retry=7, int max_rd_atomic=1):
-        """From RESET or INIT to RTS, connected with the peer's queue pair; the peer does the same with our info().
+        """RESET or INIT to RTS: connect to the peer's queue pair. The peer does the same with this side's info().
 
-        Nothing waits for the peer here. Let it connect before the first request is posted, and post the receives
-        for what it may send at once before this, in INIT.
+        This does not wait for the peer. Do not post a request before the peer has connected, and post the receives for
+        what the peer may send at once before this call, in INIT.
 
         :param peer: the peer's QPInfo
-        :param access: what the peer may do with our memory; by default nothing, or what to_init() said
-        :raises ValueError: this queue pair's info() was never asked for, so the peer cannot know it
-        :raises OSError: the device refused; the queue pair is where it came to
+        :param access: the peer's access rights to local memory; by default none, or those given to to_init()
+        :raises ValueError: info() was never called, so the peer cannot have it
+        :raises OSError: the device refused a transition; the queue pair stays in the last state that it reached
         """
         self.usable()
         if self.ptr.qp_type == verbs.IBV_QPT_UD:
-            raise ValueError("connect: a datagram queue pair has no peer; each request has an AH")
+            raise ValueError("connect: a datagram queue pair is not connected; give each request an AH")
         if self.told is None:
-            raise ValueError("connect: give this queue pair's info() to the peer first")
+            raise ValueError("connect: call info() first, and give the peer the result")
         port_num, sgid_index = self.told_of
         if self.state == QPState.RESET:
             self.to_init(port_num, pkey_index=pkey_index, access=access or 0)
@@ -389,11 +392,11 @@ cdef class QP(Resource):
                     max_rd_atomic=max_rd_atomic)
 
     def to_error(self):
-        """To ERR: all that is posted completes as flushed."""
+        """To ERR: all posted requests complete as flushed."""
         self.modify(QPAttr(qp_state=QPState.ERR))
 
     def to_reset(self):
-        """To RESET: all that is posted is forgotten, without completions."""
+        """To RESET: all posted requests are dropped, without completions."""
         self.modify(QPAttr(qp_state=QPState.RESET))
 
     def query(self):
@@ -412,23 +415,23 @@ cdef class QP(Resource):
             bool(init.sq_sig_all), self.srq)
 
     def counters(self):
-        """What the embedded device has counted for this queue pair; empty on another."""
+        """The embedded device's counters for this queue pair; empty on other devices."""
         self.usable()
         return qp_counters(self.pd.context.library, self.ptr)
 
     # ---- Multicast ----
 
     def attach_mcast(self, gid, uint16_t lid=0):
-        """Receive what is sent to a multicast group, too; of a datagram queue pair.
+        """Join a multicast group with a datagram queue pair: it also receives what is sent to the group.
 
-        :param gid: the group's: 16 bytes, or an IP address
+        :param gid: the GID of the group: 16 bytes, or an IP address
         """
         self.multicast(gid, lid, True)
 
     def detach_mcast(self, gid, uint16_t lid=0):
         """Leave a group.
 
-        :raises OSError: EINVAL, if the queue pair is not in it
+        :raises OSError: EINVAL if the queue pair is not a member
         """
         self.multicast(gid, lid, False)
 
@@ -452,9 +455,9 @@ cdef class QP(Resource):
     def post_send(self, wrs):
         """Post a SendWR, or several as one chain. Their buffers are kept until they complete.
 
-        :raises OSError: ENOMEM when the queue is full, EINVAL when a request or the state is wrong. The
-            requests before the one that was refused are posted; the message says how many
-        :raises ValueError: what a request names is closed, or another context's; nothing is posted
+        :raises OSError: ENOMEM if the queue is full, EINVAL if a request or the state is wrong. The requests before the
+            refused one are posted; the message says how many
+        :raises ValueError: an object of a request is closed, or belongs to another context; nothing is posted
         """
         self.usable()
         if type(wrs) is not list:
@@ -462,7 +465,7 @@ cdef class QP(Resource):
         self.post_chain(wrs, None)
 
     cdef uint64_t post_chain(self, list requests, Operation operation) except? 0:
-        """Post as one chain. Of an operation, all completions are its own, and the last request gives one.
+        """Post requests as one chain. For an operation, all completions belong to it, and the last request has one.
 
         Returns the device's wr_id of the last one.
         """
@@ -483,7 +486,7 @@ cdef class QP(Resource):
         try:
             self.fill_chain(requests, chain, &total, &binds)
             others_run = total >= LONG_COPY or not self.try_lock(n)
-            if others_run:  # while the device copies, while the lock is waited for: the list may be theirs, too
+            if others_run:  # while the device copies or we wait for the lock: they may use the list too
                 requests = list(requests)
                 if len(requests) != n:
                     raise RuntimeError("ibv_post_send: the list of requests changed while it was posted")
@@ -526,9 +529,9 @@ cdef class QP(Resource):
         return last
 
     cdef int fill_chain(self, list requests, verbs.ibv_send_wr *chain, uint64_t *total, bint *binds) except -1:
-        """What to post, once all are checked; how many bytes, and whether windows are bound.
+        """Check the requests and fill the chain; also count the bytes, and report whether windows are bound.
 
-        No Python code runs, unless one is refused.
+        No Python code runs, unless a request is refused.
         """
         cdef Py_ssize_t n = len(requests), i
         cdef SendWR wr
@@ -543,7 +546,7 @@ cdef class QP(Resource):
         return 0
 
     cdef bint try_lock(self, Py_ssize_t n) noexcept:
-        """Be the only one to post here, if there is room in the table for n requests, and nobody else posts."""
+        """Take the posting lock, if no other thread has it and the table has room for n requests."""
         if not PyThread_acquire_lock(self.posting, NOWAIT_LOCK):
             return False
         if self.sends.room(n):
@@ -552,7 +555,7 @@ cdef class QP(Resource):
         return False
 
     cdef int lock(self, Py_ssize_t n) except -1:
-        """The same, waiting for others and making room."""
+        """Take the posting lock, waiting for other threads and making room if necessary."""
         while True:
             if not PyThread_acquire_lock(self.posting, NOWAIT_LOCK):
                 with nogil:
@@ -563,26 +566,26 @@ cdef class QP(Resource):
             self.sends.grow(n)
 
     cdef inline int takes(self, SendWR wr) except -1:
-        """Raise for a request that names what is closed, or lacks what a library reads unasked."""
+        """Raise if a request names a closed object, or lacks one that the library would read."""
         if (wr is not None and wr.elements is not None and wr.elements.others is None
                 and self.ptr is not NULL and self.ptr.qp_type != verbs.IBV_QPT_UD):
             return 0
         return self.takes_rare(wr)
 
     cdef int takes_rare(self, SendWR wr) except -1:
-        """The same for all that is not a plain request to a connected peer."""
+        """The same for all requests other than plain ones to a connected peer."""
         if wr is None or wr.elements is None:
-            raise TypeError(f"{wr!r} is no request to send")
+            raise TypeError(f"{wr!r} is not a SendWR")
         if wr.elements.others is not None:
             wr.usable(self.pd.context)
             if wr.ah is not None and self.ptr is not NULL and self.ptr.qp_type != verbs.IBV_QPT_UD:
-                raise ValueError(f"{wr!r} on {self!r}: what goes to a connected peer has no ah")
+                raise ValueError(f"{wr!r} on {self!r}: a request to a connected peer takes no ah")
         if wr.ah is None and self.ptr is not NULL and self.ptr.qp_type == verbs.IBV_QPT_UD:
-            raise OSError(EINVAL, f"ibv_post_send: {wr!r} on {self!r}: a datagram needs ah, remote_qpn, remote_qkey")
+            raise OSError(EINVAL, f"ibv_post_send: {wr!r} on {self!r}: a datagram needs ah, remote_qpn and remote_qkey")
         return 0
 
     cdef int bound(self, SendWR wr) except -1:
-        """What a window is after BIND_MW was posted; libraries leave it to their user."""
+        """Update the window after BIND_MW was posted; libraries leave this to their user."""
         if wr.mw is not None:
             wr.mw.ptr.rkey = wr.c.bind_mw.rkey
             wr.mw.mr = wr.bind_info.mr
@@ -618,18 +621,19 @@ cdef class QP(Resource):
     def wr(self):
         """Post with the extended calls: `with qp.wr() as wr: wr.send(...); wr.rdma_write(...)`.
 
-        What the block has made is posted when it ends, all or nothing; an exception in it posts nothing. The
-        queue pair must have been made with QPInitAttrEx.send_ops_flags.
+        The end of the block posts its requests, all or none; an exception in the block posts none. The queue pair must
+        have been created with QPInitAttrEx.send_ops_flags.
 
-        :raises OSError: EOPNOTSUPP, if it was not
+        :raises OSError: EOPNOTSUPP if it was not
         """
         self.usable()
         if self.extended is NULL:
-            raise OSError(EOPNOTSUPP, f"{self!r} was not made for wr(): QPInitAttrEx has send_ops_flags")
+            raise OSError(
+                EOPNOTSUPP, f"{self!r} does not support wr(): create it with QPInitAttrEx(send_ops_flags=...)")
         return WRSession(self)
 
     cdef int post_extended(self, list requests) except -1:
-        """A session's requests, all or none."""
+        """Post the requests of a session, all or none."""
         cdef verbs.ibv_send_wr *c
         cdef verbs.ibv_data_buf *inline_bufs
         cdef SendWR wr
@@ -650,8 +654,8 @@ cdef class QP(Resource):
                     c[i] = wr.c
                     c[i].wr_id = self.sends.begin(wr.wr_id, wr.elements)
                     self.sends.may_be_overtaken(&c[i])
-                # From start to complete a library holds the queue's lock: nothing here makes an object, so
-                # no collector and no other thread of Python's runs meanwhile.
+                # From start to complete the library holds the queue's lock. Nothing here creates an object, so neither
+                # the collector nor another Python thread runs meanwhile.
                 self.extended.wr_start(self.extended)
                 for i in range(n):
                     verbs.rn_wr_build(self.extended, &c[i], &(<SendWR>requests[i]).more, inline_bufs)
@@ -662,7 +666,7 @@ cdef class QP(Resource):
                 PyThread_release_lock(self.posting)
             if rc < 0:
                 raise OSError(
-                    -rc, f"ibv_wr_complete: {strerror(-rc).decode()}: {n} requests on {self!r}, none is posted")
+                    -rc, f"ibv_wr_complete: {strerror(-rc).decode()}: {n} requests on {self!r}, none was posted")
             for wr in requests:
                 self.bound(wr)
         finally:
@@ -673,13 +677,13 @@ cdef class QP(Resource):
     def post_recv(self, wrs):
         """Post a RecvWR, or several as one chain. Their buffers are kept until they complete.
 
-        :raises OSError: as post_send()
+        :raises OSError: as for post_send()
         """
         self.usable()
         self.post_receives([wrs] if isinstance(wrs, RecvWR) else list(wrs), None)
 
     cdef uint64_t post_receives(self, list requests, Operation operation) except? 0:
-        """As post_chain()."""
+        """The same as post_chain(), for receives."""
         cdef verbs.ibv_recv_wr few[CHAIN_ON_STACK]
         cdef verbs.ibv_recv_wr *chain = few
         cdef verbs.ibv_recv_wr *bad = NULL
@@ -716,19 +720,19 @@ cdef class QP(Resource):
         return last
 
     cdef str why_unsent(self, int rc, SendWR wr):
-        """What usually is wrong with a request that was refused, with the numbers."""
+        """The probable reason why a request was refused, with the numbers."""
         cdef _Elements elements = wr.elements
         if rc == -ENOMEM:
             return (f"; the queue holds {self.cap.max_send_wr} (QPCap.max_send_wr): poll completions first. Unsignaled "
-                    "requests give their places back with a signaled one")
+                    "requests free their places when a later signaled one completes")
         if rc != -EINVAL:
             return ""
         if self.ptr.state != verbs.IBV_QPS_RTS:
-            return f"; in {self.state.name} nothing is sent, the queue pair has to be connected (RTS)"
+            return f"; in {self.state.name} nothing can be sent: connect the queue pair first (RTS)"
         if elements.count > self.cap.max_send_sge:
-            return f"; it takes {self.cap.max_send_sge} elements (QPCap.max_send_sge)"
+            return f"; it takes at most {self.cap.max_send_sge} elements (QPCap.max_send_sge)"
         if wr.c.send_flags & verbs.IBV_SEND_INLINE and elements.total > self.cap.max_inline_data:
-            return f"; {self.cap.max_inline_data} bytes can be inline (QPCap.max_inline_data)"
+            return f"; at most {self.cap.max_inline_data} bytes can be inline (QPCap.max_inline_data)"
         return ""
 
     cdef str why_unreceived(self, int rc, RecvWR wr):
@@ -740,9 +744,9 @@ cdef class QP(Resource):
         if self.srq is not None:
             return "; it receives from its srq: post there"
         if self.ptr.state == verbs.IBV_QPS_RESET:
-            return "; in RESET nothing is posted: to_init() first"
+            return "; in RESET nothing can be posted: call to_init() first"
         if wr.elements.count > self.cap.max_recv_sge:
-            return f"; it takes {self.cap.max_recv_sge} elements (QPCap.max_recv_sge)"
+            return f"; it takes at most {self.cap.max_recv_sge} elements (QPCap.max_recv_sge)"
         return ""
 
 
@@ -752,7 +756,7 @@ cdef str refusal(str call, int rc, object wr, object queue, int index, int count
 
 
 cdef CQ cq_of(PD pd, CQ cq):
-    """A CQ for a queue pair of pd; None for those that have none."""
+    """Check the CQ of a queue pair of pd; it may be None."""
     if cq is not None:
         cq.usable()
         same_library(pd.context, cq.context)

@@ -1,49 +1,48 @@
-# One receive queue for many connections of the byte stream (start_rdma_server(shared_receive=True)).
+# One shared receive queue for many connections of the byte stream (start_rdma_server(shared_receive=True)).
 #
-# A ring of its own costs each connection data_slots + CONTROL_RESERVE receives, whether it has anything to
-# receive or not. Here all connections of a server receive from one shared receive queue (SRQ), and the rule that a
-# SEND always finds a receive (credit.py) holds for their sum:
+# A receive ring per connection costs data_slots + CONTROL_RESERVE receives, even for an idle connection. Here all
+# connections of a server receive from one shared receive queue (SRQ), and the rule that a SEND always finds a receive
+# (credit.py) holds for their sum:
 #
-#     receives posted >= sum over the connections of (credits granted and not used + control frames that may come)
+#     posted receives >= sum over the connections of (granted and unused credits + control frames that may come)
 #
-# Where it comes from. Each slot is posted, or holds bytes that are not consumed. A connection's share is what it was
-# promised (grantable - received: told the peer, or to be told with the next header) and what it holds. Slots are made,
-# and posted, before a connection is accepted, so that there are
+# Accounting. Each slot is either posted, or holds bytes that are not yet consumed. A connection's share is what it was
+# promised (grantable - received: granted to the peer, or to be granted with the next header) plus what it holds. Slots
+# are created and posted before a connection is accepted, so that there are
 #
-#     slots >= members * (SHARED_OWN + CONTROL_ALLOWANCE) + common
+#     slots >= members * (SHARED_OWN + SHARED_CONTROL) + common
 #
-# of them. SHARED_OWN data slots and the allowance of control frames are each connection's own, guaranteed; `common`
-# slots are lent. What a connection's share exceeds SHARED_OWN by is borrowed, and the borrowed never exceed `common`.
-# A control frame's slot is posted again on the spot, a data slot as soon as its bytes are consumed: nobody waits
-# for half a ring, since whoever is next may need it.
+# Each connection is guaranteed SHARED_OWN data slots and its allowance of control frames; the `common` slots are lent.
+# The part of a share above SHARED_OWN is borrowed; all borrowed slots together never exceed `common`. The slot of a
+# control frame is posted again at once, a data slot as soon as its bytes are consumed: it does not wait for half a
+# ring, since the next connection may need it.
 #
-# Who may borrow how much. A granted credit cannot be taken back: a connection that falls silent keeps what it was
-# granted until it sends again, or ends. So grants follow use. A connection aims at SHARED_OWN slots at first; when its
-# peer was found to have used up every credit that it was told of, the aim doubles, up to data_slots; when the peer
-# had more than half left, the aim shrinks by one. And nobody borrows more than is then left, but the very last. So
-# one alone has half of the common slots at most, the next one a quarter, and there is one for a newcomer as long
-# as there is any. Who reads nothing holds what it borrowed, at most data_slots - SHARED_OWN; even with all common
-# slots gone the others go on with their own.
+# Borrowing. A granted credit cannot be revoked: a connection that falls silent keeps its credits until it sends again,
+# or ends. So grants follow use. A connection's target (`aim`, see promise()) is SHARED_OWN slots at first. When its
+# peer has used up all credits it was told of, the target doubles, up to data_slots; when the peer had more than half of
+# them left, the target shrinks by one. A connection may borrow at most half of the slots that are left, rounded up. So
+# a single connection gets at most half of the common slots, the next one a quarter, and as long as any slot is left, a
+# newcomer gets one. A connection that does not read keeps what it borrowed, at most data_slots - SHARED_OWN; even when
+# all common slots are gone, the others continue with their own.
 #
-# Who sends what it was not granted takes what belongs to others, before anybody can know of it. Its frame is not
-# delivered, it is cut off at once, without last words, and its slots are posted again. Others that find no
-# receive meanwhile try again, by the device (the accepting side asks for that: SHARED_RNR_RETRY in transport.py);
-# only iWARP has no such thing, there their connections are lost.
+# Overruns. A peer that sends more than it was granted consumes receives of other connections before anyone can notice.
+# Its frame is not delivered, its connection is cut off at once without an Abort, and its slots are posted again. Peers
+# whose SENDs find no receive meanwhile retry in their devices (the accepting side asks for that: SHARED_RNR_RETRY in
+# establish.py). iWARP has no such retry: there these connections are lost.
 #
-# The end of a connection. Receives of an SRQ are not flushed with a queue pair. What has completed for
-# it and was not polled goes with the queue pair when that is destroyed, and the slots with it; so it is set to ERR
-# first, after which it takes no more, and its completions are taken from the CQ. Those of others that are met there are
-# kept for the next look (`kept`): who ends a connection may be anybody's callback, and no other's may run inside it.
-# On devices other than the embedded one a message that was under way may have taken a receive that never
-# completes: such a slot is written off, and made up for by another. A queue with many of them, and
-# one too large for the few that use it, is given up when its last connection has gone.
+# The end of a connection. Destroying a queue pair does not flush the receives of an SRQ. Its completions that were not
+# polled would be lost with it, and their slots, too. So the queue pair is first set to ERR, after which it consumes no
+# more receives, and its completions are polled from the CQ. Completions of other connections found there are kept for
+# the next poll (`kept`): a connection may be ended from any callback, and no other callback may run inside it. On
+# devices other than the embedded one a message in flight may have consumed a receive that never completes: its slot is
+# written off, and replaced by another. A queue with many such slots, and one that is too large for its few
+# connections, is given up when its last connection ends.
 
 cdef enum:
-    SHARED_INDEX = 0xFFFFF          # in a wr_id, instead of a connection's index: the slot of a shared ring
     SHARED_OWN = 2                  # data slots that are each connection's own
     SHARED_CONTROL = 6              # credit.CONTROL_ALLOWANCE
     SHARED_QUEUE = 8192             # slots of one queue, at most
-    SHARED_GROWTH = 64              # slots made at a time, at least
+    SHARED_GROWTH = 64              # minimum number of slots created at a time
     SHARED_LOST = 64                # slots written off before newcomers get another queue
 
 STREAM_SHARED_OWN = SHARED_OWN
@@ -57,24 +56,24 @@ cdef struct shared_slot:
 
 @cython.no_gc_clear
 cdef class SharedRing:
-    """The slots of one shared receive queue, and who may have how many of them."""
+    """The slots of one shared receive queue, and their distribution among its connections."""
 
     cdef readonly StreamEngine engine
     cdef readonly CQ cq
     cdef readonly SRQ srq
     cdef readonly uint32_t slot_bytes, data_slots
-    cdef uint32_t asked                         # common slots, had the device room for them
-    cdef readonly uint32_t members, room        # connections, and how many there may be
+    cdef uint32_t asked                         # common slots that were asked for; the device may have room for fewer
+    cdef readonly uint32_t members, room        # the number of connections, and its limit
     cdef QPMap numbers
     cdef uint64_t wr_base
     cdef list slabs
     cdef shared_slot *slots
-    cdef uint32_t made, most                    # slots, and how many there may be
+    cdef uint32_t made, most                    # the number of slots, and its limit
     cdef uint32_t posted                        # receives
     cdef uint32_t own                           # data slots that are each connection's own
-    cdef int64_t common, left                   # slots to be lent, and those of them that are not
-    cdef uint32_t lost                          # slots that a queue pair took to its grave
-    cdef verbs.ibv_wc *kept                     # completions of others that were met while one was ended
+    cdef int64_t common, left                   # slots to lend, and how many of them are not lent
+    cdef uint32_t lost                          # slots that were lost with a queue pair
+    cdef verbs.ibv_wc *kept                     # completions of other connections, found while one was ended
     cdef uint32_t kept_next, kept_count, kept_size
 
     def __cinit__(self, StreamEngine engine not None, uint32_t slot_bytes, uint32_t data_slots, uint32_t common,
@@ -86,22 +85,22 @@ cdef class SharedRing:
         self.data_slots = data_slots
         self.asked = common
         self.numbers = QPMap()
-        self.wr_base = (<uint64_t>SHARED_INDEX << INDEX_SHIFT) | (<uint64_t>number << STREAM_GENERATION_SHIFT)
+        self.wr_base = stream_wr_base(SHARED_INDEX, number)
         self.slabs = []
         self.own = min(<uint32_t>SHARED_OWN, data_slots)
         self.most = min(SHARED_QUEUE, attr.max_srq_wr, attr.max_cqe // 2)
         self.common = self.left = min(common, self.most // 2)
-        spare = min(<uint32_t>SHARED_LOST, self.most // 8)  # to make up for what is written off
+        spare = min(<uint32_t>SHARED_LOST, self.most // 8)  # to replace slots that are written off
         self.room = min(
             (self.most - <uint32_t>self.common - spare) // (self.own + SHARED_CONTROL),
             (attr.max_cqe - self.most) // sends,
         )
         if self.room == 0:
-            raise OSError(ENOMEM, f"a shared receive queue of {self.most} receives serves nobody")
+            raise OSError(ENOMEM, f"a shared receive queue of {self.most} receives is too small for any connection")
         self.slots = <shared_slot *>malloc(self.most * sizeof(shared_slot))
         if self.slots == NULL:
             raise MemoryError
-        # Whoever sends too much may fill all slots: their completions find room too.
+        # A peer that overruns its credits may fill all slots, so the CQ must have room for their completions.
         self.srq = SRQ(engine.pd, SRQAttr(max_wr=self.most, max_sge=1))
         try:
             self.cq = CQ(engine.pd.context, self.most + self.room * sends, engine.channel)
@@ -122,7 +121,7 @@ cdef class SharedRing:
         return self.members < self.room and self.lost < SHARED_LOST and self.cq in self.engine.cqs
 
     cdef int join(self) except -1:
-        """Post what a connection may be promised; call before its queue pair is made."""
+        """Post the slots that a connection may be promised. Call it before the queue pair is created."""
         self.members += 1
         try:
             self.make_enough()
@@ -138,7 +137,7 @@ cdef class SharedRing:
         return 0
 
     cdef int make(self, uint32_t count) except -1:
-        """Make and post so many more slots; a few more where there is room, so that regions stay few."""
+        """Create and post this many slots, and a few more if there is room, so that there are few regions."""
         cdef size_t stride = stream_stride(self.slot_bytes)
         cdef uint32_t i
         cdef MR mr
@@ -156,8 +155,8 @@ cdef class SharedRing:
             self.post_later(i)
         return self.post()
 
-    cdef int part(self, StreamConnection connection) except -1:
-        """Its queue pair is about to be destroyed, and set to ERR: what it has taken comes back."""
+    cdef int part(self, Connection connection) except -1:
+        """Take back the slots of a connection whose queue pair was set to ERR and is about to be destroyed."""
         cdef uint32_t qp_num = connection.qp_c.qp_num
         cdef uint32_t left, i
         cdef int n
@@ -165,7 +164,7 @@ cdef class SharedRing:
             self.claim_back(&self.engine.completions[i], qp_num)
         for i in range(self.kept_next, self.kept_count):
             self.claim_back(&self.kept[i], qp_num)
-        # No more than was there when we began: the others need not fall silent.
+        # One queue's worth at most: other connections may go on producing completions.
         left = self.cq.ptr.cqe
         while left:
             self.keep_room(BATCH)
@@ -186,12 +185,12 @@ cdef class SharedRing:
         return 0
 
     cdef int write_off(self) except -1:
-        """A posted slot is gone, and nobody knows which."""
+        """Count a posted slot as lost; which one it is remains unknown."""
         self.lost += 1
         try:
             self.make_enough()
         except (OSError, MemoryError):
-            self.common -= 1    # what is left then is shared
+            self.common -= 1    # the lost slot is taken from the common ones
             self.left -= 1
         return 0
 
@@ -199,7 +198,7 @@ cdef class SharedRing:
         if wc.qp_num == qp_num and (wc.wr_id & WR_BASE_MASK) == self.wr_base:
             self.came(<uint32_t>(wc.wr_id & LOW_MASK))
             self.post_again(<uint32_t>(wc.wr_id & LOW_MASK))
-            wc.wr_id = WR_BASE_MASK     # nobody's: dispatch drops it
+            wc.wr_id = WR_BASE_MASK     # of no connection: dispatch drops it
         return 0
 
     cdef int keep_room(self, uint32_t count) except -1:
@@ -214,10 +213,10 @@ cdef class SharedRing:
             self.kept_size = 2 * (self.kept_count + count)
         return 0
 
-    cdef int leave(self, StreamConnection connection) except -1:
-        """The queue pair is gone: so is what was promised, and the slots it held come back."""
-        while connection.fifo_count:
-            connection.head_consumed(connection.fifo[connection.fifo_head].slot)
+    cdef int leave(self, Connection connection) except -1:
+        """After the queue pair is destroyed: forget what was promised, and take back the slots that it held."""
+        while connection.inbox.count:
+            connection.inbox.first_consumed()
         self.take_back(connection)
         self.left += connection.borrowed
         connection.borrowed = 0
@@ -228,7 +227,7 @@ cdef class SharedRing:
         return 0
 
     cdef int close(self) except -1:
-        """Nobody receives from it: give everything back but the completion queue, which is the engine's."""
+        """Release everything but the completion queue, which is the engine's. No connection receives from it now."""
         cdef MR mr
         if self.srq is not None:
             self.srq.close()
@@ -242,19 +241,18 @@ cdef class SharedRing:
     # -- completions -------------------------------------------------------------------------------------
 
     cdef int received(self, verbs.ibv_wc *wc) except -1:
-        """A receive has completed, for whichever connection."""
+        """Handle a completed receive of any of the connections."""
         cdef uint32_t slot = <uint32_t>(wc.wr_id & LOW_MASK)
         cdef int64_t index = self.numbers.find(wc.qp_num)
-        cdef StreamConnection connection
+        cdef Connection connection = self.engine.table[index] if index >= 0 else None
         self.came(slot)
-        if index < 0:
+        if connection is None:
             self.engine.stale += 1
             self.post_again(slot)
             return self.post()
-        connection = self.engine.table[index]
         self.engine.messages += 1
         connection.completed(wc)
-        if not self.slots[slot].posted and not connection.holds(slot):
+        if not self.slots[slot].posted and not connection.inbox.ends_with(slot):
             self.post_again(slot)   # it was refused, or failed
             self.post()
         return 0
@@ -297,19 +295,19 @@ cdef class SharedRing:
 
     # -- promises ----------------------------------------------------------------------------------------
 
-    cdef int take_back(self, StreamConnection connection) except -1:
-        """Consumed slots are for whoever needs them next."""
+    cdef int take_back(self, Connection connection) except -1:
+        """Post consumed slots again, for the connection that needs them next."""
         cdef uint32_t i
-        for i in range(connection.freed_count):
-            self.post_again(connection.freed[i])
-        connection.freed_count = 0
+        for i in range(connection.inbox.freed_count):
+            self.post_again(connection.inbox.freed[i])
+        connection.inbox.freed_count = 0
         return self.post()
 
-    cdef int promise(self, StreamConnection connection) except -1:
-        """Its bytes were consumed: promise it what it may have, by the rules above."""
+    cdef int promise(self, Connection connection) except -1:
+        """Bytes of this connection were consumed: promise it what the rules above allow."""
         cdef Ledger ledger = connection.ledger
         cdef uint32_t unused = ledger.outstanding()
-        cdef uint32_t share = ((ledger.grantable - ledger.received) & <uint32_t>0xFFFFFFFF) + connection.fifo_count
+        cdef uint32_t share = ((ledger.grantable - ledger.received) & <uint32_t>0xFFFFFFFF) + connection.inbox.count
         cdef uint32_t fresh = 0, more = 0
         if unused == 0:
             connection.aim = min(2 * connection.aim, connection.data_slots)
@@ -328,8 +326,8 @@ cdef class SharedRing:
         return ledger.slots_freed(fresh + more)
 
     def stats(self):
-        """How its slots stand. `needed` is what the invariant compares `posted` with."""
-        cdef StreamConnection connection
+        """Counts of its slots. `needed` is what the invariant compares `posted` with."""
+        cdef Connection connection
         cdef Ledger ledger
         needed = 0
         for connection in self.engine.connections:

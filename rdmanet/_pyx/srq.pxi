@@ -1,17 +1,17 @@
-# Shared receive queues, and the domains that reliable connections to a whole process (XRC) meet in.
+# Shared receive queues, and the domains of extended reliable connections (XRC).
 #
-# Queue pairs made with srq= take their receives from it, whichever has a message first. So its receives
-# end in any order, on the CQ of the queue pair that took them, and the in-flight table is a dict. The
-# wr_id says that a receive is a shared one and whose (see workrequest.pxi): its buffers are found
-# even when the queue pair that took it is another process's (XRC), or gone.
+# Queue pairs that are created with srq= take their receives from the shared queue, in the order of their messages. So
+# its receives complete in any order, on the CQ of the queue pair that took them, and the in-flight table is a dict. The
+# wr_id identifies the SRQ of a receive (see routing.pxi), so its buffers are found even if the queue pair that took
+# it belongs to another process (XRC), or is gone.
 #
-# Receives of a shared queue are never flushed. A queue pair in error tells by the event
-# QP_LAST_WQE_REACHED that it takes no more. What it had taken and never completed is lost to the
-# queue; its buffers are kept until the SRQ is closed.
+# Receives of a shared queue are never flushed. A queue pair in the error state reports by the event QP_LAST_WQE_REACHED
+# that it takes no more. Receives that it has taken and not completed are lost to the queue; their buffers are kept
+# until the SRQ is closed.
 
 
 class SRQType(enum.IntEnum):
-    """BASIC; of XRC, for senders that name it; with tag matching, which no device here has."""
+    """BASIC; XRC, for senders that name the queue; TM, with tag matching, which no device here supports."""
     BASIC = verbs.IBV_SRQT_BASIC
     XRC = verbs.IBV_SRQT_XRC
     TM = verbs.IBV_SRQT_TM
@@ -21,9 +21,9 @@ class SRQType(enum.IntEnum):
 class SRQAttr:
     """The sizes of a shared receive queue.
 
-    :param max_wr: how many receives it has to hold, at least
-    :param max_sge: how many elements each may have, at least
-    :param srq_limit: SRQ_LIMIT_REACHED is told, once, when fewer receives are left; 0: it is not
+    :param max_wr: how many receives it must hold at least
+    :param max_sge: how many elements each receive may have at least
+    :param srq_limit: one event SRQ_LIMIT_REACHED comes when fewer receives are left; 0: none
     """
     max_wr: int = 1
     max_sge: int = 1
@@ -32,12 +32,12 @@ class SRQAttr:
 
 @dataclasses.dataclass
 class SRQInitAttr:
-    """How a shared receive queue is made; see ibv_create_srq_ex(3). An XRC one has a CQ and a domain of its own.
+    """The attributes of a new shared receive queue; see ibv_create_srq_ex(3). An XRC queue has its own CQ and domain.
 
     :param attr: an SRQAttr: its sizes
     :param srq_type: an SRQType
-    :param xrcd: an XRC one's domain, and
-    :param cq: where its receives complete
+    :param xrcd: the domain of an XRC queue
+    :param cq: the CQ of the receives of an XRC queue
     """
     attr: SRQAttr = dataclasses.field(default_factory=SRQAttr)
     srq_type: SRQType = SRQType.BASIC
@@ -50,7 +50,7 @@ cdef uint64_t _next_shared = 0
 
 
 cdef uint64_t new_shared_generation() except? 0:
-    """A number that no living SRQ has."""
+    """A generation number that no open SRQ has."""
     global _next_shared
     for _ in range(0x10000):
         _next_shared = (_next_shared + 1) & 0xffff
@@ -74,9 +74,9 @@ cdef class SRQ(Resource):
     :param pd: its protection domain
     :param init_attr: an SRQInitAttr or an SRQAttr; the sizes are updated to what the device grants
     :ivar srq_type: its SRQType
-    :ivar xrcd: the domain that an XRC one is in, and
-    :ivar cq: where its receives complete; None for the others
-    :raises OSError: EOPNOTSUPP, EINVAL for sizes that the device does not have, ENOMEM
+    :ivar xrcd: the domain of an XRC queue; else None
+    :ivar cq: the CQ of the receives of an XRC queue; else None
+    :raises OSError: EOPNOTSUPP; EINVAL for sizes that the device does not support; ENOMEM
     """
 
     cdef verbs.ibv_srq *ptr
@@ -142,7 +142,7 @@ cdef class SRQ(Resource):
         self.drop()
 
     def __del__(self):
-        # As a queue pair's. In a cycle with its queue pairs it may come before them: then it goes after them.
+        # As for a queue pair. In a cycle it may be finalized before its queue pairs: then it is destroyed after them.
         Resource.__del__(self)
         try:
             self.close()
@@ -177,14 +177,14 @@ cdef class SRQ(Resource):
 
     @property
     def in_flight(self):
-        """How many receives are posted whose end has not been polled."""
+        """How many receives are posted whose completions have not been polled."""
         return 0 if self.receives is None else len(self.receives.entries)
 
     @property
     def srq_num(self):
         """The number by which an XRC sender names this queue.
 
-        :raises OSError: EOPNOTSUPP or EINVAL, where it has none
+        :raises OSError: EOPNOTSUPP or EINVAL if it has none
         """
         cdef uint32_t number
         self.usable()
@@ -192,7 +192,7 @@ cdef class SRQ(Resource):
         return number
 
     def query(self):
-        """Its sizes and its limit, from the device, as an SRQAttr."""
+        """Query its sizes and its limit from the device, as an SRQAttr."""
         cdef verbs.ibv_srq_attr c
         cdef int rc
         self.usable()
@@ -205,11 +205,11 @@ cdef class SRQ(Resource):
     def modify(self, *, max_wr=None, srq_limit=None):
         """Change the size, or set the limit.
 
-        :param max_wr: as many receives; what is posted stays
-        :param srq_limit: one event SRQ_LIMIT_REACHED when fewer receives than this are left; the limit is
-            then 0 again, and no more is told
-        :raises OSError: EINVAL for a limit above the size, or for fewer places than receives are posted;
-            EOPNOTSUPP where the device cannot
+        :param max_wr: the new number of receives; posted ones stay
+        :param srq_limit: one event SRQ_LIMIT_REACHED comes when fewer receives than this are left; the limit is then 0
+            again, so that no further event comes
+        :raises OSError: EINVAL for a limit above the size, or a size below the number of posted receives; EOPNOTSUPP if
+            the device does not support it
         """
         cdef verbs.ibv_srq_attr c
         cdef int rc, mask = 0
@@ -228,8 +228,8 @@ cdef class SRQ(Resource):
     def post_recv(self, wrs):
         """Post a RecvWR, or several as one chain. Their buffers are kept until they complete.
 
-        :raises OSError: ENOMEM when the queue is full, EINVAL when a request is wrong. The requests before
-            the one that was refused are posted; the message says how many
+        :raises OSError: ENOMEM if the queue is full, EINVAL if a request is wrong. The requests before the refused one
+            are posted; the message says how many
         """
         cdef verbs.ibv_recv_wr *chain
         cdef verbs.ibv_recv_wr *bad = NULL
@@ -249,7 +249,7 @@ cdef class SRQ(Resource):
                 chain[i] = wr.c
                 chain[i].wr_id = self.receives.begin(wr.wr_id, wr.elements)
                 chain[i].next = &chain[i + 1] if i + 1 < n else NULL
-            self.usable()  # making the entries may have run anybody's code
+            self.usable()  # creating the entries may have run arbitrary code
             rc = verbs.rn_post_srq_recv(self.ptr, chain, &bad)
             if rc < 0:
                 first = i = <int>(bad - chain) if bad is not NULL else 0
@@ -262,13 +262,12 @@ cdef class SRQ(Resource):
 
 @cython.no_gc_clear
 cdef class XRCD(Resource):
-    """An XRC domain: what the shared receive queues of several processes, and the queue pairs that feed
-    them, have in common.
+    """An XRC domain, which joins the shared receive queues of several processes with the queue pairs that feed them.
 
     :param context: the device
-    :param fd: a file that stands for the domain, the same for all its processes; -1 for one of our own
-    :param oflags: os.O_CREAT to make it, os.O_EXCL to insist on that
-    :raises OSError: EOPNOTSUPP, where the device has no XRC
+    :param fd: a file that identifies the domain to all its processes; -1 for a private domain
+    :param oflags: os.O_CREAT to create it, with os.O_EXCL to fail if it exists
+    :raises OSError: EOPNOTSUPP if the device has no XRC
     """
 
     cdef verbs.ibv_xrcd *ptr

@@ -1,28 +1,28 @@
-# Memory windows: a key for a part of a region, that costs no registration to make or to take back.
+# Memory windows: keys for parts of a region, which can be created and revoked without a registration.
 #
-#     type 1   QP.bind_mw(mw, MWBind(...)): the device chooses the key; binding zero bytes unbinds
-#     type 2   a SendWR with BIND_MW: its user chooses the key (inc_rkey() of the one before), and it is taken
-#              back by LOCAL_INV, or by the peer's SEND_WITH_INV
+#     type 1   QP.bind_mw(mw, MWBind(...)): the device chooses the key; binding zero bytes unbinds it
+#     type 2   a SendWR with BIND_MW: the program chooses the key (inc_rkey() of the previous one); LOCAL_INV, or the
+#              peer's SEND_WITH_INV, revokes it
 #
-# The region must have AccessFlags.MW_BIND, and the window may allow no more than the region does, except
-# that remote writing needs no right but local writing there. While a window is bound to it, a region
-# cannot be closed. A window holds the region that it was bound to last.
+# The region must have AccessFlags.MW_BIND. A window may grant only rights that the region has, except that remote
+# writing requires only LOCAL_WRITE of the region. A region cannot be closed while a window is bound to it. A window
+# holds the region that it was last bound to.
 
 
 class MWType(enum.IntEnum):
-    """Who chooses the keys of a window: the device (1), or its user (2)."""
+    """Who chooses the keys of a window: the device (1) or the program (2)."""
     TYPE_1 = verbs.IBV_MW_TYPE_1
     TYPE_2 = verbs.IBV_MW_TYPE_2
 
 
 @dataclasses.dataclass(frozen=True)
 class MWBindInfo:
-    """What a window shows of a region; see ibv_bind_mw(3).
+    """The part of a region that a window exposes; see ibv_bind_mw(3).
 
-    :param mr: the region; it has AccessFlags.MW_BIND
-    :param addr: where it begins; None is the region's own beginning
+    :param mr: the region, which must have AccessFlags.MW_BIND
+    :param addr: the address of the first byte; None is the beginning of the region
     :param length: in bytes; 0 unbinds (type 1)
-    :param mw_access_flags: AccessFlags: what the peer may do
+    :param mw_access_flags: AccessFlags: the rights of the peer
     """
     mr: "MR"
     addr: int | None = None
@@ -34,8 +34,8 @@ class MWBindInfo:
 class MWBind:
     """A request to bind a window of type 1; see ibv_bind_mw(3).
 
-    :param bind_info: an MWBindInfo: to what
-    :param wr_id: anything; its completion has it
+    :param bind_info: an MWBindInfo: what to bind it to
+    :param wr_id: any object; the completion has the same
     :param send_flags: SendFlags
     """
     bind_info: MWBindInfo
@@ -44,7 +44,7 @@ class MWBind:
 
 
 def inc_rkey(uint32_t rkey):
-    """The next key of a window of type 2: the same but for the lowest byte, which is its user's."""
+    """The next key of a window of type 2. Only its lowest byte differs, which the program may choose."""
     return (rkey & 0xffffff00) | ((rkey + 1) & 0xff)
 
 
@@ -52,13 +52,13 @@ cdef MR bind_region(info):
     """The region of a binding; raise if it is closed."""
     cdef MR mr = info.mr
     if mr is None:
-        raise TypeError(f"{info!r} has no mr")
+        raise TypeError(f"{info!r} names no memory region (mr)")
     mr.usable()
     return mr
 
 
 cdef int check_binding(Context context, MW mw, info) except -1:
-    """Raise if a window, or what it is to be bound to, is closed or another context's."""
+    """Raise if a window, or the region to bind it to, is closed or belongs to another context."""
     mw.usable()
     same_library(context, mw.pd.context)
     same_library(context, bind_region(info).pd.context)
@@ -78,16 +78,16 @@ cdef int fill_bind_info(verbs.ibv_mw_bind_info *c, info) except -1:
 cdef class MW(Resource):
     """A memory window.
 
-    :param pd: the domain of the region, and of the queue pair, that it is bound with
+    :param pd: the protection domain, which must be that of the region and of the queue pair that bind it
     :param mw_type: an MWType
-    :ivar mr: the region that it is bound to, or None
-    :raises OSError: EOPNOTSUPP, where the device has none of the type
+    :ivar mr: the region that it was last bound to, or None
+    :raises OSError: EOPNOTSUPP if the device has no windows of this type
     """
 
     cdef verbs.ibv_mw *ptr
     cdef readonly PD pd
     cdef readonly object mw_type
-    cdef readonly MR mr          # what it was bound to last
+    cdef readonly MR mr          # the region that it was last bound to
 
     def __init__(self, PD pd not None, mw_type=MWType.TYPE_1):
         cdef int rc, kind = mw_type
@@ -126,6 +126,6 @@ cdef class MW(Resource):
 
     @property
     def rkey(self):
-        """Its key, for the peer. One of type 1 has a new one after each binding."""
+        """Its key, for the peer. A window of type 1 has a new key after each binding."""
         self.usable()
         return self.ptr.rkey

@@ -1,14 +1,14 @@
-# Work requests: what is posted to a queue pair.
+# Work requests, which are posted to queue pairs.
 #
-# A request is a list of buffers (scatter/gather elements) and what to do with them. Each element is
-# checked against its region when it is made, so a slip of the pen is an IndexError here with the
-# numbers in it, and not a protection error later without. The elements hold their regions, and the
-# queue pair holds the elements of all that it has in flight: the device writes into them until the
-# completion has been polled. That holds in a garbage cycle too, hence no_gc_clear all along the way.
+# A request is a list of buffers (scatter/gather elements) and an operation on them. Each element is checked against its
+# region when it is created, so a mistake is an IndexError with the numbers, and not a protection error later. The
+# elements hold their regions, and a queue pair holds the elements of all its requests in flight, because the device may
+# write into them until the completion has been polled. This must hold in a garbage cycle as well, hence no_gc_clear on
+# every class in between.
 
 
 class WROpcode(enum.IntEnum):
-    """What a send request does."""
+    """The operation of a send request."""
     RDMA_WRITE = verbs.IBV_WR_RDMA_WRITE
     RDMA_WRITE_WITH_IMM = verbs.IBV_WR_RDMA_WRITE_WITH_IMM
     SEND = verbs.IBV_WR_SEND
@@ -25,7 +25,7 @@ class WROpcode(enum.IntEnum):
 
 
 class SendFlags(enum.IntFlag):
-    """How a send request is done."""
+    """Options of a send request."""
     NONE = 0
     FENCE = verbs.IBV_SEND_FENCE
     SIGNALED = verbs.IBV_SEND_SIGNALED
@@ -39,13 +39,13 @@ class SendFlags(enum.IntFlag):
 cdef class SGE:
     """A scatter/gather element: length bytes at offset of a region.
 
-    :param buffer: an MR, or a PooledBuffer, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey
-        of a region that covers it, or without one for a request with SendFlags.INLINE, whose bytes are copied
-        while it is posted
+    :param buffer: an MR, a PooledBuffer, or a part of one as `memoryview(mr)[a:b]`; or any buffer, with the lkey of a
+        region that covers it, or without an lkey for a request with SendFlags.INLINE, which copies the bytes when it is
+        posted
     :param offset: in bytes, from the buffer's beginning
     :param length: in bytes; None is the rest
     :raises IndexError: the part is not within the buffer
-    :raises TypeError: it is no buffer
+    :raises TypeError: it is not a buffer
     """
 
     cdef verbs.ibv_sge c
@@ -80,9 +80,9 @@ cdef class SGE:
         else:
             read_size(length, "SGE: length", IndexError, &wanted)
         if wanted > size - start:
-            raise IndexError(f"SGE: {wanted} bytes at offset {start} are more than the {size} bytes")
+            raise IndexError(f"SGE: {wanted} bytes at offset {start} are not within {size} bytes")
         if wanted > 0xffffffff:
-            raise IndexError(f"SGE: {wanted} bytes do not fit in one element of at most {0xffffffff}")
+            raise IndexError(f"SGE: {wanted} bytes do not fit in one element, which has at most {0xffffffff}")
         self.c.addr = base + start
         self.c.length = wanted
 
@@ -91,31 +91,31 @@ cdef class SGE:
 
     @property
     def addr(self):
-        """Where it begins, in our address space or in the region's."""
+        """The address of its first byte, in the address space of the process or of the region."""
         return self.c.addr
 
     @property
     def length(self):
-        """In bytes."""
+        """Its length in bytes."""
         return self.c.length
 
     @property
     def lkey(self):
-        """The region's key; 0 if it is of none."""
+        """The lkey of the region; 0 if there is none."""
         return self.c.lkey
 
 
 @cython.final
 @cython.no_gc_clear
 cdef class _Elements:
-    """The elements of a request, as the ABI wants them, with what keeps them valid."""
+    """The elements of a request as the ABI needs them, and the references that keep them valid."""
 
     cdef verbs.ibv_sge few[2]
     cdef verbs.ibv_sge *sges
     cdef readonly tuple sg_list
     cdef int count
     cdef uint64_t total
-    cdef bint unregistered       # some have no lkey: for INLINE only
+    cdef bint unregistered       # some elements have no lkey: for INLINE only
     cdef object others           # what else the request names: an address handle, a window and its region
 
     def __cinit__(self):
@@ -128,7 +128,7 @@ cdef class _Elements:
 
 
 cdef _Elements elements_of(sg_list):
-    """The elements of a list, or of the one thing that is given instead of it."""
+    """The elements of a list, or of a single object in place of a list."""
     cdef _Elements elements = _Elements.__new__(_Elements)
     cdef SGE sge
     cdef int i = 0
@@ -156,8 +156,8 @@ cdef _Elements elements_of(sg_list):
 cdef class RecvWR:
     """A receive request: buffers for one message.
 
-    :param sg_list: SGEs, MRs or memoryviews of MRs, or one of them; they fill in order
-    :param wr_id: anything; its completion brings it back
+    :param sg_list: SGEs, MRs or memoryviews of MRs, or one of them; they are filled in order
+    :param wr_id: any object; the completion has the same
     """
 
     cdef verbs.ibv_recv_wr c
@@ -182,34 +182,34 @@ cdef class RecvWR:
 
 
 cdef int check_receives(list requests) except -1:
-    """Raise unless all are requests."""
+    """Raise unless all are RecvWRs."""
     cdef RecvWR wr
     for wr in requests:
         if wr is None or wr.elements is None:
-            raise TypeError(f"{wr!r} is no request to receive")
+            raise TypeError(f"{wr!r} is not a RecvWR")
     return 0
 
 
 cdef class SendWR:
     """A send request; see ibv_post_send(3).
 
-    :param opcode: what to do
+    :param opcode: a WROpcode
     :param sg_list: the local side: SGEs, MRs or memoryviews of MRs, or one of them
-    :param wr_id: anything; its completion brings it back
+    :param wr_id: any object; the completion has the same
     :param flags: signaled by default; a request without SIGNALED gives no completion of its own, and its
         place in the queue comes free when a later one completes
     :param imm_data: 32 bits for SEND_WITH_IMM and RDMA_WRITE_WITH_IMM
-    :param remote_addr: where, and
-    :param rkey: by which key, for RDMA and atomics; for BIND_MW the key that the window shall have
-    :param compare_add: what to compare with, or to add
-    :param swap: what to store if it compares equal
-    :param ah: of a datagram: where it goes,
-    :param remote_qpn: to which queue pair,
-    :param remote_qkey: and the key that is expected there
+    :param remote_addr: the address in the peer's memory, for RDMA and atomics
+    :param rkey: its key, for RDMA and atomics; for BIND_MW the new key of the window
+    :param compare_add: the value to compare with, or to add
+    :param swap: the value to store if the comparison is equal
+    :param ah: for a datagram: the AH of its destination
+    :param remote_qpn: for a datagram: the number of the destination's queue pair
+    :param remote_qkey: for a datagram: the key that the destination expects
     :param remote_srqn: the number of the shared receive queue, for XRC
-    :param invalidate_rkey: the key that LOCAL_INV, or at the peer SEND_WITH_INV, makes invalid
-    :param mw: the window that BIND_MW binds, and
-    :param bind_info: an MWBindInfo: what to
+    :param invalidate_rkey: the key that LOCAL_INV invalidates here, or SEND_WITH_INV at the peer
+    :param mw: the window that BIND_MW binds
+    :param bind_info: an MWBindInfo: what BIND_MW binds the window to
     :param atomic_data: the 8 bytes of ATOMIC_WRITE
     """
 
@@ -264,11 +264,11 @@ cdef class SendWR:
         if atomic_data is not None:
             data = copy_of(atomic_data)
             if len(data) != 8:
-                raise ValueError(f"SendWR: atomic_data has {len(data)} bytes, ATOMIC_WRITE writes 8")
+                raise ValueError(f"SendWR: atomic_data has {len(data)} bytes, ATOMIC_WRITE needs 8")
             memcpy(self.more.atomic_write, <const char *>data, 8)
 
     cdef int usable(self, Context context) except -1:
-        """Raise if what the request names by pointer has been closed, or is another context's."""
+        """Raise if an object that the request points to is closed, or belongs to another context."""
         if self.ah is not None:
             self.ah.usable()
             same_library(context, self.ah.pd.context)
@@ -277,7 +277,7 @@ cdef class SendWR:
         return 0
 
     cdef object remote(self):
-        """(address, length, rkey) of the peer's memory, if it accesses any."""
+        """(address, length, rkey) of the peer's memory, if the request accesses any."""
         cdef int code = self.c.opcode
         if code in (verbs.IBV_WR_RDMA_WRITE, verbs.IBV_WR_RDMA_WRITE_WITH_IMM, verbs.IBV_WR_RDMA_READ):
             return self.c.wr.rdma.remote_addr, self.elements.total, self.c.wr.rdma.rkey
@@ -295,12 +295,12 @@ cdef class SendWR:
 
     @property
     def opcode(self):
-        """What it does, a WROpcode."""
+        """Its operation, a WROpcode."""
         return enum_of(WROpcode, self.c.opcode)
 
     @property
     def flags(self):
-        """How, as SendFlags."""
+        """Its SendFlags."""
         return SendFlags(self.c.send_flags)
 
     @property
@@ -311,18 +311,10 @@ cdef class SendWR:
 
 # ---- In flight ----------------------------------------------------------------------------------
 #
-# wr_id on the device: 63..48 generation of the queue pair or SRQ, 47..2 position, 1 shared (an SRQ's),
-# 0 which queue (1 = send).
+# By the wr_ids that routing.pxi describes.
 
-cdef enum:
-    QP_GENERATION_SHIFT = 48
-    WR_SEND = 1
-    WR_SHARED = 2
-
-cdef uint64_t POSITION_MASK = ((<uint64_t>1) << 46) - 1
-
-# Moving into and out of a list. Most of what posting and polling cost Python is counting references, and most of those
-# were to None. So an empty place has None, and keeps on counting it while something else is there.
+# Storing into and taking out of a list. Most of the cost of posting and polling in Python is reference counting, and
+# most of that would be for None. So an empty entry contains None, and its reference is kept while the entry is in use.
 cdef extern from *:
     """
     static inline void rn_pair_put(PyObject *list, Py_ssize_t i, PyObject *wr_id, PyObject *kept)
@@ -340,39 +332,38 @@ cdef extern from *:
 
         PyList_SET_ITEM(list, i, Py_None);
         PyList_SET_ITEM(list, i + 1, Py_None);
-        Py_DECREF(kept); /* may run anything: all is in order by now */
+        Py_DECREF(kept); /* may run arbitrary code, so it comes last */
         return wr_id;
     }
     """
-    void rn_pair_put(list ring, Py_ssize_t i, object wr_id, object kept)    # the place was empty,
-    object rn_pair_take(list ring, Py_ssize_t i)                            # and this one was not
+    void rn_pair_put(list ring, Py_ssize_t i, object wr_id, object kept)    # the entry must be empty
+    object rn_pair_take(list ring, Py_ssize_t i)                            # the entry must not be empty
     PyObject *PyList_GET_ITEM(list items, Py_ssize_t i)
 
 
 @cython.final
 @cython.no_gc_clear
 cdef class _InFlight:
-    """One queue of a queue pair: what is posted and not yet seen to end, in order.
+    """The requests of one queue of a queue pair that are posted and whose completions have not been polled, in order.
 
-    A ring of pairs: the user's wr_id, and what must be kept, which is None in an empty place only. It is an ordinary
-    list, so that the collector sees through it. There is room for what begin() is to put in after room() has said
-    so; begin() then allocates nothing, hence no other thread and no destructor runs between the requests of one
-    chain.
+    A ring of pairs: the user's wr_id, and the object to keep alive, which is None only in an empty entry. It is an
+    ordinary list, so that the collector can traverse it. If room() has returned true, begin() needs no allocation, so
+    no other thread and no destructor runs between the requests of one chain.
 
-    A completion ends all requests before its own: a queue completes in the order of posting. Two do not, and there a
-    request that is to give a completion waits for it, whatever ends meanwhile. Linux's soft-iWARP completes what is
-    sent behind a READ before the READ. The receives of a datagram queue pair of the embedded device complete in the
-    order in which their senders, who take one each, are done with them.
+    A completion ends all requests before its own, because a queue completes in the order of posting. There are two
+    exceptions, in which a signaled request waits for its own completion. Linux's soft-iWARP completes requests that
+    were posted after a READ before the READ. The receives of a datagram queue pair of the embedded device complete in
+    the order in which their senders, which take one each, have finished with them.
     """
 
     cdef list ring
-    cdef bytearray waits       # a place: 1 for one that others overtake; None where nothing overtakes
-    cdef bint all_wait         # receives, each with a completion of its own; otherwise it is READs that wait
+    cdef bytearray waits       # per entry: 1 if others may overtake it; None if nothing overtakes
+    cdef bint all_wait         # all entries wait for their own completions (datagram receives); else only READs
     cdef bint all_signaled
     cdef uint64_t tag          # generation and queue
     cdef uint64_t oldest, next_position
     cdef uint64_t places       # a power of two
-    cdef list queues           # weak references to those where operations wait for a place here
+    cdef list queues           # weak references to the OperationQueues whose operations wait for room here
 
     def __init__(self, uint64_t generation, bint send, bint overtakes=False, bint all_signaled=False):
         self.places = 16
@@ -401,7 +392,7 @@ cdef class _InFlight:
         ring = [None] * (2 * places)
         if self.waits is not None:
             waits = bytearray(places)
-        # Making the list may have run anybody's code; from here on nothing does.
+        # Creating the list may have run arbitrary code; nothing does from here on.
         if places <= self.places or places < self.next_position - self.oldest:
             return 0
         for position in range(self.oldest, self.next_position):
@@ -415,49 +406,49 @@ cdef class _InFlight:
         return 0
 
     cdef inline uint64_t begin(self, object wr_id, object kept) noexcept:
-        """The device's wr_id for a request about to be posted; there is room."""
+        """The device's wr_id for a request about to be posted; there must be room."""
         cdef uint64_t position = self.next_position
         cdef Py_ssize_t i = 2 * (position & (self.places - 1))
         self.next_position += 1
         rn_pair_put(self.ring, i, wr_id, kept)
         if self.waits is not None:
             self.waits[position & (self.places - 1)] = self.all_wait
-        return self.tag | (position & POSITION_MASK) << 2
+        return self.tag | (position & POSITION_MASK) << POSITION_SHIFT
 
     cdef inline void may_be_overtaken(self, const verbs.ibv_send_wr *wr) noexcept:
-        """The request that began last is this one."""
+        """Mark the request that began last, if later ones may overtake it: a signaled READ."""
         if (self.waits is not None and wr.opcode == verbs.IBV_WR_RDMA_READ
                 and (self.all_signaled or wr.send_flags & verbs.IBV_SEND_SIGNALED)):
             self.waits[(self.next_position - 1) & (self.places - 1)] = 1
 
     cdef int take_back(self, Py_ssize_t count) except -1:
-        """The last count requests were refused. Their caller still has what is let go of here, so nothing else runs."""
+        """Remove the last count requests, which were refused. Their caller holds the objects, so no destructor runs."""
         for _ in range(count):
             self.next_position -= 1
             rn_pair_take(self.ring, 2 * (self.next_position & (self.places - 1)))
         return 0
 
     cdef object end(self, uint64_t device_wr_id):
-        """The user's wr_id. Requests before it, which gave no completion of their own, end with it."""
-        cdef uint64_t ahead = ((device_wr_id >> 2) - self.oldest) & POSITION_MASK
+        """The user's wr_id. Unsignaled requests before it end with it."""
+        cdef uint64_t ahead = ((device_wr_id >> POSITION_SHIFT) - self.oldest) & POSITION_MASK
         cdef uint64_t last = self.oldest + ahead
         if ahead >= self.next_position - self.oldest:
-            return None     # it was forgotten
+            return None     # it was dropped
         if self.waits is not None:
             return self.end_but_waiting(last)
         while self.oldest < last:
             self.oldest += 1
             rn_pair_take(self.ring, 2 * ((self.oldest - 1) & (self.places - 1)))
         if self.oldest != last:
-            return None     # what was let go of had a destructor that has polled, or closed the queue pair
+            return None     # a destructor of a released object has polled, or closed the queue pair
         self.oldest += 1
         return rn_pair_take(self.ring, 2 * (last & (self.places - 1)))
 
     cdef object end_but_waiting(self, uint64_t last):
-        """The same, but those before it that wait for their own completions stay."""
+        """The same, except that earlier requests that wait for their own completions stay."""
         cdef uint64_t position
         cdef Py_ssize_t i
-        cdef list dropped = []  # let go of at the end
+        cdef list dropped = []  # released at the end
         cdef object wr_id = None
         for position in range(self.oldest, last + 1):
             i = position & (self.places - 1)
@@ -466,13 +457,13 @@ cdef class _InFlight:
             dropped.append(self.ring[2 * i + 1])
             wr_id = rn_pair_take(self.ring, 2 * i)
             dropped.append(wr_id)
-        # What has ended keeps nothing.
+        # An ended request keeps nothing alive.
         while self.oldest < self.next_position and self.ring[2 * (self.oldest & (self.places - 1)) + 1] is None:
             self.oldest += 1
         return wr_id
 
     cdef int clear(self) except -1:
-        """Forget all; whoever awaits one is told that it will not end."""
+        """Drop all requests. The awaiters of operations get an error."""
         cdef list ring = self.ring
         cdef OperationQueue queue
         cdef Py_ssize_t i
@@ -497,7 +488,7 @@ cdef class _InFlight:
 @cython.final
 @cython.no_gc_clear
 cdef class _Shared:
-    """The receives of an SRQ, which end in any order."""
+    """The receives of an SRQ, which complete in any order."""
 
     cdef dict entries          # position to (the user's wr_id, elements)
     cdef uint64_t tag
@@ -511,8 +502,8 @@ cdef class _Shared:
         cdef uint64_t position = self.next_position & POSITION_MASK
         self.next_position += 1
         self.entries[position] = (wr_id, elements)
-        return self.tag | position << 2
+        return self.tag | position << POSITION_SHIFT
 
     cdef object end(self, uint64_t device_wr_id):
-        entry = self.entries.pop(device_wr_id >> 2 & POSITION_MASK, None)
+        entry = self.entries.pop(device_wr_id >> POSITION_SHIFT & POSITION_MASK, None)
         return None if entry is None else entry[0]

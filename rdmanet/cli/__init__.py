@@ -1,11 +1,11 @@
 """The command line: `rdmanet COMMAND`, or `python -m rdmanet COMMAND`.
 
-General layout. devices.py, gids.py, doctor.py, demo.py, secret.py and soft_run.py are the commands; each has
-add_arguments(parser) and run(args), which returns the exit status. checks.py is what doctor looks at.
-fabrics.py lets one program run over RDMA, TCP and Unix sockets, workloads.py is the traffic that is measured
-over each (the benchmarks use both), text.py prints tables and progress, interrupts.py obeys Ctrl-C.
+General layout. Each command has a module: devices.py, gids.py, doctor.py, demo.py, secret.py and soft_run.py. It
+defines add_arguments(parser) and run(args), which returns the exit status. checks.py has the checks of doctor.
+fabrics.py lets one program run over RDMA, TCP and Unix sockets; workloads.py generates the traffic that is measured
+over each (the benchmarks use both); text.py formats tables and progress; interrupts.py handles Ctrl-C.
 
-What goes wrong is one line on standard error. A traceback is a bug of ours.
+An error is one line on standard error. A traceback is a bug of rdmanet.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from rdmanet.cli.interrupts import hear_once
 
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as of a shell."""
+"""The exit status after Ctrl-C, as in a shell."""
 UNREAD = 141
-"""And where nobody reads what is printed any more: `... | head`."""
+"""The exit status after the reader of the output has gone: `... | head`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    :param argv: its name and arguments; by default the process's own, whose Ctrl-C is then the command's
+    :param argv: its name and arguments; by default those of the process, in which case the command handles Ctrl-C
     """
     try:
         try:
@@ -64,15 +64,15 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"{args.name}: {exc}", file=sys.stderr)
         try:
             sys.stdout.flush()
-        except OSError:  # that was it: the disk is full, say
+        except OSError:  # this was the error, for example a full disk
             _let_go_of_output()
         return 1
     return status
 
 
 def _let_go_of_output() -> None:
-    """What is left to print goes nowhere, and the interpreter's end does not complain of it."""
-    with contextlib.suppress(OSError, ValueError):  # no file of the system's
+    """Discard buffered output, so that the interpreter does not complain about it at exit."""
+    with contextlib.suppress(OSError, ValueError):  # standard output is not a file of the system
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,9 +1,9 @@
-"""What doctor looks at: each check reads one thing of this machine and says what it found and what to do.
+"""The checks of `rdmanet doctor`: each reads one aspect of this machine, and says what it found and what to do.
 
-General layout. A check is a function that yields findings. Those about the kernel read files below `root`, which is
-/ except in tests; those about devices ask the libraries, like any program. Nothing here changes anything, sleeps
-or talks to another host. `CHECKS` has them in the order in which one mends a machine: what a later one finds often
-follows from an earlier one.
+General layout. A check is a function that yields findings. Checks of the kernel read files below `root`, which is /
+except in tests; checks of devices ask the libraries, as any program does. No check changes anything, sleeps, or talks
+to another host. `CHECKS` has them in the order in which to fix a machine: what a later check finds often follows from
+what an earlier one found.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ Status = Literal["ok", "info", "warn", "fail"]
 
 # Below this much lockable memory a server with a hundred connections cannot register its rings.
 _MEMLOCK_BYTES = 64 << 20
-# From this version on the kernel copies pinned pages for a forked child, so nobody's registered memory moves away.
+# From this version on the kernel copies pinned pages for a forked child, so that the parent keeps its registered pages.
 _KERNEL_COPIES_ON_FORK = (5, 12)
 _MODULES = {
     "ib_core": "rdma core",
@@ -47,7 +47,7 @@ _INSTALL = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: how it is, in words with the numbers, and what to do if it is wrong."""
+    """The result of one check: what was found, with the numbers, and what to do if it is wrong."""
 
     check: str
     status: Status
@@ -72,27 +72,31 @@ def libraries(root: Path) -> Iterator[Finding]:
                 "libraries",
                 "fail",
                 f"{name}: {missing[name]}",
-                "install rdmanet again (`pip install --force-reinstall rdmanet`), or unset RDMANET_SOFT_LIBRARY",
+                "reinstall rdmanet (`pip install --force-reinstall rdmanet`), or unset RDMANET_SOFT_LIBRARY",
             )
         elif _core.Library.system() is not None and _has_hardware(root):
             yield Finding(
                 "libraries",
                 "fail",
-                f"{name}: there is hardware, and it cannot ask: {missing[name]}",
+                f"{name}: this machine has RDMA hardware, but the library cannot list it: {missing[name]}",
                 _INSTALL,
             )
         elif _core.Library.system() is not None:
-            yield Finding("libraries", "info", f"{name}: installed, and the kernel has no RDMA device for it")
+            yield Finding("libraries", "info", f"{name}: installed, but the kernel has no RDMA device")
         elif _has_hardware(root):
-            yield Finding("libraries", "fail", f"{name}: {missing[name]}, and there is hardware", _INSTALL)
+            yield Finding(
+                "libraries", "fail", f"{name}: {missing[name]}, but this machine has RDMA hardware", _INSTALL
+            )
         else:
-            yield Finding("libraries", "info", f"{name}: {missing[name]}", f"for hardware: {_INSTALL}")
+            yield Finding(
+                "libraries", "info", f"{name}: {missing[name]}", f"only RDMA hardware needs it: {_INSTALL}"
+            )
 
 
 def modules(root: Path) -> Iterator[Finding]:
-    """The kernel's RDMA modules, where there is a device for them."""
+    """The kernel's RDMA modules, if it has an RDMA device."""
     if not _has_hardware(root):
-        yield Finding("modules", "info", "the kernel has no RDMA device: the embedded one is used")
+        yield Finding("modules", "info", "the kernel has no RDMA device: the embedded device is used")
         return
     loaded = {line.split()[0] for line in _read(root / "proc/modules").splitlines() if line}
     for module, purpose in _MODULES.items():
@@ -103,7 +107,7 @@ def modules(root: Path) -> Iterator[Finding]:
 
 
 def nodes(root: Path) -> Iterator[Finding]:
-    """The device nodes, and whether this user may open them."""
+    """The device nodes below /dev/infiniband, and whether this user may open them."""
     if not _has_hardware(root):
         return
     directory = root / "dev/infiniband"
@@ -125,29 +129,33 @@ def nodes(root: Path) -> Iterator[Finding]:
                 "fail",
                 f"user {os.geteuid()} may not open {node}: "
                 f"mode {held.st_mode & 0o777:o}, owner {held.st_uid}:{held.st_gid}",
-                f"chmod 666 {node}, or install the rules of udev: apt-get install rdma-core",
+                f"chmod 666 {node}, or install udev's rules: apt-get install rdma-core",
             )
 
 
 def memlock(root: Path) -> Iterator[Finding]:
-    """How much memory may be pinned for devices; the embedded one pins none."""
+    """How much memory this process may pin. Only adapters need it: the embedded device pins none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         yield Finding("memlock", "ok", "unlimited")
     elif soft >= _MEMLOCK_BYTES or not _has_hardware(root):
-        yield Finding("memlock", "ok", f"{soft >> 10} KiB (the embedded device pins nothing)")
+        yield Finding(
+            "memlock",
+            "ok",
+            f"{soft >> 10} KiB" + ("" if _has_hardware(root) else " (the embedded device pins no memory)"),
+        )
     else:
         limit = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard >> 10} KiB"
         yield Finding(
             "memlock",
             "warn",
-            f"{soft >> 10} KiB, at most {limit}: registering more memory fails with ENOMEM",
-            "ulimit -l unlimited; a service: LimitMEMLOCK=infinity; a container: --ulimit memlock=-1",
+            f"{soft >> 10} KiB (hard limit: {limit}): registering more memory fails with ENOMEM",
+            "ulimit -l unlimited; for a service LimitMEMLOCK=infinity; for a container --ulimit memlock=-1",
         )
 
 
 def ports(root: Path) -> Iterator[Finding]:
-    """Each device's ports: state, MTU against the interface's, and whose interface it is."""
+    """Each device's ports: state, network interface, and the path MTU against the interface's."""
     for device in _core.devices():
         try:
             with device.open() as context:
@@ -158,7 +166,7 @@ def ports(root: Path) -> Iterator[Finding]:
                 "ports",
                 "fail",
                 f"{device.name} cannot be opened: {exc}",
-                "see `nodes` above; dmesg says more",
+                "see `nodes` above, and dmesg",
             )
 
 
@@ -185,13 +193,13 @@ def _port(root: Path, context: _core.Context, number: int) -> Iterator[Finding]:
             yield Finding(
                 "ports",
                 "warn",
-                f"{name}: the path MTU is {port.active_mtu.bytes} bytes since {interface}'s is {mtu}",
+                f"{name}: the path MTU is only {port.active_mtu.bytes} bytes because the MTU of {interface} is {mtu}",
                 f"ip link set {interface} mtu 4200 (or 9000), on both ends and the switch",
             )
 
 
 def gids(root: Path) -> Iterator[Finding]:
-    """Each port's addresses, and the one to choose."""
+    """Each device's addresses, and which one to choose."""
     for device in _core.devices():
         try:
             with device.open() as context:
@@ -211,7 +219,7 @@ def gids(root: Path) -> Iterator[Finding]:
                 "gids",
                 "warn",
                 f"{device.name}: only link-local addresses, index {best.gid_index} ({best.address})",
-                "link-local addresses need no router and have none; give the interface an IPv4 address",
+                "link-local addresses cannot be routed: give the interface an IPv4 address",
             )
         else:
             yield Finding(
@@ -223,64 +231,66 @@ def gids(root: Path) -> Iterator[Finding]:
 
 
 def forks(root: Path) -> Iterator[Finding]:
-    """Whether a forked child takes registered memory away from its parent."""
+    """Whether a forked child can take registered pages away from its parent."""
     release = _read(root / "proc/sys/kernel/osrelease").strip() or platform.release()
     numbers = re.match(r"(\d+)\.(\d+)", release)
     version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     asked = os.environ.get("RDMAV_FORK_SAFE") or os.environ.get("IBV_FORK_SAFE")
     if version >= _KERNEL_COPIES_ON_FORK:
-        yield Finding("fork", "ok", f"kernel {release} copies registered pages for a child")
+        yield Finding("fork", "ok", f"kernel {release} copies registered pages for a forked child")
     elif asked or not _has_hardware(root):
         yield Finding("fork", "ok", f"kernel {release}" + (", RDMAV_FORK_SAFE is set" if asked else ""))
     else:
         yield Finding(
             "fork",
             "warn",
-            f"kernel {release} may give registered pages to a forked child",
-            "RDMAV_FORK_SAFE=1 in the environment, or start processes by multiprocessing's spawn",
+            f"kernel {release} may give the parent's registered pages to a forked child",
+            "set RDMAV_FORK_SAFE=1, or start processes with multiprocessing's spawn method",
         )
 
 
 def mapped(root: Path) -> Iterator[Finding]:
-    """Whether processes of this user may map what this process registers with the embedded device, and why not.
+    """Whether processes of this user may map the memory that this process registers with the embedded device.
 
-    They may if the kernel lets them trace it: then they can read the names of its descriptors, as a child tries here.
+    They may if the kernel lets them trace this process: then they can read the names of its descriptors. A child tries.
     """
     if os.environ.get("RDMANET_SOFT_TRANSPORT") == "stream":
         yield Finding(
-            "mapped", "info", "RDMANET_SOFT_TRANSPORT=stream: all goes by TCP, and nobody maps this process"
+            "mapped",
+            "info",
+            "RDMANET_SOFT_TRANSPORT=stream: all connections use TCP, and no process maps this one's memory",
         )
     elif not _is_dumpable():
         yield Finding(
             "mapped",
             "info",
-            "this process is not dumpable: nobody may trace it, so all goes by TCP",
-            "a process that gives up privileges without exec becomes so: start it as its user instead",
+            "this process is not dumpable, so no process may trace it: all connections use TCP",
+            "a process that drops privileges without exec becomes so: start it as its final user",
         )
     elif os.geteuid() == _overflow_user(root):
         yield Finding(
             "mapped",
             "info",
-            f"user {os.geteuid()} is what the kernel calls those without a name here: all goes by TCP",
-            "run as a user of one's own; in a container: map the user into its user namespace",
+            f"user {os.geteuid()} is the kernel's placeholder for users without a name here: all connections use TCP",
+            "run as a user of its own; in a container, map the user into its user namespace",
         )
     elif why := _why_no_trace(root):
         yield Finding(
             "mapped",
             "info",
-            f"a child of this process may not look at its descriptors ({why}): all goes by TCP",
+            f"a child of this process may not read its descriptors ({why}): all connections use TCP",
             "mount /proc, and allow processes of one user to trace each other",
         )
     elif _has_capabilities(root):
         yield Finding(
-            "mapped", "ok", "processes of this user with the same capabilities map this one's memory"
+            "mapped", "ok", "processes of this user with the same capabilities can map this one's memory"
         )
     else:
-        yield Finding("mapped", "ok", "processes of this user, without capabilities, map this one's memory")
+        yield Finding("mapped", "ok", "processes of this user without capabilities can map this one's memory")
 
 
 def direct(root: Path) -> Iterator[Finding]:
-    """Whether the embedded device may copy between the memories of two processes of this user."""
+    """Whether the embedded device may copy directly between the memories of two processes of this user."""
     scope = _read(root / "proc/sys/kernel/yama/ptrace_scope").strip() or "0"
     if scope not in ("0", "") and os.geteuid() != 0:
         asked = os.environ.get("RDMANET_SOFT_PTRACER") == "1" and scope == "1"
@@ -291,16 +301,16 @@ def direct(root: Path) -> Iterator[Finding]:
             + (
                 ", but RDMANET_SOFT_PTRACER=1"
                 if asked
-                else ": memory that is not the device's own is copied twice"
+                else ": memory that PD.alloc_mr() did not allocate is copied twice"
             ),
-            "memory of PD.alloc_mr() is shared anyway; for the rest, where the scope is 1: RDMANET_SOFT_PTRACER=1, "
-            "which lets every process of this user trace this one",
+            "use PD.alloc_mr(); or, if the scope is 1, set RDMANET_SOFT_PTRACER=1, which lets every process of this "
+            "user trace this one",
         )
     elif not _is_dumpable():
         yield Finding("direct", "info", "this process is not dumpable: see `mapped`")
     else:
         yield Finding(
-            "direct", "ok", "processes of this user copy straight into each other's registered memory"
+            "direct", "ok", "processes of this user can copy directly into each other's registered memory"
         )
 
 
@@ -327,7 +337,7 @@ def _overflow_user(root: Path) -> int:
 
 
 def _why_no_trace(root: Path) -> str:
-    """What the kernel tells a child that reads the name of one of our descriptors; nothing, when it may."""
+    """The error of a child that reads the name of one of our descriptors; "" if it succeeds."""
     with open(os.devnull) as file:
         name = root / "proc" / str(os.getpid()) / "fd" / str(file.fileno())
         child = subprocess.run(
@@ -346,7 +356,7 @@ def _has_hardware(root: Path) -> bool:
 
 
 def _interfaces(context: _core.Context, port: int) -> set[str]:
-    """The names of the network interfaces that a port's addresses are of."""
+    """The names of the network interfaces that have a port's addresses."""
     names = set()
     for entry in context.gid_table(port):
         try:
@@ -357,7 +367,7 @@ def _interfaces(context: _core.Context, port: int) -> set[str]:
 
 
 def _read(path: Path) -> str:
-    """A file of the kernel's, or nothing where this kernel does not have it."""
+    """The text of a file of the kernel; "" if this kernel does not have it."""
     try:
         return path.read_text()
     except OSError:

@@ -1,9 +1,9 @@
-"""two processes talk asyncio over RDMA: lines, a file, and what that costs beside sockets
+"""run two processes that talk asyncio over RDMA: they send lines and a file, and compare RDMA with sockets
 
-This process is the client; it starts the server (demo_server.py) as another one and ends it whatever happens.
-The lines and the file go over RDMA, on the embedded device where there is no other, by the public functions
-and asyncio's own stream classes. The table is measured in the same run, by workloads.py, for RDMA and for
-what an asyncio program would use today. The exit status is 0 only if every answer and the file were right.
+This process is the client. It starts the server (demo_server.py) as another process, and ends it whatever happens.
+The lines and the file go over RDMA (on the embedded device where there is no other) through the public functions
+and asyncio's own stream classes. workloads.py measures the table in the same run, for RDMA and for the sockets that
+an asyncio program would use today. The exit status is 0 only if every answer and the file were right.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 from rdmanet.cli import interrupts
 from rdmanet.cli.demo_server import sha256
 from rdmanet.cli.fabrics import FABRICS, forget, loop_factory, pin
-from rdmanet.cli.text import Progress, table
+from rdmanet.cli.text import Progress, rate_text, size_text, table
 from rdmanet.cli.workloads import Flooder, Pinger, percentile, round_trips_s, run_client
 
 LINES = ["hello, queue pair", "one changed line, and this is RDMA", "good-bye"]
@@ -36,24 +36,32 @@ TIMEOUT_S = 120.0
 
 
 class DemoError(Exception):
-    """Something was not as it must be; the text says what."""
+    """The demo failed; the text says how."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help=f"what to send (default: {FILE_MIB} MiB, made up)"
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help=f"the file to send (default: {FILE_MIB} MiB of generated data)",
     )
-    parser.add_argument("--loop", choices=["uvloop", "asyncio"], help="default: uvloop where it is installed")
+    parser.add_argument(
+        "--loop",
+        choices=["uvloop", "asyncio"],
+        help="the event loop of both processes (default: uvloop if it is installed)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    interrupts.hear_once(signal.SIG_IGN)  # what is to be undone takes seconds at most
+    interrupts.hear_once(signal.SIG_IGN)  # cleaning up takes seconds at most
     try:
         factory, loop_name = loop_factory(args.loop)
         with tempfile.TemporaryDirectory(prefix="rdmanet-demo-") as directory:
             path = args.file or _make_file(Path(directory) / f"made-up-{FILE_MIB}MiB.bin")
             if not path.is_file():
-                raise DemoError(f"{path}: no such file")
+                raise DemoError(f"{path} is not a file")
             with _server_process(directory, args.loop, path.stat().st_size) as (pid, server):
                 cpu = pin(1)
                 print(
@@ -72,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _interrupted(exc: BaseException | None) -> bool:
-    """Whether an error only came while we gave up for Ctrl-C, which cancels the runner's task."""
+    """Whether an error is a consequence of Ctrl-C, which cancels the runner's task."""
     while exc is not None:
         if isinstance(exc, (asyncio.CancelledError, KeyboardInterrupt)):
             return True
@@ -88,7 +96,7 @@ def _on(cpu: int | None) -> str:
 def _server_process(
     directory: str, loop: str | None, file_bytes: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Start the server and yield its pid and where it listens; it ends with its standard input."""
+    """Start the server and yield its pid and its addresses. It ends when its standard input is closed."""
     command = [sys.executable, "-m", "rdmanet.cli.demo_server", directory, loop or "", str(file_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
@@ -96,7 +104,9 @@ def _server_process(
         try:
             announced = process.stdout.readline()
             if not announced:
-                raise DemoError(f"the server process ended with status {process.wait()} before it listened")
+                raise DemoError(
+                    f"the server process ended with status {process.wait()} before it was listening"
+                )
             server = json.loads(announced)
             yield process.pid, server
         finally:
@@ -105,7 +115,7 @@ def _server_process(
                 process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 process.kill()
-            # It does so itself, unless it was killed.
+            # The server removes its sockets itself, unless it was killed.
             for listening in server["fabrics"].values():
                 for address in listening.values():
                     forget(address)
@@ -126,13 +136,13 @@ async def _echo_lines(address: list[Any]) -> None:
     import rdmanet
 
     reader, writer = await rdmanet.open_rdma_connection(*address)
-    print(f"\nlines, by open_rdma_connection, over device {writer.get_extra_info('rdma_device')}")
+    print(f"\nlines by open_rdma_connection() over device {writer.get_extra_info('rdma_device')}")
     for text in LINES:
         line = text.encode() + b"\n"
         writer.write(line)
         answer = await reader.readline()
         if answer != line:
-            raise DemoError(f"sent {line!r} and got {answer!r} back")
+            raise DemoError(f"sent {line!r}, but {answer!r} came back")
         print(f"  -> {text}\n  <- {answer.decode().rstrip()}")
     writer.close()
     await writer.wait_closed()
@@ -153,12 +163,12 @@ def _make_file(path: Path) -> Path:
 async def _send_file(address: list[Any], path: Path) -> None:
     import rdmanet
 
-    # Apart from the transfer: it takes several times as long.
+    # Before the transfer: computing it takes several times as long.
     ours = await asyncio.to_thread(sha256, path)
     reader, writer = await rdmanet.open_rdma_connection(*address)
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        print(f"\nfile {path}, {size / 2**20:.0f} MiB")
+        print(f"\nfile {path}, {size_text(size)}")
         progress = Progress(size)
         writer.write(json.dumps({"name": path.name, "size": size}).encode() + b"\n")
         sent = 0
@@ -170,18 +180,18 @@ async def _send_file(address: list[Any], path: Path) -> None:
     writer.write(ours.encode() + b"\n")
     answer = await reader.readline()
     if not answer:
-        raise DemoError("the server ended the connection before it had verified the file")
+        raise DemoError("the server closed the connection before it had verified the file")
     theirs = json.loads(answer)
     writer.close()
     await writer.wait_closed()
     print(f"  sent      SHA-256 {ours}")
     print(f"  received  SHA-256 {theirs['sha256']}  in {theirs['path']}")
     print(
-        f"  {size / 1e9 / max(theirs['seconds'], 1e-9):.2f} GB/s from file to file, by StreamWriter and StreamReader, "
-        "not counting the SHA-256"
+        f"  {rate_text(size / max(theirs['seconds'], 1e-9))} from file to file by StreamWriter and StreamReader, "
+        "without the time for SHA-256"
     )
     if theirs["sha256"] != ours or theirs["size"] != size:
-        raise DemoError("the file that arrived is not the file that was sent")
+        raise DemoError("the received file differs from the one sent")
     print("  verified: both sides computed the same SHA-256")
 
 
@@ -190,7 +200,7 @@ async def _send_file(address: list[Any], path: Path) -> None:
 
 async def _compare(addresses: dict[str, dict[str, list[Any]]], loop_name: str) -> None:
     print(
-        f"\nround trip of 64 B and throughput of 1 MiB writes, all on {loop_name}, "
+        f"\nround trip of 64 B, and throughput of 1 MiB writes: all on {loop_name}, "
         f"medians of {REPETITIONS} interleaved runs"
     )
     medians: dict[str, list[tuple[float, float, float]]] = {name: [] for name in addresses}
@@ -214,7 +224,12 @@ async def _compare(addresses: dict[str, dict[str, list[Any]]], loop_name: str) -
         p50, p99, gb_per_s = (statistics.median(column) for column in zip(*samples, strict=True))
         shorter = faster = ""
         if name != "rdmanet":
-            shorter, faster = f"{p50 / ours[0]:.1f}x shorter", f"{ours[2] / gb_per_s:.1f}x faster"
+            shorter = _times(p50 / ours[0], "shorter", "longer")
+            faster = _times(ours[2] / gb_per_s, "faster", "slower")
         label = FABRICS[name].name if name == "rdmanet" else f"asyncio {FABRICS[name].name}"
         rows.append((label, f"{p50:.2f}", f"{p99:.2f}", shorter, f"{gb_per_s:.2f}", faster))
     print(table(rows))
+
+
+def _times(ratio: float, better: str, worse: str) -> str:
+    return f"{ratio:.1f}x {better}" if ratio >= 1 else f"{1 / ratio:.1f}x {worse}"

@@ -1,10 +1,10 @@
-"""The demo's other process: it echoes lines, receives a file, and answers the traffic that is measured.
+"""The demo's server process: it echoes lines, receives a file, and serves the traffic that is measured.
 
 usage: python -m rdmanet.cli.demo_server DIRECTORY LOOP FILE_BYTES
 
-It announces where it listens as one JSON line on its standard output, and ends when its standard input does:
-that happens however the process that started it ends. It listens on loopback, where others of this host may find
-it: they have their lines echoed, and cannot fill the disk.
+It prints its addresses as one line of JSON, and ends at the end of its standard input, which comes however the
+process that started it ends. It listens on loopback, where other users of this host can reach it: they get their
+lines echoed, but cannot fill the disk.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ async def echo_lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 @contextlib.contextmanager
 def ending(writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Who has gone knows why, and needs no line; what else goes wrong has one."""
+    """Close the writer at the end. Report every error except that the peer has gone."""
     try:
         yield
     except ConnectionError:
@@ -91,7 +91,7 @@ def sha256(path: Path) -> str:
 async def receive_file(
     directory: Path, file_bytes: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """One line of JSON (name, size), the bytes, the sender's SHA-256; the answer is what arrived here, and when."""
+    """Receive a line of JSON (name, size), the bytes and the sender's SHA-256; answer with what arrived, and when."""
     with ending(writer):
         await take_file(directory, file_bytes, reader, writer)
 
@@ -101,7 +101,7 @@ async def take_file(
 ) -> None:
     header = json.loads(await reader.readline())
     if header["size"] != file_bytes:
-        raise ValueError(f"a file of {header['size']!r:.20} bytes; the demo sends {file_bytes}")
+        raise ValueError(f"refused a file of {header['size']!r:.20} bytes: the demo sends {file_bytes}")
     path = directory / ("received-" + os.path.basename(header["name"]))
     left = header["size"]
     begin_s = time.perf_counter()
@@ -113,10 +113,10 @@ async def take_file(
             file.write(chunk)
             left -= len(chunk)
     seconds = time.perf_counter() - begin_s
-    # Apart from the transfer, which is several times as fast.
+    # After the transfer, which is several times as fast.
     ours, theirs = await asyncio.to_thread(sha256, path), (await reader.readline()).decode().rstrip()
     if ours != theirs:
-        print(f"server: {path} has SHA-256 {ours}, the sender says {theirs}", file=sys.stderr)
+        print(f"server: {path} has SHA-256 {ours}, but the sender computed {theirs}", file=sys.stderr)
     answer = {
         "path": str(path),
         "size": path.stat().st_size,
@@ -129,7 +129,7 @@ async def take_file(
 
 
 def main() -> int:
-    # Ctrl-C reaches the whole foreground group; this process goes when the one that started it does.
+    # Ctrl-C reaches the whole foreground group; this process ends when the one that started it does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     directory, loop, file_bytes = sys.argv[1:4]
     factory, _ = loop_factory(loop or None)

@@ -1,6 +1,6 @@
 """list the RDMA devices, their ports and addresses
 
-The embedded device stands beside the kernel's; a library that is not installed is a line, not an error.
+The embedded device is listed beside the kernel's. A library that is not installed is a line of output, not an error.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from rdmanet.cli.text import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="the same, and more, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, with more details")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _describe(device: Any) -> dict[str, Any]:
-    """What is known of a device; one that cannot be opened says why and is still a device."""
+    """What is known of a device. One that cannot be opened is listed with the reason."""
     described: dict[str, Any] = {
         "name": device.name,
         "library": device.library.name,
@@ -73,7 +73,7 @@ def _describe(device: Any) -> dict[str, Any]:
 def _print(devices: list[dict[str, Any]], missing: dict[str, str]) -> None:
     rows: list[list[str]] = [["device", "library", "port", "state", "link", "MTU", "GID", "type", "address"]]
     for device in devices:
-        # A name is printed once, at the first line of what belongs to it.
+        # A name is printed once, in the first of its lines.
         owner = [device["name"], device["library"]]
         for port in device["ports"] or [None]:
             place = ["", "", "", ""]

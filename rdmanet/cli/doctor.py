@@ -1,10 +1,10 @@
-"""check this machine, and the way to another one, and say what to do
+"""check this machine, and its connection to another one, and say what to fix
 
 usage: rdmanet doctor                    this machine
-       rdmanet doctor --serve [PORT]     answer others' pings, until interrupted
-       rdmanet doctor HOST[:PORT]        this machine, then a ping of that one
+       rdmanet doctor --serve [PORT]     answer the pings of other machines, until interrupted
+       rdmanet doctor HOST[:PORT]        this machine, then ping that one
 
-The exit status is 1 if something has failed; warnings and remarks do not count.
+The exit status is 1 if a check has failed; warnings do not count.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=_peer,
         metavar="HOST[:PORT]",
-        help=f"ping this host, where `--serve` runs (port {PORT})",
+        help=f"ping this host, on which `rdmanet doctor --serve` has to run (default port: {PORT})",
     )
     parser.add_argument(
         "--serve",
@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_port,
         const=PORT,
         metavar="PORT",
-        help=f"answer pings, on port {PORT} unless told otherwise; those of anybody who reaches it, but where "
-        "RDMANET_SOFT_SECRET is set",
+        help=f"answer pings on this port (default: {PORT}), from everyone who can reach it, unless "
+        "RDMANET_SOFT_SECRET_FILE is set",
     )
-    parser.add_argument("--json", action="store_true", help="the findings, for programs")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         except OSError as exc:
             if isinstance(exc, BrokenPipeError):
                 raise
-            print(f"doctor: cannot answer pings: {exc}; another port: --serve PORT", file=sys.stderr)
+            print(f"doctor: cannot answer pings: {exc}; --serve PORT chooses another port", file=sys.stderr)
             return 1
         return 0
     findings = []
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         print()
     else:
         warned = sum(finding.status == "warn" for finding in findings)
-        print(f"{len(findings)} findings, {failed} failed, {warned} with a warning")
+        print(f"{len(findings)} findings: {failed} failed, {warned} warnings")
     return 1 if failed else 0
 
 
@@ -88,13 +88,13 @@ def _peer(text: str) -> tuple[str, int]:
     if host and ":" not in host:
         return host, _port(port)
     if not text:
-        raise argparse.ArgumentTypeError("a host without a name")
+        raise argparse.ArgumentTypeError("the host name is empty")
     return text.strip("[]"), PORT
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number up to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
     return int(text)
 
 
@@ -105,7 +105,7 @@ def _print(finding: Finding) -> None:
 
 
 async def _ping(host: str, port: int) -> Finding:
-    """Connect, send 64 bytes a hundred times, and say how long each took to come back."""
+    """Connect, send 64 bytes a hundred times, and measure how long each takes to come back."""
     import rdmanet
 
     name = f"{host} port {port}"
@@ -120,14 +120,17 @@ async def _ping(host: str, port: int) -> Finding:
                     writer.write(_PAYLOAD)
                     if await reader.readexactly(len(_PAYLOAD)) != _PAYLOAD:
                         return Finding(
-                            "ping", "fail", f"{name} sent back something else", "is it `doctor --serve`?"
+                            "ping",
+                            "fail",
+                            f"{name} sent back other bytes",
+                            "is it `rdmanet doctor --serve` that answers there?",
                         )
                     times.append(time.perf_counter() - begin)
     except ConnectionRefusedError as exc:
         return Finding(
             "ping",
             "fail",
-            f"{name} can be reached, and refuses: {exc.strerror}",
+            f"{name} refused: {exc.strerror}",
             f"run `rdmanet doctor --serve {port}` on that host",
         )
     except TimeoutError:
@@ -137,16 +140,19 @@ async def _ping(host: str, port: int) -> Finding:
             f"{name} did not answer within {_TIMEOUT_S} s",
             f"ping {host}; is UDP port 4791 (RoCE) or TCP port {port} (embedded device, iWARP) open in every firewall?",
         )
-    except (socket.gaierror, UnicodeError) as exc:  # the last of a name that DNS has no letters for
+    except (socket.gaierror, UnicodeError) as exc:  # UnicodeError: a name that DNS cannot spell
         return Finding(
             "ping",
             "fail",
-            f"{host} is no name of a host: {exc}",
-            "an IP address needs no name: doctor ADDRESS",
+            f"the host name {host} cannot be resolved: {exc}",
+            "try the IP address: rdmanet doctor ADDRESS",
         )
     except (OSError, EOFError) as exc:
         return Finding(
-            "ping", "fail", f"{name}: {exc or type(exc).__name__}", "run doctor on that host as well"
+            "ping",
+            "fail",
+            f"{name}: {exc or type(exc).__name__}",
+            "run `rdmanet doctor` on that host as well",
         )
     return Finding(
         "ping",

@@ -1,8 +1,8 @@
-"""One program, several fabrics: RDMA, TCP and Unix sockets behind the same four calls.
+"""RDMA, TCP and Unix sockets behind the same four calls, so that one program can run over each.
 
-Everything above asyncio's transports is the same on each, so whatever differs between two measurements is the
-transport. An address is plain data (a host and a port, or a path) that can be handed to another process as
-JSON. All of them stay on this host.
+Everything above asyncio's transports is the same on each fabric, so a difference between two measurements is the
+transport's. An address is plain data (host and port, or a path), which can be passed to another process as JSON. All
+traffic stays on this host.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ StreamCallback = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitabl
 
 
 class Fabric:
-    """What a program needs from a network; `options` are keywords of its connect and listen calls."""
+    """A kind of network; `options` are keywords of its connect and listen calls."""
 
     name: str
 
@@ -122,12 +122,12 @@ def _bound(server: Any) -> Address:
 
 
 def _fresh_path() -> str:
-    # Unix socket paths are short; the directory is private, and gone when its owner removes TMPDIR's tree.
+    # Unix socket paths are short. The directory is private, and goes with TMPDIR's tree.
     return os.path.join(tempfile.mkdtemp(prefix="rdmanet-"), "s")
 
 
 def forget(address: Address) -> None:
-    """Remove what a closed Unix listener left in the file system; nothing for the others."""
+    """Remove what a closed Unix listener left in the file system; do nothing for the other fabrics."""
     if len(address) == 1:
         with contextlib.suppress(OSError):
             os.unlink(address[0])
@@ -135,13 +135,13 @@ def forget(address: Address) -> None:
             os.rmdir(os.path.dirname(address[0]))
 
 
-# --- the loop and the CPU that a process runs on -------------------------------------------------------
+# --- the loop and the CPU of a process -------------------------------------------------------
 
 
 def loop_factory(name: str | None = None) -> tuple[Callable[[], asyncio.AbstractEventLoop], str]:
-    """asyncio's loop or uvloop's with its version; without a name uvloop where it can be imported.
+    """A factory of asyncio's or uvloop's loops, and its name with version; without a name uvloop if it is installed.
 
-    :raises ImportError: uvloop is asked for, and is not there
+    :raises ImportError: uvloop was asked for, and cannot be imported
     """
     if name != "asyncio":
         try:
@@ -157,9 +157,9 @@ def loop_factory(name: str | None = None) -> tuple[Callable[[], asyncio.Abstract
 
 
 def pin(index: int) -> int | None:
-    """Keep this process on the index-th CPU that it may use, so that two processes do not share one.
+    """Pin this process to the index-th CPU that it may use, so that two processes do not share one.
 
-    Returns the CPU, or None where there is no second one to leave to the other process.
+    Returns the CPU, or None if there is no second CPU for the other process.
     """
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:

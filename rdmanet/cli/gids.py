@@ -1,7 +1,6 @@
 """list the addresses (GIDs) of all ports: index, type, IP address and network interface
 
-The table that RDMA users know from show_gids. The last column marks the address to choose when a program asks for an
-index.
+The table is that of show_gids. The last column marks the address to choose when a program asks for an index.
 """
 
 import argparse
@@ -13,8 +12,8 @@ from rdmanet.cli.text import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("device", nargs="?", help="of this device only")
-    parser.add_argument("--json", action="store_true", help="the same for programs")
+    parser.add_argument("device", nargs="?", metavar="DEVICE", help="list the addresses of this device only")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = [device for device in there if args.device in (None, device.name)]
     if args.device and not chosen:
         names = ", ".join(device.name for device in there) or "none"
-        print(f"gids: no device is named {args.device}; there is {names}", file=sys.stderr)
+        print(f"gids: no device is named {args.device}; devices: {names}", file=sys.stderr)
         return 1
     entries = []
     for device in chosen:

@@ -1,9 +1,9 @@
-"""Ctrl-C: the first ends a command in good order, and no further one can make a traceback of that.
+"""Ctrl-C: the first one ends a command in good order, and further ones cannot interrupt that with a traceback.
 
-asyncio's own way cancels the task for the first SIGINT and raises KeyboardInterrupt for each that follows, in the midst
-of what ends then, and so does Python outside of a loop. Here the first one cancels the task, or raises
-KeyboardInterrupt where none runs; from that moment on SIGINT is what `then` says: ignored, or the end of the process.
-While a loop is made or closed, the first one is only remembered: an exception there would leave the loop open.
+asyncio cancels the task on the first SIGINT and raises KeyboardInterrupt on each further one, in the middle of the
+clean-up; outside a loop Python does the same. Here the first SIGINT cancels the task, or raises KeyboardInterrupt if no
+task is running. From then on SIGINT does what `then` says: nothing, or it ends the process. While a loop is created
+or closed, the first SIGINT is only remembered: an exception there would leave the loop open.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ _T = TypeVar("_T")
 
 _then: signal.Handlers = signal.SIG_DFL
 _task: asyncio.Task[Any] | None = None
-_has_loop = False  # run() is making one, closing it, or between the two
-_heard = False  # while it was making or closing one
+_has_loop = False  # run() is creating a loop, running it, or closing it
+_heard = False  # SIGINT came while run() was creating or closing a loop
 
 
 def hear_once(then: signal.Handlers = signal.SIG_DFL) -> None:
-    """From now on, where SIGINT does what it does in every program of Python's; not where it is ignored, say."""
+    """Handle SIGINT from now on, if Python's own handler is installed; leave it alone if it is ignored, for example."""
     global _then
     _then = then
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -34,7 +34,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, _then)
     if _task is not None and not _task.done():
         _task.cancel()
-        _task.get_loop().call_soon_threadsafe(lambda: None)  # it may be asleep
+        _task.get_loop().call_soon_threadsafe(lambda: None)  # wake the loop
     elif _has_loop:
         _heard = True
     else:
@@ -44,9 +44,9 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 def run(
     main: Coroutine[Any, Any, _T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
 ) -> _T:
-    """asyncio.run(), in which Ctrl-C cancels `main` once.
+    """asyncio.run(), except that Ctrl-C cancels `main` once.
 
-    :raises KeyboardInterrupt: it did, or the loop was being made or closed just then
+    :raises KeyboardInterrupt: Ctrl-C came while `main` ran, or while the loop was being created or closed
     """
     global _has_loop
 

@@ -1,10 +1,10 @@
-"""make a secret for the embedded device: 256 random bits, for RDMANET_SOFT_SECRET or a file
+"""create a secret for the embedded device: a random key of 256 bits, for RDMANET_SOFT_SECRET or a file
 
 usage: rdmanet secret           print it: export RDMANET_SOFT_SECRET=$(rdmanet secret)
        rdmanet secret FILE      write it to a new file that only this user can read, for
                                 RDMANET_SOFT_SECRET_FILE
 
-Every process that shall talk to the others by TCP is given the same one.
+Give the same secret to all processes that are to talk to each other by TCP.
 """
 
 import argparse
@@ -16,7 +16,11 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help="a new file; by default it is printed"
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="write the secret to this new file (default: print it)",
     )
 
 
@@ -28,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _write(args.file, line)
     except FileExistsError:
-        print(f"secret: {args.file} is there already, and was left as it is", file=sys.stderr)
+        print(f"secret: {args.file} already exists, and was not changed", file=sys.stderr)
         return 1
     except OSError as exc:
         print(f"secret: {args.file}: {exc.strerror}", file=sys.stderr)
@@ -37,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, line: str) -> None:
-    # O_EXCL: neither an old secret nor what a symbolic link leads to is lost.
+    # O_EXCL: neither an old secret nor the target of a symbolic link is overwritten.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
         try:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
         except OSError:
-            path.unlink()  # half a secret would be none
+            path.unlink()  # half a secret is useless
             raise

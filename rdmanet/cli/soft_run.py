@@ -1,16 +1,16 @@
-"""run a program of anybody's on the embedded device
+"""run any program that uses libibverbs and librdmacm on the embedded device
 
-PROGRAM finds the embedded device where it looks for libibverbs.so.1 and librdmacm.so.1, linked or dlopened, and
-so do the programs that it starts. It takes this process's place: signals, descriptors and the exit status are
-its own.
+PROGRAM, and each program that it starts, finds the embedded device where it looks for libibverbs.so.1 and
+librdmacm.so.1, linked or dlopened. PROGRAM replaces this process: it gets the signals and the descriptors, and its
+exit status is the command's.
 
-Some programs look for files that the kernel has of each device, below /dev/infiniband and /sys/class/infiniband.
-Of the embedded device there are none, so a small library is preloaded (LD_PRELOAD) that answers for them; with
---no-files it is not.
+Some programs look for the files that the kernel has for each device, below /dev/infiniband and
+/sys/class/infiniband. The embedded device has none, so a small library that emulates them is preloaded (LD_PRELOAD),
+unless --no-files is given.
 
-Nothing has to be cleaned up after it. The library path leads to a directory with symbolic links, two to the
-device, one for each of the names, and one to that library; it lies in the user's cache, and serves every later
-run. A program that changes user (set-user-ID) ignores the library path, as the loader wants it.
+There is nothing to clean up afterwards. The library path names a directory in the user's cache with three symbolic
+links: two to the device, one for each library name, and one to the small library. Later runs use the same directory.
+The dynamic loader ignores the library path for a set-user-ID program.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from pathlib import Path
 NAMES = ("libibverbs.so.1", "librdmacm.so.1")
 FILES = "librdmanet_files.so"
 
-# ARM: programs written for adapters take an event for what was completed before they armed the queue; mlx5 gives
-# one, the standard doesn't, and the device is strict unless it is told otherwise. ADOPT: their memory comes from
-# malloc, and peers should map it all the same.
+# ARM: programs written for adapters expect an event also for completions from before they armed the queue. mlx5 gives
+# one, the standard does not ask for it, and the device is strict by default. ADOPT: their memory comes from malloc,
+# and peers should map it all the same.
 DEFAULTS = {"RDMANET_SOFT_ARM": "lenient", "RDMANET_SOFT_ADOPT": "1"}
 
 
@@ -35,14 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-path",
         action="store_true",
-        help="print the library directory, for an LD_LIBRARY_PATH of your own",
+        help="print the library directory, for use in your own LD_LIBRARY_PATH",
     )
     parser.add_argument(
         "--no-files",
         action="store_true",
-        help="preload nothing: the device has no files below /dev/infiniband and /sys/class/infiniband then",
+        help="do not preload the library that emulates the files below /dev/infiniband and /sys/class/infiniband",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM ARGUMENTS", help="what to run")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="PROGRAM ARGUMENT ...",
+        help="the program to run, with its arguments",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command and not args.show_path:
-        print("soft-run: which program? For example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr)
+        print("soft-run: no program given; for example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr)
         return 2
     try:
         directory = library_directory(Path(_core.Library.embedded().path))
@@ -68,46 +73,53 @@ def run(args: argparse.Namespace) -> int:
 
 
 def environment(directory: Path, files: bool = True) -> dict[str, str]:
-    """What PROGRAM sees: ours, with the directory first on the library path, and defaults that don't overrule."""
+    """PROGRAM's environment: ours, with the directory first on the library path, and DEFAULTS for what is not set."""
     inherited = os.environ.get("LD_LIBRARY_PATH")
     path = f"{directory}:{inherited}" if inherited else str(directory)
     variables = DEFAULTS | os.environ | {"LD_LIBRARY_PATH": path}
     preloaded = str(directory / FILES)
-    if files and not set(" :") & set(preloaded):  # which separate the list's members
-        # Last: a sanitizer's run-time has to be first.
+    if files and not set(" :") & set(preloaded):  # these separate the entries of LD_PRELOAD
+        # At the end: a sanitizer's run-time has to come first.
         variables["LD_PRELOAD"] = " ".join(filter(None, (os.environ.get("LD_PRELOAD"), preloaded)))
     return variables
 
 
 def library_directory(library: Path) -> Path:
-    """The directory with the links to this library, made if it isn't there.
+    """The directory with the links to this library; it is created if it does not exist.
 
-    :raises OSError: there is no place for it
+    :raises OSError: it can be created neither in the cache nor in the directory for temporary files
     """
     library = library.resolve()
     name = f"rdmanet-soft-run-{hashlib.sha256(bytes(library)).hexdigest()[:16]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     try:
         return _fill(cache / name, library)
-    except OSError:  # no home, or one that can't be written to
+    except OSError:  # no home directory, or one that is not writable
         return _fill(Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}", library)
 
 
 def _fill(directory: Path, library: Path) -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The loader goes where we have looked: no link on the way there can be changed meanwhile.
+    # Resolve links now, so that the loader goes where we have looked: none can be changed meanwhile.
     directory = directory.parent.resolve() / directory.name
     state = directory.lstat()
-    # Whoever can put a library there runs code in our name.
+    # Whoever can put a library into it runs code as this user.
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-        raise PermissionError(f"{directory} is not this user's alone")
+        raise PermissionError(
+            f"{directory} can be changed by other users: it must belong to this user, with mode 700"
+        )
     for parent in directory.parents:
         above = parent.stat()
-        # Its owner can rename what is in it, sticky or not: root under another's HOME (sudo -E) must not trust him.
+        # The owner of a parent can rename its entries, sticky or not: root with another user's HOME (sudo -E) must not
+        # trust that user.
         if above.st_uid not in (0, os.getuid()):
-            raise PermissionError(f"{parent} belongs to another user, who could replace {directory}")
+            raise PermissionError(
+                f"{parent} belongs to another user, who could replace {directory}: set XDG_CACHE_HOME or TMPDIR"
+            )
         if above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
-            raise PermissionError(f"{parent} lets others put another directory in place of {directory}")
+            raise PermissionError(
+                f"{parent} lets other users replace {directory}: set XDG_CACHE_HOME or TMPDIR"
+            )
     targets = dict.fromkeys(NAMES, library) | {FILES: library.with_name(FILES)}
     for name, target in targets.items():
         link = directory / name

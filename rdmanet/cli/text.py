@@ -1,4 +1,4 @@
-"""Tables and progress on a terminal, or in a log that nobody redraws."""
+"""Tables, numbers with units, and progress: on a terminal, or in a log, which cannot be redrawn."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from typing import TextIO
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: str = "  ") -> str:
-    """Lay out rows, the first being the header, in columns; numbers stand to the right."""
+    """Lay out rows in columns; the first row is the header. Columns of numbers are aligned right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
@@ -26,8 +26,25 @@ def _numeric(cells: list[list[str]], column: int) -> bool:
     return all(not row[column] or row[column][0] in "0123456789-" for row in cells[1:])
 
 
+def size_text(nbytes: int) -> str:
+    """A size as people read it: 12 bytes, 3.4 KiB, 64.0 MiB."""
+    if nbytes < 1 << 10:
+        return f"{nbytes} bytes"
+    if nbytes < 1 << 20:
+        return f"{nbytes / 2**10:.1f} KiB"
+    return f"{nbytes / 2**20:.1f} MiB"
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """A throughput in the largest unit of which there is a tenth: 2.31 GB/s, 0.12 GB/s, 83.00 MB/s, 0.46 kB/s."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
+        if bytes_per_s >= size / 10:
+            return f"{bytes_per_s / size:.2f} {unit}"
+    return f"{bytes_per_s / 1e3:.2f} kB/s"
+
+
 class Progress:
-    """A bar that is redrawn on a terminal, and one line each quarter elsewhere."""
+    """A bar that is redrawn on a terminal; elsewhere a line for each quarter."""
 
     REDRAW_S = 0.05
     WIDTH = 32
@@ -41,7 +58,7 @@ class Progress:
         self._quarter = 0
 
     def update(self, done_bytes: int) -> None:
-        """Say how far it is; cheap enough to be called for every chunk."""
+        """Show how many bytes are done. Cheap enough to call for every chunk."""
         elapsed = time.perf_counter() - self._begin
         last = done_bytes >= self._total
         if self._live:
@@ -57,7 +74,7 @@ class Progress:
         filled = int(self.WIDTH * fraction)
         line = (
             f"  [{'#' * filled}{'.' * (self.WIDTH - filled)}] {fraction:4.0%}  "
-            f"{done_bytes / 2**20:.0f} MiB  {done_bytes / max(elapsed, 1e-9) / 1e9:.2f} GB/s"
+            f"{size_text(done_bytes)}  {rate_text(done_bytes / max(elapsed, 1e-9))}"
         )
         self._out.write(f"\r{line}\x1b[K" if self._live else f"{line}\n")
         if self._live and last:

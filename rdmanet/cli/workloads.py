@@ -1,9 +1,9 @@
-"""The traffic that is measured: a server's side and a client's side of each kind, over any fabric.
+"""The traffic that is measured: the server's and the client's side of each kind, over any fabric.
 
-Two shapes cover all. Echo: the server answers each message with one write, the client keeps a number of
-messages in flight and stamps every answer. Flood: the client writes for a while, the server only counts and
-does the timing, since the sender's clock stops when its buffers have taken the last byte, not when the
-receiver has it. The client ends a run by write_eof(); the server answers that with its Report, a JSON line.
+There are two kinds. Echo: the server answers each message with one write; the client keeps a number of messages in
+flight and takes the time of every answer. Flood: the client writes for a while; the server only counts, and takes the
+time, because the sender would stop its clock when its buffers have taken the last byte, not when the receiver has it.
+The client ends a run with write_eof(); the server answers with its Report, a line of JSON.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, cast
 
 BUFFER_BYTES = 256 * 1024
-"""What a BufferedProtocol here receives into, again and again."""
+"""The size of the buffer that each BufferedProtocol reuses for all it receives."""
 
 BURST_BYTES = 1 << 20
-"""How much a flood writes without giving the loop a turn, if it is not paused before."""
+"""How much a flood writes before it yields to the loop, unless it is paused earlier."""
 
 
 class Report(NamedTuple):
-    """What the server's side saw, from the first byte to the end of the stream."""
+    """What the server measured, from the first byte to the end of the stream."""
 
     received: int
     seconds: float
@@ -61,7 +61,7 @@ class _Server(asyncio.BaseProtocol):
     def eof_received(self) -> bool:
         self.transport.write(self.meter.report())
         self.transport.write_eof()
-        return True  # stay open: the client closes when it has the report
+        return True  # stay open: the client closes once it has the report
 
 
 class Echo(_Server, asyncio.Protocol):
@@ -91,8 +91,8 @@ class _BufferedServer(_Server, asyncio.BufferedProtocol):
 class BufferedEcho(_BufferedServer):
     """Answers what arrived in its own buffer.
 
-    A socket transport may keep what it could not send at once, and the buffer is about to be filled again:
-    the answer has to be an object of its own, on every fabric alike.
+    A socket transport may hold on to what it could not send at once, and the buffer is about to be filled again. So
+    the answer is a copy, on every fabric alike.
     """
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -142,7 +142,7 @@ async def _finish_server(meter: _Meter, writer: asyncio.StreamWriter) -> None:
 
 
 class _Client(asyncio.BaseProtocol):
-    """Runs when its connection is made, for `seconds`; `done` gets the server's report when all is over."""
+    """Runs for `seconds` once its connection is made; `done` gets the server's report at the end."""
 
     transport: asyncio.Transport
 
@@ -163,7 +163,7 @@ class _Client(asyncio.BaseProtocol):
         self.deadline_s = time.perf_counter() + self.seconds
 
     def finish(self) -> None:
-        """No more from us: what comes now is the report."""
+        """Stop sending: what arrives from now on is the report."""
         self.cpu_s += time.process_time()
         self.tail = bytearray()
         self.transport.write_eof()
@@ -184,10 +184,10 @@ class _Client(asyncio.BaseProtocol):
 
 
 class _Pinger(_Client):
-    """Keeps `depth` messages in flight and stamps each answer.
+    """Keeps `depth` messages in flight and records when each answer came.
 
-    `stamps` begins with the moment of the first write.
-    With a `pause_s` the next message waits that long after an answer: sparse traffic.
+    `stamps` begins with the time of the first write. With a `pause_s` the next message is sent that long after an
+    answer: sparse traffic.
     """
 
     def __init__(self, size: int, seconds: float, *, depth: int = 1, pause_s: float = 0.0) -> None:
@@ -358,7 +358,7 @@ async def _finish_streams(reader: asyncio.StreamReader, writer: asyncio.StreamWr
 
 
 def round_trips_s(pinger: Any) -> list[float]:
-    """How long each answer took, where one message was in flight at a time."""
+    """How long each answer took, with one message in flight at a time."""
     begins = getattr(pinger, "sent_s", None) or pinger.stamps
     return [end - begin for begin, end in zip(begins, pinger.stamps[1:], strict=False)]
 

@@ -7,8 +7,9 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "cm.h"
-#include "gid.h"
+#include "base/extras.h"
+#include "base/gid.h"
+#include "cm/cm.h"
 #include "host_check.h"
 
 #include <arpa/inet.h>

@@ -25,7 +25,7 @@
 
 #include "verbs.h"
 
-#include "extras.h"
+#include "base/extras.h"
 
 #define CHECK(condition)                                                                                            \
 	do {                                                                                                        \

@@ -12,7 +12,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
-#include "stream_frames.h"
+#include "tcp/frames.h"
 
 struct responder {
 	int listener;
@@ -71,7 +71,7 @@ static inline void hear_all(int fd, void *data, size_t size)
 static inline void responder_accept(struct responder *responder, uint32_t psn)
 {
 	struct timeval patience = {.tv_sec = 20};
-	struct rn_wire_hello hello;
+	struct rn_tcp_hello hello;
 	int fd, on = 1;
 
 	for (;;) {
@@ -84,14 +84,14 @@ static inline void responder_accept(struct responder *responder, uint32_t psn)
 			break;
 		hang_up(&fd);
 	}
-	CHECK_EQ(hello.magic, RN_STREAM_MAGIC);
+	CHECK_EQ(hello.magic, RN_TCP_MAGIC);
 	CHECK_EQ(hello.dest_qpn, responder->qpn);
 	responder->answers = fd;
 }
 
 static inline void responder_welcome(const struct responder *responder)
 {
-	struct rn_wire_greeting welcome = {.magic = RN_STREAM_MAGIC, .kind = RN_GREETING_WELCOME};
+	struct rn_tcp_greeting welcome = {.magic = RN_TCP_MAGIC, .kind = RN_GREETING_WELCOME};
 
 	CHECK_EQ(send(responder->answers, &welcome, sizeof(welcome), MSG_NOSIGNAL), (ssize_t)sizeof(welcome));
 }
@@ -100,16 +100,16 @@ static inline void responder_welcome(const struct responder *responder)
 static inline bool responder_call(struct responder *responder, uint32_t qpn, uint32_t psn)
 {
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(qpn >> 8), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-	struct rn_wire_hello hello = {
-		.magic = RN_STREAM_MAGIC,
-		.version = RN_STREAM_VERSION,
+	struct rn_tcp_hello hello = {
+		.magic = RN_TCP_MAGIC,
+		.version = RN_TCP_VERSION,
 		.source_qpn = responder->qpn,
 		.dest_qpn = qpn,
 		.psn = psn,
 		.source_gid = {[10] = 0xff, 0xff, 127, 0, 0, 1},
 	};
 	struct timeval patience = {.tv_sec = 20};
-	struct rn_wire_greeting greeting;
+	struct rn_tcp_greeting greeting;
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
 
 	CHECK(fd >= 0);

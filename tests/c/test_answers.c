@@ -38,9 +38,9 @@ static int post_read(uint64_t wr_id, size_t offset, uint32_t length)
 }
 
 /* The next frame that isn't HERE, without payload. */
-static struct rn_wire_frame next_frame(void)
+static struct rn_tcp_frame next_frame(void)
 {
-	struct rn_wire_frame frame;
+	struct rn_tcp_frame frame;
 
 	do
 		hear_all(responder.answers, &frame, sizeof(frame));
@@ -51,7 +51,7 @@ static struct rn_wire_frame next_frame(void)
 
 static void answer(enum rn_answer_kind kind, uint8_t code, uint32_t serial, uint32_t length, char fill)
 {
-	struct rn_wire_answer answer = {.kind = kind, .code = code, .serial = serial, .length = length};
+	struct rn_tcp_answer answer = {.kind = kind, .code = code, .serial = serial, .length = length};
 	char whole[sizeof(answer) + 4096];
 
 	memcpy(whole, &answer, sizeof(answer));
@@ -62,8 +62,8 @@ static void answer(enum rn_answer_kind kind, uint8_t code, uint32_t serial, uint
 /* The acknowledgement rides on a request, which comes by another connection than the data, and sooner. */
 static void test_acknowledged_before_the_data(void)
 {
-	struct rn_wire_frame nothing = {.kind = RN_FRAME_NOTHING, .ack = 2};
-	struct rn_wire_answer heard;
+	struct rn_tcp_frame nothing = {.kind = RN_FRAME_NOTHING, .ack = 2};
+	struct rn_tcp_answer heard;
 
 	open_all();
 	CHECK_EQ(post_read(1, 0, 64), 0);

@@ -552,7 +552,7 @@ static void garbage_is_dropped(void)
 	struct rdma_event_channel *server = new_channel(), *client = new_channel();
 	uint16_t port;
 	struct rdma_cm_id *listener = new_listener(server, 10, &port);
-	unsigned long before = rn_wire_dropped();
+	unsigned long before = rn_cm_wire_dropped();
 	unsigned char noise[4096];
 	struct pair pair;
 	int fd;
@@ -597,7 +597,7 @@ static void garbage_is_dropped(void)
 	CHECK(!rdma_destroy_id(passive));
 	closed_by_peer(fd);
 
-	CHECK(rn_wire_dropped() - before == 10 + 7 + 1 + 1);
+	CHECK(rn_cm_wire_dropped() - before == 10 + 7 + 1 + 1);
 	want_none(server, 0);
 	pair = connect_pair(listener, client, port);
 	destroy(pair.active);

@@ -168,7 +168,7 @@ static void nonsense_is_dropped(void)
 	uint16_t port;
 	struct rdma_cm_id *listener = new_ud_listener(channel, &port), *id;
 	unsigned char req[192] = {'R', 'D', 'M', 'C', 1, 7, 0, 192, 181}, rep[156] = {'R', 'D', 'M', 'C', 1, 8, 0, 156};
-	unsigned long before = rn_wire_dropped();
+	unsigned long before = rn_cm_wire_dropped();
 	struct sockaddr_in at = address(0);
 	socklen_t length = sizeof at;
 	int fd = tcp_to(port), listening, name;
@@ -185,7 +185,7 @@ static void nonsense_is_dropped(void)
 	CHECK(send(fd, req, sizeof req, MSG_NOSIGNAL) == sizeof req); /* asked twice */
 	closed_by_peer(fd);
 	CHECK(!rdma_destroy_id(id));
-	CHECK(rn_wire_dropped() == before + 3);
+	CHECK(rn_cm_wire_dropped() == before + 3);
 
 	/* A server that answers with a queue pair's number of 32 bits. */
 	listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections between two processes of one host do without their sockets once they stand: cm_handover.c.  How they end
+ * Connections between two processes of one host do without their sockets once they stand: cm/handover.c.  How they end
  * must be told all the same, and nobody can hand over what isn't his.
  */
 #include "cm_harness.h"
-#include "cm_wire.h"
-#include "extras.h"
+#include "cm/wire.h"
+#include "base/extras.h"
+#include "peer/peer.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -109,25 +110,35 @@ static struct rdma_cm_id *accept_one(void)
 	return id;
 }
 
+/* The next event, whatever it is of; a request is accepted. Acknowledged already. */
+static enum rdma_cm_event_type next_of_crowd(struct rdma_cm_id **id)
+{
+	struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
+	enum rdma_cm_event_type type;
+
+	CHECK(event && !event->status);
+	type = event->event;
+	*id = event->id;
+	rdma_ack_cm_event(event);
+	if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+		make_qp(*id);
+		CHECK(!rdma_accept(*id, &(struct rdma_conn_param){.responder_resources = 1}));
+	}
+	return type;
+}
+
 /* Accept the crowd. One may ask before we hear that the one before it is ready. */
 static void accept_crowd(struct rdma_cm_id *ids[CROWD])
 {
 	unsigned asked = 0, established = 0;
 
 	while (established < CROWD) {
-		struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
-		enum rdma_cm_event_type type;
 		struct rdma_cm_id *id;
+		enum rdma_cm_event_type type = next_of_crowd(&id);
 
-		CHECK(event && !event->status);
-		type = event->event;
-		id = event->id;
-		rdma_ack_cm_event(event);
 		if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
 			CHECK(asked < CROWD);
 			ids[asked++] = id;
-			make_qp(id);
-			CHECK(!rdma_accept(id, &(struct rdma_conn_param){.responder_resources = 1}));
 		} else {
 			CHECK(type == RDMA_CM_EVENT_ESTABLISHED);
 			established++;
@@ -207,6 +218,7 @@ static void within_a_process(void)
 static void hasty(int fd, uint16_t to)
 {
 	struct rdma_event_channel *events = new_channel();
+	struct ibv_wc wc;
 
 	for (int i = 0; i < CROWD; i++) {
 		struct rdma_cm_id *id = new_id(events);
@@ -215,7 +227,8 @@ static void hasty(int fd, uint16_t to)
 		make_qp(id);
 		CHECK(!rdma_connect(id, &(struct rdma_conn_param){.responder_resources = 1, .retry_count = 7}));
 		want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
-		usleep((unsigned)(i / 3 * 10));
+		for (int polls = 0; polls < i * 20; polls++) /* each time another step is under way */
+			CHECK(ibv_poll_cq(id->qp->send_cq, 1, &wc) == 0);
 		if (i % 3)
 			CHECK(!rdma_disconnect(id) || errno == EINVAL);
 		want_status(events, RDMA_CM_EVENT_DISCONNECTED, 0);
@@ -232,21 +245,13 @@ static void at_any_moment(void)
 	unsigned disconnected = 0, established = 0;
 
 	while (disconnected < CROWD) { /* the next one may ask before we hear that it has left */
-		struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
-		enum rdma_cm_event_type type;
 		struct rdma_cm_id *id;
+		enum rdma_cm_event_type type = next_of_crowd(&id);
 
-		CHECK(event && !event->status);
-		type = event->event;
-		id = event->id;
-		rdma_ack_cm_event(event);
-		if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
-			make_qp(id);
-			CHECK(!rdma_accept(id, &(struct rdma_conn_param){.responder_resources = 1}));
-		} else if (type == RDMA_CM_EVENT_ESTABLISHED) {
+		if (type == RDMA_CM_EVENT_ESTABLISHED) {
 			if (established++ % 3 != 1)
 				CHECK(!rdma_disconnect(id) || errno == EINVAL);
-		} else {
+		} else if (type != RDMA_CM_EVENT_CONNECT_REQUEST) {
 			CHECK(type == RDMA_CM_EVENT_DISCONNECTED);
 			disconnected++;
 			destroy(id);
@@ -267,22 +272,23 @@ static int dial(uint16_t to)
 	return fd;
 }
 
-static void send_message(int fd, enum message_type type, void *message)
+static void send_message(int fd, enum rn_cm_message type, void *message)
 {
-	struct header *header = message;
+	struct rn_cm_header *header = message;
 
-	*header = (struct header){htobe32(MAGIC), VERSION, (uint8_t)type, htobe16(rn_cm_message_length[type])};
+	*header = (struct rn_cm_header){htobe32(RN_CM_MAGIC), RN_CM_VERSION, (uint8_t)type,
+					htobe16(rn_cm_message_length[type])};
 	CHECK(send(fd, message, rn_cm_message_length[type], 0) == rn_cm_message_length[type]);
 }
 
 /* The next message of this type. */
-static void await_message(int fd, enum message_type type, void *message)
+static void await_message(int fd, enum rn_cm_message type, void *message)
 {
-	struct header *header = message;
+	struct rn_cm_header *header = message;
 
 	do {
 		CHECK(recv(fd, header, sizeof *header, MSG_WAITALL) == sizeof *header);
-		CHECK(header->type < MESSAGE_TYPES);
+		CHECK(header->type < RN_CM_MESSAGES);
 		unsigned rest = rn_cm_message_length[header->type] - (unsigned)sizeof *header;
 		CHECK(recv(fd, header + 1, rest, MSG_WAITALL) == (ssize_t)rest);
 	} while (header->type != type);
@@ -294,17 +300,17 @@ static uint32_t anothers_qpn;
  * stays (say 's'), and sees the end of the socket. */
 static void lie(int fd, uint16_t to)
 {
-	struct req req = {.qpn = htobe32(anothers_qpn), .retry_count = 7};
+	struct rn_cm_req req = {.qpn = htobe32(anothers_qpn), .retry_count = 7};
 	unsigned char room[512] __attribute__((aligned(8)));
-	struct handover handover = {.token = "a guess"};
-	struct header rtu;
+	struct rn_cm_handover handover = {.token = "a guess"};
+	struct rn_cm_header rtu;
 	int wire = dial(to);
 
-	send_message(wire, REQ, &req);
-	await_message(wire, REP, room);
-	send_message(wire, RTU, &rtu);
-	await_message(wire, HANDOVER, room);
-	send_message(wire, HANDOVER, &handover);
+	send_message(wire, RN_CM_REQ, &req);
+	await_message(wire, RN_CM_REP, room);
+	send_message(wire, RN_CM_RTU, &rtu);
+	await_message(wire, RN_CM_HANDOVER, room);
+	send_message(wire, RN_CM_HANDOVER, &handover);
 	if (hear(fd) == 's')
 		CHECK(recv(wire, room, sizeof room, 0) == 0);
 	close(wire);
@@ -340,6 +346,101 @@ static void in_anothers_name(void)
 	join(&honest);
 }
 
+/* Is who it is, but calls the connection by a token of zero, or by two tokens, and stays. */
+static void break_rules(int fd, uint16_t to)
+{
+	struct rn_cm_handover first = {.token = "one"}, second = {.token = "two"}, zero = {.token = ""};
+	struct rdma_event_channel *events = new_channel();
+	struct rdma_cm_id *id = new_id(events);
+	struct rn_cm_req req = {.retry_count = 7};
+	unsigned char room[512] __attribute__((aligned(8)));
+	struct rn_cm_header rtu;
+	int wire = dial(to);
+
+	resolve(id, to);
+	make_qp(id);
+	req.qpn = htobe32(id->qp->qp_num);
+	send_message(wire, RN_CM_REQ, &req);
+	await_message(wire, RN_CM_REP, room);
+	send_message(wire, RN_CM_RTU, &rtu);
+	if (hear(fd) == '0') {
+		send_message(wire, RN_CM_HANDOVER, &zero);
+	} else {
+		send_message(wire, RN_CM_HANDOVER, &first);
+		send_message(wire, RN_CM_HANDOVER, &second);
+	}
+	CHECK(hear(fd) == 'g');
+	close(wire);
+	destroy(id);
+	close_shared();
+	rdma_destroy_event_channel(events);
+}
+
+static void against_the_rules(void)
+{
+	static const char ways[] = "02";
+
+	for (unsigned way = 0; way < 2; way++) {
+		struct other other = spawn(break_rules, port);
+		struct rdma_cm_id *id = accept_one();
+
+		say(other.fd, ways[way]);
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		say(other.fd, 'g');
+		destroy(id);
+		join(&other);
+	}
+}
+
+/* Says by its link that it has moved, and then, when we are told to, DREQ by the socket after all. */
+static void move_early(int fd, uint16_t to)
+{
+	struct rdma_event_channel *events = new_channel();
+	struct rdma_cm_id *id = new_id(events);
+	struct rn_cm_handover ours = {.token = "early"}, theirs;
+	struct rn_cm_req req = {.retry_count = 7};
+	unsigned char room[512] __attribute__((aligned(8)));
+	struct rn_cm_header header;
+	struct rn_peer *peer;
+	uint64_t token;
+	int wire = dial(to);
+
+	resolve(id, to);
+	make_qp(id);
+	req.qpn = htobe32(id->qp->qp_num);
+	send_message(wire, RN_CM_REQ, &req);
+	await_message(wire, RN_CM_REP, room);
+	peer = rn_peer_get((uint16_t)(be32toh(((struct rn_cm_rep *)room)->qpn) >> 8));
+	EVENTUALLY(rn_peer_is_linked(peer));
+	send_message(wire, RN_CM_RTU, &header);
+	await_message(wire, RN_CM_HANDOVER, &theirs);
+	send_message(wire, RN_CM_HANDOVER, &ours);
+	memcpy(&token, theirs.token, sizeof token);
+	CHECK(rn_peer_tell_connection(peer, RN_CM_MOVED, token));
+	CHECK(recv(wire, room, sizeof room, 0) == 0); /* they have moved, too */
+	CHECK(hear(fd) == 'd');
+	send_message(wire, RN_CM_DREQ, &header);
+	CHECK(hear(fd) == 'g');
+	close(wire);
+	rn_peer_put(peer);
+	destroy(id);
+	close_shared();
+	rdma_destroy_event_channel(events);
+}
+
+static void what_is_in_the_socket_counts(void)
+{
+	struct other other = spawn(move_early, port);
+	struct rdma_cm_id *id = accept_one();
+
+	want_none(channel, 50); /* it hears that the other has moved */
+	say(other.fd, 'd');
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	say(other.fd, 'g');
+	destroy(id);
+	join(&other);
+}
+
 int main(void)
 {
 	channel = new_channel();
@@ -350,6 +451,8 @@ int main(void)
 	RUN(within_a_process);
 	RUN(at_any_moment);
 	RUN(in_anothers_name);
+	RUN(against_the_rules);
+	RUN(what_is_in_the_socket_counts);
 	CHECK(!rdma_destroy_id(listener));
 	close_shared();
 	rdma_destroy_event_channel(channel);

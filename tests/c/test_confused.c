@@ -15,7 +15,7 @@ static void scribble_arena(char *arena, struct rn_qp_block *block, uint64_t rq, 
 		scribble((char *)block, sizeof(*block));
 		break;
 	case 1:
-		scribble((char *)&block->life, 64);
+		scribble((char *)&block->generation_state, 64);
 		break;
 	case 2:
 		scribble((char *)&block->busy, 16);
@@ -53,9 +53,9 @@ static void serve_garbage(int fd)
 			scribble_arena(rn_arena, qp->block, qp->rq_offset, (size_t)qp->rq_size * qp->rq_stride,
 				       qp->recv_cq->index);
 		if (scribble_there)
-			scribble_arena(qp->peer->arena, qp->view.block, qp->view.rq - qp->peer->arena,
-				       (size_t)(qp->view.rq_mask + 1) * qp->view.rq_stride,
-				       qp->view.cq - rn_arena_cq(qp->peer->arena, 0));
+			scribble_arena(qp->peer->arena, qp->responder.block, qp->responder.rq - qp->peer->arena,
+				       (size_t)(qp->responder.rq_mask + 1) * qp->responder.rq_stride,
+				       qp->responder.cq - rn_arena_cq(qp->peer->arena, 0));
 		usleep(rand_r(&seed) % 50);
 	}
 	_exit(0); /* in no state to close anything */

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A peer out of its mind, second part: it writes garbage over what many share (pools of receives, claims, lists of
- * what has finished), over rooms of bounced messages, windows, datagrams' queue pairs and CQs, in its own arena or
+ * what has finished), over eager receive buffers, windows, datagrams' queue pairs and CQs, in its own arena or
  * in ours, while we send to it, and receive from it, by all of these.  Values are random, or on some boundary.  We
  * neither crash nor hang, no receive is longer than its buffer, no byte lands outside of what was posted or
  * offered, and new objects work as if nothing had been.
  */
 #include "confused.h"
 
-#include "srq.h"
+#include "objects/srq.h"
 
 static bool scribble_here, scribble_there; /* over its own arena; over what it has mapped of ours */
 
@@ -245,7 +245,7 @@ static void scribble_theirs(struct side *side, const struct introduction *them)
 
 	if (!peer || atomic_load(&peer->state) != RN_PEER_READY)
 		return;
-	block = rn_locate(peer->arena, them->qpns[which]);
+	block = rn_arena_locate(peer->arena, them->qpns[which]);
 	if (!block)
 		return;
 	pool = READ_ONCE(block->pool);
@@ -253,7 +253,7 @@ static void scribble_theirs(struct side *side, const struct introduction *them)
 		scribble_at(peer->arena, block, rn_arena_pool(peer->arena, pool));
 	else
 		scribble_ring(peer->arena, READ_ONCE(block->rq_offset),
-			      rn_bounce_bytes(RECEIVES, READ_ONCE(block->rq_bounce) % 4097) + RECEIVES * 64);
+			      rn_eager_bytes(RECEIVES, READ_ONCE(block->rq_eager) % 4097) + RECEIVES * 64);
 }
 
 static void serve_garbage(int fd)
@@ -372,12 +372,12 @@ static void test_garbage_in_ours(void)
 /* Somebody has taken a receive, and nobody has that name: with the last context it is over. */
 static void test_claimed_for_ever(void)
 {
-	struct rn_claim claim = {0};
+	struct rn_recv_claim claim = {0};
 	struct side side;
 
 	seed = 2; /* memory that has a descriptor */
 	side_open(&side);
-	CHECK(rn_claim(rn_arena, rn_pool_block(rn_qp(side.ud)->pool), rn_name_of_process(0x12345), &claim));
+	CHECK(rn_recv_claim(rn_arena, rn_pool_block(rn_qp(side.ud)->pool), rn_name_of_process(0x12345), &claim));
 	CHECK_EQ(ibv_dereg_mr(side.end.mr), 0);
 	side.end.mr = NULL;
 	CHECK(rdmanet_soft_quarantined());

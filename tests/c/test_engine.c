@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine: its life, and the promise that removed means removed. */
 #define _GNU_SOURCE
-#include "engine.h"
+#include "base/engine.h"
 #include "host_check.h"
 
 #include <errno.h>

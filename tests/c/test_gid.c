@@ -7,7 +7,7 @@
 #include <net/if.h>
 #include <sys/resource.h>
 
-#include "gid.h"
+#include "base/gid.h"
 
 /* What verbs.h's inline functions do. */
 static int query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,

@@ -5,8 +5,8 @@
  */
 #include "processes.h"
 
-#include "mr.h"
-#include "peers.h"
+#include "objects/mr.h"
+#include "peer/peers.h"
 #include "soft.h"
 
 /* --- memory that is taken back while it is written -------------------------------------------------------- */
@@ -22,7 +22,7 @@ static void take_back_again_and_again(int fd)
 	connect_over(&end, fd);
 	id = container_of(end.mr, struct rn_mr, mr)->segment->id;
 	while (!poll(&end_of_test, 1, 0))
-		rn_segment_gone(id); /* a lie: its key is good, and stays so */
+		rn_peers_tell_segment_gone(id); /* a lie: its key is good, and stays so */
 	meet(fd);
 	end_close(&end);
 }
@@ -186,7 +186,7 @@ static void test_own_channel_filled_by_a_peer(void)
 		ibv_ack_cq_events(cq, 1);
 		CHECK_EQ(ibv_req_notify_cq(end.cq, 0), 0);
 		rn_channel_signal(((struct rn_channel *)end.channel)->id);
-		rn_channel_signal(RN_CHANNEL_BELL);
+		rn_channel_signal(RN_CHANNEL_WAKEUP);
 		expect_engine_at_work();
 	}
 	meet(other.fd);

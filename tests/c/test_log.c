@@ -2,7 +2,7 @@
 /* Warnings: where they go, that nobody waits for whoever should read them, and that no text of a peer gets out. */
 #include "processes.h"
 
-#include "log.h"
+#include "base/log.h"
 
 static int reader = -1, writer = -1;
 
@@ -167,15 +167,15 @@ static void limits_are_named(void)
 		init.send_cq = init.recv_cq = cqs[i / QPS_OF_A_CQ];
 		CHECK((qps[i] = ibv_create_qp(pd, &init)));
 		if (i == QPS_OF_A_CQ - 1)
-			CHECK(strstr(why_no_queue_pair(pd, &init), "4096 receive into its completion queue"));
+			CHECK(strstr(why_no_queue_pair(pd, &init), "4096 already receive into its completion queue"));
 	}
 	init.send_cq = init.recv_cq = cqs[QUEUES - 1];
-	CHECK(strstr(why_no_queue_pair(pd, &init), "all 16384"));
+	CHECK(strstr(why_no_queue_pair(pd, &init), "already has 16384"));
 	do {
 		CHECK(!ibv_create_cq(context, 1, NULL, NULL, 0) && errno == ENOMEM);
 		line = next_line();
 	} while (!line[0]);
-	CHECK(strstr(line, "all 4096"));
+	CHECK(strstr(line, "already has 4096"));
 	close_sink();
 	for (int i = 0; i < QPS; i++)
 		CHECK_EQ(ibv_destroy_qp(qps[i]), 0);

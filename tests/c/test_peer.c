@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Peers: who is let in, what is mapped, and how the death of a process is noticed. */
 #define _GNU_SOURCE
-#include "gid.h"
+#include "base/gid.h"
 #include "host_check.h"
 #include "link.h"
 #include "soft.h"
@@ -161,7 +161,7 @@ static void wait_for_end(void)
 static void role_owner(const char *role)
 {
 	struct ibv_context *context = open_device();
-	uint16_t first = rn_port_claim(), second = rn_port_claim();
+	uint16_t first = rn_port_bind(), second = rn_port_bind();
 
 	CHECK(first && second && first != second);
 	if (!strcmp(role, "raw-fork") && !syscall(SYS_fork)) {
@@ -181,7 +181,7 @@ static void role_owner(const char *role)
 		CHECK(read(0, &byte, 1) == 1);
 		close_device(context);
 		context = open_device();
-		first = rn_port_claim();
+		first = rn_port_bind();
 		CHECK(first);
 		tell_port(first);
 	}
@@ -191,10 +191,10 @@ static void role_owner(const char *role)
 
 /* --- ports -------------------------------------------------------------------------------------- */
 
-static void ports_are_claimed(void)
+static void ports_are_bound(void)
 {
 	struct ibv_context *context = open_device();
-	uint16_t a = rn_port_claim(), b = rn_port_claim();
+	uint16_t a = rn_port_bind(), b = rn_port_bind();
 	struct rn_peer *self = rn_peer_get(a);
 	struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(a)};
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -206,7 +206,7 @@ static void ports_are_claimed(void)
 	close(fd);
 	rn_peer_put(self);
 	rn_port_release(a);
-	CHECK(rn_port_claim() == a); /* kept for us */
+	CHECK(rn_port_bind() == a); /* kept for us */
 	close_device(context);
 	CHECK(rn_fd_count() == 0);
 }
@@ -228,7 +228,7 @@ static int knock(const union ibv_gid *gid, uint16_t port)
 static void ports_listen_where_told(void)
 {
 	struct ibv_context *context = open_device();
-	uint16_t port = rn_port_claim();
+	uint16_t port = rn_port_bind();
 	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(port)};
 	union ibv_gid lo = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}}, other = lo;
 	static const int on = 1;
@@ -570,7 +570,7 @@ static void play_one_of_us(uint16_t port)
 static void strangers_are_not_let_in(void)
 {
 	struct ibv_context *context = open_device();
-	uint16_t port = rn_port_claim();
+	uint16_t port = rn_port_bind();
 	struct wire_words bad;
 	int fd;
 
@@ -596,7 +596,7 @@ static void strangers_are_not_let_in(void)
 		in_child(play_another_user, port);
 		in_child(play_who_has_left, port);
 	}
-	EVENTUALLY(live().served == 0);
+	EVENTUALLY(live().inbound == 0);
 	close_device(context);
 }
 
@@ -608,7 +608,7 @@ static void nobody_is_let_in(void)
 
 	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
 	context = open_device();
-	fd = connect_to(rn_port_claim());
+	fd = connect_to(rn_port_bind());
 	CHECK(wire_introduce(fd, &arena) == WIRE_TRANSPORT && arena < 0);
 	closed_by_peer(fd, 0);
 	close_device(context);
@@ -620,7 +620,7 @@ static void who_is_challenged_may_not_wait(void)
 {
 	enum { MANY = 17 };
 	struct ibv_context *context = open_device();
-	uint16_t port = rn_port_claim();
+	uint16_t port = rn_port_bind();
 	struct wire_words words[MANY];
 	int fds[MANY], offered[MANY];
 
@@ -634,13 +634,13 @@ static void who_is_challenged_may_not_wait(void)
 		CHECK(wire_hear(fds[i], &words[i], NULL) == sizeof words[i] && words[i].message.type == WIRE_CHALLENGE);
 	}
 	closed_by_peer(fds[0], 0);
-	CHECK(live().served == MANY - 1);
+	CHECK(live().inbound == MANY - 1);
 	for (int i = 0; i < MANY; i++) {
 		close(offered[i]);
 		if (i)
 			close(fds[i]);
 	}
-	EVENTUALLY(live().served == 0);
+	EVENTUALLY(live().inbound == 0);
 	close_device(context);
 }
 
@@ -692,7 +692,7 @@ static void unsealed_memory_is_refused(void)
 static void who_is_not_mapped_is_told(void)
 {
 	struct ibv_context *context = open_device();
-	uint16_t port = rn_port_claim();
+	uint16_t port = rn_port_bind();
 	int server = listen_by_hand(), fd, arena;
 	struct wire_words words;
 	struct witness witness;
@@ -819,7 +819,7 @@ static void send_nonsense(int fd, unsigned *seed)
 static void nonsense_does_no_harm(void)
 {
 	struct ibv_context *context = open_device();
-	uint16_t port = rn_port_claim();
+	uint16_t port = rn_port_bind();
 	int server, fd, arena;
 	unsigned seed = 3, fds;
 	static char answer_room[RN_PEER_MESSAGE_MAX + 64];
@@ -885,7 +885,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	fds = descriptors();
-	RUN(ports_are_claimed);
+	RUN(ports_are_bound);
 	RUN(ports_listen_where_told);
 	RUN(nobody_there);
 	RUN(links_are_shared_and_kept);

@@ -9,9 +9,9 @@
  */
 #include "confused.h"
 
-#include "cq.h"
-#include "pool_ring.h"
-#include "srq.h"
+#include "objects/cq_inside.h"
+#include "shm/pool_ring.h"
+#include "objects/srq.h"
 
 static const uint32_t hurtful[] = {0, 1, 0xff, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff, 0xdeadbeef};
 enum { HURTFUL = sizeof(hurtful) / sizeof(hurtful[0]) };
@@ -198,7 +198,7 @@ static void test_receives_that_nobody_posted(void)
 
 	connect_within();
 	qp = rn_qp(b.qp);
-	atomic_store(&rn_rq_slot(qp, qp->rq_posted)->turn, qp->rq_posted);
+	atomic_store(&rn_rq_slot(qp, qp->rq_posted)->owner_sequence, qp->rq_posted);
 	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
 	CHECK_EQ(ibv_poll_cq(a.cq, 1, &wc), 0);
 	CHECK_EQ(post_recv(&b, 2, 0, 64), 0);

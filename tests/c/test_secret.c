@@ -8,8 +8,8 @@
 #include <grp.h>
 #include <sys/stat.h>
 
-#include "secret.h"
-#include "settings.h"
+#include "base/secret.h"
+#include "base/settings.h"
 
 #define ONE "00112233445566778899aabbccddeeff0123456789abcdefFEDCBA9876543210"
 #define OTHER "10112233445566778899aabbccddeeff0123456789abcdefFEDCBA9876543210"
@@ -121,14 +121,14 @@ static void digits_are_taken(int fd)
 
 static void anything_else_is_refused(int fd)
 {
-	expect_refused_value("", "it has 0 characters, and a secret is 64 hexadecimal digits");
+	expect_refused_value("", "it has 0 characters; a secret is 64 hexadecimal digits");
 	expect_refused_value("open sesame", "it has 11 characters");
-	expect_refused_value("open sesame", "`rdmanet secret` makes one, and so does `openssl rand -hex 32`");
+	expect_refused_value("open sesame", "make one with `rdmanet secret` or `openssl rand -hex 32`");
 	expect_refused_value(ONE "0", "it has 65 characters");
 	expect_refused_value(ONE "\n", "it has 65 characters");
-	expect_refused_value("0x112233445566778899aabbccddeeff0123456789abcdefFEDCBA9876543210", "character 2 is no");
-	expect_refused_value(" 0112233445566778899aabbccddeeff0123456789abcdefFEDCBA9876543210", "character 1 is no");
-	expect_refused_value("00112233445566778899aabbccddeeff0123456789abcdefFEDCBA987654321g", "character 64 is no");
+	expect_refused_value("0x112233445566778899aabbccddeeff0123456789abcdefFEDCBA9876543210", "character 2 is not");
+	expect_refused_value(" 0112233445566778899aabbccddeeff0123456789abcdefFEDCBA9876543210", "character 1 is not");
+	expect_refused_value("00112233445566778899aabbccddeeff0123456789abcdefFEDCBA987654321g", "character 64 is not");
 	expect_open(NULL);
 	meet(fd);
 }
@@ -152,7 +152,7 @@ static void kept_when_the_environment_loses_it(int fd)
 	unsetenv("RDMANET_SOFT_SECRET");
 	expect_open(ONE);
 	expect_refused_value("", "it has 0 characters");
-	expect_refused_value(OTHER, "has had another secret, and keeps it for life");
+	expect_refused_value(OTHER, "has already read another secret and keeps it");
 	expect_open(ONE);
 	meet(fd);
 }
@@ -161,7 +161,7 @@ static void in_child(int fd)
 {
 	unsetenv("RDMANET_SOFT_SECRET");
 	expect_open(ONE);
-	expect_refused_value(OTHER, "keeps it for life");
+	expect_refused_value(OTHER, "already read another secret");
 	meet(fd);
 }
 
@@ -240,7 +240,7 @@ static void a_file_is_taken(int fd)
 	CHECK_EQ(unlink(path_of("line")), 0);
 	expect_open(ONE);
 	setenv("RDMANET_SOFT_SECRET_FILE", put("another", OTHER, 0400), 1);
-	expect_refusal("keeps it for life");
+	expect_refusal("already read another secret");
 	setenv("RDMANET_SOFT_SECRET_FILE", put("same", ONE, 0400), 1);
 	expect_open(ONE);
 	meet(fd);
@@ -261,17 +261,17 @@ static void other_files_are_refused(int fd)
 {
 	expect_refused_file("", "No such file or directory");
 	expect_refused_file(path_of("nothing"), "No such file or directory");
-	expect_refused_file(directory, "it is no regular file");
+	expect_refused_file(directory, "not a regular file");
 	CHECK_EQ(mkfifo(path_of("fifo"), 0600), 0);
-	expect_refused_file(path_of("fifo"), "it is no regular file"); /* and nobody waits for who would write to it */
-	expect_refused_file("/dev/zero", "it is no regular file");
+	expect_refused_file(path_of("fifo"), "not a regular file"); /* and nobody waits for who would write to it */
+	expect_refused_file("/dev/zero", "not a regular file");
 	expect_refused_file(put("empty", "", 0600), "it has 0 characters");
 	expect_refused_file(put("text", "open sesame\n", 0600), "it has 11 characters");
-	expect_refused_file(put("lines", ONE "\n\n", 0600), "it has more than a secret");
-	expect_refused_file(put("long", ONE OTHER, 0600), "it has more than a secret");
+	expect_refused_file(put("lines", ONE "\n\n", 0600), "it holds more than a secret");
+	expect_refused_file(put("long", ONE OTHER, 0600), "it holds more than a secret");
 	expect_refused_file(put("65", ONE "0", 0600), "it has 65 characters");
 	for (mode_t bit = 1; bit < 0100; bit <<= 1)
-		expect_refused_file(put("mode", ONE, 0600 | bit), "others must have no part in it: chmod 600");
+		expect_refused_file(put("mode", ONE, 0600 | bit), "which gives others access: chmod 600");
 	expect_open(NULL);
 	meet(fd);
 }
@@ -282,7 +282,7 @@ static void files_and_users(int fd)
 	gid_t group = NOBODY;
 
 	CHECK_EQ(chown(path, NOBODY, NOBODY), 0);
-	expect_refused_file(path, "it belongs to user 65534, and must be ours (0) or root's");
+	expect_refused_file(path, "owned by user 65534; the owner must be this user (0) or root");
 	/* Root's may be for the group that it gave to us. */
 	CHECK(!chown(put("group", ONE, 0640), 0, NOBODY) && !chmod(path_of("group"), 0640) && !chmod(directory, 0755));
 	CHECK(!setgroups(1, &group) && !setgid(NOBODY) && !setuid(NOBODY));

@@ -2,7 +2,7 @@
 /* The switches: what is said when they make no sense, and when they are read. */
 #include "harness.h"
 
-#include "settings.h"
+#include "base/settings.h"
 
 /* Open and close the device; what was written to standard error meanwhile. 0, or errno. */
 static int open_hearing(char *said, size_t size)
@@ -48,15 +48,15 @@ static void strangers_are_refused(void)
 	setenv("RDMANET_SOFT_SECRTE", "open sesame", 1);
 	for (int i = 0; i < 2; i++) {
 		CHECK_EQ(open_hearing(said, sizeof(said)), EINVAL);
-		CHECK(strstr(said, "there is no switch RDMANET_SOFT_SECRTE; is RDMANET_SOFT_SECRET meant?"));
+		CHECK(strstr(said, "unknown variable RDMANET_SOFT_SECRTE; did you mean RDMANET_SOFT_SECRET?"));
 		CHECK(!strstr(said, "sesame"));
 	}
 	unsetenv("RDMANET_SOFT_SECRTE");
-	expect_refusal("RDMANET_SOFT_DEFFER", "", "is RDMANET_SOFT_DEFER meant?");
-	expect_refusal("RDMANET_SOFT_TIME_WAIT", "", "is RDMANET_SOFT_TIMEWAIT meant?");
-	expect_refusal("RDMANET_SOFT_SECRET_FILES", "", "is RDMANET_SOFT_SECRET_FILE meant?");
-	expect_refusal("RDMANET_SOFT_", "", "is RDMANET_SOFT_");
-	expect_refusal("RDMANET_SOFT_THIS_IS_A_NAME_WITHOUT_AN_END_OR_NEARLY_SO_AND_IT_GOES_ON", "", "there is no switch");
+	expect_refusal("RDMANET_SOFT_DEFFER", "", "did you mean RDMANET_SOFT_DEFER?");
+	expect_refusal("RDMANET_SOFT_TIME_WAIT", "", "did you mean RDMANET_SOFT_TIMEWAIT?");
+	expect_refusal("RDMANET_SOFT_SECRET_FILES", "", "did you mean RDMANET_SOFT_SECRET_FILE?");
+	expect_refusal("RDMANET_SOFT_", "", "did you mean RDMANET_SOFT_");
+	expect_refusal("RDMANET_SOFT_THIS_IS_A_NAME_WITHOUT_AN_END_OR_NEARLY_SO_AND_IT_GOES_ON", "", "unknown variable");
 	CHECK_EQ(open_hearing(said, sizeof(said)), 0);
 }
 
@@ -69,7 +69,8 @@ static void the_reason_is_kept(void)
 	setenv("RDMANET_SOFT_CMA", "no", 1);
 	CHECK_EQ(open_hearing(said, sizeof(said)), EINVAL);
 	rdmanet_soft_settings_error(error, sizeof(error));
-	CHECK(!strcmp(error, "RDMANET_SOFT_DEFER=soon: it is a number of microseconds; RDMANET_SOFT_CMA=no: it is 1 or 0"));
+	CHECK(!strcmp(error, "RDMANET_SOFT_DEFER=soon: must be a whole number of microseconds; "
+			     "RDMANET_SOFT_CMA=no: must be 1 or 0"));
 	rdmanet_soft_settings_error(start, sizeof(start));
 	CHECK(!strcmp(start, "RDMANET"));
 	unsetenv("RDMANET_SOFT_DEFER");
@@ -85,10 +86,11 @@ static void nonsense_is_refused(void)
 	expect_refusal("RDMANET_SOFT_DEFER", "-1", "microseconds");
 	expect_refusal("RDMANET_SOFT_SILENCE", "5s", "milliseconds");
 	expect_refusal("RDMANET_SOFT_CMA", "no", "1 or 0");
+	expect_refusal("RDMANET_SOFT_LOG", "loud", "must be 0 or 1");
 	expect_refusal("RDMANET_SOFT_RULES", "iwrap", "roce or iwarp");
 	expect_refusal("RDMANET_SOFT_LINK", "ib", "ethernet or infiniband");
 	setenv("RDMANET_SOFT_RULES", "iwarp", 1);
-	expect_refusal("RDMANET_SOFT_LINK", "infiniband", "iWARP runs on Ethernet");
+	expect_refusal("RDMANET_SOFT_LINK", "infiniband", "RULES=iwarp requires Ethernet");
 	unsetenv("RDMANET_SOFT_RULES");
 }
 

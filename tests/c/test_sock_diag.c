@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose socket is that? No device is needed; other users only where we are root. */
 #define _GNU_SOURCE
-#include "sock_diag.h"
+#include "base/sock_diag.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "engine.h"
+#include "base/engine.h"
 #include "host_check.h"
 
 enum { OTHER = 61001 };

@@ -4,7 +4,7 @@
 #include <pthread.h>
 
 #include "soft.h"
-#include "srq.h"
+#include "objects/srq.h"
 
 #include "pair.h"
 #include "processes.h"
@@ -352,13 +352,13 @@ static void test_too_short(void)
 static void test_resize(void)
 {
 	struct ibv_srq_attr attr = {.max_wr = 64};
-	struct rn_claim claim = {0};
+	struct rn_recv_claim claim = {0};
 
 	open_shared(8);
 	for (int i = 0; i < 8; i++)
 		CHECK_EQ(post_to(shared, &b, i, 0, 64), 0);
 	CHECK_EQ(send_on(senders[0], &a, 0, 0, 8), 0); /* one has arrived, one is claimed, six are posted */
-	CHECK(rn_claim(rn_arena, block_of(shared), rn_name_of_process(1), &claim));
+	CHECK(rn_recv_claim(rn_arena, block_of(shared), rn_name_of_process(1), &claim));
 	CHECK_EQ(ibv_modify_srq(shared, &attr, IBV_SRQ_MAX_WR), 0);
 	CHECK_EQ(ibv_query_srq(shared, &attr), 0);
 	CHECK_EQ(attr.max_wr, 64);
@@ -370,7 +370,7 @@ static void test_resize(void)
 		expect(b.cq, i, IBV_WC_SUCCESS);
 	}
 	/* The one that was claimed comes back from the ring it was left in. */
-	rn_claim_give_back(block_of(shared), &claim);
+	rn_recv_claim_give_back(block_of(shared), &claim);
 	CHECK_EQ(post_to(shared, &b, 40, 0, 64), 0);
 	for (int i = 0; i < 2; i++)
 		CHECK_EQ(send_on(senders[0], &a, 50, 0, 8), 0);
@@ -393,11 +393,11 @@ static _Atomic bool resized_enough;
 
 static void *claim_always(void *block)
 {
-	struct rn_claim claim = {0};
+	struct rn_recv_claim claim = {0};
 
 	while (!atomic_load(&resized_enough)) {
-		CHECK(rn_claim(rn_arena, block, rn_name_of_process(1), &claim));
-		rn_claim_give_back(block, &claim);
+		CHECK(rn_recv_claim(rn_arena, block, rn_name_of_process(1), &claim));
+		rn_recv_claim_give_back(block, &claim);
 	}
 	return NULL;
 }
@@ -436,13 +436,13 @@ static uint32_t name_of(struct ibv_qp *qp)
 /* One that is stopped holds up its own receive only. */
 static void test_stopped_claimer(void)
 {
-	struct rn_claim claims[3] = {{0}};
+	struct rn_recv_claim claims[3] = {{0}};
 
 	open_shared(8);
 	for (int i = 0; i < 8; i++)
 		CHECK_EQ(post_to(shared, &b, i, 0, 64), 0);
 	for (int i = 0; i < 3; i++)
-		CHECK(rn_claim(rn_arena, block_of(shared), name_of(receivers[i]), &claims[i]));
+		CHECK(rn_recv_claim(rn_arena, block_of(shared), name_of(receivers[i]), &claims[i]));
 	for (int round = 0; round < 100; round++) {
 		struct ibv_wc wc;
 
@@ -455,10 +455,10 @@ static void test_stopped_claimer(void)
 	/* One wakes up and finishes, one gives back, one fails. */
 	claims[0].entry->slot.byte_len = 5;
 	claims[0].entry->slot.status = IBV_WC_SUCCESS;
-	rn_claim_finish(rn_arena, &claims[0], &rn_qp(receivers[0])->block->finished);
-	rn_cq_kick(rn_qp(receivers[0])->recv_cq, rn_qp(receivers[0]));
+	rn_recv_claim_finish(rn_arena, &claims[0], &rn_qp(receivers[0])->block->finished);
+	rn_cq_mark_ready(rn_qp(receivers[0])->recv_cq, rn_qp(receivers[0]));
 	expect(b.cq, 0, IBV_WC_SUCCESS);
-	rn_claim_give_back(block_of(shared), &claims[1]);
+	rn_recv_claim_give_back(block_of(shared), &claims[1]);
 	CHECK_EQ(to_state(receivers[2], &(struct ibv_qp_attr){0}, IBV_QPS_ERR, 0), 0);
 	for (int i = 0; i < 7; i++)
 		CHECK_EQ(send_on(senders[3], &a, i, 0, 8), 0);
@@ -475,17 +475,17 @@ static void test_stopped_claimer(void)
 /* It died between pushing its completion and the last word. */
 static void test_died_while_finishing(void)
 {
-	struct rn_claim claim = {0};
+	struct rn_recv_claim claim = {0};
 	struct rn_entry *entry;
 
 	open_shared(8);
 	CHECK_EQ(post_to(shared, &b, 1, 0, 64), 0);
-	CHECK(rn_claim(rn_arena, block_of(shared), name_of(receivers[0]), &claim));
+	CHECK(rn_recv_claim(rn_arena, block_of(shared), name_of(receivers[0]), &claim));
 	entry = claim.entry;
 	claim.claimed ^= 1ull << 32; /* so that the last word isn't said */
-	rn_claim_finish(rn_arena, &claim, &rn_qp(receivers[0])->block->finished);
+	rn_recv_claim_finish(rn_arena, &claim, &rn_qp(receivers[0])->block->finished);
 	CHECK_EQ(atomic_load(&entry->word) & 3, RN_ENTRY_CLAIMED);
-	rn_cq_kick(rn_qp(receivers[0])->recv_cq, rn_qp(receivers[0]));
+	rn_cq_mark_ready(rn_qp(receivers[0])->recv_cq, rn_qp(receivers[0]));
 	expect_nothing(b.cq);
 	CHECK_EQ(to_state(receivers[0], &(struct ibv_qp_attr){0}, IBV_QPS_ERR, 0), 0);
 	CHECK_EQ(send_on(senders[1], &a, 1, 0, 8), 0);
@@ -503,21 +503,21 @@ static void test_confused(void)
 	finished = &rn_qp(receivers[0])->block->finished;
 	for (uint32_t i = 0, junk = 1; i < 64; i++, junk *= 5) {
 		atomic_store(finished, junk);
-		rn_cq_kick(rn_qp(receivers[0])->recv_cq, rn_qp(receivers[0]));
+		rn_cq_mark_ready(rn_qp(receivers[0])->recv_cq, rn_qp(receivers[0]));
 		expect_nothing(b.cq);
 	}
 	CHECK_EQ(post_to(shared, &b, 1, 0, 64), 0);
 	CHECK_EQ(post_to(shared, &b, 2, 0, 64), 0);
 	{
 		/* A list that bites its own tail. */
-		struct rn_claim claim = {0};
+		struct rn_recv_claim claim = {0};
 		uint32_t reference;
 
-		CHECK(rn_claim(rn_arena, block_of(shared), name_of(receivers[0]), &claim));
+		CHECK(rn_recv_claim(rn_arena, block_of(shared), name_of(receivers[0]), &claim));
 		reference = ((char *)claim.entry - rn_arena) / 64;
-		atomic_store(&claim.entry->slot.turn, reference);
+		atomic_store(&claim.entry->slot.owner_sequence, reference);
 		atomic_store(finished, reference);
-		rn_cq_kick(rn_qp(receivers[0])->recv_cq, rn_qp(receivers[0]));
+		rn_cq_mark_ready(rn_qp(receivers[0])->recv_cq, rn_qp(receivers[0]));
 		expect_nothing(b.cq);
 	}
 	/* Hints are hints. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose turn it is to leave, when too many connections have not said who they are. No device is needed. */
 #define _GNU_SOURCE
-#include "stranger.h"
+#include "base/stranger.h"
 
 #include <endian.h>
 #include <sys/resource.h>
@@ -10,9 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "base/engine.h"
 #include "host_check.h"
-#include "settings.h"
+#include "base/settings.h"
 
 enum { MANY = 2000 };
 
@@ -209,6 +209,37 @@ static void silence_does_not_count_against_words(void)
 	end(MANY);
 }
 
+/* Of one source: who owes only a proof is not driven out by those who are silent... */
+static void who_has_begun_to_speak_stays(void)
+{
+	begin(1024);
+	for (unsigned i = 0; i < 100; i++) {
+		come(i, v4(1));
+		visitors[i].stranger.has_spoken = true;
+	}
+	for (unsigned i = 100; i < MANY; i++)
+		come(i, v4(1));
+	for (unsigned i = 0; i < 100; i++)
+		CHECK(visitors[i].stranger.link);
+	CHECK(departures == MANY - 256);
+	for (unsigned i = 100; i < 100 + departures; i++)
+		CHECK(visitors[i].left == i - 99);
+	end(MANY);
+}
+
+/* ...and one that is silent yet not by those who owe a proof. */
+static void who_has_just_come_stays(void)
+{
+	begin(1024);
+	for (unsigned i = 0; i < 1000; i++) {
+		come(i, v4(1));
+		visitors[i].stranger.has_spoken = i != 500;
+		CHECK(i < 500 || i >= 500 + 255 || !visitors[500].left);
+	}
+	CHECK(visitors[500].left == 501 && departures == 1000 - 256);
+	end(1000);
+}
+
 /* The slow ones of the source that has most of them leave first, too. */
 static void of_the_slow_of_the_source_that_has_most(void)
 {
@@ -298,6 +329,8 @@ int main(void)
 	RUN(of_the_site_that_has_most);
 	RUN(this_host_is_one_source);
 	RUN(silence_does_not_count_against_words);
+	RUN(who_has_begun_to_speak_stays);
+	RUN(who_has_just_come_stays);
 	RUN(of_the_slow_of_the_source_that_has_most);
 	RUN(users_are_sources);
 	RUN(processes_of_our_user_are_sources);

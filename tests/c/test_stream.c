@@ -533,12 +533,12 @@ static void open_victim(void)
 
 static int introduce(void)
 {
-	struct rn_wire_hello hello = {.magic = RN_STREAM_MAGIC,
-				      .version = RN_STREAM_VERSION,
+	struct rn_tcp_hello hello = {.magic = RN_TCP_MAGIC,
+				      .version = RN_TCP_VERSION,
 				      .source_qpn = 0xabcd01,
 				      .dest_qpn = mine.qp->qp_num,
 				      .psn = 17};
-	struct rn_wire_greeting greeting;
+	struct rn_tcp_greeting greeting;
 	int fd = knock(mine.qp->qp_num);
 
 	say(fd, &hello, sizeof(hello));
@@ -549,7 +549,7 @@ static int introduce(void)
 
 static void strangers(void)
 {
-	struct rn_wire_hello hello = {.magic = RN_STREAM_MAGIC, .version = RN_STREAM_VERSION, .psn = 17};
+	struct rn_tcp_hello hello = {.magic = RN_TCP_MAGIC, .version = RN_TCP_VERSION, .psn = 17};
 	char noise[200];
 	int silent, fd;
 
@@ -577,9 +577,9 @@ static void strangers(void)
 	expect_live_nothing();
 }
 
-static void lie(struct rn_wire_frame frame, bool is_answered)
+static void lie(struct rn_tcp_frame frame, bool is_answered)
 {
-	struct rn_wire_answer answer;
+	struct rn_tcp_answer answer;
 	char payload[64] = "never to be seen";
 	int fd;
 
@@ -606,7 +606,7 @@ static void lie(struct rn_wire_frame frame, bool is_answered)
 static void liars(void)
 {
 	enum { SEND = RN_FRAME_SEND, WRITE = RN_FRAME_WRITE };
-	const struct rn_wire_frame breaking[] = {
+	const struct rn_tcp_frame breaking[] = {
 		{.kind = 0, .length = 64, .total = 64},
 		{.kind = RN_FRAME_KINDS, .length = 64, .total = 64},
 		{.kind = 255, .length = 64, .total = 64},
@@ -632,7 +632,7 @@ static void liars(void)
 		{.kind = RN_FRAME_REFUSED, .imm = IBV_WC_SUCCESS},
 		{.kind = RN_FRAME_REFUSED, .imm = IBV_WC_REM_OP_ERR + 256},
 	};
-	const struct rn_wire_frame refused[] = {
+	const struct rn_tcp_frame refused[] = {
 		{.kind = WRITE, .length = 64, .total = 64},
 		{.kind = WRITE, .rkey = 1, .addr = BUFFER - 63, .length = 64, .total = 64},
 		{.kind = WRITE, .rkey = 1, .addr = -1ull, .length = 64, .total = 64},
@@ -655,8 +655,8 @@ static void liars(void)
 /* Cut off anywhere in the midst of a message: no completion of it is seen. */
 static void cut_off(void)
 {
-	struct rn_wire_frame frame = {.kind = RN_FRAME_SEND, .length = 64, .total = 64};
-	struct rn_wire_frame here = {.kind = RN_FRAME_HERE};
+	struct rn_tcp_frame frame = {.kind = RN_FRAME_SEND, .length = 64, .total = 64};
+	struct rn_tcp_frame here = {.kind = RN_FRAME_HERE};
 	char bytes[sizeof(frame) + 64];
 
 	memset(bytes, 'c', sizeof(bytes));
@@ -684,10 +684,10 @@ static void goes_on_by_itself(void)
 {
 	enum { ROUNDS = 60, LARGE = 5, SMALL = 50 };
 	struct timeval patience = {.tv_sec = 20};
-	static char large[sizeof(struct rn_wire_frame) + RN_FRAME_BYTES];
-	static char small[SMALL * (sizeof(struct rn_wire_frame) + 8)];
-	struct rn_wire_frame here = {.kind = RN_FRAME_HERE}, frame;
-	struct rn_wire_answer answer = {0};
+	static char large[sizeof(struct rn_tcp_frame) + RN_FRAME_BYTES];
+	static char small[SMALL * (sizeof(struct rn_tcp_frame) + 8)];
+	struct rn_tcp_frame here = {.kind = RN_FRAME_HERE}, frame;
+	struct rn_tcp_answer answer = {0};
 	uint32_t serial = 0;
 	int fd;
 
@@ -696,7 +696,7 @@ static void goes_on_by_itself(void)
 	CHECK(!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)));
 	say(fd, &here, sizeof(here));
 	for (int round = 0; round < ROUNDS; round++) {
-		frame = (struct rn_wire_frame){
+		frame = (struct rn_tcp_frame){
 			.kind = RN_FRAME_WRITE, .rkey = mine.mr->rkey, .addr = (uintptr_t)mine.buffer};
 		for (int i = 0; i < LARGE; i++) {
 			frame.serial = serial++;
@@ -741,7 +741,7 @@ static void engine_is_late(void)
 	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_INIT, INIT_MASK), 0);
 	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_RTR, RTR_MASK), 0);
 	qp = rn_qp(mine.qp);
-	pthread_mutex_lock(&rn_world); /* whom a stranger wants can't be looked up meanwhile */
+	pthread_mutex_lock(&rn_process_lock); /* whom a stranger wants can't be looked up meanwhile */
 	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_RTS, RTS_MASK), 0);
 	CHECK_EQ(post_send(&mine, 2, 0, 8), 0);
 	while (!is_over) {
@@ -750,7 +750,7 @@ static void engine_is_late(void)
 		rn_unlock(&qp->sq_lock);
 		usleep(1000);
 	}
-	pthread_mutex_unlock(&rn_world);
+	pthread_mutex_unlock(&rn_process_lock);
 	expect(mine.cq, 2, IBV_WC_SUCCESS);
 	expect(peer.cq, 1, IBV_WC_SUCCESS);
 	end_close(&peer);
@@ -780,13 +780,13 @@ static void armed_while_listed(void)
 	rn_lock(&qp->sq_lock);
 	CHECK_EQ(pthread_create(&armer, NULL, arm, mine.cq), 0);
 	while (!has_begun) {
-		rn_lock(&cq->stream_lock);
-		has_begun = cq->stream_round;
-		rn_unlock(&cq->stream_lock);
+		rn_lock(&cq->tcp_lock);
+		has_begun = cq->tcp_round;
+		rn_unlock(&cq->tcp_lock);
 		sched_yield();
 	}
-	rn_lock(&cq->stream_lock);
-	rn_unlock(&cq->stream_lock);
+	rn_lock(&cq->tcp_lock);
+	rn_unlock(&cq->tcp_lock);
 	rn_unlock(&qp->sq_lock);
 	pthread_join(armer, NULL);
 	end_close(&mine);

@@ -65,7 +65,7 @@ struct side {
 	bool disturbed;  /* errors are to be expected */
 	bool interrupted; /* the other side may sleep: no word about wake-ups */
 	bool failed;
-	struct ibv_mr *narrow; /* receives go to memory that is nobody's but its owner's: the short ones are bounced */
+	struct ibv_mr *narrow; /* receives go to memory that is nobody's but its owner's: the short ones go by eager buffers */
 	uint64_t posted, done, signaled; /* sends: counts, the last up to the last signaled one */
 	uint64_t messages;               /* of those, that need a receive */
 	uint64_t receives, received;

@@ -61,7 +61,7 @@ struct child {
 static struct end hub;
 static struct ibv_srq *srq;
 static struct ibv_qp *ud;
-static struct ibv_mr *narrow; /* the same memory, and nobody's but ours: short messages are bounced */
+static struct ibv_mr *narrow; /* the same memory, and nobody's but ours: short messages go by eager buffers */
 static struct child children[CHILDREN];
 static bool shared_used[POOL_RECEIVES], datagram_used[POOL_RECEIVES];
 /* Of what is in use and what has arrived; held while polling. */

@@ -12,7 +12,7 @@
 
 #include <assert.h>
 
-#include "fence.h"
+#include "base/fence.h"
 
 enum { WINDOWS = 4, AREA = 65536, STAGE = AREA, SENTINEL = 0xee, EXCHANGES = 12 };
 static_assert(WINDOWS * AREA <= BUFFER, "each window has an area of its own");

@@ -70,6 +70,22 @@ static void test_dropped(void)
 	close_pair();
 }
 
+/* What is posted when the peer is there arrives, also where it was not there a moment before, when we came to RTS. */
+static void test_peer_that_came_later(void)
+{
+	for (int i = 0; i < 20; i++) {
+		open_pair_with((struct end_options){.cqe = 256, .type = IBV_QPT_UC});
+		connect_uc(a.qp, b.qp->qp_num);
+		usleep(i * 100); /* at each moment between two attempts to reach it */
+		connect_uc(b.qp, a.qp->qp_num);
+		CHECK_EQ(post_recv(&b, 1, 0, 8), 0);
+		CHECK_EQ(post_send(&a, 2, 0, 8), 0);
+		expect(a.cq, 2, IBV_WC_SUCCESS);
+		expect(b.cq, 1, IBV_WC_SUCCESS);
+		close_pair();
+	}
+}
+
 /* A send that fails here leaves the receiving side alone, and the queue pair can go on. */
 static void test_sqe(void)
 {
@@ -119,6 +135,7 @@ int main(void)
 {
 	RUN(test_messages);
 	RUN(test_dropped);
+	RUN(test_peer_that_came_later);
 	RUN(test_sqe);
 	RUN(test_bad_receive);
 	return 0;

@@ -7,8 +7,8 @@
 #include <pthread.h>
 
 #include "soft.h"
-#include "ud.h"
-#include "ud_wire.h"
+#include "datagram/datagram.h"
+#include "datagram/wire.h"
 
 #include "pair.h"
 #include "namespace.h"
@@ -277,7 +277,7 @@ static void test_error_and_reset(void)
 /* A sender that is stopped inside holds up its own message only, and what it may write to stays. */
 static void test_stopped_sender(void)
 {
-	struct rn_claim claim = {0};
+	struct rn_recv_claim claim = {0};
 	struct rn_pool_block *block;
 	struct ibv_qp_attr attr = {0};
 
@@ -285,7 +285,7 @@ static void test_stopped_sender(void)
 	block = rn_pool_block(rn_qp(b.qp)->pool);
 	for (int i = 0; i < 4; i++)
 		CHECK_EQ(post_recv(&b, i, 0, 64), 0);
-	CHECK(rn_claim(rn_arena, block, rn_name_of_process(1), &claim));
+	CHECK(rn_recv_claim(rn_arena, block, rn_name_of_process(1), &claim));
 	for (int i = 1; i < 4; i++) {
 		CHECK_EQ(send_to(&a, 9, b.qp->qp_num, QKEY, 0, 8), 0);
 		expect(a.cq, 9, IBV_WC_SUCCESS);
@@ -299,8 +299,8 @@ static void test_stopped_sender(void)
 	CHECK_EQ(to_state(b.qp, &attr, IBV_QPS_RESET, 0), EBUSY);
 	/* It wakes up late. */
 	claim.entry->slot.byte_len = 48;
-	rn_claim_finish(rn_arena, &claim, &rn_qp(b.qp)->block->finished);
-	rn_cq_kick(rn_qp(b.qp)->recv_cq, rn_qp(b.qp));
+	rn_recv_claim_finish(rn_arena, &claim, &rn_qp(b.qp)->block->finished);
+	rn_cq_mark_ready(rn_qp(b.qp)->recv_cq, rn_qp(b.qp));
 	expect_nothing(b.cq);
 	CHECK_EQ(to_state(b.qp, &attr, IBV_QPS_RESET, 0), 0);
 	CHECK_EQ(rdmanet_soft_quarantined(), 0);
@@ -308,11 +308,11 @@ static void test_stopped_sender(void)
 	b.mr = ibv_reg_mr(b.pd, b.buffer, BUFFER, ALL_ACCESS);
 	start_ud(b.qp, QKEY);
 	CHECK_EQ(post_recv(&b, 1, 0, 64), 0);
-	CHECK(rn_claim(rn_arena, block, rn_name_of_process(1), &claim));
+	CHECK(rn_recv_claim(rn_arena, block, rn_name_of_process(1), &claim));
 	CHECK_EQ(ibv_destroy_qp(b.qp), 0);
 	b.qp = NULL;
 	CHECK(rdmanet_soft_quarantined() > 0);
-	rn_claim_give_back(block, &claim);
+	rn_recv_claim_give_back(block, &claim);
 	CHECK_EQ(rdmanet_soft_quarantined(), 0);
 	close_ud();
 }
@@ -320,15 +320,15 @@ static void test_stopped_sender(void)
 /* What the dead had claimed is posted again. */
 static void test_dead_sender(void)
 {
-	struct rn_claim claim = {0};
+	struct rn_recv_claim claim = {0};
 
 	open_ud();
 	CHECK_EQ(post_recv(&b, 1, 0, 64), 0);
-	CHECK(rn_claim(rn_arena, rn_pool_block(rn_qp(b.qp)->pool), rn_name_of_process(77777), &claim));
+	CHECK(rn_recv_claim(rn_arena, rn_pool_block(rn_qp(b.qp)->pool), rn_name_of_process(77777), &claim));
 	CHECK_EQ(send_to(&a, 9, b.qp->qp_num, QKEY, 0, 8), 0);
 	expect(a.cq, 9, IBV_WC_SUCCESS);
 	expect_nothing(b.cq);
-	rn_peer_died(77777);
+	rn_qp_process_died(77777);
 	CHECK_EQ(send_to(&a, 9, b.qp->qp_num, QKEY, 0, 8), 0);
 	expect(a.cq, 9, IBV_WC_SUCCESS);
 	expect(b.cq, 1, IBV_WC_SUCCESS);
@@ -588,7 +588,7 @@ static void test_killed(void)
 		while (ibv_poll_cq(b.cq, 1, &wc) > 0)
 			room++;
 		/* Whatever is posted can be claimed: take it for the count. */
-		for (struct rn_claim claim = {0}; rn_claim(rn_arena, rn_pool_block(rn_qp(b.qp)->pool),
+		for (struct rn_recv_claim claim = {0}; rn_recv_claim(rn_arena, rn_pool_block(rn_qp(b.qp)->pool),
 							   rn_name_of_process(getpid()), &claim);)
 			room++;
 		sched_yield();
@@ -671,10 +671,10 @@ static void *claim_and_give_back(void *arg)
 	struct rn_pool_block *block = arg;
 
 	for (int i = 0; i < 100000; i++) {
-		struct rn_claim claim = {0};
+		struct rn_recv_claim claim = {0};
 
-		CHECK(rn_claim(rn_arena, block, rn_name_of_process(getpid()), &claim));
-		rn_claim_give_back(block, &claim);
+		CHECK(rn_recv_claim(rn_arena, block, rn_name_of_process(getpid()), &claim));
+		rn_recv_claim_give_back(block, &claim);
 	}
 	return NULL;
 }

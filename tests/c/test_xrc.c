@@ -2,7 +2,7 @@
 /* Extended reliable connections: one connection to many SRQs, each with a PD and a CQ of its own. */
 #define _GNU_SOURCE
 #include "soft.h"
-#include "srq.h"
+#include "objects/srq.h"
 
 #include "pair.h"
 
@@ -180,15 +180,15 @@ static void test_unknown(void)
 /* What the one sender had claimed when it died is there again. */
 static void test_dead_sender(void)
 {
-	struct rn_claim claim = {0};
+	struct rn_recv_claim claim = {0};
 	struct rn_pool_block *block;
 
 	open_xrc();
 	block = rn_pool_block(rn_srq(srqs[0])->pool);
 	CHECK_EQ(post_to(srqs[0], 1, 0, 64), 0);
-	CHECK(rn_claim(rn_arena, block, rn_name_of_qp(rn_qp(target)->index, rn_qp(target)->generation), &claim));
+	CHECK(rn_recv_claim(rn_arena, block, rn_name_of_qp(rn_qp(target)->index, rn_qp(target)->generation), &claim));
 	claim.claimed ^= 1ull << 32; /* so that the last word isn't said */
-	rn_claim_finish(rn_arena, &claim, &block->finished);
+	rn_recv_claim_finish(rn_arena, &claim, &block->finished);
 	CHECK_EQ(to_state(target, &(struct ibv_qp_attr){0}, IBV_QPS_RESET, 0), 0);
 	CHECK_EQ(to_state(sender, &(struct ibv_qp_attr){0}, IBV_QPS_RESET, 0), 0);
 	connect_xrc();

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def interruptible():
-    """Children do not inherit that whoever started the tests ignores SIGINT, as a shell's background does."""
+    """Let children be interrupted, even if the tests run in a shell's background, where SIGINT is ignored."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rdmanet
+from tests.support.processes import Process
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -27,6 +28,12 @@ def start(*arguments, **options):
     )
 
 
+def spoken(*arguments, **environment):
+    """A command whose lines are read as they come."""
+    command = [sys.executable, "-m", "rdmanet", *arguments]
+    return Process(*command, keep_errors=True, env=ENVIRONMENT | environment)
+
+
 def run(*arguments, **options):
     with start(*arguments, **options) as process:
         out, err = process.communicate(timeout=100)
@@ -34,7 +41,7 @@ def run(*arguments, **options):
 
 
 def one_line(err):
-    """What went wrong, and nothing of how we are made."""
+    """The error message, which must be one line without a traceback."""
     assert err.count("\n") == 1 and err.endswith("\n") and "Traceback" not in err, err
     return err.rstrip()
 
@@ -99,10 +106,9 @@ def test_demo_by_a_loop_that_is_not_there(tmp_path):
 
 def test_a_port_that_is_taken():
     """Also where the other family's is free."""
-    with start("doctor", "--serve", 0) as server:
-        port = re.search(r"'0.0.0.0', (\d+)", server.stdout.readline())[1]
+    with spoken("doctor", "--serve", 0) as server:
+        port = re.search(r"'0.0.0.0', (\d+)", server.line())[1]
         status, out, err = run("doctor", "--serve", port)
-        server.terminate()
     assert (status, out) == (1, "")
     assert re.match(rf"doctor: .*{port}.*Address already in use.*--serve", one_line(err))
 
@@ -132,30 +138,27 @@ def test_output_that_has_no_room():
 
 @pytest.mark.parametrize("command", [["doctor", "--serve", "0"], ["demo"]], ids=" ".join)
 def test_interrupted_over_and_over(command, tmp_path, interruptible):
-    """Whoever is impatient gets no traceback, and the demo still cleans up."""
-    with start(*command, env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}) as process:
-        assert process.stdout.readline()
+    """An impatient Ctrl-C causes no traceback, and the demo still cleans up."""
+    with spoken(*command, TMPDIR=str(tmp_path)) as process:
+        process.line()
         while True:
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(timeout=0.001)
                 break
-        err = process.stderr.read()
-    assert err == ""
+        assert process.errors() == ""
     assert status in (130, -signal.SIGINT)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_demo_interrupted_takes_its_server_along(number, tmp_path, interruptible):
-    with start("demo", env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}) as process:
-        assert process.stdout is not None
-        server = int(re.findall(r"server: process (\d+)", process.stdout.readline())[0])
+    with spoken("demo", TMPDIR=str(tmp_path)) as process:
+        server = int(re.findall(r"server: process (\d+)", process.line())[0])
         # The pidfd is of the server whatever becomes of the number.
         watched = os.pidfd_open(server)
         process.send_signal(number)
         status = process.wait(timeout=20)
-        process.stderr.read()
     try:
         signal.pidfd_send_signal(watched, 0)
         assert select.select([watched], [], [], 20)[0], "the server outlived the demo"
@@ -167,10 +170,8 @@ def test_demo_interrupted_takes_its_server_along(number, tmp_path, interruptible
 
 
 def test_demo_whose_server_is_killed_fails(tmp_path):
-    with start("demo", env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}) as process:
-        assert process.stdout is not None
-        server = int(re.findall(r"server: process (\d+)", process.stdout.readline())[0])
+    with spoken("demo", TMPDIR=str(tmp_path)) as process:
+        server = int(re.findall(r"server: process (\d+)", process.line())[0])
         os.kill(server, signal.SIGKILL)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert err.startswith("demo: ")
+        assert process.wait() == 1
+        assert process.errors().startswith("demo: ")

@@ -1,6 +1,6 @@
-"""Programs of others, killed in mid-run: the other end is told, and nothing of either is left.
+"""Other people's programs, killed in mid-run: the other end is told, and nothing is left of either.
 
-`make foreign` runs whole lists of them to their end; here are the ends that they don't choose.
+`make foreign` runs whole lists of them to their end; the tests here end them from outside.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def until(condition, what, seconds=30.0):
 
 
 def descriptors_of(pid):
-    """What its descriptors lead to, by path; none of a process that has gone or isn't ours to look at."""
+    """The paths of its descriptors; none if the process is gone or we may not look at it."""
     found = {}
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -113,7 +113,8 @@ def test_killed_in_mid_run(name, victim, number, interruptible):
 
 
 def started_when_ready(server: Program, command, port, variables):
-    until(lambda: server.has_port(port), "listening")
+    until(lambda: server.has_port(port) or server.process.poll() is not None, "listening")
+    assert server.process.poll() is None, f"the server has ended:\n{server.output()}"
     return started(command, variables)
 
 

@@ -46,7 +46,7 @@ def test_writes_a_file_for_this_user_only(tmp_path):
     assert (
         f"soft0 cannot be opened: [Errno 22] ibv_open_device(soft0): RDMANET_SOFT_SECRET_FILE={file}: " in out
     )
-    assert "its mode is 644, and others must have no part in it: chmod 600" in out
+    assert "its mode is 644, which gives others access: chmod 600" in out
 
 
 def test_never_writes_over_anything(tmp_path):
@@ -57,7 +57,7 @@ def test_never_writes_over_anything(tmp_path):
         assert run("secret", tmp_path / name) == (
             1,
             "",
-            f"secret: {tmp_path / name} is there already, and was left as it is\n",
+            f"secret: {tmp_path / name} already exists, and was not changed\n",
         )
     assert file.read_text() == "an old one"
     assert not (tmp_path / "nothing").exists()
@@ -94,7 +94,7 @@ for way in by_verbs, by_streams:
         timeout=100,
     )
     by_verbs, by_streams = done.stdout.splitlines()
-    why = f"RDMANET_SOFT_SECRET: it has {len(secret)} characters, and a secret is 64 hexadecimal digits"
+    why = f"RDMANET_SOFT_SECRET: it has {len(secret)} characters; a secret is 64 hexadecimal digits"
     assert by_verbs.startswith(f"22 [Errno 22] ibv_open_device(soft0): {why}")
     assert by_streams.startswith(f"22 [Errno 22] rdma_create_event_channel: {why}")
     assert not secret or secret not in done.stdout + done.stderr

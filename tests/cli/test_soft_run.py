@@ -167,11 +167,11 @@ def test_trusts_no_directory_that_others_can_write_to(environment, tmp_path):
     Path(elsewhere.strip()).chmod(0o777)
     status, _, err = soft_run(environment, "--show-path")
     assert status == 1
-    assert "not this user's alone" in err
+    assert "can be changed by other users" in err
 
 
 def test_trusts_no_directory_that_others_can_replace(environment, tmp_path):
-    """Neither one above it, where nothing protects what is another's; /tmp is sticky."""
+    """Nor one whose parent is writable for others, unless the parent is sticky, as /tmp is."""
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
@@ -204,7 +204,7 @@ def test_trusts_no_directory_of_another_user(environment, tmp_path, mode):
 
 @pytest.mark.parametrize("program", ["ibv_devices", "ibv_devinfo", "ib_write_bw"])
 def test_distributions_programs_load(environment, program):
-    """Linked to bind everything at start: one symbol missing and they don't."""
+    """They bind all symbols at start, so one that is missing would stop them."""
     if not shutil.which(program):
         pytest.skip(f"{program} is not installed")
     arguments = ["--version"] if program == "ib_write_bw" else []

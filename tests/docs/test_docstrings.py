@@ -1,5 +1,6 @@
 """Everything public says what it is, what it raises, and, where it is awaited, what cancelling it does."""
 
+import ast
 import dataclasses
 import enum
 import inspect
@@ -74,6 +75,37 @@ def test_it_says_what_it_is(name: str) -> None:
         assert silent == []
 
 
+# ---- The stubs ----------------------------------------------------------------------------------------
+
+COMPILED = sorted(thing.__name__ for thing in THINGS.values() if thing.__module__ == "rdmanet._core")
+
+
+def stubs(body: list[ast.stmt], of: str = "") -> Iterator[tuple[str, str]]:
+    """(name, docstring) of the functions and classes of a stub that have a docstring."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if doc := ast.get_docstring(node):
+                yield f"{of}{node.name}", doc
+            if isinstance(node, ast.ClassDef):
+                yield from stubs(node.body, f"{of}{node.name}.")
+
+
+STUBS = dict(stubs(ast.parse((ROOT / "rdmanet/_core.pyi").read_text()).body))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_its_stub_says_the_same(name: str) -> None:
+    """Readers of the stub, as editors show it, and of help() read the same sentences."""
+    thing = getattr(rdmanet._core, name)
+    there = {name: said(thing)}
+    if isinstance(thing, type):
+        for member, what in members(thing):
+            if member in vars(thing) and member not in fields(thing) and what is not None:
+                there[f"{name}.{member}"] = said(what)
+    # An attribute without code has no docstring of its own when compiled; its class describes it.
+    assert {of: text for of, text in there.items() if text and STUBS.get(of) != text} == {}
+
+
 # ---- What is awaited ----------------------------------------------------------------------------------
 
 
@@ -97,7 +129,11 @@ def test_it_says_what_cancelling_does(name: str) -> None:
 # ---- What raises --------------------------------------------------------------------------------------
 
 # Compiled code has no syntax tree here; its source is Python enough to be read by its indentation.
-SOURCES = sorted([*(ROOT / "rdmanet").glob("*.py"), *(ROOT / "rdmanet/_pyx").glob("*.pxi")])
+SOURCES = sorted(
+    path
+    for part in ("*.py", "streams/*.py", "verbs_async/*.py", "_pyx/*.pxi")
+    for path in (ROOT / "rdmanet").glob(part)
+)
 DEFINED = re.compile(
     r"^(?P<indent> *)(?:(?:cdef )?class (?P<kind>\w+)|(?:async )?def (?P<name>\w+)\()", re.MULTILINE
 )
@@ -121,7 +157,7 @@ PUBLIC_CLASSES = {kind.__name__ for kind in CLASSES.values()}
 PUBLIC_FUNCTIONS = {thing.__name__ for thing in THINGS.values()}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_it_says_what_it_raises(path: Path) -> None:
     silent = []
     for name, text in functions(path.read_text()):

@@ -111,3 +111,8 @@ def test_every_completion_status_is_explained():
     page = (ROOT / "docs/errors/CompletionError.md").read_text()
     for number, (name, *_) in errors._STATUS.items():
         assert number == 0 or f"| {number}: {name} |" in page
+
+
+@pytest.mark.parametrize("script", ["draw-layers", "draw-states"])
+def test_what_is_drawn_is_of_the_sources(script: str) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"], check=True)

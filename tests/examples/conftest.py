@@ -17,7 +17,7 @@ from foreign import started  # noqa: E402
 
 
 class Programs:
-    """Starts them; whatever becomes of the test, they end with it."""
+    """Starts programs, and ends them with the test, however it goes."""
 
     def __init__(self, device, c_environment, eventually, stack):
         self._device = device
@@ -40,12 +40,12 @@ class Programs:
         return self._stack.enter_context(started([str(word) for word in command], environment))
 
     def wait(self, program, condition):
-        """Until the program is so far."""
+        """Wait until the condition holds, or fail if the program ends first."""
         self._eventually(lambda: condition() or program.process.poll() is not None)
         assert condition(), program.output()
 
     def port(self, program):
-        """That our server has taken, from a whole line: under PYTHONUNBUFFERED print() writes word by word."""
+        """The port of our server, from a whole line: under PYTHONUNBUFFERED print() writes word by word."""
         listening = re.compile(r"^listening on .*?(\d+)\n", re.MULTILINE)
         self.wait(program, lambda: listening.search(program.output()))
         return int(listening.search(program.output())[1])
@@ -58,7 +58,7 @@ class Programs:
             self.wait(program, lambda: _listens(self._device, port))
 
     def succeed(self, *programs):
-        """They come to a good end; what each has printed."""
+        """Wait for them to exit with status 0; return what each has printed."""
         for program in programs:
             assert program.wait(100) == 0, "\n---\n".join(each.output() for each in programs)
             assert "Exception ignored" not in program.output(), program.output()

@@ -1,6 +1,7 @@
 """The examples do what their first lines say: each is run as a program, on the embedded device."""
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -10,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -20,49 +20,44 @@ import rdmanet
 from rdmanet import _core
 from rdmanet.verbs import PD
 from rdmanet.verbs_async import AsyncCMID, AsyncCQ
+from tests.support.processes import Process
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
-def start(name, *arguments, **options):
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", ROOT / "examples" / name, *map(str, arguments)],
-        env=ENVIRONMENT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+def command(name, *arguments):
+    return [sys.executable, "-W", "error", ROOT / "examples" / name, *map(str, arguments)]
+
+
+def ended(name, *arguments, stdin=""):
+    """An example that ends by itself."""
+    options = {"capture_output": True, "text": True, "timeout": 100}
+    return subprocess.run(command(name, *arguments), input=stdin, env=ENVIRONMENT, check=False, **options)
 
 
 def run(name, *arguments, stdin=""):
-    """What an example that ends by itself prints."""
-    with start(name, *arguments) as process:
-        out, err = process.communicate(stdin, timeout=100)
-    assert (process.returncode, err) == (0, "")
-    return out
+    """What an example prints that ends well."""
+    process = ended(name, *arguments, stdin=stdin)
+    assert (process.returncode, process.stderr) == (0, "")
+    return process.stdout
 
 
 @pytest.fixture
 def serve():
     """Start an example that serves; it is ended with the test, unless it ends by itself."""
-    servers = []
+    with contextlib.ExitStack() as servers:
 
-    def serve(name, *arguments):
-        """The process, and the port that it says it listens on."""
-        server = start(name, *arguments)
-        servers.append(server)
-        line = server.stdout.readline()
-        port = re.search(r"(?:, |port |on \S+ )(\d+)", line)
-        assert port, (line, server.poll() and server.stderr.read())
-        return server, int(port[1])
+        def serve(name, *arguments):
+            """The process, and the port that it says it listens on."""
+            server = Process(*command(name, *arguments), keep_errors=True, env=ENVIRONMENT)
+            servers.enter_context(server)
+            line = server.line()
+            port = re.search(r"(?:, |port |on \S+ )(\d+)", line)
+            assert port, line
+            return server, int(port[1])
 
-    yield serve
-    for server in servers:
-        server.terminate()
-        server.communicate(timeout=100)
+        yield serve
 
 
 @pytest.mark.parametrize("style", [[], ["--streams"]])
@@ -91,7 +86,7 @@ def heard_interrupts():
     ids=" ".join,
 )
 def test_one_interrupt_ends_a_server_with_a_client(serve, server):
-    """Ctrl-C once, while somebody is connected and stays."""
+    """Ctrl-C once, while a client is connected and stays."""
     process, port = serve(*server, "127.0.0.1", 0)
 
     async def stay() -> None:
@@ -120,17 +115,16 @@ def test_file_transfer_replaces_nothing(serve, tmp_path):
     (tmp_path / "arrived/elsewhere").symlink_to("../nowhere")
     _, port = serve("file_transfer.py", "receive", tmp_path / "arrived", "127.0.0.1", 0)
     for name in ("file", "elsewhere"):
-        with start("file_transfer.py", "send", "127.0.0.1", port, tmp_path / name) as process:
-            _, err = process.communicate(timeout=100)
+        process = ended("file_transfer.py", "send", "127.0.0.1", port, tmp_path / name)
         assert process.returncode == 1
-        assert err.endswith("not received; the receiver says b'there is a file of this name\\n'\n")
+        assert process.stderr.endswith("not received; the receiver says b'there is a file of this name\\n'\n")
     assert (tmp_path / "arrived/file").read_bytes() == b"mine"
     assert (tmp_path / "arrived/elsewhere").is_symlink() and not (tmp_path / "nowhere").exists()
     assert sorted(os.listdir(tmp_path / "arrived")) == ["elsewhere", "file"]
 
 
-def test_file_transfer_of_nonsense(serve, tmp_path):
-    """Names that lead elsewhere are refused, and two who send the same file do not mix it: one of them is refused."""
+def test_file_transfer_of_nonsense(serve, tmp_path, eventually):
+    """Names that lead elsewhere are refused, and of two clients that send the same file at once, one is."""
     _, port = serve("file_transfer.py", "receive", tmp_path, "127.0.0.1", 0)
 
     async def send(name, content, together):
@@ -186,14 +180,11 @@ def test_file_transfer_of_nonsense(serve, tmp_path):
     content = (tmp_path / "file").read_bytes()
     assert content in (b"a" * 2000, b"b" * 2000)
     assert sorted(answers) == sorted([hashlib.sha256(content).hexdigest(), "there is a file of this name"])
-    deadline = time.monotonic() + 60
-    while os.listdir(tmp_path) != ["file"]:  # of who was cut off nothing stays, once that is known
-        assert time.monotonic() < deadline, os.listdir(tmp_path)
-        time.sleep(0.01)
+    eventually(lambda: os.listdir(tmp_path) == ["file"], what="of who was cut off nothing stays")
 
 
 def test_file_transfer_of_too_much(tmp_path):
-    """More than was bargained for ends it, and nothing is kept."""
+    """A file beyond the limit ends the transfer, and nothing is kept."""
     spec = importlib.util.spec_from_file_location("file_transfer", ROOT / "examples/file_transfer.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
@@ -214,7 +205,7 @@ def test_file_transfer_of_too_much(tmp_path):
 
 
 def test_file_transfer_of_silent_senders(serve, tmp_path):
-    """Who says nothing has no place, and above the places one is told at once."""
+    """A client that says nothing takes no place, and a client that finds no place is told at once."""
     _, port = serve("file_transfer.py", "receive", tmp_path, "127.0.0.1", 0)
 
     async def begin(name):
@@ -269,7 +260,7 @@ def test_rpc(serve, tcp):
 
 
 def test_rpc_is_asked_nonsense(serve):
-    """Strangers are hung up on, a bad call is answered, and the next client is served."""
+    """The server hangs up on strangers, answers a bad call, and serves the next client."""
 
     def frame(record):
         body = msgspec.msgpack.encode(record)
@@ -339,7 +330,7 @@ def test_cmtime(serve):
         "destroy",
     ]
     assert server.wait(100) == 0
-    assert "served 7 connections" in server.stdout.read()
+    assert "served 7 connections" in server.rest()
 
 
 def test_async_pingpong_with_one_who_leaves(serve):

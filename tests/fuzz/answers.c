@@ -3,10 +3,10 @@
  * The responder lies: requests of every kind have gone out on a stream, and the answers are fuzz.  Whatever they say,
  * each request completes once and in order, and nothing is written but where a READ or an atomic wants it.
  *
- * The first byte: 1 the greeting is a proper one; 2 we have the other direction too, for acknowledgements that ride
- * along, and pieces whose length has its uppermost bit set go there; 4 a piece is no bytes but what an answer is
- * made of (kind, code, serial, length, in steps of 8), with a payload of that length; a rider's code is its frame's
- * kind.  See fuzz.h.
+ * The first byte: 1 the greeting is a proper one; 2 we have the other direction too, for acknowledgements that are
+ * sent along, and pieces whose length has its uppermost bit set go there; 4 a piece is no bytes but what an
+ * answer is made of (kind, code, serial, length, in steps of 8), with a payload of that length; a piggybacked
+ * request's code is its frame's kind.  See fuzz.h.
  */
 #include "fuzz.h"
 
@@ -73,14 +73,14 @@ static void say(const uint8_t *data, size_t size, bool composed)
 		piece = next_piece(&at, &left, &length);
 		if (piece && composed && !other_way && length >= 4) {
 			struct {
-				struct rn_wire_answer answer;
+				struct rn_tcp_answer answer;
 				char payload[256 * 8];
 			} whole = {.answer = {.kind = piece[0] % 8, .code = piece[1], .serial = (int8_t)piece[2],
 					      .length = piece[3] * 8}};
 
 			memset(whole.payload, 0xd7, sizeof(whole.payload));
-			if (whole.answer.kind == RN_ANSWER_RIDER) {
-				struct rn_wire_frame frame = {.kind = piece[1] % (RN_FRAME_KINDS + 1), .serial = piece[2],
+			if (whole.answer.kind == RN_ANSWER_PIGGYBACK) {
+				struct rn_tcp_frame frame = {.kind = piece[1] % (RN_FRAME_KINDS + 1), .serial = piece[2],
 							      .total = piece[3], .length = piece[3]};
 
 				memcpy(whole.payload, &frame, sizeof(frame));
@@ -88,7 +88,7 @@ static void say(const uint8_t *data, size_t size, bool composed)
 			}
 			send(fd, &whole, sizeof(whole.answer) + whole.answer.length, MSG_NOSIGNAL | MSG_DONTWAIT);
 		} else if (piece && composed && length >= 4) {
-			struct rn_wire_frame frame = {.kind = piece[0] % (RN_FRAME_KINDS + 1), .serial = piece[1],
+			struct rn_tcp_frame frame = {.kind = piece[0] % (RN_FRAME_KINDS + 1), .serial = piece[1],
 						      .ack = (int8_t)piece[2], .total = piece[3], .length = piece[3],
 						      .flags = length > 4 ? piece[4] : 0};
 			char whole[sizeof(frame) + 256] = {0};

@@ -2,8 +2,8 @@
 /* Each piece is a datagram. There is no end to wait for, so a proper one follows, which must arrive. See fuzz.h. */
 #include "fuzz.h"
 
-#include "ud.h"
-#include "ud_wire.h"
+#include "datagram/datagram.h"
+#include "datagram/wire.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {

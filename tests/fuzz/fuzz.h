@@ -5,10 +5,10 @@
  *
  *     link.c      messages on the Unix socket of a port, before and after a proper introduction
  *     owner.c     what a process says that lets us map its memory, and answers on the Unix socket
- *     stream.c    frames on the TCP port of a queue pair that waits for its peer
+ *     tcp/tcp.c    frames on the TCP port of a queue pair that waits for its peer
  *     answers.c   answers to the requests of a queue pair, by a responder that lies
- *     cm.c        messages on a listener of the connection manager
- *     secret.c    the same where a secret is asked for, before and after a proper introduction
+ *     cm/cm.c        messages on a listener of the connection manager
+ *     base/secret.c    the same where a secret is asked for, before and after a proper introduction
  *     datagram.c  UDP datagrams to a port with a UD queue pair
  *
  * An input is cut into pieces by its own bytes: length (low, high), then that many bytes.  After the last the socket

@@ -6,17 +6,16 @@
  * each request completes once and in order, and nothing is written but where the READ wants it.
  *
  * The first byte: 1 challenge and welcome are proper ones; 2 memory is never reached by process_vm_*, so the owner is
- * asked; 4 the challenge is a proper one.
- * A piece is a message: type, value, size, descriptor (each from the lists below, by its number), then bytes.
- * See fuzz.h.
+ * asked; 4 the challenge is a proper one. A piece is a message: type, value, size, descriptor (each from the lists
+ * below, by its number), then bytes. See fuzz.h.
  */
 #include "fuzz.h"
 
 #include <sys/eventfd.h>
 
 #include "../c/link.h"
-#include "peers.h"
-#include "soft.h"
+#include "peer/peers.h"
+#include "../c/soft.h"
 
 enum { REQUESTS = 4, LENGTH = 64, ROOM = 4096, CANARY = 0xc5 };
 
@@ -64,7 +63,7 @@ static void copy_arena(void)
 	for (uint32_t group = 0; group < RN_PORTS_MAX; group++)
 		if (rn_arena_head(arena)->ports[group] == owner.qp->qp_num >> 8)
 			rn_arena_head(arena)->ports[group] = port;
-	rn_locate(arena, port << 8 | (owner.qp->qp_num & 0xff))->qpn = port << 8 | (owner.qp->qp_num & 0xff);
+	rn_arena_locate(arena, port << 8 | (owner.qp->qp_num & 0xff))->qpn = port << 8 | (owner.qp->qp_num & 0xff);
 	total = 0;
 	for (int i = 0; i < num_extents; total += extents[i++].length)
 		memcpy(pristine + total, arena + extents[i].at, extents[i].length);
@@ -105,7 +104,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 /* --- what it says ------------------------------------------------------------------------------------------ */
 
-static void say(int fd, const struct message *message, const void *bytes, size_t length, int passed)
+static void say(int fd, const struct rn_link_message *message, const void *bytes, size_t length, int passed)
 {
 	struct iovec iov[2] = {{(void *)message, sizeof(*message)}, {(void *)bytes, length}};
 	union {
@@ -151,8 +150,8 @@ static uint32_t value_of(unsigned number)
 {
 	uint32_t segment = container_of(owner.mr, struct rn_mr, mr)->segment->id;
 	uint32_t channel = ((struct rn_channel *)owner.channel)->id;
-	const uint32_t values[8] = {segment,    channel,      RN_CHANNEL_BELL, segment + 1,
-				    UINT32_MAX, REFUSED_USER, REFUSALS,        0};
+	const uint32_t values[8] = {segment,    channel,      RN_CHANNEL_WAKEUP, segment + 1,
+				    UINT32_MAX, RN_REFUSED_USER, RN_REFUSALS,        0};
 
 	return number < 8 ? values[number] : number - 7;
 }
@@ -167,15 +166,15 @@ static int64_t size_of(unsigned number, size_t length)
 static void say_piece(int fd, const uint8_t *piece, size_t length)
 {
 	uint8_t head[4] = {0};
-	struct message message;
+	struct rn_link_message message;
 	int passed;
 
 	memcpy(head, piece, length < sizeof(head) ? length : sizeof(head));
 	piece += sizeof(head);
 	length = length < sizeof(head) ? 0 : length - sizeof(head);
-	message = rn_message(head[0] % (MESSAGES + 1), value_of(head[1]), size_of(head[2], length));
+	message = rn_link_message(head[0] % (RN_LINK_MESSAGES + 1), value_of(head[1]), size_of(head[2], length));
 	passed = descriptor(head[3] % 8);
-	if (message.type == WELCOME && head[1] == 0) {
+	if (message.type == RN_LINK_WELCOME && head[1] == 0) {
 		struct wire_words words = wire_words(WIRE_WELCOME, 0);
 
 		words.identity.arena_size = RN_ARENA_SIZE;

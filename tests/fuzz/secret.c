@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As cm.c, where there is a secret: the first byte says whether a proper introduction comes before. See fuzz.h. */
+/* As cm/cm.c, where there is a secret: the first byte says whether a proper introduction comes before. See fuzz.h. */
 #define LLVMFuzzerInitialize initialize
 #define LLVMFuzzerTestOneInput test_without
 #include "cm.c"
 #undef LLVMFuzzerInitialize
 #undef LLVMFuzzerTestOneInput
 
-#include "cm_wire.h"
+#include "cm/wire.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -14,9 +14,9 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return initialize(argc, argv);
 }
 
-static void say_header(struct header *header, enum message_type type, size_t length)
+static void say_header(struct rn_cm_header *header, enum rn_cm_message type, size_t length)
 {
-	*header = (struct header){htobe32(MAGIC), VERSION, (uint8_t)type, htobe16((uint16_t)length)};
+	*header = (struct rn_cm_header){htobe32(RN_CM_MAGIC), RN_CM_VERSION, (uint8_t)type, htobe16((uint16_t)length)};
 }
 
 static void hear(int fd, void *to, size_t length)
@@ -31,16 +31,16 @@ static void hear(int fd, void *to, size_t length)
 
 static void introduce(int fd)
 {
-	struct secret_hello hellos[2] = {0};
-	struct secret_challenge challenge;
-	struct secret_proof proof;
+	struct rn_cm_secret_hello hellos[2] = {0};
+	struct rn_cm_secret_challenge challenge;
+	struct rn_cm_secret_proof proof;
 
-	say_header(&hellos[0].header, SECRET_HELLO, sizeof(hellos[0]));
+	say_header(&hellos[0].header, RN_CM_SECRET_HELLO, sizeof(hellos[0]));
 	CHECK(send(fd, &hellos[0], sizeof(hellos[0]), MSG_NOSIGNAL) == sizeof(hellos[0]));
 	hear(fd, &challenge, sizeof(challenge));
 	memcpy(hellos[1].nonce, challenge.hello.nonce, RN_NONCE);
 	CHECK(rn_secret_is_proven("cm passive", hellos, sizeof(hellos), challenge.proof));
-	say_header(&proof.header, SECRET_PROOF, sizeof(proof));
+	say_header(&proof.header, RN_CM_SECRET_PROOF, sizeof(proof));
 	rn_secret_prove("cm active", hellos, sizeof(hellos), proof.proof);
 	CHECK(send(fd, &proof, sizeof(proof), MSG_NOSIGNAL) == sizeof(proof));
 }

@@ -3,8 +3,8 @@
  * The queue pair waits at RTR for a peer at 127.0.0.1 that it has never seen: whoever says so is let in. See fuzz.h. */
 #include "fuzz.h"
 
-#include "soft.h"
-#include "stream.h"
+#include "../c/soft.h"
+#include "tcp/tcp.h"
 
 enum { STRANGER = 0x812345 };
 
@@ -49,9 +49,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	fd = connect_tcp(end.qp->qp_num >> 8);
 	if (*data & 1) {
-		struct rn_wire_hello hello = {
-			.magic = RN_STREAM_MAGIC,
-			.version = RN_STREAM_VERSION,
+		struct rn_tcp_hello hello = {
+			.magic = RN_TCP_MAGIC,
+			.version = RN_TCP_VERSION,
 			.source_qpn = STRANGER,
 			.dest_qpn = end.qp->qp_num,
 			.psn = 17,

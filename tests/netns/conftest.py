@@ -1,12 +1,13 @@
 """Two hosts, as scripts/two_hosts.py makes them. Programs of the tests run on one or the other."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import Process
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -19,31 +20,23 @@ class Host(two_hosts.Host):
 
     def __init__(self, host: two_hosts.Host) -> None:
         super().__init__(host.pid, host.addresses)
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[Process] = []
 
-    def start(self, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self.command(*arguments),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        )
-        self.started.append(process)
-        return process
+    def start(self, *arguments: object, **environment: str) -> Process:
+        env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+        self.started.append(Process(*self.command(*arguments), keep_errors=True, env=env))
+        return self.started[-1]
 
     def script(self, script: str, *arguments: object) -> list[str]:
         """The command for one of the scripts beside this file."""
         return [sys.executable, str(Path(__file__).parent / "peers" / script), *map(str, arguments)]
 
-    def python(self, script: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    def python(self, script: str, *arguments: object, **environment: str) -> Process:
         return self.start(*self.script(script, *arguments), **environment)
 
     def end(self) -> None:
         for process in self.started:
-            process.kill()
-            process.communicate()
+            process.close()
         self.started.clear()
 
 
@@ -65,11 +58,11 @@ def hosts(network: tuple[Host, Host]) -> Iterator[tuple[Host, Host]]:
 
 @pytest.fixture
 def output() -> Callable[..., str]:
-    """What a program says until it ends, which it must do well."""
+    """All that a program prints; it must end with status 0."""
 
-    def read(process: subprocess.Popen[str], timeout: float = 30) -> str:
-        out, err = process.communicate(timeout=timeout)
-        assert process.returncode == 0, err or out
+    def read(process: Process) -> str:
+        out = process.rest()
+        process.finish()
         return out
 
     return read

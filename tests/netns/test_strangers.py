@@ -1,4 +1,4 @@
-"""Who may talk to whom: what is open to other hosts, secrets, and others of the same host."""
+"""Which hosts and processes may connect: what is open to other hosts, secrets, and other processes of this host."""
 
 import os
 import shutil
@@ -17,13 +17,11 @@ def family(request):
 def echo_server(host, address, *before, **environment):
     """An echo server and its port; `before` comes between the interpreter and the script."""
     process = host.python(*before, "server.py", address, **environment)
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
-    return process, int(line)
+    return process, int(process.line())
 
 
 def ways(said):
-    """Which ways the bytes went that a client has sent and got back."""
+    """The paths by which a client's bytes went there and back."""
     return said.split()[3:]
 
 
@@ -36,7 +34,7 @@ def is_loopback(address):
 
 
 def open_to_others(process):
-    """The addresses of all TCP and UDP sockets of its network that anybody could send something to."""
+    """The addresses of all TCP and UDP sockets of its network that others can send to."""
     found = set()
     for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
         with open(f"/proc/{process.pid}/net/{table}") as lines:
@@ -59,7 +57,7 @@ def mapped(address):
 
 
 def test_only_named_addresses_are_open(hosts, family, output):
-    """Whoever listens at one address is reached at that one, by connections and by what they carry."""
+    """A server that listens at one address opens ports at that address only, for connections and for their bytes."""
     here, there = hosts
     process, port = echo_server(there, there.addresses[family])
     named = {as_listed(there.addresses[family])} | ({mapped(there.addresses[4])} if family == 4 else set())
@@ -76,7 +74,7 @@ def test_a_server_of_loopback_opens_nothing(hosts, output):
 
 
 def test_a_device_kept_on_loopback_opens_nothing(hosts, output):
-    """A wildcard means loopback then, and who is called so from elsewhere isn't there."""
+    """A wildcard means loopback then, and a client on another host is refused."""
     here, there = hosts
     process, port = echo_server(there, "0.0.0.0", RDMANET_SOFT="local")
     client = there.python("client.py", "echo", "127.0.0.1", port, 1, RDMANET_SOFT="local")
@@ -111,8 +109,8 @@ def test_secrets(hosts, output, ours, its, works):
     if works:
         assert output(client).split()[1] == address
     else:
-        said, _ = client.communicate(timeout=60)
-        assert client.returncode != 0 or said == "refused\n"
+        said = client.rest()
+        assert client.wait() != 0 or said == "refused\n"
 
 
 # ---- Others of the same host ---------------------------------------------------------------------------
@@ -120,7 +118,7 @@ def test_secrets(hosts, output, ours, its, works):
 
 @pytest.mark.parametrize("size", [1, 1_000_000])
 def test_ourselves(hosts, output, size):
-    """What the others are compared with: memory that both map."""
+    """The same user in the same container: bytes go through memory that both map."""
     here, _ = hosts
     _, port = echo_server(here, here.addresses[4])
     assert ways(output(here.python("client.py", "echo", here.addresses[4], port, size))) == ["mapped"]
@@ -129,7 +127,7 @@ def test_ourselves(hosts, output, size):
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to be somebody else")
 @pytest.mark.parametrize("size", [1, 1_000_000])
 def test_another_user(hosts, output, size):
-    """Their memory is not ours to map: the way is TCP, found without being told."""
+    """Another user's memory cannot be mapped: bytes go by TCP, without being told to."""
     here, _ = hosts
     _, port = echo_server(here, here.addresses[4], "as_user.py", NOBODY)
     client = ["client.py", "echo", here.addresses[4], port, size]

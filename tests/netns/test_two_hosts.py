@@ -19,9 +19,7 @@ def server(hosts, family):
     """An echo server on the other host: its address, its port, and its process."""
     _, there = hosts
     process = there.python("server.py", there.addresses[family])
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
-    return there.addresses[family], int(line), process
+    return there.addresses[family], int(process.line()), process
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 5_000_000])
@@ -45,16 +43,16 @@ def test_nobody_there(hosts, family, output):
 def test_the_other_is_killed(hosts, server, output):
     address, port, process = server
     client = hosts[0].python("client.py", "wait", address, port)
-    assert client.stdout.readline() == "connected\n"
-    process.kill()
-    assert client.stdout.readline() in ("end\n", "reset\n")
-    assert client.wait(timeout=60) == 0
+    assert client.line() == "connected"
+    process.close()
+    assert client.line() in ("end", "reset")
+    client.finish()
 
 
 def test_a_server_of_loopback_is_out_of_reach(hosts, output):
     here, there = hosts
     process = there.python("server.py", "127.0.0.1")
-    port = int(process.stdout.readline())
+    port = int(process.line())
     assert output(here.python("client.py", "echo", there.addresses[4], port, 1)) == "refused\n"
     assert output(there.python("client.py", "echo", "127.0.0.1", port, 1)).split()[0] == "127.0.0.1"
 
@@ -63,19 +61,17 @@ def test_a_device_kept_on_loopback(hosts, server, output):
     """RDMANET_SOFT=local goes nowhere else."""
     address, port, _ = server
     client = hosts[0].python("client.py", "echo", address, port, 1, RDMANET_SOFT="local")
-    assert client.wait(timeout=60) != 0
-    assert "No route to host" in client.stderr.read()
+    assert client.wait() != 0
+    assert "No route to host" in client.errors()
 
 
 # ---- Datagrams ---------------------------------------------------------------------------------------
 
 
 def answering(host, family, *group):
-    """Where somebody on a host answers datagrams: as the one who asks will see it."""
+    """Start a process that answers datagrams; its address and queue pair number, as the asker will see them."""
     process = host.python("datagrams.py", "answer", host.addresses[family], *group)
-    number = process.stdout.readline().strip()
-    assert number, process.stderr.read()
-    return f"{host.addresses[family]} {number}"
+    return f"{host.addresses[family]} {process.line()}"
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096])
@@ -88,7 +84,7 @@ def test_datagrams(hosts, family, output, size):
 
 
 def test_datagrams_to_many(hosts, family, output):
-    """All of a group on both hosts get what is sent to it, and nobody else."""
+    """All members of a group on both hosts get what is sent to it, and no others."""
     here, there = hosts
     group = {4: "239.8.0.1", 6: "ff15::8:1"}[family]
     members = {answering(host, family, group) for host in (here, there, there)}
@@ -125,13 +121,13 @@ def foreign(hosts):
     ids=lambda text: text.split()[0],
 )
 def test_programs(hosts, foreign, output, eventually, serve, ask):
-    """They say themselves whether all went well; the asker tries until the other listens."""
+    """Their exit statuses say whether all went well. The client is started when the server listens."""
     here, there = hosts
     server = foreign(there, *serve.format(there=there.addresses[4]).split())
     listening = ["ss", "-Htln"]
 
     def is_up():
-        assert server.poll() is None, server.stderr.read()
+        assert server.process.poll() is None, server.errors()
         return output(there.start(*listening)).strip()
 
     if not shutil.which("ss"):
@@ -152,47 +148,40 @@ def pair(hosts):
         here.python("pair.py", here.addresses[4], there.addresses[4]),
         there.python("pair.py", there.addresses[4], here.addresses[4]),
     ]
-    numbers = [end.stdout.readline() for end in ends]
-    assert all(numbers)
+    numbers = [end.line() for end in ends]
     for end, number in zip(ends, reversed(numbers), strict=True):
-        end.stdin.write(number)
-        end.stdin.flush()
+        end.say(number)
     return ends
-
-
-def send(end):
-    end.stdin.write("send\n")
-    end.stdin.flush()
 
 
 def test_a_host_that_vanishes(hosts, pair):
     """Without a word, as when its cable is pulled: the queue pair's timeout and retries say when it is over."""
     here, there = hosts
     first, _ = pair
-    send(first)
-    assert first.stdout.readline() == "SUCCESS\n"
+    first.say("send")
+    assert first.line() == "SUCCESS"
     there.ip("route", "add", "blackhole", f"{here.addresses[4]}/32")
     try:
-        send(first)
-        assert first.stdout.readline() == "RETRY_EXC_ERR\n"
+        first.say("send")
+        assert first.line() == "RETRY_EXC_ERR"
     finally:
         there.ip("route", "del", "blackhole", f"{here.addresses[4]}/32")
 
 
 def test_a_host_that_vanishes_while_its_process_is_stopped(hosts, pair):
-    """Its TCP has acknowledged the request, the process never will: so it is asked again."""
+    """Its kernel's TCP acknowledges the request, its process never does, so the request is tried again."""
     here, there = hosts
     first, second = pair
-    send(first)
-    assert first.stdout.readline() == "SUCCESS\n"
+    first.say("send")
+    assert first.line() == "SUCCESS"
     second.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, second.pid, os.WSTOPPED)  # all of its threads have
-    send(first)
+    first.say("send")
     # No status comes while the host answers; what is waited for here must not happen.
-    assert not select.select([first.stdout], [], [], 2)[0]
+    assert not select.select([first.process.stdout], [], [], 2)[0]
     there.ip("route", "add", "blackhole", f"{here.addresses[4]}/32")
     try:
-        assert first.stdout.readline() == "RETRY_EXC_ERR\n"
+        assert first.line() == "RETRY_EXC_ERR"
     finally:
         there.ip("route", "del", "blackhole", f"{here.addresses[4]}/32")
         second.send_signal(signal.SIGCONT)

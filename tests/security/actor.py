@@ -1,32 +1,22 @@
 """Runs an actor's script: as the user that it is to be, with `say`, `hear` and `argv` at hand.
 
+`say(number=5)` is a line for the test, `hear()` the next of the test's, or None when it is over.
+
 Everything that the script imports is imported first: the other user may not be let into the tree.
 """
 
 import ast
 import ctypes
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import uvloop  # noqa: F401
 
 import rdmanet
 from rdmanet import _core
-
-
-def say(**facts: Any) -> None:
-    """One line for the test."""
-    print(json.dumps(facts), flush=True)
-
-
-def hear() -> dict[str, Any] | None:
-    """One line from the test; None: it is over."""
-    line = sys.stdin.readline()
-    return json.loads(line) if line else None
+from tests.support.lines import hear, tell
 
 
 def import_for(script: ast.Module) -> None:
@@ -54,7 +44,7 @@ def main() -> None:
         os.setresuid(int(user), int(user), int(user))
     if os.environ.get("ACTOR_DUMPABLE"):  # as a program is that a user starts; who was root isn't
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
-    exec(code, {"__name__": "__main__", "say": say, "hear": hear, "argv": sys.argv[2:]})
+    exec(code, {"__name__": "__main__", "say": tell, "hear": hear, "argv": sys.argv[2:]})
 
 
 main()

@@ -4,22 +4,22 @@ Each attack is a program under `actors/`, as the attacker would write it, and is
 without the guard that the test is about it must reach its target: that is the control, without which a crash or an
 early refusal would pass for a defence. Against the device as it is installed it must fail, and say how often it tried.
 
-An actor speaks lines: a JSON object for each `say()`. `actor.py` beside this file is what it is made of.
+An actor speaks lines, JSON objects (tests/support/processes.py). `actor.py` beside this file is what it is made of.
 """
 
 import fcntl
-import json
 import os
-import select
 import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
+
+from tests.support.processes import Process
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -28,8 +28,6 @@ SOURCES = ROOT / "rdmanet"
 # Users that nobody is: not root's, not `nobody`, which is what the kernel calls whom it can't name.
 ATTACKER = 61001
 VICTIM = 61002
-
-SILENCE_S = 60.0  # longer than any actor thinks, on a busy machine too
 
 
 def unfit(why: str) -> NoReturn:
@@ -69,10 +67,10 @@ def a_compiler() -> str:
 
 def built_without_guards(out: Path) -> Path:
     compiler = a_compiler()
-    sources = sorted((SOURCES / "soft").glob("*.c"))
+    sources = sorted(path for path in (SOURCES / "soft").glob("*/*.c") if path.parent.name != "preload")
     inputs = [
         *sources,
-        *(SOURCES / "soft").glob("*.h"),
+        *(SOURCES / "soft").glob("*/*.h"),
         *(SOURCES / "abi").glob("*.h"),
         SOURCES / "soft/soft.map",
     ]
@@ -83,7 +81,7 @@ def built_without_guards(out: Path) -> Path:
     flags += ["-pthread", f"-I{SOURCES}/abi", f"-I{SOURCES}/soft"]
 
     def compile(source: Path) -> str:
-        made = out / f"{source.stem}.o"
+        made = out / f"{source.parent.name}-{source.stem}.o"
         subprocess.run([str(compiler), *flags, "-c", str(source), "-o", str(made)], check=True)
         return str(made)
 
@@ -96,69 +94,12 @@ def built_without_guards(out: Path) -> Path:
     return library
 
 
-class Actor:
-    """A process of the play."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self._heard = b""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def hear(self) -> dict[str, Any]:
-        """The next thing it says; what ends without a word has failed, and so has what says nothing for a minute."""
-        assert self.process.stdout is not None
-        while b"\n" not in self._heard:
-            if not select.select([self.process.stdout], [], [], SILENCE_S)[0]:
-                raise AssertionError(f"{self.process.args} says nothing:\n{self.errors()}")
-            if not (more := os.read(self.process.stdout.fileno(), 65536)):
-                status = self.process.wait()
-                raise AssertionError(f"{self.process.args} ended, status {status}:\n{self.errors()}")
-            self._heard += more
-        line, _, self._heard = self._heard.partition(b"\n")
-        said: dict[str, Any] = json.loads(line)
-        return said
-
-    def rest(self) -> str:
-        """What else it said, once it has ended."""
-        assert self.process.stdout is not None
-        return self._heard.decode() + self.process.stdout.read()
-
-    def tell(self, **facts: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(facts) + "\n")
-        self.process.stdin.flush()
-
-    def finish(self) -> str:
-        """Let it end in good order; what it wrote on standard error."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        status = self.process.wait(60)
-        errors = self.errors()
-        assert status == 0, errors
-        return errors
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def errors(self) -> str:
-        """All of standard error so far; a file, so that nobody waits for us to read it."""
-        with open(self.error_path) as file:
-            return file.read()
-
-    error_path: Path
-
-
 class Stage:
     """Starts actors, and ends them with the test."""
 
-    def __init__(self, unguarded: Path, scratch: Path) -> None:
+    def __init__(self, unguarded: Path) -> None:
         self.unguarded = unguarded
-        self.scratch = scratch
-        self.actors: list[Actor] = []
+        self.actors: list[Process] = []
 
     def start(
         self,
@@ -168,7 +109,7 @@ class Stage:
         without: str = "",
         prefix: tuple[str, ...] = (),
         **environment: str,
-    ) -> Actor:
+    ) -> Process:
         """Run actors/<script>.py.
 
         :param user: it becomes this user before its first line; only root can arrange that
@@ -185,50 +126,34 @@ class Stage:
             env["ACTOR_USER"] = str(user)
         if without:
             env |= {"RDMANET_SOFT_LIBRARY": str(self.unguarded), "RDMANET_SOFT_WITHOUT": without}
-        errors = self.scratch / f"{len(self.actors)}.{script}.stderr"
-        with open(errors, "w") as stderr:
-            process = subprocess.Popen(
-                [*command, *map(str, arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=env,
-            )
-        actor = Actor(process)
-        actor.error_path = errors
+        actor = Process(*command, *arguments, keep_errors=True, env=env)
         self.actors.append(actor)
         return actor
 
     def end(self) -> None:
         for actor in self.actors:
-            actor.end()
-            for pipe in (actor.process.stdin, actor.process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            actor.close()
 
 
 @pytest.fixture
-def stage(unguarded: Path, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(unguarded, tmp_path)
+def stage(unguarded: Path) -> Iterator[Stage]:
+    made = Stage(unguarded)
     yield made
     made.end()
 
 
 @pytest.fixture
 def network() -> Iterator[tuple[str, ...]]:
-    """The command to start something in a network of its own: names and ports there are nobody else's."""
+    """The command to start a program in a network namespace of its own, with its own names and ports."""
     if os.geteuid() != 0 or any(shutil.which(tool) is None for tool in ("unshare", "nsenter", "ip")):
         unfit("a network of our own takes root, unshare, nsenter and ip")
     script = "ip link set lo up && echo up && exec cat"
-    holder = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    if holder.stdout.readline() != "up\n":
-        unfit("no network namespace is to be had")
-    yield ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
-    holder.communicate()
+    with Process("unshare", "--net", "sh", "-c", script) as holder:
+        try:
+            assert holder.line() == "up"
+        except EOFError:
+            unfit("no network namespace is to be had")
+        yield ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
 
 
 @pytest.fixture(scope="session")

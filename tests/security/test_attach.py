@@ -1,4 +1,4 @@
-"""Who connects to a queue pair's TCP port in the name of its peer gets nothing in, and keeps the peer from nothing."""
+"""A process that connects to a queue pair's TCP port in its peer's name injects nothing, and can't hinder the peer."""
 
 import os
 
@@ -46,7 +46,9 @@ def test_a_mapped_queue_pair_takes_no_tcp(stage, guarded):
     assert result == {"attempts": RANGE, "sent": False}
     say(peer, victim, "still there")
     say(victim, peer, "so am I")
-    assert "a TCP connection in the name of its peer, who maps it: refused" in victim.finish()
+    assert (
+        "refused a TCP connection that claims to be from its peer, which maps its memory" in victim.finish()
+    )
 
 
 @pytest.mark.parametrize("user", [ATTACKER, VICTIM])
@@ -62,7 +64,10 @@ def test_a_peer_that_has_no_link_to_us(stage, guarded, user):
     result = attacker.hear()
     if guarded and user == ATTACKER:
         assert result == {"attempts": RANGE, "sent": False}
-        assert "a TCP connection in the name of its peer, by another user: refused" in victim.finish()
+        assert (
+            "refused a TCP connection that claims to be from its peer, but comes from another user"
+            in victim.finish()
+        )
     else:
         assert result["sent"], "after the link has come"
         assert victim.hear()["got"] == FORGED
@@ -84,4 +89,7 @@ def test_a_search_for_the_sequence_number_ends(stage, guarded):
     tell(peer, numbers[0])
     say(peer, victim, "let in at once")
     say(victim, peer, "as ever")
-    assert "a TCP connection in its peer's name, with a wrong sequence number: refused" in victim.finish()
+    assert (
+        "refused a TCP connection that claims to be from its peer, with a wrong sequence number"
+        in victim.finish()
+    )

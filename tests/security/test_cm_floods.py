@@ -1,4 +1,4 @@
-"""Who talks without end, or asks and falls silent, takes neither the connection manager's time nor its room."""
+"""A peer that sends without end, or asks and falls silent, takes neither the connection manager's time nor its room."""
 
 import sys
 from pathlib import Path
@@ -65,11 +65,11 @@ def test_who_was_accepted_falls_silent(stage, guarded):
     assert [answer.get("reply") for answer in answers] == ["welcome"] * 5
     server.tell(standing=5, lost=told["shown_out"])
     assert server.hear()["standing"] == 5
-    assert "were let in, and do not get on" in server.finish()
+    assert "were admitted but make no progress" in server.finish()
 
 
 def test_silence_from_all_addresses_of_this_host(stage, guarded):
-    """Who takes 3,000 loopback addresses is one source, and drives nobody out who comes from elsewhere."""
+    """A client with 3,000 loopback addresses is one source, and displaces no client from elsewhere."""
     secret, slow, silent = "5eed" * 16, 20, 3000
     try:
         with two_hosts.two_hosts() as (here, other):

@@ -1,4 +1,4 @@
-"""A port that a listener has is nobody else's, at no moment between its first call and its last."""
+"""No other process can take a listener's port, at any moment between its first call and its last."""
 
 import pytest
 

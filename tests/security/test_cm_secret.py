@@ -64,9 +64,9 @@ def test_who_has_it_gets_in(stage, way):
 @pytest.mark.parametrize(
     ("here", "there", "client_hears", "server_says"),
     [
-        (None, SECRET, "asks for a secret .RDMANET_SOFT_SECRET., and none is set here", "proves no secret"),
-        (ANOTHER, SECRET, "knows another secret", "knows another secret"),
-        (SECRET, None, "knows no secret, and one is set here", "RDMANET_SOFT_SECRET isn't set here"),
+        (None, SECRET, "requires a secret, and none is set here .RDMANET_SOFT_SECRET.", "proves no secret"),
+        (ANOTHER, SECRET, "has another secret", "has another secret"),
+        (SECRET, None, "has no secret, and one is set here", "RDMANET_SOFT_SECRET is not set here"),
     ],
     ids=["none", "another", "needless"],
 )
@@ -78,7 +78,7 @@ def test_a_wrong_one_is_said_at_once(stage, way, here, there, client_hears, serv
     assert answer["seconds"] < 1
     heard, said = service.end()
     assert heard == "", "the program never knew"
-    assert re.search(f"connection with .* refused: .*{server_says}", said)
+    assert re.search(f"refused the connection with .*: .*{server_says}", said)
     assert (way == "name") == ("of this host" in said), "it says who it was"
     assert PRIVATE not in errors + said
 
@@ -113,7 +113,7 @@ def test_strangers_get_nothing(stage, guarded):
 
 
 def test_what_was_heard_is_of_no_use_again(stage):
-    """Who stands between them may pass on an introduction; it is good for that connection only."""
+    """A process between them may relay an introduction; it is valid for that connection only."""
     times = 20
     server = stage.start("cm_server", "127.0.0.1", 0, "welcome", **secret(SECRET))
     port = server.hear()["port"]
@@ -135,7 +135,7 @@ def test_what_was_heard_is_of_no_use_again(stage):
 
 
 def test_the_request_stays_at_home(stage):
-    """Whoever listens there has to prove the secret first: it hears a nonce, and not one byte of the program's."""
+    """The listener must prove the secret first: it gets a nonce, and not one byte of the program's data."""
     recorder = stage.start("listener_of_all")
     client = stage.start("cm_client", **secret(SECRET))
     client.hear()
@@ -150,7 +150,7 @@ def test_the_request_stays_at_home(stage):
 
 
 def test_a_group_asks_for_no_secret(stage, guarded):
-    """So who has one is in none: what comes there may be anybody's."""
+    """So a process with a secret joins no group: any process may send there."""
     group, qkey = "239.7.8.9", 0x01234567
     rules = {"RDMANET_SOFT_RULES": "roce"}  # iWARP has no datagrams
     member = stage.start(
@@ -160,7 +160,7 @@ def test_a_group_asks_for_no_secret(stage, guarded):
     stage.start("group_sender", group, 21070, qkey, "a stranger's", user=ATTACKER).hear()
     if guarded:
         assert refused == errno.EPERM
-        assert "nothing that a group is sent proves it" in member.finish()
+        assert "multicast datagrams cannot prove" in member.finish()
     else:
         assert refused == 0
         assert member.hear()["heard"] == "a stranger's"

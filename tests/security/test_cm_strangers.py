@@ -1,4 +1,4 @@
-"""Connections that say nothing take a quarter of a server's descriptors, and no more; nobody else notices."""
+"""Silent connections take a quarter of a server's descriptors, and no more; other clients are not affected."""
 
 import shutil
 
@@ -47,4 +47,4 @@ def test_silent_connections(stage, guarded, source):
     told = strangers.hear()
     assert told["shown_out"] >= SILENT - LIMIT / 4
     assert set(told["told"]) == {b"RDMC\1\4\0\xa0\0\3".hex()}, "even they are told why"
-    assert "have not said who they are" in server.finish()
+    assert "have not identified themselves" in server.finish()

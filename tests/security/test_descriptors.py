@@ -30,7 +30,7 @@ def echoes(crowds):
 
 
 def check(server, crowds, results, least=LIMIT / 2, limit=LIMIT):
-    """Nobody is left without an answer, or without the connection that he was given; the server can work on."""
+    """Every client gets an answer, and keeps its connection if it got one; the server can go on."""
     accepted = sum(result["accepted"] for result in results)
     errors = [error for result in results for error in result["errors"]]
     assert least < accepted < limit
@@ -48,7 +48,7 @@ def check(server, crowds, results, least=LIMIT / 2, limit=LIMIT):
 
 
 def test_the_last_descriptors_are_the_programs(stage, guarded):
-    """Without a reserve a server accepts until it can't any more, and who comes then isn't told why."""
+    """Without a reserve a server accepts until it can't any more, and later clients are not told why."""
     count = LIMIT + 4
     without = KEPT if guarded else f"{KEPT},reserve"
     server = stage.start("echo_server", "127.0.0.1", LIMIT, without=without)
@@ -62,7 +62,10 @@ def test_the_last_descriptors_are_the_programs(stage, guarded):
         return
     check(server, [crowd], results)
     errors = server.finish()
-    assert f"of {LIMIT} descriptors (RLIMIT_NOFILE) none is left for more: a newcomer is refused" in errors
+    assert (
+        f"none of the {LIMIT} descriptors (RLIMIT_NOFILE) is left for new connections: one was refused"
+        in errors
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,12 +98,12 @@ def test_who_was_accepted_can_work(stage, processes):
         crowds = [stage.start("crowd", port, each, 0) for _ in range(processes)]
         for crowd in crowds:
             crowd.hear()
-        server.process.send_signal(signal.SIGSTOP)
+        server.send_signal(signal.SIGSTOP)
         for crowd in crowds:
             crowd.tell(connect="at once", tell=True)
         for crowd in crowds:
             assert crowd.hear() == {"asking": True}
-        server.process.send_signal(signal.SIGCONT)
+        server.send_signal(signal.SIGCONT)
         results = [crowd.hear() for crowd in crowds]
         refused = sum(sum(result["errors"].values()) for result in results)
         assert check(server, crowds, results, 3, limit) + refused == 120
@@ -123,11 +126,11 @@ def test_none_left_at_all(stage):
     assert all("no descriptors left" in error for error in result["errors"]), result
     assert result["seconds"] < 1
     assert echoes([friend]) == [{"echoes": 10, "others": []}]
-    server.end()  # it can't do anything any more
+    server.close()  # it can't do anything any more
 
 
 def test_linked_processes_need_none(stage):
-    """More connections than descriptors; whoever goes is missed at once, and the others stay."""
+    """More connections than descriptors; the end of a process is noticed at once, and the others stay."""
     count = 2 * LIMIT
     server = stage.start("echo_server", "127.0.0.1", LIMIT)
     port = server.hear()["port"]
@@ -138,8 +141,7 @@ def test_linked_processes_need_none(stage):
         assert echoes(crowds) == [{"echoes": count, "others": []}] * 2
     server.tell()
     assert server.hear() == {"connections": 2 * count, "can_open": True}
-    crowds[0].process.kill()
-    crowds[0].process.wait()
+    crowds[0].close()
     connections = 2 * count
     while connections > count:
         server.tell()
@@ -159,7 +161,7 @@ def test_a_client_at_its_own_limit(stage):
     assert 10 < result["accepted"] < 64
     assert result["accepted"] + sum(result["errors"].values()) == 100
     assert all("Errno 24" in error for error in result["errors"]), result
-    said = f"no descriptor for a connection to 127.0.0.1:{port} (RLIMIT_NOFILE)"
+    said = f"no file descriptor left for a connection to 127.0.0.1:{port} (RLIMIT_NOFILE, `ulimit -n`)"
     assert any(said in error for error in result["errors"]), result
     assert result["seconds"] < 1
     for _ in range(2):

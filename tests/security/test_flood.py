@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.conftest import Actor, Stage, unfit
+from tests.security.conftest import Stage, unfit
+from tests.support.processes import Process
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -78,7 +79,7 @@ class Memory:
         return self.peak - self.before
 
 
-def connect(guests: list[Actor], each: int, **how: bool) -> tuple[list[float], list[str]]:
+def connect(guests: list[Process], each: int, **how: bool) -> tuple[list[float], list[str]]:
     """All of them at the same time, each so often."""
     for guest in guests:
         guest.tell(connect=each, **how)
@@ -88,7 +89,7 @@ def connect(guests: list[Actor], each: int, **how: bool) -> tuple[list[float], l
     ]
 
 
-def ways(guests: list[Actor]) -> set[str]:
+def ways(guests: list[Process]) -> set[str]:
     for guest in guests:
         guest.tell(ways=True)
     return {way for guest in guests for way in guest.hear()["ways"]}
@@ -101,7 +102,7 @@ class Siege:
         here, other = hosts
         ip = here.addresses[4]
 
-        def start(host: two_hosts.Host, script: str, *arguments: object, **environment: str) -> Actor:
+        def start(host: two_hosts.Host, script: str, *arguments: object, **environment: str) -> Process:
             without = "" if guarded else "strangers,reserve"
             return stage.start(script, *arguments, prefix=tuple(host.prefix), without=without, **environment)
 
@@ -160,7 +161,7 @@ def test_a_flood_is_not_noticed(stage: Stage, hosts: Hosts, door: Door, flooder:
     assert "in" not in turned_away and turned_away.keys() & {"refused", "closed"}
     # Nobody else has noticed.
     took, answers = [*during[0], *after[0]], [*during[1], *after[1]]
-    assert answers == ["y"] * 12
+    assert answers == ["y"] * 12, siege.server.errors()
     print(f"the slowest of {len(took)} honest connections took {max(took):.3f} s, of {PROMPT_S} s")
     assert max(took) < PATIENCE_S
     assert ways(siege.fresh) == ({"mapped"} if door.by_name else {"stream"})

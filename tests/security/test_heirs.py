@@ -1,4 +1,4 @@
-"""Whoever has the TCP port of a peer that has died is not that peer: he gets no message for it."""
+"""A process that takes the TCP port of a dead peer is not that peer: it gets no message for it."""
 
 import os
 import signal
@@ -37,9 +37,9 @@ def inherit(stage, network, user, listens, without="", **environment):
     if listens:
         # It listens, but neither connects to the victim nor lets it in: else it would take it along when it dies.
         tell(peer, NOWHERE)
-        peer.process.send_signal(signal.SIGSTOP)
+        peer.send_signal(signal.SIGSTOP)
     tell(victim, numbers[1])
-    peer.end()
+    peer.close()
     port = numbers[1] >> 8
     heir = stage.start("port_heir", port, TEXT, user=user, prefix=network)
     assert heir.hear() == {"port": port}
@@ -63,12 +63,12 @@ def test_another_user_who_has_the_port(stage, network, guarded, listens):
         return
     assert heard == {"hello": 0, "got": ""}
     assert victim.hear() == {"status": "RETRY_EXC_ERR"}
-    assert f"was user {VICTIM}'s, and is user {ATTACKER}'s now: not trusted" in victim.finish()
+    assert f"belonged to user {VICTIM} and now belongs to user {ATTACKER}: not trusted" in victim.finish()
 
 
 @pytest.mark.parametrize("secret", [{}, SECRET], ids=["none", "secret"])
 def test_the_same_user_who_has_the_port(stage, network, secret):
-    """A box of the victim's user id, say: nobody tells it from the peer, but by a secret."""
+    """A container with the victim's user id, say: only a secret distinguishes it from the peer."""
     victim, heard = inherit(stage, network, VICTIM, False, **secret)
     assert heard["hello"] == HELLO
     if not secret:
@@ -76,7 +76,7 @@ def test_the_same_user_who_has_the_port(stage, network, secret):
         return
     assert heard["got"] == ""
     assert victim.hear() == {"status": "REM_ABORT_ERR"}
-    assert "doesn't prove that it knows the secret" in victim.finish()
+    assert "does not prove that it knows the secret" in victim.finish()
 
 
 def test_a_number_of_no_queue_pair(stage, guarded):

@@ -1,4 +1,4 @@
-"""Who has a thousand keys of his own predicts no other.
+"""A process with a thousand keys of its own can predict no other key.
 
 What there is to predict, of a device with few regions: an index of 65,535, drawn evenly from those that are free, and
 16 bits, drawn evenly from 65,280 values (the upper byte is not that which the index had last). So one guess is right

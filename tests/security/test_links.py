@@ -1,4 +1,4 @@
-"""Who maps a process's memory: those whom the kernel lets trace it anyhow, and nobody else, whatever he says."""
+"""Which processes map a process's memory: those that may trace it anyhow, and no others, whatever they send."""
 
 import os
 import struct
@@ -55,7 +55,7 @@ def test_who_may_not_trace_may_not_map(stage, guarded, neighbours):
     # Whoever comes again is refused at once, but for users that cost nothing to refuse.
     again = reason if reason == "user" else "again"
     assert result["refusals"] == [reason, reason, *[reason, again] * (ATTEMPTS // 2 - 1)]
-    assert "don't see each other's memory" in victim.finish()
+    assert "not sharing memory with process" in victim.finish()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_equal_process_without_the_secret_may_not(stage):
 
 @pytest.mark.parametrize("way", ["relay", "impostor"])
 def test_nobody_comes_between(stage, guarded, way):
-    """Two processes who may trace each other, and one in a sandbox who has the name that one of them looks for."""
+    """Two processes that may trace each other, and one in a sandbox that has the name that one of them looks for."""
     without = "" if guarded else "link-proof"
     server = stage.start("link_victim", VICTIM, without=without)
     client = stage.start("link_honest", VICTIM, without=without)
@@ -103,4 +103,4 @@ def test_nobody_comes_between(stage, guarded, way):
         assert attacker.hear() == {"got": not guarded}
         client.tell()
     said = client.finish()
-    assert ("don't see each other's memory" in said) == guarded
+    assert ("not sharing memory with process" in said) == guarded

@@ -39,7 +39,7 @@ def test_another_users_name_gets_no_request(stage, guarded, user):
         assert server.hear()["request"] == SECRET
         attacker.tell()
         assert attacker.hear() == {"visits": taken, "heard": ""}, "it looks who has the name, and goes"
-        assert f"is user {ATTACKER}'s" in client.finish()
+        assert f"user {ATTACKER} holds the socket name" in client.finish()
     else:
         heard = ""
         while SECRET not in heard:
@@ -66,11 +66,11 @@ def test_a_name_is_no_servers_port(stage, guarded):
     assert client.hear()["reply"] == "the server"
     attacker.tell()
     assert attacker.hear() == {"visits": len(NAMES), "heard": ""}
-    assert f"is taken by user {ATTACKER}" in server.finish()
+    assert f"user {ATTACKER} holds the socket name" in server.finish()
 
 
 def test_a_name_that_was_taken_and_let_go(stage):
-    """The server has another name then: without any it would be taken for a TCP program, and nobody come."""
+    """The server has another name then: without any it would be taken for a TCP program, and get no clients."""
     with_port = stage.start("port_holder", "127.0.0.1", "bind", user=VICTIM)
     port = with_port.hear()["port"]
     with_port.finish()
@@ -86,7 +86,7 @@ def test_a_name_that_was_taken_and_let_go(stage):
         assert client.hear()["reply"] == "the server"
         assert server.hear()["request"] == SECRET
         client.finish()
-    assert f"is taken by user {ATTACKER}" in server.finish()
+    assert f"user {ATTACKER} holds the socket name" in server.finish()
 
 
 def test_ten_thousand_names(stage, guarded):
@@ -106,7 +106,7 @@ def test_ten_thousand_names(stage, guarded):
 
 @pytest.mark.parametrize("held", ["listen", "bind"])
 def test_a_held_port_is_taken(stage, guarded, held):
-    """Another user has the TCP port. To listen by name then would be to listen for nobody, without a word."""
+    """Another user has the TCP port. A listener by name would silently get no clients."""
     attacker = stage.start("port_holder", "127.0.0.1", held, user=ATTACKER)
     port = attacker.hear()["port"]
     server = stage.start("cm_server", "127.0.0.1", port, "the server", user=VICTIM, without=without(guarded))
@@ -150,7 +150,7 @@ def test_who_has_no_name_proves_nothing(stage, guarded):
         assert client.hear()["reply"] == "the server"
         attacker.tell()
         assert attacker.hear() == {"visits": 2, "heard": ""}
-        assert f"is user {overflow}'s" in client.finish()
+        assert f"user {overflow} holds the socket name" in client.finish()
     else:
         heard = ""
         while SECRET not in heard:
@@ -188,7 +188,9 @@ def test_a_box_of_the_same_user_gets_no_request(stage, guarded, box):
         assert client.hear()["reply"] == "the server"
         attacker.tell()
         assert attacker.hear() == {"visits": taken, "heard": ""}, "it looks who has the name, and goes"
-        assert f"is user {VICTIM}'s in a sandbox" in client.finish()
+        said = client.finish()
+        assert f"user {VICTIM} holds the socket name" in said
+        assert ", in a process in a sandbox or container, or not dumpable, and has no right" in said
     else:
         heard = ""
         while SECRET not in heard:
@@ -226,7 +228,9 @@ def test_a_box_keeps_no_server_from_its_port(stage, guarded):
     server = stage.start("cm_server", "127.0.0.1", port, "the server", user=VICTIM, without=without)
     if guarded:
         assert server.hear()["port"] == port
-        assert f"is taken by user {VICTIM}, by no equal process" in server.finish()
+        said = server.finish()
+        assert f"user {VICTIM} holds the socket name" in said
+        assert ", in a process that does not listen there or has other rights than ours" in said
     else:
         assert server.hear()["refused"] == errno.EADDRINUSE
 

@@ -26,7 +26,7 @@ def tried(play: Play, *attacks: str) -> dict[str, dict]:
 
 
 def is_refused(said: dict, ring: str, words: str) -> bool:
-    """On a shared queue who breaks the rules gets no last words."""
+    """On a shared queue a peer that breaks the rules gets no Abort."""
     return said["echoed"] == "" and said["words"] == (words if ring == "own" else None)
 
 

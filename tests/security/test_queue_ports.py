@@ -57,7 +57,7 @@ def take_names(stage, network, names):
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_names_that_others_have(stage, network, before):
-    """All of them, but for those of who was there before: then there is TCP, both ways."""
+    """All of them, except those that others had before: then TCP is used in both directions."""
     ends = [stage.start("pair_end", VICTIM, prefix=network) for _ in range(before)]
     numbers = [end.hear()["number"] for end in ends]
     names = range(32768, 61000)
@@ -72,4 +72,4 @@ def test_names_that_others_have(stage, network, before):
         assert here.hear() == {"status": "SUCCESS"}
         assert there.hear() == {"got": "by TCP", "status": "SUCCESS"}
     for end in ends[before:]:
-        assert "has none, and all goes by TCP" in end.finish()
+        assert "has no name, and its peers use TCP" in end.finish()

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import Actor, Stage
+from tests.support.processes import Process
+
+from .conftest import Stage
 
 MAPPED = {"RDMANET_SOFT_TRANSPORT": "direct", "RDMANET_SOFT_SILENCE": "1000"}
 HURTFUL = [0, 1, 0xFFFFFFFF, 0x7FFFFFFF, 0x5EED1E55]
@@ -24,12 +26,12 @@ class Play:
         said = self.victim.hear()
         self.port, self.pid = said["port"], said["pid"]
 
-    def client(self) -> Actor:
+    def client(self) -> Process:
         client = self.stage.start("scribbles_client", self.port, without=self.without, **MAPPED)
         assert client.hear() == {"connected": True}
         return client
 
-    def attacker(self) -> tuple[Actor, dict[str, Any]]:
+    def attacker(self) -> tuple[Process, dict[str, Any]]:
         attacker = self.stage.start("scribbles_attacker", self.port, without=self.without, **MAPPED)
         return attacker, attacker.hear()
 
@@ -39,12 +41,12 @@ class Play:
         return ran
 
 
-def echo(client: Actor, count: int, within: float = LONG) -> dict[str, Any]:
+def echo(client: Process, count: int, within: float = LONG) -> dict[str, Any]:
     client.tell(echo=count, within=within)
     return client.hear()
 
 
-def expect_echo(client: Actor, count: int = 100) -> None:
+def expect_echo(client: Process, count: int = 100) -> None:
     assert echo(client, count) == {"echoed": count, "lost": None}
 
 
@@ -68,7 +70,7 @@ def test_ports(stage: Stage, guarded: bool) -> None:
 
 
 def test_channels(stage: Stage, guarded: bool) -> None:
-    """Whoever wants to wake the server finds out how in a word that everybody can write."""
+    """A client finds out how to wake the server in a word that every process can write."""
     play = Play(stage, without="" if guarded else "own-facts")
     old = play.client()
     expect_echo(old)
@@ -119,7 +121,7 @@ def test_everything(stage: Stage, receives: str) -> None:
         assert attacker.hear() == {"right_again": True}
         expect_echo(play.client(), 10)
         assert play.engine_ns() - before < 1e9  # it is there, and doesn't go round and round
-        old.end()
-        attacker.end()
+        old.close()
+        attacker.close()
     assert written > len(HURTFUL) * 4096
-    assert "set right again" in play.victim.finish()
+    assert "that only we may write: restored" in play.victim.finish()

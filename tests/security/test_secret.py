@@ -18,7 +18,7 @@ def words(tmp_path):
 
 
 def test_a_proof_does_not_give_the_secret_away(stage, guarded, words) -> None:
-    """Whoever stands where a client looks for its peer gets a proof, and may try words on it at leisure.
+    """A process at the address of a client's peer gets a proof, and can test guesses against it at leisure.
 
     The device does not take a word as a secret; without that the word is found.
     """
@@ -58,4 +58,7 @@ def test_a_secret_is_not_lost_with_the_environment(stage, guarded) -> None:
         expected = {"welcome": attempts}
     assert intruder.hear() == {"attempts": attempts, "answers": expected}
     said = server.finish()
-    assert not guarded or "rdmanet soft0: somebody at 127.0.0.1 doesn't know the secret: refused\n" in said
+    assert (
+        not guarded
+        or "rdmanet soft0: refused a connection from 127.0.0.1: it does not know the secret\n" in said
+    )

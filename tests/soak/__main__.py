@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import contextlib
 import os
 import random
 import signal
@@ -21,6 +21,8 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from tests.support.processes import AwaitedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 120.0  # longer than a conversation may take
@@ -33,71 +35,42 @@ class Failed(Exception):
     """Something that must not be; its text is for people."""
 
 
-class Process:
+class Worker(AwaitedProcess):
     """One of the soak's processes, seen from here."""
 
-    def __init__(self, index: int, life: int) -> None:
+    def __init__(self, index: int, life: int, connections: int, seed: int) -> None:
         self.index = index
         self.life = life
         self.port = 0
-        self.is_doomed = False
-        self._process: asyncio.subprocess.Process
+        worker = (sys.executable, "-m", "tests.soak.worker")
+        super().__init__(*worker, index, life, connections, seed, cwd=ROOT)
 
-    async def start(self, connections: int, seed: int) -> None:
-        arguments = (str(each) for each in (self.index, self.life, connections, seed))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.soak.worker", *arguments, stdin=-1, stdout=-1, cwd=ROOT
-        )
-        self.port = (await self.hear())["port"]
-
-    def tell(self, **what: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what).encode() + b"\n")
-
-    async def hear(self) -> dict[str, Any]:
-        """Its next line. A failure is raised."""
-        assert self._process.stdout is not None
+    async def hear_fact(self, name: str) -> Any:
+        """What its next line says of this. A failure is raised."""
         try:
-            async with asyncio.timeout(ANSWER_S):
-                line = await self._process.stdout.readline()
+            said = await self.hear(timeout=ANSWER_S)
         except TimeoutError:
             raise Failed(f"process {self.index} said nothing for {ANSWER_S:.0f} s") from None
-        if not line:
-            raise Failed(f"process {self.index} ended with status {await self._process.wait()}")
-        said: dict[str, Any] = json.loads(line)
+        except EOFError as exc:
+            raise Failed(f"process {self.index}: {exc}") from None
         if "failure" in said:
             raise Failed(said["failure"])
-        return said
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    async def killed(self) -> None:
-        self._process.kill()
-        await self._process.wait()
-
-    async def ended(self) -> None:
-        """It was told all, and has nothing more to do."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if status := await asyncio.wait_for(self._process.wait(), ANSWER_S):
-            raise Failed(f"process {self.index} ended with status {status}")
-
-    def kill_if_alive(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
+        return said[name]
 
 
 class Soak:
     def __init__(self, processes: int, connections: int, seed: int) -> None:
         self.random = random.Random(seed)
         self.connections = connections
-        self.processes = [Process(index, 0) for index in range(processes)]
+        self.count = processes
+        self.workers: list[Worker] = []
         self.done: Counter[str] = Counter()
 
     async def run(self, seconds: float) -> None:
-        try:
-            await asyncio.gather(*map(self.start, self.processes))
+        with contextlib.ExitStack() as self.stack:
+            self.workers = [self.start(index, 0) for index in range(self.count)]
+            for worker in self.workers:
+                worker.port = await worker.hear_fact("port")
             self.introduce()
             disturbing = asyncio.ensure_future(self.disturb(seconds))
             progress = asyncio.ensure_future(self.tell_progress(seconds))
@@ -105,23 +78,27 @@ class Soak:
                 await disturbing
             finally:
                 progress.cancel()
-            for process in self.processes:
-                process.tell(quiet=True)
-            for process in self.processes:
-                self.done.update((await process.hear())["counts"])
-            for process in self.processes:
-                await process.ended()
-        finally:
-            for process in self.processes:
-                process.kill_if_alive()
+            for worker in self.workers:
+                worker.tell(quiet=True)
+            for worker in self.workers:
+                self.done.update(await worker.hear_fact("counts"))
+            for worker in self.workers:
+                await self.end(worker)
 
-    async def start(self, process: Process) -> None:
-        await process.start(self.connections, self.random.getrandbits(32))
+    def start(self, index: int, life: int) -> Worker:
+        return self.stack.enter_context(Worker(index, life, self.connections, self.random.getrandbits(32)))
+
+    async def end(self, worker: Worker) -> None:
+        """It was told all, and has nothing more to do."""
+        try:
+            await asyncio.wait_for(worker.finish(), ANSWER_S)
+        except AssertionError as exc:
+            raise Failed(f"process {worker.index}: {exc}") from None
 
     def introduce(self) -> None:
-        peers = {process.index: [process.port, process.life] for process in self.processes}
-        for process in self.processes:
-            process.tell(peers=peers)
+        peers = {worker.index: [worker.port, worker.life] for worker in self.workers}
+        for worker in self.workers:
+            worker.tell(peers=peers)
 
     async def disturb(self, seconds: float) -> None:
         """Stop and kill them, for so long."""
@@ -131,25 +108,25 @@ class Soak:
         while (now := loop.time()) < end:
             if now >= next_kill:
                 next_kill = now + KILL_EVERY_S
-                await self.replace(self.random.randrange(len(self.processes)))
-            victim = self.random.choice(self.processes)
-            victim.signal(signal.SIGSTOP)
+                await self.replace(self.random.randrange(self.count))
+            victim = self.random.choice(self.workers)
+            victim.send_signal(signal.SIGSTOP)
             await asyncio.sleep(STOPPED_S * self.random.random() ** 3)
-            victim.signal(signal.SIGCONT)
+            victim.send_signal(signal.SIGCONT)
             self.done["stops"] += 1
             await asyncio.sleep(STOP_EVERY_S * self.random.random())
 
     async def replace(self, index: int) -> None:
         """Kill one, when all others know that it may leave its conversations; start another in its place."""
-        victim = self.processes[index]
-        others = [process for process in self.processes if process is not victim]
-        for process in others:
-            process.tell(mortal=index)
-        for process in others:
-            await process.hear()
-        await victim.killed()
-        self.processes[index] = Process(index, victim.life + 1)
-        await self.start(self.processes[index])
+        victim = self.workers[index]
+        others = [worker for worker in self.workers if worker is not victim]
+        for worker in others:
+            worker.tell(mortal=index)
+        for worker in others:
+            await worker.hear_fact("known")
+        victim.close()
+        self.workers[index] = new = self.start(index, victim.life + 1)
+        new.port = await new.hear_fact("port")
         self.introduce()
         self.done["kills"] += 1
 

@@ -27,7 +27,8 @@ from enum import IntEnum
 from typing import Any
 
 import rdmanet
-from tests.net.pattern import PERIOD, Pattern
+from tests.streams.pattern import PERIOD, Pattern
+from tests.support.lines import lines, tell
 
 HOST = "127.0.0.1"
 HEADER = struct.Struct(
@@ -116,7 +117,7 @@ class Worker:
     # --- one conversation
 
     async def call(self) -> None:
-        """Begin a conversation with somebody, and go through with it."""
+        """Hold a conversation with a random peer."""
         index = self.random.choice([each for each in self.peers if each != self.index])
         port, life = self.peers[index]
         seed, ending = self.random.getrandbits(32), self.random.choice([Ending.WHOLE] * 6 + list(Ending))
@@ -248,10 +249,10 @@ class Worker:
 
     def fail(self, text: str) -> None:
         self.counts["failed"] += 1
-        say(failure=f"process {self.index}, life {self.life}: {text}")
+        tell(failure=f"process {self.index}, life {self.life}: {text}")
 
     def has_stood_still(self, since: float) -> bool:
-        """A server gives up who keeps others waiting for a second: one that was stopped, say."""
+        """A server gives up on a caller that keeps others waiting for a second, because it was stopped, say."""
         return self.stood_still > since or asyncio.get_running_loop().time() - self.beat > STOOD_STILL_S
 
     async def notice_stops(self) -> None:
@@ -284,19 +285,20 @@ class Worker:
         server = await rdmanet.start_rdma_server(self.side_of_server, HOST, 0, backlog=1024)
         calling: asyncio.Task[None] | None = None
         noticing = asyncio.ensure_future(self.notice_stops())
-        say(port=server.sockets[0].getsockname()[1])
-        async for told in lines():
+        tell(port=server.sockets[0].getsockname()[1])
+        async for line in lines():
+            told = json.loads(line)
             if "peers" in told:
                 self.peers = {int(index): (port, life) for index, (port, life) in told["peers"].items()}
                 calling = calling or asyncio.ensure_future(self.keep_calling())
             if "mortal" in told:
                 self.mortal.add((told["mortal"], self.peers[told["mortal"]][1]))
-                say(known=told["mortal"])
+                tell(known=told["mortal"])
             if "quiet" in told:
                 self.is_quiet = True
                 while self.under_way:
                     await asyncio.wait(set(self.under_way))
-                say(counts=self.counts)
+                tell(counts=self.counts)
         noticing.cancel()
         server.close()
         await server.wait_closed()
@@ -304,18 +306,6 @@ class Worker:
             calling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await calling
-
-
-def say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
-
-
-async def lines() -> AsyncIterator[dict[str, Any]]:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    async for line in reader:
-        yield json.loads(line)
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def installed(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_it_costs_nothing_where_it_is_not_used(pytester, installed) -> None:
-    """In every run of everybody who has the package: nothing of it is imported."""
+    """In every pytest run of every user of the package: nothing of it is imported."""
     pytester.makeconftest("""
         import sys
 
@@ -140,7 +140,7 @@ def test_a_failure_says_which_faults_there_were(pytester, run) -> None:
     result = run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*- rdma faults -*", "RDMANET_SOFT_CHAOS='seed=1, fail=alloc_pd:50%', 1 have come to pass"]
+        ["*- rdma faults -*", "RDMANET_SOFT_CHAOS='seed=1, fail=alloc_pd:50%', 1 happened"]
     )
 
 
@@ -154,7 +154,7 @@ def test_a_mistake_is_explained(pytester, run) -> None:
     """)
     result = run()
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(['*los=5%: there is no fault called "los"; there are delay, loss*'])
+    result.stdout.fnmatch_lines(['*los=5%: unknown fault "los"; use delay, loss*'])
 
 
 def test_faults_end_with_their_block_and_their_test(pytester, run) -> None:
@@ -254,7 +254,7 @@ def test_peers_freeze_and_die(pytester, run) -> None:
                 script = tmp_path / "silent.py"
                 script.write_text("input()")
                 peer = rdma_peer(script)
-                with pytest.raises(TimeoutError, match="silent.py says nothing"):
+                with pytest.raises(TimeoutError, match="silent.py printed no line"):
                     peer.hear(0.05)
                 peer.say("go on")
                 with pytest.raises(EOFError):

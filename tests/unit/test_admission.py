@@ -1,4 +1,4 @@
-"""Who may be half open, for how long, and who is next: with a clock of its own."""
+"""Which connections may be half open, for how long, and which is next; with a simulated clock."""
 
 import heapq
 import itertools

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from rdmanet.cli.text import Progress, table
+from rdmanet.cli.text import Progress, rate_text, size_text, table
 
 
 def test_table_aligns_numbers_to_the_right():
@@ -15,6 +15,22 @@ def test_table_aligns_numbers_to_the_right():
         "a            1.5",
         "long name  12.25",
     ]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (1 << 20, "1.0 MiB"), (64 << 20, "64.0 MiB")],
+)
+def test_a_size_has_a_unit_that_fits(nbytes, text):
+    assert size_text(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0, "0.00 kB/s"), (460, "0.46 kB/s"), (83e6, "83.00 MB/s"), (1e8, "0.10 GB/s"), (2.306e9, "2.31 GB/s")],
+)
+def test_a_rate_has_a_unit_that_fits(rate, text):
+    assert rate_text(rate) == text
 
 
 class Terminal(io.StringIO):

@@ -111,7 +111,7 @@ def pair(
 
 
 def settle(*sides: Side) -> None:
-    """Fair scheduling from here on: everybody reads, nobody pauses. It must come to rest."""
+    """Fair scheduling from here on: both sides read, neither pauses. It must come to rest."""
     for _ in range(100_000):
         before = [(dict(side.sent), side.ledger.received, side.ledger.reaped) for side in sides]
         for side in sides:
@@ -272,7 +272,7 @@ def test_slots_held_back_do_not_starve_the_peer(credit: ModuleType) -> None:
 
 
 def test_news_to_a_peer_that_says_nothing(credit: ModuleType) -> None:
-    """A thousand pieces of news need no data frame and no credit of anybody."""
+    """A thousand pieces of news need no data frame and no credit."""
     a, b = pair(credit, (1, 1), (0, 0), 0)
     settle(a, b)
     a.news = 1000
@@ -299,7 +299,7 @@ def ledger(
     [
         ((15, DATA, 0, 4, 0), "15 bytes"),
         ((0, DATA, 0xFFFF_FFF0, 4, 0), "0 bytes"),
-        ((17, DATA, 2, 4, 0), "promises 2 more"),
+        ((17, DATA, 2, 4, 0), "announces 2 more"),
         ((16, DATA, 0, 4, 0), "0 bytes, 1 to 512"),
         ((16 + 513, DATA, 513, 4, 0), "513 bytes, 1 to 512"),
         ((16 + 513, CREDIT, 513, 4, 0), "Credit of 513"),
@@ -310,10 +310,10 @@ def ledger(
         ((16, 0, 0, 4, 0), "unknown kind or flags 0x0"),
         ((16, 7, 0, 4, 0), "unknown kind or flags 0x7"),
         ((17, DATA | 1 << 8, 1, 4, 0), "unknown kind or flags 0x101"),
-        ((17, DATA, 1, 5, 0), "5 credits granted by a peer of 4 slots"),
-        ((17, DATA, 1, 0x7FFF_FFFF, 0), "credits granted"),
-        ((17, DATA, 1, 4, 1), "1 control frames reaped, 0 were sent"),
-        ((24, PONG, 8, 4, 0), "Pong to no Ping"),
+        ((17, DATA, 1, 5, 0), "a peer with 4 slots granted 5 credits"),
+        ((17, DATA, 1, 0x7FFF_FFFF, 0), "granted 2147483647 credits"),
+        ((17, DATA, 1, 4, 1), "the peer reaped 1 control frames, but only 0 were sent"),
+        ((24, PONG, 8, 4, 0), "Pong without a Ping"),
     ],
 )
 def test_bad_frames_are_the_peers_fault(credit: ModuleType, frame: tuple[int, ...], message: str) -> None:
@@ -328,7 +328,7 @@ def test_a_control_frame_is_no_longer_than_it_need_be(credit: ModuleType) -> Non
     hello = credit.Hello(65536, 4, 8, 4)
     for kind in (CREDIT, ABORT):
         subject = credit.Ledger(hello, hello)
-        with pytest.raises(ProtocolError, match="of 4081 bytes, 4080 are allowed"):
+        with pytest.raises(ProtocolError, match="of 4081 bytes, at most 4080 are allowed"):
             subject.frame_received(16 + 4081, kind, 4081, 4, 0)
         subject.frame_received(16 + 4080, kind, 4080, 4, 0)
 
@@ -372,7 +372,7 @@ def test_more_control_than_allowed(credit: ModuleType) -> None:
 def test_a_pong_reaps_its_ping(credit: ModuleType) -> None:
     subject = ledger(credit)
     subject.control_sent(PING)
-    with pytest.raises(ProtocolError, match="Pong to no Ping"):
+    with pytest.raises(ProtocolError, match="Pong without a Ping"):
         subject.frame_received(24, PONG, 8, 4, 0)
     subject.frame_received(17, DATA, 1, 4, 1)
     assert not subject.may_send(PING), "reaped is not yet answered"
@@ -424,7 +424,7 @@ def test_our_own_faults(credit: ModuleType) -> None:
     for kind in (0, DATA, PONG, 7):
         with pytest.raises(RuntimeError):
             subject.control_sent(kind)
-    with pytest.raises(RuntimeError, match="1 slots freed, 0 were held"):
+    with pytest.raises(RuntimeError, match="1 slots freed, but only 0 were held"):
         subject.slots_freed(1)
     subject.control_sent(FIN)
     with pytest.raises(RuntimeError):
@@ -510,7 +510,7 @@ def test_withheld_slots_are_granted_when_they_are_there(
         assert subject.grant_due()
         subject.control_sent(CREDIT)
         assert (subject.outstanding(), subject.held()) == (5, 3)
-        with pytest.raises(RuntimeError, match="4 slots freed, 3 were held"):
+        with pytest.raises(RuntimeError, match="4 slots freed, but only 3 were held"):
             subject.slots_freed(4)
 
 

@@ -69,7 +69,7 @@ def test_a_peer_whose_process_is_gone():
 
 
 def test_every_class_is_the_packages_own():
-    """Who catches one needs no other import."""
+    """To catch one needs no other import."""
     for name in errors.__all__:
         if isinstance(kind := getattr(errors, name), type):
             assert getattr(rdmanet, name) is kind

@@ -1,4 +1,4 @@
-"""Every descriptor that a library hands out is made non-blocking, and who cannot have that is not made.
+"""Every descriptor that a library hands out is made non-blocking, and an object is not made if that fails.
 
 A failing fcntl(2) cannot be had by asking for it, so a library that is loaded before all others brings one.
 """

@@ -98,13 +98,13 @@ GOOD = [4096, 64, 8, 64, 0]
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "0 bytes of private data"),
-        (b"RDMN\x01", "5 bytes of private data"),
-        (bytes(56), "no rdmanet peer"),
-        (b"GET / HTTP/1.1\r\n", "no rdmanet peer"),
-        (private(GOOD, version=2), "speaks version 2, this side speaks 1"),
+        (b"", "the private data has 0 bytes, at least 6"),
+        (b"RDMN\x01", "the private data has 5 bytes, at least 6"),
+        (bytes(56), "this is not an rdmanet peer"),
+        (b"GET / HTTP/1.1\r\n", "this is not an rdmanet peer"),
+        (private(GOOD, version=2), "speaks version 2, this side speaks version 1"),
         (private(GOOD, version=0), "speaks version 0"),
-        (private(GOOD, extra=1), "hello: says .* bytes, has"),
+        (private(GOOD, extra=1), "hello: it announces .* bytes and has"),
         (private([511, 64, 8, 64, 0]), ">= 512 - at `slot_bytes`"),
         (private([(1 << 24) + 1, 64, 8, 64, 0]), "`slot_bytes`"),
         (private([4096, 0, 8, 0, 0]), "`data_slots`"),
@@ -112,7 +112,7 @@ GOOD = [4096, 64, 8, 64, 0]
         (private([4096, 64, 5, 64, 0]), ">= 6 - at `control_slots`"),
         (private([4096, 64, 256, 64, 0]), "`control_slots`"),
         (private([4096, 64, 8, -1, 0]), "`credits`"),
-        (private([4096, 64, 8, 65, 0]), "credits 65 exceed the 64 data_slots"),
+        (private([4096, 64, 8, 65, 0]), "65 credits exceed the 64 data_slots"),
         (private([4096, 64, 8, 64, 1 << 32]), "`features`"),
         (private([4096, "64", 8, 64, 0]), "`data_slots`"),
         (private([4096, True, 8, 64, 0]), "`data_slots`"),
@@ -129,7 +129,7 @@ def test_bad_hello(credit: ModuleType, data: bytes, message: str) -> None:
 
 
 def test_impossible_hello_is_not_sent(credit: ModuleType) -> None:
-    with pytest.raises(ProtocolError, match="credits 65"):
+    with pytest.raises(ProtocolError, match="65 credits exceed"):
         credit.pack_hello(credit.Hello(4096, 64, 8, 65))
 
 
@@ -192,7 +192,7 @@ def test_the_widest_region(credit: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ([2, 8, [], [], []], "grants 8, but its header 9"),
+        ([2, 8, [], [], []], "grants 8 credits, but its header grants 9"),
         ([6, 9, [], [], []], "credit: Invalid value"),
         ([9, [], [], []], "credit: "),
         ([2], "credit: "),
@@ -206,7 +206,7 @@ def test_the_widest_region(credit: ModuleType) -> None:
         ([2, 9, [[1, 0, 1, 0, 0, ""]], [], []], "access 0x0"),
         ([2, 9, [[1, 0, 1, 0, 1, ""]], [], []], "access 0x1 "),
         ([2, 9, [[1, 2**64 - 1, 2, 0, 2, ""]], [], []], "beyond the address space"),
-        ([2, 9, [[1, 0, 1, 0, 2, "ä" * 128]], [], []], "a name of 256 bytes"),
+        ([2, 9, [[1, 0, 1, 0, 2, "ä" * 128]], [], []], "its name has 256 bytes"),
         ([2, 9, [[1, 0, 1, 0, 2, "", 0]], [], []], "at `regions"),
         ([2, 9, [[1, 0, 1, 0, 2]], [], []], "at `regions"),
     ],

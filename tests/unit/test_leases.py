@@ -62,13 +62,13 @@ class Stage:
         self.did.append("free")
 
     # the lessor
-    def _stop_queue_pair(self):
+    def stop_queue_pair(self):
         self.did.append("stop")
 
-    def _lease_stuck(self, error):
+    def lease_stuck(self, error):
         self.did.append(type(error).__name__)
 
-    def _lease_over(self, lease):
+    def lease_over(self, lease):
         assert lease is self.lease and lease.state is State.OVER
         self.did.append("over")
 

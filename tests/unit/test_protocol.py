@@ -32,6 +32,21 @@ def machine(*events: Event) -> Machine:
     return subject
 
 
+def writes(subject: Machine) -> bool:
+    """May the application's bytes be taken?"""
+    return subject.writing is W.OPEN and subject.state is not S.OPENING
+
+
+def reads(subject: Machine) -> bool:
+    """Are received bytes to be delivered?"""
+    return subject.state in (S.OPEN, S.EOF_PENDING, S.DRAINING, S.DRAINING_TO_EOF)
+
+
+def disconnect(subject: Machine, undelivered: bool, error: BaseException | None = None) -> Action:
+    """The connection is gone: are bytes of ours not known to have arrived?"""
+    return subject.receive(E.CUT_OFF if undelivered else E.DISCONNECTED, error)
+
+
 # ---------------------------------------------------------------------------
 # The tables
 # ---------------------------------------------------------------------------
@@ -122,7 +137,7 @@ def test_any_story_ends_well(events: list[Event]) -> None:
         transport.feed(event)
     subject = transport.machine
     assert subject.state is S.CLOSED and subject.writing is W.OVER
-    assert subject.closing and not subject.can_write and not subject.can_read
+    assert subject.closing and not writes(subject) and not reads(subject)
     for action in (A.LOSE, A.RELEASE, A.DISCONNECT):
         assert transport.done.count(action) == 1, action
     for action in (A.SEND_FIN, A.SEND_ABORT, A.DELIVER_EOF):
@@ -156,9 +171,9 @@ def test_without_fin_and_close_the_end_is_an_error(events: list[Event]) -> None:
 
 def test_eof_after_the_last_byte() -> None:
     subject = machine(E.FIN_RECEIVED)
-    assert subject.can_read and subject.can_write and not subject.closing
+    assert reads(subject) and writes(subject) and not subject.closing
     assert subject.receive(E.DELIVERED) == A.DELIVER_EOF
-    assert subject.can_write and not subject.can_read
+    assert writes(subject) and not reads(subject)
 
 
 def test_eof_declined_closes() -> None:
@@ -178,9 +193,9 @@ def test_write_eof_keeps_receiving() -> None:
     subject = machine()
     assert subject.receive(E.WRITE_EOF) == A.SEND_FIN
     assert subject.receive(E.WRITE_EOF) == NOTHING
-    assert not subject.can_write and subject.can_read and not subject.closing
+    assert not writes(subject) and reads(subject) and not subject.closing
     assert subject.receive(E.FIN_COMPLETED) == NOTHING
-    assert subject.can_read
+    assert reads(subject)
     subject.receive(E.FIN_RECEIVED)
     assert subject.receive(E.DELIVERED) == A.DELIVER_EOF
 
@@ -188,7 +203,7 @@ def test_write_eof_keeps_receiving() -> None:
 def test_close_waits_for_fin_and_nothing_else() -> None:
     subject = machine()
     assert subject.receive(E.CLOSE) == A.STOP_READING | A.SEND_FIN
-    assert subject.closing and not subject.can_write and not subject.can_read
+    assert subject.closing and not writes(subject) and not reads(subject)
     assert subject.receive(E.CLOSE) == NOTHING
     assert subject.receive(E.FIN_RECEIVED) == NOTHING
     assert subject.receive(E.FIN_COMPLETED) == END
@@ -217,7 +232,7 @@ def test_abort_is_at_once_and_no_error_here(before: tuple[Event, ...]) -> None:
 def test_abort_is_a_reset_at_the_peer_after_what_came_before() -> None:
     subject = machine()
     assert subject.receive(E.ABORT_RECEIVED) == A.DISCARD_WRITES | A.DISCONNECT
-    assert subject.can_read and not subject.can_write and subject.closing
+    assert reads(subject) and not writes(subject) and subject.closing
     assert subject.receive(E.DELIVERED) == A.LOSE | A.RELEASE
     assert isinstance(subject.error, ConnectionResetError)
     assert subject.error.errno == errno.ECONNRESET
@@ -227,7 +242,7 @@ def test_abort_is_a_reset_at_the_peer_after_what_came_before() -> None:
 def test_an_end_without_fin_is_an_error(undelivered: bool) -> None:
     cause = ConnectionResetError(errno.ECONNRESET, "retries exceeded")
     subject = machine()
-    assert subject.disconnected(undelivered=undelivered, error=cause) == A.DISCARD_WRITES | A.DISCONNECT
+    assert disconnect(subject, undelivered=undelivered, error=cause) == A.DISCARD_WRITES | A.DISCONNECT
     assert subject.receive(E.DELIVERED) == A.LOSE | A.RELEASE
     assert subject.error is cause
 
@@ -236,8 +251,8 @@ def test_an_end_without_fin_is_an_error(undelivered: bool) -> None:
 def test_an_end_after_fin(undelivered: bool) -> None:
     """Pending bytes and end of file are delivered either way; bytes of ours that are lost are an error."""
     subject = machine(E.FIN_RECEIVED)
-    subject.disconnected(undelivered=undelivered)
-    assert subject.can_read
+    disconnect(subject, undelivered=undelivered)
+    assert reads(subject)
     assert subject.receive(E.DELIVERED) == A.DELIVER_EOF | A.LOSE | A.RELEASE
     assert isinstance(subject.error, ConnectionResetError if undelivered else type(None))
     assert subject.receive(E.EOF_DECLINED) == NOTHING
@@ -247,7 +262,7 @@ def test_an_end_after_fin(undelivered: bool) -> None:
 @pytest.mark.parametrize("before", [(E.FIN_RECEIVED, E.DELIVERED), (E.CLOSE,), (E.FIN_RECEIVED, E.CLOSE)])
 def test_an_end_that_nothing_waits_for(before: tuple[Event, ...], undelivered: bool) -> None:
     subject = machine(*before)
-    assert subject.disconnected(undelivered=undelivered) & END == END
+    assert disconnect(subject, undelivered=undelivered) & END == END
     assert isinstance(subject.error, ConnectionResetError if undelivered else type(None))
 
 
@@ -295,7 +310,7 @@ def test_a_callback_that_raises_ends_its_connection(before: tuple[Event, ...]) -
 @pytest.mark.parametrize("event", [E.DISCONNECTED, E.CUT_OFF, E.TIMED_OUT, E.PEER_VIOLATED, E.CLOSE, E.ABORT])
 def test_what_was_never_made_is_never_lost(event: Event) -> None:
     subject = Machine()
-    assert not subject.can_write and not subject.can_read
+    assert not writes(subject) and not reads(subject)
     assert subject.receive(event) == A.DISCONNECT | A.RELEASE
     assert (subject.error is None) == (event in (E.CLOSE, E.ABORT))
     assert subject.state is S.CLOSED

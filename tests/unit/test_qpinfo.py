@@ -62,12 +62,12 @@ def test_what_are_no_bytes(data):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"qp_num": 1 << 24}, "qp_num 16777216 is not a number of 24 bits"),
+        ({"qp_num": 1 << 24}, "qp_num 16777216 does not fit in 24 bits"),
         ({"qp_num": -1}, "qp_num -1"),
         ({"qp_num": 1, "psn": 1 << 24}, "psn"),
         ({"qp_num": 1, "lid": 1 << 16}, "lid 65536"),
         ({"qp_num": 1, "gid": b"short"}, "gid: 5 bytes, a GID has 16"),
-        ({"qp_num": 1, "mtu": 1000}, "mtu 1000 is none of 256, 512"),
+        ({"qp_num": 1, "mtu": 1000}, "mtu 1000 is not one of 256, 512"),
     ],
 )
 def test_what_does_not_fit(fields, said):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DEVICE = ROOT / "tests" / "device"
+VERBS = ROOT / "tests" / "verbs"
 PAGE = (ROOT / "docs" / "rules.md").read_text()
 
 
@@ -28,25 +28,25 @@ def named() -> set[tuple[str, str]]:
             if "::" in name:
                 file, _, name = name.partition("::")
             assert file, row
-            rules = DEVICE / f"test_rules_{file}.py"
-            path = rules if rules.exists() else DEVICE / f"test_{file}.py"
+            rules = VERBS / f"test_rules_{file}.py"
+            path = rules if rules.exists() else VERBS / f"test_{file}.py"
             # `errors` and `states` have no test_rules_ file; a name may be of either where both exist.
             if rules.exists() and name not in names_in(rules):
-                path = DEVICE / f"test_{file}.py"
+                path = VERBS / f"test_{file}.py"
             found.add((path.name, name))
     return found
 
 
 def test_the_page_names_what_exists() -> None:
     for file, name in sorted(named()):
-        assert name in names_in(DEVICE / file), f"docs/rules.md: {file}::{name}"
+        assert name in names_in(VERBS / file), f"docs/rules.md: {file}::{name}"
 
 
 def test_every_rule_has_its_row() -> None:
     rows = named()
     missing = [
         f"{path.name}::{name}"
-        for path in sorted(DEVICE.glob("test_rules_*.py"))
+        for path in sorted(VERBS.glob("test_rules_*.py"))
         for name in sorted(names_in(path))
         if (path.name, name) not in rows
     ]

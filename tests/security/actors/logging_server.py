@@ -1,7 +1,7 @@
 """A server by asyncio, with a queue pair that waits for its peer by TCP: what does its logging get of strangers?
 
-It says the TCP port of the queue pair. When it hears that they have gone it says what was logged meanwhile, and how
-long that was.
+It says the TCP port of the queue pair. When it hears that they have gone it logs what is left to log, and says so. When
+it hears again it says what was logged in all, and how long that was.
 """
 
 import asyncio
@@ -42,6 +42,13 @@ async def serve():
             qp.to_rtr(PEER, entry.gid, sgid_index=entry.gid_index)
             began = time.monotonic()
             say(port=qp.qp_num >> 8)
+            await asyncio.get_running_loop().run_in_executor(None, hear)
+            count = -1
+            while count != len(kept.lines):  # each turn of the loop logs some, if there are any
+                count = len(kept.lines)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            say(caught_up=True)
             await asyncio.get_running_loop().run_in_executor(None, hear)
             seconds = time.monotonic() - began
     lines = [text for name, level, text in kept.lines if (name, level) == ("rdmanet.device", "WARNING")]

@@ -5,31 +5,36 @@ usage: offer_liar PORT ATTACK...; each attack has a connection of its own, on wh
 slots have held one. Tells what came back of it, and the server's last words.
 """
 
-from hostile import ABORT, DATA, Client, frame
-from rdmanet import credit
-from rdmanet._core import WROpcode
+import asyncio
 
-for attack in argv[1:]:
-    client = Client(int(argv[0]))
-    region = client.news().regions[0]
+from tests.support.bare_peer import ABORT, CREDIT, DATA, BarePeer, frame
+
+from rdmanet import credit
+from rdmanet._core import Library, WROpcode
+
+
+async def attack(what, size):
+    client = BarePeer(Library.embedded(), renews=True)
+    await client.connect("127.0.0.1", int(argv[0]), retry_count=7)
+    await client.done(frame(CREDIT))
+    region = await client.offered()
     there = {"remote_addr": region.address, "rkey": region.rkey}
     for n in range(24):  # each is echoed, and its slot posted again
-        client.post(WROpcode.SEND, frame(DATA, b"mine %02d" % n, granted=16 + n, reaped=client.reaped))
-        kind, body = client.next_frame()
+        await client.done(frame(DATA, b"mine %02d" % n, granted=16 + n, reaped=client.reaped))
+        kind, body = await client.next_frame()
         while kind not in (0, DATA):
-            kind, body = client.next_frame()
+            kind, body = await client.next_frame()
         assert (kind, body) == (DATA, b"mine %02d" % n), (kind, body)
-    what, _, size = attack.partition(":")
-    data = (frame(DATA, b"frame", granted=40, reaped=client.reaped) + bytes(200))[: int(size)]
+    data = (frame(DATA, b"frame", granted=40, reaped=client.reaped) + bytes(200))[:size]
     if what == "write":
-        sent = client.post(WROpcode.RDMA_WRITE_WITH_IMM, data, **there)
+        sent = await client.done(data, WROpcode.RDMA_WRITE_WITH_IMM, **there)
     elif what == "imm":
-        sent = client.post(WROpcode.SEND_WITH_IMM, data)
+        sent = await client.done(data, WROpcode.SEND_WITH_IMM)
     else:
-        sent = client.post(WROpcode.SEND, data)
+        sent = await client.done(data)
     back, words = b"", None
     while True:
-        kind, body = client.next_frame()
+        kind, body = await client.next_frame()
         if kind == DATA:
             back += body
             break
@@ -37,5 +42,10 @@ for attack in argv[1:]:
             words = credit.unpack_abort(body).reason
         if kind in (0, ABORT):
             break
-    say(attack=attack, sent=sent, echoed=back.decode(errors="replace"), words=words)
     client.close()
+    return {"sent": sent.name, "echoed": back.decode(errors="replace"), "words": words}
+
+
+for each in argv[1:]:
+    what, _, size = each.partition(":")
+    say(attack=each, **asyncio.run(attack(what, int(size))))

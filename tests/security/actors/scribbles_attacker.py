@@ -10,7 +10,7 @@ It finds the server's arena in its own address space, and then does what it is t
     {"scribble": "all", "value": n}       each word of the head, of all that is alive, and some thousand of the heap
     {"watch": true}                       until the server has set a word right that is only its own
 
-It says how many words it has written. rdmanet/soft/arena.h has the layout.
+It says how many words it has written. rdmanet/soft/shm/arena.h has the layout.
 """
 
 import asyncio

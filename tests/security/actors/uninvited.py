@@ -19,8 +19,8 @@ from pathlib import Path
 import rdmanet
 
 AT_ONCE = 20
-FRAMES = (Path(rdmanet.__file__).parent / "soft/stream_frames.h").read_text()
-VERSION = int(re.search(r"RN_STREAM_VERSION = (\d+)", FRAMES)[1])
+FRAMES = (Path(rdmanet.__file__).parent / "soft/tcp/frames.h").read_text()
+VERSION = int(re.search(r"RN_TCP_VERSION = (\d+)", FRAMES)[1])
 HELLO = struct.Struct("<4sHHIIII16s32s")
 HAS_SECRET = 1
 GREETING, CHALLENGE, WELCOME = 72, 2, 1

@@ -1,0 +1,192 @@
+# How long to poll a completion queue before sleeping on its channel. watcher.pxi polls, arms and sleeps.
+#
+# Polling a queue costs nanoseconds; waking a sleeping process costs some 20 us in each direction. So whoever expects a
+# message goes on polling while that pays. Time goes like this, again and again:
+#
+#     a message comes    the program works for it    nothing is left to do            the next message comes
+#     |<------------- busy ------------------------->|<------------- wait ----------->|
+#
+# Both are learned. Polling through a wait of up to SHORT_WAIT_NS costs no more than to sleep and be woken. A longer one
+# costs processor time, so it is polled through only if the program itself uses about as much: then polling at most
+# doubles what the process uses. Programs gain most when both sides do real work for each message.
+#
+# If other threads need the processor, polling may starve the very thread that we wait for, so no message comes. Or the
+# others get the processor, and we see that our own processor time falls behind the clock. After two such waits in a
+# row, the next 2, 6, 14, ... are slept through.
+
+cdef extern from * nogil:
+    """
+    static inline void cpu_relax(void)
+    {
+    #if defined(__x86_64__)
+        __builtin_ia32_pause();
+    #elif defined(__aarch64__)
+        __asm__ volatile("yield");
+    #endif
+    }
+
+    /* A clock that costs less than clock_gettime(), for intervals of about a microsecond. */
+    static inline uint64_t cheap_clock(void)
+    {
+    #if defined(__x86_64__)
+        return __builtin_ia32_rdtsc();
+    #elif defined(__aarch64__)
+        uint64_t t;
+        __asm__ volatile("mrs %0, cntvct_el0" : "=r"(t));
+        return t;
+    #else
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+    #endif
+    }
+
+    /* About a microsecond of it: time-stamp counters of x86 run at 1 to 5 GHz. */
+    static inline uint64_t cheap_microsecond(void)
+    {
+    #if defined(__x86_64__)
+        return 2500;
+    #elif defined(__aarch64__)
+        uint64_t hertz;
+        __asm__ volatile("mrs %0, cntfrq_el0" : "=r"(hertz));
+        return hertz / 1000000;
+    #else
+        return 1000;
+    #endif
+    }
+    """
+    void cpu_relax()
+    uint64_t cheap_clock()
+    uint64_t cheap_microsecond()
+
+cdef extern from "time.h" nogil:
+    ctypedef long time_t
+    struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int clock_gettime(int, timespec *)
+    enum: CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
+
+cdef enum:
+    SPIN_NS = 2000
+    SLEEP_COST_NS = 50000           # how much of a wait that was slept through is due to the sleep, of both sides
+    SHORT_WAIT_NS = 75000
+    OTHER_WORK_NS = 10000           # so long between two passes: the loop had something else to do
+    UNKNOWN_WORK_NS = 100000        # a message may mean so much work before any is learned
+    WAIT_CLIP_NS = 2000000          # what is longer counts as this
+    BUSY_CLIP_NS = 750000           # so a long wait is always longer than the work
+    MOVES_MOST = 4                  # so often other work puts off the end of polling for one message
+    WINDOW_NS = 1000000             # poll no longer than this in one wait
+    WINDOW_BLOCKED_NS = 200000      # nor than this where bytes wait for credits
+    WINDOW_FLOOR_NS = 20000
+    STOLEN_NS = 20000               # so much less than passed, and a quarter of it: others need the processor
+    MISSES_MOST = 8
+    LONGEST_S = 1000000             # a limit in seconds that means "unlimited"
+
+ctypedef struct watch_window:
+    uint64_t limit_ns           # 0: never poll
+    bint is_given               # the limit was given: poll for so long, whatever is learned
+    uint64_t ns                 # the learned time
+    uint64_t busy_ns, wait_ns   # averages
+    uint64_t heard_ns           # when the last message came
+    uint64_t idle_ns            # since when there is nothing to do
+    uint32_t moved              # how often that was moved since the last message
+    uint64_t looked_ns          # when the last pass ended, or when we were woken
+    uint64_t used_ns            # this thread's processor time when the last message came; 0: not known
+    uint32_t misses             # waits in a row in which polling was no use,
+    uint32_t to_sleep           # and how many are to be slept through for it
+    bint missed                 # the one that is not over is such a one
+    bint slept                  # since the last message
+
+
+cdef inline uint64_t now_ns() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
+
+
+cdef inline uint64_t used_ns() noexcept nogil:
+    """This thread's processor time. Asking for it is a system call."""
+    cdef timespec t
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t)
+    return <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
+
+
+cdef int watch_limit(watch_window *window, busy_poll) except -1:
+    """Poll for at most busy_poll seconds; None: as long as learned from the traffic."""
+    if busy_poll is not None and not busy_poll >= 0:
+        raise ValueError(f"busy_poll={busy_poll!r}: it must be None or at least 0 seconds")
+    window.is_given = busy_poll is not None
+    window.limit_ns = WINDOW_NS if busy_poll is None else int(min(busy_poll, LONGEST_S) * 1e9)
+    window.ns = min(window.limit_ns, <uint64_t>WINDOW_BLOCKED_NS)
+    window.busy_ns = window.wait_ns = 0
+    window.misses = window.to_sleep = 0
+    return 0
+
+
+cdef inline uint64_t watch_time(const watch_window *window, bint blocked) noexcept:
+    """How long to poll in this wait."""
+    if window.is_given:
+        return window.limit_ns
+    if window.to_sleep or not window.limit_ns:
+        return 0
+    return max(window.ns, <uint64_t>WINDOW_BLOCKED_NS) if blocked else window.ns
+
+
+cdef inline bint watch_on(watch_window *window, uint64_t now, bint blocked) noexcept:
+    """Whether to look again, at the end of a pass."""
+    cdef uint64_t ns = watch_time(window, blocked), since
+    if now - window.looked_ns > OTHER_WORK_NS and window.moved < MOVES_MOST:
+        window.idle_ns = now
+        window.moved += 1
+    window.looked_ns = now
+    # What a loop does long after a message is not for that message.
+    since = min(window.idle_ns, window.heard_ns + UNKNOWN_WORK_NS + 4 * window.busy_ns)
+    if now - since < ns:
+        return True
+    if ns and not window.missed and since == window.idle_ns:
+        window.missed = True
+        watch_missed(window)
+    return False
+
+
+cdef inline void watch_missed(watch_window *window) noexcept:
+    window.misses = min(window.misses + 1, <uint32_t>MISSES_MOST)
+    window.to_sleep = (1 << window.misses) - 2
+
+
+cdef inline bint watch_robbed(watch_window *window, uint64_t passed) noexcept:
+    """Whether others have used the processor since the last message, `passed` ago. This thread has not slept."""
+    cdef uint64_t before = window.used_ns, used
+    if passed < OTHER_WORK_NS:
+        window.used_ns = 0
+        return False
+    used = window.used_ns = used_ns()
+    return before != 0 and passed > used - before + max(<uint64_t>STOLEN_NS, passed // 4)
+
+
+cdef inline void watch_learn(watch_window *window, uint64_t now) noexcept:
+    """A message has come, and its callbacks have run."""
+    cdef uint64_t came = window.looked_ns, idle = min(max(window.idle_ns, window.heard_ns), came)
+    cdef uint64_t busy = idle - window.heard_ns, wait = came - idle
+    if window.slept:
+        # If both sides sleep, most of each wait is sleep; without this correction they would never start to poll.
+        wait = wait - SLEEP_COST_NS if wait > SLEEP_COST_NS else 0
+        window.slept = False
+        window.used_ns = 0
+        if window.to_sleep:
+            window.to_sleep -= 1
+    elif watch_robbed(window, came - window.heard_ns):
+        watch_missed(window)
+    elif wait:
+        window.misses = 0
+    window.missed = False
+    window.moved = 0
+    window.busy_ns = (3 * window.busy_ns + min(busy, <uint64_t>BUSY_CLIP_NS)) >> 2
+    window.wait_ns = (3 * window.wait_ns + min(wait, <uint64_t>WAIT_CLIP_NS)) >> 2
+    window.heard_ns = came
+    window.idle_ns = window.looked_ns = now
+    if window.wait_ns > max(<uint64_t>SHORT_WAIT_NS, WINDOW_FLOOR_NS + window.busy_ns + window.busy_ns // 4):
+        window.ns = 0
+    else:
+        window.ns = min(window.limit_ns, WINDOW_FLOOR_NS + 2 * window.wait_ns)

@@ -1,0 +1,85 @@
+"""The application's protocol: how its methods are called, and what becomes of the exceptions they raise.
+
+A connection calls its protocol from the event loop, where nobody awaits. So each method runs in the context that the
+transport was created with, and an exception goes to the loop's exception handler. Whether an exception also ends the
+connection is not decided here.
+
+Received bytes do not pass through here: _pyx/sink.pxi calls data_received() and buffer_updated().
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+
+class Callbacks:
+    """Calls the methods of one connection's protocol.
+
+    :ivar protocol: the current protocol; None until `make_protocol`
+    :ivar context: the context in which its methods run
+    :ivar transport: what the protocol gets in connection_made(); None when the connection has been released
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        context: contextvars.Context,
+        factory: Callable[[], asyncio.BaseProtocol],
+    ) -> None:
+        self.protocol: asyncio.BaseProtocol | None = None
+        self.context = context
+        self.transport: asyncio.Transport | None = transport
+        self._loop = loop
+        self._factory = factory
+
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        """Call the factory. What it raises is the caller's."""
+        protocol = self.protocol = self.context.run(self._factory)
+        return protocol
+
+    def connection_made(self) -> None:
+        """Call connection_made(). If it raises, the connection goes on, as asyncio's and uvloop's do."""
+        assert self.protocol is not None and self.transport is not None
+        try:
+            self.context.run(self.protocol.connection_made, self.transport)
+        except Exception as exc:
+            self.report(exc, "connection_made() failed")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Call connection_lost(), if there is a protocol. The caller has entered the context."""
+        if self.protocol is None:
+            return
+        try:
+            self.protocol.connection_lost(error)
+        except Exception as exc:
+            self.report(exc, "connection_lost() failed")
+
+    def listens_for(self, name: str) -> bool:
+        """Whether the protocol has a method of this name."""
+        return hasattr(self.protocol, name)
+
+    def tell(self, name: str, *arguments: Any) -> Any:
+        """Call a method that a protocol need not have, and return its result; None without it. It may raise."""
+        method = getattr(self.protocol, name, None)
+        return None if method is None else self.context.run(method, *arguments)
+
+    def report(self, exc: BaseException, message: str) -> None:
+        """Call the loop's exception handler."""
+        self._loop.call_exception_handler(
+            {"message": message, "exception": exc, "transport": self.transport, "protocol": self.protocol}
+        )
+
+
+def is_buffered(protocol: asyncio.BaseProtocol) -> bool:
+    """Whether a protocol gets its bytes through get_buffer().
+
+    asyncio's loop asks for the base class, uvloop for the method. A protocol that has the methods of that base class,
+    and no data_received(), can mean nothing else.
+    """
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        return True
+    return hasattr(protocol, "get_buffer") and not hasattr(protocol, "data_received")

@@ -1,0 +1,315 @@
+"""From an address, or from a request, to an established connection.
+
+Theory
+------
+The connecting side resolves the address and the route, creates a queue pair, posts its whole receive ring, and calls
+``rdma_connect`` with a Hello in the private data. The accepting side checks that Hello, posts its own ring, and accepts
+with its Hello. Then the connecting side sends first, a Credit frame, because iWARP demands that (rdma_connect(3)). The
+accepting side holds back its writes until that frame has arrived. Nothing here blocks: each step ends with an event on
+the loop context's file descriptor.
+
+An ``Endpoint`` (rdma_cm's word, rdma_create_ep(3)) is the identifier and the queue pair that a connection keeps all its
+life. It also gets the connection manager's later events: that the peer has disconnected, for example.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import logging
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Protocol
+
+from rdmanet import credit
+from rdmanet._core import (
+    CMID,
+    CQ,
+    QP,
+    SRQ,
+    STREAM_SHARED_OWN,
+    CMEvent,
+    CMEventType,
+    QPCap,
+    QPInitAttr,
+    StreamEngine,
+    stream_queue_depths,
+)
+from rdmanet.addresses import SockAddr
+from rdmanet.connection import Connection
+from rdmanet.errors import ProtocolError, endpoint
+from rdmanet.loop_context import LoopContext
+from rdmanet.options import StreamConfig
+
+logger = logging.getLogger("rdmanet")
+
+SHARED_RNR_RETRY = 7
+"""Retry forever: a peer that overruns its credits consumes other connections' receives."""
+
+
+class Role(Enum):
+    """Which side of a connection this is."""
+
+    CLIENT = auto()
+    """The side that connects, and sends the first frame."""
+    SERVER = auto()
+
+
+class EndpointOwner(Protocol):
+    """What an endpoint reports to: a ``Lifecycle``."""
+
+    def _established(self, event: CMEvent) -> None:
+        """Both sides are ready. What this raises reaches the caller of ``connect()``, or ``_establishing_failed``."""
+
+    def _establishing_failed(self, error: Exception) -> None:
+        """``_established`` raised on the accepting side, where nobody waits for it."""
+
+    def _on_connection_error(self, error: OSError) -> None:
+        """The connection, or the peer's attempt at one, is over."""
+
+
+class Endpoint:
+    """A connection identifier and its queue pair.
+
+    :ivar role: which side this is
+    :ivar id: the identifier, once there is one
+    :ivar connected: the connection has been established at some time, so there is something to disconnect
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        loop_context: LoopContext,
+        config: StreamConfig,
+        connection: Connection,
+        owner: EndpointOwner,
+    ) -> None:
+        self.role = role
+        self.id: CMID | None = None
+        self.connected = False
+        self._loop_context = loop_context
+        self._config = config
+        self._connection = connection
+        self._owner: EndpointOwner | None = owner
+        self._cq: CQ | None = None  # the queue in which room is reserved for the queue pair's completions
+        self._waiter: asyncio.Future[None] | None = None
+        self._awaited: CMEventType | None = None
+
+    # -- connecting ----------------------------------------------------------------------------------------
+
+    async def connect(self, address: SockAddr, local: SockAddr | None, context: contextvars.Context) -> None:
+        """Connect to ``address``. When this returns, the owner's ``_established`` has returned.
+
+        Raises TimeoutError after ``connect_timeout``, other OSErrors, and what ``_established`` raised. If this raises
+        or is cancelled, what it has begun is still there, and the owner must take it apart.
+        """
+        timeout = self._config.connect_timeout
+        resolve_ms = 2000 if timeout is None else max(1, int(timeout * 1000))
+        try:
+            async with asyncio.timeout(timeout):
+                cm_id = self.id = self._loop_context.create_id(self._cm_event)
+                await self._step(
+                    CMEventType.ADDR_RESOLVED, lambda: cm_id.resolve_addr(local, address, resolve_ms)
+                )
+                await self._step(CMEventType.ROUTE_RESOLVED, lambda: cm_id.resolve_route(resolve_ms))
+                self._prepare(cm_id, context)
+                hello = credit.pack_hello(self.hello())
+                await self._step(
+                    CMEventType.ESTABLISHED,
+                    lambda: cm_id.connect(private_data=hello, retry_count=7, rnr_retry_count=0),
+                )
+        except TimeoutError as exc:
+            if exc.args:
+                raise
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"no connection to {endpoint(address)} within {timeout} s"
+            ) from None
+
+    async def _step(self, awaited: CMEventType, begin: Callable[[], None]) -> None:
+        """Begin something and wait for its event; any other event of the identifier is its failure."""
+        self._awaited = awaited
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            begin()
+            await waiter
+        finally:
+            self._waiter = self._awaited = None
+
+    def fail(self, error: BaseException) -> bool:
+        """Make ``connect()`` raise this error; False if nobody waits in ``connect()``."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+        return waiter is not None
+
+    # -- accepting -----------------------------------------------------------------------------------------
+
+    def accept(self, cm_id: CMID, hello: credit.Hello, context: contextvars.Context) -> None:
+        """Accept a request whose Hello has been checked. It goes on when ESTABLISHED comes."""
+        self.id = cm_id
+        self._loop_context.adopt_id(cm_id, self._cm_event)
+        self._prepare(cm_id, context)
+        self.agree(hello)
+        shares = self._connection.shared is not None
+        cm_id.accept(
+            private_data=credit.pack_hello(self.hello()),
+            rnr_retry_count=SHARED_RNR_RETRY if shares else 0,
+        )
+
+    # -- both ----------------------------------------------------------------------------------------------
+
+    def hello(self) -> credit.Hello:
+        """What the peer must know about our receives."""
+        slots = self._config.data_slots
+        first = slots if self._connection.shared is None else min(STREAM_SHARED_OWN, slots)
+        return credit.Hello(self._config.slot_bytes, slots, credit.CONTROL_SLOTS, first)
+
+    def agree(self, hello: credit.Hello) -> None:
+        """Take in what the peer says about its receives. From now on its frames may come."""
+        ledger = credit.Ledger(self.hello(), hello, withhold=self._connection.shared is not None)
+        self._connection.agree(ledger, hello.slot_bytes)
+
+    def _prepare(self, cm_id: CMID, context: contextvars.Context) -> None:
+        """Create a queue pair with its receives posted, on the device that the address belongs to."""
+        assert cm_id.context is not None
+        config, connection = self._config, self._connection
+        engine = self._loop_context.engine_for(cm_id.context, config.busy_poll)
+        shared_slots = config.shared_slots if self._shares(engine) else None
+        connection.attach(engine, context, config.slot_bytes, config.data_slots, shared_slots)
+        if connection.shared is not None:
+            cq, srq = connection.shared.cq, connection.shared.srq
+        else:
+            cq, srq = engine.reserve(sum(stream_queue_depths(config.data_slots))), None
+            self._cq = cq
+        connection.start(self._create_queue_pair(cm_id, engine, cq, srq))
+
+    def _shares(self, engine: StreamEngine) -> bool:
+        """Whether to receive from a shared queue: it is asked for, and the device has them."""
+        if not self._config.shared_receive:
+            return False
+        if not engine.can_share:
+            logger.warning(
+                "device %s has no shared receive queues: each connection has a ring of its own",
+                engine.pd.context.name,
+            )
+        return engine.can_share
+
+    def _create_queue_pair(self, cm_id: CMID, engine: StreamEngine, cq: CQ, srq: SRQ | None) -> QP:
+        sends, receives = stream_queue_depths(self._config.data_slots)
+        if srq is not None:
+            receives = 0
+        for inline in (engine.max_inline, 64, 0):
+            cap = QPCap(
+                max_send_wr=sends,
+                max_recv_wr=receives,
+                max_send_sge=2,
+                max_recv_sge=1,
+                max_inline_data=inline,
+            )
+            try:
+                qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=cq, recv_cq=cq, srq=srq))
+            except OSError as exc:
+                # The largest inline size is the one limit that ibv_query_device does not report.
+                if exc.errno != errno.EINVAL or inline == 0:
+                    raise
+            else:
+                engine.max_inline = inline
+                return qp
+        raise AssertionError("unreachable: the last attempt raises")
+
+    # -- what the connection manager says ------------------------------------------------------------------
+
+    def _cm_event(self, event: CMEvent) -> None:
+        """An event of our identifier."""
+        kind, owner = event.type, self._owner
+        if owner is None:
+            return
+        if kind is self._awaited or kind is CMEventType.ESTABLISHED:
+            self._step_done(event, owner)
+        elif kind not in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
+            waiter = self._waiter
+            if self._connection.qp is not None:
+                self._loop_context.hear_device(
+                    self._connection.engine
+                )  # it may know the reason, and end the connection for that
+            if waiter is None:
+                owner._on_connection_error(_lost_error(event))
+            elif not waiter.done():
+                owner._on_connection_error(_connect_error(event))
+
+    def _step_done(self, event: CMEvent, owner: EndpointOwner) -> None:
+        waiter, self._waiter = self._waiter, None
+        try:
+            if event.type is CMEventType.ESTABLISHED:
+                self.connected = True
+                owner._established(event)
+        except Exception as exc:
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(exc)
+            else:
+                owner._establishing_failed(exc)
+            return
+        except BaseException:
+            if waiter is not None:
+                waiter.cancel()  # a KeyboardInterrupt, for example: if the loop runs again, nobody waits in vain
+            raise
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def disconnect(self) -> None:
+        """Tell the peer that the connection is over, if there was one."""
+        if self.connected and self.id is not None:
+            with contextlib.suppress(OSError):
+                self.id.disconnect()
+
+    def destroy_queue_pair(self) -> None:
+        """Destroy the queue pair. From then on the device touches no memory of this connection."""
+        try:
+            self._connection.part_from_shared()
+        finally:
+            if self._connection.qp is not None:
+                self._connection.qp.close()
+        if self._cq is not None:
+            depths = stream_queue_depths(self._config.data_slots)
+            self._connection.engine.unreserve(self._cq, sum(depths))
+            self._cq = None
+
+    def destroy_id(self) -> None:
+        """Destroy the identifier. No event comes after this."""
+        if self.id is not None:
+            self._loop_context.destroy_id(self.id)
+
+    def disown(self) -> None:
+        """Forget the owner, which refers to us."""
+        self._owner = None
+
+
+def _connect_error(event: CMEvent) -> OSError:
+    """What an event that ends an attempt to connect means, as the exception a socket user expects."""
+    if event.type is CMEventType.REJECTED:
+        # With the peer's own reason, if the peer is one of ours.
+        address = event.id.peer_addr
+        peer = "" if address is None else f" {endpoint(address)}"
+        with contextlib.suppress(ProtocolError):
+            refusal = credit.unpack_refusal(event.private_data)
+            return ConnectionRefusedError(
+                errno.ECONNREFUSED,
+                f"the peer{peer} refuses the connection: {refusal.reason} (code {refusal.code})",
+            )
+    error = event.error()
+    if error is not None:
+        return error
+    return ConnectionError(errno.EPROTO, f"unexpected {event!r} while connecting")
+
+
+def _lost_error(event: CMEvent) -> OSError:
+    """What an event that ends a connection means."""
+    error = event.error()
+    if error is None or event.type is CMEventType.REJECTED:
+        # Too late for a refusal: the peer has closed before it knew that the connection was established.
+        return ConnectionResetError(errno.ECONNRESET, f"connection lost: {event!r}")
+    return error

@@ -1,0 +1,581 @@
+"""The life of one connection, from the attempt to connect until nothing of it is left.
+
+Theory
+------
+A ``Lifecycle`` connects parts that do not know each other, and carries out what they decide:
+
+* ``Machine`` (protocol.py, pure) has the states, and decides. Whatever happens is an event for it; it answers with
+  actions, and `_handle` carries them out.
+* ``Connection`` (compiled) moves bytes, and reports to its owner (connection.py): this class. It calls the protocol's
+  ``data_received`` itself, so nothing here runs per message.
+* ``Endpoint`` (establish.py) is the identifier and the queue pair. It reports that the connection is established, and
+  what the connection manager says later.
+* ``Regions`` (regions.py) is the memory that each side offers to the other.
+* ``WritingHalf`` (writing.py) knows why a write is refused, and who waits for room.
+* ``Callbacks`` (callbacks.py) calls the application's protocol.
+* ``Teardown`` (teardown.py) takes the connection apart, once, in the order that ``__init__`` gives.
+
+The transport above gives it commands, such as `close`, and reads its parts. While the connection exists, the loop
+context and these parts refer to the life, and the life refers to the transport. `_detach` cuts these references, so
+that an ended connection is freed without the garbage collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+from rdmanet import credit, log_rate
+from rdmanet._core import CMID, QP, AsyncEvent, CMEvent, StreamEngine, WCStatus
+from rdmanet.addresses import SockAddr
+from rdmanet.callbacks import Callbacks, is_buffered
+from rdmanet.connection import Connection, Failure
+from rdmanet.errors import CompletionResetError, completion_error
+from rdmanet.establish import Endpoint, Role
+from rdmanet.loop_context import LoopContext
+from rdmanet.memory import Posted
+from rdmanet.options import StreamConfig
+from rdmanet.protocol import Action, Event, Machine, State, Writing
+from rdmanet.readiness import Readiness
+from rdmanet.regions import Regions
+from rdmanet.teardown import FAREWELL_S, Teardown
+from rdmanet.writing import WritingHalf
+
+logger = logging.getLogger("rdmanet")
+
+
+def _nothing() -> None:
+    pass
+
+
+class Lifecycle:
+    """The life of one connection.
+
+    :ivar machine: its states, and the error that it ends with
+    :ivar connection: its bytes
+    :ivar endpoint: its identifier and its queue pair
+    :ivar regions: the memory on offer
+    :ivar writing: our half of it
+    :ivar callbacks: its protocol
+    :ivar facts: what get_extra_info() knows by name; empty until the connection is established
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop_context: LoopContext,
+        config: StreamConfig,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        role: Role,
+        context: contextvars.Context,
+        on_made: Callable[[], None],
+        on_over: Callable[[], None],
+    ) -> None:
+        """
+        :param role: CLIENT, if ``connect`` is to be called; SERVER, if ``accept``
+        :param context: the context of the protocol's callbacks
+        :param on_made: called when the connection is established
+        :param on_over: called when nothing is left of the connection, or of the attempt
+        """
+        self._loop_context = loop_context
+        self._loop = loop_context.loop
+        self._config = config
+        self._on_made = on_made
+        self._on_over = on_over
+        self.facts: dict[str, Any] = {}
+        self.machine = Machine()
+        self.callbacks = Callbacks(self._loop, transport, context, protocol_factory)
+        self.connection = Connection(self)
+        self.endpoint = Endpoint(role, loop_context, config, self.connection, self)
+        self.regions = Regions(self.connection, loop_context, self)
+        self.writing = WritingHalf(self._loop, self.machine, self.connection)
+        # The order in which a connection is taken apart. The peer's keys before the queue pair that they are bound to,
+        # which is in ERR by then; the queue pair before the memory that it writes into; the identifier after its queue
+        # pair (rdma_destroy_id(3)); those who wait are told last.
+        self._teardown = Teardown(
+            self._loop,
+            self._disconnect,
+            (
+                self._stop_close_timer,
+                self.endpoint.disconnect,
+                self.regions.end_leases,
+                self.endpoint.destroy_queue_pair,
+                self.connection.release,
+                self.endpoint.destroy_id,
+                self._fail_waiters,
+                self._close_readiness,
+                self._detach,
+            ),
+            self._report,
+        )
+        self._close_when_made = False
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._close_progress = -1
+        self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
+        self._readiness: Readiness | None = None
+        loop_context.connections.add(self)
+
+    @property
+    def qp(self) -> QP | None:
+        """The queue pair; None before there is one."""
+        return self.connection.qp
+
+    @property
+    def engine(self) -> StreamEngine:
+        """The data engine that the connection is on."""
+        return self.connection.engine
+
+    @property
+    def wakes_by(self) -> int:
+        """A descriptor that is readable when anything has happened to the connection, or to others of its loop."""
+        return self._loop_context.fd
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child's copy of its parent's connection."""
+        return self._loop_context.foreign
+
+    @property
+    def unclosed(self) -> bool:
+        """Whether it holds something that only its end would give back."""
+        return not self._teardown.released and self.endpoint.id is not None and not self.foreign
+
+    def __repr__(self) -> str:
+        return repr(self.callbacks.transport)
+
+    # -- connecting ----------------------------------------------------------------------------------------
+
+    async def connect(self, address: SockAddr, local: SockAddr | None) -> None:
+        """The connecting side, from an address to connection_made(). If it raises, or is cancelled, nothing is left.
+
+        Raises what ``Endpoint.connect`` raises.
+        """
+        try:
+            await self.endpoint.connect(address, local, self.callbacks.context)
+        except BaseException:
+            if self.machine.state is State.OPENING:
+                self.release_now()
+            else:
+                self.abort()
+            raise
+
+    def accept(self, cm_id: CMID, hello: credit.Hello) -> None:
+        """The accepting side. It goes on when ESTABLISHED comes."""
+        self.endpoint.accept(cm_id, hello, self.callbacks.context)
+
+    def _established(self, event: CMEvent) -> None:
+        """Both sides are ready: make the protocol and tell it. Bytes may have arrived already."""
+        if self._teardown.released:
+            return
+        connects = self.endpoint.role is Role.CLIENT
+        self._on_made()
+        if connects:
+            self.endpoint.agree(credit.unpack_hello(event.private_data))
+        self.facts = _facts_of(self.endpoint.id, self.connection)
+        protocol = self.callbacks.make_protocol()
+        self.machine.receive(Event.ESTABLISHED)
+        self.connection.open(protocol, is_buffered(protocol), connects)
+        if connects:
+            self.connection.send_control(credit.Kind.CREDIT)
+        self.callbacks.connection_made()
+        self.connection.hear_early()
+        if self._close_when_made:
+            self._stop_close_timer()
+            self.close()
+
+    def _establishing_failed(self, error: Exception) -> None:
+        self._report(error, "rdmanet: a connection could not be begun")
+        self.release_now()
+
+    # -- what the application wants ------------------------------------------------------------------------
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Deliver to another protocol from now on."""
+        self.callbacks.protocol = protocol
+        self.connection.bind(protocol, is_buffered(protocol))
+
+    def write_eof(self) -> None:
+        """End our half: Fin goes after what was written."""
+        if not self.machine.closing:
+            self.connection.stop_writing()
+            self.writing.eof_written = True
+            self._handle(Event.WRITE_EOF)
+
+    def close(self) -> None:
+        """Stop reading, send what was written and Fin, and end."""
+        if self.machine.state is State.OPENING:
+            # Server.close_clients(): the peer may be connected already. If it is not, it gets no more time than a round
+            # trip takes, because somebody may wait for the end of the server.
+            self._close_when_made = True
+            if self._close_timer is None and self.endpoint.role is Role.SERVER:
+                self._close_timer = self._loop.call_later(FAREWELL_S, self._never_made)
+        else:
+            self.connection.stop_writing()
+            self._handle(Event.CLOSE)
+
+    def _never_made(self) -> None:
+        self._close_timer = None
+        if self.machine.state is State.OPENING:
+            self.release_now()
+
+    def abort(self) -> None:
+        """End at once."""
+        if self.machine.state is not State.CLOSED:
+            self._handle(Event.ABORT)
+
+    def fail(self, exc: BaseException) -> None:
+        """End at once; connection_lost() gets this error."""
+        if self.machine.state is not State.CLOSED:
+            self._handle(Event.CALLBACK_RAISED, exc)
+
+    def readiness_fd(self) -> int:
+        """A descriptor that shows whether there is something to read (readiness.py), made on the first call.
+
+        -1 when the connection is over, or another process's.
+        """
+        if self.foreign or not self._teardown.wanted:
+            return -1
+        if self._readiness is None:
+            self._readiness = Readiness(self._loop_context.bell())
+        self.engine.drain()  # the caller looks at it now, and the loop may not have run for a while
+        self.connection.watch_unread()
+        self._unread_changed()
+        return self._readiness.fd
+
+    # -- events for the machine, actions from it -----------------------------------------------------------
+
+    def _handle(self, event: Event, error: BaseException | None = None) -> None:
+        """Carry out what the machine answers, in Action's order."""
+        if self.foreign:
+            return  # after a fork: the connection is the parent's, and goes on there
+        machine = self.machine
+        actions = machine.receive(event, error)
+        if self._readiness is not None and machine.state is not State.OPEN:
+            self._readiness.show(True)
+        if not actions:
+            return
+        try:
+            if actions & Action.STOP_READING:
+                self.connection.stop_reading()
+            if actions & Action.DISCARD_WRITES:
+                self.connection.discard_writes()
+            if actions & Action.SEND_FIN:
+                self.connection.when_flushed()
+            if machine.state is State.CLOSING:
+                self._begin_close_timer()  # also where write_eof() had asked for the Fin already
+            if actions & Action.SEND_ABORT and not (
+                event is Event.PEER_VIOLATED and self.connection.shared is not None
+            ):
+                # On a shared queue, a peer that breaks the rules gets no time: it may take receives of the others.
+                self._say_abort()
+            if actions & Action.DELIVER_EOF:
+                self._deliver_eof()
+        finally:  # whatever is raised there must not prevent the end: the machine is in its new state
+            self._end(actions)
+
+    def _end(self, actions: Action) -> None:
+        if actions & Action.LOSE:
+            self._loop.call_soon(self._call_connection_lost, context=self.callbacks.context)
+        if actions & Action.DISCONNECT:
+            self.connection.stop_posting()
+            self._teardown.disconnect()
+            if self.machine.state is not State.CLOSED:
+                # Bytes are left to deliver. An error does not wait for a paused reader, because a writer in drain()
+                # must learn of it. After a clean end there is nothing to learn except the bytes.
+                if self.machine.error is not None:
+                    self.connection.reading = True
+                self.connection.when_drained()
+        if actions & Action.RELEASE and not actions & Action.LOSE:
+            self._teardown.release()
+
+    def _say_abort(self) -> None:
+        """Send Abort with the reason. The disconnection waits until that has completed, or it would overtake it."""
+        said = self.connection.send_control(credit.Kind.ABORT, credit.pack_abort(*self._last_words))
+        if said and not self._loop.is_closed():
+            self._teardown.abort_posted()
+
+    def _deliver_eof(self) -> None:
+        try:
+            keep_open = self.callbacks.tell("eof_received")
+        except Exception as exc:
+            self._callback_raised(exc, "eof_received")
+            return
+        if not keep_open and not self.machine.closing:
+            self.connection.stop_writing()
+            self._handle(Event.EOF_DECLINED)
+
+    def _call_connection_lost(self) -> None:
+        """The last callback, then the end of everything that the connection held."""
+        if self._teardown.released:
+            return
+        self.regions.lost()  # now, though the peer may not have learned of the end yet
+        try:
+            self.callbacks.connection_lost(cast("Exception | None", self.machine.error))
+        finally:
+            self._close_readiness()
+            self._teardown.release()
+
+    def _begin_close_timer(self) -> None:
+        timeout = self._config.close_timeout
+        if timeout is not None and self._close_timer is None:
+            self._close_progress = self.connection.progress
+            self._close_timer = self._loop.call_later(timeout, self._close_timer_fired)
+
+    def _close_timer_fired(self) -> None:
+        self._close_timer = None
+        if self.machine.state is State.CLOSED:
+            return
+        if self.connection.progress != self._close_progress:
+            self._begin_close_timer()
+            return
+        self._last_words = (credit.AbortCode.TIMEOUT, "closing made no progress")
+        self._handle(
+            Event.TIMED_OUT,
+            TimeoutError(
+                errno.ETIMEDOUT,
+                f"closing made no progress for {self._config.close_timeout} s, "
+                f"{self.connection.get_write_buffer_size()} bytes were not sent",
+            ),
+        )
+
+    # -- what the connection reports: see connection.py ----------------------------------------------------
+
+    def _control_received(self, kind: int, body: bytes, granted: int) -> None:
+        if kind == credit.Kind.FIN:
+            self._handle(Event.FIN_RECEIVED)
+            self.connection.when_drained()
+        elif kind == credit.Kind.ABORT:
+            abort = credit.unpack_abort(body)
+            reason = f": {abort.reason}" if abort.reason else ""
+            error = ConnectionResetError(errno.ECONNRESET, f"the peer aborted the connection{reason}")
+            self._handle(Event.ABORT_RECEIVED, error)
+        else:
+            if self.machine.writing is not Writing.OVER:
+                self.regions.credit_received(body, granted)
+
+    def _control_sent(self, kind: int) -> None:
+        if kind == credit.Kind.FIN:
+            self._handle(Event.FIN_COMPLETED)
+            self.writing.tell_half_closed()
+        elif self._teardown.in_farewell:
+            # Not now: the engine is calling, in the middle of our completions.
+            self._loop.call_soon(self._teardown.heard)
+
+    def _flushed(self) -> None:
+        if not self.connection.send_control(credit.Kind.FIN):
+            self.connection.when_flushed()
+
+    def _drained(self) -> None:
+        if self.machine.state is not State.CLOSED:
+            self._handle(Event.DELIVERED)
+
+    def _unread_changed(self) -> None:
+        if self._readiness is not None:
+            self._readiness.show(self.connection.unread or self.machine.state is not State.OPEN)
+
+    def _write_refused(self) -> None:
+        """As with asyncio's transports: an error after write_eof(), silence after close(), a warning if it goes on."""
+        self.writing.check_refusal()
+        if self.machine.state in (State.DRAINING, State.DRAINING_TO_EOF):
+            self._handle(Event.WRITE_DROPPED)
+        self.writing.write_dropped()
+
+    def _pause_writing(self) -> None:
+        try:
+            self.callbacks.protocol.pause_writing()  # type: ignore[union-attr]
+        except Exception as exc:
+            self._report(exc, "pause_writing() failed")
+
+    def _resume_writing(self) -> None:
+        # Not now if a callback may be running (abort() in data_received, for example), because a context cannot be
+        # entered twice. The loop calls connection_lost, too, after this.
+        self.writing.tell_room()
+        if self.machine.closing:
+            self._loop.call_soon(self._resume_protocol, context=self.callbacks.context)
+        else:
+            self.callbacks.context.run(self._resume_protocol)
+
+    def _resume_protocol(self) -> None:
+        try:
+            self.callbacks.protocol.resume_writing()  # type: ignore[union-attr]
+        except Exception as exc:
+            self._report(exc, "resume_writing() failed")
+
+    def _callback_raised(self, exc: BaseException, name: str) -> None:
+        self._report(exc, f"Fatal error: protocol.{name}() call failed.")
+        self.fail(exc)
+
+    def _fabric_failed(self, failure: Failure) -> None:
+        if self._is_over or self.machine.state is State.OPENING:
+            return
+        if isinstance(failure, OSError) or (
+            isinstance(failure, tuple) and failure[0] == WCStatus.WR_FLUSH_ERR
+        ):
+            # This says only that the connection is over. The device's events may say why.
+            self._loop_context.hear_device(self.engine)
+            if self._is_over:
+                return
+        if isinstance(failure, Exception):
+            if not isinstance(failure, OSError):
+                self._report(failure, "rdmanet: the data engine failed, the connection is closed")
+            self._cut_off(failure)
+            return
+        assert self.qp is not None
+        self._cut_off(_failed_completion(failure, self.qp))
+
+    def _protocol_broken(self, exc: BaseException) -> None:
+        log_rate.warn(logger, "protocol", "%r: the peer broke the protocol: %s", self, exc)
+        # The peer learns which rule it broke, and by what of its own. Of other errors it learns only that there was
+        # one: the text of an application's exception is none of its business.
+        self._last_words = (credit.AbortCode.PROTOCOL, str(exc))
+        self._handle(Event.PEER_VIOLATED, exc)
+        self.endpoint.fail(exc)
+
+    def _cut_off(self, error: BaseException) -> None:
+        """The connection is over. Completions that are there come first: the peer's Fin may be among them."""
+        self.engine.drain()
+        self._handle(Event.CUT_OFF if self.connection.undelivered else Event.DISCONNECTED, error)
+
+    def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
+        return self.regions.credit_body(granted, room)
+
+    def _operation_done(self, operation: Posted) -> None:
+        self.regions.operation_done(operation)
+
+    def _operation_lost(self, operation: Posted) -> None:
+        self.regions.operation_lost(operation)
+
+    # -- what the connection manager and the device report -------------------------------------------------
+
+    def _on_connection_error(self, error: OSError) -> None:
+        """An event says that the connection, or the attempt at one, is over."""
+        if self._teardown.released or self.endpoint.fail(error):
+            return
+        if self.machine.state is State.OPENING:
+            self.release_now()  # the accepting side: the peer went away before the connection was made
+        elif self._teardown.in_farewell:
+            self._teardown.heard()  # nobody is there to hear it
+        elif self.machine.state is not State.CLOSED:
+            self._cut_off(error)
+
+    def _port_event(self, event: AsyncEvent) -> None:
+        """Something has happened to a port of the device. It ends nothing; the protocol may want to know."""
+        if event.port_num == self.facts.get("rdma_port") and self.machine.state is not State.CLOSED:
+            self._tell("port_event", event)
+
+    # -- what the regions need -----------------------------------------------------------------------------
+
+    @property
+    def _error(self) -> BaseException | None:
+        """Why the connection is over."""
+        return self.machine.error
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether there is no connection any more, though received bytes may be left to deliver."""
+        return self.machine.writing is Writing.OVER
+
+    def _listens_for(self, name: str) -> bool:
+        return self.callbacks.listens_for(name)
+
+    def _tell(self, name: str, argument: Any) -> None:
+        """Call a method that a protocol may have besides asyncio's."""
+        try:
+            self.callbacks.tell(name, argument)
+        except Exception as exc:
+            self._callback_raised(exc, name)
+
+    def _report(self, exc: BaseException, message: str) -> None:
+        self.callbacks.report(exc, message)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def release_now(self) -> None:
+        """Give everything back at once. Later calls do nothing."""
+        self._teardown.release_now()
+
+    def _disconnect(self) -> None:
+        """End the connection, and keep what it has received until that is delivered."""
+        self.endpoint.disconnect()
+        if self.machine.state is not State.CLOSED:
+            # Whoever waits for remote memory waits in vain now, and may be the reason why the reader is paused.
+            self.regions.end_leases()
+            self.endpoint.destroy_queue_pair()
+            self.connection.lose_operations()
+            self._fail_waiters()
+
+    def _loop_ended(self) -> None:
+        """The loop ends before the connection. While the loop still runs, those who wait are told."""
+        if not self._teardown.wanted:
+            self.release_now()
+            return
+        machine, transport = self.machine, self.callbacks.transport
+        made = machine.state is not State.OPENING
+        if (
+            made
+            and machine.state is not State.CLOSED
+            and (not machine.closing or self.connection.undelivered)
+        ):
+            unclosed = f"unclosed transport {transport!r}"
+            if machine.error is None:
+                machine.error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
+        else:
+            unclosed = ""
+        machine.receive(Event.ABORT)
+        if made and not self._loop.is_closed():
+            self.callbacks.context.run(self._call_connection_lost)
+        self.release_now()
+        if unclosed:  # last, because the program may turn warnings into exceptions
+            warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=transport)
+
+    def _stop_close_timer(self) -> None:
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+            self._close_timer = None
+
+    def _fail_waiters(self) -> None:
+        self.regions.close()
+        if not self._loop.is_closed():
+            self.writing.over()
+
+    def _close_readiness(self) -> None:
+        if self._readiness is not None:
+            self._readiness.close()
+
+    def _detach(self) -> None:
+        self.endpoint.disown()
+        self.regions.disown()
+        self._loop_context.left(self)
+        on_over, self._on_over, self.callbacks.transport = self._on_over, _nothing, None
+        on_over()
+
+
+def _facts_of(cm_id: CMID | None, connection: Connection) -> dict[str, Any]:
+    """What get_extra_info() knows of an established connection."""
+    assert cm_id is not None and cm_id.context is not None and connection.qp is not None
+    return {
+        "sockname": cm_id.local_addr,
+        "peername": cm_id.peer_addr,
+        "rdma_device": cm_id.context.name,
+        "rdma_library": cm_id.context.library.name,
+        "rdma_port": cm_id.port_num,
+        "rdma_qp": connection.qp.qp_num,
+        "rdma_pd": connection.engine.pd,
+    }
+
+
+def _failed_completion(failure: tuple[int, bool, int, Posted | None], qp: QP) -> OSError:
+    """The error that a failed completion stands for."""
+    status, was_send, vendor_err, operation = failure
+    if operation is not None:
+        error = operation.failure(status, vendor_err, qp.qp_num)
+    else:
+        error = completion_error(status, "send" if was_send else "receive", vendor_err, qp.qp_num)
+    if isinstance(error, CompletionResetError) and qp.peer_gone:
+        return CompletionResetError(error.status, error.opcode, vendor_err, error.qp_num, True)
+    return error

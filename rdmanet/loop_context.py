@@ -1,0 +1,406 @@
+"""What all connections of one event loop through one verbs library share; above all the reader of their events.
+
+Theory
+------
+An event loop should know only one of our file descriptors, however many connections there are. So a loop context puts
+the event channel of the connection manager, and the completion channel of each device in use, into one epoll instance,
+and registers that with ``loop.add_reader``. Everything that a connection waits for arrives there: address resolution,
+connection requests, completions, the device's own events, and the warnings of the embedded device.
+
+A device may fail. Its completions would report that one by one, or not at all; its event (DEVICE_FATAL, or the
+connection manager's DEVICE_REMOVAL) reports it once. Then all connections on it end at once with a DeviceLostError, and
+its engine is given up, so that the next connection opens the device anew, or another one. The engine is freed with the
+last of its connections. An event of a queue pair or a completion queue ends the connections on it. An event of a port
+is passed on to the connections and ends none, because the device goes on trying while a port is down.
+
+Loops come and go (each ``asyncio.run`` makes one). A loop context must neither outlive its loop nor keep it alive.
+Loops have no hook for their end. But whoever ends a loop properly closes the asynchronous generators that were begun on
+it (``loop.shutdown_asyncgens``). So the loop context begins one, its lifeline, and ends when that is closed. If a loop
+is closed without this, the creation of the next loop context notices it, or the garbage collector does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import os
+import select
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol, cast
+
+from rdmanet._core import (
+    CMID,
+    QP,
+    AsyncEvent,
+    CMEvent,
+    CMEventChannel,
+    CMEventType,
+    Context,
+    EventType,
+    Library,
+    StreamEngine,
+    process_id,
+)
+from rdmanet.device_events import EventFeed
+from rdmanet.device_log import DeviceLog
+from rdmanet.errors import DeviceLostError, event_error
+from rdmanet.readiness import new_bell
+
+logger = logging.getLogger("rdmanet")
+
+CMHandler = Callable[[CMEvent], None]
+
+
+class Tenant(Protocol):
+    """What belongs to a loop context and is told when its loop ends: a connection's life, a server."""
+
+    def _loop_ended(self) -> None: ...
+
+
+class DeviceUser(Tenant, Protocol):
+    """A connection's life, as the events of its device see it."""
+
+    @property
+    def qp(self) -> QP | None: ...
+
+    def _on_connection_error(self, error: OSError) -> None:
+        """The connection is over, for this reason."""
+
+    def _port_event(self, event: AsyncEvent) -> None:
+        """An event of a port of its device."""
+
+
+# After these a queue pair is in the error state.
+_QP_FAILURES = frozenset((EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR))
+
+_ATTRIBUTE = "_rdmanet_loop_contexts"
+_all: weakref.WeakSet[LoopContext] = weakref.WeakSet()
+_all_lock = threading.Lock()  # other threads may create theirs at the same time
+
+
+async def loop_context_for(loop: asyncio.AbstractEventLoop, library: Library) -> LoopContext:
+    """The context of this loop for this library; created if there is none."""
+    loop_contexts: dict[str, LoopContext] | None = getattr(loop, _ATTRIBUTE, None)
+    if loop_contexts is None:
+        loop_contexts = {}
+        # On the loop itself: the collector sees this cycle, but a global table would keep the loop alive.
+        setattr(loop, _ATTRIBUTE, loop_contexts)
+    loop_context = loop_contexts.get(library.name)
+    if loop_context is None or loop_context.closed:
+        with _all_lock:
+            others = list(_all)
+        for other in others:
+            if other.loop.is_closed():
+                other.close()
+        loop_context = loop_contexts[library.name] = LoopContext(loop, library)
+        await loop_context.tie_to_loop()
+    return loop_context
+
+
+def end_loop_contexts(loop: asyncio.AbstractEventLoop) -> None:
+    """Close all contexts of a loop, without running the loop."""
+    for loop_context in list(getattr(loop, _ATTRIBUTE, {}).values()):
+        loop_context.close()
+
+
+class LoopContext:
+    """What all connections of one loop through one verbs library share.
+
+    :ivar connections: they, and attempts at them; `left` removes one
+    :ivar servers: those that listen
+    """
+
+    # Look at the connection manager at least once in so many wake-ups by completions.
+    _FAIRNESS = 16
+    # Events of the connection manager in one turn of the loop. The descriptor stays readable if there are more.
+    _CM_EVENTS = 64
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, library: Library) -> None:
+        self.loop = loop
+        self.library = library
+        self.closed = True  # until there is something to close
+        self.pid = process_id()
+        self.engines: dict[Context, StreamEngine] = {}
+        self._completions: dict[int, Callable[[], object]] = {}  # the engines' descriptors
+        self._completions_row: tuple[Callable[[], object], ...] = ()  # the same, for fast iteration
+        self._lost_engines: list[StreamEngine] = []  # kept until the last of their connections is gone
+        self._feeds: dict[StreamEngine, EventFeed] = {}
+        self._rare: dict[int, Callable[[], None]] = {}  # all descriptors except those of completions
+        self.connections: set[Tenant] = set()
+        self.servers: set[Tenant] = set()
+        self._handlers: dict[CMID, CMHandler] = {}
+        self._wakes = 0
+        self._lifeline: AsyncGenerator[None, None] | None = None
+        self._bell: int | None = None
+        self._told_foreign = False
+        self.cm = CMEventChannel(library)
+        try:
+            self._epoll = select.epoll()
+        except OSError:
+            self.cm.close()
+            raise
+        self.closed = False
+        self._log = DeviceLog(library)
+        if self._log.fd is not None:
+            self._watch_rare(self._log.fd, self._log.pass_on)
+        self._watch_rare(self.cm.fd, self._cm_events)
+        # In an empty contextvars.Context: the first to use this is not the only one.
+        contextvars.Context().run(loop.add_reader, self.fd, self._readable)
+        with _all_lock:
+            _all.add(self)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that the loop watches."""
+        return self._epoll.fileno()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child, and all this belongs to the parent."""
+        return self.pid != process_id()
+
+    async def tie_to_loop(self) -> None:
+        """Arrange for close() when the loop closes its asynchronous generators."""
+
+        async def lifeline() -> AsyncGenerator[None, None]:
+            try:
+                yield
+            finally:
+                self.close()
+
+        self._lifeline = lifeline()
+        await self._lifeline.__anext__()
+
+    def bell(self) -> int:
+        """The bell that all connections' readiness uses (readiness.py); created on the first call."""
+        if self._bell is None:
+            self._bell = new_bell()
+        return self._bell
+
+    # -- devices ---------------------------------------------------------------------------------
+
+    def engine_for(self, context: Context, busy_poll: float | None = None) -> StreamEngine:
+        """The data engine on the device that `context` has open."""
+        engine = self.engines.get(context)
+        if engine is None:
+            engine = self._new_engine(context, busy_poll)
+        elif busy_poll is not None:
+            engine.set_busy_poll(busy_poll)
+        return engine
+
+    def _new_engine(self, context: Context, busy_poll: float | None) -> StreamEngine:
+        with contextlib.ExitStack() as undo:
+            feed = EventFeed(context)
+            undo.callback(feed.close)
+            engine = StreamEngine(self.loop, self, context, busy_poll)
+            undo.callback(engine.close)
+            for fd in feed.fds:
+                self._watch_rare(fd, lambda: self.hear_device(engine))
+                undo.callback(self._forget_rare, fd)
+            undo.pop_all()
+        self._feeds[engine] = feed
+        self.engines[context] = engine
+        return engine
+
+    def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """For engines: as the loop's, behind our one descriptor. The callback returns whether there was something."""
+        self._epoll.register(fd, select.EPOLLIN)
+        self._completions[fd] = callback
+        self._completions_row = tuple(self._completions.values())
+
+    def remove_reader(self, fd: int) -> None:
+        """As the loop's."""
+        self._epoll.unregister(fd)
+        del self._completions[fd]
+        self._completions_row = tuple(self._completions.values())
+
+    def lose_device(self, context: Context, event: str) -> None:
+        """The device has failed: end all connections on it, and give up its engine.
+
+        :param event: the name of the event that reports it
+        """
+        engine = self.engines.pop(context, None)
+        if engine is None:
+            return
+        self._lost_engines.append(engine)
+        engine.lose_device()
+        feed = self._feeds.pop(engine)
+        for fd in feed.fds:
+            self._forget_rare(fd)
+        feed.close()
+        users = users_of(engine)
+        logger.error("%s; connections: %d", DeviceLostError(context.name, event).strerror, len(users))
+        for user in users:
+            user._on_connection_error(DeviceLostError(context.name, event))
+        self._close_lost_soon()
+
+    def left(self, connection: Tenant) -> None:
+        """Forget a connection that holds nothing any more."""
+        self.connections.discard(connection)
+        if self._lost_engines:
+            self._close_lost_soon()
+
+    def _close_lost_soon(self) -> None:
+        if not self.loop.is_closed():  # not now, because the engine itself may be calling
+            self.loop.call_soon(self._close_lost)
+
+    def _close_lost(self) -> None:
+        if self.closed or self.foreign:
+            return
+        for engine in self._lost_engines.copy():
+            if not engine.connections:
+                self._lost_engines.remove(engine)
+                engine.close()
+
+    def hear_device(self, engine: StreamEngine) -> None:
+        """Take all events that the device has, and act on them."""
+        while not self.closed and not self.foreign and (feed := self._feeds.get(engine)) is not None:
+            try:
+                event = feed.next()
+            except OSError as exc:  # the kernel's way to say that the device was removed
+                self.lose_device(engine.pd.context, f"ibv_get_async_event: {exc}")
+                return
+            if event is None:
+                return
+            self._device_event(engine, event)
+
+    def _device_event(self, engine: StreamEngine, event: AsyncEvent) -> None:
+        kind, device = event.event_type, engine.pd.context.name
+        if kind is EventType.DEVICE_FATAL:
+            self.lose_device(engine.pd.context, kind.name)
+        elif kind is EventType.CQ_ERR:
+            if event.cq is not None:
+                engine.lose_queue(event.cq, event_error(kind.name, device, "a completion queue"))
+                for user in users_of(engine):
+                    if user.qp is not None and user.qp.send_cq is event.cq:
+                        user._on_connection_error(event_error(kind.name, device, "a completion queue"))
+        elif kind in _QP_FAILURES:
+            # If another thread has read the event, its queue pair may have been closed meanwhile.
+            if event.qp is not None and not event.qp.closed:
+                for user in users_of(engine):
+                    if user.qp is event.qp:
+                        user._on_connection_error(
+                            event_error(kind.name, device, f"queue pair {event.qp.qp_num:#x}")
+                        )
+        elif event.port_num is not None:
+            level = logging.WARNING if kind is EventType.PORT_ERR else logging.INFO
+            logger.log(level, "port %d of %s: %s", event.port_num, device, kind.name)
+            for user in users_of(engine):
+                user._port_event(event)
+
+    def _watch_rare(self, fd: int, act: Callable[[], None]) -> None:
+        self._epoll.register(fd, select.EPOLLIN)
+        self._rare[fd] = act
+
+    def _forget_rare(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+        del self._rare[fd]
+
+    # -- connection manager ----------------------------------------------------------------------
+
+    def create_id(self, handler: CMHandler) -> CMID:
+        """A connection identifier whose events go to `handler`."""
+        cm_id = self.cm.create_id()
+        self._handlers[cm_id] = handler
+        return cm_id
+
+    def adopt_id(self, cm_id: CMID, handler: CMHandler) -> None:
+        """Send the events of an identifier that came with a connection request to `handler`."""
+        self._handlers[cm_id] = handler
+
+    def destroy_id(self, cm_id: CMID) -> None:
+        """Destroy an identifier; its handler gets no more events."""
+        self._handlers.pop(cm_id, None)
+        cm_id.close()
+
+    def _readable(self) -> None:
+        """The loop's one reader. Completions come first, because they are frequent and urgent."""
+        self._wakes += 1
+        found = False
+        for channel_ready in self._completions_row:
+            found = bool(channel_ready()) or found
+        if (not found or self._wakes % self._FAIRNESS == 0) and not self.closed and not self.foreign:
+            for fd, _ in self._epoll.poll(0):
+                if (act := self._rare.get(fd)) is not None:
+                    act()
+        if self.foreign and not self._told_foreign:
+            self._told_foreign = True
+            logger.error(
+                "process %d runs the event loop of process %d, from which it was forked: something has come for one of "
+                "its RDMA listeners or connections, and only that process can take it; open them after fork",
+                process_id(),
+                self.pid,
+            )
+
+    def _cm_events(self) -> None:
+        # A forked child may run its parent's loop. Nothing here belongs to the child, and not even the reader may be
+        # removed, because the epoll instance under the loop is the parent's, too. The limit is there so that a flood of
+        # requests does not keep other connections waiting.
+        for _ in range(self._CM_EVENTS):
+            if self.closed or self.foreign:
+                return
+            event = self.cm.get_event()
+            if event is None:
+                return
+            if event.type is CMEventType.DEVICE_REMOVAL and (context := event.id.context) is not None:
+                self.lose_device(context, event.type.name)
+            cm_id = event.listen_id if event.listen_id is not None else event.id
+            handler = self._handlers.get(cm_id)
+            if handler is None:
+                if event.type is CMEventType.CONNECT_REQUEST:
+                    event.id.close()  # refuses it
+                continue
+            try:
+                handler(event)
+            except Exception as exc:
+                self.loop.call_exception_handler(
+                    {"message": f"rdmanet: {event.type.name} was not handled", "exception": exc}
+                )
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every connection and server, then give up the devices. Called when the loop ends."""
+        if self.closed:
+            return
+        self.closed = True
+        loop_contexts: dict[str, LoopContext] = getattr(self.loop, _ATTRIBUTE, {})
+        if loop_contexts.get(self.library.name) is self:
+            del loop_contexts[self.library.name]
+        if self.foreign:
+            return
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self.fd)
+        for tenant in [*self.servers, *self.connections]:
+            try:
+                tenant._loop_ended()
+            except Exception:
+                logger.exception("%r did not end with its loop", tenant)
+        for cm_id in list(self._handlers):
+            self.destroy_id(cm_id)
+        for feed in self._feeds.values():
+            feed.close()
+        self._feeds.clear()
+        self._rare.clear()
+        for engine in [*self.engines.values(), *self._lost_engines]:
+            engine.close()
+        self.engines.clear()
+        self._lost_engines.clear()
+        self.cm.close()
+        self._epoll.close()
+        if self._bell is not None:
+            os.close(self._bell)
+        self._log.close()  # last, so that warnings about all this are still logged
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):
+            self.close()
+
+
+def users_of(engine: StreamEngine) -> list[DeviceUser]:
+    """The owners of the connections on this engine."""
+    return [cast(DeviceUser, connection.owner) for connection in engine.connections]

@@ -1,0 +1,264 @@
+"""The memory regions of a connection: those on offer to the peer, and those that the peer offers.
+
+Theory
+------
+Three things come together here. ``Offers`` (pure) keeps track of the regions of both sides, and knows what the next
+Credit frame has to say about them. A ``Lease`` (leases.py) is one of our keys that the peer has, from BIND_MW to
+LOCAL_INV. An ``Operation`` (_pyx/operation.pxi) is one of our RDMA READs or WRITEs. Leases and operations are work
+requests on the connection's own queue pair, behind the frames of the stream. The queue pair has room for a few at a
+time; the others wait in a queue here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rdmanet import credit
+from rdmanet._core import MR, SGE, AccessFlags, Operation, Registration
+from rdmanet.leases import Lease, patience, rights_of
+from rdmanet.memory import OfferedMemory, Posted
+from rdmanet.offers import Offers, RemoteRegion
+
+if TYPE_CHECKING:
+    from rdmanet._core import StreamEngine
+    from rdmanet.connection import Connection
+    from rdmanet.loop_context import LoopContext
+
+
+class RegionsOwner(Protocol):
+    """What the regions need of their connection's ``Lifecycle``."""
+
+    @property
+    def _is_over(self) -> bool: ...
+
+    @property
+    def _error(self) -> BaseException | None:
+        """Why the connection is over."""
+
+    def _cut_off(self, error: BaseException) -> None: ...
+
+    def _tell(self, name: str, argument: Any, /) -> None:
+        """Call this method of the protocol, if there is one."""
+
+    def _listens_for(self, name: str) -> bool:
+        """Whether the protocol has a method of this name."""
+
+    def _report(self, exc: BaseException, message: str) -> None: ...
+
+
+class Regions:
+    """The regions on offer on one connection, in both directions."""
+
+    def __init__(self, connection: Connection, loop_context: LoopContext, owner: RegionsOwner) -> None:
+        self.connection = connection
+        self._loop_context = loop_context
+        self._loop = loop_context.loop
+        self._owner: RegionsOwner | None = owner  # until `disown`
+        self._offers = Offers()
+        self._remote: dict[RemoteRegion, OfferedMemory] = {}
+        self._leases: set[Lease] = set()
+        self._leases_told: dict[int, Lease] = {}  # those that the peer knows of, by the offer's number
+        self._waiting: list[Posted] = []  # work requests for which the queue pair had no room
+
+    @property
+    def engine(self) -> StreamEngine:
+        """The data engine that the connection is on."""
+        return self.connection.engine
+
+    # -- ours ----------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def offer(
+        self, mr: MR, access: AccessFlags | str, name: str, revoke_timeout: float
+    ) -> AsyncIterator[credit.Region]:
+        """See ``RdmaTransport.offer``."""
+        rights = rights_of(access, mr, self.engine)
+        timeout = patience(revoke_timeout)
+        lease = Lease(self, mr, rights, self._loop)
+        self._leases.add(lease)
+        lease.begin(timeout)
+        region: credit.Region | None = None
+        try:
+            key = await lease.granted
+            part = mr.to_remote()
+            region = self._offers.offer(part.address, part.length, key, rights, name)
+            lease.number = region.id
+            self._leases_told[region.id] = lease
+            self.connection.credit_body_due()
+            yield region
+        finally:
+            await self._revoke(lease, region, timeout)
+
+    async def _revoke(self, lease: Lease, region: credit.Region | None, timeout: float) -> None:
+        """Take an offer back, and wait until nobody can use it. Cancelling only ends the wait."""
+        if self._loop_context.foreign:
+            return
+        told = region is not None and not self._offers.revoke(region.id)
+        if told:
+            self.connection.credit_body_due()
+        lease.leave(told, timeout)
+        await asyncio.shield(lease.over)
+
+    def stop_queue_pair(self) -> None:
+        """Move the queue pair to ERR. From then on it executes no request of the peer."""
+        qp = self.connection.qp
+        if qp is not None and not qp.closed:
+            with contextlib.suppress(OSError):  # a device that is gone executes nothing either
+                qp.to_error()
+
+    def lease_stuck(self, error: OSError) -> None:
+        """A key could not be made or taken back in time."""
+        if self._owner is not None and not self._owner._is_over:
+            self._owner._cut_off(error)
+
+    def lease_over(self, lease: Lease) -> None:
+        """Forget a lease: nobody has its key any more."""
+        self._leases.discard(lease)
+        if lease.number is not None and self._leases_told.get(lease.number) is lease:
+            del self._leases_told[lease.number]
+
+    # -- the peer's ----------------------------------------------------------------------------------------
+
+    def credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
+        """What the next Credit says about regions, in at most ``room`` bytes, and whether there is more to say."""
+        body = self._offers.next_credit_body(room, granted)
+        return self._offers.pending, b"" if body is None else credit.pack_credit(body)
+
+    def credit_received(self, body: bytes, granted: int) -> None:
+        """Take in what the peer's Credit says about regions. Raises ProtocolError."""
+        assert self._owner is not None  # no frame comes when the connection has been taken apart
+        news = self._offers.received(credit.unpack_credit(body, granted))
+        for region_id in news.acked:
+            if (lease := self._leases_told.pop(region_id, None)) is not None:
+                lease.acknowledged()
+        if self._owner._listens_for("region_offered"):  # otherwise they would only take memory
+            for region in news.offered:
+                remote = self._remote[region] = OfferedMemory.of(self, region)
+                self._owner._tell("region_offered", remote)
+        for region in news.revoked:
+            if (known := self._remote.pop(region, None)) is not None:
+                self._owner._tell("region_revoked", known)
+        if self._offers.pending:
+            self.connection.credit_body_due()
+
+    async def operate(self, remote: OfferedMemory, opcode: int, offset: int, buffer: Any) -> None:
+        """Execute one RDMA READ or WRITE on a region that the peer offers; see OfferedMemory.
+
+        If this is cancelled, the operation goes on, and keeps its buffer until it has ended.
+        """
+        use = _Use(self, remote._region)
+        try:
+            operation = Operation.beside(
+                self._loop.create_future(), opcode, use.local(buffer), remote.address + offset, remote.rkey
+            )
+            # Not in the waiting coroutine: cancelling it must not free what the device may still touch.
+            operation.close_after(use)
+            if self._waiting or not operation.post(self.connection):
+                self._waiting.append(operation)
+        except BaseException:
+            use.close()
+            raise
+        await operation.wait()
+
+    def begin_use(self, region: RemoteRegion) -> None:
+        """An operation on a region of the peer's begins."""
+        self._offers.begin(region)
+
+    def end_use(self, region: RemoteRegion) -> None:
+        """It has ended."""
+        self._offers.end(region)
+        if self._offers.pending:
+            self.connection.credit_body_due()
+
+    # -- work requests -------------------------------------------------------------------------------------
+
+    def submit(self, request: Posted) -> None:
+        """Post what begins or ends a lease, ahead of all operations that wait.
+
+        :raises OSError: the connection is over
+        """
+        if not request.post(self.connection):
+            self._waiting.insert(0, request)
+
+    def operation_done(self, operation: Posted) -> None:
+        """A work request has completed, so there is room for another one."""
+        operation.end(None)
+        while self._waiting:
+            first = self._waiting[0]
+            try:
+                if not first.post(self.connection):
+                    return
+            except OSError as exc:
+                self._waiting.pop(0)
+                first.end(exc)
+            else:
+                self._waiting.pop(0)
+
+    def operation_lost(self, operation: Posted) -> None:
+        """A work request will not complete: the queue pair is gone."""
+        error = None if self._owner is None else self._owner._error
+        operation.end(error or ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The connection is over: no region is on offer, and new operations fail on this side."""
+        self._offers.lost()
+
+    def end_leases(self) -> None:
+        """Give back all keys, before the queue pair is destroyed: rxe waits fifty seconds for bound windows."""
+        leases, self._leases = self._leases, set()
+        if leases:
+            self.stop_queue_pair()
+        for lease in leases:
+            try:
+                lease.lost()
+            except OSError as exc:
+                assert self._owner is not None  # which disowns us after this
+                self._owner._report(exc, "rdmanet: a peer's key could not be given back")
+
+    def close(self) -> None:
+        """The queue pair is destroyed: end what waited for it."""
+        waiting, self._waiting = self._waiting, []
+        for operation in waiting:
+            self.operation_lost(operation)
+        self._offers.lost()
+        self._remote.clear()
+
+    def disown(self) -> None:
+        """Forget the owner, which refers to us."""
+        self._owner = None
+
+
+class _Use:
+    """What an operation has until it ends: a part in the peer's region, and its own memory registered."""
+
+    __slots__ = ("_region", "_regions", "_registration", "_view")
+
+    def __init__(self, regions: Regions, region: RemoteRegion) -> None:
+        self._regions = regions
+        self._region = region
+        self._view: memoryview | None = None  # holds the memory
+        self._registration: Registration | None = None
+        regions.begin_use(region)
+
+    def local(self, buffer: Any) -> SGE | tuple[()]:
+        """A buffer, as the request names it."""
+        view = self._view = memoryview(buffer).cast("B")
+        if not len(view):
+            return ()
+        self._registration = self._regions.engine.registrations.take(buffer, view)
+        return SGE(view, lkey=self._registration.lkey)
+
+    def close(self) -> None:
+        registration, self._registration = self._registration, None
+        try:
+            if registration is not None:
+                registration.close()
+        finally:
+            self._view = None
+            self._regions.end_use(self._region)

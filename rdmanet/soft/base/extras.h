@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the embedded device exports beyond the verbs ABI.
+ *
+ * Found by dlsym, by our own core and by tests; a program that doesn't know of it misses nothing.
+ * An exported struct only ever grows, at its end.
+ */
+#ifndef RDMANET_SOFT_EXTRAS_H
+#define RDMANET_SOFT_EXTRAS_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "base/counters.h"
+
+struct ibv_context;
+struct ibv_qp;
+struct rdma_cm_id;
+
+/* What a context, or one of its queue pairs, has done so far. 0 or errno. */
+int rdmanet_soft_counters(struct ibv_context *context, struct rn_counters *counters);
+int rdmanet_soft_qp_counters(struct ibv_qp *qp, struct rn_counters *counters);
+
+/* What this process holds now; and how much of it is put aside for peers that are stopped. */
+void rdmanet_soft_live(struct rn_live *live);
+uint32_t rdmanet_soft_quarantined(void);
+
+/*
+ * Inject faults: the text has the grammar of faults/fault.h, as in RDMANET_SOFT_CHAOS, and replaces the previous one;
+ * "" ends all faults, NULL restores the environment's. Without a context: for all contexts of this process, including
+ * future ones. 0, or errno; with EINVAL, error says what is expected.
+ */
+int rdmanet_soft_chaos(struct ibv_context *context, const char *text, char *error, size_t size);
+
+/* How many faults have happened since they were last set for the whole process: with this a test checks that the fault
+ * it set has happened. */
+uint64_t rdmanet_soft_chaos_happened(void);
+
+/* Which path a queue pair's requests take to its peer: chosen when it comes to RTR, by trying. */
+enum {
+	RDMANET_SOFT_WAY_NONE,   /* no peer yet, or nobody has answered */
+	RDMANET_SOFT_WAY_SELF,   /* the same process: by pointer */
+	RDMANET_SOFT_WAY_MAPPED, /* the same host and user: in its mapped arena */
+	RDMANET_SOFT_WAY_STREAM, /* TCP */
+};
+int rdmanet_soft_qp_way(struct ibv_qp *qp);
+
+/* Whether the peer's process is known to have ended while it was connected, for instance because it was killed; for a
+ * queue pair and for an identifier, either of which may know first. False for a peer that disconnected, or that cannot
+ * be reached. */
+int rdmanet_soft_qp_peer_is_gone(struct ibv_qp *qp);
+int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *id);
+
+/* Keep the connection manager's context open until it is released, which rdma_get_devices() does for good. NULL and
+ * errno. What was held before a fork is not the child's to release: nothing happens then. */
+struct ibv_context *rdmanet_soft_cm_hold(void);
+void rdmanet_soft_cm_release(struct ibv_context *context);
+
+/* Where warnings go: a non-blocking descriptor, one write() per line; -1: standard error, as in every forked child. The
+ * previous descriptor is not used any more. log.h says what warnings are. */
+void rdmanet_soft_log_to(int fd);
+
+/* What was wrong with the settings when the device was last opened, as written to standard error; "" if nothing. */
+void rdmanet_soft_settings_error(char *text, size_t size);
+
+/* What would be in this file of the kernel's, if the device were the kernel's: its length, 0 of a device's node; -1 and
+ * errno: ENOENT when it has no such file. Of what is there to be read device/files.c has the list. */
+ssize_t rdmanet_soft_file(const char *path, char *text, size_t size);
+
+/* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it
+ * posts, so none is tried first. See objects/on_demand.c. */
+extern const uint32_t rdmanet_soft_access_vouched;
+
+#endif

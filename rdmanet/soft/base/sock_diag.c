@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "base/engine.h"
+#include "base/sock_diag.h"
+
+#include <fcntl.h>
+#include <stdalign.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <linux/unix_diag.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ANSWERS = 16384 }; /* the kernel puts no more into one message of a dump */
+
+/* Ask the kernel one question, which it answers within sendto(). Returns the socket, or -1. */
+static int ask(const void *question, size_t length)
+{
+	struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
+	int fd = rn_fd_own(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+
+	if (fd < 0)
+		return -1;
+	if (sendto(fd, question, length, 0, (struct sockaddr *)&kernel, sizeof(kernel)) > 0)
+		return fd;
+	rn_fd_close(fd);
+	return -1;
+}
+
+static ssize_t hear(int fd, void *answer, size_t room)
+{
+	struct sockaddr_nl from = {0};
+	socklen_t length = sizeof(from);
+	ssize_t got = recvfrom(fd, answer, room, MSG_DONTWAIT, (struct sockaddr *)&from, &length);
+
+	return from.nl_pid ? -1 : got; /* the kernel is 0 */
+}
+
+/* Visit all sockets that a question finds. False: the kernel does not tell. */
+static bool for_each(const void *question, size_t length, void (*take)(const struct nlmsghdr *, void *), void *closure)
+{
+	alignas(struct nlmsghdr) char answers[ANSWERS];
+	int fd = ask(question, length);
+	bool more = fd >= 0, all = false;
+
+	while (more) {
+		ssize_t got = hear(fd, answers, sizeof(answers));
+		const struct nlmsghdr *header = (const void *)answers;
+
+		more = got > 0;
+		for (size_t left = more ? (size_t)got : 0; NLMSG_OK(header, left); header = NLMSG_NEXT(header, left)) {
+			all = header->nlmsg_type == NLMSG_DONE;
+			if (all || header->nlmsg_type == NLMSG_ERROR)
+				more = false;
+			else if (header->nlmsg_type == SOCK_DIAG_BY_FAMILY)
+				take(header, closure);
+		}
+	}
+	rn_fd_close(fd);
+	return all;
+}
+
+/* --- TCP ------------------------------------------------------------------------------------------------------- */
+
+static void fill_in(const struct sockaddr *address, __be32 to[4], __be16 *port, __u32 *interface)
+{
+	const struct sockaddr_in *v4 = (const void *)address;
+	const struct sockaddr_in6 *v6 = (const void *)address;
+
+	if (address->sa_family == AF_INET) {
+		to[0] = v4->sin_addr.s_addr;
+		*port = v4->sin_port;
+	} else {
+		memcpy(to, &v6->sin6_addr, sizeof(v6->sin6_addr));
+		*port = v6->sin6_port;
+		*interface = v6->sin6_scope_id; /* of a link-local one */
+	}
+}
+
+/*
+ * The socket that the kernel would give a segment to that goes from `far` to `near`: a connection, else a listener,
+ * the one of that address before a wildcard's. False: there is none.
+ */
+static bool look_up(const struct sockaddr *near, const struct sockaddr *far, struct inet_diag_msg *found)
+{
+	struct {
+		struct nlmsghdr header;
+		struct inet_diag_req_v2 request;
+	} question = {
+		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+			   .nlmsg_flags = NLM_F_REQUEST},
+		.request = {
+			.sdiag_family = (uint8_t)near->sa_family,
+			.sdiag_protocol = IPPROTO_TCP,
+			.idiag_states = ~0u,
+			.id.idiag_cookie = {INET_DIAG_NOCOOKIE, INET_DIAG_NOCOOKIE},
+		},
+	};
+	alignas(struct nlmsghdr) char answer[ANSWERS];
+	const struct nlmsghdr *header = (const void *)answer;
+	__u32 *interface = &question.request.id.idiag_if;
+	ssize_t got;
+	int fd;
+
+	fill_in(near, question.request.id.idiag_src, &question.request.id.idiag_sport, interface);
+	if (far)
+		fill_in(far, question.request.id.idiag_dst, &question.request.id.idiag_dport, interface);
+	fd = ask(&question, sizeof(question));
+	if (fd < 0)
+		return false;
+	got = hear(fd, answer, sizeof(answer));
+	rn_fd_close(fd);
+	if (got < (ssize_t)NLMSG_LENGTH(sizeof(*found)) || header->nlmsg_type != SOCK_DIAG_BY_FAMILY)
+		return false;
+	memcpy(found, NLMSG_DATA(header), sizeof(*found));
+	return found->idiag_inode; /* the kernel may report user 0 for a socket that is closed or not accepted yet */
+}
+
+bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
+{
+	static const union ibv_gid v4 = {.raw = {[10] = 0xff, [11] = 0xff}};
+	struct inet_diag_msg found;
+
+	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
+		return false;
+	*user = found.idiag_uid;
+	*at = v4;
+	if (found.idiag_family == AF_INET)
+		memcpy(&at->raw[12], found.id.idiag_src, 4);
+	else
+		memcpy(at->raw, found.id.idiag_src, sizeof(at->raw));
+	return true;
+}
+
+bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
+{
+	union ibv_gid at;
+
+	return rn_tcp_listener(address, user, &at);
+}
+
+bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie)
+{
+	struct inet_diag_msg found;
+
+	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
+		return false;
+	*cookie = (uint64_t)found.id.idiag_cookie[1] << 32 | found.id.idiag_cookie[0];
+	return true;
+}
+
+bool rn_tcp_peer_user(int fd, uid_t *user)
+{
+	struct sockaddr_storage near = {0}, far = {0};
+	socklen_t near_length = sizeof(near), far_length = sizeof(far);
+	struct inet_diag_msg found;
+
+	/* Its near end is our far one. */
+	if (getsockname(fd, (struct sockaddr *)&near, &near_length) ||
+	    getpeername(fd, (struct sockaddr *)&far, &far_length) ||
+	    (far.ss_family != AF_INET && far.ss_family != AF_INET6) ||
+	    !look_up((struct sockaddr *)&far, (struct sockaddr *)&near, &found))
+		return false;
+	if (found.idiag_state == TCP_LISTEN || found.idiag_state == TCP_SYN_RECV ||
+	    found.idiag_state == TCP_TIME_WAIT || found.idiag_state > TCP_CLOSING)
+		return false;
+	*user = found.idiag_uid;
+	return true;
+}
+
+struct heard {
+	uid_t self;
+	enum rn_port_holder holder;
+};
+
+static void take_listener(const struct nlmsghdr *header, void *closure)
+{
+	const struct inet_diag_msg *found = NLMSG_DATA(header);
+	struct heard *heard = closure;
+
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || heard->holder == RN_PORT_OURS)
+		return;
+	heard->holder = !found->idiag_uid || found->idiag_uid == heard->self ? RN_PORT_OURS : RN_PORT_OTHERS;
+}
+
+/* The bytecode: source port >= port, else refused; source port <= port, else refused. */
+static bool hear_sockets(uint8_t family, uint16_t port, uint32_t states,
+			 void (*take)(const struct nlmsghdr *, void *), void *closure)
+{
+	struct {
+		struct nlmsghdr header;
+		struct inet_diag_req_v2 request;
+		struct nlattr attribute;
+		struct inet_diag_bc_op at_least[2], at_most[2];
+	} question = {
+		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+			   .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
+		.request = {.sdiag_family = family, .sdiag_protocol = IPPROTO_TCP, .idiag_states = states},
+		.attribute = {.nla_len = sizeof(question.attribute) + sizeof(question.at_least) +
+					 sizeof(question.at_most),
+			      .nla_type = INET_DIAG_REQ_BYTECODE},
+		.at_least = {{.code = INET_DIAG_BC_S_GE, .yes = sizeof(question.at_least),
+			      .no = sizeof(question.at_least) + sizeof(question.at_most) + 4}, {.no = port}},
+		.at_most = {{.code = INET_DIAG_BC_S_LE, .yes = sizeof(question.at_most),
+			     .no = sizeof(question.at_most) + 4}, {.no = port}},
+	};
+
+	return for_each(&question, sizeof(question), take, closure);
+}
+
+enum rn_port_holder rn_tcp_port_holder(uint16_t port)
+{
+	struct heard heard = {.self = geteuid(), .holder = RN_PORT_NOBODYS};
+
+	if (!hear_sockets(AF_INET, port, 1 << TCP_LISTEN, take_listener, &heard))
+		return RN_PORT_UNKNOWN;
+	hear_sockets(AF_INET6, port, 1 << TCP_LISTEN, take_listener, &heard); /* a host may be without */
+	return heard.holder;
+}
+
+enum { BOUND_INACTIVE = 13 }; /* a state, since Linux 6.8: older headers don't have it */
+
+struct bound {
+	uint16_t port;
+	unsigned count;
+	uid_t user;
+	bool differs;
+};
+
+static void take_bound(const struct nlmsghdr *header, void *closure)
+{
+	const struct inet_diag_msg *found = NLMSG_DATA(header);
+	struct bound *bound = closure;
+
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || ntohs(found->id.idiag_sport) != bound->port)
+		return;
+	bound->differs |= bound->count++ && bound->user != found->idiag_uid;
+	bound->user = found->idiag_uid;
+}
+
+bool rn_tcp_bound_user(uint16_t port, uid_t *user)
+{
+	struct bound bound = {.port = port};
+
+	hear_sockets(AF_INET6, port, 1 << BOUND_INACTIVE, take_bound, &bound);
+	if (!bound.count)
+		hear_sockets(AF_INET, port, 1 << BOUND_INACTIVE, take_bound, &bound);
+	*user = bound.user;
+	return bound.count && !bound.differs;
+}
+
+/* --- Unix ------------------------------------------------------------------------------------------------------ */
+
+/* Of UDIAG_SHOW_ and UNIX_DIAG_, since Linux 5.3: older headers don't have them. */
+enum { SHOW_USER = 0x40, NAME_USER = 7 };
+
+/* The owner of one socket, as far as the kernel tells. */
+struct socket_name {
+	const char *text; /* without the first byte, 0; NULL: it has none, or a file's */
+	size_t length;
+	bool has_user;
+	uid_t user;
+};
+
+static struct socket_name read_socket(const struct nlmsghdr *header)
+{
+	const struct unix_diag_msg *message = NLMSG_DATA(header);
+	const struct nlattr *at = (const void *)(message + 1);
+	struct socket_name name = {0};
+	size_t left, step;
+
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*message)) || message->udiag_type != SOCK_STREAM)
+		return name;
+	for (left = header->nlmsg_len - NLMSG_LENGTH(sizeof(*message));
+	     left >= sizeof(*at) && at->nla_len >= sizeof(*at) && at->nla_len <= left; left -= step) {
+		const char *data = (const char *)(at + 1);
+		size_t length = at->nla_len - sizeof(*at);
+
+		if (at->nla_type == UNIX_DIAG_NAME && length && !*data) {
+			name.text = data + 1;
+			name.length = length - 1;
+		}
+		if (at->nla_type == NAME_USER && length == sizeof(name.user)) {
+			memcpy(&name.user, data, sizeof(name.user));
+			name.has_user = true;
+		}
+		step = NLMSG_ALIGN(at->nla_len) < left ? NLMSG_ALIGN(at->nla_len) : left;
+		at = (const void *)((const char *)at + step);
+	}
+	return name;
+}
+
+/* Stream sockets that have a name, and neither are connected nor were: those that only are bound are closed, the kernel
+ * says. */
+static bool hear_names(uint32_t show, void (*take)(const struct nlmsghdr *, void *), void *closure)
+{
+	struct {
+		struct nlmsghdr header;
+		struct unix_diag_req request;
+	} question = {
+		.header = {.nlmsg_len = sizeof(question), .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+			   .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
+		.request = {.sdiag_family = AF_UNIX, .udiag_states = 1 << TCP_CLOSE | 1 << TCP_LISTEN,
+			    .udiag_show = show},
+	};
+
+	return for_each(&question, sizeof(question), take, closure);
+}
+
+struct named {
+	const char *text;
+	size_t length;
+	uid_t user;
+	bool found;
+};
+
+static void take_user(const struct nlmsghdr *header, void *closure)
+{
+	struct socket_name name = read_socket(header);
+	struct named *named = closure;
+
+	if (!name.text || !name.has_user || name.length != named->length ||
+	    memcmp(name.text, named->text, name.length) != 0)
+		return;
+	named->user = name.user;
+	named->found = true;
+}
+
+bool rn_unix_name_user(const char *text, size_t length, uid_t *user)
+{
+	struct named named = {.text = text, .length = length};
+
+	if (!hear_names(UDIAG_SHOW_NAME | SHOW_USER, take_user, &named) || !named.found)
+		return false;
+	*user = named.user;
+	return true;
+}
+
+struct search {
+	bool (*is_it)(const char *name, size_t length, void *closure);
+	void *closure;
+	bool found;
+};
+
+static void take_match(const struct nlmsghdr *header, void *closure)
+{
+	struct socket_name name = read_socket(header);
+	struct search *search = closure;
+
+	if (name.text && search->is_it(name.text, name.length, search->closure))
+		search->found = true;
+}
+
+int rn_unix_name_search(bool (*is_it)(const char *name, size_t length, void *closure), void *closure)
+{
+	struct search search = {.is_it = is_it, .closure = closure};
+
+	if (!hear_names(UDIAG_SHOW_NAME, take_match, &search))
+		return -1;
+	return search.found;
+}
+
+bool rn_is_overflow_user(uid_t user)
+{
+	char text[16] = "";
+	int fd = open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
+	uid_t overflow = 65534;
+
+	if (fd >= 0) {
+		if (read(fd, text, sizeof(text) - 1) > 0)
+			overflow = (uid_t)strtoul(text, NULL, 10);
+		close(fd);
+	}
+	return user == overflow;
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whose socket is that?  The kernel tells everybody the owner of every socket in our network namespace
+ * (sock_diag(7), NETLINK_SOCK_DIAG). A question about one TCP socket takes three system calls and doesn't wait. For
+ * a name, or for a port at any address, the kernel goes through all Unix sockets or all listeners, so that is asked
+ * only when something is taken.
+ */
+#ifndef RDMANET_SOFT_SOCK_DIAG_H
+#define RDMANET_SOFT_SOCK_DIAG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include "verbs.h"
+
+/* The user of the listener that a connection to this address would reach. False: nobody listens, or the kernel
+ * doesn't tell. */
+bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
+/* The same, and the address that it is bound to, which may be a wildcard. */
+bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at);
+
+/* The number that the kernel gives this very listener, and no other socket. False as above. */
+bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie);
+
+/* The user who has bound a socket to this port that neither listens nor is connected. False: nobody, or several users,
+ * or the kernel doesn't tell (before Linux 6.8). It goes through all ports: a millisecond or two. */
+bool rn_tcp_bound_user(uint16_t port, uid_t *user);
+
+/* The user at the other end of this connection. False: it is on another host, or the kernel doesn't tell. */
+bool rn_tcp_peer_user(int fd, uid_t *user);
+
+/* Who listens on this port, on any address: if several do, ours count; so do root's, which may do anything. */
+enum rn_port_holder {
+	RN_PORT_NOBODYS, /* no listener's: it may still be bound, or held by old connections */
+	RN_PORT_OURS,
+	RN_PORT_OTHERS,
+	RN_PORT_UNKNOWN, /* the kernel doesn't tell */
+};
+enum rn_port_holder rn_tcp_port_holder(uint16_t port);
+
+/* The user who has this abstract name, given without its first byte, for a stream socket that is bound or listens.
+ * False: nobody has it, or the kernel doesn't tell. */
+bool rn_unix_name_user(const char *name, size_t length, uid_t *user);
+
+/* Has a stream socket that is bound or listens an abstract name, given without its first byte, for which this is true?
+ * 1, 0; -1: the kernel doesn't tell. */
+int rn_unix_name_search(bool (*is_it)(const char *name, size_t length, void *closure), void *closure);
+
+/* The number of users that are unknown in our user namespace: many may share it, so it proves nothing. */
+bool rn_is_overflow_user(uid_t user);
+
+#endif

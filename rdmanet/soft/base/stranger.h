@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Strangers: accepted connections that have not identified themselves yet, or have yet to show progress.
+ *
+ * The connection manager, the queue pairs' TCP ports and the Unix links each accept connections before they know from
+ * whom. All of them together keep at most a quarter of the descriptors that the process may have, and never more than
+ * STRANGERS_MAX: a stranger takes a few KiB of memory, 36 at most. If there is one too many, or the process has no
+ * descriptor left, one is closed: the oldest of the source that has the most. A connection that speaks at once is a
+ * stranger for milliseconds, and never the eldest. One that still owes its proof of the secret remains a
+ * stranger for one more round trip. It is spared while most strangers of its source have said nothing: then a silent
+ * one is closed.
+ *
+ * A source is a user of this host; this host itself with all its addresses (a loopback network has 2^24, and any user
+ * may take them); another host's address of IPv4; or 48 bits of IPv6, the network that one customer is given.
+ *
+ * A connection that has proven that it knows the secret, or was accepted and owes the last word of the handshake, is
+ * of a second kind. That has a limit of its own, of the same size, so silent connections never displace those that
+ * have spoken, nor the other way round. Those of the second kind may be closed only after a fifth of the time allowed
+ * for silence: an honest burst, of any size, is over by then. If no descriptor is left, silent ones are closed first.
+ *
+ * All of it runs on the engine.
+ */
+#ifndef RDMANET_SOFT_STRANGER_H
+#define RDMANET_SOFT_STRANGER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "verbs.h"
+
+enum rn_stranger_kind {
+	RN_STRANGER_SILENT,
+	RN_STRANGER_KNOWN,
+	RN_STRANGER_KINDS,
+};
+
+struct rn_stranger {
+	union ibv_gid from;                  /* its address; if it comes by a Unix socket: its user */
+	void (*leave)(struct rn_stranger *); /* close it: it is forgotten already */
+	bool has_spoken;                     /* a whole first message has come */
+	/* stranger.c's */
+	struct rn_stranger *next, **link; /* link is NULL if it is not a stranger */
+	uint64_t since_ns;
+	uint16_t bucket;
+	uint8_t kind;
+};
+
+/* Make it a stranger of this kind. Others may be closed for it, but not this one. */
+void rn_stranger_add(struct rn_stranger *, enum rn_stranger_kind kind);
+/* It has identified itself, or is being closed. Does nothing if it is not a stranger. */
+void rn_stranger_forget(struct rn_stranger *);
+/* No descriptor is left: close a stranger. False: there is none. A callback of a stranger must forget it first, or it
+ * might be the one that is closed. */
+bool rn_stranger_make_room(void);
+/* The source of a Unix socket's other end: its user, or, if that is our own, its process. */
+union ibv_gid rn_stranger_user(int fd);
+
+#endif

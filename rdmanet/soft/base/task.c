@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's tasks: a list, in the order in which they were posted. */
+#include "base/engine_inside.h"
+
+static void append_task(struct rn_task *task)
+{
+	task->next = NULL;
+	task->link = rn_engine.tasks_end;
+	*rn_engine.tasks_end = task;
+	rn_engine.tasks_end = &task->next;
+}
+
+static void unlink_task(struct rn_task *task)
+{
+	*task->link = task->next;
+	if (task->next)
+		task->next->link = task->link;
+	else
+		rn_engine.tasks_end = task->link;
+	task->next = NULL;
+	task->link = NULL;
+}
+
+/* Those that are there now; what they post waits for the next round, so that sockets and timers
+ * have their turn. */
+void rn_tasks_run(void)
+{
+	struct rn_task mark = {0};
+
+	if (!rn_engine.tasks)
+		return;
+	append_task(&mark);
+	while (rn_engine.tasks != &mark) {
+		struct rn_task *task = rn_engine.tasks;
+
+		unlink_task(task);
+		rn_engine_begin(task);
+		task->run(task);
+		rn_engine_end();
+	}
+	unlink_task(&mark);
+}
+
+void rn_task_post(struct rn_task *task)
+{
+	pthread_mutex_lock(&rn_engine.lock);
+	if (!task->link) {
+		append_task(task);
+		rn_engine_wakeup();
+	}
+	pthread_mutex_unlock(&rn_engine.lock);
+}
+
+void rn_task_cancel(struct rn_task *task)
+{
+	pthread_mutex_lock(&rn_engine.lock);
+	rn_engine_settle(task); /* first: what runs may post it again */
+	if (task->link)
+		unlink_task(task);
+	pthread_mutex_unlock(&rn_engine.lock);
+}

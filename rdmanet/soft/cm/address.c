@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Addresses of the connection manager.
+ *
+ * Every address of this host is the device's, and the program can connect to every address that
+ * this host has a route to; the route decides which of ours is the source.  A wildcard to listen on stays a wildcard;
+ * as a destination it means the loopback address, as in the kernel's connection manager.
+ */
+#define _GNU_SOURCE
+#include "base/gid.h"
+#include "cm/cm.h"
+
+#include <unistd.h>
+
+static bool is_mapped(const struct sockaddr_in6 *in6)
+{
+	return IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr);
+}
+
+socklen_t rn_cm_address_length(const struct sockaddr *address)
+{
+	if (!address)
+		return 0;
+	return address->sa_family == AF_INET    ? sizeof(struct sockaddr_in)
+	       : address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+						: 0;
+}
+
+bool rn_cm_is_wildcard(const struct sockaddr *address)
+{
+	const struct sockaddr_in6 *in6 = (const void *)address;
+
+	if (address->sa_family == AF_INET)
+		return ((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr == htonl(INADDR_ANY);
+	return IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr);
+}
+
+bool rn_cm_is_multicast(const struct sockaddr *address)
+{
+	const struct sockaddr_in6 *v6 = (const void *)address;
+
+	if (address->sa_family == AF_INET)
+		return IN_MULTICAST(ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr));
+	return IN6_IS_ADDR_MULTICAST(&v6->sin6_addr);
+}
+
+void rn_cm_set_loopback(struct sockaddr *address)
+{
+	if (address->sa_family == AF_INET)
+		((struct sockaddr_in *)(void *)address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	else
+		((struct sockaddr_in6 *)(void *)address)->sin6_addr = in6addr_loopback;
+}
+
+/* The port lies at the same place in both families. */
+__be16 rn_cm_port(const struct sockaddr *address)
+{
+	return rn_cm_address_length(address) ? ((const struct sockaddr_in *)(const void *)address)->sin_port : 0;
+}
+
+void rn_cm_set_port(struct sockaddr *address, __be16 port)
+{
+	((struct sockaddr_in *)(void *)address)->sin_port = port;
+}
+
+int rn_cm_gid_index(const struct sockaddr *address)
+{
+	return rn_gid_index_of(address);
+}
+
+/* A listener for both families sees an IPv4 peer as an IPv4-mapped IPv6 address. */
+void rn_cm_undress(struct sockaddr_storage *address)
+{
+	struct sockaddr_in6 v6 = *(struct sockaddr_in6 *)address;
+
+	if (v6.sin6_family != AF_INET6 || !is_mapped(&v6))
+		return;
+	memset(address, 0, sizeof *address);
+	*(struct sockaddr_in *)address = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = v6.sin6_port};
+	memcpy(&((struct sockaddr_in *)address)->sin_addr, &v6.sin6_addr.s6_addr[12], 4);
+}
+
+void rn_cm_set_route(struct rn_cm_id *id)
+{
+	struct rdma_route *route = &id->id.route;
+
+	/* A wildcard names no device yet: each request that arrives has its own. */
+	if (!rn_cm_address_length(&route->addr.dst_addr) && rn_cm_is_wildcard(&route->addr.src_addr))
+		return;
+	id->id.verbs = rn_cm_context();
+	if (!id->id.pd)
+		id->id.pd = rn_cm_known_pd(); /* for programs that make their queue pairs themselves */
+	id->id.port_num = 1;
+	rn_gid_of(&route->addr.src_addr, &route->addr.addr.ibaddr.sgid);
+	if (!rn_cm_address_length(&route->addr.dst_addr))
+		return;
+	rn_gid_of(&route->addr.dst_addr, &route->addr.addr.ibaddr.dgid);
+	route->addr.addr.ibaddr.pkey = htobe16(0xffff);
+	id->path = (struct ibv_sa_path_rec){
+		.sgid = route->addr.addr.ibaddr.sgid,
+		.dgid = route->addr.addr.ibaddr.dgid,
+		.pkey = htobe16(0xffff),
+		.reversible = 1,
+		.hop_limit = 1,
+		.traffic_class = id->tos,
+		.mtu_selector = 2,
+		.mtu = IBV_MTU_4096,
+		.rate_selector = 2,
+		.rate = IBV_RATE_100_GBPS,
+		.packet_life_time_selector = 2,
+	};
+}
+
+/*
+ * Which of our addresses the route to another one starts from, as the kernel chooses it for a datagram; none is
+ * sent.  0, or why there is no route.  src: unspecified, or the one that was bound.
+ */
+static int find_source(const struct sockaddr *dst, struct sockaddr_storage *src)
+{
+	socklen_t length = rn_cm_address_length(dst);
+	struct sockaddr_storage near = *src;
+	int fd = socket(dst->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
+
+	if (fd < 0)
+		return errno;
+	rn_cm_set_port((struct sockaddr *)&near, 0);
+	if ((!rn_cm_is_wildcard((struct sockaddr *)&near) && bind(fd, (struct sockaddr *)&near, length)) ||
+	    connect(fd, dst, length) || getsockname(fd, (struct sockaddr *)&near, &length))
+		error = errno;
+	close(fd);
+	if (error == ENETUNREACH && rn_cm_is_multicast(dst)) {
+		/* On a host with loopback only, groups are among its own programs. */
+		near.ss_family = dst->sa_family;
+		rn_cm_set_loopback((struct sockaddr *)&near);
+		error = 0;
+	}
+	if (error && error != EACCES) /* to everybody at once */
+		return error;
+	if (error || rn_gid_index_of((struct sockaddr *)&near) < 0)
+		return EHOSTUNREACH;
+	rn_cm_set_port((struct sockaddr *)&near, rn_cm_port((struct sockaddr *)src));
+	*src = near;
+	return 0;
+}
+
+/* The source's port is known once the connection is being made, unless it was bound before. */
+RN_EXPORT int rdma_resolve_addr(struct rdma_cm_id *rdma_id, struct sockaddr *src, struct sockaddr *dst, int timeout_ms)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct rdma_addr *addr = &rdma_id->route.addr;
+	socklen_t length = rn_cm_address_length(dst);
+	struct sockaddr_storage to = {0}, from;
+	int error = 0, unreachable;
+
+	(void)timeout_ms; /* nothing to wait for */
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (!length || (id->state != RN_CM_IDLE && id->state != RN_CM_BOUND))
+		return rn_cm_error(EINVAL);
+	if (!rn_cm_default_pd())
+		return -1;
+	if (src && rn_cm_address_length(src) && src->sa_family != dst->sa_family)
+		return rn_cm_error(EINVAL);
+	if (src && id->state == RN_CM_IDLE && (rn_cm_port(src) || !rn_cm_is_wildcard(src)) &&
+	    rdma_bind_addr(rdma_id, src))
+		return -1;
+
+	memcpy(&to, dst, length);
+	if (rn_cm_is_wildcard(dst))
+		rn_cm_set_loopback((struct sockaddr *)&to);
+	from = addr->src_storage;
+	from.ss_family = to.ss_family;
+	unreachable = rn_device_check(rn_context(rn_cm_context()), RN_RESOLVE_ADDR);
+	if (!unreachable)
+		unreachable = find_source((struct sockaddr *)&to, &from);
+
+	pthread_mutex_lock(&rn_cm_lock);
+	addr->dst_storage = to;
+	if (unreachable) {
+		error = rn_cm_tell(id, RDMA_CM_EVENT_ADDR_ERROR, -unreachable) ? 0 : ENOMEM;
+	} else if (!rn_cm_tell(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0)) {
+		error = ENOMEM;
+	} else {
+		addr->src_storage = from;
+		rn_cm_set_route(id);
+		id->state = RN_CM_ADDRESS_RESOLVED;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : rn_cm_complete(id);
+}
+
+RN_EXPORT int rdma_resolve_route(struct rdma_cm_id *rdma_id, int timeout_ms)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	int error = 0, unreachable;
+
+	(void)timeout_ms;
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->state != RN_CM_ADDRESS_RESOLVED) {
+		error = EINVAL;
+	} else if ((unreachable = rn_device_check(rn_context(rn_cm_context()), RN_RESOLVE_ROUTE))) {
+		error = rn_cm_tell(id, RDMA_CM_EVENT_ROUTE_ERROR, -unreachable) ? 0 : ENOMEM;
+	} else if (!rn_cm_tell(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0)) {
+		error = ENOMEM;
+	} else {
+		rdma_id->route.path_rec = &id->path;
+		rdma_id->route.num_paths = 1;
+		id->state = RN_CM_ROUTE_RESOLVED;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return error ? rn_cm_error(error) : rn_cm_complete(id);
+}
+
+RN_EXPORT __be16 rdma_get_src_port(struct rdma_cm_id *id)
+{
+	return rn_cm_port(&id->route.addr.src_addr);
+}
+
+RN_EXPORT __be16 rdma_get_dst_port(struct rdma_cm_id *id)
+{
+	return rn_cm_port(&id->route.addr.dst_addr);
+}

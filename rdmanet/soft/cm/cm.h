@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The connection manager's insides.
+ *
+ *     cm.c         an identifier's life
+ *     context.c    the context that identifiers are on
+ *     connect.c    listen, connect, accept, reject, disconnect
+ *     address.c    which addresses are ours, and how others are reached
+ *     bind.c       getting a port, and keeping others off it
+ *     addrinfo.c   rdma_getaddrinfo
+ *     name.c       RDMA ports whose TCP port another program has
+ *     event.c      event channels: which events the program gets, and when
+ *     qp.c         the queue pair of an identifier, and the transitions made for it
+ *     multicast.c  groups of an identifier for datagrams
+ *     sync.c       identifiers without a channel, whose calls wait
+ *     wire.c       the TCP socket under a connection: time-outs, loss; with it message.c,
+ *                  hear.c, secret.c, socket.c, listen.c, handover.c
+ *
+ * Threads.  Exported calls run in the program's threads and never wait for a socket: they
+ * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the
+ * engine only (but for bind and listen, which don't wait).  The engine never touches a queue
+ * pair: transitions happen in the calls, and in rdma_get_cm_event, as in the real library.
+ *
+ *      program          event channel         engine              TCP         peer's engine
+ *      rdma_connect ---------------------> wire: CONNECTING -----------------> ACCEPTED
+ *                                                REQ_SENT  ------ REQ -------> REQ_RECEIVED -> CONNECT_REQUEST
+ *      rdma_get_cm_event <- CONNECT_RESPONSE - REP_RECEIVED <---- REP -------- REP_SENT     <- rdma_accept
+ *        INIT, RTR, RTS ------------------> ESTABLISHED --------- RTU -------> ESTABLISHED  -> ESTABLISHED
+ *      rdma_disconnect -------------------> DREQ_SENT ----------- DREQ ------> CLOSING      -> DISCONNECTED
+ *                         <- DISCONNECTED - CLOSING  <----------- DREP --------
+ *
+ * Ownership.  An identifier and its wire point at each other until either is freed.  Wires are
+ * freed on the engine, identifiers in rdma_destroy_id (those the program has never seen: with their
+ * request).  Whoever holds rn_cm_lock and sees a pointer to one may use it.
+ */
+#ifndef RDMANET_SOFT_CM_H
+#define RDMANET_SOFT_CM_H
+
+#include "base/log.h"
+#include "objects/qp.h"
+#include "rdma_cma.h"
+
+/* Guards all of the connection manager's state that several threads use: everything below
+ * except what is fixed at creation.  Taken before the engine's and the peers' locks, and never
+ * held while waiting, modifying a queue pair, or (outside the engine) removing a source. */
+extern pthread_mutex_t rn_cm_lock;
+extern pthread_cond_t rn_cm_acked; /* some event was acknowledged */
+
+struct rn_cm_event {
+	struct rdma_cm_event event; /* what the program sees: first */
+	struct rn_cm_event *next;
+	struct rn_cm_id *id;
+	struct rn_cm_id *counted_on; /* whose destruction waits for the ack; for a request, the listener */
+	struct rn_cm_group *group; /* for MULTICAST_JOIN, until the event is acknowledged */
+	unsigned char private_data[196];
+};
+
+struct rn_cm_channel {
+	struct rdma_event_channel channel; /* first; fd is an eventfd with a token for each event */
+	unsigned epoch;
+	struct rn_cm_event *events, **events_end; /* not read yet */
+	_Atomic int reader;  /* the thread that last called rdma_get_cm_event */
+	_Atomic bool inside; /* and whether it is still in that call */
+};
+
+enum rn_cm_state {
+	RN_CM_IDLE,
+	RN_CM_BOUND,
+	RN_CM_ADDRESS_RESOLVED,
+	RN_CM_ROUTE_RESOLVED,
+	RN_CM_LISTENING,
+	RN_CM_CONNECTION, /* has or had a wire, whose phase says more */
+};
+
+/* What both sides agree on for their queue pairs. */
+struct rn_cm_terms {
+	uint32_t local_qpn, remote_qpn;
+	uint32_t local_psn, remote_psn;
+	uint8_t responder_resources, initiator_depth;
+	uint8_t retry_count;
+	uint8_t rnr_retry_count; /* how often we retry, as the peer asked */
+};
+
+struct rn_cm_id {
+	struct rdma_cm_id id; /* first */
+	unsigned epoch;
+	enum rn_cm_state state;
+	struct rn_cm_wire *wire;
+	struct rn_cm_terms terms;
+	struct ibv_sa_path_rec path;
+	/* -1: none. A TCP socket that is bound to the address; it listens if the identifier does. */
+	int bound_fd;
+	int name_fd;  /* and the Unix socket that has its name: see name.c */
+	bool by_name; /* bound_fd is that Unix socket */
+	uint8_t tos, ack_timeout;
+	bool tos_set, ack_timeout_set, reuse_address, af_only;
+	bool was_connected; /* ESTABLISHED once: may disconnect, gets one DISCONNECTED */
+	_Atomic bool peer_left_us; /* its process ended while it was connected */
+	bool connect_error; /* the program got CONNECT_ERROR: no REJECTED may follow */
+	uint32_t delivered, acked;
+	uint32_t qkey; /* of datagrams */
+	struct rn_cm_group *groups;
+	struct ibv_ece local_ece, remote_ece; /* vendors' options of the queue pairs: passed on, not used */
+
+	/* sync.c */
+	bool sync; /* it has a private channel */
+	struct ibv_qp_init_attr *qp_attr;
+
+	/* a listener's */
+	struct rn_source accepting;
+	struct rn_timer accept_retry; /* no descriptor left: try again later */
+	unsigned backlog, unread_requests;
+	bool paused;
+
+	/* qp.c: completion queues that were made for the queue pair */
+	bool owns_send_cq, owns_recv_cq;
+};
+
+static inline struct rn_cm_id *rn_cm_id(struct rdma_cm_id *id)
+{
+	return (struct rn_cm_id *)id;
+}
+
+static inline bool rn_cm_is_datagram(const struct rn_cm_id *id)
+{
+	return id->id.qp_type == IBV_QPT_UD;
+}
+
+/* -1 and errno: the convention of every rdma_ call. */
+static inline int rn_cm_error(int error)
+{
+	errno = error;
+	return -1;
+}
+
+/* --- context.c ---------------------------------------------------------------------------------- */
+
+/* The one context of the connection manager: id->verbs. Opened by the first user (and with it the
+ * engine is held), closed after the last, unless the program still has objects on it. When the device has
+ * failed, a new one is opened for later users. */
+struct ibv_context *rn_cm_context_get(void); /* NULL and errno */
+void rn_cm_context_put(void);
+void rn_cm_context_more(void);           /* one more user; the caller is one already */
+void rn_cm_context_less(void);           /* one user less */
+void rn_cm_context_renew(void);          /* open it anew if its device has failed; the caller is a user */
+struct ibv_context *rn_cm_context(void); /* as opened */
+struct ibv_pd *rn_cm_known_pd(void);     /* the same, if it is there: since an address was bound */
+struct ibv_pd *rn_cm_default_pd(void);   /* for rdma_create_qp without one; NULL and errno */
+struct ibv_xrcd *rn_cm_default_xrcd(void); /* likewise, for an XRC target and its SRQ */
+
+/* --- cm.c --------------------------------------------------------------------------------------- */
+
+/* Created for a request, or by rdma_create_id. */
+struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps);
+void rn_cm_id_free(struct rn_cm_id *id);
+
+/* --- address.c ------------------------------------------------------------------------------- */
+
+socklen_t rn_cm_address_length(const struct sockaddr *address); /* 0: no family of ours */
+bool rn_cm_is_wildcard(const struct sockaddr *address);
+bool rn_cm_is_multicast(const struct sockaddr *address);
+void rn_cm_set_loopback(struct sockaddr *address); /* keeps family and port */
+__be16 rn_cm_port(const struct sockaddr *address);
+void rn_cm_set_port(struct sockaddr *address, __be16 port);
+/* Fill in id->verbs and the route, from the id's addresses. */
+void rn_cm_set_route(struct rn_cm_id *id);
+int rn_cm_gid_index(const struct sockaddr *address); /* -1: it is not our address any more */
+void rn_cm_undress(struct sockaddr_storage *address); /* turn an IPv4-mapped address into IPv4 */
+
+/* --- bind.c ---------------------------------------------------------------------------------- */
+
+/* Make the listener's socket listen, and keep others off its port throughout. -1 and errno. */
+int rn_cm_listen(struct rn_cm_id *id);
+/* For an accepted socket: once old, it must not keep the port from the next listener of our user. */
+void rn_cm_release_port(int fd);
+
+/* --- name.c ---------------------------------------------------------------------------------- */
+
+/* A Unix socket with the name of this address and port; -1 and errno. af_only: of IPv6's wildcard, IPv6 only. */
+int rn_cm_name_bind(const struct sockaddr *address, bool af_only);
+/* The same with a random suffix, if a stranger has the name itself: it shows that an RDMA program has the port. */
+int rn_cm_name_bind_other(const struct sockaddr *address, bool af_only);
+/* The name is taken: does an equal process listen there? If not, log who has it. is_shared: we got the TCP port by
+ * sharing it, as another program of our user may that is bound and does not listen yet: then its name counts too. */
+bool rn_cm_name_is_equals(const struct sockaddr *address, bool af_only, bool is_shared);
+/* Does an RDMA program have this port, at this address or one that covers it? EADDRINUSE, 0, or why that is unknown. */
+int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only);
+/* A socket connected to a process that listens by name and is trusted; -1: there is none. */
+int rn_cm_name_connect(const struct sockaddr *dst);
+/* What listens on this address by TCP? cookie: the listener's, or 0. On the engine. */
+enum rn_cm_language {
+	RN_CM_UNKNOWN, /* nobody listens, or the address is on another host, or the kernel does not tell */
+	RN_CM_OURS,    /* somebody has a name of that port, and so poses as an RDMA program */
+	RN_CM_OTHER,   /* a TCP program, not an RDMA program */
+};
+enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie);
+/* That listener has spoken our protocol: do not check it again. 0 is none. */
+void rn_cm_name_has_spoken(uint64_t cookie);
+
+/* --- event.c --------------------------------------------------------------------------------- */
+
+/* All with rn_cm_lock held. */
+struct rn_cm_event *rn_cm_event_new(struct rn_cm_id *id, enum rdma_cm_event_type type, int status);
+void rn_cm_event_queue(struct rn_cm_event *event);
+/* Both; false when out of memory. */
+bool rn_cm_tell(struct rn_cm_id *id, enum rdma_cm_event_type type, int status);
+/* The private data in a field of this length, filled up with zeros. */
+void rn_cm_event_private(struct rn_cm_event *event, const void *data, size_t length, size_t field);
+/* The first unread event of this type on this id. */
+struct rn_cm_event *rn_cm_event_find(struct rn_cm_id *id, enum rdma_cm_event_type type);
+/* Take the unread events of this id (for a listener, its requests) out of its channel; returns a list. */
+struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id);
+/* Drop the unread event of this group, if there is one. */
+void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *group);
+
+/* --- qp.c ------------------------------------------------------------------------------------ */
+
+/* 0 or errno; they do nothing without id->qp. */
+uint32_t rn_cm_random_psn(void);
+int rn_cm_qp_connect(struct rn_cm_id *id); /* INIT (again, with the agreed rights), RTR, RTS */
+void rn_cm_qp_fail(struct rn_cm_id *id);   /* ERR */
+/* The path to a GID, for an address handle. False: our own address is gone. */
+bool rn_cm_path_to(const struct rn_cm_id *id, const union ibv_gid *gid, struct ibv_ah_attr *attr);
+
+/* --- multicast.c ----------------------------------------------------------------------------- */
+
+void rn_cm_multicast_joined(struct rn_cm_event *event);
+/* Its event was read and acknowledged. rn_cm_lock held. */
+void rn_cm_multicast_owe(struct rn_cm_group *group);
+void rn_cm_multicast_paid(struct rn_cm_group *group);
+void rn_cm_multicast_forget(struct rn_cm_id *id);
+
+/* --- sync.c ---------------------------------------------------------------------------------- */
+
+/* Called last in a call that starts something: for a synchronous identifier, wait until that ends. */
+int rn_cm_complete(struct rn_cm_id *id);
+void rn_cm_put_event(struct rn_cm_id *id); /* acknowledge id->event, if there is one */
+
+/* --- wire.c ---------------------------------------------------------------------------------- */
+
+enum {
+	RN_CM_REQ_PRIVATE = 56,
+	RN_CM_REP_PRIVATE = 196,
+	RN_CM_REJ_PRIVATE = 148,
+	RN_CM_SIDR_REQ_PRIVATE = 180,
+	RN_CM_SIDR_REP_PRIVATE = 136,
+};
+/* Reasons of rejection, by the InfiniBand specification; and our own, which errors.py explains: the other side
+ * requires a secret, has another one, or has none. */
+enum {
+	RN_REJ_NO_RESOURCES = 3,
+	RN_REJ_TIMEOUT = 4,
+	RN_REJ_INVALID_SERVICE_ID = 8,
+	RN_REJ_CONSUMER_DEFINED = 28,
+	RN_REJ_SECRET_WANTED = 0x5301,
+	RN_REJ_SECRET_WRONG,
+	RN_REJ_SECRET_UNKNOWN,
+};
+/* The private data of a REJECTED that no peer has sent: what listens there does not speak our protocol. */
+#define RN_CM_NOT_OURS "rdmanet: another language"
+/* The values for datagrams. */
+enum { RN_SIDR_SUCCESS, RN_SIDR_UNSUPPORTED, RN_SIDR_REJECT, RN_SIDR_LAST = 5 };
+
+enum rn_cm_wire_phase {
+	RN_CM_WIRE_CONNECTING,
+	RN_CM_WIRE_HELLO_SENT, /* with a secret */
+	RN_CM_WIRE_REQ_SENT,
+	RN_CM_WIRE_REP_RECEIVED,
+	RN_CM_WIRE_ACCEPTED,
+	RN_CM_WIRE_CHALLENGED, /* with a secret: our proof was sent, and */
+	RN_CM_WIRE_PROVEN,     /* the peer's has come */
+	RN_CM_WIRE_REQ_RECEIVED,
+	RN_CM_WIRE_REP_SENT,
+	RN_CM_WIRE_ESTABLISHED,
+	RN_CM_WIRE_DREQ_SENT,
+	RN_CM_WIRE_CLOSING,  /* everything was sent: waiting for the peer's EOF */
+	RN_CM_WIRE_TIMEWAIT, /* closed; TIMEWAIT_EXIT is due */
+};
+
+struct rn_cm_param {
+	const void *private_data;
+	uint8_t private_length;
+	uint8_t flow_control, srq, rnr_retry_count;
+};
+
+/* All with rn_cm_lock held. */
+enum rn_cm_wire_phase rn_cm_wire_phase(const struct rn_cm_wire *wire);
+int rn_cm_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param); /* 0 or errno */
+void rn_cm_wire_accept(struct rn_cm_wire *wire, const struct rn_cm_param *param);
+void rn_cm_wire_accept_datagrams(struct rn_cm_wire *wire, const struct rn_cm_param *param, uint32_t qkey);
+void rn_cm_wire_reject(struct rn_cm_wire *wire, int reason, const void *private_data, uint8_t length);
+void rn_cm_wire_ready_to_use(struct rn_cm_wire *wire); /* RTU: the active side is established */
+void rn_cm_wire_force_established(struct rn_cm_wire *wire);
+void rn_cm_wire_disconnect(struct rn_cm_wire *wire);
+/* The same before the peer is ready: done as soon as it is. False if it is ready, or was not accepted. */
+bool rn_cm_wire_disconnect_accepted(struct rn_cm_wire *wire);
+/* For the identifier with this queue pair, if there is one. */
+void rn_cm_wire_disconnect_qp(const struct ibv_qp *qp);
+/* The id is destroyed: send what the phase requires; then the wire finishes alone. */
+void rn_cm_wire_abandon(struct rn_cm_wire *wire);
+
+/* The listener's source and timer. */
+void rn_cm_wire_listener_ready(struct rn_source *source, uint32_t epoll_events);
+void rn_cm_wire_listener_retry(struct rn_timer *timer);
+/* A request was read or taken back: go on accepting if that was suspended. rn_cm_lock held. */
+void rn_cm_wire_listener_resume(struct rn_cm_id *listener);
+void rn_cm_wire_listener_gone(struct rn_cm_id *listener);
+
+/* How many connections were dropped because of what came over them, or did not come. */
+unsigned long rn_cm_wire_dropped(void);
+void rn_cm_wire_start(void); /* once: the stop and fork hooks */
+
+#endif

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Event channels.
+ *
+ * The descriptor that the program polls is an eventfd in semaphore mode: one token for each
+ * unread event, so that reading is one read, and the program's own O_NONBLOCK decides whether it
+ * waits.  The events are in a list beside it, because they move to another channel with
+ * their identifier (rdma_migrate_id), and go when it is destroyed.
+ *
+ * Tokens follow events as far as they can.  Another thread may already have read the token
+ * of an event that was taken back; so a reader that finds the list empty reads again.
+ */
+#define _GNU_SOURCE
+#include "cm/cm.h"
+
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static struct rn_cm_channel *channel_of(struct rdma_event_channel *channel)
+{
+	return (struct rn_cm_channel *)channel;
+}
+
+RN_EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
+{
+	struct rn_cm_channel *channel = calloc(1, sizeof *channel);
+
+	if (!channel)
+		return NULL;
+	if (!rn_cm_context_get()) {
+		free(channel);
+		return NULL;
+	}
+	channel->channel.fd = rn_fd_own(eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE));
+	if (channel->channel.fd < 0) {
+		int error = errno;
+
+		rn_cm_context_put();
+		free(channel);
+		errno = error;
+		return NULL;
+	}
+	channel->epoch = rn_epoch();
+	channel->events_end = &channel->events;
+	return &channel->channel;
+}
+
+/*
+ * A program may destroy a channel while a thread of its own reads from it in a loop, as rping did: with a kernel's
+ * channel that thread simply goes on waiting.  To get the same here, that thread is given time to come back after its
+ * last event; if it then waits again, the channel is left to it, with its descriptor.  True: that is the case.
+ */
+static bool is_left_to_reader(const struct rn_cm_channel *channel)
+{
+	enum { TRIES = 50 };
+	int reader = channel->reader, self = (int)syscall(SYS_gettid);
+
+	if (!reader || reader == self)
+		return false;
+	for (int tries = 0; tries < TRIES; tries++) {
+		if (syscall(SYS_tgkill, getpid(), reader, 0))
+			return false; /* it has ended */
+		if (channel->inside)
+			return true;
+		usleep(1000);
+	}
+	return false;
+}
+
+RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channel)
+{
+	struct rn_cm_channel *channel = channel_of(rdma_channel);
+
+	if (channel->epoch != rn_epoch())
+		return;
+	if (is_left_to_reader(channel)) {
+		rn_cm_context_put();
+		return;
+	}
+	rn_fd_close(channel->channel.fd);
+	while (channel->events) { /* of identifiers that the program should have destroyed, and did not */
+		struct rn_cm_event *event = channel->events;
+
+		channel->events = event->next;
+		free(event);
+	}
+	free(channel);
+	rn_cm_context_put();
+}
+
+/* --- queueing ----------------------------------------------------------------------------------- */
+
+static void add_tokens(struct rn_cm_channel *channel, uint64_t count)
+{
+	ssize_t written = write(channel->channel.fd, &count, sizeof count);
+
+	(void)written; /* fails only if the program closed the descriptor */
+}
+
+static void take_token(struct rn_cm_channel *channel)
+{
+	uint64_t token;
+	struct iovec iov = {.iov_base = &token, .iov_len = sizeof token};
+	ssize_t taken = preadv2(channel->channel.fd, &iov, 1, -1, RWF_NOWAIT);
+
+	(void)taken; /* another thread was quicker, or the kernel can't: then a reader finds an empty list */
+}
+
+struct rn_cm_event *rn_cm_event_new(struct rn_cm_id *id, enum rdma_cm_event_type type, int status)
+{
+	struct rn_cm_event *event = calloc(1, sizeof *event);
+
+	if (!event) {
+		rn_log("out of memory: lost event %d of an identifier", (int)type);
+		return NULL;
+	}
+	event->id = event->counted_on = id;
+	event->event.id = &id->id;
+	event->event.event = type;
+	event->event.status = status;
+	return event;
+}
+
+void rn_cm_event_private(struct rn_cm_event *event, const void *data, size_t length, size_t field)
+{
+	struct rdma_conn_param *param = &event->event.param.conn;
+
+	memset(event->private_data, 0, sizeof event->private_data);
+	if (length)
+		memcpy(event->private_data, data, length);
+	param->private_data = event->private_data;
+	param->private_data_len = (uint8_t)field;
+}
+
+void rn_cm_event_queue(struct rn_cm_event *event)
+{
+	struct rn_cm_channel *channel = channel_of(event->id->id.channel);
+
+	event->next = NULL;
+	*channel->events_end = event;
+	channel->events_end = &event->next;
+	add_tokens(channel, 1);
+}
+
+bool rn_cm_tell(struct rn_cm_id *id, enum rdma_cm_event_type type, int status)
+{
+	struct rn_cm_event *event = rn_cm_event_new(id, type, status);
+
+	if (event)
+		rn_cm_event_queue(event);
+	return event != NULL;
+}
+
+struct rn_cm_event *rn_cm_event_find(struct rn_cm_id *id, enum rdma_cm_event_type type)
+{
+	struct rn_cm_event *event = channel_of(id->id.channel)->events;
+
+	while (event && (event->id != id || event->event.event != type))
+		event = event->next;
+	return event;
+}
+
+struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id)
+{
+	struct rn_cm_channel *channel = channel_of(id->id.channel);
+	struct rn_cm_event **link = &channel->events, *purged = NULL, **end = &purged;
+
+	while (*link) {
+		struct rn_cm_event *event = *link;
+
+		if (event->id != id && event->counted_on != id) {
+			link = &event->next;
+			continue;
+		}
+		*link = event->next;
+		event->next = NULL;
+		*end = event;
+		end = &event->next;
+		take_token(channel);
+	}
+	channel->events_end = link;
+	return purged;
+}
+
+void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *group)
+{
+	struct rn_cm_channel *channel = channel_of(id->id.channel);
+	struct rn_cm_event **link = &channel->events, *event;
+
+	while (*link && (*link)->group != group)
+		link = &(*link)->next;
+	event = *link;
+	if (!event)
+		return;
+	*link = event->next;
+	if (!*link)
+		channel->events_end = link;
+	free(event);
+	take_token(channel);
+}
+
+/* Without a target it becomes synchronous. */
+RN_EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma_id, struct rdma_event_channel *target)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	struct rdma_event_channel *own = NULL;
+	struct rn_cm_event *events;
+	bool sync = !target;
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	if (sync && id->sync)
+		return 0;
+	if (sync && !(target = rdma_create_event_channel()))
+		return -1;
+	rn_cm_put_event(id);
+	pthread_mutex_lock(&rn_cm_lock);
+	events = rn_cm_event_purge(id);
+	if (id->sync)
+		own = rdma_id->channel;
+	id->sync = sync;
+	rdma_id->channel = target;
+	while (events) {
+		struct rn_cm_event *next = events->next;
+
+		/* A listener's unread requests move along: their identifiers are on the same channel. */
+		events->id->id.channel = target;
+		rn_cm_event_queue(events);
+		events = next;
+	}
+	/* What was read from the old channel must be acknowledged before the caller may close it. */
+	while (id->acked != id->delivered)
+		pthread_cond_wait(&rn_cm_acked, &rn_cm_lock);
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (own)
+		rdma_destroy_event_channel(own);
+	return 0;
+}
+
+/* --- reading ------------------------------------------------------------------------------------ */
+
+static bool deliver(struct rn_cm_event *event);
+
+static struct rn_cm_event *take(struct rn_cm_channel *channel)
+{
+	struct rn_cm_event *event;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	event = channel->events;
+	if (event) {
+		channel->events = event->next;
+		if (!channel->events)
+			channel->events_end = &channel->events;
+		event->next = NULL;
+		event->counted_on->delivered++;
+		if (event->group)
+			rn_cm_multicast_owe(event->group);
+		if (event->event.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+			rn_cm_wire_listener_resume(event->counted_on);
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return event;
+}
+
+RN_EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma_channel, struct rdma_cm_event **result)
+{
+	struct rn_cm_channel *channel = channel_of(rdma_channel);
+	struct rn_cm_event *event;
+	uint64_t token;
+	ssize_t got;
+
+	if (!result)
+		return rn_cm_error(EINVAL);
+	if (channel->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	channel->reader = (int)syscall(SYS_gettid);
+	do {
+		channel->inside = true;
+		got = read(channel->channel.fd, &token, sizeof token);
+		channel->inside = false;
+		if (got < 0)
+			return -1;
+		event = take(channel);
+	} while (!event || !deliver(event));
+	*result = &event->event;
+	return 0;
+}
+
+/* Do what the library does for the program on this event. False: the program does not get the event. */
+static bool deliver(struct rn_cm_event *event)
+{
+	struct rn_cm_id *id = event->id;
+	int error;
+
+	switch (event->event.event) {
+	case RDMA_CM_EVENT_CONNECT_REQUEST:
+		/* The connections of a synchronous listener are synchronous too. */
+		if (!event->counted_on->sync || !rdma_migrate_id(&id->id, NULL))
+			break;
+		rdma_ack_cm_event(&event->event);
+		rdma_destroy_id(&id->id); /* rejects it */
+		return false;
+	case RDMA_CM_EVENT_MULTICAST_JOIN:
+		rn_cm_multicast_joined(event);
+		break;
+	case RDMA_CM_EVENT_CONNECT_RESPONSE:
+		if (!id->id.qp)
+			break; /* the program modifies its queue pair and calls rdma_establish */
+		error = rn_cm_qp_connect(id);
+		pthread_mutex_lock(&rn_cm_lock);
+		if (!error && id->wire && rn_cm_wire_phase(id->wire) == RN_CM_WIRE_REP_RECEIVED) {
+			rn_cm_wire_ready_to_use(id->wire);
+			id->was_connected = true;
+			event->event.event = RDMA_CM_EVENT_ESTABLISHED;
+		} else {
+			if (id->wire && rn_cm_wire_phase(id->wire) == RN_CM_WIRE_REP_RECEIVED)
+				rn_cm_wire_reject(id->wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+			id->connect_error = true;
+			event->event.event = RDMA_CM_EVENT_CONNECT_ERROR;
+			event->event.status = error ? -error : -ECONNRESET;
+		}
+		pthread_mutex_unlock(&rn_cm_lock);
+		if (event->event.event == RDMA_CM_EVENT_CONNECT_ERROR)
+			rn_cm_qp_fail(id);
+		break;
+	case RDMA_CM_EVENT_REJECTED:
+		if (id->connect_error) {
+			rdma_ack_cm_event(&event->event);
+			return false;
+		}
+		rn_cm_qp_fail(id);
+		break;
+	default:
+		break;
+	}
+	return true;
+}
+
+RN_EXPORT int rdma_ack_cm_event(struct rdma_cm_event *rdma_event)
+{
+	struct rn_cm_event *event = (struct rn_cm_event *)rdma_event;
+
+	if (!event)
+		return rn_cm_error(EINVAL);
+	pthread_mutex_lock(&rn_cm_lock);
+	event->counted_on->acked++;
+	if (event->group)
+		rn_cm_multicast_paid(event->group);
+	pthread_cond_broadcast(&rn_cm_acked);
+	pthread_mutex_unlock(&rn_cm_lock);
+	free(event);
+	return 0;
+}
+
+RN_EXPORT const char *rdma_event_str(enum rdma_cm_event_type type)
+{
+	static const char *const names[] = {
+		[RDMA_CM_EVENT_ADDR_RESOLVED] = "RDMA_CM_EVENT_ADDR_RESOLVED",
+		[RDMA_CM_EVENT_ADDR_ERROR] = "RDMA_CM_EVENT_ADDR_ERROR",
+		[RDMA_CM_EVENT_ROUTE_RESOLVED] = "RDMA_CM_EVENT_ROUTE_RESOLVED",
+		[RDMA_CM_EVENT_ROUTE_ERROR] = "RDMA_CM_EVENT_ROUTE_ERROR",
+		[RDMA_CM_EVENT_CONNECT_REQUEST] = "RDMA_CM_EVENT_CONNECT_REQUEST",
+		[RDMA_CM_EVENT_CONNECT_RESPONSE] = "RDMA_CM_EVENT_CONNECT_RESPONSE",
+		[RDMA_CM_EVENT_CONNECT_ERROR] = "RDMA_CM_EVENT_CONNECT_ERROR",
+		[RDMA_CM_EVENT_UNREACHABLE] = "RDMA_CM_EVENT_UNREACHABLE",
+		[RDMA_CM_EVENT_REJECTED] = "RDMA_CM_EVENT_REJECTED",
+		[RDMA_CM_EVENT_ESTABLISHED] = "RDMA_CM_EVENT_ESTABLISHED",
+		[RDMA_CM_EVENT_DISCONNECTED] = "RDMA_CM_EVENT_DISCONNECTED",
+		[RDMA_CM_EVENT_DEVICE_REMOVAL] = "RDMA_CM_EVENT_DEVICE_REMOVAL",
+		[RDMA_CM_EVENT_MULTICAST_JOIN] = "RDMA_CM_EVENT_MULTICAST_JOIN",
+		[RDMA_CM_EVENT_MULTICAST_ERROR] = "RDMA_CM_EVENT_MULTICAST_ERROR",
+		[RDMA_CM_EVENT_ADDR_CHANGE] = "RDMA_CM_EVENT_ADDR_CHANGE",
+		[RDMA_CM_EVENT_TIMEWAIT_EXIT] = "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+	};
+
+	if ((unsigned)type < sizeof names / sizeof *names)
+		return names[type];
+	return "UNKNOWN EVENT";
+}

@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a connection manager receives: all on the engine, with rn_cm_lock held.
+ *
+ * Each message may come once, and only in certain phases of a wire (wire.c); one that comes out of turn, or has
+ * impossible values, ends the wire.  An accepted request creates an identifier, and an event that brings it to the
+ * program.
+ */
+#include <stdlib.h>
+
+#include "base/gid.h"
+#include "base/guard.h"
+#include "cm/wire.h"
+
+/* --- what each message means ------------------------------------------------------------------------ */
+
+/* The identifier for a request that has come, and the event that brings it. NULL: it was refused. */
+static struct rn_cm_event *bear(struct rn_cm_wire *wire, bool is_datagram, uint8_t transport)
+{
+	enum { WAIT_MS = 1000 };
+	struct rn_cm_id *listener = wire->listener, *id;
+	uint64_t wait_ms = rn_settings.silence_ms / 4;
+	struct rn_cm_event *event;
+
+	wire->phase = RN_CM_WIRE_REQ_RECEIVED;
+	wire->is_datagram = is_datagram;
+	wire->listener = NULL;
+	rn_cm_wire_set_timer_ms(wire, wait_ms < WAIT_MS ? wait_ms : WAIT_MS);
+	if (!listener) {
+		rn_cm_wire_say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+		return NULL;
+	}
+	if (rn_cm_is_datagram(listener) != is_datagram) {
+		rn_cm_wire_say_reject(wire, RN_REJ_INVALID_SERVICE_ID, NULL, 0);
+		return NULL;
+	}
+	if (!is_datagram && transport != rn_cm_transport_of(listener->id.qp_type)) {
+		rn_cm_wire_say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0); /* as the kernel does */
+		return NULL;
+	}
+	id = rn_cm_id_new(listener->id.channel, listener->id.context, listener->id.ps);
+	event = id ? rn_cm_event_new(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0) : NULL;
+	if (!event) {
+		free(id);
+		rn_cm_wire_say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+		return NULL;
+	}
+	rn_cm_context_more();
+	id->state = RN_CM_CONNECTION;
+	id->wire = wire;
+	wire->id = id;
+	id->id.qp_type = listener->id.qp_type;
+	id->id.route.addr.src_storage = wire->near;
+	id->id.route.addr.dst_storage = wire->far;
+	id->tos = listener->tos;
+	id->ack_timeout = listener->ack_timeout;
+	id->ack_timeout_set = listener->ack_timeout_set;
+	rn_cm_set_route(id);
+	id->id.route.path_rec = &id->path;
+	id->id.route.num_paths = 1;
+	event->counted_on = listener;
+	event->event.listen_id = &listener->id;
+	return event;
+}
+
+static void queue_request(struct rn_cm_event *event)
+{
+	struct rn_cm_id *listener = event->counted_on;
+
+	rn_cm_event_queue(event);
+	if (++listener->unread_requests >= listener->backlog && !listener->paused) {
+		listener->paused = true; /* further connections wait in TCP's queue */
+		rn_source_modify(&listener->accepting, 0);
+	}
+}
+
+static void on_req(struct rn_cm_wire *wire, const struct rn_cm_req *req)
+{
+	struct rn_cm_event *event = bear(wire, false, req->transport);
+	struct rdma_conn_param *param;
+	struct rn_cm_id *id;
+
+	if (!event)
+		return;
+	id = event->id;
+	/* One side needs resources for what the other can initiate. */
+	id->terms = (struct rn_cm_terms){
+		.local_psn = rn_cm_random_psn(), /* here: a program with its own queue pair needs it before it accepts */
+		.remote_qpn = be32toh(req->qpn),
+		.remote_psn = be32toh(req->psn),
+		.responder_resources = req->initiator_depth,
+		.initiator_depth = req->responder_resources,
+		.retry_count = req->retry_count,
+		.rnr_retry_count = req->rnr_retry_count,
+	};
+	if (rn_gid_is_ours(&id->id.route.addr.addr.ibaddr.dgid))
+		wire->asker_port = (uint16_t)(id->terms.remote_qpn >> 8);
+	id->remote_ece = (struct ibv_ece){.vendor_id = be32toh(req->ece_vendor), .options = be32toh(req->ece_options)};
+
+	param = &event->event.param.conn;
+	rn_cm_event_private(event, req->private_data, req->private_length,
+			    rn_settings.padded ? sizeof req->private_data : req->private_length);
+	param->responder_resources = id->terms.responder_resources;
+	param->initiator_depth = id->terms.initiator_depth;
+	param->flow_control = req->flow_control;
+	param->retry_count = req->retry_count;
+	param->rnr_retry_count = req->rnr_retry_count;
+	param->srq = req->srq;
+	param->qp_num = id->terms.remote_qpn;
+	queue_request(event);
+}
+
+static void on_sidr_req(struct rn_cm_wire *wire, const struct rn_cm_sidr_req *req)
+{
+	struct rn_cm_event *event = bear(wire, true, 0);
+
+	if (!event)
+		return;
+	rn_cm_event_private(event, req->private_data, req->private_length,
+			    rn_settings.padded ? sizeof req->private_data : req->private_length);
+	queue_request(event);
+}
+
+static void on_sidr_rep(struct rn_cm_wire *wire, const struct rn_cm_sidr_rep *rep)
+{
+	struct rn_cm_id *id = wire->id;
+	struct rn_cm_event *event;
+	struct rdma_ud_param *param;
+
+	if (rep->status) {
+		rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_UNREACHABLE, rep->status, rep->private_data,
+					rep->private_length, sizeof rep->private_data);
+	} else if ((event = rn_cm_event_new(id, RDMA_CM_EVENT_ESTABLISHED, 0))) {
+		rn_cm_event_private(event, rep->private_data, rep->private_length,
+				    rn_settings.padded ? sizeof rep->private_data : rep->private_length);
+		param = &event->event.param.ud;
+		rn_cm_path_to(id, &id->id.route.addr.addr.ibaddr.dgid, &param->ah_attr);
+		param->qp_num = be32toh(rep->qpn);
+		param->qkey = be32toh(rep->qkey);
+		rn_cm_event_queue(event);
+	}
+	rn_cm_wire_finish(wire);
+}
+
+static void on_rep(struct rn_cm_wire *wire, const struct rn_cm_rep *rep)
+{
+	struct rn_cm_terms *terms = &wire->id->terms;
+	struct rn_cm_event *event;
+	struct rdma_conn_param *param;
+
+	terms->remote_qpn = be32toh(rep->qpn);
+	terms->remote_psn = be32toh(rep->psn);
+	terms->responder_resources = rep->initiator_depth;
+	terms->initiator_depth = rep->responder_resources;
+	terms->rnr_retry_count = rep->rnr_retry_count;
+	wire->id->remote_ece =
+		(struct ibv_ece){.vendor_id = be32toh(rep->ece_vendor), .options = be32toh(rep->ece_options)};
+	wire->phase = RN_CM_WIRE_REP_RECEIVED;
+	rn_timer_set(&wire->timer, UINT64_MAX);
+	rn_cm_wire_watch_peer(wire, terms->remote_qpn);
+
+	event = rn_cm_event_new(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+	if (!event) {
+		rn_cm_wire_say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
+		return;
+	}
+	rn_cm_event_private(event, rep->private_data, rep->private_length,
+			    rn_settings.padded ? sizeof rep->private_data : rep->private_length);
+	param = &event->event.param.conn;
+	param->responder_resources = terms->responder_resources;
+	param->initiator_depth = terms->initiator_depth;
+	param->flow_control = rep->flow_control;
+	param->rnr_retry_count = rep->rnr_retry_count;
+	param->srq = rep->srq;
+	param->qp_num = terms->remote_qpn;
+	rn_cm_event_queue(event);
+}
+
+/* May it ask for something? */
+static bool is_let_in(const struct rn_cm_wire *wire)
+{
+	return wire->phase == (rn_cm_secret_is_set() ? RN_CM_WIRE_PROVEN : RN_CM_WIRE_ACCEPTED);
+}
+
+/* Of the passive side, which has not been asked properly, or of the active side's request. */
+static void on_rej(struct rn_cm_wire *wire, const struct rn_cm_rej *rej)
+{
+	if (wire->phase == RN_CM_WIRE_CHALLENGED)
+		rn_cm_secret_refused(wire);
+	else if (wire->is_datagram)
+		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason));
+	else if (wire->phase != RN_CM_WIRE_CLOSING)
+		rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej->private_data,
+					rej->private_length, sizeof rej->private_data);
+	rn_cm_wire_finish(wire);
+}
+
+/* For datagrams there is one question and one answer, but for what comes before. */
+static bool is_of_datagrams(const struct rn_cm_wire *wire, uint8_t type)
+{
+	return type == RN_CM_SIDR_REP || (wire->phase == RN_CM_WIRE_HELLO_SENT && type == RN_CM_SECRET_CHALLENGE) ||
+	       (wire->phase == RN_CM_WIRE_REQ_SENT && type == RN_CM_MRA) ||
+	       ((wire->phase == RN_CM_WIRE_HELLO_SENT || wire->phase == RN_CM_WIRE_REQ_SENT) && type == RN_CM_REJ);
+}
+
+/* Each message may come once, so a peer can send only little in all, whatever a phase allows. */
+static bool is_repeated(struct rn_cm_wire *wire, uint8_t type)
+{
+	uint16_t bit = (uint16_t)(1u << type), before = wire->heard;
+
+	wire->heard |= bit;
+	return before & bit && rn_guarded(RN_GUARD_CM_FLOOD);
+}
+
+/* --- which message may come in which phase; false: out of turn, or impossible values -------------- */
+
+static bool hear_req(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	const struct rn_cm_req *req = (const void *)header;
+
+	if (!is_let_in(wire) || req->private_length > sizeof req->private_data || be32toh(req->qpn) > 0xffffff ||
+	    be32toh(req->psn) > 0xffffff || req->retry_count > 7 || req->rnr_retry_count > 7 ||
+	    req->responder_resources > RN_MAX_RD_ATOMIC || req->initiator_depth > RN_MAX_RD_ATOMIC)
+		return false;
+	on_req(wire, req);
+	return true;
+}
+
+static bool hear_rep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	const struct rn_cm_rep *rep = (const void *)header;
+
+	if (rep->private_length > sizeof rep->private_data || be32toh(rep->qpn) > 0xffffff ||
+	    be32toh(rep->psn) > 0xffffff || rep->rnr_retry_count > 7 || rep->responder_resources > RN_MAX_RD_ATOMIC ||
+	    rep->initiator_depth > RN_MAX_RD_ATOMIC)
+		return false;
+	if (wire->phase == RN_CM_WIRE_CLOSING)
+		return true; /* crossed our REJ */
+	if (wire->phase != RN_CM_WIRE_REQ_SENT)
+		return false;
+	on_rep(wire, rep);
+	return true;
+}
+
+static bool hear_rtu(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	(void)header;
+	if (wire->phase == RN_CM_WIRE_ESTABLISHED || wire->phase == RN_CM_WIRE_DREQ_SENT ||
+	    wire->phase == RN_CM_WIRE_CLOSING)
+		return true; /* forced by rdma_notify, or crossed our last words */
+	if (wire->phase != RN_CM_WIRE_REP_SENT)
+		return false;
+	rn_cm_wire_established(wire);
+	return true;
+}
+
+static bool hear_rej(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	const struct rn_cm_rej *rej = (const void *)header;
+
+	if (rej->private_length > sizeof rej->private_data)
+		return false;
+	if (wire->phase == RN_CM_WIRE_ESTABLISHED || wire->phase == RN_CM_WIRE_DREQ_SENT) {
+		/* Only from the passive side: its program gave up the connection while our RTU was on its way. */
+		if (!(wire->heard & 1u << RN_CM_REP))
+			return false;
+		rn_cm_wire_lost(wire, 0);
+		return true;
+	}
+	if (wire->phase != RN_CM_WIRE_HELLO_SENT && wire->phase != RN_CM_WIRE_CHALLENGED &&
+	    wire->phase != RN_CM_WIRE_REQ_SENT && wire->phase != RN_CM_WIRE_REP_RECEIVED &&
+	    wire->phase != RN_CM_WIRE_REQ_RECEIVED &&
+	    wire->phase != RN_CM_WIRE_REP_SENT && wire->phase != RN_CM_WIRE_CLOSING)
+		return false;
+	on_rej(wire, rej);
+	return true;
+}
+
+static bool hear_dreq(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	(void)header;
+	if (wire->phase == RN_CM_WIRE_CLOSING)
+		return true;
+	if (wire->phase != RN_CM_WIRE_ESTABLISHED && wire->phase != RN_CM_WIRE_DREQ_SENT)
+		return false;
+	rn_cm_wire_tell_disconnected(wire);
+	rn_cm_wire_say(wire, RN_CM_DREP);
+	wire->phase = RN_CM_WIRE_CLOSING;
+	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
+	return true;
+}
+
+static bool hear_drep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	(void)header;
+	if (wire->phase != RN_CM_WIRE_DREQ_SENT && wire->phase != RN_CM_WIRE_CLOSING)
+		return false;
+	if (wire->phase == RN_CM_WIRE_DREQ_SENT)
+		rn_cm_wire_tell_disconnected(wire);
+	rn_cm_wire_finish(wire);
+	return true;
+}
+
+static bool hear_sidr_req(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	const struct rn_cm_sidr_req *req = (const void *)header;
+
+	if (!is_let_in(wire) || req->private_length > sizeof req->private_data)
+		return false;
+	on_sidr_req(wire, req);
+	return true;
+}
+
+static bool hear_sidr_rep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	const struct rn_cm_sidr_rep *rep = (const void *)header;
+
+	if (!wire->is_datagram || wire->phase != RN_CM_WIRE_REQ_SENT ||
+	    rep->private_length > sizeof rep->private_data || rep->status > RN_SIDR_LAST ||
+	    be32toh(rep->qpn) > 0xffffff)
+		return false;
+	on_sidr_rep(wire, rep);
+	return true;
+}
+
+static bool hear_mra(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	(void)header;
+	return wire->phase == RN_CM_WIRE_REQ_SENT || wire->phase == RN_CM_WIRE_CLOSING;
+}
+
+static bool hear_handover(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	const struct rn_cm_handover *handover = (const void *)header;
+
+	if (wire->phase != RN_CM_WIRE_REP_RECEIVED && wire->phase != RN_CM_WIRE_ESTABLISHED &&
+	    wire->phase != RN_CM_WIRE_DREQ_SENT && wire->phase != RN_CM_WIRE_CLOSING)
+		return false;
+	if (wire->peer_token)
+		return false; /* it has sent one before */
+	memcpy(&wire->peer_token, handover->token, sizeof wire->peer_token);
+	return wire->peer_token != 0;
+}
+
+static bool hear_moved(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	(void)header;
+	wire->peer_moved = true;
+	if (wire->phase == RN_CM_WIRE_ESTABLISHED)
+		rn_timer_set(&wire->timer, UINT64_MAX);
+	return true;
+}
+
+static bool hear_secret_hello(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	return rn_cm_secret_on_hello(wire, (const void *)header);
+}
+
+static bool hear_secret_challenge(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	return rn_cm_secret_on_challenge(wire, (const void *)header);
+}
+
+static bool hear_secret_proof(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	return rn_cm_secret_on_proof(wire, (const void *)header);
+}
+
+static bool (*const hear[])(struct rn_cm_wire *wire, const struct rn_cm_header *header) = {
+	[RN_CM_REQ] = hear_req,
+	[RN_CM_REP] = hear_rep,
+	[RN_CM_RTU] = hear_rtu,
+	[RN_CM_REJ] = hear_rej,
+	[RN_CM_DREQ] = hear_dreq,
+	[RN_CM_DREP] = hear_drep,
+	[RN_CM_SIDR_REQ] = hear_sidr_req,
+	[RN_CM_SIDR_REP] = hear_sidr_rep,
+	[RN_CM_SECRET_HELLO] = hear_secret_hello,
+	[RN_CM_SECRET_CHALLENGE] = hear_secret_challenge,
+	[RN_CM_SECRET_PROOF] = hear_secret_proof,
+	[RN_CM_MRA] = hear_mra,
+	[RN_CM_HANDOVER] = hear_handover,
+	[RN_CM_MOVED] = hear_moved,
+};
+
+/* --- hearing -------------------------------------------------------------------------------------- */
+
+/* The type is one of the table's. */
+static bool handle(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	if (is_repeated(wire, header->type))
+		return false;
+	if (wire->is_datagram && !is_of_datagrams(wire, header->type))
+		return false;
+	if ((header->type == RN_CM_REQ || header->type == RN_CM_SIDR_REQ) && wire->phase == RN_CM_WIRE_ACCEPTED &&
+	    !is_let_in(wire)) {
+		rn_cm_secret_missing(wire);
+		return true;
+	}
+	return hear[header->type](wire, header);
+}
+
+/* A peer that has sent one valid message speaks our protocol, and may take its time for the next. */
+static void made_sense(struct rn_cm_wire *wire)
+{
+	rn_cm_name_has_spoken(wire->cookie);
+	wire->cookie = 0;
+	if (wire->is_ours)
+		return;
+	wire->is_ours = true;
+	if (wire->phase == RN_CM_WIRE_REQ_SENT)
+		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
+}
+
+void rn_cm_wire_hear(struct rn_cm_wire *wire, enum rn_cm_message type)
+{
+	const struct rn_cm_header header = {.type = (uint8_t)type};
+
+	if (!handle(wire, &header))
+		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message out of turn");
+}
+
+void rn_cm_wire_digest(struct rn_cm_wire *wire)
+{
+	unsigned at = 0;
+
+	if (wire->hangs_up)
+		at = wire->in_length;
+	while (!wire->over && wire->in_length - at >= sizeof(struct rn_cm_header)) {
+		const struct rn_cm_header *header = (const void *)(wire->in + at);
+		uint16_t length = be16toh(header->length);
+
+		if (be32toh(header->magic) != RN_CM_MAGIC) {
+			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "not a connection manager's message");
+		} else if (header->version != RN_CM_VERSION) {
+			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "it speaks another version of the protocol");
+		} else if (!header->type || header->type >= RN_CM_MESSAGES ||
+			   length != rn_cm_message_length[header->type]) {
+			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message of unknown type or wrong length");
+		} else if (wire->in_length - at < length) {
+			break;
+		} else if (!handle(wire, header)) {
+			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message out of turn or with impossible values");
+		} else {
+			made_sense(wire);
+			at += length; /* all lengths are multiples of four: the next is aligned, too */
+			if (wire->hangs_up)
+				at = wire->in_length; /* ignore whatever follows */
+		}
+	}
+	if (wire->over)
+		return;
+	wire->in_length -= at;
+	memmove(wire->in, wire->in + at, wire->in_length);
+}

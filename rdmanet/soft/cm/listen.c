@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Listeners: sockets are accepted as long as the program reads the requests that come over them, and
+ * a wire is made for each.  Until its request has come it is a stranger, and may be closed (base/stranger.h).  It is a
+ * stranger again from the program's accept until the peer's RTU; if it is closed then, the program is told as of any
+ * lost connection.  In between the peer waits for the program, and the request is not taken back.
+ *
+ * The last descriptors of the process are reserved for the program, and for connections that are being made: if
+ * accept() returns one of those numbers, the connection is refused at once, with the reason.  More are reserved for
+ * links, one to each process whose connection was accepted and that shares no memory with us yet, because it must be
+ * able to go on.  If no descriptor is left, a spare one is closed to accept a connection and refuse it; the descriptor
+ * of that connection becomes the next spare one.
+ */
+#define _GNU_SOURCE
+#include "base/gid.h"
+#include "base/guard.h"
+#include "cm/wire.h"
+
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+
+enum {
+	ACCEPTS_PER_ROUND = 16,
+	ACCEPT_RETRY_MS = 100,
+	RESERVE_MAX = 32,
+	UNMET_MAX = 32,    /* that are counted */
+	LINK_DESCRIPTORS = 8, /* that a link to another process needs while it is made; it keeps five */
+	NO_STRANGER = -1,
+};
+
+/* --- descriptors --------------------------------------------------------------------------------- */
+
+static int spare = -1;
+
+static void take_spare(void)
+{
+	if (spare < 0 && rn_guarded(RN_GUARD_RESERVE))
+		spare = rn_fd_own(eventfd(0, EFD_CLOEXEC));
+}
+
+/* Keep this descriptor, of a finished connection, as the spare one if there is none: if it were closed and another
+ * opened, another thread might take the last number meanwhile. */
+static void keep_spare(int fd)
+{
+	if (spare >= 0 || !rn_guarded(RN_GUARD_RESERVE)) {
+		rn_fd_close(fd);
+		return;
+	}
+	shutdown(fd, SHUT_RDWR);
+	spare = fd;
+}
+
+static bool give_spare(void)
+{
+	bool had_one = spare >= 0;
+
+	rn_fd_close(spare);
+	spare = -1;
+	return had_one;
+}
+
+void rn_cm_listen_stop(void)
+{
+	give_spare();
+}
+
+void rn_cm_listen_forked(void)
+{
+	spare = -1;
+}
+
+bool rn_cm_has_descriptors(void)
+{
+	int fd = rn_fd_own(eventfd(0, EFD_CLOEXEC));
+	bool none = fd < 0 && (errno == EMFILE || errno == ENFILE);
+
+	rn_fd_close(fd);
+	return !none;
+}
+
+/* Processes of this host that have a connection here and will want a link, by the ports of their queue pairs; so many at
+ * most.  (One that has more than 256 queue pairs counts more than once: it was met long ago.) */
+static unsigned count_unmet(unsigned most)
+{
+	enum { ASKING_MAX = 8 }; /* of processes that have only sent a request, which may name any ports */
+	uint16_t ports[UNMET_MAX];
+	unsigned count = 0, asking = 0;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	for (struct rn_list *at = rn_cm_wires.next; at != &rn_cm_wires && count < most; at = at->next) {
+		const struct rn_cm_wire *wire = RN_OWNER(at, struct rn_cm_wire, link);
+		bool asks = wire->phase != RN_CM_WIRE_REP_SENT && wire->phase != RN_CM_WIRE_ESTABLISHED;
+		uint16_t port = wire->asker_port;
+		bool is_counted = !port || (asks && asking == ASKING_MAX);
+
+		for (unsigned i = 0; i < count && !is_counted; i++)
+			is_counted = ports[i] == port;
+		if (!is_counted && !rn_peer_is_met(port)) {
+			ports[count++] = port;
+			asking += asks;
+		}
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return count;
+}
+
+/* The kernel gives the lowest free number, so all below are taken. */
+static bool is_of_reserve(int fd)
+{
+	struct rlimit files;
+	rlim_t quarter, reserve;
+
+	if (!rn_guarded(RN_GUARD_RESERVE) || getrlimit(RLIMIT_NOFILE, &files))
+		return false;
+	quarter = files.rlim_cur / 4;
+	reserve = quarter < RESERVE_MAX ? quarter : RESERVE_MAX;
+	if (quarter > UNMET_MAX * LINK_DESCRIPTORS)
+		quarter = UNMET_MAX * LINK_DESCRIPTORS;
+	if ((rlim_t)fd >= files.rlim_cur - reserve || (rlim_t)fd < files.rlim_cur - reserve - quarter)
+		return (rlim_t)fd >= files.rlim_cur - reserve;
+	reserve += (rlim_t)count_unmet((unsigned)(quarter / LINK_DESCRIPTORS)) * LINK_DESCRIPTORS;
+	return (rlim_t)fd >= files.rlim_cur - reserve;
+}
+
+/* The lowest number that is free, if that is lower. */
+static int move_down(int fd)
+{
+	int lower = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+
+	if (lower < 0 || lower > fd) {
+		rn_fd_close(lower);
+		return fd;
+	}
+	rn_fd_close(fd);
+	return lower;
+}
+
+/* A peer that connects by name is on this host and has no address: it gets the loopback address, if there is one. */
+static void name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *near, struct sockaddr_storage *far)
+{
+	__be16 port = rn_cm_port(&listener->id.route.addr.src_addr);
+
+	*near = listener->id.route.addr.src_storage;
+	if (rn_cm_is_wildcard((struct sockaddr *)near))
+		rn_cm_set_loopback((struct sockaddr *)near);
+	if (rn_cm_gid_index((struct sockaddr *)near) < 0) { /* a host without IPv6 */
+		*near = (struct sockaddr_storage){.ss_family = AF_INET};
+		rn_cm_set_loopback((struct sockaddr *)near);
+		rn_cm_set_port((struct sockaddr *)near, port);
+	}
+	*far = *near;
+	rn_cm_set_port((struct sockaddr *)far, 0);
+}
+
+/* --- newcomers ----------------------------------------------------------------------------------- */
+
+static bool is_shortage(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
+}
+
+static int accept_socket(struct rn_cm_id *listener, struct sockaddr_storage *far)
+{
+	socklen_t length = sizeof *far;
+
+	return rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+}
+
+/*
+ * Accept a socket; -1 and errno. is_last: there is no room for it, and no stranger that could be closed instead.
+ * Without a descriptor accept() does not say whether a connection waits: the spare one is used to find out, so that no
+ * stranger is closed for nothing.
+ */
+static int next_socket(struct rn_cm_id *listener, struct sockaddr_storage *far, bool *is_last)
+{
+	int fd;
+
+	take_spare();
+	*is_last = false;
+	fd = accept_socket(listener, far);
+	if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+		*is_last = give_spare();
+		if (!*is_last && !rn_stranger_make_room())
+			return rn_cm_error(EMFILE);
+		fd = accept_socket(listener, far);
+	}
+	if (fd < 0 || !(*is_last |= is_of_reserve(fd)) || !rn_stranger_make_room())
+		return fd;
+	fd = move_down(fd);
+	*is_last = is_of_reserve(fd);
+	return fd;
+}
+
+static void warn_of_shortage(const struct rn_cm_id *listener, const char *what)
+{
+	struct rlimit files = {0};
+
+	getrlimit(RLIMIT_NOFILE, &files);
+	rn_warn(RN_WARN_DESCRIPTORS,
+		"listener on port %u: none of the %llu descriptors (RLIMIT_NOFILE) is left for new connections: %s",
+		(unsigned)be16toh(rn_cm_port(&listener->id.route.addr.src_addr)), (unsigned long long)files.rlim_cur,
+		what);
+}
+
+/* rn_cm_lock held. */
+static int kind_of(const struct rn_cm_wire *wire)
+{
+	switch (wire->phase) {
+	case RN_CM_WIRE_ACCEPTED:
+	case RN_CM_WIRE_CHALLENGED:
+		return RN_STRANGER_SILENT;
+	case RN_CM_WIRE_PROVEN:
+	case RN_CM_WIRE_REP_SENT:
+		return RN_STRANGER_KNOWN;
+	default:
+		return NO_STRANGER;
+	}
+}
+
+static void leave(struct rn_stranger *stranger)
+{
+	struct rn_cm_wire *wire = RN_OWNER(stranger, struct rn_cm_wire, stranger);
+	bool stays, is_said;
+
+	if (stranger->kind == RN_STRANGER_KNOWN)
+		rn_cm_wire_receive(wire); /* its RTU may lie there */
+	pthread_mutex_lock(&rn_cm_lock);
+	stays = wire->over || kind_of(wire) == NO_STRANGER;
+	is_said = !wire->out_length && !wire->sending_length;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (stays) {
+		rn_task_post(&wire->task);
+		return;
+	}
+	if (is_said)
+		rn_cm_say_no(wire->source.fd, RN_REJ_NO_RESOURCES);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over)
+		rn_cm_wire_lost(wire, 0);
+	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_wire_sweep(wire);
+}
+
+void rn_cm_listen_look(struct rn_cm_wire *wire)
+{
+	int kind;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	kind = wire->over ? NO_STRANGER : kind_of(wire);
+	wire->stranger.has_spoken = wire->phase != RN_CM_WIRE_ACCEPTED;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (kind == NO_STRANGER || (kind == RN_STRANGER_KNOWN && !rn_guarded(RN_GUARD_HALF_OPEN)))
+		rn_stranger_forget(&wire->stranger);
+	else if (kind == RN_STRANGER_KNOWN && !(wire->stranger.link && wire->stranger.kind == kind))
+		rn_stranger_add(&wire->stranger, RN_STRANGER_KNOWN);
+}
+
+/* Make a wire for this socket, which then owns it. */
+static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockaddr_storage *far)
+{
+	struct sockaddr_storage near = {0};
+	socklen_t near_length = sizeof near;
+	static const int on = 1;
+	struct rn_cm_wire *wire;
+	bool by_name;
+
+	if (getsockname(fd, (struct sockaddr *)&near, &near_length)) {
+		rn_fd_close(fd);
+		return NULL;
+	}
+	by_name = near.ss_family == AF_UNIX;
+	if (by_name)
+		name_ends(listener, &near, far);
+	rn_cm_undress(&near);
+	rn_cm_undress(far);
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	rn_cm_release_port(fd);
+	rn_cm_context_renew(); /* the listener is a user of the context */
+	pthread_mutex_lock(&rn_cm_lock);
+	wire = rn_cm_wire_new(RN_CM_WIRE_ACCEPTED);
+	if (wire) {
+		wire->source.fd = fd;
+		wire->by_name = by_name;
+		wire->listener = listener;
+		wire->near = near;
+		wire->far = *far;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (!wire) {
+		rn_fd_close(fd);
+		return NULL;
+	}
+	wire->stranger.leave = leave;
+	if (by_name)
+		wire->stranger.from = rn_stranger_user(fd);
+	else
+		rn_gid_of((struct sockaddr *)far, &wire->stranger.from);
+	rn_stranger_add(&wire->stranger, RN_STRANGER_SILENT);
+	return wire;
+}
+
+/* False: no more for now. */
+static bool accept_one(struct rn_cm_id *listener)
+{
+	struct sockaddr_storage far = {0};
+	struct rn_cm_wire *wire;
+	bool more, is_last;
+	int fd;
+
+	fd = next_socket(listener, &far, &is_last);
+	if (fd < 0 && is_shortage(errno)) {
+		warn_of_shortage(listener, "they wait");
+		rn_source_modify(&listener->accepting, 0);
+		rn_timer_set(&listener->accept_retry, ACCEPT_RETRY_MS * 1000000u);
+		return false;
+	}
+	if (fd < 0)
+		return errno != EAGAIN;
+	if (is_last) {
+		rn_cm_say_no(fd, RN_REJ_NO_RESOURCES);
+		keep_spare(fd);
+		warn_of_shortage(listener, "one was refused");
+		return true;
+	}
+	wire = meet(listener, fd, &far);
+	if (!wire)
+		return true;
+	rn_cm_wire_set_timer_ms(wire, rn_settings.silence_ms);
+	rn_cm_wire_receive(wire); /* the request has mostly arrived already */
+	rn_cm_listen_look(wire);
+	rn_cm_wire_flush(wire);
+	rn_cm_wire_sweep(wire);
+	pthread_mutex_lock(&rn_cm_lock);
+	more = !listener->paused;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return more;
+}
+
+void rn_cm_wire_listener_ready(struct rn_source *source, uint32_t epoll_events)
+{
+	struct rn_cm_id *listener = RN_OWNER(source, struct rn_cm_id, accepting);
+
+	(void)epoll_events;
+	for (int i = 0; i < ACCEPTS_PER_ROUND && accept_one(listener); i++)
+		;
+}
+
+void rn_cm_wire_listener_retry(struct rn_timer *timer)
+{
+	struct rn_cm_id *listener = RN_OWNER(timer, struct rn_cm_id, accept_retry);
+
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!listener->paused)
+		rn_source_modify(&listener->accepting, EPOLLIN);
+	pthread_mutex_unlock(&rn_cm_lock);
+}
+
+void rn_cm_wire_listener_resume(struct rn_cm_id *listener)
+{
+	listener->unread_requests--;
+	if (!listener->paused || listener->unread_requests >= listener->backlog)
+		return;
+	listener->paused = false;
+	rn_source_modify(&listener->accepting, EPOLLIN);
+}
+
+void rn_cm_wire_listener_gone(struct rn_cm_id *listener)
+{
+	for (struct rn_list *item = rn_cm_wires.next; item != &rn_cm_wires; item = item->next) {
+		struct rn_cm_wire *wire = RN_OWNER(item, struct rn_cm_wire, link);
+
+		if (wire->listener == listener)
+			wire->listener = NULL; /* a request that still comes is rejected */
+	}
+}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The socket under a wire: connecting it, bytes out and in.
+ */
+#define _GNU_SOURCE
+#include "base/guard.h"
+#include "cm/wire.h"
+
+#include <netinet/tcp.h>
+
+enum {
+	BUFFERS_PER_CALL = 2,
+	HANG_UP_BUFFERS = 64,
+};
+
+static void lost_unlocked(struct rn_cm_wire *wire, int error)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over)
+		rn_cm_wire_lost(wire, error);
+	pthread_mutex_unlock(&rn_cm_lock);
+}
+
+static void listen_for(struct rn_cm_wire *wire, bool room)
+{
+	uint32_t events = EPOLLIN | (room ? EPOLLOUT : 0u);
+	int rc;
+
+	if (!wire->source.slot) {
+		rc = rn_source_add(&wire->source, events);
+		if (rc)
+			lost_unlocked(wire, -rc);
+	} else if (room != wire->wants_room) {
+		rn_source_modify(&wire->source, events);
+	}
+	wire->wants_room = room;
+}
+
+/* The output; nothing when the wire is over. */
+static bool take_output(struct rn_cm_wire *wire)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over) {
+		memcpy(wire->sending, wire->out, wire->out_length);
+		wire->sending_length = wire->out_length;
+		wire->out_length = 0;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return wire->sending_length != 0;
+}
+
+/* A socket that is closed with unread input discards its last output. So input is read first, but not for ever: a peer
+ * that goes on sending loses the answer. */
+void rn_cm_hang_up(int fd)
+{
+	unsigned char unread[512];
+
+	shutdown(fd, SHUT_WR);
+	for (int i = 0; i < HANG_UP_BUFFERS && recv(fd, unread, sizeof unread, MSG_DONTWAIT) > 0; i++)
+		;
+}
+
+/* Everything was sent, and no answer is due. */
+static bool hung_up(struct rn_cm_wire *wire)
+{
+	bool is_over;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	is_over = wire->hangs_up && !wire->sending_length && !wire->over;
+	if (is_over)
+		rn_cm_wire_finish(wire);
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (is_over)
+		rn_cm_hang_up(wire->source.fd);
+	return is_over;
+}
+
+void rn_cm_wire_flush(struct rn_cm_wire *wire)
+{
+	ssize_t sent;
+
+	if (wire->moved) {
+		rn_cm_handover_flush(wire);
+		return;
+	}
+	if (wire->connecting || wire->source.fd < 0)
+		return;
+	while (wire->sending_length || take_output(wire)) {
+		sent = send(wire->source.fd, wire->sending, wire->sending_length, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent < 0 && errno == EAGAIN)
+			break;
+		if (sent < 0) /* the peer is gone: what it sent before is still to be read */
+			sent = wire->sending_length;
+		wire->sending_length -= (unsigned)sent;
+		memmove(wire->sending, wire->sending + sent, wire->sending_length);
+	}
+	if (!hung_up(wire))
+		listen_for(wire, wire->sending_length != 0);
+}
+
+/* Other sockets have their turn, however fast this peer sends: epoll reports again what is left. */
+void rn_cm_wire_receive(struct rn_cm_wire *wire)
+{
+	bool more = true;
+
+	for (int i = 0; more && (i < BUFFERS_PER_CALL || !rn_guarded(RN_GUARD_CM_FLOOD)); i++) {
+		size_t room = sizeof wire->in - wire->in_length;
+		ssize_t got = recv(wire->source.fd, wire->in + wire->in_length, room, MSG_DONTWAIT);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0 && errno == EAGAIN)
+			return;
+		if (got <= 0 && rn_cm_handover_is_cause(wire))
+			return;
+		if (got <= 0) {
+			wire->hung_up = !got || errno == ECONNRESET;
+			lost_unlocked(wire, got ? errno : 0);
+			return;
+		}
+		pthread_mutex_lock(&rn_cm_lock);
+		wire->in_length += (unsigned)got;
+		rn_cm_wire_digest(wire);
+		more = !wire->over && (size_t)got == room; /* else that was all; if not, epoll reports it */
+		pthread_mutex_unlock(&rn_cm_lock);
+	}
+}
+
+/* Whose death is to be known is known since its answer, or ours. */
+static void watch(struct rn_cm_wire *wire)
+{
+	uint16_t port;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	port = wire->over ? 0 : wire->watch_port;
+	wire->watch_port = 0;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (port && !wire->watched)
+		wire->watched = !rn_peer_watch_death(port, &wire->death);
+}
+
+static enum rn_cm_wire_phase first_word(const struct rn_cm_wire *wire)
+{
+	return wire->request_type ? RN_CM_WIRE_HELLO_SENT : RN_CM_WIRE_REQ_SENT;
+}
+
+/* The TCP connection stands. */
+static void connected(struct rn_cm_wire *wire)
+{
+	uint64_t silence = rn_settings.silence_ms, timeout = rn_settings.cm_timeout_ms;
+	struct sockaddr_storage near = {0};
+	socklen_t length = sizeof near;
+
+	wire->connecting = false;
+	if (!wire->is_ours)
+		rn_cm_wire_set_timer_ms(wire, silence < timeout ? silence : timeout);
+	if (wire->by_name) {
+		pthread_mutex_lock(&rn_cm_lock);
+		if (!wire->over)
+			wire->phase = first_word(wire);
+		pthread_mutex_unlock(&rn_cm_lock);
+		return;
+	}
+	if (wire->bound)
+		rn_cm_release_port(wire->source.fd);
+	if (getsockname(wire->source.fd, (struct sockaddr *)&near, &length)) {
+		lost_unlocked(wire, errno);
+		return;
+	}
+	/* The kernel may choose the very port that nobody listens on: the socket meets itself. */
+	if (rn_cm_port((struct sockaddr *)&near) == rn_cm_port((struct sockaddr *)&wire->dst) &&
+	    !memcmp(&near, &wire->dst, near.ss_family == AF_INET ? offsetof(struct sockaddr_in, sin_zero) : length)) {
+		lost_unlocked(wire, ECONNREFUSED);
+		return;
+	}
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over) {
+		memcpy(&wire->id->id.route.addr.src_addr, &near, length);
+		wire->phase = first_word(wire);
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+}
+
+/*
+ * Nobody listens there, or not yet.  Some programs tell each other their ports before they listen, which works with
+ * adapters because a request takes its time there: perftest's do, with -R, and if their client is refused it uses an
+ * identifier that it has just freed.  On a busy machine the server may have to wait for a CPU; so the attempts take
+ * 255 ms in all.
+ */
+static bool try_again(struct rn_cm_wire *wire)
+{
+	enum { REFUSALS = 8 };
+
+	if (wire->refusals == REFUSALS)
+		return false;
+	rn_source_remove(&wire->source);
+	wire->again = true;
+	rn_cm_wire_set_timer_ms(wire, 1u << wire->refusals++);
+	return true;
+}
+
+/* A TCP program of this host has the port, not an RDMA program. It gets no request. */
+static bool is_other(struct rn_cm_wire *wire)
+{
+	enum rn_cm_language language = rn_cm_name_language((const struct sockaddr *)&wire->dst, &wire->cookie);
+
+	wire->is_ours = language == RN_CM_OURS;
+	if (language != RN_CM_OTHER)
+		return false;
+	if (try_again(wire))
+		return true;
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over)
+		rn_cm_wire_not_ours(wire, "a TCP program listens there, not an RDMA program");
+	pthread_mutex_unlock(&rn_cm_lock);
+	return true;
+}
+
+void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
+{
+	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
+	static const int on = 1;
+	int fd = rn_cm_name_connect(dst), tos = wire->tos, rc;
+
+	if (fd >= 0) {
+		rn_fd_close(wire->source.fd);
+		wire->source.fd = fd;
+		wire->by_name = wire->is_ours = true;
+		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
+		connected(wire);
+		return;
+	}
+	if (is_other(wire))
+		return;
+	fd = wire->source.fd;
+	if (fd < 0)
+		fd = rn_fd_own(socket(dst->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	if (fd < 0) {
+		lost_unlocked(wire, errno);
+		return;
+	}
+	wire->source.fd = fd;
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	if (wire->tos_set && dst->sa_family == AF_INET)
+		setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
+	rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
+	rc = connect(fd, dst, rn_cm_address_length(dst));
+	if (rc && errno == ECONNABORTED && wire->refusals) /* still the end of the attempt before */
+		rc = connect(fd, dst, rn_cm_address_length(dst));
+	if (!rc)
+		connected(wire);
+	else if (errno == EINPROGRESS)
+		listen_for(wire, true);
+	else if (errno != ECONNREFUSED || !try_again(wire))
+		lost_unlocked(wire, errno);
+}
+
+static void finish_connecting(struct rn_cm_wire *wire)
+{
+	int error = 0;
+	socklen_t length = sizeof error;
+
+	if (getsockopt(wire->source.fd, SOL_SOCKET, SO_ERROR, &error, &length))
+		error = errno;
+	if (!error)
+		connected(wire);
+	else if (error != ECONNREFUSED || !try_again(wire))
+		lost_unlocked(wire, error);
+}
+
+/* Called at the end of each callback. */
+static void get_on(struct rn_cm_wire *wire)
+{
+	rn_cm_listen_look(wire);
+	watch(wire);
+	rn_cm_handover_begin(wire);
+	rn_cm_wire_flush(wire);
+	rn_cm_handover_go_on(wire);
+	rn_cm_wire_sweep(wire);
+}
+
+void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
+{
+	struct rn_cm_wire *wire = RN_OWNER(source, struct rn_cm_wire, source);
+
+	if (wire->connecting)
+		finish_connecting(wire);
+	else if (epoll_events & ~(uint32_t)EPOLLOUT)
+		rn_cm_wire_receive(wire);
+	get_on(wire);
+}
+
+void rn_cm_wire_changed(struct rn_task *task)
+{
+	struct rn_cm_wire *wire = RN_OWNER(task, struct rn_cm_wire, task);
+	bool start;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	start = !wire->over && wire->connecting && !wire->source.slot && !wire->again;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (start)
+		rn_cm_wire_connect_socket(wire);
+	rn_cm_handover_hear(wire);
+	get_on(wire);
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The faults of a context, from when it opens until it closes. */
+#ifndef RDMANET_SOFT_FAULT_BENCH_H
+#define RDMANET_SOFT_FAULT_BENCH_H
+
+struct rn_context;
+
+/* Apply the faults that the environment, or the program for all its contexts, has set. 0, or EINVAL: the reason was
+ * written. */
+int rn_fault_bench_open(struct rn_context *context);
+void rn_fault_bench_close(struct rn_context *context);
+void rn_fault_bench_forked(void);
+
+#endif

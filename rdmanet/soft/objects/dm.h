@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory: dm.c. */
+#ifndef RDMANET_SOFT_DM_H
+#define RDMANET_SOFT_DM_H
+
+#include "objects/pd.h"
+
+/* Device memory (dm.c). */
+struct ibv_dm *rn_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
+int rn_free_dm(struct ibv_dm *dm);
+struct ibv_mr *rn_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t offset, size_t length, unsigned access);
+/* For device/import.c: whether this is the one; and a second handle for it. */
+bool rn_dm_is(struct rn_list *item, uint32_t handle);
+struct ibv_dm *rn_dm_again(struct ibv_context *context, struct rn_list *item);
+void rn_dm_destroy_all(struct rn_context *context);
+void rn_dm_forked(void);
+
+#endif

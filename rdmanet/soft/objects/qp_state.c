@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * To ERR and to RESET: what happens to a queue pair's work, and to a peer that is inside.
+ *
+ * Both change `generation_state` in its block, and peers that look afterwards leave.  We wait for a peer that is inside
+ * already, but not for long, because it may be stopped in there.  After that, on the way to ERR, what it writes is
+ * ignored; a reset fails until it has left.
+ */
+#include "base/fence.h"
+#include "objects/qp_inside.h"
+#include "objects/sq.h"
+
+void rn_qp_tell_state(struct rn_qp *qp, enum ibv_qp_state state)
+{
+	uint64_t generation_state = (uint64_t)qp->generation << 8 | state;
+
+	atomic_store(&qp->own->generation_state, generation_state);
+	atomic_store(&qp->block->generation_state, generation_state);
+	rn_fence();
+}
+
+/* --- waiting for those inside ----------------------------------------------------------------------------- */
+
+bool rn_qp_is_inside(struct rn_qp_block *block, struct rn_peer *peer)
+{
+	return atomic_load(&block->busy) & 1 && !(peer && atomic_load(&peer->state) == RN_PEER_DEAD);
+}
+
+static bool wait_for(struct rn_qp *qp, uint64_t deadline_ns, bool moved_will_do)
+{
+	bool self = qp->peer && atomic_load(&qp->peer->state) == RN_PEER_SELF;
+	uint32_t seen = atomic_load(&qp->theirs->busy);
+
+	while (rn_qp_is_inside(qp->theirs, qp->peer)) {
+		if (atomic_load_explicit(&qp->peer_gone, memory_order_relaxed) ||
+		    (moved_will_do && atomic_load(&qp->theirs->busy) != seen))
+			return true;
+		/* A thread of this process can't be stopped without us: it will be done soon. */
+		if (!self && rn_now_ns() >= deadline_ns)
+			return false;
+		sched_yield();
+	}
+	return true;
+}
+
+bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns)
+{
+	return wait_for(qp, deadline_ns, false);
+}
+
+bool rn_qp_wait_moved(struct rn_qp *qp, uint64_t deadline_ns)
+{
+	return wait_for(qp, deadline_ns, true);
+}
+
+void rn_qp_reset_words(struct rn_qp_block *block, uint32_t next_receive)
+{
+	atomic_store(&block->done, next_receive);
+	atomic_store(&block->busy, (atomic_load(&block->busy) + 3) & ~1u);
+	atomic_store(&block->fault, RN_FAULT_NONE);
+	atomic_store(&block->established, 0);
+	atomic_store(&block->finished, 0);
+}
+
+void rn_qp_reset_peers_words(struct rn_qp *qp, uint32_t next_receive)
+{
+	rn_qp_reset_words(qp->block, next_receive);
+	if (qp->own != qp->block)
+		rn_qp_reset_words(qp->own, next_receive);
+}
+
+/* --- ERR and RESET --------------------------------------------------------------------------------------------- */
+
+void rn_qp_fail(struct rn_qp *qp)
+{
+	uint32_t polled, posted;
+	int state = atomic_load(&qp->state);
+
+	if (state == IBV_QPS_ERR || state == IBV_QPS_RESET)
+		return;
+	if (qp->path->last_look)
+		qp->path->last_look(qp);
+	if (atomic_load(&qp->state) == IBV_QPS_ERR)
+		return; /* it failed already, for another reason */
+	atomic_store(&qp->state, IBV_QPS_ERR);
+	rn_qp_tell_state(qp, IBV_QPS_ERR);
+	if (rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
+		rn_qp_pool_recover(qp);
+	rn_qp_pool_wait(qp, rn_now_ns() + RN_IDLE_WAIT_NS);
+	rn_requester->forget_responder(qp);
+	if (qp->path->leave)
+		qp->path->leave(qp);
+
+	/* From here on ignore what the peer says is done: a stopped one may wake up. */
+	rn_lock(&qp->rq_lock);
+	rn_lock(&qp->recv_cq->lock);
+	polled = atomic_load(&qp->rq_polled);
+	posted = atomic_load(&qp->rq_posted);
+	qp->rq_frozen = polled;
+	while (qp->rq_frozen != posted && rn_rq_is_done(qp, qp->rq_frozen))
+		qp->rq_frozen++;
+	qp->rq_flushing = true;
+	rn_unlock(&qp->recv_cq->lock);
+	rn_unlock(&qp->rq_lock);
+
+	rn_sq_flush(qp);
+	if (posted != polled)
+		rn_cq_mark_ready(qp->recv_cq, qp);
+	rn_qp_pool_fail(qp);
+}
+
+void rn_qp_send_failed(struct rn_qp *qp)
+{
+	if (!qp->unreliable) {
+		rn_qp_fail(qp);
+		return;
+	}
+	/* Nothing of the receiving side is affected. */
+	atomic_store(&qp->state, IBV_QPS_SQE);
+	rn_qp_tell_state(qp, IBV_QPS_SQE);
+	rn_sq_flush(qp);
+}
+
+int rn_qp_reset(struct rn_qp *qp)
+{
+	struct rn_peer *peer;
+
+	rn_lock(&qp->sq_lock);
+	atomic_store(&qp->state, IBV_QPS_RESET);
+	rn_qp_tell_state(qp, IBV_QPS_RESET);
+	rn_requester->forget_responder(qp);
+	rn_unlock(&qp->sq_lock);
+	qp->path->close(qp);
+	/* Nothing sets these again in RESET. */
+	rn_timer_cancel(&qp->timer);
+	rn_task_cancel(&qp->task);
+	rn_reply_cancel(&qp->reply);
+	if (qp->noticed)
+		rn_peer_unsubscribe(&qp->notice);
+	qp->noticed = false;
+	if (!rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS) ||
+	    !rn_qp_pool_wait(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
+		return EBUSY; /* a peer that slept through the reset would write its words */
+	rn_qp_pool_discard(qp);
+	rn_qp_pool_recover(qp);
+	if (qp->path->clear)
+		qp->path->clear(qp);
+	pthread_mutex_lock(&rn_process_lock);
+	peer = qp->peer;
+	qp->peer = NULL;
+	qp->generation = rn_qp_next_generation(qp->index);
+	pthread_mutex_unlock(&rn_process_lock);
+	if (peer)
+		rn_peer_put(peer);
+
+	rn_lock(&qp->sq_lock);
+	rn_lock(&qp->rq_lock);
+	rn_cq_purge(qp->send_cq, qp);
+	rn_cq_purge(qp->recv_cq, qp);
+	qp->sq_posted = qp->sq_executed = 0;
+	if (qp->path->forget)
+		qp->path->forget(qp);
+	atomic_store(&qp->sq_freed, 0);
+	qp->wait = RN_WAIT_NOT;
+	qp->reply_error = 0;
+	qp->waited = qp->reply_pending = qp->link_failed = qp->draining = false;
+	/* The counter goes on, so no slot that was posted before can look valid afterwards. */
+	rn_lock(&qp->recv_cq->lock);
+	atomic_store(&qp->rq_polled, qp->rq_posted);
+	qp->rq_flushing = false;
+	rn_unlock(&qp->recv_cq->lock);
+	rn_qp_reset_peers_words(qp, qp->rq_posted);
+	qp->established_reported = false;
+	atomic_store(&qp->peer_gone, false);
+	atomic_store(&qp->peer_left_us, false);
+	atomic_store(&qp->own->dest_qpn, 0);
+	rn_own_tell_qp(qp->index);
+	memset(&qp->attr, 0, sizeof(qp->attr));
+	rn_qp_tell_state(qp, IBV_QPS_RESET);
+	rn_unlock(&qp->rq_lock);
+	rn_unlock(&qp->sq_lock);
+	return 0;
+}
+
+/* --- faults, and iWARP's rules ---------------------------------------------------------------------------- */
+
+void rn_qp_terminate(struct rn_qp *qp)
+{
+	int state = atomic_load(&qp->state);
+
+	if (state == IBV_QPS_ERR || state == IBV_QPS_RESET)
+		return;
+	rn_event_raise(qp->context, IBV_EVENT_QP_FATAL, qp);
+	rn_qp_fail(qp);
+	atomic_store(&qp->iwarp.is_terminated, true);
+	rn_task_post(&qp->task);
+}
+
+bool rn_qp_is_too_early(struct rn_qp *qp)
+{
+	/* A peer that enters leaves a mark in the block, whatever its request. */
+	if (qp->iwarp.is_passive && (atomic_load(&qp->theirs->busy) != qp->iwarp.busy_before ||
+			       atomic_load(&qp->theirs->done) != qp->iwarp.done_before ||
+			       (qp->path->has_heard && qp->path->has_heard(qp))))
+		qp->iwarp.is_passive = false;
+	return qp->iwarp.is_passive;
+}
+
+void rn_qp_plug(struct rn_qp *qp, bool is_down)
+{
+	uint32_t from = is_down ? RN_FAULT_NONE : RN_FAULT_UNPLUGGED;
+
+	atomic_compare_exchange_strong(&qp->theirs->fault, &from, is_down ? RN_FAULT_UNPLUGGED : RN_FAULT_NONE);
+}
+
+void rn_qp_take_faults(struct rn_qp *qp)
+{
+	struct rn_injector *injector = &qp->context->injector;
+
+	rn_lock(&qp->sq_lock);
+	rn_lock(&qp->rq_lock);
+	qp->faults = (struct rn_qp_faults){
+		.injector = injector->faults.is_set || rn_settings.iwarp ? injector : NULL,
+		.count = &qp->count,
+		.unreliable = qp->unreliable,
+		.number = ++injector->qps,
+		.failed = qp->faults.failed,
+	};
+	rn_unlock(&qp->rq_lock);
+	rn_unlock(&qp->sq_lock);
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of the responder's process that is not mapped here: the kernel or the owner's engine copies.
+ *
+ * process_vm_readv and process_vm_writev take one system call for each run.  If the kernel refuses them, it will always
+ * do so, and from then on the owner's engine is asked: the request waits (RN_WAIT_OWNER) for its answer.
+ */
+#define _GNU_SOURCE
+#include <sys/uio.h>
+
+#include "responder/inside.h"
+
+/* Move it with one system call. 0, or errno. */
+static int copy_by_kernel(struct rn_responder_ctx *ctx, char *here, const struct rn_piece *piece, uint64_t skip, size_t length,
+			  bool to_remote)
+{
+	while (length) {
+		struct iovec local = {here, length}, remote = {(void *)(uintptr_t)(piece->far + skip), length};
+		ssize_t moved = to_remote ? process_vm_writev(ctx->peer->pid, &local, 1, &remote, 1, 0)
+					  : process_vm_readv(ctx->peer->pid, &local, 1, &remote, 1, 0);
+
+		ctx->count->syscalls++;
+		if (moved <= 0)
+			return moved ? errno : EFAULT;
+		ctx->count->bytes_cma += moved;
+		here += moved;
+		skip += moved;
+		length -= moved;
+	}
+	return 0;
+}
+
+bool rn_was_refused(struct rn_transfer *t)
+{
+	bool refused = t->refused;
+
+	t->refused = false;
+	return refused;
+}
+
+static enum rn_copied ask_owner(struct rn_transfer *t, const struct rn_piece *piece, uint64_t skip, const char *here,
+				uint64_t length)
+{
+	if (rn_was_refused(t))
+		return RN_COPY_FAULT;
+	t->ask = (struct rn_remote){
+		.kind = t->to_remote ? RN_REMOTE_WRITE : RN_REMOTE_READ,
+		.key = piece->key,
+		.is_receive = t->is_receive,
+		.length = length < RN_REMOTE_CHUNK ? length : RN_REMOTE_CHUNK,
+		.addr = piece->addr + skip,
+	};
+	t->ask_data = here;
+	return RN_COPY_ASKED;
+}
+
+enum rn_copied rn_copy_far(struct rn_responder_ctx *ctx, struct rn_transfer *t, char *here, const struct rn_piece *remote,
+			   uint64_t skip, uint64_t length)
+{
+	int err = ctx->no_cma ? EPERM : copy_by_kernel(ctx, here, remote, skip, length, t->to_remote);
+
+	switch (err) {
+	case 0:
+		return RN_COPIED;
+	case EFAULT:
+		return RN_COPY_FAULT;
+	case ESRCH:
+		return RN_COPY_LOST;
+	default:
+		ctx->no_cma = true;
+		return ask_owner(t, remote, skip, here, length);
+	}
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the responder: what its files share.
+ *
+ *     responder.c    the checks, the copy between mapped memory, the completion
+ *     far.c          memory that isn't mapped here      atomic.c   the two atomics      claim.c   receives from a pool
+ */
+#ifndef RDMANET_SOFT_RESPONDER_INSIDE_H
+#define RDMANET_SOFT_RESPONDER_INSIDE_H
+
+#include "objects/qp.h"
+#include "responder/responder.h"
+
+/* --- responder.c ----------------------------------------------------------------------------------------------- */
+
+enum ibv_wc_status rn_deny_access(struct rn_responder_ctx *ctx);
+
+/* --- far.c ------------------------------------------------------------------------------------------------------ */
+
+enum rn_copied { RN_COPIED, RN_COPY_LOST, RN_COPY_FAULT, RN_COPY_ASKED };
+
+/* Move this many bytes between `here` and the piece, from its position skip on. */
+enum rn_copied rn_copy_far(struct rn_responder_ctx *ctx, struct rn_transfer *t, char *here, const struct rn_piece *remote,
+			   uint64_t skip, uint64_t length);
+/* Did the owner's engine refuse the last question? True once. */
+bool rn_was_refused(struct rn_transfer *t);
+
+/* --- atomic.c --------------------------------------------------------------------------------------------------- */
+
+/* After rn_respond_prepare(). */
+enum rn_wait rn_execute_atomic(struct rn_responder_ctx *ctx, const struct rn_request *request, struct rn_transfer *t,
+			       enum ibv_wc_status *status);
+
+/* --- claim.c ---------------------------------------------------------------------------------------------------- */
+
+/* Claim one from the pool; it stays ours while the message has to wait. NULL: none is posted. */
+struct rn_slot *rn_responder_claim(struct rn_responder_ctx *ctx);
+/* The scatter list of the one that was claimed, of this process: how many entries were copied, or RN_NOT_POSTED. */
+uint32_t rn_responder_pool_list(const struct rn_responder_ctx *ctx, struct rn_slot_sge *list);
+
+#endif

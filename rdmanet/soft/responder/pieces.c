@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes into pieces, and pieces for system calls.  pieces.h says what a piece is. */
+#include "responder/pieces.h"
+
+#include <string.h>
+
+#include "objects/mr.h"
+#include "responder/place.h"
+
+void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
+{
+	struct rn_runs runs = rn_runs(pieces, count, skip, length);
+	struct iovec run;
+
+	for (; rn_next_run(&runs, &run); from += run.iov_len)
+		memcpy(run.iov_base, from, run.iov_len);
+}
+
+bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
+{
+	struct rn_runs runs = rn_runs(pieces, count, skip, length);
+	struct iovec run;
+
+	for (; rn_next_run(&runs, &run); from += run.iov_len) {
+		const struct rn_mr_entry *mr = runs.piece[-1].mr;
+
+		if (mr && mr->kind == RN_MR_ON_DEMAND && !rn_mr_probe((uintptr_t)run.iov_base, run.iov_len, true))
+			return false;
+		rn_place_one(run.iov_base, from, run.iov_len);
+	}
+	return true;
+}
+
+size_t rn_slice(const struct rn_piece *pieces, int count, uint64_t skip, uint64_t length, struct iovec *to, int room,
+		int *used)
+{
+	struct rn_runs runs = rn_runs(pieces, count, skip, length);
+	size_t covered = 0;
+
+	for (*used = 0; *used < room && rn_next_run(&runs, &to[*used]); ++*used)
+		covered += to[*used].iov_len;
+	return covered;
+}

@@ -1,0 +1,19 @@
+"""A connection's bytes, in the form that each kind of program expects.
+
+Every module here builds on a transport, and none decides anything about a connection:
+
+* ``reader_writer``: asyncio's StreamReader and StreamWriter. Its public names are also names of this package.
+* ``byte_stream``: AnyIO's ByteStream and Listener, under the public name ``rdmanet.anyio_streams``.
+* ``blocking``: raw files for programs without an event loop.
+* ``files``: sendfile.
+* ``buffering``: the protocol under ``byte_stream`` and ``blocking``, which keeps received bytes for them.
+"""
+
+from rdmanet.streams.reader_writer import (
+    RdmaStreamReader,
+    RdmaStreamWriter,
+    open_rdma_connection,
+    start_rdma_stream_server,
+)
+
+__all__ = ["RdmaStreamReader", "RdmaStreamWriter", "open_rdma_connection", "start_rdma_stream_server"]

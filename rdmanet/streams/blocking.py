@@ -1,0 +1,610 @@
+"""Byte streams for programs without an event loop: ``open_rdma_stream`` and ``listen_rdma_stream``.
+
+Theory
+------
+A call that moves bytes waits in C, without an event loop (``BlockingEnd``, _pyx/blocking.pxi). Everything else that may
+happen to a connection, such as its end, needs a loop: each stream, and each listener, has one of its own, which runs
+only during calls, and only if there is something for it. No thread is started. It follows that:
+
+* Between calls the device works, and this module does not. Bytes from the peer arrive until the slots of the ring are
+  full. The next call that reads takes them out of the slots and grants the peer new credits. A call also notices that
+  the peer has closed or aborted. Writes leave nothing behind: they return when everything has been given to the device.
+* One thread may read from a stream while another writes to it, no matter which. All other calls are alone. Streams are
+  independent of each other: a listener passes each connection request to the loop of the new stream before it answers,
+  so the new stream may go to a thread of its own.
+* Ctrl-C works: the call raises KeyboardInterrupt, and the stream goes on working.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import io
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from rdmanet._core import BlockingEnd
+from rdmanet.addresses import SockAddr
+from rdmanet.admission import OTHERS_WAIT_S, PATIENCE_S, waiting_for
+from rdmanet.establish import Role
+from rdmanet.loop_context import end_loop_contexts, loop_context_for
+from rdmanet.options import CLOSE_TIMEOUT_S, DATA_SLOTS, SLOT_BYTES, StreamConfig
+from rdmanet.server import ConnectRequest, RdmaServer, refuse_failed
+from rdmanet.transport import RdmaTransport, create_rdma_connection, listen
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_T = TypeVar("_T")
+
+_CLOSED = "I/O operation on a closed stream"
+
+
+def open_rdma_stream(
+    host: str, port: int | str, *, timeout: float | None = None, **options: Any
+) -> RdmaStream:
+    """``socket.create_connection`` over RDMA: connect, and return a stream that blocks.
+
+    ``timeout`` limits this call, and each later call of the stream (`RdmaStream.settimeout`), in seconds. ``options``
+    are those of ``create_rdma_connection``: ``device``, ``connect_timeout``, ``local_addr``, ``slot_bytes``, …
+
+    Raises what ``create_rdma_connection`` raises; TimeoutError; RuntimeError if an event loop runs in this thread.
+    """
+    return _stream(
+        timeout,
+        lambda private: create_rdma_connection(lambda: _BlockingProtocol(private), host, port, **options),
+    )
+
+
+def listen_rdma_stream(
+    host: str | None = None,
+    port: int | str = 0,
+    *,
+    timeout: float | None = None,
+    family: int = 0,
+    backlog: int = 100,
+    device: str | None = None,
+    close_timeout: float | None = CLOSE_TIMEOUT_S,
+    busy_poll: float | None = None,
+    slot_bytes: int = SLOT_BYTES,
+    data_slots: int = DATA_SLOTS,
+) -> RdmaStreamListener:
+    """``socket.create_server`` over RDMA: listen, and return what ``accept`` is called on.
+
+    ``timeout`` limits each ``accept``, in seconds. The other keywords are those of ``start_rdma_server``.
+
+    Raises what ``start_rdma_server`` raises; RuntimeError if an event loop runs in this thread.
+    """
+    config = StreamConfig(
+        slot_bytes=slot_bytes, data_slots=data_slots, close_timeout=close_timeout, busy_poll=busy_poll
+    )
+    return RdmaStreamListener(
+        config, _seconds(timeout), backlog,
+        lambda server: listen(server, host, port, family=family, device=device),
+    )  # fmt: skip
+
+
+class RdmaStream(io.RawIOBase):
+    """One connection, as a blocking raw file for reading and writing. `open_rdma_stream` and listeners create it.
+
+    ``io.BufferedReader(stream)`` and ``io.BufferedRWPair(stream, stream)`` work with it, and so does
+    ``io.TextIOWrapper`` around them. ``select`` does not, because the stream has no descriptor.
+
+    Between calls, bytes from the peer arrive until the ring of the connection is full, and stay there. Only a call
+    grants the peer new credits, or notices the end of the connection. When ``write`` returns, everything that was
+    written has left.
+
+    One thread may read while another writes. Any other call during a call raises RuntimeError, and so does a call in a
+    thread where an event loop is running, and in a forked child.
+    """
+
+    _made = False  # Python closes a raw file even if its __init__ raised
+
+    def __init__(self, private: _PrivateLoop, protocol: _BlockingProtocol, timeout: float | None) -> None:
+        self._private = private
+        self._protocol = protocol
+        self._transport = protocol.transport
+        self._timeout = timeout
+        self._shut = False
+        self._made = True
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Wait until there are bytes, and move them into ``buffer``; returns their number, 0 at the end of file.
+
+        Raises TimeoutError; and the OSError with which the connection was lost (ConnectionResetError if the peer
+        aborted it), after the bytes that had arrived. A call that raises these, or KeyboardInterrupt, loses no byte.
+        """
+        if self.closed:
+            raise ValueError(_CLOSED)
+        return self._protocol.readinto(buffer, self._timeout)
+
+    def recv(self, size: int, /) -> bytes:
+        """Wait until there are bytes, and return at most ``size`` of them; b"" at the end of file.
+
+        Raises what ``readinto`` raises; ValueError if ``size`` is negative or the stream is closed.
+        """
+        if size < 0:
+            raise ValueError(f"recv({size!r}): a size is not negative")
+        if self.closed:
+            raise ValueError(_CLOSED)
+        return self._protocol.recv(size, self._timeout) if size else b""
+
+    # -- writing ----------------------------------------------------------------------------------------
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of ``data``; returns its length in bytes, when everything has been given to the device.
+
+        Each call sends at least one frame, and the peer's ring has room for a limited number of them. So collect small
+        pieces in an ``io.BufferedWriter``.
+
+        Raises BrokenPipeError after ``shutdown``; the OSError with which the connection was lost; TimeoutError. After a
+        TimeoutError or a KeyboardInterrupt, later calls send the rest of ``data``: do not write it again.
+        """
+        if self.closed:
+            raise ValueError(_CLOSED)
+        if self._shut:
+            raise BrokenPipeError("write() after shutdown()")
+        return self._protocol.write(data, self._timeout)
+
+    def sendall(self, data: ReadableBuffer, /) -> None:
+        """Do what ``write`` does; this is the name that sockets have for it."""
+        self.write(data)
+
+    def shutdown(self, how: int = socket.SHUT_WR, /) -> None:
+        """Send end of file (``how`` must be ``socket.SHUT_WR``). Reading goes on.
+
+        It returns when the peer's device has everything that was written. Raises TimeoutError; ValueError for another
+        ``how``.
+        """
+        if how != socket.SHUT_WR:
+            raise ValueError("shutdown() ends writing only (socket.SHUT_WR); close() ends both")
+        with self._entered():
+            self._shut = True
+            self._private.run(self._transport._end_writing, self._timeout)
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Send end of file, wait until the peer's device has everything, and close. A second call does nothing.
+
+        Raises TimeoutError if nothing moved for ``close_timeout`` seconds (an option of the connection), and the
+        OSError that ended the connection meanwhile, if bytes that were written may be lost. The stream is closed all
+        the same.
+        """
+        if not self._ours:
+            return super().close()
+        known = self._protocol.error
+        self._end(self._transport.close)
+        error = self._protocol.error
+        if error is not None and error is not known:
+            raise error
+
+    def abort(self) -> None:
+        """Close at once: bytes that were not sent are dropped, and the peer gets ConnectionResetError."""
+        if self._ours:
+            self._end(self._transport.abort)
+
+    @property
+    def _ours(self) -> bool:
+        """Whether there is something to end: the stream is open, and this is not a forked child."""
+        return not self.closed and self._made and not self._private.foreign
+
+    def _end(self, begin: Callable[[], None]) -> None:
+        with self._entered():
+            try:
+                begin()
+                self._private.run(self._protocol.until_lost, None)
+            finally:
+                self._drop()
+
+    def _drop(self) -> None:
+        super().close()
+        self._transport.abort()
+        self._private.close()
+
+    def __del__(self) -> None:
+        if self._ours:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self._drop()
+
+    # -- what sockets have ------------------------------------------------------------------------------
+
+    def settimeout(self, timeout: float | None) -> None:
+        """Set how long a call may wait, in seconds; None means forever. Raises ValueError unless it is positive."""
+        self._timeout = _seconds(timeout)
+
+    def gettimeout(self) -> float | None:
+        """The value that was set, in seconds, or None."""
+        return self._timeout
+
+    def getsockname(self) -> SockAddr:
+        """The local address."""
+        return cast(SockAddr, self.get_extra_info("sockname"))
+
+    def getpeername(self) -> SockAddr:
+        """The peer's address."""
+        return cast(SockAddr, self.get_extra_info("peername"))
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What `RdmaTransport.get_extra_info` returns."""
+        return self._transport.get_extra_info(name, default)
+
+    def _entered(self) -> contextlib.AbstractContextManager[None]:
+        if self.closed:
+            raise ValueError(_CLOSED)
+        return self._private.entered("this stream")
+
+    def __repr__(self) -> str:
+        return f"<RdmaStream {self._transport!r}>"
+
+
+class RdmaStreamListener:
+    """Accepts connections, one per call. `listen_rdma_stream` creates it.
+
+    It answers nobody between calls: a peer that connects waits for the next ``accept``, up to its own
+    ``connect_timeout``.
+    """
+
+    _open = False  # until __init__ is done
+
+    def __init__(
+        self,
+        config: StreamConfig,
+        timeout: float | None,
+        backlog: int,
+        begin: Callable[[RdmaServer], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._config = config
+        self._timeout = timeout
+        self._requests: deque[ConnectRequest] = deque()
+        self._requests_max = waiting_for(backlog)
+        self._arrived: asyncio.Future[None] | None = None
+        self._private = _PrivateLoop()
+        try:
+            with self._private.entered("this listener"):
+                self._server = RdmaServer(self._private.loop, self._requested, backlog)
+                self._private.run(lambda: begin(self._server), None)
+                self._server.on_close = self._wake
+        except BaseException:
+            self._private.close()
+            raise
+        self._open = True
+
+    def accept(self) -> RdmaStream:
+        """Wait for a connection, and return its stream, which has no ``timeout`` yet.
+
+        It makes one connection at a time. If a peer asks for a connection and then makes no progress, this gives up on
+        that peer after five seconds, or after one second if others are waiting, and goes on with the next.
+
+        Raises TimeoutError if nobody connects in time; ValueError if the listener is closed; another OSError if the
+        device is removed, or if memory, descriptors or queue pairs have run out: then the peer is refused.
+        KeyboardInterrupt also refuses the peer whose connection was being made.
+        """
+        if not self._open:
+            raise ValueError("accept() on a closed listener")
+        with self._private.entered("this listener"):
+            while True:
+                if not self._requests:
+                    self._private.run(self._wait, self._timeout)
+                request = self._requests.popleft()
+                patience = OTHERS_WAIT_S if self._requests else PATIENCE_S
+                try:
+                    return _stream(None, lambda private: _answer(private, request, self._config), patience)  # noqa: B023
+                except (ConnectionError, TimeoutError):
+                    request.id.close()  # it has gone away meanwhile
+                except BaseException:
+                    request.id.close()
+                    raise
+
+    def _requested(self, request: ConnectRequest) -> None:
+        if len(self._requests) >= self._requests_max:
+            raise OSError(errno.EAGAIN, "too many wait to be accepted")
+        self._requests.append(request)
+        self._wake()
+
+    async def _wait(self) -> None:
+        while not self._requests:
+            if not self._server.sockets:
+                raise OSError(errno.ENODEV, "the device that was listened on is gone")
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def settimeout(self, timeout: float | None) -> None:
+        """Set how long ``accept`` may wait, in seconds; None means forever. Raises ValueError unless it is positive."""
+        self._timeout = _seconds(timeout)
+
+    def gettimeout(self) -> float | None:
+        """The value that was set, in seconds, or None."""
+        return self._timeout
+
+    def getsockname(self) -> SockAddr:
+        """The address it listens on; the first, if there are several.
+
+        :raises ValueError: the listener is closed, or its device is gone
+        """
+        if not self._server.sockets:
+            raise ValueError("the listener is closed, or its device is gone")
+        return self._server.sockets[0].getsockname()
+
+    def close(self) -> None:
+        """Stop listening, and refuse the peers that wait. Accepted connections live on."""
+        if self._open and not self._private.foreign:
+            with self._private.entered("this listener"):
+                self._drop()
+
+    def _drop(self) -> None:
+        self._open = False
+        while self._requests:
+            self._requests.popleft().id.close()
+        self._server.close()
+        self._private.close()
+
+    def __enter__(self) -> RdmaStreamListener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._open and not self._private.foreign:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self._drop()
+
+    def __repr__(self) -> str:
+        return f"<RdmaStreamListener {self._server!r}>"
+
+
+class _BlockingProtocol(BlockingEnd, asyncio.Protocol):
+    """The protocol of a blocking stream's connection: it has its bytes and knows its end."""
+
+    transport: RdmaTransport
+
+    def __init__(
+        self, private: _PrivateLoop, made: Callable[[_BlockingProtocol], None] | None = None
+    ) -> None:
+        super().__init__()
+        self._private = private
+        self._made = made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(RdmaTransport, transport)
+        life = self.transport._life
+        self.connected(life.connection, life.wakes_by)
+        self._private.end = self
+        made, self._made = self._made, None
+        if made is not None:
+            made(self)
+
+    def eof_received(self) -> bool:
+        self.eof = True
+        self.changed()
+        return True  # our half goes on
+
+    def resume_writing(self) -> None:
+        self.changed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self.error = exc
+        self.changed()
+
+    def why_unwritable(self) -> BaseException:
+        """Why nothing can be written, although this side has not ended its half."""
+        # While received bytes wait to be read, the machine knows of the end before connection_lost() is called.
+        return (
+            self.error
+            or self.transport._life.machine.error
+            or ConnectionResetError(errno.ECONNRESET, "the peer has closed the connection")
+        )
+
+    async def until(self, what: int) -> None:
+        """Wait until a call may go on (`may_go_on`)."""
+        while not self.may_go_on(what):
+            await self._next_change()
+
+    async def until_lost(self) -> None:
+        while not self.lost:
+            await self._next_change()
+
+    async def _next_change(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self.notify(waiter)
+        await waiter
+
+
+async def _answer(
+    private: _PrivateLoop, request: ConnectRequest, config: StreamConfig
+) -> tuple[RdmaTransport, _BlockingProtocol]:
+    """Accept a request on the running loop, which is not the listener's."""
+    made: asyncio.Future[_BlockingProtocol] = asyncio.get_running_loop().create_future()
+    loop_context = await loop_context_for(asyncio.get_running_loop(), request.loop_context.library)
+    request.id.migrate(loop_context.cm)
+
+    def over() -> None:
+        if not made.done() and not made.get_loop().is_closed():
+            made.set_exception(ConnectionAbortedError("the peer went away before it was connected"))
+
+    transport = RdmaTransport(
+        loop_context, config, lambda: _BlockingProtocol(private, made.set_result), Role.SERVER, on_over=over
+    )
+    try:
+        transport._accept(request)
+    except Exception as exc:
+        made.cancel()  # nobody waits for it
+        if not refuse_failed(request.id):
+            # The peer has gone, which may well be the reason of the failure.
+            raise ConnectionAbortedError("the peer went away before it was accepted") from exc
+        raise
+    return transport, await made
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """asyncio's loop, but a signal always wakes it, and names are resolved in this thread.
+
+    Python handles a signal between two bytecodes, or when the signal interrupts a system call. A signal that comes just
+    before the loop sleeps does neither, and Ctrl-C would have to wait for the next message. So the signal writes to the
+    socket that wakes the loop.
+    """
+
+    _csock: socket.socket  # asyncio's ends of it
+    _ssock: socket.socket
+
+    def run_forever(self) -> None:
+        if threading.current_thread() is not threading.main_thread():  # signals go to that one
+            super().run_forever()
+            return
+        before = signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
+        try:
+            super().run_forever()
+        finally:
+            signal.set_wakeup_fd(before)
+
+    @property
+    def bell(self) -> tuple[int, int]:
+        """Two descriptors: what is written to the second wakes the loop, and makes the first readable."""
+        return self._ssock.fileno(), self._csock.fileno()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to run, now or at a time. (asyncio has no other way to ask.)"""
+        return not self._ready and not self._scheduled  # type: ignore[attr-defined]
+
+    async def getaddrinfo(self, host: Any, port: Any, **hints: Any) -> Any:
+        return socket.getaddrinfo(host, port, **hints)
+
+
+class _PrivateLoop:
+    """An event loop that runs only during calls.
+
+    :ivar calls: the first is running, the others are about to be refused
+    :ivar end: of the stream that has it, once that is connected
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.calls: list[object] = []
+        self.end: _BlockingProtocol | None = None
+        self._runner = asyncio.Runner(loop_factory=_Loop)
+        self.loop = cast(_Loop, self._runner.get_loop())
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child; then the loop belongs to the parent."""
+        return self._pid != os.getpid()
+
+    @contextlib.contextmanager
+    def entered(self, what: str) -> Iterator[None]:
+        """Mark a call of this thread. Raises RuntimeError if there may be none now."""
+        call = object()
+        try:
+            # Ctrl-C may come after each of these lines. A lock that had just been taken would stay locked.
+            self.calls.append(call)
+            if self.foreign or self.calls[0] is not call or asyncio._get_running_loop() is not None:
+                raise self.refusal(what)
+            yield
+        finally:
+            if call in self.calls:
+                self.calls.remove(call)
+
+    def refusal(self, what: str) -> RuntimeError:
+        """Why there may be no call now."""
+        if self.foreign:
+            return RuntimeError(f"this was opened by process {self._pid}; open another after fork")
+        if asyncio._get_running_loop() is not None:
+            return RuntimeError(
+                "an event loop runs in this thread, and a call that blocks would stop it: "
+                "use open_rdma_connection() or start_rdma_stream_server() there"
+            )
+        return RuntimeError(f"another thread, or what a signal interrupted, is in a call of {what}")
+
+    def turn(self) -> None:
+        """Run what the loop has to run now."""
+        self._run(asyncio.sleep(0))
+
+    def run_until(self, end: _BlockingProtocol, what: int, timeout: float | None, said: float | None) -> None:
+        """Run the loop until a call may go on; the TimeoutError names the limit that the call had."""
+        self.run(lambda: end.until(what), timeout, said)
+
+    def run(
+        self,
+        call: Callable[[], Coroutine[Any, Any, _T]],
+        timeout: float | None,
+        said: float | None = None,
+    ) -> _T:
+        """Run the loop until the coroutine ends. If that takes longer, cancel it and raise TimeoutError.
+
+        :param said: what the error says the time limit was, if it is not `timeout`
+        """
+
+        async def bounded() -> _T:
+            async with asyncio.timeout(timeout):
+                return await call()
+
+        if self.end is not None:
+            self.end.run_by_loop()
+        try:
+            return self._run(bounded())
+        except TimeoutError as exc:
+            if exc.args:
+                raise
+            raise TimeoutError(f"not within {timeout if said is None else said} s") from None
+
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            return self._runner.run(coroutine)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            # What was to stop the loop may still be in its queue, and would stop its next run.
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+            # Only Ctrl-C cancels here, and the Runner forgets a Ctrl-C that comes while it prepares for one.
+            raise KeyboardInterrupt from None
+
+    def close(self) -> None:
+        """End what is left on the loop. The loop need not run for that, so the collector may do it, in any thread."""
+        end_loop_contexts(self.loop)
+        self.loop.close()
+        self.end = None
+
+
+def _stream(
+    timeout: float | None,
+    begin: Callable[[_PrivateLoop], Coroutine[Any, Any, tuple[RdmaTransport, _BlockingProtocol]]],
+    within: float | None = None,
+) -> RdmaStream:
+    """A stream with its own loop, of the connection that `begin` makes."""
+    timeout = _seconds(timeout)
+    private = _PrivateLoop()
+    try:
+        with private.entered("this stream"):
+            _, protocol = private.run(lambda: begin(private), timeout if within is None else within)
+        return RdmaStream(private, protocol, timeout)
+    except BaseException:
+        private.close()
+        raise
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout={timeout!r} is not positive: calls that do not wait are asyncio's")
+    return timeout

@@ -1,0 +1,150 @@
+"""A protocol that keeps received bytes until a stream asks for them.
+
+A transport calls ``data_received`` when bytes arrive. AnyIO's streams return bytes when ``receive()`` is
+called. This protocol stands between the two. It holds about ``_LIMIT_BYTES``, then it pauses reading: bytes that arrive
+later stay in their slots, the peer runs out of credits, and its writers wait.
+
+The waiting methods return when there may be something to see. They raise nothing but what cancels them; the attributes
+say what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+from rdmanet.transport import RdmaTransport
+
+_LIMIT_BYTES = 65536
+
+
+class BufferingProtocol(asyncio.Protocol):
+    """One connection's received bytes, its end, and whether there is room to write."""
+
+    transport: RdmaTransport
+
+    def __init__(self, made: Callable[[BufferingProtocol], None] | None = None) -> None:
+        self.eof = False
+        """The peer has ended its half; bytes from before that may still have to be taken."""
+        self.lost = False
+        """The connection is over: `error` says why, or is None."""
+        self.error: Exception | None = None
+        self._made = made
+        self._chunks: deque[bytes] = deque()
+        self._taken = 0  # of the first chunk
+        self._held = 0
+        self._paused = False
+        self._room = True
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {"readable": [], "writable": [], "lost": []}
+
+    # -- for streams ------------------------------------------------------------------------------------
+
+    @property
+    def readable(self) -> bool:
+        """Whether there are bytes to take, or there will be no more."""
+        return self._held > 0 or self.eof or self.lost
+
+    @property
+    def writable(self) -> bool:
+        """Whether a writer may go on: there is room, or the connection is over."""
+        return self._room or self.lost
+
+    @property
+    def broken(self) -> BaseException | None:
+        """Why nothing can be written, although this side has not ended its half; None if writing is possible.
+
+        While received bytes wait to be taken, the transport may know of the end before it calls ``connection_lost``.
+        """
+        if self.error is not None:
+            return self.error
+        if self.lost or self.transport.is_closing():
+            return ConnectionResetError("the peer has closed the connection")
+        return None
+
+    def take(self, most: int) -> bytes:
+        """Received bytes, at most ``most``, copying no others; b"" if there are none."""
+        if not self._chunks:
+            return b""
+        first = self._chunks[0]
+        if self._taken == 0 and len(first) <= most:
+            piece = first
+        else:
+            piece = first[self._taken : self._taken + most]
+        self._taken += len(piece)
+        if self._taken == len(first):
+            self._chunks.popleft()
+            self._taken = 0
+        self._held -= len(piece)
+        if self._paused and self._held < _LIMIT_BYTES:
+            self._paused = False
+            self.transport.resume_reading()
+        return piece
+
+    async def wait_readable(self) -> None:
+        """Wait until `readable`, or `wake`; cancelling it loses nothing."""
+        if not self.readable:
+            await self._wait("readable")
+
+    async def wait_writable(self) -> None:
+        """Wait until `writable`, or `wake`; cancelling it changes nothing."""
+        if not self.writable:
+            await self._wait("writable")
+
+    async def wait_lost(self) -> None:
+        """Wait until `lost`; cancelling it changes nothing."""
+        while not self.lost:
+            await self._wait("lost")
+
+    def wake(self) -> None:
+        """Wake everybody who waits for bytes or for room, because their stream is closed."""
+        self._tell("readable")
+        self._tell("writable")
+
+    async def _wait(self, what: str) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting[what].append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiting[what].remove(waiter)
+
+    def _tell(self, what: str) -> None:
+        for waiter in self._waiting[what]:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -- for asyncio ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(RdmaTransport, transport)
+        made, self._made = self._made, None
+        if made is not None:
+            made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._held += len(data)
+        if self._held >= _LIMIT_BYTES and not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+        self._tell("readable")
+
+    def eof_received(self) -> bool:
+        self.eof = True
+        self._tell("readable")
+        return True  # our half goes on
+
+    def pause_writing(self) -> None:
+        self._room = False
+
+    def resume_writing(self) -> None:
+        self._room = True
+        self._tell("writable")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self.error = exc
+        for what in self._waiting:
+            self._tell(what)

@@ -1,0 +1,176 @@
+"""StreamReader and StreamWriter over RDMA.
+
+Both are subclasses of asyncio's, between asyncio's own StreamReaderProtocol and our transport. The reader's methods are
+compiled (_pyx/reader.pxi), and take bytes from where the device put them. The writer only replaces what depends on
+asyncio's transports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, cast
+
+from rdmanet._core import CompiledReader, CompiledWriter
+from rdmanet.transport import RdmaServer, RdmaTransport, create_rdma_connection, start_rdma_server
+
+_LIMIT = 2**16
+
+
+class RdmaStreamReader(CompiledReader, asyncio.StreamReader):
+    """asyncio.StreamReader over RDMA: the same methods, errors and limit, without its copies.
+
+    What is unread stays in the connection's receive slots. ``read()`` and the others return awaitables that are not
+    coroutines of Python, but can be awaited, made a task, and cancelled as such. A read that is cancelled takes
+    nothing: its bytes are unread again. There are ``readinto()`` and ``readinto_exactly()``, for memory of the
+    program's own.
+    """
+
+    def __init__(self, limit: int = _LIMIT, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(limit, asyncio.get_event_loop() if loop is None else loop)
+
+
+class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
+    """asyncio.StreamWriter over an RdmaTransport."""
+
+    def __init__(
+        self,
+        transport: RdmaTransport,
+        protocol: asyncio.StreamReaderProtocol,
+        reader: RdmaStreamReader,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(transport, protocol, reader, loop)
+        self._connection = transport._life.connection
+        self._into = reader._into
+
+    _drain_as_asyncio = asyncio.StreamWriter.drain
+
+    def close(self) -> None:
+        """Close the stream, like asyncio's: what was written is delivered first.
+
+        From then on, ``drain()`` raises ConnectionResetError as soon as everything that was written has left, as it
+        does when the connection is lost; or the OSError that the reader got.
+        """
+        super().close()
+        self.__class__ = _ClosedWriter  # from here on: what it does would cost each message
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended, like asyncio's. Cancelling one wait does not affect others.
+
+        Raises the OSError with which the connection was lost, if it was.
+        """
+        await asyncio.shield(self._protocol._get_close_waiter(self))  # type: ignore[attr-defined]
+
+    async def start_tls(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not implemented, so there is nothing to cancel.
+
+        :raises NotImplementedError: always
+        """
+        raise NotImplementedError("RdmaStreamWriter.start_tls() is not supported yet")
+
+
+class _ClosedWriter(RdmaStreamWriter):
+    """A writer whose close() was called."""
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)  # what was written goes out in this turn
+        # asyncio's transports call connection_lost() at this point. Ours do so when the peer's device has everything,
+        # which takes longer.
+        over = cast(RdmaTransport, self.transport)._closed_and_flushed
+        await super().drain()
+        if over:
+            raise ConnectionResetError("Connection lost")
+
+
+class _ReaderProtocol(asyncio.StreamReaderProtocol):
+    """asyncio's protocol, but the server's callback gets our writer."""
+
+    def __init__(
+        self,
+        reader: RdmaStreamReader,
+        client_connected_cb: Callable[[asyncio.StreamReader, RdmaStreamWriter], Awaitable[None] | None]
+        | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(reader, None, loop=loop)
+        self._connected_cb = client_connected_cb
+        self._rdma_sink = reader._into
+        self._handed_reader: RdmaStreamReader | None = reader
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        reader, self._handed_reader = self._handed_reader, None
+        if self._connected_cb is None or reader is None:
+            return
+        loop = asyncio.get_running_loop()
+        # This is what asyncio's connection_made() does if it gets the callback itself. Up to Python 3.12 the protocol
+        # keeps the writer, and so the reader, until connection_lost(). Later, only the callback has the writer, and a
+        # writer that nobody keeps closes its connection.
+        writer = RdmaStreamWriter(cast(RdmaTransport, transport), self, reader, loop)
+        if hasattr(self, "_stream_writer"):
+            self._stream_writer = writer
+        result = self._connected_cb(reader, writer)
+        if asyncio.iscoroutine(result):
+            task = self._task = loop.create_task(result)
+
+            def ended(task: asyncio.Task[None]) -> None:
+                if task.cancelled():
+                    cast(RdmaTransport, transport).close()
+                    return
+                exc = task.exception()
+                if exc is not None:
+                    loop.call_exception_handler(
+                        {
+                            "message": "Unhandled exception in client_connected_cb",
+                            "exception": exc,
+                            "transport": transport,
+                        }
+                    )
+                    cast(RdmaTransport, transport).close()
+
+            task.add_done_callback(ended)
+
+
+async def open_rdma_connection(
+    host: str | None = None, port: int | str | None = None, *, limit: int = _LIMIT, **kwds: Any
+) -> tuple[asyncio.StreamReader, RdmaStreamWriter]:
+    """``asyncio.open_connection`` over RDMA; returns ``(reader, writer)``.
+
+    ``limit`` limits the reader's buffer, in bytes, as in asyncio. The other keywords, the errors and the effect of
+    cancelling are those of ``create_rdma_connection``.
+    """
+    loop = asyncio.get_running_loop()
+    reader = RdmaStreamReader(limit, loop)
+    protocol = _ReaderProtocol(reader, None, loop)
+    transport, _ = await create_rdma_connection(lambda: protocol, host, port, **kwds)
+    return reader, RdmaStreamWriter(transport, protocol, reader, loop)
+
+
+async def start_rdma_stream_server(
+    client_connected_cb: Callable[[asyncio.StreamReader, RdmaStreamWriter], Awaitable[None] | None],
+    host: str | Sequence[str] | None = None,
+    port: int | str | None = None,
+    *,
+    limit: int = _LIMIT,
+    **kwds: Any,
+) -> RdmaServer:
+    """``asyncio.start_server`` over RDMA.
+
+    ``client_connected_cb(reader, writer)`` is called for each connection; a coroutine function runs as a task.
+    ``limit`` limits the buffer of each reader, in bytes. The other keywords, the errors and the effect of cancelling
+    are those of ``start_rdma_server``.
+
+    Raises TypeError if the callback cannot be called.
+    """
+    if not callable(client_connected_cb):
+        raise TypeError(
+            f"start_rdma_stream_server(client_connected_cb, host, port): the callback comes first, "
+            f"not {client_connected_cb!r}"
+        )
+    loop = asyncio.get_running_loop()
+
+    def factory() -> asyncio.BaseProtocol:
+        return _ReaderProtocol(RdmaStreamReader(limit, loop), client_connected_cb, loop)
+
+    return await start_rdma_server(factory, host, port, **kwds)

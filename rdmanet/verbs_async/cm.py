@@ -1,0 +1,614 @@
+"""The awaitable connection manager: clients, listeners, and the phases of a connection.
+
+    async with AsyncCMID() as id:                       # a client
+        await id.resolve(("192.0.2.7", 7471))
+        qp = id.create_qp(pd, cq)                       # pd and cq are of id.context
+        reply = await id.connect(b"hello")
+
+    async with AsyncCMListener(("192.0.2.7", 7471)) as listener:
+        async for id in listener:                       # a server: id.private_data is b"hello..."
+            qp = id.create_qp(pd, cq)
+            ...                                         # post the first receives
+            await id.accept(b"welcome")
+
+Theory
+------
+The connection manager answers each step with an event on the identifier's channel. An `AsyncCMChannel` reads the
+channel whenever it is readable, and queues each event at its `AsyncCMID`; a phase waits for the events that end it. So
+no event is lost while no task waits, and a phase that fails raises the event's error.
+
+An identifier that is created without a channel gets its own. A connection that arrives at a listener is moved to its
+own channel before the program gets it: it outlives the listener, and events of other connections do not delay it.
+
+**Cancelling** resolve, connect or accept cannot undo the step, so the identifier can then only be closed, which ends
+the attempt. Waiting for a request, or for the end of a connection, can be cancelled and started again at any time.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import logging
+from collections.abc import Iterator
+from typing import Self
+
+from rdmanet import log_rate
+from rdmanet._core import (
+    CMID,
+    PD,
+    SRQ,
+    CMEvent,
+    CMEventChannel,
+    CMEventType,
+    Context,
+    Library,
+    PortSpace,
+    QPCap,
+    QPInitAttr,
+    QPType,
+)
+from rdmanet.closable import Closable
+from rdmanet.errors import cm_error
+from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
+from rdmanet.verbs_async.queues import AsyncCQ, AsyncQP
+
+logger = logging.getLogger("rdmanet")
+
+__all__ = ["AsyncCMChannel", "AsyncCMID", "AsyncCMListener"]
+
+_Address = tuple[str, int] | tuple[str, int, int, int]
+
+_FAILURES = frozenset(
+    {
+        CMEventType.ADDR_ERROR,
+        CMEventType.ROUTE_ERROR,
+        CMEventType.CONNECT_ERROR,
+        CMEventType.UNREACHABLE,
+        CMEventType.REJECTED,
+        CMEventType.DISCONNECTED,
+        CMEventType.DEVICE_REMOVAL,
+    }
+)
+
+# REJECTED as well: the kernel reports only that if the peer closes before it knows that the connection is established.
+_ENDS = frozenset({CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.REJECTED})
+
+
+def _milliseconds(timeout: float) -> int:
+    """Seconds in the form that librdmacm takes: milliseconds as a C int, at least 1."""
+    if not timeout >= 0:
+        raise ValueError(f"timeout={timeout}: it must be at least 0 seconds")
+    return max(1, int(min(timeout * 1000, 2**31 - 1)))
+
+
+class AsyncCMChannel(Closable):
+    """An event channel that an event loop reads; it passes each event to the AsyncCMID concerned.
+
+    :param library: the library of the devices; by default the embedded device's
+    :param notifier: the loop; by default the running one
+    """
+
+    def __init__(self, library: Library | None = None, *, notifier: Notifier | None = None) -> None:
+        self.notifier = current_notifier() if notifier is None else notifier
+        self.home = Home()
+        self.channel = CMEventChannel(library or Library.embedded())
+        self._ids: dict[CMID, AsyncCMID | AsyncCMListener] = {}
+        self._fd = self.channel.fd
+        try:
+            self.notifier.add_reader(self._fd, self._readable)
+        except BaseException:
+            self.channel.close()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self.channel.closed
+
+    def _readable(self) -> None:
+        """Read all pending events; there may be none."""
+        while not self.channel.closed:
+            event = self.channel.get_event()
+            if event is None:
+                return
+            owner = self._ids.get(event.listen_id if event.listen_id is not None else event.id)
+            if owner is not None:
+                owner._event(event)
+            elif event.type is CMEventType.CONNECT_REQUEST and event.id is not None:
+                event.id.close()  # refuses it: its listener has gone
+
+    def close(self) -> None:
+        """Stop reading, and free the channel.
+
+        :raises OSError: EBUSY while identifiers are open on it
+        """
+        if self.channel.closed:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.notifier.remove_reader(self._fd)
+        try:
+            self.channel.close()
+        except OSError:
+            self.notifier.add_reader(self._fd, self._readable)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<AsyncCMChannel of {self.channel!r}, {len(self._ids)} identifiers>"
+
+
+class _Events:
+    """A queue of events, and the futures of those who wait for them."""
+
+    def __init__(self, channel: AsyncCMChannel) -> None:
+        self.notifier = channel.notifier
+        self.home = channel.home
+        self.events: collections.deque[CMEvent] = collections.deque()
+        self.waiting: list[Future] = []
+
+    def put(self, event: CMEvent) -> None:
+        self.events.append(event)
+        self.tell()
+
+    def tell(self) -> None:
+        wake(self.waiting)
+
+    @property
+    def awaited(self) -> bool:
+        return not all(future.done() for future in self.waiting)
+
+    async def more(self) -> None:
+        """Wait until there may be another event, or there will be none."""
+        self.waiting = [future for future in self.waiting if not future.done()]
+        future = self.notifier.create_future()
+        self.waiting.append(future)
+        await future
+
+
+def _context(owner: AsyncCMID | AsyncCMListener) -> Context:
+    context = owner.id.context
+    if context is None:
+        raise ValueError(f"{owner!r} has no device yet: bind or resolve its address first")
+    return context
+
+
+class AsyncCMID(Closable):
+    """An identifier of the connection manager: one connection, step by step.
+
+    Cancelling a step (resolve, connect, accept) does not undo it: the identifier can then only be closed, which ends
+    the attempt. Waiting for an event, or for the end, can be cancelled and started again.
+
+    :param channel: the channel of its events; by default its own
+    :param library: the library of its own channel; by default the embedded device's
+    :param notifier: the loop of its own channel; by default the running one
+    :param ps: PortSpace.TCP for connections, UDP for datagrams
+    :raises RuntimeError: no known kind of event loop is running
+    """
+
+    def __init__(
+        self,
+        channel: AsyncCMChannel | None = None,
+        *,
+        library: Library | None = None,
+        notifier: Notifier | None = None,
+        ps: PortSpace = PortSpace.TCP,
+    ) -> None:
+        own = channel is None
+        if channel is None:
+            channel = AsyncCMChannel(library, notifier=notifier)
+        try:
+            self._begin(channel, channel.channel.create_id(ps), b"")
+        except BaseException:
+            if own:
+                channel.close()
+            raise
+        self._own_channel = own
+
+    def _begin(self, channel: AsyncCMChannel, id: CMID, private_data: bytes) -> None:
+        self.id = id
+        self.private_data = private_data
+        """The peer's private data, from its request, its reply or its rejection."""
+        self.qp: AsyncQP | None = None
+        self._channel = channel
+        self._own_channel = False
+        self._events = _Events(channel)
+        self._phase: str | None = None  # the phase that has begun and not ended
+        self._end: CMEvent | None = None  # the event that ended the connection
+        self._parting = False  # this side has asked for the end
+        channel._ids[id] = self
+
+    @classmethod
+    def _requested(cls, channel: AsyncCMChannel, event: CMEvent) -> AsyncCMID:
+        assert event.id is not None
+        self = cls.__new__(cls)
+        self._begin(channel, event.id, event.private_data)
+        return self
+
+    @property
+    def channel(self) -> AsyncCMChannel:
+        """The channel of its events."""
+        return self._channel
+
+    @property
+    def context(self) -> Context:
+        """The context of its device.
+
+        :raises ValueError: it has none before an address is resolved
+        """
+        return _context(self)
+
+    @property
+    def local_addr(self) -> _Address | None:
+        """(ip, port), or (ip, port, flowinfo, scope_id); None until it is bound or resolved."""
+        return self.id.local_addr
+
+    @property
+    def peer_addr(self) -> _Address | None:
+        """The address of the peer, in the same form."""
+        return self.id.peer_addr
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self.id.closed
+
+    # -- events --
+
+    def _event(self, event: CMEvent) -> None:
+        if event.type is CMEventType.DISCONNECTED and not self._parting:
+            # Without an answer the peer would wait for a minute or more before it considers the connection ended.
+            with contextlib.suppress(OSError):
+                self.id.disconnect()
+        if event.type in _ENDS:
+            self._end = event
+        self._events.put(event)
+
+    async def event(self) -> CMEvent:
+        """The next event that no phase has consumed. Cancelling loses none.
+
+        :raises ValueError: the identifier is closed
+        """
+        events = self._events
+        events.home.check(self)
+        while not events.events:
+            if self.id.closed:
+                raise ValueError("this AsyncCMID is closed")
+            await events.more()
+        return events.events.popleft()
+
+    @contextlib.contextmanager
+    def _in_phase(self, name: str) -> Iterator[None]:
+        self._events.home.check(self)
+        if self._phase is not None:
+            raise ValueError(f"{self!r}: {self._phase}() did not finish; close it")
+        self._phase = name
+        try:
+            yield
+        except Exception:
+            self._phase = None
+            raise
+        self._phase = None  # not when it was cancelled
+
+    async def _until(self, wanted: CMEventType) -> CMEvent:
+        while True:
+            event = await self.event()
+            if event.type is wanted:
+                return event
+            if event.type in _FAILURES:
+                self.private_data = event.private_data
+                raise event.error() or cm_error(event.type.name, event.status)
+
+    # -- phases of a client --
+
+    async def resolve_addr(
+        self, address: _Address, *, source: _Address | None = None, timeout: float = 2.0
+    ) -> None:
+        """Find the device that reaches an address.
+
+        :param timeout: in seconds; inf is the longest that librdmacm takes
+        :raises OSError: no device reaches it, or there was no answer in time
+        :raises ValueError: the timeout is negative
+        """
+        with self._in_phase("resolve_addr"):
+            self.id.resolve_addr(source, address, _milliseconds(timeout))
+            await self._until(CMEventType.ADDR_RESOLVED)
+
+    async def resolve_route(self, *, timeout: float = 2.0) -> None:
+        """Find the route to the address, after resolve_addr().
+
+        :param timeout: in seconds
+        :raises OSError: there is none, or there was no answer in time
+        """
+        with self._in_phase("resolve_route"):
+            self.id.resolve_route(_milliseconds(timeout))
+            await self._until(CMEventType.ROUTE_RESOLVED)
+
+    async def resolve(
+        self, address: _Address, *, source: _Address | None = None, timeout: float = 2.0
+    ) -> None:
+        """resolve_addr(), then resolve_route().
+
+        :param timeout: for each of them, in seconds
+        :raises OSError: one of them failed
+        """
+        await self.resolve_addr(address, source=source, timeout=timeout)
+        await self.resolve_route(timeout=timeout)
+
+    def create_qp(
+        self,
+        pd: PD,
+        cq: AsyncCQ,
+        cap: QPCap | None = None,
+        *,
+        recv_cq: AsyncCQ | None = None,
+        qp_type: QPType = QPType.RC,
+        srq: SRQ | None = None,
+    ) -> AsyncQP:
+        """Create this connection's queue pair. Receives can be posted at once. close() closes it."""
+        recv_cq = recv_cq or cq
+        qp = self.id.create_qp(pd, QPInitAttr(cq.cq, recv_cq.cq, cap or QPCap(), qp_type, False, srq))
+        try:
+            self.qp = AsyncQP(qp, cq, recv_cq)
+        except BaseException:
+            qp.close()
+            raise
+        return self.qp
+
+    async def connect(
+        self,
+        private_data: bytes = b"",
+        *,
+        responder_resources: int = 1,
+        initiator_depth: int = 1,
+        retry_count: int = 7,
+        rnr_retry_count: int = 7,
+        qp_num: int = 0,
+    ) -> bytes:
+        """Request a connection; returns the private data of the peer's reply.
+
+        :param private_data: at most 56 bytes; the peer gets it with the request
+        :param responder_resources: how many READs and atomics the peer may have in flight to this side
+        :param initiator_depth: how many READs and atomics this side may have in flight to the peer
+        :raises ConnectionRefusedError: no program listens, or the peer rejected the request; see `private_data`
+        :raises TimeoutError: there was no answer
+        """
+        with self._in_phase("connect"):
+            self.id.connect(
+                private_data,
+                responder_resources=responder_resources,
+                initiator_depth=initiator_depth,
+                retry_count=retry_count,
+                rnr_retry_count=rnr_retry_count,
+                qp_num=qp_num,
+            )
+            event = await self._until(CMEventType.ESTABLISHED)
+        self.private_data = event.private_data
+        return event.private_data
+
+    # -- phases of a server --
+
+    async def accept(
+        self,
+        private_data: bytes = b"",
+        *,
+        responder_resources: int = 1,
+        initiator_depth: int = 1,
+        rnr_retry_count: int = 7,
+        qp_num: int = 0,
+    ) -> None:
+        """Accept a request, and wait until the connection is established.
+
+        :param private_data: at most 196 bytes, for the peer
+        :raises OSError: the peer has gone meanwhile
+        """
+        with self._in_phase("accept"):
+            self.id.accept(
+                private_data,
+                responder_resources=responder_resources,
+                initiator_depth=initiator_depth,
+                rnr_retry_count=rnr_retry_count,
+                qp_num=qp_num,
+            )
+            await self._until(CMEventType.ESTABLISHED)
+
+    def reject(self, private_data: bytes = b"") -> None:
+        """Reject a request, and close.
+
+        :param private_data: at most 148 bytes, for the peer
+        """
+        self.id.reject(private_data)
+        self.close()
+
+    # -- the end of a connection --
+
+    async def disconnected(self) -> None:
+        """Wait until either side has ended the connection. Its requests have then completed, or complete as flushed.
+
+        :raises ValueError: the identifier is closed, or was closed meanwhile
+        """
+        self._events.home.check(self)
+        while self._end is None:
+            if self.id.closed:
+                raise ValueError("this AsyncCMID is closed")
+            await self._events.more()
+
+    async def disconnect(self) -> None:
+        """End the connection, and wait until it has ended. The queue pair's requests complete as flushed.
+
+        :raises OSError: there is no connection
+        """
+        if self._end is None:
+            self._parting = True
+            self.id.disconnect()
+        await self.disconnected()
+
+    def migrate(self, channel: AsyncCMChannel | None = None) -> None:
+        """Move to another channel, by default to its own new one. Events that were not read yet move along.
+
+        If the channel belongs to another loop, the identifier belongs to that loop from now on: nothing may be waiting
+        for it here.
+
+        :raises ValueError: something waits for it here, or the channel belongs to another library
+        """
+        own = channel is None
+        events = self._events
+        if channel is not None and channel.notifier is not events.notifier and events.awaited:
+            raise ValueError(f"{self!r} is still awaited on its present loop, and cannot leave it")
+        if channel is None:
+            channel = AsyncCMChannel(self.id.library, notifier=self._channel.notifier)
+        try:
+            self.id.migrate(channel.channel)
+        except BaseException:
+            if own:
+                channel.close()
+            raise
+        old, old_is_ours = self._channel, self._own_channel
+        del old._ids[self.id]
+        channel._ids[self.id] = self
+        self._channel, self._own_channel = channel, own
+        events.notifier, events.home = channel.notifier, channel.home
+        if old_is_ours:
+            old.close()
+
+    def close(self) -> None:
+        """Destroy the queue pair, then the identifier, and the channel if it is its own. This ends all that is pending.
+
+        Waiting operations fail with CompletionResetError, waiting phases with ValueError.
+        """
+        if self.id.closed:
+            return
+        if self.qp is not None:
+            self.qp.close()
+        self._channel._ids.pop(self.id, None)
+        self.id.close()
+        self._events.events.clear()
+        self._events.tell()
+        if self._own_channel:
+            self._channel.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncCMID of {self.id!r}>"
+
+
+class AsyncCMListener(Closable):
+    """Listens on an address as soon as it is created. Requests wait until the program takes them.
+
+    :param address: (ip, port); port 0 takes a free port, and local_addr says which
+    :param backlog: how many requests may wait; further ones are rejected
+    :raises ValueError: backlog is less than 1
+    :raises OSError: the address is in use (EADDRINUSE), or does not belong to this host
+    """
+
+    def __init__(
+        self,
+        address: _Address,
+        *,
+        backlog: int = 128,
+        library: Library | None = None,
+        notifier: Notifier | None = None,
+    ) -> None:
+        if backlog < 1:
+            raise ValueError(f"backlog={backlog}: it must be at least 1")
+        self._backlog = backlog
+        self._channel = AsyncCMChannel(library, notifier=notifier)
+        self._requests: collections.deque[AsyncCMID] = collections.deque()
+        self._events = _Events(self._channel)
+        try:
+            self.id = self._channel.channel.create_id()
+            try:
+                self._channel._ids[self.id] = self
+                self.id.bind_addr(address)
+                self.id.listen(backlog)
+            except BaseException:
+                self.id.close()
+                raise
+        except BaseException:
+            self._channel.close()
+            raise
+
+    @property
+    def context(self) -> Context:
+        """The context of the device that the address belongs to, to prepare objects before the first request.
+
+        :raises ValueError: the address is not a single device's, like 0.0.0.0; then each request has its own context
+        """
+        return _context(self)
+
+    @property
+    def local_addr(self) -> _Address:
+        """The address it listens on, with the actual port."""
+        address = self.id.local_addr
+        assert address is not None, "it is bound"
+        return address
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self.id.closed
+
+    def _event(self, event: CMEvent) -> None:
+        if event.type is not CMEventType.CONNECT_REQUEST or event.id is None:
+            return
+        if len(self._requests) < self._backlog:
+            self._requests.append(AsyncCMID._requested(self._channel, event))
+            self._events.tell()
+        else:
+            event.id.close()  # which rejects it
+
+    async def get_request(self) -> AsyncCMID:
+        """The next request: create_qp() and accept() it, or reject() it. Closing it rejects it as well.
+
+        Cancelling loses no request.
+
+        :raises ValueError: the listener is closed
+        :raises OSError: EMFILE or ENFILE: no descriptor is left for its channel. The request is rejected, and the
+            listener goes on
+        """
+        self._events.home.check(self)
+        while True:
+            if self.id.closed:
+                raise ValueError("this AsyncCMListener is closed")
+            if self._requests:
+                break
+            await self._events.more()
+        request = self._requests.popleft()
+        try:
+            request.migrate()
+        except BaseException:
+            request.close()
+            raise
+        return request
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AsyncCMID:
+        """The next request; the iteration ends when the listener is closed.
+
+        A request for which no descriptor is left is rejected and logged; then this waits for the next one.
+        """
+        while True:
+            try:
+                return await self.get_request()
+            except OSError as exc:
+                if exc.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                log_rate.warn(logger, "listener", "rejected a connection: %s", exc)
+            except ValueError:
+                if self.id.closed:
+                    raise StopAsyncIteration from None
+                raise
+
+    def close(self) -> None:
+        """Stop listening. Requests that were not taken are rejected; connections live on."""
+        if self.id.closed:
+            return
+        while self._requests:
+            self._requests.popleft().close()
+        self._channel._ids.pop(self.id, None)
+        self.id.close()
+        self._channel.close()
+        self._events.tell()
+
+    def __repr__(self) -> str:
+        return f"<AsyncCMListener of {self.id!r}, {len(self._requests)} requests>"

@@ -1,0 +1,37 @@
+"""The public names of the streams can be imported from each module that has them, and are the same objects there."""
+
+import importlib
+import pickle
+
+import pytest
+
+import rdmanet
+from rdmanet.streams import byte_stream
+
+MODULES = {
+    "rdmanet.streams": ["RdmaStreamWriter", "open_rdma_connection", "start_rdma_stream_server"],
+    "rdmanet.blocking": ["RdmaStream", "RdmaStreamListener", "listen_rdma_stream", "open_rdma_stream"],
+    "rdmanet.files": ["sendfile"],
+    "rdmanet.transport": ["RdmaServer", "RdmaTransport", "create_rdma_connection", "start_rdma_server"],
+}
+NAMES = [(module, name) for module, names in MODULES.items() for name in names]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES)
+def test_the_package_has_it_too(module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name) is getattr(rdmanet, name)
+
+
+@pytest.mark.parametrize("name", byte_stream.__all__)
+def test_the_public_name_of_anyios_streams(name: str) -> None:
+    public = importlib.import_module("rdmanet.anyio_streams")
+    assert getattr(public, name) is getattr(byte_stream, name)
+    assert public.__all__ == byte_stream.__all__
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES)
+def test_a_reference_can_be_pickled(module: str, name: str) -> None:
+    """And one that was pickled when the module itself had it can still be loaded."""
+    thing = getattr(rdmanet, name)
+    assert pickle.loads(pickle.dumps(thing)) is thing
+    assert pickle.loads(f"c{module}\n{name}\n.".encode()) is thing
