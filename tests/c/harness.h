@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -44,6 +45,27 @@
 			abort();                                                                                    \
 		}                                                                                                   \
 	} while (0)
+
+/* A program that hangs is ended by SIGTERM: then it says where it is (addr2line reads that). */
+static void say_where(int signal)
+{
+	void *frames[32];
+	char line[64];
+	int count = backtrace(frames, 32), length = snprintf(line, sizeof(line), "process %d is in\n", getpid());
+
+	if (write(STDERR_FILENO, line, length) == length)
+		backtrace_symbols_fd(frames, count, STDERR_FILENO);
+	raise(signal); /* once more, now without a handler: it is SA_RESETHAND */
+}
+
+__attribute__((constructor)) static void expect_sigterm(void)
+{
+	struct sigaction action = {.sa_handler = say_where, .sa_flags = SA_RESETHAND | SA_NODEFER};
+	void *frame;
+
+	backtrace(&frame, 1); /* the first call loads a library, which a handler must not do */
+	sigaction(SIGTERM, &action, NULL);
+}
 
 enum { BUFFER = 1 << 20, ALL_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 				      IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND };

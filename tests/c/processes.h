@@ -6,6 +6,8 @@
 #ifndef PROCESSES_H
 #define PROCESSES_H
 
+#include <sys/syscall.h>
+
 #include "harness.h"
 
 struct other {
@@ -22,8 +24,10 @@ static inline void tell(int fd, const void *data, size_t size)
 /* False: the other end has gone. */
 static inline bool hear(int fd, void *data, size_t size)
 {
-	ssize_t got = recv(fd, data, size, MSG_WAITALL);
+	ssize_t got;
 
+	CHECK(readable(fd, LIMIT_MS));
+	got = recv(fd, data, size, MSG_WAITALL);
 	if (got <= 0)
 		return false;
 	CHECK_EQ(got, (ssize_t)size);
@@ -61,9 +65,11 @@ static inline struct other spawn(void (*serve)(int fd))
 
 static inline void join(struct other *other)
 {
-	int status;
+	int status, pidfd = (int)syscall(SYS_pidfd_open, other->pid, 0);
 
 	close(other->fd);
+	CHECK(pidfd < 0 || readable(pidfd, LIMIT_MS)); /* it has ended */
+	close(pidfd);
 	CHECK_EQ(waitpid(other->pid, &status, 0), other->pid);
 	if (WIFSIGNALED(status))
 		fprintf(stderr, "the other process died of signal %d\n", WTERMSIG(status));
