@@ -250,7 +250,8 @@ cdef class OperationQueue:
         if self.sends and self.table().count() == n and watcher.looks < EAGER_LOOKS:
             watcher.looks += 1
             if watcher.glance() and watcher.window.limit_ns:
-                watch_learn(&watcher.window, now_ns())
+                watcher.learned = watcher.messages
+                watch_worked(&watcher.window, now_ns())
         if not operation.done:
             watcher.expect()
         return operation

@@ -10,9 +10,12 @@
 # costs processor time, so it is polled through only if the program itself uses about as much: then polling at most
 # doubles what the process uses. Programs gain most when both sides do real work for each message.
 #
+# A message that is there before anybody waits (our own send has completed, or the next of many has come) ends no wait:
+# what is done for it belongs to the work before the next wait.
+#
 # If other threads need the processor, polling may starve the very thread that we wait for, so no message comes. Or the
-# others get the processor, and we see that our own processor time falls behind the clock. After two such waits in a
-# row, the next 2, 6, 14, ... are slept through.
+# kernel takes the processor from us, and counts that: an involuntary context switch, getrusage(2). After two such waits
+# in a row, the next 2, 6, 14, ... are slept through.
 
 cdef extern from * nogil:
     """
@@ -65,7 +68,13 @@ cdef extern from "time.h" nogil:
         time_t tv_sec
         long tv_nsec
     int clock_gettime(int, timespec *)
-    enum: CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
+    enum: CLOCK_MONOTONIC
+
+cdef extern from "sys/resource.h" nogil:
+    struct rusage:
+        long ru_nivcsw
+    int getrusage(int, rusage *)
+    enum: RUSAGE_THREAD
 
 cdef enum:
     SPIN_NS = 2000
@@ -79,8 +88,8 @@ cdef enum:
     WINDOW_NS = 1000000             # poll no longer than this in one wait
     WINDOW_BLOCKED_NS = 200000      # nor than this where bytes wait for credits
     WINDOW_FLOOR_NS = 20000
-    STOLEN_NS = 20000               # so much less than passed, and a quarter of it: others need the processor
     MISSES_MOST = 8
+    NOT_KNOWN = -1
     LONGEST_S = 1000000             # a limit in seconds that means "unlimited"
 
 ctypedef struct watch_window:
@@ -88,27 +97,21 @@ ctypedef struct watch_window:
     bint is_given               # the limit was given: poll for so long, whatever is learned
     uint64_t ns                 # the learned time
     uint64_t busy_ns, wait_ns   # averages
-    uint64_t heard_ns           # when the last message came
+    uint64_t heard_ns           # when the last message came that was waited for,
+    uint64_t last_ns            # and the last of all
     uint64_t idle_ns            # since when there is nothing to do
     uint32_t moved              # how often that was moved since the last message
     uint64_t looked_ns          # when the last pass ended, or when we were woken
-    uint64_t used_ns            # this thread's processor time when the last message came; 0: not known
+    long switches               # involuntary ones of this thread until the last wait's end; NOT_KNOWN
     uint32_t misses             # waits in a row in which polling was no use,
     uint32_t to_sleep           # and how many are to be slept through for it
-    bint missed                 # the one that is not over is such a one
-    bint slept                  # since the last message
+    bint missed                 # this wait is such a one
+    bint slept                  # in this wait
 
 
 cdef inline uint64_t now_ns() noexcept nogil:
     cdef timespec t
     clock_gettime(CLOCK_MONOTONIC, &t)
-    return <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
-
-
-cdef inline uint64_t used_ns() noexcept nogil:
-    """This thread's processor time. Asking for it is a system call."""
-    cdef timespec t
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t)
     return <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
 
 
@@ -121,6 +124,9 @@ cdef int watch_limit(watch_window *window, busy_poll) except -1:
     window.ns = min(window.limit_ns, <uint64_t>WINDOW_BLOCKED_NS)
     window.busy_ns = window.wait_ns = 0
     window.misses = window.to_sleep = 0
+    window.switches = NOT_KNOWN
+    window.heard_ns = now_ns()
+    watch_worked(window, window.heard_ns)
     return 0
 
 
@@ -137,11 +143,11 @@ cdef inline bint watch_on(watch_window *window, uint64_t now, bint blocked) noex
     """Whether to look again, at the end of a pass."""
     cdef uint64_t ns = watch_time(window, blocked), since
     if now - window.looked_ns > OTHER_WORK_NS and window.moved < MOVES_MOST:
-        window.idle_ns = now
+        watch_begin(window, now)
         window.moved += 1
     window.looked_ns = now
     # What a loop does long after a message is not for that message.
-    since = min(window.idle_ns, window.heard_ns + UNKNOWN_WORK_NS + 4 * window.busy_ns)
+    since = min(window.idle_ns, window.last_ns + UNKNOWN_WORK_NS + 4 * window.busy_ns)
     if now - since < ns:
         return True
     if ns and not window.missed and since == window.idle_ns:
@@ -155,37 +161,53 @@ cdef inline void watch_missed(watch_window *window) noexcept:
     window.to_sleep = (1 << window.misses) - 2
 
 
+cdef inline void watch_begin(watch_window *window, uint64_t now) noexcept:
+    """From now on there is nothing to do: a wait begins."""
+    window.idle_ns = window.looked_ns = now
+    window.missed = window.slept = False
+
+
+cdef inline void watch_worked(watch_window *window, uint64_t now) noexcept:
+    """Messages have come that nobody had to wait for, and their callbacks have run."""
+    window.last_ns = now
+    window.moved = 0
+    watch_begin(window, now)
+
+
 cdef inline bint watch_robbed(watch_window *window, uint64_t passed) noexcept:
-    """Whether others have used the processor since the last message, `passed` ago. This thread has not slept."""
-    cdef uint64_t before = window.used_ns, used
+    """Whether the kernel has taken the processor from this thread since the last wait ended, `passed` ago."""
+    cdef long before = window.switches
+    cdef rusage used
     if passed < OTHER_WORK_NS:
-        window.used_ns = 0
+        window.switches = NOT_KNOWN     # asking would cost as much as the wait
         return False
-    used = window.used_ns = used_ns()
-    return before != 0 and passed > used - before + max(<uint64_t>STOLEN_NS, passed // 4)
+    getrusage(RUSAGE_THREAD, &used)
+    window.switches = used.ru_nivcsw
+    return before != NOT_KNOWN and window.switches > before
 
 
 cdef inline void watch_learn(watch_window *window, uint64_t now) noexcept:
     """A message has come, and its callbacks have run."""
-    cdef uint64_t came = window.looked_ns, idle = min(max(window.idle_ns, window.heard_ns), came)
-    cdef uint64_t busy = idle - window.heard_ns, wait = came - idle
+    cdef uint64_t came = window.looked_ns, idle = min(window.idle_ns, came), wait = came - idle, busy
+    cdef bint robbed
+    if wait == 0:
+        watch_worked(window, now)
+        return
+    busy = idle - window.heard_ns
+    robbed = watch_robbed(window, busy + wait)
     if window.slept:
         # If both sides sleep, most of each wait is sleep; without this correction they would never start to poll.
         wait = wait - SLEEP_COST_NS if wait > SLEEP_COST_NS else 0
-        window.slept = False
-        window.used_ns = 0
         if window.to_sleep:
             window.to_sleep -= 1
-    elif watch_robbed(window, came - window.heard_ns):
+    elif robbed:
         watch_missed(window)
-    elif wait:
+    else:
         window.misses = 0
-    window.missed = False
-    window.moved = 0
     window.busy_ns = (3 * window.busy_ns + min(busy, <uint64_t>BUSY_CLIP_NS)) >> 2
     window.wait_ns = (3 * window.wait_ns + min(wait, <uint64_t>WAIT_CLIP_NS)) >> 2
     window.heard_ns = came
-    window.idle_ns = window.looked_ns = now
+    watch_worked(window, now)
     if window.wait_ns > max(<uint64_t>SHORT_WAIT_NS, WINDOW_FLOOR_NS + window.busy_ns + window.busy_ns // 4):
         window.ns = 0
     else:

@@ -326,6 +326,8 @@ cdef class Connection:
             raise ProtocolError("a frame from a peer that has not said hello")
         frame = self.slot_at(slot)
         header = (<frame_header *>frame)[0]
+        if header.kind == FRAME_DATA or self.blocked:
+            self.engine.messages += 1   # what somebody waits for: credits, only where bytes wait for them
         if header.kind == FRAME_DATA:
             self.ledger.frame_received(byte_len, FRAME_DATA, header.length, header.granted, header.reaped)
             self.frames_received += 1

@@ -103,8 +103,6 @@ cdef inline int route_to_stream(StreamEngine engine, verbs.ibv_wc *wc) except -1
             return route_to_ring(engine, wc)
         engine.stale += 1
         return 0
-    if not wc.wr_id & SEND_FLAG:
-        engine.messages += 1
     return connection.completed(wc)
 
 

@@ -250,7 +250,6 @@ cdef class SharedRing:
             self.engine.stale += 1
             self.post_again(slot)
             return self.post()
-        self.engine.messages += 1
         connection.completed(wc)
         if not self.slots[slot].posted and not connection.inbox.ends_with(slot):
             self.post_again(slot)   # it was refused, or failed

@@ -70,7 +70,8 @@ cdef class Watcher:
     cdef int completion_next, completion_count
     cdef watch_window window
     cdef readonly uint64_t passes, sleeps, wakeups, events, polls
-    cdef readonly uint64_t messages     # completions that the window is learned from
+    cdef readonly uint64_t messages     # completions that the window is learned from,
+    cdef uint64_t learned               # and how many it has been learned from
 
     def __cinit__(self):
         self.cqs = []
@@ -187,7 +188,6 @@ cdef class Watcher:
         return events
 
     cdef int run_pass(self) except -1:
-        cdef uint64_t messages = self.messages
         cdef bint quiet = False
         cdef int found
         if self.closed or self.in_pass or self.pid != verbs.rn_pid:
@@ -210,31 +210,31 @@ cdef class Watcher:
             self.in_pass = False
             if not self.closed:
                 try:
-                    self.rest(quiet, messages)
+                    self.rest(quiet)
                 except BaseException:
                     self.wake()     # what it had taken and not handed out raises no event
                     raise
         return 0
 
-    cdef int rest(self, bint quiet, uint64_t messages) except -1:
-        """Pass again, or arm and sleep. There were so many `messages` before this pass."""
-        cdef uint64_t now
+    cdef int rest(self, bint quiet) except -1:
+        """Pass again, or arm and sleep."""
+        cdef uint64_t messages = self.messages
+        cdef bint came = self.learned != messages and self.window.limit_ns > 0
         cdef int looks = 0
+        if came:
+            self.learned = messages
+            watch_learn(&self.window, now_ns())
         if not quiet:
             return self.wake()
         if not self.expects():
             return 0
-        if self.window.limit_ns:
-            now = now_ns()
-            if messages != self.messages:
-                watch_learn(&self.window, now)
-            if watch_on(&self.window, now, self.blocked > 0):
-                return self.wake()
+        # Tasks that a message has woken run before the next pass, which sees how long they worked.
+        if came or (self.window.limit_ns and watch_on(&self.window, now_ns(), self.blocked > 0)):
+            return self.wake()
         if self.scheduled:
             return 0
         if self.awake and not self.lost:
             # What was there before an arming raises no event, so look again; mostly it is what we have sent ourselves.
-            messages = self.messages
             while self.arm(0) and self.poll():
                 looks += 1
                 if looks == LOOKS_MOST or messages != self.messages or self.has_work():
