@@ -9,6 +9,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
+#include "namespace.h"
 #include "soft.h"
 
 static struct end mine;
@@ -758,6 +759,26 @@ static void engine_is_late(void)
 	expect_live_nothing();
 }
 
+/* The kernel chooses the port to connect from: here it can only be the one to connect to. */
+static void not_to_itself(void)
+{
+	struct sockaddr_in there = {.sin_family = AF_INET, .sin_port = htons(40000),
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct ibv_qp_attr attr = default_attr(40000 << 8);
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	write_to("/proc/sys/net/ipv4/ip_local_port_range", "40000 40001");
+	open_end();
+	attr.timeout = SHORT_TIMEOUT;
+	connect_with(mine.qp, attr);
+	CHECK_EQ(post_send(&mine, 1, 0, 8), 0);
+	expect(mine.cq, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK_EQ(bind(fd, (struct sockaddr *)&there, sizeof(there)), 0); /* nothing of it is left */
+	close(fd);
+	end_close(&mine);
+	expect_live_nothing();
+}
+
 static void *arm(void *cq)
 {
 	CHECK_EQ(ibv_req_notify_cq(cq, 0), 0);
@@ -813,5 +834,6 @@ int main(void)
 	RUN(goes_on_by_itself);
 	RUN(engine_is_late);
 	RUN(armed_while_listed);
+	RUN_IN_NETWORK(not_to_itself);
 	return 0;
 }

@@ -18,6 +18,23 @@
 
 enum { LAST_BACKOFF_NS = 20 * 1000 * 1000 };
 
+/*
+ * Where nobody listens, because the peer has died, say, the kernel may choose that very port for our end.  TCP then
+ * connects the socket to itself, and would keep the port busy for a minute after we have closed it.  Ports are chosen
+ * one after the other, and we try fifty times a second, so this does happen.
+ */
+static bool is_to_itself(int fd, const struct sockaddr_storage *to, socklen_t length)
+{
+	const struct linger without_a_trace = {.l_onoff = 1};
+	struct sockaddr_storage from = {0};
+	socklen_t from_length = sizeof(from);
+
+	if (getsockname(fd, (struct sockaddr *)&from, &from_length) || from_length != length || memcmp(&from, to, length))
+		return false;
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &without_a_trace, sizeof(without_a_trace));
+	return true;
+}
+
 /* A descriptor that is connecting, or -errno. */
 static int start_socket(struct rn_qp *qp)
 {
@@ -48,8 +65,11 @@ static int start_socket(struct rn_qp *qp)
 		if (source.ss_family != address.ss_family || bind(fd, (struct sockaddr *)&source, source_length))
 			goto failed;
 	}
-	if (!connect(fd, (struct sockaddr *)&address, length) || errno == EINPROGRESS)
-		return fd;
+	if (!connect(fd, (struct sockaddr *)&address, length) || errno == EINPROGRESS) {
+		if (!is_to_itself(fd, &address, length))
+			return fd;
+		errno = ECONNREFUSED;
+	}
 failed:
 	err = -errno;
 	rn_fd_close(fd);
