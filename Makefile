@@ -21,7 +21,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-netns test-kernel check bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking count test-c test-asan fuzz stress soak foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help setup lock demo test test-netns test-kernel check bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays count test-c test-asan fuzz stress soak foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -150,6 +150,9 @@ bench-thinking: build ## measure request and reply between programs that work fo
 
 bench-blocking: build ## measure blocking streams beside blocking sockets
 	@$(py) -m benchmarks.blocking $(ARGS)
+
+bench-arrays: build ## measure one large array beside TCP and Unix sockets
+	@$(py) -m benchmarks.arrays $(ARGS)
 
 count: build ## count system calls, wake-ups, copies and Python calls of a message
 	@$(py) -m benchmarks.count $(ARGS)

@@ -2272,15 +2272,16 @@ class Connection:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
 
-        Exact `bytes` of 16 KiB and more may be read by the device where they lie, after this returns;
-        everything else is consumed or copied before it returns.
+        Exact `bytes` of 16 KiB and more, and memoryviews of 256 KiB and more, may be read by the device where they lie,
+        after this returns. If it is memory that can change, pause_writing() is called, and resume_writing() when it
+        has been read. Everything else is consumed or copied before this returns.
         """
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """Send all of an iterable's buffers; they coalesce as successive writes do."""
 
     def get_write_buffer_size(self) -> int:
-        """Bytes accepted by write() and not yet handed to the device."""
+        """Bytes accepted by write() and not yet handed to the device, or read by it from memory that can change."""
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         """(low, high), in bytes."""

@@ -401,6 +401,8 @@ class Lifecycle:
             self.callbacks.context.run(self._resume_protocol)
 
     def _resume_protocol(self) -> None:
+        if self._teardown.released:
+            return  # connection_lost() was called, which ends all waits
         try:
             self.callbacks.protocol.resume_writing()  # type: ignore[union-attr]
         except Exception as exc:

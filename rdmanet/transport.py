@@ -391,8 +391,12 @@ class RdmaTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send ``data``, a bytes-like object; never blocks (asyncio.WriteTransport.write).
 
-        The device may read a ``bytes`` object of 16 KiB or more in place, after this returns. Everything else is
-        consumed or copied before this returns. After ``close()``, or when the connection is lost, ``data`` is dropped.
+        The device may read a ``bytes`` object of 16 KiB or more in place, after this returns, and also a memoryview of
+        256 KiB or more. If a memoryview shows memory that can change (of an array, say), ``pause_writing()`` is called
+        at once, and ``resume_writing()`` when all of it has been read: change it no sooner. With streams,
+        ``await writer.drain()`` waits for that; a drain that is cancelled promises nothing. Everything else is consumed
+        or copied before this returns, a bytearray too. After ``close()``, or when the connection is lost, ``data`` is
+        dropped.
 
         Raises RuntimeError after ``write_eof()`` and during ``sendfile()``; TypeError unless ``data`` is bytes-like.
         """
@@ -406,7 +410,10 @@ class RdmaTransport(asyncio.Transport):
             self.write(data)
 
     def get_write_buffer_size(self) -> int:
-        """How many bytes write() has accepted that have not been given to the device."""
+        """How many bytes write() has accepted that have not been given to the device, or that it reads in place.
+
+        Of the latter it counts only those in memory that can change.
+        """
         return self._connection.get_write_buffer_size()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
@@ -489,7 +496,7 @@ class RdmaTransport(asyncio.Transport):
         """close() or abort() was called, and nothing is left to send: asyncio's connections are lost then."""
         return self._machine.state in (State.CLOSING, State.CLOSED) and not self.get_write_buffer_size()
 
-    def _for_file(self) -> contextlib.AbstractContextManager[Callable[[memoryview], None]]:
+    def _for_file(self) -> contextlib.AbstractContextManager[Callable[[bytes], None]]:
         """A block in which only the function that it yields can write: see streams/files.py."""
         return self._life.writing.reserved(lambda data: self.write(data))
 

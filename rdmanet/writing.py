@@ -51,14 +51,14 @@ class WritingHalf:
         self._late_writes += 1
 
     @contextlib.contextmanager
-    def reserved(self, write: Callable[[memoryview], None]) -> Iterator[Callable[[memoryview], None]]:
+    def reserved(self, write: Callable[[bytes], None]) -> Iterator[Callable[[bytes], None]]:
         """Refuse all writes, except those by the function that this yields.
 
         :param write: the transport's write()
         :raises RuntimeError: it is reserved already
         """
 
-        def write_reserved(data: memoryview) -> None:
+        def write_reserved(data: bytes) -> None:
             self._reserve(False)
             try:
                 write(data)

@@ -1,38 +1,101 @@
-# What was written and found no room in a frame: `bytes` objects, in order, the first perhaps in part.
+# What was written and found no room in a frame, in order. The first chunk is perhaps taken in part.
+#
+# A chunk is a `bytes` object, or a Loan: memory of the program, of which bytes are sent from where they lie. Whoever
+# lends memory that can change is told when it is his again. So a Loan has an end: all of it is in frames (copied there,
+# or read by the device from where it lies), and all frames that the device reads from it have completed.
+
+
+@cython.final
+cdef class Loan:
+    cdef Py_buffer view
+    cdef bint mutable           # the program waits for its end
+    cdef bint taken             # all of it is in frames
+    cdef uint32_t frames        # those that the device reads from here
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+
+cdef Loan loan_of(view):
+    """All of a memoryview. Only an exact `bytes` object below it is memory that cannot change."""
+    cdef Loan loan = Loan.__new__(Loan)
+    # A view of our own: the program may release its, and this one keeps the object from being resized.
+    PyObject_GetBuffer(PyMemoryView_FromObject(view), &loan.view, PyBUF_SIMPLE)
+    loan.mutable = not PyBytes_CheckExact(view.obj)
+    return loan
 
 
 @cython.final
 cdef class Backlog:
-    cdef object chunks          # deque of bytes
+    cdef object chunks          # deque of bytes and Loans
     cdef size_t offset          # how much of the first is taken already
     cdef size_t size            # bytes in all that are left
+    cdef uint32_t loans         # mutable ones, here or in flight, that have not ended
+    cdef size_t lent            # bytes of these that the device reads, or may read
 
     def __cinit__(self):
         self.chunks = collections.deque()
 
-    cdef inline int append(self, object chunk) except -1:
+    cdef inline int append(self, bytes chunk) except -1:
         self.chunks.append(chunk)
         self.size += <size_t>PyBytes_GET_SIZE(chunk)
+        return 0
+
+    cdef int append_loan(self, Loan loan) except -1:
+        self.chunks.append(loan)
+        self.size += <size_t>loan.view.len
+        self.loans += loan.mutable
         return 0
 
     cdef inline object first(self, const char **data, size_t *left):
         """The first chunk, and what of it is left. There is one."""
         first = self.chunks[0]
-        data[0] = PyBytes_AS_STRING(first) + self.offset
-        left[0] = <size_t>PyBytes_GET_SIZE(first) - self.offset
+        if type(first) is Loan:
+            data[0] = <const char *>(<Loan>first).view.buf + self.offset
+            left[0] = <size_t>(<Loan>first).view.len - self.offset
+        else:
+            data[0] = PyBytes_AS_STRING(first) + self.offset
+            left[0] = <size_t>PyBytes_GET_SIZE(first) - self.offset
         return first
 
-    cdef inline int taken(self, size_t n, size_t left) except -1:
+    cdef inline int taken(self, object first, size_t n, size_t left) except -1:
         """`n` of the `left` bytes of the first chunk are in a frame."""
         self.size -= n
         if n == left:
             self.chunks.popleft()
             self.offset = 0
+            if type(first) is Loan:
+                (<Loan>first).taken = True
+                self.look_for_end(first)
         else:
             self.offset += n
         return 0
 
+    # -- loans ------------------------------------------------------------------------------------------
+
+    cdef inline void lend(self, Loan loan, size_t n) noexcept:
+        """The device reads `n` bytes of it, which it is given in a frame."""
+        loan.frames += 1
+        if loan.mutable:
+            self.lent += n
+
+    cdef inline void give_back(self, Loan loan, size_t n) noexcept:
+        """That frame has completed."""
+        loan.frames -= 1
+        if loan.mutable:
+            self.lent -= n
+        self.look_for_end(loan)
+
+    cdef inline void look_for_end(self, Loan loan) noexcept:
+        if loan.mutable and loan.taken and loan.frames == 0:
+            self.loans -= 1
+
     cdef int clear(self) except -1:
+        """Drop what is left. What the device reads goes on until it completes."""
+        for chunk in self.chunks:
+            if type(chunk) is Loan:
+                (<Loan>chunk).taken = True
+                self.look_for_end(chunk)
         self.chunks.clear()
         self.size = self.offset = 0
         return 0

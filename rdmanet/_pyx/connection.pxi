@@ -11,13 +11,14 @@
 # less than a header. So a completion counts only if it is a SEND's, and as far as its byte_len; and no slot
 # is posted with a header in it.
 #
-# Sending. `write` fills the open frame (a send slot being filled) or, for large exact `bytes`, lets
-# the device read them where they lie; what finds no credit or no slot waits in the backlog. `pump`
-# turns both into posted frames. Two budgets bound it: the peer's credits (the ledger) and our own
-# send queue (the log). Writes are held back only while they come in a burst: one that comes a microsecond or more
-# after the one before goes out at once, with what was held, and so does one that comes HOLD_US after the last post. In
-# a long burst only one write in LOOK_EVERY asks the clock, so its end may be noticed that much later. The rest goes
-# with the engine's next pass. A pass flushes after each callback, so what a callback writes coalesces.
+# Sending. `write` fills the open frame (a send slot being filled) or, for large exact `bytes` and memoryviews, lets
+# the device read them where they lie; what finds no credit or no slot waits in the backlog (backlog.pxi has when the
+# program may change its memory again). `pump` turns both into posted frames. Two budgets bound it: the peer's credits
+# (the ledger) and our own send queue (the log). Writes are held back only while they come in a burst: one that comes
+# a microsecond or more after the one before goes out at once, with what was held, and so does one that comes HOLD_US
+# after the last post. In a long burst only one write in LOOK_EVERY asks the clock, so its end may be noticed that
+# much later. The rest goes with the engine's next pass. A pass flushes after each callback, so what a callback writes
+# coalesces.
 
 cdef extern from "Python.h":
     int PyContext_Enter(object) except -1
@@ -35,6 +36,7 @@ cdef enum:
     CHAIN = 16                  # work requests handed to the device in one call
     STRIDE_SKEW = 192           # slots start at different cache sets, not all on a page boundary
     BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
+    LEND_BYTES = 262144         # below this a copy is cheaper than to wait until memory that may change is read
     # A completion with one of these is not a SEND's, or did more than that. (GRH says nothing: some adapters set it.)
     NO_FRAME_FLAGS = verbs.IBV_WC_WITH_IMM | verbs.IBV_WC_WITH_INV
     GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
@@ -515,12 +517,17 @@ cdef class Connection:
     def write(self, data):
         """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
 
-        Exact `bytes` of 16 KiB and more may be read by the device where they lie, after this returns;
-        everything else is consumed or copied before it returns.
+        Exact `bytes` of 16 KiB and more, and memoryviews of 256 KiB and more, may be read by the device where they lie,
+        after this returns. If it is memory that can change, pause_writing() is called, and resume_writing() when it
+        has been read. Everything else is consumed or copied before this returns.
         """
         cdef Py_buffer view
+        cdef Loan loan
         if PyBytes_CheckExact(data):
             self.accept(data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        elif PyMemoryView_Check(data) and PyMemoryView_GET_BUFFER(data).len >= LEND_BYTES:
+            loan = loan_of(data)
+            self.accept(loan, <const char *>loan.view.buf, loan.view.len)
         elif isinstance(data, (bytes, bytearray, memoryview)):
             PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
             try:
@@ -536,7 +543,7 @@ cdef class Connection:
             self.write(data)
 
     cdef int accept(self, object owner, const char *data, size_t size) except -1:
-        """Take `size` bytes. `owner` is the exact `bytes` they belong to, or None: then copy."""
+        """Take `size` bytes. `owner` is the exact `bytes` or the Loan that they are all of, or None: then copy."""
         cdef size_t taken = 0
         if self.qp is not None and self.qp.pid != verbs.rn_pid:
             raise RuntimeError(f"this connection was opened by process {self.qp.pid}; open another after fork")
@@ -548,7 +555,9 @@ cdef class Connection:
             return 0
         if self.backlog.size == 0 and (owner is None or size < BORROW_BYTES):
             taken = self.copy_in(data, size)
-        if taken < size:
+        if type(owner) is Loan:
+            self.backlog.append_loan(owner)
+        elif taken < size:
             if owner is None or taken:
                 owner = PyBytes_FromStringAndSize(data + taken, size - taken)
             self.backlog.append(owner)
@@ -571,10 +580,14 @@ cdef class Connection:
                 self.pump(False)
             self.engine.flush_later(self)
             self.engine.wake()
-        if self.fill + self.backlog.size > self.high_water_bytes and not self.protocol_paused:
+        if self.is_full() and not self.protocol_paused:
             self.protocol_paused = True
             self.owner._pause_writing()
         return 0
+
+    cdef inline bint is_full(self) noexcept:
+        """Whether a protocol is to pause writing."""
+        return self.backlog.loans > 0 or self.fill + self.backlog.size > self.high_water_bytes
 
     cdef inline bint held_long(self) noexcept:
         """Whether a write is not one of a burst, or the last post is long ago. In bursts only some ask the clock."""
@@ -627,14 +640,16 @@ cdef class Connection:
                 first = self.backlog.first(&data, &left)
                 if self.fill == 0 and left >= BORROW_BYTES and engine.implicit_lkey_valid:
                     n = min(left, <size_t>self.frame_bytes)
-                    self.backlog.taken(n, left)
+                    if type(first) is Loan:
+                        self.backlog.lend(first, n)
+                    self.backlog.taken(first, n, left)
                     self.chain_data(first, data, <uint32_t>n)
                     budget -= 1
                     continue
                 n = min(left, <size_t>(self.frame_bytes - self.fill))
                 memcpy(self.open_frame() + HEADER + self.fill, data, n)
                 self.fill += <uint32_t>n
-                self.backlog.taken(n, left)
+                self.backlog.taken(first, n, left)
                 if self.fill < self.frame_bytes and self.backlog.size:
                     continue
             if self.fill < self.frame_bytes and not flush:
@@ -647,7 +662,10 @@ cdef class Connection:
 
     cdef int tell_room(self) except -1:
         """Tell whom it concerns what has been posted. Never from `write`: resume_writing() writes."""
-        if self.protocol_paused and self.fill + self.backlog.size <= self.low_water_bytes:
+        if (
+            self.protocol_paused and self.backlog.loans == 0
+            and self.fill + self.backlog.size <= self.low_water_bytes
+        ):
             self.protocol_paused = self.tell_place = False
             self.owner._resume_writing()
         elif self.tell_place and self.has_place():
@@ -724,7 +742,7 @@ cdef class Connection:
         if i:
             engine.send_wr[i - 1].next = wr
         engine.send_count = i + 1
-        self.log.posted(kind, reference)
+        self.log.posted(kind, length, reference)
         return wr
 
     cdef int post_sends(self) except -1:
@@ -816,7 +834,7 @@ cdef class Connection:
         if self.operations and wr.opcode != verbs.IBV_WR_RDMA_READ:  # READs keep their order, and take no fence
             wr.send_flags |= self.engine.behind_operations
         check(verbs.rn_post_send(self.qp_c, wr, &bad), "ibv_post_send")
-        self.log.posted(OPERATION, operation)
+        self.log.posted(OPERATION, 0, operation)
         self.operations += 1
         self.engine.rouse(self.queue)
         self.engine.wake()
@@ -826,15 +844,18 @@ cdef class Connection:
         """All sends up to `sequence` are done with; give back what their entries held."""
         cdef PyObject *reference
         cdef object held
-        cdef uint32_t kind
+        cdef uint32_t kind, length
         while self.log.has_before(sequence):
-            kind = self.log.retire(&reference)
+            kind = self.log.retire(&length, &reference)
             held = None
             if reference != NULL:
                 held = <object>reference
                 Py_DECREF(held)
             if kind == FRAME_DATA:
                 self.done += 1
+                if type(held) is Loan:
+                    self.backlog.give_back(held, length)
+                    self.engine.flush_later(self)   # somebody may wait for that
             elif kind == OPERATION:
                 self.operations -= 1
                 self.owner._operation_done(held)
@@ -923,13 +944,17 @@ cdef class Connection:
         self.writable = True
 
     def discard_writes(self):
-        """Forget what is written and not posted; a protocol that it paused resumes."""
+        """Forget what is written and not posted. A protocol that it paused resumes.
+
+        If the device reads its memory, it is connection_lost() that tells it.
+        """
         self.writable = False
         self.backlog.clear()
         self.fill = 0
         if self.protocol_paused:
             self.protocol_paused = False
-            self.owner._resume_writing()
+            if self.backlog.loans == 0:
+                self.owner._resume_writing()
 
     def stop_posting(self):
         """Post nothing more."""
@@ -1053,8 +1078,8 @@ cdef class Connection:
             raise failure
 
     def get_write_buffer_size(self):
-        """Bytes accepted by write() and not yet handed to the device."""
-        return self.fill + self.backlog.size
+        """Bytes accepted by write() and not yet handed to the device, or read by it from memory that can change."""
+        return self.fill + self.backlog.size + self.backlog.lent
 
     def get_write_buffer_limits(self):
         """(low, high), in bytes."""
@@ -1074,7 +1099,7 @@ cdef class Connection:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
         self.high_water_bytes = high
         self.low_water_bytes = low
-        if self.fill + self.backlog.size > self.high_water_bytes and not self.protocol_paused:
+        if self.is_full() and not self.protocol_paused:
             self.protocol_paused = True
             self.owner._pause_writing()
 

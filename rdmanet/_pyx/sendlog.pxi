@@ -11,6 +11,7 @@ cdef enum:
 
 cdef struct log_entry:
     uint32_t kind
+    uint32_t length             # of what it carries
     PyObject *reference
 
 
@@ -29,10 +30,11 @@ cdef class SendLog:
         """The next work request's sequence number, for its wr_id."""
         return self.sequence & LOW_MASK
 
-    cdef inline void posted(self, uint32_t kind, object reference) noexcept:
+    cdef inline void posted(self, uint32_t kind, uint32_t length, object reference) noexcept:
         """The next work request is posted, or about to be."""
         cdef log_entry *entry = &self.entries[self.sequence % LOG]
         entry.kind = kind
+        entry.length = length
         entry.reference = NULL
         if reference is not None:
             Py_INCREF(reference)
@@ -43,10 +45,11 @@ cdef class SendLog:
         """Whether an entry is left that completes with the one of this sequence number."""
         return ((self.retired ^ (low + 1)) & LOW_MASK) != 0
 
-    cdef inline uint32_t retire(self, PyObject **reference) noexcept:
+    cdef inline uint32_t retire(self, uint32_t *length, PyObject **reference) noexcept:
         """Take the eldest entry out; returns its kind. `reference`, or NULL, is the caller's to release."""
         cdef log_entry *entry = &self.entries[self.retired % LOG]
         self.retired += 1
+        length[0] = entry.length
         reference[0] = entry.reference
         entry.reference = NULL
         return entry.kind

@@ -169,7 +169,8 @@ class RdmaByteStream(ByteStream):
             if waits := not self._protocol.writable:
                 await self._protocol.wait_writable()
                 self._check_sendable()
-            self._transport.write(item)
+            # The program may change a memoryview at once; the transport would send from it later.
+            self._transport.write(bytes(item) if isinstance(item, memoryview) else item)
             if not waits:
                 await cancel_shielded_checkpoint()
 

@@ -65,7 +65,7 @@ async def sendfile(
                 if length == 0:
                     break
                 await transport._until_room()
-                write(room[:length])
+                write(bytes(room[:length]))  # the next read overwrites it
                 sent += length
     finally:
         file.seek(offset + sent)

@@ -21,6 +21,7 @@ PRINTED = {
     "howto/blocking.md": ["HELLO\n"],
     "howto/anyio.md": ["b'HELLO' by {device}\n"],
     "howto/production.md": ["device {device} is lost: DEVICE_FATAL\nb'are you there?\\n'\n"],
+    "howto/large-arrays.md": ["0.0 999999.0\nb'thanks'\n"],
     "howto/remote-memory.md": ["board 4096 b'board'\nleft there: b'hello'\n"],
     "howto/verbs.md": ["b'hello'\nb'hello'\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],

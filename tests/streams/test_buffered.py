@@ -90,7 +90,7 @@ async def test_methods_without_the_base_class(net: Net):
 async def test_on_both_sides(net: Net):
     class BufferedEcho(Buffered):
         def buffer_updated(self, nbytes):
-            self.transport.write(memoryview(self.buffer)[:nbytes])
+            self.transport.write(bytes(self.buffer[:nbytes]))
 
     client, _ = await net.pair(Buffered, BufferedEcho)
     client.recorder.expected = Pattern()

@@ -1,0 +1,218 @@
+"""Large memoryviews are sent from where they lie; whoever waits until writing resumes may change them."""
+
+import array
+import asyncio
+import mmap
+import tracemalloc
+
+import pytest
+from harness import Net, Recorder
+from pattern import Pattern
+
+KIB = 1024
+MIB = 1024 * KIB
+LEND = 256 * KIB
+
+
+class Checking(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected = Pattern()
+
+    def keep(self, data) -> None:
+        self.expected.check(data)
+
+
+class SlowChecking(Checking):
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        transport.pause_reading()
+
+
+def filled(size: int, pattern: Pattern) -> bytearray:
+    memory = bytearray()
+    while len(memory) < size:
+        memory += pattern.take(min(size - len(memory), MIB))
+    return memory
+
+
+@pytest.mark.parametrize("size", [LEND, LEND + 1, MIB + 3, 5 * MIB])
+async def test_memory_is_the_programs_again_when_writing_resumes(net: Net, size):
+    client, server = await net.pair(server=SlowChecking)
+    memory = bytearray(size)
+    pattern = Pattern()
+    for _ in range(4):
+        memory[:] = filled(size, pattern)
+        client.transport.write(memoryview(memory))
+        assert client.writing_paused
+        server.transport.resume_reading()
+        await client.until(lambda: not client.writing_paused)
+        assert client.transport.get_write_buffer_size() == 0
+        memory[:] = bytes(size)
+    await server.until(lambda: server.received == 4 * size)
+    assert client.events == ["made"] + ["pause", "resume"] * 4
+
+
+async def test_it_counts_as_buffered_until_it_is_read(net: Net):
+    """However little of it: the marks do not matter."""
+    client, server = await net.pair(server=SlowChecking)
+    client.transport.set_write_buffer_limits(high=16 * MIB)
+    memory = filled(LEND, Pattern())
+    client.transport.write(memoryview(memory))
+    assert client.writing_paused
+    assert client.transport.get_write_buffer_size() == LEND
+    with pytest.raises(BufferError):
+        memory.append(0)
+    await client.until(lambda: not client.writing_paused)
+    assert client.transport.get_write_buffer_size() == 0
+    memory.append(0)
+
+
+async def test_a_peer_that_does_not_read_keeps_it(net: Net):
+    client, server = await net.pair(server=SlowChecking)
+    size = 8 * MIB
+    memory = filled(size, Pattern())
+    client.transport.write(memoryview(memory))
+    while (left := client.transport.get_write_buffer_size()) == size:
+        await asyncio.sleep(0)
+    assert 0 < left < size
+    assert client.writing_paused
+    server.transport.resume_reading()
+    await client.until(lambda: not client.writing_paused)
+    await server.until(lambda: server.received == size)
+
+
+async def test_constant_memory_pauses_nobody(net: Net):
+    """Only exact bytes below the view are constant; a read-only view of other memory is not."""
+    client, server = await net.pair(server=Checking)
+    client.transport.set_write_buffer_limits(high=16 * MIB)
+    pattern = Pattern()
+    text = pattern.take(MIB)
+    client.transport.write(memoryview(text)[: 512 * KIB])
+    client.transport.write(memoryview(text)[512 * KIB :])
+    assert not client.writing_paused
+    memory = filled(LEND, pattern)
+    client.transport.write(memoryview(memory).toreadonly())
+    assert client.writing_paused
+    await server.until(lambda: server.received == MIB + LEND)
+
+
+async def test_what_is_copied(net: Net):
+    """A bytearray, which its owner may resize, and what is small."""
+    client, server = await net.pair(server=Checking)
+    client.transport.set_write_buffer_limits(high=16 * MIB)
+    pattern = Pattern()
+    memory = filled(MIB, pattern)
+    client.transport.write(memory)
+    del memory[:]
+    memory = filled(LEND - 1, pattern)
+    client.transport.write(memoryview(memory))
+    del memory[:]
+    assert not client.writing_paused
+    await server.until(lambda: server.received == MIB + LEND - 1)
+
+
+async def test_the_view_may_be_released(net: Net):
+    client, server = await net.pair(server=SlowChecking)
+    memory = filled(3 * MIB, Pattern())
+    with memoryview(memory) as view, view[:MIB] as first:
+        client.transport.write(first)
+        client.transport.write(view[MIB:])
+    with pytest.raises(BufferError):
+        memory.clear()
+    server.transport.resume_reading()
+    await client.until(lambda: not client.writing_paused)
+    memory.clear()
+    await server.until(lambda: server.received == 3 * MIB)
+    with pytest.raises(ValueError, match="released"):
+        client.transport.write(view)
+
+
+async def test_other_formats_and_dimensions(net: Net):
+    client, server = await net.pair(server=Checking)
+    text = Pattern().take(960 * KIB)
+    numbers = array.array("d", text)
+    client.transport.write(memoryview(numbers))
+    await client.until(lambda: not client.writing_paused)
+    with pytest.raises(BufferError):
+        client.transport.write(memoryview(numbers)[::2])
+    server.expected = Pattern()
+    client.transport.write(memoryview(numbers).cast("B").cast("B", (960, KIB)))
+    await server.until(lambda: server.received == 2 * len(text))
+    assert client.events[1:] == ["pause", "resume", "pause", "resume"]
+
+
+async def test_order_among_small_and_large(net: Net):
+    client, server = await net.pair(server=Checking)
+    pattern = Pattern()
+    pieces = []
+    for size in [10, LEND, 1, 200 * KIB, 20 * KIB, MIB, 100, 3, 70 * KIB]:
+        text = pattern.take(size)
+        pieces += [text, memoryview(bytearray(pattern.take(size)))]
+    client.transport.writelines(pieces)
+    client.transport.write_eof()
+    await server.until(lambda: server.eof)
+    assert server.received == sum(map(len, pieces))
+
+
+@pytest.mark.parametrize("end", ["abort", "close", "peer"])
+async def test_the_end_of_a_connection_gives_it_back(net: Net, end):
+    client, server = await net.pair(server=SlowChecking)
+    memory = filled(8 * MIB, Pattern())
+    client.transport.write(memoryview(memory))
+    if end == "peer":
+        server.transport.abort()
+    elif end == "abort":
+        client.transport.abort()
+    else:
+        client.transport.close()
+        server.transport.resume_reading()
+    await client.until_lost()
+    memory.clear()
+    assert client.events.count("pause") == 1
+
+
+async def test_drain(net: Net):
+    reader, writer, far, far_writer = await net.stream_pair()
+    memory = filled(4 * MIB, Pattern())
+    reading = asyncio.ensure_future(far.readexactly(4 * MIB))
+    writer.write(memoryview(memory))
+    await writer.drain()
+    memory[:] = bytes(len(memory))
+    Pattern().check(await reading)
+
+
+async def test_a_cancelled_drain_promises_nothing(net: Net):
+    """The next one does."""
+    reader, writer, far, far_writer = await net.stream_pair()
+    memory = filled(8 * MIB, Pattern())
+    writer.write(memoryview(memory))
+    draining = asyncio.ensure_future(writer.drain())
+    await asyncio.sleep(0)
+    draining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await draining
+    with pytest.raises(BufferError):
+        memory.clear()
+    received, _ = await asyncio.gather(far.readexactly(8 * MIB), writer.drain())
+    memory.clear()
+    Pattern().check(received)
+
+
+async def test_no_copy_of_the_whole_is_made(net: Net):
+    client, server = await net.pair(server=Checking)
+    size = 64 * MIB
+    memory = mmap.mmap(-1, size)
+    pattern = Pattern()
+    for start in range(0, size, MIB):
+        memory[start : start + MIB] = pattern.take(MIB)
+    tracemalloc.start()
+    try:
+        client.transport.write(memoryview(memory))
+        _, peak = tracemalloc.get_traced_memory()
+        assert peak < MIB
+    finally:
+        tracemalloc.stop()
+    await client.until(lambda: not client.writing_paused)
+    await server.until(lambda: server.received == size)
+    memory.close()  # BufferError if anybody held it
