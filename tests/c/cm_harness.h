@@ -10,6 +10,7 @@
 #include "base/extras.h"
 #include "base/gid.h"
 #include "cm/cm.h"
+#include "calm.h"
 #include "host_check.h"
 
 #include <arpa/inet.h>

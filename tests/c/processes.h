@@ -6,9 +6,11 @@
 #ifndef PROCESSES_H
 #define PROCESSES_H
 
+#include "harness.h"
+
 #include <sys/syscall.h>
 
-#include "harness.h"
+#include "calm.h"
 
 struct other {
 	pid_t pid;
@@ -51,7 +53,7 @@ static inline struct other spawn(void (*serve)(int fd))
 
 	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
 	fflush(NULL);
-	other.pid = fork();
+	other.pid = fork_calmly();
 	CHECK(other.pid >= 0);
 	if (!other.pid) {
 		close(fds[0]);

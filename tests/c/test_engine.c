@@ -2,6 +2,7 @@
 /* The engine: its life, and the promise that removed means removed. */
 #define _GNU_SOURCE
 #include "base/engine.h"
+#include "calm.h"
 #include "host_check.h"
 
 #include <errno.h>
@@ -351,7 +352,7 @@ static void a_child_starts_afresh(void)
 	rn_at_fork_child(on_fork);
 	CHECK(!rn_engine_hold());
 	fflush(NULL);
-	child = fork();
+	child = fork_calmly();
 	if (!child) {
 		static struct probe probe = {.task.run = count_task};
 

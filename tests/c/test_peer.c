@@ -2,6 +2,7 @@
 /* Peers: who is let in, what is mapped, and how the death of a process is noticed. */
 #define _GNU_SOURCE
 #include "base/gid.h"
+#include "calm.h"
 #include "host_check.h"
 #include "link.h"
 #include "soft.h"
@@ -102,7 +103,7 @@ static struct child start(const char *role)
 
 	CHECK(!pipe2(down, O_CLOEXEC) && !pipe2(up, O_CLOEXEC));
 	fflush(NULL);
-	child.pid = fork();
+	child.pid = fork_calmly();
 	if (!child.pid) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		dup2(down[0], 0);
@@ -492,7 +493,7 @@ static void in_child(void (*play)(uint16_t port), uint16_t port)
 	int status;
 
 	fflush(NULL);
-	child = fork();
+	child = fork_calmly();
 	if (!child) {
 		play(port);
 		_exit(0);

@@ -179,8 +179,8 @@ static void test_bursts(void)
 	for (int i = 0; i < QPS * EACH; i++)
 		CHECK_EQ(post_to(shared, &b, i, i * 64, 64), 0);
 	for (int i = 0; i < QPS * EACH; i++) {
-		*(uint32_t *)a.buffer = i / QPS;
-		CHECK_EQ(send_on(senders[i % QPS], &a, i, 0, 4), 0);
+		*(uint32_t *)(a.buffer + i * 4) = i / QPS;
+		CHECK_EQ(send_on(senders[i % QPS], &a, i, i * 4, 4), 0);
 	}
 	for (int i = 0; i < QPS * EACH; i++) {
 		struct ibv_wc wc = poll_one(b.cq);
