@@ -114,6 +114,7 @@ class Lifecycle:
             self._report,
         )
         self._close_when_made = False
+        self._told_lost = False  # connection_lost() is being called, or was
         self._close_timer: asyncio.TimerHandle | None = None
         self._close_progress = -1
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
@@ -313,6 +314,7 @@ class Lifecycle:
         """The last callback, then the end of everything that the connection held."""
         if self._teardown.released:
             return
+        self._told_lost = True
         self.regions.lost()  # now, though the peer may not have learned of the end yet
         try:
             self.callbacks.connection_lost(cast("Exception | None", self.machine.error))
@@ -401,8 +403,8 @@ class Lifecycle:
             self.callbacks.context.run(self._resume_protocol)
 
     def _resume_protocol(self) -> None:
-        if self._teardown.released:
-            return  # connection_lost() was called, which ends all waits
+        if self._told_lost:
+            return  # that ends all waits
         try:
             self.callbacks.protocol.resume_writing()  # type: ignore[union-attr]
         except Exception as exc:
@@ -509,6 +511,7 @@ class Lifecycle:
             self.regions.end_leases()
             self.endpoint.destroy_queue_pair()
             self.connection.lose_operations()
+            self.connection.lose_loans()
             self._fail_waiters()
 
     def _loop_ended(self) -> None:

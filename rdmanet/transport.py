@@ -392,11 +392,11 @@ class RdmaTransport(asyncio.Transport):
         """Send ``data``, a bytes-like object; never blocks (asyncio.WriteTransport.write).
 
         The device may read a ``bytes`` object of 16 KiB or more in place, after this returns, and also a memoryview of
-        256 KiB or more. If a memoryview shows memory that can change (of an array, say), ``pause_writing()`` is called
-        at once, and ``resume_writing()`` when all of it has been read: change it no sooner. With streams,
-        ``await writer.drain()`` waits for that; a drain that is cancelled promises nothing. Everything else is consumed
-        or copied before this returns, a bytearray too. After ``close()``, or when the connection is lost, ``data`` is
-        dropped.
+        256 KiB or more of an object that it keeps alive. If that is memory that can change (an array, say),
+        ``pause_writing()`` is called at once, and ``resume_writing()`` when all of it has been read: change it no
+        sooner. If ``pause_writing()`` is not called, the memory has been copied. With streams, ``await writer.drain()``
+        waits as long as necessary; a drain that is cancelled promises nothing. Everything else is consumed or copied
+        before this returns, a bytearray too. After ``close()``, or when the connection is lost, ``data`` is dropped.
 
         Raises RuntimeError after ``write_eof()`` and during ``sendfile()``; TypeError unless ``data`` is bytes-like.
         """

@@ -32,9 +32,11 @@ cdef class Backlog:
     cdef size_t size            # bytes in all that are left
     cdef uint32_t loans         # mutable ones, here or in flight, that have not ended
     cdef size_t lent            # bytes of these that the device reads, or may read
+    cdef list spent             # Loans that are taken: their memory's finalizers may write, so not while we pump
 
     def __cinit__(self):
         self.chunks = collections.deque()
+        self.spent = []
 
     cdef inline int append(self, bytes chunk) except -1:
         self.chunks.append(chunk)
@@ -65,6 +67,7 @@ cdef class Backlog:
             self.chunks.popleft()
             self.offset = 0
             if type(first) is Loan:
+                self.spent.append(first)
                 (<Loan>first).taken = True
                 self.look_for_end(first)
         else:
@@ -90,12 +93,22 @@ cdef class Backlog:
         if loan.mutable and loan.taken and loan.frames == 0:
             self.loans -= 1
 
+    cdef int let_go(self) except -1:
+        """The spent ones, unless the device reads them. Their memory's finalizers run, and may write."""
+        spent, self.spent = self.spent, []
+        return 0
+
+    cdef void forget_loans(self) noexcept:
+        """The queue pair is gone: the device reads nothing."""
+        self.loans = 0
+        self.lent = 0
+
     cdef int clear(self) except -1:
         """Drop what is left. What the device reads goes on until it completes."""
-        for chunk in self.chunks:
+        chunks, self.chunks = self.chunks, collections.deque()
+        self.size = self.offset = 0
+        for chunk in chunks:
             if type(chunk) is Loan:
                 (<Loan>chunk).taken = True
                 self.look_for_end(chunk)
-        self.chunks.clear()
-        self.size = self.offset = 0
         return 0

@@ -525,7 +525,10 @@ cdef class Connection:
         cdef Loan loan
         if PyBytes_CheckExact(data):
             self.accept(data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        elif PyMemoryView_Check(data) and PyMemoryView_GET_BUFFER(data).len >= LEND_BYTES:
+        elif (
+            PyMemoryView_Check(data) and PyMemoryView_GET_BUFFER(data).len >= LEND_BYTES
+            and data.obj is not None    # else it is good for this call only: io.BufferedWriter passes such
+        ):
             loan = loan_of(data)
             self.accept(loan, <const char *>loan.view.buf, loan.view.len)
         elif isinstance(data, (bytes, bytearray, memoryview)):
@@ -658,6 +661,8 @@ cdef class Connection:
             budget -= 1
         self.post_sends()
         self.set_blocked(self.backlog.size > 0 or self.fill == self.frame_bytes)
+        if self.backlog.spent:
+            self.backlog.let_go()
         return 0
 
     cdef int tell_room(self) except -1:
@@ -944,17 +949,25 @@ cdef class Connection:
         self.writable = True
 
     def discard_writes(self):
-        """Forget what is written and not posted. A protocol that it paused resumes.
-
-        If the device reads its memory, it is connection_lost() that tells it.
-        """
+        """Forget what is written and not posted. A protocol that it paused resumes, once its memory is its own."""
         self.writable = False
         self.backlog.clear()
         self.fill = 0
-        if self.protocol_paused:
+        self.resume_if_discarded()
+
+    cdef int resume_if_discarded(self) except -1:
+        if self.protocol_paused and self.backlog.loans == 0 and not self.writable and self.owner is not None:
             self.protocol_paused = False
-            if self.backlog.loans == 0:
-                self.owner._resume_writing()
+            self.owner._resume_writing()
+        return 0
+
+    def lose_loans(self):
+        """After the queue pair is destroyed: memory that was lent is the program's again."""
+        cdef list loans = self.log.take_loans()
+        self.backlog.forget_loans()
+        if self.backlog.size == 0 and self.fill == 0:
+            self.resume_if_discarded()
+        loans.clear()   # last: their memory's finalizers may do anything
 
     def stop_posting(self):
         """Post nothing more."""
@@ -1057,6 +1070,7 @@ cdef class Connection:
             self.lose_operations()
         finally:
             self.log.drop_references()
+            self.backlog.forget_loans()
             if self.shared is not None:
                 if self.chunk is not None:
                     self.return_frames()
@@ -1099,7 +1113,7 @@ cdef class Connection:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
         self.high_water_bytes = high
         self.low_water_bytes = low
-        if self.is_full() and not self.protocol_paused:
+        if self.is_full() and not self.protocol_paused and self.owner is not None:
             self.protocol_paused = True
             self.owner._pause_writing()
 

@@ -71,6 +71,18 @@ cdef class SendLog:
                 operations.append(operation)
         return operations
 
+    cdef list take_loans(self):
+        """The memory that was lent. The device reads it no more."""
+        cdef uint32_t i
+        cdef list loans = []
+        for i in range(LOG):
+            if self.entries[i].reference != NULL and type(<object>self.entries[i].reference) is Loan:
+                loan = <object>self.entries[i].reference
+                self.entries[i].reference = NULL
+                Py_DECREF(loan)
+                loans.append(loan)
+        return loans
+
     cdef void drop_references(self) noexcept:
         cdef uint32_t i
         for i in range(LOG):

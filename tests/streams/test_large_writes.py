@@ -1,7 +1,11 @@
-"""Large memoryviews are sent from where they lie; whoever waits until writing resumes may change them."""
+"""Large memoryviews are sent from where they lie; whoever waits until writing resumes may change them.
+
+A device that reads registered memory only gets copies, piece by piece; then a protocol need not be paused.
+"""
 
 import array
 import asyncio
+import io
 import mmap
 import tracemalloc
 
@@ -29,6 +33,11 @@ class SlowChecking(Checking):
         transport.pause_reading()
 
 
+def reads_in_place(recorder: Recorder) -> bool:
+    """Whether the device read what was written from where it lay."""
+    return recorder.transport.get_extra_info("rdma_stats")["bytes_borrowed"] > 0
+
+
 def filled(size: int, pattern: Pattern) -> bytearray:
     memory = bytearray()
     while len(memory) < size:
@@ -44,13 +53,15 @@ async def test_memory_is_the_programs_again_when_writing_resumes(net: Net, size)
     for _ in range(4):
         memory[:] = filled(size, pattern)
         client.transport.write(memoryview(memory))
-        assert client.writing_paused
+        assert client.writing_paused or not reads_in_place(client)
         server.transport.resume_reading()
         await client.until(lambda: not client.writing_paused)
         assert client.transport.get_write_buffer_size() == 0
         memory[:] = bytes(size)
     await server.until(lambda: server.received == 4 * size)
-    assert client.events == ["made"] + ["pause", "resume"] * 4
+    rounds = ["pause", "resume"] * 4
+    assert client.events[1:] == rounds[: len(client.events) - 1]
+    assert client.events[1:] == rounds or not reads_in_place(client)
 
 
 async def test_it_counts_as_buffered_until_it_is_read(net: Net):
@@ -59,10 +70,11 @@ async def test_it_counts_as_buffered_until_it_is_read(net: Net):
     client.transport.set_write_buffer_limits(high=16 * MIB)
     memory = filled(LEND, Pattern())
     client.transport.write(memoryview(memory))
-    assert client.writing_paused
-    assert client.transport.get_write_buffer_size() == LEND
-    with pytest.raises(BufferError):
-        memory.append(0)
+    if reads_in_place(client):
+        assert client.writing_paused
+        assert client.transport.get_write_buffer_size() == LEND
+        with pytest.raises(BufferError):
+            memory.append(0)
     await client.until(lambda: not client.writing_paused)
     assert client.transport.get_write_buffer_size() == 0
     memory.append(0)
@@ -93,7 +105,7 @@ async def test_constant_memory_pauses_nobody(net: Net):
     assert not client.writing_paused
     memory = filled(LEND, pattern)
     client.transport.write(memoryview(memory).toreadonly())
-    assert client.writing_paused
+    assert client.writing_paused or not reads_in_place(client)
     await server.until(lambda: server.received == MIB + LEND)
 
 
@@ -136,10 +148,12 @@ async def test_other_formats_and_dimensions(net: Net):
     await client.until(lambda: not client.writing_paused)
     with pytest.raises(BufferError):
         client.transport.write(memoryview(numbers)[::2])
+    await server.until(lambda: server.received == len(text))
     server.expected = Pattern()
     client.transport.write(memoryview(numbers).cast("B").cast("B", (960, KIB)))
     await server.until(lambda: server.received == 2 * len(text))
-    assert client.events[1:] == ["pause", "resume", "pause", "resume"]
+    await client.until(lambda: not client.writing_paused)
+    assert client.events[1:] == ["pause", "resume", "pause", "resume"] or not reads_in_place(client)
 
 
 async def test_order_among_small_and_large(net: Net):
@@ -169,6 +183,9 @@ async def test_the_end_of_a_connection_gives_it_back(net: Net, end):
         server.transport.resume_reading()
     await client.until_lost()
     memory.clear()
+    assert client.events.count("pause") == 1
+    assert client.transport.get_write_buffer_size() == 0
+    client.transport.set_write_buffer_limits(high=0)  # nobody is left to be paused
     assert client.events.count("pause") == 1
 
 
@@ -216,3 +233,73 @@ async def test_no_copy_of_the_whole_is_made(net: Net):
     await client.until(lambda: not client.writing_paused)
     await server.until(lambda: server.received == size)
     memory.close()  # BufferError if anybody held it
+
+
+async def test_memory_that_nobody_holds_is_copied(net: Net):
+    """io.BufferedWriter passes views of its own buffer, which are good for the call only."""
+
+    class Raw(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data) -> int:
+            client.transport.write(data)
+            return len(data)
+
+    client, server = await net.pair(server=SlowChecking)
+    client.transport.set_write_buffer_limits(high=16 * MIB)
+    pattern = Pattern()
+    for _ in range(3):
+        with io.BufferedWriter(Raw(), MIB) as file:
+            for _ in range(8):
+                file.write(pattern.take(256 * KIB))
+    server.transport.resume_reading()
+    await server.until(lambda: server.received == 6 * MIB)
+
+
+class PausesAgain(Recorder):
+    """Reads no more after each piece, as asyncio's StreamReader does beyond its limit."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.transport.pause_reading()
+
+
+async def test_a_writer_learns_that_the_peer_is_gone_though_nobody_reads(net: Net):
+    """What has come is still to be delivered, so the connection is not lost; but its queue pair is gone."""
+    client, server = await net.pair(PausesAgain, SlowChecking)
+    client.transport.pause_reading()
+    server.transport.write(bytes(512 * KIB))
+    memory = filled(8 * MIB, Pattern())
+    client.transport.write(memoryview(memory))
+    size = client.transport.get_write_buffer_size
+    while size() == 8 * MIB:
+        await asyncio.sleep(0)
+    server.transport.abort()
+    await client.until(lambda: not client.writing_paused)
+    memory.clear()
+    assert size() == 0
+    assert not client.lost
+
+
+async def test_a_finalizer_of_the_memory_may_write(net: Net):
+    class Array(bytearray):
+        def __del__(self) -> None:
+            client.transport.write(b"the end of one, ")
+
+    client, server = await net.pair()
+    for _ in range(20):
+        client.transport.write(memoryview(Array(LEND + 1000)))
+    await server.until_received(20 * (LEND + 1000 + 16))
+    assert bytes(server.data).replace(b"\0", b"") == b"the end of one, " * 20
+
+
+async def test_limits_while_memory_is_lent(net: Net):
+    client, server = await net.pair(server=SlowChecking)
+    memory = filled(8 * MIB, Pattern())
+    client.transport.write(memoryview(memory))
+    client.transport.set_write_buffer_limits(high=32 * MIB)
+    client.transport.abort()
+    client.transport.set_write_buffer_limits(high=0)
+    await client.until_lost()
+    assert client.events.count("pause") == 1
