@@ -1,8 +1,9 @@
 """An echo server with the usual limit of descriptors, which it needs for files, too.
 
-usage: besieged.py ADDRESS [named]
+usage: besieged.py ADDRESS [named] [sleeping]
 
-    named   a TCP program has the port, so that the manager listens by its name only
+    named      a TCP program has the port, so that the manager listens by its name only
+    sleeping   it never polls, so the device's engine hears all messages first
 
 Says its port. Of the bytes that come each is answered: "q" by the connection's queue pair in six digits, others by
 "y", if a file can be opened, and "n". A line from the test is answered by how many could, and could not.
@@ -48,14 +49,15 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def main(address: str, named: str = "") -> None:
+async def main(address: str, *options: str) -> None:
     loop = asyncio.get_running_loop()
     port, plain = 0, socket.socket()
-    if named:
+    if "named" in options:
         plain.bind((address, 0))
         plain.listen()
         port = plain.getsockname()[1]
-    server = await rdmanet.start_rdma_stream_server(serve, address, port)
+    busy_poll = 0 if "sleeping" in options else None
+    server = await rdmanet.start_rdma_stream_server(serve, address, port, busy_poll=busy_poll)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     sample(loop)
     say(port=server.sockets[0].getsockname()[1])
