@@ -182,9 +182,10 @@ async def test_the_end_of_a_connection_gives_it_back(net: Net, end):
         client.transport.close()
         server.transport.resume_reading()
     await client.until_lost()
+    while client.transport.get_write_buffer_size():  # the peer is told of an abort before the queue pair ends
+        await asyncio.sleep(0)
     memory.clear()
     assert client.events.count("pause") == 1
-    assert client.transport.get_write_buffer_size() == 0
     client.transport.set_write_buffer_limits(high=0)  # nobody is left to be paused
     assert client.events.count("pause") == 1
 
