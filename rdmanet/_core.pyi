@@ -2274,7 +2274,7 @@ class Connection:
 
         Exact `bytes` of 16 KiB and more, and memoryviews of 256 KiB and more, may be read by the device where they lie,
         after this returns. If it is memory that can change, pause_writing() is called, and resume_writing() when it
-        has been read. Everything else is consumed or copied before this returns.
+        has been read. Otherwise, and in all other cases, it is consumed or copied before this returns.
         """
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:

@@ -1,8 +1,8 @@
 # What was written and found no room in a frame, in order. The first chunk is perhaps taken in part.
 #
-# A chunk is a `bytes` object, or a Loan: memory of the program, of which bytes are sent from where they lie. Whoever
-# lends memory that can change is told when it is his again. So a Loan has an end: all of it is in frames (copied there,
-# or read by the device from where it lies), and all frames that the device reads from it have completed.
+# A chunk is a `bytes` object, or a Loan: memory of the program whose bytes are sent from where they lie. A program that
+# lends memory that can change is told when it may change it again. So a Loan has an end: all of it is in frames (copied
+# there, or read by the device from where it lies), and all frames that the device reads from it have completed.
 
 
 @cython.final
@@ -94,7 +94,7 @@ cdef class Backlog:
             self.loans -= 1
 
     cdef int let_go(self) except -1:
-        """The spent ones, unless the device reads them. Their memory's finalizers run, and may write."""
+        """Drop the spent Loans; the send log keeps those that the device reads. Their memory's finalizers may write."""
         spent, self.spent = self.spent, []
         return 0
 

@@ -519,7 +519,7 @@ cdef class Connection:
 
         Exact `bytes` of 16 KiB and more, and memoryviews of 256 KiB and more, may be read by the device where they lie,
         after this returns. If it is memory that can change, pause_writing() is called, and resume_writing() when it
-        has been read. Everything else is consumed or copied before this returns.
+        has been read. Otherwise, and in all other cases, it is consumed or copied before this returns.
         """
         cdef Py_buffer view
         cdef Loan loan

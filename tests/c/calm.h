@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forking while the device's engine runs.  AddressSanitizer's allocator has locks, and a child in which another thread
- * held one at that instant waits for it forever (up to GCC 13's; the C library's own allocator takes care of that).  So
+ * Forking while the device's engine runs.  AddressSanitizer's allocator has locks.  If the engine held one when the test
+ * forked, the child would wait for it forever (seen with GCC 12; the C library's own allocator takes care of that).  So
  * the engine runs nothing while a test forks.
  */
 #ifndef CALM_H

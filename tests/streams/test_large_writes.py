@@ -12,6 +12,8 @@ import pytest
 from harness import Net, Recorder
 from pattern import Pattern
 
+from tests.support.waiting import begin, until_seen
+
 KIB = 1024
 MIB = 1024 * KIB
 LEND = 256 * KIB
@@ -84,9 +86,8 @@ async def test_a_peer_that_does_not_read_keeps_it(net: Net):
     size = 8 * MIB
     memory = filled(size, Pattern())
     client.transport.write(memoryview(memory))
-    while (left := client.transport.get_write_buffer_size()) == size:
-        await asyncio.sleep(0)
-    assert 0 < left < size
+    await until_seen(lambda: client.transport.get_write_buffer_size() < size)
+    assert client.transport.get_write_buffer_size() > 0
     assert client.writing_paused
     server.transport.resume_reading()
     await client.until(lambda: not client.writing_paused)
@@ -181,8 +182,8 @@ async def test_the_end_of_a_connection_gives_it_back(net: Net, end):
         client.transport.close()
         server.transport.resume_reading()
     await client.until_lost()
-    while client.transport.get_write_buffer_size():  # the peer is told of an abort before the queue pair ends
-        await asyncio.sleep(0)
+    # The peer is told of an abort before the queue pair ends.
+    await until_seen(lambda: client.transport.get_write_buffer_size() == 0)
     memory.clear()
     assert client.events.count("pause") == 1
     client.transport.set_write_buffer_limits(high=0)  # nobody is left to be paused
@@ -204,8 +205,7 @@ async def test_a_cancelled_drain_promises_nothing(net: Net):
     reader, writer, far, far_writer = await net.stream_pair()
     memory = filled(8 * MIB, Pattern())
     writer.write(memoryview(memory))
-    draining = asyncio.ensure_future(writer.drain())
-    await asyncio.sleep(0)
+    (draining,) = await begin(writer.drain())
     draining.cancel()
     with pytest.raises(asyncio.CancelledError):
         await draining
@@ -269,8 +269,7 @@ async def test_a_writer_learns_that_the_peer_is_gone_though_nobody_reads(net: Ne
     memory = filled(8 * MIB, Pattern())
     client.transport.write(memoryview(memory))
     size = client.transport.get_write_buffer_size
-    while size() == 8 * MIB:
-        await asyncio.sleep(0)
+    await until_seen(lambda: size() < 8 * MIB)
     server.transport.abort()
     await client.until(lambda: not client.writing_paused)
     memory.clear()
