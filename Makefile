@@ -21,7 +21,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-netns test-kernel check bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays count test-c test-asan fuzz stress soak foreign foreign-quick pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help setup lock demo test test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-falling-back bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -32,10 +32,11 @@ demo: build ## set everything up, then show two processes talking asyncio over R
 test: build $(VENV)/.test ## set everything up, then run the tests (ARGS="-k name -x" goes to pytest)
 	@$(py) -m pytest $(ARGS)
 
+# Half of the event loops by IPv4, the other half by IPv6. Tests of our side alone stay out.
 test-netns: build $(VENV)/.test ## run the suite between two hosts, network namespaces joined by veth (root)
 	@$(py) -m pytest tests/netns $(ARGS)
-	@$(py) scripts/two_hosts.py $(py) -m pytest --across 4 tests/streams tests/verbs $(ARGS)
-	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 tests/streams tests/verbs -m 'not long' $(ARGS)
+	@$(py) scripts/two_hosts.py $(py) -m pytest --across 4 -m "not once" --loop asyncio --loop trio tests/streams tests/verbs $(ARGS)
+	@$(py) scripts/two_hosts.py $(py) -m pytest --across 6 -m "not once" --loop uvloop --loop own tests/streams tests/verbs $(ARGS)
 
 test-kernel: build $(VENV)/.test ## run all tests that use a device on the kernel's soft-RoCE and soft-iWARP, in QEMU (twelve minutes)
 	@$(py) scripts/test-kernel $(ARGS)
@@ -43,12 +44,12 @@ test-kernel: build $(VENV)/.test ## run all tests that use a device on the kerne
 GRAPHS ?= 10000
 
 # Without the streams' long tests: a thousand repetitions show nothing new here, and measure the sanitizer's memory
-# instead of ours.
+# instead of ours. On uvloop and not on asyncio's loop as well: the memory is the same.
 test-asan: build $(VENV)/.test ## run random graphs of objects (GRAPHS=n), and all tests that use a device, under the address sanitizer
 	@RDMANET_DEBUG=1 RDMANET_SANITIZE=address,undefined $(py) setup.py --quiet build --build-base build/asan --build-lib build/asan/lib
 	@scripts/asan $(py) tests/verbs/object_graphs.py --count $(GRAPHS)
-	@scripts/asan $(py) -P -m pytest $(or $(ARGS),tests/verbs tests/verbs_async)
-	@$(if $(ARGS),,scripts/asan $(py) -P -m pytest tests/streams -m 'not long')
+	@scripts/asan $(py) -P -m pytest $(or $(ARGS),--loop uvloop --loop trio --loop own tests/verbs tests/verbs_async)
+	@$(if $(ARGS),,scripts/asan $(py) -P -m pytest --loop uvloop tests/streams -m 'not long')
 
 # --- set-up -------------------------------------------------------------------------------------------
 
@@ -95,13 +96,15 @@ prerequisites: ## say which packages this machine lacks, if any
 
 # --- checks -------------------------------------------------------------------------------------------
 
-check: build $(VENV)/.test $(VENV)/.check ## lint, formatting, types and stubs, and the whole build with warnings as errors
+check: lint ## lint, and the whole build with warnings as errors
+	RDMANET_WERROR=1 $(py) setup.py --quiet build_ext --build-lib build/check --build-temp build/check
+
+lint: build $(VENV)/.test $(VENV)/.check ## check style, formatting, types and stubs
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
 	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/*.pxi
 	$(py) -m mypy
 	$(py) -m mypy.stubtest rdmanet._core --concise --ignore-disjoint-bases --allowlist tests/unit/stub-exceptions
-	RDMANET_WERROR=1 $(py) setup.py --quiet build_ext --build-lib build/check --build-temp build/check
 
 docs: build $(VENV)/.docs ## make the manual, build/docs/index.html; a warning is an error
 	@$(py) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
@@ -111,11 +114,31 @@ SANITIZE ?= address,undefined
 test-c: prerequisites ## run the C tests of the embedded device under sanitizers (SANITIZE=thread for the thread sanitizer)
 	@$(MAKE) --no-print-directory -C tests/c check SAN=$(SANITIZE)
 
+# In an environment of its own: these libraries are no part of rdmanet, and choose their dependencies themselves.
+build/libraries/.done: requirements/libraries.txt $(VENV)/.run
+	@$(PYTHON) -m venv --clear build/libraries
+	@scripts/progress "installing libraries to try" build/libraries/bin/python -m pip install --quiet $(locked) --requirement requirements/libraries.txt
+	@touch $@
+
+# uvloop's own tests are in its source distribution only; nothing of it is built or installed.
+build/libraries/uvloop: build/libraries/.done
+	@mkdir -p $@
+	@grep -A99 '^uvloop==' requirements/libraries.txt | sed '/[^\\]$$/q' >$@/requirement.txt
+	@scripts/progress "downloading uvloop's tests" build/libraries/bin/python -m pip download --quiet --no-deps --require-hashes --no-binary uvloop --dest $@ --requirement $@/requirement.txt
+	@tar -xzf $@/uvloop-*.tar.gz -C $@ --strip-components=1 --wildcards '*/tests'
+	@touch $@
+
+libraries: build build/libraries/uvloop ## try aiohttp, uvicorn, httpx, redis-py and others, unmodified, and uvloop's own tests, on the event loop
+	@build/libraries/bin/python -m pytest -c tests/libraries/pytest.ini --confcutdir tests/libraries tests/libraries $(ARGS)
+
 foreign: build ## run Debian's RDMA programs on the embedded device (ten minutes); writes the table in docs/soft-device.md
 	@$(py) scripts/foreign.py --write $(ARGS)
 
 foreign-quick: build ## run the short ones of these
 	@$(py) scripts/foreign.py --quick $(ARGS)
+
+proxy-servers: build $(VENV)/.test ## run PostgreSQL's and Redis' programs through two proxies (a minute)
+	@RDMANET_TEST_SERVERS=required $(py) -m pytest tests/cli/test_proxy_servers.py $(ARGS)
 
 pyverbs: build ## run rdma-core's pyverbs tests on the embedded device, and check that each ends as expected
 	@$(py) scripts/pyverbs_suite.py $(ARGS)
@@ -151,8 +174,20 @@ bench-thinking: build ## measure request and reply between programs that work fo
 bench-blocking: build ## measure blocking streams beside blocking sockets
 	@$(py) -m benchmarks.blocking $(ARGS)
 
-bench-arrays: build ## measure one large array beside TCP and Unix sockets
+bench-arrays: build ## measure large arrays beside TCP and Unix sockets
 	@$(py) -m benchmarks.arrays $(ARGS)
+
+bench-connecting: build ## measure how many connections a second a client makes
+	@$(py) -m benchmarks.connecting $(ARGS)
+
+bench-falling-back: build ## measure what a connection by TCP takes on the switched loop
+	@$(py) -m benchmarks.falling_back $(ARGS)
+
+bench-peers: build ## measure request and reply beside pyzmq, iceoryx2, Zenoh, UCX and shared memory
+	@$(py) -m benchmarks.peers $(ARGS)
+
+bench-libraries: build build/libraries/.done ## measure aiohttp, redis-py, websockets and grpclib, unmodified, beside uvloop's TCP (two minutes)
+	@build/libraries/bin/python -m benchmarks.libraries $(ARGS)
 
 count: build ## count system calls, wake-ups, copies and Python calls of a message
 	@$(py) -m benchmarks.count $(ARGS)
@@ -165,7 +200,7 @@ wheel: $(VENV)/.run ## build a wheel into dist/ (WHEEL_DIR=path for elsewhere)
 	@$(py) -m pip wheel --quiet --no-deps --build-constraint requirements/constraints.txt --wheel-dir $(WHEEL_DIR) .
 
 clean: ## remove what the build made
-	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
+	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/placement.c rdmanet/slots.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
 	rm -f .venv*/.built
 
 distclean: clean ## remove the virtual environments and caches too

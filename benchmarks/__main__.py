@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import CASES, VARIANTS, Case, Variant
+from benchmarks.chart import drawing
 from benchmarks.report import markdown
 
 HERE = Path(__file__).parent
@@ -97,6 +98,7 @@ def main() -> int:
     output.write_text(json.dumps(record, indent=1) + "\n")
     table = markdown(record)
     output.with_suffix(".md").write_text(table)
+    output.with_suffix(".svg").write_text(drawing(record))
     print(table)
     print(f"every repetition is in {output}", file=sys.stderr)
     return 1 if any("error" in run for run in runs) else 0

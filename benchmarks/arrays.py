@@ -1,16 +1,28 @@
-"""measure one large array from process to process, beside TCP and Unix sockets
+"""measure large arrays from process to process, beside TCP and Unix sockets
 
-usage: python -m benchmarks.arrays [--size MB] [--turns N] [KIND]...
+usage: python -m benchmarks.arrays [--quick] [--size MB] [--turns N] [KIND]...
 
-Two processes of this host, each on a CPU of its own, on uvloop. The sender has an array, passes all of it to one write,
-and drains; the receiver reads it into an array of its own, which it reuses, and answers with one byte. The time is that
-from the write to the answer. The table has medians of turns, in which the kinds alternate, and by how much the sender's
-memory grew at most. KIND is one of
+Two processes of this host, each on a CPU of its own, on uvloop. There are two kinds of work:
 
-    rdmanet      streams: write(memoryview), drain(), readinto_exactly()
-    tcp, unix    asyncio's streams: write(memoryview), drain(), readexactly()
+    one array       the sender passes all of it to one write, and drains; the receiver has memory for all of it
+    1 MiB one way   the sender writes so many messages, one after the other; the receiver has memory for one, which it
+                    uses again for each, and either leaves the bytes alone or reads and writes each cache line
+
+When the receiver has everything it answers with one byte. The time is that from the first write to the answer. The
+tables have medians of turns, in which the kinds alternate, and by how much the sender's memory grew at most. KIND is
+one of
+
+    rdmanet         streams: write(memoryview), drain(), readinto_exactly() into a bytearray
+    rdmanet-alloc   the same into memory of rdmanet.alloc(), where the peer writes it
+    rdmanet-buffered, rdmanet-buffered-alloc
+                    a BufferedProtocol receives into 256 KiB of its own, of either kind
+    tcp, unix       asyncio's streams: write(memoryview), drain(), readexactly()
     tcp-sockets, unix-sockets
-                 the loop's sock_sendall() and sock_recv_into(): no faster way of sockets is known on a loop
+                    the loop's sock_sendall() and sock_recv_into(): no faster way of sockets is known on a loop
+    tcp-buffered, unix-buffered
+                    sock_sendall(); a BufferedProtocol receives into 256 KiB of its own
+
+BufferedProtocols are measured with messages only.
 """
 
 from __future__ import annotations
@@ -26,19 +38,60 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
 import rdmanet
+from benchmarks.touch import library, toucher
 
 HOST = "127.0.0.1"
-KINDS = ("rdmanet", "tcp", "tcp-sockets", "unix", "unix-sockets")
-SIZE_MB, TURNS, ARRAYS = 200, 3, 5  # the first array of a turn is not counted
+MIB = 1 << 20
+BUFFERED_BYTES = 256 << 10
+SIZE_MB, TURNS, MESSAGES = 200, 3, 1000
 
-# Connected: how to send an array, how to fill one, and how to end. One byte is sent and filled like an array.
-End = tuple[Callable[[memoryview], Awaitable[Any]], Callable[[memoryview], Awaitable[Any]], Callable[[], Any]]
+
+@dataclass(frozen=True)
+class Kind:
+    """A way of bytes from one process to the other."""
+
+    fabric: str
+    way: str = "streams"
+    alloc: bool = False
+
+
+KINDS = {
+    "rdmanet": Kind("rdmanet"),
+    "rdmanet-alloc": Kind("rdmanet", alloc=True),
+    "rdmanet-buffered": Kind("rdmanet", "buffered"),
+    "rdmanet-buffered-alloc": Kind("rdmanet", "buffered", alloc=True),
+    "tcp": Kind("tcp"),
+    "tcp-sockets": Kind("tcp", "sockets"),
+    "tcp-buffered": Kind("tcp", "buffered"),
+    "unix": Kind("unix"),
+    "unix-sockets": Kind("unix", "sockets"),
+    "unix-buffered": Kind("unix", "buffered"),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is sent: so many writes of a size, and an answer; the first of several rounds is not counted."""
+
+    size: int
+    count: int
+    touched: bool = False
+    rounds: int = 5
+
+
+# Connected: how to send bytes, how to fill a buffer, and how to end.
+End = tuple[
+    Callable[[memoryview], Awaitable[Any]],
+    Callable[[memoryview], Awaitable[Any]],
+    Callable[[], Awaitable[Any]],
+]
 
 
 def of_streams(reader: Any, writer: Any) -> End:
@@ -52,7 +105,11 @@ def of_streams(reader: Any, writer: Any) -> End:
         else:
             array[:] = await reader.readexactly(len(array))
 
-    return send, fill, writer.close
+    async def close() -> None:
+        writer.close()
+        await writer.wait_closed()
+
+    return send, fill, close
 
 
 def of_socket(connection: socket.socket) -> End:
@@ -63,19 +120,91 @@ def of_socket(connection: socket.socket) -> End:
         while array:
             array = array[await loop.sock_recv_into(connection, array) :]
 
-    return lambda array: loop.sock_sendall(connection, array), fill, connection.close
+    async def close() -> None:
+        connection.close()
+
+    return lambda array: loop.sock_sendall(connection, array), fill, close
 
 
-async def accept(kind: str, directory: str) -> End:
+def memory(kind: Kind, size: int) -> memoryview:
+    return memoryview(rdmanet.alloc(size) if kind.alloc else bytearray(size))
+
+
+# ---- the receiver
+
+
+class Receiver(asyncio.BufferedProtocol):
+    """Receives into memory of its own, and answers after `Work.size * Work.count` bytes."""
+
+    def __init__(self, kind: Kind, work: Work) -> None:
+        self.memory = memory(kind, BUFFERED_BYTES)
+        self.touch = toucher(self.memory) if work.touched else None
+        self.total = self.left = work.size * work.count
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.touch is not None:
+            self.touch(nbytes)
+        self.left -= nbytes
+        if self.left == 0:
+            self.left = self.total
+            self.transport.write(b".")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
+
+
+async def receive(name: str, work: Work) -> None:
+    kind = KINDS[name]
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory, "socket"))
+        if kind.way == "buffered":
+            receiver = Receiver(kind, work)
+            server = await listen(kind, path, lambda: receiver)
+            await receiver.lost
+            server.close()
+            return
+        send, fill, close = await accept(kind, path)
+    array = memory(kind, work.size)
+    touch = toucher(array) if work.touched else None
+    for _ in range(work.rounds):
+        for _ in range(work.count):
+            await fill(array)
+            if touch is not None:
+                touch(work.size)
+        await send(memoryview(b"."))
+    await close()
+
+
+async def listen(kind: Kind, path: str, factory: Callable[[], Any]) -> Any:
+    """A server of protocols; it says where."""
+    loop = asyncio.get_running_loop()
+    server: Any
+    if kind.fabric == "unix":
+        server = await loop.create_unix_server(factory, path)
+    elif kind.fabric == "tcp":
+        server = await loop.create_server(factory, HOST, 0)
+    else:
+        server = await rdmanet.start_rdma_server(factory, HOST, 0)
+    print(path if kind.fabric == "unix" else server.sockets[0].getsockname()[1], flush=True)
+    return server
+
+
+async def accept(kind: Kind, path: str) -> End:
     """Listen, say where, and take the one connection that comes."""
     loop = asyncio.get_running_loop()
-    path = str(Path(directory, "socket"))
-    if kind.endswith("-sockets"):
-        listener = socket.socket(socket.AF_UNIX if kind.startswith("unix") else socket.AF_INET)
-        listener.bind(path if kind.startswith("unix") else (HOST, 0))
+    if kind.way == "sockets":
+        listener = socket.socket(socket.AF_UNIX if kind.fabric == "unix" else socket.AF_INET)
+        listener.bind(path if kind.fabric == "unix" else (HOST, 0))
         listener.listen()
         listener.setblocking(False)
-        print(path if kind.startswith("unix") else listener.getsockname()[1], flush=True)
+        print(path if kind.fabric == "unix" else listener.getsockname()[1], flush=True)
         connection, _ = await loop.sock_accept(listener)
         listener.close()
         return of_socket(connection)
@@ -85,57 +214,64 @@ async def accept(kind: str, directory: str) -> End:
         accepted.set_result(of_streams(reader, writer))
 
     server: Any
-    if kind == "unix":
+    if kind.fabric == "unix":
         server = await asyncio.start_unix_server(connected, path)
-    elif kind == "tcp":
+    elif kind.fabric == "tcp":
         server = await asyncio.start_server(connected, HOST, 0)
     else:
         server = await rdmanet.start_rdma_stream_server(connected, HOST, 0)
-    print(path if kind == "unix" else server.sockets[0].getsockname()[1], flush=True)
+    print(path if kind.fabric == "unix" else server.sockets[0].getsockname()[1], flush=True)
     end = await accepted
     server.close()
     return end
 
 
-async def connect(kind: str, where: str) -> End:
-    if kind == "rdmanet":
+# ---- the sender
+
+
+async def connect(kind: Kind, where: str) -> End:
+    if kind.fabric == "rdmanet":
         return of_streams(*await rdmanet.open_rdma_connection(HOST, int(where)))
-    if kind == "tcp":
-        return of_streams(*await asyncio.open_connection(HOST, int(where)))
-    if kind == "unix":
+    if kind.way == "streams":
+        if kind.fabric == "tcp":
+            return of_streams(*await asyncio.open_connection(HOST, int(where)))
         return of_streams(*await asyncio.open_unix_connection(where))
-    connection = socket.socket(socket.AF_UNIX if kind.startswith("unix") else socket.AF_INET)
+    connection = socket.socket(socket.AF_UNIX if kind.fabric == "unix" else socket.AF_INET)
     connection.setblocking(False)
-    address: Any = where if kind.startswith("unix") else (HOST, int(where))
+    address: Any = where if kind.fabric == "unix" else (HOST, int(where))
     await asyncio.get_running_loop().sock_connect(connection, address)
     return of_socket(connection)
 
 
-async def receive(kind: str, size: int) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        send, fill, close = await accept(kind, directory)
-    array = memoryview(bytearray(size))
-    for _ in range(ARRAYS):
-        await fill(array)
-        await send(memoryview(b"."))
-    close()
-
-
-async def send(kind: str, where: str, size: int) -> tuple[float, int]:
+async def send(name: str, where: str, work: Work) -> tuple[float, int]:
     """Bytes per second, and KiB by which this process grew."""
-    send_array, fill, close = await connect(kind, where)
-    array = memoryview(bytearray(size))
-    for start in range(0, size, 1 << 20):
-        array[start : start + (1 << 20)] = os.urandom(1 << 20)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    send_array, fill, close = await connect(KINDS[name], where)
+    array = memoryview(bytearray(work.size))
+    for start in range(0, work.size, MIB):
+        part = array[start : start + MIB]
+        part[:] = os.urandom(len(part))
+    before = own_kib()
     seconds = []
-    for _ in range(ARRAYS):
+    for _ in range(work.rounds):
         begun = time.perf_counter()
-        await send_array(array)
+        for _ in range(work.count):
+            await send_array(array)
         await fill(memoryview(bytearray(1)))
         seconds.append(time.perf_counter() - begun)
-    close()
-    return size / statistics.median(seconds[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = max(own_kib() - before, 0)  # before the peer's memory is unmapped, which does not count
+    await close()
+    rate = work.size * work.count / statistics.median(seconds[1:])
+    return rate, grown
+
+
+def own_kib() -> int:
+    """The most memory that this process had in KiB, without what is shared: the embedded device maps the peer's."""
+    with open("/proc/self/status") as status:
+        mapped = next(int(line.split()[1]) for line in status if line.startswith("RssShmem:"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - mapped
+
+
+# ---- both
 
 
 def run(coroutine: Any, cpu: int) -> Any:
@@ -146,47 +282,64 @@ def run(coroutine: Any, cpu: int) -> Any:
         return runner.run(coroutine)
 
 
-def measured(kind: str, size: int) -> tuple[float, int]:
-    call = f"from benchmarks import arrays; arrays.run(arrays.%s({kind!r}, %s{size}), %d)"
+def measured(name: str, work: Work) -> tuple[float, int]:
+    def program(call: str) -> list[str]:
+        return [sys.executable, "-c", f"from benchmarks import arrays; {call}"]
+
     with subprocess.Popen(
-        [sys.executable, "-c", call % ("receive", "", 1)], stdout=subprocess.PIPE, text=True
+        program(f"arrays.run(arrays.receive({name!r}, arrays.{work}), 1)"), stdout=subprocess.PIPE, text=True
     ) as receiver:
         assert receiver.stdout is not None
         where = receiver.stdout.readline().strip()
-        code = "print(*" + (call % ("send", f"{where!r}, ", 0)).removeprefix(
-            "from benchmarks import arrays; "
-        )
         said = subprocess.run(
-            [sys.executable, "-c", f"from benchmarks import arrays; {code})"],
+            program(f"print(*arrays.run(arrays.send({name!r}, {where!r}, arrays.{work}), 0))"),
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         ).stdout.split()
+    if receiver.returncode:
+        raise RuntimeError(f"the receiver of {name} ended with status {receiver.returncode}")
     return float(said[0]), int(said[1])
+
+
+def measure(title: str, work: Work, names: list[str], turns: int) -> None:
+    """Print a table of it."""
+    figures: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    for _ in range(turns):
+        for name in names:
+            figures[name].append(measured(name, work))
+    print(f"{title:40}  GB/s   (least, most)    sender grows by", flush=True)
+    for name in names:
+        rates = [rate / 1e9 for rate, _ in figures[name]]
+        grown = max(kib for _, kib in figures[name]) / 1024
+        print(
+            f"{name:36} {statistics.median(rates):8.2f}   ({min(rates):.2f}, {max(rates):.2f})   {grown:8.1f} MiB",
+            flush=True,
+        )
+    print(flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.arrays", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--size", type=int, default=SIZE_MB, metavar="MB", help=f"default: {SIZE_MB}")
-    parser.add_argument("--turns", type=int, default=TURNS, metavar="N", help=f"default: {TURNS}")
+    parser.add_argument("--quick", action="store_true", help="one short turn: to see that it runs")
+    parser.add_argument("--size", type=int, metavar="MB", help=f"of the array (default: {SIZE_MB})")
+    parser.add_argument("--turns", type=int, metavar="N", help=f"default: {TURNS}")
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     args = parser.parse_args()
     if unknown := set(args.kinds) - set(KINDS):
         parser.error(f"{', '.join(sorted(unknown))}: KIND is one of {', '.join(KINDS)}")
-    kinds = args.kinds or list(KINDS)
-    figures: dict[str, list[tuple[float, int]]] = {kind: [] for kind in kinds}
-    for _ in range(args.turns):
-        for kind in kinds:
-            figures[kind].append(measured(kind, args.size << 20))
-    print(f"{args.size} MiB in one write          GB/s   (least, most)    sender grows by")
-    for kind in kinds:
-        rates = [rate / 1e9 for rate, _ in figures[kind]]
-        grown = max(kib for _, kib in figures[kind]) / 1024
-        print(
-            f"{kind:24} {statistics.median(rates):8.2f}   ({min(rates):.2f}, {max(rates):.2f})   {grown:8.1f} MiB"
-        )
+    size = args.size or (20 if args.quick else SIZE_MB)
+    turns = args.turns or (1 if args.quick else TURNS)
+    messages, rounds = (50, 2) if args.quick else (MESSAGES, 5)
+    names = args.kinds or list(KINDS)
+    library()
+    whole = [name for name in names if KINDS[name].way != "buffered"]
+    if whole:
+        measure(f"one array of {size} MiB", Work(size * MIB, 1, rounds=rounds), whole, turns)
+    measure("1 MiB one way, untouched", Work(MIB, messages, rounds=rounds), names, turns)
+    measure("1 MiB one way, touched", Work(MIB, messages, touched=True, rounds=rounds), names, turns)
 
 
 if __name__ == "__main__":

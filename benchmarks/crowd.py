@@ -11,6 +11,7 @@ servers on another, the holders on any.
     messages/s     echoes of all busy connections together
     CPU            of server and client, for one echo, including the server's engine
     idle CPU       of server and holders, while there is no traffic
+    memory         of the server for each idle connection: registered, and private beyond that of the server without any
 """
 
 import argparse
@@ -30,13 +31,15 @@ from benchmarks.cases import PROTOCOL, Case, Variant
 
 CROWDS = (0, 500, 5000)
 BUSY = 10
-HOLDERS = 4
+HOLDERS = 10
 SPARE = 1024
 """Descriptors of a process in addition to those of its connections."""
 
 RATE, CPU = "messages_per_s", "cpu_us"
 GOAL = (0.95, 1.05)
 """Ratios of with to without idle connections: the rate is at least the first, the CPU at most the second."""
+MEMORY_GOAL = 64 * 1024
+"""Bytes that an idle connection costs the server at most, registered and private ones together."""
 
 
 def main() -> int:
@@ -137,6 +140,8 @@ class Place:
         return {
             "server_cpu_percent": server["cpu_percent"],
             "server_descriptors": server["descriptors"],
+            "server_private_bytes": server["private_bytes"],
+            "registered_bytes": server["registered_bytes"],
             "holders_cpu_percent": sum(holder["cpu_percent"] for holder in holders),
         }
 
@@ -155,8 +160,8 @@ def report(
     repetitions = sorted({run["repetition"] for run in runs})
     rows = [
         "| idle connections | messages/s | relative to none | CPU µs per message | relative to none "
-        "| server's idle CPU % | descriptors |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| server's idle CPU % | descriptors | registered KiB each | private KiB each |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     reached = True
     for idle in crowds:
@@ -164,14 +169,24 @@ def report(
             key: statistics.median(found[at, idle][key] / found[at, 0][key] for at in repetitions)
             for key in (RATE, CPU)
         }
-        reached = reached and of[RATE] >= GOAL[0] and of[CPU] <= GOAL[1]
+        memory = memory_of_each(resting, idle)
+        reached = reached and of[RATE] >= GOAL[0] and of[CPU] <= GOAL[1] and sum(memory) <= MEMORY_GOAL
         each = {key: statistics.median(found[at, idle][key] for at in repetitions) for key in (RATE, CPU)}
         rest = resting[idle]
         rows.append(
             f"| {idle} | {each[RATE]:,.0f} | {of[RATE]:.3f} | {each[CPU]:.3f} | {of[CPU]:.3f} "
-            f"| {rest['server_cpu_percent']:.3f} | {rest['server_descriptors']} |"
+            f"| {rest['server_cpu_percent']:.3f} | {rest['server_descriptors']} "
+            f"| {memory[0] / 1024:.1f} | {memory[1] / 1024:.1f} |"
         )
     return "\n".join(rows), reached
+
+
+def memory_of_each(resting: dict[int, dict[str, Any]], idle: int) -> tuple[float, float]:
+    """(registered, private) bytes of an idle connection."""
+    if idle == 0:
+        return 0.0, 0.0
+    more = resting[idle]["server_private_bytes"] - resting[0]["server_private_bytes"]
+    return resting[idle]["registered_bytes"], more / idle
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rdmanet.cli.fabrics import FABRICS, Fabric, forget, loop_factory
@@ -31,6 +32,18 @@ from rdmanet.cli.workloads import (
     stream_echo,
     stream_sink,
 )
+
+
+def private_bytes() -> int:
+    """Memory that only this process has."""
+    lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return 1024 * sum(int(size) for name, size, _ in lines if name.startswith("Private_"))
+
+
+def registered_bytes(protocol: Any) -> int:
+    """Registered memory that one connection has to itself; 0 on sockets."""
+    stats = None if protocol is None else protocol.transport.get_extra_info("rdma_stats")
+    return 0 if stats is None else int(stats["bytes_registered"])
 
 
 class Worker:
@@ -159,6 +172,8 @@ class Worker:
             "cpu_percent": 100 * cpu_s / (time.perf_counter() - begin_s),
             "threads": len(os.listdir("/proc/self/task")),
             "descriptors": len(os.listdir("/proc/self/fd")),
+            "private_bytes": private_bytes(),
+            "registered_bytes": registered_bytes(self.served),
         }
 
     def note_context(self, transport: Any) -> None:

@@ -6,6 +6,8 @@ The layers, from the top; a module imports only what stands below it:
 
     cli/          the command line: ``rdmanet``
     testing       a pytest plugin: fault injection for RDMA programs
+    everywhere    the same for every loop that a process makes
+    loop          any asyncio program over RDMA: an event loop that chooses between RDMA and TCP
     streams       the byte streams of asyncio, of AnyIO, and of programs without a loop; sendfile
     transport     create_rdma_connection, start_rdma_server, the transport
     server        the server
@@ -15,6 +17,7 @@ The layers, from the top; a module imports only what stands below it:
     loop_context, addresses   what connections of one loop share;  host names to addresses and libraries
     memory        the peer's memory that a connection was offered
     verbs_async   awaitable verbs, on any event loop (queues, cm, connect)
+    tls           TLS over a connection, by asyncio's SSLProtocol
     notifier      the four methods that those need of an event loop
     device_lookup finds a device; what the libraries can do
     verbs, cm     the verbs, for programs that want the hardware
@@ -25,28 +28,36 @@ The layers, from the top; a module imports only what stands below it:
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 
 Import names from here; the verbs from ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async``; AnyIO's streams
-from ``rdmanet.anyio_streams``. What needs asyncio is imported on first use, so that programs that use only the verbs
-do not import asyncio.
+from ``rdmanet.anyio_streams``. Everything is imported on first use: programs that use only the verbs do not import
+asyncio, and ``rdmanet.run(main())`` does not load a device before there is a connection.
 """
 
+from __future__ import annotations
+
 import importlib
-from typing import TYPE_CHECKING, Any
 
-from rdmanet._core import AccessFlags as AccessFlags
-from rdmanet._core import devices as devices
-from rdmanet.errors import CompletionError as CompletionError
-from rdmanet.errors import CompletionResetError as CompletionResetError
-from rdmanet.errors import DeviceLostError as DeviceLostError
-from rdmanet.errors import DeviceNotFoundError as DeviceNotFoundError
-from rdmanet.errors import ModifyQPError as ModifyQPError
-from rdmanet.errors import ProtocolError as ProtocolError
-from rdmanet.errors import RdmaError as RdmaError
-from rdmanet.errors import RegionRevokedError as RegionRevokedError
-from rdmanet.errors import RemoteAccessError as RemoteAccessError
-from rdmanet.remote import RemoteMemory as RemoteMemory
-
+TYPE_CHECKING = False  # type checkers know this name; to import typing takes milliseconds
 if TYPE_CHECKING:
+    from typing import Any
+
+    from rdmanet._core import AccessFlags as AccessFlags
+    from rdmanet._core import AllocatedMemory as AllocatedMemory
+    from rdmanet._core import alloc as alloc
+    from rdmanet._core import devices as devices
+    from rdmanet.errors import CompletionError as CompletionError
+    from rdmanet.errors import CompletionResetError as CompletionResetError
+    from rdmanet.errors import DeviceLostError as DeviceLostError
+    from rdmanet.errors import DeviceNotFoundError as DeviceNotFoundError
+    from rdmanet.errors import ModifyQPError as ModifyQPError
+    from rdmanet.errors import ProtocolError as ProtocolError
+    from rdmanet.errors import RdmaError as RdmaError
+    from rdmanet.errors import RegionRevokedError as RegionRevokedError
+    from rdmanet.errors import RemoteAccessError as RemoteAccessError
+    from rdmanet.loop import loop_factory as loop_factory
+    from rdmanet.loop import patch_loop as patch_loop
+    from rdmanet.loop import run as run
     from rdmanet.memory import OfferedMemory as OfferedMemory
+    from rdmanet.remote import RemoteMemory as RemoteMemory
     from rdmanet.streams.blocking import RdmaStream as RdmaStream
     from rdmanet.streams.blocking import RdmaStreamListener as RdmaStreamListener
     from rdmanet.streams.blocking import listen_rdma_stream as listen_rdma_stream
@@ -56,6 +67,7 @@ if TYPE_CHECKING:
     from rdmanet.streams.reader_writer import RdmaStreamWriter as RdmaStreamWriter
     from rdmanet.streams.reader_writer import open_rdma_connection as open_rdma_connection
     from rdmanet.streams.reader_writer import start_rdma_stream_server as start_rdma_stream_server
+    from rdmanet.tls import start_tls as start_tls
     from rdmanet.transport import RdmaServer as RdmaServer
     from rdmanet.transport import RdmaTransport as RdmaTransport
     from rdmanet.transport import create_rdma_connection as create_rdma_connection
@@ -64,6 +76,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "AccessFlags": "_core",
+    "AllocatedMemory": "_core",
+    "alloc": "_core",
+    "devices": "_core",
+    "CompletionError": "errors",
+    "CompletionResetError": "errors",
+    "DeviceLostError": "errors",
+    "DeviceNotFoundError": "errors",
+    "ModifyQPError": "errors",
+    "ProtocolError": "errors",
+    "RdmaError": "errors",
+    "RegionRevokedError": "errors",
+    "RemoteAccessError": "errors",
+    "RemoteMemory": "remote",
+    "loop_factory": "loop",
+    "patch_loop": "loop",
+    "run": "loop",
     "RdmaStream": "streams.blocking",
     "RdmaStreamListener": "streams.blocking",
     "listen_rdma_stream": "streams.blocking",
@@ -74,21 +103,38 @@ _LAZY = {
     "RdmaStreamWriter": "streams.reader_writer",
     "open_rdma_connection": "streams.reader_writer",
     "start_rdma_stream_server": "streams.reader_writer",
+    "start_tls": "tls",
     "RdmaServer": "transport",
     "RdmaTransport": "transport",
     "create_rdma_connection": "transport",
     "start_rdma_server": "transport",
 }
-_MODULES = ("blocking", "files", "loop_context", "memory", "streams", "transport")
+_MODULES = (
+    "_core", "blocking", "credit", "errors", "files", "loop", "loop_context", "memory", "remote", "streams", "tls",
+    "transport",
+)  # fmt: skip
+
+
+_COMPILED = "rdmanet._core"
+NOT_BUILT = "rdmanet is not built: run `make build` in its folder, or `pip install .`"
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        found = globals()[name] = getattr(importlib.import_module(f"rdmanet.{_LAZY[name]}"), name)
+        found = globals()[name] = getattr(_load(_LAZY[name]), name)
         return found
     if name in _MODULES:
-        return importlib.import_module(f"rdmanet.{name}")
+        return _load(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _load(name: str) -> Any:
+    try:
+        return importlib.import_module(f"rdmanet.{name}")
+    except ModuleNotFoundError as exc:
+        if exc.name != _COMPILED:
+            raise
+        raise ModuleNotFoundError(NOT_BUILT, name=_COMPILED) from None
 
 
 def __dir__() -> list[str]:

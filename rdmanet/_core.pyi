@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import InitVar, dataclass
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address
@@ -18,7 +19,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, final, overload
 
 from typing_extensions import Buffer
 
-from rdmanet.credit import Ledger
+from rdmanet.credit import Ledger, Want
 from rdmanet.errors import CompletionError
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
@@ -606,6 +607,7 @@ class MR(Resource):
         The keys may change. No request that uses the region may be in flight.
 
         :param buffer: the new memory, which it borrows from now on
+        :raises BufferError: access includes writing, and the memory is read-only
         :raises OSError: EOPNOTSUPP if the device does not support it. The region is unchanged, unless the device failed
             half-way: then it is closed
         """
@@ -621,7 +623,9 @@ class MR(Resource):
         """The key for peers, as far as `access` permits."""
     @property
     def address(self) -> int:
-        """The address of the memory: the remote address for a peer that has the rkey."""
+        """The address of its first byte for requests, and for a peer that has the rkey: where the memory is in this
+        process, or 0 with AccessFlags.ZERO_BASED.
+        """
     @property
     def length(self) -> int:
         """Its size in bytes."""
@@ -1072,6 +1076,37 @@ class RegistrationCache:
     def stats(self) -> dict[str, int]:
         """How often memory was found registered, and how much of it is kept."""
 
+# ---- allocation.pxi ----
+
+@final
+class AllocatedMemory:
+    """Memory that streams can send from and receive into without copies; see `alloc()`.
+
+    It has the buffer protocol: ``memoryview(memory)`` and ``numpy.frombuffer(memory, dtype)`` are views of it. It is
+    freed when nothing refers to it or to a view of it any more.
+
+    :ivar length: in bytes
+    """
+
+    length: int
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def alloc(nbytes: int, *, huge_pages: bool | Literal["try"] = False) -> AllocatedMemory:
+    """Allocate zeroed memory that streams can send from and receive into without copies.
+
+    `reader.readinto()` and `readinto_exactly()` let the peer's device write large messages directly to where they are
+    wanted, if the memory is of this kind. Any view of it will do: ``memoryview(memory)[a:b]``, or a NumPy array made
+    by ``numpy.frombuffer(memory, dtype)``. The memory is registered when it is first used on a connection, and freed
+    when nothing refers to it or to a view of it any more.
+
+    :param nbytes: its length in bytes, at least 1
+    :param huge_pages: as for `PD.alloc_mr`
+    :returns: an AllocatedMemory
+    :raises ValueError: nbytes is 0 or out of range
+    :raises OSError: ENOMEM; EMFILE, because each needs a descriptor
+    """
+
 # ---- workrequest.pxi ----
 
 class WROpcode(IntEnum):
@@ -1121,7 +1156,7 @@ class SGE:
     def buffer(self) -> MR | memoryview: ...
     @property
     def addr(self) -> int:
-        """The address of its first byte, in the address space of the process or of the region."""
+        """The address of its first byte: in the process, or from 0 on in a region with AccessFlags.ZERO_BASED."""
     @property
     def length(self) -> int:
         """Its length in bytes."""
@@ -1212,7 +1247,7 @@ class MWBindInfo:
     """The part of a region that a window exposes; see ibv_bind_mw(3).
 
     :param mr: the region, which must have AccessFlags.MW_BIND
-    :param addr: the address of the first byte; None is the beginning of the region
+    :param addr: the address of the first byte, as requests have it (MR.address); None is the beginning of the region
     :param length: in bytes; 0 unbinds (type 1)
     :param mw_access_flags: AccessFlags: the rights of the peer
     """
@@ -2142,6 +2177,7 @@ class CMID(Resource):
 
 STREAM_CONTROL_BODY_BYTES: int
 STREAM_DATA_SLOTS_MAX: int
+STREAM_FIRST_SLOT_BYTES: int
 STREAM_SHARED_OWN: int
 STREAM_SHARED_SLOTS_MAX: int
 
@@ -2164,22 +2200,49 @@ class SharedRing:
     ) -> Self: ...
     def stats(self) -> dict[str, int]: ...
 
+@final
+class GrownRings:
+    """Connections of an engine whose rings have grown.
+
+    :ivar idle_s: after so many seconds without a frame, and at most twice as many, a ring is small again
+    """
+
+    idle_s: float
+    def __new__(cls, engine: StreamEngine) -> Self: ...
+    def look(self) -> None:
+        """The timer has ended: shrink what is idle, and look at the rest again."""
+
 class StreamEngine(Watcher):
     """All connections of one event loop on one device; see _pyx/engine.pxi."""
 
     pd: PD
     registrations: RegistrationCache
     max_inline: int
+    place_bytes: int
     stale: int
     shared_rings: list[SharedRing | None]
+    grown: GrownRings
     @property
     def can_share(self) -> bool:
         """Whether the device has shared receive queues."""
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether the device reads bytes from where they are, without a registration (on-demand paging)."""
+
+    def has_windows(self) -> bool:
+        """Whether the device has memory windows of type 2, which bind keys to one connection."""
+
+    def confines_peers(self) -> bool:
+        """Whether a window of type 2 lets a peer write to its bytes only. Soft-RoCE's is good for the whole region."""
 
     def __new__(
         cls, loop: asyncio.AbstractEventLoop, notifier: Any, context: Context, busy_poll: float | None = None
     ) -> Self: ...
     def set_busy_poll(self, busy_poll: float | None) -> None: ...
+    def set_place_bytes(self, least: int) -> None:
+        """Copy reads of less than `least` bytes; those of less than PLACE_BYTES are copied in any case."""
+
     def reserve(self, entries: int) -> CQ: ...
     def unreserve(self, cq: CQ, entries: int) -> None: ...
     @property
@@ -2196,6 +2259,8 @@ class IntoReader:
     """Where an RdmaStreamReader's bytes go, and what is unread; see _pyx/reader.pxi."""
 
     def __new__(cls, loop: asyncio.AbstractEventLoop, limit: int) -> Self: ...
+    def take_unread(self) -> bytes:
+        """What has come and nobody has read, as `bytes`. It is no longer to be read here."""
 
 class CompiledReader:
     """What asyncio.StreamReader does, and its attributes, by an IntoReader: the first base of RdmaStreamReader."""
@@ -2203,7 +2268,23 @@ class CompiledReader:
     _into: IntoReader
     def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None: ...
 
-    # asyncio.StreamReader declares the rest. These two are ours:
+    # asyncio.StreamReader declares the rest. These are ours:
+
+    def lease(self, at_least: int = 1) -> AbstractAsyncContextManager[memoryview]:
+        """Look at received bytes where they are: ``async with reader.lease() as view:``.
+
+        ``view`` is a read-only memoryview of the next bytes of the stream, which have been read then, also if the block
+        does not use them. It shows one frame of the peer's, without a copy, if that has ``at_least`` bytes, else more,
+        in one copy. It is empty at the end of the stream. Where receives are shared, bytes are always copied.
+
+        The view ends with the block. As long as something made of it lives on, an array say, the bytes stay as they
+        are, and the peer can send one frame less. It can send nothing more when all are held.
+
+        Waiting can be cancelled; then nothing has been read.
+
+        :raises ValueError: at_least is not positive
+        :raises asyncio.IncompleteReadError: the stream ended after fewer bytes; its ``partial`` has them
+        """
 
     def readinto(self, buffer: Buffer) -> Awaitable[int]:
         """Read up to as many bytes as ``buffer`` has, as soon as there is one, into it; returns how many.
@@ -2254,10 +2335,11 @@ class BlockingEnd:
     def readinto(self, buffer: Buffer, timeout: float | None) -> int:
         """Like recv(), but into `buffer`; returns the number of bytes."""
 
-    def write(self, data: Buffer, timeout: float | None) -> int:
+    def write(self, data: Buffer, timeout: float | None, whole: bool) -> int:
         """Return the length of `data`, in bytes, once all of it has been posted.
 
-        What is left when an exception ends the call is kept, and goes out in later calls.
+        If time runs out and not `whole`, return how many bytes were posted, or raise TimeoutError if none was; later
+        calls send none of the others. What is left when an exception ends the call otherwise goes out in later calls.
         """
 
 class Connection:
@@ -2267,8 +2349,9 @@ class Connection:
     engine: StreamEngine
     qp: QP | None
     shared: SharedRing | None
+    protocol_paused: bool
     reading: bool
-    def __init__(self, owner: object) -> None: ...
+    def __init__(self, owner: object, lends: bool = True, put_by_bytes: int = 0) -> None: ...
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
 
@@ -2300,13 +2383,44 @@ class Connection:
         slot_bytes: int,
         data_slots: int,
         shared_slots: int | None = None,
+        first_bytes: int | None = None,
     ) -> None: ...
+    @property
+    def first_slot_bytes(self) -> int: ...
     def start(self, qp: QP) -> None: ...
-    def agree(self, ledger: Ledger, frame_bytes: int) -> None: ...
+    def agree(self, ledger: Ledger, frame_bytes: int, depth: int, solicits: bool = False) -> None: ...
+    def hear_slots(self, number: int, slot_bytes: int) -> None: ...
+    @property
+    def grows(self) -> bool: ...
     def open(self, protocol: asyncio.BaseProtocol, buffered: bool, may_send: bool) -> None: ...
     def hear_early(self) -> None: ...
+    def greet(self) -> None: ...
     def lose_operations(self) -> None: ...
     def lose_loans(self) -> None: ...
+    @property
+    def places(self) -> bool:
+        """Whether both sides know direct placement."""
+
+    def placement_news(self) -> tuple[tuple[tuple[Want, ...], int, int] | None, bool]:
+        """What a Credit that goes now has to say of it: (wants, unwanted, answered) or None; whether there is more."""
+
+    def hear_placement(self, wants: tuple[Want, ...], unwanted: int, answered: int) -> None:
+        """What the peer's Credit says of it. Raises ProtocolError."""
+
+    @property
+    def placing_unanswered(self) -> int:
+        """What the peer has not answered yet, asked to let go of memory: a serial number, or 0."""
+
+    def end_keys(self) -> None:
+        """The queue pair is about to be destroyed: end the keys of memory that the peer may write to."""
+
+    @property
+    def lands(self) -> bool:
+        """Whether the peer may still write to memory that a read has named."""
+
+    def lose_landings(self) -> None:
+        """After the queue pair is destroyed: nobody writes to memory of ours any more."""
+
     def bind(self, protocol: asyncio.BaseProtocol, buffered: bool) -> None: ...
     def send_control(self, kind: int, body: bytes = b"") -> bool: ...
     def post_operation(self, operation: Operation[Any]) -> bool: ...

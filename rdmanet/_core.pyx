@@ -16,7 +16,9 @@ includes:
     extendedcq   extended completion queues, with an iterator and timestamps
     bufferpool   a pool of registered buffers
     registration registrations of memory, kept for the next use
+    allocation   memory for streams: rdmanet.alloc()
     workrequest  scatter/gather elements, send and receive requests
+    inflight     posted requests, which keep their memory alive until their completions are polled
     window       memory windows: keys for parts of regions
     srq          shared receive queues, and XRC domains
     qpattr       the attributes and states of queue pairs, and which transition takes which attribute
@@ -30,11 +32,16 @@ includes:
     slab         slabs of registered memory for the byte stream
     qpmap        a map from queue pair numbers to connections
     sharedring   one receive queue for many connections
-    sendlog      what each completed send of a connection gives back
+    ownring      the receives of a connection with a ring of its own
+    shrinking    rings that have grown, and are small again when nothing comes
     backlog      what was written and found no frame
+    sendlog      what each send of a connection keeps alive, and gives back when it has completed
     inbox        what was received and not given back
+    landing      where the peer places bytes that a read wants
     connection   one connection of the byte stream: frames, credits, sending, receiving
     sink         where received bytes go: the protocol's callbacks
+    reader       the reads of a StreamReader, another sink
+    lease        received bytes that a program reads where they are
     engine       all connections of a loop on a device
     blocking     a blocking stream's calls: they wait without a loop
 
@@ -44,11 +51,14 @@ nothing is destroyed too early; see Resource in library.pxi.
 
 cimport cython
 from cpython.buffer cimport (
-    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
+    PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer,
+    PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from cpython.memoryview cimport PyMemoryView_Check, PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
+from cpython.memoryview cimport (
+    PyMemoryView_Check, PyMemoryView_FromMemory, PyMemoryView_FromObject, PyMemoryView_GET_BUFFER,
+)
 from cpython.number cimport PyNumber_Index
 from cpython.pythread cimport (
     NOWAIT_LOCK, WAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
@@ -66,8 +76,11 @@ from posix.types cimport pid_t
 
 from rdmanet cimport _verbs as verbs
 from rdmanet.credit cimport (
-    FRAME_ABORT, FRAME_CREDIT, FRAME_DATA, FRAME_FIN, FRAME_HEADER_BYTES, FRAME_PING, FRAME_PONG, Ledger, frame_header,
+    FRAME_ABORT, FRAME_CREDIT, FRAME_DATA, FRAME_FIN, FRAME_HEADER_BYTES, FRAME_PING, FRAME_PLACED, FRAME_PLACED_BYTES,
+    FRAME_PONG, Ledger, frame_header, placed_body,
 )
+from rdmanet.placement cimport WANT_OVER, OurWant, OurWants, PeerWant, PeerWants
+from rdmanet.slots cimport OurSlots, PeerSlots
 
 cdef extern from *:
     """
@@ -85,6 +98,7 @@ import os
 import resource
 import secrets
 import socket
+import sys
 import threading
 import warnings
 import weakref
@@ -104,6 +118,7 @@ include "_pyx/routing.pxi"
 include "_pyx/library.pxi"
 include "_pyx/device.pxi"
 include "_pyx/pages.pxi"
+include "_pyx/export.pxi"
 include "_pyx/memory.pxi"
 include "_pyx/devicememory.pxi"
 include "_pyx/address.pxi"
@@ -111,7 +126,9 @@ include "_pyx/completion.pxi"
 include "_pyx/extendedcq.pxi"
 include "_pyx/bufferpool.pxi"
 include "_pyx/registration.pxi"
+include "_pyx/allocation.pxi"
 include "_pyx/workrequest.pxi"
+include "_pyx/inflight.pxi"
 include "_pyx/window.pxi"
 include "_pyx/srq.pxi"
 include "_pyx/qpattr.pxi"
@@ -125,11 +142,15 @@ include "_pyx/cm.pxi"
 include "_pyx/slab.pxi"
 include "_pyx/qpmap.pxi"
 include "_pyx/sharedring.pxi"
+include "_pyx/ownring.pxi"
+include "_pyx/shrinking.pxi"
 include "_pyx/backlog.pxi"
 include "_pyx/sendlog.pxi"
 include "_pyx/inbox.pxi"
+include "_pyx/landing.pxi"
 include "_pyx/connection.pxi"
 include "_pyx/sink.pxi"
 include "_pyx/reader.pxi"
+include "_pyx/lease.pxi"
 include "_pyx/engine.pxi"
 include "_pyx/blocking.pxi"

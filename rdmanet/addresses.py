@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import os
@@ -12,6 +13,7 @@ import socket
 from typing import cast
 
 from rdmanet._core import Library
+from rdmanet.environment import requires_rdma
 from rdmanet.errors import DeviceNotFoundError
 
 logger = logging.getLogger("rdmanet")
@@ -27,13 +29,19 @@ def wildcards(family: int) -> list[str]:
     return [_WILDCARDS[family]] if family in _WILDCARDS else list(_WILDCARDS.values())
 
 
+@functools.lru_cache(maxsize=256)
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """A numeric address; ValueError if it is none. Whoever connects again to the same peer does not parse it again."""
+    return ipaddress.ip_address(host.partition("%")[0])
+
+
 async def resolve(
     loop: asyncio.AbstractEventLoop, host: str, port: int | str, family: int, proto: int, flags: int
 ) -> list[SockAddr]:
     """The addresses of a host. A numeric address is not passed to the loop's resolver, which would use a thread."""
     if isinstance(port, int):
         with contextlib.suppress(ValueError):
-            ip = ipaddress.ip_address(host.partition("%")[0])
+            ip = _address(host)
             wanted = socket.AF_INET if ip.version == 4 else socket.AF_INET6
             if family not in (0, wanted):
                 raise OSError(errno.EAFNOSUPPORT, f"{host} is not an address of family {family}")
@@ -55,36 +63,27 @@ def libraries_for(address: SockAddr, device: str | None) -> list[Library]:
     :raises DeviceNotFoundError: there is no such device, or none at all
     :raises OSError: RDMANET_REQUIRE has an unknown value (EINVAL)
     """
-    only_real = _only_real()
+    only_real = requires_rdma()
     embedded = None if only_real else _embedded()
     but = "; RDMANET_REQUIRE=rdma excludes the embedded device" if only_real else ""
     wanted = device or os.environ.get("RDMANET_DEVICE") or None
-    system = Library.system()
-    ip = ipaddress.ip_address(address[0].partition("%")[0])
     if wanted is not None:
-        for library in (embedded, system):
+        for library in (embedded, Library.system()):
             if library is not None and wanted in _device_names(library):
                 return [library]
         raise DeviceNotFoundError(
             errno.ENODEV, f"no RDMA device is named {wanted!r}{but}; `rdmanet devices` lists them"
         )
-    has_real = system is not None and bool(_device_names(system))
-    if ip.is_loopback and embedded is not None:
+    if embedded is not None and _address(address[0]).is_loopback:
         return [embedded]
+    system = Library.system()
+    has_real = system is not None and bool(_device_names(system))
     libraries = [library for library in (system if has_real else None, embedded) if library is not None]
     if not libraries:
         raise DeviceNotFoundError(
             errno.ENODEV, f"there is no RDMA device{but}; `rdmanet doctor` says what is missing"
         )
     return libraries
-
-
-def _only_real() -> bool:
-    """Whether the environment excludes the embedded device. A misspelt value is an error: it was meant to protect."""
-    required = os.environ.get("RDMANET_REQUIRE")
-    if required not in (None, "", "rdma"):
-        raise OSError(errno.EINVAL, f"RDMANET_REQUIRE={required}: set it to rdma, or unset it")
-    return required == "rdma"
 
 
 def _embedded() -> Library | None:

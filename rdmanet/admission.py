@@ -1,4 +1,4 @@
-"""Limit a server's half-open connections: those that it has accepted and that are not yet established.
+"""Limit a server's half-open connections: those that it has accepted and that are not yet established, or not by TLS.
 
 This module only decides; `server.ConnectRequest` does what it says.
 
@@ -20,6 +20,10 @@ always from the oldest visitor of the address that holds the most places. The ne
 request of the address that holds the fewest. If this process was stopped or its loop was busy, a visitor's next message
 may have arrived unread. So a place is revoked only if the loop has run on time for the last 0.1 s; otherwise it waits
 that long again, four times at most.
+
+A server with TLS keeps the place until the TLS handshake is done: whoever cannot finish that must not hold more memory
+than a stranger. It has the whole time of a handshake if nobody waits, instead of the 5 s, and its clock starts anew
+when the connection is established, HANDSHAKE_GRACE_S later, because computing takes it longer than a round trip.
 
 On the embedded device a waiting request takes a descriptor, so their number is limited (to WAITING_MAX or a quarter of
 the descriptors, whichever is less, or to the server's backlog if that is more). Beyond it the oldest request of the
@@ -45,6 +49,7 @@ WAITING_MAX: Final = 1024
 PATIENCE_S: Final = 5.0
 OTHERS_WAIT_S: Final = 1.0
 UNFAIR_S: Final = 0.25
+HANDSHAKE_GRACE_S: Final = 0.75
 LAST_LOOK_S: Final = 0.1
 """How long the loop must have run on time before a place is revoked; part of the patience, if that is longer."""
 LATE_S: Final = 0.05
@@ -92,8 +97,14 @@ def waiting_for(backlog: int) -> int:
 class Admission:
     """The places of one server, and the requests that wait for one."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, places: int, waiting_max: int) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, places: int, waiting_max: int, handshake_s: float = 0.0
+    ) -> None:
+        """
+        :param handshake_s: for how long a TLS handshake may go on, in seconds
+        """
         self._loop = loop
+        self._handshake_s = handshake_s
         self._places = places
         self._waiting_max = waiting_max
         self._inside: dict[Visitor, float] = {}  # since when; the oldest first
@@ -109,6 +120,12 @@ class Admission:
         if len(self._waiting) > self._waiting_max:
             self._eldest_of_the_busiest(self._waiting).turn_away()
         self._go_on()
+
+    def goes_on(self, visitor: Visitor) -> None:
+        """Its connection is established, and it keeps its place until a TLS handshake is done."""
+        if self._inside.pop(visitor, None) is not None:
+            self._inside[visitor] = self._loop.time() + HANDSHAKE_GRACE_S
+            self._set_timer()
 
     def left(self, visitor: Visitor) -> None:
         """Its connection is established or over, or it no longer waits. Calling this again does nothing."""
@@ -140,6 +157,8 @@ class Admission:
 
     def _next(self) -> Visitor:
         """The longest waiting visitor of the source that holds the fewest places."""
+        if len(self._waiting) == 1:
+            return next(iter(self._waiting))
         inside = Counter(visitor.source for visitor in self._inside)
         return min(self._waiting, key=lambda visitor: inside[visitor.source])
 
@@ -150,7 +169,7 @@ class Admission:
     def _due(self) -> tuple[Visitor, float]:
         """Whose place is revoked next, and when. At least one place must be taken."""
         visitor = self._eldest_of_the_busiest(self._inside)
-        patience = PATIENCE_S
+        patience = PATIENCE_S + self._handshake_s
         if self._waiting:
             patience = OTHERS_WAIT_S
             counts = Counter(each.source for each in self._inside)
@@ -158,7 +177,7 @@ class Admission:
                 patience = UNFAIR_S
         when = self._inside[visitor] + patience
         eldest = next(iter(self._inside))
-        if (latest := self._inside[eldest] + PATIENCE_S) < when:
+        if (latest := self._inside[eldest] + PATIENCE_S + self._handshake_s) < when:
             return eldest, latest
         return visitor, when
 

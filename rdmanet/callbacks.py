@@ -4,7 +4,8 @@ A connection calls its protocol from the event loop, where nobody awaits. So eac
 transport was created with, and an exception goes to the loop's exception handler. Whether an exception also ends the
 connection is not decided here.
 
-Received bytes do not pass through here: _pyx/sink.pxi calls data_received() and buffer_updated().
+Two kinds of calls do not pass through here: _pyx/sink.pxi calls data_received() and buffer_updated(); lifecycle.py
+calls pause_writing() and resume_writing().
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ class Callbacks:
         protocol = self.protocol = self.context.run(self._factory)
         return protocol
 
-    def connection_made(self) -> None:
-        """Call connection_made(). If it raises, the connection goes on, as asyncio's and uvloop's do."""
-        assert self.protocol is not None and self.transport is not None
+    def connection_made(self, transport: asyncio.Transport | None = None) -> None:
+        """Call connection_made(). If it raises, the connection goes on, as asyncio's and uvloop's do.
+
+        :param transport: for a protocol that takes over what may have been released
+        """
+        transport = transport or self.transport
+        assert self.protocol is not None and transport is not None
         try:
-            self.context.run(self.protocol.connection_made, self.transport)
+            self.context.run(self.protocol.connection_made, transport)
         except Exception as exc:
             self.report(exc, "connection_made() failed")
 

@@ -43,6 +43,9 @@ class Owner(Protocol):
     def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
         """Return (whether there is more to say, the body for the next Credit, of at most ``room`` bytes)."""
 
+    def _memory_taken_back(self) -> None:
+        """A read was given up whose bytes the peer may still place; ``placing_unanswered`` until it has answered."""
+
     def _write_refused(self) -> None:
         """``write()`` was called after ``stop_writing()``. The caller of ``write()`` gets what this raises."""
 
@@ -63,6 +66,9 @@ class Owner(Protocol):
 
     def _operation_done(self, operation: Posted) -> None:
         """A one-sided work request has completed."""
+
+    def _room_for_operations(self) -> None:
+        """Requests of the connection's own have completed, so there is room for one-sided ones."""
 
     def _operation_lost(self, operation: Posted) -> None:
         """A one-sided work request will not complete, because the queue pair is gone."""

@@ -12,8 +12,10 @@ cdef enum:
     FRAME_PONG = 4
     FRAME_FIN = 5
     FRAME_ABORT = 6
+    FRAME_PLACED = 7
     FRAME_HEADER_BYTES = 16
     FRAME_PING_BYTES = 8
+    FRAME_PLACED_BYTES = 16
 
 # credit.HEADER in the byte order of every machine this package runs on.
 cdef struct frame_header:
@@ -22,9 +24,15 @@ cdef struct frame_header:
     uint32_t granted
     uint32_t reaped
 
+# credit.PLACED_BODY, likewise.
+cdef struct placed_body:
+    uint32_t serial
+    uint32_t zero
+    uint64_t upto
+
 # Private constants of credit.py, as C integers where it is compiled.
-cdef uint32_t _DATA, _CREDIT, _PING, _PONG, _FIN, _ABORT
-cdef uint32_t _HEADER_BYTES, _PING_BYTES, _CONTROL_BODY_MAX, _CREDIT_ALLOWANCE, _CONTROL_ALLOWANCE
+cdef uint32_t _DATA, _CREDIT, _PING, _PONG, _FIN, _ABORT, _PLACED
+cdef uint32_t _HEADER_BYTES, _PING_BYTES, _PLACED_BYTES, _CONTROL_BODY_MAX, _CREDIT_ALLOWANCE, _CONTROL_ALLOWANCE
 cdef uint32_t _MASK, _LATE
 
 
@@ -40,6 +48,7 @@ cdef class Ledger:
     cdef readonly uint32_t granted
     cdef readonly uint32_t grantable
     cdef readonly uint32_t received
+    cdef readonly bint placement, growth
     # Control frames, ours and the peer's.
     cdef readonly uint32_t peer_reaped
     cdef readonly uint32_t reaped
@@ -65,6 +74,7 @@ cdef class Ledger:
     cpdef int frame_received(
         self, uint32_t byte_len, uint32_t kind, uint32_t length, uint32_t granted, uint32_t reaped
     ) except -1
+    cpdef int slots_grown(self, uint32_t slot_bytes) except -1
     cpdef int slots_freed(self, uint32_t count) except -1
     @cython.locals(fresh=uint32_t)
     cpdef bint grant_due(self) noexcept

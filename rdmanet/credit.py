@@ -24,20 +24,22 @@ receives again); the channel keeps order, so the n-th control frame is answered 
 reaches n. The proof of liveness below needs two stricter rules: a Ping is answered only by its Pong, and
 a Fin or an Abort is sent only once.
 
-`Ledger` counts; the rest of this file packs and checks the frames.
+`Ledger` counts; the rest of this file packs and checks the bodies. The data engine reads and writes
+headers itself (_pyx/connection.pxi: `receive`, `chain_entry`), and a Credit that says only a slot size
+(_pyx/ownring.pxi). `pack_header` and `unpack_header` are for tests.
 
 Liveness
 --------
-A side that owes a grant sends it when it is at least what the peer has left: half the ring if
-nothing is held back, any grant if the peer has no credits. Suppose that the side may not send it,
-because two Credits are unanswered. If the peer still has credits, it either sends, and its header
-answers the Credits, or it has nothing to send and needs no grant. If the peer has no credits left,
-its last data frame used the last credit granted. So that frame was sent after the granting frame
-had arrived, and answered it and all earlier ones. The unanswered Credits came later, granted
-nothing, and only carried updates of memory regions. This is the case for the Ping: the header of
-the Pong answers everything. A Pong can always be sent: the next Ping is sent only after the
-previous Pong was reaped, and its own header says so. Nothing is ever sent merely because a Credit
-arrived, so two idle sides fall silent.
+A grant gets a frame of its own when it is at least as large as the credits that the peer has left:
+if nothing is held back, that is half the ring; if the peer has none left, any grant. Suppose that
+the side may not send it, because two Credits are unanswered. If the peer still has credits, it
+either sends, and its header answers the Credits, or it has nothing to send and needs no grant. If
+the peer has no credits left, its last data frame used the last credit granted. So that frame was
+sent after the granting frame had arrived, and answered it and all earlier ones. The unanswered
+Credits came later, granted nothing, and only carried updates of memory regions. This is the case
+for the Ping: the header of the Pong answers everything. A Pong can always be sent: the next Ping is
+sent only after the previous Pong was reaped, and its own header says so. Nothing is ever sent
+merely because a Credit arrived, so two idle sides fall silent.
 
 This file does no I/O and knows no device. It is Python that setup.py also compiles (credit.pxd has
 the C types), so that the data engine uses the same code that the tests check in both forms. Hence
@@ -62,7 +64,7 @@ MAGIC: Final = b"RDMN"
 
 
 class Kind(IntEnum):
-    """The kind of a frame. Only Data costs a credit; the others are control frames."""
+    """The kind of a frame. Data and Placed cost a credit; the others are control frames."""
 
     DATA = 1
     CREDIT = 2
@@ -70,6 +72,8 @@ class Kind(IntEnum):
     PONG = 4
     FIN = 5
     ABORT = 6
+    PLACED = 7
+    """Tells of bytes that were written into memory that the receiver wanted them in (placement.py)."""
 
 
 ALLOWANCE: Final = {Kind.CREDIT: 2, Kind.PING: 1, Kind.PONG: 1, Kind.FIN: 1, Kind.ABORT: 1}
@@ -85,6 +89,9 @@ completions may take a few before it posts their receives again."""
 HEADER: Final = Struct("<IIII")
 HEADER_BYTES: Final = HEADER.size
 PING_BYTES: Final = 8
+PLACED_BODY: Final = Struct("<IIQ")
+"""A Placed's body: the Want's serial number, zero, and the position in the stream after the bytes."""
+PLACED_BYTES: Final = PLACED_BODY.size
 CONTROL_BYTES_MAX: Final = 4096
 """The size of a control frame with its header. Longer region updates take several frames."""
 
@@ -130,6 +137,14 @@ HELLO_BYTES_MAX: Final = 56
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no integer above 2**64 - 1
+
+
+FEATURE_PLACEMENT: Final = 1
+"""Hello.features: this side knows direct placement. It is used if both sides do."""
+FEATURE_GROWTH: Final = 2
+"""The same for slots that grow (slots.py)."""
+FEATURE_SOLICITS: Final = 4
+"""Hello.features: this side marks all its SENDs as solicited (IBV_SEND_SOLICITED); its peer may arm for those only."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -185,6 +200,38 @@ class Credit(
     acked: tuple[U32, ...] = ()
 
 
+class Want(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Memory that bytes of the stream may be written to; placement.py has the rules."""
+
+    serial: Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
+    position: U64
+    address: U64
+    length: U64
+    rkey: U32
+    flags: U32
+
+
+class PlacementCredit(Credit, tag=int(Kind.CREDIT), frozen=True, gc=False, forbid_unknown_fields=True):
+    """A Credit with news of direct placement, for a peer that knows it. 0 means that nothing is said.
+
+    In one body ``unwanted`` counts before ``wants``.
+    """
+
+    wants: tuple[Want, ...] = ()
+    unwanted: U32 = 0
+    answered: U32 = 0
+
+
+class GrowthCredit(PlacementCredit, tag=int(Kind.CREDIT), frozen=True, gc=False, forbid_unknown_fields=True):
+    """The same with news of the sender's slots, for a peer that knows that they grow. 0 means that nothing is said.
+
+    From receive number ``slots_from`` on its slots hold ``slot_bytes`` bytes; slots.py has the rules.
+    """
+
+    slots_from: U32 = 0
+    slot_bytes: U32 = 0
+
+
 class AbortCode(IntEnum):
     """Why a side ended the connection without Fin."""
 
@@ -231,15 +278,27 @@ def pack_credit(credit: Credit) -> bytes:
     return msgspec.msgpack.encode(credit)
 
 
-def unpack_credit(body: bytes | memoryview, granted: int) -> Credit:
+def unpack_credit(
+    body: bytes | memoryview, granted: int, placement: bool = False, growth: bool = False
+) -> Credit:
     """Parse a Credit's body; `granted` is that of the frame's header. An empty body is a pure grant.
+
+    With `placement` and `growth`, which both sides have agreed on, it is a PlacementCredit or a GrowthCredit.
 
     The region that a name, an address or an id belongs to is checked here as far as it can be
     without knowing the others; offers.py knows them.
     """
     if not len(body):
-        return Credit(granted)
-    credit = _decode(_credit_decoder, body, Credit)
+        return GrowthCredit(granted) if growth else PlacementCredit(granted) if placement else Credit(granted)
+    credit: Credit
+    if growth:
+        credit = grown = _decode(_growth_decoder, body, GrowthCredit)
+        if not placement and (grown.wants or grown.unwanted or grown.answered):
+            raise ProtocolError("a Credit has news of direct placement, which was not agreed on")
+    elif placement:
+        credit = _decode(_placement_decoder, body, PlacementCredit)
+    else:
+        credit = _decode(_credit_decoder, body, Credit)
     if credit.granted != granted:
         raise ProtocolError(f"a Credit grants {credit.granted} credits, but its header grants {granted}")
     for region in credit.regions:
@@ -330,6 +389,8 @@ def _cut(reason: str) -> str:
 _hello_decoder: "msgspec.msgpack.Decoder[Hello]" = msgspec.msgpack.Decoder(Hello)
 _refusal_decoder: "msgspec.msgpack.Decoder[Refusal]" = msgspec.msgpack.Decoder(Refusal)
 _credit_decoder: "msgspec.msgpack.Decoder[Credit]" = msgspec.msgpack.Decoder(Credit)
+_placement_decoder: "msgspec.msgpack.Decoder[PlacementCredit]" = msgspec.msgpack.Decoder(PlacementCredit)
+_growth_decoder: "msgspec.msgpack.Decoder[GrowthCredit]" = msgspec.msgpack.Decoder(GrowthCredit)
 _abort_decoder: "msgspec.msgpack.Decoder[Abort]" = msgspec.msgpack.Decoder(Abort)
 
 
@@ -343,8 +404,10 @@ _PING = 3
 _PONG = 4
 _FIN = 5
 _ABORT = 6
+_PLACED = 7
 _HEADER_BYTES = 16
 _PING_BYTES = 8
+_PLACED_BYTES = 16
 _CONTROL_BODY_MAX = 4080
 _CREDIT_ALLOWANCE = 2
 _CONTROL_ALLOWANCE = 6
@@ -381,6 +444,8 @@ class Ledger:
         self.granted = (origin + ours.credits) & _MASK
         self.grantable = (origin + (ours.credits if withhold else ours.data_slots)) & _MASK
         self.received = origin
+        self.placement = bool(ours.features & peers.features & FEATURE_PLACEMENT)
+        self.growth = bool(ours.features & peers.features & FEATURE_GROWTH)
 
         self.peer_reaped = origin
         self.reaped = origin
@@ -451,7 +516,7 @@ class Ledger:
 
     def control_sent(self, kind: int) -> int:
         """Count a control frame whose header is about to be written."""
-        if kind == _DATA or not self.may_send(kind):
+        if kind == _DATA or kind == _PLACED or not self.may_send(kind):
             raise RuntimeError(f"control frame {kind} cannot be sent now")
         if kind == _CREDIT:
             self.credits_in_flight += 1
@@ -484,8 +549,11 @@ class Ledger:
             raise ProtocolError(
                 f"a frame of {byte_len} bytes whose {_HEADER_BYTES}-byte header announces {length} more"
             )
-        if kind == _DATA:
-            if length == 0 or length > self.slot_bytes:
+        if kind == _DATA or (kind == _PLACED and self.placement):
+            if kind == _PLACED:
+                if length != _PLACED_BYTES:
+                    raise ProtocolError(f"a Placed of {length} bytes, it must have {_PLACED_BYTES}")
+            elif length == 0 or length > self.slot_bytes:
                 raise ProtocolError(f"a data frame of {length} bytes, 1 to {self.slot_bytes} are allowed")
             if self.granted == self.received:
                 raise ProtocolError("a data frame without credit")
@@ -493,7 +561,7 @@ class Ledger:
                 raise ProtocolError("a data frame after Fin")
             self._header_received(granted, reaped)
             self.received = (self.received + 1) & _MASK
-            return 1
+            return kind
         if kind == _PING or kind == _PONG:
             if length != _PING_BYTES:
                 raise ProtocolError(f"a {_kind_name(kind)} of {length} bytes, it must have {_PING_BYTES}")
@@ -512,6 +580,11 @@ class Ledger:
         self._control_received(kind)
         self.reaped = (self.reaped + 1) & _MASK
         return kind
+
+    def slots_grown(self, slot_bytes: int) -> int:
+        """Data frames may be as long as that from now on, if that is more; slots.py says which of them."""
+        self.slot_bytes = max(self.slot_bytes, slot_bytes)
+        return 0
 
     def slots_freed(self, count: int) -> int:
         """Count data slots that were consumed and whose receives are posted again: they may be granted."""

@@ -90,8 +90,10 @@ def _read(fd: int) -> list[bytes]:
 
 def _log(lines: list[bytes]) -> None:
     """Call this without the lock: a logging handler has its own, and the garbage collector may run while it is held."""
+    # Without a handler, logging writes the bare message to standard error, which does not say whose it is.
+    form = "%s" if logger.hasHandlers() else "rdmanet: %s"
     for line in lines:
-        logger.warning("%s", line.decode(errors="backslashreplace"))
+        logger.warning(form, line.decode(errors="backslashreplace"))
 
 
 def _forget() -> None:

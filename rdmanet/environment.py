@@ -8,13 +8,14 @@ devices. docs/environment.md explains the variables to users.
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 import os
 from collections.abc import Iterable
 
 logger = logging.getLogger("rdmanet")
 
-OURS = ("RDMANET_DEVICE", "RDMANET_REQUIRE", "RDMANET_SOFT")
+OURS = ("RDMANET_DEVICE", "RDMANET_PEERS", "RDMANET_PLACE_BYTES", "RDMANET_REQUIRE", "RDMANET_SOFT")
 """The variables that this package reads, and RDMANET_SOFT of the device."""
 
 DEVICE = "RDMANET_SOFT_"
@@ -47,7 +48,33 @@ OF_THE_TREE = ("RDMANET_COVERAGE", "RDMANET_DEBUG", "RDMANET_KERNEL", "RDMANET_S
 OF_THE_TESTS = ("RDMANET_TEST_", "RDMANET_STRESS_")
 """The prefixes of the tests' variables."""
 
+_DIGITS_MAX = 18  # what a size_t can hold for certain
+
 _is_told = False
+
+
+def requires_rdma() -> bool:
+    """Whether RDMANET_REQUIRE excludes the embedded device, and TCP in its place.
+
+    :raises OSError: it has an unknown value, which was meant to protect (EINVAL)
+    """
+    required = os.environ.get("RDMANET_REQUIRE")
+    if required not in (None, "", "rdma"):
+        raise OSError(errno.EINVAL, f"RDMANET_REQUIRE={required}: set it to rdma, or unset it")
+    return required == "rdma"
+
+
+def place_bytes() -> int | None:
+    """From how many bytes on a read may have them placed, by RDMANET_PLACE_BYTES; None if the device is to decide.
+
+    :raises OSError: it is no positive number (EINVAL)
+    """
+    least = os.environ.get("RDMANET_PLACE_BYTES")
+    if least in (None, ""):
+        return None
+    if not (least.isascii() and least.isdigit() and len(least) <= _DIGITS_MAX and int(least) > 0):
+        raise OSError(errno.EINVAL, f"RDMANET_PLACE_BYTES={least}: set it to a number of bytes, or unset it")
+    return int(least)
 
 
 def unknown(names: Iterable[str]) -> dict[str, str]:

@@ -47,6 +47,8 @@ logger = logging.getLogger("rdmanet")
 
 SHARED_RNR_RETRY = 7
 """Retry forever: a peer that overruns its credits consumes other connections' receives."""
+MAX_RESOLVE_S = 2_000_000
+"""rdma_cm counts milliseconds, in an int."""
 
 
 class Role(Enum):
@@ -75,7 +77,7 @@ class Endpoint:
 
     :ivar role: which side this is
     :ivar id: the identifier, once there is one
-    :ivar connected: the connection has been established at some time, so there is something to disconnect
+    :ivar connected: the connection has been established, and we have not disconnected it
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Endpoint:
         or is cancelled, what it has begun is still there, and the owner must take it apart.
         """
         timeout = self._config.connect_timeout
-        resolve_ms = 2000 if timeout is None else max(1, int(timeout * 1000))
+        resolve_ms = 2000 if timeout is None else max(1, int(min(timeout, MAX_RESOLVE_S) * 1000))
         try:
             async with asyncio.timeout(timeout):
                 cm_id = self.id = self._loop_context.create_id(self._cm_event)
@@ -130,9 +132,11 @@ class Endpoint:
     async def _step(self, awaited: CMEventType, begin: Callable[[], None]) -> None:
         """Begin something and wait for its event; any other event of the identifier is its failure."""
         self._awaited = awaited
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        waiter = self._waiter = self._loop_context.loop.create_future()
         try:
             begin()
+            if self.id is not None and awaited is not CMEventType.ESTABLISHED:
+                self._loop_context.take_event_of(self.id)
             await waiter
         finally:
             self._waiter = self._awaited = None
@@ -150,7 +154,7 @@ class Endpoint:
         """Accept a request whose Hello has been checked. It goes on when ESTABLISHED comes."""
         self.id = cm_id
         self._loop_context.adopt_id(cm_id, self._cm_event)
-        self._prepare(cm_id, context)
+        self._prepare(cm_id, context, bool(hello.features & credit.FEATURE_GROWTH))
         self.agree(hello)
         shares = self._connection.shared is not None
         cm_id.accept(
@@ -162,22 +166,32 @@ class Endpoint:
 
     def hello(self) -> credit.Hello:
         """What the peer must know about our receives."""
-        slots = self._config.data_slots
-        first = slots if self._connection.shared is None else min(STREAM_SHARED_OWN, slots)
-        return credit.Hello(self._config.slot_bytes, slots, credit.CONTROL_SLOTS, first)
+        connection, slots = self._connection, self._config.data_slots
+        first = slots if connection.shared is None else min(STREAM_SHARED_OWN, slots)
+        features = credit.FEATURE_PLACEMENT | credit.FEATURE_GROWTH | credit.FEATURE_SOLICITS
+        return credit.Hello(connection.first_slot_bytes, slots, credit.CONTROL_SLOTS, first, features)
 
     def agree(self, hello: credit.Hello) -> None:
         """Take in what the peer says about its receives. From now on its frames may come."""
         ledger = credit.Ledger(self.hello(), hello, withhold=self._connection.shared is not None)
-        self._connection.agree(ledger, hello.slot_bytes)
+        self._connection.agree(
+            ledger,
+            hello.slot_bytes,
+            hello.data_slots + hello.control_slots,
+            bool(hello.features & credit.FEATURE_SOLICITS),
+        )
 
-    def _prepare(self, cm_id: CMID, context: contextvars.Context) -> None:
-        """Create a queue pair with its receives posted, on the device that the address belongs to."""
+    def _prepare(self, cm_id: CMID, context: contextvars.Context, may_grow: bool = True) -> None:
+        """Create a queue pair with its receives posted, on the device that the address belongs to.
+
+        The peer may turn out not to know slots that grow. Then they stay small.
+        """
         assert cm_id.context is not None
         config, connection = self._config, self._connection
         engine = self._loop_context.engine_for(cm_id.context, config.busy_poll)
         shared_slots = config.shared_slots if self._shares(engine) else None
-        connection.attach(engine, context, config.slot_bytes, config.data_slots, shared_slots)
+        first_bytes = config.first_slot_bytes if may_grow else None
+        connection.attach(engine, context, config.slot_bytes, config.data_slots, shared_slots, first_bytes)
         if connection.shared is not None:
             cq, srq = connection.shared.cq, connection.shared.srq
         else:
@@ -246,10 +260,10 @@ class Endpoint:
                 self.connected = True
                 owner._established(event)
         except Exception as exc:
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(exc)
-            else:
+            if waiter is None:
                 owner._establishing_failed(exc)
+            elif not waiter.done():  # else connect() was cancelled, and ends what there is
+                waiter.set_exception(exc)
             return
         except BaseException:
             if waiter is not None:
@@ -261,8 +275,9 @@ class Endpoint:
     # -- the end -------------------------------------------------------------------------------------------
 
     def disconnect(self) -> None:
-        """Tell the peer that the connection is over, if there was one."""
+        """Tell the peer that the connection is over, if there was one. Later calls do nothing."""
         if self.connected and self.id is not None:
+            self.connected = False
             with contextlib.suppress(OSError):
                 self.id.disconnect()
 

@@ -51,7 +51,6 @@ STUCK_AFTER_S = 1.0  # in addition to the peer's time: for the queue pair to get
 
 _REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
-_WINDOWS_OF_TYPE_2 = 1 << 23 | 1 << 24  # enum ibv_device_cap_flags: MEM_WINDOW_TYPE_2A, _2B
 _FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR
 _RESPONSE_TIMEOUT = 20  # IBV_WC_RESP_TIMEOUT_ERR
 
@@ -272,8 +271,7 @@ class Lease:
 
 def has_windows(engine: StreamEngine) -> bool:
     """Whether keys can be bound to a connection on this engine's device."""
-    attr = engine.pd.context.query_device()
-    return attr.max_mw > 0 and bool(attr.device_cap_flags & _WINDOWS_OF_TYPE_2)
+    return engine.has_windows()
 
 
 def _key_for(lessor: Lessor, mr: MR, rights: AccessFlags) -> _Window | _Registration:

@@ -15,6 +15,10 @@ A ``Lifecycle`` connects parts that do not know each other, and carries out what
 * ``Callbacks`` (callbacks.py) calls the application's protocol.
 * ``Teardown`` (teardown.py) takes the connection apart, once, in the order that ``__init__`` gives.
 
+A lost peer shows in an event of the connection manager (`Endpoint._cm_event`) or in a completion that failed
+(`Connection.completed`), and a local device that has failed in one of its events (`loop_context.py`). Each of these
+ends in `_cut_off`.
+
 The transport above gives it commands, such as `close`, and reads its parts. While the connection exists, the loop
 context and these parts refer to the life, and the life refers to the transport. `_detach` cuts these references, so
 that an ended connection is freed without the garbage collector.
@@ -30,7 +34,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
-from rdmanet import credit, log_rate
+from rdmanet import credit, log_rate, tls
 from rdmanet._core import CMID, QP, AsyncEvent, CMEvent, StreamEngine, WCStatus
 from rdmanet.addresses import SockAddr
 from rdmanet.callbacks import Callbacks, is_buffered
@@ -49,6 +53,12 @@ from rdmanet.writing import WritingHalf
 logger = logging.getLogger("rdmanet")
 
 
+# As plain numbers: each operator of an IntFlag calls Python functions.
+_STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DISCONNECT, _RELEASE = map(
+    int, Action
+)
+
+
 def _nothing() -> None:
     pass
 
@@ -56,12 +66,16 @@ def _nothing() -> None:
 class Lifecycle:
     """The life of one connection.
 
+    More than 500 lines: it carries out each action of the machine and hears each report of the parts. These are sixty
+    short methods, and what they decide is elsewhere.
+
     :ivar machine: its states, and the error that it ends with
     :ivar connection: its bytes
     :ivar endpoint: its identifier and its queue pair
     :ivar regions: the memory on offer
     :ivar writing: our half of it
     :ivar callbacks: its protocol
+    :ivar close_when_resumed: close() was called, and TLS above has more to write
     :ivar facts: what get_extra_info() knows by name; empty until the connection is established
     """
 
@@ -90,7 +104,7 @@ class Lifecycle:
         self.facts: dict[str, Any] = {}
         self.machine = Machine()
         self.callbacks = Callbacks(self._loop, transport, context, protocol_factory)
-        self.connection = Connection(self)
+        self.connection = Connection(self, config.reference_writes, config.unread_bytes)
         self.endpoint = Endpoint(role, loop_context, config, self.connection, self)
         self.regions = Regions(self.connection, loop_context, self)
         self.writing = WritingHalf(self._loop, self.machine, self.connection)
@@ -101,9 +115,10 @@ class Lifecycle:
             self._loop,
             self._disconnect,
             (
-                self._stop_close_timer,
+                self._stop_timers,
                 self.endpoint.disconnect,
                 self.regions.end_leases,
+                self.connection.end_keys,
                 self.endpoint.destroy_queue_pair,
                 self.connection.release,
                 self.endpoint.destroy_id,
@@ -114,9 +129,12 @@ class Lifecycle:
             self._report,
         )
         self._close_when_made = False
+        self.close_when_resumed = False
         self._told_lost = False  # connection_lost() is being called, or was
+        self._lost_when_heard = False  # it is to be called when the peer has our Abort
         self._close_timer: asyncio.TimerHandle | None = None
         self._close_progress = -1
+        self._answer_timer: asyncio.TimerHandle | None = None
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._readiness: Readiness | None = None
         loop_context.connections.add(self)
@@ -178,15 +196,17 @@ class Lifecycle:
         if connects:
             self.endpoint.agree(credit.unpack_hello(event.private_data))
         self.facts = _facts_of(self.endpoint.id, self.connection)
+        self.facts["fabric_reason"] = self._config.reason
         protocol = self.callbacks.make_protocol()
         self.machine.receive(Event.ESTABLISHED)
         self.connection.open(protocol, is_buffered(protocol), connects)
         if connects:
             self.connection.send_control(credit.Kind.CREDIT)
         self.callbacks.connection_made()
+        self._loop.call_soon(self.connection.greet)
         self.connection.hear_early()
         if self._close_when_made:
-            self._stop_close_timer()
+            self._stop_timers()
             self.close()
 
     def _establishing_failed(self, error: Exception) -> None:
@@ -197,8 +217,14 @@ class Lifecycle:
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Deliver to another protocol from now on."""
+        before, paused = self.callbacks.protocol, self.connection.protocol_paused
+        begins_tls = tls.is_tls(protocol)
+        if begins_tls and paused:
+            self._resume_protocol()  # from now on TLS buffers what it writes, and tells it when to pause
         self.callbacks.protocol = protocol
         self.connection.bind(protocol, is_buffered(protocol))
+        if begins_tls:
+            tls.begin_over(before, protocol, paused)
 
     def write_eof(self) -> None:
         """End our half: Fin goes after what was written."""
@@ -215,9 +241,24 @@ class Lifecycle:
             self._close_when_made = True
             if self._close_timer is None and self.endpoint.role is Role.SERVER:
                 self._close_timer = self._loop.call_later(FAREWELL_S, self._never_made)
-        else:
+        elif not self._waits_for_tls():
             self.connection.stop_writing()
             self._handle(Event.CLOSE)
+
+    def _waits_for_tls(self) -> bool:
+        """Whether to close later, because TLS above has more to write.
+
+        It keeps that, its farewell among it, until it is resumed, and relies on asyncio's transports to take writes
+        after close() for as long as they have something in their buffers.
+        """
+        if not self.connection.protocol_paused or self.machine.writing is not Writing.OPEN:
+            return False
+        if not tls.is_tls(self.callbacks.protocol):
+            return False
+        self.close_when_resumed = True
+        self.connection.reading = False
+        self._begin_close_timer()
+        return True
 
     def _never_made(self) -> None:
         self._close_timer = None
@@ -233,6 +274,17 @@ class Lifecycle:
         """End at once; connection_lost() gets this error."""
         if self.machine.state is not State.CLOSED:
             self._handle(Event.CALLBACK_RAISED, exc)
+
+    def end_now(self, error: Exception | None = None) -> None:
+        """End at once, and do not wait until the peer has heard of it; connection_lost() gets this error."""
+        machine = self.machine
+        made = machine.state is not State.OPENING
+        if made and machine.state is not State.CLOSED and machine.error is None:
+            machine.error = error
+        machine.receive(Event.ABORT)
+        if made and not self._told_lost and not self._loop.is_closed():
+            self.callbacks.context.run(self._call_connection_lost)
+        self.release_now()
 
     def readiness_fd(self) -> int:
         """A descriptor that shows whether there is something to read (readiness.py), made on the first call.
@@ -255,34 +307,34 @@ class Lifecycle:
         if self.foreign:
             return  # after a fork: the connection is the parent's, and goes on there
         machine = self.machine
-        actions = machine.receive(event, error)
+        actions = int(machine.receive(event, error))
         if self._readiness is not None and machine.state is not State.OPEN:
             self._readiness.show(True)
         if not actions:
             return
         try:
-            if actions & Action.STOP_READING:
+            if actions & _STOP_READING:
                 self.connection.stop_reading()
-            if actions & Action.DISCARD_WRITES:
+            if actions & _DISCARD_WRITES:
                 self.connection.discard_writes()
-            if actions & Action.SEND_FIN:
+            if actions & _SEND_FIN:
                 self.connection.when_flushed()
             if machine.state is State.CLOSING:
                 self._begin_close_timer()  # also where write_eof() had asked for the Fin already
-            if actions & Action.SEND_ABORT and not (
+            if actions & _SEND_ABORT and not (
                 event is Event.PEER_VIOLATED and self.connection.shared is not None
             ):
                 # On a shared queue, a peer that breaks the rules gets no time: it may take receives of the others.
                 self._say_abort()
-            if actions & Action.DELIVER_EOF:
+            if actions & _DELIVER_EOF:
                 self._deliver_eof()
         finally:  # whatever is raised there must not prevent the end: the machine is in its new state
             self._end(actions)
 
-    def _end(self, actions: Action) -> None:
-        if actions & Action.LOSE:
-            self._loop.call_soon(self._call_connection_lost, context=self.callbacks.context)
-        if actions & Action.DISCONNECT:
+    def _end(self, actions: int) -> None:
+        if actions & _LOSE:
+            self._loop.call_soon(self._lose, context=self.callbacks.context)
+        if actions & _DISCONNECT:
             self.connection.stop_posting()
             self._teardown.disconnect()
             if self.machine.state is not State.CLOSED:
@@ -291,7 +343,7 @@ class Lifecycle:
                 if self.machine.error is not None:
                     self.connection.reading = True
                 self.connection.when_drained()
-        if actions & Action.RELEASE and not actions & Action.LOSE:
+        if actions & _RELEASE and not actions & _LOSE:
             self._teardown.release()
 
     def _say_abort(self) -> None:
@@ -306,15 +358,25 @@ class Lifecycle:
         except Exception as exc:
             self._callback_raised(exc, "eof_received")
             return
-        if not keep_open and not self.machine.closing:
+        if not keep_open and not self.machine.closing and not self._waits_for_tls():
             self.connection.stop_writing()
             self._handle(Event.EOF_DECLINED)
+
+    def _lose(self) -> None:
+        """Call connection_lost(), but not before our Abort has left if the peer may write to memory until then."""
+        if self._teardown.in_farewell and self.connection.lands:
+            self._lost_when_heard = True
+        else:
+            self._call_connection_lost()
 
     def _call_connection_lost(self) -> None:
         """The last callback, then the end of everything that the connection held."""
         if self._teardown.released:
             return
         self._told_lost = True
+        if self.connection.lands:  # from here on, the program's memory is its own
+            self.connection.end_keys()
+            self.connection.lose_landings()
         self.regions.lost()  # now, though the peer may not have learned of the end yet
         try:
             self.callbacks.connection_lost(cast("Exception | None", self.machine.error))
@@ -336,14 +398,15 @@ class Lifecycle:
             self._begin_close_timer()
             return
         self._last_words = (credit.AbortCode.TIMEOUT, "closing made no progress")
-        self._handle(
-            Event.TIMED_OUT,
-            TimeoutError(
-                errno.ETIMEDOUT,
-                f"closing made no progress for {self._config.close_timeout} s, "
-                f"{self.connection.get_write_buffer_size()} bytes were not sent",
-            ),
+        error = TimeoutError(
+            errno.ETIMEDOUT,
+            f"closing made no progress for {self._config.close_timeout} s, "
+            f"{self.connection.get_write_buffer_size()} bytes were not sent",
         )
+        if self.close_when_resumed:
+            self.fail(error)
+        else:
+            self._handle(Event.TIMED_OUT, error)
 
     # -- what the connection reports: see connection.py ----------------------------------------------------
 
@@ -355,7 +418,11 @@ class Lifecycle:
             abort = credit.unpack_abort(body)
             reason = f": {abort.reason}" if abort.reason else ""
             error = ConnectionResetError(errno.ECONNRESET, f"the peer aborted the connection{reason}")
-            self._handle(Event.ABORT_RECEIVED, error)
+            unsent = self.connection.get_write_buffer_size()  # the peer's device has the rest
+            if abort.code == credit.AbortCode.ABORTED and self._is_taken_for_eof(error, unsent):
+                self._end_as_tcp()
+            else:
+                self._handle(Event.ABORT_RECEIVED, error)
         else:
             if self.machine.writing is not Writing.OVER:
                 self.regions.credit_received(body, granted)
@@ -380,11 +447,36 @@ class Lifecycle:
         if self._readiness is not None:
             self._readiness.show(self.connection.unread or self.machine.state is not State.OPEN)
 
+    def _memory_taken_back(self) -> None:
+        # The reads that were given up end when the peer has answered. One that never does holds them for as long as
+        # closing may take.
+        if self._config.close_timeout is not None and self._answer_timer is None:
+            self._answer_timer = self._loop.call_later(
+                self._config.close_timeout, self._answer_is_late, self.connection.placing_unanswered
+            )
+
+    def _answer_is_late(self, awaited: int) -> None:
+        self._answer_timer = None
+        self.engine.drain()
+        unanswered = self.connection.placing_unanswered
+        if not unanswered or self._is_over:
+            return
+        if unanswered != awaited:  # that one was answered
+            self._memory_taken_back()
+            return
+        self._cut_off(
+            TimeoutError(
+                errno.ETIMEDOUT,
+                f"the peer has not let go of a cancelled read's memory for {self._config.close_timeout} s",
+            )
+        )
+
     def _write_refused(self) -> None:
         """As with asyncio's transports: an error after write_eof(), silence after close(), a warning if it goes on."""
         self.writing.check_refusal()
         if self.machine.state in (State.DRAINING, State.DRAINING_TO_EOF):
             self._handle(Event.WRITE_DROPPED)
+            self.connection.reading = True  # a writer learns of the end, even if the reader is paused
         self.writing.write_dropped()
 
     def _pause_writing(self) -> None:
@@ -396,7 +488,7 @@ class Lifecycle:
     def _resume_writing(self) -> None:
         # Not now if a callback may be running (abort() in data_received, for example), because a context cannot be
         # entered twice. The loop calls connection_lost, too, after this.
-        self.writing.tell_room()
+        self.writing.wake_until_room()
         if self.machine.closing:
             self._loop.call_soon(self._resume_protocol, context=self.callbacks.context)
         else:
@@ -409,6 +501,9 @@ class Lifecycle:
             self.callbacks.protocol.resume_writing()  # type: ignore[union-attr]
         except Exception as exc:
             self._report(exc, "resume_writing() failed")
+        if self.close_when_resumed and not self.connection.protocol_paused:
+            self.close_when_resumed = False
+            self.close()
 
     def _callback_raised(self, exc: BaseException, name: str) -> None:
         self._report(exc, f"Fatal error: protocol.{name}() call failed.")
@@ -433,7 +528,8 @@ class Lifecycle:
         self._cut_off(_failed_completion(failure, self.qp))
 
     def _protocol_broken(self, exc: BaseException) -> None:
-        log_rate.warn(logger, "protocol", "%r: the peer broke the protocol: %s", self, exc)
+        # As text: a record that a handler keeps is not to keep the exception, and by its traceback the reader's memory.
+        log_rate.warn(logger, "protocol", "%s: the peer broke the protocol: %s", repr(self), str(exc))
         # The peer learns which rule it broke, and by what of its own. Of other errors it learns only that there was
         # one: the text of an application's exception is none of its business.
         self._last_words = (credit.AbortCode.PROTOCOL, str(exc))
@@ -443,13 +539,38 @@ class Lifecycle:
     def _cut_off(self, error: BaseException) -> None:
         """The connection is over. Completions that are there come first: the peer's Fin may be among them."""
         self.engine.drain()
-        self._handle(Event.CUT_OFF if self.connection.undelivered else Event.DISCONNECTED, error)
+        if self._is_taken_for_eof(error, self.connection.undelivered):
+            self._end_as_tcp()
+        else:
+            self._handle(Event.CUT_OFF if self.connection.undelivered else Event.DISCONNECTED, error)
+
+    def _is_taken_for_eof(self, error: BaseException, lost: int) -> bool:
+        """Whether this loss looks like end of file to programs that expect TCP.
+
+        There the system of a peer that is killed, or aborts, sends end of file, unless bytes for it are lost.
+
+        :param lost: whether bytes of ours are
+        """
+        return (
+            self._config.lost_peer == "eof"
+            and self.machine.state is State.OPEN
+            and isinstance(error, ConnectionResetError)
+            and not lost
+        )
+
+    def _end_as_tcp(self) -> None:
+        """End of file after what was received, and then the end, without an error."""
+        self._handle(Event.FIN_RECEIVED)
+        self._handle(Event.DISCONNECTED)
 
     def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
         return self.regions.credit_body(granted, room)
 
     def _operation_done(self, operation: Posted) -> None:
         self.regions.operation_done(operation)
+
+    def _room_for_operations(self) -> None:
+        self.regions.post_waiting()
 
     def _operation_lost(self, operation: Posted) -> None:
         self.regions.operation_lost(operation)
@@ -506,12 +627,16 @@ class Lifecycle:
     def _disconnect(self) -> None:
         """End the connection, and keep what it has received until that is delivered."""
         self.endpoint.disconnect()
+        if self._lost_when_heard:
+            self._loop.call_soon(self._call_connection_lost, context=self.callbacks.context)
         if self.machine.state is not State.CLOSED:
             # Whoever waits for remote memory waits in vain now, and may be the reason why the reader is paused.
             self.regions.end_leases()
+            self.connection.end_keys()
             self.endpoint.destroy_queue_pair()
             self.connection.lose_operations()
             self.connection.lose_loans()
+            self.connection.lose_landings()
             self._fail_waiters()
 
     def _loop_ended(self) -> None:
@@ -520,28 +645,21 @@ class Lifecycle:
             self.release_now()
             return
         machine, transport = self.machine, self.callbacks.transport
-        made = machine.state is not State.OPENING
-        if (
-            made
-            and machine.state is not State.CLOSED
-            and (not machine.closing or self.connection.undelivered)
+        unclosed, error = "", None
+        if machine.state not in (State.OPENING, State.CLOSED) and (
+            not machine.closing or self.connection.undelivered
         ):
             unclosed = f"unclosed transport {transport!r}"
-            if machine.error is None:
-                machine.error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
-        else:
-            unclosed = ""
-        machine.receive(Event.ABORT)
-        if made and not self._loop.is_closed():
-            self.callbacks.context.run(self._call_connection_lost)
-        self.release_now()
+            error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
+        self.end_now(error)
         if unclosed:  # last, because the program may turn warnings into exceptions
             warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=transport)
 
-    def _stop_close_timer(self) -> None:
-        if self._close_timer is not None:
-            self._close_timer.cancel()
-            self._close_timer = None
+    def _stop_timers(self) -> None:
+        for timer in (self._close_timer, self._answer_timer):
+            if timer is not None:
+                timer.cancel()
+        self._close_timer = self._answer_timer = None
 
     def _fail_waiters(self) -> None:
         self.regions.close()
@@ -563,15 +681,32 @@ class Lifecycle:
 def _facts_of(cm_id: CMID | None, connection: Connection) -> dict[str, Any]:
     """What get_extra_info() knows of an established connection."""
     assert cm_id is not None and cm_id.context is not None and connection.qp is not None
+    qp = connection.qp
     return {
-        "sockname": cm_id.local_addr,
-        "peername": cm_id.peer_addr,
+        "fabric": "rdma",
+        "sockname": _with_port(cm_id.local_addr, lambda: qp.qp_num),
+        "peername": _with_port(cm_id.peer_addr, lambda: qp.query()[0].dest_qp_num or 0),
         "rdma_device": cm_id.context.name,
         "rdma_library": cm_id.context.library.name,
         "rdma_port": cm_id.port_num,
-        "rdma_qp": connection.qp.qp_num,
+        "rdma_qp": qp.qp_num,
         "rdma_pd": connection.engine.pd,
     }
+
+
+def _with_port(address: SockAddr | None, clients_qp: Callable[[], int]) -> SockAddr | None:
+    """An address that can stand for one connection, as TCP's addresses do.
+
+    A client that found a listener by its name (soft/cm/name.c) has no port. Both sides take one of the range of
+    ephemeral ports, by the number of the client's queue pair.
+    """
+    if address is None or address[1]:
+        return address
+    port = _EPHEMERAL_PORT + clients_qp() % (65536 - _EPHEMERAL_PORT)
+    return cast(SockAddr, (address[0], port, *address[2:]))
+
+
+_EPHEMERAL_PORT = 49152
 
 
 def _failed_completion(failure: tuple[int, bool, int, Posted | None], qp: QP) -> OSError:

@@ -2,10 +2,10 @@
 
 Theory
 ------
-An event loop should know only one of our file descriptors, however many connections there are. So a loop context puts
-the event channel of the connection manager, and the completion channel of each device in use, into one epoll instance,
-and registers that with ``loop.add_reader``. Everything that a connection waits for arrives there: address resolution,
-connection requests, completions, the device's own events, and the warnings of the embedded device.
+An event loop should know few of our file descriptors, however many connections there are. The completion channel of
+each device in use is one, because completions are frequent and urgent. What is rare is behind another, an epoll
+instance: address resolution, connection requests, the device's own events, and the warnings of the embedded device. Who
+waits without the loop, as blocking streams do, has one descriptor for all of them.
 
 A device may fail. Its completions would report that one by one, or not at all; its event (DEVICE_FATAL, or the
 connection manager's DEVICE_REMOVAL) reports it once. Then all connections on it end at once with a DeviceLostError, and
@@ -29,6 +29,7 @@ import os
 import select
 import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, cast
 
@@ -47,6 +48,7 @@ from rdmanet._core import (
 )
 from rdmanet.device_events import EventFeed
 from rdmanet.device_log import DeviceLog
+from rdmanet.environment import place_bytes
 from rdmanet.errors import DeviceLostError, event_error
 from rdmanet.readiness import new_bell
 
@@ -114,8 +116,6 @@ class LoopContext:
     :ivar servers: those that listen
     """
 
-    # Look at the connection manager at least once in so many wake-ups by completions.
-    _FAIRNESS = 16
     # Events of the connection manager in one turn of the loop. The descriptor stays readable if there are more.
     _CM_EVENTS = 64
 
@@ -126,14 +126,14 @@ class LoopContext:
         self.pid = process_id()
         self.engines: dict[Context, StreamEngine] = {}
         self._completions: dict[int, Callable[[], object]] = {}  # the engines' descriptors
-        self._completions_row: tuple[Callable[[], object], ...] = ()  # the same, for fast iteration
         self._lost_engines: list[StreamEngine] = []  # kept until the last of their connections is gone
         self._feeds: dict[StreamEngine, EventFeed] = {}
-        self._rare: dict[int, Callable[[], None]] = {}  # all descriptors except those of completions
+        self._rare: dict[int, Callable[[], None]] = {}  # all other descriptors
+        self._all: select.epoll | None = None  # for who waits without the loop
         self.connections: set[Tenant] = set()
         self.servers: set[Tenant] = set()
         self._handlers: dict[CMID, CMHandler] = {}
-        self._wakes = 0
+        self._early: deque[CMEvent] = deque()  # read ahead of their turn
         self._lifeline: AsyncGenerator[None, None] | None = None
         self._bell: int | None = None
         self._told_foreign = False
@@ -148,15 +148,21 @@ class LoopContext:
         if self._log.fd is not None:
             self._watch_rare(self._log.fd, self._log.pass_on)
         self._watch_rare(self.cm.fd, self._cm_events)
-        # In an empty contextvars.Context: the first to use this is not the only one.
-        contextvars.Context().run(loop.add_reader, self.fd, self._readable)
+        self._read(self._epoll.fileno(), self._rare_events)
         with _all_lock:
             _all.add(self)
 
     @property
     def fd(self) -> int:
-        """The descriptor that the loop watches."""
-        return self._epoll.fileno()
+        """A descriptor that is readable while any of ours is, for who waits without the loop.
+
+        :raises OSError: there are no descriptors left
+        """
+        if self._all is None:
+            self._all = select.epoll()
+            for fd in (self._epoll.fileno(), *self._completions):
+                self._all.register(fd, select.EPOLLIN)
+        return self._all.fileno()
 
     @property
     def foreign(self) -> bool:
@@ -198,6 +204,8 @@ class LoopContext:
             undo.callback(feed.close)
             engine = StreamEngine(self.loop, self, context, busy_poll)
             undo.callback(engine.close)
+            if (least := place_bytes()) is not None:
+                engine.set_place_bytes(least)
             for fd in feed.fds:
                 self._watch_rare(fd, lambda: self.hear_device(engine))
                 undo.callback(self._forget_rare, fd)
@@ -207,16 +215,34 @@ class LoopContext:
         return engine
 
     def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
-        """For engines: as the loop's, behind our one descriptor. The callback returns whether there was something."""
-        self._epoll.register(fd, select.EPOLLIN)
+        """The loop's, for engines."""
+        self._read(fd, callback)
         self._completions[fd] = callback
-        self._completions_row = tuple(self._completions.values())
+        if self._all is not None:
+            self._all.register(fd, select.EPOLLIN)
 
     def remove_reader(self, fd: int) -> None:
-        """As the loop's."""
-        self._epoll.unregister(fd)
+        """The loop's, for engines."""
+        if self._all is not None:
+            self._all.unregister(fd)
         del self._completions[fd]
-        self._completions_row = tuple(self._completions.values())
+        if not self.loop.is_closed():
+            self.loop.remove_reader(fd)
+
+    def _read(self, fd: int, callback: Callable[[], object]) -> None:
+        # In an empty contextvars.Context: the first to use this is not the only one.
+        contextvars.Context().run(self.loop.add_reader, fd, callback)
+
+    def heard_by_child(self) -> None:
+        """For engines: a forked child runs its parent's loop, and something has come."""
+        if not self._told_foreign:
+            self._told_foreign = True
+            logger.error(
+                "process %d runs the event loop of process %d, from which it was forked: something has come for one of "
+                "its RDMA listeners or connections, and only that process can take it; open them after fork",
+                process_id(),
+                self.pid,
+            )
 
     def lose_device(self, context: Context, event: str) -> None:
         """The device has failed: end all connections on it, and give up its engine.
@@ -317,24 +343,19 @@ class LoopContext:
         self._handlers.pop(cm_id, None)
         cm_id.close()
 
-    def _readable(self) -> None:
-        """The loop's one reader. Completions come first, because they are frequent and urgent."""
-        self._wakes += 1
-        found = False
-        for channel_ready in self._completions_row:
-            found = bool(channel_ready()) or found
-        if (not found or self._wakes % self._FAIRNESS == 0) and not self.closed and not self.foreign:
-            for fd, _ in self._epoll.poll(0):
-                if (act := self._rare.get(fd)) is not None:
-                    act()
-        if self.foreign and not self._told_foreign:
-            self._told_foreign = True
-            logger.error(
-                "process %d runs the event loop of process %d, from which it was forked: something has come for one of "
-                "its RDMA listeners or connections, and only that process can take it; open them after fork",
-                process_id(),
-                self.pid,
-            )
+    def _rare_events(self) -> None:
+        """The loop's reader of what is rare."""
+        if self.foreign:
+            self.heard_by_child()
+            return
+        # Completions first, whatever order the loop has found the two in: bytes have come before the end did.
+        for channel_ready in list(self._completions.values()):
+            channel_ready()
+        for fd, _ in self._epoll.poll(0):
+            if self.closed or self.foreign:
+                return
+            if (act := self._rare.get(fd)) is not None:
+                act()
 
     def _cm_events(self) -> None:
         # A forked child may run its parent's loop. Nothing here belongs to the child, and not even the reader may be
@@ -343,23 +364,43 @@ class LoopContext:
         for _ in range(self._CM_EVENTS):
             if self.closed or self.foreign:
                 return
-            event = self.cm.get_event()
+            event = self._early.popleft() if self._early else self.cm.get_event()
             if event is None:
                 return
-            if event.type is CMEventType.DEVICE_REMOVAL and (context := event.id.context) is not None:
-                self.lose_device(context, event.type.name)
-            cm_id = event.listen_id if event.listen_id is not None else event.id
-            handler = self._handlers.get(cm_id)
-            if handler is None:
-                if event.type is CMEventType.CONNECT_REQUEST:
-                    event.id.close()  # refuses it
-                continue
-            try:
-                handler(event)
-            except Exception as exc:
-                self.loop.call_exception_handler(
-                    {"message": f"rdmanet: {event.type.name} was not handled", "exception": exc}
-                )
+            self._cm_event(event)
+
+    def _cm_event(self, event: CMEvent) -> None:
+        if event.type is CMEventType.DEVICE_REMOVAL and (context := event.id.context) is not None:
+            self.lose_device(context, event.type.name)
+        cm_id = event.listen_id if event.listen_id is not None else event.id
+        handler = self._handlers.get(cm_id)
+        if handler is None:
+            if event.type is CMEventType.CONNECT_REQUEST:
+                event.id.close()  # refuses it
+            return
+        try:
+            handler(event)
+        except Exception as exc:
+            self.loop.call_exception_handler(
+                {"message": f"rdmanet: {event.type.name} was not handled", "exception": exc}
+            )
+
+    def take_event_of(self, cm_id: CMID) -> None:
+        """Take this identifier's event now if it is the next one, which saves a turn of the loop.
+
+        The embedded device resolves an address and a route at once. Events of others wait for the next turn, because
+        they may call the application.
+        """
+        if self._early or self.closed or self.foreign:
+            return
+        event = self.cm.get_event()
+        if event is None:
+            return
+        if event.id is cm_id and event.listen_id is None:
+            self._cm_event(event)
+        else:
+            self._early.append(event)
+            self.loop.call_soon(self._cm_events, context=contextvars.Context())
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -374,12 +415,13 @@ class LoopContext:
         if self.foreign:
             return
         if not self.loop.is_closed():
-            self.loop.remove_reader(self.fd)
+            self.loop.remove_reader(self._epoll.fileno())
         for tenant in [*self.servers, *self.connections]:
             try:
                 tenant._loop_ended()
             except Exception:
                 logger.exception("%r did not end with its loop", tenant)
+        self._early.clear()  # a request among them is refused
         for cm_id in list(self._handlers):
             self.destroy_id(cm_id)
         for feed in self._feeds.values():
@@ -392,6 +434,8 @@ class LoopContext:
         self._lost_engines.clear()
         self.cm.close()
         self._epoll.close()
+        if self._all is not None:
+            self._all.close()
         if self._bell is not None:
             os.close(self._bell)
         self._log.close()  # last, so that warnings about all this are still logged

@@ -90,8 +90,10 @@ def current_notifier() -> Notifier:
 
     :raises RuntimeError: none is running, or another kind, which must be passed as `notifier=`
     """
-    # A library that is not imported has no running loop.
-    if (trio := sys.modules.get("trio")) is not None and trio.lowlevel.in_trio_run():
+    # A library that is not imported has no running loop. Where Trio is a guest of asyncio's loop both run; a caller
+    # is Trio's only if it is one of its tasks.
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
         return TrioNotifier()
     if (asyncio := sys.modules.get("asyncio")) is not None:
         try:
@@ -99,6 +101,8 @@ def current_notifier() -> Notifier:
             return loop
         except RuntimeError:
             pass
+    if trio is not None and trio.lowlevel.in_trio_run():  # in a callback
+        return TrioNotifier()
     raise RuntimeError(
         "no event loop of asyncio, uvloop or Trio is running here; pass notifier= for another one"
     )

@@ -168,7 +168,7 @@ class Machine:
             actions |= more
         if state in _GONE:
             writing = Writing.OVER
-        else:
+        elif half_actions:
             actions |= half_actions
         if blame is not None and self.error is None:
             self.error = error if error is not None else _error(blame, event)

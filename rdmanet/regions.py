@@ -124,14 +124,31 @@ class Regions:
     # -- the peer's ----------------------------------------------------------------------------------------
 
     def credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
-        """What the next Credit says about regions, in at most ``room`` bytes, and whether there is more to say."""
+        """What the next Credit says, in at most ``room`` bytes, and whether there is more to say.
+
+        That is news of direct placement first, then as much of regions as there is room for.
+        """
+        news, more = self.connection.placement_news() if self.connection.places else (None, False)
+        if news is None:
+            body = self._offers.next_credit_body(room, granted)
+            return self._offers.pending, b"" if body is None else credit.pack_credit(body)
+        placement = credit.PlacementCredit(granted, (), (), (), *news)
+        room -= len(credit.pack_credit(placement)) - len(credit.pack_credit(credit.Credit(granted)))
         body = self._offers.next_credit_body(room, granted)
-        return self._offers.pending, b"" if body is None else credit.pack_credit(body)
+        if body is not None:
+            placement = credit.PlacementCredit(granted, body.regions, body.revoked, body.acked, *news)
+        return self._offers.pending or more, credit.pack_credit(placement)
 
     def credit_received(self, body: bytes, granted: int) -> None:
-        """Take in what the peer's Credit says about regions. Raises ProtocolError."""
+        """Take in what the peer's Credit says about regions and direct placement. Raises ProtocolError."""
         assert self._owner is not None  # no frame comes when the connection has been taken apart
-        news = self._offers.received(credit.unpack_credit(body, granted))
+        connection = self.connection
+        unpacked = credit.unpack_credit(body, granted, connection.places, connection.grows)
+        if isinstance(unpacked, credit.GrowthCredit) and (unpacked.slot_bytes or unpacked.slots_from):
+            connection.hear_slots(unpacked.slots_from, unpacked.slot_bytes)
+        if connection.places and isinstance(unpacked, credit.PlacementCredit):
+            connection.hear_placement(unpacked.wants, unpacked.unwanted, unpacked.answered)
+        news = self._offers.received(unpacked)
         for region_id in news.acked:
             if (lease := self._leases_told.pop(region_id, None)) is not None:
                 lease.acknowledged()
@@ -187,6 +204,10 @@ class Regions:
     def operation_done(self, operation: Posted) -> None:
         """A work request has completed, so there is room for another one."""
         operation.end(None)
+        self.post_waiting()
+
+    def post_waiting(self) -> None:
+        """Post what has waited for room, as much as there is room for."""
         while self._waiting:
             first = self._waiting[0]
             try:

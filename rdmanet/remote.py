@@ -270,10 +270,10 @@ def _size(item: Any) -> int:
 
 def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
     """The fields of a structure: {name: (offset, type)}."""
-    fields = getattr(kind, "fields", None)
-    if fields is not None:  # a dtype's
-        return {name: (field[1], field[0]) for name, field in fields.items()}
     if not (isinstance(kind, type) and issubclass(kind, (ctypes.Structure, ctypes.Union))):
+        fields = getattr(kind, "fields", None)
+        if fields is not None:  # a dtype's
+            return {name: (field[1], field[0]) for name, field in fields.items()}
         raise TypeError(f"{kind!r} is neither a ctypes structure nor a dtype with fields")
     found = {}
     for base in reversed(kind.__mro__):

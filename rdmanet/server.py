@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import weakref
 from collections.abc import Callable
@@ -31,9 +32,9 @@ NOT_ACCEPTED = "the server could not accept the connection; its log says why"
 class Accepted(Protocol):
     """This side of an accepted connection: a transport."""
 
-    def _release_now(self) -> None: ...
+    def _end_now(self, error: Exception | None = None) -> None: ...
 
-    def close(self) -> None: ...
+    def _close_above(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -47,11 +48,13 @@ class RdmaServer(asyncio.AbstractServer):
         on_request: Callable[[ConnectRequest], None],
         backlog: int,
         half_open_max: int | None = None,
+        handshake_s: float = 0.0,
     ) -> None:
         """
         :param on_request: gets each request with a valid Hello, and answers it now or later; if it raises, the peer is
             refused
         :param half_open_max: how many accepted connections may be half open at a time; None: any number
+        :param handshake_s: for how long they may be half open in addition, in seconds, for a TLS handshake
         """
         self._loop = loop
         self._pid = process_id()
@@ -65,7 +68,9 @@ class RdmaServer(asyncio.AbstractServer):
         self._serving = False
         self._serving_forever: asyncio.Future[None] | None = None
         self._admission = (
-            None if half_open_max is None else Admission(loop, half_open_max, waiting_for(backlog))
+            None
+            if half_open_max is None
+            else Admission(loop, half_open_max, waiting_for(backlog), handshake_s)
         )
         self._half_open: set[ConnectRequest] = set()
         self.on_close: Callable[[], None] = lambda: None
@@ -161,7 +166,7 @@ class RdmaServer(asyncio.AbstractServer):
         if self._is_foreign:
             return
         for transport in list(self._transports):
-            transport.close()
+            transport._close_above()
 
     def abort_clients(self) -> None:
         """Call abort() on every connection that this server has accepted."""
@@ -269,12 +274,17 @@ class ConnectRequest:
     # -- for whoever answers it ----------------------------------------------------------------------------
 
     def taken_by(self, transport: Accepted) -> None:
-        """This transport is about to accept it. It calls ``stands`` if the connection is established, and ``over``."""
+        """This transport is about to accept it. It calls ``stands`` or ``goes_on`` when established."""
         self._transport = transport
         self._server._attach(transport)
 
+    def goes_on(self) -> None:
+        """The connection is established, but the peer has yet to show, in a TLS handshake, that it is wanted."""
+        if self in self._server._half_open and self._server._admission is not None:
+            self._server._admission.goes_on(self)
+
     def stands(self) -> None:
-        """The connection is established, and so no longer half open."""
+        """The connection is no longer half open."""
         if self in self._server._half_open:
             self._server._half_open.discard(self)
             if self._server._admission is not None:
@@ -326,7 +336,7 @@ class ConnectRequest:
         log_rate.warn(
             logger, "half open", "gave up a connection from %s, which did not go on", self.id.peer_addr
         )
-        self._transport._release_now()
+        self._transport._end_now(ConnectionAbortedError(errno.ECONNABORTED, "the peer did not go on in time"))
 
     def _cm_event(self, event: CMEvent) -> None:
         """An event while it waits. Whatever it is, the peer no longer waits."""

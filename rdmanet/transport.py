@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import errno
 import logging
+import ssl as ssl_module
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
@@ -36,6 +37,7 @@ from rdmanet.options import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     DATA_SLOTS,
+    FIRST_SLOT_BYTES,
     REVOKE_TIMEOUT_S,
     SHARED_SLOTS,
     SLOT_BYTES,
@@ -44,6 +46,7 @@ from rdmanet.options import (
 from rdmanet.protocol import State
 from rdmanet.server import ConnectRequest
 from rdmanet.server import RdmaServer as RdmaServer
+from rdmanet.tls import Layer, Tls, face_of
 from rdmanet.transport_socket import RdmaSocket
 
 logger = logging.getLogger("rdmanet")
@@ -71,9 +74,14 @@ async def create_rdma_connection(
     busy_poll: float | None = None,
     slot_bytes: int = SLOT_BYTES,
     data_slots: int = DATA_SLOTS,
+    first_slot_bytes: int = FIRST_SLOT_BYTES,
     all_errors: bool = False,
+    ssl: ssl_module.SSLContext | bool | None = None,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
     **unbuilt: Any,
-) -> tuple[RdmaTransport, _P]:
+) -> tuple[Any, _P]:
     """Open a byte stream over RDMA to ``host:port``; returns ``(transport, protocol)``.
 
     It works like ``loop.create_connection`` (asyncio doc, "Opening network connections"): ``protocol_factory`` is
@@ -87,25 +95,43 @@ async def create_rdma_connection(
     each message, in seconds: None adapts to the traffic, 0 turns polling off, ``math.inf`` polls always. It applies to
     everything that this loop does on the device.
 
-    This side's ring is ``data_slots`` receives of ``slot_bytes`` bytes each. The peer can send that many frames before
-    this side's loop runs again, and no frame is longer than a slot. The connection's memory is twice that many slots
-    and eight more, for receiving, sending and control frames. The peer's ring may have other sizes. ``slot_bytes`` is
-    between 512 bytes and 16 MiB, ``data_slots`` between 1 and 104.
+    This side's ring is ``data_slots`` receives, and eight more for control frames. The peer can send that many frames
+    before this side's loop runs again, and no frame is longer than a slot. A slot holds ``first_slot_bytes`` bytes
+    until the peer sends longer messages, and then more, at most ``slot_bytes``. While the connection sends, it has as
+    many slots of ``slot_bytes`` to send from. The peer's ring may have other sizes. ``slot_bytes`` is between 512 bytes
+    and 16 MiB, ``data_slots`` between 1 and 104.
+
+    The transport is an RdmaTransport. With ``ssl``, a context or True, the connection is encrypted, and the transport
+    is the one that asyncio has for TLS. ``server_hostname`` (by default ``host``) is the name that the certificate must
+    have. ``ssl_handshake_timeout`` and ``ssl_shutdown_timeout`` are in seconds, 60 and 30 by default.
 
     Raises ConnectionRefusedError if nobody listens, or if the peer refuses (the text has its reason); TimeoutError and
-    other OSErrors; ValueError for sizes out of range; NotImplementedError, which names the keywords of
-    ``create_connection`` that are not implemented yet. If several addresses were tried, their errors are merged into
-    one OSError, or, with ``all_errors``, raised as an ExceptionGroup.
+    other OSErrors, among them ``ssl.SSLError``, and ConnectionAbortedError if the TLS handshake takes too long;
+    ValueError for sizes out of range, or arguments of TLS that do not fit; NotImplementedError, which names the
+    keywords of ``create_connection`` that are not implemented yet. If several addresses were tried, their errors are
+    merged into one OSError, or, with ``all_errors``, raised as an ExceptionGroup.
 
     Cancelling it undoes what has been begun; if the connection has just been made, it is aborted.
     """
-    _refuse_unbuilt("create_rdma_connection", unbuilt)
+    refuse_unbuilt("create_rdma_connection", unbuilt)
+    _refuse_unknown("create_rdma_connection", unbuilt)
     loop = asyncio.get_running_loop()
     if host is None or port is None:
         raise ValueError("host and port are needed")
+    tls = Tls.of_client(ssl, host, server_hostname, ssl_handshake_timeout, ssl_shutdown_timeout)
+    layer = None if tls is None else Layer(tls, loop, protocol_factory)
+    make = protocol_factory if layer is None else layer.make
+    is_made = False
+
+    def factory() -> asyncio.BaseProtocol:
+        nonlocal is_made
+        is_made = True
+        return make()
+
     config = StreamConfig(
         slot_bytes=slot_bytes,
         data_slots=data_slots,
+        first_slot_bytes=first_slot_bytes,
         connect_timeout=connect_timeout,
         close_timeout=close_timeout,
         busy_poll=busy_poll,
@@ -118,16 +144,19 @@ async def create_rdma_connection(
     for address in addresses:
         for library in libraries_for(address, device):
             loop_context = await loop_context_for(loop, library)
-            transport = RdmaTransport(loop_context, config, protocol_factory, Role.CLIENT)
+            transport = RdmaTransport(loop_context, config, factory, Role.CLIENT)
             try:
                 await transport._connect(address, local)
-            except (OSError, RuntimeError) as exc:
-                if not isinstance(exc, OSError):
-                    raise
+            except OSError as exc:
+                if is_made:
+                    raise  # the factory's, or the connection's: the address has answered
                 failures.append(exc)
                 continue
             logger.debug("connected to %s by device %s", address, transport.get_extra_info("rdma_device"))
-            return transport, cast(_P, transport.get_protocol())
+            if layer is None:
+                return transport, cast(_P, transport.get_protocol())
+            face, protocol = await layer.done(transport)
+            return face, cast(_P, protocol)
     raise merged(f"create_rdma_connection to {host}:{port}", failures, all_errors)
 
 
@@ -146,8 +175,12 @@ async def start_rdma_server(
     busy_poll: float | None = None,
     slot_bytes: int = SLOT_BYTES,
     data_slots: int = DATA_SLOTS,
+    first_slot_bytes: int = FIRST_SLOT_BYTES,
     shared_receive: bool = False,
     shared_slots: int = SHARED_SLOTS,
+    ssl: ssl_module.SSLContext | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
     **unbuilt: Any,
 ) -> RdmaServer:
     """Listen for byte streams over RDMA; returns an ``asyncio.AbstractServer``.
@@ -167,12 +200,19 @@ async def start_rdma_server(
     receive queues, each connection has its own ring, and a warning is logged; ``get_extra_info("rdma_shared_receive")``
     tells the two apart.
 
-    Raises TypeError for a coroutine function (``start_rdma_stream_server`` takes one); OSError if it cannot listen on
-    one of the addresses (the text names it; an address that this host does not have is skipped if there is another);
-    ValueError for sizes out of range; NotImplementedError, which names the keywords that are not implemented yet.
-    Cancelling it closes the listeners that it has made.
+    With ``ssl``, a server's context, the connections are encrypted. ``connection_made()`` is called after the TLS
+    handshake, for which a client has ``ssl_handshake_timeout`` seconds (60 by default). It has less while other clients
+    wait to be accepted, and the server has given its memory for half-open connections away (docs/howto/tls.md).
+    ``ssl_shutdown_timeout`` limits the closing of TLS, in seconds (30 by default).
+
+    Raises TypeError for a coroutine function (``start_rdma_stream_server`` takes one), and for an ``ssl`` that is no
+    context; OSError if it cannot listen on one of the addresses (the text names it; an address that this host does not
+    have is skipped if there is another); ValueError for sizes out of range, for an empty list of hosts, and for times
+    of TLS that are not positive or without ``ssl``; ``ssl.SSLError`` for a client's context; NotImplementedError, which
+    names the keywords that are not implemented yet. Cancelling it closes the listeners that it has made.
     """
-    _refuse_unbuilt("start_rdma_server", unbuilt)
+    refuse_unbuilt("start_rdma_server", unbuilt)
+    _refuse_unknown("start_rdma_server", unbuilt)
     if asyncio.iscoroutinefunction(protocol_factory):
         raise TypeError(
             "start_rdma_server() takes a protocol factory; for a coroutine function that is given "
@@ -182,36 +222,48 @@ async def start_rdma_server(
     config = StreamConfig(
         slot_bytes=slot_bytes,
         data_slots=data_slots,
+        first_slot_bytes=first_slot_bytes,
         close_timeout=close_timeout,
         busy_poll=busy_poll,
         shared_receive=bool(shared_receive),
         shared_slots=shared_slots,
     )
 
+    tls = Tls.of_server(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+    server = server_of(loop, protocol_factory, config, backlog, tls)
+    await listen(server, host, port, family=family, flags=flags, device=device, start_serving=start_serving)
+    return server
+
+
+def server_of(
+    loop: asyncio.AbstractEventLoop,
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    config: StreamConfig,
+    backlog: int,
+    tls: Tls | None,
+) -> RdmaServer:
+    """A server without listeners, which makes transports and their protocols."""
     context = contextvars.copy_context()
 
     def accept(request: ConnectRequest) -> None:
         # Each connection has a copy of the caller's context, as with loop.create_server().
+        factory, on_made = protocol_factory, request.stands
+        if tls is not None:
+            layer = Layer(tls, loop, protocol_factory)
+            factory, on_made = layer.make, request.goes_on
+            layer.when_done(request.stands)
         transport = RdmaTransport(
-            request.loop_context,
-            config,
-            protocol_factory,
-            Role.SERVER,
-            context.copy(),
-            request.stands,
-            request.over,
+            request.loop_context, config, factory, Role.SERVER, context.copy(), on_made, request.over
         )
         request.taken_by(transport)
         try:
             transport._accept(request)
         except Exception as exc:
             request.fail(exc)
-            transport._release_now()
+            transport._end_now()
 
-    each = stream_half_open_bytes(slot_bytes, data_slots, config.shared_receive)
-    server = RdmaServer(loop, accept, backlog, places_for(each))
-    await listen(server, host, port, family=family, flags=flags, device=device, start_serving=start_serving)
-    return server
+    each = stream_half_open_bytes(config.slot_bytes, config.data_slots, config.shared_receive)
+    return RdmaServer(loop, accept, backlog, places_for(each), 0.0 if tls is None else tls.handshake_timeout)
 
 
 async def listen(
@@ -242,6 +294,8 @@ async def listen(
                             raise failure from exc
                         absent.append(failure)
         if not server._listeners:
+            if not absent:
+                raise ValueError(f"start_rdma_server: host={host!r} names no address")
             raise merged(f"start_rdma_server on {host}:{port}", absent, False)
         for passed_over in absent:
             # It is normal that one library does not own an address on which another one listens.
@@ -262,7 +316,7 @@ class RdmaTransport(asyncio.Transport):
     """An asyncio transport over an RDMA connection (asyncio.Transport, method by method)."""
 
     # What asyncio's own code asks of transports.
-    _start_tls_compatible = False
+    _start_tls_compatible = True
 
     def __init__(
         self,
@@ -310,9 +364,17 @@ class RdmaTransport(asyncio.Transport):
         """The accepting side. It goes on when ESTABLISHED comes."""
         self._life.accept(request.id, request.hello)
 
-    def _release_now(self) -> None:
-        """Give everything back at once. Later calls do nothing."""
-        self._life.release_now()
+    def _end_now(self, error: Exception | None = None) -> None:
+        """abort(), without a word to the peer; connection_lost() gets this error. Later calls do nothing."""
+        self._life.end_now(error)
+
+    def _close_above(self) -> None:
+        """close(), but if there is TLS above, it sends what it has buffered, and says good-bye, first."""
+        face = face_of(self._life.callbacks.protocol)
+        if face is None:
+            self.close()
+        elif not face.is_closing():
+            face.close()
 
     # -- the parts -----------------------------------------------------------------------------------------
 
@@ -336,10 +398,18 @@ class RdmaTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """A fact about the connection, by its name; ``default`` if it is not known.
 
-        ``sockname`` and ``peername`` are addresses. ``socket`` stands for asyncio's socket. ``rdma_device`` and
+        ``sockname`` and ``peername`` are addresses. ``socket`` stands for asyncio's socket. ``fabric`` is "rdma", and
+        ``fabric_reason`` says why. ``rdma_device`` and
         ``rdma_library`` are names, ``rdma_port`` and ``rdma_qp`` are the numbers of the device's port and of the queue
-        pair. ``rdma_pd`` is the protection domain in which to register memory for ``offer``. ``rdma_stats`` are
-        counters of this connection. ``rdma_shared_receive`` is the state of its shared receive queue, if it has one.
+        pair. ``rdma_pd`` is the protection domain in which to register memory for ``offer``. ``rdma_shared_receive``
+        is the state of its shared receive queue, if it has one. ``rdma_stats`` are counters of this connection:
+        ``bytes_sent`` in all, of which ``bytes_borrowed`` were read from the program's memory into the peer's slots,
+        and ``bytes_placed`` into memory that the peer named, both without a copy; ``bytes_received``, of which
+        ``bytes_placed_here`` came into memory that a read of ours had named; ``wants_open``, how many reads have named
+        memory that the peer may still write to; ``frames_sent``, ``frames_received`` and ``control_frames_sent``. Of
+        now: ``credits``, the frames that may be sent; ``peer_slots``; ``sends_in_flight``; ``slots_held``, with bytes
+        that are not read, or not granted again; ``slots_leased``, shown by ``RdmaStreamReader.lease``;
+        ``slots_borrowed`` of a shared queue; ``bytes_registered``.
         """
         facts = self._life.facts
         if name == "rdma_stats":
@@ -362,7 +432,7 @@ class RdmaTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Whether the transport is closing or closed."""
-        return self._machine.closing
+        return self._machine.closing or self._life.close_when_resumed
 
     def close(self) -> None:
         """Stop reading, send what was written and end of file, and close the connection.
@@ -535,18 +605,27 @@ class RdmaTransport(asyncio.Transport):
 # ---------------------------------------------------------------------------
 
 
-def _refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
-    """Raise an error for unknown keywords, and for those of asyncio's functions that are not implemented yet."""
-    known = {
-        "ssl", "sock", "server_hostname", "ssl_handshake_timeout", "ssl_shutdown_timeout", "happy_eyeballs_delay",
-        "interleave", "reuse_port", "keep_alive", "keepalive",
-    }  # fmt: skip
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-    named = [name for name, value in given.items() if value not in (None, False)]
+_UNBUILT = {"sock", "happy_eyeballs_delay", "interleave", "reuse_port", "keep_alive", "keepalive"}
+"""The keywords of asyncio's functions that are not implemented yet."""
+
+
+def refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
+    """Raise an error for keywords that are not implemented yet.
+
+    :param call: what the program has called
+    """
+    named = [name for name, value in given.items() if name in _UNBUILT and value not in (None, False)]
     if named:
-        raise NotImplementedError(f"{call}() does not support {', '.join(named)} yet")
+        raise NotImplementedError(
+            f"{call}() does not support {', '.join(named)} yet: leave it out, or call asyncio's own function on the"
+            " loop of rdmanet.run(), which takes TCP where RDMA cannot do this"
+        )
+
+
+def _refuse_unknown(call: str, given: dict[str, Any]) -> None:
+    for name in given:
+        if name not in _UNBUILT:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
 
 
 # The device does not have the address, or the host does not have its family; asyncio's servers skip these, too.
@@ -558,10 +637,12 @@ def _listen_error(error: OSError, address: SockAddr, library: str) -> OSError:
     remedy = ""
     if error.errno == errno.EADDRINUSE:
         remedy = (
-            ": another RDMA server has this port, or a TCP program of another user, or one that does not listen yet,"
-            f" or for a minute a TCP server's old connections; `ss -tanp sport = {address[1]}` shows which."
-            " Beside a TCP server of one's own TCP listens first"
+            ": an RDMA server has this port, or a TCP program, or for a minute a TCP program's old connections;"
+            f" `ss -tanp sport = {address[1]}` shows which."
+            " To share the port with a TCP server of your own, start the TCP server first."
         )
+    elif error.errno == errno.EADDRNOTAVAIL and library == "embedded":
+        remedy = ": no interface of this host has this address"
     elif error.errno == errno.EACCES:
         remedy = ": ports below 1024 need root, or CAP_NET_BIND_SERVICE (net.ipv4.ip_unprivileged_port_start)"
     return OSError(

@@ -1,6 +1,7 @@
 """The sending half of a connection, as its application uses it: what may still be written, and who waits for it.
 
 The bytes themselves are in `Connection`, which calls its owner when it refuses a write. Why it did is known here.
+`resume_writing()` is not called here: `Connection.tell_room` decides, and `Lifecycle._resume_writing` calls it.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class WritingHalf:
         if machine.closing:
             raise machine.error or ConnectionResetError(errno.ECONNRESET, "the connection is closed")
 
-    def tell_room(self) -> None:
+    def wake_until_room(self) -> None:
         """Wake `until_room`."""
         waiters, self._for_room = self._for_room, []
         for waiter in waiters:
@@ -119,4 +120,4 @@ class WritingHalf:
     def over(self) -> None:
         """Wake everybody who waits."""
         self.tell_half_closed()
-        self.tell_room()
+        self.wake_until_room()

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreign_cases import CASES, Case
+from foreign_cases import Case, all_cases
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -272,7 +272,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="list what would run")
     parser.add_argument("--verbose", action="store_true", help="show what failed, with all its output")
     args = parser.parse_args()
-    cases = [case for case in CASES if re.search(args.k, case.client) and (case.quick or not args.quick)]
+    cases = [
+        case for case in all_cases() if re.search(args.k, case.client) and (case.quick or not args.quick)
+    ]
     if args.list:
         print("\n".join(case.client for case in cases))
         return 0

@@ -1,7 +1,7 @@
 """The cases of `make foreign`: each is a server and a client of another project's programs.
 
 Reading order: `Case` describes a case; each function below makes the cases of one family of programs, and parses their
-output; `CASES` collects them. In a command `{port}` is a free port, the same on both sides, and `{address}` is the
+output; `all_cases` collects them. In a command `{port}` is a free port, the same on both sides, and `{address}` is the
 server's address.
 """
 
@@ -336,4 +336,5 @@ def ucx() -> Iterator[Case]:
         yield case("-t ucp_put_lat -n 2000", **more)
 
 
-CASES = [*tools(), *pingpongs(), *connection_managers(), *qperfs(), *perftests(), *libfabrics(), *ucx()]
+def all_cases() -> list[Case]:
+    return [*tools(), *pingpongs(), *connection_managers(), *qperfs(), *perftests(), *libfabrics(), *ucx()]

@@ -9,8 +9,10 @@ On a device of the kernel a skip is a claim about that device. `--expected-skips
 of them: a skip that is not in the list fails the run, and so does a line of the list whose test was not skipped.
 """
 
+import functools
 import gc
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -58,10 +60,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes where Python is slow; not for `make test-kernel`")
     for marker in (
+        "once: about our side of a stream: it runs on the embedded device, and on one of the kernel's",
         "not_on_iwarp(why): about something that iWARP lacks or does otherwise",
         "not_on_siw(why): about something that the kernel's soft-iWARP does otherwise",
         "not_on_rxe(why): about something that the kernel's soft-RoCE does otherwise",
-        "embedded_only(why): about something that devices of the kernel have not",
+        "embedded_only(why): about something that devices of the kernel have not, or that takes no device",
     ):
         config.addinivalue_line("markers", marker)
     if (name := config.getoption("--device")) != "embedded":
@@ -81,9 +84,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The objects that pytest made for all tests are never garbage: exclude them from each gc.collect()."""
     import hypothesis  # noqa: F401  its plugin does so later, and asks the collector about objects made till now
 
+    look_no_more_at_what_is_there()
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    global _file
+    if _file != (_file := nodeid.partition("::")[0]):
+        look_no_more_at_what_is_there()
+
+
+_file = ""
+
+
+def look_no_more_at_what_is_there() -> None:
+    """What pytest keeps of all tests, and of those that are over, is never garbage. The collector took a sixth of the
+    time, as it looked at it again and again."""
     gc.collect()
     gc.freeze()
 
@@ -100,9 +117,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # ---- The device ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def rules(request: pytest.FixtureRequest, device: _core.Device) -> None:
-    """Skip what the rules of the device under test do not allow."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what the rules of the device under test do not allow, before anything is set up for it."""
+    device = device_under_test(item.config)
     iwarp = device.transport_type == _core.TransportType.IWARP  # also with RDMANET_SOFT_RULES=iwarp
     kernel = not device.library.embedded_device
     for name, is_so, who in (
@@ -111,23 +129,28 @@ def rules(request: pytest.FixtureRequest, device: _core.Device) -> None:
         ("not_on_rxe", not iwarp and kernel, "rxe "),
         ("embedded_only", kernel, ""),
     ):
-        if is_so and (marker := request.node.get_closest_marker(name)):
+        if is_so and (marker := item.get_closest_marker(name)):
             pytest.skip(who + marker.args[0])
 
 
-@pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> _core.Device:
-    """The device under test."""
-    name = request.config.getoption("--device")
+@functools.cache
+def device_under_test(config: pytest.Config) -> _core.Device:
+    name = config.getoption("--device")
     if name == "embedded":
         return _core.Library.embedded().devices()[0]
     found = {device.name: device for device in _core.devices()}
     if name not in found:
         why = f"there is no device {name}; there are {sorted(found)}, missing: {_core.Library.missing()}"
-        if request.config.getoption("--require-device"):
+        if config.getoption("--require-device"):
             pytest.fail(why, pytrace=False)
         pytest.skip(why)
     return found[name]
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> _core.Device:
+    """The device under test."""
+    return device_under_test(request.config)
 
 
 @pytest.fixture(scope="session")
@@ -176,43 +199,52 @@ def _descriptors() -> Iterator[str]:
             pass
 
 
-def _mappings() -> Iterator[str]:
+def _mappings() -> list[str]:
     with open("/proc/self/maps") as maps:
-        for line in maps:
-            # The null region's windows are made once, and the process's for good.
-            if "memfd:rdmanet" in line and "memfd:rdmanet-null" not in line:
-                yield line.split(maxsplit=5)[5].strip()
+        names = re.findall(r"/memfd:rdmanet.*", maps.read())
+    # The null region's windows are made once, and the process's for good.
+    return [name for name in names if not name.startswith("/memfd:rdmanet-null")]
+
+
+def _tasks() -> list[str]:
+    """The numbers of all threads. While one ends, the kernel may leave out others."""
+    while True:
+        tasks = os.listdir("/proc/self/task")
+        with open("/proc/self/status") as status:
+            if f"Threads:\t{len(tasks)}\n" in status:
+                return tasks
 
 
 def _threads() -> Iterator[str]:
-    for task in os.listdir("/proc/self/task"):
+    for task in _tasks():
         try:
             with open(f"/proc/self/task/{task}/comm") as comm:
                 name = comm.read().strip()
         except (FileNotFoundError, ProcessLookupError):
             continue
         # uvloop's pool for getaddrinfo is the process's for good, the kernel's for libuv's io_uring is the kernel's.
-        if name != "libuv-worker" and not name.startswith("iou-"):
+        # Trio keeps idle threads for ten seconds.
+        if not name.startswith(("libuv-worker", "iou-", "Trio thread")):
             yield name
 
 
-def _holdings() -> dict[str, Counter[str]]:
+def _holdings(device: _core.Device) -> dict[str, Counter[str]]:
     return {
         "objects": Counter(_core.live_objects()),
         "descriptors": Counter(_descriptors()),
-        "mappings": Counter(_mappings()),
+        "mappings": Counter(_mappings() if device.library.embedded_device else ()),  # others have none
         "threads": Counter(_threads()),
     }
 
 
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
+def no_leaks(device: _core.Device) -> Iterator[None]:
     """Every test ends with the objects, descriptors, mappings and threads it began with."""
-    before = _holdings()
+    before = _holdings(device)
     yield
     # What another thread or process lets go of takes a moment.
     deadline = time.monotonic() + 20
-    while (left := _left(before, _holdings())) and time.monotonic() < deadline:
+    while (left := _left(before, _holdings(device))) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
     assert not left, "left behind by this test"

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
-    [{"errors", "credit", "remote", "qpinfo"}, {"log_rate"}, {"environment"}],
+    [{"errors", "credit", "placement", "slots", "remote", "qpinfo"}, {"log_rate"}, {"environment"}],
     [{"_core", "_verbs"}],
     [
         {"protocol", "offers"},
@@ -28,6 +28,7 @@ ROOMS = [
         {"readiness"},
         {"options"},
         {"teardown"},
+        {"tls"},
     ],
     [
         {"loop_context", "addresses", "transport_socket"},
@@ -41,12 +42,14 @@ ROOMS = [
     [{"streams.buffering"}],
     [{"streams.reader_writer"}, {"streams.files"}, {"streams.byte_stream"}, {"streams.blocking"}],
     [{"streams"}],
+    [{"loop"}],
+    [{"everywhere", "site"}],
     [{""}, {"anyio_streams", "blocking", "files"}],  # the package itself, and modules of it: the public names
     [{"cli", "__main__"}, {"testing"}],
 ]
 # Packages whose modules have places of their own; of the others the package has one.
 DIVIDED = {"streams"}
-PURE = {"errors", "credit", "protocol", "offers", "remote", "qpinfo"}
+PURE = {"errors", "credit", "placement", "slots", "protocol", "offers", "remote", "qpinfo"}
 # What would be I/O, a loop, a clock or a device.
 WORLDLY = {"asyncio", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
 WORLDLY |= {"threading", "time", "uvloop"}

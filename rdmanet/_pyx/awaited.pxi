@@ -214,6 +214,8 @@ cdef class OperationQueue:
                 raise ValueError(f"{wr!r}: memory that is in no region can be sent inline only, here up to "
                                  f"{self.max_inline} bytes; register it (pd.reg_mr())")
             wr.c.send_flags |= verbs.IBV_SEND_INLINE
+        if wr.c.send_flags & verbs.IBV_SEND_INLINE:
+            wr.elements.inline_data()
         return wr
 
     cdef Operation begin(self, list requests, bint chain):

@@ -7,10 +7,13 @@
 
 @cython.final
 cdef class Loan:
-    cdef Py_buffer view
+    cdef Py_buffer view         # the export that keeps the memory in its place
+    cdef const char *data
+    cdef size_t size
     cdef bint mutable           # the program waits for its end
     cdef bint taken             # all of it is in frames
     cdef uint32_t frames        # those that the device reads from here
+    cdef AllocatedMemory memory     # that it is of, or None
 
     def __dealloc__(self):
         PyBuffer_Release(&self.view)
@@ -19,9 +22,12 @@ cdef class Loan:
 cdef Loan loan_of(view):
     """All of a memoryview. Only an exact `bytes` object below it is memory that cannot change."""
     cdef Loan loan = Loan.__new__(Loan)
+    cdef exported memory
     # A view of our own: the program may release its, and this one keeps the object from being resized.
-    PyObject_GetBuffer(PyMemoryView_FromObject(view), &loan.view, PyBUF_SIMPLE)
+    hold_export(PyMemoryView_FromObject(view), PyBUF_SIMPLE, &loan.view, &memory)
+    loan.data, loan.size = memory.first, memory.length
     loan.mutable = not PyBytes_CheckExact(view.obj)
+    loan.memory = memory_at(memory.first, memory.length)
     return loan
 
 
@@ -43,9 +49,28 @@ cdef class Backlog:
         self.size += <size_t>PyBytes_GET_SIZE(chunk)
         return 0
 
+    cdef int put_first(self, bytes chunk) except -1:
+        """Bytes that come before all others."""
+        if self.offset:
+            self.split_first()
+        self.chunks.appendleft(chunk)
+        self.size += <size_t>PyBytes_GET_SIZE(chunk)
+        return 0
+
+    cdef int split_first(self) except -1:
+        """Make what is left of the first chunk a chunk of its own."""
+        cdef const char *data
+        cdef size_t left
+        first = self.first(&data, &left)
+        rest = PyBytes_FromStringAndSize(data, left)
+        self.taken(first, left, left)
+        self.chunks.appendleft(rest)
+        self.size += left
+        return 0
+
     cdef int append_loan(self, Loan loan) except -1:
         self.chunks.append(loan)
-        self.size += <size_t>loan.view.len
+        self.size += loan.size
         self.loans += loan.mutable
         return 0
 
@@ -53,8 +78,8 @@ cdef class Backlog:
         """The first chunk, and what of it is left. There is one."""
         first = self.chunks[0]
         if type(first) is Loan:
-            data[0] = <const char *>(<Loan>first).view.buf + self.offset
-            left[0] = <size_t>(<Loan>first).view.len - self.offset
+            data[0] = (<Loan>first).data + self.offset
+            left[0] = (<Loan>first).size - self.offset
         else:
             data[0] = PyBytes_AS_STRING(first) + self.offset
             left[0] = <size_t>PyBytes_GET_SIZE(first) - self.offset
@@ -72,6 +97,21 @@ cdef class Backlog:
                 self.look_for_end(first)
         else:
             self.offset += n
+        return 0
+
+    cdef int drop_last(self, size_t n) except -1:
+        """Forget the last `n` bytes, of which none is of a Loan."""
+        cdef size_t left
+        self.size -= n
+        while n:
+            last = self.chunks.pop()
+            left = <size_t>PyBytes_GET_SIZE(last) - (0 if self.chunks else self.offset)
+            if left > n:
+                self.chunks.append(PyBytes_FromStringAndSize(PyBytes_AS_STRING(last), PyBytes_GET_SIZE(last) - n))
+                break
+            n -= left
+            if not self.chunks:
+                self.offset = 0
         return 0
 
     # -- loans ------------------------------------------------------------------------------------------

@@ -53,6 +53,13 @@ cdef enum:
 cdef str READING = "reading", WRITING = "writing"   # calls
 
 
+cdef inline uint64_t deadline_of(timeout) except? 0:
+    """When a call that begins now has had so many seconds; 0: never."""
+    if timeout is None:
+        return 0
+    return now_ns() + <uint64_t>(min(<double>timeout, <double>LONGEST_S) * 1e9)
+
+
 cdef class BlockingEnd:
     """The compiled base of a blocking stream's protocol: unread bytes, the connection's end, and calls that move bytes.
 
@@ -155,18 +162,18 @@ cdef class BlockingEnd:
         finally:
             PyBuffer_Release(&view)
 
-    def write(self, data, timeout):
+    def write(self, data, timeout, bint whole):
         """Return the length of `data`, in bytes, once all of it has been posted.
 
-        What is left when an exception ends the call is kept, and goes out in later calls.
+        If time runs out and not `whole`, return how many bytes were posted, or raise TimeoutError if none was; later
+        calls send none of the others. What is left when an exception ends the call otherwise goes out in later calls.
         """
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
             self.enter(WRITING, READING)
             try:
-                self.post(data, <const char *>view.buf, <size_t>view.len, timeout)
-                return view.len
+                return self.post(data, <const char *>view.buf, <size_t>view.len, timeout, whole)
             finally:
                 self.calls.remove(WRITING)
         finally:
@@ -191,7 +198,7 @@ cdef class BlockingEnd:
         """
         cdef size_t there = self._rdma_sink.available(enough)
         if there == 0 and not self.eof and not self.lost:
-            self.wait(FOR_BYTES, timeout)
+            self.wait(FOR_BYTES, timeout, deadline_of(timeout))
             there = self._rdma_sink.available(enough)
         if there == 0 and not self.eof and self.error is not None:
             raise self.error
@@ -205,6 +212,7 @@ cdef class BlockingEnd:
             if connection.attached and connection.dirty:
                 try:
                     connection.settle()
+                    connection.engine.wake()
                 except Exception as exc:
                     connection.fail(exc)
             PyErr_CheckSignals()
@@ -213,32 +221,50 @@ cdef class BlockingEnd:
             raise
         return 0
 
-    cdef int post(self, object data, const char *bytes, size_t size, timeout) except -1:
+    cdef size_t post(self, object data, const char *bytes, size_t size, timeout, bint whole) except <size_t>-1:
+        """Give bytes to the device, and return how many; see write()."""
         cdef Connection connection = self.connection
-        cdef size_t taken = 0
-        if self.lost or not connection.writable:
-            raise (<object>self).why_unwritable()
+        cdef size_t taken = 0, back
+        self.check_writable()
         if PyBytes_CheckExact(data) and size >= BORROW_BYTES and connection.engine.implicit_lkey_valid:
             connection.backlog.append(data)     # the device reads them where they lie
             taken = size
         try:
-            while True:
-                if connection.backlog.size == 0:
-                    taken += connection.copy_in(bytes + taken, size - taken)
-                connection.pump(True)
-                if taken == size:
-                    break
-                self.wait(FOR_PLACE, timeout)
-                if self.lost or not connection.writable:
-                    raise (<object>self).why_unwritable()
-        except BaseException:
-            if taken < size and connection.writable:
+            self.post_all(bytes, size, &taken, timeout)
+        except BaseException as exc:
+            if self.lost or not connection.writable:
+                raise
+            if isinstance(exc, TimeoutError) and not whole:
+                back = connection.take_back(taken)
+                if back == taken:
+                    raise
+                return taken - back
+            if taken < size:
                 connection.backlog.append(PyBytes_FromStringAndSize(bytes + taken, <Py_ssize_t>(size - taken)))
             raise
+        return size
+
+    cdef int post_all(self, const char *bytes, size_t size, size_t *taken, timeout) except -1:
+        """Wait until all is posted. `taken` counts the bytes that are in frames, or in the backlog."""
+        cdef Connection connection = self.connection
+        cdef uint64_t deadline = deadline_of(timeout)
+        while True:
+            if connection.backlog.size == 0:
+                taken[0] += connection.copy_in(bytes + taken[0], size - taken[0])
+            connection.pump(True)
+            connection.engine.wake()    # the next pass sees what has completed: no event tells
+            if taken[0] == size:
+                break
+            self.wait(FOR_PLACE, timeout, deadline)
+            self.check_writable()
         if connection.fill or connection.backlog.size:
-            self.wait(FOR_ROOM, timeout)
-            if self.lost or not connection.writable:
-                raise (<object>self).why_unwritable()
+            self.wait(FOR_ROOM, timeout, deadline)
+            self.check_writable()
+        return 0
+
+    cdef int check_writable(self) except -1:
+        if self.lost or not self.connection.writable:
+            raise (<object>self).why_unwritable()
         return 0
 
     # -- waiting -----------------------------------------------------------------------------------------
@@ -255,11 +281,8 @@ cdef class BlockingEnd:
             return connection.fill == 0 and connection.backlog.size == 0
         return connection.backlog.size == 0 and connection.has_place()
 
-    cdef int wait(self, wait_for what, timeout) except -1:
+    cdef int wait(self, wait_for what, timeout, uint64_t deadline) except -1:
         """Wait until `what` holds. Raises TimeoutError, and what a signal's handler raises."""
-        cdef uint64_t deadline = 0
-        if timeout is not None:
-            deadline = now_ns() + <uint64_t>(min(<double>timeout, <double>LONGEST_S) * 1e9)
         while not self.is_over(what):
             if self.leader:
                 self.follow(what, timeout, deadline)

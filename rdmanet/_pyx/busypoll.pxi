@@ -7,8 +7,9 @@
 #     |<------------- busy ------------------------->|<------------- wait ----------->|
 #
 # Both are learned. Polling through a wait of up to SHORT_WAIT_NS costs no more than to sleep and be woken. A longer one
-# costs processor time, so it is polled through only if the program itself uses about as much: then polling at most
-# doubles what the process uses. Programs gain most when both sides do real work for each message.
+# costs processor time, so it is polled through only if it is at most 1.25 times as long as the program's own work: then
+# polling adds at most 1.25 times what the process uses anyway. Programs gain most when both sides do real work for each
+# message.
 #
 # A message that is there before anybody waits (our own send has completed, or the next of many has come) ends no wait:
 # what is done for it belongs to the work before the next wait.

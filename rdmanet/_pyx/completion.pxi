@@ -301,6 +301,8 @@ cdef class CQ(Resource):
     cdef unsigned int unacked
     cdef bint awake                 # for its watcher: it polls this queue;
     cdef int armed                  # it has armed the queue, and taken no event since;
+    cdef bint armed_for_all         # and not for solicited completions only
+    cdef bint solicits              # who is to wake it from here says so: IBV_SEND_SOLICITED
     cdef uint64_t last_hit          # the number of its last look that found something here
     cdef dict qps                   # QP number to weakref of the QP
     cdef PyObject *last_qp          # the one of the last completion, borrowed: QP.destroy() forgets it

@@ -1,10 +1,11 @@
 # One connection of the byte stream: its half of the data engine.
 #
-# Receiving. The ring is data_slots + CONTROL_RESERVE equal slots, all posted before the connection is
-# made; or they are those of a ring that many share (sharedring.pxi). A completed slot is checked
-# (header, ledger) by `receive`; data slots wait in a FIFO until `deliver` hands their bytes to the
-# protocol, control slots are reposted on the spot. Consumed data slots are reposted half a ring at a
-# time, in one chained call, and only then granted.
+# Receiving. The ring is data_slots + CONTROL_RESERVE slots, all posted before the connection is made (ownring.pxi); or
+# they are those of a ring that many share (sharedring.pxi). A completed slot is checked (header, ledger) by `receive`;
+# data slots wait in a FIFO until `deliver` hands their bytes to the protocol, control slots are reposted on the spot.
+# Consumed data slots are reposted half a ring at a time, in one chained call, and only then granted. If the program
+# does not read, and the peer has used up its credits, what has come is put by, into memory of its own, up to
+# `put_by_bytes`.
 #
 # What a slot has held before is another message, or another client's: it must never be taken for a frame. A peer can
 # complete a receive without filling it, by RDMA WRITE WITH IMM (which needs no key if it has no bytes), or with
@@ -19,6 +20,9 @@
 # after the last post. In a long burst only one write in LOOK_EVERY asks the clock, so its end may be noticed that
 # much later. The rest goes with the engine's next pass. A pass flushes after each callback, so what a callback writes
 # coalesces.
+#
+# Placing. Where the peer has named memory for the bytes that are sent next (placement.py), much of the backlog goes
+# there by one RDMA WRITE, with a Placed frame behind it in the same call. What the peer places here: landing.pxi.
 
 cdef extern from "Python.h":
     int PyContext_Enter(object) except -1
@@ -28,7 +32,7 @@ cdef enum:
     HEADER = FRAME_HEADER_BYTES
     CONTROL_RESERVE = 8         # receive slots, send buffers and send-queue entries for control frames
     CONTROL_BYTES = 4096        # a control frame with its header
-    OPERATIONS = 16             # one-sided work requests in flight
+    OPERATIONS = 8              # one-sided work requests in flight
     LOOK_FIRST = 4              # writes of a burst that look at the clock,
     LOOK_EVERY = 16             # and then one in so many
     HOLD_US = 50                # microseconds, roughly; a post costs a fifth of one
@@ -42,7 +46,7 @@ cdef enum:
     GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
 
 STREAM_CONTROL_BODY_BYTES = CONTROL_BYTES - HEADER
-STREAM_DATA_SLOTS_MAX = LOG - CONTROL_RESERVE - OPERATIONS
+STREAM_DATA_SLOTS_MAX = LOG - CONTROL_RESERVE - 2 * OPERATIONS
 
 
 def stream_queue_depths(data_slots):
@@ -51,10 +55,10 @@ def stream_queue_depths(data_slots):
 
 
 def stream_half_open_bytes(size_t slot_bytes, size_t data_slots, bint shared):
-    """Memory that a connection has been given when it is accepted."""
+    """Memory that a connection has been given when it is accepted, at most: a peer may not know slots that grow."""
     if shared:
         return (min(<size_t>SHARED_OWN, data_slots) + SHARED_CONTROL) * stream_stride(slot_bytes)
-    return stream_chunk_bytes(slot_bytes, data_slots)
+    return (data_slots + CONTROL_RESERVE) * stream_stride(slot_bytes)
 
 
 cdef inline void clear_header(char *slot) noexcept:
@@ -65,14 +69,8 @@ cdef size_t stream_stride(size_t slot_bytes) noexcept:
     return ((slot_bytes + HEADER + 63) & ~<size_t>63) + STRIDE_SKEW
 
 
-cdef size_t stream_chunk_bytes(size_t slot_bytes, size_t data_slots):
-    """One connection's memory: its receive ring, its send slots, its control buffers."""
-    cdef size_t bytes = stream_stride(slot_bytes) * (2 * data_slots + CONTROL_RESERVE) + CONTROL_BYTES * CONTROL_RESERVE
-    return (bytes + 4095) & ~<size_t>4095
-
-
 cdef size_t stream_send_bytes(size_t slot_bytes, size_t data_slots) noexcept:
-    """The same without the ring."""
+    """What a connection sends from, while it does: its send slots and its control buffers."""
     return (stream_stride(slot_bytes) * data_slots + CONTROL_BYTES * CONTROL_RESERVE + 4095) & ~<size_t>4095
 
 
@@ -97,31 +95,39 @@ cdef class Connection:
     cdef CQ queue                       # where its completions come
     cdef Ledger ledger
     cdef bint attached                  # has memory and a place in the engine
-    cdef Chunk chunk
-    cdef readonly SharedRing shared     # where its receives come from, if that is no ring of its own
+    cdef bint solicits                  # the peer marks its SENDs as solicited
+    cdef Chunk chunk                    # what it sends from, while it does
+    cdef bint warm                      # it keeps that although nothing is in flight: it is on the engine's list
+    cdef OwnRing own                    # where its receives come from,
+    cdef readonly SharedRing shared     # or the ring that it shares
     cdef uint32_t aim, borrowed         # of its data slots; see sharedring.pxi
     cdef bint parted                    # its queue pair is about to be destroyed
     cdef uint64_t wr_base               # index and generation, as every wr_id of ours begins
     cdef object context                 # contextvars.Context of all callbacks
 
     # receiving
-    cdef uint32_t slot_bytes, data_slots, slots
+    cdef uint32_t slot_bytes, data_slots
     cdef size_t stride
-    cdef char *ring
+    cdef bint stuffed                   # on the engine's list of those whose peer has no credits left,
+    cdef uint64_t stuffed_tick          # since that pass
+    cdef size_t put_by_bytes            # unread bytes that it takes in at least, whatever its ring
     cdef Inbox inbox                    # what has come
     cdef uint32_t repost_at             # consumed slots that are posted again in one call
     cdef Sink sink                      # where received bytes go
     cdef bint may_deliver               # the protocol wants bytes and may have them
     cdef bint discarding                # closed: what still comes is dropped, its slots granted again
-    cdef bint opened                    # established: delivery may begin
+    cdef bint opened                    # established: control frames are heard
+    cdef bint greeted                   # what connection_made() has scheduled has run: delivery may begin
     cdef list early                     # control frames that came before that
     cdef bint listed                    # already on the engine's list of connections to deliver
     cdef bint tell_drained
+    cdef Landings landings              # where the peer may place bytes; None if both sides have not agreed on that
     cdef bint telling_unread            # somebody looks whether something is undelivered: tell of changes
     cdef bint unread_told
 
     # sending
-    cdef uint32_t frame_bytes           # payload of one frame: what both sides' slots can hold
+    cdef uint32_t frame_bytes           # payload of the next frame: what both sides' slots can hold
+    cdef PeerSlots peer_slots           # how much the peer's can hold; None if they share a queue, or do not grow
     cdef char *frames
     cdef char *controls
     cdef uint32_t posted, done          # data frames
@@ -133,28 +139,32 @@ cdef class Connection:
     cdef uint32_t fill                  # bytes in the open frame
     cdef Backlog backlog                # what was written and found no room in a frame
     cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
+    cdef bint lends                     # large memory that may change is sent from where it lies
     cdef bint writable                  # neither write_eof nor close nor a failure so far
     cdef bint blocked                   # bytes wait for credits or slots
     cdef bint dirty                     # on the engine's list of connections to flush
     cdef bint tell_flushed
     cdef bint tell_place                # somebody waits for a free frame
-    cdef bint body_due                  # regions offered, revoked or acknowledged wait for a Credit to ride in
+    cdef bint body_due                  # news of regions, or of direct placement, wait for a Credit to ride in
+    cdef PeerWants peer_wants           # where we may place bytes, or None
     cdef bytes ping_body
     cdef uint64_t tick                  # engine.tick of the last frame posted at once
     cdef uint64_t posted_at             # cheap_clock() then
     cdef uint64_t looked_at             # and when a write looked at it last
     cdef uint32_t held                  # writes since then
     cdef size_t high_water_bytes, low_water_bytes
-    cdef bint protocol_paused
+    cdef readonly bint protocol_paused  # it was told to pause writing
 
     cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
     cdef bint distrusted                # the peer broke the protocol: deliver nothing more from it
     cdef object failure                 # what `_fabric_failed` will be told once the queue is drained
     cdef uint64_t failure_tick
-    cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed
+    cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed, bytes_placed
 
-    def __cinit__(self, owner):
+    def __cinit__(self, owner, bint lends=True, size_t put_by_bytes=0):
         self.owner = owner
+        self.lends = lends
+        self.put_by_bytes = put_by_bytes
         self.log = SendLog()
         self.backlog = Backlog()
         self.inbox = Inbox(0)   # until `attach` says how large
@@ -165,42 +175,41 @@ cdef class Connection:
     # -- set-up --------------------------------------------------------------------------------------
 
     def attach(self, StreamEngine engine not None, object context, uint32_t slot_bytes, uint32_t data_slots,
-               shared_slots=None):
+               shared_slots=None, first_bytes=None):
         """Take memory and a place in `engine`; `start` comes when the queue pair exists.
 
         `shared_slots`: receive from a shared ring that lends so many; the queue pair is to be made on its srq and cq.
+        `first_bytes`: what slots of a ring of its own hold until they grow; by default they do not.
         """
         if not 1 <= data_slots <= STREAM_DATA_SLOTS_MAX:
             raise ValueError(f"a ring of {data_slots} slots, 1 to {STREAM_DATA_SLOTS_MAX} are possible")
         self.slot_bytes = slot_bytes
         self.data_slots = data_slots
-        self.slots = data_slots + CONTROL_RESERVE
         # Slots come back by signaled completions: a small ring cannot wait for SIGNAL_EVERY of them.
         self.signal_every = max(1, min(<uint32_t>SIGNAL_EVERY, data_slots // 2))
         self.stride = stream_stride(slot_bytes)
         self.context = context
         self.inbox = Inbox(data_slots)
+        engine.send_buffers(slot_bytes, data_slots).have_some()
         if shared_slots is None:
-            self.chunk = engine.rings(slot_bytes, data_slots).take()
-            self.ring = self.chunk.address
-            self.frames = self.ring + self.slots * self.stride
-            self.controls = self.frames + data_slots * self.stride
+            self.own = OwnRing(
+                engine, data_slots + CONTROL_RESERVE, min(slot_bytes, first_bytes or slot_bytes), slot_bytes)
             self.repost_at = (data_slots + 1) // 2
         else:
             ring = engine.shared_ring(slot_bytes, data_slots, shared_slots)
             ring.join()
-            try:
-                engine.send_buffers(slot_bytes, data_slots).have_some()
-            except BaseException:
-                ring.members -= 1
-                raise
             self.shared = ring
-            self.slots = ring.most
             self.aim = ring.own
             self.repost_at = 1
         self.engine = engine
+        engine.unsolicited += 1     # until the peer says what it does
         self.attached = True
         self.wr_base = engine.enroll(self)
+
+    @property
+    def first_slot_bytes(self):
+        """What our receives hold as long as nothing else has been said."""
+        return self.own.sizes.size if self.own is not None else self.slot_bytes
 
     cdef int has_engine(self) except -1:
         if self.engine is None:
@@ -209,25 +218,33 @@ cdef class Connection:
 
     def start(self, QP qp not None):
         """Post the whole receive ring; call before connect or accept."""
-        cdef uint32_t slot
         self.qp = qp
         self.qp_c = qp.ptr
         self.queue = qp.send_cq
         if self.shared is not None:
             self.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(self.wr_base >> INDEX_SHIFT))
-            return
-        for slot in range(self.slots):
-            if self.chunk.used:
-                clear_header(self.slot_at(slot))    # an earlier connection's
-            self.repost_later(slot)
-            if self.engine.recv_count == CHAIN:
-                self.post_receives()
-        self.post_receives()
+        else:
+            self.own.post_all(self)
 
-    def agree(self, Ledger ledger, uint32_t frame_bytes):
-        """Both sides' geometry is known; the peer's frames may come from now on."""
+    def agree(self, Ledger ledger, uint32_t frame_bytes, uint32_t depth, bint solicits=False):
+        """Both sides' geometry is known; the peer's frames may come from now on.
+
+        `frame_bytes`, `depth`: what the peer's receives hold at first, and how many it can have posted. `solicits`: it
+        marks its SENDs as solicited.
+        """
+        if not solicits:
+            self.engine.rouse(self.queue)   # to be armed for all
+            self.engine.wake()
+        elif not self.solicits:
+            self.solicits = True
+            self.engine.unsolicited -= 1
         self.ledger = ledger
         self.frame_bytes = min(frame_bytes, self.slot_bytes)
+        if ledger.growth:
+            self.peer_slots = PeerSlots(frame_bytes, depth)
+        if ledger.placement:
+            self.peer_wants = PeerWants(0)
+            self.landings = Landings()
 
     def open(self, object protocol, bint buffered, bint may_send):
         """Established: delivery and sending may begin."""
@@ -254,6 +271,13 @@ cdef class Connection:
                 self.distrust(exc)
                 return
 
+    def greet(self):
+        """Deliver from now on: what connection_made() has scheduled by call_soon() has run, as with asyncio's TCP."""
+        self.greeted = True
+        if self.attached and (self.inbox.count or self.tell_drained):
+            self.engine.deliver_later(self)
+            self.engine.wake()
+
     def bind(self, object protocol, bint buffered):
         """Look the protocol's callbacks up once, not once a message."""
         cdef Sink before = self.sink
@@ -262,28 +286,42 @@ cdef class Connection:
             (<IntoReader?>into).connection = self
             self.sink = into
         else:
-            self.sink = IntoBuffer(protocol) if buffered else DataReceived(protocol)
+            self.sink = (
+                IntoTls(protocol) if is_tls(protocol) else IntoBuffer(protocol) if buffered else DataReceived(protocol)
+            )
         if before is not None and before is not self.sink:
+            if self.landings is not None:
+                self.take_memory_back()
             before.ends(self)
             before.leaves(self)
 
     # -- memory for sending ------------------------------------------------------------------------
     #
-    # With a ring of its own a connection has it all along. One on a shared ring has it while something is in flight;
-    # where no more is to be had, it waits until another gives its own back. There is always some: see engine.pxi.
+    # A connection has it while something is in flight, and some keep it warm until the engine sleeps (engine.pxi). If
+    # all of the pool's memory is lent, a connection waits until another gives its own back. The pool always has memory
+    # for one at least, so somebody has some who will give it back.
 
     cdef bint borrow_frames(self):
         """Whether there is memory to send from now; if not, `settle` comes when there may be."""
         cdef StreamEngine engine = self.engine
+        cdef RingPool pool = engine.send_buffers(self.slot_bytes, self.data_slots)
         try:
-            self.chunk = engine.send_buffers(self.slot_bytes, self.data_slots).take()
+            self.chunk = pool.take()
         except (OSError, MemoryError):
             if self not in engine.in_want:
                 engine.in_want.append(self)
+            engine.cool(0)      # what others keep warm is for us
             return False
         self.frames = self.chunk.address
         self.controls = self.frames + self.data_slots * self.stride
         return True
+
+    cdef inline bint nothing_in_flight(self) noexcept:
+        """Whether the memory that it sends from has nothing in it."""
+        return (
+            self.chunk is not None and self.fill == 0
+            and self.posted == self.done and self.controls_posted == self.controls_done
+        )
 
     cdef int return_frames(self) except -1:
         cdef Connection waiting
@@ -299,19 +337,30 @@ cdef class Connection:
 
     cdef size_t registered(self):
         """Bytes of memory that are this connection's alone."""
-        if self.chunk is None:
-            return 0
-        if self.shared is None:
-            return stream_chunk_bytes(self.slot_bytes, self.data_slots)
-        return stream_send_bytes(self.slot_bytes, self.data_slots)
+        cdef size_t total = self.own.registered() if self.own is not None else 0
+        if self.chunk is not None:
+            total += stream_send_bytes(self.slot_bytes, self.data_slots)
+        return total
 
     # -- receiving ---------------------------------------------------------------------------------
 
     cdef inline char *slot_at(self, uint32_t slot) noexcept:
-        return self.ring + slot * self.stride if self.shared is None else self.shared.slots[slot].address
+        return self.own.at(slot) if self.shared is None else self.shared.slots[slot].address
 
-    cdef inline char *payload_of(self, uint32_t slot) noexcept:
-        return self.slot_at(slot) + HEADER
+    cdef inline int fits(self, uint32_t slot, uint32_t byte_len) except -1:
+        """Raise ProtocolError for a completion of something else than what was posted."""
+        if self.shared is not None:
+            if slot < self.shared.most and byte_len <= HEADER + self.slot_bytes:
+                return 0
+        elif self.own.has(slot):
+            self.own.sizes.received_one()
+            if byte_len <= HEADER + self.own.room(slot):
+                return 0
+        return self.does_not_fit(slot, byte_len)
+
+    cdef int does_not_fit(self, uint32_t slot, uint32_t byte_len) except -1:
+        room = self.own.room(slot) if self.shared is None and self.own.has(slot) else self.slot_bytes
+        raise ProtocolError(f"a completion of {byte_len} bytes in a receive of {HEADER + room}")
 
     cdef int receive(self, verbs.ibv_wc *wc) except -1:
         """A frame lies in the slot that wc names. Raises ProtocolError for what no correct peer sends."""
@@ -322,25 +371,38 @@ cdef class Connection:
             raise ProtocolError("a receive was completed by something else than a SEND")
         if byte_len < HEADER:
             raise ProtocolError(f"a frame of {byte_len} bytes is shorter than its {HEADER}-byte header")
-        if slot >= self.slots or byte_len > HEADER + self.slot_bytes:
-            raise ProtocolError(f"a completion of {byte_len} bytes in a receive of {HEADER + self.slot_bytes}")
+        self.fits(slot, byte_len)
         if self.ledger is None:
             raise ProtocolError("a frame from a peer that has not said hello")
         frame = self.slot_at(slot)
         header = (<frame_header *>frame)[0]
-        if header.kind == FRAME_DATA or self.blocked:
+        if header.kind == FRAME_DATA or header.kind == FRAME_PLACED or self.blocked:
             self.engine.messages += 1   # what somebody waits for: credits, only where bytes wait for them
         if header.kind == FRAME_DATA:
             self.ledger.frame_received(byte_len, FRAME_DATA, header.length, header.granted, header.reaped)
             self.frames_received += 1
             self.bytes_received += header.length
-            self.inbox.append(slot, header.length)
+            self.inbox.append(slot, frame + HEADER, header.length, False)
+            if self.landings is not None:
+                self.landings.came(self, header.length)
+            if self.own is not None and self.ledger.growth:
+                self.own.came(header.length)
+            if self.ledger.granted == self.ledger.received:
+                self.look_for_reader()
+        elif header.kind == FRAME_PLACED:
+            self.ledger.frame_received(byte_len, FRAME_PLACED, header.length, header.granted, header.reaped)
+            self.receive_placed(slot, <placed_body *>(frame + HEADER))
         else:
             body = PyBytes_FromStringAndSize(frame + HEADER, byte_len - HEADER) if byte_len > HEADER else b""
             self.repost(slot)
             self.ledger.frame_received(byte_len, header.kind, header.length, header.granted, header.reaped)
+            if (header.kind == FRAME_FIN or header.kind == FRAME_ABORT) and self.landings is not None:
+                self.landings.wants.end()
+                self.landings.sweep(self)
             if header.kind == FRAME_PING:
                 self.ping_body = body
+            elif header.kind == FRAME_CREDIT and self.ledger.growth and says_slots(body, header.granted):
+                self.hear_size(size_said(body, 0), size_said(body, 1))
             elif header.kind != FRAME_PONG and (header.kind != FRAME_CREDIT or byte_len > HEADER):
                 if self.opened:
                     self.owner._control_received(header.kind, body, header.granted)
@@ -355,8 +417,24 @@ cdef class Connection:
             self.engine.deliver_later(self)
         return 0
 
+    cdef int receive_placed(self, uint32_t slot, placed_body *body) except -1:
+        """The peer has placed bytes where we wanted them, or where we did until a moment ago."""
+        cdef Landings landings = self.landings
+        cdef Landing landing
+        if body.zero:
+            raise ProtocolError(f"a Placed with {body.zero:#x} where zero must be")
+        landing = landings.placed(self, body.serial, body.upto)
+        self.frames_received += 1
+        self.bytes_received += landings.wants.placed
+        self.inbox.append(slot, <char *><uintptr_t>landings.wants.target, <uint32_t>landings.wants.placed, True)
+        if landing.taken_back:
+            self.inbox.copy_out()
+        return landings.sweep(self)
+
     cdef int deliver(self) except -1:
         """Hand the protocol what has arrived, then send what is due. A callback may do anything."""
+        if not self.greeted:
+            return self.settle()
         cdef uint32_t turns = self.data_slots
         cdef Inbox inbox = self.inbox
         cdef Sink sink = self.sink
@@ -388,10 +466,12 @@ cdef class Connection:
                 self.owner._drained()
         elif self.may_deliver and wanted:
             self.engine.deliver_later(self)
+        else:
+            self.look_for_reader()
         return self.settle()
 
     cdef inline uint32_t many_slots(self) noexcept:
-        """So many slots with unread bytes are as many as may be kept for a program that does not read."""
+        """How many slots of unread bytes may be kept for a program that does not read."""
         return (self.data_slots + 1) // 2 if self.shared is None else 1
 
     cdef int slots_consumed(self) except -1:
@@ -410,7 +490,9 @@ cdef class Connection:
                 self.fail(exc)
             engine.flush_later(self)
             engine.wake_if_running()
-        if self.inbox.count == 0:
+        if self.inbox.count:
+            self.look_for_reader()
+        else:
             if self.tell_drained:
                 engine.deliver_later(self)
                 engine.wake_if_running()
@@ -446,13 +528,13 @@ cdef class Connection:
         if self.broken:
             return 0
         for i in range(self.inbox.freed_count):
-            clear_header(self.slot_at(self.inbox.freed[i]))
-            self.repost_later(self.inbox.freed[i])
+            self.own.post_later(self, self.inbox.freed[i])
             if self.engine.recv_count == CHAIN:
-                self.post_receives()
-        self.post_receives()
-        self.ledger.slots_freed(self.inbox.freed_count)
+                self.own.post(self)
+        self.own.post(self)
+        i = self.inbox.freed_count
         self.inbox.freed_count = 0
+        self.ledger.slots_freed(i if self.landings is None else self.landings.to_grant(self, i))
         return 0
 
     cdef inline int repost(self, uint32_t slot) except -1:
@@ -460,44 +542,40 @@ cdef class Connection:
         if self.shared is not None:
             self.shared.post_again(slot)
             return self.shared.post()
-        clear_header(self.slot_at(slot))
-        self.repost_later(slot)
-        return self.post_receives()
+        self.own.post_later(self, slot)
+        return self.own.post(self)
 
-    cdef inline void repost_later(self, uint32_t slot) noexcept:
-        cdef StreamEngine engine = self.engine
-        cdef uint32_t i = engine.recv_count
-        engine.recv_sge[i].addr = <uint64_t>(self.ring + slot * self.stride)
-        engine.recv_sge[i].length = self.slot_bytes + HEADER
-        engine.recv_sge[i].lkey = self.chunk.lkey
-        engine.recv_wr[i].wr_id = self.wr_base | slot
-        engine.recv_wr[i].sg_list = &engine.recv_sge[i]
-        engine.recv_wr[i].num_sge = 1
-        engine.recv_wr[i].next = NULL
-        if i:
-            engine.recv_wr[i - 1].next = &engine.recv_wr[i]
-        engine.recv_count = i + 1
-
-    cdef int post_receives(self) except -1:
-        cdef verbs.ibv_recv_wr *bad = NULL
-        cdef int rc
-        cdef uint32_t count = self.engine.recv_count
-        self.engine.recv_count = 0
-        if count == 0 or self.broken:
-            return 0
-        rc = verbs.rn_post_recv(self.qp_c, &self.engine.recv_wr[0], &bad)
-        check(rc, "ibv_post_recv")
+    cdef inline int look_for_reader(self) except -1:
+        """The peer has used up its credits: look in a while whether its bytes have been read."""
+        if (
+            not self.stuffed and self.inbox.held and self.inbox.bytes < self.put_by_bytes
+            and self.ledger.granted == self.ledger.received and self.attached
+        ):
+            self.engine.look_again(self)
         return 0
+
+    cdef int put_by(self) except -1:
+        """The program does not read, and the peer can send no more: free the slots of what has come."""
+        try:
+            self.inbox.put_by(self)
+            self.repost_freed()
+        except Exception as exc:
+            return self.fail(exc)
+        return self.engine.flush_later(self)
 
     cdef int say_what_is_due(self) except -1:
         """Grants that no data frame carried, answers, news of memory regions."""
         cdef uint32_t kind
+        cdef bint resizes
         if not self.may_post():
             return 0
         if self.inbox.freed_count > self.ledger.outstanding():
             self.repost_freed()     # the peer would run dry before half a ring is free
         while self.controls_posted - self.controls_done < CONTROL_RESERVE:
-            kind = self.ledger.control_due(self.body_due)
+            resizes = self.own is not None and self.own.next is not None
+            kind = self.ledger.control_due(self.body_due or resizes)
+            if kind == 0 and self.own is not None and self.own.behind and self.asks_for_frames():
+                kind = FRAME_PING
             if kind == 0 or not (self.controls != NULL or self.borrow_frames()):
                 break
             body = b""
@@ -505,12 +583,42 @@ cdef class Connection:
                 body = self.ping_body
             elif kind == FRAME_PING:
                 body = b"rdmanet!"
+            elif resizes:
+                self.ledger.slots_grown(self.own.next.size)
+                body = self.own.say(self.ledger.grantable)
             elif self.body_due:
                 # frame_bytes: the peer's slots may be smaller than our buffers.
                 self.body_due, body = self.owner._credit_body(
                     self.ledger.grantable, min(<uint32_t>(CONTROL_BYTES - HEADER), self.frame_bytes))
             self.post_control(kind, body)
+            if resizes and kind == FRAME_CREDIT:
+                self.slots_resized()
         return 0
+
+    cdef int slots_resized(self) except -1:
+        """The peer has been told."""
+        if self.own.sizes.size > self.own.first:
+            return self.engine.grown.add(self)
+        return self.repost_freed()      # in small slots, where they would wait for half a ring
+
+    cdef bint may_shrink(self) except -1:
+        """Whether the peer is about to be told of small slots: nothing is unread, and no memory is named."""
+        if (
+            not self.may_post() or self.inbox.count or self.inbox.leased or self.own.next is not None
+            or self.ledger.fin_sent or self.ledger.fin_received
+            or (self.landings is not None and self.landings.open)
+        ):
+            return False
+        self.repost_freed()     # some may be in the bank before this one, which has to be free
+        self.own.take_next(self.own.first)
+        return self.own.next is not None
+
+    cdef inline bint asks_for_frames(self) noexcept:
+        """Whether a Ping is to bring a frame that uses up one of the large receives."""
+        return (
+            self.own.sizes.wants_frames() and self.ledger.may_send(FRAME_PING)
+            and not self.ledger.fin_sent and not self.ledger.fin_received
+        )
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -527,10 +635,11 @@ cdef class Connection:
             self.accept(data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         elif (
             PyMemoryView_Check(data) and PyMemoryView_GET_BUFFER(data).len >= LEND_BYTES
+            and (self.lends or PyBytes_CheckExact(data.obj))
             and data.obj is not None    # else it is good for this call only: io.BufferedWriter passes such
         ):
             loan = loan_of(data)
-            self.accept(loan, <const char *>loan.view.buf, loan.view.len)
+            self.accept(loan, loan.data, loan.size)
         elif isinstance(data, (bytes, bytearray, memoryview)):
             PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
             try:
@@ -577,7 +686,8 @@ cdef class Connection:
             self.posted_at = self.looked_at = cheap_clock()
             if self.protocol_paused:
                 self.engine.flush_later(self)
-            self.engine.wake()
+            if not self.is_done_with():
+                self.engine.wake()
         else:
             if self.backlog.size:
                 self.pump(False)
@@ -587,6 +697,14 @@ cdef class Connection:
             self.protocol_paused = True
             self.owner._pause_writing()
         return 0
+
+    cdef inline bint is_done_with(self) except -1:
+        """Whether what was just posted has completed already, so that the engine, which sleeps, can go on sleeping."""
+        return (
+            not self.engine.scheduled and self.queue is not None and self.queue.armed == ARMED_AND_EMPTY
+            and self.fill == 0 and self.backlog.size == 0 and self.operations == 0
+            and self.controls_posted == self.controls_done and self.engine.take_own(self)
+        )
 
     cdef inline bint is_full(self) noexcept:
         """Whether a protocol is to pause writing."""
@@ -618,6 +736,15 @@ cdef class Connection:
                 self.pump(False)
         return taken
 
+    cdef size_t take_back(self, size_t size) except? 0:
+        """Forget what is not posted of the last `size` bytes that were accepted; returns how many that are."""
+        cdef size_t dropped = min(size, self.backlog.size), unposted
+        self.backlog.drop_last(dropped)
+        unposted = min(size - dropped, <size_t>self.fill)
+        self.fill -= <uint32_t>unposted
+        self.set_blocked(self.backlog.size > 0 or self.fill == self.frame_bytes)
+        return dropped + unposted
+
     cdef inline char *open_frame(self) noexcept:
         return self.frames + (self.frames_used % self.data_slots) * self.stride
 
@@ -634,19 +761,22 @@ cdef class Connection:
         cdef object first
         cdef const char *data
         cdef size_t left, n
-        cdef uint32_t budget
+        cdef uint32_t budget, lkey
         if not self.may_post():
             return 0
         budget = <uint32_t>self.ledger.credits()
         while budget and self.send_queue_has_room() and (self.fill or self.backlog.size):
+            if self.peer_wants is not None and self.peer_wants.count and self.place_next():
+                budget -= 1
+                continue
             if self.backlog.size:
                 first = self.backlog.first(&data, &left)
-                if self.fill == 0 and left >= BORROW_BYTES and engine.implicit_lkey_valid:
+                if self.fill == 0 and left >= BORROW_BYTES and self.reads_in_place(first, &lkey):
                     n = min(left, <size_t>self.frame_bytes)
                     if type(first) is Loan:
                         self.backlog.lend(first, n)
                     self.backlog.taken(first, n, left)
-                    self.chain_data(first, data, <uint32_t>n)
+                    self.chain_data(first, data, <uint32_t>n, lkey)
                     budget -= 1
                     continue
                 n = min(left, <size_t>(self.frame_bytes - self.fill))
@@ -657,13 +787,103 @@ cdef class Connection:
                     continue
             if self.fill < self.frame_bytes and not flush:
                 break
-            self.chain_data(None, NULL, self.fill)
+            self.chain_data(None, NULL, self.fill, 0)
             budget -= 1
         self.post_sends()
         self.set_blocked(self.backlog.size > 0 or self.fill == self.frame_bytes)
         if self.backlog.spent:
             self.backlog.let_go()
         return 0
+
+    cdef bint reads_in_place(self, object first, uint32_t *lkey) except -1:
+        """Whether the device can read a chunk of the backlog where it lies, and by which key."""
+        cdef MR mr
+        if self.engine.implicit_lkey_valid:
+            lkey[0] = self.engine.implicit_lkey
+            return True
+        if type(first) is Loan and (<Loan>first).memory is not None:
+            mr = (<Loan>first).memory.region_in(self.engine.pd)
+            if mr is not None:
+                lkey[0] = mr.ptr.lkey
+                return True
+        return False
+
+    cdef bint place_next(self) except -1:
+        """Write what comes next where the peer wants it, if that pays: the open frame and what is behind it."""
+        cdef PeerWant want = self.peer_wants.current()
+        cdef object first
+        cdef const char *data
+        cdef size_t left, n
+        cdef uint64_t room
+        cdef uint32_t lkey
+        if want is None or not self.backlog.size or self.operations >= OPERATIONS:
+            return False
+        first = self.backlog.first(&data, &left)
+        room = self.peer_wants.room(want)
+        if left < BORROW_BYTES or room <= self.fill:
+            return False
+        n = min(min(left, <size_t>room - self.fill), <size_t>PLACE_CHUNK)
+        if self.fill + n < PLACE_BYTES or not self.reads_in_place(first, &lkey):
+            return False
+        if type(first) is Loan:
+            self.backlog.lend(first, n)
+        self.backlog.taken(first, n, left)
+        self.chain_placing(want, first, data, <uint32_t>n, lkey)
+        return True
+
+    cdef int chain_placing(self, PeerWant want, object owner, const char *data, uint32_t length,
+                           uint32_t lkey) except -1:
+        """Add a WRITE of the open frame's bytes and of `length` bytes of `owner`, and its Placed, to the chain."""
+        cdef StreamEngine engine = self.engine
+        cdef char *frame = self.open_frame()
+        cdef placed_body *body = <placed_body *>(frame + HEADER + self.slot_bytes)  # beyond the open frame's bytes
+        cdef verbs.ibv_send_wr *wr
+        cdef verbs.ibv_sge *sge
+        cdef uint32_t total = self.fill + length, i
+        if engine.send_count > CHAIN - 2:
+            self.post_sends()
+        i = engine.send_count
+        wr, sge = &engine.send_wr[i], &engine.send_sge[2 * i]
+        wr.num_sge = 0
+        if self.fill:
+            sge.addr, sge.length, sge.lkey = <uint64_t>(frame + HEADER), self.fill, self.chunk.lkey
+            wr.num_sge = 1
+        sge[wr.num_sge].addr, sge[wr.num_sge].length = <uint64_t>data, length
+        sge[wr.num_sge].lkey = lkey
+        wr.num_sge += 1
+        wr.sg_list = sge
+        wr.wr_id = self.wr_base | SEND_FLAG | self.log.next_low()
+        wr.next = NULL
+        wr.opcode = verbs.IBV_WR_RDMA_WRITE
+        wr.wr.rdma.remote_addr = self.peer_wants.target(want)
+        wr.wr.rdma.rkey = want.rkey
+        wr.send_flags = engine.behind_operations if self.operations else 0
+        if i:
+            engine.send_wr[i - 1].next = wr
+        engine.send_count = i + 1
+        self.log.posted(PLACING, length, owner)
+        engine.in_flight += 1
+        self.operations += 1
+
+        self.peer_wants.sent(total)
+        self.ledger.data_sent()
+        wr = self.chain_entry(FRAME_PLACED, frame, FRAME_PLACED_BYTES, None)
+        body.serial, body.zero, body.upto = want.serial, 0, self.peer_wants.position
+        sge = &engine.send_sge[2 * (engine.send_count - 1)]
+        sge[0].length = HEADER
+        sge[1].addr, sge[1].length, sge[1].lkey = <uint64_t>body, FRAME_PLACED_BYTES, self.chunk.lkey
+        wr.num_sge = 2
+        wr.send_flags |= verbs.IBV_SEND_SIGNALED
+        if HEADER + FRAME_PLACED_BYTES <= engine.max_inline:
+            wr.send_flags |= verbs.IBV_SEND_INLINE
+        self.frames_used += 1       # the WRITE reads the open frame
+        self.fill = 0
+        self.unsignaled = 0
+        self.posted += 1
+        self.frames_sent += 1
+        self.bytes_sent += total
+        self.bytes_placed += total
+        return self.post_sends()
 
     cdef int tell_room(self) except -1:
         """Tell whom it concerns what has been posted. Never from `write`: resume_writing() writes."""
@@ -689,7 +909,7 @@ cdef class Connection:
             self.blocked = blocked
             self.engine.blocked += 1 if blocked else -1
 
-    cdef int chain_data(self, object owner, const char *data, uint32_t length) except -1:
+    cdef int chain_data(self, object owner, const char *data, uint32_t length, uint32_t lkey) except -1:
         """Add a DATA frame to the chain: the open frame, or `length` bytes of `owner` where they lie."""
         cdef StreamEngine engine = self.engine
         cdef char *frame = self.open_frame()
@@ -702,7 +922,7 @@ cdef class Connection:
             engine.send_sge[2 * (engine.send_count - 1)].length = HEADER
             engine.send_sge[2 * (engine.send_count - 1) + 1].addr = <uint64_t>data
             engine.send_sge[2 * (engine.send_count - 1) + 1].length = length
-            engine.send_sge[2 * (engine.send_count - 1) + 1].lkey = engine.implicit_lkey
+            engine.send_sge[2 * (engine.send_count - 1) + 1].lkey = lkey
             wr.num_sge = 2
             self.bytes_borrowed += length
         else:
@@ -716,6 +936,8 @@ cdef class Connection:
         self.posted += 1
         self.frames_sent += 1
         self.bytes_sent += length
+        if self.peer_wants is not None:
+            self.peer_wants.sent(length)
         if inline:
             wr.send_flags |= verbs.IBV_SEND_INLINE
         else:
@@ -743,11 +965,16 @@ cdef class Connection:
         wr.sg_list = sge
         wr.num_sge = 1
         wr.opcode = verbs.IBV_WR_SEND
-        wr.send_flags = engine.behind_operations if self.operations else 0
+        wr.send_flags = verbs.IBV_SEND_SOLICITED    # as our Hello has said
+        if self.operations:
+            wr.send_flags |= engine.behind_operations
         if i:
             engine.send_wr[i - 1].next = wr
         engine.send_count = i + 1
         self.log.posted(kind, length, reference)
+        engine.in_flight += 1
+        if self.peer_slots is not None:
+            self.frame_bytes = min(self.peer_slots.sent_one(), self.slot_bytes)
         return wr
 
     cdef int post_sends(self) except -1:
@@ -772,13 +999,16 @@ cdef class Connection:
             raise ValueError(f"control body of {length} bytes, at most {STREAM_CONTROL_BODY_BYTES} fit")
         memcpy(frame + HEADER, PyBytes_AS_STRING(body), length)
         self.ledger.control_sent(kind)
+        if (kind == FRAME_FIN or kind == FRAME_ABORT) and self.peer_wants is not None:
+            self.peer_wants.finish()
         wr = self.chain_entry(kind, frame, <uint32_t>length, None)
         if HEADER + length <= self.engine.max_inline:
             wr.send_flags |= verbs.IBV_SEND_INLINE
         wr.send_flags |= verbs.IBV_SEND_SIGNALED
         self.unsignaled = 0
         self.controls_posted += 1
-        return self.post_sends()
+        self.post_sends()
+        return self.engine.wake_if_running()    # no event tells that it has completed
 
     def send_control(self, uint32_t kind, bytes body=b""):
         """Post a control frame if its allowance permits; returns whether it did."""
@@ -802,6 +1032,11 @@ cdef class Connection:
 
     def post_bind(self, object operation, MW mw not None, MR mr not None, uint32_t rkey, int access):
         """The same for BIND_MW: a window of type 2 to all of a region, with this key."""
+        return self.post_bind_part(operation, mw, mr, rkey, mr.iova, mr.length, access)
+
+    cdef bint post_bind_part(self, object operation, MW mw, MR mr, uint32_t rkey, uint64_t address, uint64_t length,
+                             int access) except -1:
+        """The same to a part of it."""
         cdef verbs.ibv_send_wr wr
         mw.usable()
         mr.usable()
@@ -810,8 +1045,8 @@ cdef class Connection:
         wr.bind_mw.mw = mw.ptr
         wr.bind_mw.rkey = rkey
         wr.bind_mw.bind_info.mr = mr.ptr
-        wr.bind_mw.bind_info.addr = 0 if mr.access & verbs.IBV_ACCESS_ZERO_BASED else <uintptr_t>mr.addr
-        wr.bind_mw.bind_info.length = mr.length
+        wr.bind_mw.bind_info.addr = address
+        wr.bind_mw.bind_info.length = length
         wr.bind_mw.bind_info.mw_access_flags = access
         if not self.post_beside(operation, &wr):
             return False
@@ -840,6 +1075,7 @@ cdef class Connection:
             wr.send_flags |= self.engine.behind_operations
         check(verbs.rn_post_send(self.qp_c, wr, &bad), "ibv_post_send")
         self.log.posted(OPERATION, 0, operation)
+        self.engine.in_flight += 1
         self.operations += 1
         self.engine.rouse(self.queue)
         self.engine.wake()
@@ -850,33 +1086,48 @@ cdef class Connection:
         cdef PyObject *reference
         cdef object held
         cdef uint32_t kind, length
+        cdef bint made_room = False
         while self.log.has_before(sequence):
             kind = self.log.retire(&length, &reference)
+            self.engine.in_flight -= 1
             held = None
             if reference != NULL:
                 held = <object>reference
                 Py_DECREF(held)
-            if kind == FRAME_DATA:
-                self.done += 1
+            if kind == FRAME_DATA or kind == PLACING:
+                if kind == PLACING:
+                    self.operations -= 1
+                    made_room = True
+                else:
+                    self.done += 1
                 if type(held) is Loan:
                     self.backlog.give_back(held, length)
-                    self.engine.flush_later(self)   # somebody may wait for that
+                    self.engine.flush_later(self)   # the program may await the end of the loan, in drain()
+            elif kind == FRAME_PLACED:
+                self.done += 1
             elif kind == OPERATION:
                 self.operations -= 1
-                self.owner._operation_done(held)
+                if type(held) is Landing:
+                    self.landings.done(self, held)
+                    made_room = True
+                else:
+                    self.owner._operation_done(held)
             else:
                 if self.controls_posted - self.controls_done == CONTROL_RESERVE:
                     self.engine.flush_later(self)   # something may have waited for a buffer
                 self.controls_done += 1
                 if kind == FRAME_FIN or kind == FRAME_ABORT:
                     self.owner._control_sent(kind)
+        if self.landings is not None and self.landings.open:
+            self.landings.sweep(self)
+            if self.landings.has_news(self):
+                self.body_due = True
+        if made_room and self.operations < OPERATIONS and self.owner is not None:
+            self.owner._room_for_operations()
         if self.backlog.size or self.fill or self.tell_flushed or self.tell_place or self.body_due:
             self.engine.flush_later(self)
-        elif (
-            self.shared is not None and self.chunk is not None
-            and self.posted == self.done and self.controls_posted == self.controls_done
-        ):
-            self.return_frames()
+        elif not self.warm and self.nothing_in_flight():
+            self.engine.keep_warm(self)
         return 0
 
     cdef int completed(self, verbs.ibv_wc *wc) except -1:
@@ -977,6 +1228,8 @@ cdef class Connection:
     def stop_reading(self):
         """Deliver nothing any more: drop what has come and what will, and keep granting."""
         if self.opened and self.attached and not self.discarding:
+            if self.landings is not None:
+                self.landings.take_back(self)
             self.sink.ends(self)
         self.discarding = True
         if self.inbox.count:
@@ -996,6 +1249,70 @@ cdef class Connection:
         if self.attached and self.opened:
             self.engine.flush_later(self)
             self.engine.wake()
+
+    @property
+    def places(self):
+        """Whether both sides know direct placement."""
+        return self.landings is not None
+
+    def placement_news(self):
+        """What a Credit that goes now has to say of it: (wants, unwanted, answered) or None; whether there is more."""
+        news = (self.landings.say(self), self.landings.wants.unwanted(), self.peer_wants.answered())
+        return news if any(news) else None, self.landings.has_news(self)
+
+    def hear_placement(self, wants, unwanted, answered):
+        """What the peer's Credit says of it. Raises ProtocolError."""
+        self.landings.wants.hear(answered)
+        self.landings.sweep(self)
+        self.peer_wants.hear(wants, unwanted)
+        if self.peer_wants.answer_due or self.landings.has_news(self):
+            self.body_due = True
+        self.engine.flush_later(self)
+
+    def hear_slots(self, number, slot_bytes):
+        """What the peer's Credit says of its slots. Raises ProtocolError."""
+        self.hear_size(number, slot_bytes)
+
+    cdef int hear_size(self, uint32_t number, uint32_t slot_bytes) except -1:
+        self.peer_slots.hear(number, slot_bytes)
+        self.frame_bytes = min(self.peer_slots.limit, self.slot_bytes)
+        if self.fill > self.frame_bytes:
+            # They have shrunk: what is in the open frame goes out in several.
+            self.backlog.put_first(PyBytes_FromStringAndSize(self.open_frame() + HEADER, self.fill))
+            self.fill = 0
+        return self.engine.flush_later(self)
+
+    @property
+    def grows(self):
+        """Whether both sides know slots that grow."""
+        return self.ledger is not None and self.ledger.growth
+
+    cdef int take_memory_back(self) except -1:
+        """Reads that named memory are given up. The peer has to answer before it is theirs again."""
+        self.landings.take_back(self)
+        if self.landings.wants.unanswered and self.owner is not None:
+            self.owner._memory_taken_back()
+        return 0
+
+    @property
+    def placing_unanswered(self):
+        """What the peer has not answered yet, asked to let go of memory: a serial number, or 0."""
+        return self.landings.wants.unanswered if self.landings is not None else 0
+
+    def end_keys(self):
+        """The queue pair is about to be destroyed: end the keys of memory that the peer may write to."""
+        if self.landings is not None:
+            self.landings.end_keys(self)
+
+    @property
+    def lands(self):
+        """Whether the peer may still write to memory that a read has named."""
+        return self.landings is not None and bool(self.landings.open)
+
+    def lose_landings(self):
+        """After the queue pair is destroyed: nobody writes to memory of ours any more."""
+        if self.landings is not None:
+            self.landings.lose()
 
     def when_drained(self):
         """Call `_drained` once all that arrived has been delivered (reading must be on)."""
@@ -1050,6 +1367,8 @@ cdef class Connection:
             self.owner = None
             return
         self.stop_posting()
+        if self.landings is not None:
+            self.landings.take_back(self)
         if self.sink is not None:
             self.sink.ends(self)
             self.sink.leaves(self)
@@ -1059,24 +1378,26 @@ cdef class Connection:
         self.fill = 0
         if self.shared is not None:
             self.shared.leave(self)
-        self.inbox.count = 0
+        while self.inbox.count:
+            self.inbox.first_consumed()
         self.may_deliver = self.tell_drained = self.tell_flushed = self.body_due = False
         self.protocol_paused = self.telling_unread = False     # nobody is left to be told
         self.early = None
         self.qp_c = NULL
         self.queue = None
+        engine.in_flight -= self.log.left()
+        engine.unsolicited -= not self.solicits
         engine.expel(self)
         try:
             self.lose_operations()
         finally:
+            self.lose_landings()
             self.log.drop_references()
             self.backlog.forget_loans()
-            if self.shared is not None:
-                if self.chunk is not None:
-                    self.return_frames()
-            else:
-                engine.rings(self.slot_bytes, self.data_slots).give(self.chunk)
-                self.chunk = None
+            if self.chunk is not None:
+                self.return_frames()
+            if self.own is not None:
+                self.own.release()
             self.sink = None
             self.owner = None
 
@@ -1084,6 +1405,8 @@ cdef class Connection:
         """After the queue pair is destroyed: one-sided operations that it had begun will not complete."""
         failure = None
         for operation in self.log.take_operations():
+            if type(operation) is Landing:
+                continue    # lose_landings()
             try:
                 self.owner._operation_lost(operation)
             except Exception as exc:
@@ -1122,13 +1445,17 @@ cdef class Connection:
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "bytes_borrowed": self.bytes_borrowed,
+            "bytes_placed": self.bytes_placed,
+            "bytes_placed_here": self.landings.bytes_placed if self.landings is not None else 0,
+            "wants_open": len(self.landings.open) if self.landings is not None else 0,
             "frames_sent": self.frames_sent,
             "frames_received": self.frames_received,
             "control_frames_sent": self.controls_posted,
             "credits": self.ledger.credits() if self.ledger is not None else 0,
             "peer_slots": self.ledger.peer_slots if self.ledger is not None else 0,
             "sends_in_flight": self.posted - self.done,
-            "slots_held": self.inbox.count + self.inbox.freed_count,
+            "slots_held": self.inbox.held + self.inbox.freed_count,
+            "slots_leased": self.inbox.leased,
             "slots_borrowed": self.borrowed,
             "bytes_registered": self.registered(),
         }

@@ -14,7 +14,9 @@ cdef enum:
     STREAM_QUEUE_MOST = 65536       # and of any; the embedded device has no more queue pairs for one than fit that
     PATIENCE = 64                   # passes, of a batch each, that empty a queue of STREAM_QUEUE
     MAX_INLINE = 192
-    SEND_BUFFERS_SPARE = 16         # connections on shared rings take turns at those
+    SEND_BUFFERS_SPARE = 16         # empty slabs of what connections send from: they take turns
+    WARM_MOST = 16                  # connections that keep it though nothing is in flight, until the engine sleeps
+    STUFFED_PASSES = 8              # a program that does not read for so long may not read at all
 
 
 @cython.no_gc_clear
@@ -29,8 +31,9 @@ cdef class StreamPD(PD):
 cdef class StreamEngine(Watcher):
     """All connections of one event loop on one device.
 
-    `notifier` tells when the completion channel is readable. `busy_poll` is how long to watch after each message,
-    in seconds: None leaves it to the engine (see busypoll.pxi), 0 switches it off.
+    `notifier` tells when the completion channel is readable, and is told if a forked child is who hears it.
+    `busy_poll` is how long to watch after each message, in seconds: None leaves it to the engine (see busypoll.pxi), 0
+    switches it off.
     """
 
     cdef readonly PD pd
@@ -42,7 +45,10 @@ cdef class StreamEngine(Watcher):
     cdef list generations
     cdef readonly list shared_rings     # by number; None where one was given up
     cdef bint empty_rings               # one has no connection left, and may go
-    cdef list in_want                   # connections on shared rings that found no memory to send from
+    cdef list in_want                   # connections that found no memory to send from
+    cdef list warm                      # those that keep it though nothing is in flight
+    cdef list stuffed                   # those whose peer has used up its credits
+    cdef readonly GrownRings grown
     cdef list ready, dirty, failed
     cdef Connection delivering    # whose callback is running
     cdef object loop
@@ -58,12 +64,16 @@ cdef class StreamEngine(Watcher):
     cdef uint32_t implicit_lkey
     cdef bint implicit_lkey_valid
     cdef public uint32_t max_inline
+    cdef int windows                    # 1: the device has windows of type 2; 0: not known yet; -1: it has none
+    cdef bint confined                  # if it has: a window's bounds are checked
+    cdef readonly size_t place_bytes    # reads of less are copied, into memory of rdmanet.alloc(), too
     cdef uint32_t behind_operations     # flags of what is posted while one-sided requests are in flight
 
     cdef readonly uint64_t stale
 
     def __cinit__(self, loop, notifier, Context context, busy_poll=None):
         cdef const uint32_t *vouched
+        cdef const uint32_t *least
         self.set_busy_poll(busy_poll)
         self.loop = loop
         self.lost_cqs = []
@@ -73,10 +83,15 @@ cdef class StreamEngine(Watcher):
         self.generations = []
         self.shared_rings = []
         self.in_want = []
+        self.warm = []
+        self.stuffed = []
+        self.grown = GrownRings(self)
         self.ready = []
         self.dirty = []
         self.failed = []
         self.max_inline = MAX_INLINE
+        least = <const uint32_t *>verbs.rn_library_symbol(context.library.c, "rdmanet_soft_place_bytes")
+        self.place_bytes = least[0] if least != NULL else PLACE_BYTES
         # The log of sends is retired in order. Not every iWARP device keeps it: Linux's completes a SEND before a READ
         # that was posted earlier, unless the SEND is told to wait.
         if context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:
@@ -99,22 +114,69 @@ cdef class StreamEngine(Watcher):
         """Watch for `busy_poll` seconds after each message (None: adaptive, 0: none)."""
         watch_limit(&self.window, busy_poll)
 
+    def set_place_bytes(self, size_t least):
+        """Copy reads of less than `least` bytes; those of less than PLACE_BYTES are copied in any case."""
+        self.place_bytes = max(least, <size_t>PLACE_BYTES)
+
     # -- connections ---------------------------------------------------------------------------------
 
-    cdef RingPool rings(self, uint32_t slot_bytes, uint32_t data_slots):
-        key = (slot_bytes, data_slots)
+    cdef RingPool rings(self, uint32_t slot_bytes, uint32_t slots):
+        """Memory for so many slots."""
+        key = (slot_bytes, slots)
         pool = self.pools.get(key)
         if pool is None:
-            pool = self.pools[key] = RingPool(self.pd, stream_chunk_bytes(slot_bytes, data_slots))
+            pool = self.pools[key] = RingPool(self.pd, bank_stride(slot_bytes) * slots)
         return pool
 
     cdef RingPool send_buffers(self, uint32_t slot_bytes, uint32_t data_slots):
-        """What connections on a shared ring send from, while they do; at least one slab, from the first on."""
+        """What connections send from, while they do; at least one slab, from the first on."""
         key = (slot_bytes, data_slots, "sends")
         pool = self.pools.get(key)
         if pool is None:
             pool = self.pools[key] = RingPool(self.pd, stream_send_bytes(slot_bytes, data_slots), SEND_BUFFERS_SPARE)
         return pool
+
+    cdef int keep_warm(self, Connection connection) except -1:
+        """Nothing of it is in flight; likely it sends again soon. If too many keep memory, the eldest gives it back."""
+        self.cool(WARM_MOST - 1)
+        connection.warm = True
+        self.warm.append(connection)
+        return 0
+
+    cdef int cool(self, Py_ssize_t most) except -1:
+        """Let all but so many give back what they send from."""
+        cdef Connection connection
+        while len(self.warm) > most:
+            connection = self.warm.pop(0)
+            connection.warm = False
+            if connection.nothing_in_flight():
+                connection.return_frames()
+        return 0
+
+    cdef int resting(self) except -1:
+        return self.cool(0)
+
+    cdef int look_again(self, Connection connection) except -1:
+        """Its peer has no credits left: see in a while whether its program reads."""
+        connection.stuffed = True
+        connection.stuffed_tick = self.tick
+        self.stuffed.append(connection)
+        return self.wake_if_running()
+
+    cdef int relieve(self) except -1:
+        """Where programs do not read, take in what the peers have yet to send, as TCP would."""
+        cdef Connection connection
+        cdef list stuffed = self.stuffed
+        self.stuffed = []
+        for connection in stuffed:
+            if not connection.inbox.held or connection.ledger.granted != connection.ledger.received:
+                connection.stuffed = False
+            elif self.tick - connection.stuffed_tick < STUFFED_PASSES:
+                self.stuffed.append(connection)
+            else:
+                connection.stuffed = False
+                connection.put_by()
+        return 0
 
     cdef SharedRing shared_ring(self, uint32_t slot_bytes, uint32_t data_slots, uint32_t common):
         """A shared ring with room for one more connection."""
@@ -152,6 +214,23 @@ cdef class StreamEngine(Watcher):
         attr = self.pd.context.query_device()
         return attr.max_srq > 0 and attr.max_srq_wr > 0
 
+    @property
+    def reads_in_place(self):
+        """Whether the device reads bytes from where they are, without a registration (on-demand paging)."""
+        return self.implicit_lkey_valid
+
+    cpdef bint has_windows(self) except -1:
+        """Whether the device has memory windows of type 2, which bind keys to one connection."""
+        if self.windows == 0:
+            attr = self.pd.context.query_device()
+            self.windows = 1 if attr.max_mw > 0 and attr.device_cap_flags & WINDOWS_OF_TYPE_2 else -1
+            self.confined = attr.vendor_id != NO_VENDOR or self.pd.context.library.embedded_device
+        return self.windows > 0
+
+    cpdef bint confines_peers(self) except -1:
+        """Whether a window of type 2 lets a peer write to its bytes only. Soft-RoCE's is good for the whole region."""
+        return self.has_windows() and self.confined
+
     def reserve(self, entries):
         """A completion queue with room for `entries` more, for a queue pair of such depths."""
         cdef CQ cq
@@ -162,6 +241,9 @@ cdef class StreamEngine(Watcher):
         size = max([STREAM_QUEUE] + [min(2 * (<CQ>other).ptr.cqe, STREAM_QUEUE_MOST) for other in self.cqs])
         size = max(min(size, self.pd.context.query_device().max_cqe), entries)
         cq = CQ(self.pd.context, size, self.channel)
+        # Not on adapters: they complete sends later, so some are in flight whenever the engine goes to sleep. Nor for
+        # shared receives: unmarked SENDs of one peer could use up those that others need, and would not wake us.
+        cq.solicits = self.pd.context.library.embedded_device
         self.add_queue(cq, entries)
         return cq
 
@@ -185,10 +267,11 @@ cdef class StreamEngine(Watcher):
         cdef Py_ssize_t index = connection.wr_base >> INDEX_SHIFT
         self.table[index] = None
         self.vacant.append(index)
-        for waiting in (self.ready, self.dirty, self.failed, self.in_want):
+        for waiting in (self.ready, self.dirty, self.failed, self.in_want, self.warm, self.stuffed):
             if connection in waiting:
                 waiting.remove(connection)
-        connection.listed = connection.dirty = False
+        self.grown.remove(connection)
+        connection.listed = connection.dirty = connection.warm = connection.stuffed = False
         connection.set_blocked(False)
         return 0
 
@@ -219,18 +302,25 @@ cdef class StreamEngine(Watcher):
 
     def channel_ready(self):
         """The completion channel is readable: take its events, then look. Returns whether there were any."""
-        if self.closed or self.pid != verbs.rn_pid or not self.take_events():
+        if self.closed:
+            return False
+        if self.pid != verbs.rn_pid:
+            self.notifier.heard_by_child()
+            return False
+        if not self.take_events():
             return False
         self.wakeups += 1
         self.run_pass()
         return True
 
     cdef bint has_work(self) except -1:
-        return bool(self.ready or self.dirty or self.failed or self.keeping)
+        return bool(self.ready or self.dirty or self.failed or self.keeping or self.stuffed)
 
     cdef int work(self, int found) except -1:
         """Let the connections deliver, flush and end."""
         self.deliver_all()
+        if self.stuffed:
+            self.relieve()
         self.flush_all()
         self.fail_all()
         if self.empty_rings:
@@ -279,6 +369,31 @@ cdef class StreamEngine(Watcher):
             self.completion_next += 1
             route_to_stream(self, &self.completions[self.completion_next - 1])
         return 0
+
+    cdef bint take_own(self, Connection connection) except -1:
+        """Take the completions of data frames that this connection has posted while the engine slept.
+
+        Returns whether these were all, and nothing is to be done. If not, the next pass finds what there is.
+        """
+        cdef CQ cq = connection.queue
+        cdef verbs.ibv_wc *wc
+        cdef int i
+        if cq.armed_for_all or self.completion_next < self.completion_count or self.has_work():
+            return False
+        self.polls += 1
+        self.completion_next = 0
+        self.completion_count = max(0, verbs.rn_poll_cq(cq.ptr, BATCH, self.completions))
+        for i in range(self.completion_count):
+            wc = &self.completions[i]
+            if wc.status != verbs.IBV_WC_SUCCESS or wc.wr_id & ~<uint64_t>LOW_MASK != connection.wr_base | SEND_FLAG:
+                return False
+        self.dispatch()
+        if self.in_flight or self.completion_count == BATCH or self.has_work():
+            return False
+        if cq.awake:
+            cq.awake = False
+            self.awake.remove(cq)
+        return True
 
     cdef int deliver_all(self) except -1:
         cdef list ready = self.ready
@@ -360,12 +475,14 @@ cdef class StreamEngine(Watcher):
         if self.closed:
             return
         self.end()
+        self.grown.end()
         self.loop = None
         for pool in self.pools.values():
             (<RingPool>pool).close()
         if self.implicit is not None:
             self.implicit.close()
         self.registrations.close()
+        leave_domain(self.pd)
         for ring in self.shared_rings:
             if ring is not None:
                 (<SharedRing>ring).close()

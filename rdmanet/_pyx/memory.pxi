@@ -104,22 +104,21 @@ cdef class PD(Resource):
         """
         cdef MR mr
         cdef int flags
+        cdef exported memory
         self.usable()
         mr = MR.__new__(MR)
         if access is None:
             try:
-                PyObject_GetBuffer(buffer, &mr.view, PyBUF_WRITABLE)
+                hold_export(buffer, PyBUF_WRITABLE, &mr.view, &memory)
                 flags = verbs.IBV_ACCESS_LOCAL_WRITE
             except (BufferError, ValueError):  # numpy's
-                PyObject_GetBuffer(buffer, &mr.view, PyBUF_SIMPLE)
+                hold_export(buffer, PyBUF_SIMPLE, &mr.view, &memory)
                 flags = 0
         else:
             flags = access
-            PyObject_GetBuffer(buffer, &mr.view, PyBUF_WRITABLE if flags & NEEDS_WRITABLE else PyBUF_SIMPLE)
+            hold_export(buffer, PyBUF_WRITABLE if flags & NEEDS_WRITABLE else PyBUF_SIMPLE, &mr.view, &memory)
         mr.borrowed = True
-        mr.readonly = bool(mr.view.readonly)
-        mr.addr = <char *>mr.view.buf
-        mr.length = mr.view.len
+        mr.addr, mr.length, mr.readonly = memory.first, memory.length, memory.readonly
         return mr.register(self, flags)
 
     def alloc_mr(self, length, access=verbs.IBV_ACCESS_LOCAL_WRITE, *, huge_pages=False):
@@ -195,7 +194,7 @@ cdef class PD(Resource):
         self.usable()
         mr = MR.__new__(MR)
         mr.not_here = "another device's memory"
-        mr.addr = <char *><uintptr_t>iova
+        mr.iova = iova
         mr.length = length
         with nogil:
             rc = verbs.rn_reg_dmabuf_mr(self.context.library.c, self.ptr, offset, length, iova, fd, flags, &mr.ptr)
@@ -246,7 +245,8 @@ cdef class MR(Resource):
     cdef verbs.ibv_mr *ptr
     cdef readonly PD pd
     cdef readonly object access
-    cdef char *addr
+    cdef char *addr            # in this process; NULL if the memory is not here
+    cdef uint64_t iova         # what requests call its first byte
     cdef readonly size_t length
     cdef size_t mapped         # bytes of our own pages; 0 if the memory is borrowed
     cdef readonly size_t page_size
@@ -278,10 +278,10 @@ cdef class MR(Resource):
     cdef MR register(self, PD pd, int access, int fd=-1):
         cdef const verbs.rn_library *c = pd.context.library.c
         cdef int rc
+        self.iova = 0 if access & verbs.IBV_ACCESS_ZERO_BASED else <uintptr_t>self.addr
         with nogil:
             if fd >= 0:
-                rc = verbs.rn_reg_dmabuf_mr(
-                    c, pd.ptr, 0, self.length, <uintptr_t>self.addr, fd, access, &self.ptr)
+                rc = verbs.rn_reg_dmabuf_mr(c, pd.ptr, 0, self.length, self.iova, fd, access, &self.ptr)
             else:
                 rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
         if rc == -EINVAL:
@@ -307,6 +307,10 @@ cdef class MR(Resource):
 
     cdef bint is_open(self) noexcept:
         return self.ptr is not NULL
+
+    cdef bint is_implicit(self) noexcept:
+        """Whether it is the whole address space of this process."""
+        return self.addr is NULL and self.access & verbs.IBV_ACCESS_ON_DEMAND and self.length == <size_t>-1
 
     cdef int destroy(self) except -1:
         cdef verbs.ibv_mr *ptr = self.ptr
@@ -337,10 +341,12 @@ cdef class MR(Resource):
         The keys may change. No request that uses the region may be in flight.
 
         :param buffer: the new memory, which it borrows from now on
+        :raises BufferError: access includes writing, and the memory is read-only
         :raises OSError: EOPNOTSUPP if the device does not support it. The region is unchanged, unless the device failed
             half-way: then it is closed
         """
         cdef Py_buffer view
+        cdef exported memory
         cdef int rc, flags = 0, asked = 0 if access is None else access  # 0: libibverbs insists on it
         cdef int rights = self.access if access is None else asked
         cdef verbs.ibv_pd *pd_ptr = NULL
@@ -357,15 +363,17 @@ cdef class MR(Resource):
             pd_ptr = pd.ptr
         if access is not None:
             flags |= verbs.IBV_REREG_MR_CHANGE_ACCESS
+            if buffer is None and self.readonly and rights & NEEDS_WRITABLE:
+                raise BufferError(f"{self!r} is of read-only memory: access={access!r} includes writing")
         if buffer is not None:
             if self.exports:
                 raise BufferError(f"{self!r} is still exported to {self.exports} buffers: release memoryviews first")
-            PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE if rights & NEEDS_WRITABLE else PyBUF_SIMPLE)
+            hold_export(buffer, PyBUF_WRITABLE if rights & NEEDS_WRITABLE else PyBUF_SIMPLE, &view, &memory)
             if self.exports:  # only now: the buffer is the region itself
                 PyBuffer_Release(&view)
                 raise BufferError(f"{self!r} cannot be registered on its own memory")
             flags |= verbs.IBV_REREG_MR_CHANGE_TRANSLATION
-            addr, length = view.buf, view.len
+            addr, length = memory.first, memory.length
         with nogil:
             rc = verbs.rn_rereg_mr(
                 self.pd.context.library.c, self.ptr, flags, pd_ptr, addr, length, asked, &lost)
@@ -383,8 +391,9 @@ cdef class MR(Resource):
             self.mapped = self.page_size = 0
             self.not_here = None
             self.borrowed, self.view = True, view
-            self.readonly = bool(view.readonly)
+            self.readonly = memory.readonly
             self.addr, self.length = <char *>addr, length
+            self.iova = 0 if rights & verbs.IBV_ACCESS_ZERO_BASED else <uintptr_t>addr
 
     @property
     def lkey(self):
@@ -400,9 +409,11 @@ cdef class MR(Resource):
 
     @property
     def address(self):
-        """The address of the memory: the remote address for a peer that has the rkey."""
+        """The address of its first byte for requests, and for a peer that has the rkey: where the memory is in this
+        process, or 0 with AccessFlags.ZERO_BASED.
+        """
         self.usable()
-        return <uintptr_t>self.addr
+        return self.iova
 
     def __len__(self):
         return 0 if self.not_here is not None or self.ptr is NULL else <Py_ssize_t>self.length
@@ -453,15 +464,12 @@ cdef class MR(Resource):
         :param length: in bytes; None is the rest
         :raises IndexError: the part is not within the region
         """
-        cdef uint64_t base
         self.usable()
         offset = PyNumber_Index(offset)
         if not 0 <= offset <= self.length or (length is not None and not 0 <= length <= self.length - offset):
             raise IndexError(
                 f"{'the rest' if length is None else length} at offset {offset} is not within {self.length} bytes")
-        # For a zero-based region peers count from its beginning.
-        base = 0 if self.access & verbs.IBV_ACCESS_ZERO_BASED else <uint64_t><uintptr_t>self.addr
-        return RemoteMemory(base + offset, self.length - offset if length is None else length, self.ptr.rkey)
+        return RemoteMemory(self.iova + offset, self.length - offset if length is None else length, self.ptr.rkey)
 
 
 cdef str why_unregistered(size_t length, int access):

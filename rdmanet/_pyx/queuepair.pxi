@@ -486,12 +486,13 @@ cdef class QP(Resource):
         try:
             self.fill_chain(requests, chain, &total, &binds)
             others_run = total >= LONG_COPY or not self.try_lock(n)
-            if others_run:  # while the device copies or we wait for the lock: they may use the list too
+            # Other threads run while the device copies and while we wait for the lock. They may change the list.
+            if others_run:
                 requests = list(requests)
                 if len(requests) != n:
                     raise RuntimeError("ibv_post_send: the list of requests changed while it was posted")
                 self.lock(n)
-            # The table has the order of the queue: another thread's turn comes when these are posted.
+            # The table has the same order as the queue. So we keep the lock until these requests are posted.
             try:
                 if others_run:
                     self.fill_chain(requests, chain, &total, &binds)

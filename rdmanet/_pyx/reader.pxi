@@ -18,6 +18,9 @@
 #   * The connection ends: what is unread outlives it.
 #   * A read was cancelled after it had taken bytes.
 #
+# A read into memory of rdmanet.alloc() that has to wait for much has the peer place it there (landing.pxi). It ends,
+# also when it is cancelled, only when the peer cannot write there any more.
+#
 # A read takes nothing before it is awaited. One that finds what it needs returns without a trip through the loop; so
 # that other tasks run, every FAIR_READS reads look at the clock, and one that finds FAIR_NS passed goes by way of the
 # loop.
@@ -64,6 +67,7 @@ cdef enum read_kind:
     READ_LINE
     READ_INTO
     READ_INTO_EXACTLY
+    READ_LEASE
 
 cdef enum:
     FAIR_READS = 32
@@ -76,8 +80,9 @@ cdef size_t expected_of_malloc = 128 << 10
 cdef inline void expect_large(size_t size) noexcept:
     """Have malloc keep the memory of objects of this size when they are freed.
 
-    glibc maps large objects anew each time, and a page fault for each page costs more than copying it, until it has
-    seen one as large freed (mallopt(3), M_MMAP_THRESHOLD). So show it one, never touched; it is to hold some of them.
+    By default glibc maps each large object anew, and the page faults cost more than copying the bytes. Once it has seen
+    a mapped object freed, it keeps the memory of later ones up to that size (mallopt(3), M_MMAP_THRESHOLD). So allocate
+    and free one, without touching it. It is eight times as large, so that the memory of several objects is kept.
     """
     global expected_of_malloc
     if size > expected_of_malloc:
@@ -110,6 +115,7 @@ cdef class IntoReader(Sink):
     cdef object transport
     cdef Py_ssize_t limit
     cdef bint eof, paused
+    cdef bint got_much                  # the last read into memory did
     cdef uint32_t in_row                # reads that did not wait
     cdef uint64_t since_ns              # when the first of them began
 
@@ -157,7 +163,8 @@ cdef class IntoReader(Sink):
             while n:
                 entry = inbox.at(0)
                 part = min(n, <size_t>(entry.length - inbox.offset))
-                memcpy(to, connection.payload_of(entry.slot) + inbox.offset, part)
+                if to != entry.data + inbox.offset:     # the peer has placed it there
+                    memcpy(to, entry.data + inbox.offset, part)
                 to += part
                 n -= part
                 inbox.offset += <uint32_t>part
@@ -186,10 +193,37 @@ cdef class IntoReader(Sink):
         to = PyByteArray_AS_STRING(self.aside) + size
         for i in range(slots):
             entry = inbox.at(0)
-            memcpy(to, connection.payload_of(entry.slot) + inbox.offset, entry.length - inbox.offset)
+            memcpy(to, entry.data + inbox.offset, entry.length - inbox.offset)
             to += entry.length - inbox.offset
             inbox.first_consumed()
         return connection.slots_consumed()
+
+    def take_unread(self):
+        """What has come and nobody has read, as `bytes`. It is no longer to be read here."""
+        self.put_all_aside()
+        unread = bytes(self.aside)
+        self.aside.clear()
+        self.paused = False
+        return unread
+
+    cdef Leased lend(self, size_t n):
+        """The first bytes, at least `n`, which are there."""
+        cdef Connection connection = self.connection
+        cdef Leased leased = Leased.__new__(Leased)
+        cdef ready_slot *entry
+        if n and PyByteArray_GET_SIZE(self.aside) == 0:     # so they are in slots
+            entry = connection.inbox.at(0)
+            if entry.length - connection.inbox.offset >= n and entry.copy == NULL and connection.shared is None:
+                leased.take_slot(connection)
+                if connection.landings is not None:
+                    connection.landings.grant_instead(connection)
+                return leased
+        while <size_t>PyByteArray_GET_SIZE(self.aside) < n:
+            self.put_aside(1)
+        leased.keeper, self.aside = self.aside, bytearray()
+        leased.data, leased.length = PyByteArray_AS_STRING(leased.keeper), PyByteArray_GET_SIZE(leased.keeper)
+        self.maybe_resume()
+        return leased
 
     cdef int put_all_aside(self) except -1:
         if self.has_slots():
@@ -216,7 +250,7 @@ cdef class IntoReader(Sink):
             entry = inbox.at(i)
             size = entry.length - (inbox.offset if i == 0 else 0)
             at = self.find_in(
-                connection.payload_of(entry.slot) + (inbox.offset if i == 0 else 0), base, size, sep, length, last)
+                entry.data + (inbox.offset if i == 0 else 0), base, size, sep, length, last)
             if at != -1:
                 return at
             base += size
@@ -257,7 +291,7 @@ cdef class IntoReader(Sink):
             while offset >= inbox.at(slot).length:
                 offset -= inbox.at(slot).length
                 slot += 1
-            if self.connection.payload_of(inbox.at(slot).slot)[offset] != sep[i]:
+            if inbox.at(slot).data[offset] != sep[i]:
                 return False
         return True
 
@@ -297,6 +331,9 @@ cdef class IntoReader(Sink):
         if self.connection is connection:
             self.connection = None
         return 0
+
+    cdef int landed(self) except -1:
+        return self.tell()
 
     cdef int tell(self) except -1:
         """Something has changed for who waits."""
@@ -379,7 +416,12 @@ cdef class Immediate:
             self.ended = True
             self.inner = None
         if state == 0:
-            self.over()
+            try:
+                self.over()
+            except BaseException:
+                Py_DECREF(<object>outcome[0])
+                outcome[0] = NULL
+                raise
         return state    # -1: it has raised
 
     def __await__(self):
@@ -470,6 +512,20 @@ cdef int answer_at_once(type kind) except -1:
 
 @cython.final
 @cython.no_gc_clear
+cdef class PlacedRead:
+    """What a read has whose bytes the peer may place. Most reads do without, and are made for each message."""
+
+    cdef AllocatedMemory memory     # that of the read's `view`
+    cdef Landing landing            # what of it the peer was asked to write to
+    cdef object stopped             # an error that ends the read when the peer lets go of the memory
+
+    cdef bint lands(self) noexcept:
+        """Whether the peer may still write to the memory."""
+        return self.landing is not None and not self.landing.over
+
+
+@cython.final
+@cython.no_gc_clear
 cdef class ReadRequest(Immediate):
     """One read."""
 
@@ -483,6 +539,7 @@ cdef class ReadRequest(Immediate):
     cdef bint has_view
     cdef object separators      # a tuple of bytes, by length
     cdef list chunks            # of all that comes until the end
+    cdef PlacedRead placed      # None: no bytes can be placed
     cdef object future
     cdef object result          # while `future` has it and nobody was given it
 
@@ -507,13 +564,18 @@ cdef class ReadRequest(Immediate):
                 return TURN     # its task has yet to take the result, or to hear that it was cancelled
             raise RuntimeError(f"{self.name()}() called while another coroutine is already waiting for incoming data")
         try:
+            if self.has_view and self.size >= PLACE_BYTES:
+                self.look_for_memory()
             result = self.attempt()
         except BaseException:
             self.leave()
             raise
         if result is not WAIT:
-            self.leave()
+            if self.has_view:
+                self.leave()
             return result
+        if self.placed is not None:
+            self.name_rest(self.have == 0)
         if sink.paused:     # or this would wait for ever
             sink.paused = False
             sink.transport.resume_reading()
@@ -524,7 +586,8 @@ cdef class ReadRequest(Immediate):
         return WAIT
 
     cdef str name(self):
-        return ("read", "read", "readexactly", "readuntil", "readuntil", "readinto", "readinto_exactly")[self.kind]
+        return ("read", "read", "readexactly", "readuntil", "readuntil", "readinto", "readinto_exactly",
+                "lease")[self.kind]
 
     cdef int proceed(self) except -1:
         """Something has come, or is over: go on, and tell who waits when it is enough.
@@ -536,11 +599,19 @@ cdef class ReadRequest(Immediate):
         future = self.future
         if future.done():
             return 0        # it has ended, or was cancelled, and its task is about to hear of it
+        if self.placed is not None and (self.placed.stopped is not None or sink.exception is not None):
+            self.take_back()
+            if self.placed.lands():
+                return 0
+            if self.placed.stopped is not None:
+                return tell_future(future, None, None)
         try:
             if sink.exception is not None:
                 raise sink.exception
             result = self.attempt()
             if result is WAIT:
+                if self.placed is not None:
+                    self.name_rest(False)
                 return 0
         except Exception as exc:
             self.error = exc
@@ -556,16 +627,92 @@ cdef class ReadRequest(Immediate):
         return 0
 
     cdef int give_up(self) except -1:
+        self.take_back()
         self.put_back()
         return self.leave()
 
     cdef int over(self) except -1:
-        return self.leave()
+        stopped = self.placed.stopped if self.placed is not None else None
+        if stopped is not None:
+            self.put_back()
+        self.leave()
+        if stopped is not None:
+            raise stopped
+        return 0
+
+    # -- bytes that the peer places ------------------------------------------------------------------
+
+    cdef int look_for_memory(self) except -1:
+        """Is it memory where the peer may place bytes, and is that expected to pay?"""
+        cdef Connection connection = self.sink.connection
+        cdef AllocatedMemory memory
+        if (
+            connection is None or connection.landings is None or <size_t>self.size < connection.engine.place_bytes
+            or connection.engine.by_hand or connection.engine.pid != verbs.rn_pid
+        ):
+            return 0
+        memory = memory_at(<char *>self.view.buf, <size_t>self.size)
+        if memory is not None and connection.landings.expect(connection):
+            self.placed = PlacedRead.__new__(PlacedRead)
+            self.placed.memory = memory
+        return 0
+
+    cdef int name_rest(self, bint has_nothing) except -1:
+        """Let the peer know where the rest of this read is wanted, if it may then place much."""
+        cdef IntoReader sink = self.sink
+        cdef Connection connection = sink.connection
+        cdef size_t rest = <size_t>(self.size - self.have), granted, least
+        if connection is None or not connection.attached or self.placed.landing is not None:
+            return 0
+        least = connection.engine.place_bytes
+        if rest < least:
+            return 0
+        if connection.inbox.count or PyByteArray_GET_SIZE(sink.aside):
+            return 0
+        if self.kind == READ_INTO_EXACTLY:
+            granted = <size_t>connection.ledger.outstanding() * connection.slot_bytes
+            if not has_nothing and rest < granted + least:
+                return 0
+        elif not sink.got_much:
+            return 0
+        self.placed.landing = connection.landings.name(
+            connection, sink, self.placed.memory, <object>self.view.obj, <char *>self.view.buf + self.have, rest,
+            self.kind == READ_INTO_EXACTLY)
+        return 0
+
+    cdef bint has_landing(self) noexcept:
+        return self.placed is not None and self.placed.lands()
+
+    cdef int take_back(self) except -1:
+        """The read is to end without the bytes that may yet be placed."""
+        cdef Connection connection = self.sink.connection
+        if self.has_landing() and not self.placed.landing.taken_back and connection is not None:
+            connection.take_memory_back()
+        return 0
+
+    def throw(self, kind, value=None, traceback=None):
+        """As a coroutine's that awaits something in its `finally`: that the peer lets go of the memory."""
+        error = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
+        if self.inner is None or not self.has_landing():
+            return Immediate.throw(self, error)
+        if self.placed.stopped is None:
+            self.placed.stopped = error
+            self.take_back()
+            if not self.has_landing():
+                self.placed.stopped = None
+                return Immediate.throw(self, error)
+        self.future = self.sink.create_future()
+        self.inner = self.future.__await__()
+        return next(self.inner)
 
     cdef int leave(self) except -1:
         if self.sink.reading is self:
             self.sink.reading = None
         self.future = self.result = self.error = None
+        if self.placed is not None:
+            self.placed = None
+            if self.sink.connection is not None:
+                self.sink.connection.inbox.copy_out()   # what was placed for this read, and it did not get
         if self.has_view:
             self.has_view = False
             PyBuffer_Release(&self.view)
@@ -574,7 +721,10 @@ cdef class ReadRequest(Immediate):
     cdef int put_back(self) except -1:
         """What was taken and nobody got is unread again."""
         cdef Py_ssize_t have = self.have
-        if self.result is not None and not self.has_view:
+        if type(self.result) is Leased:
+            self.sink.aside[:0] = self.result
+            (<Leased>self.result).end()
+        elif self.result is not None and not self.has_view:
             self.sink.aside[:0] = self.result
         elif self.chunks is not None:
             self.sink.aside[:0] = b"".join(self.chunks)
@@ -596,6 +746,8 @@ cdef class ReadRequest(Immediate):
             return self.until()
         if self.kind == READ_ALL:
             return self.everything()
+        if self.kind == READ_LEASE:
+            return self.lease()
         return self.into()
 
     cdef object fresh(self, size_t size):
@@ -694,6 +846,15 @@ cdef class ReadRequest(Immediate):
         self.fresh(<size_t>(consumed + 1) if found else self.sink.available(<size_t>-1))
         raise ValueError(message)
 
+    cdef object lease(self):
+        cdef size_t there = self.sink.available(<size_t>self.size)
+        if there < <size_t>self.size:
+            if not self.sink.eof:
+                return WAIT
+            if there:
+                raise incomplete(self.fresh(there), self.size)
+        return self.sink.lend(there)
+
     cdef object into(self):
         cdef IntoReader sink = self.sink
         cdef size_t there = min(sink.available(<size_t>(self.size - self.have)), <size_t>(self.size - self.have))
@@ -702,10 +863,17 @@ cdef class ReadRequest(Immediate):
             self.have += <Py_ssize_t>there
             sink.maybe_resume()
         if self.have == self.size or sink.eof or (self.have and self.kind == READ_INTO):
+            if self.has_landing():
+                if sink.eof:
+                    self.take_back()
+                return WAIT     # until it is over
+            sink.got_much = self.have >= PLACE_BYTES
             if self.have < self.size and self.kind == READ_INTO_EXACTLY:
                 partial = (<char *>self.view.buf)[:self.have]
                 raise incomplete(partial, self.size)
             return self.have
+        if self.placed is not None and self.placed.landing is not None and self.placed.landing.over:
+            self.placed.landing = None     # what is left may be named again
         return WAIT
 
 
@@ -867,6 +1035,27 @@ class CompiledReader:
         cdef ReadRequest request = ReadRequest(self._into, READ_LINE, 0)
         request.separators = NEWLINE
         return request
+
+    def lease(self, at_least=1):
+        """Look at received bytes where they are: ``async with reader.lease() as view:``.
+
+        ``view`` is a read-only memoryview of the next bytes of the stream, which have been read then, also if the block
+        does not use them. It shows one frame of the peer's, without a copy, if that has ``at_least`` bytes, else more,
+        in one copy. It is empty at the end of the stream. Where receives are shared, bytes are always copied.
+
+        The view ends with the block. As long as something made of it lives on, an array say, the bytes stay as they
+        are, and the peer can send one frame less. It can send nothing more when all are held.
+
+        Waiting can be cancelled; then nothing has been read.
+
+        :raises ValueError: at_least is not positive
+        :raises asyncio.IncompleteReadError: the stream ended after fewer bytes; its ``partial`` has them
+        """
+        cdef Lease lease = Lease.__new__(Lease)
+        if at_least < 1:
+            raise ValueError(f"lease: at_least {at_least!r} is not positive")
+        lease.into, lease.at_least = self._into, at_least
+        return lease
 
     def readinto(self, buffer):
         """Read up to as many bytes as ``buffer`` has, as soon as there is one, into it; returns how many.

@@ -7,6 +7,7 @@
 
 cdef enum:
     OPERATION = 15              # in the log only: a work request that is no frame: one-sided, or about a key
+    PLACING = 14                # the same: the WRITE ahead of a Placed frame
     LOG = 128                   # entries; more than the send queue is deep
 
 cdef struct log_entry:
@@ -40,6 +41,10 @@ cdef class SendLog:
             Py_INCREF(reference)
             entry.reference = <PyObject *>reference
         self.sequence += 1
+
+    cdef inline uint32_t left(self) noexcept:
+        """How many have not completed."""
+        return self.sequence - self.retired
 
     cdef inline bint has_before(self, uint32_t low) noexcept:
         """Whether an entry is left that completes with the one of this sequence number."""

@@ -306,12 +306,19 @@ cdef class SharedRing:
         """Bytes of this connection were consumed: promise it what the rules above allow."""
         cdef Ledger ledger = connection.ledger
         cdef uint32_t unused = ledger.outstanding()
-        cdef uint32_t share = ((ledger.grantable - ledger.received) & <uint32_t>0xFFFFFFFF) + connection.inbox.count
+        cdef uint32_t share = ((ledger.grantable - ledger.received) & <uint32_t>0xFFFFFFFF) + connection.inbox.held
         cdef uint32_t fresh = 0, more = 0
         if unused == 0:
             connection.aim = min(2 * connection.aim, connection.data_slots)
         elif 2 * unused > connection.aim and connection.aim > self.own:
             connection.aim -= 1
+        if connection.landings is not None and connection.landings.expectant:
+            connection.aim = self.own   # the peer is to place the rest (landing.pxi)
+            if unused and share < self.own:
+                # It is granted more when it has used these up, and can be told where the rest is wanted.
+                self.left += connection.borrowed
+                connection.borrowed = 0
+                return 0
         if share < self.own:
             fresh = self.own - share
             share = self.own

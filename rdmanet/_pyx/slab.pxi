@@ -1,4 +1,4 @@
-# The memory of the byte stream: slabs of registered memory, divided into equal chunks, one chunk per connection.
+# The memory of the byte stream: slabs of registered memory, divided into equal chunks that are lent to connections.
 #
 # Registering memory is the most expensive operation of a transport: it pins pages, and a peer of the embedded device
 # has to map the new memory. So memory is registered by the slab, and a chunk returns to its slab when its connection
@@ -8,18 +8,22 @@
 
 cdef enum:
     SLAB_BYTES = 32 << 20
+    PINNED_BYTES = 256 << 10    # of a slab on other devices, at least one chunk
 
 ctypedef uint32_t (*quarantined_t)() noexcept nogil
 
 
 cdef class Chunk:
-    """One connection's piece of a slab."""
+    """A piece of a slab, that one connection has."""
 
     cdef Slab slab
     cdef char *address
     cdef uint32_t lkey
     cdef Py_ssize_t index
     cdef bint used              # another connection has used it before
+    cdef RingPool pool
+    cdef Py_ssize_t leases      # programs look at bytes in it (lease.pxi)
+    cdef bint given             # its connection has ended
 
 
 @cython.no_gc_clear
@@ -44,6 +48,7 @@ cdef class RingPool:
     cdef list slabs
     cdef list parked
     cdef Py_ssize_t spare               # how many empty slabs are kept
+    cdef bint closed
     cdef quarantined_t quarantined      # the embedded device's own export; NULL for others
 
     def __cinit__(self, PD pd not None, size_t chunk_bytes, Py_ssize_t spare=1):
@@ -52,7 +57,7 @@ cdef class RingPool:
         self.spare = spare
         self.chunk_bytes = chunk_bytes
         # On the embedded device memory is sparse, and costs nothing before it is touched; other devices pin it all.
-        self.per_slab = max(1, SLAB_BYTES // chunk_bytes) if pd.context.library.embedded_device else 1
+        self.per_slab = max(1, (SLAB_BYTES if pd.context.library.embedded_device else PINNED_BYTES) // chunk_bytes)
         self.slabs = []
         self.parked = []
         self.quarantined = <quarantined_t>verbs.rn_library_symbol(pd.context.library.c, "rdmanet_soft_quarantined")
@@ -78,7 +83,7 @@ cdef class RingPool:
             slab = Slab(self.pd, self.chunk_bytes, self.per_slab)
             self.slabs.append(slab)
         chunk = Chunk.__new__(Chunk)
-        chunk.slab = slab
+        chunk.slab, chunk.pool = slab, self
         chunk.index = slab.free.pop()
         chunk.address = slab.mr.addr + chunk.index * self.chunk_bytes
         chunk.lkey = slab.mr.ptr.lkey
@@ -87,7 +92,15 @@ cdef class RingPool:
         return chunk
 
     cdef int give(self, Chunk chunk) except -1:
-        """Take a chunk back; it is reused when no device can touch it any more."""
+        """Take a chunk back; it is reused when no device can touch it any more, and no program looks at it."""
+        if chunk.leases:
+            chunk.given = True
+            return 0
+        if self.closed:
+            if chunk.slab.mr.exports == 0:
+                chunk.slab.mr.close()
+            return 0
+        chunk.pool = None   # it may outlive us in `parked`, and we it
         self.parked.append(chunk)
         if self.may_reuse():
             self._unpark()
@@ -106,8 +119,12 @@ cdef class RingPool:
 
     cdef int close(self) except -1:
         cdef Slab slab
+        self.closed = True
         for slab in self.slabs:
-            slab.mr.close()
+            try:
+                slab.mr.close()
+            except BufferError:
+                pass    # a program looks at it (lease.pxi); give() closes it
         self.slabs.clear()
         self.parked.clear()
         return 0

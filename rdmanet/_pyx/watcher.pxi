@@ -24,6 +24,12 @@
 #     yes       ARMED_AND_EMPTY     one will come, or waits at the channel already
 #     no        ARMED_AND_EMPTY     it is not polled: asleep
 #
+# A send that the device executes while it is posted completes at once. To write that to the queue's channel would only
+# wake the program that goes on anyhow: one more pass, and four system calls. So the queue is armed for solicited
+# completions while all peers mark their SENDs so (`unsolicited` counts those that do not) and no send of ours is in
+# flight. Whoever posts one has a pass run, which polls, and arms for all if the send is not done yet; or takes the
+# completion itself.
+#
 # Why a base class and not an object that its users have: every write and every posted request asks whether a pass is
 # to come, and every pass looks at its user's lists. So these are fields of one object, and the calls below are C's.
 
@@ -65,6 +71,8 @@ cdef class Watcher:
     cdef object call_soon, pass_method
     cdef pid_t pid                      # a forked child touches nothing of its parent's
     cdef uint64_t tick                  # the number of this pass, or the next
+    cdef uint64_t in_flight             # sends that were posted and have not completed
+    cdef Py_ssize_t unsolicited         # peers that do not mark what is to wake us
 
     cdef verbs.ibv_wc completions[BATCH]
     cdef int completion_next, completion_count
@@ -112,6 +120,10 @@ cdef class Watcher:
 
     cdef int work(self, int found) except -1:
         """What is to be done in a pass after so many completions."""
+        return 0
+
+    cdef int resting(self) except -1:
+        """It is about to sleep."""
         return 0
 
     cdef int broken(self, CQ cq, error) except -1:
@@ -234,6 +246,10 @@ cdef class Watcher:
         if self.scheduled:
             return 0
         if self.awake and not self.lost:
+            if self.in_flight:
+                self.poll()     # what the device has executed in the meantime need not be waited for
+                if messages != self.messages or self.has_work():
+                    return self.wake()
             # What was there before an arming raises no event, so look again; mostly it is what we have sent ourselves.
             while self.arm(0) and self.poll():
                 looks += 1
@@ -243,6 +259,7 @@ cdef class Watcher:
                 return self.wake()
             self.expected = max(1, len(self.awake))
             self.put_to_sleep(0)
+        self.resting()
         self.sleeps += 1
         self.window.slept = True
         return 0
@@ -305,19 +322,24 @@ cdef class Watcher:
     cdef int arm(self, uint64_t missed) except -1:
         """Those that are awake and have missed so many hits; returns how many have yet to be found empty since.
 
-        One that is armed, as no event of it has been taken, needs no other arming: either that one stands, or its event
-        waits at the channel.
+        One that is armed for what is to wake us, as no event of it has been taken, needs no other arming: either that
+        one stands, or its event waits at the channel.
         """
         cdef CQ cq
+        cdef bint for_all
         cdef int rc, count = 0
         for cq in self.awake.copy():
-            if cq.armed == ARMED_AND_EMPTY or self.hits - cq.last_hit < missed or cq.ptr is NULL:
+            if self.hits - cq.last_hit < missed or cq.ptr is NULL:
                 continue
-            if cq.armed == NOT_ARMED:
-                rc = verbs.rn_req_notify_cq(cq.ptr, 0)
+            for_all = self.in_flight > 0 or self.unsolicited > 0 or not cq.solicits
+            if cq.armed == NOT_ARMED or (for_all and not cq.armed_for_all):
+                rc = verbs.rn_req_notify_cq(cq.ptr, not for_all)
                 if rc < 0:
                     self.broken(cq, OSError(-rc, f"ibv_req_notify_cq: {strerror(-rc).decode()}"))
                 cq.armed = ARMED
+                cq.armed_for_all = for_all
+            elif cq.armed == ARMED_AND_EMPTY:
+                continue
             count += 1
         return count
 

@@ -20,7 +20,7 @@ class MWBindInfo:
     """The part of a region that a window exposes; see ibv_bind_mw(3).
 
     :param mr: the region, which must have AccessFlags.MW_BIND
-    :param addr: the address of the first byte; None is the beginning of the region
+    :param addr: the address of the first byte, as requests have it (MR.address); None is the beginning of the region
     :param length: in bytes; 0 unbinds (type 1)
     :param mw_access_flags: AccessFlags: the rights of the peer
     """
@@ -68,7 +68,7 @@ cdef int check_binding(Context context, MW mw, info) except -1:
 cdef int fill_bind_info(verbs.ibv_mw_bind_info *c, info) except -1:
     cdef MR mr = bind_region(info)
     c.mr = mr.ptr
-    c.addr = <uintptr_t>mr.addr if info.addr is None else field(info, "addr", <uint64_t>-1)
+    c.addr = mr.iova if info.addr is None else field(info, "addr", <uint64_t>-1)
     c.length = field(info, "length", <uint64_t>-1)
     c.mw_access_flags = field(info, "mw_access_flags", 0x7fffffff)
     return 0

@@ -161,12 +161,17 @@ static inline int rn_dealloc_pd(const struct rn_library *lib, struct ibv_pd *pd)
     return RN_ERRNO(lib->ibv_dealloc_pd(pd));
 }
 
-/* Optional access bits are for the newer export: an old kernel is asked without them. */
+/*
+ * Optional access bits are for the newer export: an old kernel is asked without them. It is also told the address 0:
+ * ibv_reg_mr() leaves ZERO_BASED to the driver, and some ignore it. (ibv_reg_mr_iova(3): the two mean the same.)
+ */
 static inline int rn_reg_mr(const struct rn_library *lib, struct ibv_pd *pd, void *addr, size_t length,
                             int access, struct ibv_mr **out)
 {
-    if ((access & IBV_ACCESS_OPTIONAL_RANGE) && lib->ibv_reg_mr_iova2)
-        return RN_POINTER(out, lib->ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned int)access));
+    uint64_t iova = access & IBV_ACCESS_ZERO_BASED ? 0 : (uintptr_t)addr;
+
+    if ((access & (IBV_ACCESS_OPTIONAL_RANGE | IBV_ACCESS_ZERO_BASED)) && lib->ibv_reg_mr_iova2)
+        return RN_POINTER(out, lib->ibv_reg_mr_iova2(pd, addr, length, iova, (unsigned int)access));
     return RN_POINTER(out, lib->ibv_reg_mr(pd, addr, length, access & ~IBV_ACCESS_OPTIONAL_RANGE));
 }
 

@@ -1,9 +1,10 @@
 """The command line: `rdmanet COMMAND`, or `python -m rdmanet COMMAND`.
 
-General layout. Each command has a module: devices.py, gids.py, doctor.py, demo.py, secret.py and soft_run.py. It
-defines add_arguments(parser) and run(args), which returns the exit status. checks.py has the checks of doctor.
-fabrics.py lets one program run over RDMA, TCP and Unix sockets; workloads.py generates the traffic that is measured
-over each (the benchmarks use both); text.py formats tables and progress; interrupts.py handles Ctrl-C.
+General layout. Each command has a module: devices.py, gids.py, doctor.py, run.py, demo.py, proxy.py, secret.py and
+soft_run.py. It defines add_arguments(parser) and run(args), which returns the exit status. checks.py has the checks of
+doctor; endpoints.py and relay.py have the parts of proxy. fabrics.py lets one program run over RDMA, TCP and Unix
+sockets; workloads.py generates the traffic that is measured over each (the benchmarks use both); text.py formats tables
+and progress; interrupts.py handles Ctrl-C.
 
 An error is one line on standard error. A traceback is a bug of rdmanet.
 """
@@ -43,17 +44,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     import rdmanet
-    from rdmanet.cli import demo, devices, doctor, gids, secret, soft_run
 
+    try:
+        from rdmanet.cli import demo, devices, doctor, gids, proxy, run, secret, soft_run
+    except ModuleNotFoundError as exc:
+        if exc.name != "rdmanet._core":
+            raise
+        print(rdmanet.NOT_BUILT, file=sys.stderr)
+        return 1
     parser = argparse.ArgumentParser(prog="rdmanet", description="asyncio over RDMA")
     parser.add_argument("--version", action="version", version=f"rdmanet {rdmanet.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (devices, gids, doctor, demo, secret, soft_run):
+    for module in (devices, gids, doctor, run, demo, proxy, secret, soft_run):
         summary = (module.__doc__ or "").partition("\n")[0]
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
         command.set_defaults(run=module.run, name=name)
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help(sys.stderr)
+        return 2
     args = parser.parse_args(argv)
     try:
         status: int = args.run(args)

@@ -2,7 +2,11 @@
 
 usage: rdmanet doctor                    this machine
        rdmanet doctor --serve [PORT]     answer the pings of other machines, until interrupted
-       rdmanet doctor HOST[:PORT]        this machine, then ping that one
+       rdmanet doctor HOST               this machine, and ping that one, where `rdmanet doctor --serve` has to run
+       rdmanet doctor HOST:PORT          this machine, and whether and how a program there is reached by RDMA
+
+`doctor --serve` greets whoever connects. Only who has been greeted sends pings, so a program that listens on the port
+gets no byte from us.
 
 The exit status is 1 if a check has failed; warnings do not count.
 """
@@ -18,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from rdmanet.cli import interrupts
 from rdmanet.cli.checks import CHECKS, Finding
@@ -26,6 +31,9 @@ PORT = 7474
 _PINGS = 100
 _PAYLOAD = bytes(range(64))
 _TIMEOUT_S = 10
+_GREETING = b"rdmanet doctor\n"
+_GREETING_S = 2
+"""How long to wait for the greeting of a program that may have none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=_peer,
         metavar="HOST[:PORT]",
-        help=f"ping this host, on which `rdmanet doctor --serve` has to run (default port: {PORT})",
+        help=f"connect to this host by RDMA, and ping it if `rdmanet doctor --serve` runs there (default port: {PORT})",
     )
     parser.add_argument(
         "--serve",
@@ -77,7 +85,10 @@ def _examine(peer: tuple[str, int] | None) -> Iterator[Finding]:
     for check in CHECKS.values():
         yield from check(Path("/"))
     if peer is not None:
-        yield interrupts.run(_ping(*peer))
+        ping, is_doctor = interrupts.run(_ping(*peer))
+        if peer[1] != PORT and not is_doctor:
+            yield interrupts.run(_fabric(*peer))  # how programs reach a program; doctor itself is not one
+        yield ping
 
 
 def _peer(text: str) -> tuple[str, int]:
@@ -104,8 +115,41 @@ def _print(finding: Finding) -> None:
         print(f"{'':15}  -> {finding.advice}")
 
 
-async def _ping(host: str, port: int) -> Finding:
-    """Connect, send 64 bytes a hundred times, and measure how long each takes to come back."""
+async def _fabric(host: str, port: int) -> Finding:
+    """Which fabric a program on rdmanet's event loop would take to this host, and why."""
+    from rdmanet.addresses import SockAddr
+    from rdmanet.loop.choice import Chooser
+    from rdmanet.loop.settings import Settings
+
+    name = f"{host} port {port}"
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        chooser = Chooser(Settings().patterns)
+    except (OSError, UnicodeError, ValueError) as exc:
+        return Finding("fabric", "fail", f"{name}: {exc}", "check the host name, and RDMANET_PEERS")
+    reasons = []
+    for place in dict.fromkeys(cast(SockAddr, entry[4]) for entry in found):
+        address = place[0]
+        chance = chooser.choose(host, place)
+        if isinstance(chance, str):
+            reasons.append(f"{address}: {chance}")
+            continue
+        if chance.door is not None:
+            chance.door.socket.close()
+        chooser.close()
+        return Finding(
+            "fabric", "ok", f"{name}: rdmanet's event loop would take RDMA to {address}: {chance.reason}"
+        )
+    chooser.close()
+    return Finding("fabric", "ok", f"{name}: rdmanet's event loop would take TCP: {'; '.join(reasons)}")
+
+
+async def _ping(host: str, port: int) -> tuple[Finding, bool]:
+    """Connect. If doctor answers, send 64 bytes a hundred times, and measure how long each takes to come back.
+
+    Also returns whether it is doctor that answers.
+    """
     import rdmanet
 
     name = f"{host} port {port}"
@@ -113,53 +157,59 @@ async def _ping(host: str, port: int) -> Finding:
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await rdmanet.open_rdma_connection(host, port)
             with contextlib.closing(writer):
-                device = writer.get_extra_info("rdma_device")
+                way = f"{name} by {writer.get_extra_info('rdma_device')}"
+                if not await _is_greeted(reader):
+                    return Finding("ping", "ok", f"{way}: connected. {_NOT_PINGED}"), False
                 times = []
                 for _ in range(_PINGS):
                     begin = time.perf_counter()
                     writer.write(_PAYLOAD)
                     if await reader.readexactly(len(_PAYLOAD)) != _PAYLOAD:
-                        return Finding(
-                            "ping",
-                            "fail",
-                            f"{name} sent back other bytes",
-                            "is it `rdmanet doctor --serve` that answers there?",
-                        )
+                        return Finding("ping", "fail", f"{name} sent back other bytes"), True
                     times.append(time.perf_counter() - begin)
-    except ConnectionRefusedError as exc:
-        return Finding(
-            "ping",
-            "fail",
-            f"{name} refused: {exc.strerror}",
-            f"run `rdmanet doctor --serve {port}` on that host",
-        )
-    except TimeoutError:
-        return Finding(
-            "ping",
-            "fail",
+    except (OSError, EOFError, UnicodeError) as exc:
+        return Finding("ping", "fail", *_failure(exc, host, port)), False
+    pinged = (
+        f"{way}: {len(times)} round trips of {len(_PAYLOAD)} bytes, "
+        f"median {statistics.median(times) * 1e6:.0f} µs, longest {max(times) * 1e6:.0f} µs"
+    )
+    return Finding("ping", "ok", pinged), True
+
+
+_NOT_PINGED = "It does not answer pings, because it is not `rdmanet doctor --serve`"
+
+
+async def _is_greeted(reader: asyncio.StreamReader) -> bool:
+    """Whether doctor answers there. A program that waits for its client to begin says nothing."""
+    try:
+        async with asyncio.timeout(_GREETING_S):
+            return await reader.readexactly(len(_GREETING)) == _GREETING
+    except (TimeoutError, asyncio.IncompleteReadError):
+        return False
+
+
+def _failure(exc: Exception, host: str, port: int) -> tuple[str, str]:
+    """Why a ping has failed, and what to do."""
+    name = f"{host} port {port}"
+    if isinstance(exc, ConnectionRefusedError):
+        serve = "run `rdmanet doctor --serve` on that host"
+        if port != PORT:
+            serve = (
+                f"start the program that is to listen there; to try the way without it, {serve}, "
+                f"and `rdmanet doctor {host}` here"
+            )
+        return f"{name} refused: {exc.strerror}", serve
+    if isinstance(exc, TimeoutError):
+        return (
             f"{name} did not answer within {_TIMEOUT_S} s",
             f"ping {host}; is UDP port 4791 (RoCE) or TCP port {port} (embedded device, iWARP) open in every firewall?",
         )
-    except (socket.gaierror, UnicodeError) as exc:  # UnicodeError: a name that DNS cannot spell
-        return Finding(
-            "ping",
-            "fail",
+    if isinstance(exc, (socket.gaierror, UnicodeError)):  # UnicodeError: a name that DNS cannot spell
+        return (
             f"the host name {host} cannot be resolved: {exc}",
             "try the IP address: rdmanet doctor ADDRESS",
         )
-    except (OSError, EOFError) as exc:
-        return Finding(
-            "ping",
-            "fail",
-            f"{name}: {exc or type(exc).__name__}",
-            "run `rdmanet doctor` on that host as well",
-        )
-    return Finding(
-        "ping",
-        "ok",
-        f"{name} by {device}: {len(times)} round trips of {len(_PAYLOAD)} bytes, "
-        f"median {statistics.median(times) * 1e6:.0f} µs, longest {max(times) * 1e6:.0f} µs",
-    )
+    return f"{name}: {exc or type(exc).__name__}", "run `rdmanet doctor` on that host as well"
 
 
 async def _serve(port: int) -> None:
@@ -167,6 +217,7 @@ async def _serve(port: int) -> None:
 
     async def echo(reader: asyncio.StreamReader, writer: rdmanet.RdmaStreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
+            writer.write(_GREETING)
             while data := await reader.read(1 << 16):
                 writer.write(data)
                 await writer.drain()

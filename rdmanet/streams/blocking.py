@@ -8,7 +8,8 @@ only during calls, and only if there is something for it. No thread is started. 
 
 * Between calls the device works, and this module does not. Bytes from the peer arrive until the slots of the ring are
   full. The next call that reads takes them out of the slots and grants the peer new credits. A call also notices that
-  the peer has closed or aborted. Writes leave nothing behind: they return when everything has been given to the device.
+  the peer has closed or aborted. Writes leave nothing behind: they return when everything that they took has been given
+  to the device. What an exception leaves of one (a time-out only of sendall(), a Ctrl-C of both) goes out later.
 * One thread may read from a stream while another writes to it, no matter which. All other calls are alone. Streams are
   independent of each other: a listener passes each connection request to the loop of the new stream before it answers,
   so the new stream may go to a thread of its own.
@@ -57,6 +58,8 @@ def open_rdma_stream(
 
     Raises what ``create_rdma_connection`` raises; TimeoutError; RuntimeError if an event loop runs in this thread.
     """
+    # Nobody grows the ring between calls.
+    options.setdefault("first_slot_bytes", options.get("slot_bytes", SLOT_BYTES))
     return _stream(
         timeout,
         lambda private: create_rdma_connection(lambda: _BlockingProtocol(private), host, port, **options),
@@ -83,8 +86,9 @@ def listen_rdma_stream(
     Raises what ``start_rdma_server`` raises; RuntimeError if an event loop runs in this thread.
     """
     config = StreamConfig(
-        slot_bytes=slot_bytes, data_slots=data_slots, close_timeout=close_timeout, busy_poll=busy_poll
-    )
+        slot_bytes=slot_bytes, data_slots=data_slots, first_slot_bytes=slot_bytes,
+        close_timeout=close_timeout, busy_poll=busy_poll,
+    )  # fmt: skip
     return RdmaStreamListener(
         config, _seconds(timeout), backlog,
         lambda server: listen(server, host, port, family=family, device=device),
@@ -98,8 +102,8 @@ class RdmaStream(io.RawIOBase):
     ``io.TextIOWrapper`` around them. ``select`` does not, because the stream has no descriptor.
 
     Between calls, bytes from the peer arrive until the ring of the connection is full, and stay there. Only a call
-    grants the peer new credits, or notices the end of the connection. When ``write`` returns, everything that was
-    written has left.
+    grants the peer new credits, or notices the end of the connection. When ``write`` returns, everything that it took
+    has left.
 
     One thread may read while another writes. Any other call during a call raises RuntimeError, and so does a call in a
     thread where an event loop is running, and in a forked child.
@@ -151,33 +155,45 @@ class RdmaStream(io.RawIOBase):
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of ``data``; returns its length in bytes, when everything has been given to the device.
 
+        If the time limit is over before, it returns how many bytes have been given to the device: write the others
+        again, as an ``io.BufferedWriter`` does. It raises TimeoutError if there is none; then nothing was written.
+
         Each call sends at least one frame, and the peer's ring has room for a limited number of them. So collect small
         pieces in an ``io.BufferedWriter``.
 
         Raises BrokenPipeError after ``shutdown``; the OSError with which the connection was lost; TimeoutError. After a
-        TimeoutError or a KeyboardInterrupt, later calls send the rest of ``data``: do not write it again.
+        KeyboardInterrupt, later calls send the rest of ``data``: do not write it again.
         """
+        return self._write(data, whole=False)
+
+    def sendall(self, data: ReadableBuffer, /) -> None:
+        """Write all of ``data``, whatever the time limit.
+
+        Raises what ``write`` raises. After a TimeoutError, too, later calls send the rest of ``data``: do not write it
+        again.
+        """
+        self._write(data, whole=True)
+
+    def _write(self, data: ReadableBuffer, whole: bool) -> int:
         if self.closed:
             raise ValueError(_CLOSED)
         if self._shut:
             raise BrokenPipeError("write() after shutdown()")
-        return self._protocol.write(data, self._timeout)
-
-    def sendall(self, data: ReadableBuffer, /) -> None:
-        """Do what ``write`` does; this is the name that sockets have for it."""
-        self.write(data)
+        return self._protocol.write(data, self._timeout, whole)
 
     def shutdown(self, how: int = socket.SHUT_WR, /) -> None:
         """Send end of file (``how`` must be ``socket.SHUT_WR``). Reading goes on.
 
-        It returns when the peer's device has everything that was written. Raises TimeoutError; ValueError for another
-        ``how``.
+        It returns when the peer's device has everything that was written. Raises TimeoutError; the OSError with which
+        the connection was lost; ValueError for another ``how``.
         """
         if how != socket.SHUT_WR:
             raise ValueError("shutdown() ends writing only (socket.SHUT_WR); close() ends both")
         with self._entered():
             self._shut = True
             self._private.run(self._transport._end_writing, self._timeout)
+            if self._protocol.error is not None:
+                raise self._protocol.error
 
     # -- the end ----------------------------------------------------------------------------------------
 

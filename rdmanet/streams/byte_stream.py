@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import operator
 import socket
 import warnings
 from collections import deque
@@ -129,11 +130,12 @@ class RdmaByteStream(ByteStream):
 
         Raises EndOfStream after the peer's last byte; BrokenResourceError when the connection is lost, with the
         OSError as its cause, after all received bytes were taken; ClosedResourceError when this stream is closed, also
-        while it waits; BusyResourceError while another task receives; ValueError unless ``max_bytes`` is positive.
+        while it waits; BusyResourceError while another task receives; TypeError unless ``max_bytes`` is an integer,
+        ValueError unless it is positive.
 
         Cancelling it loses no byte.
         """
-        if max_bytes < 1:
+        if operator.index(max_bytes) < 1:
             raise ValueError(f"max_bytes={max_bytes!r} is not a positive integer")
         with self._receiving:
             protocol = self._protocol

@@ -47,32 +47,47 @@ async def sendfile(
         raise TypeError(
             f"sendfile() takes an RdmaTransport, not {transport!r}: use loop.sendfile() for others"
         )
-    _check(file, offset, count)
+    check(file, offset, count)
     if transport.is_closing():
         raise RuntimeError(f"{transport!r} is closing")
     if not fallback:
         raise asyncio.SendfileNotAvailableError(
             "a device cannot read files: the bytes have to be copied through this process (fallback=True)"
         )
+    with transport._for_file() as write:
+        return await pass_on(file, offset, count, write, transport._until_room)
+
+
+async def pass_on(
+    file: IO[bytes],
+    offset: int,
+    count: int | None,
+    write: Callable[[bytes], object],
+    until_room: Callable[[], Awaitable[None]],
+) -> int:
+    """Write a file, or a part of it; returns the number of bytes. The position in the file is behind them then.
+
+    :param until_room: is awaited before each write
+    """
     read = _reader(file, offset)
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, count or _CHUNK_BYTES)))
     sent = 0
     try:
-        with transport._for_file() as write:
-            while count is None or sent < count:
-                room = buffer if count is None else buffer[: count - sent]
-                length = await read(room, offset + sent)
-                if length == 0:
-                    break
-                await transport._until_room()
-                write(bytes(room[:length]))  # the next read overwrites it
-                sent += length
+        while count is None or sent < count:
+            room = buffer if count is None else buffer[: count - sent]
+            length = await read(room, offset + sent)
+            if length == 0:
+                break
+            await until_room()
+            write(bytes(room[:length]))  # the next read overwrites it
+            sent += length
     finally:
         file.seek(offset + sent)
     return sent
 
 
-def _check(file: IO[bytes], offset: int, count: int | None) -> None:
+def check(file: IO[bytes], offset: int, count: int | None) -> None:
+    """Raise a ValueError or a TypeError for arguments that sendfile() does not take."""
     if "b" not in getattr(file, "mode", "b"):
         raise ValueError(f"{file!r} is not open in binary mode")
     if not isinstance(offset, int) or not isinstance(count, int | None):

@@ -8,11 +8,20 @@ asyncio's transports.
 from __future__ import annotations
 
 import asyncio
+import errno
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from rdmanet._core import CompiledReader, CompiledWriter
-from rdmanet.transport import RdmaServer, RdmaTransport, create_rdma_connection, start_rdma_server
+from rdmanet.tls import start_tls
+from rdmanet.transport import (
+    RdmaServer,
+    RdmaTransport,
+    create_rdma_connection,
+    refuse_unbuilt,
+    start_rdma_server,
+)
 
 _LIMIT = 2**16
 
@@ -23,7 +32,7 @@ class RdmaStreamReader(CompiledReader, asyncio.StreamReader):
     What is unread stays in the connection's receive slots. ``read()`` and the others return awaitables that are not
     coroutines of Python, but can be awaited, made a task, and cancelled as such. A read that is cancelled takes
     nothing: its bytes are unread again. There are ``readinto()`` and ``readinto_exactly()``, for memory of the
-    program's own.
+    program's own, and ``lease()``, to look at bytes where they were received.
     """
 
     def __init__(self, limit: int = _LIMIT, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -31,18 +40,21 @@ class RdmaStreamReader(CompiledReader, asyncio.StreamReader):
 
 
 class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
-    """asyncio.StreamWriter over an RdmaTransport."""
+    """asyncio.StreamWriter over an RdmaTransport, or over TLS over one."""
 
     def __init__(
         self,
-        transport: RdmaTransport,
-        protocol: asyncio.StreamReaderProtocol,
+        transport: asyncio.Transport,
+        protocol: _ReaderProtocol,
         reader: RdmaStreamReader,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(transport, protocol, reader, loop)
-        self._connection = transport._life.connection
         self._into = reader._into
+        if isinstance(transport, RdmaTransport):
+            self._connection = transport._life.connection
+        else:
+            self.__class__ = _TlsWriter
 
     _drain_as_asyncio = asyncio.StreamWriter.drain
 
@@ -62,12 +74,54 @@ class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
         """
         await asyncio.shield(self._protocol._get_close_waiter(self))  # type: ignore[attr-defined]
 
-    async def start_tls(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not implemented, so there is nothing to cancel.
+    async def start_tls(
+        self,
+        sslcontext: ssl.SSLContext,
+        *,
+        server_hostname: str | None = None,
+        ssl_handshake_timeout: float | None = None,
+        ssl_shutdown_timeout: float | None = None,
+    ) -> None:
+        """Encrypt the stream from now on, like asyncio's, on every event loop.
 
-        :raises NotImplementedError: always
+        The writer of a server's callback is the server's side. What has come and nobody has read is the beginning of
+        TLS. Raises what ``rdmanet.start_tls`` raises; the connection is closed then, and also if this is cancelled.
         """
-        raise NotImplementedError("RdmaStreamWriter.start_tls() is not supported yet")
+        protocol: _ReaderProtocol = self._protocol  # type: ignore[attr-defined]
+        await self.drain()
+        before = self.transport
+        try:
+            transport = await start_tls(
+                before,
+                protocol,
+                sslcontext,
+                server_side=protocol.of_server,
+                server_hostname=server_hostname,
+                ssl_handshake_timeout=ssl_handshake_timeout,
+                ssl_shutdown_timeout=ssl_shutdown_timeout,
+            )
+        except BaseException as exc:
+            if before.is_closing():
+                # asyncio does not tell the protocol of all ends of a handshake, and wait_closed() would wait for ever.
+                protocol.connection_lost(_as_loss(exc))
+            raise
+        self._transport = transport
+        protocol.is_over(transport)
+        self._reader._transport = transport  # type: ignore[attr-defined]
+        self.__class__ = _TlsWriter
+
+
+def _as_loss(exc: BaseException) -> Exception:
+    if isinstance(exc, Exception):
+        return exc
+    return ConnectionAbortedError(errno.ECONNABORTED, "start_tls() was cancelled, the connection is closed")
+
+
+class _TlsWriter(RdmaStreamWriter):
+    """A writer over TLS: asyncio's methods, which know nothing of the connection below."""
+
+    drain = asyncio.StreamWriter.drain
+    close = asyncio.StreamWriter.close
 
 
 class _ClosedWriter(RdmaStreamWriter):
@@ -98,6 +152,16 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         self._rdma_sink = reader._into
         self._handed_reader: RdmaStreamReader | None = reader
 
+    @property
+    def of_server(self) -> bool:
+        """Whether a server has accepted the connection."""
+        return self._connected_cb is not None
+
+    def is_over(self, transport: asyncio.Transport) -> None:
+        """TLS has begun: this transport is above it."""
+        self._transport = transport
+        self._over_ssl = True
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         reader, self._handed_reader = self._handed_reader, None
@@ -107,7 +171,7 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         # This is what asyncio's connection_made() does if it gets the callback itself. Up to Python 3.12 the protocol
         # keeps the writer, and so the reader, until connection_lost(). Later, only the callback has the writer, and a
         # writer that nobody keeps closes its connection.
-        writer = RdmaStreamWriter(cast(RdmaTransport, transport), self, reader, loop)
+        writer = RdmaStreamWriter(cast(asyncio.Transport, transport), self, reader, loop)
         if hasattr(self, "_stream_writer"):
             self._stream_writer = writer
         result = self._connected_cb(reader, writer)
@@ -116,7 +180,7 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
 
             def ended(task: asyncio.Task[None]) -> None:
                 if task.cancelled():
-                    cast(RdmaTransport, transport).close()
+                    cast(asyncio.Transport, transport).close()
                     return
                 exc = task.exception()
                 if exc is not None:
@@ -127,9 +191,38 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
                             "transport": transport,
                         }
                     )
-                    cast(RdmaTransport, transport).close()
+                    cast(asyncio.Transport, transport).close()
 
             task.add_done_callback(ended)
+
+
+def with_compiled_reader(protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
+    """Make an asyncio.StreamReader one of ours, and its StreamReaderProtocol, before connection_made() is called.
+
+    ``asyncio.open_connection`` and ``start_server`` make both themselves. Only these exact classes, with nothing read
+    yet, are changed: a subclass may depend on how its base works.
+    """
+    if type(protocol) is not asyncio.StreamReaderProtocol:
+        return protocol
+    state = vars(protocol)
+    reader: Any = protocol._stream_reader  # type: ignore[attr-defined]
+    is_exact = type(reader) is asyncio.StreamReader
+    if not is_exact or reader._buffer or reader._eof or reader._exception:
+        return protocol
+    limit, loop = reader._limit, reader._loop
+    vars(reader).clear()
+    reader.__class__ = RdmaStreamReader
+    RdmaStreamReader.__init__(reader, limit, loop)
+    protocol.__class__ = _ReaderProtocol
+    callback = state.get("_client_connected_cb")
+    state.update(
+        _client_connected_cb=None,
+        _connected_cb=callback,
+        _rdma_sink=reader._into,
+        _handed_reader=None if callback is None else reader,
+        _strong_reader=None,
+    )
+    return protocol
 
 
 async def open_rdma_connection(
@@ -140,6 +233,7 @@ async def open_rdma_connection(
     ``limit`` limits the reader's buffer, in bytes, as in asyncio. The other keywords, the errors and the effect of
     cancelling are those of ``create_rdma_connection``.
     """
+    refuse_unbuilt("open_rdma_connection", kwds)
     loop = asyncio.get_running_loop()
     reader = RdmaStreamReader(limit, loop)
     protocol = _ReaderProtocol(reader, None, loop)
@@ -163,6 +257,7 @@ async def start_rdma_stream_server(
 
     Raises TypeError if the callback cannot be called.
     """
+    refuse_unbuilt("start_rdma_stream_server", kwds)
     if not callable(client_connected_cb):
         raise TypeError(
             f"start_rdma_stream_server(client_connected_cb, host, port): the callback comes first, "

@@ -208,6 +208,9 @@ class AsyncCMID(Closable):
         self.id = id
         self.private_data = private_data
         """The peer's private data, from its request, its reply or its rejection."""
+        self.reply: CMEvent | None = None
+        """The event with which the peer has answered connect(), with all that it says, such as the peer's `qp_num`. For
+        datagrams (PortSpace.UDP) `qp_num`, `qkey` and `ah_attr` are what to send to."""
         self.qp: AsyncQP | None = None
         self._channel = channel
         self._own_channel = False
@@ -289,10 +292,10 @@ class AsyncCMID(Closable):
             raise
         self._phase = None  # not when it was cancelled
 
-    async def _until(self, wanted: CMEventType) -> CMEvent:
+    async def _until(self, *wanted: CMEventType) -> CMEvent:
         while True:
             event = await self.event()
-            if event.type is wanted:
+            if event.type in wanted:
                 return event
             if event.type in _FAILURES:
                 self.private_data = event.private_data
@@ -364,11 +367,18 @@ class AsyncCMID(Closable):
         rnr_retry_count: int = 7,
         qp_num: int = 0,
     ) -> bytes:
-        """Request a connection; returns the private data of the peer's reply.
+        """Request a connection; returns the private data of the peer's reply. `reply` has all that the peer says.
 
-        :param private_data: at most 56 bytes; the peer gets it with the request
+        With a queue pair that create_qp() did not create (`qp_num`) it returns when the peer has accepted: the
+        connection manager does not move that queue pair. Modify it to INIT, RTR and RTS, each with what
+        CMID.init_qp_attr() says, then call establish(). See rdma_establish(3).
+
+        For datagrams (PortSpace.UDP) there is no connection: `reply` says where the peer receives.
+
+        :param private_data: at most 56 bytes, for datagrams 180; the peer gets it with the request
         :param responder_resources: how many READs and atomics the peer may have in flight to this side
         :param initiator_depth: how many READs and atomics this side may have in flight to the peer
+        :param qp_num: the queue pair, if create_qp() did not create it
         :raises ConnectionRefusedError: no program listens, or the peer rejected the request; see `private_data`
         :raises TimeoutError: there was no answer
         """
@@ -381,9 +391,24 @@ class AsyncCMID(Closable):
                 rnr_retry_count=rnr_retry_count,
                 qp_num=qp_num,
             )
-            event = await self._until(CMEventType.ESTABLISHED)
+            event = await self._until(CMEventType.ESTABLISHED, CMEventType.CONNECT_RESPONSE)
+        self.reply = event
         self.private_data = event.private_data
         return event.private_data
+
+    def establish(self) -> None:
+        """Complete a connection whose queue pair create_qp() did not create, once that is in RTS: see connect().
+
+        The peer's accept() returns then. This does nothing where the device has connected the queue pair itself, as
+        iWARP's devices do.
+
+        :raises ValueError: connect() has not returned
+        :raises OSError: EOPNOTSUPP if the library is too old; the peer has gone
+        """
+        if self.reply is None:
+            raise ValueError(f"{self!r}: connect() has not returned")
+        if self.reply.type is CMEventType.CONNECT_RESPONSE:
+            self.id.establish()
 
     # -- phases of a server --
 
@@ -438,8 +463,8 @@ class AsyncCMID(Closable):
         :raises OSError: there is no connection
         """
         if self._end is None:
-            self._parting = True
             self.id.disconnect()
+            self._parting = True
         await self.disconnected()
 
     def migrate(self, channel: AsyncCMChannel | None = None) -> None:
@@ -512,6 +537,7 @@ class AsyncCMListener(Closable):
         self._backlog = backlog
         self._channel = AsyncCMChannel(library, notifier=notifier)
         self._requests: collections.deque[AsyncCMID] = collections.deque()
+        self._removal: CMEvent | None = None  # the device is gone
         self._events = _Events(self._channel)
         try:
             self.id = self._channel.channel.create_id()
@@ -547,6 +573,9 @@ class AsyncCMListener(Closable):
         return self.id.closed
 
     def _event(self, event: CMEvent) -> None:
+        if event.type is CMEventType.DEVICE_REMOVAL:
+            self._removal = event
+            self._events.tell()
         if event.type is not CMEventType.CONNECT_REQUEST or event.id is None:
             return
         if len(self._requests) < self._backlog:
@@ -562,7 +591,7 @@ class AsyncCMListener(Closable):
 
         :raises ValueError: the listener is closed
         :raises OSError: EMFILE or ENFILE: no descriptor is left for its channel. The request is rejected, and the
-            listener goes on
+            listener goes on. ENODEV: the device was removed
         """
         self._events.home.check(self)
         while True:
@@ -570,6 +599,8 @@ class AsyncCMListener(Closable):
                 raise ValueError("this AsyncCMListener is closed")
             if self._requests:
                 break
+            if self._removal is not None:
+                raise self._removal.error() or cm_error(self._removal.type.name, self._removal.status)
             await self._events.more()
         request = self._requests.popleft()
         try:

@@ -488,6 +488,17 @@ class AsyncBufferPool(BufferPool):
             self.fits(nbytes)
         return self.acquire(nbytes)
 
+    def close(self) -> None:
+        """Free the memory; tasks that wait for a buffer get ValueError. Closing it again does nothing.
+
+        :raises OSError: EBUSY while buffers are lent or used by pending requests; the pool stays open
+        """
+        super().close()
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self._promised += len(waiting)
+        wake(waiting)
+
     def _freed(self) -> None:
         while self._waiting and self.available > self._promised:
             self._promised += 1
@@ -537,6 +548,7 @@ class DeviceEvents(Closable):
             if event is not None:
                 return event
             future = self._notifier.create_future()
+            self._waiting = [other for other in self._waiting if not other.done()]  # those of cancelled calls
             self._waiting.append(future)
             self._listen(True)
             await future

@@ -5,11 +5,15 @@
 #define NAMESPACE_H
 
 #include <fcntl.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -45,6 +49,28 @@ static inline void ip(const char *command)
 	snprintf(line, sizeof(line), "ip %s", command);
 	if (system(line))
 		fprintf(stderr, "failed: %s\n", line);
+}
+
+/* Return when a link carries frames: the kernel finds out some time after both of its ends are up, and has no IPv6
+ * multicast route by it before. */
+static inline void until_running(const char *name)
+{
+	struct sockaddr_nl links = {.nl_family = AF_NETLINK, .nl_groups = RTMGRP_LINK};
+	int changes = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+	int any = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	struct ifreq link = {.ifr_flags = 0};
+	char change[8192];
+
+	CHECK(any >= 0 && changes >= 0 && !bind(changes, (struct sockaddr *)&links, sizeof(links)));
+	snprintf(link.ifr_name, sizeof(link.ifr_name), "%s", name);
+	for (;;) {
+		CHECK(!ioctl(any, SIOCGIFFLAGS, &link));
+		if (link.ifr_flags & IFF_RUNNING)
+			break;
+		CHECK(recv(changes, change, sizeof(change), 0) > 0);
+	}
+	close(any);
+	close(changes);
 }
 
 /* Run in a child with a network of its own; a test that can't be run says so. */

@@ -4,6 +4,7 @@
  * rules.  tests/fuzz/answers.c looks for more of the second kind.
  */
 #include "responder.h"
+#include "soft.h"
 
 enum { PSN = 17 };
 
@@ -81,6 +82,55 @@ static void test_acknowledged_before_the_data(void)
 	close_all();
 }
 
+/* Draining: what was on its way is told to wait for a receive, comes again, and is done only then. */
+static void test_told_to_wait_while_draining(void)
+{
+	struct ibv_qp_attr attr = {.en_sqd_async_notify = 1};
+
+	open_all();
+	CHECK_EQ(post_send(&end, 1, 0, 0), 0);
+	meet_responder();
+	CHECK_EQ(next_frame().serial, 0);
+	CHECK_EQ(to_state(end.qp, &attr, IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK_EQ(post_send(&end, 2, 0, 0), 0);
+	answer(RN_ANSWER_RNR, 1, 0, 0, 0);
+	CHECK_EQ(next_frame().serial, 0);
+	CHECK(!readable(end.context->async_fd, 0));
+	answer(RN_ANSWER_ACK, 0, 1, 0, 0);
+	expect(end.cq, 1, IBV_WC_SUCCESS);
+	expect_event(end.context, IBV_EVENT_SQ_DRAINED);
+	CHECK_EQ(to_state(end.qp, &attr, IBV_QPS_RTS, 0), 0);
+	CHECK_EQ(next_frame().serial, 1);
+	answer(RN_ANSWER_ACK, 0, 2, 0, 0);
+	expect(end.cq, 2, IBV_WC_SUCCESS);
+	close_all();
+}
+
+/* Who goes on, or fails, drains no longer. */
+static void test_no_longer_draining(void)
+{
+	struct ibv_qp_attr attr = {.en_sqd_async_notify = 1};
+
+	open_all();
+	CHECK_EQ(post_send(&end, 1, 0, 0), 0);
+	meet_responder();
+	CHECK_EQ(next_frame().serial, 0);
+	CHECK_EQ(to_state(end.qp, &attr, IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK_EQ(to_state(end.qp, &attr, IBV_QPS_RTS, 0), 0);
+	answer(RN_ANSWER_ACK, 0, 1, 0, 0);
+	expect(end.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(state_of(end.qp), IBV_QPS_RTS); /* so whoever took the answer has finished */
+	CHECK(!readable(end.context->async_fd, 0));
+	CHECK_EQ(post_send(&end, 2, 0, 0), 0);
+	CHECK_EQ(to_state(end.qp, &attr, IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK_EQ(to_state(end.qp, &attr, IBV_QPS_ERR, 0), 0);
+	expect(end.cq, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQ(ibv_query_qp(end.qp, &attr, IBV_QP_STATE, NULL), 0);
+	CHECK(!attr.sq_draining);
+	CHECK(!readable(end.context->async_fd, 0));
+	close_all();
+}
+
 static void refused(enum rn_answer_kind kind, uint8_t code, uint32_t serial, uint32_t length)
 {
 	open_all();
@@ -112,9 +162,145 @@ static void test_lies(void)
 	refused(99, 0, 0, 0);
 }
 
+/* --- frames that were cut ----------------------------------------------------------------------------------- */
+
+enum { LENGTH = 100003 };
+
+static void open_narrow(void)
+{
+	int room = 64 * 1024;
+
+	setenv("RDMANET_SOFT_TRANSPORT", "stream", 1);
+	end_open(&end, &(struct end_options){.memory = USER_MEMORY});
+	responder_open(&responder);
+	CHECK(!setsockopt(responder.listener, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)));
+	responder_invite(&responder, end.qp, PSN);
+	meet_responder();
+}
+
+static bool is_open(void)
+{
+	struct rn_qp *qp = rn_qp(end.qp);
+	bool is_open;
+
+	rn_lock(&qp->sq_lock);
+	is_open = qp->tcp->out && qp->tcp->out->state == RN_TCP_OPEN;
+	rn_unlock(&qp->sq_lock);
+	return is_open;
+}
+
+/* Nobody reads: post until the socket takes only a part of a frame, which is the last one's. How many are posted. */
+static uint32_t post_until_cut(void)
+{
+	struct rn_qp *qp = rn_qp(end.qp);
+	uint32_t cut = 0;
+
+	EVENTUALLY(is_open());
+	while (!cut) {
+		CHECK_EQ(post_send(&end, qp->sq_posted, 0, LENGTH), 0);
+		rn_lock(&qp->sq_lock);
+		cut = qp->tcp->out->frame_sent;
+		rn_unlock(&qp->sq_lock);
+	}
+	CHECK_EQ(qp->tcp->out->frame.serial, qp->sq_posted - 1);
+	return qp->sq_posted;
+}
+
+static enum ibv_wc_status broken_status(void)
+{
+	struct rn_qp *qp = rn_qp(end.qp);
+	enum ibv_wc_status status;
+
+	rn_lock(&qp->sq_lock);
+	status = qp->tcp->broken;
+	rn_unlock(&qp->sq_lock);
+	return status;
+}
+
+/* The next SEND, whole. */
+static struct rn_tcp_frame next_send(void)
+{
+	static char payload[LENGTH];
+	struct rn_tcp_frame frame;
+
+	do
+		hear_all(responder.answers, &frame, sizeof(frame));
+	while (frame.kind == RN_FRAME_HERE);
+	CHECK_EQ(frame.kind, RN_FRAME_SEND);
+	CHECK_EQ(frame.length, LENGTH);
+	hear_all(responder.answers, payload, frame.length);
+	return frame;
+}
+
+/* A request that can't be sent is behind one whose frame was cut: that one is finished, and succeeds. */
+static void test_a_bad_one_behind_a_cut_one(void)
+{
+	struct ibv_send_wr *refused, wr = {.opcode = IBV_WR_SEND, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_sge bad;
+	uint32_t posted;
+
+	open_narrow();
+	posted = post_until_cut();
+	bad = sge_of(&end, 0, 64);
+	bad.lkey ^= 0x5a5a5a5a;
+	wr.sg_list = &bad;
+	wr.wr_id = posted;
+	CHECK_EQ(ibv_post_send(end.qp, &wr, &refused), 0);
+	CHECK_EQ(broken_status(), IBV_WC_LOC_PROT_ERR);
+	answer(RN_ANSWER_ACK, 0, posted - 1, 0, 0); /* the head is the one that was cut */
+	for (uint32_t i = 0; i + 1 < posted; i++)
+		expect(end.cq, i, IBV_WC_SUCCESS);
+	for (uint32_t i = 0; i < posted; i++)
+		CHECK_EQ(next_send().serial, i);
+	answer(RN_ANSWER_ACK, 0, posted, 0, 0);
+	expect(end.cq, posted - 1, IBV_WC_SUCCESS);
+	expect(end.cq, posted, IBV_WC_LOC_PROT_ERR);
+	close_all();
+}
+
+/* The memory of a frame that was cut goes, and a request before it is told to wait for a receive: the frame is
+ * finished all the same, that request comes again, and what has no memory fails in its turn. */
+static void cut_and_told_to_wait(bool is_known_before)
+{
+	struct ibv_mr *first, *others;
+	uint32_t posted;
+
+	open_narrow();
+	CHECK_EQ(post_send(&end, 0, 0, LENGTH), 0);
+	CHECK_EQ(next_send().serial, 0);
+	first = end.mr;
+	others = end.mr = ibv_reg_mr(end.pd, end.buffer, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+	posted = post_until_cut();
+	end.mr = first;
+	CHECK_EQ(ibv_dereg_mr(others), 0);
+	if (is_known_before) {
+		CHECK_EQ(post_send(&end, posted++, 0, LENGTH), 0); /* goes on with the frame */
+		CHECK_EQ(broken_status(), IBV_WC_LOC_PROT_ERR);
+	}
+	answer(RN_ANSWER_RNR, 1, 0, 0, 0);
+	while (next_send().serial)
+		;
+	answer(RN_ANSWER_ACK, 0, 1, 0, 0);
+	expect(end.cq, 0, IBV_WC_SUCCESS);
+	expect(end.cq, 1, IBV_WC_LOC_PROT_ERR);
+	for (uint32_t i = 2; i < posted; i++)
+		expect(end.cq, i, IBV_WC_WR_FLUSH_ERR);
+	close_all();
+}
+
+static void test_cut_and_told_to_wait(void)
+{
+	cut_and_told_to_wait(false);
+	cut_and_told_to_wait(true);
+}
+
 int main(void)
 {
 	RUN(test_acknowledged_before_the_data);
+	RUN(test_told_to_wait_while_draining);
+	RUN(test_no_longer_draining);
 	RUN(test_lies);
+	RUN(test_a_bad_one_behind_a_cut_one);
+	RUN(test_cut_and_told_to_wait);
 	return 0;
 }

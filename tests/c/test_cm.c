@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The connection manager: in one process, and against processes of its own making. */
 #include "cm_harness.h"
+#include "cm/wire.h"
 
 #include <arpa/inet.h>
 #include <malloc.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -316,6 +318,57 @@ static void the_client_goes_before_accept(void)
 		rdma_ack_cm_event(event);
 		destroy(passive);
 	}
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(client);
+	rdma_destroy_event_channel(server);
+}
+
+struct late {
+	struct rn_task task;
+	struct rn_timer *timer;
+	sem_t is_due, goes_on;
+};
+
+static void fire_late(struct rn_task *task)
+{
+	struct late *late = container_of(task, struct late, task);
+
+	sem_post(&late->is_due);
+	CHECK(!sem_wait(&late->goes_on));
+	late->timer->fire(late->timer);
+}
+
+/* The time for the program's answer was over, but before the engine could say so it came. */
+static void accepted_at_the_last_moment(void)
+{
+	struct rdma_event_channel *server = new_channel(), *client = new_channel();
+	struct late late = {.task.run = fire_late};
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port), *id = new_id(client), *passive;
+
+	CHECK(!sem_init(&late.is_due, 0, 0) && !sem_init(&late.goes_on, 0, 0));
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	make_qp(passive);
+	pthread_mutex_lock(&rn_cm_lock);
+	late.timer = &rn_cm_id(passive)->wire->timer;
+	pthread_mutex_unlock(&rn_cm_lock);
+	rn_task_post(&late.task);
+	CHECK(!sem_wait(&late.is_due));
+	CHECK(!rdma_accept(passive, &param));
+	sem_post(&late.goes_on);
+	want_status(client, RDMA_CM_EVENT_ESTABLISHED, 0);
+	want_status(server, RDMA_CM_EVENT_ESTABLISHED, 0);
+	destroy(id);
+	want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(passive);
 	CHECK(!rdma_destroy_id(listener));
 	close_shared();
 	rdma_destroy_event_channel(client);
@@ -1269,6 +1322,7 @@ int main(int argc, char **argv)
 	RUN(a_port_is_free_at_once);
 	RUN(refusals);
 	RUN(the_client_goes_before_accept);
+	RUN(accepted_at_the_last_moment);
 	RUN(own_queue_pair);
 	RUN(disconnects_when_accepted);
 	RUN(migrates_with_its_events);

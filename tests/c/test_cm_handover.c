@@ -116,7 +116,10 @@ static enum rdma_cm_event_type next_of_crowd(struct rdma_cm_id **id)
 	struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
 	enum rdma_cm_event_type type;
 
-	CHECK(event && !event->status);
+	CHECK(event);
+	if (event->status)
+		fprintf(stderr, "%s with status %d\n", rdma_event_str(event->event), event->status);
+	CHECK(!event->status);
 	type = event->event;
 	*id = event->id;
 	rdma_ack_cm_event(event);

@@ -223,6 +223,60 @@ static void test_long_wait(void)
 	close_pair();
 }
 
+/* What was tried before a reset does not count. */
+static void test_tries_after_a_reset(void)
+{
+	struct ibv_qp_attr attr;
+	struct rn_counters before, count;
+
+	open_pair_with((struct end_options){0});
+	attr = default_attr(a.qp->qp_num);
+	attr.min_rnr_timer = 0; /* 655 ms */
+	connect_with(b.qp, attr);
+	attr = default_attr(b.qp->qp_num);
+	attr.rnr_retry = 6;
+	connect_with(a.qp, attr);
+	CHECK_EQ(post_send(&a, 1, 0, 8), 0);
+	EVENTUALLY(!rdmanet_soft_qp_counters(a.qp, &count) && count.rnr_naks);
+	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RESET, 0), 0);
+	CHECK_EQ(to_state(b.qp, &attr, IBV_QPS_RESET, 0), 0);
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &before), 0);
+	connect_to(b.qp, a.qp->qp_num);
+	attr.rnr_retry = 1;
+	connect_with(a.qp, attr);
+	CHECK_EQ(post_send(&a, 2, 0, 8), 0);
+	expect(a.cq, 2, IBV_WC_RNR_RETRY_EXC_ERR);
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+	CHECK_EQ(count.rnr_naks - before.rnr_naks, 2);
+	close_pair();
+}
+
+/* Draining waits for a request that waits for a receive, however often it is tried again, and for no other. */
+static void test_drained_behind_a_wait(void)
+{
+	struct ibv_qp_attr attr = {.en_sqd_async_notify = 1};
+	struct rn_counters count;
+
+	open_pair();
+	CHECK_EQ(post_send(&a, 1, 0, 8), 0);
+	EVENTUALLY(!rdmanet_soft_qp_counters(a.qp, &count) && count.rnr_naks);
+	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK(!readable(a.context->async_fd, 0));
+	CHECK_EQ(post_send(&a, 2, 0, 8), 0);
+	CHECK_EQ(post_recv(&b, 3, 0, 8), 0);
+	CHECK_EQ(post_recv(&b, 4, 0, 8), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	expect(b.cq, 3, IBV_WC_SUCCESS);
+	expect_event(a.context, IBV_EVENT_SQ_DRAINED);
+	expect_nothing(a.cq);
+	expect_nothing(b.cq);
+	CHECK_EQ(to_state(a.qp, &attr, IBV_QPS_RTS, 0), 0);
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	expect(b.cq, 4, IBV_WC_SUCCESS);
+	CHECK(!readable(a.context->async_fd, 0)); /* once */
+	close_pair();
+}
+
 static void test_write_with_imm_waits(void)
 {
 	open_pair();
@@ -379,6 +433,8 @@ int main(void)
 	RUN(test_receive_buffer_gone);
 	RUN(test_two_regions_of_a_file);
 	RUN(test_long_wait);
+	RUN(test_tries_after_a_reset);
+	RUN(test_drained_behind_a_wait);
 	RUN(test_write_with_imm_waits);
 	RUN(test_short_timeout);
 	RUN(test_resize);

@@ -2,6 +2,9 @@
 /* What surrounds memory: domains of several kinds, device memory, registering again, advice, importing. */
 #include "pair.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 static struct verbs_context *calls(void)
 {
 	return verbs_get_ctx(a.context);
@@ -160,6 +163,72 @@ static void test_import(void)
 	close_pair();
 }
 
+/* --- others come and go meanwhile --------------------------------------------------------------------------------- */
+
+enum { TIMES = 300 };
+
+static void *come_and_go(void *done)
+{
+	for (int i = 0; i < TIMES; i++) {
+		struct ibv_context *context = open_soft();
+		struct ibv_pd *pd = ibv_alloc_pd(a.context), *left;
+		struct ibv_mr *mr = ibv_reg_mr(pd, b.buffer, 4096, ALL_ACCESS);
+		struct ibv_dm *dm = alloc_dm(64);
+		struct ibv_cq *cq = ibv_create_cq(a.context, 1, NULL, NULL, 0);
+
+		CHECK(pd && mr && cq);
+		left = ibv_alloc_pd(context); /* the context takes it along */
+		CHECK(left);
+		CHECK_EQ(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, b.pd, NULL, 0, 0), 0);
+		CHECK_EQ(ibv_dealloc_pd(pd), 0);
+		CHECK_EQ(ibv_destroy_cq(cq), 0);
+		CHECK_EQ(calls()->free_dm(dm), 0);
+		CHECK_EQ(ibv_dereg_mr(mr), 0);
+		CHECK_EQ(ibv_close_device(context), 0);
+	}
+	atomic_store((_Atomic bool *)done, true);
+	return NULL;
+}
+
+/* Whoever looks for one object passes all others, which may just be destroyed. */
+static void test_import_beside_destruction(void)
+{
+	_Atomic bool done = false;
+	struct ibv_context *again;
+	struct ibv_dm *dm, *same_dm;
+	struct ibv_pd *pd, *same_pd;
+	struct ibv_mr *mr;
+	struct rn_live live;
+	pthread_t thread;
+
+	open_pair();
+	dm = alloc_dm(64);
+	again = ibv_import_device(dup(a.context->cmd_fd));
+	CHECK(again);
+	pd = ibv_import_pd(again, b.pd->handle);
+	CHECK(pd);
+	CHECK_EQ(pthread_create(&thread, NULL, come_and_go, &done), 0);
+	while (!atomic_load(&done)) {
+		CHECK(!ibv_import_pd(again, UINT32_MAX) && errno == ENOENT);
+		CHECK(!ibv_import_mr(pd, UINT32_MAX) && errno == ENOENT);
+		CHECK(!ibv_import_dm(again, UINT32_MAX) && errno == ENOENT);
+		same_pd = ibv_import_pd(again, b.pd->handle);
+		mr = ibv_import_mr(pd, b.mr->handle);
+		same_dm = ibv_import_dm(again, dm->handle);
+		CHECK(same_pd && mr && mr->length == BUFFER && same_dm);
+		ibv_unimport_dm(same_dm);
+		ibv_unimport_mr(mr);
+		ibv_unimport_pd(same_pd);
+		rdmanet_soft_live(&live);
+		CHECK(live.pds >= 2 && live.contexts >= 2 && live.qps == 2);
+	}
+	pthread_join(thread, NULL);
+	ibv_unimport_pd(pd);
+	CHECK_EQ(ibv_close_device(again), 0);
+	CHECK_EQ(calls()->free_dm(dm), 0);
+	close_pair();
+}
+
 /* --- registering again ------------------------------------------------------------------------------------------- */
 
 static void mend(void)
@@ -308,6 +377,7 @@ int main(void)
 	RUN(test_device_memory_limits);
 	RUN(test_parent_domain);
 	RUN(test_import);
+	RUN(test_import_beside_destruction);
 	RUN(test_rereg);
 	RUN(test_rereg_errors);
 	RUN(test_advice);

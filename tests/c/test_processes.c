@@ -4,6 +4,8 @@
 
 #include <sys/uio.h>
 
+#include "soft.h"
+
 static struct end a;
 static struct address b;
 static enum memory server_memory;
@@ -771,6 +773,32 @@ static void test_drain_a_request(void)
 	unsetenv("RDMANET_SOFT_CMA");
 }
 
+/* Patience with the owner's engine is for each piece anew: for the first one it was as good as over. */
+static void test_piece_by_piece(void)
+{
+	struct other other;
+	struct rn_qp *qp;
+
+	server_memory = USER_MEMORY;
+	setenv("RDMANET_SOFT_CMA", "0", 1);
+	other = begin(serve_memory, &(struct end_options){0});
+	qp = rn_qp(a.qp);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 64, b.buffer, b.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	kill(other.pid, SIGSTOP);
+	waitpid(other.pid, NULL, WUNTRACED);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 2, 0, 3 * RN_REMOTE_CHUNK, b.buffer, b.rkey), 0);
+	rn_lock(&qp->sq_lock);
+	CHECK(qp->reply_pending && qp->waited && qp->wait == RN_WAIT_OWNER);
+	qp->deadline_ns = 1;
+	rn_unlock(&qp->sq_lock);
+	kill(other.pid, SIGCONT);
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	meet(other.fd);
+	finish(&other);
+	unsetenv("RDMANET_SOFT_CMA");
+}
+
 /* Stopped in the middle of writing into us: destroy, dereg and close don't wait for it. */
 static void test_stopped_inside(void)
 {
@@ -944,6 +972,7 @@ int main(void)
 	RUN(test_stopped);
 	RUN(test_stopped_before_the_link);
 	RUN(test_drain_a_request);
+	RUN(test_piece_by_piece);
 	RUN(test_stopped_inside);
 	RUN(test_killed_at_random);
 	RUN(test_fork);

@@ -391,6 +391,25 @@ static void test_resize(void)
 
 static _Atomic bool resized_enough;
 
+/* An owner says what it likes of its rings: the older one ends where its arena does, and has shorter lists. */
+static void test_shorter_lists_before(void)
+{
+	enum { OLDER = 2, NEWER = 31 }; /* cache lines of each entry */
+	char *arena = mmap(NULL, RN_ARENA_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	struct rn_pool_block *pool = rn_arena_pool(arena, 0);
+	struct rn_entry *last = (struct rn_entry *)(arena + RN_ARENA_SIZE - OLDER * 64);
+	struct rn_recv_claim claim = {0};
+
+	CHECK(arena != MAP_FAILED);
+	pool->ring = 7ull << 32 | NEWER << 23 | RN_ARENA_HEAP / 64;
+	pool->older = 8ull << 32 | OLDER << 23 | (RN_ARENA_SIZE / 64 - OLDER);
+	last->word = 8 << 2 | RN_ENTRY_POSTED;
+	CHECK(rn_recv_claim(arena, pool, rn_name_of_process(1), &claim));
+	CHECK(claim.entry == last);
+	CHECK((char *)(last->slot.sge + claim.max_sge) <= arena + RN_ARENA_SIZE);
+	munmap(arena, RN_ARENA_SIZE);
+}
+
 static void *claim_always(void *block)
 {
 	struct rn_recv_claim claim = {0};
@@ -634,6 +653,64 @@ static void start_sender(struct other *other, struct ibv_qp **qp)
 	meet(other->fd);
 }
 
+enum { LONG = 3 * RN_REMOTE_CHUNK };
+
+static void serve_two_messages(int fd)
+{
+	struct end end;
+
+	end_open(&end, &(struct end_options){.memory = USER_MEMORY});
+	memset(end.buffer, 's', BUFFER);
+	connect_over(&end, fd);
+	CHECK_EQ(post_send(&end, 1, 0, LONG), 0);
+	expect(end.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(post_send(&end, 2, 0, LONG), 0);
+	expect(end.cq, 2, IBV_WC_REM_OP_ERR);
+	meet(fd);
+	end_close(&end);
+	_exit(0);
+}
+
+/* The keys of an SRQ's receives are of its own PD for the owner's engine, too. */
+static void test_own_pd_for_the_engine(void)
+{
+	struct address mine = {0}, theirs;
+	struct ibv_mr *mr, *own;
+	struct other other;
+	struct ibv_pd *pd;
+	struct ibv_qp *qp;
+
+	setenv("RDMANET_SOFT_CMA", "0", 1);
+	other = spawn(serve_two_messages);
+	open_pair_with((struct end_options){.memory = USER_MEMORY});
+	pd = ibv_alloc_pd(b.context);
+	mr = ibv_reg_mr(pd, b.buffer, BUFFER, IBV_ACCESS_LOCAL_WRITE);
+	shared = make_srq(pd, 8, 1);
+	qp = make_qp(&b, shared);
+	own = b.mr;
+	b.mr = mr;
+	CHECK_EQ(post_to(shared, &b, 5, 0, LONG), 0);
+	b.mr = own;
+	CHECK_EQ(post_to(shared, &b, 6, LONG, LONG), 0); /* with a key of the queue pair's */
+	mine.qpn = qp->qp_num;
+	tell(other.fd, &mine, sizeof(mine));
+	CHECK(hear(other.fd, &theirs, sizeof(theirs)));
+	connect_to(qp, theirs.qpn);
+	meet(other.fd);
+	expect(b.cq, 5, IBV_WC_SUCCESS);
+	CHECK(b.buffer[0] == 's' && b.buffer[LONG - 1] == 's');
+	expect(b.cq, 6, IBV_WC_LOC_PROT_ERR);
+	CHECK_EQ(b.buffer[LONG], 'b');
+	meet(other.fd);
+	join(&other);
+	CHECK_EQ(ibv_destroy_qp(qp), 0);
+	CHECK_EQ(ibv_destroy_srq(shared), 0);
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
+	CHECK_EQ(ibv_dealloc_pd(pd), 0);
+	close_pair();
+	unsetenv("RDMANET_SOFT_CMA");
+}
+
 /* Receive some. The receives of whoever died come back. */
 static void receive_some(int count)
 {
@@ -750,10 +827,12 @@ int main(void)
 	RUN(test_rnr);
 	RUN(test_write_with_imm);
 	RUN(test_own_pd);
+	RUN(test_own_pd_for_the_engine);
 	RUN(test_limit);
 	RUN(test_last_wqe);
 	RUN(test_too_short);
 	RUN(test_resize);
+	RUN(test_shorter_lists_before);
 	RUN(test_never_empty_while_resized);
 	RUN(test_stopped_claimer);
 	RUN(test_died_while_finishing);

@@ -222,6 +222,41 @@ static void receives_come_late(void)
 	part(&other);
 }
 
+static void serve_one_late(int fd)
+{
+	char mark;
+
+	open_end();
+	theirs = connect_over(&mine, fd);
+	meet(fd);
+	CHECK(hear(fd, &mark, 1));
+	CHECK_EQ(post_recv(&mine, 1, 0, 64), 0);
+	expect(mine.cq, 1, IBV_WC_SUCCESS);
+	meet(fd);
+	end_close(&mine);
+}
+
+/* The one behind it can't be sent: that is no fault of the first. */
+static void a_receive_comes_late_for_who_is_before_a_bad_one(void)
+{
+	struct other other = with_server(serve_one_late);
+	struct ibv_sge good_sge = sge_of(&mine, 0, 64), bad_sge = good_sge;
+	struct ibv_send_wr *refused,
+		bad = {.wr_id = 2, .sg_list = &bad_sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED},
+		good = {.wr_id = 1, .sg_list = &good_sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
+			.next = &bad};
+	struct rn_counters count;
+
+	bad_sge.lkey ^= 0x5a5a5a5a;
+	CHECK_EQ(ibv_post_send(mine.qp, &good, &refused), 0);
+	EVENTUALLY(!rdmanet_soft_qp_counters(mine.qp, &count) && count.rnr_naks >= 1);
+	tell(other.fd, "m", 1);
+	expect(mine.cq, 1, IBV_WC_SUCCESS);
+	expect(mine.cq, 2, IBV_WC_LOC_PROT_ERR);
+	meet(other.fd);
+	part(&other);
+}
+
 /* --- ends ------------------------------------------------------------------------------------------------- */
 
 static void killed_while_idle(void)
@@ -263,6 +298,44 @@ static void killed_under_load(void)
 		end_close(&mine);
 	}
 	expect_live_nothing();
+}
+
+/* The last answer in the socket, unread: up to which request it acknowledges; 0 without one. */
+static uint32_t acknowledged_unread(struct rn_qp *qp)
+{
+	struct rn_tcp_answer answers[64];
+	ssize_t got = recv(qp->tcp->out->source.fd, answers, sizeof(answers), MSG_PEEK | MSG_DONTWAIT);
+
+	return got < (ssize_t)sizeof(*answers) ? 0 : answers[got / (ssize_t)sizeof(*answers) - 1].serial;
+}
+
+/* The queue pair fails while answers lie unread: what they acknowledge has succeeded, and is not behind a failure. */
+static void none_succeeds_behind_a_failure(void)
+{
+	enum { MANY = 20 };
+	struct other other = with_server(serve_until_told);
+	struct rn_qp *qp = rn_qp(mine.qp);
+
+	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 0, 0, 8, theirs.buffer, theirs.rkey), 0);
+	expect(mine.cq, 0, IBV_WC_SUCCESS);
+	kill(other.pid, SIGSTOP);
+	CHECK_EQ(waitpid(other.pid, NULL, WUNTRACED), other.pid);
+	for (int i = 0; i < MANY; i++)
+		CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, i, 0, 8, theirs.buffer, theirs.rkey), 0);
+	rn_lock(&qp->sq_lock);
+	kill(other.pid, SIGCONT);
+	EVENTUALLY(acknowledged_unread(qp) == qp->sq_posted);
+	rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
+	rn_unlock(&qp->sq_lock);
+	for (int i = 0; i < MANY; i++) {
+		struct ibv_wc wc = poll_one(mine.cq);
+
+		CHECK_EQ(wc.wr_id, i);
+		CHECK_EQ(wc.status, IBV_WC_SUCCESS);
+	}
+	CHECK_EQ(state_of(mine.qp), IBV_QPS_ERR);
+	tell(other.fd, "m", 1);
+	part(&other);
 }
 
 /* Its queue pair has gone, in good order: silence, so who posts spends the retry budget. */
@@ -821,8 +894,10 @@ int main(void)
 	RUN(more_than_a_turn);
 	RUN(refusals);
 	RUN(receives_come_late);
+	RUN(a_receive_comes_late_for_who_is_before_a_bad_one);
 	RUN(killed_while_idle);
 	RUN(killed_under_load);
+	RUN(none_succeeds_behind_a_failure);
 	RUN(left_in_good_order);
 	RUN(stopped);
 	RUN(withdrawn_under_load);

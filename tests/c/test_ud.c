@@ -479,9 +479,10 @@ static void only_what_was_sent_to_the_group(void)
 	struct sockaddr_in6 any = {.sin6_family = AF_INET6};
 	int fd, interface;
 
-	ip("addr add fd00:7::1/64 dev v0 nodad");
 	ip("link set v0 up");
 	ip("link set v1 up");
+	until_running("v0");
+	ip("addr add fd00:7::1/64 dev v0 nodad"); /* which waits until the kernel has told everybody */
 	open_ud();
 	CHECK_EQ(ibv_attach_mcast(a.qp, &group, 0), 0);
 	for (int i = 0; i < 3; i++)

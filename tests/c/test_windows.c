@@ -377,10 +377,10 @@ static void test_not_for_local_use(void)
 }
 
 /* In the queue, behind a send that has to wait. The region is named by address, so it must be kept otherwise. */
-static void test_queued(void)
+static void queued(unsigned flags)
 {
 	struct ibv_mw_bind_info info;
-	struct ibv_send_wr *bad, wr = {.opcode = IBV_WR_BIND_MW, .wr_id = 2, .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_send_wr *bad, wr = {.opcode = IBV_WR_BIND_MW, .wr_id = 2, .send_flags = IBV_SEND_SIGNALED | flags};
 	struct ibv_mw *mw;
 	struct ibv_mr copy;
 
@@ -403,6 +403,12 @@ static void test_queued(void)
 	write_to(at_b(1000), wr.bind_mw.rkey, 8, IBV_WC_SUCCESS);
 	CHECK_EQ(ibv_dealloc_mw(mw), 0);
 	close_pair();
+}
+
+static void test_queued(void)
+{
+	queued(0);
+	queued(IBV_SEND_INLINE); /* which means nothing here */
 }
 
 static void post_bind(struct end *end, uint64_t wr_id, struct ibv_mw *mw)

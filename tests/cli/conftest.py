@@ -1,8 +1,39 @@
 """What the tests of commands share."""
 
+import asyncio
+import functools
+import os
 import signal
 
 import pytest
+import uvloop
+
+# libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
+uvloop.new_event_loop().close()
+
+LIMIT_S = float(os.environ.get("RDMANET_TEST_LIMIT", 60))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """A coroutine test that waits for too long shows where."""
+    if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
+        item.obj = limited(item.obj)
+
+
+def limited(test):
+    @functools.wraps(test)
+    async def run(*args, **kwargs):
+        async with asyncio.timeout(LIMIT_S):
+            await test(*args, **kwargs)
+
+    return run
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request) -> str:
+    """The loop of a command that has an option for it; a coroutine test's own is asyncio's."""
+    return request.param
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,28 @@ def test_its_name_and_its_version():
     for arguments in (["--help"], ["devices", "--help"], ["soft-run", "--help"]):
         assert run(*arguments)[1].startswith("usage: rdmanet ")
     assert run("nonsense")[2].startswith("usage: rdmanet ")
+
+
+def test_without_a_command_it_lists_them():
+    status, out, err = run()
+    assert (status, out) == (2, "")
+    assert "doctor" in err and "soft-run" in err
+
+
+def test_a_clone_that_is_not_built(tmp_path):
+    """The command and the package say what to do."""
+    shutil.copytree(
+        ROOT / "rdmanet", tmp_path / "rdmanet", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    there = {"env": ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}, "cwd": tmp_path}
+    hint = "rdmanet is not built: run `make build` in its folder, or `pip install .`"
+    assert run("devices", **there) == (1, "", f"{hint}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import rdmanet; print(rdmanet.__version__); rdmanet.open_rdma_connection"],
+        capture_output=True, text=True, check=False, **there,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, f"{rdmanet.__version__}\n")
+    assert hint in done.stderr.splitlines()[-1]
 
 
 def test_devices_shows_the_embedded_one():

@@ -8,13 +8,16 @@ import os
 import re
 import resource
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+import rdmanet
 from rdmanet import _core
 from rdmanet.cli import checks, doctor
-from tests.cli.test_commands import run, spoken
+from tests.cli.test_commands import ENVIRONMENT, run, spoken
+from tests.support.processes import Process
 
 
 @pytest.fixture
@@ -89,8 +92,9 @@ def test_who_maps_this_process(monkeypatch, dumpable):
     assert status == "info" and "use TCP" in text
 
 
-def test_a_process_that_may_not_be_looked_at(tmp_path, dumpable):
+def test_a_process_that_may_not_be_looked_at(tmp_path, monkeypatch, dumpable):
     """There is no /proc, or the kernel refuses; it never refuses root."""
+    monkeypatch.delenv("RDMANET_SOFT_TRANSPORT", raising=False)
     dumpable(True)
     [(status, text, _)] = found(checks.mapped, tmp_path)
     assert status == "info" and "No such file" in text
@@ -203,9 +207,11 @@ def test_a_name_that_there_is_not(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     for name in ("nowhere.invalid", "x" * 64):
-        finding = asyncio.run(doctor._ping(name, 1))
-        assert finding.status == "fail" and finding.found.startswith(
-            f"the host name {name} cannot be resolved: "
+        finding, is_doctor = asyncio.run(doctor._ping(name, 1))
+        assert (
+            finding.status == "fail"
+            and not is_doctor
+            and finding.found.startswith(f"the host name {name} cannot be resolved: ")
         )
         assert "doctor ADDRESS" in finding.advice
 
@@ -217,7 +223,46 @@ def test_ping():
     ping = json.loads(out)["findings"][-1]
     assert (status, ping["check"], ping["status"]) == (0, "ping", "ok")
     assert "100 round trips of 64 bytes" in ping["found"]
+    assert "would take" not in out  # which would be TCP, as doctor serves direct calls only
     status, out, _ = run("doctor", "--json", f"127.0.0.1:{port}")
     ping = json.loads(out)["findings"][-1]
     assert (status, ping["status"]) == (1, "fail")
-    assert "no RDMA program listens there" in ping["found"] and "--serve" in ping["advice"]
+    assert f"127.0.0.1 port {port} refused: " in ping["found"]
+    assert ping["advice"].startswith("start the program that is to listen there; ")
+
+
+@pytest.mark.parametrize("greeting", [b"", b"220 mail.example.org ESMTP\r\n"])
+async def test_a_program_gets_no_byte(monkeypatch, greeting):
+    """doctor connects to a program that is not `doctor --serve`, and says so."""
+    got = asyncio.get_running_loop().create_future()
+
+    async def serve(reader, writer):
+        writer.write(greeting)
+        got.set_result(await reader.read())
+        writer.close()
+
+    monkeypatch.setattr(doctor, "_GREETING_S", 0.1)
+    async with await rdmanet.start_rdma_stream_server(serve, "127.0.0.1", 0) as server:
+        finding, is_doctor = await doctor._ping("127.0.0.1", server.sockets[0].getsockname()[1])
+        assert await got == b""
+    assert (
+        finding.status == "ok"
+        and not is_doctor
+        and "connected" in finding.found
+        and "not `rdmanet doctor" in finding.found
+    )
+
+
+def test_a_program_on_the_switch():
+    program = (
+        "import asyncio, rdmanet\n"
+        "async def main():\n"
+        "    server = await asyncio.start_server(lambda reader, writer: writer.close(), '127.0.0.1', 0)\n"
+        "    print(server.sockets[0].getsockname()[1], flush=True)\n"
+        "    await server.serve_forever()\n"
+        "rdmanet.run(main())"
+    )
+    with Process(sys.executable, "-c", program, env=ENVIRONMENT) as server:
+        status, out, _ = run("doctor", "--json", f"127.0.0.1:{server.line()}")
+    fabric, ping = json.loads(out)["findings"][-2:]
+    assert status == 0 and "would take RDMA" in fabric["found"] and "connected" in ping["found"]

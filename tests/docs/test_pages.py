@@ -17,11 +17,16 @@ PAGES = [page for page in PAGES if "_build" not in page.parts]
 # What each program of a page prints, in the order of the page.
 PRINTED = {
     "tutorial.md": ["b'hello\\n'\nover {device}\n", "1000000 bytes\n"],
+    "howto/event-loop.md": ["b'hello world\\n' rdma\n"],
     "howto/migrate.md": [""],
     "howto/blocking.md": ["HELLO\n"],
     "howto/anyio.md": ["b'HELLO' by {device}\n"],
     "howto/production.md": ["device {device} is lost: DEVICE_FATAL\nb'are you there?\\n'\n"],
-    "howto/large-arrays.md": ["0.0 999999.0\nb'thanks'\n"],
+    "howto/large-arrays.md": [
+        "0.0 999999.0\nb'thanks'\n",
+        "0.0 999999.0\n1.0 1000000.0\n2.0 1000001.0\n",
+    ],
+    "howto/tls.md": ["b'HELLO\\n' by TLSv1.3\n", "b'go ahead\\n'\nb'this is encrypted\\n'\n"],
     "howto/remote-memory.md": ["board 4096 b'board'\nleft there: b'hello'\n"],
     "howto/verbs.md": ["b'hello'\nb'hello'\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],
@@ -37,6 +42,7 @@ def say(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         env=os.environ | {"PYTHONPATH": str(ROOT), "RDMANET_DEVICE": "soft0"},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=100,

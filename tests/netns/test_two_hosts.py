@@ -1,6 +1,5 @@
 """Between hosts: what works within one works between two, by TCP, in both families of addresses."""
 
-import os
 import select
 import shutil
 import signal
@@ -174,8 +173,7 @@ def test_a_host_that_vanishes_while_its_process_is_stopped(hosts, pair):
     first, second = pair
     first.say("send")
     assert first.line() == "SUCCESS"
-    second.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, second.pid, os.WSTOPPED)  # all of its threads have
+    second.stop()
     first.say("send")
     # No status comes while the host answers; what is waited for here must not happen.
     assert not select.select([first.process.stdout], [], [], 2)[0]

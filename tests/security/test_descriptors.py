@@ -98,7 +98,7 @@ def test_who_was_accepted_can_work(stage, processes):
         crowds = [stage.start("crowd", port, each, 0) for _ in range(processes)]
         for crowd in crowds:
             crowd.hear()
-        server.send_signal(signal.SIGSTOP)
+        server.stop()
         for crowd in crowds:
             crowd.tell(connect="at once", tell=True)
         for crowd in crowds:
@@ -106,7 +106,7 @@ def test_who_was_accepted_can_work(stage, processes):
         server.send_signal(signal.SIGCONT)
         results = [crowd.hear() for crowd in crowds]
         refused = sum(sum(result["errors"].values()) for result in results)
-        assert check(server, crowds, results, 3, limit) + refused == 120
+        assert check(server, crowds, results, 0, limit) + refused == 120
         for crowd in crowds:
             crowd.finish()
         server.finish()

@@ -1,7 +1,6 @@
 """A process that takes the TCP port of a dead peer is not that peer: it gets no message for it."""
 
 import os
-import signal
 
 import pytest
 
@@ -37,7 +36,7 @@ def inherit(stage, network, user, listens, without="", **environment):
     if listens:
         # It listens, but neither connects to the victim nor lets it in: else it would take it along when it dies.
         tell(peer, NOWHERE)
-        peer.send_signal(signal.SIGSTOP)
+        peer.stop()
     tell(victim, numbers[1])
     peer.close()
     port = numbers[1] >> 8

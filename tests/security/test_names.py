@@ -89,12 +89,13 @@ def test_a_name_that_was_taken_and_let_go(stage):
     assert f"user {ATTACKER} holds the socket name" in server.finish()
 
 
-def test_ten_thousand_names(stage, guarded):
+def test_ten_thousand_names(stage, network, guarded):
     if shutil.which("prlimit") is None:
         unfit("there is no prlimit")
-    attacker = stage.start("name_hoarder", 21000, 3400, user=ATTACKER, prefix=("prlimit", "--nofile=11000"))
+    many = (*network, "prlimit", "--nofile=11000")
+    attacker = stage.start("name_hoarder", 21000, 3400, user=ATTACKER, prefix=many)
     assert attacker.hear()["has"] == 3 * 3400
-    server = stage.start("many_binder", 21000, 85, 40, user=VICTIM, without=without(guarded))
+    server = stage.start("many_binder", 21000, 85, 40, user=VICTIM, prefix=network, without=without(guarded))
     result = server.hear()
     wanted = 40 - result["passed"]
     assert wanted > 30

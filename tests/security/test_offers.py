@@ -53,8 +53,9 @@ def test_a_search_for_the_key(stage, guarded, way):
     assert guest.hear() == {"connected": True}
     offer = guest.hear()
     thief = play.start("offer_thief")
-    # A region and a window are made for each, one key after the other, the highest first.
-    thief.tell(search=True, ahead=2, **offer)
+    # For each client a region and a window are made, one key after the other, the highest first. So is memory to send
+    # from, for the second one.
+    thief.tell(search=True, ahead=3, **offer)
     thief.hear()
     said = thief.hear()
     if guarded:
@@ -108,7 +109,7 @@ def test_who_is_stopped_cannot_keep_the_memory(stage, way):
     play.expect("made")
     play.owner.tell(client=1, do="offer", patience=PATIENCE)
     assert holder.hear() == {"first": "SUCCESS"}
-    os.kill(holder.pid, signal.SIGSTOP)
+    holder.stop()
     play.owner.tell(client=1, do="leave")
     assert play.expect("taken_back")["seconds"] < BOUND_S
     os.kill(holder.pid, signal.SIGCONT)

@@ -27,8 +27,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS: dict[str, list[str]] = PROJECT["dependency-groups"]
 BUILD: list[str] = PROJECT["build-system"]["requires"]
 FILES = sorted((ROOT / "requirements").glob("*.txt"))
-# The groups that are installed by the constraints; pip and uv have a list of their own each.
-FILE_OF = {group: group if group in ("pip", "lock") else "constraints" for group in GROUPS}
+# The groups that are installed by the constraints; the others have a list of their own each.
+OWN = ("pip", "lock", "libraries", "peers")
+FILE_OF = {group: group if group in OWN else "constraints" for group in GROUPS}
 
 
 def locked(text: str) -> list[tuple[Requirement, list[str]]]:

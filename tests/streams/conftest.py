@@ -1,5 +1,5 @@
-"""Stream tests run on asyncio's loop, in debug mode, and on uvloop, without; each gets a Net that
-ends what it began. (Peers in other processes run on asyncio's loop without debug mode.)
+"""Stream tests run on asyncio's loop, in debug mode (tests/support/debug_mode.py), and on uvloop, without; each gets a
+Net that ends what it began. (Peers in other processes run on asyncio's loop without debug mode.)
 
 Every coroutine test has a time limit (`@pytest.mark.limit(seconds)` moves it): a transport that
 loses a wake-up shows as TimeoutError with the place where the test waited.
@@ -17,6 +17,9 @@ import pytest
 import pytest_asyncio
 import uvloop
 
+from tests.support import debug_mode
+from tests.support.nursery import nursery
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 if TYPE_CHECKING:
@@ -24,6 +27,12 @@ if TYPE_CHECKING:
 
 # libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
 uvloop.new_event_loop().close()
+
+# The nursery of the peers begins before the first test, too.
+nursery()
+
+# So that reads of the tests' sizes are placed; for the tests' other processes, too.
+os.environ.setdefault("RDMANET_PLACE_BYTES", "65536")
 
 # Sanitizers and emulators want more.
 LIMIT_S = float(os.environ.get("RDMANET_TEST_LIMIT", 30))
@@ -69,7 +78,7 @@ async def net() -> AsyncIterator["Net"]:
     from harness import Net
 
     net = Net()
-    net.loop.set_debug(isinstance(net.loop, asyncio.SelectorEventLoop))
+    net.loop.set_debug(isinstance(net.loop, asyncio.SelectorEventLoop) and debug_mode.wanted())
     try:
         yield net
     finally:

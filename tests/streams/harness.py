@@ -149,15 +149,21 @@ class Peer(AwaitedProcess):
     """A script of tests/streams/peers in a process of its own; on the other host, if there is one."""
 
     def __init__(
-        self, script: str, *args: object, env: dict[str, str] | None = None, keep_errors: bool = False
+        self,
+        script: str,
+        *args: object,
+        env: dict[str, str] | None = None,
+        keep_errors: bool = False,
+        fresh: bool = False,
     ) -> None:
+        """:param fresh: start Python for it: `env` is for what reads it before a script runs"""
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), str(HERE)]))
         hosts = {"RDMANET_TEST_HOST": THERE, "RDMANET_TEST_PEER": HOST}
         super().__init__(
-            *FAR,
-            sys.executable,
+            *([*FAR, sys.executable] if FAR or fresh else []),
             HERE / "peers" / script,
             *args,
+            forked=not FAR and not fresh,
             keep_errors=keep_errors,
             env={**os.environ, "PYTHONPATH": path, **hosts, **(env or {})},
         )
@@ -302,6 +308,7 @@ class Net:
                 await recorder.until_lost()
         for server in self.servers:
             await server.wait_closed()
+        self.writers.clear()  # they know errors, whose tracebacks know all that a test had
         violations = [text for recorder in self.recorders for text in recorder.violations]
         assert not violations, violations
         assert not self.complaints, self.complaints

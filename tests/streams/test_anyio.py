@@ -29,6 +29,8 @@ from rdmanet.anyio_streams import (
 )
 from tests.support.waiting import loop_turns, until_seen
 
+pytestmark = pytest.mark.once
+
 MIB = 1 << 20
 
 

@@ -12,6 +12,8 @@ from asyncio.sslproto import SSLProtocol
 import pytest
 from harness import OFFERABLE, Echo, HalfOpen, Net, Recorder
 
+pytestmark = pytest.mark.once
+
 MIB = 1 << 20
 
 

@@ -92,3 +92,16 @@ async def test_a_full_reader_of_both_halves_closes(net: Net):
     client.transport.close()
     await client.until_lost()
     assert client.error is not None
+
+
+@pytest.mark.parametrize("protocol", [Paused, PausedHalfOpen], ids=["closes", "half open"])
+async def test_who_writes_while_paused_learns_that_the_peer_has_gone(net: Net, protocol):
+    class Server(Sending):
+        size = len(MANY)
+        end = "close"
+
+    client, _ = await net.pair(protocol, Server)
+    await reaches(client.transport, *GONE["close"])
+    client.transport.write(b"to nobody")
+    await client.until_lost()
+    assert client.received == len(MANY)

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -53,6 +55,17 @@ async def test_a_line_is_a_warning(logged):
         warn(b"and more")
         await logged.conditions.until(lambda: len(logged.lines) == 2)
     assert [text for _, text in logged.lines] == ["somebody at %s speaks another language", "and more"]
+
+
+@pytest.mark.parametrize(
+    ("setup", "line"),
+    [("pass", "rdmanet: somebody\n"), ("logging.basicConfig()", "WARNING:rdmanet.device:somebody\n")],
+)
+def test_a_line_says_whose_it_is(setup, line):
+    """Also in a program that has not set logging up."""
+    program = f"import logging\nfrom rdmanet import device_log\n{setup}\ndevice_log._log([b'somebody'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == line
 
 
 def test_one_of_several_loops_logs_it_and_the_last_one_what_is_left(logged):

@@ -1,16 +1,29 @@
 """A bare peer sends what no correct peer sends: it is told so, and other connections are not affected."""
 
 import asyncio
+import contextlib
+import random
 
 import pytest
 from harness import HOST, OFFERABLE, Net, Recorder
 
 import rdmanet
-from rdmanet import AccessFlags, credit, leases
+from rdmanet import AccessFlags, credit, leases, placement
 from rdmanet._core import CMEventType, WCStatus, WROpcode
 from rdmanet.errors import ProtocolError
 from rdmanet.establish import Endpoint
-from tests.support.bare_peer import ABORT, CREDIT, DATA, FIN, HELLO, PING, PONG, BarePeer, frame
+from tests.support.bare_peer import (
+    ABORT,
+    CREDIT,
+    DATA,
+    FIN,
+    HELLO,
+    PING,
+    PLACED,
+    PONG,
+    BarePeer,
+    frame,
+)
 from tests.support.waiting import loop_turns
 
 
@@ -297,3 +310,186 @@ async def test_devices_without_windows(net: Net, bare, monkeypatch):
         await bare.done(b"revoked", WROpcode.RDMA_WRITE, **there)
         assert isinstance(await protocol.until_lost(), ConnectionError)
         assert mr[:7] == b"granted"
+
+
+# ---- who may place bytes, and lies
+
+
+class Liar:
+    """A peer that keeps the rules of direct placement for a while, so that it gets far, and then breaks some."""
+
+    def __init__(self, bare: BarePeer, rng: random.Random) -> None:
+        self.bare, self.rng = bare, rng
+        self.ledger = credit.Ledger(LIARS, OURS)
+        self.peer_wants = placement.PeerWants()
+        self.wants = placement.OurWants()
+        self.news = False  # that an answer or a Want of ours is to be said
+        self.memory = bare.pd.alloc_mr(1_000_000, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE)
+        self.lies = 0
+
+    async def live(self) -> None:
+        """Until the connection has ended, or for so many turns."""
+        for turn in range(120):
+            with contextlib.suppress(ProtocolError) if self.lies else contextlib.nullcontext():
+                for each in self.bare.received():
+                    self.hear(each)
+            if self.bare.has_ended or not await self.say(self.rng.random() < (turn - 40) / 200):
+                return
+            await loop_turns()
+
+    def hear(self, received: bytes) -> None:
+        header, body = credit.unpack_header(received), received[credit.HEADER_BYTES :]
+        self.ledger.frame_received(len(received), *header)
+        if header.kind == DATA:
+            self.wants.received(header.length)
+            self.ledger.slots_freed(1)
+        elif header.kind == PLACED:
+            serial, _, upto = credit.PLACED_BODY.unpack(body)
+            self.wants.place(serial, upto)
+            self.ledger.slots_freed(1)
+        elif header.kind == CREDIT and body:
+            news = credit.unpack_credit(body, header.granted, True)
+            assert isinstance(news, credit.PlacementCredit)
+            self.wants.hear(news.answered)
+            self.peer_wants.hear(news.wants, news.unwanted)
+
+    async def say(self, lie: bool) -> bool:
+        """Something that may be said now, or, if `lie`, something like it. Whether it was taken."""
+        self.lies += lie
+        if (kind := self.ledger.control_due(bool(self.peer_wants.answer_due or self.news))) or lie:
+            if not kind or (kind == CREDIT and self.rng.random() < 0.5):
+                return await self.say_data(lie)
+            return await self.say_control(kind, lie)
+        if self.wants.count and self.rng.random() < 0.2:
+            self.wants.unwant()
+            self.news = True
+        elif self.wants.may_name(True) and self.rng.random() < 0.3:
+            self.wants.name(self.memory.address, self.rng.randrange(1, 1_000_000), True)
+            self.news = True
+        return await self.say_data(False)
+
+    async def say_control(self, kind: int, lie: bool) -> bool:
+        body = bytes(8)
+        if kind == CREDIT:
+            said = []
+            while (want := self.wants.next_to_say()) is not None:
+                said.append(self.wants.say(want, self.memory.rkey))
+            unwanted, answered = self.wants.unwanted(), self.peer_wants.answered()
+            self.news = False
+            if lie:
+                said, unwanted, answered = self.spoilt_news(said, unwanted, answered)
+        self.ledger.control_sent(kind)
+        if kind == CREDIT:
+            granted = self.ledger.granted
+            body = credit.pack_credit(
+                credit.PlacementCredit(granted, (), (), (), tuple(said), unwanted, answered)
+            )
+        return await self.post(kind, body)
+
+    def spoilt_news(self, said: list[credit.Want], unwanted: int, answered: int) -> tuple[list, int, int]:
+        some = self.rng.choice([0, 1, 2, 2**32 - 1])
+        what = self.rng.randrange(4)
+        if what == 0:
+            return said, some, answered
+        if what == 1:
+            return said, unwanted, some
+        numbers = [1, 0, self.memory.address, 70_000, self.memory.rkey, 1]
+        numbers[self.rng.randrange(6)] = self.rng.choice([1, 3, 4096, 2**31, 2**32 - 1])
+        return [credit.Want(*numbers)], unwanted, answered
+
+    async def say_data(self, lie: bool) -> bool:
+        want = self.peer_wants.current()
+        if not self.ledger.may_send(DATA):
+            return True
+        if want is None or self.rng.random() < 0.3:
+            data = bytes(self.rng.randrange(1, 5000))
+            self.peer_wants.sent(len(data))
+            self.ledger.data_sent()
+            if not lie:
+                return await self.post(DATA, data)
+            serial, upto = self.rng.choice([0, 1, 2, 2**32 - 1]), self.rng.choice([0, 1, 100_000, 2**64 - 1])
+            return await self.post(PLACED, credit.PLACED_BODY.pack(serial, 0, upto))
+        count = self.rng.randrange(1, min(self.peer_wants.room(want), 100_000) + 1)
+        address, serial = self.peer_wants.target(want), want.serial
+        self.peer_wants.sent(count)
+        upto = self.peer_wants.position
+        if lie:
+            what = self.rng.randrange(3)
+            address += self.rng.choice([-want.length, want.length]) if what == 0 else 0
+            upto += self.rng.choice([-count, 1 << 20]) if what == 1 else 0
+            serial += what == 2
+        data = bytes([7]) * count
+        if not await self.bare.taken(data, WROpcode.RDMA_WRITE, remote_addr=address, rkey=want.rkey):
+            return False
+        self.ledger.data_sent()
+        return await self.post(PLACED, credit.PLACED_BODY.pack(serial, 0, upto))
+
+    async def post(self, kind: int, body: bytes) -> bool:
+        text = frame(kind, body, self.ledger.granted, self.ledger.reaped)
+        return await self.bare.taken(text)
+
+
+OURS = credit.Hello(65536, 16, 8, 16, credit.FEATURE_PLACEMENT)
+LIARS = credit.Hello(65536, 2, 8, 2, credit.FEATURE_PLACEMENT)
+
+
+@pytest.fixture
+def renewing(device):
+    peer = BarePeer(device.library, renews=True)
+    yield peer
+    peer.close()
+
+
+@pytest.mark.parametrize("seed", range(15))
+async def test_who_lies_about_memory_gets_none(net: Net, renewing, seed):
+    """What is beside the bytes named stays as it is, and what a read has returned changes no more."""
+    rng = random.Random(seed)
+    accepting = asyncio.ensure_future(renewing.accept(hello=credit.pack_hello(LIARS)))
+    reader, writer = await rdmanet.open_rdma_connection(HOST, renewing.listen(HOST))
+    net.writers.append(writer)
+    await accepting
+    view = memoryview(rdmanet.alloc(400_000))
+    guard = bytes(100_000)
+
+    async def read_one() -> bool:
+        reading = asyncio.ensure_future(
+            rng.choice([reader.readinto, reader.readinto_exactly])(view[100_000:300_000])
+        )
+        if rng.random() < 0.3:
+            await loop_turns(rng.randrange(6))
+            reading.cancel()
+        try:
+            return await reading > 0
+        except asyncio.CancelledError:
+            return True
+        finally:
+            del reading  # the log knows the error, and its traceback this frame
+
+    async def read() -> None:
+        while await read_one():
+            view[100_000:300_000] = bytes([1]) * 200_000
+            await loop_turns(rng.randrange(3))
+            assert view[100_000:300_000] == bytes([1]) * 200_000
+
+    async def write() -> None:
+        array = memoryview(bytearray(500_000))
+        while True:
+            writer.write(array)
+            await writer.drain()
+
+    liar = Liar(renewing, rng)
+    tasks = [asyncio.ensure_future(work) for work in (read(), write())]
+    with liar.memory:
+        await liar.live()
+        writer.transport.abort()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        renewing.qp.close()
+    assert all(
+        isinstance(outcome, ConnectionError | ProtocolError | EOFError) for outcome in outcomes if outcome
+    ), outcomes
+    assert view[:100_000] == guard and view[300_000:] == guard
+    # And nobody else notices.
+    near, far = await net.pair()
+    near.transport.write(b"still here")
+    assert await far.until_received(10) == b"still here"
+    view = memoryview(b"")  # the log knows the error, and its traceback the frames above

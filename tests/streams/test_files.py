@@ -13,6 +13,8 @@ import rdmanet
 from rdmanet.streams import files
 from tests.support.waiting import loop_turns
 
+pytestmark = pytest.mark.once
+
 MIB = 1 << 20
 
 

@@ -183,7 +183,7 @@ async def test_an_aborts_text_forges_nothing(net: Net, device, caplog, forger):
         await peer.connect(HOST, port)
     else:
         accepting = asyncio.ensure_future(peer.accept())
-        await net.connect(peer.listen(HOST))
+        await net.connect(peer.listen(HOST), first_slot_bytes=65536)  # the text is longer than ours are
         await accepting
     await peer.done(frame(DATA, b"x"))
     await net.until(lambda: net.recorders and net.recorders[0].received)

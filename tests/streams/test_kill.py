@@ -206,7 +206,7 @@ async def test_a_stopped_client_of_fifty_disturbs_nobody(net: Net):
     stopped.say("round 64")
     await stopped.expect("echoed")
     victim = connections[-1]
-    stopped.send_signal(signal.SIGSTOP)
+    stopped.stop()
     while not victim.writing_paused:  # as full as it gets, with what the client echoes
         victim.transport.write(bytes(MIB))
     for length in (64, 40_000, 400_000):
@@ -259,7 +259,7 @@ async def test_a_stopped_client_can_be_aborted_and_closed(net: Net):
     await peer.expect("connected")
     peer.say("round 64")
     await peer.expect("echoed")
-    peer.send_signal(signal.SIGSTOP)
+    peer.stop()
     accepted[0].transport.abort()
     accepted[1].transport.write(b"z" * 64)
     accepted[1].transport.close()
@@ -314,7 +314,8 @@ async def test_garbage_and_exit_in_a_forked_child(net: Net, loop):
     _, port = await net.serve(Echo)
     # The device forgets in a child what its parent had (fork.c): to a sanitizer that is a leak.
     no_leaks = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
-    peer = net.spawn("forking.py", port, env={"RDMANET_TEST_LOOP": loop, "ASAN_OPTIONS": no_leaks})
+    env = {"RDMANET_TEST_LOOP": loop, "ASAN_OPTIONS": no_leaks}
+    peer = net.spawn("forking.py", port, env=env, fresh=True)
     await peer.expect("well")
     await peer.finish()
 

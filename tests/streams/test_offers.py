@@ -366,7 +366,7 @@ async def test_as_many_offers_as_may_be_to_a_stalled_peer(net: Net):
     client.transport.write(b"x")
     peer.say("offered 0")
     await peer.expect("offered")
-    peer.send_signal(signal.SIGSTOP)
+    peer.stop()
     leave = asyncio.Event()
     with allocate(client, 64) as mr:
         memoryview(mr)[:1] = b"n"
@@ -450,7 +450,7 @@ async def test_the_connection_ends_during_the_revocation(net: Net):
         async with client.transport.offer(mr, name="\0"):
             peer.say("read 1")
             await peer.expect("read")
-            peer.send_signal(signal.SIGSTOP)
+            peer.stop()
             net.loop.call_soon(net.loop.call_soon, peer.send_signal, signal.SIGKILL)
     assert isinstance(await client.until_lost(), OSError)
 

@@ -43,14 +43,14 @@ async def bulk(client) -> None:
 @pytest.mark.parametrize("busy_poll", [None, 0, 0.001])
 async def test_every_way_of_polling_carries_data(net: Net, busy_poll):
     client, _ = await net.pair(server=Echo, busy_poll=busy_poll)
-    await volley(client, 300)
+    await volley(client, 100)
     await bulk(client)
 
 
 @pytest.mark.parametrize("busy_poll", [None, 0, pytest.param(0.001, marks=pytest.mark.long)])
 async def test_every_way_of_polling_with_another_process(net: Net, busy_poll):
     client = await net.connect(await net.spawn("echo.py").port(), busy_poll=busy_poll)
-    await volley(client, 300)
+    await volley(client, 100)
     await bulk(client)
 
 
@@ -117,9 +117,9 @@ async def test_a_wake_up_costs_the_same_with_idle_queues(net: Net):
     counted = []
     client, sleepy = await idle(net, queues=0, busy_poll=0)
     for _ in range(2):
-        await volley(client, 50)
+        await volley(client, 20)
         passes, polls = sleepy.passes, sleepy.polls
-        await volley(client, 200)
+        await volley(client, 50)
         counted.append((sleepy.polls - polls) / (sleepy.passes - passes))
         for _ in range(10):
             another_queue(sleepy)
@@ -164,16 +164,16 @@ async def test_queues_grow(net: Net):
         assert another_queue(growing).cqe >= min(2 * last, most)
 
 
-async def test_one_descriptor_is_registered_however_many_connections(net: Net):
-    """On asyncio's loop, whose selector can be asked."""
+async def test_two_descriptors_are_registered_however_many_connections(net: Net):
+    """One is the device's, for completions. On asyncio's loop, whose selector can be asked."""
     if not isinstance(net.loop, asyncio.SelectorEventLoop):
         return
     before = len(net.loop._selector.get_map())
     _, port = await net.serve(Echo)
-    assert len(net.loop._selector.get_map()) == before + 1
+    assert len(net.loop._selector.get_map()) <= before + 2
     for _ in range(10):
         await volley(await net.connect(port), 1)
-    assert len(net.loop._selector.get_map()) == before + 1
+    assert len(net.loop._selector.get_map()) == before + 2
 
 
 async def test_tasks_run_between_messages(net: Net):

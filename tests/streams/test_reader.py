@@ -12,6 +12,8 @@ from pattern import Pattern
 from rdmanet.streams import RdmaStreamReader
 from tests.support.waiting import begin, loop_turns, until_seen
 
+pytestmark = pytest.mark.once
+
 KIB = 1 << 10
 SMALL = {"slot_bytes": 512, "data_slots": 3}
 GEOMETRIES = [{}, SMALL, {"slot_bytes": 512, "data_slots": 1}, {"slot_bytes": 4096, "data_slots": 16}]
@@ -276,9 +278,7 @@ async def test_bytes_wait_in_their_slots(net: Net):
             await far.drain()
 
     [sending] = await begin(send())
-    await asyncio.wait([sending], timeout=0.1)
-    held = writer.get_extra_info("rdma_stats")["slots_held"]
-    assert held >= 8
+    await until_seen(lambda: writer.get_extra_info("rdma_stats")["slots_held"] >= 8)
     sending.cancel()
     got = Pattern()
     assert await reader.readexactly(2) == b"ew"

@@ -1,6 +1,7 @@
 """Connections that cannot be made: in time, with the right error, and nothing left of the attempt."""
 
 import asyncio
+import math
 import os
 import re
 import resource
@@ -22,7 +23,7 @@ async def test_connect_timeout_to_a_stopped_server(net: Net):
     """Its kernel accepts connections to the port, but no program answers the request."""
     peer = net.spawn("echo.py")
     port = await peer.port()
-    peer.send_signal(signal.SIGSTOP)
+    peer.stop()
     for _ in range(3):
         with pytest.raises(TimeoutError, match=str(port)):
             await net.connect(port, connect_timeout=0.05)
@@ -35,7 +36,7 @@ async def test_connect_timeout_to_a_stopped_server(net: Net):
 async def test_a_server_that_dies_while_we_connect(net: Net):
     peer = net.spawn("echo.py")
     port = await peer.port()
-    peer.send_signal(signal.SIGSTOP)
+    peer.stop()
     connecting = await begin(*(net.connect(port) for _ in range(5)))
     peer.send_signal(signal.SIGKILL)
     for outcome in await asyncio.gather(*connecting, return_exceptions=True):
@@ -194,3 +195,32 @@ async def test_a_stranger_is_not_told_our_failures(net: Net, monkeypatch, exc):
     ):
         await net.connect(port)
     assert net.complaint()["exception"] is exc
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e9])
+async def test_a_timeout_may_be_long(net: Net, timeout):
+    _, port = await net.serve(Echo)
+    client = await net.connect(port, connect_timeout=timeout)
+    client.transport.write(b"hello")
+    assert await client.until_received(5) == b"hello"
+
+
+@pytest.mark.embedded_only("only the embedded device has loopback's addresses")
+async def test_what_the_factory_raises_is_not_the_addresses(net: Net, monkeypatch):
+    """It is called once, and no other address is tried."""
+    _, port = await net.serve(Echo)
+    net.servers.append(await rdmanet.start_rdma_server(Echo, "127.0.0.2", port))
+
+    async def both(*_args, **_options):
+        return [(socket.AF_INET, 0, 0, "", (host, port)) for host in ("127.0.0.1", "127.0.0.2")]
+
+    called = []
+
+    def factory():
+        called.append(True)
+        raise FileNotFoundError("no such file")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
+    with pytest.raises(FileNotFoundError, match="^no such file$"):
+        await rdmanet.create_rdma_connection(factory, "both.invalid", port)
+    assert called == [True]

@@ -12,6 +12,8 @@ from harness import HOST, Echo, Net, Recorder
 import rdmanet
 from rdmanet import _core
 
+pytestmark = pytest.mark.once
+
 
 def holdings() -> tuple[dict[str, int], int, int]:
     """What leaks would raise: live verbs objects, descriptors, lines of the memory map."""
@@ -49,6 +51,46 @@ def test_a_thousand_runs_that_leave_connections_open(loop_factory):
     assert objects == before[0]
     assert descriptors == before[1]
     assert mappings <= before[2] + 10  # the allocator's own
+    assert resident_bytes() < before_bytes + (16 << 20)
+
+
+async def exchange_by_the_switch() -> str:
+    """The same by asyncio's streams; all is closed. Returns the fabric."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(1))
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, HOST, 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        writer.write(b"x")
+        assert await reader.read() == b"x"
+        writer.close()
+        await writer.wait_closed()
+        fabric: str = writer.get_extra_info("fabric")
+        return fabric
+
+
+@pytest.mark.long
+@pytest.mark.embedded_only("the switch finds servers of this host")
+def test_a_thousand_runs_of_the_switch_leave_nothing():
+    def runs(count: int) -> None:
+        for _ in range(count):
+            assert rdmanet.run(exchange_by_the_switch()) == "rdma"
+
+    def objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    runs(20)
+    before, objects_before, before_bytes = holdings(), objects(), resident_bytes()
+    runs(1000)
+    assert objects() < objects_before + 500  # less than one for each run: caches
+    live, descriptors, mappings = holdings()
+    assert live == before[0]
+    assert descriptors == before[1]
+    assert mappings <= before[2] + 10
     assert resident_bytes() < before_bytes + (16 << 20)
 
 
@@ -111,7 +153,8 @@ async def test_a_thousand_connects_and_closes(net: Net):
 
     await turns(50)
     before, before_bytes = holdings(), resident_bytes()
-    await turns(500)
+    for _ in range(10):  # at no time are there more of them than before
+        await turns(50)
     objects, descriptors, mappings = holdings()
     assert objects == before[0]
     assert descriptors == before[1]

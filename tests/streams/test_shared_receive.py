@@ -108,7 +108,7 @@ async def test_bytes_arrive_both_ways_at_once(net: Net, sizes):
 
 
 async def test_an_idle_connection_costs_its_own_slots(net: Net):
-    """Counted in registered bytes: a third of a ring, and nothing to send from."""
+    """Counted in registered bytes: its slots, and nothing to send from."""
     clients, servers = await clients_of(net, 100, slot_bytes=4096)
     for client in clients:
         client.transport.write(b"hello")
@@ -122,7 +122,7 @@ async def test_an_idle_connection_costs_its_own_slots(net: Net):
     assert stands["slots"] <= 1.25 * (100 * EACH + stands["common_slots"])
     assert stands["common_slots_left"] == stands["common_slots"]
     own = clients[0].transport.get_extra_info("rdma_stats")["bytes_registered"]
-    assert own > 24 * slot > 2 * EACH * slot
+    assert own == 24 * (1024 + 64)
 
 
 async def test_who_reads_nothing_holds_what_it_was_lent_and_the_others_go_on(net: Net):

@@ -15,6 +15,8 @@ from harness import Echo, HalfOpen, Net, Recorder
 from rdmanet import readiness
 from tests.support.waiting import readable
 
+pytestmark = pytest.mark.once
+
 
 def looks_readable(fd: int) -> bool:
     """As httpcore asks whether an idle connection was closed by its server."""

@@ -33,9 +33,11 @@ from tests.support.waiting import readable
 
 SLOT, SLOTS = 70_000, 24  # a frame of the longest that HELLO allows has room in a slot
 HELLO = credit.pack_hello(credit.Hello(65536, 16, 8, 16))
+PLACING_HELLO = credit.pack_hello(credit.Hello(65536, 16, 8, 16, credit.FEATURE_PLACEMENT))
+GROWING_HELLO = credit.pack_hello(credit.Hello(1024, 16, 8, 16, credit.FEATURE_GROWTH))
 OUT_BYTES = 1 << 20
 
-DATA, CREDIT, PING, PONG, FIN, ABORT = credit.Kind
+DATA, CREDIT, PING, PONG, FIN, ABORT, PLACED = credit.Kind
 
 
 def frame(
@@ -56,6 +58,7 @@ class BarePeer:
         self.events: deque[CMEvent] = deque()  # that nobody has waited for yet
         self.frames: deque[bytes] = deque()  # that have come, and nobody has asked for yet
         self.has_ended = False  # nothing will come any more
+        self.places = False  # our Hello said that we know direct placement
         self.reaped = 0  # control frames that were taken out: what the peer wants to be told
         self._statuses: dict[int, WCStatus] = {}
         self._posted = 0
@@ -86,6 +89,7 @@ class BarePeer:
     async def accept(self, *frames: bytes, hello: bytes = HELLO) -> None:
         """Take the connection; `frames` go out at once, before the other side can know of it."""
         await self.request()
+        self.places = hello == PLACING_HELLO
         self._create_qp()
         self.id.accept(private_data=hello, rnr_retry_count=0)
         for each in frames:
@@ -130,6 +134,7 @@ class BarePeer:
         *,
         length: int | None = None,
         count: int = 1,
+        flags: SendFlags = SendFlags(0),  # noqa: B008
         **options: Any,
     ) -> int:
         """Post a request, or `count` of the same; the number of the last. A READ has a `length`, for what it brings."""
@@ -147,7 +152,7 @@ class BarePeer:
         numbers = range(self._posted + 1, self._posted + 1 + count)
         self.qp.post_send(
             [
-                SendWR(opcode, where, wr_id=("send", number), flags=SendFlags.SIGNALED, **options)
+                SendWR(opcode, where, wr_id=("send", number), flags=SendFlags.SIGNALED | flags, **options)
                 for number in numbers
             ]
         )
@@ -162,6 +167,12 @@ class BarePeer:
     async def done(self, data: bytes = b"", opcode: WROpcode = WROpcode.SEND, **options: Any) -> WCStatus:
         """Post a request; how it has ended."""
         return await self.status(self.post(data, opcode, **options))
+
+    async def taken(self, data: bytes = b"", opcode: WROpcode = WROpcode.SEND, **options: Any) -> bool:
+        """Post a request; whether it has ended well. One that has not when the connection ends is not waited for."""
+        number = self.post(data, opcode, **options)
+        await self._until(lambda: number in self._statuses or self.has_ended)
+        return self._statuses.get(number) is WCStatus.SUCCESS
 
     async def all_sent(self) -> None:
         """Each request has completed, and well: its frame is there."""
@@ -202,7 +213,7 @@ class BarePeer:
             if kind == 0:
                 raise EOFError("the connection has ended")
             if kind == CREDIT and body:
-                return credit.unpack_credit(body, self._granted)
+                return credit.unpack_credit(body, self._granted, self.places)
 
     async def offered(self) -> credit.Region:
         """The region that is offered next."""

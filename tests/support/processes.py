@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from typing import Any, Self
 
+from tests.support.nursery import Child
 from tests.support.waiting import readable
 
 SILENCE_S = 60.0  # longer than any program thinks, on a busy machine too
@@ -25,22 +26,27 @@ SILENCE_S = 60.0  # longer than any program thinks, on a busy machine too
 class _Speaker:
     """A started program, and its unread output."""
 
-    def __init__(self, *command: object, keep_errors: bool = False, **options: Any) -> None:
+    def __init__(
+        self, *command: object, keep_errors: bool = False, forked: bool = False, **options: Any
+    ) -> None:
         """
         :param keep_errors: its standard error is for errors(), and not for ours. It goes to a file, so that the
             program never waits for it to be read.
-        :param options: for Popen: `env`, `cwd`
+        :param forked: the command is a Python script with arguments, to be forked from the nursery
+        :param options: for Popen: `env`, `cwd`; a forked one has `env`
         """
         self._unheard = b""
         self._errors = ""
         self._error_file = tempfile.TemporaryFile() if keep_errors else None  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._error_file,
-            **options,
-        )
+        words = [str(word) for word in command]
+        self.process: subprocess.Popen[bytes] | Child
+        if forked:
+            self.process = Child(words, stderr=self._error_file, **options)
+        else:
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(
+                words, stdin=pipe, stdout=pipe, stderr=self._error_file, **options
+            )
         assert self.process.stdin and self.process.stdout
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
 
@@ -57,6 +63,11 @@ class _Speaker:
 
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """Send SIGSTOP, and return when none of its threads runs any more. SIGCONT makes it go on."""
+        self.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def errors(self) -> str:
         """All that it has written to its standard error so far."""

@@ -73,11 +73,15 @@ class Visitor:
         self.fate = "stands"
         self.door.left(self)
 
+    def owes_a_handshake(self):
+        assert self.fate == "inside"
+        self.door.goes_on(self)
+
 
 class Server:
-    def __init__(self, places=4, waiting=100):
+    def __init__(self, places=4, waiting=100, handshake_s=0.0):
         self.clock = Clock()
-        self.door = Admission(self.clock, places, waiting)
+        self.door = Admission(self.clock, places, waiting, handshake_s)
 
     def come(self, source, count):
         visitors = [Visitor(self.door, source) for _ in range(count)]
@@ -111,6 +115,41 @@ def test_who_never_goes_on_has_five_seconds():
     assert fates(silent) == ["inside"] * 3
     server.clock.advance(0.2)
     assert fates(silent) == ["evicted"] * 3
+
+
+def test_a_handshake_has_its_own_time_while_nobody_waits():
+    server = Server(handshake_s=60.0)
+    (slow,) = server.come("a", 1)
+    server.clock.advance(1.0)
+    slow.owes_a_handshake()
+    server.clock.advance(60.0 + admission.PATIENCE_S)
+    assert slow.fate == "inside"
+    server.clock.advance(1.0)
+    assert slow.fate == "evicted"
+
+
+def test_a_handshake_has_a_second_and_three_quarters_if_somebody_waits():
+    """From the time when the connection was established."""
+    server = Server(handshake_s=60.0)
+    silent = server.come("a", 4)
+    server.clock.advance(0.5)
+    for visitor in silent:
+        visitor.owes_a_handshake()
+    (honest,) = server.come("a", 1)
+    server.clock.advance(admission.HANDSHAKE_GRACE_S + admission.OTHERS_WAIT_S - 0.1)
+    assert fates(silent) == ["inside"] * 4
+    server.clock.advance(0.2)
+    assert fates(silent) == ["evicted", "inside", "inside", "inside"]
+    assert honest.fate == "inside"
+
+
+def test_who_has_left_owes_no_handshake():
+    server = Server()
+    (gone,) = server.come("a", 1)
+    server.door.left(gone)
+    server.door.goes_on(gone)
+    server.clock.advance(10.0)
+    assert gone.fate == "inside"  # nobody tells it: it is gone
 
 
 def test_one_second_if_somebody_of_the_same_address_waits():

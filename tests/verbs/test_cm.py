@@ -295,6 +295,29 @@ def test_migrate(manager, device, address):
         other.close()
 
 
+def unread(channel):
+    with open(f"/proc/self/fdinfo/{channel.fd}") as info:
+        return next(int(line.split()[1], 16) for line in info if line.startswith("eventfd-count"))
+
+
+@pytest.mark.embedded_only("the channel of a kernel is no eventfd, which says how much is unread")
+def test_a_listener_migrates_with_what_happened_to_its_requests(manager, device, address, eventually):
+    other, clients = CMEventChannel(device.library), CMEventChannel(device.library)
+    manager.channels += [other, clients]
+    listener = manager.listener(address)
+    client = manager.resolved(listener.local_addr, clients)
+    manager.qp(client)
+    client.connect()
+    eventually(lambda: unread(manager.channel) == 1)
+    client.close()
+    eventually(lambda: unread(manager.channel) == 2)
+    listener.migrate(other)
+    assert unread(manager.channel) == 0
+    server = manager.next(E.CONNECT_REQUEST, None, other).id
+    manager.next(E.REJECTED, server, other)
+    server.close()
+
+
 def test_two_channels(manager, device, address):
     """A server with its own channel, as two drivers in one process have."""
     other = CMEventChannel(device.library)

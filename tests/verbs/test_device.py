@@ -32,6 +32,7 @@ def test_the_embedded_device_is_always_there():
     assert [device.name for device in v.devices() if device.library.embedded_device] == [found[0].name]
 
 
+@pytest.mark.embedded_only("no device is opened")
 def test_a_missing_library_is_a_line_and_no_error():
     output = run(
         "from rdmanet import verbs as v\n"
@@ -41,6 +42,7 @@ def test_a_missing_library_is_a_line_and_no_error():
     assert output.startswith("[] ") and "/nowhere/lib.so" in output
 
 
+@pytest.mark.embedded_only("no device is opened")
 def test_what_embedded_says_without_its_library():
     output = run(
         "from rdmanet import verbs as v\n"

@@ -27,6 +27,8 @@ from rdmanet.verbs import (
     live_objects,
 )
 
+from .conftest import needs
+
 
 def family(device):
     """One of each, by name."""
@@ -119,6 +121,59 @@ def test_a_cycle(device):
         gc.collect()
     if live_objects() != before:
         pytest.fail(f"{live_objects()} instead of {before}")
+
+
+def needs_rereg(net) -> None:
+    """The test goes on only where a region can be registered again."""
+    with needs("ibv_rereg_mr"), net.pd.reg_mr(bytearray(10)) as mr:
+        mr.rereg(buffer=bytearray(10))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("again", [False, True], ids=["registered", "registered again"])
+def test_a_region_of_a_memoryview_in_a_cycle(net, again):
+    """The collector takes the memoryview apart before it comes to the region, which holds the memory all the same."""
+
+    class Program:
+        """Refers to itself, and so do the region and the memoryview, which is older."""
+
+    def make(memory: bytearray) -> None:
+        part = memoryview(memory)[100:5000]
+        program = Program()
+        program.itself, program.part = program, part
+        program.mr = net.pd.reg_mr(bytearray(10) if again else part)
+        if again:
+            program.mr.rereg(buffer=part)
+
+    if again:
+        needs_rereg(net)
+    memory = bytearray(8192)
+    make(memory)
+    with pytest.raises(BufferError):
+        memory.append(0)
+    gc.collect()
+    memory.append(0)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["registered", "registered again"])
+def test_a_region_of_a_memoryview_that_is_released(net, again):
+    """The region has the part that the memoryview showed, with its rights, and keeps the object from being resized."""
+    if again:
+        needs_rereg(net)
+    memory = bytearray(range(200))
+    part = memoryview(memory)[50:150].toreadonly()
+    mr = net.keep(net.pd.reg_mr(bytes(10) if again else part))
+    if again:
+        mr.rereg(buffer=part)
+    part.release()
+    with pytest.raises(BufferError):
+        memory.append(0)
+    memory[60] = 255
+    assert len(mr) == 100 and mr[:12] == memory[50:62]
+    with pytest.raises(TypeError, match="read-only"):
+        mr[0] = 1
+    mr.close()
+    memory.append(0)
 
 
 def test_a_warning_says_what(device):
@@ -295,6 +350,7 @@ loop.append(loop)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.embedded_only("it opens the embedded device")
 def test_what_cannot_be_destroyed_is_logged():
     """A destructor's exception reaches no caller, so the leak is logged. A queue pair in a group is busy."""
     program = f"""

@@ -99,6 +99,11 @@ def test_changing_while_it_is_viewed(net: Net):
     assert len(mr) == 4096
 
 
+def test_memory_that_is_read_only_stays_so(net: Net):
+    with net.pd.reg_mr(bytes(64), 0) as mr, pytest.raises(BufferError, match="read-only"):
+        mr.rereg(access=AccessFlags.LOCAL_WRITE)
+
+
 def test_what_cannot_be(net: Net):
     mr = net.mr()
     with pytest.raises(BufferError):

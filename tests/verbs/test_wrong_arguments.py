@@ -365,7 +365,7 @@ def test_none_is_counted_in_the_end(net):
     mr = net.mr()
     wr = SendWR(WROpcode.RDMA_WRITE, mr.sge(0, 8), wr_id=None, remote_addr=mr.address, rkey=mr.rkey)
     before = sys.getrefcount(None)
-    for _ in range(1000):
+    for _ in range(200):
         a.qp.post_send([wr] * 12)
         while a.qp.in_flight[0]:
             a.cq.poll()
@@ -373,7 +373,7 @@ def test_none_is_counted_in_the_end(net):
     with contextlib.suppress(OSError):  # siw makes room meanwhile
         a.qp.post_send([wr] * 1000)  # more than there are places, too
     a.qp.close(), b.qp.close()
-    assert abs(sys.getrefcount(None) - before) < 1000, "25,000 went in and out"
+    assert abs(sys.getrefcount(None) - before) < 200, "2,400 went in and out, and up to 1,000 more"
 
 
 BOUND_ELSEWHERE = """

@@ -18,6 +18,8 @@ import pytest
 import trio
 import uvloop
 
+from tests.support import debug_mode
+
 LIMIT_S = 150
 
 
@@ -68,7 +70,8 @@ def run_asyncio(test, factory):
         async with asyncio.timeout(LIMIT_S):
             await test(AsyncioLoop())
 
-    with asyncio.Runner(loop_factory=factory, debug=factory is asyncio.SelectorEventLoop) as runner:
+    debug = factory is asyncio.SelectorEventLoop and debug_mode.wanted()
+    with asyncio.Runner(loop_factory=factory, debug=debug) as runner:
         runner.run(main())
 
 

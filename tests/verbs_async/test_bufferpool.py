@@ -69,6 +69,19 @@ async def test_what_there_cannot_be(loop, verbs):
 
 
 @on_every_loop
+async def test_closing_tells_all_who_wait(loop, verbs):
+    pool = AsyncBufferPool(verbs.pd, 10, 1, notifier=loop.notifier)
+    held = await pool.get()
+    tasks = [loop.spawn(take(pool, name, [])) for name in "abc"]
+    await loop.turn()
+    held.release()
+    pool.close()
+    for task in tasks:
+        with pytest.raises(ValueError, match="closed"):
+            await task.join()
+
+
+@on_every_loop
 async def test_another_thread_is_refused(loop, verbs):
     found = []
 

@@ -756,6 +756,7 @@ def test_the_channel_needs_no_loop(context):
         assert cq.poll() == []
 
 
+@pytest.mark.embedded_only("no device is opened")
 def test_importing_imports_no_event_loop():
     script = (
         "import sys, rdmanet, rdmanet.verbs, rdmanet.cm, rdmanet.verbs_async\n"

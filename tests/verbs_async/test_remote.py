@@ -140,6 +140,14 @@ def test_structures():
         REMOTE.struct(ctypes.c_uint64)
 
 
+def test_a_structure_with_a_field_called_fields():
+    class Header(ctypes.Structure):
+        _fields_ = [("fields", ctypes.c_uint32), ("items", ctypes.c_uint32)]
+
+    assert REMOTE.struct(Header).fields.address == 0x1000
+    assert REMOTE.struct(Header)["items"].address == 0x1004
+
+
 def test_dtypes():
     row = Dtype(24, subdtype=(Dtype(4), (2, 3)))
     table = Dtype(40, {"id": (Dtype(8), 0), "cells": (row, 8)})

@@ -71,4 +71,8 @@ ssize_t rdmanet_soft_file(const char *path, char *text, size_t size);
  * posts, so none is tried first. See objects/on_demand.c. */
 extern const uint32_t rdmanet_soft_access_vouched;
 
+/* From how many bytes on an RDMA WRITE into the reader's memory beats SENDs that the reader copies.  With an adapter it
+ * saves the CPU a copy. Here a CPU copies in any case, so it pays only for what is larger than the caches. */
+extern const uint32_t rdmanet_soft_place_bytes;
+
 #endif

@@ -25,7 +25,7 @@ enum rn_guard {
 	RN_GUARD_TCP_RANGE,     /* only ports that queue pairs may have are connected to: tcp/tcp.c */
 	RN_GUARD_PORT_SHARING,  /* only our own user may share our ports: peer/port.c */
 	RN_GUARD_DATAGRAM_PORT, /* the UDP port is ours before its number is known: datagram/port.c */
-	RN_GUARD_MAP_TRIES,     /* a segment that can't be mapped is given up: requester/remote.c */
+	RN_GUARD_MAP_TRIES,     /* a segment that can't be mapped is given up: peer/segments.c */
 	RN_GUARD_RANDOM_KEYS,   /* keys can't be predicted: objects/mr_key.c */
 	RN_GUARD_WINDOW_QP,     /* a window of type 2 is for one queue pair: responder/responder.c */
 	RN_GUARD_WINDOW_LIFE,   /* an invalidated window is gone: objects/mw.c */

@@ -24,8 +24,12 @@ extern unsigned rn_process;
 /* Guards the process's tables: contexts, queue pairs by number, ports, what is quarantined. */
 extern pthread_mutex_t rn_process_lock;
 
-/* Of struct rn_context. With rn_process_lock held. */
+/*
+ * Of struct rn_context. Read with one of both locks held, and changed with both.  Who walks the lists of all contexts
+ * holds the second one, which comes before the contexts' mutexes.
+ */
 extern struct rn_list rn_contexts;
+extern pthread_mutex_t rn_contexts_lock;
 
 /* In a forked child: another process, in which nothing is open. */
 void rn_process_forked(void);

@@ -202,6 +202,16 @@ void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *gro
 	take_token(channel);
 }
 
+static void queue_all(struct rn_cm_event *events)
+{
+	while (events) {
+		struct rn_cm_event *next = events->next;
+
+		rn_cm_event_queue(events);
+		events = next;
+	}
+}
+
 /* Without a target it becomes synchronous. */
 RN_EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma_id, struct rdma_event_channel *target)
 {
@@ -224,11 +234,15 @@ RN_EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma_id, struct rdma_event_chan
 	id->sync = sync;
 	rdma_id->channel = target;
 	while (events) {
-		struct rn_cm_event *next = events->next;
+		struct rn_cm_event *next = events->next, *its = NULL;
 
-		/* A listener's unread requests move along: their identifiers are on the same channel. */
-		events->id->id.channel = target;
+		/* A listener's unread requests move along, and what has happened to them since: all on the same channel. */
+		if (events->id != id) {
+			its = rn_cm_event_purge(events->id);
+			events->id->id.channel = target;
+		}
 		rn_cm_event_queue(events);
+		queue_all(its);
 		events = next;
 	}
 	/* What was read from the old channel must be acknowledged before the caller may close it. */

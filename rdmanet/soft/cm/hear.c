@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a connection manager receives: all on the engine, with rn_cm_lock held.
+ * What a connection manager receives: requests, and what they are refused for; answers; ends.  All on the engine, with
+ * rn_cm_lock held.
  *
  * Each message may come once, and only in certain phases of a wire (wire.c); one that comes out of turn, or has
  * impossible values, ends the wire.  An accepted request creates an identifier, and an event that brings it to the
@@ -15,7 +16,7 @@
 /* --- what each message means ------------------------------------------------------------------------ */
 
 /* The identifier for a request that has come, and the event that brings it. NULL: it was refused. */
-static struct rn_cm_event *bear(struct rn_cm_wire *wire, bool is_datagram, uint8_t transport)
+static struct rn_cm_event *make_request_id(struct rn_cm_wire *wire, bool is_datagram, uint8_t transport)
 {
 	enum { WAIT_MS = 1000 };
 	struct rn_cm_id *listener = wire->listener, *id;
@@ -76,7 +77,7 @@ static void queue_request(struct rn_cm_event *event)
 
 static void on_req(struct rn_cm_wire *wire, const struct rn_cm_req *req)
 {
-	struct rn_cm_event *event = bear(wire, false, req->transport);
+	struct rn_cm_event *event = make_request_id(wire, false, req->transport);
 	struct rdma_conn_param *param;
 	struct rn_cm_id *id;
 
@@ -112,7 +113,7 @@ static void on_req(struct rn_cm_wire *wire, const struct rn_cm_req *req)
 
 static void on_sidr_req(struct rn_cm_wire *wire, const struct rn_cm_sidr_req *req)
 {
-	struct rn_cm_event *event = bear(wire, true, 0);
+	struct rn_cm_event *event = make_request_id(wire, true, 0);
 
 	if (!event)
 		return;

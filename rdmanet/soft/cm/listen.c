@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Listeners: sockets are accepted as long as the program reads the requests that come over them, and
- * a wire is made for each.  Until its request has come it is a stranger, and may be closed (base/stranger.h).  It is a
+ * a wire is made for each.  Its request is read, and refused, in hear.c; here it is refused only for lack of
+ * descriptors.  Until its request has come it is a stranger, and may be closed (base/stranger.h).  It is a
  * stranger again from the program's accept until the peer's RTU; if it is closed then, the program is told as of any
  * lost connection.  In between the peer waits for the program, and the request is not taken back.
  *

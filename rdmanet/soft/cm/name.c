@@ -279,7 +279,7 @@ int rn_cm_name_connect(const struct sockaddr *dst)
 {
 	struct place places[PLACES];
 	struct sockaddr_un name;
-	int fd;
+	int fd = -1;
 
 	places_for(dst, places);
 	if (!rn_gid_is_ours(&places[0].gid))
@@ -287,13 +287,18 @@ int rn_cm_name_connect(const struct sockaddr *dst)
 	for (unsigned i = 0; i < PLACES; i++) {
 		socklen_t length = name_of(&places[i], &name);
 
-		fd = new_socket();
+		if (fd < 0)
+			fd = new_socket();
 		if (fd < 0)
 			return -1;
-		if (!connect(fd, (struct sockaddr *)&name, length) && is_believed(fd, &name, &places[i].gid, dst))
+		if (connect(fd, (struct sockaddr *)&name, length))
+			continue; /* most often nobody has that name, and the socket is as good as new */
+		if (is_believed(fd, &name, &places[i].gid, dst))
 			return fd;
 		rn_fd_close(fd);
+		fd = -1;
 	}
+	rn_fd_close(fd);
 	return -1;
 }
 

@@ -436,7 +436,8 @@ static void timed_out(struct rn_timer *timer)
 		return;
 	}
 	pthread_mutex_lock(&rn_cm_lock);
-	says = end_phase(wire);
+	/* The program may have gone on meanwhile, by accepting or rejecting: then the timer is that phase's. */
+	says = !wire->timer.is_set && end_phase(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (says)
 		rn_cm_wire_flush(wire);

@@ -215,6 +215,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	err = rn_context_init(context);
 	if (err)
 		goto failed;
+	pthread_mutex_lock(&rn_contexts_lock);
 	pthread_mutex_lock(&rn_process_lock);
 	err = rn_list_empty(&rn_contexts) ? start() : 0;
 	if (!err)
@@ -222,6 +223,7 @@ RN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	if (!err)
 		rn_list_add(&rn_contexts, &context->link);
 	pthread_mutex_unlock(&rn_process_lock);
+	pthread_mutex_unlock(&rn_contexts_lock);
 	if (!err) {
 		rn_gid_open(rn_port_event);
 		err = rn_fault_bench_open(context);
@@ -257,6 +259,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	rn_dm_destroy_all(context);
 	rn_domain_destroy_all(context);
 	rn_context_release_engine(context);
+	pthread_mutex_lock(&rn_contexts_lock);
 	pthread_mutex_lock(&rn_process_lock);
 	rn_list_del(&context->link);
 	if (rn_list_empty(&rn_contexts)) {
@@ -266,6 +269,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	}
 	rn_arena_close();
 	pthread_mutex_unlock(&rn_process_lock);
+	pthread_mutex_unlock(&rn_contexts_lock);
 	rn_gid_close();
 	rn_context_destroy(context);
 	free(context);
@@ -287,18 +291,20 @@ RN_EXPORT void rdmanet_soft_live(struct rn_live *live)
 
 	*live = (struct rn_live){0};
 	rn_peer_live(&peers);
-	pthread_mutex_lock(&rn_process_lock);
+	pthread_mutex_lock(&rn_contexts_lock);
 	for (struct rn_list *at = rn_contexts.next; at != &rn_contexts; at = at->next) {
 		struct rn_context *context = container_of(at, struct rn_context, link);
 
+		pthread_mutex_lock(&context->mutex);
 		live->contexts++;
 		live->pds += length_of(&context->pds);
 		live->mrs += length_of(&context->mrs);
 		live->channels += length_of(&context->channels);
 		live->cqs += length_of(&context->cqs);
 		live->qps += length_of(&context->qps);
+		pthread_mutex_unlock(&context->mutex);
 	}
-	pthread_mutex_unlock(&rn_process_lock);
+	pthread_mutex_unlock(&rn_contexts_lock);
 	live->fds = rn_fd_count() + live->channels + live->contexts;
 	live->mappings = rn_mr_count_mappings() + (live->contexts ? 1 : 0) + peers.mappings;
 	live->peers = peers.peers;

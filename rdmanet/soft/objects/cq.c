@@ -4,10 +4,10 @@
  *
  * A CQ has two kinds of source.  Sends of this process finish into a private ring of the CQ, the
  * size the user asked for: overrunning it loses completions, raises CQ_ERR and ends the CQ.
- * Receives finish in place, in the receive ring of their queue pair, written by the peer; all
- * that the peer does to the CQ is to set the QP's bit in the CQ's block.  poll_cq collects those bits into
- * a list of ready queue pairs and takes from them in turns.  So nothing that a peer does can
- * overrun a CQ, and a stopped peer delays nobody.
+ * Receives finish in place, in the receive ring of their queue pair, written by the peer
+ * (`publish` in responder/responder.c); all that the peer does to the CQ is to set the QP's bit in
+ * the CQ's block.  poll_cq collects those bits into a list of ready queue pairs and takes from
+ * them in turns.  So nothing that a peer does can overrun a CQ, and a stopped peer delays nobody.
  *
  * cq_event.c describes how a sleeping program is woken, cq_poll.c how completions are taken.
  */

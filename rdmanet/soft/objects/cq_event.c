@@ -19,8 +19,10 @@
  * may be stopped or killed anywhere in between, and if it had taken the arming with it, no
  * further completion would wake the owner.  As it is, at worst its own completion is announced late, or by the engine
  * when it is dead (rn_cq_recover).  The price is a spurious event now and then, when two push at once and both write a
- * token.  And a token may arrive before its mark: then it stands for a
- * CQ that is armed and has completions.  The count in `armed` keeps a late mark off a later arming.
+ * token.  And a token may arrive before its mark: then it stands for a CQ that is armed and has completions.  There may
+ * be several, since completions that were there before, or are not solicited, cause no event: then each gets one, as
+ * the one that was meant would else be marked with no token left.  The count in `armed` keeps a late mark off a later
+ * arming.
  *
  * Moderation (ibv_modify_cq).  The event of an armed CQ waits until so many completions have come since, or
  * the first of them has waited for so long.  Arming records it (RN_ARMED_MODERATED), so a push to a CQ that is not
@@ -173,6 +175,18 @@ static void disarm(struct rn_cq *cq)
 	atomic_store(&cq->armed, atomic_fetch_and(&cq->block->armed, ~kind) & ~kind);
 }
 
+/* After a token without a mark, which one CQ has got already. */
+static void tell_others_that_may_be_meant(struct rn_channel *channel)
+{
+	struct rn_cq *other;
+
+	while ((other = channel_find(channel, is_about_to_be))) {
+		disarm(other);
+		other->events_owed++;
+		rn_channel_signal(channel->id);
+	}
+}
+
 /*
  * What a token stands for: a CQ of the channel that was signalled, or is about to be, round robin.  If
  * there is none, the token was spurious; but a thread may have seen the descriptor readable, and would now wait for the
@@ -187,10 +201,12 @@ static struct rn_cq *channel_take(struct rn_channel *channel, bool settle_for_an
 		disarm(found);
 	else if ((found = channel_find(channel, is_owed)))
 		found->events_owed--;
-	else if ((found = channel_find(channel, is_about_to_be)))
+	else if ((found = channel_find(channel, is_about_to_be))) {
 		disarm(found);
-	else if (settle_for_any && !rn_list_empty(&channel->cqs))
+		tell_others_that_may_be_meant(channel);
+	} else if (settle_for_any && !rn_list_empty(&channel->cqs)) {
 		found = container_of(channel->cqs.next, struct rn_cq, channel_link);
+	}
 	if (found) {
 		found->events_reported++;
 		rn_list_del(&found->channel_link);

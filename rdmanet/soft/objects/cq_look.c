@@ -4,7 +4,8 @@
  *
  * What can be lost for good, one scribbled word each:
  *
- *     channel, hold     peers wake nobody, or too late       both are written again
+ *     channel, hold     peers wake nobody, or too late       both are written again, and if the CQ is armed and has
+ *                                                            completions, there is an event
  *     dirty, summary    a receive is done, nobody looks      the attached queue pairs are looked at, some at a time
  *     armed             pushers think that nobody sleeps     the word is neither what the owner has left there, nor
  *                       here, or was woken already           that with the mark of a pusher: so there is an event
@@ -56,8 +57,8 @@ static bool has_token(const struct rn_channel *channel)
 	return poll(&fd, 1, 0) == 1;
 }
 
-/* With the channel's lock held, too. */
-static unsigned look_at_arming(struct rn_cq *cq, struct rn_channel *channel)
+/* With the channel's lock held, too. Peers may have been misled: they did not know whom to wake. */
+static unsigned look_at_arming(struct rn_cq *cq, struct rn_channel *channel, bool misled)
 {
 	uint32_t left = atomic_load(&cq->armed), now = atomic_load(&cq->block->armed);
 	bool asked = left & RN_ARMED_KIND, is_due;
@@ -69,6 +70,10 @@ static unsigned look_at_arming(struct rn_cq *cq, struct rn_channel *channel)
 		if (asked)
 			rn_channel_signal(channel->id);
 		return 1;
+	}
+	if (misled && asked && rn_cq_has_completions(cq)) {
+		rn_channel_signal(channel->id);
+		return 0;
 	}
 	is_due = now != left || ((left & RN_ARMED_KIND) == RN_ARMED_NEXT && rn_cq_has_completions(cq) &&
 				 rn_channel_is_shared(channel));
@@ -96,7 +101,7 @@ unsigned rn_cq_look_after(struct rn_cq *cq, bool all)
 	if (find_unheard(cq, all || wrong))
 		rn_cq_notify(cq->block, NULL, true, RN_CQ_ENOUGH);
 	if (channel)
-		wrong += look_at_arming(cq, channel);
+		wrong += look_at_arming(cq, channel, wrong);
 	rn_unlock(&cq->lock);
 	if (channel)
 		rn_unlock(&channel->lock);

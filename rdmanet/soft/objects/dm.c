@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "objects/dm.h"
 #include "objects/mr.h"
 
 enum { WORD = 4, LARGEST_ALIGN_LOG = 12 };
@@ -131,30 +132,41 @@ struct ibv_dm *rn_alloc_dm(struct ibv_context *ibv_context, struct ibv_alloc_dm_
 	return enlist(ibv_context, dm, ++last_handle);
 }
 
-bool rn_dm_is(struct rn_list *item, uint32_t handle)
+bool rn_dm_share(struct rn_list *item, struct rn_dm_share *share)
 {
-	return container_of(item, struct rn_dm, link)->dm.handle == handle;
+	const struct rn_dm *dm = container_of(item, struct rn_dm, link);
+
+	if (dm->dm.handle != share->handle)
+		return false;
+	share->length = dm->length;
+	share->fd = rn_fd_own(fcntl(dm->fd, F_DUPFD_CLOEXEC, 3));
+	if (share->fd < 0)
+		share->fd = -errno;
+	return true;
 }
 
-struct ibv_dm *rn_dm_again(struct ibv_context *context, struct rn_list *item)
+struct ibv_dm *rn_dm_again(struct ibv_context *context, const struct rn_dm_share *share)
 {
-	struct rn_dm *old = container_of(item, struct rn_dm, link), *dm = calloc(1, sizeof(*dm));
+	struct rn_dm *dm = calloc(1, sizeof(*dm));
+	void *base = MAP_FAILED;
 
-	if (!dm)
-		return NULL;
-	dm->length = old->length;
-	dm->imported = true;
-	dm->fd = rn_fd_own(fcntl(old->fd, F_DUPFD_CLOEXEC, 3));
-	dm->base = dm->fd < 0 ? MAP_FAILED : mmap(NULL, dm->length, PROT_READ | PROT_WRITE, MAP_SHARED, dm->fd, 0);
-	if (dm->base == MAP_FAILED) {
+	if (dm && share->fd < 0)
+		errno = -share->fd;
+	else if (dm)
+		base = mmap(NULL, share->length, PROT_READ | PROT_WRITE, MAP_SHARED, share->fd, 0);
+	if (base == MAP_FAILED) {
 		int err = errno;
 
-		rn_fd_close(dm->fd);
+		rn_fd_close(share->fd);
 		free(dm);
 		errno = err;
 		return NULL;
 	}
-	return enlist(context, dm, old->dm.handle);
+	dm->base = base;
+	dm->length = share->length;
+	dm->fd = share->fd;
+	dm->imported = true;
+	return enlist(context, dm, share->handle);
 }
 
 int rn_free_dm(struct ibv_dm *ibv_dm)

@@ -19,6 +19,7 @@ enum {
 
 /* In the range of flags that devices ignore if they don't know them (IBV_ACCESS_OPTIONAL_RANGE). */
 RN_EXPORT const uint32_t rdmanet_soft_access_vouched = 1u << 29;
+RN_EXPORT const uint32_t rdmanet_soft_place_bytes = 2u << 20;
 
 /* A key that a stopped peer may still be using. */
 struct quarantined {

@@ -90,7 +90,8 @@ RN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv_mr, int flags, struct ibv_pd *pd, 
 	else if (segment && !segment->remapped)
 		err = EINVAL; /* a part of a file can't be replaced by memory */
 	else
-		err = rn_mr_plan(addr, length, (uintptr_t)addr, access, &entry, &segment);
+		err = rn_mr_plan(addr, length, access & IBV_ACCESS_ZERO_BASED ? 0 : (uintptr_t)addr, access, &entry,
+				 &segment);
 	if (!err && flags & CHANGES_PLACE && !segment)
 		rn_segment_unmapped(1);
 	if (!err && (err = replace(mr, rn_pd(pd), &entry)) && flags & CHANGES_PLACE)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Keys: how they are made, published and taken back. They are looked up by rn_mr_find() (mr.h). A remote key is checked
- * by reach() in responder/responder.c, or by its owner in requester/remote.c; a local key in requester/execute.c.
+ * by reach() in responder/responder.c, or by its owner in responder/owner.c; a local key in requester/execute.c.
  * tcp/serve.c checks again, before each piece, that the keys are still valid.
  *
  * A peer that knows a key and an address can use the memory, so keys must not be guessable: a process that is given

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/extras.h"
 #include "objects/eager.h"
@@ -56,6 +57,8 @@ static int check_init(const struct ibv_qp_init_attr_ex *init)
 		return EINVAL;
 	return 0;
 }
+
+enum { SQ_PAGES_BYTES = 8192 };
 
 static uint32_t power_of_two(uint32_t n)
 {
@@ -143,6 +146,31 @@ static struct rn_cq *make_own_cq(struct rn_context *context)
 	return cq;
 }
 
+static size_t sq_bytes(const struct rn_qp *qp)
+{
+	return (size_t)(qp->sq_mask + 1) * qp->sq_stride;
+}
+
+/* A queue of several pages has them from the kernel: those that it does not reach, as most do not, are never there. */
+static void *take_sq(struct rn_qp *qp)
+{
+	size_t size = sq_bytes(qp);
+	void *pages;
+
+	if (size < SQ_PAGES_BYTES)
+		return calloc(1, size);
+	pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return pages == MAP_FAILED ? NULL : pages;
+}
+
+static void free_sq(struct rn_qp *qp)
+{
+	if (qp->sq && sq_bytes(qp) >= SQ_PAGES_BYTES)
+		munmap(qp->sq, sq_bytes(qp));
+	else
+		free(qp->sq);
+}
+
 static void free_rings(struct rn_qp *qp)
 {
 	if (qp->rq_offset) {
@@ -151,7 +179,7 @@ static void free_rings(struct rn_qp *qp)
 	}
 	free(qp->rq_lists);
 	free(qp->rq_shadow);
-	free(qp->sq);
+	free_sq(qp);
 	free(qp->builder);
 	if (qp->xrc.own_cq) {
 		qp->xrc.own_cq->users = 0;
@@ -164,7 +192,7 @@ static bool make_rings(struct rn_qp *qp, const struct ibv_qp_init_attr_ex *init)
 {
 	if (rn_qp_pool_open(qp, init) || qp->path->open(qp))
 		return false;
-	qp->sq = calloc(qp->sq_mask + 1, qp->sq_stride);
+	qp->sq = take_sq(qp);
 	qp->rq_shadow = calloc(qp->rq_size, sizeof(*qp->rq_shadow));
 	qp->rq_eager = qp->pool || !init->cap.max_recv_wr ? 0 : rn_eager_reserve(qp->rq_size);
 	qp->rq_offset = rn_arena_alloc(rn_rq_bytes(qp));

@@ -33,6 +33,7 @@ struct rn_send {
 	uint64_t moved; /* bytes that were moved already: by the owner's engine, or as a READ's data on a stream */
 	uint64_t total; /* on a stream */
 	bool deferred;
+	bool has_begun; /* it was tried in vain, or some of it is on a stream: draining waits for it */
 	struct rn_plan plan; /* faults/fault.h */
 	bool answered; /* on a stream: all its data have come */
 	alignas(8) char tail[]; /* sge[max_send_sge], or one for the inline data behind it */
@@ -189,6 +190,8 @@ void rn_qp_tell_state(struct rn_qp *qp, enum ibv_qp_state state);
 int rn_qp_reset(struct rn_qp *qp);
 /* To ERR, as after a fatal completion: both queues are flushed. With sq_lock held. */
 void rn_qp_fail(struct rn_qp *qp);
+/* About to become ERR: take what has come already. False: with that, it has failed. With sq_lock held. */
+bool rn_qp_last_look(struct rn_qp *qp);
 /* iWARP: the connection ends here: QP_FATAL, ERR, and a callback to the connection manager. With sq_lock held. */
 void rn_qp_terminate(struct rn_qp *qp);
 /* Set that callback, which runs on the engine, without locks. */
@@ -199,7 +202,7 @@ bool rn_qp_is_too_early(struct rn_qp *qp);
 void rn_qp_plug(struct rn_qp *qp, bool is_down);
 /* Apply its context's faults from now on; requests posted before keep theirs. With the context's mutex held. */
 void rn_qp_take_faults(struct rn_qp *qp);
-/* A send has failed on this side: go to ERR, or to SQE if the receiving side can go on. */
+/* A send has failed on this side, after a last look: go to ERR, or to SQE if the receiving side can go on. */
 void rn_qp_send_failed(struct rn_qp *qp);
 /* Handle the notes that peers have left for us (faults, first packet). On the engine, or during a look. */
 void rn_qp_process_pending(struct rn_qp *qp);
@@ -225,6 +228,11 @@ void rn_qp_pool_process_died(int pid);
 static inline uint32_t rn_qp_pd(const struct rn_qp *qp)
 {
 	return qp->ex.qp_base.pd ? rn_pd(qp->ex.qp_base.pd)->number : 0;
+}
+/* The protection domain of its receives. */
+static inline uint32_t rn_qp_rq_pd(const struct rn_qp *qp)
+{
+	return qp->ex.qp_base.srq ? rn_pd(qp->ex.qp_base.srq->pd)->number : rn_qp_pd(qp);
 }
 /* May its peer use keys of this PD? */
 bool rn_qp_uses_pd(const struct rn_qp *qp, uint32_t pd);

@@ -103,6 +103,8 @@ static void peer_died(struct rn_qp *qp)
 		atomic_store(&qp->peer_left_us, true); /* before any completion that it explains */
 	if (qp->unreliable)
 		; /* nothing waits for its answer, and it does not wait for ours */
+	else if (!rn_qp_last_look(qp))
+		; /* what it had sent has ended this */
 	else if (qp->sq_executed != qp->sq_posted)
 		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
 	else if (is_abandoned)

@@ -14,7 +14,7 @@
  */
 #include "base/gid.h"
 #include "objects/ah.h"
-#include "objects/qp.h"
+#include "objects/sq.h"
 
 static int check_address(const struct ibv_ah_attr *ah)
 {
@@ -188,12 +188,14 @@ static int move(struct rn_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, 
 	atomic_store(&qp->state, to);
 	rn_qp_tell_state(qp, to);
 	if (to == IBV_QPS_SQD && qp->attr.en_sqd_async_notify) {
-		/* Drained when started requests are done: only one to an owner's engine can be on its way. */
-		if (qp->reply_pending || (qp->uses_tcp && qp->path->in_flight(qp)))
+		/* Drained when started requests are done. */
+		if (rn_sq_is_busy(qp))
 			qp->draining = true;
 		else
 			rn_event_raise(qp->context, IBV_EVENT_SQ_DRAINED, qp);
 	}
+	if (to == IBV_QPS_RTS)
+		qp->draining = false;
 	if (to == IBV_QPS_RTS && (qp->sq_executed != qp->sq_posted || qp->uses_tcp || qp->link_failed))
 		rn_task_post(&qp->task);
 out:

@@ -87,12 +87,12 @@ void rn_qp_put_aside(struct rn_qp *qp)
 
 	slots_abandoned[qp->index] = qp->theirs == qp->block;
 	if (!aside)
-		return; /* lost for good, which is safe */
+		goto out; /* lost for good, which is safe */
 	*aside = (struct quarantined){
 		.block = qp->theirs,
 		.index = qp->index,
 		.pd = rn_qp_pd(qp),
-		.rq_pd = qp->ex.qp_base.srq ? rn_pd(qp->ex.qp_base.srq->pd)->number : rn_qp_pd(qp),
+		.rq_pd = rn_qp_rq_pd(qp),
 		.any_pd = qp->xrc.xrcd,
 		.name = rn_name_of_qp(qp->index, qp->generation),
 		.pool = qp->ud ? rn_pool_index(qp->pool) : RN_NO_POOL,
@@ -104,6 +104,7 @@ void rn_qp_put_aside(struct rn_qp *qp)
 		.next = quarantine,
 	};
 	quarantine = aside;
+out:
 	qp->rq_offset = 0;
 	qp->peer = NULL;
 }

@@ -71,17 +71,18 @@ void rn_qp_reset_peers_words(struct rn_qp *qp, uint32_t next_receive)
 
 /* --- ERR and RESET --------------------------------------------------------------------------------------------- */
 
-void rn_qp_fail(struct rn_qp *qp)
+bool rn_qp_last_look(struct rn_qp *qp)
 {
-	uint32_t polled, posted;
-	int state = atomic_load(&qp->state);
-
-	if (state == IBV_QPS_ERR || state == IBV_QPS_RESET)
-		return;
 	if (qp->path->last_look)
 		qp->path->last_look(qp);
-	if (atomic_load(&qp->state) == IBV_QPS_ERR)
-		return; /* it failed already, for another reason */
+	return atomic_load(&qp->state) != IBV_QPS_ERR;
+}
+
+static void become_err(struct rn_qp *qp)
+{
+	uint32_t polled, posted;
+
+	qp->draining = false;
 	atomic_store(&qp->state, IBV_QPS_ERR);
 	rn_qp_tell_state(qp, IBV_QPS_ERR);
 	if (rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
@@ -109,29 +110,33 @@ void rn_qp_fail(struct rn_qp *qp)
 	rn_qp_pool_fail(qp);
 }
 
+void rn_qp_fail(struct rn_qp *qp)
+{
+	int state = atomic_load(&qp->state);
+
+	if (state != IBV_QPS_ERR && state != IBV_QPS_RESET && rn_qp_last_look(qp))
+		become_err(qp);
+}
+
 void rn_qp_send_failed(struct rn_qp *qp)
 {
 	if (!qp->unreliable) {
-		rn_qp_fail(qp);
+		become_err(qp);
 		return;
 	}
 	/* Nothing of the receiving side is affected. */
+	qp->draining = false;
 	atomic_store(&qp->state, IBV_QPS_SQE);
 	rn_qp_tell_state(qp, IBV_QPS_SQE);
 	rn_sq_flush(qp);
 }
 
-int rn_qp_reset(struct rn_qp *qp)
+/* Nothing sets these again in RESET. Returns EBUSY for a peer that sleeps: it would write its words when it wakes up. */
+static int part_from_peer(struct rn_qp *qp)
 {
 	struct rn_peer *peer;
 
-	rn_lock(&qp->sq_lock);
-	atomic_store(&qp->state, IBV_QPS_RESET);
-	rn_qp_tell_state(qp, IBV_QPS_RESET);
-	rn_requester->forget_responder(qp);
-	rn_unlock(&qp->sq_lock);
 	qp->path->close(qp);
-	/* Nothing sets these again in RESET. */
 	rn_timer_cancel(&qp->timer);
 	rn_task_cancel(&qp->task);
 	rn_reply_cancel(&qp->reply);
@@ -140,7 +145,7 @@ int rn_qp_reset(struct rn_qp *qp)
 	qp->noticed = false;
 	if (!rn_qp_wait_idle(qp, rn_now_ns() + RN_IDLE_WAIT_NS) ||
 	    !rn_qp_pool_wait(qp, rn_now_ns() + RN_IDLE_WAIT_NS))
-		return EBUSY; /* a peer that slept through the reset would write its words */
+		return EBUSY;
 	rn_qp_pool_discard(qp);
 	rn_qp_pool_recover(qp);
 	if (qp->path->clear)
@@ -152,9 +157,12 @@ int rn_qp_reset(struct rn_qp *qp)
 	pthread_mutex_unlock(&rn_process_lock);
 	if (peer)
 		rn_peer_put(peer);
+	return 0;
+}
 
-	rn_lock(&qp->sq_lock);
-	rn_lock(&qp->rq_lock);
+/* Under both queues' locks. */
+static void empty_the_queues(struct rn_qp *qp)
+{
 	rn_cq_purge(qp->send_cq, qp);
 	rn_cq_purge(qp->recv_cq, qp);
 	qp->sq_posted = qp->sq_executed = 0;
@@ -163,12 +171,31 @@ int rn_qp_reset(struct rn_qp *qp)
 	atomic_store(&qp->sq_freed, 0);
 	qp->wait = RN_WAIT_NOT;
 	qp->reply_error = 0;
+	qp->rnr_tried = 0;
 	qp->waited = qp->reply_pending = qp->link_failed = qp->draining = false;
 	/* The counter goes on, so no slot that was posted before can look valid afterwards. */
 	rn_lock(&qp->recv_cq->lock);
 	atomic_store(&qp->rq_polled, qp->rq_posted);
 	qp->rq_flushing = false;
 	rn_unlock(&qp->recv_cq->lock);
+}
+
+int rn_qp_reset(struct rn_qp *qp)
+{
+	int err;
+
+	rn_lock(&qp->sq_lock);
+	atomic_store(&qp->state, IBV_QPS_RESET);
+	rn_qp_tell_state(qp, IBV_QPS_RESET);
+	rn_requester->forget_responder(qp);
+	rn_unlock(&qp->sq_lock);
+	err = part_from_peer(qp);
+	if (err)
+		return err;
+
+	rn_lock(&qp->sq_lock);
+	rn_lock(&qp->rq_lock);
+	empty_the_queues(qp);
 	rn_qp_reset_peers_words(qp, qp->rq_posted);
 	qp->established_reported = false;
 	atomic_store(&qp->peer_gone, false);

@@ -50,7 +50,7 @@ bool rn_quiesce_window_of(struct rn_qp *qp);
 /* --- this process as a user ---------------------------------------------------------------------------------- */
 
 /* Bytes are moved for a peer: those that come by TCP to a queue pair, or, as one, what peers ask of the engine
- * (requester/remote.c). A key that is looked up in between is in use until the end. */
+ * (responder/owner.c). A key that is looked up in between is in use until the end. */
 enum { RN_SERVING_ENGINE = RN_QPS_MAX, RN_SERVINGS };
 extern _Atomic uint32_t rn_serving[RN_SERVINGS]; /* odd: in between */
 

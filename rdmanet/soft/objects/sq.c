@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The send queue's head: how requests end, in order. */
 #include "objects/eager.h"
+#include "objects/sq.h"
 
 static const uint8_t wc_opcodes[] = {
 	[IBV_WR_RDMA_WRITE] = IBV_WC_RDMA_WRITE,
@@ -35,6 +36,11 @@ void rn_sq_complete(struct rn_qp *qp, const struct ibv_send_wr *wr, enum ibv_wc_
 				});
 }
 
+bool rn_sq_is_busy(const struct rn_qp *qp)
+{
+	return qp->reply_pending || rn_sq_has_begun(qp) || (qp->uses_tcp && qp->path->in_flight(qp));
+}
+
 void rn_sq_flush(struct rn_qp *qp)
 {
 	while (qp->sq_executed != qp->sq_posted)
@@ -47,6 +53,10 @@ void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
 
 	if (state >= IBV_QPS_SQE || state == IBV_QPS_RESET)
 		return;
-	rn_sq_complete(qp, &rn_sq_at(qp, qp->sq_executed)->wr, status, 0);
+	/* Now, not later: behind a request that has failed none succeeds. */
+	if (!qp->unreliable && !rn_qp_last_look(qp))
+		return;
+	if (qp->sq_executed != qp->sq_posted) /* else that has answered it */
+		rn_sq_complete(qp, &rn_sq_at(qp, qp->sq_executed)->wr, status, 0);
 	rn_qp_send_failed(qp);
 }

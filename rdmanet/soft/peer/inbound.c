@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inbound links: what other processes ask of us.  Their sockets come from port.c.
+ * Inbound links: what other processes ask of us, and what we give them: arena, segments, channels.  Their sockets come
+ * from port.c.
  *
  *     stranger -- HELLO --> challenged -- PROOF --> served
  *

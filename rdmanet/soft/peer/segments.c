@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments of other processes, mapped here.
+ * Segments of other processes, mapped here.  Ours are given out in inbound.c (`on_want_segment`), to processes that
+ * have proven who they are (proof.c).
  *
  * One is asked for when a request needs it, and looked up without a lock from then on.  One that can't be mapped is
  * asked for three times, with growing pauses, and then given up: its memory is reached by system calls or by its

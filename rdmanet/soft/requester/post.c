@@ -83,9 +83,11 @@ static void enqueue(struct rn_qp *qp, const struct ibv_send_wr *wr)
 	send->wr.next = NULL;
 	send->wr.sg_list = sge;
 	send->moved = 0;
-	send->deferred = false;
+	send->deferred = send->has_begun = false;
 	send->plan = (struct rn_plan){0};
-	if (wr->send_flags & IBV_SEND_INLINE) {
+	if (unlikely(rn_is_local(wr->opcode))) {
+		rn_mw_keep(&send->wr);
+	} else if (wr->send_flags & IBV_SEND_INLINE) {
 		char *data = (char *)(sge + 1), *to = data;
 
 		for (int i = 0; i < wr->num_sge; i++) {
@@ -94,8 +96,6 @@ static void enqueue(struct rn_qp *qp, const struct ibv_send_wr *wr)
 		}
 		*sge = (struct ibv_sge){.addr = (uintptr_t)data, .length = to - data};
 		send->wr.num_sge = 1;
-	} else if (unlikely(rn_is_local(wr->opcode))) {
-		rn_mw_keep(&send->wr);
 	} else if (wr->num_sge) {
 		memcpy(sge, wr->sg_list, wr->num_sge * sizeof(*sge));
 	}
@@ -140,7 +140,7 @@ static bool execute_now(struct rn_qp *qp, const struct ibv_send_wr *wr, bool *en
 executed:
 	qp->sq_posted++;
 	rn_sq_complete(qp, wr, status, byte_len);
-	if (unlikely(status != IBV_WC_SUCCESS))
+	if (unlikely(status != IBV_WC_SUCCESS) && (qp->unreliable || rn_qp_last_look(qp)))
 		rn_qp_send_failed(qp);
 	return true;
 }
@@ -314,6 +314,8 @@ static void fill_slot(struct rn_qp *qp, uint32_t index, const struct ibv_recv_wr
 		qp->rq_shadow[index & (qp->rq_size - 1)].fails = fails;
 	}
 	qp->recv_wrs++;
+	/* Whatever somebody has written there: the slot is the responder's from the last line on, and not before. */
+	atomic_store_explicit(&slot->owner_sequence, index - 1, memory_order_relaxed);
 	atomic_store_explicit(&qp->rq_posted, index + 1, memory_order_release);
 	atomic_store_explicit(&slot->owner_sequence, index, memory_order_release);
 }

@@ -44,6 +44,7 @@ static void start_wait_for_nothing(struct rn_qp *qp)
 
 	qp->wait = RN_WAIT_LOST;
 	qp->waited = false;
+	rn_sq_at(qp, qp->sq_executed)->has_begun = true;
 	rn_sq_at(qp, qp->sq_executed)->plan.tries++;
 	qp->deadline_ns = qp->attr.timeout ? rn_now_ns() + timeout : UINT64_MAX;
 	if (qp->attr.timeout)
@@ -91,6 +92,7 @@ static void wait_for_receive(struct rn_qp *qp)
 		return;
 	}
 	qp->wait = RN_WAIT_RNR;
+	rn_sq_at(qp, qp->sq_executed)->has_begun = true;
 	qp->waited = false; /* the responder has answered */
 	qp->count.rnr_naks++;
 	if (qp->attr.rnr_retry != 7 && qp->rnr_tried++ >= qp->attr.rnr_retry)
@@ -206,7 +208,7 @@ static enum rn_wait try_head(struct rn_qp *qp, struct rn_send *head, bool *enter
 
 void rn_sq_drained(struct rn_qp *qp)
 {
-	if (likely(!qp->draining) || qp->reply_pending || (qp->uses_tcp && qp->path->in_flight(qp)))
+	if (likely(!qp->draining) || rn_sq_is_busy(qp))
 		return;
 	qp->draining = false;
 	rn_event_raise(qp->context, IBV_EVENT_SQ_DRAINED, qp);
@@ -239,7 +241,7 @@ void rn_sq_progress_locked(struct rn_qp *qp)
 
 		state = atomic_load(&qp->state);
 		/* While draining, what has begun is finished. */
-		if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && (head->moved || head->plan.is_done)))
+		if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && rn_sq_has_begun(qp)))
 			break;
 		if (unlikely(qp->wait == RN_WAIT_LOST && !rn_sq_waited_for_nothing(qp)))
 			break;

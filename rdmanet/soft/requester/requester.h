@@ -34,9 +34,8 @@ extern const struct rn_requester_ops rn_requester_of_qps;
 uint64_t rn_rnr_delay_ns(struct rn_qp *qp);
 uint64_t rn_rnr_code_ns(uint8_t code);
 
-/* For struct rn_peer_ops: work for a peer that can't reach our memory itself. */
-int rn_serve_request(int peer_pid, const void *message, size_t length, void *answer, size_t room);
-/* 0: the answer will come, and rn_qp_progress with it; or errno. data: what to write. */
+/* Ask the engine of the memory's owner (remote.c). 0: the answer will come, and rn_qp_progress with it; or errno.
+ * data: what to write. */
 int rn_remote_start(struct rn_qp *qp, const struct rn_remote *request, const void *data);
 
 /* The local side of a work request, checked; IBV_WC_SUCCESS or what is wrong with it. */

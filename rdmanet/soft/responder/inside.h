@@ -4,6 +4,7 @@
  *
  *     responder.c    the checks, the copy between mapped memory, the completion
  *     far.c          memory that isn't mapped here      atomic.c   the two atomics      claim.c   receives from a pool
+ *     owner.c        what a requester that can't reach our memory asks of our engine
  */
 #ifndef RDMANET_SOFT_RESPONDER_INSIDE_H
 #define RDMANET_SOFT_RESPONDER_INSIDE_H

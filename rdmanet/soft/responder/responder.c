@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The responder: executes WRITEs, READs, SENDs and atomics at their target.  responder.h says who calls it, and how;
- * ctx.c is its view of its queue pair.
+ * ctx.c is its view of its queue pair.  `reach` checks a remote key.  For what comes by TCP only the checks are made
+ * here; tcp/serve.c puts the bytes in their place.
  *
  * Its checks are made on the owner's arena, in the order in which an adapter makes them, and
  * their outcome is what an adapter would answer:

@@ -57,6 +57,13 @@ struct rn_remote {
 	uint64_t addr;
 	uint64_t compare_add, swap;
 };
+struct rn_remote_answer {
+	int32_t error; /* 0, EACCES, EFAULT, ENOTCONN: the queue pair is not there */
+	uint32_t length;
+	char data[];
+};
+/* For struct rn_peer_ops: answer such a request (owner.c). The answer's length, or -errno. */
+int rn_serve_request(int peer_pid, const void *message, size_t length, void *answer, size_t room);
 
 /* One request under way. Filled as far as its counts say: its arrays are never cleared. */
 struct rn_transfer {

@@ -130,6 +130,7 @@ bool rn_recv_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struc
 	const struct rn_pool_block *facts = rn_pool_facts(arena, pool);
 	uint64_t packed, now = atomic_load(&facts->ring);
 	struct ring ring, older;
+	const struct ring *in;
 	uint32_t limit, tail;
 	bool claimed;
 	int looks = 0;
@@ -139,14 +140,18 @@ bool rn_recv_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struc
 		tail = atomic_load(&facts->tail);
 		if (!unpack(arena, packed, &ring))
 			return false;
-		claimed = claim_next(&ring, facts, pool, name, claim) || claim_stray(&ring, facts, pool, name, claim) ||
-			  (unpack(arena, atomic_load(&facts->older), &older) && claim_any(&older, name, claim));
+		in = &ring;
+		claimed = claim_next(&ring, facts, pool, name, claim) || claim_stray(&ring, facts, pool, name, claim);
+		if (!claimed && unpack(arena, atomic_load(&facts->older), &older)) {
+			in = &older;
+			claimed = claim_any(&older, name, claim);
+		}
 		now = atomic_load(&facts->ring);
 		/* It was resized under us, or is just emptied into another. */
 	} while (!claimed && (now != packed || tail != atomic_load(&facts->tail)) && looks++ < LOOKS);
 	if (!claimed)
 		return false;
-	claim->max_sge = (ring.stride - sizeof(struct rn_entry)) / sizeof(struct rn_slot_sge);
+	claim->max_sge = (in->stride - sizeof(struct rn_entry)) / sizeof(struct rn_slot_sge);
 	if (claim->max_sge > RN_MAX_SGE)
 		claim->max_sge = RN_MAX_SGE;
 	limit = atomic_load_explicit(&facts->limit, memory_order_relaxed);

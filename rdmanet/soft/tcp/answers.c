@@ -3,7 +3,8 @@
  * The requester of a stream: answers become completions.  send.c shows how far requests have come.
  *
  * An answer acknowledges all requests up to the one that it is about.  They complete in order, so those behind a READ
- * wait until its data have come.  The data go from the socket straight to where the work request wants them.
+ * wait until its data have come.  The data go from the socket straight to where the work request wants them.  After an
+ * RNR NAK the requester goes back to the request that found no receive.
  *
  * All of it with the send lock held, by whichever thread is there: the poster, the engine, or poll_cq.
  */
@@ -77,6 +78,8 @@ static bool on_rnr(struct rn_qp *qp, const struct rn_tcp_answer *answer)
 	streams->next = answer->serial;
 	streams->offset = 0;
 	streams->reads = 0;
+	streams->broken = IBV_WC_SUCCESS; /* that was of this one or a later, and is found again in its turn */
+	streams->out->frame_is_void = streams->out->frame_sent;
 	qp->rnr_timer = answer->code;
 	streams->rnr_until_ns = rn_now_ns() + rn_rnr_code_ns(answer->code);
 	rn_sq_wait(qp, RN_WAIT_RNR);

@@ -165,9 +165,11 @@ void rn_tcp_progress(struct rn_qp *qp)
 		return;
 	/*
 	 * Sent, for all that it knows. But that somebody was not there yet is no reason to drop what is posted later: the
-	 * peer may have come to RTR since, and the application may know that.
+	 * peer may have come to RTR since, and the application may know that.  Nor is it one that the peer has yet to read
+	 * the end of our connection before.
 	 */
-	if (qp->unreliable && (streams->left || streams->met) && !streams->out)
+	now = rn_now_ns();
+	if (qp->unreliable && (streams->left || (streams->met && now >= streams->kept_until_ns)) && !streams->out)
 		rn_tcp_drop(qp, streams->left ? qp->sq_posted : streams->tried);
 	has_work = qp->sq_executed != qp->sq_posted;
 	if (streams->left) {
@@ -180,7 +182,6 @@ void rn_tcp_progress(struct rn_qp *qp)
 			rn_sq_fail_head(qp, IBV_WC_REM_ABORT_ERR);
 		return;
 	}
-	now = rn_now_ns();
 	if (!streams->out && now >= streams->retry_ns)
 		start_connecting(qp);
 	if (has_work && (streams->out || !qp->unreliable))

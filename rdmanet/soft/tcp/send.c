@@ -11,7 +11,8 @@
  * All of it with the send lock held, by whichever thread is there: the poster, the engine, or poll_cq.
  *
  * A frame of which the socket took only a part must be finished before anything else: it is kept
- * apart from `next`, which an RNR NAK may have moved back meanwhile.
+ * apart from `next`, which an RNR NAK may have moved back meanwhile.  Then the responder will discard it, and it is
+ * finished with zeros: its memory may have gone, which is an error only when its turn comes again.
  */
 #define _GNU_SOURCE
 #include "faults/iwarp.h"
@@ -59,8 +60,7 @@ static struct rn_tcp_frame make_frame(struct rn_qp *qp, const struct ibv_send_wr
 		.imm = wr->imm_data,
 	};
 
-	if (qp->tcp->in)
-		frame.ack = qp->tcp->in->expected;
+	frame.ack = qp->tcp->in ? qp->tcp->in->expected : qp->tcp->served;
 	if (serial == qp->tcp->behind_piggyback)
 		frame.flags |= RN_FRAME_BEHIND_PIGGYBACK;
 	if (serial == qp->tcp->skipped_to)
@@ -108,6 +108,26 @@ static bool add_frame(struct rn_qp *qp, struct plan *plan, const struct rn_tcp_f
 	}
 	plan->bytes += sizeof(*frame) + frame->length - skip;
 	return true;
+}
+
+/* The rest of a frame that the responder will discard, or some of it: zeros, whatever its memory holds. */
+static void add_void(struct plan *plan, struct rn_tcp *out)
+{
+	static const char zeros[4096];
+	uint32_t at = out->frame_sent, end = sizeof(out->frame) + out->frame.length;
+
+	if (at < sizeof(out->frame)) {
+		plan->pieces[plan->num_pieces++] = (struct iovec){(char *)&out->frame + at, sizeof(out->frame) - at};
+		at = sizeof(out->frame);
+	}
+	while (at < end && plan->num_pieces < PLAN_PIECES) {
+		uint32_t length = end - at < sizeof(zeros) ? end - at : sizeof(zeros);
+
+		plan->pieces[plan->num_pieces++] = (struct iovec){(char *)zeros, length};
+		at += length;
+	}
+	plan->bytes += at - out->frame_sent;
+	plan->more = true;
 }
 
 static bool is_due(struct rn_qp *qp, struct rn_send *send)
@@ -179,7 +199,9 @@ static bool meets_fault(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_stat
 /* Request `next`, before its first frame. False: not now, or never. */
 static bool start(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_status *status)
 {
-	if (atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_RTS || !may_start(qp, send))
+	int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+
+	if ((state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && send->has_begun)) || !may_start(qp, send))
 		return false;
 	send->plan.is_refused = false; /* in case fault injection has ended since the last try */
 	*status = check_start(qp, send);
@@ -257,11 +279,13 @@ static void account(struct rn_qp *qp, struct plan *plan, size_t sent)
 		const struct rn_tcp_frame *frame = &plan->frames[done];
 		uint32_t whole = sizeof(*frame) + frame->length;
 
+		rn_sq_at(qp, frame->serial)->has_begun = true;
 		if (qp->tcp->in)
 			qp->tcp->in->told = frame->ack;
 		if (sent < whole) {
 			out->frame = *frame;
 			out->frame_sent = sent;
+			out->frame_is_void = false;
 			done++;
 			break;
 		}
@@ -276,15 +300,20 @@ static void fail_in_turn(struct rn_qp *qp, uint32_t serial, enum ibv_wc_status s
 	struct rn_tcp_path *streams = qp->tcp;
 
 	streams->broken = status;
+	streams->broken_at = serial;
 	if (qp->sq_executed != serial)
 		return;
 	rn_sq_fail_head(qp, status);
 	if (atomic_load(&qp->state) != IBV_QPS_SQE)
 		return;
-	/* The queue may go on: on this connection, if no frame was cut off in it. */
+	/* The queue may go on, but if this request was cut off, then on another connection. */
 	streams->broken = IBV_WC_SUCCESS;
-	if (streams->out && streams->out->frame_sent)
+	if (streams->out && (streams->out->frame_sent || streams->offset)) {
 		rn_tcp_end(streams->out);
+		streams->kept_until_ns = rn_now_ns() + rn_settings.silence_ms * 1000000;
+	}
+	streams->next = serial;
+	streams->offset = 0;
 }
 
 /* Send a request in place of an ACK. False: no more for now. */
@@ -298,6 +327,7 @@ static bool push_piggyback(struct rn_qp *qp)
 	if (start(qp, send, &status)) {
 		frame = make_frame(qp, &send->wr, streams->next, 0, send->total);
 		status = rn_piggyback_send(qp, &frame);
+		send->has_begun = status == IBV_WC_SUCCESS;
 		if (status == IBV_WC_SUCCESS)
 			return ++streams->next != qp->sq_posted;
 	}
@@ -312,19 +342,22 @@ static bool push_some(struct rn_qp *qp)
 	enum ibv_wc_status status = IBV_WC_SUCCESS;
 	struct rn_tcp_path *streams = qp->tcp;
 	struct rn_tcp *out = streams->out;
+	bool begins = !streams->rnr_until_ns && streams->broken == IBV_WC_SUCCESS;
 	uint32_t broken_at;
 	struct plan plan;
 	ssize_t sent;
 
-	if (streams->next != qp->sq_posted && !streams->rnr_until_ns && rn_piggyback_may_go(qp))
+	if (streams->next != qp->sq_posted && begins && rn_piggyback_may_go(qp))
 		return push_piggyback(qp);
 	plan.num_frames = plan.num_pieces = 0;
 	plan.bytes = 0;
 	plan.more = plan.fault = false;
 	broken_at = streams->next;
-	if (out->frame_sent && !add_frame(qp, &plan, &out->frame, out->frame_sent, &status))
+	if (out->frame_sent && out->frame_is_void)
+		add_void(&plan, out);
+	else if (out->frame_sent && !add_frame(qp, &plan, &out->frame, out->frame_sent, &status))
 		broken_at = out->frame.serial;
-	if (status == IBV_WC_SUCCESS && !streams->rnr_until_ns) {
+	if (status == IBV_WC_SUCCESS && begins && !plan.more) {
 		while (streams->next != qp->sq_posted && plan_next(qp, &plan, &status)) {
 			if (plan.num_frames == PLAN_FRAMES || plan.bytes >= PLAN_BYTES) {
 				plan.more = true;
@@ -416,13 +449,13 @@ void rn_tcp_push(struct rn_qp *qp)
 	if (unlikely(qp->faults.injector) && qp->sq_executed != qp->sq_posted && rn_is_before(qp->sq_executed, streams->acked) &&
 	    !(streams->reads && rn_fetches(rn_sq_at(qp, qp->sq_executed)->wr.opcode)))
 		hear_again(qp);
-	if (streams->broken != IBV_WC_SUCCESS) {
-		/* Is it next? Some of its frames may have been sent. */
-		fail_in_turn(qp, streams->out->frame_sent ? streams->out->frame.serial : streams->next, streams->broken);
-		return;
-	}
-	while (rn_tcp_execute_local(qp) && push_some(qp))
-		;
+	/* Is it the broken one's turn? The frame of one before it may still have to be finished. */
+	if (streams->broken != IBV_WC_SUCCESS &&
+	    !(streams->out->frame_sent && streams->out->frame.serial != streams->broken_at))
+		fail_in_turn(qp, streams->broken_at, streams->broken);
+	else
+		while (rn_tcp_execute_local(qp) && push_some(qp))
+			;
 	rn_tcp_expect(qp);
 	if (streams->out && !streams->out->ended)
 		rn_tcp_watch(streams->out);

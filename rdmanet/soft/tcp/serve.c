@@ -50,7 +50,7 @@ bool rn_tcp_serve_begin(struct rn_qp *qp, struct rn_tcp *in)
 	if (!rn_responder_open(ctx))
 		return false;
 	ctx->found = true;
-	in->expected = in->told = 0;
+	in->expected = in->told = qp->tcp->served;
 	return true;
 }
 
@@ -382,7 +382,7 @@ static void receive_piggyback(struct rn_qp *qp)
 	const struct rn_tcp *out = qp->tcp->out, *in = qp->tcp->in;
 
 	if (qp->tcp->acked != qp->tcp->next && out && !out->ended && out->state == RN_TCP_OPEN &&
-	    !out->receiving && in && !in->serving)
+	    !out->receiving && !(in && in->serving)) /* it may not have come yet */
 		rn_tcp_receive(qp);
 }
 

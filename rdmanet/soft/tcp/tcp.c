@@ -253,8 +253,8 @@ static void serve(struct rn_tcp *in, uint32_t events)
 	if (rn_tcp_is_current(in)) {
 		in->wants_out = false;
 		rn_tcp_serve(qp);
-		/* A piggybacked ACK may have made room. */
-		if (qp->uses_tcp && qp->tcp->out && qp->tcp->next != qp->sq_posted)
+		/* A piggybacked ACK may have made room, or it is a broken one's turn now. */
+		if (qp->uses_tcp && qp->tcp->out && (qp->tcp->next != qp->sq_posted || qp->tcp->broken))
 			rn_tcp_push(qp);
 		rn_sq_drained(qp);
 	}
@@ -370,6 +370,11 @@ void rn_tcp_lost(struct rn_tcp *stream)
 	rn_tcp_end(stream);
 	if (!stream->is_out && !stream->confirmed)
 		return; /* it had not begun, and may be tried again */
+	if (!stream->is_out && qp->unreliable && stream->hung_up) {
+		rn_responder_give_back(&stream->ctx);
+		streams->served = stream->expected;
+		return; /* it may come again: a request of the peer's has failed */
+	}
 	/* Cut off within a frame, it could not say BYE on this connection; but it may have on the other. */
 	if (!stream->is_out && streams->out && !streams->out->ended && streams->out->state == RN_TCP_OPEN)
 		rn_tcp_receive(qp);
@@ -440,9 +445,9 @@ static void forget_places(struct rn_qp *qp)
 	streams->met = streams->left = streams->denied = streams->polled = streams->expects = false;
 	streams->its = streams->others = (struct rn_attempts){0};
 	streams->holder = (struct rn_holder){0};
-	streams->retry_ns = 0;
+	streams->retry_ns = streams->kept_until_ns = 0;
 	streams->backoff_ns = FIRST_BACKOFF_NS;
-	streams->acked = streams->next = streams->offset = streams->reads = streams->stray_end = 0;
+	streams->acked = streams->next = streams->offset = streams->reads = streams->stray_end = streams->served = 0;
 	streams->skipped_from = streams->skipped_to = 0;
 	streams->behind_piggyback = UINT32_MAX;
 	streams->rnr_until_ns = 0;

@@ -42,6 +42,10 @@
  * more, and a request that is posted all the same uses up its retries, as on a wire.  Without BYE the peer's process
  * was killed or its host is gone: requests fail at once.
  *
+ * UC.  A request that fails at its requester (SQE) ends nothing but the connection, and only if it was cut off in the
+ * midst.  The responder drops what has come of it, and goes on counting requests on the next connection, which it
+ * accepts when it has read the one before to its end.
+ *
  * Locks.  What belongs to a queue pair is under its send lock, including the memory that is touched.
  * A stream is taken apart by the engine, or by the reset that waits for the engine, since whoever has the
  * send lock mustn't wait for callbacks: `ended` marks it until then.
@@ -121,6 +125,7 @@ struct rn_tcp {
 	/* The requester: a frame that the socket took in part. */
 	struct rn_tcp_frame frame;
 	uint32_t frame_sent; /* header included; 0: there is none */
+	bool frame_is_void;  /* it will be discarded */
 	/* And the answer that is being received. */
 	struct rn_tcp_answer answer;
 	uint32_t answer_left; /* payload bytes of it to come */
@@ -177,6 +182,9 @@ struct rn_tcp_path {
 	bool left; /* our peer has said BYE, which is final */
 	bool denied; /* its secret differs from ours, so trying again is useless */
 	uint64_t retry_ns, backoff_ns;
+	uint64_t kept_until_ns; /* UC: that the peer refuses us is no reason yet to drop anything */
+
+	uint32_t served; /* the responder, UC: requests that came by earlier connections */
 
 	struct rn_holder holder; /* of the peer's port, when the queue pair came to RTR */
 
@@ -191,7 +199,8 @@ struct rn_tcp_path {
 	uint32_t behind_piggyback; /* the request after a piggybacked one */
 	uint32_t stray_end;    /* frames sent before this one may still arrive, to be discarded */
 	uint64_t rnr_until_ns;
-	enum ibv_wc_status broken; /* of request `next`, when its turn comes */
+	enum ibv_wc_status broken; /* a request that can't be sent fails with this, when its turn comes: */
+	uint32_t broken_at;
 
 	/* Who looks after the sockets: poll_cq while the program polls, else the engine. */
 	bool polled;

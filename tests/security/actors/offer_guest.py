@@ -9,6 +9,7 @@ import rdmanet
 class Guest(asyncio.Protocol):
     def connection_made(self, transport):
         self.transport = transport
+        say(connected=True)
 
     def region_offered(self, remote):
         self.remote = remote
@@ -23,7 +24,6 @@ class Guest(asyncio.Protocol):
 
 async def main():
     transport, guest = await rdmanet.create_rdma_connection(Guest, "127.0.0.1", int(argv[0]))
-    say(connected=True)
     while (order := await asyncio.to_thread(hear)) is not None:
         if order["do"] == "read":
             say(data=(await guest.remote.read(0, 16)).decode())

@@ -3,7 +3,7 @@
 Says its `number`; is told the other's `number` and the `psn` of both (and a `timeout`); says that it is `connected`.
 Then it is told
 
-- to `send` a text, and says the `status`; each message that comes is said as `got`;
+- to `send` a text, and says the `status`; each message that comes is said as `got`, receives that are flushed are not;
 - to `offer` so many bytes: says their `address` and `key`;
 - to write a text `at` an address, with a `key`, and says the `status`;
 - to have `room` for no more than so many bytes in its address space, and says so.
@@ -15,7 +15,19 @@ import sys
 
 from link_words import become
 from rdmanet import _core
-from rdmanet.verbs import CQ, PD, QP, AccessFlags, CompChannel, QPCap, QPInitAttr, RecvWR, SendWR, WROpcode
+from rdmanet.verbs import (
+    CQ,
+    PD,
+    QP,
+    AccessFlags,
+    CompChannel,
+    QPCap,
+    QPInitAttr,
+    RecvWR,
+    SendWR,
+    WCStatus,
+    WROpcode,
+)
 
 become(*argv)
 
@@ -46,7 +58,7 @@ def send(qp, mr, text, opcode=WROpcode.SEND, **where):
 def completed(wc, mr):
     if wc.wr_id == "send":
         say(status=wc.status.name)
-    else:
+    elif wc.status != WCStatus.WR_FLUSH_ERR:
         start = wc.wr_id * ROOM
         say(got=bytes(mr[start : start + wc.byte_len]).decode(), status=wc.status.name)
 

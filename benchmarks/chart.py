@@ -1,0 +1,85 @@
+"""Draw a results file: rdmanet beside Unix sockets and TCP, all on uvloop, a group of bars for each case.
+
+usage: python -m benchmarks.chart RESULTS.json DRAWING.svg
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.cases import HIGHER_IS_BETTER, PROTOCOL, STREAMS
+from benchmarks.report import Medians
+
+FABRICS = {"rdmanet": "#1f77b4", "unix": "#b0b0b0", "tcp": "#d8d8d8"}
+COLUMNS = 2
+WIDTH, ROW, BAR, MARGIN = 490, 22, 15, 16
+LABEL, VALUE = 64, 90
+"""What stands left and right of a bar."""
+
+
+class Group(NamedTuple):
+    """Bars of one metric, one for each fabric. `scale` makes the unit of the metric."""
+
+    case: str
+    api: str
+    metric: str
+    unit: str
+    scale: float = 1.0
+
+
+GROUPS = [
+    Group("round trip 64 B", PROTOCOL, "p50_us", "µs"),
+    Group("round trip 64 B", STREAMS, "p50_us", "µs"),
+    Group("one way 64 B", PROTOCOL, "messages_per_s", "million messages/s", 1e-6),
+    Group("one way 64 B", STREAMS, "messages_per_s", "million messages/s", 1e-6),
+    Group("one way 64 KiB", PROTOCOL, "gb_per_s", "GB/s"),
+    Group("one way 64 KiB", STREAMS, "gb_per_s", "GB/s"),
+    Group("one way 1 MiB", PROTOCOL, "gb_per_s", "GB/s"),
+    Group("one way 1 MiB", STREAMS, "gb_per_s", "GB/s"),
+    Group("32 in flight, 64 B", PROTOCOL, "messages_per_s", "million messages/s", 1e-6),
+    Group("64 connections, 64 B", PROTOCOL, "messages_per_s", "million messages/s", 1e-6),
+]
+
+
+def drawing(record: dict[str, Any]) -> str:
+    medians = Medians(record)
+    height = ROW * (len(FABRICS) + 1) + MARGIN
+    rows = -(-len(GROUPS) // COLUMNS)
+    size = (COLUMNS * WIDTH, rows * height + MARGIN)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{size[0]}" height="{size[1]}" fill="white"/>',
+    ]
+    for number, group in enumerate(GROUPS):
+        left = (number % COLUMNS) * WIDTH + MARGIN
+        lines += _bars(medians, group, left, (number // COLUMNS) * height + MARGIN)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _bars(medians: Medians, group: Group, left: int, top: int) -> Iterator[str]:
+    better = "more" if group.metric in HIGHER_IS_BETTER else "less"
+    title = f"{group.case}, {group.api}: {group.unit} ({better} is better)"
+    yield f'<text x="{left}" y="{top + 12}" font-weight="bold">{escape(title)}</text>'
+    values = {
+        fabric: (medians.get(group.case, f"uvloop {fabric}", group.api, group.metric) or 0.0) * group.scale
+        for fabric in FABRICS
+    }
+    longest = max(values.values()) or 1.0
+    for row, (fabric, value) in enumerate(values.items(), 1):
+        y = top + row * ROW
+        width = value / longest * (WIDTH - MARGIN - LABEL - VALUE)
+        yield f'<text x="{left}" y="{y + 12}">{fabric}</text>'
+        yield (
+            f'<rect x="{left + LABEL}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{FABRICS[fabric]}"/>'
+        )
+        shown = f"{value:.3g}" if value else "not measured"
+        yield f'<text x="{left + LABEL + width + 6:.1f}" y="{y + 12}">{shown}</text>'
+
+
+if __name__ == "__main__":
+    results, svg = map(Path, sys.argv[1:])
+    svg.write_text(drawing(json.loads(results.read_text())))

@@ -1,0 +1,299 @@
+"""One side of one library, for benchmarks/libraries.py: `python -m benchmarks.library_worker SIDE LIBRARY FABRIC CPU`.
+
+Both sides are pinned to a CPU and run on uvloop, which is switched to RDMA where FABRIC is rdma. They answer lines of
+their standard input with lines of JSON. A server prints its port first, and answers `cpu` with the processor time that
+it has used. A client gets the port, and answers `CASE SECONDS` with what it did in that time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import uvloop
+
+import rdmanet
+from benchmarks.resp import resp
+
+HOST = "127.0.0.1"
+SMALL, LARGE, CHUNK = 64, 10_000_000, 1 << 16
+Operation = Callable[[], Awaitable[object]]
+
+# library: {case: (operations at a time, what one is)}
+CASES: dict[str, dict[str, tuple[int, str]]] = {
+    "aiohttp": {
+        "get": (1, "GET of 64 B"),
+        "get 32": (32, "GET of 64 B, 32 connections"),
+        "upload": (1, "streamed upload of 10 MB"),
+        "download": (1, "streamed download of 10 MB"),
+    },
+    "redis": {
+        "get": (1, "GET of 64 B"),
+        "get 32": (32, "GET of 64 B, 32 connections"),
+        "set large": (1, "SET of 10 MB"),
+        "get large": (1, "GET of 10 MB"),
+    },
+    "websockets": {"echo": (1, "echo of 64 B")},
+    "grpclib": {
+        "unary": (1, "unary call of 64 B"),
+        "unary 32": (32, "unary call of 64 B, 32 connections"),
+    },
+}
+
+
+def port_of(server: Any) -> int:
+    return int(server.sockets[0].getsockname()[1])
+
+
+# ---- aiohttp -----------------------------------------------------------------------------------------
+
+
+async def chunks() -> AsyncIterator[bytes]:
+    left, chunk = LARGE, bytes(CHUNK)
+    while left:
+        yield chunk[:left]
+        left -= min(left, CHUNK)
+
+
+async def serve_aiohttp() -> int:
+    from aiohttp import web
+
+    async def page(request: Any) -> Any:
+        return web.Response(body=bytes(SMALL))
+
+    async def upload(request: Any) -> Any:
+        got = 0
+        async for chunk in request.content.iter_any():
+            got += len(chunk)
+        return web.Response(body=b"%d" % got)
+
+    async def download(request: Any) -> Any:
+        response = web.StreamResponse()
+        response.content_length = LARGE
+        await response.prepare(request)
+        async for chunk in chunks():
+            await response.write(chunk)
+        return response
+
+    app = web.Application(client_max_size=2 * LARGE)
+    app.add_routes([web.get("/", page), web.post("/", upload), web.get("/download", download)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, HOST, 0)
+    await site.start()
+    return port_of(site._server)
+
+
+async def use_aiohttp(port: int, case: str, count: int) -> list[Operation]:
+    from aiohttp import ClientSession, TCPConnector
+
+    session = ClientSession(f"http://{HOST}:{port}", connector=TCPConnector(limit=count))
+
+    async def get() -> None:
+        async with session.get("/") as answer:
+            assert len(await answer.read()) == SMALL
+
+    async def upload() -> None:
+        async with session.post("/", data=chunks()) as answer:
+            assert await answer.read() == b"%d" % LARGE
+
+    async def download() -> None:
+        got = 0
+        async with session.get("/download") as answer:
+            async for chunk in answer.content.iter_any():
+                got += len(chunk)
+        assert got == LARGE
+
+    return [{"upload": upload, "download": download}.get(case, get)] * count
+
+
+# ---- redis-py ----------------------------------------------------------------------------------------
+
+
+async def serve_redis() -> int:
+    values = {b"small": bytes(SMALL), b"large": bytes(LARGE)}
+    return port_of(await asyncio.start_server(functools.partial(resp, first=values), HOST, 0))
+
+
+async def use_redis(port: int, case: str, count: int) -> list[Operation]:
+    from redis.asyncio import Redis
+
+    large = bytes(LARGE)
+
+    def of(client: Any) -> Operation:
+        async def get() -> None:
+            assert len(await client.get("small")) == SMALL
+
+        async def get_large() -> None:
+            assert len(await client.get("large")) == LARGE
+
+        async def set_large() -> None:
+            assert await client.set("large", large)
+
+        return {"get large": get_large, "set large": set_large}.get(case, get)
+
+    return [of(Redis(port=port, protocol=2, single_connection_client=True)) for _ in range(count)]
+
+
+# ---- websockets, grpclib -----------------------------------------------------------------------------
+
+
+async def serve_websockets() -> int:
+    from websockets.asyncio.server import serve
+
+    async def echo(ws: Any) -> None:
+        async for message in ws:
+            await ws.send(message)
+
+    return port_of(await serve(echo, HOST, 0, compression=None))
+
+
+async def use_websockets(port: int, case: str, count: int) -> list[Operation]:
+    from websockets.asyncio.client import connect
+
+    ws = await connect(f"ws://{HOST}:{port}", compression=None)
+
+    async def echo() -> None:
+        await ws.send(bytes(SMALL))
+        assert len(await ws.recv()) == SMALL
+
+    return [echo]
+
+
+def plain_codec() -> Any:
+    from grpclib.encoding.base import CodecBase
+
+    class Plain(CodecBase):
+        __content_subtype__ = "bytes"
+
+        def encode(self, message: Any, message_type: Any) -> Any:
+            return message
+
+        def decode(self, data: Any, message_type: Any) -> Any:
+            return data
+
+    return Plain()
+
+
+async def serve_grpclib() -> int:
+    from grpclib.const import Cardinality, Handler
+    from grpclib.server import Server
+
+    class Service:
+        async def echo(self, stream: Any) -> None:
+            await stream.send_message(await stream.recv_message())
+
+        def __mapping__(self) -> Any:
+            return {"/Service/Echo": Handler(self.echo, Cardinality.UNARY_UNARY, bytes, bytes)}
+
+    server = Server([Service()], codec=plain_codec())
+    await server.start(HOST, 0)
+    return port_of(server._server)
+
+
+async def use_grpclib(port: int, case: str, count: int) -> list[Operation]:
+    from grpclib.client import Channel, UnaryUnaryMethod
+
+    def of(channel: Any) -> Operation:
+        call = UnaryUnaryMethod(channel, "/Service/Echo", bytes, bytes)
+
+        async def unary() -> None:
+            assert len(await call(bytes(SMALL))) == SMALL
+
+        return unary
+
+    return [of(Channel(HOST, port, codec=plain_codec())) for _ in range(count)]
+
+
+# ---- Both sides --------------------------------------------------------------------------------------
+
+
+async def lines() -> AsyncIterator[str]:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb")
+    )
+    while line := await reader.readline():
+        yield line.decode().strip()
+
+
+def say(what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+async def serve(library: str) -> None:
+    say(await globals()[f"serve_{library}"]())
+    async for _ in lines():
+        say(time.process_time())
+
+
+async def use(library: str, fabric: str) -> None:
+    made = counted() if fabric == "rdma" else []
+    ready: dict[str, list[Operation]] = {}
+    port = 0
+    async for line in lines():
+        if not port:
+            port = int(line)
+            continue
+        case, _, seconds = line.rpartition(" ")
+        if case not in ready:
+            count = CASES[library][case][0]
+            ready[case] = await globals()[f"use_{library}"](port, case, count)
+            before = len(made)
+            await asyncio.gather(*(operation() for operation in ready[case]))  # connects
+            if fabric == "rdma" and library != "websockets" and len(made) - before != count:
+                raise RuntimeError(
+                    f"{library}, {case}: {len(made) - before} of {count} connections took RDMA"
+                )
+            if fabric == "rdma" and not made:
+                raise RuntimeError(f"{library}, {case}: no connection took RDMA")
+        say(await measure(ready[case], float(seconds)))
+
+
+def counted() -> list[None]:
+    """An entry for each connection by RDMA that is made from now on."""
+    from rdmanet.transport import RdmaTransport
+
+    made: list[None] = []
+    connect: Any = RdmaTransport._connect
+
+    async def count(self: Any, *args: Any) -> None:
+        await connect(self, *args)
+        made.append(None)
+
+    RdmaTransport._connect = count  # type: ignore[method-assign]
+    return made
+
+
+async def measure(operations: list[Operation], seconds: float) -> dict[str, float]:
+    done = 0
+    began, used = time.perf_counter(), time.process_time()
+    until = began + seconds
+
+    async def repeat(operation: Operation) -> None:
+        nonlocal done
+        while time.perf_counter() < until:
+            await operation()
+            done += 1
+
+    await asyncio.gather(*map(repeat, operations))
+    return {"done": done, "seconds": time.perf_counter() - began, "cpu": time.process_time() - used}
+
+
+def main(side: str, library: str, fabric: str, cpu: str) -> None:
+    os.sched_setaffinity(0, [int(cpu)])
+    running = serve(library) if side == "server" else use(library, fabric)
+    if fabric == "rdma":
+        rdmanet.run(running, loop_factory=uvloop.Loop)
+    else:
+        uvloop.run(running)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,43 @@
+"""Work on bytes, in C (touch.c), so that what is measured is not Python's."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+BUILD = HERE.parent / "build"
+
+
+def library() -> Path:
+    """Where it is; it is compiled if need be."""
+    source, path = HERE / "touch.c", BUILD / "touch.so"
+    if not path.exists() or path.stat().st_mtime < source.stat().st_mtime:
+        BUILD.mkdir(exist_ok=True)
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", path, source], check=True)
+    return path
+
+
+def function(name: str, *types: Any) -> Any:
+    found = getattr(ctypes.CDLL(str(library())), name)
+    found.argtypes = types
+    return found
+
+
+def address_of(buffer: Any) -> int:
+    """Of a writable buffer, which has to be kept."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def toucher(buffer: Any) -> Callable[[int], None]:
+    """What reads and writes each cache line of the first n bytes of this writable buffer."""
+    touch = function("touch", ctypes.c_void_p, ctypes.c_size_t)
+    address = address_of(buffer)
+
+    def touched(count: int, kept: Any = buffer) -> None:
+        touch(address, count)
+
+    return touched

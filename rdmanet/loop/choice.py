@@ -1,0 +1,210 @@
+"""Which fabric a connection takes, RDMA or TCP, and why.
+
+Theory
+------
+A choice costs a few system calls, because most connections of a program go to peers that know nothing of RDMA, and must
+take no longer for being asked about. It never waits, and never sends anything to a peer.
+
+On this host, the peer's door (doors.py) says whether it takes RDMA. By default RDMA is chosen only if the embedded
+device will map the peer's memory, which it can for a process of the same user: without that, RDMA between two processes
+of one host is emulated over TCP, and slower than TCP.
+
+Other hosts have no doors that we could see. RDMA is tried if this host has an adapter, while TCP stands by (see
+connecting.py), and what came of it is remembered for `MEMORY_S`.
+
+A program connects to the same few peers again and again. If one was to be reached by TCP, all that led there is
+remembered for a second, except whether the peer has a sign (doors.py): that is looked for at each connection, so a
+server that begins to offer RDMA is found at once. Nothing else is done for such a connection, whose cost shows.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rdmanet.environment import requires_rdma
+from rdmanet.loop import doors, kernel
+from rdmanet.loop.annotation import of_client
+from rdmanet.loop.peers import Peers, Selection
+
+if TYPE_CHECKING:
+    from rdmanet.addresses import SockAddr
+
+logger = logging.getLogger("rdmanet")
+
+MEMORY_S = 60.0
+"""For how long the fabric of a peer on another host is remembered."""
+_PEERS_KEPT = 4096
+_LOOK_AGAIN_S = 1.0  # for adapters, and at RDMANET_REQUIRE, which come and go rarely
+_ADAPTERS = "/sys/class/infiniband"
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """RDMA is to be tried.
+
+    :ivar door: the peer's, if it is on this host; `doors.knock` closes it
+    :ivar reason: why
+    :ivar alone: TCP need not stand by
+    """
+
+    door: doors.Found | None
+    reason: str
+    alone: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A peer that TCP is to reach.
+
+    :ivar facts: what annotation.of_client() says of its transports
+    :ivar until: when this is too old, by time.monotonic()
+    :ivar signs: it holds as long as there are none of these
+    """
+
+    facts: dict[str, str]
+    until: float
+    signs: tuple[bytes, ...]
+
+
+class Chooser:
+    """The choices of one loop."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._told: dict[tuple[str, int], None] = {}
+        self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
+        self._plain: dict[tuple[Any, ...], _Plain] = {}
+        self._lookout = doors.Lookout()
+        self._has_adapter = False
+        self._look_again = 0.0
+
+    def change(self, peers: Peers) -> None:
+        """Choose by these patterns from now on. What is known of the peers stays; other choices are logged anew."""
+        if peers.words != self._peers.words:
+            self._told.clear()
+        self._plain.clear()
+        self._peers = peers
+
+    def close(self) -> None:
+        """Give back what is kept for the next choice. Later choices are possible."""
+        self._lookout.close()
+
+    def plain(self, *key: Any) -> dict[str, str] | None:
+        """What a transport to this address is to know, if TCP is to reach it and that is known without choosing.
+
+        :param key: the address and the port, and the host's name if it has one; they may be anything
+        :raises OSError: there are no descriptors left
+        """
+        try:
+            known = self._plain.get(key)
+        except TypeError:  # the loop says what is wrong with these
+            return None
+        if known is None or time.monotonic() > known.until:
+            return None
+        for sign in known.signs:  # not by sees(): these few lines are what most connections wait for
+            if self._lookout.look(sign) != doors.NO_SIGN:
+                return None
+        return known.facts
+
+    def choose(self, host: str, place: SockAddr) -> Chance | str:
+        """Choose for a new connection. A text means TCP, and says why.
+
+        :param host: the peer's name, as the program gave it
+        :param place: its address
+        """
+        address, port = place[:2]
+        if any(place[2:]) or "%" in address:
+            return self._choose(host, place)
+        key = (address, port) if host == address else (address, port, host)
+        facts = self.plain(*key)
+        if facts is not None:
+            return facts["fabric_reason"]
+        chance = self._choose(host, place)
+        if isinstance(chance, str) and not os.environ.get("RDMANET_REQUIRE"):
+            if len(self._plain) >= _PEERS_KEPT:
+                self._plain.clear()
+            until = time.monotonic() + _LOOK_AGAIN_S
+            self._plain[key] = _Plain(of_client(chance), until, doors.signs(address, port))
+        return chance
+
+    def _choose(self, host: str, place: SockAddr) -> Chance | str:
+        address, port = place[:2]
+        selection = self._peers.select(host, address, port)
+        if selection is Selection.EXCLUDED:
+            return "the peers that RDMA is for do not include it"
+        if "%" in address or tuple(place[3:]) not in ((), (0,)):
+            return "an address with a zone is reached by TCP"
+        found = doors.find(address, port, self._lookout)
+        if isinstance(found, doors.Found):
+            why_not = "" if selection is Selection.NAMED else _unmapped(found)
+            if why_not:
+                found.socket.close()
+                return why_not
+            return Chance(found, "the server on this host offers RDMA")
+        if found is not doors.NOBODY:
+            return found
+        return self._choose_far(address, port)
+
+    def _choose_far(self, address: str, port: int) -> Chance | str:
+        """For a peer without a door: it may be on another host."""
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._has_adapter, self._look_again = has_adapter(), now + _LOOK_AGAIN_S
+        if not self._has_adapter:
+            return f"{doors.NOBODY}, and this host has no RDMA adapter for others"
+        fabric, until = self._remembered.get((address, port), ("", 0.0))
+        if until < now:
+            return Chance(None, "an RDMA adapter may reach it", alone=False)
+        if fabric == "tcp":
+            return f"RDMA did not reach it within the last {MEMORY_S:.0f} s"
+        return Chance(None, "an RDMA adapter reaches it", alone=True)
+
+    def remember(self, address: str, port: int, fabric: str) -> None:
+        """This is how a peer on another host was reached."""
+        self._remembered.pop((address, port), None)
+        while len(self._remembered) >= _PEERS_KEPT:
+            self._remembered.pop(next(iter(self._remembered)))
+        self._remembered[address, port] = (fabric, time.monotonic() + MEMORY_S)
+
+    def tell(self, host: str, port: int, fabric: str, reason: str) -> None:
+        """Log the first choice for a peer."""
+        if (host, port) in self._told:
+            return
+        if len(self._told) >= _PEERS_KEPT:
+            self._told.clear()
+        self._told[host, port] = None
+        logger.info("connections to %s port %d take %s: %s", host, port, fabric.upper(), reason)
+
+
+def has_adapter() -> bool:
+    """Whether the kernel has an RDMA device. This loads no library."""
+    try:
+        return os.access(_ADAPTERS, os.R_OK) and bool(os.listdir(_ADAPTERS))
+    except OSError:
+        return False
+
+
+def refuse_tcp(host: Any, port: int | str | None, reason: str) -> None:
+    """Raise an error if RDMANET_REQUIRE excludes TCP.
+
+    :raises ConnectionRefusedError: it does
+    """
+    if requires_rdma():
+        raise ConnectionRefusedError(
+            errno.ECONNREFUSED,
+            f"only TCP reaches {host} port {port}, which RDMANET_REQUIRE=rdma excludes: {reason}",
+        )
+
+
+def _unmapped(found: doors.Found) -> str:
+    """Why the embedded device would not map the peer's memory; "" if it will."""
+    if found.user != os.geteuid():
+        return f"the server offers RDMA, but is user {found.user}'s, whose memory cannot be mapped"
+    if os.environ.get("RDMANET_SOFT_TRANSPORT") != "stream" and not kernel.may_map(found.pid):
+        return "the server offers RDMA, but this process may not map its memory"
+    return ""

@@ -1,0 +1,121 @@
+"""What the kernel says about this host's sockets and addresses, by netlink: each call is one question and its answer.
+
+Names in the abstract Unix namespace have no owner, and everybody may take any. So before a name is believed the kernel
+is asked which user listens at the TCP address that the name claims (sock_diag(7)), and whether this host has that
+address at all (rtnetlink(7)). A host that does not answer is no reason to believe anything.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+_NETLINK_ROUTE = 0
+_NETLINK_SOCK_DIAG = 4
+_REQUEST = 1  # NLM_F_REQUEST
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+_ANSWER_BYTES = 16384
+
+_SOCK_DIAG_BY_FAMILY = 20
+_TCP_LISTEN = 10
+_NO_COOKIE = 0xFFFFFFFF
+# struct inet_diag_req_v2: family, protocol, extensions, padding, states; then struct inet_diag_sockid: ports, source,
+# destination, interface, cookie.
+_DIAG_QUESTION = struct.Struct("=BBBxI2s2s16s16sIII")
+# struct inet_diag_msg: family, state, timer, retransmissions; sockid; expires, queues, uid, inode.
+_DIAG_ANSWER = struct.Struct("=BBBB2s2s16s16sIIIIIIII")
+
+_GETROUTE = 26  # RTM_GETROUTE
+_NEWROUTE = 24  # RTM_NEWROUTE
+_ROUTE = struct.Struct("=BBBBBBBBI")  # struct rtmsg
+_ATTRIBUTE = struct.Struct("=HH")  # struct rtattr
+_RTA_DST = 1
+_RTN_LOCAL = 2
+
+FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
+"""An address's family, by the length of its binary form."""
+
+
+class Listener(NamedTuple):
+    """A TCP listener: the user who made its socket, and the address that it is bound to."""
+
+    user: int
+    address: str
+
+
+def packed(address: str) -> bytes:
+    """The binary form of an address.
+
+    :raises OSError: it is no numeric address
+    """
+    text = address.partition("%")[0]
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+
+
+def tcp_listener(address: str, port: int) -> Listener | None:
+    """Who gets a TCP connection to this address and port: a listener on the address itself before one on a wildcard.
+
+    None if nobody listens there in this network namespace, or the kernel does not say.
+    """
+    binary = packed(address)
+    question = _DIAG_QUESTION.pack(
+        FAMILIES[len(binary)], socket.IPPROTO_TCP, 0, 0xFFFFFFFF, struct.pack("!H", port), bytes(2),
+        binary.ljust(16, b"\0"), bytes(16), 0, _NO_COOKIE, _NO_COOKIE,
+    )  # fmt: skip
+    answer = _ask(_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question, _SOCK_DIAG_BY_FAMILY)
+    if answer is None or len(answer) < _DIAG_ANSWER.size:
+        return None
+    family, state, _, _, _, _, source, _, _, _, _, _, _, _, user, inode = _DIAG_ANSWER.unpack_from(answer)
+    if state != _TCP_LISTEN or not inode:  # the kernel may report user 0 for a socket that is closed
+        return None
+    return Listener(user, socket.inet_ntop(family, source[: 4 if family == socket.AF_INET else 16]))
+
+
+def is_of_this_host(address: str) -> bool:
+    """Whether this network namespace has the address; false if the kernel does not say."""
+    binary = packed(address)
+    question = _ROUTE.pack(FAMILIES[len(binary)], len(binary) * 8, 0, 0, 0, 0, 0, 0, 0)
+    question += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(binary), _RTA_DST) + binary
+    answer = _ask(_NETLINK_ROUTE, _GETROUTE, question, _NEWROUTE)
+    if answer is None or len(answer) < _ROUTE.size:
+        return False
+    return bool(_ROUTE.unpack_from(answer)[7] == _RTN_LOCAL)
+
+
+def may_map(pid: int) -> bool:
+    """Whether this process may read that one's memory: the embedded device needs it for its fast path.
+
+    The link is readable for who may trace the process (proc_pid_ns(5)). The device finds out by itself what is so
+    (soft/peer/proof.c); this is only to know it before.
+    """
+    if pid <= 0:
+        return False
+    try:
+        return os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user")
+    except OSError:
+        return False
+
+
+def overflow_user() -> int:
+    """The number that the kernel gives all users who do not exist in our user namespace: it proves nothing."""
+    try:
+        with open("/proc/sys/kernel/overflowuid") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 65534
+
+
+def _ask(family: int, kind: int, question: bytes, answer_kind: int) -> bytes | None:
+    """The kernel's answer to one question, which it gives within send(); None if there is none."""
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as asking:
+            asking.sendto(_HEADER.pack(_HEADER.size + len(question), kind, _REQUEST, 1, 0) + question, (0, 0))
+            answer, (sender, _) = asking.recvfrom(_ANSWER_BYTES, socket.MSG_DONTWAIT)
+    except OSError:
+        return None
+    if sender != 0 or len(answer) < _HEADER.size:  # the kernel is 0
+        return None
+    length, found, _, _, _ = _HEADER.unpack_from(answer)
+    return answer[_HEADER.size : length] if found == answer_kind else None

@@ -1,0 +1,279 @@
+"""create_server: one server that serves TCP and RDMA on the same port.
+
+Theory
+------
+TCP comes first. The loop's own create_server() makes the TCP listeners, so everybody reaches the server as before, and
+all that it raises is as before. Then an RDMA listener joins each TCP listener, on the same address and port, and a door
+(doors.py) tells clients on this host about it. An adapter has ports of its own. The embedded device's listener shares
+the TCP port: it is found by its name, on this host only, and only because the TCP listener is ours.
+
+If RDMA cannot listen, the server serves TCP only, and the log says why. RDMANET_REQUIRE=rdma makes that an error.
+
+Of several workers on one port the first has the door and the RDMA connections; TCP's are spread over all. When it ends,
+another takes its place. Until then clients find no door, and take TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from rdmanet.environment import requires_rdma
+from rdmanet.loop.doors import Door, Heir, owner
+from rdmanet.loop.settings import Settings
+
+if TYPE_CHECKING:
+    from rdmanet.server import RdmaServer
+
+logger = logging.getLogger("rdmanet")
+
+SockAddr = tuple[str, int] | tuple[str, int, int, int]
+REASON = "the client came by RDMA"
+
+# Before 3.12 asyncio's wait_closed() returns as soon as the server is closed, and so does uvloop's.
+_WAITS_FOR_CONNECTIONS = sys.version_info >= (3, 12)
+_TRIES = 3
+_TRY_AGAIN_S = 0.02
+_NOT_ITS_ADDRESS = (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT)
+
+
+class DualServer(asyncio.AbstractServer):
+    """A server of the loop's own, and RDMA beside it (asyncio.Server, method by method)."""
+
+    def __init__(
+        self,
+        tcp: Any,
+        loop: asyncio.AbstractEventLoop,
+        settings: Settings,
+        make_server: Callable[[], RdmaServer],
+        alive: set[DualServer],
+    ) -> None:
+        """
+        :param tcp: the loop's server, not serving yet
+        :param make_server: makes RDMA servers without listeners
+        :param alive: where the server is kept while it serves
+        """
+        self._tcp = tcp
+        self._loop = loop
+        self._settings = settings
+        self._make_server = make_server
+        self._alive = alive
+        self._rdma: list[RdmaServer] = []
+        self._heirs: list[Heir] = []
+        self._inheriting: set[asyncio.Task[None]] = set()
+        self._is_offered = False
+        self._is_closed = False
+        self._serving_forever: asyncio.Future[None] | None = None
+
+    # -- asyncio.Server ------------------------------------------------------------------------------------
+
+    @property
+    def sockets(self) -> tuple[Any, ...]:
+        """The TCP listeners' sockets. RDMA listens on the same addresses."""
+        return tuple(self._tcp.sockets)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that the server belongs to."""
+        return self._loop
+
+    def is_serving(self) -> bool:
+        """Whether it accepts connections."""
+        return bool(self._tcp.is_serving())
+
+    async def start_serving(self) -> None:
+        """Begin to accept connections; later calls do nothing. Cancelling it leaves a server that serves TCP.
+
+        :raises OSError: RDMA cannot listen, and RDMANET_REQUIRE=rdma
+        """
+        await self._tcp.start_serving()
+        if self.is_serving():
+            self._alive.add(self)
+        if not self._is_offered:
+            self._is_offered = True
+            await self._offer()
+
+    def close(self) -> None:
+        """Stop listening. Connections live on."""
+        self._is_closed = True
+        self._alive.discard(self)
+        for task in self._inheriting:
+            task.cancel()
+        for heir in self._heirs:
+            heir.close()
+        for server in self._rdma:
+            server.close()
+        self._tcp.close()
+        if self._serving_forever is not None and not self._serving_forever.done():
+            self._serving_forever.cancel()
+
+    def close_clients(self) -> None:
+        """Call close() on every connection that was accepted; before Python 3.13, on those by RDMA."""
+        for server in self._rdma:
+            server.close_clients()
+        if hasattr(self._tcp, "close_clients"):
+            self._tcp.close_clients()
+
+    def abort_clients(self) -> None:
+        """Call abort() on every connection that was accepted; before Python 3.13, on those by RDMA."""
+        for server in self._rdma:
+            server.abort_clients()
+        if hasattr(self._tcp, "abort_clients"):
+            self._tcp.abort_clients()
+
+    async def wait_closed(self) -> None:
+        """Wait as the loop's own server does; since Python 3.12 until all connections have ended.
+
+        Cancelling it only ends the wait.
+        """
+        await self._tcp.wait_closed()
+        if isinstance(self._tcp, asyncio.AbstractServer) and _WAITS_FOR_CONNECTIONS:
+            for server in self._rdma:
+                await server.wait_closed()
+
+    async def serve_forever(self) -> None:
+        """Accept connections until it is cancelled; then close the server and its connections.
+
+        Python 3.13 closes connections by TCP, too.
+
+        :raises RuntimeError: the server is closed, or this method is already being awaited
+        """
+        if self._serving_forever is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        if not self.sockets:
+            raise RuntimeError(f"server {self!r} is closed")
+        self._serving_forever = forever = self._loop.create_future()
+        try:
+            await self.start_serving()
+            await forever
+        except asyncio.CancelledError:
+            try:
+                self.close()
+                self.close_clients()
+                await self.wait_closed()
+            finally:
+                raise
+        finally:
+            self._serving_forever = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_tcp"], name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} sockets={self.sockets!r} rdma={self._rdma!r}>"
+
+    # -- RDMA ----------------------------------------------------------------------------------------------
+
+    async def _offer(self) -> None:
+        """Listen for RDMA beside each TCP listener."""
+        for tcp in self.sockets:
+            if tcp.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            address = cast(SockAddr, tcp.getsockname())
+            if self._settings.patterns.exclude(address[0], address[1]):
+                continue
+            try:
+                await self._offer_at(address, _takes_both_families(tcp))
+            except OSError:
+                self.close()
+                raise
+
+    async def _offer_at(self, address: SockAddr, takes_both: bool) -> None:
+        """Listen for RDMA beside one TCP listener; or wait until the process ends that does.
+
+        :raises OSError: it is not possible, and RDMANET_REQUIRE=rdma
+        """
+        failure: OSError | None = None
+        for _ in range(_TRIES):
+            if self._is_closed:
+                return
+            try:
+                await self._join(address, takes_both)
+                return
+            except OSError as exc:
+                failure = exc
+                if self._is_closed:
+                    return
+                if exc.errno != errno.EADDRINUSE:
+                    break
+                if self._waits_for_owner(address, takes_both):
+                    return
+                # A worker beside us may be about to open its door: until it listens, nobody sees whose it is.
+                await asyncio.sleep(_TRY_AGAIN_S)
+        assert failure is not None
+        if requires_rdma():
+            raise failure
+        why = failure.strerror or failure
+        logger.warning("the server on %s port %d serves TCP only: %s", address[0], address[1], why)
+
+    def _waits_for_owner(self, address: SockAddr, takes_both: bool) -> bool:
+        """Whether another process of this user serves RDMA there: a worker beside us, whose heir we are."""
+        pid = owner(address[0], address[1])
+        if pid is None or pid == os.getpid():
+            return False
+
+        def inherit() -> None:
+            task = self._loop.create_task(self._offer_at(address, takes_both))
+            self._inheriting.add(task)
+            task.add_done_callback(self._inheriting.discard)
+
+        try:
+            self._heirs.append(Heir(self._loop, pid, inherit))
+        except OSError as exc:
+            logger.debug("process %d cannot be waited for: %s", pid, exc)
+            return False
+        logger.info(
+            "the server on %s port %d serves TCP; process %d serves RDMA there until it ends, and then this one",
+            *address[:2],
+            pid,
+        )
+        return True
+
+    async def _join(self, address: SockAddr, takes_both: bool) -> None:
+        """Listen for RDMA on the address of one TCP listener, and open its door."""
+        from rdmanet.addresses import libraries_for
+        from rdmanet.loop_context import loop_context_for
+
+        places = [address, ("0.0.0.0", address[1])] if takes_both else [address]
+        door = Door(address[0], address[1], lambda: address[1], takes_both)
+        server = None
+        try:
+            server = self._make_server()
+            server.on_close = door.close
+            failure: OSError | None = None
+            for place in places:
+                for library in libraries_for(place, None):
+                    try:
+                        server._add_listener(await loop_context_for(self._loop, library), place)
+                    except OSError as exc:
+                        failure = exc
+                        if exc.errno not in _NOT_ITS_ADDRESS:
+                            logger.debug("no RDMA listener on %s by %s: %s", place, library.name, exc)
+            if not server._listeners:
+                raise failure or OSError(errno.ENODEV, "no device has this address")
+            await server.start_serving()
+            if self._is_closed:  # meanwhile
+                server.close()
+                door.close()
+                return
+            door.open(self._loop)
+        except BaseException:
+            if server is not None:
+                server.close()
+            door.close()
+            raise
+        self._rdma.append(server)
+
+
+def _takes_both_families(tcp: Any) -> bool:
+    """Whether a listener on :: accepts IPv4, too."""
+    return (
+        tcp.family == socket.AF_INET6
+        and tcp.getsockname()[0] == "::"
+        and not tcp.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    )

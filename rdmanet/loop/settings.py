@@ -1,0 +1,59 @@
+"""What the switch was told: who is to be reached by RDMA, and how much it is to look like TCP."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+TYPE_CHECKING = False  # see rdmanet/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rdmanet.loop.peers import Peers
+    from rdmanet.options import StreamConfig
+
+UNREAD_BYTES = 4 << 20
+"""What a connection takes in that its program does not read: as much as TCP on one host, whose send buffers grow to
+4 MiB by default (net.ipv4.tcp_wmem). Two programs that both write, drain, and then read depend on it."""
+
+
+class Settings:
+    """The options of one loop."""
+
+    def __init__(
+        self,
+        peers: str | Iterable[str] | None = None,
+        lost_peer: str = "eof",
+        reference_writes: bool = False,
+    ) -> None:
+        """
+        :param peers: whom to reach by RDMA; None means what RDMANET_PEERS says, or ``auto``
+        :param lost_peer: what a reader gets when its peer is lost: "eof", as by TCP, or "error"
+        :param reference_writes: whether large memory that may change is sent from where it lies, as by the direct calls
+        :raises ValueError: an option makes no sense
+        """
+        if lost_peer not in ("error", "eof"):
+            raise ValueError(f"lost_peer={lost_peer!r} is neither 'error' nor 'eof'")
+        self.lost_peer = lost_peer
+        self.reference_writes = reference_writes
+        self._peers = os.environ.get("RDMANET_PEERS") if peers is None else peers
+        if self._peers is not None:
+            self.patterns  # noqa: B018  read now, so that mistakes show here
+
+    @functools.cached_property
+    def patterns(self) -> Peers:
+        """Whom to reach by RDMA."""
+        from rdmanet.loop.peers import Peers
+
+        return Peers(self._peers)
+
+    def config(self, reason: str) -> StreamConfig:
+        """The options of a connection that takes RDMA for this reason."""
+        from rdmanet.options import StreamConfig
+
+        return StreamConfig(
+            lost_peer=self.lost_peer,
+            reference_writes=self.reference_writes,
+            unread_bytes=UNREAD_BYTES,
+            reason=reason,
+        )

@@ -1,0 +1,266 @@
+"""TLS: asyncio's SSLProtocol between a connection's transport and the application's protocol.
+
+Theory
+------
+asyncio encrypts by a protocol. ``SSLProtocol`` is the protocol of a transport, and has a second transport, the *face*,
+for the application's protocol above. It asks of the lower transport only what every asyncio transport has, and of its
+loop only ``call_soon``, ``call_later`` and the like. So it runs over ours, on any loop: what TLS does here, its states,
+time-outs, errors and extra info, is what the Python that runs does over TCP. What is written to the face is encrypted
+at once, so the program may change its memory when ``write()`` has returned. The encrypted bytes are one ``bytes``
+object, which the device reads where it lies. Received bytes go from their slots into TLS's MemoryBIO (_pyx/sink.pxi).
+
+Of asyncio's this uses what is not in its manual: SSLProtocol, its ``_app_transport``, which is the face, and its
+``_incoming``, the MemoryBIO; and ``BaseEventLoop.start_tls`` as a function, because uvloop's method of that name takes
+only uvloop's transports. CPython's own tests of TLS run over all that (tests/streams/cpython_tls.py).
+
+SSLProtocol closes the lower transport while it has bytes left to write, if that has told it to pause. It writes them
+when it is resumed, as asyncio's transports take writes after ``close()`` until their buffers are empty. So the
+lifecycle ends our half only then.
+
+Bytes that have come when TLS begins, and that nobody has read, are TLS's: they are the peer's first records. (If they
+are none, the handshake fails. So nobody can slip in plain text before it that is then taken for what TLS protects.)
+`begin_over` sees to that wherever a transport gets an SSLProtocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
+from typing import Any, cast
+
+
+class Tls:
+    """How connections are to be encrypted: what asyncio's functions take for that."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext | None,
+        server_side: bool,
+        server_hostname: str | None,
+        handshake_timeout: float | None,
+        shutdown_timeout: float | None,
+    ) -> None:
+        """
+        :param context: None: asyncio's default for clients
+        """
+        self._context = context
+        self._server_side = server_side
+        self._server_hostname = server_hostname
+        self._handshake_timeout = handshake_timeout
+        self._shutdown_timeout = shutdown_timeout
+
+    @classmethod
+    def of_client(
+        cls,
+        context: ssl.SSLContext | bool | None,
+        host: str | None,
+        server_hostname: str | None,
+        handshake_timeout: float | None,
+        shutdown_timeout: float | None,
+    ) -> Tls | None:
+        """What the arguments of create_rdma_connection() ask for; None: no TLS. Errors are asyncio's."""
+        if not context:
+            _refuse_without_ssl(
+                server_hostname=server_hostname,
+                ssl_handshake_timeout=handshake_timeout,
+                ssl_shutdown_timeout=shutdown_timeout,
+            )
+            return None
+        if not isinstance(context, ssl.SSLContext | bool):
+            raise TypeError(f"ssl argument must be an SSLContext, a bool or None, not {context!r}")
+        if server_hostname is None:
+            if not host:
+                raise ValueError("You must set server_hostname when using ssl without a host")
+            server_hostname = host
+        given = None if isinstance(context, bool) else context
+        return cls(given, False, server_hostname, handshake_timeout, shutdown_timeout)
+
+    @classmethod
+    def of_server(
+        cls, context: ssl.SSLContext | None, handshake_timeout: float | None, shutdown_timeout: float | None
+    ) -> Tls | None:
+        """The same of start_rdma_server()."""
+        if context is None:
+            _refuse_without_ssl(
+                ssl_handshake_timeout=handshake_timeout, ssl_shutdown_timeout=shutdown_timeout
+            )
+            return None
+        if not isinstance(context, ssl.SSLContext):
+            raise TypeError("ssl argument must be an SSLContext or None")
+        tls = cls(context, True, None, handshake_timeout, shutdown_timeout)
+        # What would fail for every client fails now: a context that is a client's, or a time that is not positive.
+        tls.wrap(asyncio.get_running_loop(), asyncio.Protocol(), None)._app_transport.abort()
+        return tls
+
+    @property
+    def handshake_timeout(self) -> float:
+        """How long a handshake may take, in seconds."""
+        if self._handshake_timeout is None:
+            return asyncio.constants.SSL_HANDSHAKE_TIMEOUT
+        return self._handshake_timeout
+
+    def wrap(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        protocol: asyncio.BaseProtocol,
+        greeted: asyncio.Future[None] | None,
+    ) -> Any:
+        """An SSLProtocol.
+
+        :param protocol: gets connection_made() when the handshake is done
+        :param greeted: gets a result then, or the reason why there will be none
+        """
+        make: Any = SSLProtocol  # its stub knows no None
+        return make(
+            loop,
+            protocol,
+            self._context,
+            greeted,
+            self._server_side,
+            self._server_hostname,
+            ssl_handshake_timeout=self._handshake_timeout,
+            ssl_shutdown_timeout=self._shutdown_timeout,
+        )
+
+
+class Layer:
+    """TLS on one connection, until the handshake is done.
+
+    :ivar make: the factory of the lower transport's protocol
+    """
+
+    def __init__(
+        self, tls: Tls, loop: asyncio.AbstractEventLoop, factory: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
+        """
+        :param factory: makes the application's protocol
+        """
+        self._tls = tls
+        self._loop = loop
+        self._factory = factory
+        self._greeted: asyncio.Future[None] = loop.create_future()
+        self._face: asyncio.Transport | None = None
+
+    def make(self) -> asyncio.BaseProtocol:
+        """The connection exists: the protocol that encrypts it, below the application's."""
+        below = self._tls.wrap(self._loop, self._factory(), self._greeted)
+        self._face = below._app_transport  # it forgets that when the connection is lost
+        return cast(asyncio.BaseProtocol, below)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call this when the handshake has succeeded; if it fails the connection ends."""
+
+        def greeted(future: asyncio.Future[None]) -> None:
+            if not future.cancelled() and future.exception() is None and self._is_up:
+                call()
+
+        self._greeted.add_done_callback(greeted)
+
+    async def done(self, lower: asyncio.Transport) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Wait for the handshake on this transport; returns the face, and the application's protocol.
+
+        If it fails or is cancelled, the connection is aborted.
+
+        :raises ssl.SSLError: the peer's certificate is not good, or it speaks no TLS that we do, and the like
+        :raises OSError: the connection was lost; ConnectionAbortedError, the time was up
+        """
+        try:
+            try:
+                await self._greeted
+            except ConnectionResetError as exc:
+                if exc.args:
+                    raise
+                raise ConnectionResetError(  # asyncio's has no text
+                    errno.ECONNRESET,
+                    "the peer ended the connection during the TLS handshake: it may not expect TLS",
+                ) from exc
+            if not self._is_up:
+                raise ConnectionAbortedError(
+                    errno.ECONNABORTED, "the connection was closed during the SSL handshake"
+                )
+        except BaseException:
+            lower.abort()
+            raise
+        assert self._face is not None
+        return self._face, self._face.get_protocol()
+
+    @property
+    def _is_up(self) -> bool:
+        # An end without an error gives a result, too.
+        return self._face is not None and self._face.get_extra_info("ssl_object") is not None
+
+
+async def start_tls(
+    transport: asyncio.WriteTransport,
+    protocol: asyncio.BaseProtocol,
+    sslcontext: ssl.SSLContext,
+    *,
+    server_side: bool = False,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+) -> asyncio.Transport:
+    """Encrypt a connection from now on, like ``loop.start_tls``; returns the transport that ``protocol`` is to use.
+
+    It works on every event loop. ``transport`` is an RdmaTransport, or one that asyncio's ``loop.start_tls`` takes.
+    Received bytes that the protocol was not given, or that nobody has read from its RdmaStreamReader, are the first of
+    TLS. ``connection_made()`` is not called again. Times are in seconds; asyncio's defaults are 60 for the handshake
+    and 30 for the shutdown.
+
+    Raises TypeError for a context that is none, or another transport; ValueError for times that are not positive;
+    ``ssl.SSLError`` if the handshake fails; ConnectionAbortedError if it takes too long; the OSError with which the
+    connection was lost. The connection is closed then, and also if this is cancelled.
+    """
+    face = await asyncio.BaseEventLoop.start_tls(
+        cast(asyncio.BaseEventLoop, asyncio.get_running_loop()),
+        transport,
+        protocol,
+        sslcontext,
+        server_side=server_side,
+        server_hostname=server_hostname,
+        ssl_handshake_timeout=ssl_handshake_timeout,
+        ssl_shutdown_timeout=ssl_shutdown_timeout,
+    )
+    if face is None:
+        raise ConnectionAbortedError(errno.ECONNABORTED, "the connection was closed during the SSL handshake")
+    return face
+
+
+def begin_over(before: asyncio.BaseProtocol | None, protocol: Any, writing_paused: bool) -> None:
+    """A transport has got this SSLProtocol, after another protocol: TLS goes on where that one has stopped.
+
+    :param writing_paused: the transport has told the protocol before to pause
+    """
+    if writing_paused:
+        protocol.pause_writing()
+    reader = getattr(before, "_rdma_sink", None)
+    unread = memoryview(b"" if reader is None else reader.take_unread())
+    while unread:
+        room = protocol.get_buffer(len(unread))
+        taken = min(len(room), len(unread))
+        room[:taken] = unread[:taken]
+        protocol.buffer_updated(taken)
+        unread = unread[taken:]
+
+
+def face_of(protocol: asyncio.BaseProtocol | None) -> asyncio.Transport | None:
+    """The transport above a transport's protocol, if that is TLS's and the connection is there."""
+    return (
+        cast("asyncio.Transport | None", getattr(protocol, "_app_transport", None))
+        if is_tls(protocol)
+        else None
+    )
+
+
+def is_tls(protocol: asyncio.BaseProtocol | None) -> bool:
+    """Whether a transport's protocol encrypts it."""
+    return isinstance(protocol, SSLProtocol)
+
+
+def _refuse_without_ssl(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} is only meaningful with ssl")

@@ -1,0 +1,70 @@
+"""The benchmarks run: what they measure is not judged here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+pytestmark = pytest.mark.embedded_only("they are for one host, and choose the device themselves")
+
+
+def run(module: str, *arguments: object) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", module, "--quick", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+        cwd=ROOT,
+    ).stdout
+
+
+def test_a_case_its_tables_and_its_drawing(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    case = ("--case", "round trip 64 B", "--api", "streams", "--variant", "uvloop", "--repetitions", 1)
+    table = run("benchmarks", *case, "--output", results)
+    assert results.with_suffix(".md").read_text().strip() == table.strip()
+    drawn = ElementTree.parse(results.with_suffix(".svg"))
+    said = [text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    at = said.index("round trip 64 B, streams: µs (less is better)")
+    assert said[at + 1 : at + 6 : 2] == ["rdmanet", "unix", "tcp"]
+    assert all(float(figure) > 0 for figure in said[at + 2 : at + 7 : 2])
+
+
+def test_arrays() -> None:
+    kinds = ["rdmanet", "rdmanet-alloc", "rdmanet-buffered-alloc", "unix-sockets"]
+    text = run("benchmarks.arrays", "--size", "4", *kinds)
+    tables = [table.splitlines() for table in text.strip().split("\n\n")]
+    assert [[row.split()[0] for row in table[1:]] for table in tables] == [
+        ["rdmanet", "rdmanet-alloc", "unix-sockets"],
+        kinds,
+        kinds,
+    ]
+
+
+def test_connecting() -> None:
+    _, *rows = run("benchmarks.connecting").splitlines()
+    assert [row.split()[0] for row in rows] == ["rdmanet", "tcp", "unix"]
+    assert all(float(figure.replace(",", "")) > 0 for row in rows for figure in row.split()[1:])
+
+
+def test_falling_back() -> None:
+    _, *rows = run("benchmarks.falling_back").splitlines()
+    assert [row.split()[0] for row in rows] == ["uvloop", "asyncio"]
+    assert all(float(figure) > 0 for row in rows for figure in row.split()[1:])
+
+
+def test_peers() -> None:
+    """Those that need nothing from PyPI."""
+    _, ours, theirs = run("benchmarks.peers", "--peer", "rdmanet", "--peer", "shared_memory").splitlines()
+    for line, name in ((ours, "rdmanet"), (theirs, "shared_memory")):
+        first, *figures = line.split()
+        assert first == name
+        assert len(figures) == 6 and all(float(figure.replace(",", "")) > 0 for figure in figures)

@@ -1,0 +1,39 @@
+"""Fixtures of the libraries' tests."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+import rdmanet
+from rdmanet.transport import RdmaTransport
+
+BASES = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
+
+
+@pytest.fixture(params=BASES.values(), ids=BASES.keys())
+def run(request) -> Callable[..., Any]:
+    def run(main: Coroutine[Any, Any, Any], **options: Any) -> Any:
+        async def limited() -> Any:
+            async with asyncio.timeout(60):
+                return await main
+
+        return rdmanet.run(limited(), loop_factory=request.param, **options)
+
+    return run
+
+
+@pytest.fixture
+def connections(monkeypatch) -> list[RdmaTransport]:
+    """The connecting sides of all connections by RDMA."""
+    made = []
+    connect = RdmaTransport._connect
+
+    async def counted(self, address, local):
+        await connect(self, address, local)
+        made.append(self)
+
+    monkeypatch.setattr(RdmaTransport, "_connect", counted)
+    return made

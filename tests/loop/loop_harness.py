@@ -1,0 +1,88 @@
+"""What the loop's tests are made of: protocols that remember, and peers in other processes."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import AwaitedProcess
+from tests.support.waiting import Conditions
+
+HERE = Path(__file__).resolve().parent
+STREAM = os.environ.get("RDMANET_SOFT_TRANSPORT") == "stream"
+
+
+class Recorder(asyncio.Protocol):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.events: list[str] = []
+        self.data = bytearray()
+        self.error: BaseException | None = None
+        self._conditions = Conditions()
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self._note("made")
+
+    def data_received(self, data):
+        self.data += data
+        self._note("data")
+
+    def eof_received(self):
+        self._note("eof")
+
+    def connection_lost(self, exc):
+        self.error = exc
+        self._note("lost")
+
+    def _note(self, event: str) -> None:
+        if not (event == "data" and self.events[-1:] == ["data"]):
+            self.events.append(event)
+        self._conditions.look()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        await self._conditions.until(condition)
+
+
+class Echo(Recorder):
+    """Sends back what it gets."""
+
+    def data_received(self, data):
+        super().data_received(data)
+        self.transport.write(data)
+
+
+async def plain_server(factory: Callable[[], asyncio.BaseProtocol] = Echo) -> tuple[Any, int]:
+    """A TCP server that knows nothing of RDMA, and its port."""
+    server = await asyncio.get_running_loop()._rdmanet.base.create_server(factory, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+def peer(name: str, *arguments: object, **environment: str) -> AwaitedProcess:
+    """A script of peers/ in another process."""
+    return AwaitedProcess(
+        sys.executable, HERE / "peers" / name, *arguments,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), **environment}, keep_errors=True,
+    )  # fmt: skip
+
+
+def fabric(of: Any) -> str:
+    return str(of.get_extra_info("fabric"))
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    factory: Callable[[], asyncio.BaseProtocol] = Echo, host: Any = "127.0.0.1", **options: Any
+):
+    """A server of the loop's, and its port."""
+    server = await asyncio.get_running_loop().create_server(factory, host, 0, **options)
+    try:
+        yield server, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        server.abort_clients() if hasattr(server, "abort_clients") else None

@@ -1,0 +1,29 @@
+"""One of several servers on one port. It prints when it is ready, and sends its number to whoever connects."""
+
+import asyncio
+import os
+import sys
+
+import rdmanet
+
+
+class Numbered(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+        transport.write(b"%d %s\n" % (os.getpid(), transport.get_extra_info("fabric").encode()))
+
+    def data_received(self, data):
+        self.transport.write(data)
+
+
+async def main():
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Numbered, "127.0.0.1", int(sys.argv[1]), reuse_port=True)
+    print("ready", flush=True)
+    over = loop.create_future()
+    loop.add_reader(sys.stdin, lambda: sys.stdin.readline() or over.done() or over.set_result(None))
+    await over
+    server.close()
+
+
+rdmanet.run(main())

@@ -1,0 +1,237 @@
+"""A door is believed only if it speaks for the TCP listener that a client would reach."""
+
+import asyncio
+import errno
+import os
+import socket
+
+import pytest
+
+from rdmanet.loop import doors, kernel
+from rdmanet.loop.doors import Door, Found
+from tests.support.waiting import begin, loop_turns, until_seen
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def port_of(listener: socket.socket) -> int:
+    return listener.getsockname()[1]
+
+
+async def opened(address: str, port: int) -> Door:
+    door = Door(address, port, lambda: 4711)
+    door.open(asyncio.get_running_loop())
+    return door
+
+
+async def knock(found: Found | str) -> int:
+    assert isinstance(found, Found), found
+    return await doors.knock(found, asyncio.get_running_loop().sock_recv)
+
+
+async def test_it_answers_with_a_port(listener):
+    port = port_of(listener)
+    assert doors.find("127.0.0.1", port) is doors.NOBODY
+    door = await opened("127.0.0.1", port)
+    found = doors.find("127.0.0.1", port)
+    assert isinstance(found, Found) and (found.pid, found.user) == (os.getpid(), os.geteuid())
+    assert await knock(found) == 4711
+    assert await asyncio.gather(*(knock(doors.find("127.0.0.1", port)) for _ in range(200))) == [4711] * 200
+    door.close()
+    assert doors.find("127.0.0.1", port) is doors.NOBODY
+
+
+async def test_without_a_sign_nobody_knocks(listener):
+    """A sign is what costs a client least to look for, so a server has one as long as it has a door."""
+    port, lookout = port_of(listener), doors.Lookout()
+    signs = doors.signs("127.0.0.1", port)
+    assert not lookout.sees(signs)
+    door = await opened("127.0.0.1", port)
+    assert lookout.sees(signs) and not lookout.sees(doors.signs("127.0.0.2", port))
+    door.close()
+    assert not lookout.sees(signs)
+    with socket.socket(socket.AF_UNIX) as unsigned:
+        unsigned.bind(signs[0])
+        unsigned.listen()
+        assert doors.find("127.0.0.1", port, lookout) is doors.NOBODY
+        unsigned.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            unsigned.accept()
+    lookout.close()
+
+
+async def test_a_sign_alone_says_nothing(listener):
+    """Everybody may put one up. Who sees it looks for the door, and goes by TCP if there is none."""
+    port = port_of(listener)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.bind(doors.signs("127.0.0.1", port)[0])
+        assert doors.find("127.0.0.1", port) is doors.NOBODY
+        with pytest.raises(OSError, match="in use"):
+            Door("127.0.0.1", port, lambda: 1)
+        assert doors.owner("127.0.0.1", port) is None
+
+
+async def test_a_sign_that_cannot_be_looked_at_is_one(listener):
+    """Its peer is somebody else, so the kernel says EPERM: that is not what it says of nobody."""
+    port, lookout = port_of(listener), doors.Lookout()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.bind(doors.signs("127.0.0.1", port)[0])
+        stranger.connect(stranger.getsockname())
+        assert lookout.sees(doors.signs("127.0.0.1", port))
+    lookout.close()
+
+
+async def test_nothing_can_be_left_in_a_sign(listener):
+    door = await opened("127.0.0.1", port_of(listener))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.connect(doors.signs("127.0.0.1", port_of(listener))[0])
+        for send in (stranger.send, lambda what: socket.send_fds(stranger, [what], [0])):
+            with pytest.raises(BrokenPipeError):
+                send(b"x")
+    door.close()
+
+
+async def test_a_listener_of_both_families_has_a_sign_for_each():
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as everywhere:
+        port = port_of(everywhere)
+        door = Door("::", port, lambda: 4711, takes_both=True)
+        door.open(asyncio.get_running_loop())
+        for address in ("127.0.0.1", "::1"):
+            assert await knock(doors.find(address, port)) == 4711
+        door.close()
+
+
+async def test_without_a_listener_it_is_not_believed():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        door = await opened("127.0.0.1", port_of(bound))
+        assert "no TCP listener" in doors.find("127.0.0.1", port_of(bound))
+        door.close()
+
+
+async def test_of_another_address_it_is_not_believed(listener):
+    """A wildcard's door does not speak for the listener that an address of its own has."""
+    door = await opened("0.0.0.0", port_of(listener))
+    assert "TCP connections go to 127.0.0.1" in doors.find("127.0.0.1", port_of(listener))
+    door.close()
+
+
+async def test_for_another_user_it_is_not_believed(listener, monkeypatch):
+    door = await opened("127.0.0.1", port_of(listener))
+    theirs = kernel.Listener(os.geteuid() + 1, "127.0.0.1")
+    monkeypatch.setattr(kernel, "tcp_listener", lambda address, port: theirs)
+    assert f"user {os.geteuid() + 1}'s" in doors.find("127.0.0.1", port_of(listener))
+    door.close()
+
+
+async def test_a_user_who_may_be_anybody_is_not_believed(listener, monkeypatch):
+    door = await opened("127.0.0.1", port_of(listener))
+    monkeypatch.setattr(kernel, "overflow_user", os.geteuid)
+    assert "every user without a name" in doors.find("127.0.0.1", port_of(listener))
+    door.close()
+
+
+async def test_for_another_host_it_is_not_believed():
+    """The kernel says that a listener on a wildcard has every address, also those of other hosts."""
+    with socket.create_server(("0.0.0.0", 0)) as everywhere:
+        door = await opened("0.0.0.0", port_of(everywhere))
+        assert isinstance(found := doors.find("127.0.0.1", port_of(everywhere)), Found)
+        found.socket.close()
+        assert "the address is not" in doors.find("192.0.2.77", port_of(everywhere))
+        door.close()
+
+
+async def test_a_name_has_one_owner(listener):
+    door = await opened("127.0.0.1", port_of(listener))
+    with pytest.raises(OSError, match="in use"):
+        Door("127.0.0.1", port_of(listener), lambda: 1)
+    door.close()
+
+
+async def test_who_does_not_answer_is_given_up(listener, monkeypatch):
+    monkeypatch.setattr(doors, "PATIENCE_S", 0.05)
+    door = Door("127.0.0.1", port_of(listener), lambda: 1)
+    with pytest.raises(TimeoutError, match="did not answer"):
+        await knock(doors.find("127.0.0.1", port_of(listener)))
+    door.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+async def test_without_descriptors_it_rests(listener, monkeypatch, code):
+    """Else the loop would call it in every turn."""
+
+    class Exhausted:
+        def __init__(self, real):
+            self.real, self.calls, self.is_over = real, 0, False
+
+        def accept(self):
+            self.calls += 1
+            if self.is_over:
+                return self.real.accept()
+            raise OSError(code, "")
+
+        def __getattr__(self, name):
+            return getattr(self.real, name)
+
+    monkeypatch.setattr(doors, "_REST_S", 0.05)
+    monkeypatch.setattr(doors, "PATIENCE_S", 30)
+    door = await opened("127.0.0.1", port_of(listener))
+    door._socket = exhausted = Exhausted(door._socket)
+    [knocking] = await begin(knock(doors.find("127.0.0.1", port_of(listener))))
+    await until_seen(lambda: exhausted.calls)
+    await loop_turns(20)
+    assert exhausted.calls < 5
+    exhausted.is_over = True
+    assert await knocking == 4711
+    exhausted.is_over = False
+    monkeypatch.setattr(doors, "_REST_S", 1000)
+    found = doors.find("127.0.0.1", port_of(listener))
+    before = exhausted.calls
+    await until_seen(lambda: exhausted.calls != before)
+    found.socket.close()
+    door.close()
+    assert door._resting.cancelled()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"SSH-2.0\n", b"rdmanet-stream 1 0\n", b"rdmanet-stream 1 x\n", b"x" * 200]
+)
+async def test_other_answers_are_errors(listener, answer):
+    loop = asyncio.get_running_loop()
+    door = Door("127.0.0.1", port_of(listener), lambda: 1)
+    found = doors.find("127.0.0.1", port_of(listener))
+    caller, _ = await loop.sock_accept(door._socket)
+    caller.send(answer)
+    caller.close()
+    with pytest.raises(ConnectionResetError, match="door"):
+        await knock(found)
+    door.close()
+
+
+async def test_a_forked_child_does_not_keep_it_open(listener):
+    door = await opened("127.0.0.1", port_of(listener))
+    says, told = os.pipe()
+    ends, over = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(told, b"!")
+        os.close(over)
+        os.read(ends, 1)
+        os._exit(0)
+    os.read(says, 1)
+    door.close()
+    assert doors.find("127.0.0.1", port_of(listener)) is doors.NOBODY
+    await knock_at_a_new_one(port_of(listener))
+    for fd in (says, told, ends, over):
+        os.close(fd)
+    os.waitpid(child, 0)
+
+
+async def knock_at_a_new_one(port: int) -> None:
+    door = await opened("127.0.0.1", port)
+    assert await knock(doors.find("127.0.0.1", port)) == 4711
+    door.close()

@@ -1,0 +1,70 @@
+"""What the kernel says about listeners, addresses and processes."""
+
+import os
+import socket
+import sys
+
+import pytest
+
+from rdmanet.loop import kernel
+from tests.support.processes import Process
+
+
+def test_a_listener_has_its_user_and_its_address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "127.0.0.1")
+        assert kernel.tcp_listener("127.0.0.2", port) is None
+    assert kernel.tcp_listener("127.0.0.1", port) is None
+
+
+def test_an_address_comes_before_a_wildcard():
+    with socket.create_server(("0.0.0.0", 0)) as everywhere:
+        port = everywhere.getsockname()[1]
+        assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "0.0.0.0")
+        with socket.socket() as here:
+            here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            everywhere.close()
+            here.bind(("127.0.0.1", port))
+            here.listen()
+            with socket.socket() as again:
+                again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                again.bind(("127.0.0.3", port))
+                again.listen()
+                assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "127.0.0.1")
+                assert kernel.tcp_listener("127.0.0.3", port) == (os.geteuid(), "127.0.0.3")
+
+
+def test_a_listener_of_both_families_is_found_by_either():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+        port = listener.getsockname()[1]
+        assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "::")
+        assert kernel.tcp_listener("::1", port) == (os.geteuid(), "::")
+
+
+def test_a_bound_socket_is_no_listener():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert kernel.tcp_listener("127.0.0.1", bound.getsockname()[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"), [("127.0.0.1", True), ("127.9.9.9", True), ("192.0.2.77", False)]
+)
+def test_whose_address_it_is(address, is_here):
+    assert kernel.is_of_this_host(address) is is_here
+
+
+def test_whose_memory_may_be_mapped():
+    assert kernel.may_map(os.getpid())
+    assert not kernel.may_map(0)
+    with Process(sys.executable, "-c", "print('here', flush=True); input()") as other:
+        other.line()
+        assert kernel.may_map(other.pid)
+    assert not kernel.may_map(other.pid)
+
+
+def test_there_is_a_number_for_nobody():
+    assert kernel.overflow_user() > 0

@@ -1,0 +1,98 @@
+"""A peer that is killed, exits or aborts looks as it does over TCP; or, if the program wants, as an error."""
+
+import asyncio
+import signal
+
+import pytest
+from loop_harness import Recorder, fabric, peer
+
+import rdmanet
+
+
+async def connected(port: int) -> tuple[rdmanet.RdmaTransport, Recorder]:
+    transport, protocol = await asyncio.get_running_loop().create_connection(Recorder, "127.0.0.1", port)
+    assert fabric(transport) == "rdma"
+    transport.write(b"x")
+    await protocol.until(lambda: protocol.data == b"x")
+    return transport, protocol
+
+
+@pytest.mark.parametrize("how", ["abort", "exit", "kill"])
+async def test_it_is_end_of_file(how):
+    with peer("echo.py") as server:
+        port = int(await server.line())
+        _, protocol = await connected(port)
+        await end(server, protocol, how)
+    assert (protocol.events, protocol.error) == (["made", "data", "eof", "lost"], None)
+
+
+@pytest.mark.parametrize("how", ["abort", "exit", "kill"])
+async def test_it_may_be_an_error(how):
+    rdmanet.patch_loop(asyncio.get_running_loop(), lost_peer="error")
+    with peer("echo.py") as server:
+        port = int(await server.line())
+        _, protocol = await connected(port)
+        await end(server, protocol, how)
+    assert protocol.events == ["made", "data", "lost"]
+    assert isinstance(protocol.error, ConnectionResetError)
+
+
+async def test_what_it_sent_before_comes_first():
+    with peer("echo.py") as server:
+        port = int(await server.line())
+        transport, protocol = await connected(port)
+        transport.pause_reading()
+        transport.write(b"big")
+        poll = transport.get_extra_info("socket").fileno()
+        assert poll >= 0
+        await asyncio.get_running_loop().run_in_executor(None, readable, poll)
+        # Of several frames, the first is readable before the last is sent.
+        while await server.line() != "sent":
+            pass
+        server.send_signal(signal.SIGKILL)
+        await asyncio.get_running_loop().run_in_executor(None, server.process.wait)
+        transport.resume_reading()
+        await protocol.until(lambda: "lost" in protocol.events)
+    assert (len(protocol.data), protocol.events[-2:], protocol.error) == (4_001, ["eof", "lost"], None)
+
+
+def readable(fd: int) -> None:
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(30_000)
+
+
+async def test_readers_get_nothing_more():
+    with peer("echo.py") as server:
+        port = int(await server.line())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert fabric(writer) == "rdma"
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        server.send_signal(signal.SIGKILL)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_server_that_is_stopped_is_reached_by_tcp():
+    """The kernel accepts for it; RDMA needs its loop."""
+    with peer("echo.py") as server:
+        port = int(await server.line())
+        server.stop()
+        transport, protocol = await asyncio.get_running_loop().create_connection(Recorder, "127.0.0.1", port)
+        assert fabric(transport) == "tcp"
+        assert "did not answer within 1.0 s" in transport.get_extra_info("fabric_reason")
+        server.send_signal(signal.SIGCONT)
+        transport.write(b"x")
+        await protocol.until(lambda: protocol.data == b"x")
+        transport.abort()
+
+
+async def end(server, protocol: Recorder, how: str) -> None:
+    if how == "kill":
+        server.send_signal(signal.SIGKILL)
+    else:
+        protocol.transport.write(how.encode())
+    await protocol.until(lambda: "lost" in protocol.events)

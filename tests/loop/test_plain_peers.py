@@ -1,0 +1,234 @@
+"""A peer that TCP reaches: connecting to it again costs little, but it is not taken for granted.
+
+Each test connects at least twice, because the first connection is the one that finds out.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+
+import pytest
+from loop_harness import Echo, Recorder, fabric, plain_server, serving
+
+import rdmanet
+from rdmanet.loop import choice, doors
+
+
+async def connect(port: int, host: str = "127.0.0.1", **options):
+    return await asyncio.get_running_loop().create_connection(Recorder, host, port, **options)
+
+
+async def reason(port: int, host: str = "127.0.0.1", **options) -> str:
+    """Why the next connection is TCP's; "" if it is not."""
+    transport, protocol = await connect(port, host, **options)
+    transport.write(b"x")
+    await protocol.until(lambda: protocol.data == b"x")
+    transport.abort()
+    assert fabric(transport) in ("tcp", "rdma")
+    return transport.get_extra_info("fabric_reason") if fabric(transport) == "tcp" else ""
+
+
+@pytest.fixture
+def chooses(monkeypatch):
+    """The addresses for which a choice was made from the beginning."""
+    chosen = []
+    original = choice.Chooser._choose
+
+    def choose(self, host, place):
+        chosen.append(place[0])
+        return original(self, host, place)
+
+    monkeypatch.setattr(choice.Chooser, "_choose", choose)
+    return chosen
+
+
+async def test_the_choice_is_made_once(chooses):
+    server, port = await plain_server()
+    first = await reason(port)
+    assert first.startswith(doors.NOBODY)
+    assert [await reason(port) for _ in range(10)] == [first] * 10
+    assert len(chooses) == 1
+    server.close()
+
+
+async def test_of_a_name_too(chooses):
+    """Patterns may be for the name, so what is known of its address says nothing of it."""
+    server, port = await plain_server()
+    options = {"family": socket.AF_INET}
+    for _ in range(3):
+        assert (await reason(port, "localhost", **options)).startswith(doors.NOBODY)
+        assert (await reason(port)).startswith(doors.NOBODY)
+    assert len(chooses) == 2
+    rdmanet.patch_loop(asyncio.get_running_loop(), peers="auto !localhost")
+    for _ in range(2):
+        assert (await reason(port)).startswith(doors.NOBODY)
+        assert "do not include it" in await reason(port, "localhost", **options)
+    server.close()
+
+
+async def test_of_a_socket_that_the_program_connects(chooses):
+    loop = asyncio.get_running_loop()
+    server, port = await plain_server()
+    for _ in range(3):
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", port))
+            transport, _ = await loop.create_connection(Recorder, sock=sock.dup())
+            assert sock.getpeername() == ("127.0.0.1", port)
+            transport.abort()
+        sock = socket.socket()
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", port))
+        transport, _ = await loop.create_connection(Recorder, sock=sock)
+        assert transport.get_extra_info("fabric_reason").startswith(doors.NOBODY)
+        transport.abort()
+    assert len(chooses) == 1
+    with socket.socket(type=socket.SOCK_DGRAM) as other:
+        other.setblocking(False)
+        await loop.sock_connect(other, ("127.0.0.1", port))
+        assert other.getpeername() == ("127.0.0.1", port)
+    server.close()
+    async with serving() as (_, port):
+        sock = socket.socket()
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", port))
+        transport, _ = await loop.create_connection(Recorder, sock=sock)
+        assert fabric(transport) == "rdma"
+        transport.abort()
+
+
+@pytest.mark.parametrize("address", [None, (), ("127.0.0.1",), ([], {}), ("127.0.0.1", [])])
+async def test_a_socket_is_not_connected_to_what_is_no_address(address):
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        with pytest.raises((TypeError, ValueError, OSError, IndexError)):
+            await asyncio.get_running_loop().sock_connect(sock, address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+async def test_a_server_that_begins_to_offer_rdma_is_found_at_once(host, chooses):
+    loop = asyncio.get_running_loop()
+    server, port = await plain_server()
+    for _ in range(2):
+        assert (await reason(port)).startswith(doors.NOBODY)
+    server.close()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:  # asyncio's own listeners on :: do not take IPv4
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if ":" in host:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((host, port))
+        offering = await loop.create_server(Echo, sock=listener)
+        assert await reason(port) == ""
+        offering.close()
+    server = await loop._rdmanet.base.create_server(Echo, "127.0.0.1", port)
+    assert (await reason(port)).startswith(doors.NOBODY)
+    server.close()
+
+
+async def test_the_server_sees_nothing_but_the_client():
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        for said in (b"first", b"second", b"third"):
+            transport, _ = await connect(listener.getsockname()[1])
+            accepted, _ = await loop._rdmanet.base.sock_accept(listener)
+            with accepted:
+                transport.write(said)
+                transport.close()
+                heard = b""
+                while more := await loop._rdmanet.base.sock_recv(accepted, 100):
+                    heard += more
+                assert heard == said
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+async def test_who_is_excluded_meanwhile_is():
+    server, port = await plain_server()
+    for _ in range(2):
+        assert (await reason(port)).startswith(doors.NOBODY)
+    async with serving() as (_, offering):
+        rdmanet.patch_loop(asyncio.get_running_loop(), peers="!*")
+        for _ in range(2):
+            assert "do not include it" in await reason(port)
+            assert "do not include it" in await reason(offering)
+        rdmanet.patch_loop(asyncio.get_running_loop(), peers="auto")
+        assert await reason(offering) == ""
+    server.close()
+
+
+async def test_all_else_is_found_out_again_after_a_second(monkeypatch, chooses):
+    monkeypatch.setattr(choice, "_LOOK_AGAIN_S", -1.0)
+    server, port = await plain_server()
+    await reason(port)
+    await reason(port)
+    assert len(chooses) == 2
+    monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
+    with pytest.raises(ConnectionRefusedError, match="RDMANET_REQUIRE"):
+        await connect(port)
+    server.close()
+
+
+async def test_what_is_required_is_not_forgotten(monkeypatch):
+    monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
+    server, port = await plain_server()
+    for _ in range(2):
+        with pytest.raises(ConnectionRefusedError, match="RDMANET_REQUIRE"):
+            await connect(port)
+    server.close()
+
+
+async def test_what_the_program_asks_for_besides_counts():
+    server, port = await plain_server()
+    for _ in range(2):
+        await reason(port)
+    assert "chose the local address" in await reason(port, local_addr=("127.0.0.1", 0))
+    with pytest.raises(OSError):
+        await connect(port, family=socket.AF_INET6)
+    server.close()
+
+
+@pytest.mark.parametrize("host, port", [(["127.0.0.1"], 9), ("127.0.0.1", [9]), ({}, {})])
+async def test_what_is_no_address_is_an_error(host, port):
+    with pytest.raises((TypeError, OSError, ValueError)):
+        await asyncio.get_running_loop().create_connection(Recorder, host, port)
+
+
+async def test_peers_are_forgotten_where_there_are_too_many(monkeypatch, chooses):
+    monkeypatch.setattr(choice, "_PEERS_KEPT", 2)
+    chooser = asyncio.get_running_loop()._rdmanet.chooser
+    for port in (1, 2, 3, 3):
+        chooser.choose("127.0.0.1", ("127.0.0.1", port))
+    assert len(chooses) == 3 and len(chooser._plain) == 1
+
+
+async def test_a_chooser_that_was_closed_looks_again():
+    server, port = await plain_server()
+    await reason(port)
+    asyncio.get_running_loop()._rdmanet.chooser.close()
+    for _ in range(2):
+        assert (await reason(port)).startswith(doors.NOBODY)
+    server.close()
+
+
+async def test_how_many_calls_it_takes():
+    """Beyond what the loop itself takes. It is what a program that is switched, and whose peers are not, pays."""
+    server, port = await plain_server(asyncio.Protocol)
+    loop = asyncio.get_running_loop()
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call" and os.path.dirname(frame.f_code.co_filename).endswith("/rdmanet/loop")
+
+    for _ in range(2):
+        calls = 0
+        sys.setprofile(count)
+        transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+        sys.setprofile(None)
+        transport.abort()
+    # asyncio's loop turns twice meanwhile, and a coroutine counts each time that it goes on.
+    assert calls <= (18 if isinstance(loop, asyncio.BaseEventLoop) else 8)
+    server.close()
