@@ -14,6 +14,7 @@ export PYTHONPATH := $(CURDIR)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 py      := $(VENV)/bin/python
+suites  := PYTHONPATH=$(CURDIR):$(CURDIR)/scripts $(py) -m suites
 locked  := --require-hashes --only-binary :all:
 pip     := $(py) -m pip install --quiet $(locked) --constraint requirements/constraints.txt
 sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
@@ -21,7 +22,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-falling-back bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help setup lock demo test test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-falling-back bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel clean distclean prerequisites docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -29,8 +30,11 @@ help: ## list the targets
 demo: build ## set everything up, then show two processes talking asyncio over RDMA (FILE=path to send your own)
 	@$(py) -m rdmanet demo $(FILE)
 
-test: build $(VENV)/.test ## set everything up, then run the tests (ARGS="-k name -x" goes to pytest)
-	@$(py) -m pytest $(ARGS)
+test: build $(VENV)/.test ## set everything up, then run the tests but the long ones (ARGS="-k name -x": pytest with these arguments)
+	@$(if $(ARGS),$(py) -m pytest $(ARGS),$(suites) test)
+
+test-all: build $(VENV)/.test ## run all tests, also those that are long
+	@$(suites) test-all
 
 # Half of the event loops by IPv4, the other half by IPv6. Tests of our side alone stay out.
 test-netns: build $(VENV)/.test ## run the suite between two hosts, network namespaces joined by veth (root)
@@ -43,13 +47,34 @@ test-kernel: build $(VENV)/.test ## run all tests that use a device on the kerne
 
 GRAPHS ?= 10000
 
+build/asan/.built: $(VENV)/.built
+	@RDMANET_DEBUG=1 RDMANET_SANITIZE=address,undefined scripts/progress "building with sanitizers" $(py) setup.py --quiet build --build-base build/asan --build-lib build/asan/lib
+	@touch $@
+
 # Without the streams' long tests: a thousand repetitions show nothing new here, and measure the sanitizer's memory
 # instead of ours. On uvloop and not on asyncio's loop as well: the memory is the same.
-test-asan: build $(VENV)/.test ## run random graphs of objects (GRAPHS=n), and all tests that use a device, under the address sanitizer
-	@RDMANET_DEBUG=1 RDMANET_SANITIZE=address,undefined $(py) setup.py --quiet build --build-base build/asan --build-lib build/asan/lib
+test-asan: build $(VENV)/.test build/asan/.built ## run random graphs of objects (GRAPHS=n), and all tests that use a device, under the address sanitizer
 	@scripts/asan $(py) tests/verbs/object_graphs.py --count $(GRAPHS)
 	@scripts/asan $(py) -P -m pytest $(or $(ARGS),--loop uvloop --loop trio --loop own tests/verbs tests/verbs_async)
 	@$(if $(ARGS),,scripts/asan $(py) -P -m pytest --loop uvloop tests/streams -m 'not long')
+
+# --- before a commit lands -------------------------------------------------------------------------------
+
+COMMIT ?= HEAD
+N ?= 30
+
+gate: ## run .ci/run on a clean clone of a commit (COMMIT=next); on green its hash goes to build/gate-passed
+	@scripts/gate $(COMMIT)
+
+# What .ci/run does when everything is set up.
+gate-steps: build $(VENV)/.test
+	@SUITES_PYTHON=$(PYTHON) $(suites) gate
+
+matrix: build $(VENV)/.test build/asan/.built ## run all suites that the gate does not (ARGS="--resume", ARGS="netns kernel")
+	@SUITES_PYTHON=$(PYTHON) $(suites) matrix $(ARGS)
+
+steady: build $(VENV)/.test ## run tests again and again beside load (ARGS="tests/streams -k close" N=50)
+	@$(suites).steady -n $(N) $(ARGS)
 
 # --- set-up -------------------------------------------------------------------------------------------
 

@@ -266,14 +266,19 @@ def write(outcomes: list[Outcome]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="other people's RDMA programs on the embedded device")
-    parser.add_argument("-k", metavar="PATTERN", default="", help="only commands that contain this")
+    parser.add_argument(
+        "-k", metavar="PATTERN", default="", help="only commands, or titles, in which this is found"
+    )
     parser.add_argument("--quick", action="store_true", help="only the short cases")
     parser.add_argument("--write", action="store_true", help="write the table into docs/soft-device.md")
     parser.add_argument("--list", action="store_true", help="list what would run")
     parser.add_argument("--verbose", action="store_true", help="show what failed, with all its output")
     args = parser.parse_args()
     cases = [
-        case for case in all_cases() if re.search(args.k, case.client) and (case.quick or not args.quick)
+        case
+        for case in all_cases()
+        if (re.search(args.k, case.client) or re.search(args.k, case.title))
+        and (case.quick or not args.quick)
     ]
     if args.list:
         print("\n".join(case.client for case in cases))

@@ -28,10 +28,13 @@ from rdmanet.cli import soft_run
 # For tests.support, last: under scripts/asan there is another rdmanet than the one in this tree.
 sys.path.append(str(Path(__file__).parents[1]))
 
+from tests.support import recording  # noqa: E402
+
 LOOPS = ("asyncio", "uvloop", "trio", "own")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(recording)
     parser.addoption("--device", default="embedded", help="a device's name; by default the embedded one")
     parser.addoption("--address", help="an IP address of that device; by default found by its GIDs")
     parser.addoption(
@@ -58,7 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: takes minutes where Python is slow; not for `make test-kernel`")
+    config.addinivalue_line(
+        "markers", "long: not for `make test` nor the kernel's devices, but for `make test-all`"
+    )
     for marker in (
         "once: about our side of a stream: it runs on the embedded device, and on one of the kernel's",
         "not_on_iwarp(why): about something that iWARP lacks or does otherwise",

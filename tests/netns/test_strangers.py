@@ -6,6 +6,8 @@ import socket
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 NOBODY = 65534
 
 

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(params=[4, 6], ids=["IPv4", "IPv6"])
 def family(request):

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import two_hosts  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 SILENT = 3000
 UNINVITED = 500
 SECRET = "5eed" * 16

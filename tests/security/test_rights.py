@@ -28,7 +28,7 @@ def without(guarded):
     return "" if guarded else "passed-rights"
 
 
-@pytest.mark.parametrize("door", ["link", "manager's name"])
+@pytest.mark.parametrize("door", ["link", pytest.param("manager's name", marks=pytest.mark.long)])
 def test_a_stranger_stops_no_engine(stage, guarded, door):
     named = ["named"] if door == "manager's name" else []
     options = ["sleeping", *named]  # or it might poll, and hear the guest without its engine
