@@ -17,8 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from suites.running import tail
-from suites.steps import ROOT, Pytest
+from suites.steps import ROOT, Pytest, tail
 
 BUSY = (sys.executable, "-c", "while True: pass")
 SUITE = (sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", "tests")
