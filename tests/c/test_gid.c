@@ -218,6 +218,8 @@ static void the_last_link_is_the_port(void)
 
 	ip("link set v0 addrgenmode none && ip link set v1 addrgenmode none");
 	ip("link set v0 up && ip link set v1 up");
+	until_running("v0"); /* a link that is never seen to carry anything does not go down */
+	until_running("v1");
 	context = open_soft();
 	CHECK_EQ(port_state(context), IBV_PORT_ACTIVE);
 	fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
