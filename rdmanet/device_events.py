@@ -40,6 +40,7 @@ class EventFeed:
         with contextlib.ExitStack() as undo:
             queue = os.dup(context.async_fd)
             undo.callback(os.close, queue)
+            os.set_blocking(queue, False)  # whoever opened the device: a read that waits would hold the loop
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self.fds = (queue, self._bell)
             undo.pop_all()

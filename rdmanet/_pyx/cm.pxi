@@ -248,6 +248,7 @@ cdef class CMEventChannel(_OneThread):
             rc = verbs.rn_create_event_channel(library.c, &self.ptr)
         check_open(library, rc, "rdma_create_event_channel")
         self.library = library
+        library.this_process()
         library.channels += 1
         self.opened(EVENT_CHANNELS)
         set_nonblocking(self, self.ptr.fd)
@@ -306,6 +307,7 @@ cdef class CMEventChannel(_OneThread):
         id.channel = self
         id.library = self.library
         self.children += 1
+        self.library.this_process()
         self.library.ids[<uintptr_t>ptr] = weakref.ref(id)
         id.opened(CM_IDS)
         return id

@@ -39,6 +39,7 @@ cdef class Library:
     cdef object contexts  # ibv_context address to weakref of its Context, for those that librdmacm opened
     cdef int channels     # event channels that are open
     cdef object ids       # rdma_cm_id address to weakref of its CMID
+    cdef pid_t pid        # the process that the three above are about; see this_process()
     cdef object __weakref__
 
     def __cinit__(self, token=None):
@@ -155,6 +156,19 @@ cdef class Library:
         cdef bytes c_name = name.encode()
         return verbs.rn_library_symbol(self.c, c_name) if self.embedded_device else NULL
 
+    cdef int this_process(self) except -1:
+        """Call this before contexts, channels or ids are used: forget those of the parent in a forked child, where the
+        library has none of them open.
+
+        If they were kept, the child's last channel would not be noticed, and a new context at the address of one that
+        was closed would be taken for it."""
+        if self.pid != verbs.rn_pid:
+            self.pid = verbs.rn_pid
+            self.contexts = {}
+            self.channels = 0
+            self.ids = {}
+        return 0
+
     cdef int forget_contexts(self) except -1:
         """Called when librdmacm's last channel is closed, which closes the contexts that nothing else needs."""
         cdef Context context
@@ -168,10 +182,11 @@ cdef class Library:
         """The one Context for a context that librdmacm has opened, and will close."""
         cdef Context context
         cdef object key = <uintptr_t>ptr
+        self.this_process()
         reference = self.contexts.get(key)
         if reference is not None:
             context = reference()
-            if context is not None and context.pid == verbs.rn_pid and not context.gone:
+            if context is not None and not context.gone:
                 return context
         context = Context.__new__(Context, _HERE)
         context.library = self
@@ -214,8 +229,7 @@ cdef Library _open_library(str name, str verbs_path, str cm_path):
     library.c = c
     library.name = name
     library.path = verbs_path
-    library.contexts = {}
-    library.ids = {}
+    library.this_process()
     _libraries[name] = library
     return library
 
@@ -247,10 +261,20 @@ _KIND_NAMES = ("contexts", "pds", "mrs", "comp_channels", "cqs", "qps", "event_c
                "srqs", "xrcds", "ahs", "mws", "dms")
 
 cdef Py_ssize_t live[<int>KINDS]
+cdef pid_t live_pid = 0     # the process that they are counted in: a forked child begins with none
+
+
+cdef Py_ssize_t *live_here() noexcept:
+    global live_pid
+    if live_pid != verbs.rn_pid:
+        live_pid = verbs.rn_pid
+        memset(live, 0, sizeof(live))
+    return live
 
 
 def live_objects():
     """The number of C objects that this process holds, by kind. A test can compare it before and after."""
+    live_here()
     return {name: live[i] for i, name in enumerate(_KIND_NAMES)}
 
 
@@ -286,7 +310,7 @@ cdef class Resource:
         """Count the C object, which was just created."""
         self.kind = kind
         self.pid = verbs.rn_pid
-        live[kind] += 1
+        live_here()[kind] += 1
 
     cdef int unmade(self) except -1:
         """Raise if __init__ was called before: its C object would be lost, and still active."""
@@ -295,7 +319,7 @@ cdef class Resource:
         return 0
 
     cdef void destroyed(self) noexcept:
-        live[self.kind] -= 1
+        live_here()[self.kind] -= 1
 
     cdef int usable(self) except -1:
         """Raise unless the C object exists and belongs to this process."""

@@ -321,6 +321,18 @@ async def test_garbage_and_exit_in_a_forked_child(net: Net, loop):
 
 
 @pytest.mark.embedded_only("librdmacm does not survive a fork")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("way", ["fork", "pool", "executor"])
+async def test_forked_workers_connect_on_one_loop_after_another(net: Net, way, loop):
+    """Their parent listens, so it has event channels, which the workers' own must not be counted with."""
+    no_leaks = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
+    env = {"RDMANET_TEST_LOOP": loop, "ASAN_OPTIONS": no_leaks}
+    peer = net.spawn("forked_workers.py", way, env=env, fresh=True)
+    await peer.expect("well")
+    await peer.finish()
+
+
+@pytest.mark.embedded_only("librdmacm does not survive a fork")
 async def test_a_listener_in_a_forked_child_says_that_it_is_dead(net: Net):
     """Programs fork workers behind a listening socket. An RDMA listener is one process's: in a child it raises."""
     peer = net.spawn("forked_listener.py")

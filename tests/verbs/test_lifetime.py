@@ -330,6 +330,38 @@ def test_a_child_opens_its_own(device, net, by_hand, pair):
     a.one(), b.one()
 
 
+@pytest.mark.embedded_only("librdmacm does not survive a fork")
+def test_a_child_counts_its_own_channels_and_objects(device):
+    """The connection manager's context ends with the child's last channel, whatever its parent has open; and one that
+    is opened later, perhaps at the same address, is another."""
+
+    def look():
+        assert not any(live_objects().values()), live_objects()
+        contexts = []
+        for _ in range(3):
+            with CMEventChannel(device.library) as channel, channel.create_id() as id:
+                id.bind_addr(("127.0.0.1", 0))
+                contexts.append(id.context)
+                assert id.context is contexts[-1]
+                assert not os.get_blocking(id.context.async_fd)
+                assert id.context.get_async_event() is None
+            assert not any(live_objects().values()), live_objects()
+            for context in contexts:
+                with pytest.raises(ValueError, match="was closed together with"):
+                    context.query_device()
+        return len(set(contexts))
+
+    with CMEventChannel(device.library) as channel, channel.create_id() as id:
+        id.bind_addr(("127.0.0.1", 0))
+        context = id.context
+        before = live_objects()
+        assert in_child(look) == "3"
+        assert in_child(lambda: in_child(look)) == "3"
+        assert live_objects() == before
+        assert id.context is context
+        assert context.get_async_event() is None
+
+
 def test_exit_with_everything_open(device):
     """An interpreter that ends with open objects ends quietly."""
     program = f"""
