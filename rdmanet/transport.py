@@ -637,7 +637,8 @@ def _listen_error(error: OSError, address: SockAddr, library: str) -> OSError:
     remedy = ""
     if error.errno == errno.EADDRINUSE:
         remedy = (
-            ": an RDMA server has this port, or a TCP program, or for a minute a TCP program's old connections;"
+            ": an RDMA server has this port, or a TCP program, or for a minute the old connections of a TCP program"
+            " that did not set SO_REUSEADDR;"
             f" `ss -tanp sport = {address[1]}` shows which."
             " To share the port with a TCP server of your own, start the TCP server first."
         )

@@ -2,6 +2,7 @@
 /* Whose port is it? RDMA's port space beside TCP's, wildcards, and the options about them. */
 #include "cm_harness.h"
 
+#include "base/sock_diag.h"
 #include "namespace.h"
 
 static int tcp_program(uint16_t *port)
@@ -260,6 +261,223 @@ static void used_again(void)
 	CHECK(rn_fd_count() == 0);
 }
 
+/* --- a port that passes between TCP and RDMA ----------------------------------------------------------------------- */
+
+/* As every TCP server does it. -1 and errno. */
+static int tcp_server(const void *address, socklen_t length)
+{
+	int yes = 1, fd = socket(((const struct sockaddr *)address)->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0), error;
+
+	CHECK(fd >= 0 && !setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));
+	if (!bind(fd, address, length) && !listen(fd, 8))
+		return fd;
+	error = errno;
+	close(fd);
+	errno = error;
+	return -1;
+}
+
+static bool has_old_connections(struct sockaddr_in at)
+{
+	struct rn_port_use use;
+
+	CHECK(rn_tcp_port_use((struct sockaddr *)&at, false, &use) && !use.is_held);
+	return use.has_connections;
+}
+
+/* A port with old connections of a TCP server, which has ended them itself. */
+static struct sockaddr_in left_by_tcp(void)
+{
+	struct sockaddr_in at = address(0);
+	socklen_t length = sizeof at;
+	int server = tcp_server(&at, sizeof at), here, there = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	char end;
+
+	CHECK(server >= 0 && !getsockname(server, (struct sockaddr *)&at, &length));
+	CHECK(!has_old_connections(at));
+	CHECK(!connect(there, (struct sockaddr *)&at, sizeof at));
+	CHECK((here = accept(server, NULL, NULL)) >= 0);
+	close(server);
+	CHECK(!shutdown(here, SHUT_WR) && !read(there, &end, 1));
+	close(there);
+	CHECK(!read(here, &end, 1));
+	close(here);
+	CHECK(has_old_connections(at));
+	return at;
+}
+
+/* While the identifier is bound nobody else has the port. */
+static void is_ours_alone(struct rdma_cm_id *id, struct sockaddr_in at)
+{
+	struct rdma_cm_id *other = new_id(id->channel);
+	int yes = 1, tcp = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(!setsockopt(tcp, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));
+	CHECK(bind(tcp, (struct sockaddr *)&at, sizeof at) == -1 && errno == EADDRINUSE);
+	close(tcp);
+	CHECK(try_bind(other, &at) == EADDRINUSE);
+	CHECK(!rdma_destroy_id(other));
+}
+
+static void rejects_a_client(struct rdma_cm_id *listener, struct sockaddr_in to)
+{
+	struct rdma_event_channel *clients = new_channel();
+	struct rdma_cm_id *id = asks(clients, &to), *passive;
+	struct rdma_cm_event *event = want(listener->channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	CHECK(!rdma_reject(passive, NULL, 0) && !rdma_destroy_id(passive)); /* our end is closed first */
+	want_status(clients, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+	CHECK(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(clients);
+}
+
+static void passes_to_rdma_and_back(const void *any, socklen_t length)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct sockaddr_in at = left_by_tcp();
+	struct sockaddr_storage where = {0};
+	struct rdma_cm_id *listener;
+	int tcp;
+
+	memcpy(&where, any, length);
+	((struct sockaddr_in *)&where)->sin_port = at.sin_port; /* at the same place in both families */
+	for (int again = 0; again < 2; again++) { /* and from one RDMA server to the next */
+		listener = new_id(channel);
+		CHECK(!try_bind(listener, &where));
+		is_ours_alone(listener, at);
+		CHECK(!rdma_listen(listener, 4));
+		is_ours_alone(listener, at);
+		rejects_a_client(listener, at);
+		CHECK(!rdma_destroy_id(listener));
+	}
+	close_shared();
+	CHECK(has_old_connections(at));
+	CHECK((tcp = tcp_server(&at, sizeof at)) >= 0);
+	close(tcp);
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+static void from_tcp_and_back(void)
+{
+	struct sockaddr_in one = address(0), any = {.sin_family = AF_INET};
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
+
+	passes_to_rdma_and_back(&one, sizeof one);
+	passes_to_rdma_and_back(&any, sizeof any);
+	if (has_ipv6())
+		passes_to_rdma_and_back(&any6, sizeof any6);
+}
+
+/* The last connections of the port are an RDMA program's: others' servers can have it at once. */
+static void from_rdma_to_tcp(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *listener = new_id(channel);
+	struct sockaddr_in at = address(0);
+	int tcp;
+
+	CHECK(!try_bind(listener, &at));
+	at.sin_port = rdma_get_src_port(listener);
+	CHECK(!rdma_listen(listener, 4));
+	rejects_a_client(listener, at);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	CHECK(has_old_connections(at));
+	CHECK((tcp = tcp_server(&at, sizeof at)) >= 0);
+	close(tcp);
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+/* Who asks before the program listens is heard then. (Some tell each other their ports before: perftest does.) */
+static void early_clients_wait(void)
+{
+	struct rdma_event_channel *channel = new_channel(), *clients = new_channel();
+	struct rdma_cm_id *listener = new_id(channel), *id, *passive;
+	struct sockaddr_in at = left_by_tcp();
+	struct rdma_cm_event *event;
+
+	CHECK(!try_bind(listener, &at));
+	id = asks(clients, &at);
+	CHECK(!next_event(clients, 50));
+	CHECK(!rdma_listen(listener, 4));
+	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	CHECK(!rdma_reject(passive, NULL, 0) && !rdma_destroy_id(passive));
+	want_status(clients, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+	CHECK(!rdma_destroy_id(id) && !rdma_destroy_id(listener));
+
+	listener = new_id(channel); /* or it learns that nobody will */
+	CHECK(!try_bind(listener, &at));
+	id = asks(clients, &at);
+	CHECK(!next_event(clients, 50));
+	CHECK(!rdma_destroy_id(listener));
+	want_status(clients, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+	CHECK(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(clients);
+	close_shared();
+	CHECK(rn_fd_count() == 0);
+}
+
+/* A client may choose such a port, too. */
+static void from_tcp_to_a_client(void)
+{
+	struct rdma_event_channel *channel = new_channel(), *clients = new_channel();
+	struct rdma_cm_id *listener = new_id(channel), *id = new_id(clients), *passive;
+	struct sockaddr_in from = left_by_tcp(), to = address(0);
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event;
+
+	CHECK(!try_bind(listener, &to) && !rdma_listen(listener, 4));
+	to.sin_port = rdma_get_src_port(listener);
+	param.qp_num = 0x4000;
+	CHECK(!rdma_resolve_addr(id, (struct sockaddr *)&from, (struct sockaddr *)&to, 100));
+	want_status(clients, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+	is_ours_alone(id, from);
+	CHECK(!rdma_resolve_route(id, 100));
+	want_status(clients, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+	CHECK(!rdma_connect(id, &param));
+	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	CHECK(rdma_get_dst_port(passive) == from.sin_port);
+	CHECK(!rdma_reject(passive, NULL, 0) && !rdma_destroy_id(passive));
+	want_status(clients, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+	CHECK(!rdma_destroy_id(id) && !rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(clients);
+	close_shared();
+	CHECK(rn_fd_count() == 0);
+}
+
+/* A TCP program that has bound the port, and does not listen yet, keeps it. Older kernels do not tell of it. */
+static void not_from_a_program_that_is_bound(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *listener = new_id(channel);
+	struct sockaddr_in at = left_by_tcp();
+	struct rn_port_use use;
+	int yes = 1, tcp = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(!setsockopt(tcp, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) && !bind(tcp, (struct sockaddr *)&at, sizeof at));
+	CHECK(rn_tcp_port_use((struct sockaddr *)&at, false, &use) && use.has_connections);
+	if (use.is_held) {
+		CHECK(try_bind(listener, &at) == EADDRINUSE);
+		CHECK(!listen(tcp, 8));
+	} else {
+		printf("  Linux before 6.8: a socket that is only bound is not seen\n");
+	}
+	close(tcp);
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
 static void one_address_is_not_another(void)
 {
 	struct rdma_event_channel *channel = new_channel();
@@ -296,6 +514,11 @@ int main(void)
 	if (has_ipv6())
 		RUN(both_families_beside_tcp);
 	RUN(used_again);
+	RUN(from_tcp_and_back);
+	RUN(from_rdma_to_tcp);
+	RUN(early_clients_wait);
+	RUN(from_tcp_to_a_client);
+	RUN(not_from_a_program_that_is_bound);
 	RUN(one_address_is_not_another);
 	return 0;
 }

@@ -187,6 +187,30 @@ async def test_all_addresses_beside_tcp(net: Net, host):
             await client.until_received(1)
 
 
+@pytest.mark.embedded_only("a device of the kernel has a port space of its own")
+async def test_a_port_passes_between_tcp_and_rdma_at_once(net: Net):
+    """Old connections of one keep no port from the other: each server has ended them itself (TIME_WAIT)."""
+
+    async def over_tcp(reader, writer):
+        writer.close()
+
+    port = free_port()
+    for _ in range(2):
+        async with await asyncio.start_server(over_tcp, HOST, port):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+        server = await rdmanet.start_rdma_server(net.remember(Echo), HOST, port)
+        _, client = await rdmanet.create_rdma_connection(net.remember(Recorder), HOST, port)
+        client.transport.write(b"x")
+        await client.until_received(1)
+        server.close()
+        server.abort_clients()
+        await client.until_lost()
+        await server.wait_closed()
+
+
 @pytest.mark.embedded_only("a device of the kernel says it in its own way")
 async def test_an_address_of_another_host(net: Net):
     with pytest.raises(OSError, match="no interface of this host has this address") as caught:

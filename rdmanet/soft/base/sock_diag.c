@@ -253,6 +253,86 @@ bool rn_tcp_bound_user(uint16_t port, uid_t *user)
 	return bound.count && !bound.differs;
 }
 
+struct using {
+	const struct sockaddr *address;
+	bool v6_only;
+	uid_t self;
+	struct rn_port_use *use;
+};
+
+/* Does the socket take connections of IPv6 alone? Only of a listener, or one that is only bound, the kernel says so. */
+static bool is_v6_only(const struct nlmsghdr *header, const struct inet_diag_msg *found)
+{
+	const struct nlattr *at = (const void *)(found + 1);
+	size_t left = header->nlmsg_len - NLMSG_LENGTH(sizeof(*found)), step;
+
+	for (; left >= sizeof(*at) && at->nla_len >= sizeof(*at) && at->nla_len <= left; left -= step) {
+		if (at->nla_type == INET_DIAG_SKV6ONLY && at->nla_len > sizeof(*at))
+			return *(const uint8_t *)(at + 1);
+		step = NLMSG_ALIGN(at->nla_len) < left ? NLMSG_ALIGN(at->nla_len) : left;
+		at = (const void *)((const char *)at + step);
+	}
+	return false;
+}
+
+/* An address of both families: one of IPv4 is mapped. False: it is a wildcard. */
+static bool in_both(uint8_t family, const void *address, struct in6_addr *mapped)
+{
+	*mapped = (struct in6_addr){.s6_addr = {[10] = 0xff, [11] = 0xff}};
+	if (family == AF_INET)
+		memcpy(&mapped->s6_addr[12], address, 4);
+	else
+		memcpy(mapped, address, sizeof(*mapped));
+	return family == AF_INET ? mapped->s6_addr32[3] : !IN6_IS_ADDR_UNSPECIFIED(mapped);
+}
+
+static bool overlaps(const struct using *using, const struct nlmsghdr *header, const struct inet_diag_msg *found)
+{
+	const struct sockaddr *address = using->address;
+	const void *at = address->sa_family == AF_INET ? (const void *)&((const struct sockaddr_in *)address)->sin_addr
+						       : (const void *)&((const struct sockaddr_in6 *)address)->sin6_addr;
+	struct in6_addr ours, its;
+	bool ours_is_one = in_both((uint8_t)address->sa_family, at, &ours);
+	bool its_is_one = in_both(found->idiag_family, found->id.idiag_src, &its);
+	bool ours_is_v4 = IN6_IS_ADDR_V4MAPPED(&ours), its_is_v4 = IN6_IS_ADDR_V4MAPPED(&its);
+
+	if (ours_is_one && its_is_one)
+		return !memcmp(&ours, &its, sizeof(ours));
+	if (ours_is_v4 == its_is_v4)
+		return true; /* a wildcard of the same family */
+	return ours_is_v4 ? !its_is_one && !is_v6_only(header, found) : !ours_is_one && !using->v6_only;
+}
+
+static void take_use(const struct nlmsghdr *header, void *closure)
+{
+	const struct inet_diag_msg *found = NLMSG_DATA(header);
+	const struct using *using = closure;
+	__be16 port = using->address->sa_family == AF_INET ? ((const struct sockaddr_in *)using->address)->sin_port
+							   : ((const struct sockaddr_in6 *)using->address)->sin6_port;
+
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || found->id.idiag_sport != port ||
+	    found->idiag_state == TCP_LISTEN || !overlaps(using, header, found))
+		return;
+	if (found->idiag_state == TCP_CLOSE || found->idiag_state == BOUND_INACTIVE) /* told as the former */
+		using->use->is_held = true;
+	else
+		using->use->has_connections = true;
+	using->use->is_held |= found->idiag_inode && found->idiag_uid != using->self;
+}
+
+bool rn_tcp_port_use(const struct sockaddr *address, bool v6_only, struct rn_port_use *use)
+{
+	struct using using = {.address = address, .v6_only = v6_only, .self = geteuid(), .use = use};
+	uint16_t port = ntohs(address->sa_family == AF_INET ? ((const struct sockaddr_in *)address)->sin_port
+							    : ((const struct sockaddr_in6 *)address)->sin6_port);
+
+	*use = (struct rn_port_use){0};
+	if (!hear_sockets(AF_INET, port, ~0u, take_use, &using))
+		return false;
+	hear_sockets(AF_INET6, port, ~0u, take_use, &using); /* a host may be without */
+	return true;
+}
+
 /* --- Unix ------------------------------------------------------------------------------------------------------ */
 
 /* Of UDIAG_SHOW_ and UNIX_DIAG_, since Linux 5.3: older headers don't have them. */

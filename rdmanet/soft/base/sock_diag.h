@@ -28,6 +28,14 @@ bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie);
  * or the kernel doesn't tell (before Linux 6.8). It goes through all ports: a millisecond or two. */
 bool rn_tcp_bound_user(uint16_t port, uid_t *user);
 
+/* What else has this address and port, which are a listener's to be, beside other listeners. */
+struct rn_port_use {
+	bool has_connections; /* open or old ones: TIME_WAIT, say */
+	bool is_held; /* by a socket that is only bound (seen since Linux 6.8), or by another user's open connection */
+};
+/* False: the kernel does not tell. It goes through all ports and connections. */
+bool rn_tcp_port_use(const struct sockaddr *address, bool v6_only, struct rn_port_use *use);
+
 /* The user at the other end of this connection. False: it is on another host, or the kernel doesn't tell. */
 bool rn_tcp_peer_user(int fd, uid_t *user);
 

@@ -92,6 +92,7 @@ struct rn_cm_id {
 	int bound_fd;
 	int name_fd;  /* and the Unix socket that has its name: see name.c */
 	bool by_name; /* bound_fd is that Unix socket */
+	bool listens_early; /* bound_fd listens as soon as it is bound, to have its port alone: see bind.c */
 	uint8_t tos, ack_timeout;
 	bool tos_set, ack_timeout_set, reuse_address, af_only;
 	bool was_connected; /* ESTABLISHED once: may disconnect, gets one DISCONNECTED */
@@ -171,8 +172,10 @@ void rn_cm_undress(struct sockaddr_storage *address); /* turn an IPv4-mapped add
 
 /* Make the listener's socket listen, and keep others off its port throughout. -1 and errno. */
 int rn_cm_listen(struct rn_cm_id *id);
-/* For an accepted socket: once old, it must not keep the port from the next listener of our user. */
+/* For a connection: once old, it must not keep the port from the next listener, be it of RDMA or of TCP. */
 void rn_cm_release_port(int fd);
+/* For a socket that listens early, before it connects. */
+void rn_cm_unlisten(int fd);
 
 /* --- name.c ---------------------------------------------------------------------------------- */
 

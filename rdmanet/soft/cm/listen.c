@@ -165,8 +165,11 @@ static bool is_shortage(int error)
 static int accept_socket(struct rn_cm_id *listener, struct sockaddr_storage *far)
 {
 	socklen_t length = sizeof *far;
+	int fd = rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
 
-	return rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+	if (fd >= 0)
+		rn_cm_release_port(fd);
+	return fd;
 }
 
 /*
@@ -277,7 +280,6 @@ static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockadd
 	rn_cm_undress(&near);
 	rn_cm_undress(far);
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-	rn_cm_release_port(fd);
 	rn_cm_context_renew(); /* the listener is a user of the context */
 	pthread_mutex_lock(&rn_cm_lock);
 	wire = rn_cm_wire_new(RN_CM_WIRE_ACCEPTED);

@@ -98,6 +98,7 @@ int rn_cm_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 	if (!id->by_name) {
 		wire->source.fd = id->bound_fd; /* it is the wire's now */
 		wire->bound = id->bound_fd >= 0;
+		wire->listens_early = id->listens_early;
 		id->bound_fd = -1;
 	}
 	wire->is_datagram = rn_cm_is_datagram(id);

@@ -242,6 +242,9 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 		return;
 	}
 	wire->source.fd = fd;
+	if (wire->listens_early)
+		rn_cm_unlisten(fd);
+	wire->listens_early = false;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	if (wire->tos_set && dst->sa_family == AF_INET)
 		setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);

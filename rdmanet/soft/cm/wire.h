@@ -169,6 +169,7 @@ struct rn_cm_wire {
 	bool again;                  /* it was refused, and is tried once more when the timer fires */
 	unsigned refusals;
 	bool bound;                  /* the program has chosen its port */
+	bool listens_early;          /* so its socket still listens: bind.c */
 	bool by_name;                /* over a Unix socket: see name.c */
 	bool is_ours;                /* on the active side: the listener has a name, so it will answer */
 	bool watched;                /* death */

@@ -187,11 +187,14 @@ void rn_tcp_accepted(int fd)
 	struct rn_tcp *in = rn_tcp_make(fd, false);
 	struct sockaddr_storage from = {0};
 	socklen_t length = sizeof(from);
+	int yes = 1;
 
 	if (!in) {
 		rn_fd_close(fd);
 		return;
 	}
+	/* Once old, it must not keep the port from a TCP server, when this process has ended. */
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
 	in->state = RN_TCP_GREETING;
 	in->events = EPOLLIN;
 	if (getpeername(fd, (struct sockaddr *)&from, &length) || rn_source_add(&in->source, EPOLLIN)) {

@@ -1,4 +1,5 @@
-"""Listens, is connected to, ends the connection first, and does so again on the same port: argv is address and cycles.
+"""Listens, is connected to, ends the connection first, and does so again on the same port: argv is address, cycles, and
+the port if it is not to be chosen.
 
 It says how each `cycle` went: the port, and the errno of what failed.
 """
@@ -38,7 +39,7 @@ async def cycle(address, port):
     return port
 
 
-port = 0
+port = int(argv[2]) if argv[2:] else 0
 for _ in range(int(argv[1])):
     try:
         port = asyncio.run(cycle(argv[0], port))

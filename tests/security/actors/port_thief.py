@@ -1,6 +1,7 @@
 """At each moment of the victim's (moments.c) it tries to have the port that he deals with: with every set of options,
-at every address, to listen and to keep it. argv is the name that the victim connects to, and `first` if it is to
-keep to the port that it hears of first.
+at every address, to listen and to keep it. argv is the name that the victim connects to; `first` if it is to keep to
+the port that it hears of first; `late` if it is to let the moments after a `bind` go by; `quiet` if it is to keep the
+port without listening.
 
 Says `ready`, and when it is asked what it `tried` and `got`.
 """
@@ -15,6 +16,8 @@ tried, got, calls, ports, kept = 0, [], set(), set(), []
 
 
 def listens(thief):
+    if "quiet" in argv:
+        return False
     try:
         thief.listen()
     except OSError:
@@ -53,7 +56,7 @@ while True:
     ready, _, _ = select.select([0, victim], [], [])
     if victim in ready and (said := victim.recv(64).decode()):
         port, call = said.split()
-        if argv[1:] != ["first"] or ports <= {int(port)}:
+        if not ("first" in argv and ports - {int(port)}) and not ("late" in argv and call == "bind"):
             attack(int(port), call)
         victim.send(b".")
     elif hear() is None:
