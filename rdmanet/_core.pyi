@@ -2092,6 +2092,17 @@ class CMID(Resource):
         Only the embedded device knows. It is False on other devices, for a peer that disconnected, and for a peer that
         cannot be reached.
         """
+    @property
+    def peer_user(self) -> int | None:
+        """The number of the user whose process asked for this connection, if it is on this host and the kernel says so.
+
+        None on other devices, for peers on other hosts, on the side that asked, and once the connection is over.
+        """
+
+    @property
+    def peer_by_name(self) -> bool:
+        """Whether the connection was asked for by the listener's name on this host (a Unix socket), not by TCP."""
+
     def set_reuse_addr(self, reuse: bool = True) -> None:
         """Let a listener use a port that old connections still occupy."""
     def set_af_only(self, only: bool = True) -> None:

@@ -14,10 +14,10 @@ An honest peer needs its place for one round trip. A place is revoked
 
     after 5 s without progress
     after 1 s, if a request is waiting
-    after 0.25 s, if a request is waiting from an address that holds at least two places fewer
+    after 0.25 s, if a request is waiting from a source that holds at least two places fewer
 
-always from the oldest visitor of the address that holds the most places. The next place goes to the oldest waiting
-request of the address that holds the fewest. If this process was stopped or its loop was busy, a visitor's next message
+always from the oldest visitor of the source that holds the most places. The next place goes to the oldest waiting
+request of the source that holds the fewest. If this process was stopped or its loop was busy, a visitor's next message
 may have arrived unread. So a place is revoked only if the loop has run on time for the last 0.1 s; otherwise it waits
 that long again, four times at most.
 
@@ -27,9 +27,14 @@ when the connection is established, HANDSHAKE_GRACE_S later, because computing t
 
 On the embedded device a waiting request takes a descriptor, so their number is limited (to WAITING_MAX or a quarter of
 the descriptors, whichever is less, or to the server's backlog if that is more). Beyond it the oldest request of the
-address with the most waiting is refused. An IPv6 address counts as its /48, the size of one site. So a flood from one
-address does not keep out clients from others. It does keep out clients from the same address, and so does a flood from
-very many addresses: only the secret could tell them apart, and that is checked before all this.
+source with the most waiting is refused.
+
+A source is a user of this host, for all its addresses, if the kernel says whose the request is. Otherwise it is an
+address, and an IPv6 address counts as its /48, the size of one site. So a flood from one user or address does not keep
+out clients of others. It does keep out clients of the same user or address, and so does a flood from very many
+addresses: only the secret could tell them apart, and that is checked before all this. Requests that come by the
+listener's name have an Admission of their own, because their users are proven and few: nothing that comes by TCP takes
+their places.
 
 Requests with a bad Hello do not get this far: server.py refuses them itself.
 """
@@ -62,7 +67,7 @@ class Visitor(Protocol):
 
     @property
     def source(self) -> str:
-        """Its source: source_of() of its address."""
+        """Its source: source_of() of its address and user."""
 
     def enter(self) -> None:
         """Accept the connection, and call Admission.left() when it is established or over."""
@@ -74,8 +79,10 @@ class Visitor(Protocol):
         """End the connection: it was accepted, but made no progress in time."""
 
 
-def source_of(address: str) -> str:
-    """The source that a peer's numeric address counts as."""
+def source_of(address: str, user: int | None = None) -> str:
+    """The source that a peer counts as: its user, if it is on this host and known, or its numeric address."""
+    if user is not None:
+        return f"user {user} of this host"
     if ":" not in address:
         return address
     number = IPv6Address(address)

@@ -67,11 +67,12 @@ class RdmaServer(asyncio.AbstractServer):
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
         self._serving_forever: asyncio.Future[None] | None = None
-        self._admission = (
-            None
-            if half_open_max is None
-            else Admission(loop, half_open_max, waiting_for(backlog), handshake_s)
-        )
+        # Those that come by TCP or on an adapter, and those that come by name (admission.py).
+        self._admission = self._admission_by_name = None
+        if half_open_max is not None:
+            self._admission, self._admission_by_name = (
+                Admission(loop, half_open_max, waiting_for(backlog), handshake_s) for _ in range(2)
+            )
         self._half_open: set[ConnectRequest] = set()
         self.on_close: Callable[[], None] = lambda: None
         """Called when it stops listening: it is closed, or its device was removed."""
@@ -107,11 +108,11 @@ class RdmaServer(asyncio.AbstractServer):
             self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
             return
         request = ConnectRequest(self, loop_context, cm_id, hello)
-        if self._admission is None:
+        if request.admission is None:
             request.enter()
         else:
             loop_context.adopt_id(cm_id, request._cm_event)
-            self._admission.arrived(request)
+            request.admission.arrived(request)
 
     def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
         with contextlib.suppress(OSError):
@@ -153,8 +154,9 @@ class RdmaServer(asyncio.AbstractServer):
             loop_context.servers.discard(self)
         self._sockets = []
         self._serving = False
-        if self._admission is not None:
-            self._admission.close()
+        for admission in (self._admission, self._admission_by_name):
+            if admission is not None:
+                admission.close()
         if self._serving_forever is not None and not self._loop.is_closed():
             self._serving_forever.cancel()
         if self._active == 0 and self._waiters is not None:
@@ -258,7 +260,8 @@ class ConnectRequest:
     :ivar loop_context: reads the events of its identifier
     :ivar id: the identifier that came with the request
     :ivar hello: the peer's Hello, checked
-    :ivar source: what Admission counts it as: `source_of` the peer's address
+    :ivar source: what Admission counts it as: `source_of` the peer's address and user
+    :ivar admission: the one that it is counted in; None: nobody counts
     """
 
     def __init__(
@@ -267,7 +270,8 @@ class ConnectRequest:
         self.loop_context = loop_context
         self.id = cm_id
         self.hello = hello
-        self.source = source_of(cm_id.peer_addr[0]) if cm_id.peer_addr is not None else ""
+        self.source = source_of(cm_id.peer_addr[0], cm_id.peer_user) if cm_id.peer_addr is not None else ""
+        self.admission = server._admission_by_name if cm_id.peer_by_name else server._admission
         self._server = server
         self._transport: Accepted | None = None
 
@@ -280,15 +284,15 @@ class ConnectRequest:
 
     def goes_on(self) -> None:
         """The connection is established, but the peer has yet to show, in a TLS handshake, that it is wanted."""
-        if self in self._server._half_open and self._server._admission is not None:
-            self._server._admission.goes_on(self)
+        if self in self._server._half_open and self.admission is not None:
+            self.admission.goes_on(self)
 
     def stands(self) -> None:
         """The connection is no longer half open."""
         if self in self._server._half_open:
             self._server._half_open.discard(self)
-            if self._server._admission is not None:
-                self._server._admission.left(self)
+            if self.admission is not None:
+                self.admission.left(self)
 
     def over(self) -> None:
         """The connection has ended, or was never established."""
@@ -311,7 +315,7 @@ class ConnectRequest:
 
     def enter(self) -> None:
         """Pass it on, to be answered."""
-        if self._server._admission is not None:
+        if self.admission is not None:
             self._server._half_open.add(self)
         try:
             self._server._on_request(self)
@@ -344,8 +348,8 @@ class ConnectRequest:
 
     def _gone(self) -> None:
         self.loop_context.destroy_id(self.id)
-        if self._server._admission is not None:
-            self._server._admission.left(self)
+        if self.admission is not None:
+            self.admission.left(self)
 
 
 def refuse_failed(cm_id: CMID) -> bool:

@@ -459,6 +459,21 @@ cdef class CMID(_OneThread):
         return (self.library.is_gone("rdmanet_soft_cm_peer_is_gone", self.ptr)
                 or self.qp is not None and self.own_qp.lost_its_peer())
 
+    @property
+    def peer_user(self):
+        """The number of the user whose process asked for this connection, if it is on this host and the kernel says so.
+
+        None on other devices, for peers on other hosts, on the side that asked, and once the connection is over.
+        """
+        self.usable()
+        return self.library.peer_user(self.ptr)[0]
+
+    @property
+    def peer_by_name(self):
+        """Whether the connection was asked for by the listener's name on this host (a Unix socket), not by TCP."""
+        self.usable()
+        return self.library.peer_user(self.ptr)[1]
+
     cdef str local_note(self):
         """For an error: the local address that was used. None if the device or the identifier is gone."""
         try:

@@ -15,6 +15,7 @@ ctypedef uint64_t (*happened_fn)() noexcept nogil
 ctypedef void (*log_to_fn)(int fd) noexcept nogil
 ctypedef void (*settings_error_fn)(char *text, size_t size) noexcept nogil
 ctypedef int (*is_gone_fn)(void *of) noexcept nogil
+ctypedef int (*peer_user_fn)(void *id, uint32_t *user) noexcept nogil
 
 cdef object _HERE = object()
 
@@ -150,6 +151,13 @@ cdef class Library:
         """Whether the embedded device knows that the peer's process is gone; False for another library."""
         cdef is_gone_fn call = <is_gone_fn>self.symbol(name)
         return call is not NULL and call(of) != 0
+
+    cdef tuple peer_user(self, void *id):
+        """The user of this host that asked for a connection, and whether by name; (None, False) if unknown."""
+        cdef peer_user_fn call = <peer_user_fn>self.symbol("rdmanet_soft_cm_peer_user")
+        cdef uint32_t user = 0
+        cdef int way = call(id, &user) if call is not NULL else 0
+        return user if way else None, way == 2
 
     cdef void *symbol(self, str name) except? NULL:
         """An export of the embedded device's library, or NULL for another library."""

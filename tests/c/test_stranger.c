@@ -4,6 +4,7 @@
 #include "base/stranger.h"
 
 #include <endian.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -318,6 +319,88 @@ static void processes_of_our_user_are_sources(void)
 	end(200);
 }
 
+/* The source of a TCP connection that USER makes to us. */
+static union ibv_gid source_by_tcp(uid_t user)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htobe32(0x7f000001)}, far;
+	socklen_t length = sizeof(at);
+	int listener = socket(AF_INET, SOCK_STREAM, 0), fd, theirs;
+	union ibv_gid source;
+
+	CHECK(listener >= 0 && !bind(listener, (struct sockaddr *)&at, length) && !listen(listener, 1));
+	CHECK(!getsockname(listener, (struct sockaddr *)&at, &length));
+	CHECK(user == geteuid() || !seteuid(user));
+	theirs = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(!connect(theirs, (struct sockaddr *)&at, sizeof(at)));
+	CHECK(user == getuid() || !seteuid(getuid()));
+	length = sizeof(far);
+	fd = accept(listener, (struct sockaddr *)&far, &length);
+	CHECK(fd >= 0);
+	source = rn_stranger_by_tcp(fd, (struct sockaddr *)&far);
+	close(theirs);
+	close(fd);
+	close(listener);
+	return source;
+}
+
+/* By TCP, too: but for whom the kernel does not tell. */
+static void users_are_sources_by_tcp(void)
+{
+	enum { OTHER = 61001 };
+	union ibv_gid self = source_by_tcp(getuid()), other = self;
+	uid_t user;
+
+	CHECK(rn_stranger_way(&self, &user) == RN_STRANGER_BY_TCP && user == getuid());
+	if (getuid())
+		other.raw[4] ^= 1;
+	else
+		other = source_by_tcp(OTHER);
+	CHECK(rn_stranger_way(&other, &user) == RN_STRANGER_BY_TCP && user != getuid());
+	begin(256);
+	for (unsigned i = 0; i < 10; i++)
+		come(i, i & 1 ? v4(htobe32(0x7f000001)) : self);
+	for (unsigned i = 10; i < 200; i++)
+		come(i, other);
+	for (unsigned i = 0; i < 10; i++)
+		CHECK(visitors[i].stranger.link);
+	CHECK(departures == 200 - 64);
+	end(200);
+}
+
+/* From however many addresses a flood by TCP comes: who came to a Unix socket stays. */
+static void who_comes_by_name_is_not_displaced_by_tcp(void)
+{
+	union ibv_gid named = source_of_child(getuid());
+	uid_t user;
+
+	CHECK(rn_stranger_way(&named, &user) == RN_STRANGER_BY_NAME && user == getuid());
+	begin(1024);
+	for (unsigned i = 0; i < 100; i++)
+		come(i, named);
+	for (unsigned i = 100; i < MANY; i++)
+		come(i, v4(htobe32(0x0a000001 + i)));
+	for (unsigned i = 0; i < 100; i++)
+		CHECK(visitors[i].stranger.link);
+	CHECK(departures == MANY - 256);
+	end(MANY);
+}
+
+/* Nor the other way round. */
+static void who_comes_by_tcp_is_not_displaced_by_name(void)
+{
+	union ibv_gid named = source_of_child(getuid());
+
+	begin(1024);
+	for (unsigned i = 0; i < 100; i++)
+		come(i, v4(htobe32(0x0a000001)));
+	for (unsigned i = 100; i < MANY; i++)
+		come(i, named);
+	for (unsigned i = 0; i < 100; i++)
+		CHECK(visitors[i].stranger.link);
+	CHECK(departures == MANY - 256);
+	end(MANY);
+}
+
 int main(void)
 {
 	fclose(stderr); /* what is said of them */
@@ -334,5 +417,8 @@ int main(void)
 	RUN(of_the_slow_of_the_source_that_has_most);
 	RUN(users_are_sources);
 	RUN(processes_of_our_user_are_sources);
+	RUN(users_are_sources_by_tcp);
+	RUN(who_comes_by_name_is_not_displaced_by_tcp);
+	RUN(who_comes_by_tcp_is_not_displaced_by_name);
 	return 0;
 }

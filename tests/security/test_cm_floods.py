@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.security.conftest import unfit
+from tests.security.conftest import ATTACKER, unfit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -68,6 +68,28 @@ def test_who_was_accepted_falls_silent(stage, guarded):
     assert "were admitted but make no progress" in server.finish()
 
 
+def test_valid_requests_of_one_user(stage, guarded):
+    """They ask a stream server without end by TCP, and go no further. All of that user's are one source."""
+    crowd, honest = 500, 5
+    server = stage.start("echo_server", "127.0.0.1", 1024, without="" if guarded else "tcp-user")
+    port = server.hear()["port"]
+    clients = stage.start("crowd", port, honest, 0)
+    clients.hear()
+    flood = stage.start("half_flooder", port, crowd, user=ATTACKER)
+    flood.hear()
+    clients.tell(connect="in turn")
+    told = clients.hear()
+    flood.tell(how=True)
+    counts = flood.hear()
+    assert counts["made"] >= crowd and counts["accepted"] and counts["ended"]
+    if not guarded:
+        assert told["accepted"] < honest and told["errors"]
+        return
+    assert (told["accepted"], told["errors"]) == (honest, {})
+    clients.tell(echo=True)
+    assert clients.hear() == {"echoes": honest, "others": []}
+
+
 def test_silence_from_all_addresses_of_this_host(stage, guarded):
     """A client with 3,000 loopback addresses is one source, and displaces no client from elsewhere."""
     secret, slow, silent = "5eed" * 16, 20, 3000
@@ -79,7 +101,7 @@ def test_silence_from_all_addresses_of_this_host(stage, guarded):
                 "0.0.0.0",
                 1024,
                 prefix=prefix,
-                without="" if guarded else "own-source",
+                without="" if guarded else "own-source,tcp-user",
                 RDMANET_SOFT_SECRET=secret,
                 RDMANET_SOFT_SILENCE="60000",
             )

@@ -246,6 +246,11 @@ def test_what_one_source_is(one, other, same):
     assert (source_of(one) == source_of(other)) is same
 
 
+def test_a_user_is_one_source_whatever_its_address():
+    assert source_of("127.0.0.1", 1000) == source_of("::1", 1000) != source_of("127.0.0.1", 0)
+    assert source_of("127.0.0.1", 0) != source_of("127.0.0.1")
+
+
 def test_too_many_wait():
     """The eldest of the address that has the most of them is refused; others keep their turn."""
     server = Server(waiting=10)

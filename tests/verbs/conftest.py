@@ -402,9 +402,9 @@ class Manager:
         pd, cq = self.queues(id.context)
         return id.create_qp(pd, QPInitAttr(cq, cq, QPCap(max_send_wr=8, max_recv_wr=8)))
 
-    def listener(self, address: str, channel: CMEventChannel | None = None) -> CMID:
+    def listener(self, address: str, channel: CMEventChannel | None = None, port: int = 0) -> CMID:
         id = self.id(channel)
-        id.bind_addr((address, 0))
+        id.bind_addr((address, port))
         id.listen(64)
         return id
 

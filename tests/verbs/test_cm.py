@@ -1,6 +1,8 @@
 """The connection manager: every step, its event, and what is refused. Both ends in this process."""
 
+import os
 import select
+import socket
 import time
 
 import pytest
@@ -89,6 +91,30 @@ def test_the_life_of_a_connection(manager, address):
     if not iwarp(client):
         assert client_qp.query()[0].qp_state == QPState.ERR
     manager.part(client, server)
+
+
+@pytest.mark.embedded_only("only the embedded device knows the users of its peers")
+@pytest.mark.parametrize("way", ["tcp", "name"])
+def test_the_user_who_asks(manager, address, way):
+    """By TCP the kernel is asked for it; by name, where a TCP program has the port, the socket tells."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as tcp_program:
+        tcp_program.bind((address, 0))
+        port = tcp_program.getsockname()[1]
+        if way == "tcp":
+            tcp_program.close()
+        else:
+            tcp_program.listen()
+        listener = manager.listener(address, port=port)
+        client = manager.id()
+        client.resolve_addr(None, listener.local_addr)
+        manager.next(E.ADDR_RESOLVED, client)
+        client.resolve_route()
+        manager.next(E.ROUTE_RESOLVED, client)
+        manager.qp(client)
+        client.connect()
+        server = manager.next(E.CONNECT_REQUEST).id
+        assert (server.peer_user, server.peer_by_name) == (os.geteuid(), way == "name")
+        assert (client.peer_user, client.peer_by_name) == (None, False)
 
 
 def test_depths_are_exchanged(manager, address):

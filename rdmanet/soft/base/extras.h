@@ -51,6 +51,15 @@ int rdmanet_soft_qp_way(struct ibv_qp *qp);
 int rdmanet_soft_qp_peer_is_gone(struct ibv_qp *qp);
 int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *id);
 
+/* Which user of this host has asked for the connection of this identifier, and by which way, as the kernel tells. Only
+ * the passive side knows, and only while there is a connection. */
+enum {
+	RDMANET_SOFT_PEER_UNKNOWN, /* another host, or the kernel does not tell; the user is not set */
+	RDMANET_SOFT_PEER_BY_TCP,
+	RDMANET_SOFT_PEER_BY_NAME, /* by a Unix socket */
+};
+int rdmanet_soft_cm_peer_user(struct rdma_cm_id *id, uid_t *user);
+
 /* Keep the connection manager's context open until it is released, which rdma_get_devices() does for good. NULL and
  * errno. What was held before a fork is not the child's to release: nothing happens then. */
 struct ibv_context *rdmanet_soft_cm_hold(void);

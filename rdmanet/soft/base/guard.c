@@ -31,6 +31,7 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_CM_FLOOD] = "cm-flood",
 	[RN_GUARD_HALF_OPEN] = "half-open",
 	[RN_GUARD_OWN_SOURCE] = "own-source",
+	[RN_GUARD_TCP_USER] = "tcp-user",
 	[RN_GUARD_SECRET_KEY] = "secret-key",
 	[RN_GUARD_SECRET_KEPT] = "secret-kept",
 	[RN_GUARD_PASSED_RIGHTS] = "passed-rights",

@@ -35,6 +35,7 @@ enum rn_guard {
 	RN_GUARD_CM_FLOOD,      /* of one connection little is read at a time, and nothing twice: cm/socket.c */
 	RN_GUARD_HALF_OPEN,     /* a peer that was accepted and falls silent has to leave when others come: cm/listen.c */
 	RN_GUARD_OWN_SOURCE,    /* all addresses of this host are one source: stranger.c */
+	RN_GUARD_TCP_USER,      /* who connects from this host by TCP is counted by its user: stranger.c */
 	RN_GUARD_SECRET_KEY,    /* a secret is a key, and no word: secret_key.c */
 	RN_GUARD_SECRET_KEPT,   /* it is kept for the process's life: secret_key.c */
 	RN_GUARD_PASSED_RIGHTS, /* strangers pass no descriptors: rights.c */

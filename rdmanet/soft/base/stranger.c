@@ -9,6 +9,7 @@
 #include "base/guard.h"
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/sock_diag.h"
 #include "base/stranger.h"
 
 #include <pthread.h>
@@ -25,6 +26,9 @@ enum {
 	BUCKETS = 1024,
 	PREFIX_BYTES = 6, /* /48 */
 };
+
+/* How the source of a user begins: no address does. Its number follows. */
+static const char by_name[4] = {'\xff', 'u', 'i', 'd'}, by_tcp[4] = {'\xff', 't', 'c', 'p'};
 
 static struct rn_stranger *first[RN_STRANGER_KINDS]; /* the newest */
 static unsigned count[RN_STRANGER_KINDS];
@@ -75,12 +79,18 @@ static unsigned bucket_of(const struct rn_stranger *stranger)
 	return (unsigned)(hash >> 32) % BUCKETS;
 }
 
+static bool is_by_name(const struct rn_stranger *stranger)
+{
+	return !memcmp(stranger->from.raw, by_name, sizeof(by_name));
+}
+
 static bool is_same_source(const struct rn_stranger *a, const struct rn_stranger *b)
 {
 	return !memcmp(&a->from, &b->from, sizeof(a->from));
 }
 
-/* The newest that may be closed; NULL: none may. All behind it are older and may be closed too, except the newcomer. */
+/* The newest that may be closed; NULL: none may. All behind it are older and may be closed too. (The newcomer is the
+ * newest.) */
 static struct rn_stranger *first_to_leave(enum rn_stranger_kind kind, const struct rn_stranger *newcomer)
 {
 	uint64_t patience_ns = kind == RN_STRANGER_KNOWN ? rn_settings.silence_ms * 1000000u / 5 : 0;
@@ -92,19 +102,30 @@ static struct rn_stranger *first_to_leave(enum rn_stranger_kind kind, const stru
 	return at;
 }
 
-/* Most of the largest bucket is one source's; a majority vote finds it: two different entries cancel each other. */
-static const struct rn_stranger *who_has_most(struct rn_stranger *from)
+/* Is the larger group of them that of the Unix sockets? */
+static bool are_mostly_by_name(const struct rn_stranger *from)
+{
+	int more = 0;
+
+	for (const struct rn_stranger *at = from; at; at = at->next)
+		more += is_by_name(at) ? 1 : -1;
+	return more > 0;
+}
+
+/* Of one group. Most of the largest bucket is one source's; a majority vote finds it: two different entries cancel each
+ * other. */
+static const struct rn_stranger *who_has_most(struct rn_stranger *from, bool of_names)
 {
 	uint16_t in_bucket[BUCKETS] = {0};
 	const struct rn_stranger *source = NULL;
 	unsigned most = 0, votes = 0;
 
 	for (struct rn_stranger *at = from; at; at = at->next) {
-		if (++in_bucket[at->bucket] > in_bucket[most])
+		if (is_by_name(at) == of_names && ++in_bucket[at->bucket] > in_bucket[most])
 			most = at->bucket;
 	}
 	for (struct rn_stranger *at = from; at; at = at->next) {
-		if (at->bucket != most)
+		if (at->bucket != most || is_by_name(at) != of_names)
 			continue;
 		if (!votes)
 			source = at;
@@ -113,13 +134,13 @@ static const struct rn_stranger *who_has_most(struct rn_stranger *from)
 	return source;
 }
 
-/* The oldest of the source that has the most: of its silent ones, if they are its majority. The newcomer is the newest
- * of its kind. */
+/* The oldest of the source that has the most, in the larger group: of its silent ones, if they are its majority. */
 static struct rn_stranger *least_welcome(enum rn_stranger_kind kind, const struct rn_stranger *newcomer)
 {
 	enum { FEW = 8 };
 	struct rn_stranger *from = first_to_leave(kind, newcomer), *chosen = from, *silent = NULL;
-	const struct rn_stranger *source = who_has_most(from);
+	bool of_names = are_mostly_by_name(from);
+	const struct rn_stranger *source = who_has_most(from, of_names);
 	unsigned of_source = 0, silent_of_source = 0;
 
 	for (struct rn_stranger *at = from; at; at = at->next) {
@@ -135,8 +156,10 @@ static struct rn_stranger *least_welcome(enum rn_stranger_kind kind, const struc
 	if (2 * silent_of_source > of_source)
 		chosen = silent;
 	/* No source has many: an attacker uses many addresses. Honest peers go on at once and are never the oldest. */
-	while (of_source * FEW < limit() && chosen && chosen->next)
-		chosen = chosen->next;
+	for (struct rn_stranger *at = of_source * FEW < limit() ? chosen : NULL; at; at = at->next) {
+		if (is_by_name(at) == of_names)
+			chosen = at;
+	}
 	return chosen;
 }
 
@@ -200,12 +223,35 @@ union ibv_gid rn_stranger_user(int fd)
 {
 	struct ucred cred = {.uid = (uid_t)-1};
 	socklen_t length = sizeof(cred);
-	union ibv_gid from = {.raw = {0xff, 'u', 'i', 'd'}}; /* no address */
+	union ibv_gid from = {.raw = {0}};
 
+	memcpy(from.raw, by_name, sizeof(by_name));
 	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &length);
 	memcpy(&from.raw[4], &cred.uid, sizeof(cred.uid));
 	/* Our own user has honest peers: each process counts separately, and those hidden from our namespace as one. */
 	if (rn_guarded(RN_GUARD_OWN_SOURCE) && cred.uid == geteuid())
 		memcpy(&from.raw[8], &cred.pid, sizeof(cred.pid));
 	return from;
+}
+
+union ibv_gid rn_stranger_by_tcp(int fd, const struct sockaddr *far)
+{
+	union ibv_gid from;
+	uid_t user;
+
+	rn_gid_of(far, &from);
+	if (!rn_guarded(RN_GUARD_TCP_USER) || !rn_gid_is_ours(&from) || !rn_tcp_peer_user(fd, &user))
+		return from;
+	from = (union ibv_gid){.raw = {0}};
+	memcpy(from.raw, by_tcp, sizeof(by_tcp));
+	memcpy(&from.raw[sizeof(by_tcp)], &user, sizeof(user));
+	return from;
+}
+
+enum rn_stranger_way rn_stranger_way(const union ibv_gid *from, uid_t *user)
+{
+	memcpy(user, &from->raw[sizeof(by_name)], sizeof(*user));
+	if (!memcmp(from->raw, by_name, sizeof(by_name)))
+		return RN_STRANGER_BY_NAME;
+	return memcmp(from->raw, by_tcp, sizeof(by_tcp)) ? RN_STRANGER_UNKNOWN : RN_STRANGER_BY_TCP;
 }

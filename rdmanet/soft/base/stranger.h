@@ -10,8 +10,10 @@
  * stranger for one more round trip. It is spared while most strangers of its source have said nothing: then a silent
  * one is closed.
  *
- * A source is a user of this host; this host itself with all its addresses (a loopback network has 2^24, and any user
- * may take them); another host's address of IPv4; or 48 bits of IPv6, the network that one customer is given.
+ * A source is a user of this host, at a Unix socket and, where the kernel tells whose socket is at the other end, by
+ * TCP; this host itself with all its addresses, for whom it does not tell (a loopback network has 2^24, and any user may
+ * take them); another host's address of IPv4; or 48 bits of IPv6, the network that one customer is given. Sources by
+ * TCP and users at Unix sockets are two groups: who leaves is of the larger one, so neither crowd displaces the other.
  *
  * A connection that has proven that it knows the secret, or was accepted and owes the last word of the handshake, is
  * of a second kind. That has a limit of its own, of the same size, so silent connections never displace those that
@@ -25,6 +27,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
+#include <sys/types.h>
 
 #include "verbs.h"
 
@@ -35,7 +39,7 @@ enum rn_stranger_kind {
 };
 
 struct rn_stranger {
-	union ibv_gid from;                  /* its address; if it comes by a Unix socket: its user */
+	union ibv_gid from;                  /* its address, or rn_stranger_user() or rn_stranger_by_tcp() of its socket */
 	void (*leave)(struct rn_stranger *); /* close it: it is forgotten already */
 	bool has_spoken;                     /* a whole first message has come */
 	/* stranger.c's */
@@ -54,5 +58,15 @@ void rn_stranger_forget(struct rn_stranger *);
 bool rn_stranger_make_room(void);
 /* The source of a Unix socket's other end: its user, or, if that is our own, its process. */
 union ibv_gid rn_stranger_user(int fd);
+/* The source of a TCP connection from this address: its user, if it comes from this host and the kernel tells. This asks
+ * the kernel, so no lock is held. */
+union ibv_gid rn_stranger_by_tcp(int fd, const struct sockaddr *far);
+/* Whose is it, and by which way did it come? Also when it is no stranger any more. */
+enum rn_stranger_way {
+	RN_STRANGER_UNKNOWN, /* from another host, or the kernel does not tell */
+	RN_STRANGER_BY_TCP,
+	RN_STRANGER_BY_NAME, /* a Unix socket's */
+};
+enum rn_stranger_way rn_stranger_way(const union ibv_gid *from, uid_t *user);
 
 #endif

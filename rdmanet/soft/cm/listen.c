@@ -299,7 +299,7 @@ static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockadd
 	if (by_name)
 		wire->stranger.from = rn_stranger_user(fd);
 	else
-		rn_gid_of((struct sockaddr *)far, &wire->stranger.from);
+		wire->stranger.from = rn_stranger_by_tcp(fd, (struct sockaddr *)far);
 	rn_stranger_add(&wire->stranger, RN_STRANGER_SILENT);
 	return wire;
 }

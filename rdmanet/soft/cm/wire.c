@@ -49,6 +49,7 @@
  *     handover.c how they get by without their socket
  */
 #define _GNU_SOURCE
+#include "base/extras.h"
 #include "cm/wire.h"
 
 #include <arpa/inet.h>
@@ -371,6 +372,25 @@ RN_EXPORT int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *rdma_id)
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
 
 	return id->epoch == rn_epoch() && atomic_load(&id->peer_left_us);
+}
+
+RN_EXPORT int rdmanet_soft_cm_peer_user(struct rdma_cm_id *rdma_id, uid_t *user)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+	int way = RDMANET_SOFT_PEER_UNKNOWN;
+
+	if (id->epoch != rn_epoch())
+		return way;
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->wire) {
+		enum rn_stranger_way its = rn_stranger_way(&id->wire->stranger.from, user);
+
+		way = its == RN_STRANGER_BY_NAME  ? RDMANET_SOFT_PEER_BY_NAME
+		      : its == RN_STRANGER_BY_TCP ? RDMANET_SOFT_PEER_BY_TCP
+						  : RDMANET_SOFT_PEER_UNKNOWN;
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+	return way;
 }
 
 /* The time limit of this phase has passed. With rn_cm_lock held. True: there is something to send now. */

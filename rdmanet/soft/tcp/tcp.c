@@ -203,7 +203,7 @@ void rn_tcp_accepted(int fd)
 	}
 	rn_timer_set(&in->timer, rn_settings.silence_ms * 1000000);
 	in->stranger.leave = leave;
-	rn_gid_of((struct sockaddr *)&from, &in->stranger.from);
+	in->stranger.from = rn_stranger_by_tcp(fd, (struct sockaddr *)&from);
 	rn_stranger_add(&in->stranger, RN_STRANGER_SILENT);
 }
 
