@@ -1,4 +1,7 @@
-"""A server of the loop's in a process of its own. It prints its port and each connection's fabric, and echoes."""
+"""A server of the loop's in a process of its own. It prints its port and each connection's fabric, and echoes.
+
+Asked for "big" it sends several frames, and says so when the last of them is the device's.
+"""
 
 import asyncio
 import sys
@@ -17,10 +20,15 @@ class Echo(asyncio.Protocol):
         elif data == b"exit":
             sys.exit()
         elif data == b"big":
+            self.transport.set_write_buffer_limits(high=0)
             self.transport.write(bytes(4_000))
-            print("sent", flush=True)
+            if not self.transport.get_write_buffer_size():
+                print("sent", flush=True)
         else:
             self.transport.write(data)
+
+    def resume_writing(self):
+        print("sent", flush=True)
 
     def connection_lost(self, exc):
         print("lost", exc, flush=True)
