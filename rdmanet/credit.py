@@ -46,6 +46,10 @@ the C types), so that the data engine uses the same code that the tests check in
 the plain style of Ledger: every number is a C integer there.
 """
 
+# datetime before msgspec: msgspec imports it from C, and does not look whether that fails. If Ctrl-C interrupts it, the
+# interrupt is lost, and every Decoder that is made later crashes (msgspec 0.22). What is already imported cannot be
+# interrupted: no Python code runs then.
+import datetime  # noqa: F401
 from enum import IntEnum
 from struct import Struct
 from typing import Annotated, Final, NamedTuple, TypeVar

@@ -18,6 +18,7 @@ our acknowledgement is on its way, ours until the peer's has come, so an id neve
 A message that breaks these rules is the peer's fault as a whole: it raises and changes nothing.
 """
 
+import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Final, NamedTuple

@@ -20,6 +20,7 @@ verbs_async/queues.py on a queue pair.
 from __future__ import annotations
 
 import ctypes
+import datetime  # noqa: F401  before msgspec, see credit.py
 import operator
 import re
 import struct
