@@ -48,7 +48,7 @@ generated_cflags = [
     "-Wno-unused-variable",
     "-Wno-sign-compare",
 ]
-abi_headers = glob("rdmanet/abi/*.h")
+abi_headers = [*glob("rdmanet/abi/*.h"), "rdmanet/abi/bus_error.c"]  # the device includes that one
 cython_parts = glob("rdmanet/_pyx/*") + glob("rdmanet/*.pxd")
 
 

@@ -1,4 +1,4 @@
-"""The verbs ABI as Cython sees it: abi/verbs.h, abi/rdma_cma.h, and the calls of abi/calls.h.
+"""The verbs ABI as Cython sees it: abi/verbs.h, abi/rdma_cma.h, the calls of abi/calls.h, and abi/bus_error.h.
 
 Only what the core reads or writes is named. Every rn_* call answers >= 0, or -errno; "calls.h" says
 how it comes to that. Those that may sleep are called `with nogil`.
@@ -7,6 +7,11 @@ how it comes to that. Those that may sleep are called `with nogil`.
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from posix.time cimport timespec
 from posix.types cimport pid_t
+
+
+cdef extern from "bus_error.h" nogil:
+    void rn_bus_watch()
+    bint rn_bus_copy(void *to, const void *data, size_t length, const void **lost)
 
 
 cdef extern from "calls.h" nogil:

@@ -248,9 +248,13 @@ cdef class BlockingEnd:
         """Wait until all is posted. `taken` counts the bytes that are in frames, or in the backlog."""
         cdef Connection connection = self.connection
         cdef uint64_t deadline = deadline_of(timeout)
+        cdef size_t more
         while True:
             if connection.backlog.size == 0:
-                taken[0] += connection.copy_in(bytes + taken[0], size - taken[0])
+                more = connection.copy_in(bytes + taken[0], size - taken[0])
+                if more == GONE:
+                    raise connection.failure
+                taken[0] += more
             connection.pump(True)
             connection.engine.wake()    # the next pass sees what has completed: no event tells
             if taken[0] == size:

@@ -45,6 +45,8 @@ cdef enum:
     NO_FRAME_FLAGS = verbs.IBV_WC_WITH_IMM | verbs.IBV_WC_WITH_INV
     GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
 
+cdef size_t GONE = <size_t>-1    # memory that was to be copied
+
 STREAM_CONTROL_BODY_BYTES = CONTROL_BYTES - HEADER
 STREAM_DATA_SLOTS_MAX = LOG - CONTROL_RESERVE - 2 * OPERATIONS
 
@@ -667,11 +669,15 @@ cdef class Connection:
             return 0
         if self.backlog.size == 0 and (owner is None or size < BORROW_BYTES):
             taken = self.copy_in(data, size)
+            if taken == GONE:
+                return 0
         if type(owner) is Loan:
             self.backlog.append_loan(owner)
         elif taken < size:
             if owner is None or taken:
-                owner = PyBytes_FromStringAndSize(data + taken, size - taken)
+                owner = PyBytes_FromStringAndSize(NULL, size - taken)
+                if not self.carried(PyBytes_AS_STRING(owner), data + taken, size - taken):
+                    return 0
             self.backlog.append(owner)
         if self.engine.in_pass:
             # Whoever runs now was called from a pass, which flushes before it ends.
@@ -724,12 +730,20 @@ cdef class Connection:
             or now - self.posted_at > HOLD_US * cheap_microsecond()
         )
 
+    cdef inline bint carried(self, char *to, const char *data, size_t size) except -1:
+        """Copy memory of the program's. False: it is gone, and the connection fails, as TCP's does with EFAULT."""
+        if copy_carefully(to, data, size):
+            return True
+        self.fail(memory_is_gone("write"))
+        return False
+
     cdef size_t copy_in(self, const char *data, size_t size) except? 0:
-        """Copy into the open frame, posting full ones on the way; returns how much found a place."""
+        """Copy into the open frame, posting full ones on the way; returns how much found a place, or GONE."""
         cdef size_t taken = 0, n
         while taken < size and self.send_queue_has_room() and self.fill < self.frame_bytes:
             n = min(size - taken, <size_t>(self.frame_bytes - self.fill))
-            memcpy(self.open_frame() + HEADER + self.fill, data + taken, n)
+            if not self.carried(self.open_frame() + HEADER + self.fill, data + taken, n):
+                return GONE
             taken += n
             self.fill += <uint32_t>n
             if self.fill == self.frame_bytes:
@@ -780,7 +794,8 @@ cdef class Connection:
                     budget -= 1
                     continue
                 n = min(left, <size_t>(self.frame_bytes - self.fill))
-                memcpy(self.open_frame() + HEADER + self.fill, data, n)
+                if not self.carried(self.open_frame() + HEADER + self.fill, data, n):
+                    break
                 self.fill += <uint32_t>n
                 self.backlog.taken(first, n, left)
                 if self.fill < self.frame_bytes and self.backlog.size:

@@ -77,3 +77,14 @@ cdef object field(object record, str name, uint64_t most, bint optional=False):
 cdef bytes copy_of(object data):
     """A copy of a buffer. bytes() alone would also take a number, and return that many zeros."""
     return bytes(memoryview(data))
+
+
+cdef inline bint copy_carefully(char *to, const char *data, size_t size) noexcept:
+    """Copy where one side is memory that a program has named. False: it is of a file that has been shortened."""
+    cdef const void *lost
+    verbs.rn_bus_watch()
+    return verbs.rn_bus_copy(to, data, size, &lost)
+
+
+cdef object memory_is_gone(str call):
+    return OSError(EFAULT, f"{call}: memory of the program's is gone: the file that it maps has been shortened")

@@ -150,22 +150,31 @@ cdef class IntoReader(Sink):
         return n
 
     cdef int take_into(self, char *to, size_t n) except -1:
-        """Move the first `n` bytes, which are there, to `to`."""
+        """Move the first `n` bytes, which are there, to `to`. If that memory is gone, none is moved."""
         cdef Connection connection = self.connection
         cdef Inbox inbox
         cdef ready_slot *entry
-        cdef size_t older = min(n, <size_t>PyByteArray_GET_SIZE(self.aside)), part
-        memcpy(to, PyByteArray_AS_STRING(self.aside), older)
+        cdef size_t older = min(n, <size_t>PyByteArray_GET_SIZE(self.aside)), part, left
+        cdef uint32_t i = 0, offset
+        if not copy_carefully(to, PyByteArray_AS_STRING(self.aside), older):
+            raise memory_is_gone("read")
         to += older
         n -= older
         if n:
             inbox = connection.inbox
+            left, offset = n, inbox.offset
+            while left:
+                entry = inbox.at(i)
+                part = min(left, <size_t>(entry.length - offset))
+                if to != entry.data + offset and not copy_carefully(to, entry.data + offset, part):
+                    raise memory_is_gone("read")    # else the peer has placed it there, or it is copied
+                to += part
+                left -= part
+                i += 1
+                offset = 0
             while n:
                 entry = inbox.at(0)
                 part = min(n, <size_t>(entry.length - inbox.offset))
-                if to != entry.data + inbox.offset:     # the peer has placed it there
-                    memcpy(to, entry.data + inbox.offset, part)
-                to += part
                 n -= part
                 inbox.offset += <uint32_t>part
                 if inbox.offset == entry.length:

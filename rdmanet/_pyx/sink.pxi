@@ -122,7 +122,9 @@ cdef class IntoBuffer(Sink):
                     entry = inbox.at(0)
                     n = min(<size_t>view.len - taken, <size_t>(entry.length - inbox.offset))
                     if <char *>view.buf + taken != entry.data + inbox.offset:   # the peer has placed it there
-                        memcpy(<char *>view.buf + taken, entry.data + inbox.offset, n)
+                        if not copy_carefully(<char *>view.buf + taken, entry.data + inbox.offset, n):
+                            self.callback = "get_buffer"
+                            raise memory_is_gone("get_buffer")
                     taken += n
                     inbox.offset += <uint32_t>n
                     if inbox.offset == entry.length:

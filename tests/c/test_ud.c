@@ -375,12 +375,42 @@ static void test_with_srq(void)
 
 /* --- the wire ---------------------------------------------------------------------------------------------- */
 
+/* The sender's own, or the receiver's, is the mapping of a file, which is shortened. */
+static void test_shortened_memory(void)
+{
+	for (int its_own = 0; its_own < 2; its_own++) {
+		struct end *end;
+		struct ibv_mr *mr;
+		char *at;
+		int fd = memfd_create("shortened", MFD_CLOEXEC);
+
+		open_ud();
+		end = its_own ? &b : &a;
+		CHECK(fd >= 0 && !ftruncate(fd, BUFFER));
+		CHECK((at = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
+		CHECK(mr = ibv_reg_mr(end->pd, at, BUFFER, ALL_ACCESS));
+		munmap(end->buffer, BUFFER);
+		CHECK_EQ(ibv_dereg_mr(end->mr), 0);
+		end->buffer = at;
+		end->mr = mr;
+		CHECK_EQ(post_recv(&b, 100, 0, 200), 0);
+		CHECK_EQ(ftruncate(fd, 0), 0);
+		CHECK_EQ(send_to(&a, 1, b.qp->qp_num, QKEY, 0, 100), 0);
+		expect(a.cq, 1, its_own ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR);
+		if (its_own)
+			expect(b.cq, 100, IBV_WC_LOC_PROT_ERR);
+		close(fd);
+		close_ud();
+	}
+}
+
 static void test_by_wire(void)
 {
 	rn_ud_by_wire = true;
 	test_send();
 	test_dropped();
 	test_with_srq();
+	test_shortened_memory();
 	rn_ud_by_wire = false;
 }
 
@@ -705,6 +735,7 @@ int main(void)
 	RUN(test_stopped_sender);
 	RUN(test_dead_sender);
 	RUN(test_with_srq);
+	RUN(test_shortened_memory);
 	RUN(test_by_wire);
 	RUN(test_parsing);
 	RUN(test_multicast);

@@ -5,8 +5,11 @@ A device that reads registered memory only gets copies, piece by piece; then a p
 
 import array
 import asyncio
+import errno
 import io
 import mmap
+import os
+import tempfile
 
 import pytest
 from harness import Net, Recorder
@@ -298,3 +301,104 @@ async def test_limits_while_memory_is_lent(net: Net):
     client.transport.set_write_buffer_limits(high=0)
     await client.until_lost()
     assert client.events.count("pause") == 1
+
+
+# ---- a file is shortened while its mapping is being used
+
+
+class Mapping:
+    """A writable mapping of a file, which can be shortened."""
+
+    def __init__(self, size: int) -> None:
+        self.file = tempfile.TemporaryFile()
+        self.file.truncate(size)
+        self.memory = mmap.mmap(self.file.fileno(), size)
+
+    def shorten(self) -> None:
+        os.ftruncate(self.file.fileno(), 0)
+
+    def __enter__(self) -> "Mapping":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def assert_gone(error: BaseException | None) -> None:
+    assert isinstance(error, OSError)
+    assert error.errno == errno.EFAULT
+
+
+async def test_a_file_is_shortened_while_its_mapping_is_sent(net: Net):
+    client, server = await net.pair(server=SlowChecking)
+    with Mapping(16 * MIB) as mapping:
+        client.transport.write(memoryview(mapping.memory))
+        await until_seen(lambda: client.transport.get_write_buffer_size() < 16 * MIB)
+        assert client.transport.get_write_buffer_size() > 0
+        mapping.shorten()
+        server.keep = lambda data: None
+        server.transport.resume_reading()
+        assert_gone(await client.until_lost())
+    await server.until_lost()
+    assert server.received < 16 * MIB
+
+
+@pytest.mark.parametrize("size", [1, 4 * KIB, LEND - 1, LEND, 16 * MIB])
+async def test_a_mapping_is_gone_before_it_is_written(net: Net, size):
+    client, server = await net.pair()
+    client.transport.write(b"before")
+    await server.until(lambda: server.received)
+    with Mapping(size) as mapping:
+        mapping.shorten()
+        client.transport.write(memoryview(mapping.memory))
+        assert_gone(await client.until_lost())
+    await server.until_lost()
+    assert server.data == b"before"
+
+
+async def test_what_does_not_fit_is_gone(net: Net):
+    """Frames are used up: the rest of a write is copied aside."""
+    client, server = await net.pair(server=SlowChecking)
+    client.transport.write(bytes(filled(4 * MIB, Pattern())))
+    assert client.transport.get_write_buffer_size() > 0
+    with Mapping(4 * KIB) as mapping:
+        mapping.shorten()
+        client.transport.write(memoryview(mapping.memory))
+        assert_gone(await client.until_lost())
+    server.transport.abort()
+
+
+class IntoMapping(Recorder, asyncio.BufferedProtocol):
+    """Has what arrives copied to a mapping that is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mapping = Mapping(64 * KIB)
+        self.mapping.shorten()
+
+    def get_buffer(self, sizehint: int) -> mmap.mmap:
+        return self.mapping.memory
+
+    def buffer_updated(self, count: int) -> None:
+        raise AssertionError("nothing can be copied there")
+
+
+async def test_bytes_arrive_for_a_mapping_that_is_gone(net: Net):
+    client, server = await net.pair(server=IntoMapping)
+    client.transport.write(b"to nowhere")
+    assert_gone(await server.until_lost())
+    await client.until_lost()
+    assert_gone(net.complaint()["exception"])
+    server.mapping.file.close()
+    server.mapping.memory.close()  # which has a descriptor of its own
+
+
+async def test_a_stream_is_read_into_a_mapping_that_is_gone(net: Net):
+    reader, _, _, far = await net.stream_pair()
+    far.write(b"to nowhere")
+    with Mapping(4 * KIB) as mapping:
+        mapping.shorten()
+        with pytest.raises(OSError) as caught:
+            await reader.readinto(memoryview(mapping.memory))
+        assert_gone(caught.value)
+    assert await reader.readexactly(10) == b"to nowhere"

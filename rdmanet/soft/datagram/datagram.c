@@ -163,7 +163,7 @@ static enum rn_wait look_at(struct rn_qp *qp, struct rn_peer *peer, uint32_t qpn
 /* Into the receiver's memory. RN_WAIT_OWNER: that can't be reached from here. Everything else that
  * isn't a wait is done, whatever has become of it. */
 static enum rn_wait send_direct(struct rn_qp *qp, struct rn_peer *peer, const struct ibv_send_wr *wr, uint32_t qkey,
-				struct rn_transfer *t)
+				struct rn_transfer *t, enum ibv_wc_status *status)
 {
 	enum rn_wait wait = look_at(qp, peer, wr->wr.ud.remote_qpn);
 	struct rn_request request = {.opcode = wr->opcode, .send_flags = wr->send_flags, .imm_data = wr->imm_data};
@@ -176,6 +176,8 @@ static enum rn_wait send_direct(struct rn_qp *qp, struct rn_peer *peer, const st
 		ctx->by_ipv4 = rn_grh_is_ipv4(t->local[0].at);
 		wait = rn_respond(ctx, &request, t, &there);
 		rn_responder_give_back(ctx); /* what was not published */
+		if (there == IBV_WC_LOC_PROT_ERR) /* memory of our own is gone */
+			*status = there;
 	}
 	return wait == RN_WAIT_RNR || wait == RN_WAIT_PEER ? RN_WAIT_NOT : wait;
 }
@@ -189,6 +191,7 @@ static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, enum
 	struct rn_grh grh;
 	uint32_t qkey;
 	enum rn_wait wait;
+	bool fault = false;
 
 	*byte_len = 0;
 	if (unlikely(!ah || ah->ah.pd != qp->ex.qp_base.pd)) {
@@ -213,13 +216,15 @@ static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, enum
 		t.total += sizeof(grh);
 		t.moved = 0;
 		t.refused = false;
-		wait = send_direct(qp, peer, wr, qkey, &t);
+		wait = send_direct(qp, peer, wr, qkey, &t, status);
 		if (wait != RN_WAIT_OWNER)
 			goto done;
 		t.num_local--;
 		t.total -= sizeof(grh);
 	}
-	wait = rn_ud_wire_send(qp, ah, wr, qkey, t.local + 1, t.num_local, t.total);
+	wait = rn_ud_wire_send(qp, ah, wr, qkey, t.local + 1, t.num_local, t.total, &fault);
+	if (fault)
+		*status = IBV_WC_LOC_PROT_ERR;
 done:
 	if (wait == RN_WAIT_NOT && wr->send_flags & IBV_SEND_INLINE)
 		qp->count.bytes_inline += *byte_len;

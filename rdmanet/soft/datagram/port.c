@@ -367,7 +367,8 @@ void rn_ud_port_forked(void)
 
 /* --- sending ------------------------------------------------------------------------------------------------------ */
 
-enum rn_wait rn_ud_port_send(uint16_t number, const union ibv_gid *from, uint32_t interface, const struct msghdr *message)
+enum rn_wait rn_ud_port_send(uint16_t number, const union ibv_gid *from, uint32_t interface, const struct msghdr *message,
+			     bool *fault)
 {
 	const struct outlet *outlet;
 	enum rn_wait wait = RN_WAIT_NOT;
@@ -376,9 +377,11 @@ enum rn_wait rn_ud_port_send(uint16_t number, const union ibv_gid *from, uint32_
 	pthread_mutex_lock(&port_lock);
 	port = find_port(number);
 	outlet = port ? outlet_at(port, from, interface) : NULL;
-	if (outlet && sendmsg(outlet->source.fd, message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
-	    (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
-		wait = RN_WAIT_LINK;
+	if (outlet && sendmsg(outlet->source.fd, message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+		*fault = errno == EFAULT;
+		if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
+			wait = RN_WAIT_LINK;
+	}
 	pthread_mutex_unlock(&port_lock);
 	return wait;
 }

@@ -15,7 +15,8 @@ void rn_ud_port_free(uint16_t number);
 int rn_ud_port_open(struct rn_qp *qp);
 void rn_ud_port_close(struct rn_qp *qp);
 /* From the socket at this address of ours. Sent, or dropped; or RN_WAIT_LINK: the socket is full. */
-enum rn_wait rn_ud_port_send(uint16_t number, const union ibv_gid *from, uint32_t interface, const struct msghdr *message);
+enum rn_wait rn_ud_port_send(uint16_t number, const union ibv_gid *from, uint32_t interface, const struct msghdr *message,
+			     bool *fault);
 void rn_ud_port_forked(void);
 
 #endif

@@ -121,7 +121,7 @@ void rn_ud_wire_receive(int fd, const union ibv_gid *at,
 /* --- sending ------------------------------------------------------------------------------------------------------ */
 
 enum rn_wait rn_ud_wire_send(struct rn_qp *qp, const struct rn_ah *ah, const struct ibv_send_wr *wr, uint32_t qkey,
-			     const struct rn_piece *pieces, int num_pieces, uint32_t length)
+			     const struct rn_piece *pieces, int num_pieces, uint32_t length, bool *fault)
 {
 	struct header header = {
 		.magic = htonl(RN_UD_MAGIC),
@@ -145,7 +145,7 @@ enum rn_wait rn_ud_wire_send(struct rn_qp *qp, const struct rn_ah *ah, const str
 	rn_gid_at(ah->attr.grh.sgid_index, NULL, &interface);
 	message.msg_namelen = rn_gid_address(&ah->attr.grh.dgid, interface,
 					     ah->is_multicast ? RN_UD_GROUP_PORT : wr->wr.ud.remote_qpn >> 8 & 0xffff, &to);
-	wait = rn_ud_port_send(qp->ex.qp_base.qp_num >> 8, &ah->from, interface, &message);
+	wait = rn_ud_port_send(qp->ex.qp_base.qp_num >> 8, &ah->from, interface, &message, fault);
 	qp->count.syscalls++;
 	return wait;
 }

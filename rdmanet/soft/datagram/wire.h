@@ -22,7 +22,7 @@ enum { RN_UD_HEADER = 24 };
 
 /* Sent, or dropped; or RN_WAIT_LINK: the socket is full (port.h). With sq_lock held. */
 enum rn_wait rn_ud_wire_send(struct rn_qp *qp, const struct rn_ah *ah, const struct ibv_send_wr *wr, uint32_t qkey,
-			     const struct rn_piece *pieces, int num_pieces, uint32_t length);
+			     const struct rn_piece *pieces, int num_pieces, uint32_t length, bool *fault);
 
 /* Parse these bytes; the destination's number is returned separately. False: they are not a datagram of ours. */
 bool rn_ud_wire_parse(const void *bytes, size_t length, struct rn_datagram *datagram, uint32_t *dest_qpn);

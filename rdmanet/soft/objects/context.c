@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/gid.h"
+#include "bus_error.h"
 #include "faults/iwarp.h"
 #include "objects/eager.h"
 #include "objects/own_look.h"
@@ -52,6 +53,7 @@ int rn_context_init(struct rn_context *context)
 	};
 	int err;
 
+	rn_bus_watch();
 	context->process = rn_process;
 	pthread_mutex_init(&context->mutex, NULL);
 	pthread_mutex_init(&context->verbs.context.mutex, NULL);

@@ -61,14 +61,20 @@ static int poll_sends(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	return count;
 }
 
-/* Fault injection fails this receive: the peer mostly knows, and has left a note; we go to ERR anyway. */
-static enum ibv_wc_status fail_on_purpose(struct rn_qp *qp, const struct rn_shadow *shadow)
+/* This receive fails: if the peer knows, it has left a note; we go to ERR anyway. */
+static void fail_receive(struct rn_qp *qp)
 {
 	uint32_t none = RN_FAULT_NONE;
 
-	qp->faults.failed++;
 	if (atomic_compare_exchange_strong(&qp->theirs->fault, &none, RN_FAULT_LOCAL))
 		rn_channel_signal(RN_CHANNEL_WAKEUP);
+}
+
+/* Fault injection fails it: the peer mostly knows. */
+static enum ibv_wc_status fail_on_purpose(struct rn_qp *qp, const struct rn_shadow *shadow)
+{
+	qp->faults.failed++;
+	fail_receive(qp);
 	return shadow->fails;
 }
 
@@ -93,8 +99,10 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 		if (unlikely(length > shadow->length))
 			length = shadow->length;
 	}
-	if (flags & RN_SLOT_EAGER)
-		rn_eager_take(qp, index, length);
+	if (flags & RN_SLOT_EAGER && unlikely(shadow->lost || !rn_eager_take(qp, index, length))) {
+		status = IBV_WC_LOC_PROT_ERR; /* of which the sender learns by our state only */
+		fail_receive(qp);
+	}
 	*wc = (struct ibv_wc){
 		.wr_id = shadow->wr_id,
 		.status = unlikely(shadow->fails) ? fail_on_purpose(qp, shadow)

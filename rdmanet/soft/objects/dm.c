@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "bus_error.h"
 #include "objects/dm.h"
 #include "objects/mr.h"
 
@@ -43,9 +44,10 @@ static int copy_to(struct ibv_dm *ibv_dm, uint64_t offset, const void *from, siz
 {
 	struct rn_dm *dm = container_of(ibv_dm, struct rn_dm, dm);
 	int err = check_copy(dm, offset, length);
+	const void *lost;
 
-	if (!err)
-		memcpy(dm->base + offset, from, length);
+	if (!err && !rn_bus_copy(dm->base + offset, from, length, &lost))
+		err = EFAULT;
 	return err;
 }
 
@@ -53,9 +55,10 @@ static int copy_from(void *to, struct ibv_dm *ibv_dm, uint64_t offset, size_t le
 {
 	struct rn_dm *dm = container_of(ibv_dm, struct rn_dm, dm);
 	int err = check_copy(dm, offset, length);
+	const void *lost;
 
-	if (!err)
-		memcpy(to, dm->base + offset, length);
+	if (!err && !rn_bus_copy(to, dm->base + offset, length, &lost))
+		err = EFAULT;
 	return err;
 }
 

@@ -19,6 +19,7 @@
  *     the peer            It says whether there is a message, and its length. The owner decides where it goes, by
  *                         its private copy of what was posted, checked against its own keys.
  */
+#include "bus_error.h"
 #include "objects/eager.h"
 
 enum {
@@ -58,25 +59,28 @@ void rn_eager_forked(void)
 }
 
 /* From the room of this slot into the region. The entry is our own; that the range is in it was checked. */
-static void carry(struct rn_qp *qp, uint32_t index, const struct rn_mr_entry *mr, uint64_t addr, uint32_t length)
+static bool carry(struct rn_qp *qp, uint32_t index, const struct rn_mr_entry *mr, uint64_t addr, uint32_t length)
 {
 	const char *rooms = rn_arena + qp->rq_offset + (uint64_t)qp->rq_size * qp->rq_stride;
 
-	memcpy((void *)(uintptr_t)(mr->base + (addr - mr->iova)),
-	       rn_eager_room(rooms, index & (qp->rq_size - 1), qp->rq_eager), length);
+	const void *lost;
+
+	return rn_bus_copy((void *)(uintptr_t)(mr->base + (addr - mr->iova)),
+			   rn_eager_room(rooms, index & (qp->rq_size - 1), qp->rq_eager), length, &lost);
 }
 
-void rn_eager_take(struct rn_qp *qp, uint32_t index, uint32_t length)
+bool rn_eager_take(struct rn_qp *qp, uint32_t index, uint32_t length)
 {
 	struct rn_shadow *shadow = &qp->rq_shadow[index & (qp->rq_size - 1)];
 	const struct rn_mr_entry *mr;
 
 	if (shadow->settled || !length || length > qp->rq_eager || length > shadow->length)
-		return;
+		return true;
 	mr = rn_mr_find(rn_mr_table, shadow->lkey);
 	if (mr && mr->pd == rn_pd(qp->ex.qp_base.pd)->number && rn_mr_covers(mr, shadow->addr, length) &&
 	    mr->access & IBV_ACCESS_LOCAL_WRITE)
-		carry(qp, index, mr, shadow->addr, length);
+		return carry(qp, index, mr, shadow->addr, length);
+	return true;
 }
 
 /* Copy this queue pair's messages that wait for the region, whose key is still valid here. With the CQ's lock held. */
@@ -90,7 +94,7 @@ static void settle(struct rn_qp *qp, uint32_t key)
 
 		if (shadow->lkey != key || !(READ_ONCE(slot->wc_flags) & RN_SLOT_EAGER))
 			continue;
-		rn_eager_take(qp, i, READ_ONCE(slot->byte_len));
+		shadow->lost = !rn_eager_take(qp, i, READ_ONCE(slot->byte_len));
 		shadow->settled = true;
 	}
 }

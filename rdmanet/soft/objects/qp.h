@@ -99,6 +99,7 @@ struct rn_qp {
 		uint64_t addr;
 		uint16_t num_sge; /* if more than one, the list is in rq_lists */
 		bool settled; /* the contents of its eager buffer have been copied */
+		bool lost;    /* or could not be: the memory was gone */
 		uint8_t fails;   /* with this status, if faults/fault.c decides so */
 	} *rq_shadow;
 	struct rn_slot_sge *rq_lists; /* cap.max_recv_sge for each slot; NULL: none was that long yet */

@@ -264,6 +264,7 @@ static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint
 	struct rn_request request;
 	struct rn_transfer t;
 	enum rn_wait wait;
+	int err;
 
 	*status = local_pieces(qp, wr, true, t.local, &t.num_local, &t.total);
 	*byte_len = t.total;
@@ -280,8 +281,12 @@ static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint
 	if (unlikely(qp->reply_error && !t.refused))
 		qp->reply_error = 0;
 	/* A request that is not queued yet is queued first. */
-	if (unlikely(wait == RN_WAIT_OWNER && queued_moved && rn_remote_start(qp, &t.ask, t.ask_data)))
-		return RN_WAIT_PEER;
+	if (unlikely(wait == RN_WAIT_OWNER && queued_moved && (err = rn_remote_start(qp, &t.ask, t.ask_data)))) {
+		if (err != EFAULT)
+			return RN_WAIT_PEER;
+		*status = IBV_WC_LOC_PROT_ERR;
+		return RN_WAIT_NOT;
+	}
 	if (wr->send_flags & IBV_SEND_INLINE && wait == RN_WAIT_NOT)
 		qp->count.bytes_inline += t.total;
 	return wait;

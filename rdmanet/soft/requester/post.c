@@ -89,13 +89,15 @@ static void enqueue(struct rn_qp *qp, const struct ibv_send_wr *wr)
 		rn_mw_keep(&send->wr);
 	} else if (wr->send_flags & IBV_SEND_INLINE) {
 		char *data = (char *)(sge + 1), *to = data;
+		bool is_there = true;
+		const void *lost;
 
-		for (int i = 0; i < wr->num_sge; i++) {
-			memcpy(to, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
-			to += wr->sg_list[i].length;
-		}
+		for (int i = 0; i < wr->num_sge && is_there; to += wr->sg_list[i++].length)
+			is_there = rn_bus_copy(to, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length, &lost);
 		*sge = (struct ibv_sge){.addr = (uintptr_t)data, .length = to - data};
 		send->wr.num_sge = 1;
+		if (unlikely(!is_there))
+			send->wr.send_flags &= ~(unsigned)IBV_SEND_INLINE; /* without a key it fails in its turn */
 	} else if (wr->num_sge) {
 		memcpy(sge, wr->sg_list, wr->num_sge * sizeof(*sge));
 	}

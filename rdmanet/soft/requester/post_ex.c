@@ -198,6 +198,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t num_buf, const 
 	struct built *request = current(qp->builder);
 	struct ibv_sge *sge = (struct ibv_sge *)request->data;
 	char *data = (char *)(sge + 1);
+	const void *lost;
 	size_t length = 0;
 
 	for (size_t i = 0; i < num_buf; i++) {
@@ -205,8 +206,10 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t num_buf, const 
 			refuse(qp->builder, EINVAL);
 			return;
 		}
-		if (list[i].length)
-			memcpy(data + length, list[i].addr, list[i].length);
+		if (list[i].length && !rn_bus_copy(data + length, list[i].addr, list[i].length, &lost)) {
+			wr_set_sge(ex, 0, 0, 1); /* no key: it fails in its turn */
+			return;
+		}
 		length += list[i].length;
 	}
 	*sge = (struct ibv_sge){.addr = (uintptr_t)data, .length = length};

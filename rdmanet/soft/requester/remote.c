@@ -26,7 +26,8 @@ static enum ibv_wc_status take_answer(struct rn_qp *qp, struct rn_send *head, co
 		status = rn_local_pieces(qp, &head->wr, pieces, &count, &total);
 		if (status != IBV_WC_SUCCESS)
 			return status;
-		rn_scatter(pieces, count, head->moved, answer->data, answer->length);
+		if (!rn_scatter(pieces, count, head->moved, answer->data, answer->length))
+			return IBV_WC_LOC_PROT_ERR;
 	}
 	head->moved += qp->reply_length;
 	qp->waited = false; /* its patience is for each piece anew */
@@ -66,6 +67,7 @@ int rn_remote_start(struct rn_qp *qp, const struct rn_remote *request, const voi
 		char data[RN_REMOTE_CHUNK];
 	} message; /* 32 KiB: only what is used is written */
 	size_t length = sizeof(*request);
+	const void *lost;
 	int err;
 
 	message.request = *request;
@@ -73,7 +75,8 @@ int rn_remote_start(struct rn_qp *qp, const struct rn_remote *request, const voi
 	message.request.dest_qpn = qp->attr.dest_qp_num;
 	message.request.generation = qp->responder.generation;
 	if (request->kind == RN_REMOTE_WRITE) {
-		memcpy(message.data, data, request->length);
+		if (!rn_bus_copy(message.data, data, request->length, &lost))
+			return EFAULT;
 		length += request->length;
 	}
 	qp->reply.done = answered;

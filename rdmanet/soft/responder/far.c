@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of the responder's process that is not mapped here: the kernel or the owner's engine copies.
+ * Memory of the responder's process that is not mapped here: the kernel or the owner's engine copies.  And memory that is
+ * mapped, but perhaps not there.
  *
  * process_vm_readv and process_vm_writev take one system call for each run.  If the kernel refuses them, it will always
  * do so, and from then on the owner's engine is asked: the request waits (RN_WAIT_OWNER) for its answer.
@@ -8,7 +9,9 @@
 #define _GNU_SOURCE
 #include <sys/uio.h>
 
+#include "objects/mr.h"
 #include "responder/inside.h"
+#include "responder/place.h"
 
 /* Move it with one system call. 0, or errno. */
 static int copy_by_kernel(struct rn_responder_ctx *ctx, char *here, const struct rn_piece *piece, uint64_t skip, size_t length,
@@ -62,12 +65,23 @@ enum rn_copied rn_copy_far(struct rn_responder_ctx *ctx, struct rn_transfer *t, 
 	switch (err) {
 	case 0:
 		return RN_COPIED;
-	case EFAULT:
-		return RN_COPY_FAULT;
+	case EFAULT: /* of which of both? */
+		return rn_mr_probe((uintptr_t)here, length, !t->to_remote) ? RN_COPY_FAULT : RN_COPY_LOCAL_FAULT;
 	case ESRCH:
 		return RN_COPY_LOST;
 	default:
 		ctx->no_cma = true;
 		return ask_owner(t, remote, skip, here, length);
 	}
+}
+
+enum rn_copied rn_copy_with_care(const struct rn_transfer *t, char *here, char *there, uint64_t length)
+{
+	const void *lost;
+	bool done;
+
+	done = t->to_remote ? rn_place_with_care(there, here, length, &lost) : rn_bus_copy(here, there, length, &lost);
+	if (likely(done))
+		return RN_COPIED;
+	return (uintptr_t)lost - (uintptr_t)here < length ? RN_COPY_LOCAL_FAULT : RN_COPY_FAULT;
 }

@@ -18,11 +18,14 @@ enum ibv_wc_status rn_deny_access(struct rn_responder_ctx *ctx);
 
 /* --- far.c ------------------------------------------------------------------------------------------------------ */
 
-enum rn_copied { RN_COPIED, RN_COPY_LOST, RN_COPY_FAULT, RN_COPY_ASKED };
+/* RN_COPY_FAULT: memory of the responder's is not there; RN_COPY_LOCAL_FAULT: memory of the requester's. */
+enum rn_copied { RN_COPIED, RN_COPY_LOST, RN_COPY_FAULT, RN_COPY_LOCAL_FAULT, RN_COPY_ASKED };
 
 /* Move this many bytes between `here` and the piece, from its position skip on. */
 enum rn_copied rn_copy_far(struct rn_responder_ctx *ctx, struct rn_transfer *t, char *here, const struct rn_piece *remote,
 			   uint64_t skip, uint64_t length);
+/* The same where it is mapped, if the memory of either side may be a file's. */
+enum rn_copied rn_copy_with_care(const struct rn_transfer *t, char *here, char *there, uint64_t length);
 /* Did the owner's engine refuse the last question? True once. */
 bool rn_was_refused(struct rn_transfer *t);
 

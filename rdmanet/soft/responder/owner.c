@@ -31,19 +31,38 @@ static const uint32_t rights[] = {
 	[RN_REMOTE_FAA] = IBV_ACCESS_REMOTE_ATOMIC,
 };
 
+/* False: the memory is gone. */
+static bool touch(const struct rn_remote *request, char *at, const char *data, char *to)
+{
+	const void *lost;
+	uint64_t before;
+
+	switch (request->kind) {
+	case RN_REMOTE_WRITE:
+		return rn_bus_copy(at, data, request->length, &lost);
+	case RN_REMOTE_READ:
+		return rn_bus_copy(to, at, request->length, &lost);
+	default:
+		if (!rn_respond_atomic(request->kind == RN_REMOTE_FAA, request->compare_add, request->swap, at, &before))
+			return false;
+		memcpy(to, &before, sizeof(before));
+		return true;
+	}
+}
+
 static int perform(struct rn_qp *qp, const struct rn_remote *request, const char *data, size_t num_data, char *to,
 		   size_t room)
 {
 	bool is_atomic = request->kind == RN_REMOTE_CAS || request->kind == RN_REMOTE_FAA;
 	const struct rn_mr_entry *mr;
-	uint64_t at, before;
+	uint64_t at;
 	uint32_t needed, pd;
 
 	if (!qp)
 		return ENOTCONN;
 	if (request->kind < RN_REMOTE_WRITE || request->kind > RN_REMOTE_FAA || request->length > RN_REMOTE_CHUNK ||
 	    (request->kind == RN_REMOTE_WRITE ? num_data : room) < request->length ||
-	    (is_atomic && request->length != sizeof(before)) ||
+	    (is_atomic && request->length != sizeof(uint64_t)) ||
 	    (request->is_receive && request->kind != RN_REMOTE_WRITE))
 		return EACCES;
 	needed = request->is_receive ? IBV_ACCESS_LOCAL_WRITE : rights[request->kind];
@@ -59,28 +78,11 @@ static int perform(struct rn_qp *qp, const struct rn_remote *request, const char
 			atomic_load(&rn_arena_mrs(rn_arena)[rn_mr_index(request->key)].key) != request->key))
 		return EACCES;
 	at = mr->base + (mr->kind == RN_MR_NULL ? 0 : request->addr - mr->iova);
-	if (is_atomic && at % sizeof(before))
+	if (is_atomic && at % sizeof(uint64_t))
 		return EACCES;
 	if (!rn_mr_probe(at, request->length, request->kind != RN_REMOTE_READ))
 		return EFAULT;
-
-	before = request->compare_add;
-	switch (request->kind) {
-	case RN_REMOTE_WRITE:
-		memcpy((void *)(uintptr_t)at, data, request->length);
-		return 0;
-	case RN_REMOTE_READ:
-		memcpy(to, (const void *)(uintptr_t)at, request->length);
-		return 0;
-	case RN_REMOTE_CAS:
-		__atomic_compare_exchange_n((uint64_t *)(uintptr_t)at, &before, request->swap, false, __ATOMIC_SEQ_CST,
-					    __ATOMIC_SEQ_CST);
-		break;
-	default:
-		before = __atomic_fetch_add((uint64_t *)(uintptr_t)at, before, __ATOMIC_SEQ_CST);
-	}
-	memcpy(to, &before, sizeof(before));
-	return 0;
+	return touch(request, (char *)(uintptr_t)at, data, to) ? 0 : EFAULT;
 }
 
 int rn_serve_request(int peer_pid, const void *message, size_t length, void *room, size_t num_room)

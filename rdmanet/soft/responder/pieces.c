@@ -7,26 +7,45 @@
 #include "objects/mr.h"
 #include "responder/place.h"
 
-void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
+bool rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
 {
 	struct rn_runs runs = rn_runs(pieces, count, skip, length);
 	struct iovec run;
 
+	const void *lost;
+
 	for (; rn_next_run(&runs, &run); from += run.iov_len)
-		memcpy(run.iov_base, from, run.iov_len);
+		if (!rn_bus_copy(run.iov_base, from, run.iov_len, &lost))
+			return false;
+	return true;
+}
+
+bool rn_gather(const struct rn_piece *pieces, int count, char *to)
+{
+	const void *lost;
+
+	for (int i = 0; i < count; to += pieces[i++].length) {
+		if (rn_piece_is_firm(&pieces[i]))
+			memcpy(to, pieces[i].at, pieces[i].length);
+		else if (!rn_bus_copy(to, pieces[i].at, pieces[i].length, &lost))
+			return false;
+	}
+	return true;
 }
 
 bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
 {
 	struct rn_runs runs = rn_runs(pieces, count, skip, length);
 	struct iovec run;
+	const void *lost;
 
 	for (; rn_next_run(&runs, &run); from += run.iov_len) {
 		const struct rn_mr_entry *mr = runs.piece[-1].mr;
 
 		if (mr && mr->kind == RN_MR_ON_DEMAND && !rn_mr_probe((uintptr_t)run.iov_base, run.iov_len, true))
 			return false;
-		rn_place_one(run.iov_base, from, run.iov_len);
+		if (!rn_place_with_care(run.iov_base, from, run.iov_len, &lost))
+			return false;
 	}
 	return true;
 }

@@ -13,7 +13,8 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-struct rn_mr_entry;
+#include "bus_error.h"
+#include "shm/arena.h"
 
 /* A run of memory. */
 struct rn_piece {
@@ -24,6 +25,13 @@ struct rn_piece {
 	uint64_t addr; /* as the work request has it */
 	const struct rn_mr_entry *mr;
 };
+
+/* Can this memory not go away while we copy? Device memory can't: its files are sealed. Others are copied with care, by
+ * bus_error.h. */
+static inline bool rn_piece_is_firm(const struct rn_piece *piece)
+{
+	return piece->mr && READ_ONCE(piece->mr->kind) == RN_MR_SEGMENT;
+}
 
 /* What is left of a walk. */
 struct rn_runs {
@@ -58,10 +66,11 @@ static inline bool rn_next_run(struct rn_runs *runs, struct iovec *run)
 	return false;
 }
 
-/* Copy flat memory into pieces mapped here, from position skip on. */
-void rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
-/* The same for memory that a program may be polling (place.h); on-demand memory is probed first. False: it is not
- * there. */
+/* Copy flat memory into pieces mapped here, from position skip on. False: one of them is not there. */
+bool rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
+/* All of the pieces into flat memory. */
+bool rn_gather(const struct rn_piece *pieces, int count, char *to);
+/* From flat memory to memory that a program may be polling (place.h); on-demand memory is probed first. */
 bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length);
 /* The part [skip, skip + length) of pieces mapped here, as far as the array goes. Bytes that it covers. */
 size_t rn_slice(const struct rn_piece *pieces, int count, uint64_t skip, uint64_t length, struct iovec *to, int room,

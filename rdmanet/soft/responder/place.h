@@ -30,4 +30,19 @@ static inline void rn_place_one(char *to, const char *from, size_t length)
 	}
 }
 
+/* The same where the memory of either side may be a file's. False: there is none at `lost`. */
+static inline bool rn_place_with_care(char *to, const char *from, size_t length, const void **lost)
+{
+	struct rn_bus bus;
+
+	if (sigsetjmp(bus.back, 0)) {
+		*lost = bus.lost;
+		return false;
+	}
+	rn_bus_begin(&bus);
+	rn_place_one(to, from, length);
+	rn_bus_end();
+	return true;
+}
+
 #endif

@@ -117,8 +117,9 @@ static enum rn_copied still_there(struct rn_responder_ctx *ctx, const struct rn_
 	return RN_COPIED;
 }
 
-/* A short message into memory that can't be mapped: leave it in the slot's eager buffer. See objects/eager.c. */
-static bool copy_eagerly(struct rn_responder_ctx *ctx, struct rn_transfer *t)
+/* A short message into memory that can't be mapped: leave it in the slot's eager buffer. See objects/eager.c. RN_COPY_ASKED:
+ * this message doesn't go that way. */
+static enum rn_copied copy_eagerly(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 {
 	const struct rn_piece *remote = &t->remote[0];
 	uint32_t index = ctx->done & ctx->rq_mask;
@@ -128,28 +129,34 @@ static bool copy_eagerly(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 	    READ_ONCE(t->slot->num_sge) != 1 || READ_ONCE(remote->mr->kind) != RN_MR_USER ||
 	    READ_ONCE(remote->mr->access) &
 		    (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND))
-		return false;
+		return RN_COPY_ASKED;
 	to = rn_eager_room(ctx->rq + ((uint64_t)ctx->rq_mask + 1) * ctx->rq_stride, index, ctx->rq_eager);
-	for (int i = 0; i < t->num_local; i++) {
-		memcpy(to, t->local[i].at, t->local[i].length);
-		to += t->local[i].length;
-	}
+	if (!rn_gather(t->local, t->num_local, to))
+		return RN_COPY_LOCAL_FAULT;
 	t->moved = t->total;
 	t->is_eager = true;
 	ctx->count->bytes_bounced += t->total;
-	return true;
+	return RN_COPIED;
 }
 
-static void copy_mapped(struct rn_responder_ctx *ctx, const struct rn_transfer *t, char *here, char *there, uint64_t run)
+static enum rn_copied copy_mapped(struct rn_responder_ctx *ctx, const struct rn_transfer *t, bool is_firm, char *here,
+				  char *there, uint64_t run)
 {
-	if (t->to_remote)
+	if (unlikely(!is_firm)) {
+		enum rn_copied copied = rn_copy_with_care(t, here, there, run);
+
+		if (copied != RN_COPIED)
+			return copied;
+	} else if (t->to_remote) {
 		rn_place_one(there, here, run);
-	else
+	} else {
 		memmove(here, there, run);
+	}
 	if (ctx->self)
 		ctx->count->bytes_local += run;
 	else
 		ctx->count->bytes_mapped += run;
+	return RN_COPIED;
 }
 
 /* Both lists from position t->moved on, run by run. */
@@ -159,8 +166,9 @@ static enum rn_copied copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 	enum rn_copied copied;
 	int l = 0, r = 0;
 
-	if (copy_eagerly(ctx, t))
-		return RN_COPIED;
+	copied = copy_eagerly(ctx, t);
+	if (copied != RN_COPY_ASKED)
+		return copied;
 	while (l < t->num_local && local_skip >= t->local[l].length)
 		local_skip -= t->local[l++].length;
 	while (r < t->num_remote && remote_skip >= t->remote[r].length)
@@ -174,9 +182,12 @@ static enum rn_copied copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 			run = remote->length - remote_skip;
 		if (run > PIECE_BYTES)
 			run = PIECE_BYTES;
-		if (likely(remote->at))
-			copy_mapped(ctx, t, here, remote->at + remote_skip, run);
-		else if ((copied = rn_copy_far(ctx, t, here, remote, remote_skip, run)) != RN_COPIED)
+		if (likely(remote->at)) /* a peer's is a segment, or it would not be mapped */
+			copied = copy_mapped(ctx, t, rn_piece_is_firm(&t->local[l]) && (!ctx->self || rn_piece_is_firm(remote)),
+					     here, remote->at + remote_skip, run);
+		else
+			copied = rn_copy_far(ctx, t, here, remote, remote_skip, run);
+		if (unlikely(copied != RN_COPIED))
 			return copied;
 		t->moved += run;
 		if ((local_skip += run) == t->local[l].length) {
@@ -476,6 +487,9 @@ enum rn_wait rn_respond(struct rn_responder_ctx *ctx, const struct rn_request *r
 		return RN_WAIT_PEER;
 	case RN_COPY_ASKED:
 		return RN_WAIT_OWNER;
+	case RN_COPY_LOCAL_FAULT: /* the responder has noticed nothing but a message without end */
+		*status = IBV_WC_LOC_PROT_ERR;
+		return RN_WAIT_NOT;
 	default:
 		*status = rn_respond_refuse(ctx, request, t);
 		return RN_WAIT_NOT;

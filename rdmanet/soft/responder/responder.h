@@ -122,7 +122,7 @@ enum rn_wait rn_respond_prepare(struct rn_responder_ctx *ctx, const struct rn_re
 void rn_respond_finish(struct rn_responder_ctx *ctx, const struct rn_request *request, struct rn_transfer *t);
 /* The memory turned out to be gone: returns the status for the requester. */
 enum ibv_wc_status rn_respond_refuse(struct rn_responder_ctx *ctx, const struct rn_request *request, struct rn_transfer *t);
-/* Execute it on mapped memory; returns the old value. */
-uint64_t rn_respond_atomic(const struct rn_request *request, char *at);
+/* Execute it on mapped memory: add, or compare and swap. False: the memory is gone. */
+bool rn_respond_atomic(bool is_add, uint64_t compare_add, uint64_t swap, char *at, uint64_t *old);
 
 #endif

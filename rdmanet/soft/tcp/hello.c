@@ -253,3 +253,21 @@ bool rn_tcp_hello_arrived(struct rn_tcp *in)
 	}
 	return true;
 }
+
+bool rn_tcp_serve_begin(struct rn_qp *qp, struct rn_tcp *in)
+{
+	struct rn_responder_ctx *ctx = &in->ctx;
+
+	ctx->self = true;
+	ctx->peer = NULL;
+	ctx->owner = qp;
+	ctx->count = &qp->count;
+	ctx->source_qpn = qp->attr.dest_qp_num;
+	ctx->generation = qp->generation;
+	rn_responder_aim(ctx, rn_arena, qp->index, qp->theirs);
+	if (!rn_responder_open(ctx))
+		return false;
+	ctx->found = true;
+	in->expected = in->told = qp->tcp->served;
+	return true;
+}

@@ -81,6 +81,7 @@ enum ibv_wc_status rn_piggyback_send(struct rn_qp *qp, const struct rn_tcp_frame
 	struct rn_tcp_answer answer = {.kind = RN_ANSWER_PIGGYBACK, .length = sizeof(*frame) + frame->length};
 	struct rn_tcp *in = qp->tcp->in;
 	struct rn_piece pieces[RN_MAX_SGE];
+	char payload[RN_PIGGYBACK_BYTES];
 	enum ibv_wc_status status;
 	uint64_t total;
 	int count;
@@ -88,10 +89,11 @@ enum ibv_wc_status rn_piggyback_send(struct rn_qp *qp, const struct rn_tcp_frame
 	status = rn_local_pieces(qp, &rn_sq_at(qp, frame->serial)->wr, pieces, &count, &total);
 	if (status != IBV_WC_SUCCESS)
 		return status;
+	if (!rn_gather(pieces, count, payload))
+		return IBV_WC_LOC_PROT_ERR;
 	rn_tcp_put(in, &answer, sizeof(answer));
 	rn_tcp_put(in, frame, sizeof(*frame));
-	for (int i = 0; i < count; i++)
-		rn_tcp_put(in, pieces[i].at, pieces[i].length);
+	rn_tcp_put(in, payload, total);
 	in->told = frame->ack;
 	qp->tcp->behind_piggyback = frame->serial + 1;
 	if (!rn_tcp_flush(in))

@@ -36,24 +36,6 @@ static const struct {
 	[RN_FRAME_ADD] = {IBV_WR_ATOMIC_FETCH_AND_ADD, false},
 };
 
-bool rn_tcp_serve_begin(struct rn_qp *qp, struct rn_tcp *in)
-{
-	struct rn_responder_ctx *ctx = &in->ctx;
-
-	ctx->self = true;
-	ctx->peer = NULL;
-	ctx->owner = qp;
-	ctx->count = &qp->count;
-	ctx->source_qpn = qp->attr.dest_qp_num;
-	ctx->generation = qp->generation;
-	rn_responder_aim(ctx, rn_arena, qp->index, qp->theirs);
-	if (!rn_responder_open(ctx))
-		return false;
-	ctx->found = true;
-	in->expected = in->told = qp->tcp->served;
-	return true;
-}
-
 static void put_answer(struct rn_tcp *in, enum rn_answer_kind kind, uint8_t code, uint32_t serial, uint32_t length)
 {
 	struct rn_tcp_answer answer = {.kind = kind, .code = code, .serial = serial, .length = length};
@@ -128,13 +110,18 @@ static bool answer_read(struct rn_qp *qp, struct rn_tcp *in)
 {
 	static const char zeros[4096];
 	struct rn_transfer *t = &in->transfer;
-	struct iovec from[RN_MAX_SGE];
+	uint64_t body = t->total - rn_tcp_tail_length(t);
+	struct iovec from[RN_MAX_SGE + 1];
+	size_t tail_bytes = 0, body_sent;
 	bool fault = false;
+	struct rn_tcp_tail tail;
 	ssize_t sent;
-	int used;
+	int used = 0;
 
+	if (rn_tcp_room(in) < sizeof(tail.answer) + sizeof(tail) && !rn_tcp_flush(in))
+		return false;
 	if (!in->chunk_left) {
-		uint64_t left = t->total - t->moved;
+		uint64_t left = body - t->moved;
 
 		if (in->padding || is_withdrawn(in)) {
 			in->reading = in->padding = false;
@@ -142,16 +129,21 @@ static bool answer_read(struct rn_qp *qp, struct rn_tcp *in)
 			return true;
 		}
 		in->chunk_left = left < RN_FRAME_BYTES ? left : RN_FRAME_BYTES;
-		put_answer(in, RN_ANSWER_READ, 0, in->head.serial, in->chunk_left);
+		if (in->chunk_left)
+			put_answer(in, RN_ANSWER_READ, 0, in->head.serial, in->chunk_left);
 	}
-	/* What a header has announced must follow, if only zeros. */
 	in->padding |= is_withdrawn(in);
-	if (in->padding) {
-		from[0] = (struct iovec){(char *)zeros, in->chunk_left < sizeof(zeros) ? in->chunk_left : sizeof(zeros)};
-		used = 1;
-	} else {
+	if (!in->padding && t->moved + in->chunk_left == body)
+		in->padding = !(tail_bytes = rn_tcp_make_tail(in, &tail));
+	if (in->padding && !in->chunk_left)
+		return true;
+	if (in->padding)
+		from[used++] = (struct iovec){(char *)zeros,
+					      in->chunk_left < sizeof(zeros) ? in->chunk_left : sizeof(zeros)};
+	else
 		rn_slice(t->remote, t->num_remote, t->moved, in->chunk_left, from, RN_MAX_SGE, &used);
-	}
+	if (tail_bytes)
+		from[used++] = (struct iovec){&tail, tail_bytes};
 	sent = rn_tcp_write(in, from, used, &fault);
 	if (sent == RN_TCP_ENDED) {
 		rn_tcp_lost(in);
@@ -161,11 +153,13 @@ static bool answer_read(struct rn_qp *qp, struct rn_tcp *in)
 		in->padding = true;
 		return true;
 	}
-	t->moved += sent;
-	in->chunk_left -= sent;
+	body_sent = (size_t)sent < in->chunk_left ? (size_t)sent : in->chunk_left;
+	t->moved += body_sent;
+	in->chunk_left -= body_sent;
 	if (in->chunk_left)
 		return !in->wants_out;
-	if (t->moved == t->total && !in->padding) {
+	if (tail_bytes) {
+		rn_tcp_put(in, (char *)&tail + (sent - body_sent), tail_bytes - (sent - body_sent));
 		in->reading = false;
 		in->told = ++in->expected; /* the answer says it */
 	}
@@ -218,10 +212,15 @@ static void message_done(struct rn_tcp *in)
 	in->message_done = 0;
 }
 
-static void answer_atomic(struct rn_tcp *in)
+static void answer_atomic(struct rn_qp *qp, struct rn_tcp *in)
 {
-	uint64_t before = rn_respond_atomic(&in->request, in->transfer.remote[0].at);
+	uint64_t before;
 
+	if (!rn_respond_atomic(in->head.kind == RN_FRAME_ADD, in->request.compare_add, in->request.swap,
+			       in->transfer.remote[0].at, &before)) {
+		refuse(qp, in, rn_respond_refuse(&in->ctx, &in->request, &in->transfer));
+		return;
+	}
 	put_answer(in, RN_ANSWER_ATOMIC, 0, in->head.serial, sizeof(before));
 	rn_tcp_put(in, &before, sizeof(before));
 	in->told = ++in->expected;
@@ -265,7 +264,7 @@ static void begin_message(struct rn_qp *qp, struct rn_tcp *in)
 			in->told = ++in->expected;
 		}
 	} else if (!kinds[in->head.kind].has_payload) {
-		answer_atomic(in);
+		answer_atomic(qp, in);
 	}
 }
 

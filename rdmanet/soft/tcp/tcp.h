@@ -19,6 +19,7 @@
  *     send.c       the requester: frames out
  *     answers.c    and answers in
  *     serve.c      the responder: frames in, answers out
+ *     tail.c       the end of a READ's answer
  *     piggyback.c  a reply goes where the request came from
  *     poll.c       poll_cq looks after the sockets itself
  *     timeout.c    an answer that never comes
@@ -277,6 +278,8 @@ bool rn_tcp_is_holders(struct rn_tcp *out);
 bool rn_tcp_hello_send(struct rn_tcp *out);
 bool rn_tcp_hello_answered(struct rn_tcp *out);
 bool rn_tcp_hello_arrived(struct rn_tcp *in);
+/* The stream has got its queue pair: begin to serve. False: the queue pair's block makes no sense. */
+bool rn_tcp_serve_begin(struct rn_qp *qp, struct rn_tcp *in);
 /* To be sent before anything else. */
 bool rn_tcp_hello_welcome(struct rn_tcp *in);
 
@@ -328,14 +331,32 @@ void rn_tcp_advance(struct rn_qp *qp);
 
 /* --- serve.c ------------------------------------------------------------------------------------ */
 
-/* The stream has got its queue pair: begin to serve. False: the queue pair's block makes no sense. */
-bool rn_tcp_serve_begin(struct rn_qp *qp, struct rn_tcp *in);
 /* Handle frames. False: the stream is over. */
 bool rn_tcp_serve(struct rn_qp *qp);
 /* Before the queue pair goes to ERR: serve what has arrived. */
 void rn_tcp_last_look(struct rn_qp *qp);
 /* Tell the requester what was executed, if it doesn't know. */
 void rn_tcp_tell(struct rn_qp *qp);
+
+/* --- tail.c --------------------------------------------------------------------------------------- */
+
+/*
+ * A READ succeeds with its last byte, and what a header has announced must follow, if only zeros where the memory has gone
+ * meanwhile.  So the last bytes are announced when they are at hand: as a copy, behind all others.
+ */
+enum { RN_TCP_TAIL = 64 };
+struct rn_tcp_tail {
+	struct rn_tcp_answer answer;
+	char data[RN_TCP_TAIL];
+};
+
+static inline uint32_t rn_tcp_tail_length(const struct rn_transfer *t)
+{
+	return t->total < RN_TCP_TAIL ? t->total : RN_TCP_TAIL;
+}
+
+/* Its size with its header, or 0: the memory is gone. */
+size_t rn_tcp_make_tail(const struct rn_tcp *in, struct rn_tcp_tail *tail);
 
 /* --- piggyback.c -------------------------------------------------------------------------------------- */
 
