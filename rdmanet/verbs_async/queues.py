@@ -447,6 +447,11 @@ class AsyncBufferPool(BufferPool):
     It belongs to the thread of its event loop, like everything in this module. The parameters are BufferPool's.
     """
 
+    # Of the class: the garbage collector clears a pool's own attributes before a view of its buffers, in the same
+    # garbage, lets go of the buffer and calls _freed(). Nobody waits then.
+    _waiting: collections.deque[Future] = collections.deque(maxlen=0)
+    _promised = 0
+
     def __init__(
         self,
         pd: PD,
@@ -456,7 +461,7 @@ class AsyncBufferPool(BufferPool):
         huge_pages: bool | Literal["try"] = False,
         notifier: Notifier | None = None,
     ) -> None:
-        self._waiting: collections.deque[Future] = collections.deque()
+        self._waiting = collections.deque()
         self._promised = 0  # buffers that woken tasks are about to take
         self._home = Home()
         self._notifier = current_notifier() if notifier is None else notifier

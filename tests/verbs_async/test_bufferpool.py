@@ -1,6 +1,9 @@
 """Waiting for a buffer of a pool: in turn, and cancelling takes none."""
 
+import gc
+import sys
 import threading
+import warnings
 
 import pytest
 from loops import on_every_loop
@@ -96,3 +99,21 @@ async def test_another_thread_is_refused(loop, verbs):
         thread.start()
         thread.join()
         assert len(found) == 1 and "thread" in found[0]
+
+
+@on_every_loop
+async def test_a_pool_that_is_garbage_with_a_view_of_its_buffer(loop, verbs, monkeypatch):
+    """The collector clears the pool's attributes before the view is gone, which then frees the buffer."""
+    raised = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: raised.append(unraisable.exc_value))
+    pool = AsyncBufferPool(verbs.pd, 10, 1, notifier=loop.notifier)
+    buffer = await pool.get()
+    view = memoryview(buffer)
+    buffer.release()
+    pool.itself, pool.view = pool, view
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del pool, buffer, view
+        gc.collect()
+    assert raised == []
+    assert any("unclosed <MR" in str(warning.message) for warning in told)  # it was garbage
