@@ -583,12 +583,14 @@ class RdmaTransport(asyncio.Transport):
         await self._life.writing.until_half_closed()
 
     def __repr__(self) -> str:
-        state = self._machine.state.name.lower()
+        is_foreign = self._life.foreign
+        state = "forked" if is_foreign else self._machine.state.name.lower()
         facts = self._life.facts
         peer, device = facts.get("peername"), facts.get("rdma_device")
         buffered = self.get_write_buffer_size()
         told = f"{state} peer={peer} device={device}"
-        if self._machine.state is not State.CLOSED and facts and self.qp is not None and not self.qp.closed:
+        is_open = self._machine.state is not State.CLOSED and not is_foreign
+        if is_open and facts and self.qp is not None and not self.qp.closed:
             stats = self._connection.stats()
             told += f" qp={self.qp.qp_num:#x} credits={stats['credits']}/{stats['peer_slots']}"
         return f"<RdmaTransport {told} write_buffer={buffered} bytes>"

@@ -257,8 +257,8 @@ cdef class CMEventChannel(_OneThread):
         self.drop()
 
     def __repr__(self):
-        if self.ptr is NULL:
-            return "<CMEventChannel closed>"
+        if not self.is_here():
+            return f"<CMEventChannel{state_of(self)}>"
         return f"<CMEventChannel fd {self.ptr.fd} of {self.library.name}>"
 
     cdef bint is_open(self) noexcept:
@@ -384,8 +384,8 @@ cdef class CMID(_OneThread):
         self.drop()
 
     def __repr__(self):
-        if self.ptr is NULL:
-            return "<CMID closed>"
+        if not self.is_here():
+            return f"<CMID{state_of(self)}>"
         return f"<CMID {self.local_addr} to {self.peer_addr} on {self.library.name}>"
 
     cdef bint is_open(self) noexcept:

@@ -232,8 +232,8 @@ cdef class CompChannel(Resource):
         self.drop()
 
     def __repr__(self):
-        if self.ptr is NULL:
-            return "<CompChannel closed>"
+        if not self.is_here():
+            return f"<CompChannel{state_of(self)}>"
         return f"<CompChannel fd {self.ptr.fd} of {self.context.name}>"
 
     cdef bint is_open(self) noexcept:
@@ -340,8 +340,8 @@ cdef class CQ(Resource):
         self.drop()
 
     def __repr__(self):
-        if self.ptr is NULL:
-            return "<CQ closed>"
+        if not self.is_here():
+            return f"<CQ{state_of(self)}>"
         return f"<CQ of {self.context.name}, {self.ptr.cqe} entries, {len(self.qps)} queue pairs>"
 
     cdef bint is_open(self) noexcept:

@@ -357,7 +357,14 @@ cdef class Context(Resource):
         self.drop()
 
     def __repr__(self):
-        return f"<Context {self.name} of {self.library.name}{state_of(self)}>"
+        cdef str state
+        if self.owned:
+            state = state_of(self)
+        elif self.pid != verbs.rn_pid:
+            state = f" of process {self.pid}"
+        else:
+            state = " closed" if self.gone else ""
+        return f"<Context {self.name} of {self.library.name}{state}>"
 
     cdef bint is_open(self) noexcept:
         return self.ptr is not NULL and self.owned

@@ -38,7 +38,7 @@ cdef class DM(Resource):
         self.drop()
 
     def __repr__(self):
-        return "<DM closed>" if self.ptr is NULL else f"<DM {self.length} bytes of {self.context.name}>"
+        return f"<DM {self.length} bytes of {self.context.name}>" if self.is_here() else f"<DM{state_of(self)}>"
 
     def __len__(self):
         return self.length

@@ -314,6 +314,10 @@ cdef class Resource:
     cdef int destroy(self) except -1:
         return 0
 
+    cdef bint is_here(self) noexcept:
+        """Whether its C object can be looked at: it exists, and belongs to this process."""
+        return self.is_open() and self.pid == verbs.rn_pid
+
     cdef void opened(self, int kind) noexcept:
         """Count the C object, which was just created."""
         self.kind = kind
@@ -341,7 +345,7 @@ cdef class Resource:
 
     cdef void drop(self) noexcept:
         """For __dealloc__: destroy the C object if it is still open. Errors are logged, as nobody could catch them."""
-        if self.is_open() and self.pid == verbs.rn_pid:
+        if self.is_here():
             try:
                 self.destroy()
             except Exception as exc:
@@ -355,7 +359,7 @@ cdef class Resource:
 
         :raises OSError: EBUSY while other objects need this one, which then stays open
         """
-        if self.is_open() and self.pid == verbs.rn_pid:
+        if self.is_here():
             self.destroy()
 
     @property
@@ -371,9 +375,12 @@ cdef class Resource:
         self.close()
 
     def __del__(self):
-        if self.is_open() and self.pid == verbs.rn_pid:
+        if self.is_here():
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
 
 
 cdef str state_of(Resource resource):
-    return "" if resource.is_open() else " closed"
+    """For a repr, which must not raise: not in a forked child, either."""
+    if not resource.is_open():
+        return " closed"
+    return "" if resource.pid == verbs.rn_pid else f" of process {resource.pid}"

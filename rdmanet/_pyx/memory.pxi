@@ -268,8 +268,8 @@ cdef class MR(Resource):
             self.give_back()
 
     def __repr__(self):
-        if self.ptr is NULL:
-            return "<MR closed>"
+        if not self.is_here():
+            return f"<MR{state_of(self)}>"
         if self.not_here is not None:
             return f"<MR {self.not_here}, lkey {self.ptr.lkey:#x}>"
         where = f"{self.length} bytes at {<uintptr_t>self.addr:#x}"

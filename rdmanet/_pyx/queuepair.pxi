@@ -60,8 +60,8 @@ cdef class QP(Resource):
             PyThread_free_lock(self.posting)
 
     def __repr__(self):
-        if self.ptr is NULL:
-            return "<QP closed>"
+        if not self.is_here():
+            return f"<QP{state_of(self)}>"
         sends, receives = self.in_flight
         return (f"<QP {self.ptr.qp_num:#x} {self.qp_type.name} {self.state.name}, "
                 f"in flight {sends} sends, {receives} receives>")

@@ -150,8 +150,8 @@ cdef class SRQ(Resource):
             pass
 
     def __repr__(self):
-        if self.ptr is NULL:
-            return "<SRQ closed>"
+        if not self.is_here():
+            return f"<SRQ{state_of(self)}>"
         return f"<SRQ of {self.pd.context.name}, {len(self.receives.entries)} receives in flight>"
 
     cdef bint is_open(self) noexcept:

@@ -105,7 +105,7 @@ cdef class MW(Resource):
         self.drop()
 
     def __repr__(self):
-        return "<MW closed>" if self.ptr is NULL else f"<MW {self.mw_type.name}, rkey {self.ptr.rkey:#x}>"
+        return f"<MW {self.mw_type.name}, rkey {self.ptr.rkey:#x}>" if self.is_here() else f"<MW{state_of(self)}>"
 
     cdef bint is_open(self) noexcept:
         return self.ptr is not NULL

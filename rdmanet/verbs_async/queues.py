@@ -229,9 +229,7 @@ class AsyncCQ(Closable):
     def __repr__(self) -> str:
         if self._closed:
             return "<AsyncCQ closed>"
-        return (
-            f"<AsyncCQ of {self.cq.context.name}, {self.cq.cqe} entries, {self.pending} operations pending>"
-        )
+        return f"<AsyncCQ of {self.cq!r}, {self.pending} operations pending>"
 
 
 class AsyncQP(Closable):

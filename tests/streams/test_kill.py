@@ -8,6 +8,8 @@ import asyncio
 import os
 import random
 import signal
+import traceback
+import warnings
 
 import pytest
 from harness import NOTICED_WITHIN_S, Echo, FarPort, Net, Peer, Recorder, within
@@ -366,3 +368,29 @@ async def test_a_forked_child_of_this_process(net: Net):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     client.transport.write(b"after")
     assert await client.until_received(11) == b"beforeafter"
+
+
+@pytest.mark.embedded_only("librdmacm does not survive a fork")
+async def test_the_repr_of_a_connection_in_a_forked_child(net: Net):
+    """It says that it is a copy; a writer that the child drops warns by it, and raises nothing."""
+    client, server = await net.pair()
+    reader, writer, _, its_writer = await net.stream_pair()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            copies = [client.transport, server.transport, writer, its_writer, net.servers[0]]
+            assert all("forked" in repr(copy) for copy in copies), copies
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                writer.__del__()
+            assert all("forked" in str(warning.message) for warning in told), told
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert "open" in repr(client.transport)
+    writer.write(b"still the parent's")
+    writer.close()

@@ -14,6 +14,7 @@ from rdmanet.verbs import (
     CQ,
     PD,
     QP,
+    SRQ,
     AccessFlags,
     CompChannel,
     QPAttr,
@@ -23,6 +24,8 @@ from rdmanet.verbs import (
     QPType,
     RecvWR,
     SendWR,
+    SRQAttr,
+    SRQInitAttr,
     WROpcode,
     live_objects,
 )
@@ -280,6 +283,24 @@ def test_a_child_may_not_use_its_parents_objects(device):
     channel.close()
     for name in ("qp", "cq", "channel", "mr", "pd", "context"):
         members[name].close()
+
+
+def test_the_repr_of_a_parents_object_says_whose_it_is(device):
+    members = family(device)
+    members["event channel"] = CMEventChannel(device.library)
+    members["id"] = members["event channel"].create_id()
+    members["srq"] = SRQ(members["pd"], SRQInitAttr(SRQAttr(4, 1)))
+    members["id"].bind_addr(("127.0.0.1", 0))
+    members["its context"] = members["id"].context
+    for name, member in members.items():
+        here = repr(member)
+        assert "process" not in here and "closed" not in here
+        assert in_child(lambda member=member: repr(member)).endswith(f" of process {os.getpid()}>"), name
+        assert repr(member) == here
+    for name in ("id", "event channel", "srq", "qp", "cq", "channel", "mr", "pd", "context"):
+        members[name].close()
+    for member in members.values():
+        assert repr(member).endswith(" closed>")
 
 
 def test_a_child_destroys_nothing(net, pair):
