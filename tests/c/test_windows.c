@@ -633,10 +633,96 @@ static void write_and_stop(int fd)
 	end_close(&end);
 }
 
+/* How often this thread has waited for another: the device's way to wait a moment. */
+static _Thread_local unsigned yields;
+
+int sched_yield(void)
+{
+	yields++;
+	return (int)syscall(SYS_sched_yield);
+}
+
+enum { WINDOWS = 20 };
+
+static void bind_many(struct ibv_mw *windows[WINDOWS])
+{
+	for (int i = 0; i < WINDOWS; i++) {
+		windows[i] = alloc(&a, IBV_MW_TYPE_2);
+		bind_type_2(&a, windows[i], part_of(&a, 8192, 100, WRITE_READ), IBV_WC_SUCCESS);
+	}
+}
+
+/* Begin a request of the other's, which does not end. */
+static void have_inside(struct other *other, struct ibv_mw **mw, uint32_t *rkey)
+{
+	char mark;
+
+	*other = spawn(write_and_stop);
+	end_open(&a, &(struct end_options){0});
+	connect_over(&a, other->fd);
+	*mw = alloc(&a, IBV_MW_TYPE_2);
+	*rkey = bind_type_2(&a, *mw, part_of(&a, 4096, 100, WRITE_READ), IBV_WC_SUCCESS);
+	tell(other->fd, rkey, sizeof(*rkey));
+	CHECK(hear(other->fd, &mark, 1)); /* it is inside */
+}
+
+/* Who is dead is waited for by nobody, nor said to be stopped. */
+static void test_killed_inside(void)
+{
+	struct ibv_mw *mw, *windows[WINDOWS];
+	struct other other;
+	char said[4096];
+	uint32_t rkey;
+	int log[2];
+
+	if (getenv("RDMANET_SOFT_TRANSPORT"))
+		return; /* then nobody is inside */
+	CHECK_EQ(pipe2(log, O_CLOEXEC | O_NONBLOCK), 0);
+	have_inside(&other, &mw, &rkey);
+	bind_many(windows);
+	rdmanet_soft_log_to(log[1]);
+	join_killed(&other);
+	for (int i = 0; i < WINDOWS; i++)
+		CHECK_EQ(ibv_dealloc_mw(windows[i]), 0);
+	CHECK_EQ(ibv_dealloc_mw(mw), 0);
+	CHECK(read(log[0], said, sizeof(said)) < 0 && errno == EAGAIN);
+	rdmanet_soft_log_to(-1);
+	end_close(&a);
+	close(log[0]);
+	close(log[1]);
+}
+
+/* Nor is who is stopped. */
+static void test_sigstop_inside(void)
+{
+	struct ibv_mw *mw, *windows[WINDOWS];
+	siginfo_t stopped = {0};
+	struct other other;
+	uint32_t rkey;
+	char mark = 'm';
+
+	if (getenv("RDMANET_SOFT_TRANSPORT"))
+		return;
+	have_inside(&other, &mw, &rkey);
+	bind_many(windows);
+	kill(other.pid, SIGSTOP);
+	CHECK_EQ(waitid(P_PID, other.pid, &stopped, WSTOPPED), 0);
+	CHECK_EQ(ibv_dealloc_mw(mw), 0); /* it says so */
+	yields = 0;
+	for (int i = 0; i < WINDOWS; i++)
+		CHECK_EQ(ibv_dealloc_mw(windows[i]), 0);
+	CHECK_EQ(yields, 0);
+	kill(other.pid, SIGCONT);
+	tell(other.fd, &mark, 1);
+	meet(other.fd);
+	end_close(&a);
+	join(&other);
+}
+
 static void test_stopped_inside(void)
 {
 	struct other other;
-	struct ibv_mw *mw, *elsewhere;
+	struct ibv_mw *mw, *elsewhere, *windows[WINDOWS];
 	uint32_t rkey, far;
 	struct end c, d;
 	char mark;
@@ -659,8 +745,14 @@ static void test_stopped_inside(void)
 	/* A window is its own queue pair's business: others don't wait for who is stopped there. */
 	rkey = bind_type_2(&c, elsewhere, part_of(&c, 0, 100, WRITE_READ), IBV_WC_SUCCESS);
 	invalidate(&c, rkey, IBV_WC_SUCCESS);
+	bind_many(windows);
 	/* Its owner is told that the key's last user is still there, and the memory isn't given back until he has left. */
 	invalidate(&a, far, IBV_WC_RESP_TIMEOUT_ERR);
+	/* He was waited for, and has not moved: he is not waited for again. */
+	yields = 0;
+	for (int i = 0; i < WINDOWS; i++)
+		CHECK_EQ(ibv_dealloc_mw(windows[i]), 0);
+	CHECK_EQ(yields, 0);
 	CHECK_EQ(ibv_dealloc_mw(mw), 0);
 	CHECK_EQ(ibv_dealloc_mw(elsewhere), 0);
 	CHECK_EQ(ibv_dereg_mr(a.mr), 0);
@@ -692,6 +784,8 @@ int main(void)
 	RUN(test_builder);
 	RUN(test_other_process);
 	RUN(test_stopped_inside);
+	RUN(test_killed_inside);
+	RUN(test_sigstop_inside);
 	expect_live_nothing();
 	return 0;
 }

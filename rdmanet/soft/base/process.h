@@ -31,6 +31,10 @@ extern pthread_mutex_t rn_process_lock;
 extern struct rn_list rn_contexts;
 extern pthread_mutex_t rn_contexts_lock;
 
+/* What does a process do: run or wait, not run until it is told to (SIGSTOP), or nothing any more? */
+enum rn_life { RN_LIFE_UNKNOWN, RN_LIFE_STOPPED, RN_LIFE_OVER };
+enum rn_life rn_process_life(int pid);
+
 /* In a forked child: another process, in which nothing is open. */
 void rn_process_forked(void);
 

@@ -3,8 +3,8 @@
  * Quiesce the users of a domain: when a region or a window is withdrawn, or changed under its key, wait until nobody
  * uses the old key any more.
  *
- * A user of a key looks it up first, and is done with it a bounded time later, unless its process is stopped.  So the
- * caller clears the key and then calls this, which waits for every user that may have looked it up before:
+ * A user of a key looks it up first, and is done with it a bounded time later, unless its process is stopped, or ends.
+ * So the caller clears the key and then calls this, which waits for every user that may have looked it up before:
  *
  *     user                                                    has moved on when
  *     a peer inside one of our queue pairs                    `busy` has changed (shm/arena.h)
@@ -38,7 +38,11 @@ bool rn_is_quiet(uint32_t pd);
 
 /* --- windows; without rn_process_lock ------------------------------------------------------------------------- */
 
-/* A process that only waits for a CPU must get one within this time. */
+/*
+ * A process that only waits for a CPU must get one within this time.  The kernel is asked soon whether it has ended, so
+ * that nobody is there to wait for, or is stopped, so that waiting is in vain.  Who was waited for in vain, and has not
+ * moved since, is not waited for again: many windows of one peer cost this time once.
+ */
 enum { RN_QUIESCE_WINDOW_MS = 250 };
 
 /* The peers of all queue pairs of the domain. qp: the one whose send lock the caller has, or NULL. */
