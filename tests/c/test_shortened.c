@@ -9,6 +9,15 @@
 #include <setjmp.h>
 #include <signal.h>
 
+#include "base/fence.h"
+
+/* ThreadSanitizer has a lock of its own while it executes an atomic, which a jump out of that would leave locked. */
+#ifdef RN_TSAN
+enum { HAS_ATOMICS = false };
+#else
+enum { HAS_ATOMICS = true };
+#endif
+
 enum { LENGTH = 64 << 10, SHORT = 64 };
 
 struct file {
@@ -175,7 +184,7 @@ static void test_remote_memory(void)
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
 						     IBV_WR_ATOMIC_CMP_AND_SWP};
 
-	for (unsigned i = 0; i < sizeof(opcodes) / sizeof(opcodes[0]); i++) {
+	for (unsigned i = 0; i < (HAS_ATOMICS ? sizeof(opcodes) / sizeof(opcodes[0]) : 2); i++) {
 		for (unsigned j = 0; j < (opcodes[i] < IBV_WR_ATOMIC_CMP_AND_SWP ? 2 : 1); j++) {
 			uint32_t length = opcodes[i] < IBV_WR_ATOMIC_CMP_AND_SWP ? lengths[j] : 8;
 			struct file file;
@@ -282,7 +291,8 @@ static void test_own_memory_for_another(void)
 			try_own_memory(IBV_WR_RDMA_WRITE, lengths[j]);
 			try_own_memory(IBV_WR_RDMA_READ, lengths[j]);
 		}
-		try_own_memory(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
+		if (HAS_ATOMICS)
+			try_own_memory(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
 	}
 	unsetenv("RDMANET_SOFT_CMA");
 }
@@ -336,12 +346,13 @@ static void test_remote_memory_of_another(void)
 			try_remote_memory(IBV_WR_RDMA_WRITE, lengths[j]);
 			try_remote_memory(IBV_WR_RDMA_READ, lengths[j]);
 		}
-		try_remote_memory(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
+		if (HAS_ATOMICS)
+			try_remote_memory(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
 	}
 	unsetenv("RDMANET_SOFT_CMA");
 }
 
-/* A short message waits in the arena of a receiver that has nothing but local rights to its memory. The sender is done by
+/* A short message waits in the arena of a receiver that has only local rights to its memory. The sender is done by
  * then. */
 static void receive_eagerly(int fd)
 {
@@ -461,7 +472,8 @@ int main(void)
 {
 	RUN(test_signals_of_others); /* before the device has its handler */
 	RUN(test_own_memory);
-	RUN(test_own_memory_of_an_atomic);
+	if (HAS_ATOMICS)
+		RUN(test_own_memory_of_an_atomic);
 	RUN(test_whole_address_space);
 	RUN(test_inline_data);
 	RUN(test_remote_memory);
