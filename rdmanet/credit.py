@@ -60,6 +60,13 @@ from msgspec import Meta
 from rdmanet.errors import ProtocolError, printable
 
 VERSION: Final = 1
+"""The version of this protocol: of everything that streams of two processes say to each other.
+
+It moves by one with every release that changes a frame, a body or their meaning so that an older side would
+misunderstand it; what only a `features` bit of the Hello switches on does not move it. Versions are compared for
+equality, and the side that is asked refuses another one with a Refusal that says both. Hence magic, version and length,
+and the Refusal, never change. The embedded device's protocol has its own version: soft/base/version.h.
+"""
 MAGIC: Final = b"RDMN"
 
 # ---------------------------------------------------------------------------
@@ -254,6 +261,10 @@ class Abort(
     reason: str
 
 
+class OtherVersionError(ProtocolError):
+    """The peer speaks another version of the protocol: RefusalCode.VERSION."""
+
+
 def pack_hello(hello: Hello) -> bytes:
     """The private data of a connect request or its acceptance."""
     _check_hello(hello)
@@ -273,8 +284,8 @@ def pack_refusal(code: int, reason: str) -> bytes:
 
 
 def unpack_refusal(data: bytes) -> Refusal:
-    """Parse a peer's refusal; its reason is made safe to print."""
-    refusal = _unpack_private(data, _refusal_decoder, Refusal)
+    """Parse a peer's refusal, whatever its version; its reason is made safe to print."""
+    refusal = _unpack_private(data, _refusal_decoder, Refusal, of_any_version=True)
     return Refusal(refusal.code, printable(refusal.reason, REASON_BYTES_MAX))
 
 
@@ -360,15 +371,19 @@ def _pack_private(body: msgspec.Struct) -> bytes:
     return b"%b%c%c%b" % (MAGIC, VERSION, len(packed), packed)
 
 
-def _unpack_private(data: bytes, decoder: "msgspec.msgpack.Decoder[_Body]", kind: type[_Body]) -> _Body:
+def _unpack_private(
+    data: bytes, decoder: "msgspec.msgpack.Decoder[_Body]", kind: type[_Body], of_any_version: bool = False
+) -> _Body:
     """Magic, version, length, body. The length is needed because some transports pad private data."""
     name = kind.__name__.lower()
     if len(data) < 6:
         raise ProtocolError(f"{name}: the private data has {len(data)} bytes, at least 6 are needed")
     if data[:4] != MAGIC:
         raise ProtocolError(f"{name}: it begins with {data[:4]!r}, so this is not an rdmanet peer")
-    if data[4] != VERSION:
-        raise ProtocolError(f"{name}: the peer speaks version {data[4]}, this side speaks version {VERSION}")
+    if data[4] != VERSION and not of_any_version:
+        raise OtherVersionError(
+            f"{name}: the peer speaks version {data[4]}, this side speaks version {VERSION}"
+        )
     if len(data) - 6 < data[5]:
         raise ProtocolError(f"{name}: it announces {data[5]} bytes and has {len(data) - 6}")
     return _decode(decoder, data[6 : 6 + data[5]], kind)

@@ -23,6 +23,7 @@ This module is pure: numbers in, exceptions out. The numbers are part of the ABI
 import enum
 import errno
 import os
+import re
 from collections.abc import Iterable
 
 __all__ = [
@@ -302,11 +303,31 @@ _REJECT_REASONS = {
 
 # On the embedded device also for datagrams. The others below are specific to its connection manager (cm.h).
 _NO_RESOURCES = 3
-_SECRET_REASONS = {
+_OUR_REASONS = {
     0x5301: "the server requires a secret, and none is set here (RDMANET_SOFT_SECRET)",
     0x5302: "the server has another secret (RDMANET_SOFT_SECRET)",
     0x5303: "the server has no secret, and one is set here (RDMANET_SOFT_SECRET)",
+    0x5304: "the server has another version of the embedded device",
 }
+
+
+_VERSION = 0x5304
+_OTHER_VERSION = re.compile(rb"rdmanet: version (\d{1,5}) there, (\d{1,5}) here")
+
+
+def other_version_error(
+    status: int, private_data: bytes | None, peer: tuple[object, ...] | None
+) -> ConnectionRefusedError | None:
+    """The exception for a peer whose embedded device has another version, if the event says so (cm.h)."""
+    if status != _VERSION or private_data is None or not (versions := _OTHER_VERSION.match(private_data)):
+        return None
+    there, here = (int(version) for version in versions.groups())
+    name = "the peer" if peer is None else endpoint(peer)
+    return ConnectionRefusedError(
+        errno.ECONNREFUSED,
+        f"{name} has another version of rdmanet: its embedded device speaks version {there} of the protocol, this "
+        f"side speaks version {here}; install the same version on both sides",
+    )
 
 
 def is_not_ours(private_data: bytes | None) -> bool:
@@ -342,12 +363,8 @@ def cm_error(
             f"no file descriptor left for a connection{to} (RLIMIT_NOFILE, `ulimit -n`): {os.strerror(-status)}",
         )
     why = os.strerror(-status) if status < 0 else ""
-    if (
-        event == "REJECTED"
-        or status in _SECRET_REASONS
-        or (event == "UNREACHABLE" and status == _NO_RESOURCES)
-    ):
-        reason = why or _SECRET_REASONS.get(status) or _REJECT_REASONS.get(status, f"reason {status}")
+    if event == "REJECTED" or status in _OUR_REASONS or (event == "UNREACHABLE" and status == _NO_RESOURCES):
+        reason = why or _OUR_REASONS.get(status) or _REJECT_REASONS.get(status, f"reason {status}")
         return ConnectionRefusedError(errno.ECONNREFUSED, f"connection{to} rejected: {reason}")
     if event == "DISCONNECTED":
         text = f"{PEER_GONE}:{name}".rstrip(":") if peer_gone else f"disconnected by the peer{name}"

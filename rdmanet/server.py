@@ -105,7 +105,10 @@ class RdmaServer(asyncio.AbstractServer):
                 raise ProtocolError(f"it asks for {event.rnr_retry_count} RNR retries, and streams need none")
         except ProtocolError as exc:
             log_rate.warn(logger, "hello", "refused a connection from %s: %s", cm_id.peer_addr, exc)
-            self._refuse(cm_id, credit.RefusalCode.PROTOCOL, str(exc))
+            is_other = isinstance(exc, credit.OtherVersionError)
+            self._refuse(
+                cm_id, credit.RefusalCode.VERSION if is_other else credit.RefusalCode.PROTOCOL, str(exc)
+            )
             return
         request = ConnectRequest(self, loop_context, cm_id, hello)
         if request.admission is None:

@@ -187,6 +187,9 @@ cdef class CMEvent:
         peer, peer_gone = self.peer()
         if self.type is CMEventType.REJECTED and peer is not None and is_not_ours(self.private_data):
             return not_ours_error(peer)
+        exc = other_version_error(self.status, self.private_data, peer)
+        if exc is not None:
+            return exc
         exc = cm_error(self.type.name, self.status, peer, peer_gone)
         if self.type in _CM_UNREACHED and self.id is not None:
             note = self.id.local_note()
@@ -221,7 +224,8 @@ _CM_WITH_WAY = frozenset((CMEventType.ESTABLISHED, CMEventType.MULTICAST_JOIN))
 
 
 cdef int read_ud_param(CMEvent event, verbs.rdma_ud_param *param) except -1:
-    if event.type in _CM_WITH_PARAM and param.private_data is not NULL:
+    # UNREACHABLE has some if the embedded device itself says which versions differ (RN_REJ_VERSION in cm.h).
+    if (event.type in _CM_WITH_PARAM or event.status == 0x5304) and param.private_data is not NULL:
         event.private_data = (<const char *>param.private_data)[:param.private_data_len]
     if event.type in _CM_WITH_WAY:
         event.ah_attr = read_ah(&param.ah_attr)

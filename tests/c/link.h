@@ -6,6 +6,8 @@
 #ifndef LINK_H
 #define LINK_H
 
+#include "base/version.h"
+
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +19,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { WIRE_MAGIC = 0x524e504c, WIRE_VERSION = 2 };
+enum { WIRE_MAGIC = 0x524e504c, WIRE_VERSION = RN_WIRE_VERSION };
 enum { WIRE_HELLO = 1, WIRE_WELCOME = 2, WIRE_REFUSED = 3, WIRE_BY_STREAM = 14, WIRE_CHALLENGE = 12, WIRE_PROOF = 13 };
 enum { WIRE_WANT_SEGMENT = 4, WIRE_SEGMENT = 5 };
 enum { WIRE_USER = 1, WIRE_NO_TRACE = 3, WIRE_OTHER_VERSION = 4, WIRE_NONCE = 6, WIRE_TRANSPORT = 8, WIRE_AGAIN = 9 };

@@ -102,7 +102,7 @@ static inline bool responder_call(struct responder *responder, uint32_t qpn, uin
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(qpn >> 8), .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	struct rn_tcp_hello hello = {
 		.magic = RN_TCP_MAGIC,
-		.version = RN_TCP_VERSION,
+		.version = RN_WIRE_VERSION,
 		.source_qpn = responder->qpn,
 		.dest_qpn = qpn,
 		.psn = psn,

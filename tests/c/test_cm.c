@@ -618,12 +618,14 @@ static void garbage_is_dropped(void)
 		CHECK(send(fd, noise, length, MSG_NOSIGNAL) == (ssize_t)length);
 		closed_by_peer(fd);
 	}
-	/* Right magic, then: another version; a length that is too long; each type out of turn. */
+	/* Right magic, then: a length that is too long; each type out of turn. */
 	static const unsigned char headers[][8] = {
-		{'R', 'D', 'M', 'C', 2, 1, 0, 88},   {'R', 'D', 'M', 'C', 1, 1, 0xff, 0xff},
-		{'R', 'D', 'M', 'C', 1, 0, 0, 8},    {'R', 'D', 'M', 'C', 1, 3, 0, 8},
-		{'R', 'D', 'M', 'C', 1, 5, 0, 8},    {'R', 'D', 'M', 'C', 1, 6, 0, 8},
-		{'R', 'D', 'M', 'C', 1, 200, 0, 8},
+		{'R', 'D', 'M', 'C', RN_WIRE_VERSION, 1, 0xff, 0xff},
+		{'R', 'D', 'M', 'C', RN_WIRE_VERSION, 0, 0, 8},
+		{'R', 'D', 'M', 'C', RN_WIRE_VERSION, 3, 0, 8},
+		{'R', 'D', 'M', 'C', RN_WIRE_VERSION, 5, 0, 8},
+		{'R', 'D', 'M', 'C', RN_WIRE_VERSION, 6, 0, 8},
+		{'R', 'D', 'M', 'C', RN_WIRE_VERSION, 200, 0, 8},
 	};
 	for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
 		fd = tcp_to(port);
@@ -631,7 +633,7 @@ static void garbage_is_dropped(void)
 		closed_by_peer(fd);
 	}
 	/* A request with impossible values. */
-	unsigned char req[88] = {'R', 'D', 'M', 'C', 1, 1, 0, 88, 0xff, 0xff, 0xff, 0xff};
+	unsigned char req[88] = {'R', 'D', 'M', 'C', RN_WIRE_VERSION, 1, 0, 88, 0xff, 0xff, 0xff, 0xff};
 	fd = tcp_to(port);
 	CHECK(send(fd, req, sizeof req, MSG_NOSIGNAL) == sizeof req);
 	closed_by_peer(fd);
@@ -650,7 +652,7 @@ static void garbage_is_dropped(void)
 	CHECK(!rdma_destroy_id(passive));
 	closed_by_peer(fd);
 
-	CHECK(rn_cm_wire_dropped() - before == 10 + 7 + 1 + 1);
+	CHECK(rn_cm_wire_dropped() - before == 10 + 6 + 1 + 1);
 	want_none(server, 0);
 	pair = connect_pair(listener, client, port);
 	destroy(pair.active);
@@ -660,6 +662,27 @@ static void garbage_is_dropped(void)
 	close_shared();
 	rdma_destroy_event_channel(server);
 	rdma_destroy_event_channel(client);
+}
+
+/* Whatever its message is, and however long in its version. */
+static void another_version_is_told(void)
+{
+	struct rdma_event_channel *server = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	unsigned char newer[8] = {'R', 'D', 'M', 'C', RN_WIRE_VERSION + 1, 77, 0, 200};
+	struct rn_cm_rej rej;
+	int fd = tcp_to(port);
+
+	CHECK(send(fd, newer, sizeof newer, MSG_NOSIGNAL) == sizeof newer);
+	CHECK(recv(fd, &rej, sizeof rej, MSG_WAITALL) == sizeof rej);
+	CHECK(rej.header.version == RN_WIRE_VERSION && rej.header.type == RN_CM_REJ);
+	CHECK(be16toh(rej.reason) == RN_REJ_VERSION);
+	closed_by_peer(fd);
+	want_none(server, 0);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(server);
 }
 
 static void silence_is_dropped(void)
@@ -1330,6 +1353,7 @@ int main(int argc, char **argv)
 	RUN(garbage_is_dropped);
 	/* Only where that is what is tested: a busy machine takes longer. */
 	setenv("RDMANET_SOFT_SILENCE", "300", 1);
+	RUN(another_version_is_told);
 	RUN(silence_is_dropped);
 	unsetenv("RDMANET_SOFT_SILENCE");
 	setenv("RDMANET_SOFT_CM_TIMEOUT", "400", 1);

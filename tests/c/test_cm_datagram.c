@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The connection manager for datagrams: who serves a port, and who says no. */
 #include "cm_harness.h"
+#include "base/version.h"
 
 static struct rdma_cm_id *new_ud_id(struct rdma_event_channel *channel)
 {
@@ -167,7 +168,7 @@ static void nonsense_is_dropped(void)
 	struct rdma_event_channel *channel = new_channel();
 	uint16_t port;
 	struct rdma_cm_id *listener = new_ud_listener(channel, &port), *id;
-	unsigned char req[192] = {'R', 'D', 'M', 'C', 1, 7, 0, 192, 181}, rep[156] = {'R', 'D', 'M', 'C', 1, 8, 0, 156};
+	unsigned char req[192] = {'R', 'D', 'M', 'C', RN_WIRE_VERSION, 7, 0, 192, 181}, rep[156] = {'R', 'D', 'M', 'C', RN_WIRE_VERSION, 8, 0, 156};
 	unsigned long before = rn_cm_wire_dropped();
 	struct sockaddr_in at = address(0);
 	socklen_t length = sizeof at;

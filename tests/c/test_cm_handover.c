@@ -279,7 +279,7 @@ static void send_message(int fd, enum rn_cm_message type, void *message)
 {
 	struct rn_cm_header *header = message;
 
-	*header = (struct rn_cm_header){htobe32(RN_CM_MAGIC), RN_CM_VERSION, (uint8_t)type,
+	*header = (struct rn_cm_header){htobe32(RN_CM_MAGIC), RN_WIRE_VERSION, (uint8_t)type,
 					htobe16(rn_cm_message_length[type])};
 	CHECK(send(fd, message, rn_cm_message_length[type], 0) == rn_cm_message_length[type]);
 }

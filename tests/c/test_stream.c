@@ -608,7 +608,7 @@ static void open_victim(void)
 static int introduce(void)
 {
 	struct rn_tcp_hello hello = {.magic = RN_TCP_MAGIC,
-				      .version = RN_TCP_VERSION,
+				      .version = RN_WIRE_VERSION,
 				      .source_qpn = 0xabcd01,
 				      .dest_qpn = mine.qp->qp_num,
 				      .psn = 17};
@@ -623,7 +623,7 @@ static int introduce(void)
 
 static void strangers(void)
 {
-	struct rn_tcp_hello hello = {.magic = RN_TCP_MAGIC, .version = RN_TCP_VERSION, .psn = 17};
+	struct rn_tcp_hello hello = {.magic = RN_TCP_MAGIC, .version = RN_WIRE_VERSION, .psn = 17};
 	char noise[200];
 	int silent, fd;
 

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 
+#include "base/version.h"
 #include "soft.h"
 #include "datagram/datagram.h"
 #include "datagram/wire.h"
@@ -416,7 +417,7 @@ static void test_by_wire(void)
 
 static void test_parsing(void)
 {
-	unsigned char bytes[RN_UD_HEADER + 8] = "RNUD\1\1\0\10";
+	unsigned char bytes[RN_UD_HEADER + 8] = {'R', 'N', 'U', 'D', RN_WIRE_VERSION, 1, 0, 8};
 	struct rn_datagram datagram;
 	uint32_t dest;
 
@@ -489,7 +490,7 @@ static void test_multicast(void)
 static void send_by_hand(int fd, const char *host, uint16_t port, char first)
 {
 	struct sockaddr_in6 to = {.sin6_family = AF_INET6, .sin6_port = htons(port)}, from;
-	unsigned char bytes[RN_UD_HEADER + 8] = "RNUD\1\0\0\10\0\xff\xff\xff";
+	unsigned char bytes[RN_UD_HEADER + 8] = {'R', 'N', 'U', 'D', RN_WIRE_VERSION, 0, 0, 8, 0, 0xff, 0xff, 0xff};
 	socklen_t length = sizeof(from);
 	uint32_t number, qkey = htonl(QKEY);
 

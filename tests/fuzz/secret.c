@@ -16,7 +16,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static void say_header(struct rn_cm_header *header, enum rn_cm_message type, size_t length)
 {
-	*header = (struct rn_cm_header){htobe32(RN_CM_MAGIC), RN_CM_VERSION, (uint8_t)type, htobe16((uint16_t)length)};
+	*header = (struct rn_cm_header){htobe32(RN_CM_MAGIC), RN_WIRE_VERSION, (uint8_t)type, htobe16((uint16_t)length)};
 }
 
 static void hear(int fd, void *to, size_t length)

@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (*data & 1) {
 		struct rn_tcp_hello hello = {
 			.magic = RN_TCP_MAGIC,
-			.version = RN_TCP_VERSION,
+			.version = RN_WIRE_VERSION,
 			.source_qpn = STRANGER,
 			.dest_qpn = end.qp->qp_num,
 			.psn = 17,

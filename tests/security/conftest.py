@@ -20,6 +20,7 @@ from typing import NoReturn
 import pytest
 
 from tests.support.processes import Process
+from tests.support.versions import WIRE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -65,7 +66,17 @@ def a_compiler() -> str:
     unfit("there is no C compiler")
 
 
-def built_without_guards(out: Path) -> Path:
+@pytest.fixture(scope="session")
+def another_version() -> Path:
+    """The embedded device, built as of the next version of its protocol."""
+    out = ROOT / "build" / "another-version"
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return built_without_guards(out, f"-DRN_WIRE_VERSION={WIRE + 1}")
+
+
+def built_without_guards(out: Path, *more: str) -> Path:
     compiler = a_compiler()
     sources = sorted(path for path in (SOURCES / "soft").glob("*/*.c") if path.parent.name != "preload")
     inputs = [
@@ -78,7 +89,7 @@ def built_without_guards(out: Path) -> Path:
     if library.exists() and library.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
         return library
     flags = ["-std=gnu11", "-g", "-O1", "-DNDEBUG", "-DRDMANET_UNGUARDED", "-fPIC", "-fvisibility=hidden"]
-    flags += ["-pthread", f"-I{SOURCES}/abi", f"-I{SOURCES}/soft"]
+    flags += ["-pthread", f"-I{SOURCES}/abi", f"-I{SOURCES}/soft", *more]
 
     def compile(source: Path) -> str:
         made = out / f"{source.parent.name}-{source.stem}.o"

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.security.conftest import ATTACKER
+from tests.support.versions import WIRE
 
 SECRET = "0123456789abcdef" * 4
 ANOTHER = "fedcba9876543210" * 4
@@ -126,7 +127,7 @@ def test_what_was_heard_is_of_no_use_again(stage):
     heard = recorder.hear()
     assert PRIVATE.encode().hex() in heard["client"]
     answers = recorder.hear()["answers"]
-    refusal = b"RDMC\1\4\0\xa0" + WRONG.to_bytes(2, "big")
+    refusal = b"RDMC" + bytes([WIRE]) + b"\4\0\xa0" + WRONG.to_bytes(2, "big")
     assert len(answers) == times
     assert all(refusal.hex() in answer for answer in answers)
     assert len({answer[16:80] for answer in answers}) == times, "a nonce of its own for each"
@@ -142,11 +143,11 @@ def test_the_request_stays_at_home(stage):
     client.tell(to=["127.0.0.1", recorder.hear()["port"]], data=PRIVATE)
     heard = bytes.fromhex(recorder.hear()["heard"])
     assert len(heard) == 40
-    assert heard[:8] == b"RDMC\1\x09\0\x28"
+    assert heard[:8] == b"RDMC" + bytes([WIRE]) + b"\x09\0\x28"
     answer = client.hear()
     assert answer["error"] == "ConnectionRefusedError"
     assert "another secret" in answer["text"]
-    assert bytes.fromhex(recorder.hear()["heard"])[:8] == b"RDMC\1\4\0\xa0"
+    assert bytes.fromhex(recorder.hear()["heard"])[:8] == b"RDMC" + bytes([WIRE]) + b"\4\0\xa0"
 
 
 def test_a_group_asks_for_no_secret(stage, guarded):

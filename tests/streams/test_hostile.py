@@ -204,6 +204,27 @@ async def test_the_reason_of_a_refusal_reaches_the_caller(net: Net, refuser):
         await connecting
 
 
+async def test_a_refusal_of_another_version_is_understood(net: Net, refuser):
+    """A server of the next version refuses us: we learn why, though its refusal is of that version."""
+    connecting = asyncio.ensure_future(net.connect(refuser.listen(HOST)))
+    await refuser.request()
+    ours = bytes([credit.VERSION])
+    refusal = credit.pack_refusal(credit.RefusalCode.VERSION, "hello: the peer speaks version 1, this side 2")
+    refuser.id.reject(refusal.replace(b"RDMN" + ours, b"RDMN" + bytes([credit.VERSION + 1]), 1))
+    with pytest.raises(ConnectionRefusedError, match="speaks version 1, this side 2") as caught:
+        await connecting
+    assert f"code {credit.RefusalCode.VERSION:d}" in str(caught.value)
+
+
+async def test_a_caller_of_another_version_is_told_both(net: Net, caller):
+    _, port = await net.serve(Echo)
+    await caller.call(HOST, port, HELLO.replace(b"RDMN\1", b"RDMN\2"))
+    event = await caller.event(CMEventType.REJECTED)
+    refusal = credit.unpack_refusal(event.private_data)
+    assert refusal.code == credit.RefusalCode.VERSION
+    assert refusal.reason == "hello: the peer speaks version 2, this side speaks version 1"
+
+
 @pytest.mark.not_on_siw("lets go of an identifier that connects when it is answered, or after ten seconds")
 async def test_a_caller_that_connects_and_dies(net: Net, device):
     """Between request and established, and right after: the server gives everything back."""

@@ -249,7 +249,7 @@ enum {
 	RN_CM_SIDR_REP_PRIVATE = 136,
 };
 /* Reasons of rejection, by the InfiniBand specification; and our own, which errors.py explains: the other side
- * requires a secret, has another one, or has none. */
+ * requires a secret, has another one, or has none; or it has another version. */
 enum {
 	RN_REJ_NO_RESOURCES = 3,
 	RN_REJ_TIMEOUT = 4,
@@ -258,9 +258,12 @@ enum {
 	RN_REJ_SECRET_WANTED = 0x5301,
 	RN_REJ_SECRET_WRONG,
 	RN_REJ_SECRET_UNKNOWN,
+	RN_REJ_VERSION,
 };
 /* The private data of a REJECTED that no peer has sent: what listens there does not speak our protocol. */
 #define RN_CM_NOT_OURS "rdmanet: another language"
+/* Likewise, and then both versions: the peer has another one (base/version.h). */
+#define RN_CM_OTHER_VERSION "rdmanet: version "
 /* The values for datagrams. */
 enum { RN_SIDR_SUCCESS, RN_SIDR_UNSUPPORTED, RN_SIDR_REJECT, RN_SIDR_LAST = 5 };
 

@@ -7,6 +7,7 @@
  * impossible values, ends the wire.  An accepted request creates an identifier, and an event that brings it to the
  * program.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/gid.h"
@@ -421,6 +422,36 @@ void rn_cm_wire_hear(struct rn_cm_wire *wire, enum rn_cm_message type)
 		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message out of turn");
 }
 
+/*
+ * The peer's first message, or its answer to ours, is of another version. It knows a REJ all the same, and who gets one
+ * learns both versions (base/version.h).
+ */
+static void on_other_version(struct rn_cm_wire *wire, unsigned its)
+{
+	char far[RN_CM_FAR], words[64];
+	struct rn_cm_rej rej = {.reason = htobe16(RN_REJ_VERSION)};
+	int length;
+
+	if (wire->phase != RN_CM_WIRE_ACCEPTED && wire->phase != RN_CM_WIRE_HELLO_SENT &&
+	    wire->phase != RN_CM_WIRE_REQ_SENT) {
+		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "it changed the version of the protocol");
+		return;
+	}
+	rn_warn(RN_WARN_LANGUAGE,
+		"refused the connection with %s: its device speaks version %u of the protocol, this side speaks version %d",
+		rn_cm_wire_far(wire, far), its, RN_WIRE_VERSION);
+	if (wire->phase == RN_CM_WIRE_ACCEPTED) {
+		rn_cm_wire_append(wire, RN_CM_REJ, &rej);
+		wire->phase = RN_CM_WIRE_CLOSING;
+		wire->hangs_up = true;
+		return;
+	}
+	length = snprintf(words, sizeof words, RN_CM_OTHER_VERSION "%u there, %d here", its, RN_WIRE_VERSION);
+	rn_cm_wire_tell_refused(wire, wire->is_datagram ? RDMA_CM_EVENT_UNREACHABLE : RDMA_CM_EVENT_REJECTED,
+				RN_REJ_VERSION, words, (uint8_t)length, RN_CM_SIDR_REP_PRIVATE);
+	rn_cm_wire_finish(wire);
+}
+
 void rn_cm_wire_digest(struct rn_cm_wire *wire)
 {
 	unsigned at = 0;
@@ -433,8 +464,9 @@ void rn_cm_wire_digest(struct rn_cm_wire *wire)
 
 		if (be32toh(header->magic) != RN_CM_MAGIC) {
 			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "not a connection manager's message");
-		} else if (header->version != RN_CM_VERSION) {
-			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "it speaks another version of the protocol");
+		} else if (header->version != RN_WIRE_VERSION) {
+			on_other_version(wire, header->version);
+			at = wire->in_length;
 		} else if (!header->type || header->type >= RN_CM_MESSAGES ||
 			   length != rn_cm_message_length[header->type]) {
 			rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "a message of unknown type or wrong length");

@@ -8,13 +8,14 @@
 
 #include "base/secret.h"
 #include "base/stranger.h"
+#include "base/version.h"
 #include "cm/cm.h"
 
 #include <assert.h>
 
 /* --- messages ----------------------------------------------------------------------------------- */
 
-enum { RN_CM_MAGIC = 0x52444d43 /* "RDMC" */, RN_CM_VERSION = 1 };
+enum { RN_CM_MAGIC = 0x52444d43 /* "RDMC" */ };
 enum rn_cm_message {
 	RN_CM_REQ = 1,
 	RN_CM_REP,
@@ -36,7 +37,7 @@ static_assert(RN_CM_MOVED < 16, "a bit for each in rn_cm_wire.heard");
 
 struct rn_cm_header {
 	__be32 magic;
-	uint8_t version, type;
+	uint8_t version, type; /* RN_WIRE_VERSION */
 	__be16 length; /* of the whole message */
 };
 

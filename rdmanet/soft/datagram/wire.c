@@ -13,6 +13,7 @@
 #include "base/gid.h"
 #include "base/guard.h"
 #include "base/log.h"
+#include "base/version.h"
 #include "datagram/datagram.h"
 #include "datagram/port.h"
 #include "datagram/wire.h"
@@ -25,7 +26,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { RN_UD_MAGIC = 0x524e5544 /* "RNUD" */, RN_UD_VERSION = 1, HAS_IMM = 1, SOLICITED = 2, BATCH = 32 };
+enum { RN_UD_MAGIC = 0x524e5544 /* "RNUD" */, HAS_IMM = 1, SOLICITED = 2, BATCH = 32 };
 struct header {
 	uint32_t magic;
 	uint8_t version, flags;
@@ -44,7 +45,11 @@ bool rn_ud_wire_parse(const void *bytes, size_t length, struct rn_datagram *data
 	if (length < sizeof(header))
 		return false;
 	memcpy(&header, bytes, sizeof(header));
-	if (ntohl(header.magic) != RN_UD_MAGIC || header.version != RN_UD_VERSION ||
+	if (ntohl(header.magic) == RN_UD_MAGIC && header.version != RN_WIRE_VERSION)
+		rn_warn(RN_WARN_LANGUAGE,
+			"dropped a datagram: it is of version %u of the device's protocol, this side speaks version %d",
+			header.version, RN_WIRE_VERSION);
+	if (ntohl(header.magic) != RN_UD_MAGIC || header.version != RN_WIRE_VERSION ||
 	    header.flags & ~(HAS_IMM | SOLICITED) ||
 	    ntohs(header.length) > RN_UD_MTU || ntohs(header.length) != length - sizeof(header) ||
 	    ntohl(header.dest_qpn) > 0xffffff || ntohl(header.source_qpn) > 0xffffff)
@@ -125,7 +130,7 @@ enum rn_wait rn_ud_wire_send(struct rn_qp *qp, const struct rn_ah *ah, const str
 {
 	struct header header = {
 		.magic = htonl(RN_UD_MAGIC),
-		.version = RN_UD_VERSION,
+		.version = RN_WIRE_VERSION,
 		.flags = (wr->opcode == IBV_WR_SEND_WITH_IMM ? HAS_IMM : 0) |
 			 (wr->send_flags & IBV_SEND_SOLICITED ? SOLICITED : 0),
 		.length = htons(length),

@@ -105,7 +105,7 @@ static bool refuse(struct inbound *inbound, enum rn_refusal refusal)
 
 static bool is_message(enum rn_link_message_type type, size_t length)
 {
-	return rn_inbox.message.type == type && rn_inbox.message.version == RN_LINK_VERSION &&
+	return rn_inbox.message.type == type && rn_inbox.message.version == RN_WIRE_VERSION &&
 	       rn_inbox.length == length;
 }
 

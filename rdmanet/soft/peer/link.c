@@ -133,7 +133,7 @@ static enum rn_refusal read_identity(const struct link *link, enum rn_link_messa
 		rn_log("port %u refused our link: %s", link->peer->rn.port, rn_refusal_names[rn_inbox.message.value]);
 		return rn_inbox.message.value;
 	}
-	if (rn_inbox.message.type != type || rn_inbox.message.version != RN_LINK_VERSION ||
+	if (rn_inbox.message.type != type || rn_inbox.message.version != RN_WIRE_VERSION ||
 	    rn_inbox.length != sizeof *other)
 		return RN_REFUSED_VERSION;
 	memcpy(other, rn_inbox.bytes, sizeof *other);

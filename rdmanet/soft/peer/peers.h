@@ -51,6 +51,7 @@
 #include "base/secret.h"
 #include "base/settings.h"
 #include "base/stranger.h"
+#include "base/version.h"
 #include "peer/peer.h"
 #include "verbs.h"
 
@@ -61,7 +62,7 @@
 
 /* --- the wire ----------------------------------------------------------------------------------- */
 
-enum { RN_LINK_MAGIC = 0x524e504c /* "RNPL" */, RN_LINK_VERSION = 2 };
+enum { RN_LINK_MAGIC = 0x524e504c /* "RNPL" */ };
 
 enum rn_link_message_type {
 	RN_LINK_HELLO = 1,    /* value: a descriptor's number */
@@ -289,7 +290,7 @@ static inline struct rn_link_message rn_link_message(enum rn_link_message_type t
 {
 	return (struct rn_link_message){
 		.magic = RN_LINK_MAGIC,
-		.version = RN_LINK_VERSION,
+		.version = RN_WIRE_VERSION,
 		.type = (uint16_t)type,
 		.value = value,
 		.size = size,

@@ -274,7 +274,12 @@ void rn_proof_failed(const struct proof *proof, enum rn_refusal refusal)
 	case RN_REFUSED_TRANSPORT:
 		return; /* as configured */
 	case RN_REFUSED_VERSION:
-		rn_warn(RN_WARN_LANGUAGE, "process %d speaks another protocol or version on its link", proof->pid);
+		if (rn_inbox.message.version == RN_WIRE_VERSION)
+			rn_warn(RN_WARN_LANGUAGE, "process %d speaks another protocol on its link", proof->pid);
+		else
+			rn_warn(RN_WARN_LANGUAGE,
+				"process %d speaks version %u of the device's protocol, this side speaks version %d",
+				proof->pid, rn_inbox.message.version, RN_WIRE_VERSION);
 		return;
 	case RN_REFUSED_BUSY:
 		rn_warn(RN_WARN_DESCRIPTORS, "using TCP with process %d: %s", proof->pid, why);

@@ -180,6 +180,8 @@ void rn_tcp_progress(struct rn_qp *qp)
 	if (streams->denied && !streams->out) {
 		if (has_work)
 			rn_sq_fail_head(qp, IBV_WC_REM_ABORT_ERR);
+		else if (!qp->unreliable)
+			rn_qp_fail(qp); /* who only receives would wait for ever */
 		return;
 	}
 	if (!streams->out && now >= streams->retry_ns)

@@ -3,6 +3,8 @@
 #ifndef RDMANET_SOFT_STREAM_FRAMES_H
 #define RDMANET_SOFT_STREAM_FRAMES_H
 
+#include "base/version.h"
+
 #include <assert.h>
 #include <stdint.h>
 
@@ -12,7 +14,6 @@
 
 enum {
 	RN_TCP_MAGIC = 0x53524e52, /* "RNRS" */
-	RN_TCP_VERSION = 4,
 	RN_FRAME_BYTES = 256 * 1024, /* a longer message is split, so that it can be stopped */
 	RN_PIGGYBACK_BYTES = 1024,       /* the longest message that can be piggybacked */
 };
@@ -21,7 +22,7 @@ enum {
 enum { RN_TCP_HELLO_SECRET = 1 /* the sender has a secret, and requires the same of its peer */ };
 struct rn_tcp_hello {
 	uint32_t magic;
-	uint16_t version;
+	uint16_t version; /* RN_WIRE_VERSION */
 	uint16_t flags;
 	uint32_t source_qpn, dest_qpn, psn, reserved2;
 	uint8_t source_gid[16];
@@ -34,11 +35,13 @@ enum rn_greeting {
 	RN_GREETING_CHALLENGE,
 	RN_GREETING_REFUSED, /* that queue pair is not here, or not yet */
 	RN_GREETING_SECRET,  /* the secrets differ, or only one side has one */
+	RN_GREETING_VERSION, /* the HELLO is of another version */
 };
 struct rn_tcp_greeting {
 	uint32_t magic;
 	uint8_t kind;
-	uint8_t reserved[3];
+	uint8_t reserved;
+	uint16_t version;  /* of a VERSION: the responder's */
 	uint8_t nonce[32]; /* of a CHALLENGE */
 	uint8_t proof[32]; /* of the WELCOME after a CHALLENGE: the responder knows the secret too */
 };

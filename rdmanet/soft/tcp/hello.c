@@ -7,12 +7,13 @@
  *                                    <------------- CHALLENGE nonce
  *     PROOF by the secret, of both   -------------> checked, in constant time
  *                                    <------------- WELCOME, and its proof
- *                                                   or REFUSED, or SECRET
+ *                                                   or REFUSED, or SECRET, or VERSION
  *
  * The secret shows that both ends belong together; it doesn't encrypt what follows.  An end that has a secret refuses
  * one that has none.  The proofs (base/secret.h) cover the whole HELLO and both nonces, so none can be used again, or
  * for another queue pair.  Trying again would not help two ends without the same secret, so both sides are told
- * and log it, and requests fail at once, with REM_ABORT_ERR.
+ * and log it, and requests fail at once, with REM_ABORT_ERR.  The same holds for two ends of different versions
+ * (base/version.h).
  *
  * The queue pair is looked for only after that.  When it isn't there yet, or isn't ready, or expects
  * somebody else or another PSN, the answer is REFUSED, and the requester tries again while its retry
@@ -91,7 +92,7 @@ bool rn_tcp_hello_send(struct rn_tcp *out)
 	rn_gid_at(qp->attr.ah_attr.grh.sgid_index, &gid, NULL);
 	out->hello = (struct rn_tcp_hello){
 		.magic = RN_TCP_MAGIC,
-		.version = RN_TCP_VERSION,
+		.version = RN_WIRE_VERSION,
 		.flags = rn_settings.has_secret ? RN_TCP_HELLO_SECRET : 0,
 		.source_qpn = qp->ex.qp_base.qp_num,
 		.dest_qpn = qp->attr.dest_qp_num,
@@ -108,6 +109,15 @@ static bool deny(struct rn_tcp *out, const char *why)
 {
 	out->denied = true;
 	rn_warn(RN_WARN_SECRET, "queue pair %06x: its peer at %s %s", out->hello.source_qpn, where_is(out).text, why);
+	return false;
+}
+
+static bool deny_version(struct rn_tcp *out, unsigned its)
+{
+	out->denied = true;
+	rn_warn(RN_WARN_LANGUAGE,
+		"queue pair %06x: its peer at %s speaks version %u of the device's protocol, this side speaks version %d",
+		out->hello.source_qpn, where_is(out).text, its, RN_WIRE_VERSION);
 	return false;
 }
 
@@ -154,6 +164,8 @@ bool rn_tcp_hello_answered(struct rn_tcp *out)
 		}
 		if (greeting.kind == RN_GREETING_SECRET)
 			return deny(out, "says that its RDMANET_SOFT_SECRET differs from ours");
+		if (greeting.kind == RN_GREETING_VERSION)
+			return deny_version(out, greeting.version);
 		if (greeting.kind != RN_GREETING_WELCOME || !is_welcome(out, &greeting))
 			return false;
 		out->state = RN_TCP_OPEN;
@@ -167,6 +179,8 @@ static bool put_greeting(struct rn_tcp *in, enum rn_greeting kind)
 {
 	struct rn_tcp_greeting greeting = {.magic = RN_TCP_MAGIC, .kind = kind};
 
+	if (kind == RN_GREETING_VERSION)
+		greeting.version = RN_WIRE_VERSION;
 	if (kind == RN_GREETING_CHALLENGE)
 		memcpy(greeting.nonce, in->nonce, sizeof(greeting.nonce));
 	if (kind == RN_GREETING_WELCOME && in->challenged)
@@ -200,16 +214,32 @@ static bool refuse_stranger(struct rn_tcp *in, const char *why)
 	return false;
 }
 
-static bool on_hello(struct rn_tcp *in)
+/* Magic, version and flags come first in every version; how long the rest is, only our own tells. */
+enum { HEAD = offsetof(struct rn_tcp_hello, source_qpn) };
+
+static bool on_head(struct rn_tcp *in)
 {
-	memcpy(&in->hello, rn_tcp_take(in, sizeof(in->hello)), sizeof(in->hello));
-	if (in->hello.magic != RN_TCP_MAGIC || in->hello.version != RN_TCP_VERSION ||
-	    in->hello.flags & ~RN_TCP_HELLO_SECRET) {
+	memcpy(&in->hello, rn_tcp_take(in, HEAD), HEAD);
+	if (in->hello.magic == RN_TCP_MAGIC && in->hello.version != RN_WIRE_VERSION) {
 		rn_warn(RN_WARN_LANGUAGE,
-			"closed a connection from %s to a port of our queue pairs: it speaks another protocol or version",
+			"refused a connection from %s to a port of our queue pairs: it speaks version %u of the device's "
+			"protocol, this side speaks version %d",
+			where_is(in).text, in->hello.version, RN_WIRE_VERSION);
+		greet(in, RN_GREETING_VERSION);
+		return false;
+	}
+	if (in->hello.magic != RN_TCP_MAGIC || in->hello.flags & ~RN_TCP_HELLO_SECRET) {
+		rn_warn(RN_WARN_LANGUAGE,
+			"closed a connection from %s to a port of our queue pairs: it speaks another protocol",
 			where_is(in).text);
 		return false;
 	}
+	return true;
+}
+
+static bool on_hello(struct rn_tcp *in)
+{
+	memcpy((char *)&in->hello + HEAD, rn_tcp_take(in, sizeof(in->hello) - HEAD), sizeof(in->hello) - HEAD);
 	in->stranger.has_spoken = true;
 	if (!rn_settings.has_secret && in->hello.flags & RN_TCP_HELLO_SECRET)
 		return refuse_stranger(in, "has a secret, but RDMANET_SOFT_SECRET is not set here");
@@ -236,7 +266,8 @@ static void on_end(const struct rn_tcp *in)
 bool rn_tcp_hello_arrived(struct rn_tcp *in)
 {
 	while (!in->qp) {
-		uint32_t needed = in->challenged ? RN_PROOF : sizeof(in->hello);
+		bool has_head = in->hello.magic;
+		uint32_t needed = in->challenged ? RN_PROOF : has_head ? sizeof(in->hello) - HEAD : HEAD;
 
 		while (rn_tcp_available(in) < needed) {
 			ssize_t got = rn_tcp_read(in, NULL, 0, 0, NULL);
@@ -248,7 +279,7 @@ bool rn_tcp_hello_arrived(struct rn_tcp *in)
 				return false;
 			}
 		}
-		if (in->challenged ? !on_proof(in) : !on_hello(in))
+		if (in->challenged ? !on_proof(in) : has_head ? !on_hello(in) : !on_head(in))
 			return false;
 	}
 	return true;

@@ -120,7 +120,7 @@ struct rn_tcp {
 	struct rn_tcp_hello hello;
 	uint8_t nonce[32]; /* the responder's */
 	bool challenged;
-	bool denied; /* a stream of ours: the two ends have different secrets */
+	bool denied; /* a stream of ours: the two ends have different secrets, or versions */
 	struct rn_holder listener; /* a stream of ours: who listens at the port that it has reached */
 
 	/* The requester: a frame that the socket took in part. */
@@ -181,7 +181,7 @@ struct rn_tcp_path {
 	bool met;  /* the responder's process was there, and refused */
 	uint32_t tried; /* requests before this one were posted before the last attempt */
 	bool left; /* our peer has said BYE, which is final */
-	bool denied; /* its secret differs from ours, so trying again is useless */
+	bool denied; /* its secret or version differs from ours, so trying again is useless */
 	uint64_t retry_ns, backoff_ns;
 	uint64_t kept_until_ns; /* UC: that the peer refuses us is no reason yet to drop anything */
 

@@ -8,11 +8,13 @@ import os
 import socket
 import struct
 
+from tests.support.versions import WIRE
+
 victim, peer, text, first, count, step = argv
 HELLO = struct.Struct("<IHHIIII16s32s")
 GREETING = struct.Struct("<IB3x32s32s")
 FRAME = struct.Struct("<BBHIIIIIIIQQQII")
-MAGIC, VERSION, WELCOME, SEND, HERE = 0x53524E52, 4, 1, 1, 10
+MAGIC, WELCOME, SEND, HERE = 0x53524E52, 1, 1, 10
 GID = bytes(10) + b"\xff\xff" + bytes([127, 0, 0, 1])
 
 
@@ -25,7 +27,7 @@ def attach(psn):
     """A connection that was welcomed, or None."""
     connection = socket.socket()
     connection.connect(("127.0.0.1", int(victim) >> 8))
-    connection.sendall(HELLO.pack(MAGIC, VERSION, 0, int(peer), int(victim), psn, 0, GID, os.urandom(32)))
+    connection.sendall(HELLO.pack(MAGIC, WIRE, 0, int(peer), int(victim), psn, 0, GID, os.urandom(32)))
     greeting = connection.recv(GREETING.size, socket.MSG_WAITALL)
     if len(greeting) == GREETING.size and GREETING.unpack(greeting)[1] == WELCOME:
         return connection

@@ -8,6 +8,8 @@ and on how many somebody hung up (`ended`).
 import socket
 import struct
 
+from tests.support.versions import WIRE
+
 from rdmanet import credit
 
 REQ, RTU = 1, 3
@@ -15,7 +17,7 @@ MIB = 1 << 20
 
 
 def message(kind, body=b""):
-    return struct.pack(">4sBBH", b"RDMC", 1, kind, 8 + len(body)) + body
+    return struct.pack(">4sBBH", b"RDMC", WIRE, kind, 8 + len(body)) + body
 
 
 hello = credit.pack_hello(credit.Hello(4096, 8))

@@ -8,11 +8,13 @@ import os
 import socket
 import struct
 
+from tests.support.versions import WIRE
+
 REQ, REP, REJ, HELLO, CHALLENGE, PROOF = 1, 2, 4, 9, 10, 11
 
 
 def message(kind, body):
-    return struct.pack(">4sBBH", b"RDMC", 1, kind, 8 + len(body)) + body
+    return struct.pack(">4sBBH", b"RDMC", WIRE, kind, 8 + len(body)) + body
 
 
 REQUEST = message(REQ, struct.pack(">II", 0x123456, 0).ljust(80, b"\0"))

@@ -8,9 +8,11 @@ import select
 import socket
 import struct
 
+from tests.support.versions import WIRE
+
 REQ, REP, REJ = 1, 2, 4
 body = (struct.pack(">II", 0x123456, 0) + bytes([1, 1, 7, 0, 1])).ljust(80, b"\0")
-request = struct.pack(">4sBBH", b"RDMC", 1, REQ, 8 + len(body)) + body
+request = struct.pack(">4sBBH", b"RDMC", WIRE, REQ, 8 + len(body)) + body
 attempts = accepted = refused = shown_out = 0
 held, poll = {}, select.poll()
 while attempts < int(argv[1]) and not shown_out:

@@ -8,7 +8,9 @@ import os
 import socket
 import struct
 
-MAGIC, VERSION, GREETING = 0x53524E52, 4, 72
+from tests.support.versions import WIRE
+
+MAGIC, GREETING = 0x53524E52, 72
 ANSWERS = {1: "welcome", 2: "challenge", 3: "refused", 4: "secret"}
 number, peer, psn, gid, attempts = (
     int(argv[0]),
@@ -21,7 +23,7 @@ answers = collections.Counter()
 for _ in range(attempts):
     with socket.create_connection(("127.0.0.1", number >> 8), 30) as stream:
         stream.sendall(
-            struct.pack("<IHHIIII16s32s", MAGIC, VERSION, 0, peer, number, psn, 0, gid, os.urandom(32))
+            struct.pack("<IHHIIII16s32s", MAGIC, WIRE, 0, peer, number, psn, 0, gid, os.urandom(32))
         )
         while greeting := stream.recv(GREETING, socket.MSG_WAITALL):
             answers[answer := ANSWERS[greeting[4]]] += 1

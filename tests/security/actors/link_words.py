@@ -7,6 +7,8 @@ import re
 import socket
 import struct
 
+from tests.support.versions import WIRE
+
 HELLO, WELCOME, REFUSED, CHALLENGE, PROOF = 1, 2, 3, 12, 13
 REASONS = {
     1: "user",
@@ -22,7 +24,7 @@ ARENA_MAGIC = b"NERAN"[::-1]
 
 _MESSAGE = struct.Struct("<IHHIIq")
 _IDENTITY = struct.Struct("<32s32sQq")
-_MAGIC, _VERSION = 0x524E504C, 2
+_MAGIC = 0x524E504C
 _PR_SET_DUMPABLE, _CLONE_NEWUSER, _SYS_CAPSET = 4, 0x10000000, 126
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -69,7 +71,7 @@ def peer_of(link):
 
 
 def say_on(link, kind, value=0, nonce=None, size=0, arena_size=0, fd=None):
-    data = _MESSAGE.pack(_MAGIC, _VERSION, kind, value, 0, size)
+    data = _MESSAGE.pack(_MAGIC, WIRE, kind, value, 0, size)
     if nonce is not None:
         data += _IDENTITY.pack(nonce, bytes(32), os.getpid() * 2 + 1, arena_size)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd is not None else []

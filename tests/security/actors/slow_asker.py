@@ -10,13 +10,15 @@ import os
 import socket
 import struct
 
+from tests.support.versions import WIRE
+
 from rdmanet import credit
 
 REQ, HELLO, PROOF = 1, 9, 11
 
 
 def message(kind, body):
-    return struct.pack(">4sBBH", b"RDMC", 1, kind, 8 + len(body)) + body
+    return struct.pack(">4sBBH", b"RDMC", WIRE, kind, 8 + len(body)) + body
 
 
 greeting = credit.pack_hello(credit.Hello(4096, 8))

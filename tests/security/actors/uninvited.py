@@ -9,18 +9,16 @@ Begins when it is told to, and says how it was received.
 
 import asyncio
 import os
-import re
 import resource
 import socket
 import struct
 from collections import Counter
-from pathlib import Path
+
+from tests.support.versions import WIRE
 
 import rdmanet
 
 AT_ONCE = 20
-FRAMES = (Path(rdmanet.__file__).parent / "soft/tcp/frames.h").read_text()
-VERSION = int(re.search(r"RN_TCP_VERSION = (\d+)", FRAMES)[1])
 HELLO = struct.Struct("<4sHHIIII16s32s")
 HAS_SECRET = 1
 GREETING, CHALLENGE, WELCOME = 72, 2, 1
@@ -44,7 +42,7 @@ async def at_queue_pair() -> str:
     heard, writer = "nothing", None  # it may close before we are through
     try:
         reader, writer = await asyncio.open_connection(address[0], int(address[1]))
-        writer.write(HELLO.pack(b"RNRS", VERSION, HAS_SECRET, ours, its, 0, 0, bytes(16), os.urandom(32)))
+        writer.write(HELLO.pack(b"RNRS", WIRE, HAS_SECRET, ours, its, 0, 0, bytes(16), os.urandom(32)))
         if (await reader.readexactly(GREETING))[4] == CHALLENGE:
             heard = "challenged"
         writer.write(os.urandom(32))
