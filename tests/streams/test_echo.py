@@ -10,6 +10,7 @@ import pytest
 from harness import HOST, Echo, Net, Recorder
 
 import rdmanet
+from tests.support.ports import free_port
 from tests.support.waiting import loop_turns, until_seen
 
 # Borders of slots are the transport's own business; these straddle whatever they are.
@@ -193,7 +194,7 @@ async def serve_on(net: Net, host: str, port: int) -> tuple[rdmanet.RdmaServer, 
 
 
 async def test_nobody_listens(net: Net):
-    server, port = await net.serve(Echo)
+    server, port = await net.serve_on(free_port(), Echo)  # which nobody else is given when it is closed
     server.close()
     await server.wait_closed()
     with pytest.raises(ConnectionRefusedError):

@@ -15,6 +15,7 @@ import rdmanet
 from rdmanet import log_rate
 from rdmanet.errors import endpoint
 from rdmanet.establish import Endpoint
+from tests.support.ports import free_port
 from tests.support.waiting import begin, loop_turns
 
 
@@ -63,7 +64,7 @@ async def test_a_server_closed_while_clients_connect(net: Net):
 
 @pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_nobody_listens_on_any_address_of_a_name(net: Net):
-    server, port = await net.serve()
+    server, port = await net.serve_on(free_port())
     server.close()
     with pytest.raises(OSError):
         await rdmanet.create_rdma_connection(Recorder, "localhost", port)
@@ -73,7 +74,7 @@ async def test_nobody_listens_on_any_address_of_a_name(net: Net):
 
 
 async def test_a_refusal_names_host_and_port(net: Net):
-    server, port = await net.serve()
+    server, port = await net.serve_on(free_port())
     server.close()
     for attempt in (net.connect(port), net.open(port)):
         with pytest.raises(ConnectionRefusedError, match=re.escape(endpoint((HOST, port)))):
@@ -83,7 +84,7 @@ async def test_a_refusal_names_host_and_port(net: Net):
 @pytest.mark.embedded_only("only the embedded device has loopback's addresses")
 async def test_a_refusal_at_each_address_of_a_name_is_a_refusal(net: Net, monkeypatch):
     """Each address is named, and the exception is what it is at one address."""
-    server, port = await net.serve()
+    server, port = await net.serve_on(free_port())
     server.close()
 
     async def both(*_args, **_options):
