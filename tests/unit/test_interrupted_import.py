@@ -14,7 +14,9 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize(
     ("module", "places"),
     [
-        ("rdmanet.credit", ()),
+        pytest.param(
+            "rdmanet.credit", (), marks=pytest.mark.long
+        ),  # a fork for each of some hundred functions
         # The others that import msgspec: a program may load one of them first.
         ("rdmanet.offers", ("datetime",)),
         ("rdmanet.qpinfo", ("datetime",)),
