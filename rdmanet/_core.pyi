@@ -2223,6 +2223,18 @@ class GrownRings:
     def look(self) -> None:
         """The timer has ended: shrink what is idle, and look at the rest again."""
 
+@final
+class KeepAlive:
+    """When an engine looks for idle connections, and what it does about them.
+
+    :ivar probes: how many it has sent
+    """
+
+    probes: int
+    def __new__(cls, engine: StreamEngine, library: Library) -> Self: ...
+    def look(self) -> None:
+        """The time has come."""
+
 class StreamEngine(Watcher):
     """All connections of one event loop on one device; see _pyx/engine.pxi."""
 
@@ -2233,6 +2245,7 @@ class StreamEngine(Watcher):
     stale: int
     shared_rings: list[SharedRing | None]
     grown: GrownRings
+    alive: KeepAlive
     @property
     def can_share(self) -> bool:
         """Whether the device has shared receive queues."""
@@ -2401,6 +2414,20 @@ class Connection:
     def start(self, qp: QP) -> None: ...
     def agree(self, ledger: Ledger, frame_bytes: int, depth: int, solicits: bool = False) -> None: ...
     def hear_slots(self, number: int, slot_bytes: int) -> None: ...
+    def keep_alive(self, on: bool, idle: float, interval: float, count: int) -> None:
+        """Whether to look, after `idle` seconds without a frame, if the peer's host is there: keepalive.pxi.
+
+        If it has not answered for `interval` * `count` seconds, the connection is lost.
+        """
+
+    @property
+    def kept_alive(self) -> tuple[bool, float, float, int]:
+        """What `keep_alive` was told: whether it is on, idle and interval in seconds, count."""
+
+    @property
+    def probed(self) -> bool:
+        """Whether it is probed: the embedded device knows without of peers that it reaches through memory."""
+
     @property
     def grows(self) -> bool: ...
     def open(self, protocol: asyncio.BaseProtocol, buffered: bool, may_send: bool) -> None: ...

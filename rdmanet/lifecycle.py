@@ -43,7 +43,7 @@ from rdmanet.errors import CompletionResetError, completion_error
 from rdmanet.establish import Endpoint, Role
 from rdmanet.loop_context import LoopContext
 from rdmanet.memory import Posted
-from rdmanet.options import StreamConfig
+from rdmanet.options import KEEPALIVE, StreamConfig
 from rdmanet.protocol import Action, Event, Machine, State, Writing
 from rdmanet.readiness import Readiness
 from rdmanet.regions import Regions
@@ -200,6 +200,7 @@ class Lifecycle:
         protocol = self.callbacks.make_protocol()
         self.machine.receive(Event.ESTABLISHED)
         self.connection.open(protocol, is_buffered(protocol), connects)
+        self.connection.keep_alive(self._config.keepalive is not None, *(self._config.keepalive or KEEPALIVE))
         if connects:
             self.connection.send_control(credit.Kind.CREDIT)
         self.callbacks.connection_made()

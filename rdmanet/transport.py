@@ -38,9 +38,11 @@ from rdmanet.options import (
     CONNECT_TIMEOUT_S,
     DATA_SLOTS,
     FIRST_SLOT_BYTES,
+    KEEPALIVE,
     REVOKE_TIMEOUT_S,
     SHARED_SLOTS,
     SLOT_BYTES,
+    Keepalive,
     StreamConfig,
 )
 from rdmanet.protocol import State
@@ -72,6 +74,7 @@ async def create_rdma_connection(
     connect_timeout: float | None = CONNECT_TIMEOUT_S,
     close_timeout: float | None = CLOSE_TIMEOUT_S,
     busy_poll: float | None = None,
+    keepalive: Keepalive | bool | None = KEEPALIVE,
     slot_bytes: int = SLOT_BYTES,
     data_slots: int = DATA_SLOTS,
     first_slot_bytes: int = FIRST_SLOT_BYTES,
@@ -94,6 +97,11 @@ async def create_rdma_connection(
     progress; both are in seconds, and None means no limit. ``busy_poll`` is how long completions are polled after
     each message, in seconds: None adapts to the traffic, 0 turns polling off, ``math.inf`` polls always. It applies to
     everything that this loop does on the device.
+
+    ``keepalive`` is ``(idle, interval, count)``, as with TCP: after ``idle`` seconds without a message, the peer's host
+    is asked whether it is there, and if it has not answered within ``interval * count`` seconds, or the device gives it
+    up sooner, the connection is lost. None or False switches that off. It is the host that answers, or its adapter: a
+    program that is stopped or busy is not given up. See docs/howto/keepalive.md.
 
     This side's ring is ``data_slots`` receives, and eight more for control frames. The peer can send that many frames
     before this side's loop runs again, and no frame is longer than a slot. A slot holds ``first_slot_bytes`` bytes
@@ -135,6 +143,7 @@ async def create_rdma_connection(
         connect_timeout=connect_timeout,
         close_timeout=close_timeout,
         busy_poll=busy_poll,
+        keepalive=keepalive,  # type: ignore[arg-type]  # StreamConfig checks it
     )
     addresses = await resolve(loop, host, port, family, proto, flags)
     local: SockAddr | None = None
@@ -171,8 +180,10 @@ async def start_rdma_server(
     device: str | None = None,
     start_serving: bool = True,
     reuse_address: bool | None = None,
+    keep_alive: bool | None = None,
     close_timeout: float | None = CLOSE_TIMEOUT_S,
     busy_poll: float | None = None,
+    keepalive: Keepalive | bool | None = KEEPALIVE,
     slot_bytes: int = SLOT_BYTES,
     data_slots: int = DATA_SLOTS,
     first_slot_bytes: int = FIRST_SLOT_BYTES,
@@ -190,7 +201,8 @@ async def start_rdma_server(
     listens; the embedded device has every address of this host. If a TCP server uses the same port, start that one
     first: see docs/howto/migrate.md. ``reuse_address`` is accepted and has no effect, because a port is free as soon as
     its listener is gone. ``slot_bytes`` and ``data_slots`` size the ring of each connection, as in
-    ``create_rdma_connection``; ``close_timeout`` and ``busy_poll`` are as there, too.
+    ``create_rdma_connection``; ``close_timeout``, ``busy_poll`` and ``keepalive`` are as there, too. ``keep_alive`` is
+    that of ``loop.create_server``: True stands for ``keepalive`` as it is by default, False for none.
 
     With ``shared_receive`` the connections have no rings of their own. They receive from one shared receive queue, so
     that many idle connections cost little. Each always has ``min(2, data_slots)`` data slots, and six for control
@@ -225,6 +237,7 @@ async def start_rdma_server(
         first_slot_bytes=first_slot_bytes,
         close_timeout=close_timeout,
         busy_poll=busy_poll,
+        keepalive=keepalive if keep_alive is None else keep_alive and (keepalive or True),  # type: ignore[arg-type]
         shared_receive=bool(shared_receive),
         shared_slots=shared_slots,
     )
@@ -550,6 +563,13 @@ class RdmaTransport(asyncio.Transport):
 
     # -- for asyncio's SSLProtocol, RdmaSocket, and streams/ -----------------------------------------------
 
+    def _kept_alive(self) -> tuple[bool, float, float, int]:
+        """Whether keep-alive is on; idle and interval, in seconds, and count."""
+        return self._connection.kept_alive
+
+    def _keep_alive(self, on: bool, idle: float, interval: float, count: int) -> None:
+        self._connection.keep_alive(on, idle, interval, count)
+
     def _force_close(self, exc: BaseException | None) -> None:
         """abort(), with the error that connection_lost() is to get: asyncio's SSLProtocol calls this."""
         if exc is None:
@@ -607,7 +627,7 @@ class RdmaTransport(asyncio.Transport):
 # ---------------------------------------------------------------------------
 
 
-_UNBUILT = {"sock", "happy_eyeballs_delay", "interleave", "reuse_port", "keep_alive", "keepalive"}
+_UNBUILT = {"sock", "happy_eyeballs_delay", "interleave", "reuse_port"}
 """The keywords of asyncio's functions that are not implemented yet."""
 
 

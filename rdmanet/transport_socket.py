@@ -7,6 +7,7 @@ read. It has the methods of asyncio's own substitute, ``asyncio.trsock.Transport
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import sys
@@ -14,6 +15,15 @@ import weakref
 from typing import Any, NoReturn, Protocol
 
 from rdmanet.addresses import SockAddr
+from rdmanet.options import KEEPALIVE_COUNT_MOST, KEEPALIVE_MOST_S
+
+_KEEPALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): (0, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): (1, KEEPALIVE_MOST_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): (2, KEEPALIVE_MOST_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): (3, KEEPALIVE_COUNT_MOST),
+}
+"""Options of the keep-alive: which of its settings they are, and the most that they can be."""
 
 
 class Connected(Protocol):
@@ -26,6 +36,10 @@ class Connected(Protocol):
     def write_eof(self) -> None: ...
 
     def close(self) -> None: ...
+
+    def _kept_alive(self) -> tuple[bool, float, float, int]: ...
+
+    def _keep_alive(self, on: bool, idle: float, interval: float, count: int) -> None: ...
 
 
 class RdmaSocket:
@@ -71,7 +85,21 @@ class RdmaSocket:
         return -1 if connection is None else connection._readiness_fd()
 
     def setsockopt(self, level: int, option: int, value: Any = None, length: int | None = None) -> None:
-        """Store the option, which has no effect: this transport always sends at once, and detects dead peers itself."""
+        """SO_KEEPALIVE, TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT do what they do with TCP, in whole seconds.
+
+        Other options, and all of listeners, are stored and have no effect: this transport always sends at once.
+
+        :raises OSError: a time or a count is out of TCP's range (EINVAL)
+        """
+        if (connection := self._kept_alive()) is not None and (level, option) in _KEEPALIVE:
+            number = value if isinstance(value, int) else int.from_bytes(bytes(value or b""), sys.byteorder)
+            settings: list[Any] = list(connection._kept_alive())
+            place, most = _KEEPALIVE[level, option]
+            if place and not 1 <= number <= most:
+                raise OSError(errno.EINVAL, f"setsockopt: {number} is not between 1 and {most}")
+            settings[place] = number if place else bool(number)
+            connection._keep_alive(*settings)
+            return
         self._options[level, option] = (
             bytes(length or 0) if value is None else value if isinstance(value, int) else bytes(value)
         )
@@ -87,7 +115,10 @@ class RdmaSocket:
 
     def _truths(self) -> dict[tuple[int, int], int]:
         """Options with a fixed value."""
+        connection = self._kept_alive()
+        kept = () if connection is None else connection._kept_alive()
         return {
+            **{key: math.ceil(kept[place]) for key, (place, _) in _KEEPALIVE.items() if kept},
             (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
             (socket.SOL_SOCKET, socket.SO_TYPE): self.type,
             (socket.SOL_SOCKET, socket.SO_PROTOCOL): self.proto,
@@ -149,6 +180,11 @@ class RdmaSocket:
         """
         if flag:
             raise ValueError("setblocking(): transport sockets cannot be blocking")
+
+    def _kept_alive(self) -> Connected | None:
+        """The connection, if it has a keep-alive."""
+        connection = self._connection()
+        return connection if connection is not None and hasattr(connection, "_keep_alive") else None
 
     def _connection(self) -> Connected | None:
         return None if self._transport is None else self._transport()

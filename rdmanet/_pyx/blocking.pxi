@@ -107,6 +107,7 @@ cdef class BlockingEnd:
         """The connection is made. Everything that happens to it makes `fd` readable."""
         self.connection = connection
         self.fd = fd
+        connection.engine.alive.run_by_hand(True)
 
     def changed(self):
         """Wake whoever waits on the loop: one half has ended, or the connection, or there is room."""
@@ -125,6 +126,7 @@ cdef class BlockingEnd:
         """From now on the loop runs the engine's passes, until the next call waits."""
         if self.connection.engine is not None:
             self.connection.engine.run_by_hand(False)
+            self.connection.engine.alive.run_by_hand(False)
 
     # -- calls -------------------------------------------------------------------------------------------
 
@@ -340,6 +342,7 @@ cdef class BlockingEnd:
         try:
             if self.is_enough():
                 self.connection.engine.run_by_hand(True)
+                self.connection.engine.alive.run_by_hand(True)
             if not self.private.loop.idle:
                 self.private.turn()
             by_hand = self.private.loop.idle and self.is_enough() and self.pass_until(what, timeout, deadline, &let_in)
@@ -350,6 +353,7 @@ cdef class BlockingEnd:
             self.run_loop_until(what, timeout, deadline)
             if self.is_enough():
                 self.connection.engine.run_by_hand(True)
+                self.connection.engine.alive.run_by_hand(True)
         return 0
 
     cdef int run_loop_until(self, wait_for what, timeout, uint64_t deadline) except -1:
@@ -396,6 +400,10 @@ cdef class BlockingEnd:
         """See what has happened; sleep until something has, if no pass is due. False: the loop is needed."""
         cdef bint is_main = self.main_thread == PyThread_get_thread_ident(), is_due
         cdef int ready
+        if engine.alive.next_ns and now_ns() >= engine.alive.next_ns:
+            engine.alive.look()
+            if not self.is_enough():
+                return False
         if engine.scheduled:
             self.let_handlers_run(let_in)
             ready = self.wait_for_event(timeout, deadline, let_in, True)
@@ -416,20 +424,23 @@ cdef class BlockingEnd:
         """1: there is an event. 0: there is none, but perhaps a signal, or another thread has rung the bell."""
         cdef pollfd fds[2]
         cdef timespec t
-        cdef uint64_t now = now_ns() if deadline else 0, ns = 0
+        cdef uint64_t until = deadline, look = self.connection.engine.alive.next_ns, now, ns = 0
         cdef char bytes[64]
         cdef int rc
+        if look and (until == 0 or look < until):
+            until = look
+        now = now_ns() if until else 0
         if deadline and now >= deadline:
             raise TimeoutError(f"not within {timeout} s")
-        if deadline and not is_poll:
-            ns = deadline - now
+        if until > now and not is_poll:
+            ns = until - now
         t.tv_sec = <time_t>(ns // 1000000000)
         t.tv_nsec = <long>(ns % 1000000000)
         fds[0].fd, fds[1].fd = self.fd, self.bell
         fds[0].events = fds[1].events = POLLIN
         fds[0].revents = fds[1].revents = 0
         with nogil:
-            rc = ppoll(fds, 2, &t if deadline or is_poll else NULL, let_in)
+            rc = ppoll(fds, 2, &t if until or is_poll else NULL, let_in)
             if rc < 0:
                 rc = -errno
         if rc < 0 and rc != -EINTR:

@@ -157,6 +157,11 @@ cdef class Connection:
     cdef size_t high_water_bytes, low_water_bytes
     cdef readonly bint protocol_paused  # it was told to pause writing
 
+    cdef bint keeps_alive               # idle for so long, it gets a probe: keepalive.pxi
+    cdef bint keep_probing
+    cdef uint64_t keep_idle_ns, keep_interval_ns, keep_since
+    cdef uint32_t keep_count, keep_mark
+
     cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
     cdef bint distrusted                # the peer broke the protocol: deliver nothing more from it
     cdef object failure                 # what `_fabric_failed` will be told once the queue is drained
@@ -1096,6 +1101,56 @@ cdef class Connection:
         self.engine.wake()
         return True
 
+    # -- keep-alive ----------------------------------------------------------------------------------
+
+    def keep_alive(self, bint on, double idle, double interval, uint32_t count):
+        """Whether to look, after `idle` seconds without a frame, if the peer's host is there: keepalive.pxi.
+
+        If it has not answered for `interval` * `count` seconds, the connection is lost.
+        """
+        self.keep_idle_ns, self.keep_interval_ns = <uint64_t>(idle * 1e9), <uint64_t>(interval * 1e9)
+        self.keep_count = count
+        self.keeps_alive = on
+        if on and self.attached and self.opened:
+            self.engine.alive.added(self)
+
+    @property
+    def kept_alive(self):
+        """What `keep_alive` was told: whether it is on, idle and interval in seconds, count."""
+        return self.keeps_alive, self.keep_idle_ns / 1e9, self.keep_interval_ns / 1e9, self.keep_count
+
+    @property
+    def probed(self):
+        """Whether it is probed: the embedded device knows without of peers that it reaches through memory."""
+        cdef KeepAlive alive = self.engine.alive
+        return self.qp_c != NULL and (alive.way == NULL or alive.way(self.qp_c) == WAY_STREAM)
+
+    cdef inline uint64_t looks_every(self) noexcept:
+        return max(min(self.keep_idle_ns // 4, self.keep_interval_ns), LOOK_LEAST_NS)
+
+    cdef inline uint32_t moves(self) noexcept:
+        """A number that changes with each frame that comes or goes."""
+        return self.log.sequence + <uint32_t>self.ledger.received + <uint32_t>self.ledger.reaped
+
+    cdef bint probe(self) except -1:
+        """Ask whether the peer's host is there. Nothing is in flight. Returns whether something was sent."""
+        cdef verbs.ibv_send_wr wr
+        if not self.may_post() or not self.probed:
+            return False
+        if self.engine.behind_operations:   # iWARP
+            if self.ledger.fin_sent or self.ledger.fin_received or not self.send_control(FRAME_PING, b"rdmanet!"):
+                return False
+            return True
+        memset(&wr, 0, sizeof(wr))
+        wr.opcode = verbs.IBV_WR_RDMA_WRITE
+        try:
+            self.keep_probing = self.post_beside(None, &wr)
+        except OSError as exc:
+            self.fail(exc)
+        return self.keep_probing
+
+    # -- completions ---------------------------------------------------------------------------------
+
     cdef int retire(self, uint32_t sequence) except -1:
         """All sends up to `sequence` are done with; give back what their entries held."""
         cdef PyObject *reference
@@ -1125,7 +1180,7 @@ cdef class Connection:
                 if type(held) is Landing:
                     self.landings.done(self, held)
                     made_room = True
-                else:
+                elif held is not None:      # else it was a probe
                     self.owner._operation_done(held)
             else:
                 if self.controls_posted - self.controls_done == CONTROL_RESERVE:

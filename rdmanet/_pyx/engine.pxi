@@ -49,6 +49,7 @@ cdef class StreamEngine(Watcher):
     cdef list warm                      # those that keep it though nothing is in flight
     cdef list stuffed                   # those whose peer has used up its credits
     cdef readonly GrownRings grown
+    cdef readonly KeepAlive alive
     cdef list ready, dirty, failed
     cdef Connection delivering    # whose callback is running
     cdef object loop
@@ -86,6 +87,7 @@ cdef class StreamEngine(Watcher):
         self.warm = []
         self.stuffed = []
         self.grown = GrownRings(self)
+        self.alive = KeepAlive(self, context.library)
         self.ready = []
         self.dirty = []
         self.failed = []
@@ -476,6 +478,7 @@ cdef class StreamEngine(Watcher):
             return
         self.end()
         self.grown.end()
+        self.alive.stop()
         self.loop = None
         for pool in self.pools.values():
             (<RingPool>pool).close()

@@ -36,7 +36,7 @@ from rdmanet.addresses import SockAddr
 from rdmanet.admission import OTHERS_WAIT_S, PATIENCE_S, waiting_for
 from rdmanet.establish import Role
 from rdmanet.loop_context import end_loop_contexts, loop_context_for
-from rdmanet.options import CLOSE_TIMEOUT_S, DATA_SLOTS, SLOT_BYTES, StreamConfig
+from rdmanet.options import CLOSE_TIMEOUT_S, DATA_SLOTS, KEEPALIVE, SLOT_BYTES, Keepalive, StreamConfig
 from rdmanet.server import ConnectRequest, RdmaServer, refuse_failed
 from rdmanet.transport import RdmaTransport, create_rdma_connection, listen
 
@@ -76,6 +76,7 @@ def listen_rdma_stream(
     device: str | None = None,
     close_timeout: float | None = CLOSE_TIMEOUT_S,
     busy_poll: float | None = None,
+    keepalive: Keepalive | bool | None = KEEPALIVE,
     slot_bytes: int = SLOT_BYTES,
     data_slots: int = DATA_SLOTS,
 ) -> RdmaStreamListener:
@@ -88,6 +89,7 @@ def listen_rdma_stream(
     config = StreamConfig(
         slot_bytes=slot_bytes, data_slots=data_slots, first_slot_bytes=slot_bytes,
         close_timeout=close_timeout, busy_poll=busy_poll,
+        keepalive=keepalive,  # type: ignore[arg-type]  # StreamConfig checks it
     )  # fmt: skip
     return RdmaStreamListener(
         config, _seconds(timeout), backlog,

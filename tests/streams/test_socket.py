@@ -13,7 +13,7 @@ import pytest
 from harness import Echo, HalfOpen, Net, Recorder
 
 from rdmanet import readiness
-from tests.support.waiting import readable
+from tests.support.waiting import readable, until_seen
 
 pytestmark = pytest.mark.once
 
@@ -192,7 +192,7 @@ async def test_options(net: Net):
     connected, listening = client.transport.get_extra_info("socket"), server.sockets[0]
     for sock in (connected, listening):
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == int(sock is connected)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 4) == (1).to_bytes(4, sys.byteorder)
@@ -207,6 +207,73 @@ async def test_options(net: Net):
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
     assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0
     assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+
+
+async def test_options_of_the_keep_alive(net: Net):
+    """They are read, and written, as with TCP; sizes that TCP refuses are refused."""
+    _, port = await net.serve()
+    client = await net.connect(port, keepalive=(7.5, 2, 3))
+    sock = client.transport.get_extra_info("socket")
+    idle, interval, count = (
+        (socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    assert [sock.getsockopt(*option) for option in (idle, interval, count)] == [8, 2, 3]
+    for option, value in ((idle, 20), (interval, 5), (count, 9)):
+        sock.setsockopt(*option, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
+    assert client.transport._connection.kept_alive == (False, 20.0, 5.0, 9)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    assert client.transport._connection.kept_alive == (True, 20.0, 5.0, 9)
+    for option, value in ((idle, 0), (idle, 32768), (interval, -1), (count, 128)):
+        with pytest.raises(OSError, match="is not between 1 and"):
+            sock.setsockopt(*option, value)
+    assert client.transport._connection.kept_alive == (True, 20.0, 5.0, 9)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, (True, 60.0, 10.0, 6)),
+        ({"keepalive": None}, (False, 60.0, 10.0, 6)),
+        ({"keepalive": (5, 1, 2)}, (True, 5.0, 1.0, 2)),
+        ({"keep_alive": False}, (False, 60.0, 10.0, 6)),
+        ({"keep_alive": True}, (True, 60.0, 10.0, 6)),
+        ({"keep_alive": True, "keepalive": (5, 1, 2)}, (True, 5.0, 1.0, 2)),
+    ],
+)
+async def test_the_keep_alive_of_servers(net: Net, options, kept):
+    server, port = await net.serve(**options)
+    await net.connect(port)
+    await until_seen(lambda: len(server._transports) == 1)
+    assert next(iter(server._transports))._connection.kept_alive == kept
+
+
+@pytest.mark.parametrize(
+    "wrong", [5, "often", (1, 2), (0, 1, 1), (1, -1, 1), (1, 1, 0), (float("nan"), 1, 1)]
+)
+async def test_impossible_keep_alives(net: Net, wrong):
+    with pytest.raises((TypeError, ValueError), match="keepalive="):
+        await net.connect(1, keepalive=wrong)
+
+
+async def test_an_idle_connection_goes_on(net: Net):
+    """However often it is probed. (Peers that the embedded device reaches through memory are not.)"""
+    keepalive = (0.01, 0.01, 100)
+    server, port = await net.serve(Echo, keepalive=keepalive)
+    client = await net.connect(port, keepalive=keepalive)
+    alive = client.transport.engine.alive
+    looks = 0
+
+    def look():
+        nonlocal looks
+        alive.look()
+        looks += 1
+        return looks > 20 and (alive.probes > 3 or not client.transport._connection.probed)
+
+    await until_seen(look)
+    client.transport.write(b"x")
+    await until_seen(lambda: client.data == b"x")
 
 
 async def test_what_asyncios_stand_in_has(net: Net):

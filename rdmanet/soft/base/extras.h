@@ -45,6 +45,10 @@ enum {
 };
 int rdmanet_soft_qp_way(struct ibv_qp *qp);
 
+/* For how long, in nanoseconds, the host of a peer by TCP has left unanswered what it must answer, whatever the peer's
+ * process does; 0 if it owes no answer. 0 or errno. */
+int rdmanet_soft_qp_silence(struct ibv_qp *qp, uint64_t *ns);
+
 /* Whether the peer's process is known to have ended while it was connected, for instance because it was killed; for a
  * queue pair and for an identifier, either of which may know first. False for a peer that disconnected, or that cannot
  * be reached. */

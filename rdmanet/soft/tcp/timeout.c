@@ -28,6 +28,7 @@
 #include <sys/ioctl.h>
 #include <linux/sockios.h>
 
+#include "base/extras.h"
 #include "requester/requester.h"
 #include "tcp/tcp.h"
 
@@ -139,4 +140,20 @@ void rn_tcp_patience(struct rn_timer *timer)
 			rn_timer_set(timer, budget_ns(qp) / LOOKS);
 	}
 	rn_unlock(&qp->sq_lock);
+}
+
+RN_EXPORT int rdmanet_soft_qp_silence(struct ibv_qp *base, uint64_t *ns)
+{
+	struct rn_qp *qp = rn_qp(base);
+	struct rn_tcp *out;
+
+	*ns = 0;
+	if (rn_is_foreign(base->context))
+		return EINVAL;
+	rn_lock(&qp->sq_lock);
+	out = qp->uses_tcp ? qp->tcp->out : NULL;
+	if (out && !out->ended && out->state == RN_TCP_OPEN)
+		*ns = silence_ns(out);
+	rn_unlock(&qp->sq_lock);
+	return 0;
 }

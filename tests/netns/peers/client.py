@@ -1,8 +1,10 @@
 """Be a client in one of several ways, and say how it ended.
 
 usage: client.py echo HOST PORT BYTES | several HOST PORT COUNT | wait HOST PORT
+       client.py idle|idle_blocking|idle_then_echo HOST PORT KEEPALIVE
 """
 
+import ast
 import asyncio
 import sys
 
@@ -46,6 +48,54 @@ async def several(host, port, count):
     print("done")
 
 
+async def idle(host, port, keepalive):
+    """Say how the connection ended, which nobody uses."""
+    reader, writer = await rdmanet.open_rdma_connection(
+        host, int(port), keepalive=ast.literal_eval(keepalive)
+    )
+    writer.write(b"x")
+    await reader.readexactly(1)
+    print("connected", flush=True)
+    try:
+        await reader.read()
+        print("end", flush=True)
+    except OSError as exc:
+        print(type(exc).__name__, exc, flush=True)
+    writer.close()
+
+
+async def idle_blocking(host, port, keepalive):
+    """The same by a blocking stream."""
+    arguments = host, int(port), ast.literal_eval(keepalive)
+    await asyncio.get_running_loop().run_in_executor(None, read_blocking, *arguments)
+
+
+def read_blocking(host, port, keepalive):
+    with rdmanet.open_rdma_stream(host, port, keepalive=keepalive) as stream:
+        stream.sendall(b"x")
+        stream.recv(1)
+        print("connected", flush=True)
+        try:
+            print("end", stream.recv(1), flush=True)
+        except OSError as exc:
+            print(type(exc).__name__, exc, flush=True)
+
+
+async def idle_then_echo(host, port, keepalive):
+    """Idle until a line comes; then the connection is used again."""
+    reader, writer = await rdmanet.open_rdma_connection(
+        host, int(port), keepalive=ast.literal_eval(keepalive)
+    )
+    writer.write(b"x")
+    await reader.readexactly(1)
+    print("connected", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    writer.write(b"x")
+    await reader.readexactly(1)
+    print("echo", flush=True)
+    writer.close()
+
+
 async def wait(host, port):
     """Until the connection ends."""
     reader, writer = await rdmanet.open_rdma_connection(host, int(port))
@@ -60,9 +110,19 @@ async def wait(host, port):
     writer.close()
 
 
+WAYS = {
+    "echo": echo,
+    "several": several,
+    "wait": wait,
+    "idle": idle,
+    "idle_blocking": idle_blocking,
+    "idle_then_echo": idle_then_echo,
+}
+
+
 async def main(way, *arguments):
     try:
-        await {"echo": echo, "several": several, "wait": wait}[way](*arguments)
+        await WAYS[way](*arguments)
     except ConnectionRefusedError:
         print("refused")
 
