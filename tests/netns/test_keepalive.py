@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 KEEPALIVE = "(1.0, 0.5, 4)"
 WRONG_VERDICT_S = 6  # who takes the silent for dead has done so by then
 
