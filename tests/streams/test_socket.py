@@ -243,10 +243,11 @@ async def test_options_of_the_keep_alive(net: Net):
     ],
 )
 async def test_the_keep_alive_of_servers(net: Net, options, kept):
-    server, port = await net.serve(**options)
+    accepted = Recorder()
+    _, port = await net.serve(lambda: accepted, **options)
     await net.connect(port)
-    await until_seen(lambda: len(server._transports) == 1)
-    assert next(iter(server._transports))._connection.kept_alive == kept
+    await until_seen(lambda: accepted.transport)
+    assert accepted.transport._connection.kept_alive == kept
 
 
 @pytest.mark.parametrize(
