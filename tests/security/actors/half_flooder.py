@@ -12,13 +12,15 @@ import socket
 import struct
 import sys
 
+from tests.support.versions import WIRE
+
 from rdmanet import credit
 
 REQ, REP, MRA = 1, 2, 12
 
 
 def message(kind, body):
-    return struct.pack(">4sBBH", b"RDMC", 1, kind, 8 + len(body)) + body
+    return struct.pack(">4sBBH", b"RDMC", WIRE, kind, 8 + len(body)) + body
 
 
 hello = credit.pack_hello(credit.Hello(4096, 8))
