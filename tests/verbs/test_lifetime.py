@@ -285,6 +285,7 @@ def test_a_child_may_not_use_its_parents_objects(device):
         members[name].close()
 
 
+@pytest.mark.embedded_only("librdmacm does not survive a fork")
 def test_the_repr_of_a_parents_object_says_whose_it_is(device):
     members = family(device)
     members["event channel"] = CMEventChannel(device.library)
