@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Words of the connection manager that are right but for one value, which no correct peer says: a request to a listener,
+ * a reply to a client. Whoever says one is shown out, and the program hears of no connection.
+ */
+#include "cm_harness.h"
+#include "cm/wire.h"
+
+#include "objects/qp.h"
+
+#define OUT_OF_RANGE(type, field, value) {#field, offsetof(type, field), sizeof(((type *)0)->field), value}
+
+struct wrong {
+	const char *name;
+	size_t offset, size;
+	uint32_t value;
+};
+
+static const struct wrong requests[] = {
+	OUT_OF_RANGE(struct rn_cm_req, qpn, 0x1000000),
+	OUT_OF_RANGE(struct rn_cm_req, psn, 0x1000000),
+	OUT_OF_RANGE(struct rn_cm_req, responder_resources, RN_MAX_RD_ATOMIC + 1),
+	OUT_OF_RANGE(struct rn_cm_req, initiator_depth, RN_MAX_RD_ATOMIC + 1),
+	OUT_OF_RANGE(struct rn_cm_req, retry_count, 8),
+	OUT_OF_RANGE(struct rn_cm_req, rnr_retry_count, 8),
+	OUT_OF_RANGE(struct rn_cm_req, private_length, RN_CM_REQ_PRIVATE + 1),
+};
+
+static const struct wrong replies[] = {
+	OUT_OF_RANGE(struct rn_cm_rep, qpn, 0x1000000),
+	OUT_OF_RANGE(struct rn_cm_rep, psn, 0x1000000),
+	OUT_OF_RANGE(struct rn_cm_rep, responder_resources, RN_MAX_RD_ATOMIC + 1),
+	OUT_OF_RANGE(struct rn_cm_rep, initiator_depth, RN_MAX_RD_ATOMIC + 1),
+	OUT_OF_RANGE(struct rn_cm_rep, rnr_retry_count, 8),
+	OUT_OF_RANGE(struct rn_cm_rep, private_length, RN_CM_REP_PRIVATE + 1),
+};
+
+#define EACH(wrong, table) (const struct wrong *wrong = table; wrong < table + sizeof(table) / sizeof(*table); wrong++)
+
+static struct rn_cm_header header_of(enum rn_cm_message type)
+{
+	return (struct rn_cm_header){
+		.magic = htobe32(RN_CM_MAGIC),
+		.version = RN_WIRE_VERSION,
+		.type = (uint8_t)type,
+		.length = htobe16(rn_cm_message_length[type]),
+	};
+}
+
+/* Wrong in this value, right in all others; NULL: right. */
+static void say(int fd, void *message, size_t size, const struct wrong *wrong)
+{
+	uint32_t big_endian = wrong ? htobe32(wrong->value) : 0;
+
+	if (wrong && wrong->size == sizeof big_endian)
+		memcpy((char *)message + wrong->offset, &big_endian, sizeof big_endian);
+	else if (wrong)
+		((uint8_t *)message)[wrong->offset] = (uint8_t)wrong->value;
+	CHECK(send(fd, message, size, MSG_NOSIGNAL) == (ssize_t)size);
+}
+
+static void say_request(int fd, const struct wrong *wrong)
+{
+	struct rn_cm_req req = {.header = header_of(RN_CM_REQ), .qpn = htobe32(0xffffff), .psn = htobe32(0xffffff)};
+
+	req.responder_resources = req.initiator_depth = RN_MAX_RD_ATOMIC;
+	req.retry_count = req.rnr_retry_count = 7;
+	req.private_length = RN_CM_REQ_PRIVATE;
+	say(fd, &req, sizeof req, wrong);
+}
+
+static void say_reply(int fd, const struct wrong *wrong)
+{
+	struct rn_cm_rep rep = {.header = header_of(RN_CM_REP), .qpn = htobe32(0xffffff), .psn = htobe32(0xffffff)};
+
+	rep.responder_resources = rep.initiator_depth = RN_MAX_RD_ATOMIC;
+	rep.rnr_retry_count = 7;
+	rep.private_length = RN_CM_REP_PRIVATE;
+	say(fd, &rep, sizeof rep, wrong);
+}
+
+static int tcp_to(uint16_t port)
+{
+	struct sockaddr_in to = address(port);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to));
+	return fd;
+}
+
+static void hear_the_end(int fd)
+{
+	struct pollfd ready = {.fd = fd, .events = POLLIN};
+	char byte;
+
+	CHECK(poll(&ready, 1, LIMIT_MS) == 1);
+	CHECK(recv(fd, &byte, 1, 0) <= 0);
+	close(fd);
+}
+
+static void requests_with_impossible_values(void)
+{
+	struct rdma_event_channel *server = new_channel();
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *passive;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	int fd;
+
+	for EACH (wrong, requests) {
+		unsigned long before = rn_cm_wire_dropped();
+
+		fd = tcp_to(port);
+		say_request(fd, wrong);
+		hear_the_end(fd);
+		if (rn_cm_wire_dropped() != before + 1)
+			fprintf(stderr, "a request with the %s %u was not dropped\n", wrong->name, wrong->value);
+		CHECK(rn_cm_wire_dropped() == before + 1);
+		want_none(server, 0);
+	}
+	fd = tcp_to(port);
+	say_request(fd, NULL);
+	event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->param.conn.qp_num == 0xffffff && event->param.conn.initiator_depth == RN_MAX_RD_ATOMIC);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	CHECK(!rdma_destroy_id(passive));
+	close(fd);
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(server);
+}
+
+/* A server of sockets, which is taken for an RDMA program's by its name. */
+static void replies_with_impossible_values(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_conn_param param = plain;
+	struct sockaddr_in at = address(0);
+	socklen_t length = sizeof at;
+	int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), name, fd;
+	struct rdma_cm_event *event;
+	struct rn_cm_req req;
+	struct rdma_cm_id *id;
+
+	CHECK(!bind(server, (struct sockaddr *)&at, sizeof at) && !listen(server, 5));
+	CHECK(!getsockname(server, (struct sockaddr *)&at, &length));
+	name = take_name(ntohs(at.sin_port));
+	param.qp_num = 0x4000;
+	for (const struct wrong *wrong = replies; wrong <= replies + sizeof replies / sizeof *replies; wrong++) {
+		bool is_right = wrong == replies + sizeof replies / sizeof *replies;
+
+		id = new_id(channel);
+		resolve(id, ntohs(at.sin_port));
+		CHECK(!rdma_connect(id, &param));
+		CHECK((fd = accept4(server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+		CHECK(recv(fd, &req, sizeof req, MSG_WAITALL) == sizeof req && be32toh(req.qpn) == 0x4000);
+		say_reply(fd, is_right ? NULL : wrong);
+		event = next_event(channel, LIMIT_MS);
+		CHECK(event && event->id == id);
+		if ((event->event == RDMA_CM_EVENT_CONNECT_RESPONSE) != is_right)
+			fprintf(stderr, "a reply %s%s: %s\n", is_right ? "without fault" : "with the wrong ",
+				is_right ? "" : wrong->name, rdma_event_str(event->event));
+		CHECK(event->event == (is_right ? RDMA_CM_EVENT_CONNECT_RESPONSE : RDMA_CM_EVENT_REJECTED));
+		rdma_ack_cm_event(event);
+		if (!is_right)
+			hear_the_end(fd);
+		else
+			close(fd);
+		CHECK(!rdma_destroy_id(id));
+	}
+	close(name);
+	close(server);
+	rdma_destroy_event_channel(channel);
+}
+
+static bool has_accepted(void)
+{
+	bool has;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	has = !rn_list_empty(&rn_cm_wires);
+	pthread_mutex_unlock(&rn_cm_lock);
+	return has;
+}
+
+/* Its connection was accepted, but what it asks for is no longer there. */
+static void a_request_to_a_listener_that_has_gone(void)
+{
+	struct rdma_event_channel *server = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	struct rn_cm_rej rej;
+	int fd = tcp_to(port);
+
+	EVENTUALLY(has_accepted());
+	CHECK(!rdma_destroy_id(listener));
+	say_request(fd, NULL);
+	CHECK(recv(fd, &rej, sizeof rej, MSG_WAITALL) == sizeof rej);
+	CHECK(rej.header.type == RN_CM_REJ && be16toh(rej.reason) == RN_REJ_CONSUMER_DEFINED);
+	hear_the_end(fd);
+	rdma_destroy_event_channel(server);
+}
+
+int main(void)
+{
+	RUN(requests_with_impossible_values);
+	RUN(replies_with_impossible_values);
+	RUN(a_request_to_a_listener_that_has_gone);
+	return 0;
+}
