@@ -82,7 +82,7 @@ static struct other_host start_host(void)
 		CHECK(!unshare(CLONE_NEWNET));
 		send_byte(fds[1]);
 		wait_byte(fds[1]); /* v1 is here */
-		ip("link set lo up && ip link set v1 up");
+		ip("link set lo up && ip link set v1 addrgenmode none && ip link set v1 up");
 		ip("addr add 10.8.0.2/24 dev v1 && ip addr add fd08::2/64 dev v1 nodad && ip addr add fe80::2/64 dev v1 nodad");
 		serve(fds[1]);
 		exit(0);
@@ -91,7 +91,7 @@ static struct other_host start_host(void)
 	wait_byte(host.fd);
 	snprintf(command, sizeof command, "link set v1 netns %d", (int)host.pid);
 	ip(command);
-	ip("link set v0 up");
+	ip("link set v0 addrgenmode none && ip link set v0 up"); /* a link-local address of the kernel might be taken instead */
 	ip("addr add 10.8.0.1/24 dev v0 && ip addr add fd08::1/64 dev v0 nodad && ip addr add fe80::1/64 dev v0 nodad");
 	send_byte(host.fd);
 	wait_byte(host.fd);
