@@ -130,6 +130,52 @@ static void requests_with_impossible_values(void)
 	rdma_destroy_event_channel(server);
 }
 
+static void say_reject(int fd, uint8_t private_length)
+{
+	struct rn_cm_rej rej = {.header = header_of(RN_CM_REJ), .reason = htobe16(RN_REJ_CONSUMER_DEFINED)};
+
+	rej.private_length = private_length;
+	say(fd, &rej, sizeof rej, NULL);
+}
+
+/* Who asked may give up while its reply is on the way; not when it has said that all is well. */
+static void a_client_rejects_too_late(void)
+{
+	struct rdma_event_channel *server = new_channel();
+	struct rdma_conn_param param = plain;
+	struct rn_cm_header ready = header_of(RN_CM_RTU);
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *passive;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	unsigned long before = rn_cm_wire_dropped();
+	struct rn_cm_rep rep;
+
+	for (int established = 0; established < 2; established++) {
+		int fd = tcp_to(port);
+
+		say_request(fd, NULL);
+		event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+		passive = event->id;
+		rdma_ack_cm_event(event);
+		param.qp_num = 0x4000;
+		CHECK(!rdma_accept(passive, &param));
+		CHECK(recv(fd, &rep, sizeof rep, MSG_WAITALL) == sizeof rep && be32toh(rep.qpn) == 0x4000);
+		if (established) {
+			say(fd, &ready, sizeof ready, NULL);
+			want_status(server, RDMA_CM_EVENT_ESTABLISHED, 0);
+		}
+		say_reject(fd, 0);
+		want_status(server, established ? RDMA_CM_EVENT_DISCONNECTED : RDMA_CM_EVENT_REJECTED,
+			    established ? 0 : RN_REJ_CONSUMER_DEFINED);
+		CHECK(rn_cm_wire_dropped() == before + (established ? 1 : 0));
+		CHECK(!rdma_destroy_id(passive));
+		hear_the_end(fd);
+	}
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(server);
+}
+
 /* A server of sockets, which is taken for an RDMA program's by its name. */
 static void replies_with_impossible_values(void)
 {
@@ -166,6 +212,17 @@ static void replies_with_impossible_values(void)
 			hear_the_end(fd);
 		else
 			close(fd);
+		CHECK(!rdma_destroy_id(id));
+	}
+	for (int is_right = 0; is_right < 2; is_right++) {
+		id = new_id(channel);
+		resolve(id, ntohs(at.sin_port));
+		CHECK(!rdma_connect(id, &param));
+		CHECK((fd = accept4(server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+		CHECK(recv(fd, &req, sizeof req, MSG_WAITALL) == sizeof req);
+		say_reject(fd, is_right ? RN_CM_REJ_PRIVATE : RN_CM_REJ_PRIVATE + 1);
+		want_status(channel, RDMA_CM_EVENT_REJECTED, is_right ? RN_REJ_CONSUMER_DEFINED : RN_REJ_INVALID_SERVICE_ID);
+		hear_the_end(fd);
 		CHECK(!rdma_destroy_id(id));
 	}
 	close(name);
@@ -205,6 +262,7 @@ int main(void)
 {
 	RUN(requests_with_impossible_values);
 	RUN(replies_with_impossible_values);
+	RUN(a_client_rejects_too_late);
 	RUN(a_request_to_a_listener_that_has_gone);
 	return 0;
 }
