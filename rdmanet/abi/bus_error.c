@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <string.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 _Thread_local struct rn_bus *rn_bus_under_way RN_BUS_TLS;
 
@@ -16,6 +17,15 @@ static struct sigaction before;
 static bool is_asynchronous(const siginfo_t *info)
 {
 	return info->si_code <= 0 || info->si_code == BUS_MCEERR_AO;
+}
+
+/*
+ * A handler that was set after ours has had the fault, set ours again, and passed the fault on by raising the signal anew,
+ * as Python's faulthandler does.  Between rn_bus_begin() and rn_bus_end() this thread raises nothing else.
+ */
+static bool is_raised_again(const siginfo_t *info)
+{
+	return info->si_code == SI_TKILL && info->si_pid == getpid();
 }
 
 /* Do as the kernel would if we were not here. */
@@ -49,12 +59,12 @@ static void handle(int number, siginfo_t *info, void *context)
 {
 	struct rn_bus *bus = rn_bus_under_way;
 
-	if (!bus || is_asynchronous(info)) {
+	if (!bus || (is_asynchronous(info) && !is_raised_again(info))) {
 		pass_on(number, info, context);
 		return;
 	}
 	rn_bus_under_way = NULL;
-	bus->lost = info->si_addr;
+	bus->lost = is_raised_again(info) ? NULL : info->si_addr;
 	pthread_sigmask(SIG_SETMASK, &((ucontext_t *)context)->uc_sigmask, NULL); /* the jump restores no mask */
 	siglongjmp(bus->back, 1);
 }

@@ -6,7 +6,8 @@
  * process.  The kernel, which copies for a TCP socket, gets EFAULT instead.  So code that copies what a program names
  * says that it does, and gets an answer too:
  *
- *     rn_bus_copy(to, from, length, &lost)     like memmove; false: there is no memory at `lost`
+ *     rn_bus_copy(to, from, length, &lost)     like memmove; false: there is no memory at `lost`,
+ *                                              which is NULL if a handler that passed the signal on did not say where
  *
  *     if (sigsetjmp(bus.back, 0))              or, around code of one's own that holds no lock:
  *             ...                              bus.lost is not there
@@ -16,8 +17,9 @@
  *
  * Ordinary memory costs the sigsetjmp, a few nanoseconds; asking the kernel first would cost a system call.  A handler of
  * SIGBUS jumps back, on a thread that is between the two calls; every other SIGBUS goes to the handler that was there
- * before, or ends the process as ever.  A program that sets another handler later, and does not pass the signal on, ends
- * this protection.
+ * before, or ends the process as ever.  A program may set another handler later if that passes the signal on: by a call,
+ * or by setting ours again and raising the signal, as Python's faulthandler does.  One that does neither ends this
+ * protection.
  *
  * The device and the core have a copy each, and each handler passes on what is the other's.
  */

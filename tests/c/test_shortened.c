@@ -51,6 +51,26 @@ static void unmap_file(struct file *file)
 	close(file->fd);
 }
 
+/* --- a handler that the program sets later: it passes the signal on by raising it, as Python's faulthandler does --- */
+
+static bool has_a_handler_on_top;
+static struct sigaction below;
+
+static void raise_again(int number)
+{
+	sigaction(number, &below, NULL);
+	raise(number);
+}
+
+static void set_a_handler_on_top(void)
+{
+	struct sigaction action = {.sa_handler = raise_again, .sa_flags = SA_NODEFER | SA_ONSTACK}, before;
+
+	sigaction(SIGBUS, &action, &before);
+	if (before.sa_handler != raise_again)
+		below = before;
+}
+
 /* Post a request whose local memory is the file's; atomics take eight bytes. */
 static int post_of(struct end *end, const struct file *file, uint32_t lkey, enum ibv_wr_opcode opcode, uint32_t length,
 		   unsigned flags, uint64_t remote, uint32_t rkey)
@@ -63,6 +83,8 @@ static int post_of(struct end *end, const struct file *file, uint32_t lkey, enum
 				 .send_flags = IBV_SEND_SIGNALED | flags},
 			   *bad;
 
+	if (has_a_handler_on_top)
+		set_a_handler_on_top();
 	if (opcode >= IBV_WR_ATOMIC_CMP_AND_SWP) {
 		wr.wr.atomic.remote_addr = remote;
 		wr.wr.atomic.rkey = rkey;
@@ -468,6 +490,18 @@ static void test_signals_of_others(void)
 	expect_end(raise_without_one);
 }
 
+/* It sees each fault, and the request fails all the same. */
+static void test_a_handler_on_top(void)
+{
+	has_a_handler_on_top = true;
+	test_own_memory();
+	test_whole_address_space();
+	test_inline_data();
+	test_remote_memory();
+	has_a_handler_on_top = false;
+	sigaction(SIGBUS, &below, NULL);
+}
+
 int main(void)
 {
 	RUN(test_signals_of_others); /* before the device has its handler */
@@ -477,6 +511,7 @@ int main(void)
 	RUN(test_whole_address_space);
 	RUN(test_inline_data);
 	RUN(test_remote_memory);
+	RUN(test_a_handler_on_top);
 	RUN(test_receive);
 	RUN(test_device_memory);
 	RUN(test_own_memory_for_another);

@@ -83,5 +83,7 @@ enum rn_copied rn_copy_with_care(const struct rn_transfer *t, char *here, char *
 	done = t->to_remote ? rn_place_with_care(there, here, length, &lost) : rn_bus_copy(here, there, length, &lost);
 	if (likely(done))
 		return RN_COPIED;
+	if (!lost)
+		return rn_mr_probe((uintptr_t)here, length, !t->to_remote) ? RN_COPY_FAULT : RN_COPY_LOCAL_FAULT;
 	return (uintptr_t)lost - (uintptr_t)here < length ? RN_COPY_LOCAL_FAULT : RN_COPY_FAULT;
 }
