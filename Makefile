@@ -22,7 +22,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-falling-back bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel clean distclean prerequisites docs
+.PHONY: help setup lock demo test test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-falling-back bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel clean distclean prerequisites docs look
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -133,6 +133,9 @@ lint: build $(VENV)/.test $(VENV)/.check ## check style, formatting, types and s
 
 docs: build $(VENV)/.docs ## make the manual, build/docs/index.html; a warning is an error
 	@$(py) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
+
+look: docs ## look at each page of the manual in headless Chromium: none may be wider than the window
+	@$(py) scripts/check-pages
 
 SANITIZE ?= address,undefined
 

@@ -1,10 +1,12 @@
 """Draw a results file: rdmanet beside Unix sockets and TCP, all on uvloop, a group of bars for each case.
 
-usage: python -m benchmarks.chart RESULTS.json DRAWING.svg
+usage: python -m benchmarks.chart [--front] RESULTS.json DRAWING.svg
+
+    --front    only the groups of the manual's front page, one below the other
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -14,7 +16,6 @@ from benchmarks.cases import HIGHER_IS_BETTER, PROTOCOL, STREAMS
 from benchmarks.report import Medians
 
 FABRICS = {"rdmanet": "#1f77b4", "unix": "#b0b0b0", "tcp": "#d8d8d8"}
-COLUMNS = 2
 WIDTH, ROW, BAR, MARGIN = 490, 22, 15, 16
 LABEL, VALUE = 64, 90
 """What stands left and right of a bar."""
@@ -44,19 +45,25 @@ GROUPS = [
 ]
 
 
-def drawing(record: dict[str, Any]) -> str:
+FRONT = [
+    Group("round trip 64 B", STREAMS, "p50_us", "µs"),
+    Group("one way 1 MiB", STREAMS, "gb_per_s", "GB/s"),
+]
+
+
+def drawing(record: dict[str, Any], groups: list[Group] = GROUPS, columns: int = 2) -> str:
     medians = Medians(record)
     height = ROW * (len(FABRICS) + 1) + MARGIN
-    rows = -(-len(GROUPS) // COLUMNS)
-    size = (COLUMNS * WIDTH, rows * height + MARGIN)
+    rows = -(-len(groups) // columns)
+    size = (columns * WIDTH, rows * height + MARGIN)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{size[0]}" height="{size[1]}" fill="white"/>',
     ]
-    for number, group in enumerate(GROUPS):
-        left = (number % COLUMNS) * WIDTH + MARGIN
-        lines += _bars(medians, group, left, (number // COLUMNS) * height + MARGIN)
+    for number, group in enumerate(groups):
+        left = (number % columns) * WIDTH + MARGIN
+        lines += _bars(medians, group, left, (number // columns) * height + MARGIN)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
@@ -80,6 +87,15 @@ def _bars(medians: Medians, group: Group, left: int, top: int) -> Iterator[str]:
         yield f'<text x="{left + LABEL + width + 6:.1f}" y="{y + 12}">{shown}</text>'
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chart", description=__doc__.partition("\n")[0])
+    parser.add_argument("--front", action="store_true", help="only the groups of the manual's front page")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("drawing", type=Path)
+    args = parser.parse_args()
+    record = json.loads(args.results.read_text())
+    args.drawing.write_text(drawing(record, FRONT, columns=1) if args.front else drawing(record))
+
+
 if __name__ == "__main__":
-    results, svg = map(Path, sys.argv[1:])
-    svg.write_text(drawing(json.loads(results.read_text())))
+    main()

@@ -63,6 +63,7 @@ def test_no_page_has_programs_that_nobody_runs():
     tried = {ROOT / "docs" / page for page in PRINTED}
     tried |= {ROOT / "docs/testing.md"}  # by tests/testing/test_plugin.py
     tried |= {ROOT / "README.md"}  # a line's change, below, and two lines of no program
+    tried |= {ROOT / "docs/index.md"}  # lines of that
     assert {page for page in PAGES if programs(page)} == tried
 
 
@@ -85,6 +86,13 @@ async def both():
 asyncio.run(both())
 """
     assert say(code) == "b'hello\\n'\n"
+
+
+def test_the_front_page_shows_the_same_lines():
+    (shown,) = programs(ROOT / "docs/index.md")
+    changed, _ = programs(ROOT / "README.md")
+    for line in shown.replace("host, port", '"127.0.0.1", 7471').splitlines():
+        assert f"    {line}\n" in changed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
