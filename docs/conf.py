@@ -1,4 +1,4 @@
-"""How the pages become a manual: `make docs`, which fails on any warning. `make look` measures the pages in a browser."""
+"""How the pages become a manual: `make docs` fails on any warning, and `make look` measures the pages in a browser."""
 
 import rdmanet
 
