@@ -88,7 +88,9 @@ def _bars(medians: Medians, group: Group, left: int, top: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chart", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.chart", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--front", action="store_true", help="only the groups of the manual's front page")
     parser.add_argument("results", type=Path)
     parser.add_argument("drawing", type=Path)
