@@ -71,8 +71,9 @@ def libraries_for(address: SockAddr, device: str | None) -> list[Library]:
         for library in (embedded, Library.system()):
             if library is not None and wanted in _device_names(library):
                 return [library]
+        source = "" if device else " (RDMANET_DEVICE)"
         raise DeviceNotFoundError(
-            errno.ENODEV, f"no RDMA device is named {wanted!r}{but}; `rdmanet devices` lists them"
+            errno.ENODEV, f"no RDMA device is named {wanted!r}{source}{but}; `rdmanet devices` lists them"
         )
     if embedded is not None and _address(address[0]).is_loopback:
         return [embedded]

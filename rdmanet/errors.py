@@ -175,7 +175,9 @@ class CompletionError(ConnectionError):
         super().__init__(number, f"{what}: {name}{where}{detail}{f' ({hint})' if hint else ''}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.status, self.opcode, self.vendor_err, self.qp_num)
+        # The text may say more than these tell.
+        given = (self.status, self.opcode, self.vendor_err, self.qp_num)
+        return type(self), given, {"strerror": self.strerror}
 
 
 class RemoteAccessError(CompletionError):
@@ -243,7 +245,12 @@ PEER_GONE = "the peer's process is gone"
 # Completion status to name, errno, and the usual cause.
 _STATUS: dict[int, tuple[str, int, str]] = {
     0: ("success", 0, ""),
-    1: ("local length error", errno.EMSGSIZE, "a message longer than the posted receive buffer"),
+    1: (
+        "local length error",
+        errno.EMSGSIZE,
+        "a message longer than the posted receive, or than max_msg_sz of the port, or an atomic operation whose local "
+        "buffer is not of 8 bytes",
+    ),
     2: ("local queue pair operation error", errno.EIO, ""),
     4: (
         "local protection error",
@@ -254,7 +261,13 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     6: ("memory window bind error", errno.EACCES, ""),
     7: ("bad response", errno.EPROTO, ""),
     8: ("local access error", errno.EACCES, "the local memory region does not allow it"),
-    9: ("remote invalid request", errno.EINVAL, "the peer's queue pair does not allow this request"),
+    9: (
+        "remote invalid request",
+        errno.EINVAL,
+        "the peer's queue pair does not allow this request: its qp_access_flags lack the right, or its "
+        "max_dest_rd_atomic is 0, or the address of an atomic operation is not a multiple of 8, or a message is longer "
+        "than its receive",
+    ),
     10: ("remote access error", errno.EACCES, "the peer's rkey, range or access rights do not allow it"),
     11: ("remote operation error", errno.EIO, "the peer could not complete it"),
     12: ("transport retries exceeded", errno.ECONNRESET, "the peer did not answer"),
@@ -262,7 +275,8 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     16: (
         "remote aborted",
         errno.ECONNABORTED,
-        "on the embedded device: the peer does not have the same RDMANET_SOFT_SECRET",
+        "on the embedded device: the peer does not have the same secret (RDMANET_SOFT_SECRET_FILE or "
+        "RDMANET_SOFT_SECRET)",
     ),
     19: ("fatal error", errno.EIO, ""),
     20: ("response timeout", errno.ETIMEDOUT, ""),
@@ -271,6 +285,9 @@ _STATUS: dict[int, tuple[str, int, str]] = {
 
 _RESET = {5, 12, 13}
 _REMOTE_ACCESS = 10
+_LOCAL_LENGTH = 1
+_REMOTE_INVALID = 9
+_ATOMIC_BYTES = 8
 
 
 def completion_error(
@@ -290,7 +307,35 @@ def completion_error(
         return RemoteAccessError(status, opcode, vendor_err, qp_num, *remote)
     if status in _RESET:
         return CompletionResetError(status, opcode, vendor_err, qp_num, peer_gone)
-    return CompletionError(status, opcode, vendor_err, qp_num)
+    where = why = ""
+    if status == _REMOTE_INVALID and remote is not None:
+        where, why = f" for {remote[1]} bytes at {remote[0]:#x}", _why_invalid(opcode or "", remote[0])
+    elif status == _LOCAL_LENGTH:
+        why = _why_length(opcode or "")
+    return CompletionError(status, opcode, vendor_err, qp_num, where=where, why=why)
+
+
+def _why_invalid(opcode: str, address: int) -> str:
+    """Why the peer's queue pair may refuse an operation whose memory is known; "" if anything may be the reason."""
+    if opcode.startswith("ATOMIC_") and address % _ATOMIC_BYTES:
+        return f"the address of an atomic operation is a multiple of {_ATOMIC_BYTES}, and {address:#x} is not"
+    if opcode == "ATOMIC_WRITE" or opcode.startswith("RDMA_WRITE"):
+        return "the peer's queue pair has no REMOTE_WRITE in its qp_access_flags"
+    if opcode == "RDMA_READ" or opcode.startswith("ATOMIC_"):
+        right = "REMOTE_READ" if opcode == "RDMA_READ" else "REMOTE_ATOMIC"
+        return f"the peer's queue pair has no {right} in its qp_access_flags, or its max_dest_rd_atomic is 0"
+    return ""
+
+
+def _why_length(opcode: str) -> str:
+    """What had the wrong length; "" if it is not known whether the request was sent or received."""
+    if opcode in ("RECV", "receive"):
+        return "a message longer than the posted receive"
+    if opcode.startswith("ATOMIC_"):
+        return f"the local buffer of an atomic operation has {_ATOMIC_BYTES} bytes, and this one has not"
+    if opcode.startswith("RDMA_") or opcode == "SEND":
+        return "a message longer than max_msg_sz of the port"
+    return ""
 
 
 # The InfiniBand CM's reject reasons that applications meet. iWARP devices report an errno instead.
@@ -304,9 +349,9 @@ _REJECT_REASONS = {
 # On the embedded device also for datagrams. The others below are specific to its connection manager (cm.h).
 _NO_RESOURCES = 3
 _OUR_REASONS = {
-    0x5301: "the server requires a secret, and none is set here (RDMANET_SOFT_SECRET)",
-    0x5302: "the server has another secret (RDMANET_SOFT_SECRET)",
-    0x5303: "the server has no secret, and one is set here (RDMANET_SOFT_SECRET)",
+    0x5301: "the server requires a secret, and none is set here (RDMANET_SOFT_SECRET_FILE or RDMANET_SOFT_SECRET)",
+    0x5302: "the server has another secret than {secret} here",
+    0x5303: "the server has no secret, and one is set here ({secret})",
     0x5304: "the server has another version of the embedded device",
 }
 
@@ -344,6 +389,13 @@ def not_ours_error(peer: tuple[object, ...]) -> ConnectionRefusedError:
     )
 
 
+def _our_reason(status: int) -> str:
+    """The reason of a rejection that only the embedded device has, with the variable from which our secret is."""
+    is_file = bool(os.environ.get("RDMANET_SOFT_SECRET_FILE"))
+    name = "RDMANET_SOFT_SECRET_FILE" if is_file else "RDMANET_SOFT_SECRET"
+    return _OUR_REASONS.get(status, "").format(secret=name)
+
+
 def cm_error(
     event: str, status: int, peer: tuple[object, ...] | None = None, peer_gone: bool = False
 ) -> OSError:
@@ -364,7 +416,7 @@ def cm_error(
         )
     why = os.strerror(-status) if status < 0 else ""
     if event == "REJECTED" or status in _OUR_REASONS or (event == "UNREACHABLE" and status == _NO_RESOURCES):
-        reason = why or _OUR_REASONS.get(status) or _REJECT_REASONS.get(status, f"reason {status}")
+        reason = why or _our_reason(status) or _REJECT_REASONS.get(status, f"reason {status}")
         return ConnectionRefusedError(errno.ECONNREFUSED, f"connection{to} rejected: {reason}")
     if event == "DISCONNECTED":
         text = f"{PEER_GONE}:{name}".rstrip(":") if peer_gone else f"disconnected by the peer{name}"

@@ -356,6 +356,8 @@ cdef class CMEventChannel(_OneThread):
                     event.id = self.known(c.id)
                     if event.id is None:
                         continue  # the identifier has just been closed
+                    if c.event == verbs.RDMA_CM_EVENT_ESTABLISHED and not event.id.answered:
+                        event.id.wait_less()
                 return event
             finally:
                 with nogil:
@@ -367,6 +369,9 @@ cdef class CMEventChannel(_OneThread):
 
 
 # ---- Identifiers --------------------------------------------------------------------------------
+
+cdef enum:
+    MIN_RNR_TIMER = 12  # 640 us, as in soft/cm/qp.c
 
 @cython.no_gc_clear
 cdef class CMID(_OneThread):
@@ -380,6 +385,8 @@ cdef class CMID(_OneThread):
     cdef readonly CMEventChannel channel
     cdef readonly Library library
     cdef QP own_qp  # created by create_qp(); it may be closed by now
+    cdef bint used  # it has asked for a connection, or answered a request
+    cdef bint answered  # it has accepted one
 
     def __init__(self):
         raise TypeError("use CMEventChannel.create_id()")
@@ -421,6 +428,40 @@ cdef class CMID(_OneThread):
         self.usable()
         if self.ptr.verbs is NULL:
             raise OSError(EINVAL, f"{call}: no address is bound or resolved yet")
+        return 0
+
+    cdef int check_step(self, int rc, str call) except -1:
+        """check() for a step towards a connection, of which an identifier makes one in its life."""
+        if rc == -EINVAL and self.used:
+            raise OSError(EINVAL, f"{call}: {strerror(EINVAL).decode()}: {self!r} was used already, whatever became of "
+                                  "it. Each connection needs a new identifier: CMEventChannel.create_id(), AsyncCMID()")
+        return check(rc, call)
+
+    cdef int check_data(self, int rc, str call, bytes data, int most) except -1:
+        """check_step() for a call with private data: if it fails, the data may be too long.
+
+        :param most: how much InfiniBand and RoCE take; iWARP takes more
+        """
+        if rc == -EINVAL and not self.used and len(data) > most:
+            raise OSError(
+                EINVAL, f"{call}: {strerror(EINVAL).decode()}: private data of {len(data)} bytes, at most {most} fit")
+        return self.check_step(rc, call)
+
+    cdef int wait_less(self) except -1:
+        """Let a peer that finds no receive here wait as long as on the embedded device, and as after QP.connect().
+
+        The kernel's connection manager leaves min_rnr_timer 0, which is 655 ms. The value may be changed in RTS. The
+        GIL is kept, so that no other thread closes the queue pair meanwhile.
+        """
+        cdef verbs.ibv_qp_attr c
+        cdef QP qp = self.own_qp
+        if (qp is None or qp.ptr is NULL or self.library.embedded_device or qp.ptr.qp_type != verbs.IBV_QPT_RC
+                or qp.pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP):
+            return 0
+        memset(&c, 0, sizeof(c))
+        c.min_rnr_timer = MIN_RNR_TIMER
+        # A device that refuses this has its own time; the connection is good.
+        verbs.rn_modify_qp(self.library.c, qp.ptr, &c, verbs.IBV_QP_MIN_RNR_TIMER)
         return 0
 
     @property
@@ -537,7 +578,7 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_bind_addr(self.library.c, self.ptr, <verbs.sockaddr *>&c)
         self.leave()
-        check(rc, f"rdma_bind_addr({address[0]}, {address[1]})")
+        self.check_step(rc, f"rdma_bind_addr({address[0]}, {address[1]})")
 
     def resolve_addr(self, src_addr, dst_addr, int timeout_ms=2000):
         """Find the device that reaches dst_addr: ADDR_RESOLVED or ADDR_ERROR. src_addr may be None."""
@@ -553,7 +594,7 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_resolve_addr(self.library.c, self.ptr, source, <verbs.sockaddr *>&dst, timeout_ms)
         self.leave()
-        check(rc, f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]})")
+        self.check_step(rc, f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]})")
 
     def resolve_route(self, int timeout_ms=2000):
         """Find the route to the address: ROUTE_RESOLVED or ROUTE_ERROR."""
@@ -563,7 +604,7 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_resolve_route(self.library.c, self.ptr, timeout_ms)
         self.leave()
-        check(rc, "rdma_resolve_route")
+        self.check_step(rc, "rdma_resolve_route")
 
     def listen(self, int backlog=128):
         """Listen: each request is a CONNECT_REQUEST with a new CMID."""
@@ -573,7 +614,7 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_listen(self.library.c, self.ptr, backlog)
         self.leave()
-        check(rc, "rdma_listen")
+        self.check_step(rc, "rdma_listen")
 
     def connect(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
                 int retry_count=7, int rnr_retry_count=0, uint32_t qp_num=0):
@@ -596,7 +637,8 @@ cdef class CMID(_OneThread):
         self.leave()
         if rc < 0:
             peer = self.peer_addr
-            check_data(rc, "rdma_connect" if peer is None else f"rdma_connect to {endpoint(peer)}", data, 56)
+            self.check_data(rc, "rdma_connect" if peer is None else f"rdma_connect to {endpoint(peer)}", data, 56)
+        self.used = True
 
     def accept(self, private_data=b"", *, int responder_resources=1, int initiator_depth=1,
                int retry_count=7, int rnr_retry_count=0, uint32_t qp_num=0):
@@ -611,7 +653,9 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_accept(self.library.c, self.ptr, &param)
         self.leave()
-        check_data(rc, "rdma_accept", data, 196)
+        self.check_data(rc, "rdma_accept", data, 196)
+        self.used = self.answered = True
+        self.wait_less()
 
     def reject(self, private_data=b""):
         """Reject a CONNECT_REQUEST: REJECTED at the client, with the private data, at most 148 bytes."""
@@ -625,7 +669,8 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_reject(self.library.c, self.ptr, bytes_ptr if length else NULL, length)
         self.leave()
-        check_data(rc, "rdma_reject", data, 148)
+        self.check_data(rc, "rdma_reject", data, 148)
+        self.used = True
 
     def disconnect(self):
         """End the connection: the queue pair goes to ERR, and both sides get DISCONNECTED."""
@@ -663,6 +708,8 @@ cdef class CMID(_OneThread):
             rc = verbs.rn_cm_init_qp_attr(self.library.c, self.ptr, &c, &mask)
         self.leave()
         check(rc, f"rdma_init_qp_attr({qp_state!r})")
+        if mask & verbs.IBV_QP_MIN_RNR_TIMER and not c.min_rnr_timer:
+            c.min_rnr_timer = MIN_RNR_TIMER  # as wait_less()
         return only(read_attr(&c), mask)
 
     def join_multicast(self, address, uint32_t flags=verbs.RDMA_MC_JOIN_FLAG_FULLMEMBER):
@@ -750,17 +797,6 @@ cdef uint8_t data_length(bytes data) except? 255:
     if len(data) > 255:
         raise ValueError(f"private data of {len(data)} bytes is too long: a message carries at most 255")
     return len(data)
-
-
-cdef int check_data(int rc, str call, bytes data, int most) except -1:
-    """check() for a call with private data: if it fails, the data may be too long.
-
-    :param most: how much InfiniBand and RoCE take; iWARP takes more
-    """
-    if rc == -EINVAL and len(data) > most:
-        raise OSError(
-            EINVAL, f"{call}: {strerror(EINVAL).decode()}: private data of {len(data)} bytes, at most {most} fit")
-    return check(rc, call)
 
 
 cdef int fill_param(verbs.rdma_conn_param *c, bytes data, int responder_resources, int initiator_depth,

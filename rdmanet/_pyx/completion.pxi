@@ -436,7 +436,9 @@ cdef class CQ(Resource):
         self.usable()
         while num_entries > 0:
             wanted = min(num_entries, 32)
-            n = check(verbs.rn_poll_cq(self.ptr, wanted, wcs), "ibv_poll_cq")
+            n = verbs.rn_poll_cq(self.ptr, wanted, wcs)
+            if n < 0:
+                raise self.failure(n, "ibv_poll_cq")
             for i in range(n):
                 wc = route_to_request(self, &wcs[i])
                 if wc is not None:
@@ -445,6 +447,20 @@ cdef class CQ(Resource):
             if n < wanted:
                 break
         return found
+
+    cdef object failure(self, int rc, str call):
+        """The exception for a call that found the queue broken, with the numbers by which it may have been overrun."""
+        cdef QP qp
+        cdef Py_ssize_t most = 0
+        for reference in list(self.qps.values()):
+            qp = reference()
+            if qp is not None and qp.cap is not None:
+                most += qp.cap.max_send_wr if qp.send_cq is self else 0
+                most += qp.cap.max_recv_wr if qp.recv_cq is self else 0
+        return OSError(-rc, (
+            f"{call}: {reason_of(rc)}: {self!r} is broken, as it is when it was overrun: it holds {self.ptr.cqe} "
+            f"completions, and its queue pairs may have {most} requests at once (QPCap). Create it with more entries, "
+            "or poll before you post more"))
 
     cdef int find_qp(self, uint32_t number) except -1:
         """Make the queue pair with this number the last one, if there is one."""

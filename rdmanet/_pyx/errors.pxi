@@ -4,11 +4,27 @@
 # OSError picks its own subclass by the number: TimeoutError, PermissionError...
 
 
+cdef enum:
+    ARENA_BYTES = 536870912  # the embedded device's own memory: RN_ARENA_SIZE in soft/shm/arena.h
+
+
 cdef int check(int rc, str call) except -1:
     """Return rc if it is a success; else raise OSError, with the name of the call."""
     if rc < 0:
-        raise OSError(-rc, f"{call}: {strerror(-rc).decode()}")
+        raise OSError(-rc, f"{call}: {reason_of(rc)}")
     return rc
+
+
+cdef str reason_of(int rc):
+    """The error of a call as text. EFBIG comes only from memory that is a file, and names the limit that it met."""
+    cdef str text = strerror(-rc).decode()
+    if rc != -EFBIG:
+        return text
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = "as large as the kernel allows" if soft == resource.RLIM_INFINITY else f"{soft} bytes large"
+    return (f"{text}: files may be {limit} (RLIMIT_FSIZE, `ulimit -f`), and memory that peers map is a file; that of "
+            f"the embedded device itself has {ARENA_BYTES} bytes, of which only those exist that are used. Raise the "
+            "limit: `ulimit -f unlimited`; for a service LimitFSIZE=infinity")
 
 
 cdef int check_locked(int rc, str call, size_t length) except -1:
@@ -29,7 +45,7 @@ cdef int check_kernel(int rc, str call) except -1:
     """check() for the first calls on a device of the kernel, with a note about permissions and modules."""
     if rc >= 0:
         return rc
-    exc = OSError(-rc, f"{call}: {strerror(-rc).decode()}")
+    exc = OSError(-rc, f"{call}: {reason_of(rc)}")
     if exc.errno in (EACCES, EPERM):
         exc.add_note("This user may not open the device nodes (`ls -l /dev/infiniband`). Allow it by `chmod 666 "
                      "/dev/infiniband/*`, or by udev's rules (`apt-get install rdma-core`). "

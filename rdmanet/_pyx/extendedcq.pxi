@@ -123,7 +123,8 @@ cdef class CQEX(CQ):
             rc = verbs.rn_start_poll(ex)
             if rc == -ENOENT:
                 return None
-            check(rc, "ibv_start_poll")
+            if rc < 0:
+                raise self.failure(rc, "ibv_start_poll")
             self.read_one(&c)
             if flags & verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP:
                 timestamp = verbs.ibv_wc_read_completion_ts(ex)

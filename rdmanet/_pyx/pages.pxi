@@ -154,7 +154,7 @@ cdef dict huge_pages_of_the_system():
 cdef object no_huge_pages(int rc, size_t length, dict system):
     """The exception for alloc_mr(huge_pages=True), with a note that names the command that helps."""
     if rc not in (-ENOMEM, -ENOSPC):
-        exc = OSError(-rc, f"alloc_mr: huge pages: {strerror(-rc).decode()}")
+        exc = OSError(-rc, f"alloc_mr: huge pages: {reason_of(rc)}")
         exc.add_note('This kernel has no huge pages. huge_pages="try" falls back to ordinary pages')
         return exc
     size, total = system["Hugepagesize"], system["HugePages_Total"]

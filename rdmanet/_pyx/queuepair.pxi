@@ -666,8 +666,9 @@ cdef class QP(Resource):
             finally:
                 PyThread_release_lock(self.posting)
             if rc < 0:
-                raise OSError(
-                    -rc, f"ibv_wr_complete: {strerror(-rc).decode()}: {n} requests on {self!r}, none was posted")
+                why = [text for posted in requests if (text := self.why_unsent(rc, posted))]
+                raise OSError(-rc, f"ibv_wr_complete: {reason_of(rc)}: {n} requests on {self!r}, none was posted"
+                                   + (why[0] if why else ""))
             for wr in requests:
                 self.bound(wr)
         finally:
@@ -733,7 +734,8 @@ cdef class QP(Resource):
         if elements.count > self.cap.max_send_sge:
             return f"; it takes at most {self.cap.max_send_sge} elements (QPCap.max_send_sge)"
         if wr.c.send_flags & verbs.IBV_SEND_INLINE and elements.total > self.cap.max_inline_data:
-            return f"; at most {self.cap.max_inline_data} bytes can be inline (QPCap.max_inline_data)"
+            return (f"; {elements.total} bytes are to be inline, and at most {self.cap.max_inline_data} can be "
+                    "(QPCap.max_inline_data)")
         return ""
 
     cdef str why_unreceived(self, int rc, RecvWR wr):

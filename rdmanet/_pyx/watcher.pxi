@@ -313,7 +313,7 @@ cdef class Watcher:
             if self.hits - cq.last_hit >= MISSED:
                 self.tired = True
         else:
-            self.broken(cq, OSError(-n, f"ibv_poll_cq: {strerror(-n).decode()}"))
+            self.broken(cq, cq.failure(n, "ibv_poll_cq"))
             return 1
         return n
 

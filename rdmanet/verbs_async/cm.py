@@ -197,15 +197,16 @@ class AsyncCMID(Closable):
         if channel is None:
             channel = AsyncCMChannel(library, notifier=notifier)
         try:
-            self._begin(channel, channel.channel.create_id(ps), b"")
+            self._begin(channel, channel.channel.create_id(ps), b"", ps)
         except BaseException:
             if own:
                 channel.close()
             raise
         self._own_channel = own
 
-    def _begin(self, channel: AsyncCMChannel, id: CMID, private_data: bytes) -> None:
+    def _begin(self, channel: AsyncCMChannel, id: CMID, private_data: bytes, ps: PortSpace) -> None:
         self.id = id
+        self._ps = ps
         self.private_data = private_data
         """The peer's private data, from its request, its reply or its rejection."""
         self.reply: CMEvent | None = None
@@ -224,7 +225,7 @@ class AsyncCMID(Closable):
     def _requested(cls, channel: AsyncCMChannel, event: CMEvent) -> AsyncCMID:
         assert event.id is not None
         self = cls.__new__(cls)
-        self._begin(channel, event.id, event.private_data)
+        self._begin(channel, event.id, event.private_data, PortSpace.TCP)  # as its listener
         return self
 
     @property
@@ -357,6 +358,13 @@ class AsyncCMID(Closable):
             raise
         return self.qp
 
+    def _needs_qp(self, call: str, qp_num: int) -> None:
+        """Without a queue pair the peer would wait for one that never comes."""
+        if self._ps is PortSpace.TCP and self.id.qp is None and not qp_num:
+            raise ValueError(
+                f"{call}() on {self!r} needs a queue pair: call create_qp() first, or pass qp_num= of one of your own"
+            )
+
     async def connect(
         self,
         private_data: bytes = b"",
@@ -381,7 +389,10 @@ class AsyncCMID(Closable):
         :param qp_num: the queue pair, if create_qp() did not create it
         :raises ConnectionRefusedError: no program listens, or the peer rejected the request; see `private_data`
         :raises TimeoutError: there was no answer
+        :raises ValueError: there is no queue pair: neither create_qp() was called, nor `qp_num` given
+        :raises OSError: EINVAL: the identifier has asked for a connection before. Each needs an identifier of its own
         """
+        self._needs_qp("connect", qp_num)
         with self._in_phase("connect"):
             self.id.connect(
                 private_data,
@@ -423,9 +434,14 @@ class AsyncCMID(Closable):
     ) -> None:
         """Accept a request, and wait until the connection is established.
 
+        With a queue pair that create_qp() did not create (`qp_num`), move it to RTS first: see connect().
+
         :param private_data: at most 196 bytes, for the peer
+        :param qp_num: the queue pair, if create_qp() did not create it
+        :raises ValueError: there is no queue pair: neither create_qp() was called, nor `qp_num` given
         :raises OSError: the peer has gone meanwhile
         """
+        self._needs_qp("accept", qp_num)
         with self._in_phase("accept"):
             self.id.accept(
                 private_data,
@@ -437,12 +453,25 @@ class AsyncCMID(Closable):
             await self._until(CMEventType.ESTABLISHED)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Reject a request, and close.
+        """Reject a request, and close. A client that has gone meanwhile needs no answer: then this only closes.
 
         :param private_data: at most 148 bytes, for the peer
+        :raises ValueError: the private data is too long for any message; the request can still be answered
+        :raises OSError: EINVAL: it is too long for this one, or this is no request that waits for an answer
         """
-        self.id.reject(private_data)
+        try:
+            self.id.reject(private_data)
+        except OSError as exc:
+            if not self._has_gone(exc):
+                raise
         self.close()
+
+    def _has_gone(self, exc: OSError) -> bool:
+        """Whether a call has failed because the peer went. The kernel says EINVAL then; events say why."""
+        if exc.errno == errno.ECONNRESET:
+            return True
+        self._channel._readable()
+        return self._end is not None
 
     # -- the end of a connection --
 

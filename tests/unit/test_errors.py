@@ -73,3 +73,44 @@ def test_every_class_is_the_packages_own():
     for name in errors.__all__:
         if isinstance(kind := getattr(errors, name), type):
             assert getattr(rdmanet, name) is kind
+
+
+@pytest.mark.parametrize(
+    ("opcode", "address", "text"),
+    [
+        ("ATOMIC_FETCH_AND_ADD", 0x1004, "the address of an atomic operation is a multiple of 8, and 0x1004 is not"),
+        ("ATOMIC_FETCH_AND_ADD", 0x1008, "has no REMOTE_ATOMIC in its qp_access_flags, or its max_dest_rd_atomic is 0"),
+        ("RDMA_READ", 0x1004, "has no REMOTE_READ in its qp_access_flags, or its max_dest_rd_atomic is 0"),
+        ("RDMA_WRITE", 0x1004, "has no REMOTE_WRITE in its qp_access_flags"),
+    ],
+)  # fmt: skip
+def test_why_the_peer_refuses_a_request(opcode, address, text):
+    """Where the memory is known, each cause has a text of its own; it survives a pickle."""
+    error = errors.completion_error(9, opcode, 0, 0x11, (address, 8, 0x77))
+    assert f"{opcode} on queue pair 0x11: remote invalid request for 8 bytes at {address:#x} (" in str(error)
+    assert text in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.status, again.errno) == (type(error), str(error), 9, errno.EINVAL)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "text"),
+    [
+        ("RECV", "longer than the posted receive)"),
+        ("receive", "longer than the posted receive)"),
+        ("ATOMIC_CMP_AND_SWP", "the local buffer of an atomic operation has 8 bytes"),
+        ("RDMA_READ", "longer than max_msg_sz of the port)"),
+        ("send", "or an atomic operation whose local buffer is not of 8 bytes)"),
+    ],
+)
+def test_what_has_the_wrong_length(opcode, text):
+    assert text in str(errors.completion_error(1, opcode, 0, 0x11))
+
+
+@pytest.mark.parametrize("name", ["RDMANET_SOFT_SECRET", "RDMANET_SOFT_SECRET_FILE"])
+def test_an_error_about_secrets_names_the_variable_that_is_set(name, monkeypatch):
+    for each in ("RDMANET_SOFT_SECRET", "RDMANET_SOFT_SECRET_FILE"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "anything")
+    assert str(errors.cm_error("REJECTED", 0x5302)).endswith(f"the server has another secret than {name} here")
+    assert str(errors.cm_error("REJECTED", 0x5303)).endswith(f"and one is set here ({name})")

@@ -1,0 +1,133 @@
+"""What a program asks of an identifier that it cannot have, and a client that goes before it is answered."""
+
+import contextlib
+import errno
+
+import pytest
+from loops import on_every_loop
+from test_async_cm import CAP, End
+
+from rdmanet.verbs import PD, QPCap, QPInitAttr
+from rdmanet.verbs_async import AsyncCMID, AsyncCMListener, AsyncCQ
+
+
+@contextlib.asynccontextmanager
+async def resolved(loop, device, listener):
+    with AsyncCMID(library=device.library, notifier=loop.notifier) as id:
+        await id.resolve(listener.local_addr)
+        yield id
+
+
+@on_every_loop
+async def test_a_connection_needs_a_queue_pair(loop, device, address):
+    """Refused at once on both sides, where the peer would wait for one that never comes. Either may mend it."""
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        async with resolved(loop, device, listener) as id:
+            with pytest.raises(ValueError, match=r"connect\(\) on .* needs a queue pair: call create_qp\(\) first"):
+                await id.connect(b"hello")
+            client = End(loop, id)
+            with contextlib.closing(client):
+                connecting = loop.spawn(id.connect(b"hello"))
+                request = await listener.get_request()
+                with request, pytest.raises(ValueError, match=r"accept\(\) on .* needs a queue pair"):
+                    await request.accept()
+                with pytest.raises(ConnectionRefusedError):
+                    await connecting.join()
+
+
+@pytest.mark.parametrize("how", ["reads", "has not read"])
+@on_every_loop
+async def test_a_client_that_has_gone_is_rejected(loop, device, address, eventually, how):
+    """That it went is no mistake of the server's, whether the server knows of it or not: the request is closed."""
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        async with resolved(loop, device, listener) as id:
+            client = End(loop, id)
+            connecting = loop.spawn(id.connect(b"hello"))
+            request = await listener.get_request()
+            client.close()
+            with pytest.raises(ValueError, match="closed"):
+                await connecting.join()
+        if how == "reads":
+            await request.disconnected()
+        request.reject(b"busy")
+        assert request.closed
+
+
+@on_every_loop
+async def test_a_request_that_was_rejected_wrongly_can_be_again(loop, device, address):
+    """Private data that is too long is the caller's mistake: it is told, and the request stays."""
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        async with resolved(loop, device, listener) as id:
+            client = End(loop, id)
+            with contextlib.closing(client):
+                connecting = loop.spawn(id.connect(b"hello"))
+                request = await listener.get_request()
+                with request:
+                    with pytest.raises(ValueError, match="256 bytes is too long"):
+                        request.reject(bytes(256))
+                    assert not request.closed
+                    request.reject(b"busy")
+                    assert request.closed
+                with pytest.raises(ConnectionRefusedError):
+                    await connecting.join()
+                assert id.private_data.rstrip(b"\0") == b"busy"
+
+
+@pytest.mark.parametrize("ended", ["rejected", "established"])
+@on_every_loop
+async def test_a_used_identifier_says_that_a_new_one_is_needed(loop, device, address, ended):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        async with resolved(loop, device, listener) as id:
+            client = End(loop, id)
+            with contextlib.closing(client):
+                connecting = loop.spawn(id.connect(b"hello"))
+                request = await listener.get_request()
+                with contextlib.ExitStack() as stack:
+                    stack.callback(request.close)
+                    if ended == "rejected":
+                        request.reject()
+                        with pytest.raises(ConnectionRefusedError):
+                            await connecting.join()
+                    else:
+                        server = End(loop, request)
+                        stack.callback(server.close)
+                        await request.accept()
+                        await connecting.join()
+                        with pytest.raises(OSError, match="rdma_accept: .* needs a new identifier"):
+                            await request.accept()
+                    with pytest.raises(OSError, match="rdma_connect to .* needs a new identifier") as caught:
+                        await id.connect(b"hello again")
+                    assert caught.value.errno == errno.EINVAL
+                    with pytest.raises(OSError, match="rdma_resolve_addr.* needs a new identifier"):
+                        await id.resolve(listener.local_addr)
+
+
+@pytest.mark.not_on_iwarp("has no receiver-not-ready")
+@on_every_loop
+async def test_how_long_a_peer_waits_that_finds_no_receive(loop, device, address):
+    """The same on every device, and after QP.connect(): 640 us, not the kernel's 655 ms."""
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        async with resolved(loop, device, listener) as id:
+            client = End(loop, id)
+            with contextlib.closing(client):
+                connecting = loop.spawn(id.connect())
+                server = End(loop, await listener.get_request())
+                with contextlib.closing(server):
+                    await server.id.accept()
+                    await connecting.join()
+                    for end in (client, server):
+                        assert end.qp.qp.query()[0].min_rnr_timer == 12
+
+
+@on_every_loop
+async def test_ones_own_queue_pair_of_a_plain_program(loop, device, address):
+    """create_qp() of the identifier below counts as well: what matters is that there is one."""
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        async with resolved(loop, device, listener) as id:
+            with PD(id.context) as pd, AsyncCQ(id.context, 64, notifier=loop.notifier) as cq:
+                with id.id.create_qp(pd, QPInitAttr(cq.cq, cq.cq, QPCap(**CAP))):
+                    connecting = loop.spawn(id.connect())
+                    server = End(loop, await listener.get_request())
+                    with contextlib.closing(server):
+                        await server.id.accept()
+                        await connecting.join()
