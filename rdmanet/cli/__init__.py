@@ -1,10 +1,10 @@
 """The command line: `rdmanet COMMAND`, or `python -m rdmanet COMMAND`.
 
 General layout. Each command has a module: devices.py, gids.py, doctor.py, run.py, demo.py, proxy.py, secret.py and
-soft_run.py. It defines add_arguments(parser) and run(args), which returns the exit status. checks.py has the checks of
-doctor; endpoints.py and relay.py have the parts of proxy. fabrics.py lets one program run over RDMA, TCP and Unix
-sockets; workloads.py generates the traffic that is measured over each (the benchmarks use both); text.py formats tables
-and progress; interrupts.py handles Ctrl-C.
+soft_run.py. It defines add_arguments(parser) and run(args), which returns the exit status. checks.py and variables.py
+have the checks of doctor, finding.py what they say; endpoints.py and relay.py have the parts of proxy. fabrics.py lets
+one program run over RDMA, TCP and Unix sockets; workloads.py generates the traffic that is measured over each (the
+benchmarks use both); text.py formats tables and progress; interrupts.py handles Ctrl-C.
 
 An error is one line on standard error. A traceback is a bug of rdmanet.
 """

@@ -15,16 +15,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from rdmanet import _core
-
-Status = Literal["ok", "info", "warn", "fail"]
+from rdmanet.cli.finding import Finding
+from rdmanet.cli.variables import is_blamed, variables
 
 # Below this much lockable memory a server with a hundred connections cannot register its rings.
 _MEMLOCK_BYTES = 64 << 20
+# The size of the embedded device's own memory (RN_ARENA_SIZE in soft/shm/arena.h).
+_ARENA_BYTES = 512 << 20
 # From this version on the kernel copies pinned pages for a forked child, so that the parent keeps its registered pages.
 _KERNEL_COPIES_ON_FORK = (5, 12)
 _MODULES = {
@@ -45,16 +45,6 @@ _INSTALL = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check: what was found, with the numbers, and what to do if it is wrong."""
-
-    check: str
-    status: Status
-    found: str
-    advice: str = ""
-
-
 Check = Callable[[Path], Iterator[Finding]]
 
 
@@ -72,7 +62,9 @@ def libraries(root: Path) -> Iterator[Finding]:
                 "libraries",
                 "fail",
                 f"{name}: {missing[name]}",
-                "reinstall rdmanet (`pip install --force-reinstall rdmanet`), or unset RDMANET_SOFT_LIBRARY",
+                "unset RDMANET_SOFT_LIBRARY"
+                if os.environ.get("RDMANET_SOFT_LIBRARY")
+                else "reinstall rdmanet (`pip install --force-reinstall rdmanet`)",
             )
         elif _core.Library.system() is not None and _has_hardware(root):
             yield Finding(
@@ -154,6 +146,28 @@ def memlock(root: Path) -> Iterator[Finding]:
         )
 
 
+def filesize(root: Path) -> Iterator[Finding]:
+    """Whether a file may be as large as the embedded device's memory, which is one without a name."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == resource.RLIM_INFINITY:
+        yield Finding("filesize", "ok", "unlimited")
+    elif soft < _ARENA_BYTES:
+        limit = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard >> 10} KiB"
+        yield Finding(
+            "filesize",
+            "fail",
+            f"files may have {soft >> 10} KiB (hard limit: {limit}), and the memory of the embedded device is a file "
+            f"of {_ARENA_BYTES >> 10} KiB, of which only what is used exists: it does not open (EFBIG)",
+            "ulimit -f unlimited; for a service LimitFSIZE=infinity; for a container --ulimit fsize=-1",
+        )
+    else:
+        yield Finding(
+            "filesize",
+            "ok",
+            f"files may have {soft >> 10} KiB, and so may a region of PD.alloc_mr() or rdmanet.alloc()",
+        )
+
+
 def ports(root: Path) -> Iterator[Finding]:
     """Each device's ports: state, network interface, and the path MTU against the interface's."""
     for device in _core.devices():
@@ -166,8 +180,16 @@ def ports(root: Path) -> Iterator[Finding]:
                 "ports",
                 "fail",
                 f"{device.name} cannot be opened: {exc}",
-                "see `nodes` above, and dmesg",
+                _why_not_open(device, exc),
             )
+
+
+def _why_not_open(device: _core.Device, exc: OSError) -> str:
+    if not device.library.embedded_device:
+        return "see `nodes` above, and dmesg"
+    if is_blamed(exc):
+        return "see `variables` above"
+    return "the error says what this process lacks; see `filesize` above, and the log (rdmanet.device)"
 
 
 def _port(root: Path, context: _core.Context, number: int) -> Iterator[Finding]:
@@ -315,10 +337,12 @@ def direct(root: Path) -> Iterator[Finding]:
 
 
 CHECKS: dict[str, Check] = {
+    "variables": variables,
     "libraries": libraries,
     "modules": modules,
     "nodes": nodes,
     "memlock": memlock,
+    "filesize": filesize,
     "ports": ports,
     "gids": gids,
     "fork": forks,

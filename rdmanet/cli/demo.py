@@ -24,7 +24,7 @@ from typing import Any
 from rdmanet.cli import interrupts
 from rdmanet.cli.demo_server import sha256
 from rdmanet.cli.fabrics import FABRICS, forget, loop_factory, pin
-from rdmanet.cli.text import Progress, rate_text, size_text, table
+from rdmanet.cli.text import Progress, file_path, rate_text, size_text, table
 from rdmanet.cli.workloads import Flooder, Pinger, percentile, round_trips_s, run_client
 
 LINES = ["hello, queue pair", "one changed line, and this is RDMA", "good-bye"]
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         nargs="?",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help=f"the file to send (default: {FILE_MIB} MiB of generated data)",
     )

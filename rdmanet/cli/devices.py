@@ -8,18 +8,22 @@ import json
 import sys
 from typing import Any
 
-from rdmanet.cli.text import table
+from rdmanet.cli.text import chosen, gid_text, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", nargs="?", metavar="DEVICE", help="list this device only")
     parser.add_argument("--json", action="store_true", help="print JSON, with more details")
 
 
 def run(args: argparse.Namespace) -> int:
     from rdmanet import _core
 
-    devices = [_describe(device) for device in _core.devices()]
-    missing = _core.Library.missing()
+    there = chosen("devices", _core.devices(), args.device)
+    if there is None:
+        return 1
+    devices = [_describe(device) for device in there]
+    missing = {} if args.device else _core.Library.missing()
     if args.json:
         json.dump({"devices": devices, "missing": missing}, sys.stdout, indent=2)
         print()
@@ -57,7 +61,7 @@ def _describe(device: Any) -> dict[str, Any]:
                         "gids": [
                             {
                                 "index": entry.gid_index,
-                                "gid": str(entry),
+                                "gid": gid_text(entry.gid),
                                 "address": str(entry.address),
                                 "type": entry.gid_type.name,
                             }

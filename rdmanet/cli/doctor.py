@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 import socket
 import statistics
@@ -25,7 +26,10 @@ from pathlib import Path
 from typing import cast
 
 from rdmanet.cli import interrupts
-from rdmanet.cli.checks import CHECKS, Finding
+from rdmanet.cli.checks import CHECKS
+from rdmanet.cli.finding import Finding
+from rdmanet.cli.variables import is_blamed
+from rdmanet.errors import endpoint
 
 PORT = 7474
 _PINGS = 100
@@ -192,6 +196,11 @@ def _failure(exc: Exception, host: str, port: int) -> tuple[str, str]:
     """Why a ping has failed, and what to do."""
     name = f"{host} port {port}"
     if isinstance(exc, ConnectionRefusedError):
+        if is_blamed(exc):
+            return (
+                f"{name} refused: {exc.strerror}",
+                "set the same secret on both hosts: rdmanet secret FILE makes one",
+            )
         serve = "run `rdmanet doctor --serve` on that host"
         if port != PORT:
             serve = (
@@ -209,6 +218,9 @@ def _failure(exc: Exception, host: str, port: int) -> tuple[str, str]:
             f"the host name {host} cannot be resolved: {exc}",
             "try the IP address: rdmanet doctor ADDRESS",
         )
+    # Before anything was sent: a variable has a wrong value, or leaves no device, on this host.
+    if isinstance(exc, OSError) and exc.errno in (errno.EINVAL, errno.ENODEV) and is_blamed(exc):
+        return f"{name}: {exc}", "see `variables` above"
     return f"{name}: {exc or type(exc).__name__}", "run `rdmanet doctor` on that host as well"
 
 
@@ -224,5 +236,5 @@ async def _serve(port: int) -> None:
         writer.close()
 
     async with await rdmanet.start_rdma_stream_server(echo, None, port) as server:
-        print("answering pings on", *(listener.getsockname() for listener in server.sockets), flush=True)
+        print("answering pings on", *(endpoint(each.getsockname()) for each in server.sockets), flush=True)
         await server.serve_forever()

@@ -8,7 +8,7 @@ import json
 import socket
 import sys
 
-from rdmanet.cli.text import table
+from rdmanet.cli.text import chosen, gid_text, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,14 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rdmanet import _core
 
-    there = _core.devices()
-    chosen = [device for device in there if args.device in (None, device.name)]
-    if args.device and not chosen:
-        names = ", ".join(device.name for device in there) or "none"
-        print(f"gids: no device is named {args.device}; devices: {names}", file=sys.stderr)
+    devices = chosen("gids", _core.devices(), args.device)
+    if devices is None:
         return 1
     entries = []
-    for device in chosen:
+    for device in devices:
         try:
             with device.open() as context:
                 gids = context.gid_table()
@@ -35,13 +32,12 @@ def run(args: argparse.Namespace) -> int:
             continue
         best = _core.best_gid(gids)
         for entry in gids:
-            raw = entry.gid.hex()
             entries.append(
                 {
                     "device": device.name,
                     "port": entry.port_num,
                     "index": entry.gid_index,
-                    "gid": ":".join(raw[i : i + 4] for i in range(0, 32, 4)),
+                    "gid": gid_text(entry.gid),
                     "address": str(entry.address),
                     "type": entry.gid_type.name,
                     "interface": _interface(entry.ndev_ifindex),
@@ -59,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         print(table([header, *rows], indent=""))
     else:
-        print("gids: no device has an address" if chosen else "gids: there is no device", file=sys.stderr)
+        print("gids: no device has an address" if devices else "gids: there is no device", file=sys.stderr)
     return 0 if entries else 1
 
 

@@ -13,12 +13,14 @@ import secrets
 import sys
 from pathlib import Path
 
+from rdmanet.cli.text import file_path
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         nargs="?",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="write the secret to this new file (default: print it)",
     )

@@ -1,9 +1,34 @@
-"""Tables, numbers with units, and progress: on a terminal, or in a log, which cannot be redrawn."""
+"""Arguments, tables, numbers with units, and progress: on a terminal, or in a log, which cannot be redrawn."""
 
+import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
+
+
+def file_path(text: str) -> Path:
+    """The argument FILE. Path("") would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("the file name is empty")
+    return Path(text)
+
+
+def chosen(command: str, devices: Sequence[Any], name: str | None) -> Sequence[Any] | None:
+    """The devices that the argument DEVICE leaves; None if there is none of that name, which is told."""
+    if name is None:
+        return devices
+    found = [device for device in devices if device.name == name]
+    if not found:
+        names = ", ".join(device.name for device in devices) or "none"
+        print(f"{command}: no device is named {name}; devices: {names}", file=sys.stderr)
+    return found or None
+
+
+def gid_text(gid: bytes) -> str:
+    """A GID as the kernel writes it, and show_gids: eight groups of four digits."""
+    return gid.hex(":", 2)
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: str = "  ") -> str:

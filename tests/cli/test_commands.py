@@ -130,7 +130,7 @@ def test_demo_by_a_loop_that_is_not_there(tmp_path):
 def test_a_port_that_is_taken():
     """Also where the other family's is free."""
     with spoken("doctor", "--serve", 0) as server:
-        port = re.search(r"'0.0.0.0', (\d+)", server.line())[1]
+        port = re.search(r"0\.0\.0\.0:(\d+)", server.line())[1]
         status, out, err = run("doctor", "--serve", port)
     assert (status, out) == (1, "")
     assert re.match(rf"doctor: .*{port}.*Address already in use.*--serve", one_line(err))

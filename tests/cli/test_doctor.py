@@ -218,7 +218,7 @@ def test_a_name_that_there_is_not(monkeypatch):
 
 def test_ping():
     with spoken("doctor", "--serve", 0) as server:
-        port = int(re.search(r", (\d+)\)", server.line())[1])
+        port = int(re.search(r":(\d+)", server.line())[1])
         status, out, _ = run("doctor", "--json", f"127.0.0.1:{port}")
     ping = json.loads(out)["findings"][-1]
     assert (status, ping["check"], ping["status"]) == (0, "ping", "ok")

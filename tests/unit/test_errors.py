@@ -112,5 +112,7 @@ def test_an_error_about_secrets_names_the_variable_that_is_set(name, monkeypatch
     for each in ("RDMANET_SOFT_SECRET", "RDMANET_SOFT_SECRET_FILE"):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, "anything")
-    assert str(errors.cm_error("REJECTED", 0x5302)).endswith(f"the server has another secret than {name} here")
+    assert str(errors.cm_error("REJECTED", 0x5302)).endswith(
+        f"the server has another secret than {name} here"
+    )
     assert str(errors.cm_error("REJECTED", 0x5303)).endswith(f"and one is set here ({name})")

@@ -48,8 +48,8 @@ def test_an_overrun(net: Net, eventually):
     eventually(look)
     assert found[0].errno == errno.EIO
     most = a.qp.cap.max_send_wr + a.qp.cap.max_recv_wr
-    assert (
-        f"it holds {a.cq.cqe} completions, and its queue pairs may have {most} requests at once" in str(found[0])
+    assert f"it holds {a.cq.cqe} completions, and its queue pairs may have {most} requests at once" in str(
+        found[0]
     )
 
 
@@ -57,7 +57,9 @@ def test_an_overrun(net: Net, eventually):
 def test_a_queue_pair_with_too_much_inline_data(net: Net):
     with CQ(net.context, 8) as cq, PD(net.context) as pd:
         init = QPInitAttr(cq, cq, QPCap(max_send_wr=1, max_recv_wr=1, max_inline_data=TOO_MUCH))
-        with pytest.raises(OSError, match=f"max_inline_data {TOO_MUCH} may be more .*, which is at most 1024") as caught:
+        with pytest.raises(
+            OSError, match=f"max_inline_data {TOO_MUCH} may be more .*, which is at most 1024"
+        ) as caught:
             QP(pd, init)
         assert caught.value.errno == errno.EINVAL
         init.cap.max_inline_data = 1024

@@ -23,7 +23,9 @@ async def test_a_connection_needs_a_queue_pair(loop, device, address):
     """Refused at once on both sides, where the peer would wait for one that never comes. Either may mend it."""
     with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
         async with resolved(loop, device, listener) as id:
-            with pytest.raises(ValueError, match=r"connect\(\) on .* needs a queue pair: call create_qp\(\) first"):
+            with pytest.raises(
+                ValueError, match=r"connect\(\) on .* needs a queue pair: call create_qp\(\) first"
+            ):
                 await id.connect(b"hello")
             client = End(loop, id)
             with contextlib.closing(client):

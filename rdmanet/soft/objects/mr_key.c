@@ -121,7 +121,7 @@ void rn_mr_key_refused(struct rn_qp *qp)
 
 	qp->count.wrong_keys++;
 	inet_ntop(AF_INET6, &qp->attr.ah_attr.grh.dgid, from, sizeof(from));
-	rn_warn(RN_WARN_KEY, "queue pair %06x: its peer, queue pair %06x at %s, asked for memory that it may not use",
+	rn_warn(RN_WARN_KEY, "queue pair %#x: its peer, queue pair %#x at %s, asked for memory that it may not use",
 		qp->ex.qp_base.qp_num, qp->attr.dest_qp_num, from);
 }
 

@@ -105,7 +105,7 @@ static bool is_by_another_path(struct rn_tcp *in, const struct rn_qp *qp)
 	/* An honest peer may be early, too: while the link is being made or has just been refused. */
 	state = atomic_load(&qp->peer->state);
 	if (state != RN_PEER_CONNECTING && state != RN_PEER_DEAD)
-		rn_warn(RN_WARN_ATTACH, "queue pair %06x: refused a TCP connection that claims to be from its peer, %s",
+		rn_warn(RN_WARN_ATTACH, "queue pair %#x: refused a TCP connection that claims to be from its peer, %s",
 			qp->ex.qp_base.qp_num, mapping == MAPS ? "which maps its memory" : "but comes from another user");
 	return true;
 }
@@ -134,7 +134,7 @@ static bool is_in_sequence(struct rn_tcp *in, struct rn_qp *qp, const union ibv_
 		return true;
 	if (attempts->count < ATTEMPTS)
 		attempts->count++;
-	rn_warn(RN_WARN_ATTACH, "queue pair %06x: refused a TCP connection that claims to be from its peer, with %s",
+	rn_warn(RN_WARN_ATTACH, "queue pair %#x: refused a TCP connection that claims to be from its peer, with %s",
 		qp->ex.qp_base.qp_num,
 		is_right ? "the right sequence number after too many wrong ones" : "a wrong sequence number");
 	return false;
@@ -200,7 +200,7 @@ bool rn_tcp_is_holders(struct rn_tcp *out)
 		return true;
 	if (listener->is_known && listener->user != holder->user)
 		rn_warn(RN_WARN_ATTACH,
-			"queue pair %06x: its peer's TCP port %u belonged to user %u and now belongs to user %u: not trusted",
+			"queue pair %#x: its peer's TCP port %u belonged to user %u and now belongs to user %u: not trusted",
 			out->qp->ex.qp_base.qp_num, out->qp->attr.dest_qp_num >> 8, holder->user, listener->user);
 	return listener->is_known && listener->user == holder->user;
 }

@@ -108,7 +108,7 @@ bool rn_tcp_hello_send(struct rn_tcp *out)
 static bool deny(struct rn_tcp *out, const char *why)
 {
 	out->denied = true;
-	rn_warn(RN_WARN_SECRET, "queue pair %06x: its peer at %s %s", out->hello.source_qpn, where_is(out).text, why);
+	rn_warn(RN_WARN_SECRET, "queue pair %#x: its peer at %s %s", out->hello.source_qpn, where_is(out).text, why);
 	return false;
 }
 
@@ -116,7 +116,7 @@ static bool deny_version(struct rn_tcp *out, unsigned its)
 {
 	out->denied = true;
 	rn_warn(RN_WARN_LANGUAGE,
-		"queue pair %06x: its peer at %s speaks version %u of the device's protocol, this side speaks version %d",
+		"queue pair %#x: its peer at %s speaks version %u of the device's protocol, this side speaks version %d",
 		out->hello.source_qpn, where_is(out).text, its, RN_WIRE_VERSION);
 	return false;
 }
