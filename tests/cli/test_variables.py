@@ -1,4 +1,4 @@
-"""What doctor says of environment variables: each that is set has a finding, and a wrong one is blamed for what fails."""
+"""Each environment variable that is set has a finding of doctor, and a wrong one is blamed for what it breaks."""
 
 import json
 import re
