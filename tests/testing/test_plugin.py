@@ -85,11 +85,13 @@ def test_it_is_there_where_it_is_installed(pytester, installed) -> None:
     installed().assert_outcomes(passed=3)
 
 
-def test_there_are_two_examples() -> None:
-    assert set(EXAMPLES) == {"test_client.py", "test_endpoint.py"}
+def test_there_are_three_examples() -> None:
+    assert set(EXAMPLES) == {"test_client.py", "test_endpoint.py", "test_recovery.py"}
 
 
-@pytest.mark.parametrize(("name", "passed"), [("test_client.py", 6), ("test_endpoint.py", 6)])
+@pytest.mark.parametrize(
+    ("name", "passed"), [("test_client.py", 6), ("test_endpoint.py", 6), ("test_recovery.py", 1)]
+)
 def test_the_examples_of_the_documentation_work(pytester, run, name, passed) -> None:
     (pytester.path / name).write_text(EXAMPLES[name])
     run().assert_outcomes(passed=passed)
@@ -277,3 +279,49 @@ def test_another_device_has_no_faults(pytester, run) -> None:
     result = run("--rdma-device", "nowhere0")
     result.assert_outcomes(errors=1, skipped=1)
     result.stdout.fnmatch_lines(["*there is no device nowhere0; there are*soft0*"])
+
+
+@pytest.mark.parametrize(
+    ("faults", "outcome"),
+    [
+        ("loss=send:2:1", "same"),
+        ("ackloss=send:2:1", "same"),
+        ("dup=send:2", "same"),
+        ("delay=1ms", "same"),
+        ("rnr=send:2", "ConnectionResetError"),
+        ("fail=send:2:RNR_RETRY_EXC_ERR", "ConnectionResetError"),
+    ],
+)
+def test_what_faults_do_to_streams(pytester, run, faults, outcome) -> None:
+    """As the page says: which cost time, and which break the connection."""
+    pytester.makepyfile(f"""
+        import asyncio, rdmanet
+
+        async def echo(reader, writer):
+            try:
+                while line := await reader.readline():
+                    writer.write(line)
+            except ConnectionError:
+                pass
+            writer.close()
+
+        async def ask(faults):
+            async with await rdmanet.start_rdma_stream_server(echo, "127.0.0.1", 0) as server:
+                port = server.sockets[0].getsockname()[1]
+                reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", port)
+                try:
+                    faults.set({faults!r})
+                    for _ in range(10):
+                        writer.write(b"a\\n")
+                        assert await reader.readline() == b"a\\n"
+                    return "same"
+                except OSError as exc:
+                    return type(exc).__name__
+                finally:
+                    writer.close()
+
+        def test_it(rdma_faults):
+            assert asyncio.run(ask(rdma_faults)) == {outcome!r}
+            assert rdma_faults.happened >= 1
+    """)
+    run().assert_outcomes(passed=1)
