@@ -74,6 +74,9 @@ _FAILURES = frozenset(
 # REJECTED as well: the kernel reports only that if the peer closes before it knows that the connection is established.
 _ENDS = frozenset({CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.REJECTED})
 
+_REJECT_BYTES = 148
+"""How much private data a rejection takes on InfiniBand and RoCE; iWARP takes more."""
+
 
 def _milliseconds(timeout: float) -> int:
     """Seconds in the form that librdmacm takes: milliseconds as a C int, at least 1."""
@@ -207,6 +210,7 @@ class AsyncCMID(Closable):
     def _begin(self, channel: AsyncCMChannel, id: CMID, private_data: bytes, ps: PortSpace) -> None:
         self.id = id
         self._ps = ps
+        self._is_request = self._is_answered = False
         self.private_data = private_data
         """The peer's private data, from its request, its reply or its rejection."""
         self.reply: CMEvent | None = None
@@ -226,6 +230,7 @@ class AsyncCMID(Closable):
         assert event.id is not None
         self = cls.__new__(cls)
         self._begin(channel, event.id, event.private_data, PortSpace.TCP)  # as its listener
+        self._is_request = True
         return self
 
     @property
@@ -442,6 +447,7 @@ class AsyncCMID(Closable):
         :raises OSError: the peer has gone meanwhile
         """
         self._needs_qp("accept", qp_num)
+        self._is_answered = True
         with self._in_phase("accept"):
             self.id.accept(
                 private_data,
@@ -462,16 +468,18 @@ class AsyncCMID(Closable):
         try:
             self.id.reject(private_data)
         except OSError as exc:
-            if not self._has_gone(exc):
+            if not self._has_gone(exc, private_data):
                 raise
         self.close()
 
-    def _has_gone(self, exc: OSError) -> bool:
-        """Whether a call has failed because the peer went. The kernel says EINVAL then; events say why."""
-        if exc.errno == errno.ECONNRESET:
-            return True
-        self._channel._readable()
-        return self._end is not None
+    def _has_gone(self, exc: OSError, private_data: bytes) -> bool:
+        """Whether rejecting has failed because the client went.
+
+        The kernel says EINVAL then, and reports no event before a request is accepted. So all other reasons for EINVAL
+        are excluded: this is no request, or was answered, or the data is too long.
+        """
+        may_be = self._is_request and not self._is_answered and len(private_data) <= _REJECT_BYTES
+        return exc.errno == errno.ECONNRESET or (exc.errno == errno.EINVAL and may_be)
 
     # -- the end of a connection --
 
