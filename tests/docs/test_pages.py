@@ -28,7 +28,7 @@ PRINTED = {
     ],
     "howto/tls.md": ["b'HELLO\\n' by TLSv1.3\n", "b'go ahead\\n'\nb'this is encrypted\\n'\n"],
     "howto/remote-memory.md": ["board 4096 b'board'\nleft there: b'hello'\n"],
-    "howto/verbs.md": ["b'hello'\nb'hello'\n"],
+    "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],
 }
 
