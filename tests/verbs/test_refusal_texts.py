@@ -107,7 +107,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 def open():
     v.Library.embedded().devices()[0].open()
 def connect():
-    asyncio.run(rdmanet.open_rdma_connection("127.0.0.1", 1))
+    asyncio.run(rdmanet.open_rdma_connection("127.0.0.1", 1, device="soft0"))
 def alloc():
     with v.Library.embedded().devices()[0].open() as context, v.PD(context) as pd:
         pd.alloc_mr(700 << 20)
