@@ -373,6 +373,7 @@ cdef class CMEventChannel(_OneThread):
 cdef enum:
     MIN_RNR_TIMER = 12  # 640 us, as in soft/cm/qp.c
 
+
 @cython.no_gc_clear
 cdef class CMID(_OneThread):
     """An identifier of the connection manager: one connection, or one listener.
