@@ -53,6 +53,14 @@ cdef enum:
 cdef str READING = "reading", WRITING = "writing"   # calls
 
 
+cdef object late(wait_for what, error):
+    """The error of a wait that took too long says for what; one of a signal's handler, or the device's, stays as it is."""
+    if not str(error).startswith("not within "):
+        return error
+    return TimeoutError(f"{'no byte came' if what == FOR_BYTES else 'the peer took no more bytes'}: {error}")
+
+
+
 cdef inline uint64_t deadline_of(timeout) except? 0:
     """When a call that begins now has had so many seconds; 0: never."""
     if timeout is None:
@@ -291,11 +299,16 @@ cdef class BlockingEnd:
         """Wait until `what` holds. Raises TimeoutError, and what a signal's handler raises."""
         while not self.is_over(what):
             if self.leader:
-                self.follow(what, timeout, deadline)
+                try:
+                    self.follow(what, timeout, deadline)
+                except TimeoutError as exc:
+                    raise late(what, exc) from None
                 continue
             self.leader = PyThread_get_thread_ident()
             try:
                 self.lead(what, timeout, deadline)
+            except TimeoutError as exc:
+                raise late(what, exc) from None
             finally:
                 self.leader = 0
                 self.release_follower()

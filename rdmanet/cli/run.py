@@ -32,7 +32,12 @@ def run(args: argparse.Namespace) -> int:
     if words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    if not words or words == ["-m"] or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
+    if (
+        not words
+        or not words[0]
+        or words == ["-m"]
+        or (words[0].startswith("-") and words[0] not in ("-m", "-c"))
+    ):
         print("run: no program given; for example: rdmanet run -m http.server", file=sys.stderr)
         return 2
     command = command_of(words)

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from rdmanet import _core
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command and not args.show_path:
+    if (not command or not command[0]) and not args.show_path:
         print("soft-run: no program given; for example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr)
         return 2
     try:

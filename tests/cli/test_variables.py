@@ -157,6 +157,9 @@ def test_the_limit_of_files(monkeypatch):
 def test_a_file_without_a_name():
     status, out, err = run("secret", "")
     assert (status, out) == (2, "") and "the file name is empty" in err
+    for command in ("run", "soft-run"):
+        status, out, err = run(command, "")
+        assert (status, out) == (2, "") and one_line(err).startswith(f"{command}: no program given; ")
     status, out, err = run("demo", "")
     assert (status, out) == (2, "") and "the file name is empty" in err
     assert secret.file_path("x") == doctor.Path("x")
