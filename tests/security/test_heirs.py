@@ -74,7 +74,8 @@ def test_the_same_user_who_has_the_port(stage, network, secret):
         assert TEXT in heard["got"]
         return
     assert heard["got"] == ""
-    assert victim.hear() == {"status": "REM_ABORT_ERR"}
+    # The queue pair fails as soon as the peer is denied. A request that is posted later is flushed.
+    assert victim.hear()["status"] in ("REM_ABORT_ERR", "WR_FLUSH_ERR")
     assert "does not prove that it knows the secret" in victim.finish()
 
 
