@@ -106,10 +106,10 @@ modules = [
         extra_link_args=ldflags,
     ),
 ]
-PRELOADED = "rdmanet/soft/preload/device_files.c"
+PRELOADED = sorted(glob("rdmanet/soft/preload/*.c"))
 device = Extension(
     DEVICE,
-    sorted(set(glob("rdmanet/soft/*/*.c")) - {PRELOADED}),
+    sorted(set(glob("rdmanet/soft/*/*.c")) - set(PRELOADED)),
     include_dirs=["rdmanet/abi", "rdmanet/soft"],
     depends=[*abi_headers, *glob("rdmanet/soft/*/*.h"), "rdmanet/soft/soft.map"],
     extra_compile_args=[*cflags, "-fvisibility=hidden", "-pthread"],
@@ -125,13 +125,14 @@ device = Extension(
 # What soft-run preloads. Without the sanitizers' run-time, which is the program's own affair.
 files = Extension(
     FILES,
-    [PRELOADED],
+    PRELOADED,
+    depends=glob("rdmanet/soft/preload/*.h"),
     extra_compile_args=[
         *(flag for flag in cflags if "sanitize" not in flag),
         "-fvisibility=hidden",
         "-pthread",
     ],
-    extra_link_args=["-pthread", "-Wl,-soname,librdmanet_files.so"],
+    extra_link_args=["-pthread", "-ldl", "-Wl,-soname,librdmanet_files.so"],
 )
 
 setup(

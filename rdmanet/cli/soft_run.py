@@ -1,16 +1,16 @@
 """run any program that uses libibverbs and librdmacm on the embedded device
 
-PROGRAM, and each program that it starts, finds the embedded device where it looks for libibverbs.so.1 and
-librdmacm.so.1, linked or dlopened. PROGRAM replaces this process: it gets the signals and the descriptors, and its
-exit status is the command's.
+PROGRAM, and each program that it starts, finds the embedded device where it looks for libibverbs and librdmacm:
+linked or dlopened, by the usual names or by those that wheels give to libraries of their own. PROGRAM replaces this
+process: it gets the signals and the descriptors, and its exit status is the command's.
 
-Some programs look for the files that the kernel has for each device, below /dev/infiniband and
-/sys/class/infiniband. The embedded device has none, so a small library that emulates them is preloaded (LD_PRELOAD),
-unless --no-files is given.
+Two libraries are preloaded (LD_PRELOAD), unless --no-files is given: the device, and a small one. The small library
+answers where a program opens a library by such a name, and where it looks for the files that the kernel has for each
+device, below /dev/infiniband and /sys/class/infiniband.
 
 There is nothing to clean up afterwards. The library path names a directory in the user's cache with three symbolic
 links: two to the device, one for each library name, and one to the small library. Later runs use the same directory.
-The dynamic loader ignores the library path for a set-user-ID program.
+A program that the dynamic loader does not serve, for instance a static one, runs all the same, after a warning.
 """
 
 import argparse
@@ -21,8 +21,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rdmanet.cli.soft_program import why_it_escapes
+
 NAMES = ("libibverbs.so.1", "librdmacm.so.1")
 FILES = "librdmanet_files.so"
+PRELOADED = (NAMES[0], FILES)
 
 # ARM: programs written for adapters expect an event also for completions from before they armed the queue. mlx5 gives
 # one, the standard does not ask for it, and the device is strict by default. ADOPT: their memory comes from malloc,
@@ -40,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-files",
         action="store_true",
-        help="do not preload the library that emulates the files below /dev/infiniband and /sys/class/infiniband",
+        help="preload nothing: only the names libibverbs.so.1 and librdmacm.so.1 lead to the device, and it has no "
+        "files below /dev/infiniband and /sys/class/infiniband",
     )
     parser.add_argument(
         "command",
@@ -57,14 +61,17 @@ def run(args: argparse.Namespace) -> int:
     if (not command or not command[0]) and not args.show_path:
         print("soft-run: no program given; for example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr)
         return 2
+    library = Path(_core.Library.embedded().path)
     try:
-        directory = library_directory(Path(_core.Library.embedded().path))
+        directory = library_directory(library)
     except OSError as exc:
         print(f"soft-run: {exc}", file=sys.stderr)
         return 1
     if args.show_path:
         print(directory)
         return 0
+    if reason := why_it_escapes(command[0], library):
+        print(f"soft-run: the embedded device is out of reach: {reason}", file=sys.stderr)
     try:
         os.execvpe(command[0], command, environment(directory, files=not args.no_files))
     except OSError as exc:
@@ -77,10 +84,10 @@ def environment(directory: Path, files: bool = True) -> dict[str, str]:
     inherited = os.environ.get("LD_LIBRARY_PATH")
     path = f"{directory}:{inherited}" if inherited else str(directory)
     variables = DEFAULTS | os.environ | {"LD_LIBRARY_PATH": path}
-    preloaded = str(directory / FILES)
-    if files and not set(" :") & set(preloaded):  # these separate the entries of LD_PRELOAD
+    if files and not set(" :") & set(str(directory)):  # these separate the entries of LD_PRELOAD
         # At the end: a sanitizer's run-time has to come first.
-        variables["LD_PRELOAD"] = " ".join(filter(None, (os.environ.get("LD_PRELOAD"), preloaded)))
+        preloaded = (os.environ.get("LD_PRELOAD"), *(str(directory / name) for name in PRELOADED))
+        variables["LD_PRELOAD"] = " ".join(filter(None, preloaded))
     return variables
 
 

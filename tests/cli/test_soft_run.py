@@ -95,7 +95,7 @@ def test_without_files_there_are_none(environment):
 def test_what_is_preloaded_already_comes_first(environment):
     show = ["--", "sh", "-c", 'echo "$LD_PRELOAD"']
     _, directory, _ = soft_run(environment, "--show-path")
-    ours = f"{directory.strip()}/librdmanet_files.so"
+    ours = f"{directory.strip()}/libibverbs.so.1 {directory.strip()}/librdmanet_files.so"
     assert soft_run(environment, *show)[1] == f"{ours}\n"
     libc = "libc.so.6"
     assert soft_run(environment | {"LD_PRELOAD": libc}, *show)[1] == f"{libc} {ours}\n"

@@ -3,12 +3,11 @@
  * The embedded device's files, for a program under soft-run: preloaded, it stands before libc where a program opens a
  * file or looks whether there is one.
  *
- * Below /dev/infiniband and /sys/class/infiniband the device is asked (rdmanet_soft_file(), files.c), if the program has
- * loaded it and the host has no such file. A node is what /dev/null is; what is to be read is a memfd. All else goes to
+ * Below /dev/infiniband and /sys/class/infiniband the device is asked (rdmanet_soft_file(), files.c), if the host has no
+ * such file. A node is what /dev/null is; what is to be read is a memfd. All else goes to
  * libc, untouched.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -19,16 +18,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#include "next.h"
+
 #define NODE "/dev/null"
 
 enum { TEXT = 128 };
-
-/* The next definition of this function: libc's. */
-#define NEXT(function)                                                        \
-	static __typeof__(&function) next_##function;                         \
-	if (!next_##function)                                                 \
-		*(void **)&next_##function = dlsym(RTLD_NEXT, #function)
 
 static bool may_be_ours(const char *path)
 {
@@ -38,23 +32,18 @@ static bool may_be_ours(const char *path)
 	       (!strncmp(path, devices, sizeof(devices) - 1) || !strncmp(path, attributes, sizeof(attributes) - 1));
 }
 
+/* The device's own, if it was preloaded, too: base/extras.h. */
+ssize_t rdmanet_soft_file(const char *path, char *text, size_t size) __attribute__((weak));
+
 /* Its text's length; -1: the device has no such file, or the program no device. errno stays what libc said. */
 static ssize_t ask(const char *path, char *text)
 {
-	ssize_t (*tell)(const char *, char *, size_t) = NULL;
 	int error = errno;
-	ssize_t length = -1;
-	void *device;
+	ssize_t length;
 
-	if (error != ENOENT || !may_be_ours(path))
+	if (error != ENOENT || !may_be_ours(path) || !rdmanet_soft_file)
 		return -1;
-	device = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
-	if (device)
-		*(void **)&tell = dlsym(device, "rdmanet_soft_file");
-	if (tell)
-		length = tell(path, text, TEXT);
-	if (device)
-		dlclose(device);
+	length = rdmanet_soft_file(path, text, TEXT);
 	errno = error;
 	return length;
 }
