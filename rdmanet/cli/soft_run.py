@@ -21,10 +21,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rdmanet.cli import soft_tree
 from rdmanet.cli.soft_program import why_it_escapes
 
 NAMES = ("libibverbs.so.1", "librdmacm.so.1")
 FILES = "librdmanet_files.so"
+TREE = "RDMANET_SOFT_FILES"  # read by rdmanet/soft/preload/tree.c
 PRELOADED = (NAMES[0], FILES)
 
 # ARM: programs written for adapters expect an event also for completions from before they armed the queue. mlx5 gives
@@ -61,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if (not command or not command[0]) and not args.show_path:
         print("soft-run: no program given; for example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr)
         return 2
-    library = Path(_core.Library.embedded().path)
+    embedded = _core.Library.embedded()
+    library = Path(embedded.path)
     try:
         directory = library_directory(library)
     except OSError as exc:
@@ -73,14 +76,24 @@ def run(args: argparse.Namespace) -> int:
     if reason := why_it_escapes(command[0], library):
         print(f"soft-run: the embedded device is out of reach: {reason}", file=sys.stderr)
     try:
-        os.execvpe(command[0], command, environment(directory, files=not args.no_files))
+        variables = environment(directory, files=not args.no_files)
+    except OSError as exc:
+        print(f"soft-run: the device's files cannot be made: {exc}; --no-files runs without", file=sys.stderr)
+        return 1
+    try:
+        os.execvpe(command[0], command, variables)
     except OSError as exc:
         print(f"soft-run: {command[0]}: {exc.strerror}", file=sys.stderr)
         return 127 if isinstance(exc, FileNotFoundError) else 126
 
 
 def environment(directory: Path, files: bool = True) -> dict[str, str]:
-    """PROGRAM's environment: ours, with the directory first on the library path, and DEFAULTS for what is not set."""
+    """PROGRAM's environment: ours, with the directory first on the library path, and DEFAULTS for what is not set.
+
+    :raises OSError: the tree of the device's files cannot be made
+    """
+    from rdmanet import _core
+
     inherited = os.environ.get("LD_LIBRARY_PATH")
     path = f"{directory}:{inherited}" if inherited else str(directory)
     variables = DEFAULTS | os.environ | {"LD_LIBRARY_PATH": path}
@@ -88,6 +101,8 @@ def environment(directory: Path, files: bool = True) -> dict[str, str]:
         # At the end: a sanitizer's run-time has to come first.
         preloaded = (os.environ.get("LD_PRELOAD"), *(str(directory / name) for name in PRELOADED))
         variables["LD_PRELOAD"] = " ".join(filter(None, preloaded))
+        [device] = _core.Library.embedded().devices()
+        variables[TREE] = str(soft_tree.update(directory, device))
     return variables
 
 

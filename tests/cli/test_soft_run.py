@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,28 +21,6 @@ count = ctypes.c_int()
 devices = verbs.ibv_get_device_list(ctypes.byref(count))
 print(count.value, verbs.ibv_get_device_name(devices[0]).decode(), verbs._handle == cm._handle)
 """
-
-# Looks for the device's files, without the device, with the device, and while it is open.
-LOOKER = (
-    STRANGER
-    + """
-import contextlib, os, stat
-node, gids = "/dev/infiniband/rdmanet_soft0", "/sys/class/infiniband/soft0/ports/1/gid_attrs"
-verbs.ibv_open_device.argtypes = verbs.ibv_close_device.argtypes = [ctypes.c_void_p]
-verbs.ibv_open_device.restype = ctypes.c_void_p
-context = verbs.ibv_open_device(devices[0])
-print(os.access(node, os.R_OK | os.W_OK), stat.S_ISCHR(os.stat(node).st_mode))
-print(open(f"{gids}/types/0").read(), open(f"{gids}/ndevs/0").read(), sep="", end="")
-for other in ("/dev/infiniband/uverbs99", "/dev/infiniband", f"{gids}/types/255", f"{gids}/types/0x", "/sys/none"):
-    with contextlib.suppress(FileNotFoundError):
-        open(other)
-        print(other)
-with contextlib.suppress(OSError):
-    open(f"{gids}/types/0", "w")
-    print("written")
-verbs.ibv_close_device(context)
-"""
-)
 
 
 @pytest.fixture
@@ -73,23 +50,6 @@ def soft_run(environment, *arguments):
 
 def test_finds_the_device_under_both_names(environment):
     assert soft_run(environment, "--", sys.executable, "-c", STRANGER) == (0, "1 soft0 True\n", "")
-
-
-def test_the_devices_files_are_there(environment):
-    """What UCX looks at before it takes a device, and what it learns of a GID."""
-    status, out, err = soft_run(environment, "--", sys.executable, "-c", LOOKER)
-    assert (status, err) == (0, "")
-    device, node, kind, interface = out.splitlines()
-    assert (device, node, kind) == ("1 soft0 True", "True True", "RoCE v2")
-    assert interface in [name for _, name in socket.if_nameindex()]
-    environment |= {"RDMANET_SOFT_LINK": "infiniband"}
-    assert "IB/RoCE v1" in soft_run(environment, "--", sys.executable, "-c", LOOKER)[1]
-
-
-def test_without_files_there_are_none(environment):
-    status, out, err = soft_run(environment, "--no-files", "--", sys.executable, "-c", LOOKER)
-    assert (status, out) == (1, "1 soft0 True\n")
-    assert "FileNotFoundError: [Errno 2] No such file or directory: '/dev/infiniband/rdmanet_soft0'" in err
 
 
 def test_what_is_preloaded_already_comes_first(environment):

@@ -76,8 +76,8 @@ void rdmanet_soft_log_to(int fd);
 /* What was wrong with the settings when the device was last opened, as written to standard error; "" if nothing. */
 void rdmanet_soft_settings_error(char *text, size_t size);
 
-/* What would be in this file of the kernel's, if the device were the kernel's: its length, 0 of a device's node; -1 and
- * errno: ENOENT when it has no such file. Of what is there to be read device/files.c has the list. */
+/* What is now in this file of the kernel's, if the device were the kernel's: its length; -1 and errno: EINVAL when it
+ * cannot be read, and ENOENT when it does not change, or there is none. device/files.c has the list. */
 ssize_t rdmanet_soft_file(const char *path, char *text, size_t size);
 
 /* An access flag for ibv_reg_mr of the whole address space: its user vouches for every range that it

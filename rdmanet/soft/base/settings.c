@@ -48,6 +48,7 @@ static const struct setting {
 	{.name = "LOG", .form = EITHER, .at = offsetof(struct rn_settings, log), .words = {"0", "1"}},
 	{.name = "CHAOS", .form = ELSEWHERE},       /* device/fault_bench.c, for each context */
 	{.name = "LIBRARY", .form = ELSEWHERE},     /* the Python package */
+	{.name = "FILES", .form = ELSEWHERE},       /* preload/tree.c */
 #ifdef RDMANET_UNGUARDED
 	{.name = "WITHOUT", .form = ELSEWHERE},     /* guard.c */
 #endif

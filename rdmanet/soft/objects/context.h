@@ -41,6 +41,9 @@ static inline bool rn_is_foreign(const struct ibv_context *context)
 	return container_of(context, struct rn_context, verbs.context)->process != rn_process;
 }
 
+/* The counters of all contexts that are open in this process. counters.c */
+void rn_context_sum(struct rn_counters *sum);
+
 /* Queue an asynchronous event of a QP, a CQ or the port (element: NULL) for ibv_get_async_event. async.c */
 void rn_event_raise(struct rn_context *context, enum ibv_event_type type, void *element);
 /* Before an object is destroyed: drop its unread events, and wait until those that were read are acknowledged. */

@@ -33,12 +33,8 @@ RN_EXPORT int rdmanet_soft_qp_counters(struct ibv_qp *qp, struct rn_counters *co
 	return 0;
 }
 
-RN_EXPORT int rdmanet_soft_counters(struct ibv_context *ibv_context, struct rn_counters *counters)
+static void collect_context(struct rn_context *context, struct rn_counters *counters)
 {
-	struct rn_context *context = rn_context(ibv_context);
-
-	if (rn_is_foreign(ibv_context))
-		return ENODEV;
 	pthread_mutex_lock(&context->mutex);
 	*counters = context->retired;
 	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next) {
@@ -48,7 +44,27 @@ RN_EXPORT int rdmanet_soft_counters(struct ibv_context *ibv_context, struct rn_c
 		rn_counters_add(counters, &one);
 	}
 	pthread_mutex_unlock(&context->mutex);
+}
+
+RN_EXPORT int rdmanet_soft_counters(struct ibv_context *context, struct rn_counters *counters)
+{
+	if (rn_is_foreign(context))
+		return ENODEV;
+	collect_context(rn_context(context), counters);
 	return 0;
+}
+
+void rn_context_sum(struct rn_counters *sum)
+{
+	*sum = (struct rn_counters){0};
+	pthread_mutex_lock(&rn_contexts_lock);
+	for (struct rn_list *at = rn_contexts.next; at != &rn_contexts; at = at->next) {
+		struct rn_counters one;
+
+		collect_context(container_of(at, struct rn_context, link), &one);
+		rn_counters_add(sum, &one);
+	}
+	pthread_mutex_unlock(&rn_contexts_lock);
 }
 
 RN_EXPORT uint32_t rdmanet_soft_quarantined(void)
