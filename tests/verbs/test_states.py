@@ -342,7 +342,6 @@ def test_drained_is_told(net, by_hand, pair, eventually):
     "step, values, said",
     [
         ("to_rtr", {"path_mtu": 1024}, "path_mtu 1024 is not an MTU such as MTU.MTU_1024"),
-        ("to_rtr", {"min_rnr_timer": 32}, "min_rnr_timer 32 is more than 31"),
         ("to_rtr", {"max_dest_rd_atomic": 255}, "max_dest_rd_atomic 255 is more than"),
         ("to_rts", {"timeout": 32}, "timeout 32 is more than 31"),
         ("to_rts", {"retry_cnt": 8}, "retry_cnt 8 is more than 7"),
@@ -360,6 +359,16 @@ def test_a_wrong_value_is_named(net, step, values, said):
             qp.qp_num, net.gid.gid, sgid_index=net.gid.gid_index, **(values if step == "to_rtr" else {})
         )
         qp.to_rts(**values)
+
+
+@pytest.mark.embedded_only("drivers of the kernel tell what they were given, and cut it off in the adapter")
+@pytest.mark.parametrize("given, taken", [(31, 31), (32, 0), (33, 1), (255, 31)])
+def test_a_timer_of_more_than_five_bits_is_cut_off(net, given, taken):
+    """As adapters do: programs give 32, and mean the longest wait."""
+    qp = net.side().qp
+    qp.to_init()
+    qp.to_rtr(qp.qp_num, net.gid.gid, sgid_index=net.gid.gid_index, min_rnr_timer=given)
+    assert qp.query()[0].min_rnr_timer == taken
 
 
 def test_why_a_queue_pair_cannot_be_made(net):

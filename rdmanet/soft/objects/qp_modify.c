@@ -38,8 +38,8 @@ static int check_values(const struct ibv_qp_attr *attr, int mask)
 	    (mask & IBV_QP_DEST_QPN && attr->dest_qp_num > 0xffffff) ||
 	    (mask & IBV_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > RN_MAX_RD_ATOMIC) ||
 	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC && attr->max_dest_rd_atomic > RN_MAX_RD_ATOMIC) ||
-	    (mask & IBV_QP_MIN_RNR_TIMER && attr->min_rnr_timer > 31) || (mask & IBV_QP_TIMEOUT && attr->timeout > 31) ||
-	    (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) || (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
+	    (mask & IBV_QP_TIMEOUT && attr->timeout > 31) || (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
+	    (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
 		return EINVAL;
 	if (mask & IBV_QP_ALT_PATH || (mask & IBV_QP_PATH_MIG_STATE && attr->path_mig_state != IBV_MIG_MIGRATED))
 		return EOPNOTSUPP;
@@ -71,7 +71,7 @@ static void take_values(struct rn_qp *qp, const struct ibv_qp_attr *attr, int ma
 	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
 		to->max_dest_rd_atomic = attr->max_dest_rd_atomic;
 	if (mask & IBV_QP_MIN_RNR_TIMER)
-		to->min_rnr_timer = attr->min_rnr_timer;
+		to->min_rnr_timer = attr->min_rnr_timer & 31; /* a field of five bits, which adapters cut off; DLSlime gives 32 */
 	if (mask & IBV_QP_TIMEOUT)
 		to->timeout = attr->timeout;
 	if (mask & IBV_QP_RETRY_CNT)
