@@ -22,7 +22,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-falling-back bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel clean distclean prerequisites docs look
+.PHONY: help setup lock demo test test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-falling-back bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel clean distclean prerequisites docs look engines
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -158,6 +158,15 @@ build/libraries/uvloop: build/libraries/.done
 
 libraries: build build/libraries/uvloop ## try aiohttp, uvicorn, httpx, redis-py and others, unmodified, and uvloop's own tests, on the event loop
 	@build/libraries/bin/python -m pytest -c tests/libraries/pytest.ini --confcutdir tests/libraries tests/libraries $(ARGS)
+
+# Without their dependencies: pyproject.toml says which those are.
+build/engines/.done: requirements/engines.txt $(VENV)/.run
+	@$(PYTHON) -m venv --clear build/engines
+	@scripts/progress "installing transfer engines to try" build/engines/bin/python -m pip install --quiet --no-deps $(locked) --requirement requirements/engines.txt
+	@touch $@
+
+engines: build $(VENV)/.test build/engines/.done ## try NIXL, Mooncake and DLSlime, unmodified, on the embedded device
+	@RDMANET_TEST_ENGINES=build/engines/bin/python $(py) -m pytest -c tests/engines/pytest.ini --rootdir tests/engines tests/engines $(ARGS)
 
 foreign: build ## run Debian's RDMA programs on the embedded device (ten minutes); writes the table in docs/soft-device.md
 	@$(py) scripts/foreign.py --write $(ARGS)

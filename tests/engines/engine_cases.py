@@ -1,0 +1,46 @@
+"""Transfer engines of the AI stack, unmodified, on the embedded device: each case is a program of two processes.
+
+`make engines` runs these. The programs compare every byte. They also read the device's counters before and after,
+since an engine that finds no device silently takes TCP or shared memory.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 150 if "RDMANET_TEST_TRANSFERS" not in os.environ else 1500
+
+NIXL = ("read_and_write", "notifications", "lists", "random_sizes", "killed")
+MOONCAKE = ("read", "write", "batches", "segments")
+DLSLIME = ("read", "write", "batches", "write_with_imm", "send_and_recv")
+
+
+def run(program: str, case: str) -> None:
+    """Of UCX' transports only those of RDMA: on one host it would also copy a part itself, by CMA."""
+    python = ROOT / os.environ["RDMANET_TEST_ENGINES"]
+    soft_run = [sys.executable, "-m", "rdmanet", "soft-run", "--"]
+    command = [*soft_run, str(python), str(PROGRAMS / program), case]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "UCX_TLS": "ib"}
+    done = subprocess.run(command, env=environment, timeout=LIMIT_S, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("done"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", NIXL)
+def test_nixl(case):
+    run("nixl_pair.py", case)
+
+
+@pytest.mark.parametrize("case", MOONCAKE)
+def test_mooncake(case):
+    run("mooncake_pair.py", case)
+
+
+@pytest.mark.parametrize("case", DLSLIME)
+def test_dlslime(case):
+    run("dlslime_pair.py", case)

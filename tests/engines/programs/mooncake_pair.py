@@ -1,0 +1,105 @@
+"""Mooncake: two transfer engines, which find each other by themselves (P2PHANDSHAKE).
+
+usage: mooncake_pair.py CASE
+"""
+
+import sys
+
+import numpy as np
+from mooncake.engine import TransferEngine
+from pair import BLOCK, carrying, hear, random_bytes, target
+
+HOST = "127.0.0.1"
+BLOCKS = 256
+SEGMENTS = 32
+
+
+def started():
+    engine = TransferEngine()
+    assert engine.initialize(HOST, "P2PHANDSHAKE", "rdma", "soft0") == 0
+    return engine
+
+
+def registered(engine, memory):
+    assert engine.register_memory(memory.ctypes.data, memory.nbytes) == 0
+    return memory
+
+
+def serve(pipe):
+    engine = started()
+    memories = [registered(engine, random_bytes(BLOCK))]
+    pipe.send((f"{HOST}:{engine.get_rpc_port()}", memories[0].ctypes.data))
+    while (word := hear(pipe)) != "end":
+        if word == "segments":
+            memories += [registered(engine, random_bytes(BLOCK)) for _ in range(SEGMENTS)]
+            pipe.send([(each.ctypes.data, each.tobytes()) for each in memories[1:]])
+        else:
+            pipe.send(memories[0].tobytes())
+
+
+class Initiator:
+    def __init__(self, pipe):
+        self.pipe = pipe
+        self.engine = started()
+        self.memory = registered(self.engine, np.zeros(BLOCK, np.uint8))
+        self.here = self.memory.ctypes.data
+        self.name, self.there = hear(pipe)
+
+    def ask(self, word):
+        self.pipe.send(word)
+        return hear(self.pipe)
+
+
+def read(one):
+    with carrying(BLOCK):
+        assert one.engine.transfer_sync_read(one.name, one.here, one.there, BLOCK) == 0
+    assert one.memory.tobytes() == one.ask("bytes")
+
+
+def write(one):
+    one.memory[:] = random_bytes(BLOCK)
+    with carrying(BLOCK):
+        assert one.engine.transfer_sync_write(one.name, one.here, one.there, BLOCK) == 0
+    assert one.memory.tobytes() == one.ask("bytes")
+
+
+def batches(one):
+    """Blocks in the reverse order, in one call: there, and back again."""
+    size = BLOCK // BLOCKS
+    places = [place * size for place in range(BLOCKS)]
+    here = [one.here + place for place in places]
+    there = [one.there + place for place in reversed(places)]
+    ours = one.memory[:] = random_bytes(BLOCK)
+    ours = ours.copy()
+    with carrying(BLOCK):
+        assert one.engine.batch_transfer_sync_write(one.name, here, there, [size] * BLOCKS) == 0
+    assert one.ask("bytes") == ours.reshape(BLOCKS, size)[::-1].tobytes()
+    one.memory[:] = 0
+    with carrying(BLOCK):
+        assert one.engine.batch_transfer_sync_read(one.name, here, there, [size] * BLOCKS) == 0
+    assert one.memory.tobytes() == ours.tobytes()
+
+
+def segments(one):
+    """Many registered memories, read in one batch into as many of our own."""
+    theirs = one.ask("segments")
+    ours = [registered(one.engine, np.zeros(BLOCK, np.uint8)) for _ in range(SEGMENTS)]
+    with carrying(BLOCK * SEGMENTS):
+        status = one.engine.batch_transfer_sync_read(
+            one.name,
+            [each.ctypes.data for each in ours],
+            [address for address, _ in theirs],
+            [BLOCK] * SEGMENTS,
+        )
+        assert status == 0
+    assert [each.tobytes() for each in ours] == [data for _, data in theirs]
+    for each in ours:
+        assert one.engine.unregister_memory(each.ctypes.data) == 0
+
+
+CASES = {each.__name__: each for each in (read, write, batches, segments)}
+
+if __name__ == "__main__":
+    with target(serve) as (pipe, _):
+        CASES[sys.argv[1]](Initiator(pipe))
+    print("done")
