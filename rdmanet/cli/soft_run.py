@@ -10,6 +10,8 @@ device, below /dev/infiniband and /sys/class/infiniband.
 
 There is nothing to clean up afterwards. The library path names a directory in the user's cache with three symbolic
 links: two to the device, one for each library name, and one to the small library. Later runs use the same directory.
+--faults makes the device fail on purpose, as PROGRAM's environment would by RDMANET_SOFT_CHAOS.
+
 A program that the dynamic loader does not serve, for instance a static one, runs all the same, after a warning.
 """
 
@@ -36,7 +38,7 @@ DEFAULTS = {"RDMANET_SOFT_ARM": "lenient", "RDMANET_SOFT_ADOPT": "1"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "rdmanet soft-run [--show-path] [--no-files] -- PROGRAM [ARGUMENT ...]"
+    parser.usage = "rdmanet soft-run [--show-path] [--no-files] [--faults TEXT] -- PROGRAM [ARGUMENT ...]"
     parser.add_argument(
         "--show-path",
         action="store_true",
@@ -47,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="preload nothing: only the names libibverbs.so.1 and librdmacm.so.1 lead to the device, and it has no "
         "files below /dev/infiniband and /sys/class/infiniband",
+    )
+    parser.add_argument(
+        "--faults",
+        metavar="TEXT",
+        help='inject faults, for example "seed=7, loss=2%%, fail=create_qp:3": RDMANET_SOFT_CHAOS has the same text',
     )
     parser.add_argument(
         "command",
@@ -64,6 +71,14 @@ def run(args: argparse.Namespace) -> int:
         print("soft-run: no program given; for example: rdmanet soft-run -- ibv_devinfo", file=sys.stderr)
         return 2
     embedded = _core.Library.embedded()
+    if args.faults is not None:
+        try:
+            embedded.set_faults(args.faults)  # this process's, which ends: it is a check
+        except ValueError as exc:
+            print(f"soft-run: --faults: {exc}; docs/testing.md has all faults", file=sys.stderr)
+            return 2
+        embedded.set_faults("")
+        os.environ["RDMANET_SOFT_CHAOS"] = args.faults
     library = Path(embedded.path)
     try:
         directory = library_directory(library)

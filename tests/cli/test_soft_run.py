@@ -85,6 +85,39 @@ def test_keeps_a_library_path_and_the_users_choices(environment):
     assert soft_run(environment, *show)[1] == f"{directory.strip()}:/some/where strict 1\n"
 
 
+ALLOCATING = (
+    STRANGER
+    + """
+verbs.ibv_open_device.argtypes, verbs.ibv_open_device.restype = [ctypes.c_void_p], ctypes.c_void_p
+verbs.ibv_alloc_pd.argtypes, verbs.ibv_alloc_pd.restype = [ctypes.c_void_p], ctypes.c_void_p
+context = verbs.ibv_open_device(devices[0])
+print([verbs.ibv_alloc_pd(context) is not None for _ in range(3)])
+"""
+)
+
+
+def test_injects_faults(environment):
+    run = ["--", sys.executable, "-c", ALLOCATING]
+    fails = (0, "1 soft0 True\n[True, False, True]\n", "")
+    assert soft_run(environment, *run)[1].endswith("[True, True, True]\n")
+    assert soft_run(environment, "--faults", "fail=alloc_pd:2", *run) == fails
+    environment |= {"RDMANET_SOFT_CHAOS": "fail=alloc_pd:1"}
+    assert (
+        soft_run(environment, "--faults", "fail=alloc_pd:2", *run) == fails
+    )  # in place of the environment's
+    assert soft_run(environment, "--faults", "", *run)[1].endswith("[True, True, True]\n")
+
+
+def test_faults_that_are_wrong_start_no_program(environment, tmp_path):
+    started = tmp_path / "started"
+    status, out, err = soft_run(environment, "--faults", "loss=2%, loss=send:often", "--", "touch", started)
+    assert (status, out) == (2, "")
+    assert err.startswith(
+        'soft-run: --faults: loss=send:often: "often" does not say which ones: write 3 (the third)'
+    )
+    assert not started.exists()
+
+
 def test_says_what_is_wrong(environment, tmp_path):
     assert soft_run(environment)[0] == 2
     assert soft_run(environment, "--", "/nonexistent/program")[::2] == (
