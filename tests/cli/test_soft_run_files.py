@@ -36,6 +36,7 @@ for name in sys.argv[1:]:
 CALLS = r"""
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -45,6 +46,12 @@ CALLS = r"""
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
+
+#ifdef __x86_64__
+#define VERSION 1
+#else
+#define VERSION 0
+#endif
 
 static void say(const char *call, long result, const char *text)
 {
@@ -93,6 +100,7 @@ int main(int argc, char **argv)
 	struct statx statex = {0};
 	DIR *directory;
 	ssize_t length;
+	int (*old)(int version, const char *path, struct stat *state);
 	int count, result;
 
 	result = stat(path, &state);
@@ -105,6 +113,9 @@ int main(int argc, char **argv)
 	say("fstatat", result, kind(state.st_mode));
 	result = statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_TYPE, &statex);
 	say("statx", result, kind(statex.stx_mode));
+	*(void **)(void *)&old = dlsym(RTLD_DEFAULT, "__lxstat"); /* what stat() was in old C libraries */
+	result = old ? old(VERSION, path, &state) : lstat(path, &state);
+	say("__lxstat", result, kind(state.st_mode));
 	say("access", access(path, R_OK), "yes");
 	say("faccessat", faccessat(AT_FDCWD, path, R_OK, 0), "yes");
 	say("getxattr", getxattr(path, "user.none", text, 1), "");
@@ -158,7 +169,7 @@ def learn(environment, calls, path):  # noqa: F811
 
 
 def expect(kind, reads, link="EINVAL", real="", count="ENOTDIR", last="ENOTDIR", **others):
-    looks = dict.fromkeys(("stat", "stat64", "lstat", "fstatat", "statx"), kind)
+    looks = dict.fromkeys(("stat", "stat64", "lstat", "fstatat", "statx", "__lxstat"), kind)
     opens = dict.fromkeys(("open", "open_2", "openat", "openat64_2", "fopen", "fopen64"), reads)
     yes = {"access": "yes", "faccessat": "yes", "readlink": link, "realpath": real}
     refused = {"write": "EACCES", "append": "EACCES", "create": "EACCES", "getxattr": "ENODATA"}
@@ -200,6 +211,36 @@ def test_a_link(environment, calls):  # noqa: F811
     numa = learn(environment, calls, "/sys/class/infiniband/soft0/device/numa_node")
     assert (numa["open"], numa["realpath"]) == ("-1", "/sys/devices/virtual/rdmanet/soft0/numa_node")
     assert learn(environment, calls, "/sys/devices/virtual/rdmanet/soft0/vendor")["fopen"] == "0xffff"
+
+
+STREAMS = r"""
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+int main()
+{
+	std::filesystem::path gids = "/sys/class/infiniband/soft0/ports/1/gid_attrs/types";
+	std::ifstream file(gids / "0");
+	std::string text;
+	size_t count = 0;
+
+	for (const auto &entry : std::filesystem::directory_iterator(gids))
+		count += entry.path().parent_path() == gids && std::filesystem::is_regular_file(entry.path());
+	std::getline(file, text);
+	std::cout << text << " " << count << " " << std::filesystem::is_character_file("/dev/infiniband/rdmanet_soft0")
+		  << " " << std::filesystem::canonical("/sys/class/infiniband/soft0/device").string() << std::endl;
+}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
+def test_a_program_in_cpp(environment, tmp_path):  # noqa: F811
+    """As dlslime and Mooncake are: streams, and std::filesystem."""
+    (tmp_path / "streams.cc").write_text(STREAMS)
+    program = tmp_path / "streams"
+    subprocess.run(["c++", "-std=c++17", tmp_path / "streams.cc", "-o", program], check=True)
+    out = "RoCE v2 256 1 /sys/devices/virtual/rdmanet/soft0\n"
+    assert soft_run(environment, "--", program) == (0, out, "")
 
 
 @pytest.mark.parametrize(
