@@ -143,8 +143,7 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
     def __init__(
         self,
         reader: RdmaStreamReader,
-        client_connected_cb: Callable[[asyncio.StreamReader, RdmaStreamWriter], Awaitable[None] | None]
-        | None,
+        client_connected_cb: Callable[[RdmaStreamReader, RdmaStreamWriter], Awaitable[None] | None] | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(reader, None, loop=loop)
@@ -169,31 +168,46 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
             return
         loop = asyncio.get_running_loop()
         # This is what asyncio's connection_made() does if it gets the callback itself. Up to Python 3.12 the protocol
-        # keeps the writer, and so the reader, until connection_lost(). Later, only the callback has the writer, and a
-        # writer that nobody keeps closes its connection.
+        # keeps the writer, and so the reader, until the peer's end of file or connection_lost(). Later, only the
+        # callback has the writer, and a writer that nobody keeps closes its connection.
         writer = RdmaStreamWriter(cast(asyncio.Transport, transport), self, reader, loop)
         if hasattr(self, "_stream_writer"):
-            self._stream_writer = writer
-        result = self._connected_cb(reader, writer)
-        if asyncio.iscoroutine(result):
-            task = self._task = loop.create_task(result)
+            self._stream_writer: RdmaStreamWriter | None = writer
 
-            def ended(task: asyncio.Task[None]) -> None:
-                if task.cancelled():
-                    cast(asyncio.Transport, transport).close()
-                    return
-                exc = task.exception()
-                if exc is not None:
-                    loop.call_exception_handler(
-                        {
-                            "message": "Unhandled exception in client_connected_cb",
-                            "exception": exc,
-                            "transport": transport,
-                        }
-                    )
-                    cast(asyncio.Transport, transport).close()
+        def failed(exc: BaseException) -> None:
+            loop.call_exception_handler(
+                {
+                    "message": "Unhandled exception in client_connected_cb",
+                    "exception": exc,
+                    "transport": transport,
+                }
+            )
+            cast(asyncio.Transport, transport).close()
 
-            task.add_done_callback(ended)
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
+                cast(asyncio.Transport, transport).close()
+                return
+            exc = task.exception()
+            if exc is not None:
+                failed(exc)
+
+        try:
+            result = self._connected_cb(reader, writer)
+            if asyncio.iscoroutine(result):
+                self._task = loop.create_task(result)
+                self._task.add_done_callback(ended)
+        except (
+            Exception
+        ) as exc:  # of a plain function: asyncio would leave the connection open, and nobody has it
+            failed(exc)
+
+    def eof_received(self) -> bool | None:
+        # A TCP transport whose peer has ended is kept by those who use it, and closed when nobody does. So from here on
+        # the writer is the callback's alone.
+        if getattr(self, "_stream_writer", None) is not None:
+            self._stream_writer = None
+        return super().eof_received()
 
 
 def with_compiled_reader(protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
@@ -227,7 +241,7 @@ def with_compiled_reader(protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol
 
 async def open_rdma_connection(
     host: str | None = None, port: int | str | None = None, *, limit: int = _LIMIT, **kwds: Any
-) -> tuple[asyncio.StreamReader, RdmaStreamWriter]:
+) -> tuple[RdmaStreamReader, RdmaStreamWriter]:
     """``asyncio.open_connection`` over RDMA; returns ``(reader, writer)``.
 
     ``limit`` limits the reader's buffer, in bytes, as in asyncio. The other keywords, the errors and the effect of
@@ -242,7 +256,7 @@ async def open_rdma_connection(
 
 
 async def start_rdma_stream_server(
-    client_connected_cb: Callable[[asyncio.StreamReader, RdmaStreamWriter], Awaitable[None] | None],
+    client_connected_cb: Callable[[RdmaStreamReader, RdmaStreamWriter], Awaitable[None] | None],
     host: str | Sequence[str] | None = None,
     port: int | str | None = None,
     *,
