@@ -10,11 +10,11 @@ import ipaddress
 import logging
 import os
 import socket
-from typing import cast
 
 from rdmanet._core import Library
 from rdmanet.environment import requires_rdma
 from rdmanet.errors import DeviceNotFoundError
+from rdmanet.scopes import scope_of, with_scope
 
 logger = logging.getLogger("rdmanet")
 
@@ -49,12 +49,14 @@ async def resolve(
                 raise OverflowError(f"port {port} is not in 0..65535")
             if "%" not in host:
                 return [(host, port) if ip.version == 4 else (host, port, 0, 0)]
+            if ip.version == 6 and ip.is_link_local:
+                return [(host.partition("%")[0], port, 0, scope_of(host))]
     found = await loop.getaddrinfo(
         host, port, family=family, type=socket.SOCK_STREAM, proto=proto, flags=flags
     )
     if not found:
         raise OSError(errno.EADDRNOTAVAIL, f"getaddrinfo({host!r}) returned nothing")
-    return list(dict.fromkeys(cast(SockAddr, entry[4]) for entry in found))
+    return with_scope(host, (entry[4] for entry in found))
 
 
 def libraries_for(address: SockAddr, device: str | None) -> list[Library]:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import errno
+import itertools
 import logging
 import ssl as ssl_module
 import warnings
@@ -89,7 +90,8 @@ async def create_rdma_connection(
 
     It works like ``loop.create_connection`` (asyncio doc, "Opening network connections"): ``protocol_factory`` is
     called once, when the connection exists, and ``connection_made`` is called before this returns. Numeric addresses
-    need no thread; names are resolved by ``loop.getaddrinfo``. ``local_addr`` is the ``(host, port)`` to bind to.
+    need no thread; names are resolved by ``loop.getaddrinfo``. ``local_addr`` is the ``(host, port)`` to bind to;
+    of a name with several addresses, those of the family of the address to connect to are tried.
     ``device`` is the name of a device. By default it is ``RDMANET_DEVICE``, or else the real device that reaches the
     address, or else the embedded one; for loopback addresses the embedded one comes first.
 
@@ -146,12 +148,16 @@ async def create_rdma_connection(
         keepalive=keepalive,  # type: ignore[arg-type]  # StreamConfig checks it
     )
     addresses = await resolve(loop, host, port, family, proto, flags)
-    local: SockAddr | None = None
+    ours: list[SockAddr] | None = None
     if local_addr is not None:
-        local = (await resolve(loop, local_addr[0], local_addr[1], family, proto, flags))[0]
+        ours = await resolve(loop, local_addr[0], local_addr[1], family, proto, flags)
     failures: list[Exception] = []
     for address in addresses:
-        for library in libraries_for(address, device):
+        sources = _sources_for(address, ours)
+        if not sources:
+            failures.append(_no_source(address, local_addr))
+            continue
+        for library, local in itertools.product(libraries_for(address, device), sources):
             loop_context = await loop_context_for(loop, library)
             transport = RdmaTransport(loop_context, config, factory, Role.CLIENT)
             try:
@@ -648,6 +654,20 @@ def _refuse_unknown(call: str, given: dict[str, Any]) -> None:
     for name in given:
         if name not in _UNBUILT:
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+
+
+def _sources_for(address: SockAddr, ours: list[SockAddr] | None) -> Sequence[SockAddr | None]:
+    """The local addresses from which to connect to an address: those of its family. None: the system chooses."""
+    return (None,) if ours is None else [local for local in ours if len(local) == len(address)]
+
+
+def _no_source(address: SockAddr, local_addr: Any) -> OSError:
+    """Why a connection to an address is not tried."""
+    family = "IPv4" if len(address) == 2 else "IPv6"
+    return OSError(
+        errno.EADDRNOTAVAIL,
+        f"no connection to {endpoint(address)}: local_addr={local_addr!r} has no {family} address to connect from",
+    )
 
 
 # The device does not have the address, or the host does not have its family; asyncio's servers skip these, too.

@@ -32,6 +32,7 @@ from rdmanet.environment import requires_rdma
 from rdmanet.loop import doors
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.choice import Chance, Chooser, refuse_tcp
+from rdmanet.scopes import with_scope
 
 if TYPE_CHECKING:
     from rdmanet.loop.settings import Settings
@@ -418,7 +419,7 @@ async def _resolve(base: Base, wanted: Wanted) -> list[SockAddr]:
         wanted.host, wanted.port, family=wanted.family, type=socket.SOCK_STREAM, proto=wanted.proto,
         flags=wanted.flags,
     )  # fmt: skip
-    addresses: list[SockAddr] = list(dict.fromkeys(entry[4] for entry in found))
+    addresses: list[SockAddr] = with_scope(wanted.host, (entry[4] for entry in found))
     if not addresses:
         raise OSError("getaddrinfo() returned empty list")
     return addresses
