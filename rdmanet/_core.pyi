@@ -2385,10 +2385,17 @@ class Connection:
         """
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send all of an iterable's buffers; they coalesce as successive writes do."""
+        """Send all buffers of an iterable, in one step: nothing is sent if one of them is not bytes-like.
+
+        pause_writing() is called after the last, so nothing that it does can cut the others, or come between them.
+        """
 
     def get_write_buffer_size(self) -> int:
         """Bytes accepted by write() and not yet handed to the device, or read by it from memory that can change."""
+
+    @property
+    def borrows_memory(self) -> bool:
+        """Whether something is written, and not read yet, that lies in memory that can change."""
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         """(low, high), in bytes."""

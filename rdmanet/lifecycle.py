@@ -226,6 +226,8 @@ class Lifecycle:
         self.connection.bind(protocol, is_buffered(protocol))
         if begins_tls:
             tls.begin_over(before, protocol, paused)
+        elif paused and self.connection.borrows_memory:
+            self._pause_writing()  # memory that is still being read is the new protocol's business, too
 
     def write_eof(self) -> None:
         """End our half: Fin goes after what was written."""
@@ -490,6 +492,8 @@ class Lifecycle:
         # Not now if a callback may be running (abort() in data_received, for example), because a context cannot be
         # entered twice. The loop calls connection_lost, too, after this.
         self.writing.wake_until_room()
+        if self.machine.state is State.CLOSED:
+            return  # after abort() there is nothing to write to: as in asyncio, connection_lost() ends all waits
         if self.machine.closing:
             self._loop.call_soon(self._resume_protocol, context=self.callbacks.context)
         else:

@@ -494,9 +494,14 @@ class RdmaTransport(asyncio.Transport):
         self._life._write_refused()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send all buffers of an iterable; they coalesce like successive writes."""
-        for data in list_of_data:
-            self.write(data)
+        """Send all buffers of an iterable, in one step; they coalesce like successive writes.
+
+        Nothing is sent if one of them is not bytes-like (TypeError). ``pause_writing()`` is called after the last one,
+        so what the protocol does there, be it ``close()`` or another ``write()``, comes after all of them. Raises what
+        ``write()`` raises.
+        """
+        self._connection.writelines(list_of_data)
+        self._life._write_refused()
 
     def get_write_buffer_size(self) -> int:
         """How many bytes write() has accepted that have not been given to the device, or that it reads in place.

@@ -76,6 +76,10 @@ cdef size_t stream_send_bytes(size_t slot_bytes, size_t data_slots) noexcept:
     return (stream_stride(slot_bytes) * data_slots + CONTROL_BYTES * CONTROL_RESERVE + 4095) & ~<size_t>4095
 
 
+cdef object not_bytes_like(data):
+    return TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+
+
 @cython.no_gc_clear
 cdef class Connection:
     """The engine's half of a transport: owns `write` and delivery.
@@ -142,6 +146,7 @@ cdef class Connection:
     cdef Backlog backlog                # what was written and found no room in a frame
     cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
     cdef bint lends                     # large memory that may change is sent from where it lies
+    cdef bint amid_lines                # a writelines() is under way: no memory of the program's is let go
     cdef bint writable                  # neither write_eof nor close nor a failure so far
     cdef bint blocked                   # bytes wait for credits or slots
     cdef bint dirty                     # on the engine's list of connections to flush
@@ -636,54 +641,90 @@ cdef class Connection:
         after this returns. If it is memory that can change, pause_writing() is called, and resume_writing() when it
         has been read. Otherwise, and in all other cases, it is consumed or copied before this returns.
         """
+        if self.take(data):
+            self.send_taken()
+            self.pause_if_full()
+
+    def writelines(self, list_of_data):
+        """Send all buffers of an iterable, in one step: nothing is sent if one of them is not bytes-like.
+
+        pause_writing() is called after the last, so nothing that it does can cut the others, or come between them.
+        """
+        cdef list parts = list(list_of_data)
+        cdef bint taken = False
+        cdef Py_buffer view
+        for data in parts:
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise not_bytes_like(data)
+            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            PyBuffer_Release(&view)
+        if not self.may_write():
+            return
+        self.amid_lines = True
+        try:
+            for data in parts:
+                if self.take(data):
+                    taken = True
+                    if self.backlog.size:
+                        self.pump(False)
+        finally:
+            self.amid_lines = False
+            if taken:
+                self.send_taken()
+        self.pause_if_full()
+
+    cdef bint may_write(self) except -1:
+        """Whether written bytes are taken; if not, the owner says why."""
+        if self.qp is not None and self.qp.pid != verbs.rn_pid:
+            raise RuntimeError(f"this connection was opened by process {self.qp.pid}; open another after fork")
+        if self.writable and self.opened:
+            return True
+        if self.owner is not None:
+            self.owner._write_refused()
+        return False
+
+    cdef bint take(self, data) except -1:
+        """Put bytes into frames, or behind those that wait. False: there are none, or they are refused."""
         cdef Py_buffer view
         cdef Loan loan
         if PyBytes_CheckExact(data):
-            self.accept(data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        elif (
+            return self.accept(data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        if (
             PyMemoryView_Check(data) and PyMemoryView_GET_BUFFER(data).len >= LEND_BYTES
             and (self.lends or PyBytes_CheckExact(data.obj))
             and data.obj is not None    # else it is good for this call only: io.BufferedWriter passes such
         ):
             loan = loan_of(data)
-            self.accept(loan, loan.data, loan.size)
-        elif isinstance(data, (bytes, bytearray, memoryview)):
+            return self.accept(loan, loan.data, loan.size)
+        if isinstance(data, (bytes, bytearray, memoryview)):
             PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
             try:
-                self.accept(None, <const char *>view.buf, view.len)
+                return self.accept(None, <const char *>view.buf, view.len)
             finally:
                 PyBuffer_Release(&view)
-        else:
-            raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+        raise not_bytes_like(data)
 
-    def writelines(self, list_of_data):
-        """Send all of an iterable's buffers; they coalesce as successive writes do."""
-        for data in list_of_data:
-            self.write(data)
-
-    cdef int accept(self, object owner, const char *data, size_t size) except -1:
+    cdef bint accept(self, object owner, const char *data, size_t size) except -1:
         """Take `size` bytes. `owner` is the exact `bytes` or the Loan that they are all of, or None: then copy."""
         cdef size_t taken = 0
-        if self.qp is not None and self.qp.pid != verbs.rn_pid:
-            raise RuntimeError(f"this connection was opened by process {self.qp.pid}; open another after fork")
-        if not self.writable or not self.opened:
-            if self.owner is not None:
-                self.owner._write_refused()
-            return 0
-        if size == 0:
-            return 0
+        if not self.may_write() or size == 0:
+            return False
         if self.backlog.size == 0 and (owner is None or size < BORROW_BYTES):
             taken = self.copy_in(data, size)
             if taken == GONE:
-                return 0
+                return False
         if type(owner) is Loan:
             self.backlog.append_loan(owner)
         elif taken < size:
             if owner is None or taken:
                 owner = PyBytes_FromStringAndSize(NULL, size - taken)
                 if not self.carried(PyBytes_AS_STRING(owner), data + taken, size - taken):
-                    return 0
+                    return False
             self.backlog.append(owner)
+        return True
+
+    cdef int send_taken(self) except -1:
+        """Post what was taken, now or at the end of the engine's pass."""
         if self.engine.in_pass:
             # Whoever runs now was called from a pass, which flushes before it ends.
             if self.backlog.size:
@@ -704,7 +745,11 @@ cdef class Connection:
                 self.pump(False)
             self.engine.flush_later(self)
             self.engine.wake()
-        if self.is_full() and not self.protocol_paused:
+        return 0
+
+    cdef inline int pause_if_full(self) except -1:
+        """Call pause_writing(), if it is due. This is the last step of a call: the protocol may do anything there."""
+        if self.is_full() and not self.protocol_paused and self.owner is not None:
             self.protocol_paused = True
             self.owner._pause_writing()
         return 0
@@ -811,7 +856,7 @@ cdef class Connection:
             budget -= 1
         self.post_sends()
         self.set_blocked(self.backlog.size > 0 or self.fill == self.frame_bytes)
-        if self.backlog.spent:
+        if self.backlog.spent and not self.amid_lines:
             self.backlog.let_go()
         return 0
 
@@ -1488,6 +1533,11 @@ cdef class Connection:
         """Bytes accepted by write() and not yet handed to the device, or read by it from memory that can change."""
         return self.fill + self.backlog.size + self.backlog.lent
 
+    @property
+    def borrows_memory(self):
+        """Whether something is written, and not read yet, that lies in memory that can change."""
+        return self.backlog.loans > 0
+
     def get_write_buffer_limits(self):
         """(low, high), in bytes."""
         return (self.low_water_bytes, self.high_water_bytes)
@@ -1506,9 +1556,7 @@ cdef class Connection:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
         self.high_water_bytes = high
         self.low_water_bytes = low
-        if self.is_full() and not self.protocol_paused and self.owner is not None:
-            self.protocol_paused = True
-            self.owner._pause_writing()
+        self.pause_if_full()
 
     def stats(self):
         return {
