@@ -4,6 +4,7 @@ usage: python examples/echo_client.py [HOST] [PORT]
 """
 
 import asyncio
+import contextlib
 import sys
 
 import rdmanet
@@ -23,4 +24,5 @@ async def main(host: str = "127.0.0.1", port: str = "7471") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:3]))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(*sys.argv[1:3]))

@@ -11,6 +11,7 @@ only a Call or an Answer, only FUNCTIONS can be called, and printable() escapes 
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Awaitable, Callable
@@ -116,4 +117,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

@@ -56,6 +56,25 @@ def endpoint(address: tuple[object, ...]) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
+def name_peer(error: BaseException | None, peer: tuple[object, ...] | None) -> None:
+    """Put the peer's address into the text of a connection's error, unless it is there already.
+
+    :param peer: (ip, port), as for `endpoint`; None if it is not known
+    """
+    if not isinstance(error, OSError) or peer is None or endpoint(peer) in str(error):
+        return
+    if error.errno is None:
+        error.args = (f"{error} (peer {endpoint(peer)})",)
+    else:
+        error.strerror = f"{error.strerror} (peer {endpoint(peer)})"
+        error.args = (error.errno, error.strerror)
+
+
+def _text_of(error: OSError) -> dict[str, object]:
+    """What a copy of an error is to have besides its constructor's arguments: a peer may have been named."""
+    return {"strerror": error.strerror, "args": error.args}
+
+
 def printable(text: str, most: int = PEER_TEXT_MAX) -> str:
     """A text that a peer has chosen, made safe to print: without line breaks, terminal escapes and characters that
     change the direction of the text around them, and of limited length.
@@ -133,7 +152,7 @@ class DeviceLostError(RdmaError, ConnectionError):
         super().__init__(errno.ENODEV, f"device {device} is lost: {event}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.device, self.event)
+        return type(self), (self.device, self.event), _text_of(self)
 
 
 class ProtocolError(ConnectionError):
@@ -175,9 +194,7 @@ class CompletionError(ConnectionError):
         super().__init__(number, f"{what}: {name}{where}{detail}{f' ({hint})' if hint else ''}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The text may say more than these tell.
-        given = (self.status, self.opcode, self.vendor_err, self.qp_num)
-        return type(self), given, {"strerror": self.strerror}
+        return type(self), (self.status, self.opcode, self.vendor_err, self.qp_num), _text_of(self)
 
 
 class RemoteAccessError(CompletionError):
@@ -213,7 +230,7 @@ class RemoteAccessError(CompletionError):
 
     def __reduce__(self) -> tuple[object, ...]:
         known = (self.status, self.opcode, self.vendor_err, self.qp_num)
-        return type(self), (*known, self.address, self.length, self.rkey)
+        return type(self), (*known, self.address, self.length, self.rkey), _text_of(self)
 
 
 class CompletionResetError(CompletionError, ConnectionResetError):
@@ -236,7 +253,8 @@ class CompletionResetError(CompletionError, ConnectionResetError):
         super().__init__(status, opcode, vendor_err, qp_num, why=PEER_GONE if peer_gone else "")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.status, self.opcode, self.vendor_err, self.qp_num, self.peer_gone)
+        known = (self.status, self.opcode, self.vendor_err, self.qp_num, self.peer_gone)
+        return type(self), known, _text_of(self)
 
 
 PEER_GONE = "the peer's process is gone"

@@ -39,7 +39,7 @@ from rdmanet._core import CMID, QP, AsyncEvent, CMEvent, StreamEngine, WCStatus
 from rdmanet.addresses import SockAddr
 from rdmanet.callbacks import Callbacks, is_buffered
 from rdmanet.connection import Connection, Failure
-from rdmanet.errors import CompletionResetError, completion_error
+from rdmanet.errors import CompletionResetError, completion_error, name_peer
 from rdmanet.establish import Endpoint, Role
 from rdmanet.loop_context import LoopContext
 from rdmanet.memory import Posted
@@ -57,6 +57,19 @@ logger = logging.getLogger("rdmanet")
 _STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DISCONNECT, _RELEASE = map(
     int, Action
 )
+
+
+_NAMES_PEER = frozenset(
+    (
+        Event.ABORT_RECEIVED,
+        Event.DISCONNECTED,
+        Event.CUT_OFF,
+        Event.PEER_VIOLATED,
+        Event.TIMED_OUT,
+        Event.WRITE_DROPPED,
+    )
+)
+"""The events after which an error is the connection's, and not the program's own."""
 
 
 def _nothing() -> None:
@@ -311,6 +324,8 @@ class Lifecycle:
             return  # after a fork: the connection is the parent's, and goes on there
         machine = self.machine
         actions = int(machine.receive(event, error))
+        if event in _NAMES_PEER:
+            name_peer(machine.error, self.facts.get("peername"))
         if self._readiness is not None and machine.state is not State.OPEN:
             self._readiness.show(True)
         if not actions:
@@ -406,6 +421,7 @@ class Lifecycle:
             f"closing made no progress for {self._config.close_timeout} s, "
             f"{self.connection.get_write_buffer_size()} bytes were not sent",
         )
+        name_peer(error, self.facts.get("peername"))
         if self.close_when_resumed:
             self.fail(error)
         else:
@@ -656,6 +672,7 @@ class Lifecycle:
         ):
             unclosed = f"unclosed transport {transport!r}"
             error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
+            name_peer(error, self.facts.get("peername"))
         self.end_now(error)
         if unclosed:  # last, because the program may turn warnings into exceptions
             warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=transport)

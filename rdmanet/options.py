@@ -51,11 +51,23 @@ def keepalive_of(value: object) -> Keepalive | None:
     return idle, interval, count
 
 
+def _check_seconds(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+        raise TypeError(f"{name}={value!r} is neither a number of seconds nor None")
+    if not float(value) >= 0:  # NaN is not, either
+        raise ValueError(
+            f"{name}={value!r} is negative or no number: it is in seconds, 0 or more; None is no limit"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
     """The options of one connection, or of all that a server accepts; times in seconds, sizes in bytes.
 
-    :raises ValueError: a size is out of range
+    :raises TypeError: a size is no whole number, or a time no number
+    :raises ValueError: a size is out of range, or a time is negative
     """
 
     slot_bytes: int = SLOT_BYTES
@@ -84,8 +96,17 @@ class StreamConfig:
             ("first_slot_bytes", self.first_slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
             ("data_slots", self.data_slots, 1, STREAM_DATA_SLOTS_MAX),
         ):
+            if not hasattr(value, "__index__"):
+                unit = "bytes" if name.endswith("bytes") else "slots"
+                raise TypeError(f"{name}={value!r} is not a whole number of {unit}, of {least} to {most}")
             if not least <= operator.index(value) <= most:
                 raise ValueError(f"{name}={value!r} is not between {least} and {most}")
+        for name, seconds in (
+            ("connect_timeout", self.connect_timeout),
+            ("close_timeout", self.close_timeout),
+            ("busy_poll", self.busy_poll),
+        ):
+            _check_seconds(name, seconds)
         object.__setattr__(self, "keepalive", keepalive_of(self.keepalive))
         if self.lost_peer not in ("error", "eof"):
             raise ValueError(f"lost_peer={self.lost_peer!r} is neither 'error' nor 'eof'")

@@ -76,6 +76,11 @@ class Regions:
         self, mr: MR, access: AccessFlags | str, name: str, revoke_timeout: float
     ) -> AsyncIterator[credit.Region]:
         """See ``RdmaTransport.offer``."""
+        if not isinstance(mr, MR):
+            raise TypeError(
+                f"offer(mr): {type(mr).__name__!r} is not a memory region. Register the memory first:"
+                " mr = transport.get_extra_info('rdma_pd').reg_mr(memory, access), with AccessFlags.MW_BIND in access"
+            )
         rights = rights_of(access, mr, self.engine)
         timeout = patience(revoke_timeout)
         lease = Lease(self, mr, rights, self._loop)

@@ -78,6 +78,28 @@ def heard_interrupts():
 @pytest.mark.parametrize(
     "server",
     [
+        ["kv_store.py", "serve", "-p", "0"],
+        ["rping.py", "-s", "-a", "127.0.0.1", "-p", "0"],
+        ["rpc.py", "serve", "127.0.0.1", "0"],
+        ["rpc.py", "serve", "--tcp", "127.0.0.1", "0"],
+    ],
+    ids=" ".join,
+)
+def test_an_interrupt_prints_no_traceback(server):
+    process = subprocess.Popen(
+        command(*server), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout.readline().startswith("listening on")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert errors == ""
+
+
+@pytest.mark.usefixtures("heard_interrupts")
+@pytest.mark.parametrize(
+    "server",
+    [
         ["echo_server.py"],
         ["echo_server.py", "--streams"],
         ["rpc.py", "serve"],

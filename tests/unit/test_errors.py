@@ -116,3 +116,26 @@ def test_an_error_about_secrets_names_the_variable_that_is_set(name, monkeypatch
         f"the server has another secret than {name} here"
     )
     assert str(errors.cm_error("REJECTED", 0x5303)).endswith(f"and one is set here ({name})")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(errno.ECONNRESET, "the peer aborted the connection"),
+        errors.ProtocolError("a frame of kind 9"),
+        errors.completion_error(5, "send", 0, 0x11, peer_gone=True),
+        errors.completion_error(10, "read", 0, 0x11, (0x1000, 8, 0x22)),
+        errors.completion_error(4, "send"),
+        errors.DeviceLostError("mlx5_0", "DEVICE_FATAL"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_peer_is_named_once_and_its_name_travels(error):
+    before = str(error)
+    errors.name_peer(error, None)
+    assert str(error) == before
+    for _ in range(2):
+        errors.name_peer(error, PEER)
+    assert str(error) == f"{before} (peer 10.0.0.1:7471)"
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.errno) == (type(error), str(error), error.errno)

@@ -1,0 +1,154 @@
+"""Local addresses, scopes, and arguments that are refused: what the keywords say, and what the errors say of them."""
+
+import asyncio
+import errno
+import socket
+
+import pytest
+from harness import HOST, Net, Recorder
+
+import rdmanet
+from rdmanet.addresses import resolve
+from rdmanet.scopes import scope_of, with_scope
+
+pytestmark = [pytest.mark.once, pytest.mark.embedded_only("takes addresses of the loopback interface")]
+
+
+def entry(*address):
+    family = socket.AF_INET if len(address) == 2 else socket.AF_INET6
+    return family, socket.SOCK_STREAM, 6, "", address
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """Names that resolve to what a test says, by the loop under test."""
+    known: dict[str, list[tuple]] = {}
+
+    def use(loop):
+        async def getaddrinfo(host, port, **hints):
+            return [entry(address[0], port, *address[2:]) for address in known[host]]
+
+        class Resolving:
+            def __getattr__(self, name):
+                return getaddrinfo if name == "getaddrinfo" else getattr(loop, name)
+
+        resolving = Resolving()
+        monkeypatch.setattr(
+            "rdmanet.transport.resolve",
+            lambda loop, *rest: resolve(resolving, *rest),  # type: ignore[arg-type]
+        )
+        return known
+
+    return use
+
+
+V4, V6 = ("127.0.0.1", 0), ("::1", 0, 0, 0)
+
+
+@pytest.mark.parametrize("own", [[V4, V6], [V6, V4]], ids=["4 first", "6 first"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_local_name_gives_the_address_of_the_family_in_hand(net: Net, names, own, host):
+    names(net.loop)["here"] = own
+    server = await rdmanet.start_rdma_server(Recorder, host, 0)
+    net.servers.append(server)
+    transport, _ = await rdmanet.create_rdma_connection(
+        net.remember(Recorder), host, server.sockets[0].getsockname()[1], local_addr=("here", 0)
+    )
+    assert transport.get_extra_info("sockname")[0] == host
+
+
+async def test_an_address_without_a_local_one_of_its_family_is_passed_over(net: Net, names):
+    known = names(net.loop)
+    known |= {"here": [V4], "both": [V6, V4], "six": [V6]}
+    server, port = await net.serve()
+    transport, _ = await rdmanet.create_rdma_connection(
+        net.remember(Recorder), "both", port, local_addr=("here", 0)
+    )
+    assert transport.get_extra_info("peername")[0] == HOST
+    with pytest.raises(
+        OSError, match=rf"\[::1\]:{port}: local_addr=\('here', 0\) has no IPv6 address"
+    ) as told:
+        await rdmanet.create_rdma_connection(Recorder, "six", port, local_addr=("here", 0))
+    assert told.value.errno == errno.EADDRNOTAVAIL
+
+
+async def test_a_link_local_address_keeps_its_scope(net: Net):
+    index = socket.if_nametoindex("lo")
+    for host in ("fe80::1%lo", f"fe80::1%{index}"):
+        assert await resolve(net.loop, host, 7471, 0, 0, 0) == [("fe80::1", 7471, 0, index)]
+        assert await resolve(net.loop, host, "7471", 0, 0, 0) == [("fe80::1", 7471, 0, index)]
+    with pytest.raises(OSError, match="this host has no interface 'nope'"):
+        await resolve(net.loop, "fe80::1%nope", 7471, 0, 0, 0)
+
+
+def test_a_scope_is_added_only_where_it_is_missing():
+    index = socket.if_nametoindex("lo")
+    assert [scope_of(host) for host in ("::1", "10.0.0.1", None, b"::1")] == [0] * 4
+    found = [("fe80::1", 1, 0, 0), ("fe80::1", 1, 0, 7), ("10.0.0.1", 1), ("10.0.0.1", 1)]
+    assert with_scope("fe80::1%lo", found) == [
+        ("fe80::1", 1, 0, index),
+        ("fe80::1", 1, 0, 7),
+        ("10.0.0.1", 1),
+    ]
+    assert with_scope("a.name", found[:1]) == found[:1]
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "error"),
+    [
+        ("connect_timeout", -1, ValueError),
+        ("connect_timeout", float("nan"), ValueError),
+        ("connect_timeout", "3", TypeError),
+        ("close_timeout", -0.5, ValueError),
+        ("busy_poll", -1, ValueError),
+        ("busy_poll", "always", TypeError),
+        ("slot_bytes", "64K", TypeError),
+        ("slot_bytes", 65536.0, TypeError),
+        ("first_slot_bytes", None, TypeError),
+        ("data_slots", "16", TypeError),
+        ("data_slots", 0, ValueError),
+    ],
+)
+async def test_an_argument_is_refused_by_name_and_value(net: Net, keyword, value, error):
+    for call in (rdmanet.open_rdma_connection, rdmanet.start_rdma_server):
+        if call is rdmanet.start_rdma_server and keyword == "connect_timeout":
+            continue
+        arguments = (HOST, 1) if call is rdmanet.open_rdma_connection else (Recorder, HOST, 0)
+        with pytest.raises(error, match=f"{keyword}={value!r}"):
+            await call(*arguments, **{keyword: value})
+
+
+async def test_memory_that_is_not_registered_cannot_be_offered(net: Net):
+    client, _ = await net.pair()
+    with pytest.raises(TypeError, match=r"offer\(mr\): 'bytearray' is not a memory region.*reg_mr"):
+        async with client.transport.offer(bytearray(64)):
+            pass
+
+
+# ---- errors name the peer
+
+
+async def test_the_error_of_an_aborted_connection_names_host_and_port(net: Net):
+    client, server = await net.pair()
+    peer = client.transport.get_extra_info("peername")
+    server.transport.abort()
+    error = await client.until_lost()
+    assert isinstance(error, ConnectionResetError)
+    assert f"the peer aborted the connection (peer {HOST}:{peer[1]})" in str(error)
+
+
+async def test_the_error_of_a_stream_names_host_and_port(net: Net):
+    made: asyncio.Future = net.loop.create_future()
+    server = await rdmanet.start_rdma_stream_server(lambda r, w: made.set_result(w), HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    reader, writer = await rdmanet.open_rdma_connection(HOST, port)
+    (await made).transport.abort()
+    with pytest.raises(ConnectionResetError, match=f"{HOST}:{port}"):
+        await reader.read()
+    server.close()
+    with pytest.raises(ConnectionResetError, match=f"{HOST}:{port}"):
+        await writer.wait_closed()
+    await server.wait_closed()
