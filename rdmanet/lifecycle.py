@@ -499,6 +499,7 @@ class Lifecycle:
         self.writing.write_dropped()
 
     def _pause_writing(self) -> None:
+        self.writing.pausing()
         try:
             self.callbacks.protocol.pause_writing()  # type: ignore[union-attr]
         except Exception as exc:

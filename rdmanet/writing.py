@@ -33,6 +33,7 @@ class WritingHalf:
         self._connection = connection
         self._late_writes = 0
         self._reserved = False
+        self._for_file = False
         self._for_room: list[asyncio.Future[None]] = []
         self._half_closed: asyncio.Future[None] | None = None
 
@@ -66,13 +67,20 @@ class WritingHalf:
             finally:
                 self._reserve(True)
 
-        if self._reserved:
+        if self._for_file:
             raise RuntimeError("sendfile is in progress already")
+        self._for_file = True
         self._reserve(True)
         try:
             yield write_reserved
         finally:
+            self._for_file = False
             self._reserve(False)
+
+    def pausing(self) -> None:
+        """pause_writing() is about to be called, perhaps by a write of `reserved`: the protocol may not write there."""
+        if self._for_file:
+            self._reserve(True)
 
     def _reserve(self, reserved: bool) -> None:
         self._reserved = reserved

@@ -266,3 +266,27 @@ async def test_asyncios_own_is_for_its_own(net: Net, path):
     client, _ = await net.pair(Recorder)
     with path.open("rb") as file, pytest.raises((RuntimeError, NotImplementedError)):
         await net.loop.sendfile(client.transport, file)
+
+
+async def test_a_protocol_that_writes_when_a_file_makes_it_pause_is_refused(net: Net, path, content):
+    """Its bytes would land in the middle of the file."""
+
+    class Writing(Recorder):
+        def pause_writing(self):
+            super().pause_writing()
+            try:
+                self.transport.write(b"X")
+            except RuntimeError as exc:
+                refusals.append(str(exc))
+
+    refusals: list[str] = []
+    client, server = await net.pair(client=Writing)
+    server.transport.pause_reading()
+    with path.open("rb") as file:
+        sending = asyncio.ensure_future(rdmanet.sendfile(client.transport, file))
+        await client.until(lambda: client.writing_paused)
+        server.transport.resume_reading()
+        assert await sending == MIB
+    assert refusals and all("sendfile is in progress" in refusal for refusal in refusals)
+    client.transport.write(b"end")
+    assert await server.until_received(MIB + 3) == content + b"end"
