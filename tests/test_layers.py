@@ -17,7 +17,12 @@ PACKAGE = Path(__file__).parents[1] / "rdmanet"
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
-    [{"errors", "credit", "placement", "slots", "remote", "qpinfo"}, {"log_rate"}, {"environment"}],
+    [
+        {"errors", "credit", "placement", "slots", "remote", "qpinfo"},
+        {"log_rate"},
+        {"environment"},
+        {"scopes"},
+    ],
     [{"_core", "_verbs"}],
     [
         {"protocol", "offers"},
