@@ -44,3 +44,8 @@ def test_mooncake(case):
 @pytest.mark.parametrize("case", DLSLIME)
 def test_dlslime(case):
     run("dlslime_pair.py", case)
+
+
+@pytest.mark.parametrize("engine", ["nixl", "mooncake", "dlslime"])
+def test_what_the_page_shows(engine):
+    run("page.py", engine)
