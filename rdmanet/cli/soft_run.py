@@ -10,6 +10,9 @@ device, below /dev/infiniband and /sys/class/infiniband.
 
 There is nothing to clean up afterwards. The library path names a directory in the user's cache with three symbolic
 links: two to the device, one for each library name, and one to the small library. Later runs use the same directory.
+--namespace mounts the device's files at the kernel's paths, in a mount namespace of PROGRAM's own, for programs that
+make system calls themselves.
+
 --faults makes the device fail on purpose, as PROGRAM's environment would by RDMANET_SOFT_CHAOS.
 
 A program that the dynamic loader does not serve, for instance a static one, runs all the same, after a warning.
@@ -23,7 +26,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rdmanet.cli import soft_tree
+from rdmanet.cli import soft_namespace, soft_tree
 from rdmanet.cli.soft_program import why_it_escapes
 
 NAMES = ("libibverbs.so.1", "librdmacm.so.1")
@@ -38,7 +41,9 @@ DEFAULTS = {"RDMANET_SOFT_ARM": "lenient", "RDMANET_SOFT_ADOPT": "1"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "rdmanet soft-run [--show-path] [--no-files] [--faults TEXT] -- PROGRAM [ARGUMENT ...]"
+    parser.usage = (
+        "rdmanet soft-run [--show-path] [--no-files] [--namespace] [--faults TEXT] -- PROGRAM [ARGUMENT ...]"
+    )
     parser.add_argument(
         "--show-path",
         action="store_true",
@@ -49,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="preload nothing: only the names libibverbs.so.1 and librdmacm.so.1 lead to the device, and it has no "
         "files below /dev/infiniband and /sys/class/infiniband",
+    )
+    parser.add_argument(
+        "--namespace",
+        action="store_true",
+        help="show the device's files also to programs that make system calls themselves: in a mount namespace",
     )
     parser.add_argument(
         "--faults",
@@ -95,6 +105,19 @@ def run(args: argparse.Namespace) -> int:
     except OSError as exc:
         print(f"soft-run: the device's files cannot be made: {exc}; --no-files runs without", file=sys.stderr)
         return 1
+    if args.namespace:
+        try:
+            soft_namespace.enter(Path(variables[TREE]))
+        except KeyError:
+            print(
+                "soft-run: --namespace shows the device's files, and --no-files asks for none",
+                file=sys.stderr,
+            )
+            return 2
+        except OSError as exc:
+            said = f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
+            print(f"soft-run: --namespace: {said}", file=sys.stderr)
+            return 1
     try:
         os.execvpe(command[0], command, variables)
     except OSError as exc:

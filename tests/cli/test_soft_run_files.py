@@ -227,8 +227,9 @@ int main()
 	for (const auto &entry : std::filesystem::directory_iterator(gids))
 		count += entry.path().parent_path() == gids && std::filesystem::is_regular_file(entry.path());
 	std::getline(file, text);
-	std::cout << text << " " << count << " " << std::filesystem::is_character_file("/dev/infiniband/rdmanet_soft0")
-		  << " " << std::filesystem::canonical("/sys/class/infiniband/soft0/device").string() << std::endl;
+	std::cout << text << " " << count << " ";
+	std::cout << std::filesystem::is_character_file("/dev/infiniband/rdmanet_soft0") << " ";
+	std::cout << std::filesystem::canonical("/sys/class/infiniband/soft0/device").string() << std::endl;
 }
 """
 
@@ -363,12 +364,14 @@ def test_processors_as_the_kernel_writes_them():
 
 # Python itself may be out of another user's reach, so it is loaded before.
 BECOME = """
-import argparse, os, sys
+import argparse, ctypes, os, sys
 import rdmanet._core
 from rdmanet.cli import soft_run
 os.setgroups([])
 os.setgid(61001)
 os.setuid(61001)
+PR_SET_DUMPABLE = 4  # as after execve(): the files in /proc/self are this user's
+ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 parser = argparse.ArgumentParser()
 soft_run.add_arguments(parser)
 sys.exit(soft_run.run(parser.parse_args()))
