@@ -59,9 +59,13 @@ def endpoint(address: tuple[object, ...]) -> str:
 def name_peer(error: BaseException | None, peer: tuple[object, ...] | None) -> None:
     """Put the peer's address into the text of a connection's error, unless it is there already.
 
+    A lost device is named instead: no peer has to do with it.
+
     :param peer: (ip, port), as for `endpoint`; None if it is not known
     """
-    if not isinstance(error, OSError) or peer is None or endpoint(peer) in str(error):
+    if not isinstance(error, OSError) or isinstance(error, DeviceLostError):
+        return
+    if peer is None or endpoint(peer) in str(error):
         return
     if error.errno is None:
         error.args = (f"{error} (peer {endpoint(peer)})",)
@@ -152,7 +156,7 @@ class DeviceLostError(RdmaError, ConnectionError):
         super().__init__(errno.ENODEV, f"device {device} is lost: {event}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.device, self.event), _text_of(self)
+        return type(self), (self.device, self.event)
 
 
 class ProtocolError(ConnectionError):

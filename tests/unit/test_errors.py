@@ -126,7 +126,6 @@ def test_an_error_about_secrets_names_the_variable_that_is_set(name, monkeypatch
         errors.completion_error(5, "send", 0, 0x11, peer_gone=True),
         errors.completion_error(10, "read", 0, 0x11, (0x1000, 8, 0x22)),
         errors.completion_error(4, "send"),
-        errors.DeviceLostError("mlx5_0", "DEVICE_FATAL"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -139,3 +138,9 @@ def test_a_peer_is_named_once_and_its_name_travels(error):
     assert str(error) == f"{before} (peer 10.0.0.1:7471)"
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.errno) == (type(error), str(error), error.errno)
+
+
+def test_a_lost_device_is_named_and_no_peer():
+    error = errors.DeviceLostError("mlx5_0", "DEVICE_FATAL")
+    errors.name_peer(error, PEER)
+    assert "mlx5_0" in str(error) and "10.0.0.1" not in str(error)
