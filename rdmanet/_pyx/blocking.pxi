@@ -54,11 +54,10 @@ cdef str READING = "reading", WRITING = "writing"   # calls
 
 
 cdef object late(wait_for what, error):
-    """The error of a wait that took too long says for what; one of a signal's handler, or the device's, stays as it is."""
+    """The error of a wait that took too long says for what; that of a signal's handler, or the device's, stays."""
     if not str(error).startswith("not within "):
         return error
     return TimeoutError(f"{'no byte came' if what == FOR_BYTES else 'the peer took no more bytes'}: {error}")
-
 
 
 cdef inline uint64_t deadline_of(timeout) except? 0:

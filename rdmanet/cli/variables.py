@@ -27,6 +27,7 @@ _EFFECTS = {
     "RDMANET_SOFT_CMA": "whether the kernel copies between processes",
     "RDMANET_SOFT_CM_TIMEOUT": "how long the connection manager waits for an answer, in ms",
     "RDMANET_SOFT_DEFER": "how much later each work request is executed, in µs",
+    "RDMANET_SOFT_FILES": "where the files are that programs under soft-run see",
     "RDMANET_SOFT_LIBRARY": "the build of the embedded device",
     "RDMANET_SOFT_LINK": "the link layer of the embedded device's port",
     "RDMANET_SOFT_LOG": "whether the embedded device logs more lines",
