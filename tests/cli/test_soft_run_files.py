@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rdmanet import _core
+from rdmanet.cli.soft_run import FILES
 from rdmanet.cli.soft_tree import _mask
 
 from .test_soft_run import STRANGER, environment, soft_run  # noqa: F401
@@ -378,16 +380,26 @@ sys.exit(soft_run.run(parser.parse_args()))
 """
 
 
+def home_of_another(home, environment):  # noqa: F811
+    """An environment in which a user finds all in this folder: the tree may be closed to others than root."""
+    os.chown(home, 61001, 61001)
+    device = Path(_core.Library.embedded().path)
+    for each in (device, device.with_name(FILES)):
+        shutil.copy(each, home)
+    ours = {"XDG_CACHE_HOME": home, "HOME": home, "RDMANET_SOFT_LIBRARY": f"{home}/{device.name}"}
+    return environment | ours
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_user_who_is_not_root(environment, calls):  # noqa: F811
     """The tree is the user's own, in a cache of its own."""
     with tempfile.TemporaryDirectory() as home:
-        os.chown(home, 61001, 61001)
+        theirs = home_of_another(home, environment)
         program = shutil.copy(calls, Path(home) / "calls")
         for path, kind in ((NODE, "node"), (f"{PORT}/link_layer", "file")):
             done = subprocess.run(
                 [sys.executable, "-c", BECOME, "--", program, path, "write"],
-                env=environment | {"XDG_CACHE_HOME": home, "HOME": home},
+                env=theirs,
                 capture_output=True,
                 text=True,
                 cwd="/",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .test_soft_run import STRANGER, environment, soft_run  # noqa: F401
-from .test_soft_run_files import BECOME
+from .test_soft_run_files import BECOME, home_of_another
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
 
@@ -102,11 +102,11 @@ def test_the_rest_is_as_before(environment, tmp_path):  # noqa: F811
 def test_a_user_who_is_not_root(environment, calls, seen):  # noqa: F811
     """In a user namespace, where the host allows it; else the error says what to do."""
     with tempfile.TemporaryDirectory() as home:
-        os.chown(home, 61001, 61001)
+        theirs = home_of_another(home, environment)
         program = shutil.copy(calls, Path(home) / "calls")
         done = subprocess.run(
             [sys.executable, "-c", BECOME, "--namespace", "--", program, *PATHS],
-            env=environment | {"XDG_CACHE_HOME": home, "HOME": home},
+            env=theirs,
             capture_output=True,
             text=True,
             cwd="/",

@@ -145,7 +145,7 @@ rdmanet.run(main())
 print(sorted(name for name in sys.modules if name.startswith("rdmanet") and not name.startswith("rdmanet.loop")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "['rdmanet', 'rdmanet.environment']\n"
+    assert done.stdout == "['rdmanet', 'rdmanet.environment', 'rdmanet.scopes']\n"
 
 
 # ---- Which fabric ------------------------------------------------------------------------------------
