@@ -41,7 +41,8 @@ def test_all() -> Step:
 
 
 def make(name: str, *targets: str, nested: bool = False, alone: bool = False, limit: float = 600) -> Step:
-    command = ["make", "--no-print-directory", *targets, f"PYTHON={python()}"]
+    # ARGS is that of `make matrix` itself, and make passes it on.
+    command = ["make", "--no-print-directory", *targets, f"PYTHON={python()}", "ARGS="]
     return Command(name, command, nested=nested, alone=alone, limit=limit)
 
 
