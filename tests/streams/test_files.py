@@ -268,7 +268,7 @@ async def test_asyncios_own_is_for_its_own(net: Net, path):
         await net.loop.sendfile(client.transport, file)
 
 
-async def test_a_protocol_that_writes_when_a_file_makes_it_pause_is_refused(net: Net, path, content):
+async def test_a_protocol_that_writes_when_a_file_makes_it_pause_is_refused(net: Net, tmp_path, content):
     """Its bytes would land in the middle of the file."""
 
     class Writing(Recorder):
@@ -280,13 +280,16 @@ async def test_a_protocol_that_writes_when_a_file_makes_it_pause_is_refused(net:
                 refusals.append(str(exc))
 
     refusals: list[str] = []
+    content *= 8  # more than a ring holds
+    path = tmp_path / "large"
+    path.write_bytes(content)
     client, server = await net.pair(client=Writing)
     server.transport.pause_reading()
     with path.open("rb") as file:
         sending = asyncio.ensure_future(rdmanet.sendfile(client.transport, file))
         await client.until(lambda: client.writing_paused)
         server.transport.resume_reading()
-        assert await sending == MIB
+        assert await sending == len(content)
     assert refusals and all("sendfile is in progress" in refusal for refusal in refusals)
     client.transport.write(b"end")
-    assert await server.until_received(MIB + 3) == content + b"end"
+    assert await server.until_received(len(content) + 3) == content + b"end"

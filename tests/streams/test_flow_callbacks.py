@@ -182,7 +182,7 @@ async def story(over_rdma: bool, call: str, during: str, act: str) -> dict[str, 
     peer.transport.resume_reading()
     if during == "resume":
         await sender.conditions.until(lambda: sender.act is None)
-    if not transport.is_closing() and not peer.end:
+    if not transport.is_closing():
         try:
             transport.write(b"end")
         except RuntimeError:
@@ -227,6 +227,7 @@ def over_tcp(call: str, during: str, act: str) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.not_on_siw("keeps a TCP port for a minute, and hundreds take them from other tests")
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("during", ["pause", "resume"])
 @pytest.mark.parametrize("call", CALLS)
