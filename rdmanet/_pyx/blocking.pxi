@@ -53,11 +53,13 @@ cdef enum:
 cdef str READING = "reading", WRITING = "writing"   # calls
 
 
-cdef object late(wait_for what, error):
-    """The error of a wait that took too long says for what; that of a signal's handler, or the device's, stays."""
-    if not str(error).startswith("not within "):
-        return error
-    return TimeoutError(f"{'no byte came' if what == FOR_BYTES else 'the peer took no more bytes'}: {error}")
+cdef object too_late(wait_for what, timeout):
+    """The error of a call that has waited for longer than its time-out."""
+    return TimeoutError(f"{not_come(what)}: not within {timeout} s")
+
+
+cdef str not_come(wait_for what):
+    return "no byte came" if what == FOR_BYTES else "the peer took no more bytes"
 
 
 cdef inline uint64_t deadline_of(timeout) except? 0:
@@ -298,16 +300,11 @@ cdef class BlockingEnd:
         """Wait until `what` holds. Raises TimeoutError, and what a signal's handler raises."""
         while not self.is_over(what):
             if self.leader:
-                try:
-                    self.follow(what, timeout, deadline)
-                except TimeoutError as exc:
-                    raise late(what, exc) from None
+                self.follow(what, timeout, deadline)
                 continue
             self.leader = PyThread_get_thread_ident()
             try:
                 self.lead(what, timeout, deadline)
-            except TimeoutError as exc:
-                raise late(what, exc) from None
             finally:
                 self.leader = 0
                 self.release_follower()
@@ -318,7 +315,7 @@ cdef class BlockingEnd:
         cdef StreamEngine engine = self.connection.engine
         cdef uint64_t now = now_ns() if deadline else 0
         if deadline and now >= deadline:
-            raise TimeoutError(f"not within {timeout} s")
+            raise too_late(what, timeout)
         if what != FOR_BYTES:
             self.tell_when_posted()
         lock = threading.Lock()
@@ -371,10 +368,11 @@ cdef class BlockingEnd:
     cdef int run_loop_until(self, wait_for what, timeout, uint64_t deadline) except -1:
         cdef uint64_t now = now_ns() if deadline else 0
         if deadline and now >= deadline:
-            raise TimeoutError(f"not within {timeout} s")
+            raise too_late(what, timeout)
         if what != FOR_BYTES:
             self.tell_when_posted()
-        self.private.run_until(self, <int>what, (deadline - now) / 1e9 if deadline else None, timeout)
+        left = (deadline - now) / 1e9 if deadline else None
+        self.private.run_until(self, <int>what, left, f"{not_come(what)}: not within {timeout} s")
         return 0
 
     cdef int tell_when_posted(self) except -1:
@@ -404,11 +402,12 @@ cdef class BlockingEnd:
                 with nogil:     # other threads may have the GIL
                     cpu_relax()
                 continue
-            if not self.private.loop.idle or not self.look(engine, timeout, deadline, let_in):
+            if not self.private.loop.idle or not self.look(engine, what, timeout, deadline, let_in):
                 return False
         return False
 
-    cdef bint look(self, StreamEngine engine, timeout, uint64_t deadline, const sigset_t *let_in) except -1:
+    cdef bint look(self, StreamEngine engine, wait_for what, timeout, uint64_t deadline,
+                   const sigset_t *let_in) except -1:
         """See what has happened; sleep until something has, if no pass is due. False: the loop is needed."""
         cdef bint is_main = self.main_thread == PyThread_get_thread_ident(), is_due
         cdef int ready
@@ -418,21 +417,22 @@ cdef class BlockingEnd:
                 return False
         if engine.scheduled:
             self.let_handlers_run(let_in)
-            ready = self.wait_for_event(timeout, deadline, let_in, True)
+            ready = self.wait_for_event(what, timeout, deadline, let_in, True)
         else:
             before = self.set_wakeup_fd(self.bell_rope, warn_on_full_buffer=False) if is_main else None
             try:
                 self.let_handlers_run(let_in)
                 # A handler may have run Python, and so another thread.
                 is_due = engine.scheduled or engine.has_work()
-                ready = self.wait_for_event(timeout, deadline, let_in, is_due)
+                ready = self.wait_for_event(what, timeout, deadline, let_in, is_due)
                 self.let_handlers_run(let_in)
             finally:
                 if is_main:
                     self.set_wakeup_fd(before)
         return ready == 0 or engine.channel_ready()
 
-    cdef int wait_for_event(self, timeout, uint64_t deadline, const sigset_t *let_in, bint is_poll) except -1:
+    cdef int wait_for_event(self, wait_for what, timeout, uint64_t deadline, const sigset_t *let_in,
+                            bint is_poll) except -1:
         """1: there is an event. 0: there is none, but perhaps a signal, or another thread has rung the bell."""
         cdef pollfd fds[2]
         cdef timespec t
@@ -443,7 +443,7 @@ cdef class BlockingEnd:
             until = look
         now = now_ns() if until else 0
         if deadline and now >= deadline:
-            raise TimeoutError(f"not within {timeout} s")
+            raise too_late(what, timeout)
         if until > now and not is_poll:
             ns = until - now
         t.tv_sec = <time_t>(ns // 1000000000)

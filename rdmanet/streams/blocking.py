@@ -560,19 +560,22 @@ class _PrivateLoop:
         """Run what the loop has to run now."""
         self._run(asyncio.sleep(0))
 
-    def run_until(self, end: _BlockingProtocol, what: int, timeout: float | None, said: float | None) -> None:
-        """Run the loop until a call may go on; the TimeoutError names the limit that the call had."""
-        self.run(lambda: end.until(what), timeout, said)
+    def run_until(self, end: _BlockingProtocol, what: int, timeout: float | None, late: str) -> None:
+        """Run the loop until a call may go on.
+
+        :param late: the text of the TimeoutError: it names the limit that the call had
+        """
+        self.run(lambda: end.until(what), timeout, late)
 
     def run(
         self,
         call: Callable[[], Coroutine[Any, Any, _T]],
         timeout: float | None,
-        said: float | None = None,
+        late: str = "",
     ) -> _T:
         """Run the loop until the coroutine ends. If that takes longer, cancel it and raise TimeoutError.
 
-        :param said: what the error says the time limit was, if it is not `timeout`
+        :param late: the text of the error, if it is not to name `timeout`
         """
 
         async def bounded() -> _T:
@@ -586,7 +589,7 @@ class _PrivateLoop:
         except TimeoutError as exc:
             if exc.args:
                 raise
-            raise TimeoutError(f"not within {timeout if said is None else said} s") from None
+            raise TimeoutError(late or f"not within {timeout} s") from None
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         try:
