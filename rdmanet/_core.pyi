@@ -2186,6 +2186,8 @@ class CMID(Resource):
 
 # ---- The data engine: what loop_context.py and lifecycle.py build on ----
 
+EMBEDDED_ARENA_BYTES: int
+EMBEDDED_MAX_INLINE: int
 STREAM_CONTROL_BODY_BYTES: int
 STREAM_DATA_SLOTS_MAX: int
 STREAM_FIRST_SLOT_BYTES: int

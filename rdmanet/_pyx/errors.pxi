@@ -4,8 +4,10 @@
 # OSError picks its own subclass by the number: TimeoutError, PermissionError...
 
 
-cdef enum:
-    ARENA_BYTES = 536870912  # the embedded device's own memory: RN_ARENA_SIZE in soft/shm/arena.h
+# Of the embedded device: the size of its own memory, and how much it sends inline at most. soft/shm/arena.h and
+# soft/shm/limits.h have the same numbers.
+EMBEDDED_ARENA_BYTES = 512 << 20
+EMBEDDED_MAX_INLINE = 1024
 
 
 cdef int check(int rc, str call) except -1:
@@ -23,8 +25,8 @@ cdef str reason_of(int rc):
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = "as large as the kernel allows" if soft == resource.RLIM_INFINITY else f"{soft} bytes large"
     return (f"{text}: files may be {limit} (RLIMIT_FSIZE, `ulimit -f`), and memory that peers map is a file; that of "
-            f"the embedded device itself has {ARENA_BYTES} bytes, of which only those exist that are used. Raise the "
-            "limit: `ulimit -f unlimited`; for a service LimitFSIZE=infinity")
+            f"the embedded device itself has {EMBEDDED_ARENA_BYTES} bytes, of which only those exist that are used. "
+            "Raise the limit: `ulimit -f unlimited`; for a service LimitFSIZE=infinity")
 
 
 cdef int check_locked(int rc, str call, size_t length) except -1:

@@ -299,10 +299,6 @@ cdef int check_queues(init_attr) except -1:
     return 0
 
 
-cdef enum:
-    DEVICE_MAX_INLINE = 1024  # what the embedded device sends inline at most: RN_MAX_INLINE in soft/shm/limits.h
-
-
 cdef str why_not_created(Context context, init_attr, int error):
     """The probable error in a QPInitAttr that was refused, with the numbers."""
     if error not in (EINVAL, ENOMEM):
@@ -318,7 +314,7 @@ cdef str why_not_created(Context context, init_attr, int error):
         ) if value > most
     ])
     if not text and cap.max_inline_data:
-        most = f"at most {DEVICE_MAX_INLINE}" if context.library.embedded_device else "a number that it does not tell"
+        most = f"at most {EMBEDDED_MAX_INLINE}" if context.library.embedded_device else "a number that it does not tell"
         text = f"; max_inline_data {cap.max_inline_data} may be more than {context.name} takes, which is {most}"
     if init_attr.qp_type == QPType.XRC_RECV and getattr(init_attr, "xrcd", None) is None:
         text += "; it has no xrcd, see QPInitAttrEx"

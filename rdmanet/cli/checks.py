@@ -23,8 +23,6 @@ from rdmanet.cli.variables import is_blamed, variables
 
 # Below this much lockable memory a server with a hundred connections cannot register its rings.
 _MEMLOCK_BYTES = 64 << 20
-# The size of the embedded device's own memory (RN_ARENA_SIZE in soft/shm/arena.h).
-_ARENA_BYTES = 512 << 20
 # From this version on the kernel copies pinned pages for a forked child, so that the parent keeps its registered pages.
 _KERNEL_COPIES_ON_FORK = (5, 12)
 _MODULES = {
@@ -151,13 +149,13 @@ def filesize(root: Path) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft == resource.RLIM_INFINITY:
         yield Finding("filesize", "ok", "unlimited")
-    elif soft < _ARENA_BYTES:
+    elif soft < _core.EMBEDDED_ARENA_BYTES:
         limit = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard >> 10} KiB"
         yield Finding(
             "filesize",
             "fail",
             f"files may have {soft >> 10} KiB (hard limit: {limit}), and the memory of the embedded device is a file "
-            f"of {_ARENA_BYTES >> 10} KiB, of which only what is used exists: it does not open (EFBIG)",
+            f"of {_core.EMBEDDED_ARENA_BYTES >> 10} KiB, of which only what is used exists: it does not open (EFBIG)",
             "ulimit -f unlimited; for a service LimitFSIZE=infinity; for a container --ulimit fsize=-1",
         )
     else:
