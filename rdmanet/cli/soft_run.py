@@ -10,6 +10,7 @@ device, below /dev/infiniband and /sys/class/infiniband.
 
 There is nothing to clean up afterwards. The library path names a directory in the user's cache with three symbolic
 links: two to the device, one for each library name, and one to the small library. Later runs use the same directory.
+
 --namespace mounts the device's files at the kernel's paths, in a mount namespace of PROGRAM's own, for programs that
 make system calls themselves.
 
@@ -88,7 +89,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"soft-run: --faults: {exc}; docs/testing.md has all faults", file=sys.stderr)
             return 2
         embedded.set_faults("")
-        os.environ["RDMANET_SOFT_CHAOS"] = args.faults
     library = Path(embedded.path)
     try:
         directory = library_directory(library)
@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"soft-run: the embedded device is out of reach: {reason}", file=sys.stderr)
     try:
         variables = environment(directory, files=not args.no_files)
+        if args.faults is not None:
+            variables["RDMANET_SOFT_CHAOS"] = args.faults
     except OSError as exc:
         print(f"soft-run: the device's files cannot be made: {exc}; --no-files runs without", file=sys.stderr)
         return 1
@@ -109,10 +111,12 @@ def run(args: argparse.Namespace) -> int:
         try:
             soft_namespace.enter(Path(variables[TREE]))
         except KeyError:
-            print(
-                "soft-run: --namespace shows the device's files, and --no-files asks for none",
-                file=sys.stderr,
+            why = (
+                "--no-files asks for none"
+                if args.no_files
+                else f"a space or colon in {directory} prevents them"
             )
+            print(f"soft-run: --namespace shows the device's files, and {why}", file=sys.stderr)
             return 2
         except OSError as exc:
             said = f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
