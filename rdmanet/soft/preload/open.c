@@ -67,18 +67,25 @@ static int open_place(struct place *place, int flags, open_call *next_open)
 	return fd;
 }
 
+/* The argument that open() has only if it may make a file. */
+#define TAKE_MODE(mode, flags)                                                \
+	do {                                                                  \
+		va_list rest;                                                 \
+                                                                              \
+		va_start(rest, flags);                                        \
+		if ((flags) & O_CREAT || ((flags) & O_TMPFILE) == O_TMPFILE)  \
+			mode = va_arg(rest, mode_t);                          \
+		va_end(rest);                                                 \
+	} while (0)
+
 #define OPEN(open)                                                            \
 	EXPORT int open(const char *path, int flags, ...)                     \
 	{                                                                     \
 		struct place place;                                           \
 		mode_t mode = 0;                                              \
-		va_list rest;                                                 \
 		NEXT(open);                                                   \
                                                                               \
-		va_start(rest, flags);                                        \
-		if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE)      \
-			mode = va_arg(rest, mode_t);                          \
-		va_end(rest);                                                 \
+		TAKE_MODE(mode, flags);                                       \
 		if (rn_in_tree(path, &place))                                 \
 			return open_place(&place, flags, next_##open);        \
 		return next_##open(path, flags, mode);                        \
@@ -89,14 +96,10 @@ static int open_place(struct place *place, int flags, open_call *next_open)
 	{                                                                     \
 		struct place place;                                           \
 		mode_t mode = 0;                                              \
-		va_list rest;                                                 \
 		NEXT(openat);                                                 \
 		NEXT(open);                                                   \
                                                                               \
-		va_start(rest, flags);                                        \
-		if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE)      \
-			mode = va_arg(rest, mode_t);                          \
-		va_end(rest);                                                 \
+		TAKE_MODE(mode, flags);                                       \
 		if (rn_in_tree(path, &place))                                 \
 			return open_place(&place, flags, next_##open);        \
 		return next_##openat(directory, path, flags, mode);           \
