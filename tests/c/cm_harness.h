@@ -98,6 +98,25 @@ static inline struct sockaddr_in address(uint16_t port)
 		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 }
 
+static inline int tcp_to(uint16_t port)
+{
+	struct sockaddr_in to = address(port);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to));
+	return fd;
+}
+
+static inline void closed_by_peer(int fd)
+{
+	struct pollfd ready = {.fd = fd, .events = POLLIN};
+	char byte;
+
+	CHECK(poll(&ready, 1, LIMIT_MS) == 1);
+	CHECK(recv(fd, &byte, 1, 0) <= 0);
+	close(fd);
+}
+
 /* For a TCP listener on loopback that is to be taken for an RDMA program's. The socket. */
 static inline int take_name(uint16_t port)
 {

@@ -581,25 +581,6 @@ static void a_wildcard_has_no_device(void)
 
 /* --- strangers ---------------------------------------------------------------------------------- */
 
-static int tcp_to(uint16_t port)
-{
-	struct sockaddr_in to = address(port);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to));
-	return fd;
-}
-
-static void closed_by_peer(int fd)
-{
-	struct pollfd ready = {.fd = fd, .events = POLLIN};
-	char byte;
-
-	CHECK(poll(&ready, 1, LIMIT_MS) == 1);
-	CHECK(recv(fd, &byte, 1, 0) <= 0);
-	close(fd);
-}
-
 static void garbage_is_dropped(void)
 {
 	struct rdma_event_channel *server = new_channel(), *client = new_channel();

@@ -30,6 +30,7 @@ static void no_more_than_the_backlog_are_taken_in(void)
 		if (i == BACKLOG - 1)
 			EVENTUALLY(unread(listener) == BACKLOG);
 	}
+	/* Nothing tells that nobody is taken in: look for a while, in which the engine would. */
 	for (int look = 0; look < 50; look++) {
 		CHECK(unread(listener) == BACKLOG);
 		usleep(1000);

@@ -79,25 +79,6 @@ static void say_reply(int fd, const struct wrong *wrong)
 	say(fd, &rep, sizeof rep, wrong);
 }
 
-static int tcp_to(uint16_t port)
-{
-	struct sockaddr_in to = address(port);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to));
-	return fd;
-}
-
-static void hear_the_end(int fd)
-{
-	struct pollfd ready = {.fd = fd, .events = POLLIN};
-	char byte;
-
-	CHECK(poll(&ready, 1, LIMIT_MS) == 1);
-	CHECK(recv(fd, &byte, 1, 0) <= 0);
-	close(fd);
-}
-
 static void requests_with_impossible_values(void)
 {
 	struct rdma_event_channel *server = new_channel();
@@ -112,7 +93,7 @@ static void requests_with_impossible_values(void)
 
 		fd = tcp_to(port);
 		say_request(fd, wrong);
-		hear_the_end(fd);
+		closed_by_peer(fd);
 		if (rn_cm_wire_dropped() != before + 1)
 			fprintf(stderr, "a request with the %s %u was not dropped\n", wrong->name, wrong->value);
 		CHECK(rn_cm_wire_dropped() == before + 1);
@@ -170,7 +151,7 @@ static void a_client_rejects_too_late(void)
 			    established ? 0 : RN_REJ_CONSUMER_DEFINED);
 		CHECK(rn_cm_wire_dropped() == before + (established ? 1 : 0));
 		CHECK(!rdma_destroy_id(passive));
-		hear_the_end(fd);
+		closed_by_peer(fd);
 	}
 	CHECK(!rdma_destroy_id(listener));
 	rdma_destroy_event_channel(server);
@@ -209,7 +190,7 @@ static void replies_with_impossible_values(void)
 		CHECK(event->event == (is_right ? RDMA_CM_EVENT_CONNECT_RESPONSE : RDMA_CM_EVENT_REJECTED));
 		rdma_ack_cm_event(event);
 		if (!is_right)
-			hear_the_end(fd);
+			closed_by_peer(fd);
 		else
 			close(fd);
 		CHECK(!rdma_destroy_id(id));
@@ -222,7 +203,7 @@ static void replies_with_impossible_values(void)
 		CHECK(recv(fd, &req, sizeof req, MSG_WAITALL) == sizeof req);
 		say_reject(fd, is_right ? RN_CM_REJ_PRIVATE : RN_CM_REJ_PRIVATE + 1);
 		want_status(channel, RDMA_CM_EVENT_REJECTED, is_right ? RN_REJ_CONSUMER_DEFINED : RN_REJ_INVALID_SERVICE_ID);
-		hear_the_end(fd);
+		closed_by_peer(fd);
 		CHECK(!rdma_destroy_id(id));
 	}
 	close(name);
@@ -254,7 +235,7 @@ static void a_request_to_a_listener_that_has_gone(void)
 	say_request(fd, NULL);
 	CHECK(recv(fd, &rej, sizeof rej, MSG_WAITALL) == sizeof rej);
 	CHECK(rej.header.type == RN_CM_REJ && be16toh(rej.reason) == RN_REJ_CONSUMER_DEFINED);
-	hear_the_end(fd);
+	closed_by_peer(fd);
 	rdma_destroy_event_channel(server);
 }
 

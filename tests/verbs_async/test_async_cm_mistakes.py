@@ -18,6 +18,17 @@ async def resolved(loop, device, listener):
         yield id
 
 
+@contextlib.asynccontextmanager
+async def asked(loop, device, address):
+    """A listener, a client, its connect(), which is under way, and its request."""
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        async with resolved(loop, device, listener) as id:
+            client = End(loop, id)
+            with contextlib.closing(client):
+                connecting = loop.spawn(id.connect(b"hello"))
+                yield listener, client, connecting, await listener.get_request()
+
+
 @on_every_loop
 async def test_a_connection_needs_a_queue_pair(loop, device, address):
     """Refused at once on both sides, where the peer would wait for one that never comes. Either may mend it."""
@@ -73,88 +84,69 @@ async def test_a_client_that_is_known_to_have_gone_is_rejected(loop, device, add
 async def test_what_the_kernel_says_of_a_client_that_has_gone(loop, device, address):
     """EINVAL, as of the caller's mistakes: too much data, or a request that was answered. Those are still told."""
     refused = OSError(errno.EINVAL, "rdma_reject: Invalid argument")
-    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
-        async with resolved(loop, device, listener) as id:
-            assert not id._has_gone(refused, b"busy"), "it is no request"
-            client = End(loop, id)
-            with contextlib.closing(client):
-                connecting = loop.spawn(id.connect(b"hello"))
-                request = await listener.get_request()
-                assert request._has_gone(refused, bytes(148))
-                assert not request._has_gone(refused, bytes(149))
-                server = End(loop, request)
-                with contextlib.closing(server):
-                    await request.accept()
-                    await connecting.join()
-                    with pytest.raises(OSError, match="rdma_reject") as caught:
-                        request.reject(b"busy")
-                    assert caught.value.errno == errno.EINVAL and not request.closed
+    async with asked(loop, device, address) as (_, client, connecting, request):
+        assert not client.id._has_gone(refused, b"busy"), "it is no request"
+        assert request._has_gone(refused, bytes(148))
+        assert not request._has_gone(refused, bytes(149))
+        server = End(loop, request)
+        with contextlib.closing(server):
+            await request.accept()
+            await connecting.join()
+            with pytest.raises(OSError, match="rdma_reject") as caught:
+                request.reject(b"busy")
+            assert caught.value.errno == errno.EINVAL and not request.closed
 
 
 @on_every_loop
 async def test_a_request_that_was_rejected_wrongly_can_be_again(loop, device, address):
     """Private data that is too long is the caller's mistake: it is told, and the request stays."""
-    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
-        async with resolved(loop, device, listener) as id:
-            client = End(loop, id)
-            with contextlib.closing(client):
-                connecting = loop.spawn(id.connect(b"hello"))
-                request = await listener.get_request()
-                with request:
-                    with pytest.raises(ValueError, match="256 bytes is too long"):
-                        request.reject(bytes(256))
-                    assert not request.closed
-                    request.reject(b"busy")
-                    assert request.closed
-                with pytest.raises(ConnectionRefusedError):
-                    await connecting.join()
-                assert id.private_data.rstrip(b"\0") == b"busy"
+    async with asked(loop, device, address) as (listener, client, connecting, request):
+        with request:
+            with pytest.raises(ValueError, match="256 bytes is too long"):
+                request.reject(bytes(256))
+            assert not request.closed
+            request.reject(b"busy")
+            assert request.closed
+        with pytest.raises(ConnectionRefusedError):
+            await connecting.join()
+        assert client.id.private_data.rstrip(b"\0") == b"busy"
 
 
 @pytest.mark.parametrize("ended", ["rejected", "established"])
 @on_every_loop
 async def test_a_used_identifier_says_that_a_new_one_is_needed(loop, device, address, ended):
-    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
-        async with resolved(loop, device, listener) as id:
-            client = End(loop, id)
-            with contextlib.closing(client):
-                connecting = loop.spawn(id.connect(b"hello"))
-                request = await listener.get_request()
-                with contextlib.ExitStack() as stack:
-                    stack.callback(request.close)
-                    if ended == "rejected":
-                        request.reject()
-                        with pytest.raises(ConnectionRefusedError):
-                            await connecting.join()
-                    else:
-                        server = End(loop, request)
-                        stack.callback(server.close)
-                        await request.accept()
-                        await connecting.join()
-                        with pytest.raises(OSError, match="rdma_accept: .* needs a new identifier"):
-                            await request.accept()
-                    with pytest.raises(OSError, match="rdma_connect to .* needs a new identifier") as caught:
-                        await id.connect(b"hello again")
-                    assert caught.value.errno == errno.EINVAL
-                    with pytest.raises(OSError, match="rdma_resolve_addr.* needs a new identifier"):
-                        await id.resolve(listener.local_addr)
+    async with asked(loop, device, address) as (listener, client, connecting, request):
+        with contextlib.ExitStack() as stack:
+            stack.callback(request.close)
+            if ended == "rejected":
+                request.reject()
+                with pytest.raises(ConnectionRefusedError):
+                    await connecting.join()
+            else:
+                server = End(loop, request)
+                stack.callback(server.close)
+                await request.accept()
+                await connecting.join()
+                with pytest.raises(OSError, match="rdma_accept: .* needs a new identifier"):
+                    await request.accept()
+            with pytest.raises(OSError, match="rdma_connect to .* needs a new identifier") as caught:
+                await client.id.connect(b"hello again")
+            assert caught.value.errno == errno.EINVAL
+            with pytest.raises(OSError, match="rdma_resolve_addr.* needs a new identifier"):
+                await client.id.resolve(listener.local_addr)
 
 
 @pytest.mark.not_on_iwarp("has no receiver-not-ready")
 @on_every_loop
 async def test_how_long_a_peer_waits_that_finds_no_receive(loop, device, address):
     """The same on every device, and after QP.connect(): 640 us, not the kernel's 655 ms."""
-    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
-        async with resolved(loop, device, listener) as id:
-            client = End(loop, id)
-            with contextlib.closing(client):
-                connecting = loop.spawn(id.connect())
-                server = End(loop, await listener.get_request())
-                with contextlib.closing(server):
-                    await server.id.accept()
-                    await connecting.join()
-                    for end in (client, server):
-                        assert end.qp.qp.query()[0].min_rnr_timer == 12
+    async with asked(loop, device, address) as (listener, client, connecting, request):
+        server = End(loop, request)
+        with contextlib.closing(server):
+            await server.id.accept()
+            await connecting.join()
+            for end in (client, server):
+                assert end.qp.qp.query()[0].min_rnr_timer == 12
 
 
 @on_every_loop
