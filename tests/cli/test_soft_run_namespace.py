@@ -12,8 +12,6 @@ import pytest
 from .test_soft_run import STRANGER, environment, soft_run  # noqa: F401
 from .test_soft_run_files import BECOME, home_of_another
 
-pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
-
 # No library stands before these: the program is static, and calls the kernel by number.
 CALLS = r"""
 #define _GNU_SOURCE
