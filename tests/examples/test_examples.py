@@ -374,4 +374,5 @@ def test_every_example_is_described_and_short():
     described = (ROOT / "examples/README.md").read_text()
     for example in (ROOT / "examples").glob("*.py"):
         assert f"examples/{example.name}" in described
-        assert len(example.read_text().splitlines()) < 125, example.name
+        # 119 lines, and the two by which Ctrl-C ends it without a traceback.
+        assert len(example.read_text().splitlines()) <= 121, example.name
