@@ -197,10 +197,8 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
             if asyncio.iscoroutine(result):
                 self._task = loop.create_task(result)
                 self._task.add_done_callback(ended)
-        except (
-            Exception
-        ) as exc:  # of a plain function: asyncio would leave the connection open, and nobody has it
-            failed(exc)
+        except Exception as exc:
+            failed(exc)  # a plain function's: asyncio would leave the connection open, and nobody has it
 
     def eof_received(self) -> bool | None:
         # A TCP transport whose peer has ended is kept by those who use it, and closed when nobody does. So from here on

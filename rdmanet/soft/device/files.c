@@ -9,7 +9,7 @@
  *         gids/N                     the GID table, as base/gid.h has it
  *         gid_attrs/types/N          RoCE v2, of each GID (UCX: else it takes them for v1's)
  *         gid_attrs/ndevs/N          the interface that has its address
- *         counters/port_xmit_*       what this process has sent: the kernel counts for all, and nobody does here
+ *         counters/port_xmit_*       what this process's requests have moved, READs too: nobody counts for the host
  *         hw_counters/NAME           the counters of base/counters.h, summed over this process's contexts
  */
 #define _GNU_SOURCE

@@ -71,7 +71,7 @@ static void take_values(struct rn_qp *qp, const struct ibv_qp_attr *attr, int ma
 	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
 		to->max_dest_rd_atomic = attr->max_dest_rd_atomic;
 	if (mask & IBV_QP_MIN_RNR_TIMER)
-		to->min_rnr_timer = attr->min_rnr_timer & 31; /* as adapters do; DLSlime gives 32 */
+		to->min_rnr_timer = attr->min_rnr_timer & 31; /* the field has five bits; DLSlime gives 32 */
 	if (mask & IBV_QP_TIMEOUT)
 		to->timeout = attr->timeout;
 	if (mask & IBV_QP_RETRY_CNT)
