@@ -142,26 +142,6 @@ static void refusals(void)
 	CHECK(rn_fd_count() == 0);
 }
 
-static int tcp_to(uint16_t port)
-{
-	struct sockaddr_in to = address(port);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to));
-	return fd;
-}
-
-static void closed_by_peer(int fd)
-{
-	char rest[512];
-	struct pollfd wait = {.fd = fd, .events = POLLIN};
-
-	do
-		CHECK(poll(&wait, 1, 5000) == 1);
-	while (recv(fd, rest, sizeof rest, 0) > 0);
-	close(fd);
-}
-
 /* What makes no sense ends the socket. */
 static void nonsense_is_dropped(void)
 {

@@ -199,3 +199,20 @@ make[1]: *** [Makefile:57: run-test_b] Error 134
     assert parts.passed == {"run-test_a", "stream-test_c"}
     assert list(parts.failed) == ["run-test_b"]
     assert "not so: readable" in parts.failed["run-test_b"]
+
+
+def test_a_c_test_that_cannot_be_built_fails_beside_others_that_fail() -> None:
+    output = """== test_a
+  one       1 ms
+test_b.c:145:12: error: redefinition of ‘tcp_to’
+make: *** [Makefile:86: build/plain/test_b] Error 1
+== test_c
+test_c.c:7: one: not so: quiet (errno 0)
+make: *** [Makefile:57: run-test_c] Aborted
+make: Target 'check' not remade because of errors.
+"""
+    parts = c_tests.parts(output)
+    assert parts.passed == {"run-test_a"}
+    assert list(parts.failed) == ["build/plain/test_b", "run-test_c"]
+    assert "redefinition" in parts.failed["build/plain/test_b"]
+    assert parts.failed["run-test_c"].startswith("== test_c\n")
