@@ -30,7 +30,7 @@ class Missing(Exception):
 
 
 def test() -> Step:
-    return Pytest("test", marks=QUICK, workers=WORKERS, limit=900)
+    return Pytest("test", marks=QUICK, workers=WORKERS, limit=1500)
 
 
 def test_all() -> Step:
@@ -178,7 +178,7 @@ SUITES: dict[str, Callable[[], Step]] = {
     "test": test,
     "test-all": test_all,
     # The gate's.
-    "make test": partial(make, "make test", "test", nested=True, alone=True, limit=1200),
+    "make test": partial(make, "make test", "test", nested=True, alone=True, limit=1800),
     "foreign-quick": foreign_quick,
     "demo": partial(make, "demo", "demo", alone=True),
     "c-asan": partial(c_suite, "c-asan", "address,undefined"),

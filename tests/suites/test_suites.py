@@ -107,7 +107,7 @@ def test_a_sanitizers_report_is_not_repeated(run: Run) -> None:
 
 
 def test_a_suite_out_of_time_says_where_it_was(run: Run) -> None:
-    green, result = run(GOOD, HANGS, GOOD, limit=2, options=("-o", "faulthandler_timeout=60"))
+    green, result = run(GOOD, HANGS, GOOD, limit=8, options=("-o", "faulthandler_timeout=60"))
     assert not green
     assert names(result, "failed") == [("sample", "out of time")]
     assert "it was at test_1.py::test_hangs" in result["failed"][0]["output"]  # type: ignore[index]
