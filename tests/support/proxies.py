@@ -57,6 +57,10 @@ async def open_streams(endpoint: str) -> Streams:
     return await connect(HOST, port_of(endpoint))
 
 
+def is_arrival(task: asyncio.Task, handler: Callable) -> bool:
+    return task.get_coro().__name__ in ("_accept_connection2", handler.__name__)  # type: ignore[union-attr]
+
+
 @asynccontextmanager
 async def serving(
     scheme: str, limit: int = 65536, **options
@@ -83,6 +87,10 @@ async def serving(
     try:
         yield endpoint, arrived.get
     finally:
+        # What it has accepted may not have arrived yet: asyncio has a task for each of both steps. A server that is
+        # closed between them loses the connection's socket.
+        while on_their_way := [task for task in asyncio.all_tasks() if is_arrival(task, arrive)]:
+            await asyncio.wait(on_their_way)
         server.close()
         for writer in all_of_them:
             writer.transport.abort()
