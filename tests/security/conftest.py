@@ -3,6 +3,7 @@
 Each attack is a program under `actors/`, as the attacker would write it, and is tried twice. Against a device
 without the guard that the test is about it must reach its target: that is the control, without which a crash or an
 early refusal would pass for a defence. Against the device as it is installed it must fail, and say how often it tried.
+Controls are `long`: `make test` tries only what must fail.
 
 An actor speaks lines, JSON objects (tests/support/processes.py). `actor.py` beside this file is what it is made of.
 """
@@ -179,7 +180,7 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(library)
 
 
-@pytest.fixture(params=["control", "guarded"])
+@pytest.fixture(params=[pytest.param("control", marks=pytest.mark.long), "guarded"])
 def guarded(request: pytest.FixtureRequest) -> bool:
     """Is the guard on? Without it the attack must reach its target."""
     return bool(request.param == "guarded")
