@@ -180,6 +180,7 @@ static void test_lies(void)
 	refused(RN_ANSWER_ACK, 0, 2, 0);            /* what wasn't sent */
 	refused(RN_ANSWER_ACK, 0, 1, 8);            /* with a payload */
 	refused(RN_ANSWER_RNR, 32, 0, 0);           /* no such timer */
+	refused(RN_ANSWER_PIGGYBACK, 0, 0, sizeof(struct rn_tcp_frame)); /* of who has no connection for requests */
 	refused(RN_ANSWER_RNR, 1, 1, 0);            /* of what wasn't sent */
 	refused(RN_ANSWER_RNR, 1, 0, 8);            /* with a payload */
 	refused(RN_ANSWER_NAK, IBV_WC_REM_ACCESS_ERR, 1, 0);
