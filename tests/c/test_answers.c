@@ -131,6 +131,14 @@ static void test_no_longer_draining(void)
 	close_all();
 }
 
+static void expect_untouched(void)
+{
+	CHECK_EQ(state_of(end.qp), IBV_QPS_ERR);
+	for (size_t i = 0; i < 8192; i++)
+		CHECK_EQ(end.buffer[i], 'a');
+	close_all();
+}
+
 static void refused(enum rn_answer_kind kind, uint8_t code, uint32_t serial, uint32_t length)
 {
 	open_all();
@@ -140,10 +148,26 @@ static void refused(enum rn_answer_kind kind, uint8_t code, uint32_t serial, uin
 	CHECK_EQ(next_frame().serial, 0);
 	answer(kind, code, serial, length, 'x');
 	expect(end.cq, 1, IBV_WC_RETRY_EXC_ERR);
-	CHECK_EQ(state_of(end.qp), IBV_QPS_ERR);
-	for (size_t i = 0; i < 8192; i++)
-		CHECK_EQ(end.buffer[i], 'a');
-	close_all();
+	expect_untouched();
+}
+
+/* The same for a message, which has no data to come back. */
+static void refused_for_a_send(enum rn_answer_kind kind, uint8_t code, uint32_t serial, uint32_t length)
+{
+	struct rn_tcp_frame frame;
+	char payload[64];
+
+	open_all();
+	memset(end.buffer, 'a', 8192);
+	CHECK_EQ(post_send(&end, 1, 1024, sizeof(payload)), 0);
+	meet_responder();
+	do
+		hear_all(responder.answers, &frame, sizeof(frame));
+	while (frame.kind == RN_FRAME_HERE);
+	hear_all(responder.answers, payload, sizeof(payload));
+	answer(kind, code, serial, length, 'x');
+	expect(end.cq, 1, IBV_WC_RETRY_EXC_ERR);
+	expect_untouched();
 }
 
 static void test_lies(void)
@@ -156,10 +180,75 @@ static void test_lies(void)
 	refused(RN_ANSWER_ACK, 0, 2, 0);            /* what wasn't sent */
 	refused(RN_ANSWER_ACK, 0, 1, 8);            /* with a payload */
 	refused(RN_ANSWER_RNR, 32, 0, 0);           /* no such timer */
+	refused(RN_ANSWER_PIGGYBACK, 0, 0, sizeof(struct rn_tcp_frame)); /* of who has no connection for requests */
+	refused(RN_ANSWER_RNR, 1, 1, 0);            /* of what wasn't sent */
+	refused(RN_ANSWER_RNR, 1, 0, 8);            /* with a payload */
+	refused(RN_ANSWER_NAK, IBV_WC_REM_ACCESS_ERR, 1, 0);
+	refused(RN_ANSWER_NAK, IBV_WC_REM_ACCESS_ERR, UINT32_MAX, 0);
+	refused(RN_ANSWER_NAK, IBV_WC_REM_ACCESS_ERR, 0, 8);
+	refused_for_a_send(RN_ANSWER_NAK, IBV_WC_REM_ACCESS_ERR, 1, 0);
+	refused_for_a_send(RN_ANSWER_RNR, 1, 1, 0);
+	refused_for_a_send(RN_ANSWER_READ, 0, 0, 8);
+	refused_for_a_send(RN_ANSWER_ATOMIC, 0, 0, 8);
 	refused(RN_ANSWER_NAK, IBV_WC_SUCCESS, 0, 0);
 	refused(RN_ANSWER_NAK, 255, 0, 0);
 	refused(0, 0, 0, 0);
 	refused(99, 0, 0, 0);
+}
+
+/* Data of a request before which another has yet to be answered. */
+static void test_data_out_of_order(void)
+{
+	open_all();
+	memset(end.buffer, 'a', 8192);
+	CHECK_EQ(post_read(1, 1024, 64), 0);
+	CHECK_EQ(post_read(2, 2048, 64), 0);
+	meet_responder();
+	CHECK_EQ(next_frame().serial, 0);
+	CHECK_EQ(next_frame().serial, 1);
+	answer(RN_ANSWER_READ, 0, 1, 64, 'x');
+	expect(end.cq, 1, IBV_WC_RETRY_EXC_ERR);
+	expect(end.cq, 2, IBV_WC_WR_FLUSH_ERR);
+	expect_untouched();
+}
+
+static bool is_in_the_middle(void)
+{
+	struct rn_qp *qp = rn_qp(end.qp);
+	bool is;
+
+	rn_lock(&qp->sq_lock);
+	is = qp->tcp->out->answer_left == 64;
+	rn_unlock(&qp->sq_lock);
+	return is;
+}
+
+/* Data for memory that has gone, and data that ends early. */
+static void test_data_without_an_end(void)
+{
+	struct rn_tcp_answer half = {.kind = RN_ANSWER_READ, .length = 64};
+
+	open_all();
+	CHECK_EQ(post_read(1, 1024, 64), 0);
+	meet_responder();
+	CHECK_EQ(next_frame().serial, 0);
+	CHECK_EQ(ibv_dereg_mr(end.mr), 0);
+	end.mr = NULL;
+	memset(end.buffer, 'a', 8192);
+	answer(RN_ANSWER_READ, 0, 0, 64, 'x');
+	expect(end.cq, 1, IBV_WC_LOC_PROT_ERR);
+	expect_untouched();
+
+	open_all();
+	CHECK_EQ(post_read(1, 1024, 64), 0);
+	meet_responder();
+	CHECK_EQ(next_frame().serial, 0);
+	CHECK_EQ(send(responder.answers, &half, sizeof(half), MSG_NOSIGNAL), (ssize_t)sizeof(half));
+	EVENTUALLY(is_in_the_middle());
+	hang_up(&responder.answers);
+	expect(end.cq, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK_EQ(state_of(end.qp), IBV_QPS_ERR);
+	close_all();
 }
 
 /* --- frames that were cut ----------------------------------------------------------------------------------- */
@@ -300,6 +389,8 @@ int main(void)
 	RUN(test_told_to_wait_while_draining);
 	RUN(test_no_longer_draining);
 	RUN(test_lies);
+	RUN(test_data_out_of_order);
+	RUN(test_data_without_an_end);
 	RUN(test_a_bad_one_behind_a_cut_one);
 	RUN(test_cut_and_told_to_wait);
 	return 0;

@@ -38,6 +38,23 @@ static void test_atomic_errors(void)
 	CHECK_EQ(ibv_dereg_mr(mr), 0);
 	close_pair();
 
+	/* The other way round. */
+	open_pair();
+	mr = ibv_reg_mr_iova2(b.pd, b.buffer, 64, 0x10004, ALL_ACCESS);
+	CHECK(mr);
+	CHECK_EQ(post_atomic(0x10004, mr->rkey, 8), 0);
+	expect(a.cq, 1, IBV_WC_REM_INV_REQ_ERR);
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
+	close_pair();
+
+	/* What was refused has no place in memory; least of all the last one's, which was not aligned. */
+	open_pair();
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 8, at_b(4), b.mr->rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(post_atomic(at_b(0), b.mr->rkey ^ 0x100, 8), 0);
+	expect(a.cq, 1, IBV_WC_REM_ACCESS_ERR);
+	close_pair();
+
 	/* A requester that may have none on its way. */
 	open_pair_with((struct end_options){0});
 	connect_to(b.qp, a.qp->qp_num);
@@ -133,6 +150,18 @@ static void test_on_demand_region(void)
 	expect(a.cq, 2, IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQ(ibv_dereg_mr(mr), 0);
 	close_pair();
+	for (int is_read = 0; is_read < 2; is_read++) {
+		for (uint32_t length = 8; length <= 8192; length *= 1024) {
+			open_pair();
+			mr = ibv_reg_mr(b.pd, memory, 3 * 4096, ALL_ACCESS | IBV_ACCESS_ON_DEMAND);
+			CHECK(mr);
+			CHECK_EQ(post_rdma(&a, is_read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, 1, 0, length,
+					   (uintptr_t)memory + 4096, mr->rkey), 0);
+			expect(a.cq, 1, IBV_WC_REM_ACCESS_ERR);
+			CHECK_EQ(ibv_dereg_mr(mr), 0);
+			close_pair();
+		}
+	}
 	munmap(memory, 3 * 4096);
 }
 

@@ -97,6 +97,35 @@ static void test_lengths(void)
 	CHECK_EQ(count.syscalls, 0);
 }
 
+/* What is longer than the room goes another way, and leaves the next one's room alone. */
+static void serve_too_long(int fd)
+{
+	open_receiver(IBV_ACCESS_LOCAL_WRITE);
+	CHECK_EQ(post_recv(&end, 1, 0, 8192), 0);
+	CHECK_EQ(post_recv(&end, 2, 16384, LENGTH), 0);
+	connect_over(&end, fd);
+	meet(fd);
+	expect(end.cq, 1, IBV_WC_SUCCESS);
+	expect(end.cq, 2, IBV_WC_SUCCESS);
+	expect_bytes(end.buffer, 8192);
+	expect_bytes(end.buffer + 16384, LENGTH);
+	meet(fd);
+	close_receiver();
+}
+
+static void test_too_long(void)
+{
+	struct other other = begin(serve_too_long);
+
+	connect_over(&a, other.fd);
+	CHECK_EQ(post_send(&a, 1, 0, 8192), 0);
+	CHECK_EQ(post_send(&a, 2, 0, LENGTH), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	meet(other.fd);
+	CHECK_EQ(finish(&other).bytes_bounced, LENGTH);
+}
+
 /* A gathered message, several times around the ring. */
 static void serve_many(int fd)
 {
@@ -248,6 +277,7 @@ static void test_room(void)
 int main(void)
 {
 	RUN(test_lengths);
+	RUN(test_too_long);
 	RUN(test_gathered);
 	RUN(test_read_behind);
 	RUN(test_scattered);

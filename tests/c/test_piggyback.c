@@ -456,6 +456,27 @@ static void lie_into_a_message(void)
 	piggyback(&piggybacked, 'x');
 }
 
+/* Its READ is being answered, and nobody takes the answer. */
+static void lie_while_reading(void)
+{
+	struct rn_tcp_frame piggybacked, read = {
+		.kind = RN_FRAME_READ, .total = BUFFER, .addr = (uintptr_t)end.buffer, .rkey = end.mr->rkey};
+	struct rn_qp *qp = rn_qp(end.qp);
+	int bytes = 32 * 1024;
+
+	CHECK(!setsockopt(qp->tcp->in->source.fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes)));
+	ask(&read, 0);
+	for (bool is_full = false; !is_full;) {
+		expect_nothing(end.cq);
+		rn_lock(&qp->sq_lock);
+		is_full = qp->tcp->in->reading && qp->tcp->in->wants_out;
+		rn_unlock(&qp->sq_lock);
+	}
+	serial = 1;
+	piggybacked = make_send(0);
+	piggyback(&piggybacked, 'x');
+}
+
 /* Nobody reads a connection that waits for a piggybacked request, but its end is seen. */
 static void lie_and_leave(void)
 {
@@ -483,6 +504,7 @@ static void test_lies(void)
 	refuse(lie_another_number);
 	refuse(lie_behind_itself);
 	refuse(lie_into_a_message);
+	refuse(lie_while_reading);
 	refuse(lie_and_leave);
 }
 

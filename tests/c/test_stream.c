@@ -33,6 +33,26 @@ static void serve_until_told(int fd)
 	end_close(&mine);
 }
 
+/* It never sends, so there is no connection from it. */
+static void serve_at_rtr(int fd)
+{
+	struct ibv_qp_attr attr = default_attr(0);
+	struct address address;
+	char mark;
+
+	open_end();
+	address = end_address(&mine);
+	tell(fd, &address, sizeof(address));
+	CHECK(hear(fd, &theirs, sizeof(theirs)));
+	attr.dest_qp_num = theirs.qpn;
+	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_INIT, INIT_MASK), 0);
+	CHECK_EQ(to_state(mine.qp, &attr, IBV_QPS_RTR, RTR_MASK), 0);
+	meet(fd);
+	meet(fd);
+	hear(fd, &mark, 1);
+	end_close(&mine);
+}
+
 static struct other with_server(void (*serve)(int fd))
 {
 	struct other other = spawn(serve);
@@ -309,11 +329,10 @@ static uint32_t acknowledged_unread(struct rn_qp *qp)
 	return got < (ssize_t)sizeof(*answers) ? 0 : answers[got / (ssize_t)sizeof(*answers) - 1].serial;
 }
 
-/* The queue pair fails while answers lie unread: what they acknowledge has succeeded, and is not behind a failure. */
-static void none_succeeds_behind_a_failure(void)
+static void fail_with_answers_unread(void (*serve)(int fd))
 {
 	enum { MANY = 20 };
-	struct other other = with_server(serve_until_told);
+	struct other other = with_server(serve);
 	struct rn_qp *qp = rn_qp(mine.qp);
 
 	CHECK_EQ(post_rdma(&mine, IBV_WR_RDMA_WRITE, 0, 0, 8, theirs.buffer, theirs.rkey), 0);
@@ -336,6 +355,13 @@ static void none_succeeds_behind_a_failure(void)
 	CHECK_EQ(state_of(mine.qp), IBV_QPS_ERR);
 	tell(other.fd, "m", 1);
 	part(&other);
+}
+
+/* The queue pair fails while answers lie unread: what they acknowledge has succeeded, and is not behind a failure. */
+static void none_succeeds_behind_a_failure(void)
+{
+	fail_with_answers_unread(serve_until_told);
+	fail_with_answers_unread(serve_at_rtr);
 }
 
 /* Its queue pair has gone, in good order: silence, so who posts spends the retry budget. */

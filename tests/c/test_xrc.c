@@ -162,6 +162,28 @@ static void test_waiting(void)
 	close_xrc();
 }
 
+/* Both hear of two that were posted at once. */
+static void test_one_chain_to_both(void)
+{
+	struct ibv_sge sge;
+	struct ibv_send_wr wr[2], *bad;
+
+	open_xrc();
+	sge = sge_of(&a, 0, 10);
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQ(post_to(srqs[i], i, i * 64, 64), 0);
+		wr[i] = (struct ibv_send_wr){.wr_id = i, .next = i ? NULL : &wr[1], .sg_list = &sge, .num_sge = 1,
+					     .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
+					     .qp_type.xrc.remote_srqn = number_of(srqs[i])};
+	}
+	CHECK_EQ(ibv_post_send(sender, wr, &bad), 0);
+	for (int i = 0; i < 2; i++) {
+		expect(a.cq, i, IBV_WC_SUCCESS);
+		expect(cqs[i], i, IBV_WC_SUCCESS);
+	}
+	close_xrc();
+}
+
 static void test_unknown(void)
 {
 	uint32_t old;
@@ -174,6 +196,10 @@ static void test_unknown(void)
 	CHECK_EQ(send_xrc(1, IBV_WR_SEND, old, 10, 0), 0);
 	expect(a.cq, 1, IBV_WC_REM_INV_REQ_ERR);
 	CHECK_EQ(state_of(target), IBV_QPS_ERR);
+	close_xrc();
+	open_xrc();
+	CHECK_EQ(send_xrc(1, IBV_WR_SEND, 0, 10, 0), 0);
+	expect(a.cq, 1, IBV_WC_REM_INV_REQ_ERR);
 	close_xrc();
 }
 
@@ -263,6 +289,7 @@ int main(void)
 {
 	RUN(test_messages);
 	RUN(test_waiting);
+	RUN(test_one_chain_to_both);
 	RUN(test_unknown);
 	RUN(test_dead_sender);
 	RUN(test_shared_target);

@@ -58,7 +58,7 @@ bool rn_tcp_acknowledged(struct rn_qp *qp, uint32_t count)
 /* The responder has executed everything up to the request that this answer names. False: it can't name that one. */
 static bool is_about(struct rn_qp *qp, uint32_t serial)
 {
-	if (rn_is_before(serial, qp->sq_executed) || !rn_is_before(serial, framed_end(qp)))
+	if (!rn_is_before(serial, framed_end(qp)))
 		return false;
 	if (rn_is_before(qp->tcp->acked, serial)) {
 		qp->tcp->acked = serial;

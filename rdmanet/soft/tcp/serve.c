@@ -248,21 +248,14 @@ static void begin_message(struct rn_qp *qp, struct rn_tcp *in)
 		in->drops = true; /* as if it had never arrived */
 		return;
 	}
-	if (wait == RN_WAIT_RNR) {
+	if (wait == RN_WAIT_RNR) { /* it waits for nothing else: memory of our own is always there */
 		put_answer(in, RN_ANSWER_RNR, atomic_load(&qp->own->min_rnr_timer) & 31, in->head.serial, 0);
 		in->waits = in->discards = true;
-	} else if (wait != RN_WAIT_NOT) { /* memory of our own is always there */
-		refuse(qp, in, IBV_WC_REM_OP_ERR);
 	} else if (status != IBV_WC_SUCCESS) {
 		refuse(qp, in, status);
 	} else if (in->head.kind == RN_FRAME_READ) {
 		in->reading = true;
 		in->padding = false;
-		if (!in->transfer.total) {
-			in->reading = false;
-			put_answer(in, RN_ANSWER_READ, 0, in->head.serial, 0);
-			in->told = ++in->expected;
-		}
 	} else if (!kinds[in->head.kind].has_payload) {
 		answer_atomic(qp, in);
 	}
