@@ -29,6 +29,7 @@ includes:
     operation    a request that is awaited
     awaited      awaited verbs: queues of operations, and the watcher of their completions
     cm           the connection manager's identifiers and events
+    framing      the sizes of the byte stream's frames and slots
     slab         slabs of registered memory for the byte stream
     qpmap        a map from queue pair numbers to connections
     sharedring   one receive queue for many connections
@@ -38,7 +39,17 @@ includes:
     sendlog      what each send of a connection keeps alive, and gives back when it has completed
     inbox        what was received and not given back
     landing      where the peer places bytes that a read wants
-    connection   one connection of the byte stream: frames, credits, sending, receiving
+    connection   one connection of the byte stream: what it consists of, and what its owner may ask of it
+    opening      how it begins: memory, a queue pair, what both sides have agreed on
+    receiving    frames that come
+    delivering   from what has come to the program
+    granting     slots that are free again, and the control frames that are due
+    writing      from the program's writes to frames, or to the backlog
+    sending      posting frames
+    placing      bytes go where the peer's read wants them
+    beside       one-sided operations, and keys
+    completing   completions, and failures
+    ending       everything is given back
     sink         where received bytes go: the protocol's callbacks
     reader       the reads of a StreamReader, another sink
     lease        received bytes that a program reads where they are
@@ -139,6 +150,7 @@ include "_pyx/watcher.pxi"
 include "_pyx/operation.pxi"
 include "_pyx/awaited.pxi"
 include "_pyx/cm.pxi"
+include "_pyx/framing.pxi"
 include "_pyx/slab.pxi"
 include "_pyx/qpmap.pxi"
 include "_pyx/sharedring.pxi"
@@ -150,6 +162,16 @@ include "_pyx/sendlog.pxi"
 include "_pyx/inbox.pxi"
 include "_pyx/landing.pxi"
 include "_pyx/connection.pxi"
+include "_pyx/opening.pxi"
+include "_pyx/receiving.pxi"
+include "_pyx/delivering.pxi"
+include "_pyx/granting.pxi"
+include "_pyx/writing.pxi"
+include "_pyx/sending.pxi"
+include "_pyx/placing.pxi"
+include "_pyx/beside.pxi"
+include "_pyx/completing.pxi"
+include "_pyx/ending.pxi"
 include "_pyx/sink.pxi"
 include "_pyx/reader.pxi"
 include "_pyx/lease.pxi"

@@ -151,8 +151,8 @@ cdef class StreamEngine(Watcher):
         while len(self.warm) > most:
             connection = self.warm.pop(0)
             connection.warm = False
-            if connection.nothing_in_flight():
-                connection.return_frames()
+            if nothing_in_flight(connection):
+                return_frames(connection)
         return 0
 
     cdef int resting(self) except -1:
@@ -177,7 +177,7 @@ cdef class StreamEngine(Watcher):
                 self.stuffed.append(connection)
             else:
                 connection.stuffed = False
-                connection.put_by()
+                put_unread_by(connection)
         return 0
 
     cdef SharedRing shared_ring(self, uint32_t slot_bytes, uint32_t data_slots, uint32_t common):
@@ -274,7 +274,7 @@ cdef class StreamEngine(Watcher):
                 waiting.remove(connection)
         self.grown.remove(connection)
         connection.listed = connection.dirty = connection.warm = connection.stuffed = False
-        connection.set_blocked(False)
+        set_blocked(connection, False)
         return 0
 
     @property
@@ -342,7 +342,7 @@ cdef class StreamEngine(Watcher):
         self.lost_cqs.append(cq)
         for connection in self.connections:
             if connection.qp is not None and connection.qp.send_cq is cq:
-                connection.fail(type(error)(*error.args))   # each its own: it is raised in many places
+                fail_connection(connection, type(error)(*error.args))   # each its own: it is raised in many places
 
     def lose_device(self):
         """The device has failed, and is not to be asked to tell of completions. What there is of them is taken yet."""
@@ -410,9 +410,9 @@ cdef class StreamEngine(Watcher):
                 i += 1
                 if connection.attached:
                     connection.listed = False
-                    connection.deliver()
+                    deliver_received(connection)
         except Exception as exc:
-            connection.fail(exc)    # not the protocol's (those are reported): ours, or the device's
+            fail_connection(connection, exc)    # not the protocol's (those are reported): ours, or the device's
         except BaseException:
             # KeyboardInterrupt, say: whoever runs the loop again finds everything as it was.
             self.deliver_later(connection)
@@ -435,9 +435,9 @@ cdef class StreamEngine(Watcher):
                 i += 1
                 if connection.attached:
                     connection.dirty = False
-                    connection.settle()
+                    settle(connection)
         except Exception as exc:
-            connection.fail(exc)
+            fail_connection(connection, exc)
         except BaseException:
             self.flush_later(connection)
             raise

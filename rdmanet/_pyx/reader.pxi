@@ -179,7 +179,7 @@ cdef class IntoReader(Sink):
                 inbox.offset += <uint32_t>part
                 if inbox.offset == entry.length:
                     inbox.first_consumed()
-            connection.slots_consumed()
+            slots_consumed(connection)
         # All is taken before any other code may run: a slice may have the collector run, and that may end a connection.
         if older:
             del self.aside[:older]
@@ -205,7 +205,7 @@ cdef class IntoReader(Sink):
             memcpy(to, entry.data + inbox.offset, entry.length - inbox.offset)
             to += entry.length - inbox.offset
             inbox.first_consumed()
-        return connection.slots_consumed()
+        return slots_consumed(connection)
 
     def take_unread(self):
         """What has come and nobody has read, as `bytes`. It is no longer to be read here."""
@@ -325,7 +325,7 @@ cdef class IntoReader(Sink):
         if not self.has_slots():
             return 0
         inbox = connection.inbox
-        if inbox.count < connection.many_slots():
+        if inbox.count < many_slots(connection):
             return 0
         if self.reading is not None or self.available(2 * self.limit + 1) <= 2 * <size_t>self.limit:
             self.put_aside(inbox.count)
@@ -696,7 +696,7 @@ cdef class ReadRequest(Immediate):
         """The read is to end without the bytes that may yet be placed."""
         cdef Connection connection = self.sink.connection
         if self.has_landing() and not self.placed.landing.taken_back and connection is not None:
-            connection.take_memory_back()
+            take_memory_back(connection)
         return 0
 
     def throw(self, kind, value=None, traceback=None):
