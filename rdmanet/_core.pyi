@@ -2282,7 +2282,7 @@ class StreamEngine(Watcher):
 
 @final
 class IntoReader:
-    """Where an RdmaStreamReader's bytes go, and what is unread; see _pyx/reader.pxi."""
+    """Where an RdmaStreamReader's bytes go, and what is unread; see _pyx/unread.pxi."""
 
     def __new__(cls, loop: asyncio.AbstractEventLoop, limit: int) -> Self: ...
     def take_unread(self) -> bytes:

@@ -51,7 +51,11 @@ includes:
     completing   completions, and failures
     ending       everything is given back
     sink         where received bytes go: the protocol's callbacks
-    reader       the reads of a StreamReader, another sink
+    immediate    awaitables that mostly have their result at once
+    unread       what a StreamReader has not read: another sink
+    separator    the search for a separator in that
+    readrequest  one read
+    reader       the methods of StreamReader and StreamWriter
     lease        received bytes that a program reads where they are
     engine       all connections of a loop on a device
     blocking     a blocking stream's calls: they wait without a loop
@@ -173,6 +177,10 @@ include "_pyx/beside.pxi"
 include "_pyx/completing.pxi"
 include "_pyx/ending.pxi"
 include "_pyx/sink.pxi"
+include "_pyx/immediate.pxi"
+include "_pyx/unread.pxi"
+include "_pyx/separator.pxi"
+include "_pyx/readrequest.pxi"
 include "_pyx/reader.pxi"
 include "_pyx/lease.pxi"
 include "_pyx/engine.pxi"
