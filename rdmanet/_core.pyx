@@ -46,6 +46,7 @@ includes:
     granting     slots that are free again, and the control frames that are due
     writing      from the program's writes to frames, or to the backlog
     sending      posting frames
+    sendmemory   the memory that frames are sent from
     placing      bytes go where the peer's read wants them
     beside       one-sided operations, and keys
     completing   completions, and failures
@@ -172,6 +173,7 @@ include "_pyx/delivering.pxi"
 include "_pyx/granting.pxi"
 include "_pyx/writing.pxi"
 include "_pyx/sending.pxi"
+include "_pyx/sendmemory.pxi"
 include "_pyx/placing.pxi"
 include "_pyx/beside.pxi"
 include "_pyx/completing.pxi"

@@ -79,7 +79,7 @@ cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
     ):
         connection.engine.flush_later(connection)
     elif not connection.warm and nothing_in_flight(connection):
-        connection.engine.keep_warm(connection)
+        keep_warm(connection.engine, connection)
     return 0
 
 

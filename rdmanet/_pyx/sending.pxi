@@ -5,9 +5,7 @@
 # their own in both. Frames are chained in the engine's work requests, and `post_sends` posts the chain; it is empty
 # again before anything else of the engine runs.
 #
-# A connection has memory to send from while something is in flight, and some keep it warm until the engine sleeps
-# (engine.pxi). If all of the pool's memory is lent, a connection waits until another gives its own back. The pool
-# always has memory for one at least, so somebody has some who will give it back.
+# The memory that frames are sent from: sendmemory.pxi.
 
 cdef enum:
     SIGNAL_EVERY = 4            # at most so many data frames without a signaled completion
@@ -190,40 +188,3 @@ cdef inline bint send_queue_has_room(Connection connection):
         connection.posted - connection.done < connection.data_slots
         and (connection.frames != NULL or borrow_frames(connection))
     )
-
-
-cdef bint borrow_frames(Connection connection):
-    """Whether there is memory to send from now; if not, `settle` comes when there may be."""
-    cdef StreamEngine engine = connection.engine
-    cdef RingPool pool = engine.send_buffers(connection.slot_bytes, connection.data_slots)
-    try:
-        connection.chunk = pool.take()
-    except (OSError, MemoryError):
-        if connection not in engine.in_want:
-            engine.in_want.append(connection)
-        engine.cool(0)      # what others keep warm is for us
-        return False
-    connection.frames = connection.chunk.address
-    connection.controls = connection.frames + connection.data_slots * connection.stride
-    return True
-
-
-cdef inline bint nothing_in_flight(Connection connection) noexcept:
-    """Whether the memory that it sends from has nothing in it."""
-    return (
-        connection.chunk is not None and connection.fill == 0
-        and connection.posted == connection.done and connection.controls_posted == connection.controls_done
-    )
-
-
-cdef int return_frames(Connection connection) except -1:
-    cdef Connection waiting
-    connection.frames = connection.controls = NULL
-    chunk, connection.chunk = connection.chunk, None
-    connection.engine.send_buffers(connection.slot_bytes, connection.data_slots).give(chunk)
-    if connection.engine.in_want:
-        for waiting in connection.engine.in_want:
-            connection.engine.flush_later(waiting)
-        connection.engine.in_want.clear()
-        connection.engine.wake_if_running()
-    return 0
