@@ -22,7 +22,9 @@ includes:
     window       memory windows: keys for parts of regions
     srq          shared receive queues, and XRC domains
     qpattr       the attributes and states of queue pairs, and which transition takes which attribute
-    queuepair    queue pairs: creating, connecting, posting
+    queuepair    queue pairs: their states, connecting, and what each verb about one asks for
+    qpcreating   creating them
+    qpposting    posting to them
     wrsession    posting with the extended calls, as a `with` block
     busypoll     how long to poll a queue before sleeping
     watcher      watching completion queues: looking, spinning, arming, sleeping
@@ -149,6 +151,8 @@ include "_pyx/window.pxi"
 include "_pyx/srq.pxi"
 include "_pyx/qpattr.pxi"
 include "_pyx/queuepair.pxi"
+include "_pyx/qpcreating.pxi"
+include "_pyx/qpposting.pxi"
 include "_pyx/wrsession.pxi"
 include "_pyx/busypoll.pxi"
 include "_pyx/watcher.pxi"

@@ -759,7 +759,7 @@ cdef class CMID(_OneThread):
         qp = QP.__new__(QP)
         self.enter()
         try:
-            qp.create(pd, init_attr, self.ptr)
+            create_qp(qp, pd, init_attr, self.ptr)
         finally:
             self.leave()
         self.own_qp = qp
