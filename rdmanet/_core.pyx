@@ -7,7 +7,11 @@ includes:
     errors       return codes to exceptions
     routing      to whom a completion belongs: the layouts of wr_id
     library      the verbs libraries: the embedded device's and the system's; the base class of all objects
-    device       devices, their ports and addresses; contexts
+    deviceattr   the properties of devices and ports
+    gid          the addresses of ports
+    asyncevent   events of a device
+    device       devices and contexts
+    counters     what the embedded device counts, and the faults that it can inject
     pages        memory that regions own: ordinary pages, memfds, huge pages
     memory       protection domains and memory regions
     devicememory memory on the device itself
@@ -134,7 +138,11 @@ logger = logging.getLogger("rdmanet")
 include "_pyx/errors.pxi"
 include "_pyx/routing.pxi"
 include "_pyx/library.pxi"
+include "_pyx/deviceattr.pxi"
+include "_pyx/gid.pxi"
+include "_pyx/asyncevent.pxi"
 include "_pyx/device.pxi"
+include "_pyx/counters.pxi"
 include "_pyx/pages.pxi"
 include "_pyx/export.pxi"
 include "_pyx/memory.pxi"
