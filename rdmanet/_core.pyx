@@ -34,7 +34,10 @@ includes:
     watcher      watching completion queues: looking, spinning, arming, sleeping
     operation    a request that is awaited
     awaited      awaited verbs: queues of operations, and the watcher of their completions
-    cm           the connection manager's identifiers and events
+    onethread    objects that only one thread at a time may use
+    cmaddress    the connection manager's addresses
+    cmevent      its events, and the channel where they come
+    cm           its identifiers
     framing      the sizes of the byte stream's frames and slots
     slab         slabs of registered memory for the byte stream
     qpmap        a map from queue pair numbers to connections
@@ -166,6 +169,9 @@ include "_pyx/busypoll.pxi"
 include "_pyx/watcher.pxi"
 include "_pyx/operation.pxi"
 include "_pyx/awaited.pxi"
+include "_pyx/onethread.pxi"
+include "_pyx/cmaddress.pxi"
+include "_pyx/cmevent.pxi"
 include "_pyx/cm.pxi"
 include "_pyx/framing.pxi"
 include "_pyx/slab.pxi"
