@@ -72,7 +72,7 @@ cdef inline uint64_t deadline_of(timeout) except? 0:
 cdef class BlockingEnd:
     """The compiled base of a blocking stream's protocol: unread bytes, the connection's end, and calls that move bytes.
 
-    `private` is the stream's own loop, a _PrivateLoop.
+    `private` is the stream's own loop, a PrivateLoop (streams/private_loop.py).
 
     :ivar eof: the peer has ended its half; bytes from before that may be unread
     :ivar lost: the connection is over: `error` says why, or is None
