@@ -43,6 +43,7 @@ ROOMS = [
     ],
     [{"server"}, {"establish"}, {"regions"}, {"writing"}, {"callbacks"}],
     [{"lifecycle"}],
+    [{"rdma_transport"}],
     [{"transport"}],
     [{"streams.buffering"}, {"streams.private_loop"}],
     [{"streams.reader_writer"}, {"streams.files"}, {"streams.byte_stream"}, {"streams.blocking"}],
