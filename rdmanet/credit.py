@@ -28,6 +28,8 @@ a Fin or an Abort is sent only once.
 headers itself (_pyx/receiving.pxi: `receive_frame`, _pyx/sending.pxi: `chain_entry`), and a Credit that says only a
 slot size (_pyx/ownring.pxi). `pack_header` and `unpack_header` are for tests.
 
+The file has more than 500 lines: it is the whole of what `VERSION` stands for, and nearly a quarter of it is text.
+
 Liveness
 --------
 A grant gets a frame of its own when it is at least as large as the credits that the peer has left:
