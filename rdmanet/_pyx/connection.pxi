@@ -8,6 +8,7 @@
 #     granting     consumed slots go back to the device, and to the peer
 #     writing      from the program's writes to the open frame, or to the backlog
 #     sending      posting frames, within credits and slots
+#     sendmemory   the memory that frames are sent from
 #     placing      RDMA WRITEs to memory that the peer's reads have named
 #     beside       one-sided operations
 #     completing   what completions give back; failures

@@ -1,7 +1,7 @@
 # The sizes that the byte stream is built of: frames, slots, and how many of each.
 #
 # A frame is a header and what follows it (credit.pxd). A data frame fits in a slot of the peer's. A control frame is
-# small, and has slots, buffers and entries of the send queue in reserve: it never waits behind data.
+# small, and takes nothing that data may have used up: slots, buffers and entries of the send queue are kept for it.
 
 cdef enum:
     HEADER = FRAME_HEADER_BYTES
