@@ -2282,7 +2282,7 @@ class StreamEngine(Watcher):
 
 @final
 class IntoReader:
-    """Where an RdmaStreamReader's bytes go, and what is unread; see _pyx/reader.pxi."""
+    """Where an RdmaStreamReader's bytes go, and what is unread; see _pyx/unread.pxi."""
 
     def __new__(cls, loop: asyncio.AbstractEventLoop, limit: int) -> Self: ...
     def take_unread(self) -> bytes:
@@ -2330,7 +2330,7 @@ class CompiledWriter:
 class BlockingEnd:
     """The compiled base of a blocking stream's protocol: unread bytes, the connection's end, and calls that move bytes.
 
-    `private` is the stream's own loop, a _PrivateLoop.
+    `private` is the stream's own loop, a PrivateLoop (streams/private_loop.py).
 
     :ivar eof: the peer has ended its half; bytes from before that may be unread
     :ivar lost: the connection is over: `error` says why, or is None

@@ -7,7 +7,11 @@ includes:
     errors       return codes to exceptions
     routing      to whom a completion belongs: the layouts of wr_id
     library      the verbs libraries: the embedded device's and the system's; the base class of all objects
-    device       devices, their ports and addresses; contexts
+    deviceattr   the properties of devices and ports
+    gid          the addresses of ports
+    asyncevent   events of a device
+    device       devices and contexts
+    counters     what the embedded device counts, and the faults that it can inject
     pages        memory that regions own: ordinary pages, memfds, huge pages
     memory       protection domains and memory regions
     devicememory memory on the device itself
@@ -22,13 +26,19 @@ includes:
     window       memory windows: keys for parts of regions
     srq          shared receive queues, and XRC domains
     qpattr       the attributes and states of queue pairs, and which transition takes which attribute
-    queuepair    queue pairs: creating, connecting, posting
+    queuepair    queue pairs: their states, connecting, and what each verb about one asks for
+    qpcreating   creating them
+    qpposting    posting to them
     wrsession    posting with the extended calls, as a `with` block
     busypoll     how long to poll a queue before sleeping
     watcher      watching completion queues: looking, spinning, arming, sleeping
     operation    a request that is awaited
     awaited      awaited verbs: queues of operations, and the watcher of their completions
-    cm           the connection manager's identifiers and events
+    onethread    objects that only one thread at a time may use
+    cmaddress    the connection manager's addresses
+    cmevent      its events, and the channel where they come
+    cm           its identifiers
+    framing      the sizes of the byte stream's frames and slots
     slab         slabs of registered memory for the byte stream
     qpmap        a map from queue pair numbers to connections
     sharedring   one receive queue for many connections
@@ -38,9 +48,24 @@ includes:
     sendlog      what each send of a connection keeps alive, and gives back when it has completed
     inbox        what was received and not given back
     landing      where the peer places bytes that a read wants
-    connection   one connection of the byte stream: frames, credits, sending, receiving
+    connection   one connection of the byte stream: what it consists of, and what its owner may ask of it
+    opening      how it begins: memory, a queue pair, what both sides have agreed on
+    receiving    frames that come
+    delivering   from what has come to the program
+    granting     slots that are free again, and the control frames that are due
+    writing      from the program's writes to frames, or to the backlog
+    sending      posting frames
+    sendmemory   the memory that frames are sent from
+    placing      bytes go where the peer's read wants them
+    beside       one-sided operations, and keys
+    completing   completions, and failures
+    ending       everything is given back
     sink         where received bytes go: the protocol's callbacks
-    reader       the reads of a StreamReader, another sink
+    immediate    awaitables that mostly have their result at once
+    unread       what a StreamReader has not read: another sink
+    separator    the search for a separator in that
+    readrequest  one read
+    reader       the methods of StreamReader and StreamWriter
     lease        received bytes that a program reads where they are
     engine       all connections of a loop on a device
     blocking     a blocking stream's calls: they wait without a loop
@@ -116,7 +141,11 @@ logger = logging.getLogger("rdmanet")
 include "_pyx/errors.pxi"
 include "_pyx/routing.pxi"
 include "_pyx/library.pxi"
+include "_pyx/deviceattr.pxi"
+include "_pyx/gid.pxi"
+include "_pyx/asyncevent.pxi"
 include "_pyx/device.pxi"
+include "_pyx/counters.pxi"
 include "_pyx/pages.pxi"
 include "_pyx/export.pxi"
 include "_pyx/memory.pxi"
@@ -133,12 +162,18 @@ include "_pyx/window.pxi"
 include "_pyx/srq.pxi"
 include "_pyx/qpattr.pxi"
 include "_pyx/queuepair.pxi"
+include "_pyx/qpcreating.pxi"
+include "_pyx/qpposting.pxi"
 include "_pyx/wrsession.pxi"
 include "_pyx/busypoll.pxi"
 include "_pyx/watcher.pxi"
 include "_pyx/operation.pxi"
 include "_pyx/awaited.pxi"
+include "_pyx/onethread.pxi"
+include "_pyx/cmaddress.pxi"
+include "_pyx/cmevent.pxi"
 include "_pyx/cm.pxi"
+include "_pyx/framing.pxi"
 include "_pyx/slab.pxi"
 include "_pyx/qpmap.pxi"
 include "_pyx/sharedring.pxi"
@@ -150,7 +185,22 @@ include "_pyx/sendlog.pxi"
 include "_pyx/inbox.pxi"
 include "_pyx/landing.pxi"
 include "_pyx/connection.pxi"
+include "_pyx/opening.pxi"
+include "_pyx/receiving.pxi"
+include "_pyx/delivering.pxi"
+include "_pyx/granting.pxi"
+include "_pyx/writing.pxi"
+include "_pyx/sending.pxi"
+include "_pyx/sendmemory.pxi"
+include "_pyx/placing.pxi"
+include "_pyx/beside.pxi"
+include "_pyx/completing.pxi"
+include "_pyx/ending.pxi"
 include "_pyx/sink.pxi"
+include "_pyx/immediate.pxi"
+include "_pyx/unread.pxi"
+include "_pyx/separator.pxi"
+include "_pyx/readrequest.pxi"
 include "_pyx/reader.pxi"
 include "_pyx/lease.pxi"
 include "_pyx/engine.pxi"

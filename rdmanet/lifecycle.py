@@ -16,7 +16,7 @@ A ``Lifecycle`` connects parts that do not know each other, and carries out what
 * ``Teardown`` (teardown.py) takes the connection apart, once, in the order that ``__init__`` gives.
 
 A lost peer shows in an event of the connection manager (`Endpoint._cm_event`) or in a completion that failed
-(`Connection.completed`), and a local device that has failed in one of its events (`loop_context.py`). Each of these
+(`_pyx/completing.pxi`), and a local device that has failed in one of its events (`loop_context.py`). Each of these
 ends in `_cut_off`.
 
 The transport above gives it commands, such as `close`, and reads its parts. While the connection exists, the loop

@@ -1,7 +1,7 @@
 """The sending half of a connection, as its application uses it: what may still be written, and who waits for it.
 
 The bytes themselves are in `Connection`, which calls its owner when it refuses a write. Why it did is known here.
-`resume_writing()` is not called here: `Connection.tell_room` decides, and `Lifecycle._resume_writing` calls it.
+`resume_writing()` is not called here: `tell_room` (_pyx/writing.pxi) decides, and `Lifecycle._resume_writing` calls it.
 """
 
 from __future__ import annotations

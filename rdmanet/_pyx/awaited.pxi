@@ -194,7 +194,7 @@ cdef class OperationQueue:
         if not chain:
             raise ValueError("a batch of no requests")
         for wr in chain:    # now, though they may be posted later
-            self.qp.takes(wr)
+            check_send(self.qp, wr)
         return self.begin(chain, True)
 
     # ---- Posting ----
@@ -277,9 +277,9 @@ cdef class OperationQueue:
                 self.qp.bind_mw(operation.binding[0], operation.binding[1])
                 operation.last = table.tag | ((table.next_position - 1) & POSITION_MASK) << POSITION_SHIFT
             elif self.sends:
-                operation.last = self.qp.post_chain(operation.requests, operation)
+                operation.last = post_chain(self.qp, operation.requests, operation)
             else:
-                operation.last = self.qp.post_receives(operation.requests, operation)
+                operation.last = post_receives(self.qp, operation.requests, operation)
         except OSError as exc:
             # Devices may count their places otherwise; as long as some complete there will be one.
             if exc.errno != ENOMEM or table.count() == 0 or operation.count() > 1:

@@ -72,7 +72,7 @@ cdef inline uint64_t deadline_of(timeout) except? 0:
 cdef class BlockingEnd:
     """The compiled base of a blocking stream's protocol: unread bytes, the connection's end, and calls that move bytes.
 
-    `private` is the stream's own loop, a _PrivateLoop.
+    `private` is the stream's own loop, a PrivateLoop (streams/private_loop.py).
 
     :ivar eof: the peer has ended its half; bytes from before that may be unread
     :ivar lost: the connection is over: `error` says why, or is None
@@ -222,10 +222,10 @@ cdef class BlockingEnd:
         try:
             if connection.attached and connection.dirty:
                 try:
-                    connection.settle()
+                    settle(connection)
                     connection.engine.wake()
                 except Exception as exc:
-                    connection.fail(exc)
+                    fail_connection(connection, exc)
             PyErr_CheckSignals()
         except BaseException:
             self._rdma_sink.aside[:0] = to[:size]
@@ -246,7 +246,7 @@ cdef class BlockingEnd:
             if self.lost or not connection.writable:
                 raise
             if isinstance(exc, TimeoutError) and not whole:
-                back = connection.take_back(taken)
+                back = take_back_unposted(connection, taken)
                 if back == taken:
                     raise
                 return taken - back
@@ -262,11 +262,11 @@ cdef class BlockingEnd:
         cdef size_t more
         while True:
             if connection.backlog.size == 0:
-                more = connection.copy_in(bytes + taken[0], size - taken[0])
+                more = copy_in(connection, bytes + taken[0], size - taken[0])
                 if more == GONE:
                     raise connection.failure
                 taken[0] += more
-            connection.pump(True)
+            pump(connection, True)
             connection.engine.wake()    # the next pass sees what has completed: no event tells
             if taken[0] == size:
                 break
@@ -294,7 +294,7 @@ cdef class BlockingEnd:
             return True
         if what == FOR_ROOM:
             return connection.fill == 0 and connection.backlog.size == 0
-        return connection.backlog.size == 0 and connection.has_place()
+        return connection.backlog.size == 0 and has_place(connection)
 
     cdef int wait(self, wait_for what, timeout, uint64_t deadline) except -1:
         """Wait until `what` holds. Raises TimeoutError, and what a signal's handler raises."""

@@ -14,9 +14,6 @@ cdef enum:
     STREAM_QUEUE_MOST = 65536       # and of any; the embedded device has no more queue pairs for one than fit that
     PATIENCE = 64                   # passes, of a batch each, that empty a queue of STREAM_QUEUE
     MAX_INLINE = 192
-    SEND_BUFFERS_SPARE = 16         # empty slabs of what connections send from: they take turns
-    WARM_MOST = 16                  # connections that keep it though nothing is in flight, until the engine sleeps
-    STUFFED_PASSES = 8              # a program that does not read for so long may not read at all
 
 
 @cython.no_gc_clear
@@ -130,55 +127,8 @@ cdef class StreamEngine(Watcher):
             pool = self.pools[key] = RingPool(self.pd, bank_stride(slot_bytes) * slots)
         return pool
 
-    cdef RingPool send_buffers(self, uint32_t slot_bytes, uint32_t data_slots):
-        """What connections send from, while they do; at least one slab, from the first on."""
-        key = (slot_bytes, data_slots, "sends")
-        pool = self.pools.get(key)
-        if pool is None:
-            pool = self.pools[key] = RingPool(self.pd, stream_send_bytes(slot_bytes, data_slots), SEND_BUFFERS_SPARE)
-        return pool
-
-    cdef int keep_warm(self, Connection connection) except -1:
-        """Nothing of it is in flight; likely it sends again soon. If too many keep memory, the eldest gives it back."""
-        self.cool(WARM_MOST - 1)
-        connection.warm = True
-        self.warm.append(connection)
-        return 0
-
-    cdef int cool(self, Py_ssize_t most) except -1:
-        """Let all but so many give back what they send from."""
-        cdef Connection connection
-        while len(self.warm) > most:
-            connection = self.warm.pop(0)
-            connection.warm = False
-            if connection.nothing_in_flight():
-                connection.return_frames()
-        return 0
-
     cdef int resting(self) except -1:
-        return self.cool(0)
-
-    cdef int look_again(self, Connection connection) except -1:
-        """Its peer has no credits left: see in a while whether its program reads."""
-        connection.stuffed = True
-        connection.stuffed_tick = self.tick
-        self.stuffed.append(connection)
-        return self.wake_if_running()
-
-    cdef int relieve(self) except -1:
-        """Where programs do not read, take in what the peers have yet to send, as TCP would."""
-        cdef Connection connection
-        cdef list stuffed = self.stuffed
-        self.stuffed = []
-        for connection in stuffed:
-            if not connection.inbox.held or connection.ledger.granted != connection.ledger.received:
-                connection.stuffed = False
-            elif self.tick - connection.stuffed_tick < STUFFED_PASSES:
-                self.stuffed.append(connection)
-            else:
-                connection.stuffed = False
-                connection.put_by()
-        return 0
+        return cool_down(self, 0)
 
     cdef SharedRing shared_ring(self, uint32_t slot_bytes, uint32_t data_slots, uint32_t common):
         """A shared ring with room for one more connection."""
@@ -274,7 +224,7 @@ cdef class StreamEngine(Watcher):
                 waiting.remove(connection)
         self.grown.remove(connection)
         connection.listed = connection.dirty = connection.warm = connection.stuffed = False
-        connection.set_blocked(False)
+        set_blocked(connection, False)
         return 0
 
     @property
@@ -322,7 +272,7 @@ cdef class StreamEngine(Watcher):
         """Let the connections deliver, flush and end."""
         self.deliver_all()
         if self.stuffed:
-            self.relieve()
+            relieve_stuffed(self)
         self.flush_all()
         self.fail_all()
         if self.empty_rings:
@@ -342,7 +292,7 @@ cdef class StreamEngine(Watcher):
         self.lost_cqs.append(cq)
         for connection in self.connections:
             if connection.qp is not None and connection.qp.send_cq is cq:
-                connection.fail(type(error)(*error.args))   # each its own: it is raised in many places
+                fail_connection(connection, type(error)(*error.args))   # each its own: it is raised in many places
 
     def lose_device(self):
         """The device has failed, and is not to be asked to tell of completions. What there is of them is taken yet."""
@@ -410,9 +360,9 @@ cdef class StreamEngine(Watcher):
                 i += 1
                 if connection.attached:
                     connection.listed = False
-                    connection.deliver()
+                    deliver_received(connection)
         except Exception as exc:
-            connection.fail(exc)    # not the protocol's (those are reported): ours, or the device's
+            fail_connection(connection, exc)    # not the protocol's (those are reported): ours, or the device's
         except BaseException:
             # KeyboardInterrupt, say: whoever runs the loop again finds everything as it was.
             self.deliver_later(connection)
@@ -435,9 +385,9 @@ cdef class StreamEngine(Watcher):
                 i += 1
                 if connection.attached:
                     connection.dirty = False
-                    connection.settle()
+                    settle(connection)
         except Exception as exc:
-            connection.fail(exc)
+            fail_connection(connection, exc)
         except BaseException:
             self.flush_later(connection)
             raise

@@ -82,7 +82,7 @@ cdef class Inbox:
         self.make_places(self.count + connection.data_slots)
         for i in range(self.count):
             entry = self.at(i)
-            if entry.slot == NO_SLOT or entry.data != connection.slot_at(entry.slot) + HEADER:
+            if entry.slot == NO_SLOT or entry.data != slot_at(connection, entry.slot) + HEADER:
                 pass            # it is put by, or placed
             elif last != NULL and last.room >= entry.length:
                 memcpy(last.data + last.length, entry.data, entry.length)

@@ -82,8 +82,8 @@ cdef class KeepAlive:
     cdef int added(self, Connection connection) except -1:
         connection.keep_since = now_ns()
         connection.keep_probing = False
-        connection.keep_mark = connection.moves()
-        return self.look_by(connection.keep_since + connection.looks_every())
+        connection.keep_mark = frames_moved(connection)
+        return self.look_by(connection.keep_since + looks_every(connection))
 
     def look(self):
         """The time has come."""
@@ -108,9 +108,9 @@ cdef class KeepAlive:
             connection = item
             if not connection.keeps_alive or not connection.opened or connection.broken:
                 continue
-            if every == 0 or connection.looks_every() < every:
-                every = connection.looks_every()
-            moves = connection.moves()
+            if every == 0 or looks_every(connection) < every:
+                every = looks_every(connection)
+            moves = frames_moved(connection)
             waited = now - connection.keep_since
             if moves != connection.keep_mark or (connection.keep_probing and connection.log.left() == 0):
                 connection.keep_mark = moves
@@ -123,8 +123,8 @@ cdef class KeepAlive:
                 if probes == PROBES_AT_ONCE:
                     more = True
                     continue
-                probes += connection.probe()
-                connection.keep_mark = connection.moves()
+                probes += probe_peer(connection)
+                connection.keep_mark = frames_moved(connection)
                 connection.keep_since = now
         if probes:
             self.probes += probes
@@ -143,12 +143,39 @@ cdef class KeepAlive:
         for connection in late:
             if not connection.attached or connection.broken or not connection.keep_probing:
                 continue
-            if connection.log.left() == 0 or connection.moves() != connection.keep_mark:
+            if connection.log.left() == 0 or frames_moved(connection) != connection.keep_mark:
                 continue
             if self.silence != NULL:
                 if self.silence(connection.qp_c, &silence) or (
                     silence < connection.keep_interval_ns * connection.keep_count
                 ):
                     continue    # its host answers: the device goes on waiting for it
-            connection.fail((verbs.IBV_WC_RETRY_EXC_ERR, True, 0, None))
+            fail_connection(connection, (verbs.IBV_WC_RETRY_EXC_ERR, True, 0, None))
         return 0
+
+
+cdef inline uint64_t looks_every(Connection connection) noexcept:
+    return max(min(connection.keep_idle_ns // 4, connection.keep_interval_ns), LOOK_LEAST_NS)
+
+
+cdef inline uint32_t frames_moved(Connection connection) noexcept:
+    """A number that changes with each frame that comes or goes."""
+    return connection.log.sequence + <uint32_t>connection.ledger.received + <uint32_t>connection.ledger.reaped
+
+
+cdef bint probe_peer(Connection connection) except -1:
+    """Ask whether the peer's host is there. Nothing is in flight. Returns whether something was sent."""
+    cdef verbs.ibv_send_wr wr
+    if not may_post(connection) or not connection.probed:
+        return False
+    if connection.engine.behind_operations:   # iWARP
+        if connection.ledger.fin_sent or connection.ledger.fin_received:
+            return False
+        return connection.send_control(FRAME_PING, b"rdmanet!")
+    memset(&wr, 0, sizeof(wr))
+    wr.opcode = verbs.IBV_WR_RDMA_WRITE
+    try:
+        connection.keep_probing = post_beside(connection, None, &wr)
+    except OSError as exc:
+        fail_connection(connection, exc)
+    return connection.keep_probing

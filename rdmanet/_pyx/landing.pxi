@@ -137,8 +137,9 @@ cdef class Landings:
                 self.let_go(landing)
                 continue
             key = inc_rkey(landing.window.ptr.rkey)
-            connection.post_bind_part(landing, landing.window, landing.mr, key, want.address, want.length,
-                                      verbs.IBV_ACCESS_REMOTE_WRITE)
+            post_bind_part(
+                connection, landing, landing.window, landing.mr, key, want.address, want.length,
+                verbs.IBV_ACCESS_REMOTE_WRITE)
             said.append(self.wants.say(want, key))
         return tuple(said)
 

@@ -64,7 +64,7 @@ cdef class Leased:
         if connection.own is not None and connection.own.has_chunk(chunk):
             if connection.engine.pid == verbs.rn_pid:
                 connection.inbox.lease_ended(self.slot)
-                connection.slots_consumed()
+                slots_consumed(connection)
         elif chunk.given and chunk.leases == 0:
             chunk.pool.give(chunk)
 

@@ -1,15 +1,11 @@
-# Queue pairs: creating, connecting, posting, draining, closing. (Their attributes and states: qpattr.pxi.)
-
-# Posting a big message to the embedded device copies it; other threads may run meanwhile.
-cdef enum:
-    LONG_COPY = 65536
-    CHAIN_ON_STACK = 32
-
-cdef uint64_t _next_generation = 0
+# Queue pairs: their states, connecting, and what each verb about one asks for.
+#
+# An instance owns a queue pair of the device, or has it from an identifier of the connection manager (cm.pxi), which
+# then closes it before itself. Creating one is in qpcreating.pxi, posting to it in qpposting.pxi, attributes and states
+# are in qpattr.pxi.
 
 
 @cython.no_gc_clear
-# More than 500 lines: it has a method for each verb about a queue pair, most of them documentation.
 cdef class QP(Resource):
     """A queue pair.
 
@@ -47,7 +43,7 @@ cdef class QP(Resource):
 
     def __init__(self, PD pd not None, init_attr):
         self.unmade()
-        self.create(pd, init_attr, NULL)
+        create_qp(self, pd, init_attr, NULL)
 
     def __del__(self):
         # In a garbage cycle the collector would clear the list of what is in flight first: it is an ordinary list.
@@ -66,93 +62,6 @@ cdef class QP(Resource):
         return (f"<QP {self.ptr.qp_num:#x} {self.qp_type.name} {self.state.name}, "
                 f"in flight {sends} sends, {receives} receives>")
 
-    cdef int create(self, PD pd, init_attr, verbs.rdma_cm_id *id) except -1:
-        cdef verbs.ibv_qp_init_attr_ex c
-        cdef const verbs.rn_library *library
-        cdef int rc, value = init_attr.qp_type
-        cdef bint extended = isinstance(init_attr, QPInitAttrEx)
-        pd.usable()
-        check_queues(init_attr)
-        self.send_cq = cq_of(pd, init_attr.send_cq)
-        self.recv_cq = cq_of(pd, init_attr.recv_cq)
-        library = pd.context.library.c
-        memset(&c, 0, sizeof(c))
-        c.send_cq = NULL if self.send_cq is None else self.send_cq.ptr
-        c.recv_cq = NULL if self.recv_cq is None else self.recv_cq.ptr
-        if init_attr.srq is not None:
-            self.srq = init_attr.srq
-            self.srq.usable()
-            same_library(pd.context, self.srq.pd.context)
-            c.srq = self.srq.ptr
-        c.qp_type = <verbs.ibv_qp_type>value
-        c.sq_sig_all = bool(init_attr.sq_sig_all)
-        fill_cap(&c.cap, init_attr.cap)
-        c.comp_mask = verbs.IBV_QP_INIT_ATTR_PD
-        c.pd = pd.ptr
-        if extended:
-            self.fill_extended(pd.context, &c, init_attr)
-        extended = c.comp_mask != verbs.IBV_QP_INIT_ATTR_PD
-        with nogil:
-            # The old struct is the beginning of the new one.
-            if id is NULL and extended:
-                rc = verbs.rn_create_qp_ex(pd.context.ptr, &c, &self.ptr)
-            elif id is NULL:
-                rc = verbs.rn_create_qp(library, pd.ptr, <verbs.ibv_qp_init_attr *>&c, &self.ptr)
-            elif extended:
-                rc = verbs.rn_cm_create_qp_ex(library, id, &c)
-            else:
-                rc = verbs.rn_cm_create_qp(library, id, pd.ptr, <verbs.ibv_qp_init_attr *>&c)
-        if rc < 0:
-            call = f"{'ibv' if id is NULL else 'rdma'}_create_qp{'_ex' if extended else ''}"
-            why = why_not_created(pd.context, init_attr, -rc)
-            raise OSError(-rc, f"{call}: {strerror(-rc).decode()}: {init_attr.qp_type!r}, {init_attr.cap}{why}")
-        if id is not NULL:
-            self.ptr = id.qp
-            self.id = id
-        self.cap = init_attr.cap = read_cap(&c.cap)
-        self.adopted(pd, c.send_ops_flags, c.sq_sig_all)
-        return 0
-
-    cdef int fill_extended(self, Context context, verbs.ibv_qp_init_attr_ex *c, init_attr) except -1:
-        c.send_ops_flags = field(init_attr, "send_ops_flags", <uint64_t>-1)
-        if c.send_ops_flags:
-            c.comp_mask |= verbs.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
-        c.create_flags = field(init_attr, "create_flags", 0xffffffff)
-        if c.create_flags:
-            c.comp_mask |= verbs.IBV_QP_INIT_ATTR_CREATE_FLAGS
-        if init_attr.xrcd is not None:
-            self.xrcd = init_attr.xrcd
-            self.xrcd.usable()
-            same_library(context, self.xrcd.context)
-            c.comp_mask |= verbs.IBV_QP_INIT_ATTR_XRCD
-            if init_attr.qp_type == QPType.XRC_RECV:
-                c.comp_mask &= ~<uint32_t>verbs.IBV_QP_INIT_ATTR_PD
-                c.pd = NULL
-            c.xrcd = self.xrcd.ptr
-        return 0
-
-    cdef int adopted(self, PD pd, uint64_t send_ops, bint all_signaled) except -1:
-        """Initialize the Python side, after the C object was created."""
-        global _next_generation
-        self.pd = pd
-        self.send_ops = send_ops
-        if send_ops:
-            check(verbs.rn_qp_to_qp_ex(pd.context.library.c, self.ptr, &self.extended), "ibv_qp_to_qp_ex")
-        _next_generation = (_next_generation + 1) & 0xffff
-        self.generation = _next_generation
-        iwarp = pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP
-        self.sends = _InFlight(self.generation, True, iwarp, all_signaled)
-        self.receives = _InFlight(self.generation, False, self.ptr.qp_type == verbs.IBV_QPT_UD)
-        reference = weakref.ref(self)
-        if self.send_cq is not None:
-            self.send_cq.qps[self.ptr.qp_num] = reference
-        if self.recv_cq is not None:
-            self.recv_cq.qps[self.ptr.qp_num] = reference
-        pd.context.by_address[<uintptr_t>self.ptr] = reference
-        pd.context.add_child()
-        self.opened(QPS)
-        return 0
-
     @staticmethod
     def open(PD pd not None, XRCD xrcd not None, uint32_t qp_num):
         """Share an XRC_RECV queue pair of another process in the same XRC domain. It exists while any process has it.
@@ -170,7 +79,7 @@ cdef class QP(Resource):
         check(rc, f"ibv_open_qp({qp_num:#x})")
         qp.xrcd = xrcd
         qp.cap = QPCap()
-        qp.adopted(pd, 0, False)
+        adopt_qp(qp, pd, 0, False)
         return qp
 
     cdef bint is_open(self) noexcept:
@@ -462,135 +371,7 @@ cdef class QP(Resource):
         self.usable()
         if type(wrs) is not list:
             wrs = [wrs] if isinstance(wrs, SendWR) else list(wrs)
-        self.post_chain(wrs, None)
-
-    cdef uint64_t post_chain(self, list requests, Operation operation) except? 0:
-        """Post requests as one chain. For an operation, all completions belong to it, and the last request has one.
-
-        Returns the device's wr_id of the last one.
-        """
-        cdef verbs.ibv_send_wr few[CHAIN_ON_STACK]
-        cdef verbs.ibv_send_wr *chain = few
-        cdef verbs.ibv_send_wr *bad = NULL
-        cdef Py_ssize_t n = len(requests), i
-        cdef uint64_t total = 0, last = 0
-        cdef bint binds = False, others_run
-        cdef int rc
-        cdef SendWR wr, begun
-        if n == 0:
-            return 0
-        if n > CHAIN_ON_STACK:
-            chain = <verbs.ibv_send_wr *>malloc(n * sizeof(verbs.ibv_send_wr))
-            if chain is NULL:
-                raise MemoryError
-        try:
-            self.fill_chain(requests, chain, &total, &binds)
-            others_run = total >= LONG_COPY or not self.try_lock(n)
-            # Other threads run while the device copies and while we wait for the lock. They may change the list.
-            if others_run:
-                requests = list(requests)
-                if len(requests) != n:
-                    raise RuntimeError("ibv_post_send: the list of requests changed while it was posted")
-                self.lock(n)
-            # The table has the same order as the queue. So we keep the lock until these requests are posted.
-            try:
-                if others_run:
-                    self.fill_chain(requests, chain, &total, &binds)
-                self.usable()
-                for i in range(n):
-                    begun = <SendWR>PyList_GET_ITEM(requests, i)
-                    if operation is None:
-                        last = self.sends.begin(begun.wr_id, begun.elements)
-                    else:
-                        last = self.sends.begin(operation, begun.elements)
-                        if i == n - 1:
-                            chain[i].send_flags |= verbs.IBV_SEND_SIGNALED
-                    chain[i].wr_id = last
-                    self.sends.may_be_overtaken(&chain[i])
-                if total >= LONG_COPY:
-                    with nogil:
-                        rc = verbs.rn_post_send(self.ptr, chain, &bad)
-                else:
-                    rc = verbs.rn_post_send(self.ptr, chain, &bad)
-                i = n
-                if rc < 0:
-                    i = <Py_ssize_t>(bad - chain) if bad is not NULL else 0
-                    wr = requests[i]
-                    self.sends.take_back(n - i)
-            finally:
-                PyThread_release_lock(self.posting)
-        finally:
-            if chain is not few:
-                free(chain)
-        if binds:
-            for posted in requests[:i]:
-                self.bound(posted)
-        if rc < 0:
-            raise OSError(-rc, refusal("ibv_post_send", rc, wr, self, i, n) + self.why_unsent(rc, wr))
-        return last
-
-    cdef int fill_chain(self, list requests, verbs.ibv_send_wr *chain, uint64_t *total, bint *binds) except -1:
-        """Check the requests and fill the chain; also count the bytes, and report whether windows are bound.
-
-        No Python code runs, unless a request is refused.
-        """
-        cdef Py_ssize_t n = len(requests), i
-        cdef SendWR wr
-        total[0] = 0
-        for i in range(n):
-            wr = requests[i]
-            self.takes(wr)
-            chain[i] = wr.c
-            chain[i].next = &chain[i + 1] if i + 1 < n else NULL
-            total[0] += wr.elements.total
-            binds[0] |= wr.mw is not None
-        return 0
-
-    cdef bint try_lock(self, Py_ssize_t n) noexcept:
-        """Take the posting lock, if no other thread has it and the table has room for n requests."""
-        if not PyThread_acquire_lock(self.posting, NOWAIT_LOCK):
-            return False
-        if self.sends.room(n):
-            return True
-        PyThread_release_lock(self.posting)
-        return False
-
-    cdef int lock(self, Py_ssize_t n) except -1:
-        """Take the posting lock, waiting for other threads and making room if necessary."""
-        while True:
-            if not PyThread_acquire_lock(self.posting, NOWAIT_LOCK):
-                with nogil:
-                    PyThread_acquire_lock(self.posting, WAIT_LOCK)
-            if self.sends.room(n):
-                return 0
-            PyThread_release_lock(self.posting)
-            self.sends.grow(n)
-
-    cdef inline int takes(self, SendWR wr) except -1:
-        """Raise if a request names a closed object, or lacks one that the library would read."""
-        if (wr is not None and wr.elements is not None and wr.elements.others is None
-                and self.ptr is not NULL and self.ptr.qp_type != verbs.IBV_QPT_UD):
-            return 0
-        return self.takes_rare(wr)
-
-    cdef int takes_rare(self, SendWR wr) except -1:
-        """The same for all requests other than plain ones to a connected peer."""
-        if wr is None or wr.elements is None:
-            raise TypeError(f"{wr!r} is not a SendWR")
-        if wr.elements.others is not None:
-            wr.usable(self.pd.context)
-            if wr.ah is not None and self.ptr is not NULL and self.ptr.qp_type != verbs.IBV_QPT_UD:
-                raise ValueError(f"{wr!r} on {self!r}: a request to a connected peer takes no ah")
-        if wr.ah is None and self.ptr is not NULL and self.ptr.qp_type == verbs.IBV_QPT_UD:
-            raise OSError(EINVAL, f"ibv_post_send: {wr!r} on {self!r}: a datagram needs ah, remote_qpn and remote_qkey")
-        return 0
-
-    cdef int bound(self, SendWR wr) except -1:
-        """Update the window after BIND_MW was posted; libraries leave this to their user."""
-        if wr.mw is not None:
-            wr.mw.ptr.rkey = wr.c.bind_mw.rkey
-            wr.mw.mr = wr.bind_info.mr
-        return 0
+        post_chain(self, wrs, None)
 
     def bind_mw(self, MW mw not None, bind):
         """Bind a window of type 1, in the order of the send queue; its new key is mw.rkey.
@@ -607,7 +388,7 @@ cdef class QP(Resource):
         c.send_flags = bind.send_flags
         fill_bind_info(&c.bind_info, bind.bind_info)
         elements.others = (mw, bind.bind_info)
-        self.lock(1)
+        lock_posting(self, 1)
         try:
             self.usable()
             c.wr_id = self.sends.begin(bind.wr_id, elements)
@@ -633,134 +414,10 @@ cdef class QP(Resource):
                 EOPNOTSUPP, f"{self!r} does not support wr(): create it with QPInitAttrEx(send_ops_flags=...)")
         return WRSession(self)
 
-    cdef int post_extended(self, list requests) except -1:
-        """Post the requests of a session, all or none."""
-        cdef verbs.ibv_send_wr *c
-        cdef verbs.ibv_data_buf *inline_bufs
-        cdef SendWR wr
-        cdef int most = 1, n = len(requests), i, rc
-        for wr in requests:
-            self.takes(wr)
-            most = max(most, wr.elements.count)
-        inline_bufs = <verbs.ibv_data_buf *>malloc(most * sizeof(verbs.ibv_data_buf))
-        c = <verbs.ibv_send_wr *>malloc(n * sizeof(verbs.ibv_send_wr))
-        try:
-            if inline_bufs is NULL or c is NULL:
-                raise MemoryError
-            self.lock(n)
-            try:
-                self.usable()
-                for i in range(n):
-                    wr = requests[i]
-                    c[i] = wr.c
-                    c[i].wr_id = self.sends.begin(wr.wr_id, wr.elements)
-                    self.sends.may_be_overtaken(&c[i])
-                # From start to complete the library holds the queue's lock. Nothing here creates an object, so neither
-                # the collector nor another Python thread runs meanwhile.
-                self.extended.wr_start(self.extended)
-                for i in range(n):
-                    verbs.rn_wr_build(self.extended, &c[i], &(<SendWR>requests[i]).more, inline_bufs)
-                rc = verbs.rn_wr_complete(self.extended)
-                if rc < 0:
-                    self.sends.take_back(n)
-            finally:
-                PyThread_release_lock(self.posting)
-            if rc < 0:
-                why = [text for posted in requests if (text := self.why_unsent(rc, posted))]
-                raise OSError(-rc, f"ibv_wr_complete: {reason_of(rc)}: {n} requests on {self!r}, none was posted"
-                                   + (why[0] if why else ""))
-            for wr in requests:
-                self.bound(wr)
-        finally:
-            free(inline_bufs)
-            free(c)
-        return 0
-
     def post_recv(self, wrs):
         """Post a RecvWR, or several as one chain. Their buffers are kept until they complete.
 
         :raises OSError: as for post_send()
         """
         self.usable()
-        self.post_receives([wrs] if isinstance(wrs, RecvWR) else list(wrs), None)
-
-    cdef uint64_t post_receives(self, list requests, Operation operation) except? 0:
-        """The same as post_chain(), for receives."""
-        cdef verbs.ibv_recv_wr few[CHAIN_ON_STACK]
-        cdef verbs.ibv_recv_wr *chain = few
-        cdef verbs.ibv_recv_wr *bad = NULL
-        cdef Py_ssize_t n = len(requests), i
-        cdef uint64_t last = 0
-        cdef int rc
-        cdef RecvWR wr
-        if n == 0:
-            return 0
-        check_receives(requests)
-        if n > CHAIN_ON_STACK:
-            chain = <verbs.ibv_recv_wr *>malloc(n * sizeof(verbs.ibv_recv_wr))
-            if chain is NULL:
-                raise MemoryError
-        try:
-            while not self.receives.room(n):
-                self.receives.grow(n)
-            self.usable()
-            for i in range(n):
-                wr = requests[i]
-                chain[i] = wr.c
-                last = self.receives.begin(wr.wr_id if operation is None else operation, wr.elements)
-                chain[i].wr_id = last
-                chain[i].next = &chain[i + 1] if i + 1 < n else NULL
-            rc = verbs.rn_post_recv(self.ptr, chain, &bad)
-            if rc < 0:
-                i = <Py_ssize_t>(bad - chain) if bad is not NULL else 0
-                self.receives.take_back(n - i)
-                wr = requests[i]
-                raise OSError(-rc, refusal("ibv_post_recv", rc, wr, self, i, n) + self.why_unreceived(rc, wr))
-        finally:
-            if chain is not few:
-                free(chain)
-        return last
-
-    cdef str why_unsent(self, int rc, SendWR wr):
-        """The probable reason why a request was refused, with the numbers."""
-        cdef _Elements elements = wr.elements
-        if rc == -ENOMEM:
-            return (f"; the queue holds {self.cap.max_send_wr} (QPCap.max_send_wr): poll completions first. Unsignaled "
-                    "requests free their places when a later signaled one completes")
-        if rc != -EINVAL:
-            return ""
-        if self.ptr.state != verbs.IBV_QPS_RTS:
-            return f"; in {self.state.name} nothing can be sent: connect the queue pair first (RTS)"
-        if elements.count > self.cap.max_send_sge:
-            return f"; it takes at most {self.cap.max_send_sge} elements (QPCap.max_send_sge)"
-        if wr.c.send_flags & verbs.IBV_SEND_INLINE and elements.total > self.cap.max_inline_data:
-            return (f"; {elements.total} bytes are to be inline, and at most {self.cap.max_inline_data} can be "
-                    "(QPCap.max_inline_data)")
-        return ""
-
-    cdef str why_unreceived(self, int rc, RecvWR wr):
-        """The same, for a receive."""
-        if rc == -ENOMEM:
-            return f"; the queue holds {self.cap.max_recv_wr} (QPCap.max_recv_wr): poll completions first"
-        if rc != -EINVAL:
-            return ""
-        if self.srq is not None:
-            return "; it receives from its srq: post there"
-        if self.ptr.state == verbs.IBV_QPS_RESET:
-            return "; in RESET nothing can be posted: call to_init() first"
-        if wr.elements.count > self.cap.max_recv_sge:
-            return f"; it takes at most {self.cap.max_recv_sge} elements (QPCap.max_recv_sge)"
-        return ""
-
-
-cdef str refusal(str call, int rc, object wr, object queue, int index, int count):
-    text = f"{call}: {strerror(-rc).decode()}: {wr!r} on {queue!r}"
-    return f"{text}; {index} of {count} were posted" if count > 1 else text
-
-
-cdef CQ cq_of(PD pd, CQ cq):
-    """Check the CQ of a queue pair of pd; it may be None."""
-    if cq is not None:
-        cq.usable()
-        same_library(pd.context, cq.context)
-    return cq
+        post_receives(self, [wrs] if isinstance(wrs, RecvWR) else list(wrs), None)

@@ -10,7 +10,7 @@
 #                                  0       WR_SEND: of the send queue
 #
 #     the byte stream              63..44  index of the connection in the engine's table; SHARED_INDEX: of a shared ring
-#     (connection.pxi,             43..28  generation of this place in the table; of a shared ring: its number
+#     (sending.pxi, ownring.pxi,   43..28  generation of this place in the table; of a shared ring: its number
 #     sharedring.pxi)              27..25  unused
 #                                  24      SEND_FLAG: of the send queue
 #                                  23..0   sequence number of the send (sendlog.pxi), or slot of the ring
@@ -103,7 +103,7 @@ cdef inline int route_to_stream(StreamEngine engine, verbs.ibv_wc *wc) except -1
             return route_to_ring(engine, wc)
         engine.stale += 1
         return 0
-    return connection.completed(wc)
+    return stream_completed(connection, wc)
 
 
 cdef int route_to_ring(StreamEngine engine, verbs.ibv_wc *wc) except -1:

@@ -180,7 +180,7 @@ cdef class SharedRing:
         if self.kept_next < self.kept_count:
             self.engine.keeping = True
             self.engine.wake_if_running()
-        if connection.may_be_amid_a_message():
+        if may_be_amid_a_message(connection):
             self.write_off()
         return 0
 
@@ -250,7 +250,7 @@ cdef class SharedRing:
             self.engine.stale += 1
             self.post_again(slot)
             return self.post()
-        connection.completed(wc)
+        stream_completed(connection, wc)
         if not self.slots[slot].posted and not connection.inbox.ends_with(slot):
             self.post_again(slot)   # it was refused, or failed
             self.post()

@@ -64,7 +64,7 @@ cdef class GrownRings:
             return
         try:
             for connection in list(self.connections):
-                if connection.own.seen == connection.own.sizes.received and connection.may_shrink():
+                if connection.own.seen == connection.own.sizes.received and slots_may_shrink(connection):
                     self.remove(connection)
                     engine.flush_later(connection)
                     engine.wake()

@@ -2,9 +2,14 @@
 # inbox to whoever wants them, and gives consumed slots back. It may call the application, which may do anything, also
 # end the connection or choose another sink.
 #
-# A new kind of sink is a class here, and a line in `Connection.bind`.
+# A new kind of sink is a class here, and a line in `choose_sink` (opening.pxi).
+
+cdef extern from "Python.h":
+    int PyContext_Enter(object) except -1
+    int PyContext_Exit(object) except -1
 
 cdef enum:
+    GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
     TLS_BYTES = 262144          # as much as SSLProtocol takes at a time; then it may pause reading
 
 
@@ -60,7 +65,7 @@ cdef class DataReceived(Sink):
             to += entry.length - inbox.offset
             inbox.first_consumed()
             count -= 1
-        connection.repost_if_half()
+        repost_if_half(connection)
         PyContext_Enter(connection.context)
         try:
             self.data_received(chunk)
@@ -134,7 +139,7 @@ cdef class IntoBuffer(Sink):
                 PyBuffer_Release(&view)
             target = None
             self.burst += taken
-            connection.repost_if_half()
+            repost_if_half(connection)
             self.buffer_updated(taken)
             if may_place and self.burst >= PLACE_BYTES and self.is_dry(connection):
                 self.ask_ahead(connection)
@@ -216,7 +221,7 @@ cdef class IntoTls(Sink):
                 self.write(PyMemoryView_FromMemory(
                     entry.data + inbox.offset, entry.length - inbox.offset, PyBUF_READ))
                 inbox.first_consumed()
-            connection.repost_if_half()
+            repost_if_half(connection)
             self.buffer_updated(0)      # it has been written already
         finally:
             PyContext_Exit(connection.context)

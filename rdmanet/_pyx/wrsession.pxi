@@ -30,7 +30,7 @@ cdef class WRSession:
     def __exit__(self, kind, exc, tb):
         requests, self.requests, self.ended = self.requests, [], True
         if kind is None and requests:
-            self.qp.post_extended(requests)
+            post_session(self.qp, requests)
 
     def __len__(self):
         return len(self.requests)
@@ -46,7 +46,7 @@ cdef class WRSession:
         """
         if self.ended:
             raise ValueError("this session has ended; QP.wr() makes another")
-        self.qp.takes(wr)
+        check_send(self.qp, wr)
         if not self.qp.send_ops & verbs.rn_send_op(wr.c.opcode):
             name = getattr(wr.opcode, "name", wr.opcode)
             raise OSError(

@@ -4,7 +4,7 @@ Theory
 ------
 A call that moves bytes waits in C, without an event loop (``BlockingEnd``, _pyx/blocking.pxi). Everything else that may
 happen to a connection, such as its end, needs a loop: each stream, and each listener, has one of its own, which runs
-only during calls, and only if there is something for it. No thread is started. It follows that:
+only during calls, and only if there is something for it (private_loop.py). No thread is started. It follows that:
 
 * Between calls the device works, and this module does not. Bytes from the peer arrive until the slots of the ring are
   full. The next call that reads takes them out of the slots and grants the peer new credits. A call also notices that
@@ -22,22 +22,20 @@ import asyncio
 import contextlib
 import errno
 import io
-import os
-import signal
 import socket
-import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdmanet._core import BlockingEnd
 from rdmanet.addresses import SockAddr
 from rdmanet.admission import OTHERS_WAIT_S, PATIENCE_S, waiting_for
 from rdmanet.establish import Role
-from rdmanet.loop_context import end_loop_contexts, loop_context_for
+from rdmanet.loop_context import loop_context_for
 from rdmanet.options import CLOSE_TIMEOUT_S, DATA_SLOTS, KEEPALIVE, SLOT_BYTES, Keepalive, StreamConfig
 from rdmanet.server import ConnectRequest, RdmaServer, refuse_failed
+from rdmanet.streams.private_loop import PrivateLoop
 from rdmanet.transport import RdmaTransport, create_rdma_connection, listen
 
 if TYPE_CHECKING:
@@ -113,7 +111,7 @@ class RdmaStream(io.RawIOBase):
 
     _made = False  # Python closes a raw file even if its __init__ raised
 
-    def __init__(self, private: _PrivateLoop, protocol: _BlockingProtocol, timeout: float | None) -> None:
+    def __init__(self, private: PrivateLoop, protocol: _BlockingProtocol, timeout: float | None) -> None:
         self._private = private
         self._protocol = protocol
         self._transport = protocol.transport
@@ -294,7 +292,7 @@ class RdmaStreamListener:
         self._requests: deque[ConnectRequest] = deque()
         self._requests_max = waiting_for(backlog)
         self._arrived: asyncio.Future[None] | None = None
-        self._private = _PrivateLoop()
+        self._private = PrivateLoop()
         try:
             with self._private.entered("this listener"):
                 self._server = RdmaServer(self._private.loop, self._requested, backlog)
@@ -398,9 +396,7 @@ class _BlockingProtocol(BlockingEnd, asyncio.Protocol):
 
     transport: RdmaTransport
 
-    def __init__(
-        self, private: _PrivateLoop, made: Callable[[_BlockingProtocol], None] | None = None
-    ) -> None:
+    def __init__(self, private: PrivateLoop, made: Callable[[_BlockingProtocol], None] | None = None) -> None:
         super().__init__()
         self._private = private
         self._made = made
@@ -452,7 +448,7 @@ class _BlockingProtocol(BlockingEnd, asyncio.Protocol):
 
 
 async def _answer(
-    private: _PrivateLoop, request: ConnectRequest, config: StreamConfig
+    private: PrivateLoop, request: ConnectRequest, config: StreamConfig
 ) -> tuple[RdmaTransport, _BlockingProtocol]:
     """Accept a request on the running loop, which is not the listener's."""
     made: asyncio.Future[_BlockingProtocol] = asyncio.get_running_loop().create_future()
@@ -477,145 +473,14 @@ async def _answer(
     return transport, await made
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """asyncio's loop, but a signal always wakes it, and names are resolved in this thread.
-
-    Python handles a signal between two bytecodes, or when the signal interrupts a system call. A signal that comes just
-    before the loop sleeps does neither, and Ctrl-C would have to wait for the next message. So the signal writes to the
-    socket that wakes the loop.
-    """
-
-    _csock: socket.socket  # asyncio's ends of it
-    _ssock: socket.socket
-
-    def run_forever(self) -> None:
-        if threading.current_thread() is not threading.main_thread():  # signals go to that one
-            super().run_forever()
-            return
-        before = signal.set_wakeup_fd(self._csock.fileno(), warn_on_full_buffer=False)
-        try:
-            super().run_forever()
-        finally:
-            signal.set_wakeup_fd(before)
-
-    @property
-    def bell(self) -> tuple[int, int]:
-        """Two descriptors: what is written to the second wakes the loop, and makes the first readable."""
-        return self._ssock.fileno(), self._csock.fileno()
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to run, now or at a time. (asyncio has no other way to ask.)"""
-        return not self._ready and not self._scheduled  # type: ignore[attr-defined]
-
-    async def getaddrinfo(self, host: Any, port: Any, **hints: Any) -> Any:
-        return socket.getaddrinfo(host, port, **hints)
-
-
-class _PrivateLoop:
-    """An event loop that runs only during calls.
-
-    :ivar calls: the first is running, the others are about to be refused
-    :ivar end: of the stream that has it, once that is connected
-    """
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self.calls: list[object] = []
-        self.end: _BlockingProtocol | None = None
-        self._runner = asyncio.Runner(loop_factory=_Loop)
-        self.loop = cast(_Loop, self._runner.get_loop())
-
-    @property
-    def foreign(self) -> bool:
-        """Whether this is a forked child; then the loop belongs to the parent."""
-        return self._pid != os.getpid()
-
-    @contextlib.contextmanager
-    def entered(self, what: str) -> Iterator[None]:
-        """Mark a call of this thread. Raises RuntimeError if there may be none now."""
-        call = object()
-        try:
-            # Ctrl-C may come after each of these lines. A lock that had just been taken would stay locked.
-            self.calls.append(call)
-            if self.foreign or self.calls[0] is not call or asyncio._get_running_loop() is not None:
-                raise self.refusal(what)
-            yield
-        finally:
-            if call in self.calls:
-                self.calls.remove(call)
-
-    def refusal(self, what: str) -> RuntimeError:
-        """Why there may be no call now."""
-        if self.foreign:
-            return RuntimeError(f"this was opened by process {self._pid}; open another after fork")
-        if asyncio._get_running_loop() is not None:
-            return RuntimeError(
-                "an event loop runs in this thread, and a call that blocks would stop it: "
-                "use open_rdma_connection() or start_rdma_stream_server() there"
-            )
-        return RuntimeError(f"another thread, or what a signal interrupted, is in a call of {what}")
-
-    def turn(self) -> None:
-        """Run what the loop has to run now."""
-        self._run(asyncio.sleep(0))
-
-    def run_until(self, end: _BlockingProtocol, what: int, timeout: float | None, late: str) -> None:
-        """Run the loop until a call may go on.
-
-        :param late: the text of the TimeoutError: it names the limit that the call had
-        """
-        self.run(lambda: end.until(what), timeout, late)
-
-    def run(
-        self,
-        call: Callable[[], Coroutine[Any, Any, _T]],
-        timeout: float | None,
-        late: str = "",
-    ) -> _T:
-        """Run the loop until the coroutine ends. If that takes longer, cancel it and raise TimeoutError.
-
-        :param late: the text of the error, if it is not to name `timeout`
-        """
-
-        async def bounded() -> _T:
-            async with asyncio.timeout(timeout):
-                return await call()
-
-        if self.end is not None:
-            self.end.run_by_loop()
-        try:
-            return self._run(bounded())
-        except TimeoutError as exc:
-            if exc.args:
-                raise
-            raise TimeoutError(late or f"not within {timeout} s") from None
-
-    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        try:
-            return self._runner.run(coroutine)
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            # What was to stop the loop may still be in its queue, and would stop its next run.
-            self.loop.call_soon(self.loop.stop)
-            self.loop.run_forever()
-            # Only Ctrl-C cancels here, and the Runner forgets a Ctrl-C that comes while it prepares for one.
-            raise KeyboardInterrupt from None
-
-    def close(self) -> None:
-        """End what is left on the loop. The loop need not run for that, so the collector may do it, in any thread."""
-        end_loop_contexts(self.loop)
-        self.loop.close()
-        self.end = None
-
-
 def _stream(
     timeout: float | None,
-    begin: Callable[[_PrivateLoop], Coroutine[Any, Any, tuple[RdmaTransport, _BlockingProtocol]]],
+    begin: Callable[[PrivateLoop], Coroutine[Any, Any, tuple[RdmaTransport, _BlockingProtocol]]],
     within: float | None = None,
 ) -> RdmaStream:
     """A stream with its own loop, of the connection that `begin` makes."""
     timeout = _seconds(timeout)
-    private = _PrivateLoop()
+    private = PrivateLoop()
     try:
         with private.entered("this stream"):
             _, protocol = private.run(lambda: begin(private), timeout if within is None else within)

@@ -1,8 +1,8 @@
 """StreamReader and StreamWriter over RDMA.
 
 Both are subclasses of asyncio's, between asyncio's own StreamReaderProtocol and our transport. The reader's methods are
-compiled (_pyx/reader.pxi), and take bytes from where the device put them. The writer only replaces what depends on
-asyncio's transports.
+compiled (_pyx/reader.pxi, _pyx/readrequest.pxi), and take bytes from where the device put them. The writer only
+replaces what depends on asyncio's transports.
 """
 
 from __future__ import annotations

@@ -16,9 +16,13 @@ and who is responsible for memory that a peer can reach.
 
 from rdmanet.notifier import Future, Notifier, TrioNotifier, current_notifier
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
-from rdmanet.verbs_async.cm import AsyncCMChannel, AsyncCMID, AsyncCMListener
+from rdmanet.verbs_async.buffer_pool import AsyncBufferPool
+from rdmanet.verbs_async.cm import AsyncCMID
+from rdmanet.verbs_async.cm_channel import AsyncCMChannel
+from rdmanet.verbs_async.cm_listener import AsyncCMListener
 from rdmanet.verbs_async.connect import exchange
-from rdmanet.verbs_async.queues import AsyncBufferPool, AsyncCQ, AsyncQP, DeviceEvents, shared
+from rdmanet.verbs_async.events import DeviceEvents
+from rdmanet.verbs_async.queues import AsyncCQ, AsyncQP, shared
 
 __all__ = [
     "AsyncBufferPool",

@@ -26,20 +26,16 @@ the attempt. Waiting for a request, or for the end of a connection, can be cance
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import logging
 from collections.abc import Iterator
-from typing import Self
 
-from rdmanet import log_rate
 from rdmanet._core import (
     CMID,
     PD,
     SRQ,
     CMEvent,
-    CMEventChannel,
     CMEventType,
     Context,
     Library,
@@ -50,14 +46,13 @@ from rdmanet._core import (
 )
 from rdmanet.closable import Closable
 from rdmanet.errors import cm_error
-from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
+from rdmanet.notifier import Notifier
+from rdmanet.verbs_async.cm_channel import Address, AsyncCMChannel, Waiting, context_of
 from rdmanet.verbs_async.queues import AsyncCQ, AsyncQP
 
 logger = logging.getLogger("rdmanet")
 
-__all__ = ["AsyncCMChannel", "AsyncCMID", "AsyncCMListener"]
-
-_Address = tuple[str, int] | tuple[str, int, int, int]
+__all__ = ["AsyncCMID"]
 
 _FAILURES = frozenset(
     {
@@ -83,96 +78,6 @@ def _milliseconds(timeout: float) -> int:
     if not timeout >= 0:
         raise ValueError(f"timeout={timeout}: it must be at least 0 seconds")
     return max(1, int(min(timeout * 1000, 2**31 - 1)))
-
-
-class AsyncCMChannel(Closable):
-    """An event channel that an event loop reads; it passes each event to the AsyncCMID concerned.
-
-    :param library: the library of the devices; by default the embedded device's
-    :param notifier: the loop; by default the running one
-    """
-
-    def __init__(self, library: Library | None = None, *, notifier: Notifier | None = None) -> None:
-        self.notifier = current_notifier() if notifier is None else notifier
-        self.home = Home()
-        self.channel = CMEventChannel(library or Library.embedded())
-        self._ids: dict[CMID, AsyncCMID | AsyncCMListener] = {}
-        self._fd = self.channel.fd
-        try:
-            self.notifier.add_reader(self._fd, self._readable)
-        except BaseException:
-            self.channel.close()
-            raise
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self.channel.closed
-
-    def _readable(self) -> None:
-        """Read all pending events; there may be none."""
-        while not self.channel.closed:
-            event = self.channel.get_event()
-            if event is None:
-                return
-            owner = self._ids.get(event.listen_id if event.listen_id is not None else event.id)
-            if owner is not None:
-                owner._event(event)
-            elif event.type is CMEventType.CONNECT_REQUEST and event.id is not None:
-                event.id.close()  # refuses it: its listener has gone
-
-    def close(self) -> None:
-        """Stop reading, and free the channel.
-
-        :raises OSError: EBUSY while identifiers are open on it
-        """
-        if self.channel.closed:
-            return
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.notifier.remove_reader(self._fd)
-        try:
-            self.channel.close()
-        except OSError:
-            self.notifier.add_reader(self._fd, self._readable)
-            raise
-
-    def __repr__(self) -> str:
-        return f"<AsyncCMChannel of {self.channel!r}, {len(self._ids)} identifiers>"
-
-
-class _Events:
-    """A queue of events, and the futures of those who wait for them."""
-
-    def __init__(self, channel: AsyncCMChannel) -> None:
-        self.notifier = channel.notifier
-        self.home = channel.home
-        self.events: collections.deque[CMEvent] = collections.deque()
-        self.waiting: list[Future] = []
-
-    def put(self, event: CMEvent) -> None:
-        self.events.append(event)
-        self.tell()
-
-    def tell(self) -> None:
-        wake(self.waiting)
-
-    @property
-    def awaited(self) -> bool:
-        return not all(future.done() for future in self.waiting)
-
-    async def more(self) -> None:
-        """Wait until there may be another event, or there will be none."""
-        self.waiting = [future for future in self.waiting if not future.done()]
-        future = self.notifier.create_future()
-        self.waiting.append(future)
-        await future
-
-
-def _context(owner: AsyncCMID | AsyncCMListener) -> Context:
-    context = owner.id.context
-    if context is None:
-        raise ValueError(f"{owner!r} has no device yet: bind or resolve its address first")
-    return context
 
 
 class AsyncCMID(Closable):
@@ -219,7 +124,7 @@ class AsyncCMID(Closable):
         self.qp: AsyncQP | None = None
         self._channel = channel
         self._own_channel = False
-        self._events = _Events(channel)
+        self._events = Waiting(channel)
         self._phase: str | None = None  # the phase that has begun and not ended
         self._end: CMEvent | None = None  # the event that ended the connection
         self._parting = False  # this side has asked for the end
@@ -244,15 +149,15 @@ class AsyncCMID(Closable):
 
         :raises ValueError: it has none before an address is resolved
         """
-        return _context(self)
+        return context_of(self)
 
     @property
-    def local_addr(self) -> _Address | None:
+    def local_addr(self) -> Address | None:
         """(ip, port), or (ip, port, flowinfo, scope_id); None until it is bound or resolved."""
         return self.id.local_addr
 
     @property
-    def peer_addr(self) -> _Address | None:
+    def peer_addr(self) -> Address | None:
         """The address of the peer, in the same form."""
         return self.id.peer_addr
 
@@ -310,7 +215,7 @@ class AsyncCMID(Closable):
     # -- phases of a client --
 
     async def resolve_addr(
-        self, address: _Address, *, source: _Address | None = None, timeout: float = 2.0
+        self, address: Address, *, source: Address | None = None, timeout: float = 2.0
     ) -> None:
         """Find the device that reaches an address.
 
@@ -332,9 +237,7 @@ class AsyncCMID(Closable):
             self.id.resolve_route(_milliseconds(timeout))
             await self._until(CMEventType.ROUTE_RESOLVED)
 
-    async def resolve(
-        self, address: _Address, *, source: _Address | None = None, timeout: float = 2.0
-    ) -> None:
+    async def resolve(self, address: Address, *, source: Address | None = None, timeout: float = 2.0) -> None:
         """resolve_addr(), then resolve_route().
 
         :param timeout: for each of them, in seconds
@@ -550,133 +453,3 @@ class AsyncCMID(Closable):
 
     def __repr__(self) -> str:
         return f"<AsyncCMID of {self.id!r}>"
-
-
-class AsyncCMListener(Closable):
-    """Listens on an address as soon as it is created. Requests wait until the program takes them.
-
-    :param address: (ip, port); port 0 takes a free port, and local_addr says which
-    :param backlog: how many requests may wait; further ones are rejected
-    :raises ValueError: backlog is less than 1
-    :raises OSError: the address is in use (EADDRINUSE), or does not belong to this host
-    """
-
-    def __init__(
-        self,
-        address: _Address,
-        *,
-        backlog: int = 128,
-        library: Library | None = None,
-        notifier: Notifier | None = None,
-    ) -> None:
-        if backlog < 1:
-            raise ValueError(f"backlog={backlog}: it must be at least 1")
-        self._backlog = backlog
-        self._channel = AsyncCMChannel(library, notifier=notifier)
-        self._requests: collections.deque[AsyncCMID] = collections.deque()
-        self._removal: CMEvent | None = None  # the device is gone
-        self._events = _Events(self._channel)
-        try:
-            self.id = self._channel.channel.create_id()
-            try:
-                self._channel._ids[self.id] = self
-                self.id.bind_addr(address)
-                self.id.listen(backlog)
-            except BaseException:
-                self.id.close()
-                raise
-        except BaseException:
-            self._channel.close()
-            raise
-
-    @property
-    def context(self) -> Context:
-        """The context of the device that the address belongs to, to prepare objects before the first request.
-
-        :raises ValueError: the address is not a single device's, like 0.0.0.0; then each request has its own context
-        """
-        return _context(self)
-
-    @property
-    def local_addr(self) -> _Address:
-        """The address it listens on, with the actual port."""
-        address = self.id.local_addr
-        assert address is not None, "it is bound"
-        return address
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self.id.closed
-
-    def _event(self, event: CMEvent) -> None:
-        if event.type is CMEventType.DEVICE_REMOVAL:
-            self._removal = event
-            self._events.tell()
-        if event.type is not CMEventType.CONNECT_REQUEST or event.id is None:
-            return
-        if len(self._requests) < self._backlog:
-            self._requests.append(AsyncCMID._requested(self._channel, event))
-            self._events.tell()
-        else:
-            event.id.close()  # which rejects it
-
-    async def get_request(self) -> AsyncCMID:
-        """The next request: create_qp() and accept() it, or reject() it. Closing it rejects it as well.
-
-        Cancelling loses no request.
-
-        :raises ValueError: the listener is closed
-        :raises OSError: EMFILE or ENFILE: no descriptor is left for its channel. The request is rejected, and the
-            listener goes on. ENODEV: the device was removed
-        """
-        self._events.home.check(self)
-        while True:
-            if self.id.closed:
-                raise ValueError("this AsyncCMListener is closed")
-            if self._requests:
-                break
-            if self._removal is not None:
-                raise self._removal.error() or cm_error(self._removal.type.name, self._removal.status)
-            await self._events.more()
-        request = self._requests.popleft()
-        try:
-            request.migrate()
-        except BaseException:
-            request.close()
-            raise
-        return request
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> AsyncCMID:
-        """The next request; the iteration ends when the listener is closed.
-
-        A request for which no descriptor is left is rejected and logged; then this waits for the next one.
-        """
-        while True:
-            try:
-                return await self.get_request()
-            except OSError as exc:
-                if exc.errno not in (errno.EMFILE, errno.ENFILE):
-                    raise
-                log_rate.warn(logger, "listener", "rejected a connection: %s", exc)
-            except ValueError:
-                if self.id.closed:
-                    raise StopAsyncIteration from None
-                raise
-
-    def close(self) -> None:
-        """Stop listening. Requests that were not taken are rejected; connections live on."""
-        if self.id.closed:
-            return
-        while self._requests:
-            self._requests.popleft().close()
-        self._channel._ids.pop(self.id, None)
-        self.id.close()
-        self._channel.close()
-        self._events.tell()
-
-    def __repr__(self) -> str:
-        return f"<AsyncCMListener of {self.id!r}, {len(self._requests)} requests>"

@@ -29,10 +29,9 @@ nothing else cannot starve the others.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rdmanet._core import (
     CQ,
@@ -44,8 +43,6 @@ from rdmanet._core import (
     SRQ,
     WC,
     AccessFlags,
-    AsyncEvent,
-    BufferPool,
     CompChannel,
     CompletionWatcher,
     Context,
@@ -54,7 +51,6 @@ from rdmanet._core import (
     MWType,
     Operation,
     OperationQueue,
-    PooledBuffer,
     QPCap,
     QPInitAttr,
     QPType,
@@ -64,8 +60,7 @@ from rdmanet._core import (
     inc_rkey,
 )
 from rdmanet.closable import Closable
-from rdmanet.device_events import EventFeed
-from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
+from rdmanet.notifier import Notifier, current_notifier
 from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 if TYPE_CHECKING:
@@ -75,7 +70,7 @@ if TYPE_CHECKING:
     """What a request sends from or receives into: an SGE, an MR or a memoryview of an MR, or several of them."""
     Remote = RemoteMemory | RemoteArray | RemoteStruct
 
-__all__ = ["AsyncCQ", "AsyncQP", "DeviceEvents", "shared"]
+__all__ = ["AsyncCQ", "AsyncQP", "shared"]
 
 # Plain integers: looking up a member of an enumeration costs more than posting.
 _WRITE = int(WROpcode.RDMA_WRITE)
@@ -437,132 +432,3 @@ async def shared(
         access |= AccessFlags.LOCAL_WRITE
     with pd.reg_mr(buffer, access) as mr:
         yield mr.to_remote()
-
-
-class AsyncBufferPool(BufferPool):
-    """A BufferPool with a queue of waiting tasks: `with await pool.get(100) as buffer:`.
-
-    It belongs to the thread of its event loop, like everything in this module. The parameters are BufferPool's.
-    """
-
-    # Of the class: the garbage collector clears a pool's own attributes before a view of its buffers, in the same
-    # garbage, lets go of the buffer and calls _freed(). Nobody waits then.
-    _waiting: collections.deque[Future] = collections.deque(maxlen=0)
-    _promised = 0
-
-    def __init__(
-        self,
-        pd: PD,
-        buffer_bytes: int,
-        count: int,
-        *,
-        huge_pages: bool | Literal["try"] = False,
-        notifier: Notifier | None = None,
-    ) -> None:
-        self._waiting = collections.deque()
-        self._promised = 0  # buffers that woken tasks are about to take
-        self._home = Home()
-        self._notifier = current_notifier() if notifier is None else notifier
-        super().__init__(pd, buffer_bytes, count, huge_pages=huge_pages)
-
-    async def get(self, nbytes: int | None = None) -> PooledBuffer:
-        """Wait for a buffer and acquire() it; first come, first served. Cancelling takes none.
-
-        :raises ValueError: nbytes is more than a buffer has, or the pool is closed
-        :raises RuntimeError: this is not the loop's thread
-        """
-        self._home.check(self)
-        self.fits(nbytes)
-        place = self._waiting.append
-        while self.available <= self._promised:
-            future = self._notifier.create_future()
-            place(future)
-            place = self._waiting.appendleft  # in case acquire() is quicker than the woken task
-            try:
-                await future
-            except BaseException:
-                if future in self._waiting:
-                    self._waiting.remove(future)
-                else:
-                    self._promised -= 1
-                    self._freed()
-                raise
-            self._promised -= 1
-            self.fits(nbytes)
-        return self.acquire(nbytes)
-
-    def close(self) -> None:
-        """Free the memory; tasks that wait for a buffer get ValueError. Closing it again does nothing.
-
-        :raises OSError: EBUSY while buffers are lent or used by pending requests; the pool stays open
-        """
-        super().close()
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        self._promised += len(waiting)
-        wake(waiting)
-
-    def _freed(self) -> None:
-        while self._waiting and self.available > self._promised:
-            self._promised += 1
-            wake([self._waiting.popleft()])
-
-
-class DeviceEvents(Closable):
-    """The asynchronous events of a device, its ports, queues and queue pairs, as an async iterator.
-
-        async for event in DeviceEvents(context): ...
-
-    Every iterator gets all events from its creation on; if it is not read for long, it keeps the last 1024. Nothing
-    else may read the context's events meanwhile. The iteration ends when it is closed.
-    """
-
-    def __init__(self, context: Context, *, notifier: Notifier | None = None) -> None:
-        self.context = context
-        self._notifier = current_notifier() if notifier is None else notifier
-        self._home = Home()
-        self._feed = EventFeed(context)
-        self._waiting: list[Future] = []
-        self._listening = False
-        self._closed = False
-
-    def _listen(self, on: bool) -> None:
-        if on is not self._listening:
-            for fd in self._feed.fds:
-                if on:
-                    self._notifier.add_reader(fd, self._readable)
-                else:
-                    self._notifier.remove_reader(fd)
-        self._listening = on
-
-    def _readable(self) -> None:
-        # The descriptor stays readable until some reader takes the event.
-        self._listen(False)
-        wake(self._waiting)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> AsyncEvent:
-        """The next event. Cancelling loses none."""
-        self._home.check(self)
-        while not self._closed:
-            event = self._feed.next()
-            if event is not None:
-                return event
-            future = self._notifier.create_future()
-            self._waiting = [other for other in self._waiting if not other.done()]  # those of cancelled calls
-            self._waiting.append(future)
-            self._listen(True)
-            await future
-        raise StopAsyncIteration
-
-    def close(self) -> None:
-        """End the iteration, also for waiting tasks. The context stays open."""
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._listen(False)
-        self._feed.close()
-        wake(self._waiting)

@@ -32,7 +32,7 @@ from pattern import REPEATED, Pattern
 
 import rdmanet
 from rdmanet import RdmaStream, listen_rdma_stream, open_rdma_stream
-from rdmanet.streams.blocking import _PrivateLoop
+from rdmanet.streams.private_loop import PrivateLoop
 from tests.support.processes import Process
 
 pytestmark = pytest.mark.once
@@ -341,7 +341,7 @@ def test_keyboard_interrupt_just_before_it_sleeps(tmp_path):
 def test_keyboard_interrupt_while_a_call_begins_or_ends(ends):
     """Python looks for signals after each call of a function in C, among others."""
     near, far = ends
-    entering = _PrivateLoop.entered.__wrapped__.__code__
+    entering = PrivateLoop.entered.__wrapped__.__code__
     for at in itertools.count():
         returns = itertools.count()
 

@@ -1,0 +1,67 @@
+# Socket addresses of the connection manager: (ip, port), or (ip, port, flowinfo, scope_id), to and from a sockaddr.
+
+cdef extern from "<arpa/inet.h>" nogil:
+    struct in_addr:
+        pass
+    struct in6_addr:
+        pass
+    struct sockaddr_in:
+        uint16_t sin_family
+        uint16_t sin_port
+        in_addr sin_addr
+    struct sockaddr_in6:
+        uint16_t sin6_family
+        uint16_t sin6_port
+        uint32_t sin6_flowinfo
+        in6_addr sin6_addr
+        uint32_t sin6_scope_id
+    enum: AF_INET, AF_INET6
+    uint16_t htons(uint16_t value)
+    uint16_t ntohs(uint16_t value)
+    int inet_pton(int family, const char *text, void *address)
+    const char *inet_ntop(int family, const void *address, char *text, unsigned int size)
+
+
+cdef int fill_sockaddr(verbs.sockaddr_storage *c, address) except -1:
+    """Convert (ip, port) or (ip, port, flowinfo, scope_id). Host names have to be resolved before."""
+    cdef sockaddr_in *v4 = <sockaddr_in *>c
+    cdef sockaddr_in6 *v6 = <sockaddr_in6 *>c
+    cdef bytes host
+    cdef int port
+    memset(c, 0, sizeof(c[0]))
+    if not isinstance(address, (tuple, list)) or not 2 <= len(address) <= 4 or not isinstance(address[0], str):
+        raise TypeError(f"{address!r} is not (ip, port) or (ip, port, flowinfo, scope_id)")
+    text, number = address[0], PyNumber_Index(address[1])
+    if not 0 <= number <= 65535:
+        raise OverflowError(f"port {number} is not in 0..65535")
+    port = number
+    if "\0" in text:
+        raise ValueError(f"{text!r} is not an IP address")
+    text, _, zone = text.partition("%")
+    host = text.encode()
+    if inet_pton(AF_INET, host, &v4.sin_addr) == 1:
+        v4.sin_family = AF_INET
+        v4.sin_port = htons(port)
+    elif inet_pton(AF_INET6, host, &v6.sin6_addr) == 1:
+        v6.sin6_family = AF_INET6
+        v6.sin6_port = htons(port)
+        if len(address) > 2:
+            v6.sin6_flowinfo = htonl(address[2])
+        if len(address) > 3:
+            v6.sin6_scope_id = address[3]
+        elif zone:
+            v6.sin6_scope_id = int(zone) if zone.isdecimal() else socket.if_nametoindex(zone)
+    else:
+        raise ValueError(f"{address[0]!r} is not an IP address")
+    return 0
+
+
+cdef object read_sockaddr(verbs.sockaddr *c):
+    cdef sockaddr_in *v4 = <sockaddr_in *>c
+    cdef sockaddr_in6 *v6 = <sockaddr_in6 *>c
+    cdef char text[64]
+    if v4.sin_family == AF_INET and inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text)) is not NULL:
+        return text.decode(), ntohs(v4.sin_port)
+    if v4.sin_family == AF_INET6 and inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text)) is not NULL:
+        return text.decode(), ntohs(v6.sin6_port), ntohl(v6.sin6_flowinfo), v6.sin6_scope_id
+    return None

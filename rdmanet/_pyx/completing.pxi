@@ -1,0 +1,109 @@
+# Completions of a connection, and its failures.
+#
+# The engine gives each completion to `stream_completed`. A send's retires it and all before it, a receive's is a frame.
+# A failure of whatever kind ends in `fail_connection`, once: from then on nothing is posted, and the owner is told by
+# the engine (`fail_all`) when everything that has completed before has been seen. So data comes before its end.
+
+
+cdef int stream_completed(Connection connection, verbs.ibv_wc *wc) except -1:
+    """One completion of this connection."""
+    cdef uint32_t low = <uint32_t>(wc.wr_id & LOW_MASK)
+    cdef bint is_send = bool(wc.wr_id & SEND_FLAG)
+    if wc.status != verbs.IBV_WC_SUCCESS:
+        if not connection.broken or (wc.status != verbs.IBV_WC_WR_FLUSH_ERR and was_flushed(connection)):
+            failure = (wc.status, is_send, wc.vendor_err, connection.log.operation_at(low) if is_send else None)
+            if connection.broken:
+                connection.failure = failure      # receives may be flushed before that which flushes them completes
+            else:
+                fail_connection(connection, failure)
+        return 0
+    try:
+        if is_send:
+            return retire_sends(connection, low)
+        # Receives that completed before a failure still count: the peer's Fin may be among them.
+        if not connection.distrusted:
+            return receive_frame(connection, wc)
+    except ProtocolError as exc:
+        distrust_peer(connection, exc)
+    except Exception as exc:
+        fail_connection(connection, exc)
+    return 0
+
+
+cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
+    """All sends up to `sequence` are done with; give back what their entries held."""
+    cdef PyObject *reference
+    cdef object held
+    cdef uint32_t kind, length
+    cdef bint made_room = False
+    while connection.log.has_before(sequence):
+        kind = connection.log.retire(&length, &reference)
+        connection.engine.in_flight -= 1
+        held = None
+        if reference != NULL:
+            held = <object>reference
+            Py_DECREF(held)
+        if kind == FRAME_DATA or kind == PLACING:
+            if kind == PLACING:
+                connection.operations -= 1
+                made_room = True
+            else:
+                connection.done += 1
+            if type(held) is Loan:
+                connection.backlog.give_back(held, length)
+                connection.engine.flush_later(connection)   # the program may await the end of the loan, in drain()
+        elif kind == FRAME_PLACED:
+            connection.done += 1
+        elif kind == OPERATION:
+            connection.operations -= 1
+            if type(held) is Landing:
+                connection.landings.done(connection, held)
+                made_room = True
+            elif held is not None:      # else it was a probe
+                connection.owner._operation_done(held)
+        else:
+            if connection.controls_posted - connection.controls_done == CONTROL_RESERVE:
+                connection.engine.flush_later(connection)   # something may have waited for a buffer
+            connection.controls_done += 1
+            if kind == FRAME_FIN or kind == FRAME_ABORT:
+                connection.owner._control_sent(kind)
+    if connection.landings is not None and connection.landings.open:
+        connection.landings.sweep(connection)
+        if connection.landings.has_news(connection):
+            connection.body_due = True
+    if made_room and connection.operations < OPERATIONS and connection.owner is not None:
+        connection.owner._room_for_operations()
+    if (
+        connection.backlog.size or connection.fill
+        or connection.tell_flushed or connection.tell_place or connection.body_due
+    ):
+        connection.engine.flush_later(connection)
+    elif not connection.warm and nothing_in_flight(connection):
+        keep_warm(connection.engine, connection)
+    return 0
+
+
+cdef int distrust_peer(Connection connection, object exc) except -1:
+    """The peer broke the protocol: tell the owner, who may still say Abort, and hear nothing more."""
+    connection.distrusted = True
+    try:
+        connection.owner._protocol_broken(exc)
+    finally:
+        connection.broken = True
+    return 0
+
+
+cdef int fail_connection(Connection connection, object failure) except -1:
+    """Post nothing more; tell the owner when all completions that are there have been seen."""
+    if connection.failure is not None or not connection.attached:
+        return 0
+    connection.broken = True
+    connection.failure = failure
+    connection.failure_tick = connection.engine.tick
+    connection.engine.failed.append(connection)
+    connection.engine.wake()
+    return 0
+
+
+cdef bint was_flushed(Connection connection):
+    return type(connection.failure) is tuple and connection.failure[0] == verbs.IBV_WC_WR_FLUSH_ERR

@@ -1,0 +1,134 @@
+# What a connection has received goes to its sink, which brings it to the program.
+#
+# The engine calls `deliver_received` in a pass, for each connection on its list. A sink takes bytes then, or, if a
+# program reads them itself, at another time; it tells that by `slots_consumed`. A callback may do anything: close the
+# connection, pause it, or choose another sink. So nothing is kept across one but what is looked at again.
+#
+# If the program does not read, and the peer has used up its credits, what has come is put by, into memory of its own,
+# up to `put_by_bytes`: the engine looks a few passes later (`relieve_stuffed`) and calls `put_unread_by`.
+
+cdef enum:
+    STUFFED_PASSES = 8              # a program that does not read for so long may not read at all
+
+
+cdef int deliver_received(Connection connection) except -1:
+    """Hand the protocol what has arrived, then send what is due. A callback may do anything."""
+    if not connection.greeted:
+        return settle(connection)
+    cdef uint32_t turns = connection.data_slots
+    cdef Inbox inbox = connection.inbox
+    cdef Sink sink = connection.sink
+    cdef bint wanted = True
+    if connection.discarding:
+        while inbox.count:
+            inbox.first_consumed()
+        repost_if_half(connection)
+    connection.engine.delivering = connection
+    try:
+        while inbox.count and connection.may_deliver and turns and not connection.discarding:
+            turns -= 1
+            sink = connection.sink        # the application may have chosen another
+            wanted = sink.take(connection)
+            if connection.fill or connection.backlog.size:
+                pump(connection, True)
+            if not wanted:
+                break
+    except Exception as exc:
+        connection.owner._callback_raised(exc, sink.callback)
+        return 0
+    finally:
+        connection.engine.delivering = None
+    if connection.telling_unread:
+        tell_unread(connection)
+    if connection.inbox.count == 0:
+        if connection.tell_drained and connection.may_deliver:
+            connection.tell_drained = False
+            connection.owner._drained()
+    elif connection.may_deliver and wanted:
+        connection.engine.deliver_later(connection)
+    else:
+        look_for_reader(connection)
+    return settle(connection)
+
+
+cdef int slots_consumed(Connection connection) except -1:
+    """A sink has taken bytes. Outside of a delivery: what follows from that."""
+    cdef StreamEngine engine = connection.engine
+    cdef uint32_t freed = connection.inbox.freed_count
+    if engine.delivering is connection:
+        try:
+            return repost_if_half(connection)
+        except Exception as exc:
+            return fail_connection(connection, exc)   # whoever reads is not to blame
+    if freed and (freed >= connection.repost_at or freed > connection.ledger.outstanding()):
+        try:
+            repost_freed(connection)
+        except Exception as exc:
+            fail_connection(connection, exc)
+        engine.flush_later(connection)
+        engine.wake_if_running()
+    if connection.inbox.count:
+        look_for_reader(connection)
+    else:
+        if connection.tell_drained:
+            engine.deliver_later(connection)
+            engine.wake_if_running()
+        if connection.telling_unread:
+            tell_unread(connection)
+    return 0
+
+
+cdef int tell_unread(Connection connection) except -1:
+    if connection.unread_told != (connection.inbox.count > 0):
+        connection.unread_told = not connection.unread_told
+        connection.owner._unread_changed()
+    return 0
+
+
+cdef inline int look_for_reader(Connection connection) except -1:
+    """The peer has used up its credits: look in a while whether its bytes have been read."""
+    if (
+        not connection.stuffed and connection.inbox.held and connection.inbox.bytes < connection.put_by_bytes
+        and connection.ledger.granted == connection.ledger.received and connection.attached
+    ):
+        look_again(connection.engine, connection)
+    return 0
+
+
+cdef int look_again(StreamEngine engine, Connection connection) except -1:
+    """Its peer has no credits left: see in a while whether its program reads."""
+    connection.stuffed = True
+    connection.stuffed_tick = engine.tick
+    engine.stuffed.append(connection)
+    return engine.wake_if_running()
+
+
+cdef int relieve_stuffed(StreamEngine engine) except -1:
+    """Where programs do not read, take in what the peers have yet to send, as TCP would."""
+    cdef Connection connection
+    cdef list stuffed = engine.stuffed
+    engine.stuffed = []
+    for connection in stuffed:
+        if not connection.inbox.held or connection.ledger.granted != connection.ledger.received:
+            connection.stuffed = False
+        elif engine.tick - connection.stuffed_tick < STUFFED_PASSES:
+            engine.stuffed.append(connection)
+        else:
+            connection.stuffed = False
+            put_unread_by(connection)
+    return 0
+
+
+cdef int put_unread_by(Connection connection) except -1:
+    """The program does not read, and the peer can send no more: free the slots of what has come."""
+    try:
+        connection.inbox.put_by(connection)
+        repost_freed(connection)
+    except Exception as exc:
+        return fail_connection(connection, exc)
+    return connection.engine.flush_later(connection)
+
+
+cdef inline uint32_t many_slots(Connection connection) noexcept:
+    """How many slots of unread bytes may be kept for a program that does not read."""
+    return (connection.data_slots + 1) // 2 if connection.shared is None else 1

@@ -1,0 +1,84 @@
+# How a connection ends: everything that it has is given back, once.
+#
+# `part_from_shared_ring` comes before the queue pair is destroyed, `release_connection` after it: no device reads or
+# writes the connection's memory then. Whatever raises, the memory goes back, and so does the place in the engine.
+
+
+cdef int part_from_shared_ring(Connection connection) except -1:
+    """A shared ring takes back what the queue pair has in its hands."""
+    if connection.shared is None or connection.qp is None or connection.qp.closed or connection.parted:
+        return 0
+    connection.parted = True
+    connection.broken = True
+    try:
+        connection.qp.to_error()
+    except OSError:
+        pass    # a device that is gone: then no slot comes back, and none is needed
+    connection.shared.part(connection)
+    return 0
+
+
+cdef int release_connection(Connection connection) except -1:
+    """Give the memory and the place in the engine back."""
+    cdef StreamEngine engine = connection.engine
+    if not connection.attached:
+        connection.owner = None
+        return 0
+    connection.stop_posting()
+    if connection.landings is not None:
+        connection.landings.take_back(connection)
+    if connection.sink is not None:
+        connection.sink.ends(connection)
+        connection.sink.leaves(connection)
+    connection.attached = False
+    connection.writable = False
+    connection.backlog.clear()
+    connection.fill = 0
+    if connection.shared is not None:
+        connection.shared.leave(connection)
+    while connection.inbox.count:
+        connection.inbox.first_consumed()
+    connection.may_deliver = connection.tell_drained = connection.tell_flushed = connection.body_due = False
+    connection.protocol_paused = connection.telling_unread = False     # nobody is left to be told
+    connection.early = None
+    connection.qp_c = NULL
+    connection.queue = None
+    engine.in_flight -= connection.log.left()
+    engine.unsolicited -= not connection.solicits
+    engine.expel(connection)
+    try:
+        lose_operations(connection)
+    finally:
+        connection.lose_landings()
+        connection.log.drop_references()
+        connection.backlog.forget_loans()
+        if connection.chunk is not None:
+            return_frames(connection)
+        if connection.own is not None:
+            connection.own.release()
+        connection.sink = None
+        connection.owner = None
+    return 0
+
+
+cdef int lose_operations(Connection connection) except -1:
+    """Operations that had begun will not complete."""
+    failure = None
+    for operation in connection.log.take_operations():
+        if type(operation) is Landing:
+            continue    # lose_landings()
+        try:
+            connection.owner._operation_lost(operation)
+        except Exception as exc:
+            failure = exc   # the others end nonetheless
+    if failure is not None:
+        raise failure
+    return 0
+
+
+cdef bint may_be_amid_a_message(Connection connection) noexcept:
+    """May its queue pair have taken a receive that will never complete? The embedded device gives them back."""
+    return (
+        connection.ledger is not None and not connection.ledger.fin_received
+        and not connection.engine.pd.context.library.embedded_device
+    )

@@ -1,0 +1,125 @@
+# How a connection begins: memory, a queue pair, what both sides have agreed on, a protocol.
+#
+# In this order, each once, called by Connection's methods for its owner:
+#
+#     attach_connection    memory, and a place in an engine
+#     start_receiving      the queue pair exists: post receives, before the peer can send
+#     agree_on             the peer's Hello is known: its frames may come
+#     open_connection      established: from now on it delivers and sends
+#
+# Frames may come before the owner knows that the connection is established. Data waits in the inbox, control frames in
+# `early`. `greeted` is when delivery begins: what connection_made() has scheduled has run.
+
+
+cdef int attach_connection(Connection connection, StreamEngine engine, object context, uint32_t slot_bytes,
+                           uint32_t data_slots, object shared_slots, object first_bytes) except -1:
+    """Take memory and a place in `engine`."""
+    if not 1 <= data_slots <= STREAM_DATA_SLOTS_MAX:
+        raise ValueError(f"a ring of {data_slots} slots, 1 to {STREAM_DATA_SLOTS_MAX} are possible")
+    connection.slot_bytes = slot_bytes
+    connection.data_slots = data_slots
+    # Slots come back by signaled completions: a small ring cannot wait for SIGNAL_EVERY of them.
+    connection.signal_every = max(1, min(<uint32_t>SIGNAL_EVERY, data_slots // 2))
+    connection.stride = stream_stride(slot_bytes)
+    connection.context = context
+    connection.inbox = Inbox(data_slots)
+    send_buffers(engine, slot_bytes, data_slots).have_some()
+    if shared_slots is None:
+        connection.own = OwnRing(
+            engine, data_slots + CONTROL_RESERVE, min(slot_bytes, first_bytes or slot_bytes), slot_bytes)
+        connection.repost_at = (data_slots + 1) // 2
+    else:
+        ring = engine.shared_ring(slot_bytes, data_slots, shared_slots)
+        ring.join()
+        connection.shared = ring
+        connection.aim = ring.own
+        connection.repost_at = 1
+    connection.engine = engine
+    engine.unsolicited += 1     # until the peer says what it does
+    connection.attached = True
+    connection.wr_base = engine.enroll(connection)
+    return 0
+
+
+cdef int start_receiving(Connection connection, QP qp) except -1:
+    """Post the whole receive ring."""
+    connection.qp = qp
+    connection.qp_c = qp.ptr
+    connection.queue = qp.send_cq
+    if connection.shared is not None:
+        connection.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(connection.wr_base >> INDEX_SHIFT))
+    else:
+        connection.own.post_all(connection)
+    return 0
+
+
+cdef int agree_on(Connection connection, Ledger ledger, uint32_t frame_bytes, uint32_t depth, bint solicits) except -1:
+    """Both sides' geometry is known."""
+    if not solicits:
+        connection.engine.rouse(connection.queue)   # to be armed for all
+        connection.engine.wake()
+    elif not connection.solicits:
+        connection.solicits = True
+        connection.engine.unsolicited -= 1
+    connection.ledger = ledger
+    connection.frame_bytes = min(frame_bytes, connection.slot_bytes)
+    if ledger.growth:
+        connection.peer_slots = PeerSlots(frame_bytes, depth)
+    if ledger.placement:
+        connection.peer_wants = PeerWants(0)
+        connection.landings = Landings()
+    return 0
+
+
+cdef int open_connection(Connection connection, object protocol, bint buffered, bint may_send) except -1:
+    """Delivery and sending may begin."""
+    has_engine(connection)
+    connection.may_send = connection.may_send or may_send
+    connection.writable = True
+    choose_sink(connection, protocol, buffered)
+    connection.opened = True
+    if connection.failure is not None and connection not in connection.engine.failed:
+        connection.engine.failed.append(connection)     # the owner was told before it could end what was not open yet
+    if connection.inbox.count or connection.tell_drained:
+        connection.engine.deliver_later(connection)
+    # Frames that came early may want an answer.
+    connection.engine.flush_later(connection)
+    connection.engine.wake()
+    return 0
+
+
+cdef int has_engine(Connection connection) except -1:
+    if connection.engine is None:
+        raise RuntimeError("this connection has no engine yet")
+    return 0
+
+
+cdef int hear_early_frames(Connection connection) except -1:
+    """The control frames that came before connection_made()."""
+    early, connection.early = connection.early, None
+    for kind, body, granted in early or ():
+        try:
+            connection.owner._control_received(kind, body, granted)
+        except ProtocolError as exc:
+            distrust_peer(connection, exc)
+            return 0
+    return 0
+
+
+cdef int choose_sink(Connection connection, object protocol, bint buffered) except -1:
+    """Look the protocol's callbacks up once, not once a message."""
+    cdef Sink before = connection.sink
+    into = getattr(protocol, "_rdma_sink", None)
+    if into is not None:
+        (<IntoReader?>into).connection = connection
+        connection.sink = into
+    else:
+        connection.sink = (
+            IntoTls(protocol) if is_tls(protocol) else IntoBuffer(protocol) if buffered else DataReceived(protocol)
+        )
+    if before is not None and before is not connection.sink:
+        if connection.landings is not None:
+            take_memory_back(connection)
+        before.ends(connection)
+        before.leaves(connection)
+    return 0

@@ -1,0 +1,190 @@
+# Posting frames: from the open frame and the backlog to work requests of the queue pair.
+#
+# `pump` turns both into frames, whoever calls it: a write, a delivery, or `settle` at the end of an engine's pass. Two
+# budgets bound it: the peer's credits (the ledger) and our own send queue (the log). Control frames have a reserve of
+# their own in both. Frames are chained in the engine's work requests, and `post_sends` posts the chain; it is empty
+# again before anything else of the engine runs.
+#
+# The memory that frames are sent from: sendmemory.pxi.
+
+cdef enum:
+    SIGNAL_EVERY = 4            # at most so many data frames without a signaled completion
+    CHAIN = 16                  # work requests handed to the device in one call
+
+
+cdef int settle(Connection connection) except -1:
+    """Send everything that may go now: what was written, then what control frames are due."""
+    if connection.fill or connection.backlog.size:
+        pump(connection, True)
+    if connection.protocol_paused or connection.tell_flushed or connection.tell_place:
+        tell_room(connection)
+    return say_what_is_due(connection)
+
+
+cdef int pump(Connection connection, bint flush) except -1:
+    """Post what credits and slots allow; a frame that is not full only when `flush`."""
+    cdef StreamEngine engine = connection.engine
+    cdef object first
+    cdef const char *data
+    cdef size_t left, n
+    cdef uint32_t budget, lkey
+    if not may_post(connection):
+        return 0
+    budget = <uint32_t>connection.ledger.credits()
+    while budget and send_queue_has_room(connection) and (connection.fill or connection.backlog.size):
+        if connection.peer_wants is not None and connection.peer_wants.count and place_next(connection):
+            budget -= 1
+            continue
+        if connection.backlog.size:
+            first = connection.backlog.first(&data, &left)
+            if connection.fill == 0 and left >= BORROW_BYTES and readable_in_place(connection, first, &lkey):
+                n = min(left, <size_t>connection.frame_bytes)
+                if type(first) is Loan:
+                    connection.backlog.lend(first, n)
+                connection.backlog.taken(first, n, left)
+                chain_data(connection, first, data, <uint32_t>n, lkey)
+                budget -= 1
+                continue
+            n = min(left, <size_t>(connection.frame_bytes - connection.fill))
+            if not carried(connection, open_frame(connection) + HEADER + connection.fill, data, n):
+                break
+            connection.fill += <uint32_t>n
+            connection.backlog.taken(first, n, left)
+            if connection.fill < connection.frame_bytes and connection.backlog.size:
+                continue
+        if connection.fill < connection.frame_bytes and not flush:
+            break
+        chain_data(connection, None, NULL, connection.fill, 0)
+        budget -= 1
+    post_sends(connection)
+    set_blocked(connection, connection.backlog.size > 0 or connection.fill == connection.frame_bytes)
+    if connection.backlog.spent and not connection.amid_lines:
+        connection.backlog.let_go()
+    return 0
+
+
+cdef int chain_data(Connection connection, object owner, const char *data, uint32_t length, uint32_t lkey) except -1:
+    """Add a DATA frame to the chain: the open frame, or `length` bytes of `owner` where they lie."""
+    cdef StreamEngine engine = connection.engine
+    cdef char *frame = open_frame(connection)
+    cdef verbs.ibv_send_wr *wr
+    cdef bint last = connection.backlog.size == 0 and (data == NULL or connection.fill == 0)
+    cdef bint inline = data == NULL and HEADER + length <= engine.max_inline
+    connection.ledger.data_sent()
+    wr = chain_entry(connection, FRAME_DATA, frame, length, owner)
+    if data != NULL:
+        engine.send_sge[2 * (engine.send_count - 1)].length = HEADER
+        engine.send_sge[2 * (engine.send_count - 1) + 1].addr = <uint64_t>data
+        engine.send_sge[2 * (engine.send_count - 1) + 1].length = length
+        engine.send_sge[2 * (engine.send_count - 1) + 1].lkey = lkey
+        wr.num_sge = 2
+        connection.bytes_borrowed += length
+    else:
+        connection.fill = 0
+    # The last frame of a burst is signaled, so that what has been delivered is known when it is
+    # asked; in between one in signal_every, so that slots come back in time.
+    connection.unsignaled += 1
+    if last or owner is not None or connection.unsignaled >= connection.signal_every:
+        wr.send_flags |= verbs.IBV_SEND_SIGNALED
+        connection.unsignaled = 0
+    connection.posted += 1
+    connection.frames_sent += 1
+    connection.bytes_sent += length
+    if connection.peer_wants is not None:
+        connection.peer_wants.sent(length)
+    if inline:
+        wr.send_flags |= verbs.IBV_SEND_INLINE
+    else:
+        connection.frames_used += 1
+    if inline or engine.send_count == CHAIN:
+        post_sends(connection)
+    return 0
+
+
+cdef verbs.ibv_send_wr *chain_entry(Connection connection, uint32_t kind, char *frame, uint32_t length,
+                                    object reference) noexcept:
+    """The next work request of the chain, its header written and its log entry made."""
+    cdef StreamEngine engine = connection.engine
+    cdef frame_header *header = <frame_header *>frame
+    cdef uint32_t i = engine.send_count
+    cdef verbs.ibv_send_wr *wr = &engine.send_wr[i]
+    cdef verbs.ibv_sge *sge = &engine.send_sge[2 * i]
+    header.kind = kind
+    header.length = length
+    header.granted = connection.ledger.granted
+    header.reaped = connection.ledger.reaped
+    sge.addr = <uint64_t>frame
+    sge.length = HEADER + length
+    sge.lkey = connection.chunk.lkey
+    wr.wr_id = connection.wr_base | SEND_FLAG | connection.log.next_low()
+    wr.next = NULL
+    wr.sg_list = sge
+    wr.num_sge = 1
+    wr.opcode = verbs.IBV_WR_SEND
+    wr.send_flags = verbs.IBV_SEND_SOLICITED    # as our Hello has said
+    if connection.operations:
+        wr.send_flags |= engine.behind_operations
+    if i:
+        engine.send_wr[i - 1].next = wr
+    engine.send_count = i + 1
+    connection.log.posted(kind, length, reference)
+    engine.in_flight += 1
+    if connection.peer_slots is not None:
+        connection.frame_bytes = min(connection.peer_slots.sent_one(), connection.slot_bytes)
+    return wr
+
+
+cdef int post_sends(Connection connection) except -1:
+    cdef verbs.ibv_send_wr *bad = NULL
+    cdef int rc
+    if connection.engine.send_count == 0:
+        return 0
+    connection.engine.send_count = 0
+    rc = verbs.rn_post_send(connection.qp_c, &connection.engine.send_wr[0], &bad)
+    if rc < 0:
+        # Budgets make a full queue impossible; whatever it is, the connection cannot go on.
+        fail_connection(connection, OSError(-rc, f"ibv_post_send: {strerror(-rc).decode()}"))
+    if not connection.queue.awake:
+        connection.engine.rouse(connection.queue)
+    return 0
+
+
+cdef int post_control(Connection connection, uint32_t kind, bytes body) except -1:
+    cdef char *frame = connection.controls + (connection.controls_posted % CONTROL_RESERVE) * CONTROL_BYTES
+    cdef verbs.ibv_send_wr *wr
+    cdef size_t length = PyBytes_GET_SIZE(body)
+    if length > STREAM_CONTROL_BODY_BYTES:
+        raise ValueError(f"control body of {length} bytes, at most {STREAM_CONTROL_BODY_BYTES} fit")
+    memcpy(frame + HEADER, PyBytes_AS_STRING(body), length)
+    connection.ledger.control_sent(kind)
+    if (kind == FRAME_FIN or kind == FRAME_ABORT) and connection.peer_wants is not None:
+        connection.peer_wants.finish()
+    wr = chain_entry(connection, kind, frame, <uint32_t>length, None)
+    if HEADER + length <= connection.engine.max_inline:
+        wr.send_flags |= verbs.IBV_SEND_INLINE
+    wr.send_flags |= verbs.IBV_SEND_SIGNALED
+    connection.unsignaled = 0
+    connection.controls_posted += 1
+    post_sends(connection)
+    return connection.engine.wake_if_running()    # no event tells that it has completed
+
+
+cdef inline bint may_post(Connection connection) noexcept:
+    return connection.opened and connection.may_send and not connection.broken and connection.engine.pid == verbs.rn_pid
+
+
+cdef inline void set_blocked(Connection connection, bint blocked) noexcept:
+    if blocked != connection.blocked:
+        connection.blocked = blocked
+        connection.engine.blocked += 1 if blocked else -1
+
+
+cdef inline char *open_frame(Connection connection) noexcept:
+    return connection.frames + (connection.frames_used % connection.data_slots) * connection.stride
+
+
+cdef inline bint send_queue_has_room(Connection connection):
+    return (
+        connection.posted - connection.done < connection.data_slots
+        and (connection.frames != NULL or borrow_frames(connection))
+    )

@@ -1,0 +1,75 @@
+# The memory that connections send from: they have it while they send, and take turns.
+#
+# A connection borrows memory for its send slots and control buffers when it has something to post. When nothing of it
+# is in flight any more, it likely sends again soon: up to WARM_MOST keep it, until the engine sleeps or another finds
+# none. If all of the pool's memory is lent, a connection waits (`in_want`) until another gives its own back. The pool
+# always has memory for one at least, so somebody has some who will give it back.
+
+cdef enum:
+    SEND_BUFFERS_SPARE = 16         # empty slabs of what connections send from: they take turns
+    WARM_MOST = 16                  # connections that keep it though nothing is in flight, until the engine sleeps
+
+
+cdef bint borrow_frames(Connection connection):
+    """Whether there is memory to send from now; if not, `settle` comes when there may be."""
+    cdef StreamEngine engine = connection.engine
+    cdef RingPool pool = send_buffers(engine, connection.slot_bytes, connection.data_slots)
+    try:
+        connection.chunk = pool.take()
+    except (OSError, MemoryError):
+        if connection not in engine.in_want:
+            engine.in_want.append(connection)
+        cool_down(engine, 0)      # what others keep warm is for us
+        return False
+    connection.frames = connection.chunk.address
+    connection.controls = connection.frames + connection.data_slots * connection.stride
+    return True
+
+
+cdef inline bint nothing_in_flight(Connection connection) noexcept:
+    """Whether the memory that it sends from has nothing in it."""
+    return (
+        connection.chunk is not None and connection.fill == 0
+        and connection.posted == connection.done and connection.controls_posted == connection.controls_done
+    )
+
+
+cdef int return_frames(Connection connection) except -1:
+    cdef Connection waiting
+    connection.frames = connection.controls = NULL
+    chunk, connection.chunk = connection.chunk, None
+    send_buffers(connection.engine, connection.slot_bytes, connection.data_slots).give(chunk)
+    if connection.engine.in_want:
+        for waiting in connection.engine.in_want:
+            connection.engine.flush_later(waiting)
+        connection.engine.in_want.clear()
+        connection.engine.wake_if_running()
+    return 0
+
+
+cdef int keep_warm(StreamEngine engine, Connection connection) except -1:
+    """Nothing of it is in flight; likely it sends again soon. If too many keep memory, the eldest gives it back."""
+    cool_down(engine, WARM_MOST - 1)
+    connection.warm = True
+    engine.warm.append(connection)
+    return 0
+
+
+cdef int cool_down(StreamEngine engine, Py_ssize_t most) except -1:
+    """Let all but so many give back what they send from."""
+    cdef Connection connection
+    while len(engine.warm) > most:
+        connection = engine.warm.pop(0)
+        connection.warm = False
+        if nothing_in_flight(connection):
+            return_frames(connection)
+    return 0
+
+
+cdef RingPool send_buffers(StreamEngine engine, uint32_t slot_bytes, uint32_t data_slots):
+    """What connections send from, while they do; at least one slab, from the first on."""
+    key = (slot_bytes, data_slots, "sends")
+    pool = engine.pools.get(key)
+    if pool is None:
+        pool = engine.pools[key] = RingPool(engine.pd, stream_send_bytes(slot_bytes, data_slots), SEND_BUFFERS_SPARE)
+    return pool

@@ -1,0 +1,245 @@
+# From the program's `write` to the frames: what is taken, what has to wait, and when the program is to pause.
+#
+# `take_data` fills the open frame (a send slot being filled) or, for large exact `bytes` and memoryviews, lets the
+# device read them where they lie; what finds no credit or no slot waits in the backlog (backlog.pxi has when the
+# program may change its memory again). `send_taken` decides when that is posted, `pump` (sending.pxi) posts it.
+#
+# Writes are held back only while they come in a burst: one that comes a microsecond or more after the one before goes
+# out at once, with what was held, and so does one that comes HOLD_US after the last post. In a long burst only one
+# write in LOOK_EVERY asks the clock, so its end may be noticed that much later. The rest goes with the engine's next
+# pass. A pass flushes after each callback, so what a callback writes coalesces.
+#
+# pause_writing() is called last in a write, and resume_writing() never within one: a protocol may do anything in them.
+
+cdef enum:
+    LOOK_FIRST = 4              # writes of a burst that look at the clock,
+    LOOK_EVERY = 16             # and then one in so many
+    HOLD_US = 50                # microseconds, roughly; a post costs a fifth of one
+    BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
+    LEND_BYTES = 262144         # below this a copy is cheaper than to wait until memory that may change is read
+
+cdef size_t GONE = <size_t>-1    # memory that was to be copied
+
+
+cdef int write_lines(Connection connection, object list_of_data) except -1:
+    """Send all buffers of an iterable, in one step."""
+    cdef list parts = list(list_of_data)
+    cdef bint taken = False
+    cdef Py_buffer view
+    for data in parts:
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise not_bytes_like(data)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        PyBuffer_Release(&view)
+    if not may_write(connection):
+        return 0
+    connection.amid_lines = True
+    try:
+        for data in parts:
+            if take_data(connection, data):
+                taken = True
+                if connection.backlog.size:
+                    pump(connection, False)
+    finally:
+        connection.amid_lines = False
+        if taken:
+            send_taken(connection)
+    pause_if_full(connection)
+    return 0
+
+
+cdef bint may_write(Connection connection) except -1:
+    """Whether written bytes are taken; if not, the owner says why."""
+    if connection.qp is not None and connection.qp.pid != verbs.rn_pid:
+        raise RuntimeError(f"this connection was opened by process {connection.qp.pid}; open another after fork")
+    if connection.writable and connection.opened:
+        return True
+    if connection.owner is not None:
+        connection.owner._write_refused()
+    return False
+
+
+cdef bint take_data(Connection connection, data) except -1:
+    """Put bytes into frames, or behind those that wait. False: there are none, or they are refused."""
+    cdef Py_buffer view
+    cdef Loan loan
+    if PyBytes_CheckExact(data):
+        return accept_bytes(connection, data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    if (
+        PyMemoryView_Check(data) and PyMemoryView_GET_BUFFER(data).len >= LEND_BYTES
+        and (connection.lends or PyBytes_CheckExact(data.obj))
+        and data.obj is not None    # else it is good for this call only: io.BufferedWriter passes such
+    ):
+        loan = loan_of(data)
+        return accept_bytes(connection, loan, loan.data, loan.size)
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            return accept_bytes(connection, None, <const char *>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+    raise not_bytes_like(data)
+
+
+cdef bint accept_bytes(Connection connection, object owner, const char *data, size_t size) except -1:
+    """Take `size` bytes. `owner` is the exact `bytes` or the Loan that they are all of, or None: then copy."""
+    cdef size_t taken = 0
+    if not may_write(connection) or size == 0:
+        return False
+    if connection.backlog.size == 0 and (owner is None or size < BORROW_BYTES):
+        taken = copy_in(connection, data, size)
+        if taken == GONE:
+            return False
+    if type(owner) is Loan:
+        connection.backlog.append_loan(owner)
+    elif taken < size:
+        if owner is None or taken:
+            owner = PyBytes_FromStringAndSize(NULL, size - taken)
+            if not carried(connection, PyBytes_AS_STRING(owner), data + taken, size - taken):
+                return False
+        connection.backlog.append(owner)
+    return True
+
+
+cdef int send_taken(Connection connection) except -1:
+    """Post what was taken, now or at the end of the engine's pass."""
+    if connection.engine.in_pass:
+        # Whoever runs now was called from a pass, which flushes before it ends.
+        if connection.backlog.size:
+            pump(connection, False)
+        if connection.engine.delivering is not connection:
+            connection.engine.flush_later(connection)
+    elif connection.tick != connection.engine.tick or held_long(connection):
+        connection.tick = connection.engine.tick
+        connection.held = 0
+        pump(connection, True)
+        connection.posted_at = connection.looked_at = cheap_clock()
+        if connection.protocol_paused:
+            connection.engine.flush_later(connection)
+        if not sends_are_done(connection):
+            connection.engine.wake()
+    else:
+        if connection.backlog.size:
+            pump(connection, False)
+        connection.engine.flush_later(connection)
+        connection.engine.wake()
+    return 0
+
+
+cdef inline bint held_long(Connection connection) noexcept:
+    """Whether a write is not one of a burst, or the last post is long ago. In bursts only some ask the clock."""
+    cdef uint64_t now, gap
+    connection.held += 1
+    if connection.held > LOOK_FIRST and connection.held % LOOK_EVERY:
+        return False
+    now = cheap_clock()
+    gap = now - connection.looked_at
+    connection.looked_at = now
+    return (
+        gap > (LOOK_EVERY if connection.held > LOOK_FIRST else 1) * cheap_microsecond()
+        or now - connection.posted_at > HOLD_US * cheap_microsecond()
+    )
+
+
+cdef inline bint sends_are_done(Connection connection) except -1:
+    """Whether what was just posted has completed already, so that the engine, which sleeps, can go on sleeping."""
+    return (
+        not connection.engine.scheduled and connection.queue is not None and connection.queue.armed == ARMED_AND_EMPTY
+        and connection.fill == 0 and connection.backlog.size == 0 and connection.operations == 0
+        and connection.controls_posted == connection.controls_done and connection.engine.take_own(connection)
+    )
+
+
+cdef inline int pause_if_full(Connection connection) except -1:
+    """Call pause_writing(), if it is due. This is the last step of a call: the protocol may do anything there."""
+    if is_full_of_writes(connection) and not connection.protocol_paused and connection.owner is not None:
+        connection.protocol_paused = True
+        connection.owner._pause_writing()
+    return 0
+
+
+cdef inline bint is_full_of_writes(Connection connection) noexcept:
+    """Whether a protocol is to pause writing."""
+    return connection.backlog.loans > 0 or connection.fill + connection.backlog.size > connection.high_water_bytes
+
+
+cdef int set_write_limits(Connection connection, object high, object low) except -1:
+    """Change when the protocol is paused, and pause it if that is now."""
+    if high is None:
+        high = 65536 if low is None else 4 * low
+    if low is None:
+        low = high // 4
+    if not high >= low >= 0:
+        raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+    connection.high_water_bytes = high
+    connection.low_water_bytes = low
+    pause_if_full(connection)
+    return 0
+
+
+cdef int tell_room(Connection connection) except -1:
+    """Tell whom it concerns what has been posted. Never from `write`: resume_writing() writes."""
+    if (
+        connection.protocol_paused and connection.backlog.loans == 0
+        and connection.fill + connection.backlog.size <= connection.low_water_bytes
+    ):
+        connection.protocol_paused = connection.tell_place = False
+        connection.owner._resume_writing()
+    elif connection.tell_place and has_place(connection):
+        connection.tell_place = False
+        connection.owner._resume_writing()
+    if connection.tell_flushed and connection.fill == 0 and connection.backlog.size == 0 and may_post(connection):
+        connection.tell_flushed = False
+        connection.owner._flushed()
+    return 0
+
+
+cdef int resume_if_discarded(Connection connection) except -1:
+    if (
+        connection.protocol_paused and connection.backlog.loans == 0
+        and not connection.writable and connection.owner is not None
+    ):
+        connection.protocol_paused = False
+        connection.owner._resume_writing()
+    return 0
+
+
+cdef size_t copy_in(Connection connection, const char *data, size_t size) except? 0:
+    """Copy into the open frame, posting full ones on the way; returns how much found a place, or GONE."""
+    cdef size_t taken = 0, n
+    while taken < size and send_queue_has_room(connection) and connection.fill < connection.frame_bytes:
+        n = min(size - taken, <size_t>(connection.frame_bytes - connection.fill))
+        if not carried(connection, open_frame(connection) + HEADER + connection.fill, data + taken, n):
+            return GONE
+        taken += n
+        connection.fill += <uint32_t>n
+        if connection.fill == connection.frame_bytes:
+            pump(connection, False)
+    return taken
+
+
+cdef size_t take_back_unposted(Connection connection, size_t size) except? 0:
+    """Forget what is not posted of the last `size` bytes that were accepted; returns how many that are."""
+    cdef size_t dropped = min(size, connection.backlog.size), unposted
+    connection.backlog.drop_last(dropped)
+    unposted = min(size - dropped, <size_t>connection.fill)
+    connection.fill -= <uint32_t>unposted
+    set_blocked(connection, connection.backlog.size > 0 or connection.fill == connection.frame_bytes)
+    return dropped + unposted
+
+
+cdef inline bint carried(Connection connection, char *to, const char *data, size_t size) except -1:
+    """Copy memory of the program's. False: it is gone, and the connection fails, as TCP's does with EFAULT."""
+    if copy_carefully(to, data, size):
+        return True
+    fail_connection(connection, memory_is_gone("write"))
+    return False
+
+
+cdef inline bint has_place(Connection connection) noexcept:
+    """Whether there is a free frame, or part of one."""
+    return connection.fill < connection.frame_bytes and connection.posted - connection.done < connection.data_slots
+
+
+cdef object not_bytes_like(data):
+    return TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
