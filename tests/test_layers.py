@@ -44,7 +44,7 @@ ROOMS = [
     [{"server"}, {"establish"}, {"regions"}, {"writing"}, {"callbacks"}],
     [{"lifecycle"}],
     [{"transport"}],
-    [{"streams.buffering"}],
+    [{"streams.buffering"}, {"streams.offered"}],
     [{"streams.reader_writer"}, {"streams.files"}, {"streams.byte_stream"}, {"streams.blocking"}],
     [{"streams"}],
     [{"loop"}],
