@@ -22,6 +22,7 @@ from rdmanet._core import MR, SGE, AccessFlags, Operation, Registration
 from rdmanet.leases import Lease, check_offerable, patience, region_of, rights_of
 from rdmanet.memory import OfferedMemory, Posted
 from rdmanet.offers import Offers, RemoteRegion
+from rdmanet.registered import RegisteredMemory
 
 if TYPE_CHECKING:
     from rdmanet._core import StreamEngine
@@ -78,12 +79,16 @@ class Regions:
         """See ``RdmaTransport.offer``."""
         rights = rights_of(access)
         timeout = patience(revoke_timeout)
+        is_ours = False
         if isinstance(memory, MR):
             mr = memory
-            check_offerable(mr, rights, self.engine)
+        elif isinstance(memory, RegisteredMemory):
+            mr = memory.region_in(self.engine.pd)
         else:
-            mr = region_of(memory, rights, self.engine.pd)
-        lease = Lease(self, mr, rights, self._loop, closes_region=mr is not memory)
+            mr, is_ours = region_of(memory, rights, self.engine.pd), True
+        if not is_ours:
+            check_offerable(mr, rights, self.engine)
+        lease = Lease(self, mr, rights, self._loop, closes_region=is_ours)
         self._leases.add(lease)
         lease.begin(timeout)
         region: credit.Region | None = None

@@ -47,6 +47,7 @@ from rdmanet.options import (
     StreamConfig,
 )
 from rdmanet.protocol import State
+from rdmanet.registered import RegisteredMemory
 from rdmanet.server import ConnectRequest
 from rdmanet.server import RdmaServer as RdmaServer
 from rdmanet.tls import Layer, Tls, face_of
@@ -541,7 +542,7 @@ class RdmaTransport(asyncio.Transport):
 
     def offer(
         self,
-        memory: MR | ReadableBuffer,
+        memory: MR | RegisteredMemory | ReadableBuffer,
         *,
         access: AccessFlags | str = "read",
         name: str = "",
@@ -552,11 +553,13 @@ class RdmaTransport(asyncio.Transport):
         The next credit message announces the region. The peer's protocol gets it by ``region_offered(remote)``, and the
         peer's stream by ``RdmaStreamReader.next_offer()``. ``access`` is "read", "write", "read,write", or AccessFlags.
 
-        ``memory`` is a registered region, or any contiguous buffer, an array for example, which is registered for this
-        block. Register a region with ``AccessFlags.MW_BIND``, and with LOCAL_WRITE if the peer may write, but with no
-        remote rights of its own. The peer gets a key that is valid only for this connection and this block. (If the
-        device has no memory windows of type 2, the memory is registered once more, and the key is valid for this block,
-        but on every connection of its protection domain.)
+        ``memory`` is a registered region, or what ``RdmaServer.register()`` returns, or any contiguous buffer, an array
+        for example, which is registered for this block. Register a region with ``AccessFlags.MW_BIND``, and with
+        LOCAL_WRITE if the peer may write, but with no remote rights of its own.
+
+        The peer gets a key that is valid only for this connection and this block. (If the device has no memory windows
+        of type 2, the memory is registered once more, and the key is valid for this block, but on every connection of
+        its protection domain.)
 
         Entering the block waits until the key is made, which is queued behind what was sent before. If the peer holds
         that up for ``revoke_timeout`` seconds and one more, the connection is cut off, and TimeoutError is raised.

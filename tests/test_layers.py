@@ -39,6 +39,7 @@ ROOMS = [
         {"loop_context", "addresses", "transport_socket"},
         {"verbs_async"},
         {"memory", "leases", "connection"},
+        {"registered"},
         {"admission"},
     ],
     [{"server"}, {"establish"}, {"regions"}, {"writing"}, {"callbacks"}],

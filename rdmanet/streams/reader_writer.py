@@ -18,6 +18,7 @@ from rdmanet import credit
 from rdmanet._core import MR, AccessFlags, CompiledReader, CompiledWriter
 from rdmanet.memory import OfferedMemory
 from rdmanet.options import REVOKE_TIMEOUT_S
+from rdmanet.registered import RegisteredMemory
 from rdmanet.streams.offered import OfferIterator, OfferQueue
 from rdmanet.tls import start_tls
 from rdmanet.transport import (
@@ -102,7 +103,7 @@ class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
 
     def offer(
         self,
-        memory: MR | ReadableBuffer,
+        memory: MR | RegisteredMemory | ReadableBuffer,
         *,
         access: AccessFlags | str = "read",
         name: str = "",

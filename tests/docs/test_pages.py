@@ -30,7 +30,7 @@ PRINTED = {
     "howto/remote-memory.md": [
         "board 4096 b'board'\nleft there: b'hello'\n",
         "board 4096 b'board'\nleft there: b'hello'\n",
-        "[0.0, 0.0]\n[1.0, 0.0]\n",
+        "[0. 0.] 0.0\n[1. 0.] 1.0\n",
     ],
     "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],

@@ -163,6 +163,7 @@ async def test_a_protocol_offers_to_a_stream(net: Net):
     await client.until_lost()
 
 
+@pytest.mark.embedded_only("the switched loop finds servers of loopback by their names")
 def test_streams_of_asyncio_itself():
     """Those of asyncio.open_connection() and start_server() on the switched loop have next_offer(), too."""
 
@@ -202,3 +203,60 @@ async def test_an_encrypted_stream_refuses(net: Net, late):
             side_writer.offer(b"in the clear")
         with pytest.raises(RuntimeError, match=r"next_offer\(\): the stream is encrypted"):
             await side_reader.next_offer()
+
+
+# ---- memory that a server registers once
+
+
+@pytest.mark.parametrize("host", [HOST, pytest.param(None, marks=pytest.mark.embedded_only("its library has one device"))])
+async def test_a_server_registers_once_and_before_its_clients(net: Net, host):
+    """Also if it listens on all addresses."""
+    table = rdmanet.alloc(1000)
+
+    async def share(reader, writer) -> None:
+        async with writer.offer(registered, access="read,write"):
+            await reader.read()
+        writer.close()
+
+    server = await rdmanet.start_rdma_stream_server(share, host, 0)
+    net.servers.append(server)
+    with server.register(table) as registered:
+        regions = dict(registered._regions)
+        assert registered.length == 1000 and len(regions) == 1
+        for number in range(3):
+            memoryview(table)[0] = number
+            reader, writer = await net.open(server.sockets[0].getsockname()[1])
+            remote = await reader.next_offer()
+            assert await remote.read(0, 2) == bytes([number, number])
+            await remote.write(1, bytes([number + 1]))
+            with pytest.raises(OSError, match="still offered to a peer"):
+                registered.close()
+            writer.write_eof()
+            await reader.read()
+        assert registered._regions == regions
+        server.close()
+        await server.wait_closed()
+    registered.close()
+    for use in (lambda: registered.length, lambda: registered.region_in(regions.popitem()[0])):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
+async def test_registered_memory_that_may_only_be_read(net: Net):
+    reader, _, _, far_writer = await net.stream_pair()
+    with net.servers[0].register(b"constant") as registered:
+        async with far_writer.offer(registered):
+            assert await (await reader.next_offer()).read() == b"constant"
+        with pytest.raises(ValueError, match="without AccessFlags.LOCAL_WRITE"):
+            await far_writer.offer(registered, access="write").__aenter__()
+
+
+async def test_what_a_server_cannot_register(net: Net):
+    server, _ = await net.serve_streams(lambda r, w: None)
+    with pytest.raises(TypeError, match="bytes-like"):
+        server.register(7)
+    with pytest.raises(BufferError, match="contiguous"):
+        server.register(memoryview(bytearray(10))[::2])
+    server.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        server.register(bytearray(10))
