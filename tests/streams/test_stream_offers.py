@@ -208,7 +208,9 @@ async def test_an_encrypted_stream_refuses(net: Net, late):
 # ---- memory that a server registers once
 
 
-@pytest.mark.parametrize("host", [HOST, pytest.param(None, marks=pytest.mark.embedded_only("its library has one device"))])
+@pytest.mark.parametrize(
+    "host", [HOST, pytest.param(None, marks=pytest.mark.embedded_only("its library has one device"))]
+)
 async def test_a_server_registers_once_and_before_its_clients(net: Net, host):
     """Also if it listens on all addresses."""
     table = rdmanet.alloc(1000)
