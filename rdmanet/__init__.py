@@ -15,7 +15,7 @@ The layers, from the top; a module imports only what stands below it:
     establish, regions, writing    how a connection is established;  its memory offers;  its sending half
     connection, callbacks, teardown, options    its compiled part;  its protocol;  its end;  its sizes and times
     loop_context, addresses   what connections of one loop share;  host names to addresses and libraries
-    memory        the peer's memory that a connection was offered
+    memory, registered    the peer's memory that a connection was offered;  ours that is offered to several
     verbs_async   awaitable verbs, on any event loop (queues, cm, connect)
     tls           TLS over a connection, by asyncio's SSLProtocol
     notifier      the four methods that those need of an event loop
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from rdmanet.loop import patch_loop as patch_loop
     from rdmanet.loop import run as run
     from rdmanet.memory import OfferedMemory as OfferedMemory
+    from rdmanet.registered import RegisteredMemory as RegisteredMemory
     from rdmanet.remote import RemoteMemory as RemoteMemory
     from rdmanet.streams.blocking import RdmaStream as RdmaStream
     from rdmanet.streams.blocking import RdmaStreamListener as RdmaStreamListener
@@ -89,6 +90,7 @@ _LAZY = {
     "RdmaError": "errors",
     "RegionRevokedError": "errors",
     "RemoteAccessError": "errors",
+    "RegisteredMemory": "registered",
     "RemoteMemory": "remote",
     "loop_factory": "loop",
     "patch_loop": "loop",

@@ -42,9 +42,9 @@ import math
 import secrets
 from collections.abc import Callable
 from enum import Enum, Flag, auto
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from rdmanet._core import MR, MW, AccessFlags, Connection, MWType, StreamEngine
+from rdmanet._core import MR, MW, PD, AccessFlags, Connection, MWType, StreamEngine
 from rdmanet.errors import ProtocolError, completion_error
 
 STUCK_AFTER_S = 1.0  # in addition to the peer's time: for the queue pair to get to the invalidation
@@ -149,7 +149,17 @@ class Lease:
     :ivar number: the number of the offer, once it has one
     """
 
-    def __init__(self, lessor: Lessor, mr: MR, rights: AccessFlags, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        lessor: Lessor,
+        mr: MR,
+        rights: AccessFlags,
+        loop: asyncio.AbstractEventLoop,
+        closes_region: bool = False,
+    ) -> None:
+        """
+        :param closes_region: the region is this lease's own, and is closed when it is over
+        """
         self.state = State.BINDING
         self.number: int | None = None
         self.granted: asyncio.Future[int] = loop.create_future()
@@ -158,6 +168,7 @@ class Lease:
         self._loop = loop
         self._mr = mr
         self._rights = rights
+        self._closes_region = closes_region
         self._key: _Window | _Registration | None = None
         self._timer: asyncio.TimerHandle | None = None
         mr._leased(1)
@@ -259,6 +270,8 @@ class Lease:
                     self.granted.exception()  # whoever waited for it may be gone
                 if not self.over.done():
                     self.over.set_result(None)
+            if self._closes_region:
+                self._mr.close()
 
     def __repr__(self) -> str:
         return f"<Lease {self.state.name.lower()} of {self._mr!r}>"
@@ -365,10 +378,10 @@ class Request:
 # ---------------------------------------------------------------------------
 
 
-def rights_of(access: AccessFlags | str, mr: MR, engine: StreamEngine) -> AccessFlags:
+def rights_of(access: AccessFlags | str) -> AccessFlags:
     """The remote rights that `access` names.
 
-    :raises ValueError: `mr` cannot be offered with them; the text says why
+    :raises ValueError: they are none
     """
     if isinstance(access, str):
         named = {"read": AccessFlags.REMOTE_READ, "write": AccessFlags.REMOTE_WRITE}
@@ -383,6 +396,29 @@ def rights_of(access: AccessFlags | str, mr: MR, engine: StreamEngine) -> Access
         raise ValueError(
             f"offer(): {rights!r} are no remote rights: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC"
         )
+    return rights
+
+
+def region_of(buffer: Any, rights: AccessFlags, pd: PD) -> MR:
+    """A region of a buffer that can be offered with these rights.
+
+    :raises TypeError: it is no buffer
+    :raises BufferError: it is read-only and the peer is to change it, or it is not contiguous
+    :raises OSError: it cannot be registered
+    """
+    needed = AccessFlags.MW_BIND
+    if rights & _REMOTE_CHANGES:
+        needed |= AccessFlags.LOCAL_WRITE
+    try:
+        return pd.reg_mr(buffer, needed)
+    except TypeError:
+        raise TypeError(
+            f"offer(): {type(buffer).__name__!r} is neither a memory region nor an object with the buffer protocol"
+        ) from None
+
+
+def check_offerable(mr: MR, rights: AccessFlags, engine: StreamEngine) -> None:
+    """Raise ValueError if `mr` cannot be offered with these rights; the text says why."""
     if mr.pd is not engine.pd:
         raise ValueError(
             f"offer(): {mr!r} is of another protection domain than the connection: "
@@ -402,7 +438,6 @@ def rights_of(access: AccessFlags | str, mr: MR, engine: StreamEngine) -> Access
         raise ValueError(
             f"offer(): {mr!r} was registered without AccessFlags.MW_BIND: no key for one peer can be made of it"
         )
-    return rights
 
 
 def patience(revoke_timeout: float) -> float:

@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
 from rdmanet._core import MR, QP, AccessFlags, SharedRing, StreamEngine
@@ -22,9 +22,13 @@ from rdmanet.lifecycle import Lifecycle
 from rdmanet.loop_context import LoopContext
 from rdmanet.options import REVOKE_TIMEOUT_S, StreamConfig
 from rdmanet.protocol import State
+from rdmanet.registered import RegisteredMemory
 from rdmanet.server import ConnectRequest
 from rdmanet.tls import face_of
 from rdmanet.transport_socket import RdmaSocket
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class RdmaTransport(asyncio.Transport):
@@ -234,19 +238,24 @@ class RdmaTransport(asyncio.Transport):
 
     def offer(
         self,
-        mr: MR,
+        memory: MR | RegisteredMemory | ReadableBuffer,
         *,
         access: AccessFlags | str = "read",
         name: str = "",
         revoke_timeout: float = REVOKE_TIMEOUT_S,
     ) -> contextlib.AbstractAsyncContextManager[credit.Region]:
-        """Let the peer, and nobody else, read or write ``mr`` with RDMA while the block runs.
+        """Let the peer, and nobody else, read or write ``memory`` with RDMA while the block runs.
 
-        The next credit message announces the region, and the peer's protocol gets it by ``region_offered(remote)``.
-        ``access`` is "read", "write", "read,write", or AccessFlags. Register ``mr`` with ``AccessFlags.MW_BIND``, and
-        with LOCAL_WRITE if the peer may write, but with no remote rights of its own. The peer gets a key that is valid
-        only for this connection and this block. (If the device has no memory windows of type 2, the memory is
-        registered once more, and the key is valid for this block, but on every connection of its protection domain.)
+        The next credit message announces the region. The peer's protocol gets it by ``region_offered(remote)``, and the
+        peer's stream by ``RdmaStreamReader.next_offer()``. ``access`` is "read", "write", "read,write", or AccessFlags.
+
+        ``memory`` is a registered region, or what ``RdmaServer.register()`` returns, or any contiguous buffer, an array
+        for example, which is registered for this block. Register a region with ``AccessFlags.MW_BIND``, and with
+        LOCAL_WRITE if the peer may write, but with no remote rights of its own.
+
+        The peer gets a key that is valid only for this connection and this block. (If the device has no memory windows
+        of type 2, the memory is registered once more, and the key is valid for this block, but on every connection of
+        its protection domain.)
 
         Entering the block waits until the key is made, which is queued behind what was sent before. If the peer holds
         that up for ``revoke_timeout`` seconds and one more, the connection is cut off, and TimeoutError is raised.
@@ -258,15 +267,17 @@ class RdmaTransport(asyncio.Transport):
         of an access, may finish that access when it continues, at most 256 KiB of what it was offered. In this case the
         connection is cut off (TimeoutError) and a warning is logged.
 
-        If the wait is cancelled, the revocation goes on, and ``mr`` cannot be closed until it is done (OSError, EBUSY).
-        If the connection ends, the wait ends too.
+        If the wait is cancelled, the revocation goes on. Until it is done, a region cannot be closed (OSError, EBUSY),
+        and a buffer cannot be resized. If the connection ends, the wait ends too.
 
         Each side of a connection can have 256 regions on offer at a time.
 
         Raises ValueError for memory that cannot be offered like this, and for a ``revoke_timeout`` that is not finite;
-        RdmaError for one region too many; TimeoutError as described; OSError if the connection is over.
+        TypeError for what is no memory; BufferError for a buffer that is not contiguous, or that is read-only when the
+        peer is to write; RdmaError for one region too many; TimeoutError as described; OSError if the connection is
+        over, or if a buffer cannot be registered.
         """
-        return self._life.regions.offer(mr, access, name, revoke_timeout)
+        return self._life.regions.offer(memory, access, name, revoke_timeout)
 
     # -- for asyncio's SSLProtocol, RdmaSocket, and streams/ -----------------------------------------------
 

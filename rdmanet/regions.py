@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rdmanet import credit
 from rdmanet._core import MR, SGE, AccessFlags, Operation, Registration
-from rdmanet.leases import Lease, patience, rights_of
+from rdmanet.leases import Lease, check_offerable, patience, region_of, rights_of
 from rdmanet.memory import OfferedMemory, Posted
 from rdmanet.offers import Offers, RemoteRegion
+from rdmanet.registered import RegisteredMemory
 
 if TYPE_CHECKING:
     from rdmanet._core import StreamEngine
@@ -73,17 +74,21 @@ class Regions:
 
     @contextlib.asynccontextmanager
     async def offer(
-        self, mr: MR, access: AccessFlags | str, name: str, revoke_timeout: float
+        self, memory: object, access: AccessFlags | str, name: str, revoke_timeout: float
     ) -> AsyncIterator[credit.Region]:
         """See ``RdmaTransport.offer``."""
-        if not isinstance(mr, MR):
-            raise TypeError(
-                f"offer(mr): {type(mr).__name__!r} is not a memory region. Register the memory first:"
-                " mr = transport.get_extra_info('rdma_pd').reg_mr(memory, access), with AccessFlags.MW_BIND in access"
-            )
-        rights = rights_of(access, mr, self.engine)
+        rights = rights_of(access)
         timeout = patience(revoke_timeout)
-        lease = Lease(self, mr, rights, self._loop)
+        is_ours = False
+        if isinstance(memory, MR):
+            mr = memory
+        elif isinstance(memory, RegisteredMemory):
+            mr = memory.region_in(self.engine.pd)
+        else:
+            mr, is_ours = region_of(memory, rights, self.engine.pd), True
+        if not is_ours:
+            check_offerable(mr, rights, self.engine)
+        lease = Lease(self, mr, rights, self._loop, closes_region=is_ours)
         self._leases.add(lease)
         lease.begin(timeout)
         region: credit.Region | None = None

@@ -12,15 +12,19 @@ import errno
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rdmanet import credit, log_rate
-from rdmanet._core import CMID, CMEvent, CMEventType, process_id
+from rdmanet._core import CMID, CMEvent, CMEventType, Context, process_id
 from rdmanet.addresses import SockAddr
 from rdmanet.admission import Admission, source_of, waiting_for
 from rdmanet.errors import ProtocolError
 from rdmanet.loop_context import LoopContext
+from rdmanet.registered import RegisteredMemory
 from rdmanet.transport_socket import RdmaSocket
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 logger = logging.getLogger("rdmanet")
 
@@ -143,6 +147,32 @@ class RdmaServer(asyncio.AbstractServer):
     def sockets(self) -> tuple[RdmaSocket, ...]:
         """One socket-like object per listener: getsockname() returns its address and port."""
         return tuple(self._sockets)
+
+    def register(self, memory: ReadableBuffer) -> RegisteredMemory:
+        """Register an array, or other contiguous memory, once, to offer it to each client: ``offer(registered)``.
+
+        It is registered now with the devices that the server listens on, before any client has come, and stays
+        registered until the RegisteredMemory is closed. Close it before the event loop ends. A kernel's device that is
+        not known yet, since the server listens on all addresses, registers it with the first client to which it is
+        offered there; so does a device that comes later.
+
+        :raises BufferError: it is not contiguous
+        :raises OSError: it cannot be registered: too much memory is locked, for example
+        :raises RuntimeError: the server is closed, or this is a forked child
+        """
+        self._refuse_foreign()
+        if not self._listeners:
+            raise RuntimeError(f"server {self!r} is closed")
+        registered = RegisteredMemory(memory)
+        try:
+            for loop_context, cm_id in self._listeners:
+                context = cm_id.context or _only_device(loop_context)
+                if context is not None:
+                    registered.region_in(loop_context.engine_for(context).pd)
+        except BaseException:
+            registered.close()
+            raise
+        return registered
 
     def close(self) -> None:
         """Stop listening; accepted connections live on (asyncio.Server.close).
@@ -362,3 +392,15 @@ def refuse_failed(cm_id: CMID) -> bool:
     except OSError:
         return False
     return True
+
+
+def _only_device(loop_context: LoopContext) -> Context | None:
+    """The device of a listener on all addresses, if its library has only one: the embedded device."""
+    if not loop_context.library.embedded_device:
+        return None
+    cm_id = loop_context.cm.create_id()
+    try:
+        cm_id.bind_addr(("127.0.0.1", 0))
+        return cm_id.context
+    finally:
+        cm_id.close()

@@ -25,8 +25,8 @@ import io
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Coroutine, Iterator
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from rdmanet._core import BlockingEnd
 from rdmanet.addresses import SockAddr
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _CLOSED = "I/O operation on a closed stream"
+_CHUNK_BYTES = 1 << 16  # of a file
 
 
 def open_rdma_stream(
@@ -117,6 +118,8 @@ class RdmaStream(io.RawIOBase):
         self._transport = protocol.transport
         self._timeout = timeout
         self._shut = False
+        self._io_refs = 0  # open files of makefile()
+        self._close_with_files = False
         self._made = True
 
     # -- reading ----------------------------------------------------------------------------------------
@@ -135,16 +138,36 @@ class RdmaStream(io.RawIOBase):
             raise ValueError(_CLOSED)
         return self._protocol.readinto(buffer, self._timeout)
 
-    def recv(self, size: int, /) -> bytes:
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
         """Wait until there are bytes, and return at most ``size`` of them; b"" at the end of file.
 
-        Raises what ``readinto`` raises; ValueError if ``size`` is negative or the stream is closed.
+        Raises what ``readinto`` raises; ValueError if ``size`` is negative or the stream is closed; OSError
+        (EOPNOTSUPP) for ``flags``.
         """
         if size < 0:
             raise ValueError(f"recv({size!r}): a size is not negative")
         if self.closed:
             raise ValueError(_CLOSED)
+        if flags:
+            raise _no_flags("recv", flags)
         return self._protocol.recv(size, self._timeout) if size else b""
+
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
+        """``readinto``, but at most ``nbytes`` bytes; 0 means as many as fit.
+
+        Raises what ``recv`` raises; ValueError if ``nbytes`` is more than fit.
+        """
+        if nbytes < 0:
+            raise ValueError(f"recv_into(nbytes={nbytes!r}): a size is not negative")
+        if flags:
+            raise _no_flags("recv_into", flags)
+        if not nbytes:
+            return self.readinto(buffer)
+        with memoryview(buffer) as view, view.cast("B") as octets:
+            if nbytes > len(octets):
+                raise ValueError(f"recv_into(nbytes={nbytes}): the buffer has only {len(octets)} bytes")
+            with octets[:nbytes] as part:
+                return self.readinto(part)
 
     # -- writing ----------------------------------------------------------------------------------------
 
@@ -166,13 +189,48 @@ class RdmaStream(io.RawIOBase):
         """
         return self._write(data, whole=False)
 
-    def sendall(self, data: ReadableBuffer, /) -> None:
+    def send(self, data: ReadableBuffer, flags: int = 0, /) -> int:
+        """``write``, as sockets call it. It raises OSError (EOPNOTSUPP) for ``flags``."""
+        if flags:
+            raise _no_flags("send", flags)
+        return self._write(data, whole=False)
+
+    def sendall(self, data: ReadableBuffer, flags: int = 0, /) -> None:
         """Write all of ``data``, whatever the time limit.
 
-        Raises what ``write`` raises. After a TimeoutError, too, later calls send the rest of ``data``: do not write it
-        again.
+        Raises what ``write`` raises; OSError (EOPNOTSUPP) for ``flags``. After a TimeoutError, too, later calls send
+        the rest of ``data``: do not write it again.
         """
+        if flags:
+            raise _no_flags("sendall", flags)
         self._write(data, whole=True)
+
+    def sendfile(self, file: IO[bytes], offset: int = 0, count: int | None = None) -> int:
+        """Send a file, open in binary mode, from ``offset`` to its end, or ``count`` bytes; returns how many were sent.
+
+        Its bytes pass through this process. When it returns or raises, the position in the file is behind what was
+        sent.
+
+        Raises what ``write`` raises; ValueError for a text file, and for a ``count`` that is not positive.
+        """
+        if "b" not in getattr(file, "mode", "b"):
+            raise ValueError(f"sendfile(): {file!r} is not open in binary mode")
+        if count is not None and count <= 0:
+            raise ValueError(f"sendfile(count={count!r}): a count is positive")
+        if offset:
+            file.seek(offset)
+        sent = 0
+        try:
+            while chunk := file.read(_CHUNK_BYTES if count is None else min(_CHUNK_BYTES, count - sent)):
+                left = memoryview(chunk)
+                while left:
+                    written = self.send(left)
+                    left = left[written:]
+                    sent += written
+            return sent
+        finally:
+            if sent:
+                file.seek(offset + sent)
 
     def _write(self, data: ReadableBuffer, whole: bool) -> int:
         if self.closed:
@@ -182,23 +240,31 @@ class RdmaStream(io.RawIOBase):
         return self._protocol.write(data, self._timeout, whole)
 
     def shutdown(self, how: int = socket.SHUT_WR, /) -> None:
-        """Send end of file (``how`` must be ``socket.SHUT_WR``). Reading goes on.
+        """End a half of the connection, or both: ``socket.SHUT_WR``, ``SHUT_RD``, ``SHUT_RDWR``.
 
-        It returns when the peer's device has everything that was written. Raises TimeoutError; the OSError with which
-        the connection was lost; ValueError for another ``how``.
+        SHUT_WR sends end of file, and returns when the peer's device has everything that was written. SHUT_RD tells the
+        peer nothing: reads no longer wait, but return what has come, and then end of file.
+
+        Raises TimeoutError; the OSError with which the connection was lost; OSError (EINVAL) for another ``how``.
         """
-        if how != socket.SHUT_WR:
-            raise ValueError("shutdown() ends writing only (socket.SHUT_WR); close() ends both")
+        if how not in (socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR):
+            raise OSError(errno.EINVAL, f"shutdown({how!r}): use SHUT_RD, SHUT_WR or SHUT_RDWR of socket")
         with self._entered():
-            self._shut = True
-            self._private.run(self._transport._end_writing, self._timeout)
-            if self._protocol.error is not None:
-                raise self._protocol.error
+            if how != socket.SHUT_WR:
+                self._protocol.eof = True
+            if how != socket.SHUT_RD:
+                self._shut = True
+                self._private.run(self._transport._end_writing, self._timeout)
+                if self._protocol.error is not None:
+                    raise self._protocol.error
 
     # -- the end ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Send end of file, wait until the peer's device has everything, and close. A second call does nothing.
+
+        While files of ``makefile`` are open, this only notes that the stream is to be closed, as with a socket. The
+        last of them closes it.
 
         Raises TimeoutError if nothing moved for ``close_timeout`` seconds (an option of the connection), and the
         OSError that ended the connection meanwhile, if bytes that were written may be lost. The stream is closed all
@@ -206,6 +272,9 @@ class RdmaStream(io.RawIOBase):
         """
         if not self._ours:
             return super().close()
+        if self._io_refs > 0:
+            self._close_with_files = True
+            return None
         known = self._protocol.error
         self._end(self._transport.close)
         error = self._protocol.error
@@ -242,6 +311,41 @@ class RdmaStream(io.RawIOBase):
 
     # -- what sockets have ------------------------------------------------------------------------------
 
+    def makefile(
+        self,
+        mode: str = "r",
+        buffering: int | None = None,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> IO[Any]:
+        """A file over the stream, like ``socket.makefile``: for reading ("r"), writing ("w"), or both, text or "b".
+
+        Closing the file leaves the stream open. The connection is closed when ``close`` was called and all files are
+        closed. After a TimeoutError a file can no longer be read: part of what was asked for may be lost.
+
+        Raises ValueError for another ``mode``, or if the stream is closed.
+        """
+        if self.closed:
+            raise ValueError(_CLOSED)
+        # Python's own. Its files call recv_into() and send(), and are counted by _io_refs and _decref_socketios().
+        file: IO[Any] = socket.socket.makefile(
+            self,
+            mode,
+            buffering,
+            encoding=encoding,
+            errors=errors,
+            newline=newline,  # type: ignore[call-overload]
+        )
+        return file
+
+    def _decref_socketios(self) -> None:
+        """What a file of makefile() calls when it is closed."""
+        self._io_refs -= 1
+        if self._close_with_files:
+            self.close()
+
     def settimeout(self, timeout: float | None) -> None:
         """Set how long a call may wait, in seconds; None means forever. Raises ValueError unless it is positive."""
         self._timeout = _seconds(timeout)
@@ -249,6 +353,32 @@ class RdmaStream(io.RawIOBase):
     def gettimeout(self) -> float | None:
         """The value that was set, in seconds, or None."""
         return self._timeout
+
+    @property
+    def timeout(self) -> float | None:
+        """The value that was set, in seconds, or None."""
+        return self._timeout
+
+    def setblocking(self, flag: bool) -> None:
+        """True stands for ``settimeout(None)``.
+
+        :raises ValueError: flag is false: a stream waits
+        """
+        self.settimeout(None if flag else 0.0)
+
+    def getblocking(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """``socket.AF_INET`` or ``AF_INET6``."""
+        return socket.AF_INET6 if len(self.getsockname()) == 4 else socket.AF_INET
+
+    @property
+    def type(self) -> socket.SocketKind:
+        """``socket.SOCK_STREAM``."""
+        return socket.SOCK_STREAM
 
     def getsockname(self) -> SockAddr:
         """The local address."""
@@ -494,3 +624,7 @@ def _seconds(timeout: float | None) -> float | None:
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout={timeout!r} is not positive: calls that do not wait are asyncio's")
     return timeout
+
+
+def _no_flags(call: str, flags: int) -> OSError:
+    return OSError(errno.EOPNOTSUPP, f"{call}(flags={flags:#x}): a stream knows none of the flags of sockets")

@@ -10,10 +10,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, cast
 
-from rdmanet._core import CompiledReader, CompiledWriter
+from rdmanet import credit
+from rdmanet._core import MR, AccessFlags, CompiledReader, CompiledWriter
+from rdmanet.memory import OfferedMemory
+from rdmanet.options import REVOKE_TIMEOUT_S
+from rdmanet.registered import RegisteredMemory
+from rdmanet.streams.offered import OfferIterator, OfferQueue
 from rdmanet.tls import start_tls
 from rdmanet.transport import (
     RdmaServer,
@@ -22,6 +28,9 @@ from rdmanet.transport import (
     refuse_unbuilt,
     start_rdma_server,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _LIMIT = 2**16
 
@@ -37,6 +46,31 @@ class RdmaStreamReader(CompiledReader, asyncio.StreamReader):
 
     def __init__(self, limit: int = _LIMIT, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(limit, asyncio.get_event_loop() if loop is None else loop)
+        self._offered = OfferQueue()
+
+    async def next_offer(self) -> OfferedMemory | None:
+        """Wait for memory that the peer offers, and take it; None when the connection has ended.
+
+        This is to ``offers()`` what ``readline()`` is to ``async for line in reader``. The offers are the reader's,
+        since the peer sends them, but they are beside its bytes: they come in the order in which they were made, and
+        may overtake bytes that nobody has read. They go on after the peer's end of file.
+
+        Each offer is taken once. Any number of tasks may wait. What nobody takes is kept until the peer revokes it, at
+        most 256 offers; after that it is not given out any more. An offer that was taken and is revoked says so by
+        ``OfferedMemory.revoked``, and refuses to be used.
+
+        If it is cancelled, no offer is lost. It raises the OSError with which the connection was lost, if it was;
+        RuntimeError if the stream is encrypted, because remote memory would not be.
+        """
+        return await self._offered.next()
+
+    def offers(self) -> AsyncIterator[OfferedMemory]:
+        """The peer's offers, as they come: ``async for remote in reader.offers()``.
+
+        It ends when the connection has ended, and otherwise raises what ``next_offer()`` raises. What one iteration has
+        not taken, because it was left or cancelled, is there for the next.
+        """
+        return OfferIterator(self._offered)
 
 
 class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
@@ -66,6 +100,25 @@ class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
         """
         super().close()
         self.__class__ = _ClosedWriter  # from here on: what it does would cost each message
+
+    def offer(
+        self,
+        memory: MR | RegisteredMemory | ReadableBuffer,
+        *,
+        access: AccessFlags | str = "read",
+        name: str = "",
+        revoke_timeout: float = REVOKE_TIMEOUT_S,
+    ) -> AbstractAsyncContextManager[credit.Region]:
+        """Let the peer read or write ``memory`` with RDMA while the block runs: ``async with writer.offer(array)``.
+
+        This is ``RdmaTransport.offer``; its description has the arguments, the errors, and what cancelling does. The
+        peer gets it by ``RdmaStreamReader.next_offer()``, or its protocol by ``region_offered()``.
+
+        :raises RuntimeError: the stream is encrypted, and remote memory would not be
+        """
+        if not isinstance(self.transport, RdmaTransport):
+            raise RuntimeError(f"offer(): {_NOT_ENCRYPTED}")
+        return self.transport.offer(memory, access=access, name=name, revoke_timeout=revoke_timeout)
 
     async def wait_closed(self) -> None:
         """Wait until the connection has ended, like asyncio's. Cancelling one wait does not affect others.
@@ -111,6 +164,12 @@ class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
         self.__class__ = _TlsWriter
 
 
+_NOT_ENCRYPTED = (
+    "the stream is encrypted (TLS), and RDMA goes past TLS: what is read and written in memory on offer would not be"
+    " encrypted. Offer it over a connection without TLS"
+)
+
+
 def _as_loss(exc: BaseException) -> Exception:
     if isinstance(exc, Exception):
         return exc
@@ -149,6 +208,7 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         super().__init__(reader, None, loop=loop)
         self._connected_cb = client_connected_cb
         self._rdma_sink = reader._into
+        self._offered = reader._offered
         self._handed_reader: RdmaStreamReader | None = reader
 
     @property
@@ -160,9 +220,22 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         """TLS has begun: this transport is above it."""
         self._transport = transport
         self._over_ssl = True
+        self._offered.end(RuntimeError(f"next_offer(): {_NOT_ENCRYPTED}"))
+
+    def region_offered(self, remote: OfferedMemory) -> None:
+        self._offered.put(remote)
+
+    def region_revoked(self, remote: OfferedMemory) -> None:
+        self._offered.remove(remote)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._offered.end(exc)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if not isinstance(transport, RdmaTransport):
+            self._offered.end(RuntimeError(f"next_offer(): {_NOT_ENCRYPTED}"))
         reader, self._handed_reader = self._handed_reader, None
         if self._connected_cb is None or reader is None:
             return
@@ -231,6 +304,7 @@ def with_compiled_reader(protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol
         _client_connected_cb=None,
         _connected_cb=callback,
         _rdma_sink=reader._into,
+        _offered=reader._offered,
         _handed_reader=None if callback is None else reader,
         _strong_reader=None,
     )

@@ -27,7 +27,11 @@ PRINTED = {
         "0.0 999999.0\n1.0 1000000.0\n2.0 1000001.0\n",
     ],
     "howto/tls.md": ["b'HELLO\\n' by TLSv1.3\n", "b'go ahead\\n'\nb'this is encrypted\\n'\n"],
-    "howto/remote-memory.md": ["board 4096 b'board'\nleft there: b'hello'\n", "[0.0, 0.0]\n[1.0, 0.0]\n"],
+    "howto/remote-memory.md": [
+        "board 4096 b'board'\nleft there: b'hello'\n",
+        "board 4096 b'board'\nleft there: b'hello'\n",
+        "[0. 0.] 0.0\n[1. 0.] 1.0\n",
+    ],
     "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],
 }

@@ -4,6 +4,7 @@ The descriptors ride in Credit frames, whose number is bounded; operations run o
 own queue pair, beside the stream and without disturbing it.
 """
 
+import array
 import asyncio
 import contextlib
 import errno
@@ -74,6 +75,57 @@ async def test_write(net: Net, size):
             await remote.write(0, bytearray(b"0123456789"))
             await remote.write(5, b"")
             assert bytes(mr)[:10] == b"0123456789"
+
+
+@pytest.mark.parametrize("kind", [bytearray, rdmanet.alloc, lambda n: memoryview(array.array("B", bytes(n)))])
+async def test_a_buffer_is_registered_for_the_block(net: Net, kind):
+    client, server = await net.pair()
+    memory = kind(1000)
+    with memoryview(memory) as view:
+        view[:5] = b"owner"
+    async with server.transport.offer(memory, access="read,write"):
+        remote = await offered(client)
+        assert await remote.read(0, 5) == b"owner"
+        await remote.write(5, b"guest")
+        with memoryview(memory) as view:
+            assert view[:10] == b"ownerguest"
+        if kind is bytearray:
+            with pytest.raises(BufferError):
+                memory.clear()
+    if kind is bytearray:
+        memory.clear()
+
+
+async def test_a_read_only_buffer_is_for_reading(net: Net):
+    client, server = await net.pair()
+    async with server.transport.offer(b"constant"):
+        assert await (await offered(client)).read() == b"constant"
+    with pytest.raises(BufferError):
+        async with server.transport.offer(b"constant", access="write"):
+            pass
+
+
+async def test_a_buffer_is_free_when_a_cancelled_revocation_is_done(net: Net):
+    """Who is cancelled as he leaves leaves the buffer registered until the peer has let go."""
+    client, server = await net.pair()
+    memory = bytearray(4 * MIB)
+
+    async def offer() -> None:
+        async with server.transport.offer(memory):
+            await asyncio.Event().wait()
+
+    (task,) = await begin(offer())
+    remote = await offered(client)
+    reads = await begin(*(remote.read() for _ in range(20)))
+    (lease,) = server.transport._life.regions._leases
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await lease.over
+    memory.clear()
+    await asyncio.gather(*reads, return_exceptions=True)
 
 
 async def test_memory_is_registered_once(net: Net):
