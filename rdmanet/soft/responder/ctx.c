@@ -110,8 +110,7 @@ bool rn_responder_name_srq(struct rn_responder_ctx *ctx, uint32_t number)
 	const struct rn_pool_block *facts = rn_pool_facts(ctx->arena, pool);
 	uint32_t cq, bit;
 
-	/* 0 is no SRQ's number: a pool that has it is of domain 0, too. */
-	if (atomic_load(&facts->number) != number || atomic_load(&facts->domain) != ctx->domain)
+	if (!number || atomic_load(&facts->number) != number || atomic_load(&facts->domain) != ctx->domain)
 		return false;
 	if (likely(ctx->pool == pool))
 		return true;

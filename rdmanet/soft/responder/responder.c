@@ -74,8 +74,8 @@ static enum reach reach(struct rn_responder_ctx *ctx, uint32_t pd, uint32_t key,
 	base = READ_ONCE(mr->base);
 	kind = READ_ONCE(mr->kind);
 	qpn = READ_ONCE(mr->qpn);
-	at = addr - iova; /* very large for what is before: no region leads beyond the last address */
-	if (unlikely(length > size || at > size - length ||
+	at = addr - iova;
+	if (unlikely(addr < iova || length > size || at > size - length ||
 		     (qpn && qpn != ctx->qpn && rn_guarded(RN_GUARD_WINDOW_QP))))
 		return REACH_DENIED;
 	piece->mr = mr;

@@ -248,9 +248,11 @@ static void begin_message(struct rn_qp *qp, struct rn_tcp *in)
 		in->drops = true; /* as if it had never arrived */
 		return;
 	}
-	if (wait == RN_WAIT_RNR) { /* it waits for nothing else: memory of our own is always there */
+	if (wait == RN_WAIT_RNR) {
 		put_answer(in, RN_ANSWER_RNR, atomic_load(&qp->own->min_rnr_timer) & 31, in->head.serial, 0);
 		in->waits = in->discards = true;
+	} else if (wait != RN_WAIT_NOT) { /* memory of our own is always there */
+		refuse(qp, in, IBV_WC_REM_OP_ERR);
 	} else if (status != IBV_WC_SUCCESS) {
 		refuse(qp, in, status);
 	} else if (in->head.kind == RN_FRAME_READ) {
