@@ -119,7 +119,7 @@ async def test_a_buffer_is_free_when_a_cancelled_revocation_is_done(net: Net):
     reads = await begin(*(remote.read() for _ in range(20)))
     (lease,) = server.transport._life.regions._leases
     task.cancel()
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # a turn: the first ends the block, the second the wait for the peer
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
