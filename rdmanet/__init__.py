@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from rdmanet.registered import RegisteredMemory as RegisteredMemory
     from rdmanet.remote import RemoteMemory as RemoteMemory
     from rdmanet.streams.blocking import RdmaStream as RdmaStream
-    from rdmanet.streams.blocking import RdmaStreamListener as RdmaStreamListener
-    from rdmanet.streams.blocking import listen_rdma_stream as listen_rdma_stream
     from rdmanet.streams.blocking import open_rdma_stream as open_rdma_stream
+    from rdmanet.streams.blocking_listener import RdmaStreamListener as RdmaStreamListener
+    from rdmanet.streams.blocking_listener import listen_rdma_stream as listen_rdma_stream
     from rdmanet.streams.files import sendfile as sendfile
     from rdmanet.streams.reader_writer import RdmaStreamReader as RdmaStreamReader
     from rdmanet.streams.reader_writer import RdmaStreamWriter as RdmaStreamWriter
@@ -96,8 +96,8 @@ _LAZY = {
     "patch_loop": "loop",
     "run": "loop",
     "RdmaStream": "streams.blocking",
-    "RdmaStreamListener": "streams.blocking",
-    "listen_rdma_stream": "streams.blocking",
+    "RdmaStreamListener": "streams.blocking_listener",
+    "listen_rdma_stream": "streams.blocking_listener",
     "open_rdma_stream": "streams.blocking",
     "sendfile": "streams.files",
     "OfferedMemory": "memory",

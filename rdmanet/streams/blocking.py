@@ -1,4 +1,4 @@
-"""Byte streams for programs without an event loop: ``open_rdma_stream`` and ``listen_rdma_stream``.
+"""Byte streams for programs without an event loop: ``open_rdma_stream`` and ``RdmaStream``.
 
 Theory
 ------
@@ -11,32 +11,26 @@ only during calls, and only if there is something for it (private_loop.py). No t
   the peer has closed or aborted. Writes leave nothing behind: they return when everything that they took has been given
   to the device. What an exception leaves of one (a time-out only of sendall(), a Ctrl-C of both) goes out later.
 * One thread may read from a stream while another writes to it, no matter which. All other calls are alone. Streams are
-  independent of each other: a listener passes each connection request to the loop of the new stream before it answers,
-  so the new stream may go to a thread of its own.
+  independent of each other.
 * Ctrl-C works: the call raises KeyboardInterrupt, and the stream goes on working.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import io
 import socket
 import warnings
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
-from rdmanet._core import BlockingEnd
 from rdmanet.addresses import SockAddr
-from rdmanet.admission import OTHERS_WAIT_S, PATIENCE_S, waiting_for
-from rdmanet.establish import Role
-from rdmanet.loop_context import loop_context_for
-from rdmanet.options import CLOSE_TIMEOUT_S, DATA_SLOTS, KEEPALIVE, SLOT_BYTES, Keepalive, StreamConfig
-from rdmanet.server import ConnectRequest, RdmaServer, refuse_failed
+from rdmanet.options import SLOT_BYTES
+from rdmanet.rdma_transport import RdmaTransport
+from rdmanet.streams.blocking_protocol import BlockingProtocol
 from rdmanet.streams.private_loop import PrivateLoop
-from rdmanet.transport import RdmaTransport, create_rdma_connection, listen
+from rdmanet.transport import create_rdma_connection
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -59,41 +53,10 @@ def open_rdma_stream(
     """
     # Nobody grows the ring between calls.
     options.setdefault("first_slot_bytes", options.get("slot_bytes", SLOT_BYTES))
-    return _stream(
+    return stream_of(
         timeout,
-        lambda private: create_rdma_connection(lambda: _BlockingProtocol(private), host, port, **options),
+        lambda private: create_rdma_connection(lambda: BlockingProtocol(private), host, port, **options),
     )
-
-
-def listen_rdma_stream(
-    host: str | None = None,
-    port: int | str = 0,
-    *,
-    timeout: float | None = None,
-    family: int = 0,
-    backlog: int = 100,
-    device: str | None = None,
-    close_timeout: float | None = CLOSE_TIMEOUT_S,
-    busy_poll: float | None = None,
-    keepalive: Keepalive | bool | None = KEEPALIVE,
-    slot_bytes: int = SLOT_BYTES,
-    data_slots: int = DATA_SLOTS,
-) -> RdmaStreamListener:
-    """``socket.create_server`` over RDMA: listen, and return what ``accept`` is called on.
-
-    ``timeout`` limits each ``accept``, in seconds. The other keywords are those of ``start_rdma_server``.
-
-    Raises what ``start_rdma_server`` raises; RuntimeError if an event loop runs in this thread.
-    """
-    config = StreamConfig(
-        slot_bytes=slot_bytes, data_slots=data_slots, first_slot_bytes=slot_bytes,
-        close_timeout=close_timeout, busy_poll=busy_poll,
-        keepalive=keepalive,  # type: ignore[arg-type]  # StreamConfig checks it
-    )  # fmt: skip
-    return RdmaStreamListener(
-        config, _seconds(timeout), backlog,
-        lambda server: listen(server, host, port, family=family, device=device),
-    )  # fmt: skip
 
 
 class RdmaStream(io.RawIOBase):
@@ -112,7 +75,7 @@ class RdmaStream(io.RawIOBase):
 
     _made = False  # Python closes a raw file even if its __init__ raised
 
-    def __init__(self, private: PrivateLoop, protocol: _BlockingProtocol, timeout: float | None) -> None:
+    def __init__(self, private: PrivateLoop, protocol: BlockingProtocol, timeout: float | None) -> None:
         self._private = private
         self._protocol = protocol
         self._transport = protocol.transport
@@ -348,7 +311,7 @@ class RdmaStream(io.RawIOBase):
 
     def settimeout(self, timeout: float | None) -> None:
         """Set how long a call may wait, in seconds; None means forever. Raises ValueError unless it is positive."""
-        self._timeout = _seconds(timeout)
+        self._timeout = seconds(timeout)
 
     def gettimeout(self) -> float | None:
         """The value that was set, in seconds, or None."""
@@ -401,215 +364,13 @@ class RdmaStream(io.RawIOBase):
         return f"<RdmaStream {self._transport!r}>"
 
 
-class RdmaStreamListener:
-    """Accepts connections, one per call. `listen_rdma_stream` creates it.
-
-    It answers nobody between calls: a peer that connects waits for the next ``accept``, up to its own
-    ``connect_timeout``.
-    """
-
-    _open = False  # until __init__ is done
-
-    def __init__(
-        self,
-        config: StreamConfig,
-        timeout: float | None,
-        backlog: int,
-        begin: Callable[[RdmaServer], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._config = config
-        self._timeout = timeout
-        self._requests: deque[ConnectRequest] = deque()
-        self._requests_max = waiting_for(backlog)
-        self._arrived: asyncio.Future[None] | None = None
-        self._private = PrivateLoop()
-        try:
-            with self._private.entered("this listener"):
-                self._server = RdmaServer(self._private.loop, self._requested, backlog)
-                self._private.run(lambda: begin(self._server), None)
-                self._server.on_close = self._wake
-        except BaseException:
-            self._private.close()
-            raise
-        self._open = True
-
-    def accept(self) -> RdmaStream:
-        """Wait for a connection, and return its stream, which has no ``timeout`` yet.
-
-        It makes one connection at a time. If a peer asks for a connection and then makes no progress, this gives up on
-        that peer after five seconds, or after one second if others are waiting, and goes on with the next.
-
-        Raises TimeoutError if nobody connects in time; ValueError if the listener is closed; another OSError if the
-        device is removed, or if memory, descriptors or queue pairs have run out: then the peer is refused.
-        KeyboardInterrupt also refuses the peer whose connection was being made.
-        """
-        if not self._open:
-            raise ValueError("accept() on a closed listener")
-        with self._private.entered("this listener"):
-            while True:
-                if not self._requests:
-                    self._private.run(self._wait, self._timeout)
-                request = self._requests.popleft()
-                patience = OTHERS_WAIT_S if self._requests else PATIENCE_S
-                try:
-                    return _stream(None, lambda private: _answer(private, request, self._config), patience)  # noqa: B023
-                except (ConnectionError, TimeoutError):
-                    request.id.close()  # it has gone away meanwhile
-                except BaseException:
-                    request.id.close()
-                    raise
-
-    def _requested(self, request: ConnectRequest) -> None:
-        if len(self._requests) >= self._requests_max:
-            raise OSError(errno.EAGAIN, "too many wait to be accepted")
-        self._requests.append(request)
-        self._wake()
-
-    async def _wait(self) -> None:
-        while not self._requests:
-            if not self._server.sockets:
-                raise OSError(errno.ENODEV, "the device that was listened on is gone")
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
-
-    def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-
-    def settimeout(self, timeout: float | None) -> None:
-        """Set how long ``accept`` may wait, in seconds; None means forever. Raises ValueError unless it is positive."""
-        self._timeout = _seconds(timeout)
-
-    def gettimeout(self) -> float | None:
-        """The value that was set, in seconds, or None."""
-        return self._timeout
-
-    def getsockname(self) -> SockAddr:
-        """The address it listens on; the first, if there are several.
-
-        :raises ValueError: the listener is closed, or its device is gone
-        """
-        if not self._server.sockets:
-            raise ValueError("the listener is closed, or its device is gone")
-        return self._server.sockets[0].getsockname()
-
-    def close(self) -> None:
-        """Stop listening, and refuse the peers that wait. Accepted connections live on."""
-        if self._open and not self._private.foreign:
-            with self._private.entered("this listener"):
-                self._drop()
-
-    def _drop(self) -> None:
-        self._open = False
-        while self._requests:
-            self._requests.popleft().id.close()
-        self._server.close()
-        self._private.close()
-
-    def __enter__(self) -> RdmaStreamListener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if self._open and not self._private.foreign:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-            self._drop()
-
-    def __repr__(self) -> str:
-        return f"<RdmaStreamListener {self._server!r}>"
-
-
-class _BlockingProtocol(BlockingEnd, asyncio.Protocol):
-    """The protocol of a blocking stream's connection: it has its bytes and knows its end."""
-
-    transport: RdmaTransport
-
-    def __init__(self, private: PrivateLoop, made: Callable[[_BlockingProtocol], None] | None = None) -> None:
-        super().__init__()
-        self._private = private
-        self._made = made
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(RdmaTransport, transport)
-        life = self.transport._life
-        self.connected(life.connection, life.wakes_by)
-        self._private.end = self
-        made, self._made = self._made, None
-        if made is not None:
-            made(self)
-
-    def eof_received(self) -> bool:
-        self.eof = True
-        self.changed()
-        return True  # our half goes on
-
-    def resume_writing(self) -> None:
-        self.changed()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
-        self.error = exc
-        self.changed()
-
-    def why_unwritable(self) -> BaseException:
-        """Why nothing can be written, although this side has not ended its half."""
-        # While received bytes wait to be read, the machine knows of the end before connection_lost() is called.
-        return (
-            self.error
-            or self.transport._life.machine.error
-            or ConnectionResetError(errno.ECONNRESET, "the peer has closed the connection")
-        )
-
-    async def until(self, what: int) -> None:
-        """Wait until a call may go on (`may_go_on`)."""
-        while not self.may_go_on(what):
-            await self._next_change()
-
-    async def until_lost(self) -> None:
-        while not self.lost:
-            await self._next_change()
-
-    async def _next_change(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self.notify(waiter)
-        await waiter
-
-
-async def _answer(
-    private: PrivateLoop, request: ConnectRequest, config: StreamConfig
-) -> tuple[RdmaTransport, _BlockingProtocol]:
-    """Accept a request on the running loop, which is not the listener's."""
-    made: asyncio.Future[_BlockingProtocol] = asyncio.get_running_loop().create_future()
-    loop_context = await loop_context_for(asyncio.get_running_loop(), request.loop_context.library)
-    request.id.migrate(loop_context.cm)
-
-    def over() -> None:
-        if not made.done() and not made.get_loop().is_closed():
-            made.set_exception(ConnectionAbortedError("the peer went away before it was connected"))
-
-    transport = RdmaTransport(
-        loop_context, config, lambda: _BlockingProtocol(private, made.set_result), Role.SERVER, on_over=over
-    )
-    try:
-        transport._accept(request)
-    except Exception as exc:
-        made.cancel()  # nobody waits for it
-        if not refuse_failed(request.id):
-            # The peer has gone, which may well be the reason of the failure.
-            raise ConnectionAbortedError("the peer went away before it was accepted") from exc
-        raise
-    return transport, await made
-
-
-def _stream(
+def stream_of(
     timeout: float | None,
-    begin: Callable[[PrivateLoop], Coroutine[Any, Any, tuple[RdmaTransport, _BlockingProtocol]]],
+    begin: Callable[[PrivateLoop], Coroutine[Any, Any, tuple[RdmaTransport, BlockingProtocol]]],
     within: float | None = None,
 ) -> RdmaStream:
     """A stream with its own loop, of the connection that `begin` makes."""
-    timeout = _seconds(timeout)
+    timeout = seconds(timeout)
     private = PrivateLoop()
     try:
         with private.entered("this stream"):
@@ -620,7 +381,7 @@ def _stream(
         raise
 
 
-def _seconds(timeout: float | None) -> float | None:
+def seconds(timeout: float | None) -> float | None:
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout={timeout!r} is not positive: calls that do not wait are asyncio's")
     return timeout
