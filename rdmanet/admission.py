@@ -60,6 +60,8 @@ LAST_LOOK_S: Final = 0.1
 LATE_S: Final = 0.05
 """A timer that is this late shows that the loop stood still."""
 LOOKS_AGAIN_MAX: Final = 4
+RESOLUTION_S: Final = 0.001
+"""A timer of uvloop may be that early."""
 
 
 class Visitor(Protocol):
@@ -117,6 +119,7 @@ class Admission:
         self._inside: dict[Visitor, float] = {}  # since when; the oldest first
         self._waiting: dict[Visitor, None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._looks_until = 0.0  # no place is revoked before this time
         self._looks_again = 0
         self._letting_in = False
@@ -189,10 +192,15 @@ class Admission:
         return visitor, when
 
     def _set_timer(self) -> None:
-        self._stop_timer()
-        if self._inside and not self._loop.is_closed():
-            when = max(self._due()[1] - LAST_LOOK_S, self._looks_until)
-            self._timer = self._loop.call_at(when, self._expired)
+        """Leave a timer that expires too early as it is. In each turn a loop calls those who read before the timers that
+        are due, so a flood would make us set it again for ever, and it would never expire."""
+        if not self._inside or self._loop.is_closed():
+            self._stop_timer()
+            return
+        when = max(self._due()[1] - LAST_LOOK_S, self._looks_until)
+        if self._timer is None or when < self._timer_at:
+            self._stop_timer()
+            self._timer, self._timer_at = self._loop.call_at(when, self._expired), when
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -204,12 +212,14 @@ class Admission:
         if self._inside:
             visitor, when = self._due()
             now = self._loop.time()
-            if when > self._looks_until:
+            if now < when - LAST_LOOK_S - RESOLUTION_S:
+                pass  # whom it was set for is no longer the next
+            elif when > self._looks_until:
                 self._looks_until = max(when, now + LAST_LOOK_S)
                 self._looks_again = 0
             elif now - self._looks_until > LATE_S and self._looks_again < LOOKS_AGAIN_MAX:
                 self._looks_until = now + LAST_LOOK_S
                 self._looks_again += 1
-            elif self._looks_until <= now + 0.001:  # uvloop's timers have a resolution of 1 ms
+            elif self._looks_until <= now + RESOLUTION_S:
                 visitor.evict()
         self._set_timer()

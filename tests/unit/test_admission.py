@@ -37,6 +37,17 @@ class Clock:
                 timer.callback()
         self.now = until
 
+    def turn(self, seconds, read):
+        """One turn of a loop: those who read come before the timers that are due."""
+        self.now += seconds
+        due = []
+        while self.timers and self.timers[0][0] <= self.now:
+            due.append(heapq.heappop(self.timers)[2])
+        read()
+        for timer in due:
+            if timer.callback is not None:
+                timer.callback()
+
     def stand_still(self, seconds):
         """Something else keeps the loop for so long."""
         self.now += seconds
@@ -171,6 +182,33 @@ def test_who_comes_from_elsewhere_waits_a_quarter():
     server.clock.advance(admission.UNFAIR_S + 0.01)
     assert honest.fate == "inside"
     assert fates(silent[:5]) == ["evicted", "inside", "inside", "inside", "waits"]
+
+
+def test_a_flood_in_each_turn_of_the_loop_does_not_keep_a_place_from_being_taken_back():
+    server = Server(waiting=8)
+    silent = server.come("a", 4)
+    server.come("a", 8)
+    (honest,) = server.come("b", 1)
+    while honest.fate == "waits" and server.clock.now < 2 * admission.UNFAIR_S:
+        server.clock.turn(0.001, lambda: server.come("a", 1))
+    assert honest.fate == "inside"
+    assert fates(silent) == ["evicted", "inside", "inside", "inside"]
+
+
+def test_who_waits_later_waits_no_longer_because_of_one_who_has_left():
+    """The clock was set for that one, and all were alone."""
+    server = Server()
+    (gone,) = server.come("a", 1)
+    server.clock.advance(1.0)
+    silent = server.come("a", 3)
+    server.clock.advance(admission.PATIENCE_S - 1.05)
+    gone.goes_on()
+    server.clock.advance(0.1)
+    silent += server.come("a", 1)
+    (honest,) = server.come("b", 1)
+    server.clock.advance(admission.LAST_LOOK_S + 0.05)
+    assert honest.fate == "inside"
+    assert fates(silent) == ["evicted", "inside", "inside", "inside"]
 
 
 def test_one_place_is_nobodys_more_than_its_share():
