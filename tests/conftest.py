@@ -65,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "long: not for `make test` nor the kernel's devices, but for `make test-all`"
     )
     for marker in (
+        "quick_on(loop): long on each other loop: what it takes is time, and little of it is the loop's",
         "once: about our side of a stream: it runs on the embedded device, and on one of the kernel's",
         "not_on_iwarp(why): about something that iWARP lacks or does otherwise",
         "not_on_siw(why): about something that the kernel's soft-iWARP does otherwise",
@@ -110,13 +111,17 @@ def look_no_more_at_what_is_there() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not long"` is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test's first parameter is its loop, if it has one."""
+    parameters = {item: item.name.partition("[")[2].rstrip("]").split("-") for item in items}
     if wanted := config.getoption("--loop"):
+        # A test's first parameter is its loop, if it has one.
         other = {*LOOPS} - {*wanted}
-        loops = {item: item.name.partition("[")[2].rstrip("]").split("-")[0] for item in items}
-        config.hook.pytest_deselected(items=[item for item in items if loops[item] in other])
-        items[:] = [item for item in items if loops[item] not in other]
+        config.hook.pytest_deselected(items=[item for item in items if parameters[item][0] in other])
+        items[:] = [item for item in items if parameters[item][0] not in other]
+    for item in items:
+        if (marker := item.get_closest_marker("quick_on")) and marker.args[0] not in parameters[item]:
+            item.add_marker(pytest.mark.long)
 
 
 # ---- The device ------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ def test_devices_without_any_library_says_so(tmp_path):
     assert status in (0, 1)  # 0 where the kernel has a device
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_demo_verifies_and_measures(loop, tmp_path):
     if loop == "uvloop":
@@ -141,7 +142,9 @@ def test_a_port_that_is_taken():
     [["devices"], ["devices", "--json"], ["gids"], ["doctor"], ["secret"], ["demo"]],
     ids=" ".join,
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "unbuffered", [pytest.param("", id="buffered"), pytest.param("1", id="unbuffered", marks=pytest.mark.long)]
+)
 def test_a_reader_who_has_seen_enough(arguments, unbuffered, tmp_path):
     """`... | head`: the exit status is that of SIGPIPE, and nothing is said."""
     environment = ENVIRONMENT | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": unbuffered}

@@ -41,9 +41,15 @@ MUCH = os.urandom(MIB) * 3 + b"the end"
 # ---- bytes
 
 
-PAIRS = [(listen, to) for listen in ("tcp", "unix", "rdma") for to in ("tcp", "unix", "rdma")]
+# Those without RDMA are long: they show that the proxy itself makes no difference.
+PAIRS = [
+    pytest.param(listen, to, marks=() if "rdma" in (listen, to) else pytest.mark.long)
+    for listen in ("tcp", "unix", "rdma")
+    for to in ("tcp", "unix", "rdma")
+]
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.parametrize(("listen", "to"), PAIRS)
 @pytest.mark.parametrize("first", ["client", "server"])
 async def test_each_half_ends_by_itself(listen, to, first, loop):
@@ -68,6 +74,7 @@ async def test_each_half_ends_by_itself(listen, to, first, loop):
         assert await running.stopped() == 0
 
 
+@pytest.mark.quick_on("asyncio")
 @pytest.mark.parametrize(("listen", "to"), PAIRS)
 async def test_a_client_that_says_its_last_words_and_goes(listen, to, loop):
     """Also while the proxy still connects: what it has sent comes."""
@@ -81,6 +88,7 @@ async def test_a_client_that_says_its_last_words_and_goes(listen, to, loop):
         await running.until_counted(now=0, lost=0, total=1)
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.parametrize(("listen", "to"), PAIRS)
 async def test_a_reader_that_is_slow_holds_the_sender_up(listen, to, loop):
     """It reads only while the sender must wait. A proxy that took all would need twice as much memory."""
@@ -95,6 +103,7 @@ async def test_a_reader_that_is_slow_holds_the_sender_up(listen, to, loop):
 # ---- lost peers
 
 
+@pytest.mark.quick_on("asyncio")
 @pytest.mark.parametrize(("listen", "to"), PAIRS)
 @pytest.mark.parametrize("lost", ["client", "server"])
 async def test_half_a_stream_does_not_look_complete(listen, to, lost, loop):
@@ -165,6 +174,7 @@ async def test_a_proxy_that_is_killed(loop):
 # ---- connecting
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.parametrize("listen", ["tcp", "rdma"])
 @pytest.mark.parametrize("to", ["tcp", "rdma", "unix"])
 async def test_nobody_listens_there(listen, to, loop):
@@ -247,6 +257,7 @@ async def test_it_lets_connections_end(number, status, loop, interruptible):
         assert running.errors() == ""
 
 
+@pytest.mark.quick_on("asyncio")
 @pytest.mark.parametrize("how", ["grace", "twice"])
 @pytest.mark.parametrize("listen", ["tcp", "rdma"])
 async def test_it_ends_connections_that_do_not(how, listen, loop, interruptible):

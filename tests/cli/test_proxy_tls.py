@@ -38,6 +38,7 @@ def server_context() -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.parametrize("scheme", CARRIERS)
 async def test_tls_between_two_proxies(scheme, loop):
     """Each wants the other's certificate."""
@@ -65,6 +66,7 @@ async def test_tls_between_two_proxies(scheme, loop):
             await each.until_counted(now=0, lost=0)
 
 
+@pytest.mark.quick_on("asyncio")
 @pytest.mark.parametrize("scheme", CARRIERS)
 async def test_a_reader_behind_tls_that_is_slow_holds_the_sender_up(scheme, loop):
     total, chunk = 64 * MIB, os.urandom(MIB)
@@ -81,6 +83,7 @@ async def test_a_reader_behind_tls_that_is_slow_holds_the_sender_up(scheme, loop
         await close(near, far)
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.parametrize("scheme", CARRIERS)
 @pytest.mark.parametrize("speaks", ["client", "server"])
 async def test_all_that_was_said_before_the_end_comes(speaks, scheme, loop):
@@ -100,6 +103,7 @@ async def test_all_that_was_said_before_the_end_comes(speaks, scheme, loop):
         await running.until_counted(now=0, lost=0)
 
 
+@pytest.mark.quick_on("asyncio")
 @pytest.mark.parametrize("scheme", CARRIERS)
 async def test_a_client_that_says_its_last_words_and_goes(scheme, loop):
     """While the proxy still connects."""
@@ -118,6 +122,7 @@ async def test_a_client_that_says_its_last_words_and_goes(scheme, loop):
         await running.until_counted(now=0, lost=0, unconnected=0)
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.parametrize("scheme", CARRIERS)
 async def test_tls_that_is_cut_off(scheme, loop):
     """An end of file without TLS's own good-bye may be anybody's."""
@@ -134,6 +139,7 @@ async def test_tls_that_is_cut_off(scheme, loop):
         await running.until_counted(now=0, lost=1)
 
 
+@pytest.mark.quick_on("asyncio")
 @pytest.mark.parametrize("scheme", CARRIERS)
 async def test_tls_with_a_stranger(scheme, loop):
     async with (

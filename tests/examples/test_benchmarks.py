@@ -38,6 +38,7 @@ def test_a_case_its_tables_and_its_drawing(tmp_path: Path) -> None:
     assert all(float(figure) > 0 for figure in said[at + 2 : at + 7 : 2])
 
 
+@pytest.mark.long
 def test_arrays() -> None:
     kinds = ["rdmanet", "rdmanet-alloc", "rdmanet-buffered-alloc", "unix-sockets"]
     text = run("benchmarks.arrays", "--size", "4", *kinds)
@@ -61,6 +62,7 @@ def test_falling_back() -> None:
     assert all(float(figure) > 0 for row in rows for figure in row.split()[1:])
 
 
+@pytest.mark.long
 def test_peers() -> None:
     """Those that need nothing from PyPI."""
     _, ours, theirs = run("benchmarks.peers", "--peer", "rdmanet", "--peer", "shared_memory").splitlines()

@@ -72,7 +72,9 @@ OF_EVENTS |= {
 
 
 @needs_tests
-@pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
+@pytest.mark.parametrize(
+    "relayed", [pytest.param(False, id="direct", marks=pytest.mark.long), pytest.param(True, id="relayed")]
+)
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_those_of_any_loop(loop, relayed):
     """The tests of connections and servers that CPython has for every loop; suite.py says what the relay is for."""

@@ -9,6 +9,7 @@ An actor speaks lines, JSON objects (tests/support/processes.py). `actor.py` bes
 """
 
 import fcntl
+import functools
 import os
 import shutil
 import subprocess
@@ -50,9 +51,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-@pytest.fixture(scope="session")
+@functools.cache
 def unguarded() -> Path:
-    """The embedded device, built so that RDMANET_SOFT_WITHOUT switches guards off."""
+    """The embedded device, built so that RDMANET_SOFT_WITHOUT switches guards off. That takes time: controls need it."""
     out = ROOT / "build" / "unguarded"
     out.mkdir(parents=True, exist_ok=True)
     with open(out / "lock", "w") as lock:  # suites of several interpreters run at the same time
@@ -89,7 +90,7 @@ def built_without_guards(out: Path, *more: str) -> Path:
     library = out / "librdmanet_soft.so"
     if library.exists() and library.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
         return library
-    flags = ["-std=gnu11", "-g", "-O1", "-DNDEBUG", "-DRDMANET_UNGUARDED", "-fPIC", "-fvisibility=hidden"]
+    flags = ["-std=gnu11", "-g", "-DNDEBUG", "-DRDMANET_UNGUARDED", "-fPIC", "-fvisibility=hidden"]
     flags += ["-pthread", f"-I{SOURCES}/abi", f"-I{SOURCES}/soft", *more]
 
     def compile(source: Path) -> str:
@@ -109,8 +110,7 @@ def built_without_guards(out: Path, *more: str) -> Path:
 class Stage:
     """Starts actors, and ends them with the test."""
 
-    def __init__(self, unguarded: Path) -> None:
-        self.unguarded = unguarded
+    def __init__(self) -> None:
         self.actors: list[Process] = []
 
     def start(
@@ -137,7 +137,7 @@ class Stage:
         if user is not None:
             env["ACTOR_USER"] = str(user)
         if without:
-            env |= {"RDMANET_SOFT_LIBRARY": str(self.unguarded), "RDMANET_SOFT_WITHOUT": without}
+            env |= {"RDMANET_SOFT_LIBRARY": str(unguarded()), "RDMANET_SOFT_WITHOUT": without}
         actor = Process(*command, *arguments, keep_errors=True, env=env)
         self.actors.append(actor)
         return actor
@@ -148,8 +148,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(unguarded: Path) -> Iterator[Stage]:
-    made = Stage(unguarded)
+def stage() -> Iterator[Stage]:
+    made = Stage()
     yield made
     made.end()
 

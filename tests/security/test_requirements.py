@@ -151,7 +151,9 @@ def give_our_pip(environment: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["requirements", "constraints"])
-@pytest.mark.parametrize("swapped", [False, True], ids=["control", "guarded"])
+@pytest.mark.parametrize(
+    "swapped", [pytest.param(False, marks=pytest.mark.long, id="control"), pytest.param(True, id="guarded")]
+)
 def test_another_file_of_that_name_stops_make(tmp_path: Path, where: str, swapped: bool) -> None:
     """`make setup` up to its packages, as pip's list (for an old pip) and as a group, held by the constraints."""
     shutil.copy(ROOT / "Makefile", tmp_path)

@@ -104,7 +104,7 @@ def test_another_connection(stage: Stage) -> None:
     play.victim.finish()
 
 
-@pytest.mark.parametrize("receives", ["rings", "shared"])
+@pytest.mark.parametrize("receives", ["rings", pytest.param("shared", marks=pytest.mark.long)])
 def test_everything(stage: Stage, receives: str) -> None:
     """Each word that means anything, with each of some values: afterwards new clients are served."""
     play = Play(stage, receives)

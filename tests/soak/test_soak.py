@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.embedded_only("its processes are on this host's addresses")
 def test_every_connection_ends() -> None:
     command = [sys.executable, "-m", "tests.soak", "--seconds", "6", "--connections", "20", "--seed", "1"]

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,11 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     """Run pytest with the plugin in a process of its own, as a user does."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("RDMANET_SOFT_CHAOS", raising=False)
-    plugin = [] if entry_points(group="pytest11", name="rdmanet") else ["-p", "rdmanet.testing"]
+    # Only what the tests need: most of the time would be that of other plugins, when they are imported.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    plugin = ("-p", "rdmanet.testing")
 
-    pytester.makeini("[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n")
+    pytester.makeini("[pytest]\nfilterwarnings = error\n")
 
     def run(*arguments: str) -> pytest.RunResult:
         return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)

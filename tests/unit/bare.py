@@ -1,4 +1,5 @@
 """bare.py MODULE TYPE: use an object that was never made, in every way there is.
+bare.py: the same for each such line of its input, in a process of its own; answer with how it ended and what it said.
 
 It comes of `X.__new__(X)`, or of a subclass whose __init__ forgets its base, where the type permits that. Whatever
 raises is fine; what does not come back is what tests/unit/test_bare_objects.py is looking for. Copies are printed:
@@ -9,9 +10,12 @@ import copy
 import gc
 import importlib
 import itertools
+import json
 import logging
+import os
 import pickle
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -99,11 +103,28 @@ def use_all(thing: Any, kinds: list[type]) -> None:
         attempt(thing.__init__, *arguments)
 
 
-def main() -> None:
+def serve() -> None:
+    """A fork for each line: importing the modules takes longer than the use of what they have."""
+    for line in sys.stdin:
+        module, kind = line.split()
+        importlib.import_module(module)
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            if not (child := os.fork()):
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                use_type(module, kind)
+                sys.stdout.flush()
+                os._exit(0)  # what ends with an exception has exited with 1 by itself
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            said = [file.seek(0) or file.read() for file in (out, err)]
+        print(json.dumps([status, *said]), flush=True)
+
+
+def use_type(module_name: str, name: str) -> None:
     warnings.simplefilter("ignore")
     logging.disable()
-    module = importlib.import_module(sys.argv[1])
-    kind = getattr(module, sys.argv[2])
+    module = importlib.import_module(module_name)
+    kind = getattr(module, name)
     for thing in bare(kind):
         for make_copy in COPIES:
             try:
@@ -116,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    use_type(*sys.argv[1:]) if sys.argv[1:] else serve()

@@ -1,13 +1,13 @@
 """Objects that were never made raise when they are used; nothing that Python can write crashes the process."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from rdmanet import _core, credit
+from tests.support.processes import Process
 
 from .bare import bare, compiled
 
@@ -19,17 +19,20 @@ def test_there_are_such_types():
     assert {_core.QP, _core.Context, _core.SendWR, _core.Operation} <= {kind for _, kind in KINDS}
 
 
+@pytest.fixture(scope="module")
+def user():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with Process(sys.executable, "-X", "faulthandler", USER, env=environment) as process:
+        yield process
+
+
 @pytest.mark.parametrize("module, kind", KINDS, ids=lambda it: getattr(it, "__name__", "").rpartition(".")[2])
-def test_use(module, kind):
-    ended = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(USER), module.__name__, kind.__name__],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
+def test_use(user, module, kind):
+    user.say(f"{module.__name__} {kind.__name__}")
+    status, out, err = user.hear()
+    assert status == 0, err[-3000:]
     if module is _core:
-        assert ended.stdout == "", "a copy of what is one object"
+        assert out == "", "a copy of what is one object"
 
 
 @pytest.mark.parametrize(

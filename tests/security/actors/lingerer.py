@@ -43,7 +43,8 @@ def hand_over(link, seconds):
             [bytes(MESSAGE[kind])], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [out.fileno()]))]
         )
     except PermissionError as exc:
-        return {"refused": exc.errno}, out, far
+        far.close()  # before ours, which would wait for it
+        return {"refused": exc.errno}, out
     out.close()  # the message has the last reference
     return {"passed": True}, link, far
 
