@@ -143,7 +143,8 @@ def test_a_port_that_is_taken():
     ids=" ".join,
 )
 @pytest.mark.parametrize(
-    "unbuffered", [pytest.param("", id="buffered"), pytest.param("1", id="unbuffered", marks=pytest.mark.long)]
+    "unbuffered",
+    [pytest.param("", id="buffered"), pytest.param("1", id="unbuffered", marks=pytest.mark.long)],
 )
 def test_a_reader_who_has_seen_enough(arguments, unbuffered, tmp_path):
     """`... | head`: the exit status is that of SIGPIPE, and nothing is said."""

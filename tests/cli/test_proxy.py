@@ -148,6 +148,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.parametrize("to", ["tcp", "rdma"])
 async def test_a_client_that_is_killed(to, loop):
     async with serving(to) as (target, arrival), proxy(fresh("rdma"), target, loop=loop) as running:
@@ -187,6 +188,7 @@ async def test_nobody_listens_there(listen, to, loop):
         assert f"to {target}: " in running.errors() and "refused" in running.errors()
 
 
+@pytest.mark.quick_on("asyncio")
 async def test_nobody_answers(loop):
     """A server that accepts, and says nothing to TLS."""
     async with serving("tcp") as (target, arrival):
@@ -198,6 +200,7 @@ async def test_nobody_answers(loop):
             assert "no connection within 0.05 s" in running.errors()
 
 
+@pytest.mark.quick_on("uvloop")
 async def test_a_client_that_goes_while_the_proxy_connects(loop):
     async with serving("tcp") as (target, arrival):
         target = target.replace("tcp", "tls")
@@ -208,6 +211,7 @@ async def test_a_client_that_goes_while_the_proxy_connects(loop):
             await running.until_counted(now=0, unconnected=0)
 
 
+@pytest.mark.quick_on("asyncio")
 @pytest.mark.parametrize("listen", ["tcp", "rdma"])
 async def test_no_more_than_it_may_have(listen, loop):
     async with (
@@ -226,6 +230,7 @@ async def test_no_more_than_it_may_have(listen, loop):
         await running.until_counted(now=0, total=2, refused=1)
 
 
+@pytest.mark.quick_on("uvloop")
 async def test_several_pairs(loop):
     async with serving("tcp") as (one, arrivals), serving("rdma") as (two, others):
         async with proxy(fresh("rdma"), one, fresh("unix"), two, loop=loop) as running:
@@ -278,6 +283,7 @@ async def test_it_ends_connections_that_do_not(how, listen, loop, interruptible)
 # ---- Unix sockets
 
 
+@pytest.mark.quick_on("asyncio")
 async def test_a_path_comes_and_goes(tmp_path, loop):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as stale:
@@ -295,6 +301,7 @@ async def test_a_path_comes_and_goes(tmp_path, loop):
     assert path.read_text() == "something else"
 
 
+@pytest.mark.quick_on("uvloop")
 async def test_a_path_that_another_has_taken_stays(tmp_path, loop):
     path = tmp_path / "socket"
     async with proxy(f"unix:{path}", "tcp://127.0.0.1:9", loop=loop) as running:

@@ -125,7 +125,7 @@ def test_redis_cli(redis, tmp_path):
 @pytest.mark.parametrize(
     "options, tests",
     [
-        ("-n 5000 -c 20", "ping_inline,set,get,lrange_100,mset"),
+        pytest.param("-n 5000 -c 20", "ping_inline,set,get,lrange_100,mset", marks=pytest.mark.long),
         ("-n 5000 -c 20 -P 16", "ping_inline,set,get,lrange_100,mset"),
         ("-n 500 -c 5 -d 100000", "set,get,mset"),  # an lrange_100 would be answered with 10 MB
     ],
@@ -184,6 +184,7 @@ def test_psql(postgres):
         assert "division by zero" in wrong.stderr
 
 
+@pytest.mark.long
 def test_pgbench(postgres):
     with proxies(postgres) as (port, _):
         bench = (program("pgbench"), "-h", HOST, "-p", port, "-U", "postgres")

@@ -53,7 +53,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @functools.cache
 def unguarded() -> Path:
-    """The embedded device, built so that RDMANET_SOFT_WITHOUT switches guards off. That takes time: controls need it."""
+    """The embedded device, built so that RDMANET_SOFT_WITHOUT switches guards off. Controls need it."""
     out = ROOT / "build" / "unguarded"
     out.mkdir(parents=True, exist_ok=True)
     with open(out / "lock", "w") as lock:  # suites of several interpreters run at the same time

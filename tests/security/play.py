@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 TRANSPORTS = pytest.mark.parametrize("way", ["mapped", "stream"])
+# For what takes long, and is more of the owner's program than of the way.
+MAPPED_FIRST = pytest.mark.parametrize("way", ["mapped", pytest.param("stream", marks=pytest.mark.long)])
 
 
 class Play:

@@ -85,7 +85,7 @@ def test_all_at_once(stage, limit, least, each, processes):
     server.finish()
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [*(pytest.param(few, marks=pytest.mark.long) for few in (1, 2)), 4])
 def test_who_was_accepted_can_work(stage, processes):
     """A process takes descriptors beside those of its connections, most of them while it is met.
 

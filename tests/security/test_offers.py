@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from .play import TRANSPORTS, Play
+from .play import MAPPED_FIRST, TRANSPORTS, Play
 
 PATIENCE = 0.5
 BOUND_S = 30.0  # of what ends within PATIENCE and a second on a machine that is not busy
@@ -45,7 +45,7 @@ def test_the_right_key_on_another_connection(stage, guarded, way):
     is_served(guest)
 
 
-@TRANSPORTS
+@MAPPED_FIRST
 def test_a_search_for_the_key(stage, guarded, way):
     """Who is offered memory himself knows keys of the same device; with predictable ones 256 guesses are enough."""
     play = Play(stage, way, "" if guarded else "random-keys,window-qp", "offer")
@@ -99,7 +99,7 @@ def test_writing_after_the_revocation(stage, guarded, way, how):
         assert play.memory(0).startswith(b"REVOKED!")
 
 
-@TRANSPORTS
+@MAPPED_FIRST
 def test_who_is_stopped_cannot_keep_the_memory(stage, way):
     """Neither is the owner held up, nor is anything written when it goes on."""
     play = Play(stage, way, "")
@@ -160,7 +160,7 @@ def test_who_takes_nothing_cannot_hold_up_an_offer(stage, way):
     is_served(guest)
 
 
-@TRANSPORTS
+@MAPPED_FIRST
 @pytest.mark.parametrize(
     ("how", "why"), [("hoards", "more than 256 regions"), ("rambles", "4080 are allowed")]
 )

@@ -25,7 +25,13 @@ def versions(newer):
     return (WIRE + 1, WIRE) if newer[0] else (WIRE, WIRE + 1)
 
 
-@pytest.mark.parametrize("secret", [{}, {"RDMANET_SOFT_SECRET": "5e" * 32}], ids=["plain", "secret"])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"RDMANET_SOFT_SECRET": "5e" * 32}, id="secret", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("kind", ["cm", "datagram"])
 def test_the_connection_manager_refuses_it(stage, newer, kind, secret):
     more = ["0", "welcome"] if kind == "cm" else []

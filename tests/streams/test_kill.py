@@ -73,6 +73,7 @@ async def worker(net: Net) -> Peer:
     return peer
 
 
+@pytest.mark.quick_on("asyncio")
 @pytest.mark.limit(90)
 async def test_the_server_is_killed_in_mid_transfer(net: Net, fewer):
     chance = random.Random(1)
@@ -89,6 +90,7 @@ async def test_the_server_is_killed_in_mid_transfer(net: Net, fewer):
         await volley.still_going()
 
 
+@pytest.mark.quick_on("uvloop")
 @pytest.mark.limit(90)
 async def test_the_client_is_killed_in_mid_transfer(net: Net, fewer):
     chance = random.Random(2)

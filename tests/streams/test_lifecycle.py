@@ -120,6 +120,7 @@ async def test_close_timeout_gives_up_on_a_peer_that_never_reads(net: Net):
     assert set(server.data) == {ord("y")}
 
 
+@pytest.mark.quick_on("uvloop")
 async def test_close_timeout_counts_from_the_last_progress(net: Net):
     """A peer that reads a little at a time is slow, not gone: the timeout starts over."""
 

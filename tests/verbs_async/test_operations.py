@@ -306,6 +306,7 @@ async def test_who_was_first_hears_first(loop, verbs):
     assert sorted(ended) == ["first", "second"]
 
 
+@pytest.mark.quick_on("uvloop")
 @on_every_loop
 async def test_ten_thousand_in_flight_end_in_order(loop, verbs, fewer):
     count = fewer(10_000)
