@@ -1850,10 +1850,19 @@ class Operation(Generic[_R]):
     """One request, or one chain, that is awaited."""
 
     @staticmethod
-    def beside(future: Any, opcode: int, sg_list: _SGList, remote_addr: int, rkey: int) -> Operation[None]:
-        """An RDMA READ or WRITE on a connection of the byte stream; its post() posts it, its end() ends it.
+    def beside(
+        future: Any,
+        opcode: int,
+        sg_list: _SGList,
+        remote_addr: int,
+        rkey: int,
+        compare_add: int = 0,
+        swap: int = 0,
+    ) -> Operation[None]:
+        """A one-sided request on a connection of the byte stream; its post() posts it, its end() ends it.
 
         :param future: which is told of the end
+        :param compare_add: for an atomic operation, as `swap` is: see SendWR
         """
     def post(self, connection: Connection) -> bool:
         """Post it beside the frames of a stream; False if there is no room now."""

@@ -192,8 +192,8 @@ class Admission:
         return visitor, when
 
     def _set_timer(self) -> None:
-        """Leave a timer that expires too early as it is. In each turn a loop calls those who read before the timers that
-        are due, so a flood would make us set it again for ever, and it would never expire."""
+        """Leave a timer that expires too early as it is. In each turn, a loop calls those who read before the timers
+        that are due, so a flood would make us set it again for ever, and it would never expire."""
         if not self._inside or self._loop.is_closed():
             self._stop_timer()
             return

@@ -50,6 +50,11 @@ from rdmanet.errors import ProtocolError, completion_error
 STUCK_AFTER_S = 1.0  # in addition to the peer's time: for the queue pair to get to the invalidation
 
 _REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+_NAMED = {
+    "read": AccessFlags.REMOTE_READ,
+    "write": AccessFlags.REMOTE_WRITE,
+    "atomic": AccessFlags.REMOTE_ATOMIC,
+}
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR
 _RESPONSE_TIMEOUT = 20  # IBV_WC_RESP_TIMEOUT_ERR
@@ -384,12 +389,11 @@ def rights_of(access: AccessFlags | str) -> AccessFlags:
     :raises ValueError: they are none
     """
     if isinstance(access, str):
-        named = {"read": AccessFlags.REMOTE_READ, "write": AccessFlags.REMOTE_WRITE}
         rights = AccessFlags(0)
         for word in access.split(","):
-            if word.strip() not in named:
-                raise ValueError(f"access {access!r}: use 'read', 'write' or 'read,write'")
-            rights |= named[word.strip()]
+            if word.strip() not in _NAMED:
+                raise ValueError(f"access {access!r}: use 'read', 'write', 'atomic', or several with commas")
+            rights |= _NAMED[word.strip()]
     else:
         rights = AccessFlags(access)
     if not rights or rights & ~_REMOTE:
@@ -428,11 +432,11 @@ def check_offerable(mr: MR, rights: AccessFlags, engine: StreamEngine) -> None:
         raise ValueError(
             f"offer(): {mr!r} has remote rights of its own: every connection of its protection domain that guesses "
             "its key could use them, at any time. Register it with AccessFlags.MW_BIND instead (and LOCAL_WRITE, if "
-            "the peer is to write); the peer gets a key of its own"
+            "the peer is to change it); the peer gets a key of its own"
         )
     if rights & _REMOTE_CHANGES and not mr.access & AccessFlags.LOCAL_WRITE:
         raise ValueError(
-            f"offer(): {mr!r} was registered without AccessFlags.LOCAL_WRITE, so no peer may write to it"
+            f"offer(): {mr!r} was registered without AccessFlags.LOCAL_WRITE, so no peer may change it"
         )
     if not mr.access & AccessFlags.MW_BIND and has_windows(engine):
         raise ValueError(

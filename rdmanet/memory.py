@@ -8,7 +8,7 @@ agree who may touch what when. `Regions.operate` (regions.py) posts an operation
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet.errors import RegionRevokedError
 from rdmanet.offers import RemoteRegion
@@ -21,16 +21,39 @@ if TYPE_CHECKING:
 
 _RDMA_WRITE = 0  # enum ibv_wr_opcode
 _RDMA_READ = 4
+_COMPARE_AND_SWAP = 5
+_FETCH_AND_ADD = 6
 _REMOTE_WRITE = 2  # enum ibv_access_flags
 _REMOTE_READ = 4
+_REMOTE_ATOMIC = 8
+_NAMED = {_REMOTE_WRITE: "write", _REMOTE_READ: "read", _REMOTE_ATOMIC: "atomic"}
+"""The rights, as offer(access=) calls them."""
+_ATOMIC_BYTES = 8
+_E = TypeVar("_E", bound=OSError)
 
 
 class _Operator(Protocol):
     """What can carry out a one-sided operation: the regions of a connection."""
 
     def operate(
-        self, remote: OfferedMemory, opcode: int, offset: int, buffer: Any
+        self,
+        remote: OfferedMemory,
+        opcode: int,
+        offset: int,
+        buffer: Any,
+        compare_add: int = 0,
+        swap: int = 0,
     ) -> Coroutine[Any, Any, None]: ...
+
+    def atomic(
+        self, remote: OfferedMemory, opcode: int, offset: int, compare_add: int, swap: int
+    ) -> Coroutine[Any, Any, int]: ...
+
+    def check_atomics(self, call: str) -> None:
+        """Raise OSError (EOPNOTSUPP) if the device has no atomic operations."""
+
+    def name_peer(self, error: _E) -> _E:
+        """The same error, with the peer's address in its text."""
 
 
 class Posted(Protocol):
@@ -124,11 +147,52 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
         self._check("write", _REMOTE_WRITE, offset, memoryview(data).nbytes)
         await self._operator.operate(self, _RDMA_WRITE, offset, data)
 
+    async def compare_and_swap(self, offset: int, compare: int, swap: int) -> int:
+        """Store ``swap`` in the 8 bytes at ``offset`` if they equal ``compare``; returns what was there before.
+
+        It is one step for all who use atomic operations on these bytes over the same device (`DeviceAttr.atomic_cap`
+        says whether the owner's CPU is among them). The bytes are a number without sign, in the byte order of the
+        machine, which must be the same on both sides. If it is cancelled, the number may be changed all the same.
+
+        :raises ValueError: the bytes do not begin at a multiple of 8 in the owner's memory, or a number has more than
+            64 bits or a sign
+        :raises OSError: EOPNOTSUPP where the device has no atomic operations, as those of iWARP
+        """
+        for number in (compare, swap):
+            if not 0 <= number < 1 << 64:
+                raise ValueError(f"compare_and_swap: {number} is not a number of 64 bits without sign")
+        self._check_atomic("compare_and_swap", offset)
+        return await self._operator.atomic(self, _COMPARE_AND_SWAP, offset, compare, swap)
+
+    async def fetch_and_add(self, offset: int, add: int) -> int:
+        """Add to the 8 bytes at ``offset``, modulo 2 ** 64; returns what was there before. ``add`` may be negative.
+
+        What is said of `compare_and_swap` holds here, too.
+
+        :raises ValueError: the bytes do not begin at a multiple of 8 in the owner's memory
+        :raises OSError: EOPNOTSUPP where the device has no atomic operations, as those of iWARP
+        """
+        self._check_atomic("fetch_and_add", offset)
+        return await self._operator.atomic(self, _FETCH_AND_ADD, offset, add % (1 << 64), 0)
+
+    def _check_atomic(self, call: str, offset: int) -> None:
+        self._operator.check_atomics(call)
+        self._check(call, _REMOTE_ATOMIC, offset, _ATOMIC_BYTES)
+        if (address := self.address + offset) % _ATOMIC_BYTES:
+            raise ValueError(
+                f"{call}: the bytes at offset {offset} of {self!r} are at address {address:#x}, which is not a multiple"
+                f" of {_ATOMIC_BYTES}: use an offset with {address % _ATOMIC_BYTES} less, or have the owner offer"
+                " memory that is aligned"
+            )
+
     def _check(self, call: str, needed: int, offset: int, length: int) -> None:
         if self.revoked:
-            raise RegionRevokedError(errno.EACCES, f"{call}: the peer has revoked {self!r}")
+            error = RegionRevokedError(errno.EACCES, f"{call}: the peer has revoked {self!r}")
+            raise self._operator.name_peer(error)
         if not self.access & needed:
-            raise PermissionError(errno.EACCES, f"{call}: the peer did not offer {self!r} for this")
+            lacks = f"its offer(access=) lacks {_NAMED[needed]!r}"
+            text = f"{call}: the peer did not offer {self!r} for this: {lacks}"
+            raise self._operator.name_peer(PermissionError(errno.EACCES, text))
         if offset < 0 or offset + length > self.length:
             raise IndexError(f"{call}: {length} bytes at offset {offset} are not within {self!r}")
 

@@ -244,14 +244,15 @@ class RdmaTransport(asyncio.Transport):
         name: str = "",
         revoke_timeout: float = REVOKE_TIMEOUT_S,
     ) -> contextlib.AbstractAsyncContextManager[credit.Region]:
-        """Let the peer, and nobody else, read or write ``memory`` with RDMA while the block runs.
+        """Let the peer, and nobody else, use ``memory`` with RDMA while the block runs.
 
         The next credit message announces the region. The peer's protocol gets it by ``region_offered(remote)``, and the
-        peer's stream by ``RdmaStreamReader.next_offer()``. ``access`` is "read", "write", "read,write", or AccessFlags.
+        peer's stream by ``RdmaStreamReader.next_offer()``. ``access`` is "read", "write", "atomic", several of
+        them ("read,write"), or AccessFlags.
 
         ``memory`` is a registered region, or what ``RdmaServer.register()`` returns, or any contiguous buffer, an array
         for example, which is registered for this block. Register a region with ``AccessFlags.MW_BIND``, and with
-        LOCAL_WRITE if the peer may write, but with no remote rights of its own.
+        LOCAL_WRITE if the peer may change it, but with no remote rights of its own.
 
         The peer gets a key that is valid only for this connection and this block. (If the device has no memory windows
         of type 2, the memory is registered once more, and the key is valid for this block, but on every connection of
@@ -274,8 +275,8 @@ class RdmaTransport(asyncio.Transport):
 
         Raises ValueError for memory that cannot be offered like this, and for a ``revoke_timeout`` that is not finite;
         TypeError for what is no memory; BufferError for a buffer that is not contiguous, or that is read-only when the
-        peer is to write; RdmaError for one region too many; TimeoutError as described; OSError if the connection is
-        over, or if a buffer cannot be registered.
+        peer is to change it; RdmaError for one region too many; TimeoutError as described; OSError if the connection is
+        over, if a buffer cannot be registered, or if the device has no atomic operations (EOPNOTSUPP).
         """
         return self._life.regions.offer(memory, access, name, revoke_timeout)
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import sys
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rdmanet import credit
-from rdmanet._core import MR, SGE, AccessFlags, Operation, Registration
+from rdmanet import credit, errors
+from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Operation, Registration
 from rdmanet.leases import Lease, check_offerable, patience, region_of, rights_of
 from rdmanet.memory import OfferedMemory, Posted
 from rdmanet.offers import Offers, RemoteRegion
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from rdmanet.loop_context import LoopContext
 
 
+_CELLS_KEPT = 16
+_E = TypeVar("_E", bound=OSError)
+
+
 class RegionsOwner(Protocol):
     """What the regions need of their connection's ``Lifecycle``."""
 
@@ -39,6 +44,10 @@ class RegionsOwner(Protocol):
     @property
     def _error(self) -> BaseException | None:
         """Why the connection is over."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What get_extra_info() knows by name."""
 
     def _cut_off(self, error: BaseException) -> None: ...
 
@@ -59,10 +68,13 @@ class Regions:
         self._loop_context = loop_context
         self._loop = loop_context.loop
         self._owner: RegionsOwner | None = owner  # until `disown`
+        self._peer: tuple[object, ...] | None = None  # from then on; the peer's address
         self._offers = Offers()
         self._remote: dict[RemoteRegion, OfferedMemory] = {}
         self._leases: set[Lease] = set()
         self._leases_told: dict[int, Lease] = {}  # those that the peer knows of, by the offer's number
+        self._cells: list[memoryview] = []  # for the answers of atomic operations
+        self._has_atomics: bool | None = None
         self._waiting: list[Posted] = []  # work requests for which the queue pair had no room
 
     @property
@@ -79,6 +91,8 @@ class Regions:
         """See ``RdmaTransport.offer``."""
         rights = rights_of(access)
         timeout = patience(revoke_timeout)
+        if rights & AccessFlags.REMOTE_ATOMIC:
+            self.check_atomics("offer()")
         is_ours = False
         if isinstance(memory, MR):
             mr = memory
@@ -172,24 +186,69 @@ class Regions:
         if self._offers.pending:
             self.connection.credit_body_due()
 
-    async def operate(self, remote: OfferedMemory, opcode: int, offset: int, buffer: Any) -> None:
-        """Execute one RDMA READ or WRITE on a region that the peer offers; see OfferedMemory.
+    async def operate(
+        self,
+        remote: OfferedMemory,
+        opcode: int,
+        offset: int,
+        buffer: Any,
+        compare_add: int = 0,
+        swap: int = 0,
+    ) -> None:
+        """Execute one one-sided operation on a region that the peer offers; see OfferedMemory.
 
         If this is cancelled, the operation goes on, and keeps its buffer until it has ended.
         """
         use = _Use(self, remote._region)
         try:
             operation = Operation.beside(
-                self._loop.create_future(), opcode, use.local(buffer), remote.address + offset, remote.rkey
+                self._loop.create_future(),
+                opcode,
+                use.local(buffer),
+                remote.address + offset,
+                remote.rkey,
+                compare_add,
+                swap,
             )
             # Not in the waiting coroutine: cancelling it must not free what the device may still touch.
             operation.close_after(use)
             if self._waiting or not operation.post(self.connection):
                 self._waiting.append(operation)
-        except BaseException:
+        except BaseException as exc:
             use.close()
+            if isinstance(exc, OSError):
+                self.name_peer(exc)
             raise
         await operation.wait()
+
+    async def atomic(
+        self, remote: OfferedMemory, opcode: int, offset: int, compare_add: int, swap: int
+    ) -> int:
+        """The same for an atomic operation; returns the number that was there before."""
+        # The same memoryview each time is registered once. A cancelled operation keeps its own.
+        cell = self._cells.pop() if self._cells else memoryview(bytearray(8))
+        await self.operate(remote, opcode, offset, cell, compare_add, swap)
+        before = int.from_bytes(cell, sys.byteorder)
+        if len(self._cells) < _CELLS_KEPT:
+            self._cells.append(cell)
+        return before
+
+    def check_atomics(self, call: str) -> None:
+        """Raise OSError (EOPNOTSUPP) if the device has no atomic operations."""
+        context = self.engine.pd.context
+        if self._has_atomics is None:
+            self._has_atomics = context.query_device().atomic_cap is not AtomicCap.NONE
+        if not self._has_atomics:
+            raise OSError(
+                errno.EOPNOTSUPP,
+                f"{call}: device {context.name} has no atomic operations: let one side alone change the number, or use"
+                " messages",
+            )
+
+    def name_peer(self, error: _E) -> _E:
+        """The same error, with the peer's address in its text."""
+        errors.name_peer(error, self._peer if self._owner is None else self._owner.facts.get("peername"))
+        return error
 
     def begin_use(self, region: RemoteRegion) -> None:
         """An operation on a region of the peer's begins."""
@@ -232,7 +291,8 @@ class Regions:
     def operation_lost(self, operation: Posted) -> None:
         """A work request will not complete: the queue pair is gone."""
         error = None if self._owner is None else self._owner._error
-        operation.end(error or ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
+        closed = ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+        operation.end(error or self.name_peer(closed))
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -259,9 +319,12 @@ class Regions:
             self.operation_lost(operation)
         self._offers.lost()
         self._remote.clear()
+        self._cells.clear()
 
     def disown(self) -> None:
         """Forget the owner, which refers to us."""
+        if self._owner is not None:
+            self._peer = self._owner.facts.get("peername")
         self._owner = None
 
 

@@ -36,13 +36,16 @@ cdef class Operation:
     cdef object closing         # to be closed when it has ended
 
     @staticmethod
-    def beside(future, int opcode, sg_list, uint64_t remote_addr, uint32_t rkey):
-        """An RDMA READ or WRITE on a connection of the byte stream; its post() posts it, its end() ends it.
+    def beside(future, int opcode, sg_list, uint64_t remote_addr, uint32_t rkey, uint64_t compare_add=0,
+               uint64_t swap=0):
+        """A one-sided request on a connection of the byte stream; its post() posts it, its end() ends it.
 
         :param future: which is told of the end
+        :param compare_add: for an atomic operation, as `swap` is: see SendWR
         """
         cdef Operation operation = Operation.__new__(Operation)
-        operation.requests = [SendWR(opcode, sg_list, remote_addr=remote_addr, rkey=rkey)]
+        operation.requests = [
+            SendWR(opcode, sg_list, remote_addr=remote_addr, rkey=rkey, compare_add=compare_add, swap=swap)]
         operation.future = future
         return operation
 

@@ -31,6 +31,7 @@ PRINTED = {
         "board 4096 b'board'\nleft there: b'hello'\n",
         "board 4096 b'board'\nleft there: b'hello'\n",
         "[0. 0.] 0.0\n[1. 0.] 1.0\n",
+        "[0, 1, 2] 1\n",
     ],
     "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],
