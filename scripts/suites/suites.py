@@ -19,7 +19,6 @@ from suites.steps import ROOT, Command, Parts, Pytest, Step
 
 USING_A_DEVICE = ("tests/verbs", "tests/streams", "tests/verbs_async")
 QUICK = "not long"
-WORKERS = 2
 
 
 class Missing(Exception):
@@ -30,11 +29,13 @@ class Missing(Exception):
 
 
 def test() -> Step:
-    return Pytest("test", marks=QUICK, workers=WORKERS, limit=1500)
+    """Three workers for two CPUs: these tests wait for other processes, and for time-outs, as long as they compute."""
+    return Pytest("test", marks=QUICK, workers=3, limit=1500)
 
 
 def test_all() -> Step:
-    return Pytest("test-all", workers=WORKERS, limit=1800)
+    """Two workers: floods and thousands of repetitions need the CPUs, and the matrix runs two such suites at a time."""
+    return Pytest("test-all", workers=2, limit=1800)
 
 
 # ---- The gate -------------------------------------------------------------------------------------------------
