@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from rdmanet import credit
 from rdmanet._core import STREAM_DATA_SLOTS_MAX, STREAM_FIRST_SLOT_BYTES, STREAM_SHARED_SLOTS_MAX
@@ -89,6 +91,14 @@ class StreamConfig:
     reason: str = "the program asked for RDMA"
     """What get_extra_info("fabric_reason") says."""
 
+    @classmethod
+    def of(cls, **options: Any) -> StreamConfig:
+        """The same as the constructor; the options of one connection are mostly those of the one before."""
+        try:
+            return _kept(**options)
+        except TypeError:
+            return cls(**options)  # a wrong option, or one that has no hash, such as a list
+
     def __post_init__(self) -> None:
         for name, value, least, most in (
             ("shared_slots", self.shared_slots, 0, STREAM_SHARED_SLOTS_MAX),
@@ -110,3 +120,6 @@ class StreamConfig:
         object.__setattr__(self, "keepalive", keepalive_of(self.keepalive))
         if self.lost_peer not in ("error", "eof"):
             raise ValueError(f"lost_peer={self.lost_peer!r} is neither 'error' nor 'eof'")
+
+
+_kept = lru_cache(maxsize=16, typed=True)(StreamConfig)

@@ -45,7 +45,13 @@ from typing import Final
 from rdmanet.errors import ProtocolError
 
 
-class Event(Enum):
+class _Row(Enum):
+    """The tables are looked up by their members. Enum's own hash is that of the name, by a call of Python code."""
+
+    __hash__ = object.__hash__
+
+
+class Event(_Row):
     """What happens to a connection."""
 
     # from below
@@ -96,7 +102,7 @@ class Action(IntFlag):
     """Free what the connection holds, received bytes included."""
 
 
-class State(Enum):
+class State(_Row):
     """The connection as its application sees it."""
 
     OPENING = auto()
@@ -114,7 +120,7 @@ class State(Enum):
     CLOSED = auto()
 
 
-class Writing(Enum):
+class Writing(_Row):
     """Our half of the connection."""
 
     OPEN = auto()
@@ -169,7 +175,7 @@ class Machine:
         if state in _GONE:
             writing = Writing.OVER
         elif half_actions:
-            actions |= half_actions
+            actions = actions | half_actions if actions else half_actions
         if blame is not None and self.error is None:
             self.error = error if error is not None else _error(blame, event)
         self.state, self.writing = state, writing

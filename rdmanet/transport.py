@@ -123,14 +123,14 @@ async def create_rdma_connection(
         is_made = True
         return make()
 
-    config = StreamConfig(
+    config = StreamConfig.of(
         slot_bytes=slot_bytes,
         data_slots=data_slots,
         first_slot_bytes=first_slot_bytes,
         connect_timeout=connect_timeout,
         close_timeout=close_timeout,
         busy_poll=busy_poll,
-        keepalive=keepalive,  # type: ignore[arg-type]  # StreamConfig checks it
+        keepalive=keepalive,
     )
     addresses = await resolve(loop, host, port, family, proto, flags)
     ours: list[SockAddr] | None = None

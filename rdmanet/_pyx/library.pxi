@@ -57,6 +57,8 @@ cdef class Library:
 
         :raises DeviceNotFoundError: the file is not there or cannot be loaded
         """
+        if "embedded" in _libraries:
+            return _libraries["embedded"]
         path = os.environ.get(EMBEDDED_ENVIRONMENT)
         if not path:
             path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "soft", "librdmanet_soft.so")
