@@ -19,11 +19,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 HOLD = "echo ready; exec cat"  # until its standard input ends
+ROUTE_S = 10.0
 
 
 class NoNetwork(Exception):
@@ -53,6 +55,22 @@ class Host:
         done = subprocess.run(self.command("ip", *arguments), stderr=subprocess.PIPE, text=True)
         if done.returncode:
             raise NoNetwork(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+    def wait_for_route(self, address: str) -> None:
+        """Until this address can be reached: a link has its routes a moment after both its ends are up."""
+        deadline = time.monotonic() + ROUTE_S
+        while (found := self._ask("route", "get", address)).returncode:
+            if time.monotonic() > deadline:
+                state = "".join(
+                    self._ask(*what).stdout for what in (("address",), ("route",), ("-6", "route"))
+                )
+                raise RuntimeError(
+                    f"no route to {address} after {ROUTE_S} s: {found.stderr.strip()}\n{state}"
+                )
+            time.sleep(0.02)
+
+    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command("ip", *arguments), capture_output=True, text=True)
 
 
 @contextmanager
@@ -88,6 +106,9 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             host.ip("link", "set", "wire", "up")
             host.ip("address", "add", f"{host.addresses[4]}/24", "dev", "wire")
             host.ip("address", "add", f"{host.addresses[6]}/64", "dev", "wire", "nodad")
+        for host, other in ((first, second), (second, first)):
+            for address in other.addresses.values():
+                host.wait_for_route(address)
         yield first, second
     finally:
         for process in holders:
