@@ -56,6 +56,11 @@ class Host:
         if done.returncode:
             raise NoNetwork(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
+    def give_address(self, family: int) -> None:
+        """Give the wire our address of this family."""
+        length, options = (24, ()) if family == 4 else (64, ("nodad",))
+        self.ip("address", "replace", f"{self.addresses[family]}/{length}", "dev", "wire", *options)
+
     def wait_for_route(self, address: str) -> None:
         """Until this address can be reached: a link has its routes a moment after both its ends are up."""
         deadline = time.monotonic() + ROUTE_S
@@ -104,8 +109,8 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         for host in (first, second):
             host.ip("link", "set", "lo", "up")
             host.ip("link", "set", "wire", "up")
-            host.ip("address", "add", f"{host.addresses[4]}/24", "dev", "wire")
-            host.ip("address", "add", f"{host.addresses[6]}/64", "dev", "wire", "nodad")
+            for family in (4, 6):
+                host.give_address(family)
         for host, other in ((first, second), (second, first)):
             for address in other.addresses.values():
                 host.wait_for_route(address)

@@ -14,9 +14,11 @@ WRONG_VERDICT_S = 6  # who takes the silent for dead has done so by then
 @pytest.fixture
 def cut(hosts):
     """Take the wire between the hosts down, and put it up again afterwards."""
-    here, _ = hosts
+    here, there = hosts
     yield lambda: here.ip("link", "set", "wire", "down")
     here.ip("link", "set", "wire", "up")
+    here.give_address(6)  # the kernel takes it away with the link, and leaves that of IPv4
+    here.wait_for_route(there.addresses[6])
 
 
 def connected(hosts, server_keepalive, client_keepalive, how="idle"):
