@@ -139,6 +139,7 @@ async def test_a_watching_engine_leaves_idle_queues_alone(net: Net):
 
 
 @pytest.mark.long  # likewise
+@pytest.mark.limit(90)  # 6,000 round trips, asleep between them
 @pytest.mark.parametrize("busy_poll", [None, 0, 1.0])
 async def test_a_queue_that_was_left_alone_is_heard(net: Net, busy_poll):
     client, sleepy = await idle(net, queues=1, busy_poll=busy_poll)
