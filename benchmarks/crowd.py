@@ -56,7 +56,7 @@ def main() -> int:
     args = parser.parse_args()
 
     crowds = sorted({0, *(args.idle or CROWDS)})
-    allow_descriptors(2 * crowds[-1] + SPARE)
+    allow_descriptors(crowds[-1] + SPARE)
     cpus = sorted(os.sched_getaffinity(0))
     pinned = (cpus[0], cpus[1]) if len(cpus) > 1 else (-1, -1)
     case = Case("busy ones", "many", 64, seconds=args.seconds, apis=(PROTOCOL,), connections=BUSY)
