@@ -144,6 +144,7 @@ class Lifecycle:
         self._close_when_made = False
         self.close_when_resumed = False
         self._told_lost = False  # connection_lost() is being called, or was
+        self._resume_when_paused = False  # resume_writing() is due, unless connection_lost() comes first
         self._lost_when_heard = False  # it is to be called when the peer has our Abort
         self._close_timer: asyncio.TimerHandle | None = None
         self._close_progress = -1
@@ -280,6 +281,13 @@ class Lifecycle:
         self._close_timer = None
         if self.machine.state is State.OPENING:
             self.release_now()
+
+    def pause_reading(self) -> None:
+        """Deliver nothing. If that keeps connection_lost() back after a loss, a writer is woken nevertheless."""
+        self.connection.reading = False
+        if self._resume_when_paused:
+            self._resume_when_paused = False
+            self._loop.call_soon(self._resume_protocol, context=self.callbacks.context)
 
     def abort(self) -> None:
         """End at once."""
@@ -511,6 +519,9 @@ class Lifecycle:
         self.writing.wake_until_room()
         if self.machine.state is State.CLOSED:
             return  # after abort() there is nothing to write to: as in asyncio, connection_lost() ends all waits
+        if self._is_over and self.machine.error is not None and self.connection.reading:
+            self._resume_when_paused = True  # connection_lost() comes when what was received is delivered
+            return
         if self.machine.closing:
             self._loop.call_soon(self._resume_protocol, context=self.callbacks.context)
         else:

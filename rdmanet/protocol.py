@@ -89,7 +89,7 @@ class Action(IntFlag):
     STOP_READING = 1
     """Deliver nothing any more. Bytes that still come are dropped, and their slots are granted again."""
     DISCARD_WRITES = 2
-    """Drop what is written and not posted, and call resume_writing() if the protocol is paused, unless CLOSED."""
+    """Drop what is written and not posted. A paused protocol gets resume_writing(), unless connection_lost() comes."""
     SEND_FIN = 4
     """Send Fin as soon as everything written is posted."""
     SEND_ABORT = 8

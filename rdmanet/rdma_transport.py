@@ -169,7 +169,7 @@ class RdmaTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Stop calling data_received. Bytes that have arrived keep their slots, so the peer runs out of credits."""
-        self._connection.reading = False
+        self._life.pause_reading()
 
     def resume_reading(self) -> None:
         """Call data_received again, from the event loop, not from within this call."""

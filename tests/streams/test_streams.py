@@ -124,6 +124,20 @@ async def test_drain_waits_though_closed_while_something_is_left(net: Net):
         await writer.drain()
 
 
+@pytest.mark.parametrize("unread", [0, MIB], ids=["nothing unread", "a paused reader"])
+async def test_a_drain_that_waits_raises_when_the_peer_aborts(net: Net, unread):
+    """What was written is lost: to return as if there were room would say the opposite."""
+    _, writer, _, far_writer = await net.stream_pair()
+    far_writer.write(bytes(unread))
+    writer.write((REPEATED * 4)[: 8 * MIB])
+    draining = asyncio.ensure_future(writer.drain())
+    await asyncio.wait([draining], timeout=0.1)
+    assert not draining.done()
+    far_writer.transport.abort()
+    with pytest.raises(ConnectionResetError):
+        await draining
+
+
 async def test_half_close(net: Net):
     reader, writer, far_reader, far_writer = await net.stream_pair()
     assert writer.can_write_eof()
