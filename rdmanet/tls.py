@@ -229,6 +229,22 @@ async def start_tls(
     return face
 
 
+def tell_of_failure(
+    transport: asyncio.BaseTransport, protocol: asyncio.StreamReaderProtocol, exc: BaseException
+) -> None:
+    """After start_tls(): tell a stream that its connection is lost, if it is.
+
+    asyncio does not tell the protocol of all ends of a handshake, and wait_closed() would wait for ever.
+    """
+    if not transport.is_closing():
+        return
+    if not isinstance(exc, Exception):
+        exc = ConnectionAbortedError(
+            errno.ECONNABORTED, "start_tls() was cancelled, the connection is closed"
+        )
+    protocol.connection_lost(exc)
+
+
 def begin_over(before: asyncio.BaseProtocol | None, protocol: Any, writing_paused: bool) -> None:
     """A transport has got this SSLProtocol, after another protocol: TLS goes on where that one has stopped.
 

@@ -201,9 +201,14 @@ class RdmaLoop:
     async def start_tls(self, transport: Any, protocol: Any, sslcontext: Any, **kwds: Any) -> Any:
         """asyncio's start_tls()."""
         if _is_ours(transport) or isinstance(transport, asyncio.sslproto._SSLProtocolTransport):
-            from rdmanet.tls import start_tls
+            from rdmanet.tls import start_tls, tell_of_failure
 
-            return await start_tls(transport, protocol, sslcontext, **kwds)
+            try:
+                return await start_tls(transport, protocol, sslcontext, **kwds)
+            except BaseException as exc:
+                if isinstance(protocol, asyncio.StreamReaderProtocol):
+                    tell_of_failure(transport, protocol, exc)
+                raise
         inner = _original(transport)
         over = await super().start_tls(inner, protocol, sslcontext, **kwds)  # type: ignore[misc]
         return over if inner is transport else type(transport)(over, transport._facts)

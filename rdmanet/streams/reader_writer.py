@@ -8,7 +8,6 @@ replaces what depends on asyncio's transports.
 from __future__ import annotations
 
 import asyncio
-import errno
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,7 +19,7 @@ from rdmanet.memory import OfferedMemory
 from rdmanet.options import REVOKE_TIMEOUT_S
 from rdmanet.registered import RegisteredMemory
 from rdmanet.streams.offered import OfferIterator, OfferQueue
-from rdmanet.tls import start_tls
+from rdmanet.tls import start_tls, tell_of_failure
 from rdmanet.transport import (
     RdmaServer,
     RdmaTransport,
@@ -154,9 +153,7 @@ class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
                 ssl_shutdown_timeout=ssl_shutdown_timeout,
             )
         except BaseException as exc:
-            if before.is_closing():
-                # asyncio does not tell the protocol of all ends of a handshake, and wait_closed() would wait for ever.
-                protocol.connection_lost(_as_loss(exc))
+            tell_of_failure(before, protocol, exc)
             raise
         self._transport = transport
         protocol.is_over(transport)
@@ -168,12 +165,6 @@ _NOT_ENCRYPTED = (
     "the stream is encrypted (TLS), and RDMA goes past TLS: what is read and written in memory on offer would not be"
     " encrypted. Offer it over a connection without TLS"
 )
-
-
-def _as_loss(exc: BaseException) -> Exception:
-    if isinstance(exc, Exception):
-        return exc
-    return ConnectionAbortedError(errno.ECONNABORTED, "start_tls() was cancelled, the connection is closed")
 
 
 class _TlsWriter(RdmaStreamWriter):

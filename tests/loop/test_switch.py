@@ -364,6 +364,24 @@ async def test_tls_that_begins_later():
     assert done == ["rdma", "rdma", "tcp", "tcp"]
 
 
+async def test_a_stream_ends_when_start_tls_is_cancelled():
+    accepted = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(lambda *ends: accepted.set_result(ends), "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    assert fabric(writer) == "rdma"
+    far_reader, far_writer = await accepted
+    beginning = asyncio.ensure_future(writer.start_tls(of_client(), server_hostname="localhost"))
+    assert await far_reader.read(1)
+    beginning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await beginning
+    writer.close()
+    with pytest.raises(ConnectionAbortedError):
+        await writer.wait_closed()
+    far_writer.close()
+    server.close()
+
+
 async def test_wrong_arguments_are_the_bases_to_refuse():
     loop = asyncio.get_running_loop()
     with pytest.raises(TypeError):
