@@ -172,7 +172,7 @@ class RdmaStream(io.RawIOBase):
         """Send a file, open in binary mode, from ``offset`` to its end, or ``count`` bytes; returns how many were sent.
 
         Its bytes pass through this process. When it returns or raises, the position in the file is behind what was
-        sent.
+        sent. A file that cannot seek, a pipe say, is sent from where it is.
 
         Raises what ``write`` raises; ValueError for a text file, and for a ``count`` that is not positive.
         """
@@ -180,7 +180,8 @@ class RdmaStream(io.RawIOBase):
             raise ValueError(f"sendfile(): {file!r} is not open in binary mode")
         if count is not None and count <= 0:
             raise ValueError(f"sendfile(count={count!r}): a count is positive")
-        if offset:
+        seekable = file.seekable() if hasattr(file, "seekable") else hasattr(file, "seek")
+        if offset or seekable:
             file.seek(offset)
         sent = 0
         try:
@@ -192,14 +193,14 @@ class RdmaStream(io.RawIOBase):
                     sent += written
             return sent
         finally:
-            if sent:
+            if sent and seekable:
                 file.seek(offset + sent)
 
     def _write(self, data: ReadableBuffer, whole: bool) -> int:
         if self.closed:
             raise ValueError(_CLOSED)
         if self._shut:
-            raise BrokenPipeError("write() after shutdown()")
+            raise BrokenPipeError(errno.EPIPE, "write() after shutdown()")
         return self._protocol.write(data, self._timeout, whole)
 
     def shutdown(self, how: int = socket.SHUT_WR, /) -> None:

@@ -187,7 +187,7 @@ async def _answer(
 
     def over() -> None:
         if not made.done() and not made.get_loop().is_closed():
-            made.set_exception(ConnectionAbortedError("the peer went away before it was connected"))
+            made.set_exception(_gone("connected"))
 
     transport = RdmaTransport(
         loop_context, config, lambda: BlockingProtocol(private, made.set_result), Role.SERVER, on_over=over
@@ -198,6 +198,10 @@ async def _answer(
         made.cancel()  # nobody waits for it
         if not refuse_failed(request.id):
             # The peer has gone, which may well be the reason of the failure.
-            raise ConnectionAbortedError("the peer went away before it was accepted") from exc
+            raise _gone("accepted") from exc
         raise
     return transport, await made
+
+
+def _gone(before: str) -> OSError:
+    return ConnectionAbortedError(errno.ECONNABORTED, f"the peer went away before it was {before}")

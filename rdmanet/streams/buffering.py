@@ -11,6 +11,7 @@ say what there is.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -60,7 +61,7 @@ class BufferingProtocol(asyncio.Protocol):
         if self.error is not None:
             return self.error
         if self.lost or self.transport.is_closing():
-            return ConnectionResetError("the peer has closed the connection")
+            return ConnectionResetError(errno.ECONNRESET, "the peer has closed the connection")
         return None
 
     def take(self, most: int) -> bytes:

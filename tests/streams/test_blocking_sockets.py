@@ -100,8 +100,9 @@ def test_send(ends):
     with pytest.raises(TypeError):
         near.send("text")
     near.shutdown(socket.SHUT_WR)
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(BrokenPipeError) as caught:
         near.send(b"more")
+    assert caught.value.errno == errno.EPIPE
 
 
 def test_sendall(ends):
@@ -242,6 +243,19 @@ def test_sendfile(ends, tmp_path: Path):
                 near.sendfile(file, 0, wrong)
     with path.open(encoding="latin-1") as file, pytest.raises(ValueError):
         near.sendfile(file)
+
+
+def test_sendfile_begins_at_the_offset(ends, tmp_path: Path):
+    """Wherever the file is."""
+    near, far = ends
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    with path.open("rb") as file:
+        assert file.read(4) == b"0123"
+        assert near.sendfile(file) == 10
+        assert file.tell() == 10
+        near.close()
+        assert read_all(far) == b"0123456789"
 
 
 def test_what_it_is(ends):
