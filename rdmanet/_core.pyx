@@ -94,7 +94,7 @@ from libc.errno cimport (
     EACCES, EAGAIN, EBUSY, ECONNRESET, EFAULT, EFBIG, EINTR, EINVAL, ENOBUFS, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS,
     EOPNOTSUPP, EPERM, errno,
 )
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset, strerror
 from posix.types cimport pid_t

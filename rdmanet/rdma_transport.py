@@ -187,7 +187,8 @@ class RdmaTransport(asyncio.Transport):
         waits as long as necessary; a drain that is cancelled promises nothing. Everything else is consumed or copied
         before this returns, a bytearray too. After ``close()``, or when the connection is lost, ``data`` is dropped.
 
-        Raises RuntimeError after ``write_eof()`` and during ``sendfile()``; TypeError unless ``data`` is bytes-like.
+        Raises RuntimeError after ``write_eof()`` and during ``sendfile()``; TypeError unless ``data`` is bytes-like;
+        BufferError, or what its class raises, if it is not contiguous.
         """
         # This is called only once the connection is over. Until then the instance has the connection's own method.
         self._connection.write(data)

@@ -114,20 +114,24 @@ class CompiledReader:
 
         ``b""`` at the end.
         """
+        cdef Py_ssize_t size
         if n == 0:
             return nothing_to_read(self)
-        return ReadRequest(self._into, READ_ALL if n < 0 else READ_SOME, n)
+        size = n    # before there is a request, which would warn that nobody awaits it
+        return ReadRequest(self._into, READ_ALL if size < 0 else READ_SOME, size)
 
     def readexactly(self, n):
         """``n`` bytes.
 
         :raises asyncio.IncompleteReadError: the stream ended before; its ``partial`` has what came
         """
+        cdef Py_ssize_t size
         if n < 0:
             raise ValueError("readexactly size can not be less than zero")
         if n == 0:
             return nothing_to_read(self)
-        return ReadRequest(self._into, READ_EXACTLY, n)
+        size = n
+        return ReadRequest(self._into, READ_EXACTLY, size)
 
     def readuntil(self, separator=b"\n"):
         """Bytes up to and with a separator, or with the one of a tuple of separators that ends first.

@@ -27,7 +27,7 @@ cdef int write_lines(Connection connection, object list_of_data) except -1:
     cdef bint taken = False
     cdef Py_buffer view
     for data in parts:
-        if not isinstance(data, (bytes, bytearray, memoryview)):
+        if not PyObject_CheckBuffer(data):
             raise not_bytes_like(data)
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         PyBuffer_Release(&view)
@@ -72,13 +72,13 @@ cdef bint take_data(Connection connection, data) except -1:
     ):
         loan = loan_of(data)
         return accept_bytes(connection, loan, loan.data, loan.size)
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            return accept_bytes(connection, None, <const char *>view.buf, view.len)
-        finally:
-            PyBuffer_Release(&view)
-    raise not_bytes_like(data)
+    if not PyObject_CheckBuffer(data):
+        raise not_bytes_like(data)
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return accept_bytes(connection, None, <const char *>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
 
 
 cdef bint accept_bytes(Connection connection, object owner, const char *data, size_t size) except -1:
@@ -171,8 +171,9 @@ cdef int set_write_limits(Connection connection, object high, object low) except
         low = high // 4
     if not high >= low >= 0:
         raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-    connection.high_water_bytes = high
-    connection.low_water_bytes = low
+    # asyncio and uvloop take fractions, too.
+    connection.high_water_bytes = int(min(high, INT64_MAX))
+    connection.low_water_bytes = int(min(low, INT64_MAX))
     pause_if_full(connection)
     return 0
 

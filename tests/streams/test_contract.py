@@ -1,9 +1,12 @@
 """asyncio's surface, method by method: what create_connection and its transport do, ours do."""
 
+import array
 import asyncio
+import ctypes
 import errno
 import inspect
 import logging
+import mmap
 import re
 import socket
 
@@ -25,6 +28,12 @@ UNBUILT = {
     "interleave": 1,
     "reuse_port": True,
 }
+
+
+def mmap_of(content: bytes) -> mmap.mmap:
+    memory = mmap.mmap(-1, len(content))
+    memory[:] = content
+    return memory
 
 
 def keywords(function) -> dict[str, object]:
@@ -323,6 +332,19 @@ async def test_writing_what_is_not_bytes(net: Net, wrong):
     assert await server.until_received(4) == b"fine"
 
 
+@pytest.mark.parametrize(
+    "data",
+    [array.array("H", b"abcdef"), (ctypes.c_uint16 * 3).from_buffer_copy(b"abcdef"), mmap_of(b"abcdef")],
+    ids=["array", "ctypes", "mmap"],
+)
+async def test_writing_any_bytes_like_object(net: Net, data):
+    """uvloop's TCP takes them; asyncio's refuses them, though it calls for bytes-like objects."""
+    client, server = await net.pair()
+    client.transport.write(data)
+    client.transport.writelines([data, b";"])
+    assert await server.until_received(13) == b"abcdefabcdef;"
+
+
 async def test_write_buffer_limits(net: Net):
     client, _ = await net.pair()
     transport = client.transport
@@ -336,6 +358,10 @@ async def test_write_buffer_limits(net: Net):
     assert transport.get_write_buffer_limits() == (7, 7)
     transport.set_write_buffer_limits()
     assert transport.get_write_buffer_limits() == (16384, 65536)
+    transport.set_write_buffer_limits(high=0.5 * 2**20)  # as asyncio's and uvloop's
+    assert transport.get_write_buffer_limits() == (2**17, 2**19)
+    transport.set_write_buffer_limits(high=2**70)
+    assert transport.get_write_buffer_limits()[1] >= 2**62
     for wrong in ({"high": 1, "low": 2}, {"high": -1}, {"low": -1, "high": 1}):
         with pytest.raises(ValueError):
             transport.set_write_buffer_limits(**wrong)

@@ -329,6 +329,16 @@ async def test_more_than_memory_is_made_for_at_first(net: Net):
     assert await reader.readexactly(size) == message
 
 
+async def test_a_size_that_is_no_integer_raises_and_leaves_nothing_that_nobody_awaits(net: Net):
+    reader, _, _, _ = await net.stream_pair()
+    for read in (reader.read, reader.readexactly):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with pytest.raises(TypeError):
+                read(1.5)
+        assert not said
+
+
 async def test_readinto_takes_only_memory_that_it_may_write(net: Net):
     reader, _, _, far = await net.stream_pair()
     with pytest.raises((BufferError, TypeError)):
