@@ -43,11 +43,13 @@ cdef enum wait_for:
     FOR_BYTES       # there is something to read, or its end
     FOR_PLACE       # there is a free frame to copy into
     FOR_ROOM        # all that was written is posted
+    FOR_NEWS        # what has happened was looked at once
 
 cdef enum:
     # While a call waits to write, it takes in so many bytes beside the ring: two peers may both write first.
     ASIDE_BYTES = 1 << 20
     PASSES_BETWEEN_LOOKS = 32       # for signals and at the clock: some 100 us
+    NEWS_US = 100                   # a write looks so often, roughly, whether the connection is over
 
 
 cdef str READING = "reading", WRITING = "writing"   # calls
@@ -91,6 +93,7 @@ cdef class BlockingEnd:
     cdef unsigned long leader       # the thread that leads; 0: none
     cdef object follower            # the lock on which the other sleeps, or None
     cdef wait_for follower_waits
+    cdef uint64_t heard_at          # cheap_clock() after the last pass; 0: there was none
     cdef sigset_t all_signals       # but those that a fault raises
     cdef public bint eof, lost
     cdef public object error
@@ -236,11 +239,13 @@ cdef class BlockingEnd:
         """Give bytes to the device, and return how many; see write()."""
         cdef Connection connection = self.connection
         cdef size_t taken = 0, back
-        self.check_writable()
-        if PyBytes_CheckExact(data) and size >= BORROW_BYTES and connection.engine.implicit_lkey_valid:
-            connection.backlog.append(data)     # the device reads them where they lie
-            taken = size
         try:
+            if not self.leader and cheap_clock() - self.heard_at > NEWS_US * cheap_microsecond():
+                self.hear()
+            self.check_writable()
+            if PyBytes_CheckExact(data) and size >= BORROW_BYTES and connection.engine.implicit_lkey_valid:
+                connection.backlog.append(data)     # the device reads them where they lie
+                taken = size
             self.post_all(bytes, size, &taken, timeout)
         except BaseException as exc:
             if self.lost or not connection.writable:
@@ -286,7 +291,7 @@ cdef class BlockingEnd:
 
     cdef bint is_over(self, wait_for what) noexcept:
         cdef Connection connection = self.connection
-        if self.lost:
+        if self.lost or what == FOR_NEWS:
             return True
         if what == FOR_BYTES:
             return self.eof or self._rdma_sink.available(1) > 0
@@ -308,6 +313,17 @@ cdef class BlockingEnd:
             finally:
                 self.leader = 0
                 self.release_follower()
+        return 0
+
+    cdef int hear(self) except -1:
+        """Look once at what has happened: a program that only writes would learn too late that its peer has gone."""
+        self.leader = PyThread_get_thread_ident()
+        try:
+            self.lead(FOR_NEWS, None, 0)
+        finally:
+            self.heard_at = cheap_clock()
+            self.leader = 0
+            self.release_follower()
         return 0
 
     cdef int follow(self, wait_for what, timeout, uint64_t deadline) except -1:
@@ -358,7 +374,9 @@ cdef class BlockingEnd:
         finally:
             pthread_sigmask(SIG_SETMASK, &let_in, NULL)
         PyErr_CheckSignals()
-        if not by_hand and not self.is_over(what):
+        if not by_hand and what == FOR_NEWS:
+            self.private.turn()
+        elif not by_hand and not self.is_over(what):
             self.run_loop_until(what, timeout, deadline)
             if self.is_enough():
                 self.connection.engine.run_by_hand(True)
@@ -394,9 +412,10 @@ cdef class BlockingEnd:
         while self.is_enough():
             engine.scheduled = False
             engine.run_pass()
+            self.heard_at = cheap_clock()
             self.tell_follower()
             if self.is_over(what):
-                return True
+                return what != FOR_NEWS or self.look(engine, what, timeout, deadline, let_in)
             passes += 1
             if engine.scheduled and passes % PASSES_BETWEEN_LOOKS:
                 with nogil:     # other threads may have the GIL
@@ -423,7 +442,7 @@ cdef class BlockingEnd:
             try:
                 self.let_handlers_run(let_in)
                 # A handler may have run Python, and so another thread.
-                is_due = engine.scheduled or engine.has_work()
+                is_due = what == FOR_NEWS or engine.scheduled or engine.has_work()
                 ready = self.wait_for_event(what, timeout, deadline, let_in, is_due)
                 self.let_handlers_run(let_in)
             finally:

@@ -786,6 +786,15 @@ def test_a_close_that_loses_bytes_says_so():
             far.readall()
 
 
+def test_writes_that_never_wait_learn_that_the_peer_has_closed(ends):
+    near, far = ends
+    far.close()
+    end = time.monotonic() + LIMIT_S
+    with pytest.raises(ConnectionResetError):
+        while time.monotonic() < end:
+            near.write(b"")  # takes no place in the peer's ring, so none of these has to wait
+
+
 def test_a_peer_that_aborts(ends):
     near, far = ends
     near.write(b"partly")

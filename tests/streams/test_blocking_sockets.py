@@ -3,6 +3,7 @@
 import errno
 import io
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -263,6 +264,18 @@ def test_what_it_is(ends):
     assert near.family == socket.AF_INET
     assert near.type == socket.SOCK_STREAM
     assert near.getpeername()[0] == near.getsockname()[0]
+
+
+def test_a_peer_that_has_gone_is_noticed_by_writing_alone(ends):
+    """A program that logs, say, never reads."""
+    near, far = ends
+    if hasattr(far, "abort"):
+        far.abort()
+    else:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+    with pytest.raises(ConnectionResetError):
+        near.sendall(b"a line\n")
 
 
 # ---- where a stream differs; docs/howto/blocking.md says so
