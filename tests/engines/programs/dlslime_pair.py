@@ -3,11 +3,14 @@
 usage: dlslime_pair.py CASE
 """
 
+import functools
+import itertools
 import sys
 
 import numpy as np
+import pair
 from dlslime import RDMAEndpoint
-from pair import BLOCK, carrying, hear, random_bytes, target
+from pair import BLOCK, LARGE, PART, carrying, hear, kills, random_bytes, target
 
 BLOCKS = 64
 
@@ -24,8 +27,8 @@ class Side:
         self.remote = self.endpoint.register_remote_memory_region("memory", info["mr_info"]["memory"])
 
 
-def serve(pipe):
-    side = Side(random_bytes(BLOCK))
+def serve(pipe, size=BLOCK):
+    side = Side(random_bytes(size))
     endpoint, memory = side.endpoint, side.memory
     pipe.send(endpoint.endpoint_info())
     side.connect(hear(pipe))
@@ -51,8 +54,8 @@ def serve(pipe):
 
 
 class Initiator(Side):
-    def __init__(self, pipe):
-        super().__init__(np.zeros(BLOCK, np.uint8))
+    def __init__(self, pipe, size=BLOCK):
+        super().__init__(np.zeros(size, np.uint8))
         self.pipe = pipe
         info = hear(pipe)
         self.connect(info)
@@ -77,6 +80,11 @@ def write(one):
     with carrying(BLOCK):
         assert one.endpoint.write(one.whole()).wait() == 0
     assert one.memory.tobytes() == one.ask("bytes")
+
+
+def read_and_write(one):
+    read(one)
+    write(one)
 
 
 def batches(one):
@@ -118,9 +126,46 @@ def send_and_recv(one):
     assert one.memory.tobytes() == theirs
 
 
-CASES = {each.__name__: each for each in (read, write, batches, write_with_imm, send_and_recv)}
+def random_sizes(one):
+    def transfer(reads, here, there, size):
+        transfer = one.endpoint.read if reads else one.endpoint.write
+        with carrying(size):
+            assert transfer([(one.local, one.remote, there, here, size)]).wait() == 0
+
+    pair.random_sizes(one, transfer)
+
+
+def transfers(pipe):
+    """Reads and writes by turns, in parts, all of them under way."""
+    one = Initiator(pipe, LARGE)
+    operations = itertools.cycle(["read", "write"])
+
+    parts = [(one.local, one.remote, place, place, PART) for place in range(0, LARGE, PART)]
+
+    def transfer():
+        operation = getattr(one.endpoint, next(operations))
+        errors = [error for future in [operation([part]) for part in parts] if (error := outcome(future))]
+        return errors[0] if errors else None
+
+    return transfer
+
+
+def outcome(future):
+    try:
+        status = future.wait()
+    except RuntimeError as exc:
+        return str(exc)
+    return f"status {status}" if status else None
+
+
+CASES = {
+    each.__name__: each for each in (read_and_write, batches, write_with_imm, send_and_recv, random_sizes)
+}
 
 if __name__ == "__main__":
-    with target(serve) as (pipe, _):
-        CASES[sys.argv[1]](Initiator(pipe))
+    if sys.argv[1] == "kills":
+        kills(functools.partial(serve, size=LARGE), transfers)
+    else:
+        with target(serve) as (pipe, _):
+            CASES[sys.argv[1]](Initiator(pipe))
     print("done")

@@ -3,20 +3,22 @@
 usage: mooncake_pair.py CASE
 """
 
+import functools
+import itertools
 import sys
 
 import numpy as np
+import pair
 from mooncake.engine import TransferEngine
-from pair import BLOCK, carrying, hear, random_bytes, target
+from pair import BLOCK, LARGE, carrying, hear, kills, random_bytes, target
 
-HOST = "127.0.0.1"
 BLOCKS = 256
 SEGMENTS = 32
 
 
 def started():
     engine = TransferEngine()
-    assert engine.initialize(HOST, "P2PHANDSHAKE", "rdma", "soft0") == 0
+    assert engine.initialize(pair.HOST, "P2PHANDSHAKE", "rdma", "soft0") == 0
     return engine
 
 
@@ -25,10 +27,10 @@ def registered(engine, memory):
     return memory
 
 
-def serve(pipe):
+def serve(pipe, size=BLOCK):
     engine = started()
-    memories = [registered(engine, random_bytes(BLOCK))]
-    pipe.send((f"{HOST}:{engine.get_rpc_port()}", memories[0].ctypes.data))
+    memories = [registered(engine, random_bytes(size))]
+    pipe.send((f"{pair.HOST}:{engine.get_rpc_port()}", memories[0].ctypes.data))
     while (word := hear(pipe)) != "end":
         if word == "segments":
             memories += [registered(engine, random_bytes(BLOCK)) for _ in range(SEGMENTS)]
@@ -38,10 +40,10 @@ def serve(pipe):
 
 
 class Initiator:
-    def __init__(self, pipe):
+    def __init__(self, pipe, size=BLOCK):
         self.pipe = pipe
         self.engine = started()
-        self.memory = registered(self.engine, np.zeros(BLOCK, np.uint8))
+        self.memory = registered(self.engine, np.zeros(size, np.uint8))
         self.here = self.memory.ctypes.data
         self.name, self.there = hear(pipe)
 
@@ -61,6 +63,11 @@ def write(one):
     with carrying(BLOCK):
         assert one.engine.transfer_sync_write(one.name, one.here, one.there, BLOCK) == 0
     assert one.memory.tobytes() == one.ask("bytes")
+
+
+def read_and_write(one):
+    read(one)
+    write(one)
 
 
 def batches(one):
@@ -97,9 +104,33 @@ def segments(one):
         assert one.engine.unregister_memory(each.ctypes.data) == 0
 
 
-CASES = {each.__name__: each for each in (read, write, batches, segments)}
+def random_sizes(one):
+    def transfer(reads, here, there, size):
+        transfer = one.engine.transfer_sync_read if reads else one.engine.transfer_sync_write
+        with carrying(size):
+            assert transfer(one.name, one.here + here, one.there + there, size) == 0
+
+    pair.random_sizes(one, transfer)
+
+
+def transfers(pipe):
+    """Reads and writes by turns. The engine itself cuts them into parts of 64 KiB."""
+    one = Initiator(pipe, LARGE)
+    operations = itertools.cycle([one.engine.transfer_sync_read, one.engine.transfer_sync_write])
+
+    def transfer():
+        status = next(operations)(one.name, one.here, one.there, LARGE)
+        return f"status {status}" if status else None
+
+    return transfer
+
+
+CASES = {each.__name__: each for each in (read_and_write, batches, segments, random_sizes)}
 
 if __name__ == "__main__":
-    with target(serve) as (pipe, _):
-        CASES[sys.argv[1]](Initiator(pipe))
+    if sys.argv[1] == "kills":
+        kills(functools.partial(serve, size=LARGE), transfers)
+    else:
+        with target(serve) as (pipe, _):
+            CASES[sys.argv[1]](Initiator(pipe))
     print("done")

@@ -18,7 +18,7 @@ COUNTING, NIXL, MOONCAKE, DLSLIME, DLSLIME_READS = re.findall(
 
 
 def nixl(pipe, names):
-    names["metadata_of_the_peer"], names["address_there"], _ = hear(pipe)
+    names["metadata_of_the_peer"], names["address_there"] = hear(pipe)
     exec(NIXL, names)
     assert names["state"] == "DONE"
 

@@ -7,6 +7,10 @@ environment is inherited, and they exchange addresses over a pipe. What is wrong
 import contextlib
 import multiprocessing
 import os
+import random
+import signal
+import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -15,15 +19,21 @@ from typing import Any
 
 import numpy as np
 
+HOST = "127.0.0.1"  # this process' address
 BLOCK = 1 << 20
+LARGE = 1 << 27
+PART = 1 << 16
 PATIENCE_S = 60.0
+TRANSFERS = int(os.environ.get("RDMANET_TEST_TRANSFERS", "500"))
+KILLS = int(os.environ.get("RDMANET_TEST_KILLS", "5"))
+SOON_S = 5.0  # on a busy machine; no time-out of an engine or of an adapter is as short
 COUNTERS = Path("/sys/class/infiniband/soft0/ports/1/hw_counters")
 CARRIED = ("bytes_mapped", "bytes_cma", "bytes_engine", "bytes_local", "bytes_bounced", "bytes_stream")
 
 
-def carried() -> int:
+def carried(names: tuple[str, ...] = CARRIED) -> int:
     """How many bytes the device has carried for this process' own requests, by whatever path."""
-    return sum(int((COUNTERS / name).read_text()) for name in CARRIED)
+    return sum(int((COUNTERS / name).read_text()) for name in names)
 
 
 @contextlib.contextmanager
@@ -35,7 +45,8 @@ def carrying(size: int) -> Iterator[None]:
 
 
 def random_bytes(size: int) -> Any:
-    return np.frombuffer(os.urandom(size), np.uint8).copy()
+    """The same in each BLOCK if they are more."""
+    return np.resize(np.frombuffer(os.urandom(min(size, BLOCK)), np.uint8), size)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -69,3 +80,97 @@ def target(main: Callable[[Connection], None]) -> Iterator[tuple[Connection, Any
         process.join(PATIENCE_S)
     assert process.exitcode is not None, "the target has not ended"
     assert process.exitcode in (0, -9), f"the target has ended with {process.exitcode}"
+
+
+def seeded() -> random.Random:
+    """Chance, whose seed is printed and can be given."""
+    seed = int(os.environ.get("SEED", time.time_ns()))
+    print(f"SEED={seed}", flush=True)
+    return random.Random(seed)
+
+
+def random_sizes(one: Any, transfer: Callable[[bool, int, int, int], None]) -> None:
+    """Small and large transfers, at any address; both memories are compared after each hundred.
+
+    transfer(reads, here, there, size) makes one, and checks that the device has carried it.
+    """
+    chance = seeded()
+    theirs = np.frombuffer(one.ask("bytes"), np.uint8).copy()
+    ours = one.memory[:] = random_bytes(BLOCK)
+    ours = ours.copy()
+    for number in range(TRANSFERS):
+        size = min(BLOCK, int(2 ** chance.uniform(0, 20.5)))
+        a, b = (chance.randint(0, BLOCK - size) for _ in range(2))
+        reads = chance.random() < 0.5
+        transfer(reads, a, b, size)
+        if reads:
+            ours[a : a + size] = theirs[b : b + size]
+        else:
+            theirs[b : b + size] = ours[a : a + size]
+        assert one.memory[a : a + size].tobytes() == ours[a : a + size].tobytes()
+        if number % 100 == 99 or number == TRANSFERS - 1:
+            assert one.memory.tobytes() == ours.tobytes()
+            assert one.ask("bytes") == theirs.tobytes()
+    print(f"{TRANSFERS} transfers, every byte compared")
+
+
+class Killer(threading.Thread):
+    """Kills a process when the device has carried so many bytes for us: then a transfer is under way."""
+
+    def __init__(self, process: Any, enough: int) -> None:
+        super().__init__(daemon=True)
+        self.process, self.enough = process, enough
+
+    def run(self) -> None:
+        while carried() < self.enough:
+            pass
+        self.killed_at = time.monotonic()
+        self.process.kill()
+        self.carried = carried()
+
+
+def kills(
+    serve: Callable[[Connection], None], connected: Callable[[Connection], Callable[[], str | None]]
+) -> None:
+    """Kill one target after the other in the middle of a transfer: each time the engine must say so, and soon.
+
+    connected(pipe) connects to a target. What it returns transfers LARGE bytes, in many requests, and returns the
+    error's text, if there is one. A kill counts if the device had carried a part of the transfer before, and not all of
+    it afterwards. The thread that kills may come too late for that.
+    """
+    chance = seeded()
+    waits, again, parts, texts, late = [], [], [], set(), 0
+    while len(waits) < KILLS:
+        with target(serve) as (pipe, process):
+            transfer = connected(pipe)
+            for _ in range(2):  # what is called "read" and "write"
+                assert transfer() is None
+            if chance.random() < 0.5:
+                assert transfer() is None
+            before = carried()
+            killer = Killer(process, before + int(LARGE * chance.uniform(0, 0.5)))
+            killer.start()
+            while (text := transfer()) is None:
+                assert killer.is_alive() or time.monotonic() - killer.killed_at < PATIENCE_S
+            ended = time.monotonic()
+            killer.join()
+            assert transfer() is not None
+            done = time.monotonic()
+            process.join(PATIENCE_S)
+            assert process.exitcode == -signal.SIGKILL
+        texts.add(text)
+        if killer.carried - before >= LARGE:
+            late += 1
+            assert late < 5 + KILLS, "most kills come between transfers"
+            continue
+        waits.append(ended - killer.killed_at)
+        again.append(done - ended)
+        parts.append((killer.carried - before) / LARGE)
+    print(f"{KILLS} of {KILLS} kills in the middle of a transfer of {LARGE} bytes, and {late} after it")
+    print(f"carried by then: {min(parts):.0%} to {max(parts):.0%}")
+    print(
+        f"from the kill to the error: at most {max(waits):.3f} s, half within {statistics.median(waits):.3f} s"
+    )
+    print(f"the next transfer's error: within {max(again):.3f} s")
+    print(f"errors: {', '.join(sorted(texts))}")
+    assert max(waits + again) < SOON_S
