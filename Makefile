@@ -168,7 +168,7 @@ build/engines/.done: requirements/engines.txt $(VENV)/.run
 engines: build $(VENV)/.test build/engines/.done ## try NIXL, Mooncake and DLSlime, unmodified, on the embedded device
 	@RDMANET_TEST_ENGINES=build/engines/bin/python $(py) -m pytest -c tests/engines/pytest.ini --rootdir tests/engines tests/engines $(ARGS)
 
-foreign: build ## run Debian's RDMA programs on the embedded device (ten minutes); writes the table in docs/soft-device.md
+foreign: build ## run Debian's RDMA programs, and transfer engines if they are installed, on the embedded device (ten minutes); writes the table in docs/soft-device.md
 	@$(py) scripts/foreign.py --write $(ARGS)
 
 foreign-quick: build ## run the short ones of these

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Run Debian's RDMA programs on the embedded device, one server and one client at a time.
+"""Run other people's RDMA programs on the embedded device: Debian's, one server and one client at a time, and
+transfer engines, if they are installed.
 
     make foreign          all of them; writes the table in docs/soft-device.md
     make foreign-quick    the short ones; writes nothing
@@ -28,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreign_cases import Case, all_cases
+from foreign_cases import ENGINES, Case, all_cases, engines
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -73,6 +74,7 @@ class Program:
             stdin=subprocess.DEVNULL,
             stdout=self.out,
             stderr=subprocess.STDOUT,
+            cwd=ROOT,
         )
 
     def output(self) -> str:
@@ -252,6 +254,8 @@ def version(package: str) -> str:
 
 
 def write(outcomes: list[Outcome]) -> None:
+    """The table is of Debian's programs; docs/howto/engines.md says what the engines do."""
+    outcomes = [outcome for outcome in outcomes if outcome.case.label is None]
     text = DOCUMENT.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -274,17 +278,20 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="list what would run")
     parser.add_argument("--verbose", action="store_true", help="show what failed, with all its output")
     args = parser.parse_args()
+    has_engines = (ROOT / ENGINES).exists()
     cases = [
         case
-        for case in all_cases()
+        for case in [*all_cases(), *(engines() if has_engines else ())]
         if (re.search(args.k, case.client) or re.search(args.k, case.title))
         and (case.quick or not args.quick)
     ]
     if args.list:
         print("\n".join(case.client for case in cases))
         return 0
+    if not has_engines:
+        print("NIXL, Mooncake and DLSlime are not tried: `make build/engines/.done` installs them (500 MB)")
     commands = {command.split()[0] for case in cases for command in (case.client, case.server) if command}
-    if absent := sorted(command for command in commands if not shutil.which(command)):
+    if absent := sorted(command for command in commands - {ENGINES} if not shutil.which(command)):
         print(f"not installed: {', '.join(absent)}", file=sys.stderr)
         print(
             "apt-get install ibverbs-utils rdmacm-utils perftest qperf libfabric-bin ucx-utils",

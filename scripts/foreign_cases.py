@@ -33,6 +33,7 @@ class Case:
         120  # long: on a busy machine two programs that poll their memory advance by time slices only
     )
     environment: tuple[tuple[str, str], ...] = ()  # settings of the device
+    label: str | None = None  # a title, where the command says little
 
     @property
     def package(self) -> str:
@@ -41,6 +42,8 @@ class Case:
     @property
     def title(self) -> str:
         """The client's command as a reader would type it."""
+        if self.label is not None:
+            return self.label
         command = re.sub(r" -(l?p|P) \{port\}", "", self.client).format(address="SERVER")
         return " ".join([*(f"{name}={value}" for name, value in self.environment), command])
 
@@ -336,5 +339,23 @@ def ucx() -> Iterator[Case]:
         yield case("-t ucp_put_lat -n 2000", **more)
 
 
+# --- transfer engines -------------------------------------------------------------------------------------
+
+ENGINES = "build/engines/bin/python"  # `make build/engines/.done` makes it
+
+
+def engines() -> Iterator[Case]:
+    """A READ and a WRITE by each of them. `make engines` tries much more."""
+    for engine, program in (("NIXL", "nixl"), ("Mooncake", "mooncake"), ("DLSlime", "dlslime")):
+        yield Case(
+            f"{ENGINES} tests/engines/programs/{program}_pair.py read_and_write",
+            figure=finds(r"^done$", "every byte compared"),
+            quick=True,
+            environment=(("UCX_TLS", "ib"),),
+            label=f"{engine}: READ and WRITE",
+        )
+
+
 def all_cases() -> list[Case]:
+    """Debian's programs."""
     return [*tools(), *pingpongs(), *connection_managers(), *qperfs(), *perftests(), *libfabrics(), *ucx()]
