@@ -5,6 +5,7 @@ since an engine that finds no device silently takes TCP or shared memory.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,16 +21,22 @@ MOONCAKE = ("read_and_write", "batches", "segments", "random_sizes", "kills")
 DLSLIME = ("read_and_write", "batches", "write_with_imm", "send_and_recv", "random_sizes", "kills")
 
 
-def run(program: str, case: str) -> None:
-    """Of UCX' transports only those of RDMA: on one host it would also copy a part itself, by CMA."""
+def output(program: Path, *arguments: str, options: tuple[str, ...] = ()) -> str:
+    """What a program prints that ends well. Of UCX' transports it has only those of RDMA: on one host UCX would also
+    copy a part itself, by CMA.
+    """
     python = ROOT / os.environ["RDMANET_TEST_ENGINES"]
-    soft_run = [sys.executable, "-m", "rdmanet", "soft-run", "--"]
-    command = [*soft_run, str(python), str(PROGRAMS / program), case]
+    soft_run = [sys.executable, "-m", "rdmanet", "soft-run", *options, "--"]
+    command = [*soft_run, str(python), str(program), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "UCX_TLS": "ib"}
     done = subprocess.run(command, env=environment, timeout=LIMIT_S, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.rstrip().endswith("done"), done.stdout + done.stderr
     print(done.stdout)
+    return done.stdout
+
+
+def run(program: str, case: str) -> None:
+    assert output(PROGRAMS / program, case).rstrip().endswith("done")
 
 
 @pytest.mark.parametrize("case", NIXL)
@@ -45,6 +52,20 @@ def test_mooncake(case):
 @pytest.mark.parametrize("case", DLSLIME)
 def test_dlslime(case):
     run("dlslime_pair.py", case)
+
+
+@pytest.mark.parametrize(
+    ("faults", "arguments", "failed"),
+    [
+        ("fail=read:3:RETRY_EXC_ERR", (), 1),
+        ("loss=read:3:2", (), 0),
+        ("link=down:8s:500ms", ("--seconds", "12"), 0),
+        ("", ("--kill", "5"), 1),
+    ],
+)
+def test_the_example_with_faults(faults, arguments, failed):
+    out = output(ROOT / "examples/nixl_blocks.py", *arguments, options=("--faults", faults))
+    assert re.search(rf"^\d+ blocks are right, .* {failed} READs failed$", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("engine", ["nixl", "mooncake", "dlslime"])
