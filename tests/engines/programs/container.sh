@@ -1,7 +1,8 @@
 #!/bin/sh
 # Run a command as in a container, as a user who is not root. It has a root directory of its own: the host's programs, and
 # /dev, /sys, /proc and /tmp that are not the host's. rdmanet and the engines are in /opt, and the user's secret is
-# /run/secret. Its network namespace is the caller's. As root, in a mount and a process namespace of its own:
+# /run/secret; an empty SECRET is none. Its network namespace is the caller's. As root, in a mount and a process
+# namespace of its own:
 #
 # usage: unshare --mount --pid --ipc --uts --fork container.sh USER PYTHON ENGINES PACKAGES SECRET COMMAND ...
 set -eu
@@ -38,8 +39,10 @@ mount -t sysfs sysfs "$root/sys"
 mount -t proc proc "$root/proc"
 chmod 1777 "$root/tmp"
 chown "$user:$user" "$root/home"
-install -m 600 -o "$user" -g "$user" "$secret" "$root/run/secret"
+if [ -n "$secret" ]; then
+    install -m 600 -o "$user" -g "$user" "$secret" "$root/run/secret"
+    set -- RDMANET_SOFT_SECRET_FILE=/run/secret "$@"
+fi
 cd "$root"
 exec chroot --userspec="$user:$user" --groups="$user" "$root" /usr/bin/env -i PATH=/usr/bin:/bin \
-    HOME=/home PYTHONPATH=/opt/rdmanet:/opt/engines:/opt/packages PYTHONDONTWRITEBYTECODE=1 UCX_TLS=ib \
-    RDMANET_SOFT_SECRET_FILE=/run/secret "$@"
+    HOME=/home PYTHONPATH=/opt/rdmanet:/opt/engines:/opt/packages PYTHONDONTWRITEBYTECODE=1 UCX_TLS=ib "$@"
