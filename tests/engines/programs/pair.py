@@ -10,7 +10,8 @@ import os
 import random
 import signal
 import statistics
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -114,19 +115,35 @@ def random_sizes(one: Any, transfer: Callable[[bool, int, int, int], None]) -> N
     print(f"{TRANSFERS} transfers, every byte compared")
 
 
-class Killer(threading.Thread):
-    """Kills a process when the device has carried so many bytes for us: then a transfer is under way."""
+KILLER = """
+import os, sys, time
+print("ready", flush=True)
+process, delay = int(sys.argv[1]), float(sys.stdin.readline())
+time.sleep(delay)
+print(time.monotonic(), flush=True)
+os.kill(process, 9)
+"""
 
-    def __init__(self, process: Any, enough: int) -> None:
-        super().__init__(daemon=True)
-        self.process, self.enough = process, enough
 
-    def run(self) -> None:
-        while carried() < self.enough:
-            pass
-        self.killed_at = time.monotonic()
-        self.process.kill()
-        self.carried = carried()
+class Killer:
+    """Another process, which kills a target a moment after it is told to. A thread of ours might get no turn: an engine
+    may hold the GIL while it transfers.
+    """
+
+    def __init__(self, process: Any) -> None:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-S", "-c", KILLER, str(process.pid)]
+        self.killer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        assert self.killer.stdout and self.killer.stdout.readline() == "ready\n"
+
+    def begin(self, delay_s: float) -> None:
+        assert self.killer.stdin
+        self.killer.stdin.write(f"{delay_s}\n")
+        self.killer.stdin.flush()
+
+    def killed_at(self) -> float:
+        """By time.monotonic(), which is the same for all processes."""
+        return float(self.killer.communicate(timeout=PATIENCE_S)[0])
 
 
 def kills(
@@ -135,38 +152,44 @@ def kills(
     """Kill one target after the other in the middle of a transfer: each time the engine must say so, and soon.
 
     connected(pipe) connects to a target. What it returns transfers LARGE bytes, in many requests, and returns the
-    error's text, if there is one. A kill counts if the device had carried a part of the transfer before, and not all of
-    it afterwards. The thread that kills may come too late for that.
+    error's text, if there is one. A kill counts if the device had carried a part of the transfer that failed, and not
+    all of it: one between two transfers does not.
     """
     chance = seeded()
-    waits, again, parts, texts, late = [], [], [], set(), 0
+    waits, again, parts, texts, between = [], [], [], set(), 0
     while len(waits) < KILLS:
         with target(serve) as (pipe, process):
             transfer = connected(pipe)
+            killer = Killer(process)
             for _ in range(2):  # what is called "read" and "write"
+                began = time.monotonic()
                 assert transfer() is None
-            if chance.random() < 0.5:
-                assert transfer() is None
-            before = carried()
-            killer = Killer(process, before + int(LARGE * chance.uniform(0, 0.5)))
-            killer.start()
-            while (text := transfer()) is None:
-                assert killer.is_alive() or time.monotonic() - killer.killed_at < PATIENCE_S
+            killer.begin(chance.uniform(1, 4) * (time.monotonic() - began))
+            end = time.monotonic() + PATIENCE_S
+            while True:
+                before = carried()
+                if (text := transfer()) is not None:
+                    break
+                assert time.monotonic() < end, "no transfer has failed"
             ended = time.monotonic()
-            killer.join()
+            part = (carried() - before) / LARGE
+            killed_at = killer.killed_at()
             assert transfer() is not None
             done = time.monotonic()
             process.join(PATIENCE_S)
             assert process.exitcode == -signal.SIGKILL
-        texts.add(text)
-        if killer.carried - before >= LARGE:
-            late += 1
-            assert late < 5 + KILLS, "most kills come between transfers"
+        print(
+            f"{part:.0%} carried; error after {ended - killed_at:.3f} s: {text}", file=sys.stderr, flush=True
+        )
+        if not 0 < part < 1:
+            between += 1
+            assert between < 5 + KILLS, "most kills come between transfers"
             continue
-        waits.append(ended - killer.killed_at)
+        texts.add(text)
+        waits.append(ended - killed_at)
         again.append(done - ended)
-        parts.append((killer.carried - before) / LARGE)
-    print(f"{KILLS} of {KILLS} kills in the middle of a transfer of {LARGE} bytes, and {late} after it")
+        parts.append(part)
+    print(f"{KILLS} of {KILLS} kills in the middle of a transfer of {LARGE} bytes, and {between} between two")
     print(f"carried by then: {min(parts):.0%} to {max(parts):.0%}")
     print(
         f"from the kill to the error: at most {max(waits):.3f} s, half within {statistics.median(waits):.3f} s"
