@@ -14,9 +14,11 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import two_hosts  # noqa: E402
+
+from tests.support.unfit import unfit  # noqa: E402
 
 PROGRAMS = ROOT / "tests/engines/programs"
 APART = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child")
@@ -26,15 +28,15 @@ LIMIT_S = 120
 @pytest.fixture
 def hosts() -> Iterator[tuple[two_hosts.Host, two_hosts.Host]]:
     if os.geteuid() != 0:
-        pytest.skip("only root can make a container whose user is another")
+        unfit("only root can make a container whose user is another")
     try:
         with two_hosts.two_hosts() as both:
             mounts = subprocess.run(both[0].command(*APART, "mount", "-t", "tmpfs", "tmpfs", "/mnt"))
             if mounts.returncode:
-                pytest.skip("nobody may mount here")
+                unfit("nobody may mount here")
             yield both
     except two_hosts.NoNetwork as exc:
-        pytest.skip(str(exc))
+        unfit(str(exc))
 
 
 def command(host: two_hosts.Host, user: int, secret: Path | str, *arguments: str) -> list[str]:

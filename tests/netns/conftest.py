@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Process
+from tests.support.unfit import unfit
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -46,7 +47,7 @@ def network() -> Iterator[tuple[Host, Host]]:
         with two_hosts.two_hosts() as (here, there):
             yield Host(here), Host(there)
     except two_hosts.NoNetwork as exc:
-        pytest.skip(str(exc))
+        unfit(str(exc))
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from tests.support.processes import Process
+from tests.support.unfit import unfit as unfit
 from tests.support.versions import WIRE
 
 HERE = Path(__file__).parent
@@ -31,13 +31,6 @@ SOURCES = ROOT / "rdmanet"
 # Users that nobody is: not root's, not `nobody`, which is what the kernel calls whom it can't name.
 ATTACKER = 61001
 VICTIM = 61002
-
-
-def unfit(why: str) -> NoReturn:
-    """This machine can't show it: a skip for a developer, a failure for CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"CI must show this, and can't: {why}", pytrace=False)
-    pytest.skip(why)
 
 
 @pytest.hookimpl(wrapper=True)
