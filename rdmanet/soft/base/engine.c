@@ -170,15 +170,20 @@ static void now_off(void)
 		pthread_cond_broadcast(&rn_engine.calm);
 }
 
-void rn_engine_wakeup(void)
+void rn_engine_ring(void)
 {
 	uint64_t one = 1;
+	/* Cannot fail but by overflow, and then it is readable anyway. */
+	ssize_t written = write(rn_engine.wakeup_fd, &one, sizeof one);
 
+	(void)written;
+}
+
+void rn_engine_wakeup(void)
+{
 	if (rn_engine.asleep) {
 		rn_engine.asleep = false;
-		/* Cannot fail but by overflow, and then it is readable anyway. */
-		ssize_t written = write(rn_engine.wakeup_fd, &one, sizeof one);
-		(void)written;
+		rn_engine_ring();
 	}
 }
 

@@ -57,6 +57,8 @@ void rn_engine_end(void);
 void rn_engine_settle(void *object);
 /* There is a task: wake the thread, if it sleeps without end. */
 void rn_engine_wakeup(void);
+/* Wake it, with `asleep` taken back: also without the lock. */
+void rn_engine_ring(void);
 
 /* --- source.c ----------------------------------------------------------------------------------- */
 

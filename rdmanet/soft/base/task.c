@@ -51,6 +51,27 @@ void rn_task_post(struct rn_task *task)
 	pthread_mutex_unlock(&rn_engine.lock);
 }
 
+void rn_task_leave(struct rn_task *task)
+{
+	pthread_mutex_lock(&rn_engine.lock);
+	if (!task->link)
+		append_task(task);
+	pthread_mutex_unlock(&rn_engine.lock);
+}
+
+void rn_tasks_left(void)
+{
+	bool must_wake;
+
+	pthread_mutex_lock(&rn_engine.lock);
+	must_wake = rn_engine.tasks && rn_engine.asleep;
+	if (must_wake)
+		rn_engine.asleep = false;
+	pthread_mutex_unlock(&rn_engine.lock);
+	if (must_wake)
+		rn_engine_ring();
+}
+
 void rn_task_cancel(struct rn_task *task)
 {
 	pthread_mutex_lock(&rn_engine.lock);

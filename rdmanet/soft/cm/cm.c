@@ -118,9 +118,11 @@ RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
 			drop_unseen(event->id);
 		free(event);
 	}
+	if (id->acked != id->delivered)
+		rn_tasks_left(); /* the peer need not wait for the program's acknowledgements */
 	while (id->acked != id->delivered)
 		pthread_cond_wait(&rn_cm_acked, &rn_cm_lock);
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	rn_cm_id_free(id);
 	rn_cm_context_put();
 	return 0;

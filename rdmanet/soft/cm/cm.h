@@ -46,6 +46,13 @@
 extern pthread_mutex_t rn_cm_lock;
 extern pthread_cond_t rn_cm_acked; /* some event was acknowledged */
 
+/* After what may have sent a message (message.c): release the lock, and wake the engine. */
+static inline void rn_cm_unlock(void)
+{
+	pthread_mutex_unlock(&rn_cm_lock);
+	rn_tasks_left();
+}
+
 struct rn_cm_event {
 	struct rdma_cm_event event; /* what the program sees: first */
 	struct rn_cm_event *next;

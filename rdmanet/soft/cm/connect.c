@@ -86,7 +86,7 @@ static void refuse(struct rn_cm_id *id)
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->wire && rn_cm_wire_phase(id->wire) == RN_CM_WIRE_REQ_RECEIVED)
 		rn_cm_wire_reject(id->wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	rn_cm_qp_fail(id);
 }
 
@@ -102,7 +102,7 @@ static int accept_datagrams(struct rn_cm_id *id, const struct rdma_conn_param *p
 		rn_cm_wire_accept_datagrams(id->wire, &wire_param, id->qkey);
 	else if (id->wire)
 		error = EINVAL;
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	if (error)
 		return rn_cm_error(error);
 	rn_cm_put_event(id);
@@ -154,7 +154,7 @@ RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *pa
 		rn_cm_wire_accept(id->wire, &wire_param);
 	else
 		error = ECONNRESET;
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 
@@ -177,7 +177,7 @@ RN_EXPORT int rdma_reject(struct rdma_cm_id *rdma_id, const void *private_data, 
 		error = EINVAL;
 	else
 		rn_cm_wire_reject(id->wire, RN_REJ_CONSUMER_DEFINED, private_data, length);
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	return error ? rn_cm_error(error) : 0;
 }
 
@@ -205,7 +205,7 @@ RN_EXPORT int rdma_notify(struct rdma_cm_id *rdma_id, enum ibv_event_type event)
 		rn_cm_wire_force_established(id->wire);
 	else if (rn_cm_wire_phase(id->wire) != RN_CM_WIRE_ESTABLISHED)
 		error = EINVAL;
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	return error ? rn_cm_error(error) : 0;
 }
 
@@ -250,7 +250,7 @@ RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *p
 		if (!error)
 			id->state = RN_CM_CONNECTION;
 	}
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 
@@ -273,7 +273,7 @@ RN_EXPORT int rdma_establish(struct rdma_cm_id *rdma_id)
 		rn_cm_wire_ready_to_use(id->wire);
 		id->was_connected = true;
 	}
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	return error ? rn_cm_error(error) : 0;
 }
 
@@ -303,6 +303,6 @@ RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
 	told = !(id->wire && (rn_cm_wire_phase(id->wire) == RN_CM_WIRE_DREQ_SENT ||
 			      rn_cm_wire_phase(id->wire) == RN_CM_WIRE_REP_SENT)) &&
 	       !rn_cm_event_find(id, RDMA_CM_EVENT_DISCONNECTED);
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 	return told ? 0 : rn_cm_complete(id);
 }

@@ -188,7 +188,7 @@ static void disconnect_terminated(struct ibv_qp *qp)
 {
 	pthread_mutex_lock(&rn_cm_lock);
 	rn_cm_wire_disconnect_qp(qp);
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock();
 }
 
 void rn_cm_wire_start(void)
