@@ -431,6 +431,48 @@ static void move_early(int fd, uint16_t to)
 	rdma_destroy_event_channel(events);
 }
 
+/* Offers nothing itself, and sees when the other side does; then ends. */
+static void wait_for_offer(int fd, uint16_t to)
+{
+	struct rdma_event_channel *events = new_channel();
+	struct rdma_cm_id *id = new_id(events);
+	struct rn_cm_req req = {.retry_count = 7};
+	unsigned char room[512] __attribute__((aligned(8)));
+	struct rn_cm_header header;
+	struct rn_peer *peer;
+	uint64_t begin_ns;
+	int wire = dial(to);
+
+	resolve(id, to);
+	make_qp(id);
+	req.qpn = htobe32(id->qp->qp_num);
+	send_message(wire, RN_CM_REQ, &req);
+	await_message(wire, RN_CM_REP, room);
+	peer = rn_peer_get((uint16_t)(be32toh(((struct rn_cm_rep *)room)->qpn) >> 8));
+	EVENTUALLY(rn_peer_is_linked(peer));
+	begin_ns = rn_now_ns();
+	send_message(wire, RN_CM_RTU, &header);
+	await_message(wire, RN_CM_HANDOVER, room);
+	CHECK(rn_now_ns() - begin_ns >= 100 * 1000000u);
+	CHECK(hear(fd) == 'g');
+	close(wire);
+	rn_peer_put(peer);
+	destroy(id);
+	close_shared();
+	rdma_destroy_event_channel(events);
+}
+
+static void a_young_connection_keeps_its_socket(void)
+{
+	struct other other = spawn(wait_for_offer, port);
+	struct rdma_cm_id *id = accept_one();
+
+	say(other.fd, 'g');
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(id);
+	join(&other);
+}
+
 static void what_is_in_the_socket_counts(void)
 {
 	struct other other = spawn(move_early, port);
@@ -456,6 +498,7 @@ int main(void)
 	RUN(in_anothers_name);
 	RUN(against_the_rules);
 	RUN(what_is_in_the_socket_counts);
+	RUN(a_young_connection_keeps_its_socket);
 	CHECK(!rdma_destroy_id(listener));
 	close_shared();
 	rdma_destroy_event_channel(channel);

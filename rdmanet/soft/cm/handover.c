@@ -24,6 +24,10 @@
  * be in it, so the socket is read to its end.  A side that disconnects before it has sent MOVED uses the socket, and
  * the answer comes over the link if the other side has moved.
  *
+ * When.  To hand over takes about as many system calls as to connect.  So a connection keeps its socket while it is
+ * young, and one that ends soon is never handed over.  At most YOUNG of them have a socket for that reason, so a program
+ * that makes many connections at once does not run out of descriptors.
+ *
  * All of this runs on the engine.
  */
 #define _GNU_SOURCE
@@ -33,10 +37,11 @@
 
 #include <sys/random.h>
 
-enum { BUCKETS = 1024, WORD_MS = 1000 };
+enum { BUCKETS = 1024, WORD_MS = 1000, YOUNG = 64, YOUNG_MS = 100 };
 
 /* Wires by our token, under rn_cm_lock. */
 static struct rn_cm_wire *handed[BUCKETS];
+static unsigned young; /* how many wires are */
 
 static struct rn_cm_wire *find(uint64_t token)
 {
@@ -47,10 +52,17 @@ static struct rn_cm_wire *find(uint64_t token)
 	return wire;
 }
 
+static void grow_up(struct rn_cm_wire *wire)
+{
+	young -= wire->is_young;
+	wire->is_young = false;
+}
+
 void rn_cm_handover_forget(struct rn_cm_wire *wire)
 {
 	struct rn_cm_wire **at = &handed[wire->token % BUCKETS];
 
+	grow_up(wire);
 	if (!wire->token)
 		return;
 	while (*at != wire)
@@ -62,6 +74,7 @@ void rn_cm_handover_forget(struct rn_cm_wire *wire)
 void rn_cm_handover_forked(void)
 {
 	memset(handed, 0, sizeof handed);
+	young = 0;
 }
 
 /* Without random bytes the connection keeps its socket. */
@@ -69,6 +82,7 @@ static void say_token(struct rn_cm_wire *wire)
 {
 	struct rn_cm_handover handover;
 
+	grow_up(wire);
 	if (getrandom(&wire->token, sizeof wire->token, GRND_NONBLOCK) != sizeof wire->token || !wire->token) {
 		wire->token = 0;
 		return;
@@ -84,9 +98,24 @@ void rn_cm_handover_begin(struct rn_cm_wire *wire)
 	if (!wire->watched || !rn_peer_is_linked(wire->death.peer) || !rn_guarded(RN_GUARD_HANDOVER))
 		return;
 	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over && wire->phase == RN_CM_WIRE_ESTABLISHED && !wire->token)
-		say_token(wire);
+	if (!wire->over && wire->phase == RN_CM_WIRE_ESTABLISHED && !wire->token) {
+		if (wire->peer_token || (young == YOUNG && !wire->is_young)) {
+			say_token(wire);
+		} else if (!wire->is_young) {
+			wire->is_young = true;
+			young++;
+			rn_cm_wire_set_timer_ms(wire, YOUNG_MS);
+		}
+	}
 	pthread_mutex_unlock(&rn_cm_lock);
+}
+
+bool rn_cm_handover_is_due(struct rn_cm_wire *wire)
+{
+	if (!wire->is_young)
+		return false;
+	say_token(wire);
+	return true;
 }
 
 /* With rn_cm_lock held: nothing is left to send by the socket, or there is none any more. */

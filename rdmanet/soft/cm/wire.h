@@ -154,6 +154,7 @@ struct rn_cm_wire {
 	/* handover.c */
 	uint64_t token, peer_token;  /* 0: not sent; not received */
 	struct rn_cm_wire *next_handed; /* of those with a token */
+	bool is_young; /* it keeps its socket until its timer fires */
 	bool peer_moved;
 	uint16_t words; /* a bit per type of message: received over the link, and not handled yet */
 
@@ -266,9 +267,10 @@ bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_secret_pr
 void rn_cm_secret_missing(struct rn_cm_wire *wire);
 void rn_cm_secret_refused(struct rn_cm_wire *wire);
 
-/* --- handover.c: on the engine, without the lock but for the first two ----------------------------- */
+/* --- handover.c: on the engine, without the lock but for the first three --------------------------- */
 
-void rn_cm_handover_forget(struct rn_cm_wire *wire); /* its token */
+void rn_cm_handover_forget(struct rn_cm_wire *wire); /* its token, and that it was young */
+bool rn_cm_handover_is_due(struct rn_cm_wire *wire); /* its timer has fired; true: there is something to send */
 void rn_cm_handover_forked(void);
 /* In each of the engine's callbacks: before the output is sent, and after. */
 /* Handles what the other process sends about a connection over its link: for rn_peers_register_connections. */
