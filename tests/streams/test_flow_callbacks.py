@@ -227,12 +227,18 @@ def over_tcp(call: str, during: str, act: str) -> dict[str, Any]:
     return told
 
 
+def as_over_tcp(call: str, during: str, act: str) -> dict[str, Any]:
+    """In Python 3.12.1 and 3.13.0 TCP's writelines() never pauses. There it is to do what write() of the same does."""
+    pauses = over_tcp(call, "pause", "nothing")["paused"]
+    return over_tcp(call if pauses or not call.startswith("writelines") else "write", during, act)
+
+
 @pytest.mark.not_on_siw("keeps a TCP port for a minute, and hundreds take them from other tests")
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("during", ["pause", "resume"])
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_protocol_that_acts_in_a_callback_of_flow_control(net: Net, call, during, act):
-    expected = await asyncio.to_thread(over_tcp, call, during, act)
+    expected = await asyncio.to_thread(as_over_tcp, call, during, act)
     assert expected["paused"]
     got = await story(True, call, during, act)
     shown = {name: value for name, value in got.items() if name != "data"}
