@@ -25,6 +25,7 @@ assert not {"datetime", "msgspec", "rdmanet"} & set(sys.modules)
 
 LOST = 1  # the interrupt did not come out of the import
 WRONG = 2
+NOT_AGAIN = 3  # an extension module refused, with an error, to be imported a second time
 
 
 def import_interrupted(module: str, places: list[str], nth: int) -> tuple[str | None, bool]:
@@ -71,6 +72,8 @@ def child(module: str, places: list[str], nth: int, tell: int) -> int:
     os.write(tell, where.encode())
     try:
         decode_something(module)
+    except SystemError:
+        return NOT_AGAIN
     except BaseException:
         return WRONG
     return 0 if was_told else LOST

@@ -40,4 +40,7 @@ def test_ctrl_c_during_an_import_breaks_nothing(module: str, places: tuple[str, 
     # Others may lose it: callbacks of weak references cannot raise, and some C code ignores what a __hash__ raises.
     lost = [place for place, status in outcomes if status == 1]
     assert not any("datetime" in place or "msgspec" in place for place in lost), lost
-    assert [(place, status) for place, status in outcomes if status not in (0, 1)] == []
+    # On Python 3.12 msgspec 0.22 itself cannot be imported again: "initialization of _core did not return an extension
+    # module".
+    right = (0, 1, 3) if sys.version_info[:2] == (3, 12) else (0, 1)
+    assert [(place, status) for place, status in outcomes if status not in right] == []
