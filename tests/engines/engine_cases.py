@@ -35,8 +35,8 @@ def output(program: Path, *arguments: str, options: tuple[str, ...] = ()) -> str
     return done.stdout
 
 
-def run(program: str, case: str) -> None:
-    assert output(PROGRAMS / program, case).rstrip().endswith("done")
+def run(program: str, *arguments: str) -> None:
+    assert output(PROGRAMS / program, *arguments).rstrip().endswith("done")
 
 
 @pytest.mark.parametrize("case", NIXL)
@@ -47,6 +47,16 @@ def test_nixl(case):
 @pytest.mark.parametrize("case", MOONCAKE)
 def test_mooncake(case):
     run("mooncake_pair.py", case)
+
+
+def test_mooncakes_store():
+    """Put by one process into another's memory, and got by both."""
+    run("mooncake_store.py")
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_mooncakes_benchmark(operation):
+    run("mooncake_bench.py", operation)
 
 
 @pytest.mark.parametrize("case", DLSLIME)
