@@ -1,6 +1,6 @@
-"""Two engines in two containers, as far as a container is made of the kernel's parts: each has namespaces for network,
-mounts, processes and IPC, a root directory with its own /dev and /sys, and a user of its own.
-scripts/two_hosts.py makes the network, and programs/container.sh the rest.
+"""Engines in containers, as far as a container is made of the kernel's parts: each has namespaces for network, mounts,
+processes and IPC, a root directory with its own /dev and /sys, and a user of its own. scripts/two_hosts.py makes the
+network, and programs/container.sh the rest.
 """
 
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,8 +22,14 @@ import two_hosts  # noqa: E402
 from tests.support.unfit import unfit  # noqa: E402
 
 PROGRAMS = ROOT / "tests/engines/programs"
+INSIDE = "/opt/rdmanet/tests/engines/programs"
 APART = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child")
 LIMIT_S = 120
+
+
+def need_mounts() -> None:
+    if subprocess.run([*APART, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]).returncode:
+        unfit("nobody may mount here")
 
 
 @pytest.fixture
@@ -31,23 +38,48 @@ def hosts() -> Iterator[tuple[two_hosts.Host, two_hosts.Host]]:
         unfit("only root can make a container whose user is another")
     try:
         with two_hosts.two_hosts() as both:
-            mounts = subprocess.run(both[0].command(*APART, "mount", "-t", "tmpfs", "tmpfs", "/mnt"))
-            if mounts.returncode:
-                unfit("nobody may mount here")
+            need_mounts()
             yield both
     except two_hosts.NoNetwork as exc:
         unfit(str(exc))
 
 
-def command(host: two_hosts.Host, user: int, secret: Path | str, *arguments: str) -> list[str]:
-    """A program of tests/engines/programs under soft-run, in a container."""
+def contained(user: int, secret: Path | str, programs: Path = PROGRAMS) -> list[Any]:
+    """What runs the Python program that follows under soft-run, in a container made by APART."""
     engines = (ROOT / os.environ["RDMANET_TEST_ENGINES"]).parents[1]
     [packages] = engines.glob("lib/python3*/site-packages")
     python = f"{sys.base_prefix}/bin/python3"
     needed = Path(msgspec.__file__).parents[1]
-    container = (PROGRAMS / "container.sh", user, sys.base_prefix, packages, needed, secret)
-    program = (python, "/opt/rdmanet/tests/engines/programs/far.py")
-    return host.command(*APART, *container, python, "-m", "rdmanet", "soft-run", "--", *program, *arguments)
+    container = (programs / "container.sh", user, sys.base_prefix, packages, needed, secret)
+    return [*map(str, container), python, "-m", "rdmanet", "soft-run", "--", python]
+
+
+def command(host: two_hosts.Host, user: int, secret: Path | str, *arguments: str) -> list[str]:
+    """A program of tests/engines/programs under soft-run, in a container."""
+    return host.command(*APART, *contained(user, secret), f"{INSIDE}/far.py", *arguments)
+
+
+def run_as_another(engine: str, programs: Path = PROGRAMS) -> None:
+    """Both processes run in one container, which has the host's network."""
+    command = [*APART, *contained(61001, "", programs), f"{INSIDE}/{engine}_pair.py", "read_and_write"]
+    done = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("done")
+
+
+@pytest.mark.parametrize("engine", ["nixl", "mooncake", "dlslime", "peercache"])
+def test_a_user_who_is_not_root(engine):
+    if os.geteuid() != 0:
+        pytest.skip("all of engine_cases.py is run by a user who is not root")
+    need_mounts()
+    run_as_another(engine)
+
+
+def test_a_wheel_and_a_user_who_is_not_root(installed):
+    if os.geteuid() != 0:
+        pytest.skip("test_from_a_wheel is run by a user who is not root")
+    need_mounts()
+    run_as_another("mooncake", installed / "tests/engines/programs")
 
 
 def transfer(hosts, engine: str, *secrets: Path | str) -> subprocess.CompletedProcess[str]:

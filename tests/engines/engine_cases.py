@@ -19,6 +19,7 @@ LIMIT_S = 1500 if {"RDMANET_TEST_TRANSFERS", "RDMANET_TEST_KILLS"} & set(os.envi
 NIXL = ("read_and_write", "notifications", "lists", "random_sizes", "kills")
 MOONCAKE = ("read_and_write", "batches", "segments", "random_sizes", "kills")
 DLSLIME = ("read_and_write", "batches", "write_with_imm", "send_and_recv", "random_sizes", "kills")
+PEERCACHE = ("read_and_write", "batches", "random_sizes")
 
 
 def output(program: Path, *arguments: str, options: tuple[str, ...] = ()) -> str:
@@ -64,6 +65,11 @@ def test_dlslime(case):
     run("dlslime_pair.py", case)
 
 
+@pytest.mark.parametrize("case", PEERCACHE)
+def test_peercache(case):
+    run("peercache_pair.py", case)
+
+
 @pytest.mark.parametrize(
     ("faults", "arguments", "failed"),
     [
@@ -76,6 +82,24 @@ def test_dlslime(case):
 def test_the_example_with_faults(faults, arguments, failed):
     out = output(ROOT / "examples/nixl_blocks.py", *arguments, options=("--faults", faults))
     assert re.search(rf"^\d+ blocks are right, .* {failed} READs failed$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("engine", ["nixl", "mooncake", "dlslime", "peercache"])
+def test_from_a_wheel(installed, tmp_path, engine):
+    """rdmanet is installed by pip, and started elsewhere."""
+    rdmanet, python = (installed / "venv/bin" / name for name in ("rdmanet", "python"))
+    program = installed / f"tests/engines/programs/{engine}_pair.py"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [rdmanet, "soft-run", "--", python, program, "read_and_write"],
+        env=environment | {"UCX_TLS": "ib"},
+        cwd=tmp_path,
+        timeout=LIMIT_S,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("done")
 
 
 @pytest.mark.parametrize("engine", ["nixl", "mooncake", "dlslime"])

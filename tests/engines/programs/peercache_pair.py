@@ -1,0 +1,97 @@
+"""PeerCache: two of its transports for RDMA.
+
+usage: peercache_pair.py CASE
+"""
+
+import random
+import sys
+
+import numpy as np
+import pair
+from pair import BLOCK, carrying, hear, random_bytes, target
+from peercache.config import PeerCacheConfig
+from peercache.transport import RdmaTransport
+
+BLOCKS = 256
+
+
+def started(memory):
+    transport = RdmaTransport(
+        PeerCacheConfig(
+            discovery_addr="127.0.0.1:31998",  # its store would look there
+            protocol="rdma",
+            device_name="soft0",
+            gid_index=0,
+            local_hostname=pair.HOST,
+        )
+    )
+    return transport, transport.register_mr(memory.ctypes.data, memory.nbytes)
+
+
+def serve(pipe):
+    memory = random_bytes(BLOCK)
+    transport, region = started(memory)
+    pipe.send((transport.local_endpoint(), region.addr, region.rkey))
+    while hear(pipe) != "end":
+        pipe.send(memory.tobytes())
+
+
+class Initiator:
+    def __init__(self, pipe):
+        self.pipe = pipe
+        self.memory = np.zeros(BLOCK, np.uint8)
+        self.transport, self.region = started(self.memory)
+        self.name, self.there, self.key = hear(pipe)
+
+    def ask(self, word):
+        self.pipe.send(word)
+        return hear(self.pipe)
+
+    def transfer(self, reads, here, there, size):
+        """Blocks of one size, between offsets here and there."""
+        operation = self.transport.batch_read_v if reads else self.transport.batch_write_v
+        count = len(here)
+        ours = [self.region.addr + offset for offset in here]
+        theirs = [self.there + offset for offset in there]
+        with carrying(size * count):
+            done = operation([self.name] * count, ours, theirs, [self.key] * count, [size] * count)
+        assert done == [True] * count
+
+
+def read_and_write(one):
+    one.transfer(True, [0], [0], BLOCK)
+    assert one.memory.tobytes() == one.ask("bytes")
+    one.memory[:] = random_bytes(BLOCK)
+    one.transfer(False, [0], [0], BLOCK)
+    assert one.memory.tobytes() == one.ask("bytes")
+
+
+def batches(one):
+    """Blocks from everywhere to everywhere else, in one call: there, and back again."""
+    size = BLOCK // BLOCKS
+    here = [place * size for place in range(BLOCKS)]
+    there = random.sample(here, BLOCKS)
+    ours = one.memory[:] = random_bytes(BLOCK)
+    ours = ours.copy()
+    one.transfer(False, here, there, size)
+    theirs = np.frombuffer(one.ask("bytes"), np.uint8)
+    for a, b in zip(here, there, strict=True):
+        assert theirs[b : b + size].tobytes() == ours[a : a + size].tobytes()
+    one.memory[:] = 0
+    one.transfer(True, here, there, size)
+    assert one.memory.tobytes() == ours.tobytes()
+
+
+def random_sizes(one):
+    def transfer(reads, here, there, size):
+        one.transfer(reads, [here], [there], size)
+
+    pair.random_sizes(one, transfer)
+
+
+CASES = {each.__name__: each for each in (read_and_write, batches, random_sizes)}
+
+if __name__ == "__main__":
+    with target(serve) as (pipe, _):
+        CASES[sys.argv[1]](Initiator(pipe))
+    print("done")
