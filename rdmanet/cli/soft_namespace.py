@@ -2,7 +2,8 @@
 
 It is for programs that make system calls themselves, as Go's do: no preloaded library sees them. Neither /sys/class nor
 /dev can be given new entries, so each is covered with a file system in memory that has all its entries, mounted from
-where they were, and the device's besides. The host, and other processes, see none of it.
+where they were, and the device's besides. So is the directory of an interface's own device, which programs look through
+for the adapter that the interface belongs to. The host, and other processes, see none of it.
 
 Mounting needs a user namespace, unless the user is root. In it the user keeps its number; other users' files have the
 overflow user's.
@@ -12,6 +13,8 @@ import ctypes
 import os
 import stat
 from pathlib import Path
+
+from rdmanet.cli import soft_tree
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_MOVE, _MS_NOSUID = 0x1000, 0x4000, 0x40000, 0x2000, 0x2
@@ -52,7 +55,9 @@ def enter(tree: Path) -> None:
     mounts.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     for directory, names in _ADDED.items():
         if os.path.isdir(directory):
-            mounts.cover(directory, tree, names)
+            mounts.cover(directory, tree / directory.lstrip("/"), names)
+    for device in soft_tree.devices_of_interfaces(tree):
+        mounts.cover(device, tree / "sys/class", ("infiniband",))
 
 
 class _Mounts:
@@ -65,10 +70,12 @@ class _Mounts:
             number = ctypes.get_errno()
             raise OSError(number, f"mount({source}, {target}): {os.strerror(number)}")
 
-    def cover(self, directory: str, tree: Path, names: tuple[str, ...]) -> None:
-        """Fill a file system in memory at /tmp, where only this process sees it, and move it over the directory."""
+    def cover(self, directory: str, source: Path, names: tuple[str, ...]) -> None:
+        """Fill a file system in memory at /tmp, where only this process sees it, and move it over the directory. The
+        names are from the source.
+        """
         kept = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-        added = os.open(tree / directory.lstrip("/"), os.O_PATH | os.O_DIRECTORY)
+        added = os.open(source, os.O_PATH | os.O_DIRECTORY)
         stage = "/tmp"
         self.mount("rdmanet", stage, "tmpfs", _MS_NOSUID, "mode=755")
         try:

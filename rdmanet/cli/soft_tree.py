@@ -9,6 +9,7 @@ for itself and for programs that still run.
 
 import hashlib
 import json
+import os
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 CLASS = "sys/class/infiniband/soft0"
 VERBS = "sys/class/infiniband_verbs"
 PARENT = "sys/devices/virtual/rdmanet/soft0"
+INTERFACES = f"{PARENT}/net"
 NODE = "dev/infiniband/rdmanet_soft0"
 
 STAMP = "rendered"
@@ -56,8 +58,8 @@ def update(directory: Path, device: Any) -> Path:
     """
     with device.open() as context:
         texts = dict(_texts(device, context))
+        links = dict(_links(context))
         tree = directory / f"files-{context.query_port(1).link_layer.name.lower()}"
-    links = dict(_links())
     stamp = hashlib.sha256(json.dumps([texts, links], sort_keys=True).encode()).hexdigest()
     try:
         if (tree / STAMP).read_text() == stamp:
@@ -74,6 +76,11 @@ def update(directory: Path, device: Any) -> Path:
                 made = Path(scratch) / "link"
                 made.symlink_to(target)
                 made.replace(link)
+    (tree / INTERFACES).mkdir(exist_ok=True)
+    for top in ("sys/class/net", "sys/devices"):
+        for each in (tree / top).rglob("*"):
+            if each.is_symlink() and str(each.relative_to(tree)) not in links:  # an interface has gone
+                each.unlink(missing_ok=True)
     return tree
 
 
@@ -89,11 +96,30 @@ def _put(path: Path, text: str, scratch: Path) -> None:
     scratch.replace(path)
 
 
-def _links() -> Iterator[tuple[str, str]]:
+def devices_of_interfaces(tree: Path) -> set[str]:
+    """The interfaces' own devices, in which the tree shows this adapter, too. Those of containers have none."""
+    devices = (_device_of(each.name) for each in (tree / INTERFACES).iterdir())
+    return {device for device in devices if device}
+
+
+def _device_of(interface: str) -> str:
+    try:
+        return str(Path("/sys/class/net", interface, "device").resolve(strict=True))
+    except OSError:
+        return ""
+
+
+def _links(context: Any) -> Iterator[tuple[str, str]]:
     yield f"{CLASS}/device", "../../../devices/virtual/rdmanet/soft0"
     yield f"{VERBS}/rdmanet_soft0/device", "../../../devices/virtual/rdmanet/soft0"
     yield f"{PARENT}/infiniband", "../../../../class/infiniband"
     yield NODE, "/dev/null"
+    names = {_interface(entry) for entry in context.gid_table(1)} - {""}
+    for name in names - {"lo"} or names:
+        yield f"{INTERFACES}/{name}", f"/sys/class/net/{name}"  # this one is the kernel's
+        if device := _device_of(name):
+            for place in (f"sys/class/net/{name}/device", device.lstrip("/")):
+                yield f"{place}/infiniband", os.path.relpath("sys/class/infiniband", place)
 
 
 def _texts(device: Any, context: Any) -> Iterator[tuple[str, str]]:

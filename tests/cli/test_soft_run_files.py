@@ -13,10 +13,12 @@ import pytest
 from rdmanet import _core
 from rdmanet.cli.soft_run import FILES
 from rdmanet.cli.soft_tree import _mask
+from tests.support.unfit import unfit
 
 from .test_soft_run import STRANGER, environment, soft_run  # noqa: F401
 
 PORT = "/sys/class/infiniband/soft0/ports/1"
+PARENT = "/sys/devices/virtual/rdmanet/soft0"
 NODE = "/dev/infiniband/rdmanet_soft0"
 
 # What the device knows better than the tree, since it is open.
@@ -213,6 +215,44 @@ def test_a_link(environment, calls):  # noqa: F811
     assert learn(environment, calls, "/sys/devices/virtual/rdmanet/soft0/vendor")["fopen"] == "0xffff"
 
 
+def interfaces_with_devices(environment):  # noqa: F811
+    """Those among the adapter's interfaces that have a device of their own: a container's have none."""
+    _, out, _ = soft_run(environment, "--", "ls", f"{PARENT}/net")
+    names = [name for name in out.split() if Path(f"/sys/class/net/{name}/device").exists()]
+    return names or unfit("no interface of this machine that has an address has a device")
+
+
+def test_the_interfaces_of_the_adapter(environment):  # noqa: F811
+    """Those that have its addresses; the loopback interface only if there is no other."""
+    path = "/sys/class/infiniband/soft0/device/net"
+    local = environment | {"RDMANET_SOFT": "local"}
+    assert soft_run(local, "--", "ls", path) == (0, "lo\n", "")
+    assert soft_run(local, "--", "cat", f"{path}/lo/type") == (
+        0,
+        Path("/sys/class/net/lo/type").read_text(),
+        "",
+    )
+    names = soft_run(environment, "--", "ls", path)[1].split()
+    assert names and set(names) <= {name for _, name in socket.if_nameindex()}
+    assert "lo" not in names or names == ["lo"]
+
+
+def test_the_adapter_of_an_interface(environment, calls):  # noqa: F811
+    """Also for those who go there link by link, as realpath and std::filesystem do."""
+    name = interfaces_with_devices(environment)[0]
+    path = f"/sys/class/net/{name}/device/infiniband"
+    for each in (path, f"{Path(path).parent.resolve()}/infiniband"):
+        learnt = learn(environment, calls, each)
+        assert {learnt[call] for call in ("stat", "lstat", "statx", "__lxstat")} == {"directory"}
+        assert (learnt["opendir"], learnt["scandir"], learnt["chdir"]) == ("1", "soft0", "yes")
+        assert (learnt["readlink"], learnt["realpath"]) == ("EINVAL", "/sys/class/infiniband")
+    assert learn(environment, calls, f"{path}/soft0/ports/1/link_layer")["fopen"] == "Ethernet"
+    resolved = f"{Path(path).parent.resolve()}/infiniband/soft0\n"
+    assert soft_run(environment, "--", "realpath", f"{path}/soft0") == (0, resolved, "")
+    for other in (f"{path}s", "/sys/class/net/lo/device/infiniband", f"/sys/class/net/{name}/infiniband"):
+        assert learn(environment, calls, other)["stat"] == "ENOENT"
+
+
 STREAMS = r"""
 #include <filesystem>
 #include <fstream>
@@ -347,8 +387,11 @@ def test_the_tree_is_made_once_and_brought_up_to_date(environment):  # noqa: F81
     assert made.stat().st_ino == first
     made.unlink()
     made.write_text("old\n")
+    gone = directory / "files-ethernet" / PARENT.lstrip("/") / "net/gone0"
+    gone.symlink_to("/sys/class/net/gone0")
     (directory / "files-ethernet" / "rendered").unlink()
     assert look() == "1\n"
+    assert not gone.is_symlink()
 
 
 def test_without_files_there_are_none(environment, calls):  # noqa: F811

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .test_soft_run import STRANGER, environment, soft_run  # noqa: F401
-from .test_soft_run_files import BECOME, home_of_another
+from .test_soft_run_files import BECOME, home_of_another, interfaces_with_devices
 
 # No library stands before these: the program is static, and calls the kernel by number.
 CALLS = r"""
@@ -94,6 +94,22 @@ def test_the_rest_is_as_before(environment, tmp_path):  # noqa: F811
         listed = soft_run(*run, "env", "-u", "LD_PRELOAD", "ls", "-A", directory)[1].splitlines()
         assert set(listed) == set(os.listdir(directory)) | added
     assert tmp_path.name in soft_run(*run, "ls", tmp_path.parent)[1].splitlines()
+
+
+@pytest.mark.skipif(not may_mount(), reason="this host lets this user make no mount namespace")
+def test_the_adapter_of_an_interface(environment, calls):  # noqa: F811
+    """The interface's device keeps all that it has, and leads to the adapter, too; the adapter leads back."""
+    name = interfaces_with_devices(environment)[0]
+    device = f"/sys/class/net/{name}/device"
+    run = [environment, "--namespace", "--"]
+    paths = [
+        f"{device}/infiniband/soft0/ports/1/link_layer",
+        f"/sys/class/infiniband/soft0/device/net/{name}/type",
+    ]
+    seen = ["Ethernet", Path(f"/sys/class/net/{name}/type").read_text().strip()]
+    assert soft_run(*run, calls, *paths)[1].splitlines() == seen
+    listed = soft_run(*run, "env", "-u", "LD_PRELOAD", "ls", "-A", f"{device}/")[1].splitlines()
+    assert set(listed) == set(os.listdir(device)) | {"infiniband"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not may_mount(), reason="only root can become another user")

@@ -6,6 +6,9 @@
  *
  * A program under soft-run has the embedded device only. So what the host has at these paths is not seen.
  *
+ * Programs also ask which adapter an interface belongs to: /sys/class/net/NAME/device/infiniband. `device` leads to a
+ * directory below /sys/devices. Where soft-run has put an `infiniband` at such a place, this is /sys/class/infiniband.
+ *
  * The setting is read before the program's main(): later it may change its environment at any time.
  */
 #define _GNU_SOURCE
@@ -26,6 +29,11 @@ static const char *const ours[] = {
 	"/sys/class/infiniband_verbs",
 	"/sys/devices/virtual/rdmanet",
 };
+
+#define INTERFACES "/sys/class/net"
+#define OTHERS "/sys/devices"
+#define ADAPTERS "/infiniband"
+#define OUR_ADAPTERS "/sys/class/infiniband"
 
 static char root[PATH_MAX];
 static size_t root_length;
@@ -63,9 +71,34 @@ static void tidy(const char *path, char *to)
 	*to = 0;
 }
 
+/* No path is longer than the tidied one, PATH_MAX / 2, and root is shorter than that. */
+static void put(struct place *place, const char *begin, const char *rest)
+{
+	char *to = mempcpy(place->path, root, root_length);
+
+	to = mempcpy(to, begin, strlen(begin));
+	memcpy(to, rest, strlen(rest) + 1);
+}
+
+/* What follows the adapters of an interface in a path; NULL: it leads elsewhere. */
+static const char *behind_adapters(const char *path)
+{
+	const char *at = strstr(path, ADAPTERS), *rest;
+	struct place place;
+	struct stat state;
+
+	if (!at || !is_below(at, ADAPTERS) || !(is_below(path, INTERFACES) || is_below(path, OTHERS)))
+		return NULL;
+	rest = at + strlen(ADAPTERS);
+	put(&place, path, "");
+	place.path[root_length + (size_t)(rest - path)] = 0;
+	return lstat(place.path, &state) ? NULL : rest;
+}
+
 bool rn_in_tree(const char *path, struct place *place)
 {
 	char tidied[PATH_MAX / 2];
+	const char *rest;
 	struct stat state;
 	int error = errno;
 
@@ -78,13 +111,17 @@ bool rn_in_tree(const char *path, struct place *place)
 	for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
 		if (!is_below(tidied, ours[i]))
 			continue;
-		memcpy(place->path, root, root_length);
-		memcpy(place->path + root_length, tidied, strlen(tidied) + 1);
+		put(place, tidied, "");
 		place->is_node = is_below(tidied, DEVICES) && !stat(place->path, &state) && S_ISCHR(state.st_mode);
 		errno = error;
 		return true;
 	}
-	return false;
+	rest = behind_adapters(tidied);
+	if (rest)
+		put(place, OUR_ADAPTERS, rest);
+	place->is_node = false;
+	errno = error;
+	return rest != NULL;
 }
 
 const char *rn_seen_as(const char *path, char *buffer)
