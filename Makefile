@@ -165,7 +165,7 @@ build/engines/.done: requirements/engines.txt $(VENV)/.run
 	@scripts/progress "installing transfer engines to try" build/engines/bin/python -m pip install --quiet --no-deps $(locked) --requirement requirements/engines.txt
 	@touch $@
 
-engines: build $(VENV)/.test build/engines/.done ## try NIXL, Mooncake and DLSlime, unmodified, on the embedded device
+engines: build $(VENV)/.test build/engines/.done ## try NIXL, Mooncake, DLSlime and PeerCache, unmodified, on the embedded device
 	@RDMANET_TEST_ENGINES=build/engines/bin/python $(py) -m pytest -c tests/engines/pytest.ini --rootdir tests/engines tests/engines $(ARGS)
 
 foreign: build ## run Debian's RDMA programs, and transfer engines if they are installed, on the embedded device (ten minutes); writes the table in docs/soft-device.md

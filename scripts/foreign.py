@@ -289,7 +289,9 @@ def main() -> int:
         print("\n".join(case.client for case in cases))
         return 0
     if not has_engines:
-        print("NIXL, Mooncake and DLSlime are not tried: `make build/engines/.done` installs them (500 MB)")
+        print(
+            "NIXL, Mooncake, DLSlime and PeerCache are not tried: `make build/engines/.done` installs them (500 MB)"
+        )
     commands = {command.split()[0] for case in cases for command in (case.client, case.server) if command}
     if absent := sorted(command for command in commands - {ENGINES} if not shutil.which(command)):
         print(f"not installed: {', '.join(absent)}", file=sys.stderr)

@@ -346,9 +346,9 @@ ENGINES = "build/engines/bin/python"  # `make build/engines/.done` makes it
 
 def engines() -> Iterator[Case]:
     """A READ and a WRITE by each of them. `make engines` tries much more."""
-    for engine, program in (("NIXL", "nixl"), ("Mooncake", "mooncake"), ("DLSlime", "dlslime")):
+    for engine in ("NIXL", "Mooncake", "DLSlime", "PeerCache"):
         yield Case(
-            f"{ENGINES} tests/engines/programs/{program}_pair.py read_and_write",
+            f"{ENGINES} tests/engines/programs/{engine.lower()}_pair.py read_and_write",
             figure=finds(r"^done$", "every byte compared"),
             quick=True,
             environment=(("UCX_TLS", "ib"),),

@@ -16,6 +16,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1500 if {"RDMANET_TEST_TRANSFERS", "RDMANET_TEST_KILLS"} & set(os.environ) else 300
 
+ENGINES = ("nixl", "mooncake", "dlslime", "peercache")
 NIXL = ("read_and_write", "notifications", "lists", "random_sizes", "kills")
 MOONCAKE = ("read_and_write", "batches", "segments", "random_sizes", "kills")
 DLSLIME = ("read_and_write", "batches", "write_with_imm", "send_and_recv", "random_sizes", "kills")
@@ -84,7 +85,7 @@ def test_the_example_with_faults(faults, arguments, failed):
     assert re.search(rf"^\d+ blocks are right, .* {failed} READs failed$", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("engine", ["nixl", "mooncake", "dlslime", "peercache"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_from_a_wheel(installed, tmp_path, engine):
     """rdmanet is installed by pip, and started elsewhere."""
     rdmanet, python = (installed / "venv/bin" / name for name in ("rdmanet", "python"))
@@ -102,6 +103,6 @@ def test_from_a_wheel(installed, tmp_path, engine):
     assert done.stdout.rstrip().endswith("done")
 
 
-@pytest.mark.parametrize("engine", ["nixl", "mooncake", "dlslime"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_the_page_shows(engine):
     run("page.py", engine)

@@ -12,7 +12,7 @@ import numpy as np
 from pair import BLOCK, hear, target
 
 PAGE = Path(__file__).parents[3] / "docs/howto/engines.md"
-COUNTING, NIXL, MOONCAKE, DLSLIME, DLSLIME_READS = re.findall(
+COUNTING, NIXL, MOONCAKE, DLSLIME, DLSLIME_READS, PEERCACHE = re.findall(
     r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
 
@@ -37,7 +37,12 @@ def dlslime(pipe, names):
     exec(DLSLIME_READS, names)
 
 
-CASES = {each.__name__: each for each in (nixl, mooncake, dlslime)}
+def peercache(pipe, names):
+    names["peer"], names["address_there"], names["key_of_the_peer"] = hear(pipe)
+    exec(PEERCACHE, names)
+
+
+CASES = {each.__name__: each for each in (nixl, mooncake, dlslime, peercache)}
 
 if __name__ == "__main__":
     engine = sys.argv[1]
