@@ -169,6 +169,11 @@ class Lifecycle:
         return self._loop_context.fd
 
     @property
+    def ring_bytes(self) -> int:
+        """How many bytes its receive slots hold when they have grown; the slots that it sends from hold as many."""
+        return self._config.slot_bytes * self._config.data_slots
+
+    @property
     def foreign(self) -> bool:
         """Whether this is a forked child's copy of its parent's connection."""
         return self._loop_context.foreign

@@ -290,6 +290,10 @@ class RdmaTransport(asyncio.Transport):
     def _keep_alive(self, on: bool, idle: float, interval: float, count: int) -> None:
         self._connection.keep_alive(on, idle, interval, count)
 
+    def _ring_bytes(self) -> int:
+        """How many bytes may lie in its receive slots, and how many in the slots that it sends from."""
+        return self._life.ring_bytes
+
     def _force_close(self, exc: BaseException | None) -> None:
         """abort(), with the error that connection_lost() is to get: asyncio's SSLProtocol calls this."""
         if exc is None:

@@ -24,6 +24,7 @@ _KEEPALIVE = {
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): (3, KEEPALIVE_COUNT_MOST),
 }
 """Options of the keep-alive: which of its settings they are, and the most that they can be."""
+_BUFFERS = ((socket.SOL_SOCKET, socket.SO_RCVBUF), (socket.SOL_SOCKET, socket.SO_SNDBUF))
 
 
 class Connected(Protocol):
@@ -40,6 +41,8 @@ class Connected(Protocol):
     def _kept_alive(self) -> tuple[bool, float, float, int]: ...
 
     def _keep_alive(self, on: bool, idle: float, interval: float, count: int) -> None: ...
+
+    def _ring_bytes(self) -> int: ...
 
 
 class RdmaSocket:
@@ -87,7 +90,8 @@ class RdmaSocket:
     def setsockopt(self, level: int, option: int, value: Any = None, length: int | None = None) -> None:
         """SO_KEEPALIVE, TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT do what they do with TCP, in whole seconds.
 
-        Other options, and all of listeners, are stored and have no effect: this transport always sends at once.
+        Other options, and all of listeners, are stored and have no effect: this transport always sends at once, and
+        its ring is as large as ``slot_bytes`` and ``data_slots`` said when it was made.
 
         :raises OSError: a time or a count is out of TCP's range (EINVAL)
         """
@@ -105,7 +109,12 @@ class RdmaSocket:
         )
 
     def getsockopt(self, level: int, option: int, length: int = 0) -> int | bytes:
-        """The value that was set, or 0; always 1 for TCP_NODELAY. With ``length``, as at most that many bytes."""
+        """The value that was set, or 0; what is so for some. With ``length``, as at most that many bytes.
+
+        TCP_NODELAY is always 1. SO_RCVBUF and SO_SNDBUF of a connection are ``slot_bytes * data_slots``, whatever was
+        set: its ring takes in so many bytes when it has grown, and up to so many are with the device and no longer in
+        ``get_write_buffer_size()``.
+        """
         value = self._truths().get((level, option), self._options.get((level, option), 0))
         if length:
             return (value.to_bytes(4, sys.byteorder, signed=True) if isinstance(value, int) else value)[
@@ -114,11 +123,13 @@ class RdmaSocket:
         return value if isinstance(value, int) else int.from_bytes(value[:4], sys.byteorder, signed=True)
 
     def _truths(self) -> dict[tuple[int, int], int]:
-        """Options with a fixed value."""
+        """Options that are what they are, whatever was set."""
         connection = self._kept_alive()
         kept = () if connection is None else connection._kept_alive()
+        ring = {} if connection is None else dict.fromkeys(_BUFFERS, connection._ring_bytes())
         return {
             **{key: math.ceil(kept[place]) for key, (place, _) in _KEEPALIVE.items() if kept},
+            **ring,
             (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
             (socket.SOL_SOCKET, socket.SO_TYPE): self.type,
             (socket.SOL_SOCKET, socket.SO_PROTOCOL): self.proto,

@@ -209,6 +209,23 @@ async def test_options(net: Net):
     assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "size"), [({}, 16 * 65536), ({"slot_bytes": 4096, "data_slots": 3}, 3 * 4096)]
+)
+async def test_sizes_of_the_buffers(net: Net, options, size):
+    """Those of the ring, whatever is set."""
+    accepted = Recorder()
+    _, port = await net.serve(lambda: accepted, **options)
+    client = await net.connect(port, **options)
+    await until_seen(lambda: accepted.transport)
+    for recorder in (client, accepted):
+        sock = recorder.transport.get_extra_info("socket")
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, 123)
+            assert sock.getsockopt(socket.SOL_SOCKET, option) == size
+            assert sock.getsockopt(socket.SOL_SOCKET, option, 4) == size.to_bytes(4, sys.byteorder)
+
+
 async def test_options_of_the_keep_alive(net: Net):
     """They are read, and written, as with TCP; sizes that TCP refuses are refused."""
     _, port = await net.serve()
