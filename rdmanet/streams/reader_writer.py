@@ -160,6 +160,10 @@ class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
         self._reader._transport = transport  # type: ignore[attr-defined]
         self.__class__ = _TlsWriter
 
+    def __repr__(self) -> str:
+        # By the name that programs know: over TLS and after close() it is of another class.
+        return f"<RdmaStreamWriter transport={self._transport!r} reader={self._reader!r}>"  # type: ignore[attr-defined]
+
 
 _NOT_ENCRYPTED = (
     "the stream is encrypted (TLS), and RDMA goes past TLS: what is read and written in memory on offer would not be"

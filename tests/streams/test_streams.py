@@ -1,6 +1,7 @@
 """StreamReader and StreamWriter: asyncio's own behaviour on another transport."""
 
 import asyncio
+import gc
 
 import pytest
 from harness import HOST, Net
@@ -244,9 +245,7 @@ async def test_many_drains_at_once(net: Net):
 
 
 async def test_a_client_that_leaves_its_streams_to_the_collector(net: Net):
-    """A dropped pair warns, as asyncio's does, and is closed all the same."""
-    import gc
-
+    """The connection of a dropped pair ends as it would have."""
     closed = net.loop.create_future()
 
     async def serve(reader, writer):
@@ -263,6 +262,16 @@ async def test_a_client_that_leaves_its_streams_to_the_collector(net: Net):
     del reader, writer
     gc.collect()
     await closed
+
+
+async def test_a_writer_goes_by_its_public_name(net: Net):
+    """Also in the warning about one that nobody closed, which closes it first."""
+    _, port = await net.serve()
+    reader, writer = await rdmanet.open_rdma_connection(HOST, port)
+    assert repr(writer).startswith("<RdmaStreamWriter transport=<RdmaTransport open")
+    with pytest.warns(ResourceWarning, match="^unclosed <RdmaStreamWriter transport=<RdmaTransport closing"):
+        del reader, writer
+        gc.collect()
 
 
 async def test_one_connection_is_copied_to_another(net: Net):
