@@ -39,7 +39,7 @@ async def resolve(
     loop: asyncio.AbstractEventLoop, host: str, port: int | str, family: int, proto: int, flags: int
 ) -> list[SockAddr]:
     """The addresses of a host. A numeric address is not passed to the loop's resolver, which would use a thread."""
-    if isinstance(port, int):
+    if isinstance(port, int) and isinstance(host, str):
         with contextlib.suppress(ValueError):
             ip = _address(host)
             wanted = socket.AF_INET if ip.version == 4 else socket.AF_INET6

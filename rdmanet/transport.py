@@ -187,13 +187,13 @@ async def start_rdma_server(
 ) -> RdmaServer:
     """Listen for byte streams over RDMA; returns an ``asyncio.AbstractServer``.
 
-    It works like ``loop.create_server``: ``host`` is an address, several addresses, or None for all. Port 0 or None
-    takes a free port, and ``server.sockets`` says which. Without ``device``, every device that owns the address
-    listens; the embedded device has every address of this host. If a TCP server uses the same port, start that one
-    first: see docs/howto/migrate.md. ``reuse_address`` is accepted and has no effect, because a port is free as soon as
-    its listener is gone. ``slot_bytes`` and ``data_slots`` size the ring of each connection, as in
-    ``create_rdma_connection``; ``close_timeout``, ``busy_poll`` and ``keepalive`` are as there, too. ``keep_alive`` is
-    that of ``loop.create_server``: True stands for ``keepalive`` as it is by default, False for none.
+    It works like ``loop.create_server``: ``host`` is an address, several addresses, or None or "" for all. Port 0 or
+    None takes a free port, and ``server.sockets`` says which. One of the two must be given. Without ``device``, every
+    device that owns the address listens; the embedded device has every address of this host. If a TCP server uses the
+    same port, start that one first: see docs/howto/migrate.md. ``reuse_address`` is accepted and has no effect, because
+    a port is free as soon as its listener is gone. ``slot_bytes`` and ``data_slots`` size the ring of each connection,
+    as in ``create_rdma_connection``; ``close_timeout``, ``busy_poll`` and ``keepalive`` are as there, too.
+    ``keep_alive`` is that of ``loop.create_server``: True stands for ``keepalive`` as it is by default, False for none.
 
     With ``shared_receive`` the connections have no rings of their own. They receive from one shared receive queue, so
     that many idle connections cost little. Each always has ``min(2, data_slots)`` data slots, and six for control
@@ -210,9 +210,10 @@ async def start_rdma_server(
 
     Raises TypeError for a coroutine function (``start_rdma_stream_server`` takes one), and for an ``ssl`` that is no
     context; OSError if it cannot listen on one of the addresses (the text names it; an address that this host does not
-    have is skipped if there is another); ValueError for sizes out of range, for an empty list of hosts, and for times
-    of TLS that are not positive or without ``ssl``; ``ssl.SSLError`` for a client's context; NotImplementedError, which
-    names the keywords that are not implemented yet. Cancelling it closes the listeners that it has made.
+    have is skipped if there is another); ValueError for sizes out of range, for neither host nor port, for an empty
+    list of hosts (``loop.create_server`` makes a server of it that nobody can reach), and for times of TLS that are not
+    positive or without ``ssl``; ``ssl.SSLError`` for a client's context; NotImplementedError, which names the keywords
+    that are not implemented yet. Cancelling it closes the listeners that it has made.
     """
     refuse_unbuilt("start_rdma_server", unbuilt)
     _refuse_unknown("start_rdma_server", unbuilt)
@@ -283,20 +284,16 @@ async def listen(
     """Give a server the listeners that start_rdma_server() would give it. If that fails, close the server."""
     loop = server.get_loop()
     absent: list[Exception] = []
-    hosts: Iterable[str] = (
-        wildcards(family) if host in (None, "") else [host] if isinstance(host, str) else host or ()
-    )
     try:
-        for name in hosts:
-            for address in await resolve(loop, name, port or 0, family, 0, flags):
-                for library in libraries_for(address, device):
-                    try:
-                        server._add_listener(await loop_context_for(loop, library), address)
-                    except OSError as exc:
-                        failure = _listen_error(exc, address, library.name)
-                        if exc.errno not in _NOT_ITS_ADDRESS:
-                            raise failure from exc
-                        absent.append(failure)
+        for address in await _addresses_of(loop, host, port, family, flags):
+            for library in libraries_for(address, device):
+                try:
+                    server._add_listener(await loop_context_for(loop, library), address)
+                except OSError as exc:
+                    failure = _listen_error(exc, address, library.name)
+                    if exc.errno not in _NOT_ITS_ADDRESS:
+                        raise failure from exc
+                    absent.append(failure)
         if not server._listeners:
             if not absent:
                 raise ValueError(f"start_rdma_server: host={host!r} names no address")
@@ -309,6 +306,28 @@ async def listen(
     except BaseException:
         server.close()
         raise
+
+
+async def _addresses_of(
+    loop: asyncio.AbstractEventLoop,
+    host: str | Sequence[str] | None,
+    port: int | str | None,
+    family: int,
+    flags: int,
+) -> list[SockAddr]:
+    """The addresses to listen on, each once, as loop.create_server() finds them.
+
+    None among several hosts stands for all addresses, too, as it does there.
+    """
+    if host is None and port is None:
+        raise ValueError("start_rdma_server: neither host nor port was specified")
+    several = isinstance(host, Iterable) and not isinstance(host, str)
+    hosts: Iterable[Any] = cast(Iterable[Any], host) if several else [None if host == "" else host]
+    names = itertools.chain.from_iterable(wildcards(family) if name is None else [name] for name in hosts)
+    found: dict[SockAddr, None] = {}
+    for name in names:
+        found.update(dict.fromkeys(await resolve(loop, name, port or 0, family, 0, flags)))
+    return list(found)
 
 
 # ---------------------------------------------------------------------------

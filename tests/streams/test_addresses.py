@@ -72,6 +72,45 @@ async def test_an_address_without_a_local_one_of_its_family_is_passed_over(net: 
     assert told.value.errno == errno.EADDRNOTAVAIL
 
 
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        (None, 0), ("", 0), ([None], 0), (HOST, None), ([HOST, None], 0), ([b"127.0.0.1"], 0),
+        (None, None), ([""], 0), (5, 0), (0, 0), (b"127.0.0.1", 0), (HOST, "no such service"),
+    ],
+    ids=repr,
+)  # fmt: skip
+async def test_a_server_listens_where_asyncios_would(net: Net, host, port):
+    """Or it raises the same kind of error."""
+
+    async def where(start) -> object:
+        try:
+            server = await start(asyncio.Protocol, host, port)
+        except (OSError, TypeError, ValueError) as exc:
+            return type(exc)
+        try:
+            return {sock.getsockname()[0] for sock in server.sockets}
+        finally:
+            server.close()
+
+    assert await where(rdmanet.start_rdma_server) == await where(net.loop.create_server)
+
+
+async def test_an_address_that_is_named_twice_is_listened_on_once(net: Net):
+    server, port = await net.serve()
+    server.close()
+    server = await rdmanet.start_rdma_server(Recorder, [HOST, "localhost", HOST], port, family=socket.AF_INET)
+    net.servers.append(server)
+    assert [sock.getsockname() for sock in server.sockets] == [(HOST, port)]
+
+
+def test_a_blocking_listener_needs_a_host_or_a_port():
+    with rdmanet.listen_rdma_stream() as listener:  # any port
+        assert listener.getsockname()[1]
+    with pytest.raises(ValueError, match="neither host nor port"):
+        rdmanet.listen_rdma_stream(None, None)
+
+
 async def test_a_link_local_address_keeps_its_scope(net: Net):
     index = socket.if_nametoindex("lo")
     for host in ("fe80::1%lo", f"fe80::1%{index}"):
