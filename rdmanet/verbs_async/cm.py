@@ -73,6 +73,15 @@ _REJECT_BYTES = 148
 """How much private data a rejection takes on InfiniBand and RoCE; iWARP takes more."""
 
 
+_REACHED = {
+    "resolve_addr": "its address is resolved",
+    "resolve_route": "its route is resolved",
+    "connect": "it is connected",
+    "accept": "it is connected",
+}
+"""What an identifier has come to after each phase."""
+
+
 def _milliseconds(timeout: float) -> int:
     """Seconds in the form that librdmacm takes: milliseconds as a C int, at least 1."""
     if not timeout >= 0:
@@ -126,6 +135,7 @@ class AsyncCMID(Closable):
         self._own_channel = False
         self._events = Waiting(channel)
         self._phase: str | None = None  # the phase that has begun and not ended
+        self._reached = "nothing is resolved yet"  # for the errors of a step that does not come next
         self._end: CMEvent | None = None  # the event that ended the connection
         self._parting = False  # this side has asked for the end
         channel._ids[id] = self
@@ -136,6 +146,7 @@ class AsyncCMID(Closable):
         self = cls.__new__(cls)
         self._begin(channel, event.id, event.private_data, PortSpace.TCP)  # as its listener
         self._is_request = True
+        self._reached = "it is a request that waits for an answer"
         return self
 
     @property
@@ -185,8 +196,7 @@ class AsyncCMID(Closable):
         events = self._events
         events.home.check(self)
         while not events.events:
-            if self.id.closed:
-                raise ValueError("this AsyncCMID is closed")
+            self._needs_to_be_open()
             await events.more()
         return events.events.popleft()
 
@@ -197,11 +207,23 @@ class AsyncCMID(Closable):
             raise ValueError(f"{self!r}: {self._phase}() did not finish; close it")
         self._phase = name
         try:
-            yield
+            with self._where():
+                yield
         except Exception:
             self._phase = None
             raise
         self._phase = None  # not when it was cancelled
+        self._reached = _REACHED[name]
+
+    @contextlib.contextmanager
+    def _where(self) -> Iterator[None]:
+        """EINVAL may mean that a step does not come next: say what came last."""
+        try:
+            yield
+        except OSError as exc:
+            if exc.errno != errno.EINVAL or repr(self.id) in str(exc):  # that is an identifier which was used
+                raise
+            raise OSError(errno.EINVAL, f"{exc.strerror} ({self!r}: {self._reached})") from exc
 
     async def _until(self, *wanted: CMEventType) -> CMEvent:
         while True:
@@ -211,6 +233,10 @@ class AsyncCMID(Closable):
             if event.type in _FAILURES:
                 self.private_data = event.private_data
                 raise event.error() or cm_error(event.type.name, event.status)
+
+    def _needs_to_be_open(self) -> None:
+        if self.id.closed:
+            raise ValueError("this AsyncCMID is closed")
 
     # -- phases of a client --
 
@@ -268,6 +294,7 @@ class AsyncCMID(Closable):
 
     def _needs_qp(self, call: str, qp_num: int) -> None:
         """Without a queue pair the peer would wait for one that never comes."""
+        self._needs_to_be_open()
         if self._ps is PortSpace.TCP and self.id.qp is None and not qp_num:
             raise ValueError(
                 f"{call}() on {self!r} needs a queue pair: call create_qp() first, or pass qp_num= of one of your own"
@@ -321,9 +348,10 @@ class AsyncCMID(Closable):
         The peer's accept() returns then. This does nothing where the device has connected the queue pair itself, as
         iWARP's devices do.
 
-        :raises ValueError: connect() has not returned
+        :raises ValueError: connect() has not returned, or the identifier is closed
         :raises OSError: EOPNOTSUPP if the library is too old; the peer has gone
         """
+        self._needs_to_be_open()
         if self.reply is None:
             raise ValueError(f"{self!r}: connect() has not returned")
         if self.reply.type is CMEventType.CONNECT_RESPONSE:
@@ -369,7 +397,8 @@ class AsyncCMID(Closable):
         :raises OSError: EINVAL: it is too long for this one, or this is no request that waits for an answer
         """
         try:
-            self.id.reject(private_data)
+            with self._where():
+                self.id.reject(private_data)
         except OSError as exc:
             if not self._has_gone(exc, private_data):
                 raise
@@ -382,7 +411,7 @@ class AsyncCMID(Closable):
         are excluded: this is no request, or was answered, or the data is too long.
         """
         may_be = self._is_request and not self._is_answered and len(private_data) <= _REJECT_BYTES
-        return exc.errno == errno.ECONNRESET or (exc.errno == errno.EINVAL and may_be)
+        return (exc.errno == errno.ECONNRESET and self._is_request) or (exc.errno == errno.EINVAL and may_be)
 
     # -- the end of a connection --
 
@@ -393,8 +422,7 @@ class AsyncCMID(Closable):
         """
         self._events.home.check(self)
         while self._end is None:
-            if self.id.closed:
-                raise ValueError("this AsyncCMID is closed")
+            self._needs_to_be_open()
             await self._events.more()
 
     async def disconnect(self) -> None:
@@ -403,7 +431,8 @@ class AsyncCMID(Closable):
         :raises OSError: there is no connection
         """
         if self._end is None:
-            self.id.disconnect()
+            with self._where():
+                self.id.disconnect()
             self._parting = True
         await self.disconnected()
 

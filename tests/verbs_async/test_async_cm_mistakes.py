@@ -161,3 +161,52 @@ async def test_ones_own_queue_pair_of_a_plain_program(loop, device, address):
                     with contextlib.closing(server):
                         await server.id.accept()
                         await connecting.join()
+
+
+@pytest.mark.embedded_only("the kernel has other errors for some of these mistakes")
+@on_every_loop
+async def test_a_step_that_does_not_come_next_says_what_came_last(loop, device, address):
+    """Whichever it is: the error names the call, the identifier, and how far that has come."""
+    async with asked(loop, device, address) as (listener, _, connecting, request):
+        async with resolved(loop, device, listener) as id:
+            server = End(loop, id)
+            with contextlib.closing(server):
+                for step in (id.resolve_route, id.accept, id.disconnect):
+                    with pytest.raises(
+                        OSError, match=r"rdma_\w+: .*AsyncCMID.*: its route is resolved"
+                    ) as caught:
+                        await step()
+                    assert caught.value.errno == errno.EINVAL
+                with pytest.raises(OSError, match=r"rdma_reject: .*: its route is resolved"):
+                    id.reject()
+                assert not id.closed
+        with request, pytest.raises(OSError, match=r"rdma_resolve_route: .*: it is a request that waits"):
+            await request.resolve_route()
+        with pytest.raises(ConnectionRefusedError):
+            await connecting.join()
+
+
+@on_every_loop
+async def test_an_identifier_that_is_closed_says_so(loop, device, address):
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        async with resolved(loop, device, listener) as id:
+            pass
+        for step in (id.connect, id.accept, id.disconnect, id.resolve_route, id.event, id.disconnected):
+            with pytest.raises(ValueError, match="this (Async)?CMID is closed"):
+                await step()
+        for step in (id.reject, id.establish):
+            with pytest.raises(ValueError, match="this (Async)?CMID is closed"):
+                step()
+
+
+@pytest.mark.embedded_only("the kernel says EINVAL here, whatever is wrong")
+@on_every_loop
+async def test_only_a_request_is_rejected_silently(loop, device, address):
+    """A connecting identifier that the peer has refused has nothing to reject."""
+    async with asked(loop, device, address) as (_, client, connecting, request):
+        request.reject()
+        with pytest.raises(ConnectionRefusedError):
+            await connecting.join()
+        with pytest.raises(OSError, match="rdma_reject"):
+            client.id.reject()
+        assert not client.id.closed
