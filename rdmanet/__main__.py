@@ -2,6 +2,15 @@
 
 import sys
 
-from rdmanet.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run one command and return its exit status. Ctrl-C may come before its modules have been imported."""
+    try:
+        from rdmanet.cli import main as run
+    except KeyboardInterrupt:
+        return 130
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -63,3 +65,21 @@ def test_nobody_interrupts():
     assert interrupts.run(main(), Loop) == 5
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+EARLY = """
+import runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rdmanet.cli.interrupts":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("rdmanet", run_name="__main__")
+"""
+
+
+def test_ctrl_c_before_the_command_is_imported():
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
