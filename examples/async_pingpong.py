@@ -15,6 +15,7 @@ message only into a posted receive. For the same reason the server posts its fir
 import argparse
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,8 +111,10 @@ def main() -> None:
     parser.add_argument("host", nargs="?")
     args = parser.parse_args()
     serve, play = (serve_by_cm, play_by_cm) if args.cm else (serve_by_exchange, play_by_exchange)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         asyncio.run(play(args) if args.host else serve(args))
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import select
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -115,4 +116,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

@@ -4,7 +4,6 @@ usage: python examples/echo_client.py [HOST] [PORT]
 """
 
 import asyncio
-import contextlib
 import sys
 
 import rdmanet
@@ -24,5 +23,7 @@ async def main(host: str = "127.0.0.1", port: str = "7471") -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         asyncio.run(main(*sys.argv[1:3]))
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

@@ -8,6 +8,7 @@ The only lines that differ from the same server over TCP are the two that start 
 import argparse
 import asyncio
 import contextlib
+import sys
 from typing import cast
 
 import rdmanet
@@ -60,5 +61,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         asyncio.run(main())
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

@@ -13,7 +13,6 @@ refused with the reason. Text from the peer is escaped before it is printed.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import re
@@ -109,7 +108,7 @@ async def send(host: str, port: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         match sys.argv[1:]:
             case ["receive", directory, *where]:
                 asyncio.run(receive(directory, *where))
@@ -117,3 +116,5 @@ if __name__ == "__main__":
                 asyncio.run(send(host, port, path))
             case _:
                 sys.exit(__doc__)
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import sys
 import zlib
 
 import rdmanet.verbs as v
@@ -116,5 +117,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         asyncio.run(main())
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

@@ -16,6 +16,7 @@ its channel readable, once. Completions from before the arming do not, so poll o
 import argparse
 import select
 import socket
+import sys
 import time
 from collections.abc import Iterator
 
@@ -114,4 +115,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

@@ -10,6 +10,7 @@ whatever it claims.
 
 import asyncio
 import multiprocessing
+import sys
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -109,4 +110,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

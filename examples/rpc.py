@@ -11,8 +11,8 @@ only a Call or an Answer, only FUNCTIONS can be called, and printable() escapes 
 
 import argparse
 import asyncio
-import contextlib
 import itertools
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -117,5 +117,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         asyncio.run(main())
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import contextlib
 import struct
+import sys
 
 import rdmanet.verbs as v
 from rdmanet.errors import printable
@@ -116,5 +117,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         asyncio.run(main())
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

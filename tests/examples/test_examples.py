@@ -96,6 +96,34 @@ def test_an_interrupt_prints_no_traceback(server):
     assert errors == ""
 
 
+@pytest.mark.parametrize(
+    "client",
+    [
+        ["echo_client.py", "127.0.0.1", "1"],
+        ["async_pingpong.py", "-p", "1", "127.0.0.1"],
+        ["async_pingpong.py", "--cm", "-p", "1", "127.0.0.1"],
+        ["cmtime.py", "127.0.0.1", "1"],
+        ["file_transfer.py", "send", "127.0.0.1", "1", __file__],
+        ["kv_store.py", "-p", "1", "get", "key"],
+        ["rc_pingpong.py", "-p", "1", "127.0.0.1"],
+        ["rpc.py", "call", "127.0.0.1", "1"],
+        ["rping.py", "-c", "-a", "127.0.0.1", "-p", "1"],
+    ],
+    ids=" ".join,
+)
+def test_a_client_without_a_server_says_so_in_one_line(client):
+    done = subprocess.run(
+        command(*client),
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "Errno" in done.stderr
+
+
 @pytest.mark.usefixtures("heard_interrupts")
 @pytest.mark.parametrize(
     "server",
@@ -374,5 +402,5 @@ def test_every_example_is_described_and_short():
     described = (ROOT / "examples/README.md").read_text()
     for example in (ROOT / "examples").glob("*.py"):
         assert f"examples/{example.name}" in described
-        # 119 lines, and the two by which Ctrl-C ends it without a traceback.
-        assert len(example.read_text().splitlines()) <= 121, example.name
+        # 119 lines, and the four by which Ctrl-C and errors end it without a traceback.
+        assert len(example.read_text().splitlines()) <= 123, example.name
