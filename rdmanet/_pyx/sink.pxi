@@ -109,12 +109,11 @@ cdef class IntoBuffer(Sink):
             self.landing = self.connection = None
         PyContext_Enter(connection.context)
         try:
+            self.callback = "get_buffer"    # also for what it returned
             if self.ahead is None:
-                self.callback = "get_buffer"
                 target = self.get_buffer(inbox.at(0).length - inbox.offset)
             else:
                 target, self.ahead = self.ahead, None
-            self.callback = "buffer_updated"
             PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
             try:
                 if view.len == 0:
@@ -128,7 +127,6 @@ cdef class IntoBuffer(Sink):
                     n = min(<size_t>view.len - taken, <size_t>(entry.length - inbox.offset))
                     if <char *>view.buf + taken != entry.data + inbox.offset:   # the peer has placed it there
                         if not copy_carefully(<char *>view.buf + taken, entry.data + inbox.offset, n):
-                            self.callback = "get_buffer"
                             raise memory_is_gone("get_buffer")
                     taken += n
                     inbox.offset += <uint32_t>n
@@ -140,6 +138,7 @@ cdef class IntoBuffer(Sink):
             target = None
             self.burst += taken
             repost_if_half(connection)
+            self.callback = "buffer_updated"
             self.buffer_updated(taken)
             if may_place and self.burst >= PLACE_BYTES and self.is_dry(connection):
                 self.ask_ahead(connection)

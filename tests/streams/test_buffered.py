@@ -130,20 +130,22 @@ async def test_pausing_between_two_buffers(net: Net):
     client.transport.abort()
 
 
-@pytest.mark.parametrize("failing", ["empty", "raises", "not a buffer", "read-only"])
+@pytest.mark.parametrize("failing", ["empty", "raises", "none", "not a buffer", "read-only"])
 async def test_a_buffer_that_cannot_be_used_ends_the_connection(net: Net, failing):
     class Failing(Buffered):
         def get_buffer(self, sizehint):
             if failing == "raises":
                 raise LookupError("no buffer")
-            return {"empty": bytearray(), "not a buffer": 7, "read-only": bytes(10)}[failing]
+            return {"empty": bytearray(), "none": None, "not a buffer": 7, "read-only": bytes(10)}[failing]
 
     client, server = await net.pair(server=Failing)
     other, _ = await net.pair(server=Echo)
     client.transport.write(b"hello")
     error = await server.recorder.until_lost()
     assert error is not None
-    assert net.complaint()["exception"] is error
+    told = net.complaint()
+    assert told["exception"] is error
+    assert told["message"] == "Fatal error: protocol.get_buffer() call failed."
     assert not server.recorder.eof
     assert isinstance(await client.until_lost(), ConnectionError)
     other.transport.write(b"fine")
@@ -158,7 +160,9 @@ async def test_an_exception_of_buffer_updated_ends_the_connection(net: Net):
     client, server = await net.pair(server=Failing)
     client.transport.write(b"hello")
     assert isinstance(await server.recorder.until_lost(), LookupError)
-    assert isinstance(net.complaint()["exception"], LookupError)
+    told = net.complaint()
+    assert isinstance(told["exception"], LookupError)
+    assert told["message"] == "Fatal error: protocol.buffer_updated() call failed."
     assert isinstance(await client.until_lost(), ConnectionError)
 
 
