@@ -1,8 +1,9 @@
 """The application's protocol: how its methods are called, and what becomes of the exceptions they raise.
 
 A connection calls its protocol from the event loop, where nobody awaits. So each method runs in the context that the
-transport was created with, and an exception goes to the loop's exception handler. Whether an exception also ends the
-connection is not decided here.
+transport was created with, and an exception goes to the loop's exception handler: a CancelledError, too, which the
+result of a future may raise, but what ends the program passes through. It is the same with asyncio's transports.
+Whether an exception also ends the connection is not decided here.
 
 Two kinds of calls do not pass through here: _pyx/sink.pxi calls data_received() and buffer_updated(); lifecycle.py
 calls pause_writing() and resume_writing().
@@ -38,8 +39,15 @@ class Callbacks:
         self._factory = factory
 
     def make_protocol(self) -> asyncio.BaseProtocol:
-        """Call the factory. What it raises is the caller's."""
-        protocol = self.protocol = self.context.run(self._factory)
+        """Call the factory. What it raises is the caller's, and so is the AttributeError if it makes no protocol."""
+        try:
+            protocol = self.context.run(self._factory)
+        except StopIteration as exc:
+            raise RuntimeError(
+                "the protocol factory raised StopIteration"
+            ) from exc  # which no future carries
+        protocol.connection_made  # noqa: B018
+        self.protocol = protocol
         return protocol
 
     def connection_made(self, transport: asyncio.Transport | None = None) -> None:
@@ -51,7 +59,9 @@ class Callbacks:
         assert self.protocol is not None and transport is not None
         try:
             self.context.run(self.protocol.connection_made, transport)
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             self.report(exc, "connection_made() failed")
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -60,7 +70,9 @@ class Callbacks:
             return
         try:
             self.protocol.connection_lost(error)
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             self.report(exc, "connection_lost() failed")
 
     def listens_for(self, name: str) -> bool:

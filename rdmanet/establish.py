@@ -65,7 +65,7 @@ class EndpointOwner(Protocol):
     def _established(self, event: CMEvent) -> None:
         """Both sides are ready. What this raises reaches the caller of ``connect()``, or ``_establishing_failed``."""
 
-    def _establishing_failed(self, error: Exception) -> None:
+    def _establishing_failed(self, error: BaseException) -> None:
         """``_established`` raised on the accepting side, where nobody waits for it."""
 
     def _on_connection_error(self, error: OSError) -> None:
@@ -259,16 +259,16 @@ class Endpoint:
             if event.type is CMEventType.ESTABLISHED:
                 self.connected = True
                 owner._established(event)
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            if waiter is not None:
+                waiter.cancel()  # if the loop runs again, nobody waits in vain
+            raise
+        except BaseException as exc:
             if waiter is None:
                 owner._establishing_failed(exc)
             elif not waiter.done():  # else connect() was cancelled, and ends what there is
                 waiter.set_exception(exc)
             return
-        except BaseException:
-            if waiter is not None:
-                waiter.cancel()  # a KeyboardInterrupt, for example: if the loop runs again, nobody waits in vain
-            raise
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 

@@ -229,7 +229,7 @@ class Lifecycle:
             self._stop_timers()
             self.close()
 
-    def _establishing_failed(self, error: Exception) -> None:
+    def _establishing_failed(self, error: BaseException) -> None:
         self._report(error, "rdmanet: a connection could not be begun")
         self.release_now()
 
@@ -386,7 +386,9 @@ class Lifecycle:
     def _deliver_eof(self) -> None:
         try:
             keep_open = self.callbacks.tell("eof_received")
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             self._callback_raised(exc, "eof_received")
             return
         if not keep_open and not self.machine.closing and not self._waits_for_tls():
@@ -515,7 +517,9 @@ class Lifecycle:
         self.writing.pausing()
         try:
             self.callbacks.protocol.pause_writing()  # type: ignore[union-attr]
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             self._report(exc, "pause_writing() failed")
 
     def _resume_writing(self) -> None:
@@ -537,7 +541,9 @@ class Lifecycle:
             return  # that ends all waits
         try:
             self.callbacks.protocol.resume_writing()  # type: ignore[union-attr]
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             self._report(exc, "resume_writing() failed")
         if self.close_when_resumed and not self.connection.protocol_paused:
             self.close_when_resumed = False
@@ -650,7 +656,9 @@ class Lifecycle:
         """Call a method that a protocol may have besides asyncio's."""
         try:
             self.callbacks.tell(name, argument)
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             self._callback_raised(exc, name)
 
     def _report(self, exc: BaseException, message: str) -> None:

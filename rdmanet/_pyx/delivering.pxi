@@ -33,7 +33,9 @@ cdef int deliver_received(Connection connection) except -1:
                 pump(connection, True)
             if not wanted:
                 break
-    except Exception as exc:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as exc:
         connection.owner._callback_raised(exc, sink.callback)
         return 0
     finally:

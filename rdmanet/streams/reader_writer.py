@@ -265,7 +265,9 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
             if asyncio.iscoroutine(result):
                 self._task = loop.create_task(result)
                 self._task.add_done_callback(ended)
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             failed(exc)  # a plain function's: asyncio would leave the connection open, and nobody has it
 
     def eof_received(self) -> bool | None:

@@ -5,12 +5,15 @@ nothing that has arrived for others is lost.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import ssl
 from asyncio.sslproto import SSLProtocol
 
 import pytest
-from harness import OFFERABLE, Echo, HalfOpen, Net, Recorder
+from harness import HOST, OFFERABLE, Echo, HalfOpen, Net, Recorder
+
+import rdmanet
 
 pytestmark = pytest.mark.once
 
@@ -112,6 +115,82 @@ async def test_an_exception_of_a_region_callback(net: Net):
         async with client.transport.offer(mr):
             assert isinstance(await server.until_lost(), Failure)
     assert isinstance(net.complaint()["exception"], Failure)
+
+
+@pytest.mark.parametrize("name", ["connection_made", "data_received", "eof_received", "connection_lost"])
+async def test_a_cancelled_result_ends_no_more_than_another_exception(net: Net, name):
+    """The result of a future that was cancelled raises CancelledError, which is no Exception."""
+    other = (await net.pair(server=Echo))[0]
+
+    class Failing(Recorder):
+        pass
+
+    def cancelled(self, *args):
+        getattr(Recorder, name)(self, *args)
+        raise asyncio.CancelledError
+
+    setattr(Failing, name, cancelled)
+    accepted = Failing()
+    _, port = await net.serve(lambda: accepted)
+    client = await net.connect(port)
+    client.transport.write(b"x")
+    other.transport.write(b"hello")
+    await other.until_received(5)
+    client.transport.write_eof()
+    error = await accepted.until_lost()
+    assert accepted.data == b"x"
+    if name in ("data_received", "eof_received"):
+        assert isinstance(error, asyncio.CancelledError)
+        assert isinstance(await client.until_lost(), ConnectionError)
+    else:
+        assert error is None
+        assert await client.until_lost() is None
+    told = net.complaint()
+    assert name in told["message"]
+    assert isinstance(told["exception"], asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("name", ["pause_writing", "resume_writing"])
+async def test_a_cancelled_result_in_flow_control(net: Net, name):
+    class Failing(Recorder):
+        pass
+
+    def cancelled(self):
+        raise asyncio.CancelledError
+
+    setattr(Failing, name, cancelled)
+    client, server = await net.pair(client=Failing)
+    server.transport.pause_reading()
+    client.transport.write(b"x" * 8 * MIB)
+    server.transport.resume_reading()
+    await server.until_received(8 * MIB)
+    assert isinstance(net.complaint()["exception"], asyncio.CancelledError)
+
+
+NO_PROTOCOLS = {
+    "nothing": (lambda: None, AttributeError, "'NoneType' object has no attribute 'connection_made'"),
+    "the end": (iter([]).__next__, RuntimeError, "StopIteration"),
+    "cancelled": (lambda: fail_with(asyncio.CancelledError), asyncio.CancelledError, "^$"),
+}
+
+
+def fail_with(error: type[BaseException]) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+@pytest.mark.parametrize("wrong", NO_PROTOCOLS)
+async def test_a_factory_that_makes_no_protocol(net: Net, side, wrong):
+    """What it raises, and that it returns no protocol, reaches whoever connects or the loop's handler."""
+    factory, error, text = NO_PROTOCOLS[wrong]
+    _, port = await net.serve(Echo if side == "client" else factory)
+    if side == "client":
+        with pytest.raises(error, match=text):
+            await rdmanet.create_rdma_connection(factory, HOST, port)
+        return
+    with contextlib.suppress(OSError):
+        await (await net.connect(port)).until_lost()
+    assert isinstance(net.complaint()["exception"], error)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
