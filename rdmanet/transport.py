@@ -135,6 +135,8 @@ async def create_rdma_connection(
     addresses = await resolve(loop, host, port, family, proto, flags)
     ours: list[SockAddr] | None = None
     if local_addr is not None:
+        if isinstance(local_addr, str) or len(local_addr) < 2:
+            raise TypeError(f"local_addr={local_addr!r} is not (host, port)")
         ours = await resolve(loop, local_addr[0], local_addr[1], family, proto, flags)
     failures: list[Exception] = []
     for address in addresses:

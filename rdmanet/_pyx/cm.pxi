@@ -241,7 +241,9 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_resolve_addr(self.library.c, self.ptr, source, <verbs.sockaddr *>&dst, timeout_ms)
         self.leave()
-        self.check_step(rc, f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]})")
+        # With a source, that may be what is wrong.
+        origin = "" if src_addr is None else f" from {src_addr[0]}, {src_addr[1]}"
+        self.check_step(rc, f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]}{origin})")
 
     def resolve_route(self, int timeout_ms=2000):
         """Find the route to the address: ROUTE_RESOLVED or ROUTE_ERROR."""

@@ -193,3 +193,21 @@ async def test_the_error_of_a_stream_names_host_and_port(net: Net):
     with pytest.raises(ConnectionResetError, match=f"{HOST}:{port}"):
         await writer.wait_closed()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize("local", [("198.51.100.7", 0), ("fe80::1%lo", 0)], ids=repr)
+async def test_the_error_of_a_local_address_names_it(net: Net, local):
+    """It may be the peer's that is good."""
+    host = "::1" if ":" in local[0] else HOST
+    server = await rdmanet.start_rdma_server(Recorder, host, 0)
+    net.servers.append(server)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(OSError, match=f"{host}, {port} from {local[0].partition('%')[0]}, 0") as caught:
+        await rdmanet.create_rdma_connection(Recorder, host, port, local_addr=local)
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+
+
+@pytest.mark.parametrize("wrong", [HOST, (HOST,), (), 5], ids=repr)
+async def test_a_local_address_is_host_and_port(net: Net, wrong):
+    with pytest.raises(TypeError):
+        await rdmanet.create_rdma_connection(Recorder, HOST, 1, local_addr=wrong)
