@@ -18,7 +18,7 @@ from rdmanet import credit, log_rate
 from rdmanet._core import CMID, CMEvent, CMEventType, Context, process_id
 from rdmanet.addresses import SockAddr
 from rdmanet.admission import Admission, source_of, waiting_for
-from rdmanet.errors import ProtocolError
+from rdmanet.errors import ProtocolError, endpoint
 from rdmanet.loop_context import LoopContext
 from rdmanet.registered import RegisteredMemory
 from rdmanet.transport_socket import RdmaSocket
@@ -282,9 +282,17 @@ class RdmaServer(asyncio.AbstractServer):
         self.close()
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{s.getsockname()[0]}:{s.getsockname()[1]}" for s in self._sockets)
-        state = "closed" if not self._serving else "forked" if self._is_foreign else "serving"
-        return f"<RdmaServer {state} {names} connections={self._active}>"
+        names = ", ".join(endpoint(sock.getsockname()) for sock in self._sockets) or "closed"
+        state = (
+            "forked "
+            if self._is_foreign
+            else "serving "
+            if self._serving
+            else "idle "
+            if self._sockets
+            else ""
+        )
+        return f"<RdmaServer {state}{names} connections={self._active}>"
 
 
 class ConnectRequest:

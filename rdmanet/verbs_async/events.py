@@ -71,3 +71,6 @@ class DeviceEvents(Closable):
             self._listen(False)
         self._feed.close()
         wake(self._waiting)
+
+    def __repr__(self) -> str:
+        return f"<DeviceEvents of {self.context!r}{' closed' if self._closed else ''}>"

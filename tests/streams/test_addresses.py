@@ -211,3 +211,15 @@ async def test_the_error_of_a_local_address_names_it(net: Net, local):
 async def test_a_local_address_is_host_and_port(net: Net, wrong):
     with pytest.raises(TypeError):
         await rdmanet.create_rdma_connection(Recorder, HOST, 1, local_addr=wrong)
+
+
+@pytest.mark.parametrize(("host", "name"), [(HOST, HOST), ("::1", "[::1]")])
+async def test_a_server_shows_where_it_is_and_whether_it_serves(net: Net, host, name):
+    server = await rdmanet.start_rdma_server(Recorder, host, 0, start_serving=False)
+    net.servers.append(server)
+    port = server.sockets[0].getsockname()[1]
+    assert repr(server) == f"<RdmaServer idle {name}:{port} connections=0>"
+    await server.start_serving()
+    assert repr(server) == f"<RdmaServer serving {name}:{port} connections=0>"
+    server.close()
+    assert repr(server) == "<RdmaServer closed connections=0>"

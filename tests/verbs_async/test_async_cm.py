@@ -445,6 +445,7 @@ async def test_events_of_the_device(loop, device, verbs):
     verbs.by_hand()
     cq = verbs.cq(loop)
     with DeviceEvents(verbs.context, notifier=loop.notifier) as events:
+        assert repr(events) == f"<DeviceEvents of {verbs.context!r}>"
         seen = []
 
         async def watch():
