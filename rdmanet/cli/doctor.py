@@ -62,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.serve is not None:
+        if args.peer is not None:
+            print("doctor: --serve waits for others: it takes no HOST", file=sys.stderr)
+            return 2
         try:
             interrupts.run(_serve(args.serve))
         except OSError as exc:

@@ -69,6 +69,10 @@ class Endpoint:
         )  # fmt: skip
 
 
+_PATH_BYTES = 107
+"""How long a Unix socket's path may be, which ends with a zero: unix(7)."""
+
+
 def parse(text: str) -> Endpoint:
     """Read an endpoint as a user writes it.
 
@@ -98,6 +102,10 @@ def _path(text: str) -> str:
         raise ValueError(
             "the path must be absolute: write unix:/PATH, or unix:@NAME for a name without a file"
         )
+    if path == "@":
+        raise ValueError("the name is missing: write unix:@NAME")
+    if (length := len(os.fsencode(path))) > _PATH_BYTES:
+        raise ValueError(f"a Unix socket's path has {_PATH_BYTES} bytes at most, and this one has {length}")
     return path
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import rdmanet
-from rdmanet import _core
+from rdmanet import _core, cli
 from rdmanet.cli import checks, doctor
 from tests.cli.test_commands import ENVIRONMENT, run, spoken
 from tests.support.processes import Process
@@ -266,3 +266,8 @@ def test_a_program_on_the_switch():
         status, out, _ = run("doctor", "--json", f"127.0.0.1:{server.line()}")
     fabric, ping = json.loads(out)["findings"][-2:]
     assert status == 0 and "would take RDMA" in fabric["found"] and "connected" in ping["found"]
+
+
+def test_who_answers_pings_takes_no_host(capsys):
+    assert cli.main(["doctor", "--serve", "0", "127.0.0.1"]) == 2
+    assert "takes no HOST" in capsys.readouterr().err
