@@ -51,6 +51,11 @@ def test_mooncake(case):
     run("mooncake_pair.py", case)
 
 
+def test_mooncakes_metadata_server():
+    """A READ and a WRITE."""
+    run("mooncake_metadata.py")
+
+
 def test_mooncakes_store():
     """Put by one process into another's memory, and got by both."""
     run("mooncake_store.py")

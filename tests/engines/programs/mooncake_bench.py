@@ -12,6 +12,8 @@ from pathlib import Path
 
 import mooncake
 import pair
+from mooncake_pair import started
+from pair import until
 
 BENCH = Path(mooncake.__file__).parent / "transfer_engine_bench"
 COMMON = (
@@ -28,6 +30,9 @@ COMMON = (
 def address_of(target):
     for line in target.stderr:
         if found := re.search(r"listening on (\S+)", line):
+            # It has no memory yet, does not say when it has, and an initiator that comes before ends at once. An engine
+            # asks only once.
+            until(lambda: started().get_first_buffer_address(found[1]), "the target's memory")
             return found[1]
     raise AssertionError("the target has ended")
 

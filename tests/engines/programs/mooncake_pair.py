@@ -16,9 +16,9 @@ BLOCKS = 256
 SEGMENTS = 32
 
 
-def started():
+def started(metadata="P2PHANDSHAKE", name=None):
     engine = TransferEngine()
-    assert engine.initialize(pair.HOST, "P2PHANDSHAKE", "rdma", "soft0") == 0
+    assert engine.initialize(name or pair.HOST, metadata, "rdma", "soft0") == 0
     return engine
 
 
@@ -40,9 +40,9 @@ def serve(pipe, size=BLOCK):
 
 
 class Initiator:
-    def __init__(self, pipe, size=BLOCK):
+    def __init__(self, pipe, size=BLOCK, engine=None):
         self.pipe = pipe
-        self.engine = started()
+        self.engine = engine or started()
         self.memory = registered(self.engine, np.zeros(size, np.uint8))
         self.here = self.memory.ctypes.data
         self.name, self.there = hear(pipe)

@@ -3,47 +3,16 @@
 usage: mooncake_store.py
 """
 
-import contextlib
 import os
-import socket
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
-import mooncake
 import pair
 from mooncake.store import MooncakeDistributedStore
-from pair import carrying, hear, target, until
+from mooncakes_master import master
+from pair import carrying, hear, target
 
-MASTER = Path(mooncake.__file__).parent / "mooncake_master"
 GIVEN = 64 << 20
 OWN = 16 << 20  # what a process transfers from and to
 SIZES = (1, 100, 4096, 65_537, 1 << 20, (4 << 20) + 1)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind((pair.HOST, 0))
-        return probe.getsockname()[1]
-
-
-def listens(port):
-    with socket.socket() as probe:
-        return probe.connect_ex((pair.HOST, port)) == 0
-
-
-@contextlib.contextmanager
-def master() -> Iterator[str]:
-    """Its address."""
-    port, metrics = free_port(), free_port()
-    options = [f"--rpc_address={pair.HOST}", f"--rpc_port={port}"]
-    options += [f"--metrics_host={pair.HOST}", f"--metrics_port={metrics}"]
-    with subprocess.Popen([MASTER, *options]) as process:
-        try:
-            until(lambda: listens(port), "the master")
-            yield f"{pair.HOST}:{port}"
-        finally:
-            process.terminate()
 
 
 def store(address, given):
@@ -74,7 +43,7 @@ def put_and_get(mine, pipe):
 
 
 if __name__ == "__main__":
-    with master() as address, target(serve) as (pipe, _):
+    with master() as (address, _), target(serve) as (pipe, _):
         pipe.send(address)
         assert hear(pipe) == "ready"
         mine = store(address, 0)
