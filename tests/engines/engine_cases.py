@@ -20,7 +20,7 @@ ENGINES = ("nixl", "mooncake", "dlslime", "peercache")
 NIXL = ("read_and_write", "notifications", "lists", "random_sizes", "kills")
 MOONCAKE = ("read_and_write", "batches", "segments", "random_sizes", "kills")
 DLSLIME = ("read_and_write", "batches", "write_with_imm", "send_and_recv", "random_sizes", "kills")
-PEERCACHE = ("read_and_write", "batches", "random_sizes")
+PEERCACHE = ("read_and_write", "batches", "random_sizes", "kills")
 
 
 def output(program: Path, *arguments: str, options: tuple[str, ...] = ()) -> str:

@@ -3,12 +3,14 @@
 usage: peercache_pair.py CASE
 """
 
+import functools
+import itertools
 import random
 import sys
 
 import numpy as np
 import pair
-from pair import BLOCK, carrying, hear, random_bytes, target
+from pair import BLOCK, LARGE, carrying, hear, kills, random_bytes, target
 from peercache.config import PeerCacheConfig
 from peercache.transport import RdmaTransport
 
@@ -28,8 +30,8 @@ def started(memory):
     return transport, transport.register_mr(memory.ctypes.data, memory.nbytes)
 
 
-def serve(pipe):
-    memory = random_bytes(BLOCK)
+def serve(pipe, size=BLOCK):
+    memory = random_bytes(size)
     transport, region = started(memory)
     pipe.send((transport.local_endpoint(), region.addr, region.rkey))
     while hear(pipe) != "end":
@@ -37,9 +39,9 @@ def serve(pipe):
 
 
 class Initiator:
-    def __init__(self, pipe):
+    def __init__(self, pipe, size=BLOCK):
         self.pipe = pipe
-        self.memory = np.zeros(BLOCK, np.uint8)
+        self.memory = np.zeros(size, np.uint8)
         self.transport, self.region = started(self.memory)
         self.name, self.there, self.key = hear(pipe)
 
@@ -47,15 +49,17 @@ class Initiator:
         self.pipe.send(word)
         return hear(self.pipe)
 
-    def transfer(self, reads, here, there, size):
-        """Blocks of one size, between offsets here and there."""
+    def start(self, reads, here, there, size):
+        """Blocks of one size, between offsets here and there: for each, whether it was transferred."""
         operation = self.transport.batch_read_v if reads else self.transport.batch_write_v
         count = len(here)
         ours = [self.region.addr + offset for offset in here]
         theirs = [self.there + offset for offset in there]
-        with carrying(size * count):
-            done = operation([self.name] * count, ours, theirs, [self.key] * count, [size] * count)
-        assert done == [True] * count
+        return operation([self.name] * count, ours, theirs, [self.key] * count, [size] * count)
+
+    def transfer(self, reads, here, there, size):
+        with carrying(size * len(here)):
+            assert all(self.start(reads, here, there, size))
 
 
 def read_and_write(one):
@@ -89,9 +93,25 @@ def random_sizes(one):
     pair.random_sizes(one, transfer)
 
 
+def transfers(pipe):
+    """Reads and writes by turns, in 1,024 parts: its queue has no room for more."""
+    one = Initiator(pipe, LARGE)
+    operations = itertools.cycle([True, False])
+    part = LARGE // 1024
+    parts = range(0, LARGE, part)
+
+    def transfer():
+        return None if all(one.start(next(operations), parts, parts, part)) else "False"
+
+    return transfer
+
+
 CASES = {each.__name__: each for each in (read_and_write, batches, random_sizes)}
 
 if __name__ == "__main__":
-    with target(serve) as (pipe, _):
-        CASES[sys.argv[1]](Initiator(pipe))
+    if sys.argv[1] == "kills":
+        kills(functools.partial(serve, size=LARGE), transfers)
+    else:
+        with target(serve) as (pipe, _):
+            CASES[sys.argv[1]](Initiator(pipe))
     print("done")
