@@ -209,7 +209,7 @@ SUITES: dict[str, Callable[[], Step]] = {
         mode, "iwarp", "RDMANET_SOFT_RULES=iwarp", "--loop", "asyncio", "--loop", "own", marks="not once"
     ),
     "c-tsan": partial(c_suite, "c-tsan", "thread"),
-    "engines": partial(make, "engines", "engines", limit=1200),
+    "engines": partial(make, "engines", "engines", limit=1800),
     "fuzz": partial(make, "fuzz", "fuzz", "SECONDS=10"),
 }
 

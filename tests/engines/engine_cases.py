@@ -20,6 +20,7 @@ ENGINES = ("nixl", "mooncake", "dlslime", "peercache")
 NIXL = ("read_and_write", "notifications", "lists", "random_sizes", "kills")
 MOONCAKE = ("read_and_write", "batches", "segments", "random_sizes", "kills")
 DLSLIME = ("read_and_write", "batches", "write_with_imm", "send_and_recv", "random_sizes", "kills")
+IBVERBS = ("read_and_write", "send_and_recv", "random_sizes")
 PEERCACHE = ("read_and_write", "batches", "random_sizes", "kills")
 
 
@@ -69,6 +70,11 @@ def test_mooncakes_benchmark(operation):
 @pytest.mark.parametrize("case", DLSLIME)
 def test_dlslime(case):
     run("dlslime_pair.py", case)
+
+
+@pytest.mark.parametrize("case", IBVERBS)
+def test_ibverbs(case):
+    run("ibverbs_pair.py", case)
 
 
 @pytest.mark.parametrize("case", PEERCACHE)
