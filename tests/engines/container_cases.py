@@ -103,9 +103,10 @@ def secrets(tmp_path) -> list[Path]:
     return files
 
 
-def test_mooncake(hosts, secrets):
+@pytest.mark.parametrize("engine", ["mooncake", "dlslime", "peercache"])
+def test_two_containers(hosts, secrets, engine):
     """A READ and a WRITE: all bytes go by TCP, and are compared."""
-    done = transfer(hosts, "mooncake", secrets[0], secrets[0])
+    done = transfer(hosts, engine, secrets[0], secrets[0])
     assert (done.returncode, done.stdout) == (0, "by TCP: 2097152 of 2097152 bytes\ndone\n"), done.stderr
 
 
