@@ -121,13 +121,15 @@ _COMPILED = "rdmanet._core"
 NOT_BUILT = "rdmanet is not built: run `make build` in its folder, or `pip install .`"
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        found = globals()[name] = getattr(_load(_LAZY[name]), name)
-        return found
-    if name in _MODULES:
-        return _load(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # for them it would be there whatever is asked for: no name would be a misspelt one
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            found = globals()[name] = getattr(_load(_LAZY[name]), name)
+            return found
+        if name in _MODULES:
+            return _load(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _load(name: str) -> Any:

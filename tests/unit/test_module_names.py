@@ -1,7 +1,9 @@
 """The public names of the streams can be imported from each module that has them, and are the same objects there."""
 
+import ast
 import importlib
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,18 @@ def test_a_reference_can_be_pickled(module: str, name: str) -> None:
     thing = getattr(rdmanet, name)
     assert pickle.loads(pickle.dumps(thing)) is thing
     assert pickle.loads(f"c{module}\n{name}\n.".encode()) is thing
+
+
+def test_type_checkers_know_every_name_and_no_other():
+    """They take a module's __getattr__ to have any name, so that a misspelt one would pass."""
+    tree = ast.parse(Path(rdmanet.__file__).read_text())
+    shown = {
+        alias.asname
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for line in block.body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+    }
+    assert shown - {None} == {*rdmanet._LAZY}
+    assert not any(isinstance(line, ast.FunctionDef) and line.name == "__getattr__" for line in tree.body)
