@@ -8,6 +8,7 @@ The layers, from the top; a module imports only what stands below it:
     testing       a pytest plugin: fault injection for RDMA programs
     everywhere    the same for every loop that a process makes
     loop          any asyncio program over RDMA: an event loop that chooses between RDMA and TCP
+    rpc           calls of typed functions in other processes
     streams       the byte streams of asyncio, of AnyIO, and of programs without a loop; sendfile
     transport     create_rdma_connection, start_rdma_server, the transport
     server        the server
@@ -112,7 +113,7 @@ _LAZY = {
     "start_rdma_server": "transport",
 }
 _MODULES = (
-    "_core", "blocking", "credit", "errors", "files", "loop", "loop_context", "memory", "remote", "streams", "tls",
+    "_core", "blocking", "credit", "errors", "files", "loop", "loop_context", "memory", "remote", "rpc", "streams", "tls",
     "transport",
 )  # fmt: skip
 

@@ -56,14 +56,17 @@ ROOMS = [
         {"streams.blocking", "streams.blocking_listener"},
     ],
     [{"streams"}],
+    [{"rpc.errors", "rpc.limits", "rpc.buffer", "rpc.describe", "rpc.messages", "rpc.schema", "rpc.calls"}],
+    [{"rpc"}],
     [{"loop"}],
     [{"everywhere", "site"}],
     [{""}, {"anyio_streams", "blocking", "files"}],  # the package itself, and modules of it: the public names
     [{"cli", "__main__"}, {"testing"}],
 ]
 # Packages whose modules have places of their own; of the others the package has one.
-DIVIDED = {"streams"}
+DIVIDED = {"rpc", "streams"}
 PURE = {"errors", "credit", "placement", "slots", "protocol", "offers", "remote", "qpinfo"}
+PURE |= {"rpc.errors", "rpc.limits", "rpc.buffer", "rpc.describe", "rpc.messages", "rpc.schema", "rpc.calls"}
 # What would be I/O, a loop, a clock or a device.
 WORLDLY = {"asyncio", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
 WORLDLY |= {"threading", "time", "uvloop"}

@@ -1,0 +1,147 @@
+"""`Buffer`: memory that goes by reference as an argument or a result.
+
+Theory
+------
+A Buffer is made around memory by the side that has it, and handed to the other side: as an argument of a call, or as a
+result. The other side gets a Buffer, too, which stands for that memory, and decides what to read, when, and into what.
+How it reads is its source's business: by RDMA READ where the connection has that; where the bytes came with the
+message, from there.
+
+What a method annotates as `bytes` or `memoryview` goes by the same ways; then the bytes are there before the method
+runs, or before the call returns.
+
+A Buffer has a life. An argument can be read until the call ends, a result until it is released. After that the owner's
+memory is the owner's alone again, and reading raises `Error` (FAILED_PRECONDITION).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self
+
+from rdmanet.rpc.errors import Code, Error
+
+__all__ = ["Buffer"]
+
+
+class Source(Protocol):
+    """Where a Buffer's bytes are."""
+
+    async def read_into(self, memory: memoryview, offset: int) -> None:
+        """Fill `memory`, which is writable bytes, from this offset. The range has been checked."""
+
+    def release(self) -> None:
+        """Nothing will be read any more. Later calls do nothing."""
+
+
+class Buffer:
+    """Memory that a call hands over by reference.
+
+    ``rpc.Buffer(array)`` stands for the memory of any contiguous buffer, which must not change while the call runs.
+    Pass the same object again, and its registration with the device is kept between the calls.
+
+    Arguments and results of this type are read by ``await buffer.read_into(array)``, or ``await buffer.read(0, 100)``.
+    A result has to be released: ``async with await store.get("w") as data: await data.read_into(array)``.
+
+    :param memory: a contiguous buffer
+    :raises TypeError: it is no buffer
+    :raises BufferError: it is not contiguous
+    :ivar nbytes: its length in bytes
+    """
+
+    __slots__ = ("nbytes", "_memory", "_source", "__weakref__")
+
+    nbytes: int
+
+    def __init__(self, memory: Any) -> None:
+        view = memoryview(memory)
+        if not view.contiguous:
+            raise BufferError("rpc.Buffer: the memory is not contiguous")
+        self._memory: memoryview | None = view if view.nbytes == 0 else view.cast("B")
+        self._source: Source | None = None
+        self.nbytes = view.nbytes
+
+    @classmethod
+    def of(cls, source: Source, nbytes: int) -> Self:
+        """A Buffer for memory that a source reads."""
+        buffer = cls.__new__(cls)
+        buffer._memory = None
+        buffer._source = source
+        buffer.nbytes = nbytes
+        return buffer
+
+    @property
+    def memory(self) -> memoryview | None:
+        """The memory, if it is this process's."""
+        return self._memory
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    async def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes [start:stop], by default to the end.
+
+        :raises IndexError: they are not within the buffer
+        :raises Error: FAILED_PRECONDITION if the call has ended or the buffer was released, UNAVAILABLE if the
+            connection was lost
+        """
+        stop = self.nbytes if stop is None else stop
+        if not 0 <= start <= stop <= self.nbytes:
+            raise IndexError(f"read: {start}:{stop} is not within {self.nbytes} bytes")
+        found = bytearray(stop - start)
+        await self.read_into(found, start)
+        return bytes(found)
+
+    async def read_into(self, memory: Any, offset: int = 0) -> int:
+        """Fill `memory`, an array for example, with the bytes from `offset`; returns how many these are.
+
+        By RDMA the device writes them into `memory` itself. Pass the same memoryview again, and its registration is
+        kept. If it is cancelled, the device may still write to `memory`, which is kept until it has ended.
+
+        :raises TypeError: `memory` is no buffer, or read-only
+        :raises IndexError: the buffer has fewer bytes
+        :raises Error: as for `read`
+        """
+        view = memoryview(memory)
+        if view.readonly:
+            raise TypeError(f"read_into: {memory!r} is read-only")
+        if not 0 <= offset <= self.nbytes - view.nbytes:
+            raise IndexError(f"read_into: {view.nbytes} bytes at {offset} are not within {self.nbytes} bytes")
+        if view.nbytes == 0:
+            return 0
+        if self._memory is not None:
+            view.cast("B")[:] = self._memory[offset : offset + view.nbytes]
+        elif self._source is not None:
+            await self._source.read_into(
+                view if view.format == "B" and view.ndim == 1 else view.cast("B"), offset
+            )
+        else:
+            raise over()
+        return view.nbytes
+
+    def release(self) -> None:
+        """Let the owner have its memory back: nothing can be read any more. It may be called again."""
+        source, self._source = self._source, None
+        self._memory = None
+        if source is not None:
+            source.release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_source", None) is not None:
+            self.release()
+
+    def __repr__(self) -> str:
+        where = "here" if self._memory is not None else "there" if self._source is not None else "released"
+        return f"<rpc.Buffer of {self.nbytes} bytes, {where}>"
+
+
+def over() -> Error:
+    """The error of who reads a Buffer too late."""
+    return Error(
+        Code.FAILED_PRECONDITION, "this buffer can be read no more: its call has ended, or it was released"
+    )

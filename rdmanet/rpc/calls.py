@@ -1,0 +1,315 @@
+"""The calls of one connection, as each side counts them: no I/O, no loop.
+
+Theory
+------
+The caller numbers its calls. A number is in use from Call until the callee's last message about it, which is exactly
+one of Reply, Failure, or, for a method that streams, End. That holds for cancelled calls, too: Cancel asks for an early
+answer, and does not do without one. So neither side ever has to guess whether a message is about an old call or a new
+one, and the numbers in use bound what the callee does for this caller.
+
+    at the caller                                              at the callee
+
+    begin() --> OPEN --- last message ---> (gone)              begin() --> RUNNING -- answered() --> (gone)
+                 |                            ^                              |                          ^
+                 | abandon(), Cancel          |                              | answered(lending)        |
+                 v                            |                              v                          |
+             ABANDONED --- last message ------+                          LENDING -- Release, or late ---+
+
+What may come for a call depends on its kind. "-" is a violation, which ends the connection; "drop" is a message that
+crossed another one on the way.
+
+    received by the caller   | UNARY | SERVER_STREAM | CLIENT_STREAM | BOTH | ABANDONED      | no such call
+    Reply                    | last  | -             | last          | -    | last, dropped  | -
+    Failure                  | last  | last          | last          | last | last, dropped  | -
+    Item                     | -     | item          | -             | item | drop           | -
+    End                      | -     | last          | -             | last | last, dropped  | -
+    Window                   | -     | -             | more          | more | drop           | -
+
+    received by the callee   | UNARY | SERVER_STREAM | CLIENT_STREAM | BOTH | LENDING        | no such call
+    Call                     | -     | -             | -             | -    | -              | begin
+    Cancel                   | cancel| cancel        | cancel        |cancel| drop           | drop
+    Item                     | -     | -             | item          | item | drop           | drop
+    End                      | -     | -             | end           | end  | drop           | drop
+    Window                   | -     | more          | -             | more | drop           | drop
+    Release                  | -     | -             | -             | -    | gone           | drop
+
+After the caller's End, its Items and a second End are violations. An Item that no credit allowed is one as well. A
+caller's Item for a call that the callee does not have any more is dropped: the answer is on its way.
+
+The credit of a stream is a number of bytes, cumulative since the call began, as in TCP. A sender may begin an item
+while it has sent less than that. So a receiver holds at most a window and one message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, TypeVar
+
+from rdmanet.errors import ProtocolError
+from rdmanet.rpc.limits import NUMBERS, exceeded
+from rdmanet.rpc.schema import Kind
+
+_W = TypeVar("_W")
+
+_STREAMS_BACK: Final = frozenset({Kind.SERVER_STREAM, Kind.BOTH})
+
+
+class Inflow:
+    """The receiver's half of a stream: what the peer may send, has sent, and what the program has taken."""
+
+    __slots__ = ("_granted", "_received", "_taken", "_window", "ended")
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._granted = window
+        self._received = 0
+        self._taken = 0
+        self.ended = False
+
+    def arrived(self, number: int, size: int) -> None:
+        """An item of so many bytes has come.
+
+        :raises ProtocolError: it may not
+        """
+        if self.ended:
+            raise ProtocolError(f"the peer sends an item of call {number} after the end of that stream")
+        if self._received >= self._granted:
+            raise ProtocolError(f"the peer sends an item of call {number} that it has no credit for")
+        self._received += size
+
+    def end(self, number: int) -> None:
+        """The stream is complete.
+
+        :raises ProtocolError: it was before
+        """
+        if self.ended:
+            raise ProtocolError(f"the peer ends the stream of call {number} twice")
+        self.ended = True
+
+    def taken(self, size: int) -> int | None:
+        """The program has taken an item. Returns the total that the peer is to be granted now, if it is time to."""
+        self._taken += size
+        due = self._taken + self._window
+        if self.ended or due - self._granted < self._window // 2:
+            return None
+        self._granted = due
+        return due
+
+
+class Outflow:
+    """The sender's half of a stream."""
+
+    __slots__ = ("_allowed", "_sent")
+
+    def __init__(self, window: int) -> None:
+        self._allowed = window
+        self._sent = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether an item may be sent now."""
+        return self._sent < self._allowed
+
+    def sent(self, size: int) -> None:
+        """An item of so many bytes is on its way."""
+        self._sent += size
+
+    def allow(self, number: int, total: int) -> None:
+        """The receiver allows so much in total.
+
+        :raises ProtocolError: it allowed more before
+        """
+        if total < self._allowed:
+            raise ProtocolError(f"the peer takes back credit of call {number}: {total} after {self._allowed}")
+        self._allowed = total
+
+
+class CallerBook(Generic[_W]):
+    """The calls that this side has made. For each there is an owner, who is told what comes.
+
+    :param calls_max: how many may be unfinished at a time
+    """
+
+    def __init__(self, calls_max: int) -> None:
+        self.calls_max = calls_max
+        self._calls: dict[int, tuple[Kind, _W | None, Inflow | None, Outflow | None]] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        """Unfinished calls, abandoned ones included."""
+        return len(self._calls)
+
+    def begin(
+        self, kind: Kind, owner: _W, inflow: Inflow | None = None, outflow: Outflow | None = None
+    ) -> int:
+        """A call begins; returns its number.
+
+        :raises Error: RESOURCE_EXHAUSTED
+        """
+        calls = self._calls
+        if len(calls) >= self.calls_max:
+            raise exceeded("calls", self.calls_max, f"this connection has {len(calls)} unfinished calls")
+        number = (self._last + 1) % NUMBERS
+        while number in calls:
+            number = (number + 1) % NUMBERS
+        self._last = number
+        calls[number] = kind, owner, inflow, outflow
+        return number
+
+    def withdraw(self, number: int) -> None:
+        """The Call was not sent after all."""
+        del self._calls[number]
+
+    def abandon(self, number: int) -> bool:
+        """Nobody waits for this call any more. True: its Cancel is to be sent."""
+        found = self._calls.get(number)
+        if found is None or found[1] is None:
+            return False
+        self._calls[number] = found[0], None, found[2], found[3]
+        return True
+
+    def reply(self, number: int) -> _W | None:
+        """Reply has come, and ends the call. Returns the owner, unless it is abandoned.
+
+        :raises ProtocolError: it may not; the same holds for the methods below
+        """
+        found = self._calls.pop(number, None)
+        if found is None or found[0] in _STREAMS_BACK:
+            raise self._violation(number, found, "Reply")
+        return found[1]
+
+    def failure(self, number: int) -> _W | None:
+        """Failure has come, and ends the call."""
+        found = self._calls.pop(number, None)
+        if found is None:
+            raise self._violation(number, found, "Failure")
+        return found[1]
+
+    def end(self, number: int) -> _W | None:
+        """End has come, and ends the call."""
+        found = self._calls.pop(number, None)
+        if found is None or found[0] not in _STREAMS_BACK:
+            raise self._violation(number, found, "End")
+        return found[1]
+
+    def item(self, number: int, size: int) -> _W | None:
+        """An item of so many bytes has come."""
+        found = self._calls.get(number)
+        if found is None or found[2] is None:
+            raise self._violation(number, found, "Item")
+        found[2].arrived(number, size)
+        return found[1]
+
+    def window(self, number: int, total: int) -> _W | None:
+        """Credit for our stream has come."""
+        found = self._calls.get(number)
+        if found is None or found[3] is None:
+            raise self._violation(number, found, "Window")
+        found[3].allow(number, total)
+        return found[1]
+
+    def lost(self) -> list[_W]:
+        """The connection is gone: returns the owners of all calls that are not abandoned."""
+        owners = [found[1] for found in self._calls.values() if found[1] is not None]
+        self._calls.clear()
+        return owners
+
+    def _violation(self, number: int, found: Any, name: str) -> ProtocolError:
+        if found is None:
+            return ProtocolError(f"the peer sends {name} for call {number}, which is not pending")
+        return ProtocolError(f"the peer sends {name} for call {number}, which is {found[0].name}")
+
+
+class CalleeBook(Generic[_W]):
+    """The calls of the peer that this side executes.
+
+    :param calls_max: how many may be unfinished at a time
+    """
+
+    def __init__(self, calls_max: int) -> None:
+        self.calls_max = calls_max
+        self._calls: dict[int, tuple[Kind, _W, Inflow | None, Outflow | None]] = {}
+        self._lending: dict[int, _W] = {}
+
+    def __len__(self) -> int:
+        """Unfinished calls, those included whose results are on loan."""
+        return len(self._calls) + len(self._lending)
+
+    def begin(
+        self,
+        number: int,
+        kind: Kind,
+        owner: _W,
+        inflow: Inflow | None = None,
+        outflow: Outflow | None = None,
+    ) -> None:
+        """Call has come.
+
+        :raises ProtocolError: its number is in use
+        :raises Error: RESOURCE_EXHAUSTED; it is not begun, and that is the answer
+        """
+        self.check_unused(number)
+        if len(self._calls) + len(self._lending) >= self.calls_max:
+            raise exceeded("calls", self.calls_max, f"this connection has {len(self)} unfinished calls")
+        self._calls[number] = kind, owner, inflow, outflow
+
+    def check_unused(self, number: int) -> None:
+        """Raise ProtocolError if a number is in use."""
+        if number in self._calls or number in self._lending:
+            raise ProtocolError(f"the peer begins call {number}, which is pending")
+
+    def answered(self, number: int, lending: bool = False) -> None:
+        """The last message about the call was sent. With `lending`, its result is on loan until it is released."""
+        found = self._calls.pop(number)
+        if lending:
+            self._lending[number] = found[1]
+
+    def cancel(self, number: int) -> _W | None:
+        """Cancel has come. Returns the owner, if the call is running."""
+        found = self._calls.get(number)
+        return None if found is None else found[1]
+
+    def item(self, number: int, size: int) -> _W | None:
+        """An item of so many bytes has come. Returns the owner, if the call is running.
+
+        :raises ProtocolError: it may not; the same holds for the methods below
+        """
+        found = self._calls.get(number)
+        if found is None:
+            return None
+        if found[2] is None:
+            raise ProtocolError(f"the peer sends Item for call {number}, which is {found[0].name}")
+        found[2].arrived(number, size)
+        return found[1]
+
+    def end(self, number: int) -> _W | None:
+        """The caller's stream is complete."""
+        found = self._calls.get(number)
+        if found is None:
+            return None
+        if found[2] is None:
+            raise ProtocolError(f"the peer sends End for call {number}, which is {found[0].name}")
+        found[2].end(number)
+        return found[1]
+
+    def window(self, number: int, total: int) -> _W | None:
+        """Credit for the callee's stream has come."""
+        found = self._calls.get(number)
+        if found is None:
+            return None
+        if found[3] is None:
+            raise ProtocolError(f"the peer sends Window for call {number}, which is {found[0].name}")
+        found[3].allow(number, total)
+        return found[1]
+
+    def release(self, number: int) -> _W | None:
+        """Release has come, or the time for it is over. Returns the owner, if its result was on loan."""
+        if number in self._calls:
+            raise ProtocolError(f"the peer releases the result of call {number}, which has none yet")
+        return self._lending.pop(number, None)
+
+    def lost(self) -> list[_W]:
+        """The connection is gone: returns the owners of all calls. Their answers go nowhere."""
+        owners = [found[1] for found in self._calls.values()] + list(self._lending.values())
+        self._calls.clear()
+        self._lending.clear()
+        return owners

@@ -1,0 +1,85 @@
+"""What a call fails with: one exception, with one of gRPC's sixteen codes.
+
+The codes, and their numbers, are those that gRPC made common, so that programs, dashboards and people need not learn
+others. A service raises `Error` for what its callers are to know. Every other exception of a service is a mistake in
+the service: the caller gets INTERNAL and nothing else, and the server's log has the traceback.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from rdmanet.errors import printable
+
+__all__ = ["Code", "Error"]
+
+
+class Code(enum.IntEnum):
+    """Why a call failed. The numbers go over the wire, and never change."""
+
+    CANCELLED = 1
+    """The caller, or the server, has cancelled it."""
+    UNKNOWN = 2
+    """The other side has a code that this side does not know."""
+    INVALID_ARGUMENT = 3
+    """An argument is wrong, whatever the state of the service."""
+    DEADLINE_EXCEEDED = 4
+    """The call's time is over. It may have had its effect all the same."""
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    """A limit would be exceeded; the text names it."""
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    """The server does not have this method."""
+    INTERNAL = 13
+    """The service raised something else than an Error. The server's log has it."""
+    UNAVAILABLE = 14
+    """There is no connection any more, or the server takes no new calls. Whether the call had its effect is not known,
+    unless the text says that it was not sent."""
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Error(Exception):
+    """A call failed, and this is what the caller is told.
+
+    A service raises it, and its caller gets an equal one. Of what a peer has sent, `text` is not escaped: use
+    :func:`rdmanet.errors.printable` before you print it. str() of the error does so.
+
+    :param code: a `Code`
+    :param text: for a person
+    :param details: for a program: anything that msgspec encodes. The caller gets it as the type that the method names
+        in ``@rpc.method(details=...)``, and without one as dictionaries, lists, numbers and strings
+    :ivar traceback: the server's, if the server sends them
+    """
+
+    code: Code
+    text: str
+    details: Any
+    traceback: str | None
+
+    def __init__(self, code: Code, text: str = "", details: Any = None, traceback: str | None = None) -> None:
+        super().__init__(code, text, details)
+        self.code = Code(code)
+        self.text = text
+        self.details = details
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {printable(self.text)}" if self.text else self.code.name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.code, self.text, self.details, self.traceback)
+
+
+def code_of(number: int) -> Code:
+    """The code with this number. One that a newer peer may have is UNKNOWN."""
+    try:
+        return Code(number)
+    except ValueError:
+        return Code.UNKNOWN

@@ -1,0 +1,230 @@
+"""The messages of a connection, and how they become bytes. docs/reference/rpc-protocol.md is the same for readers of
+other languages, with test vectors.
+
+A frame is a length of four bytes, in network order, and a body of that many bytes: an array of msgpack, whose first
+item is the kind of message. Arguments and results are inside the body, as msgpack. They are decoded later, when it is
+known which types they are to have, so here they are `Raw`.
+
+Everything that comes from the peer passes through `Framer`. It refuses what is longer than the limit before it takes
+memory for it, and what is not exactly one of these messages. Everything that it refuses is a ProtocolError, which ends
+the connection.
+"""
+
+from __future__ import annotations
+
+import datetime  # noqa: F401  before msgspec, see credit.py
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Raw
+
+from rdmanet.errors import ProtocolError, printable
+
+VERSION: Final = 1
+MAGIC: Final = "rdmanet.rpc"
+HEADER_BYTES: Final = 4
+TEXT_MOST: Final = 4096
+"""Characters of a failure's text; longer ones are cut by the side that sends them."""
+
+U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+U53 = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+"""What every language has exact numbers for."""
+_Text = Annotated[str, Meta(max_length=TEXT_MOST)]
+_Name = Annotated[str, Meta(max_length=256)]
+
+
+class _Message(msgspec.Struct, array_like=True, gc=False):
+    pass
+
+
+class Hello(_Message, tag=0):
+    """The first message in each direction: who speaks, and what the other side has to keep to."""
+
+    magic: _Name
+    version: U32
+    service: _Name
+    digest: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    """Of the schema (schema.py)."""
+    message_bytes: U32
+    calls: U32
+    stream_bytes: U53
+    methods: Raw = Raw(b"\xc0")
+    """From the server: its schema, if the digests differ."""
+
+
+class Call(_Message, tag=1):
+    """From the caller: begin a call."""
+
+    number: U32
+    method: U32
+    """Its place in the schema of the server."""
+    timeout_us: U53 | None
+    """What is left of the caller's time; None: no limit."""
+    arguments: Raw
+
+
+class Reply(_Message, tag=2):
+    """From the callee: the result. Ends the call."""
+
+    number: U32
+    result: Raw
+
+
+class Failure(_Message, tag=3):
+    """From the callee: the error. Ends the call."""
+
+    number: U32
+    code: U32
+    text: _Text
+    details: Raw = Raw(b"\xc0")
+    traceback: str | None = None
+
+
+class Item(_Message, tag=4):
+    """From either: an item of its stream."""
+
+    number: U32
+    item: Raw
+
+
+class End(_Message, tag=5):
+    """From either: its stream is complete. From the callee it ends the call."""
+
+    number: U32
+
+
+class Window(_Message, tag=6):
+    """From the receiver of a stream: how many bytes may have been sent, since the call began."""
+
+    number: U32
+    total: U53
+
+
+class Cancel(_Message, tag=7):
+    """From the caller: end the call. The answer is still due."""
+
+    number: U32
+
+
+class Release(_Message, tag=8):
+    """From the caller: the memory of a result is not needed any more."""
+
+    number: U32
+
+
+class Goaway(_Message, tag=9):
+    """From the server: no new calls."""
+
+    reason: _Text
+
+
+class Ping(_Message, tag=10):
+    """From either: answer with Pong."""
+
+    token: U53
+
+
+class Pong(_Message, tag=11):
+    token: U53
+
+
+class Lent(msgspec.Struct, array_like=True, frozen=True):
+    """In place of the bytes of a buffer: they are in memory that the sender has on offer on this connection."""
+
+    offer: U32
+    length: U53
+
+
+Message = Hello | Call | Reply | Failure | Item | End | Window | Cancel | Release | Goaway | Ping | Pong
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class OutCall(_Message, tag=1):
+    """A Call whose arguments are not encoded yet: one step encodes both."""
+
+    number: int
+    method: int
+    timeout_us: int | None
+    arguments: Any
+
+
+class OutReply(_Message, tag=2):
+    number: int
+    result: Any
+
+
+class OutItem(_Message, tag=4):
+    number: int
+    item: Any
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """A message as bytes, ready to be sent.
+
+    :raises TypeError: an argument, or the result, has a type that msgspec does not encode
+    :raises OverflowError: the message needs a length of more than 32 bits
+    """
+    body = encode(message)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+class Framer:
+    """Takes what a connection receives, and gives the messages in it.
+
+    A body that is not all there takes memory as it comes, not as it is announced.
+
+    :param message_bytes: the longest body that is accepted
+    """
+
+    __slots__ = ("_body", "_decode", "_head", "_length", "message_bytes")
+
+    def __init__(self, message_bytes: int) -> None:
+        self.message_bytes = message_bytes
+        self._decode = msgspec.msgpack.Decoder(Message).decode
+        self._head = b""  # less than a header
+        self._body: bytearray | None = None  # less than a body of this length
+        self._length = 0
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete with these bytes, to which they may refer.
+
+        :raises ProtocolError: the peer sent something else. The framer cannot be used any more
+        """
+        messages: list[Message] = []
+        at = 0
+        if self._body is not None:
+            at = self._length - len(self._body)
+            self._body += memoryview(data)[:at]
+            if len(self._body) < self._length:
+                return messages
+            messages.append(self._message(memoryview(self._body)))
+            self._body = None
+        elif self._head:
+            data = self._head + data
+            self._head = b""
+        end = len(data)
+        view = memoryview(data)
+        while end - at >= HEADER_BYTES:
+            length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
+            at += HEADER_BYTES
+            if length > self.message_bytes:
+                raise ProtocolError(
+                    f"the peer announces a message of {length} bytes: the limit message_bytes is {self.message_bytes}"
+                )
+            if end - at < length:
+                self._body, self._length = bytearray(view[at:]), length
+                return messages
+            messages.append(self._message(view[at : at + length]))
+            at += length
+        if at < end:
+            self._head = bytes(data[at:])
+        return messages
+
+    def _message(self, body: memoryview) -> Message:
+        try:
+            return self._decode(body)  # type: ignore[no-any-return]
+        except (msgspec.MsgspecError, ValueError) as exc:
+            raise ProtocolError(f"the peer sent what is no message: {printable(str(exc))}") from None
+        except RecursionError:
+            raise ProtocolError("the peer sent a message that is nested too deep") from None

@@ -1,0 +1,492 @@
+"""What a service offers, read from its class: methods, parameters, results, and how they are encoded.
+
+Theory
+------
+A service is a class. Its coroutine functions and asynchronous generators are its methods, unless their names begin with
+an underscore. Client and server read the same class, so both know the types, and so does mypy. What cannot be served is
+refused when the class is defined, with the names of method and parameter.
+
+Arguments are an array, in the order of the parameters. Arguments left out at the end have the server's defaults. A
+parameter that is annotated as an asynchronous iterator is not in the array: it is the caller's stream.
+
+    async def m(self, x: A) -> R                            UNARY
+    def m(self, x: A) -> AsyncIterator[R]                   SERVER_STREAM; as a rule ``async def`` with ``yield``
+    async def m(self, x: A, items: AsyncIterator[T]) -> R   CLIENT_STREAM
+    both                                                    BOTH
+
+A `Schema` is those methods in the order of their names; the place of a method is its number on the wire. Its
+`description` is plain data (describe.py), and its `digest` the SHA-256 of that. Two sides with the same digest need
+not compare. `Schema.understands` compares otherwise.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import datetime  # noqa: F401  before msgspec, see credit.py
+import functools
+import hashlib
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Annotated, Any, ClassVar, Final, TypeVar
+
+import msgspec
+
+from rdmanet.errors import ProtocolError
+from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.describe import BUFFER, Description, Structs, describe, differences
+from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.messages import Lent
+
+__all__ = ["Schema", "Service", "method"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_STREAMS: Final = (
+    collections.abc.AsyncIterator,
+    collections.abc.AsyncIterable,
+    collections.abc.AsyncGenerator,
+)
+_BUFFERS: Final = (bytes, memoryview, Buffer)
+_WIRE_BUFFER: Final = memoryview | Lent
+_METHODS_MOST: Final = 4096
+
+
+class Kind(IntEnum):
+    """Who streams. The numbers are in descriptions."""
+
+    UNARY = 0
+    SERVER_STREAM = 1
+    CLIENT_STREAM = 2
+    BOTH = 3
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `method` says about a method."""
+
+    details: Any = None
+    idempotent: bool = False
+    outlives_connection: bool = False
+
+
+def method(
+    *, details: Any = None, idempotent: bool = False, outlives_connection: bool = False
+) -> Callable[[_F], _F]:
+    """Say more about a method of a service: ``@rpc.method(...)`` above it.
+
+    :param details: the type of ``Error.details`` that it raises, as its callers are to get them
+    :param idempotent: calling it twice does no more than calling it once
+    :param outlives_connection: it goes on when the connection of its caller is lost; otherwise it is cancelled then
+    """
+
+    def mark(function: _F) -> _F:
+        function.__rpc_options__ = Options(  # type: ignore[attr-defined]
+            details=details, idempotent=idempotent, outlives_connection=outlives_connection
+        )
+        return function
+
+    return mark
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """A parameter of a method, other than its stream."""
+
+    name: str
+    type: Any
+    default: Any = msgspec.NODEFAULT
+    is_buffer: bool = False
+    by_keyword: bool = False
+
+
+class Method:
+    """A method of a service, and how its arguments and results are encoded.
+
+    :ivar number: its place in the schema
+    :ivar name: its name in the class
+    :ivar kind: who streams
+    :ivar function: the function of the class
+    :ivar parameters: without self and the stream
+    :ivar stream: the name of the parameter that is the caller's stream, and the type of its items
+    :ivar result: the type of the result, or of the items that the callee streams
+    """
+
+    def __init__(self, service: str, name: str, function: Any, names: dict[str, Any]) -> None:
+        self.number = -1
+        self.name = name
+        self.label = f"{service}.{name}"
+        self.function = function
+        self.options: Options = getattr(function, "__rpc_options__", Options())
+        self.parameters: list[Parameter] = []
+        self.stream: tuple[str, Any] | None = None
+        self._read(_hints(self.label, function, names), inspect.signature(function))
+        self.buffers = [i for i, parameter in enumerate(self.parameters) if parameter.is_buffer]
+        self.result_is_buffer = self.result in _BUFFERS
+        self.by_keyword = [parameter.name for parameter in self.parameters if parameter.by_keyword]
+        self.positional = len(self.parameters) - len(self.by_keyword)
+        self.required = sum(parameter.default is msgspec.NODEFAULT for parameter in self.parameters)
+        self._make_codecs()
+
+    # -- reading the class ---------------------------------------------------------------------------------
+
+    def _read(self, hints: dict[str, Any], signature: inspect.Signature) -> None:
+        result = hints.get("return", inspect.Parameter.empty)
+        streamed = _stream_item(result)
+        is_generator = inspect.isasyncgenfunction(self.function)
+        if result is inspect.Parameter.empty:
+            raise TypeError(f"{self.label}: the result has no annotation (-> None, if there is none)")
+        if inspect.iscoroutinefunction(self.function):
+            if streamed is not None:
+                raise TypeError(
+                    f"{self.label}: a coroutine function cannot return a stream: use `yield` in it, or write `def`"
+                )
+        elif streamed is None:
+            raise TypeError(
+                f"{self.label} is not a coroutine function (`async def`), nor does it return an AsyncIterator; begin"
+                " its name with an underscore if it is not to be called by others"
+            )
+        _, *parameters = signature.parameters.values()
+        for parameter in parameters:
+            where = f"{self.label}: parameter {parameter.name}"
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise TypeError(f"{where}: a method has no * or ** parameters; take a list or a dict")
+            if parameter.name not in hints:
+                raise TypeError(f"{where} has no annotation")
+            type_ = hints[parameter.name]
+            if (item := _stream_item(type_)) is not None:
+                if self.stream is not None:
+                    raise TypeError(
+                        f"{where}: a method takes one stream, and {self.stream[0]} is one already"
+                    )
+                if parameter.kind == parameter.KEYWORD_ONLY:
+                    raise TypeError(f"{where}: a stream cannot be given by keyword only")
+                self.stream = parameter.name, item
+                continue
+            has_default = parameter.default is not parameter.empty
+            self.parameters.append(
+                Parameter(
+                    parameter.name,
+                    type_,
+                    parameter.default if has_default else msgspec.NODEFAULT,
+                    type_ in _BUFFERS,
+                    parameter.kind == parameter.KEYWORD_ONLY,
+                )
+            )
+        if self.stream is not None and (parameters[-1].name != self.stream[0]):
+            raise TypeError(
+                f"{self.label}: parameter {self.stream[0]} is a stream, which must be the last one"
+            )
+        required_last = [p.name for p in self.parameters if p.by_keyword and p.default is msgspec.NODEFAULT]
+        if required_last and any(p.default is not msgspec.NODEFAULT for p in self.parameters):
+            raise TypeError(
+                f"{self.label}: parameter {required_last[0]} must have a default, since one before it has"
+            )
+        self.result = result if streamed is None else streamed
+        self.kind = Kind((streamed is not None) * Kind.SERVER_STREAM + (self.stream is not None) * 2)
+        self._is_generator = is_generator
+
+    def _make_codecs(self) -> None:
+        for parameter in self.parameters:
+            self._checked(parameter.type, f"parameter {parameter.name}", parameter.is_buffer)
+        self._checked(self.result, "the result", self.result_is_buffer)
+        if self.stream is not None:
+            self._checked(self.stream[1], f"parameter {self.stream[0]}", False)
+        types = [_WIRE_BUFFER if p.is_buffer else p.type for p in self.parameters]
+        fields = [
+            (f"_{index}", type_)
+            if parameter.default is msgspec.NODEFAULT
+            else (
+                f"_{index}",
+                type_,
+                msgspec.field(default_factory=functools.partial(_same, parameter.default)),
+            )
+            for index, (type_, parameter) in enumerate(zip(types, self.parameters, strict=True))
+        ]
+        exact: Any = tuple[tuple(types)] if types else tuple[()]  # type: ignore[misc]
+        self._exact = msgspec.msgpack.Decoder(exact).decode
+        self._lenient = msgspec.msgpack.Decoder(
+            msgspec.defstruct(self.name, fields, array_like=True, frozen=True)
+        ).decode
+        self._result = _decoder(_WIRE_BUFFER if self.result_is_buffer else self.result)
+        self._item = _decoder(Any if self.stream is None else self.stream[1])
+        self._details = _decoder(Any if self.options.details is None else self.options.details)
+
+    def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
+        try:
+            if not is_buffer:
+                msgspec.msgpack.Decoder(type_)
+                describe(type_, {})
+        except TypeError as exc:
+            raise TypeError(f"{self.label}: {what}: {exc}") from None
+
+    # -- calls ---------------------------------------------------------------------------------------------
+
+    def bind(self, arguments: tuple[Any, ...], by_name: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        """The arguments of a call in the order of the parameters, and the stream.
+
+        :raises TypeError: they do not fit the parameters
+        """
+        names = [parameter.name for parameter in self.parameters if not parameter.by_keyword]
+        if self.stream is not None:
+            names.append(self.stream[0])
+        if len(arguments) > len(names):
+            raise TypeError(f"{self.label}() takes {len(names)} positional arguments, not {len(arguments)}")
+        given = dict(zip(names, arguments, strict=False))
+        for name, value in by_name.items():
+            if name in given:
+                raise TypeError(f"{self.label}() got two values for {name!r}")
+            if name not in names and name not in self.by_keyword:
+                raise TypeError(f"{self.label}() has no parameter {name!r}")
+            given[name] = value
+        stream = None
+        if self.stream is not None:
+            if self.stream[0] not in given:
+                raise TypeError(f"{self.label}() lacks the argument {self.stream[0]!r}")
+            stream = given.pop(self.stream[0])
+        found = []
+        for parameter in self.parameters:
+            if parameter.name in given:
+                found.append(given[parameter.name])
+            elif parameter.default is msgspec.NODEFAULT:
+                raise TypeError(f"{self.label}() lacks the argument {parameter.name!r}")
+            else:
+                found.append(parameter.default)
+        return tuple(found), stream
+
+    def decode_arguments(self, raw: Any) -> tuple[Any, ...]:
+        """A call's arguments. A buffer is a memoryview or a `Lent`.
+
+        :raises Error: INVALID_ARGUMENT; the text names the parameter
+        """
+        try:
+            return self._exact(raw)  # type: ignore[no-any-return]
+        except (msgspec.MsgspecError, RecursionError):
+            pass
+        try:
+            return msgspec.structs.astuple(self._lenient(raw))
+        except RecursionError:
+            raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an argument is nested too deep") from None
+        except msgspec.MsgspecError as exc:
+            raise Error(Code.INVALID_ARGUMENT, f"{self.label}: {self._named(str(exc))}") from None
+
+    def _named(self, message: str) -> str:
+        """msgspec's message, with the names of parameters in place of `$[0]`."""
+        for index, parameter in enumerate(self.parameters):
+            message = message.replace(f"`$[{index}]", f"`{parameter.name}")
+        return message
+
+    def decode_result(self, raw: Any) -> Any:
+        """A call's result, or an item that the callee streams. A buffer is a memoryview or a `Lent`.
+
+        :raises ProtocolError: it is not of the type
+        """
+        try:
+            return self._result(raw)
+        except (msgspec.MsgspecError, RecursionError) as exc:
+            raise ProtocolError(f"{self.label}: the result is not of its type: {exc}") from None
+
+    def decode_sent_item(self, raw: Any) -> Any:
+        """An item of the caller's stream.
+
+        :raises Error: INVALID_ARGUMENT
+        """
+        try:
+            return self._item(raw)
+        except (msgspec.MsgspecError, RecursionError) as exc:
+            raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an item of the stream: {exc}") from None
+
+    def decode_details(self, raw: Any) -> Any:
+        """The details of an error; as plain data, if they are not of their type."""
+        try:
+            return self._details(raw)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+
+    def describe(self, structs: Structs) -> list[Any]:
+        """[name, kind, parameters, stream, result], each type as describe.py has it."""
+
+        def of(type_: Any) -> Description:
+            return BUFFER if type_ in _BUFFERS else describe(type_, structs)
+
+        return [
+            self.name,
+            int(self.kind),
+            [[p.name, of(p.type), p.default is msgspec.NODEFAULT] for p in self.parameters],
+            None if self.stream is None else of(self.stream[1]),
+            of(self.result),
+        ]
+
+
+class Schema:
+    """The methods of a service.
+
+    :ivar name: the name of its class
+    :ivar methods: by their names, in order
+    """
+
+    def __init__(self, name: str, methods: list[Method]) -> None:
+        self.name = name
+        self.methods = {method.name: method for method in sorted(methods, key=lambda method: method.name)}
+        self.numbered = list(self.methods.values())
+        for number, found in enumerate(self.numbered):
+            found.number = number
+
+    @functools.cached_property
+    def description(self) -> list[Any]:
+        """[methods, structs] as plain data.
+
+        :raises TypeError: two types of the same name differ
+        """
+        structs: Structs = {}
+        methods = [method.describe(structs) for method in self.numbered]
+        return [methods, dict(sorted(structs.items()))]
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the description in msgpack."""
+        return hashlib.sha256(msgspec.msgpack.encode(self.description)).digest()
+
+    def understands(self, raw: Any) -> dict[str, int]:
+        """Compare with the schema of a server, as it came by the wire: the server's numbers of our methods.
+
+        Methods that the server does not have are left out: calling them is UNIMPLEMENTED.
+
+        :raises Error: FAILED_PRECONDITION; the text says what differs
+        :raises ProtocolError: it is no schema
+        """
+        methods, theirs = _decode_description(raw)
+        ours = self.description[1]
+        numbers = {method[0]: number for number, method in enumerate(methods)}
+        known = [(found, methods[numbers[found.name]]) for found in self.numbered if found.name in numbers]
+        if not known and self.numbered:
+            raise Error(
+                Code.FAILED_PRECONDITION,
+                f"the server has none of the methods of {self.name}; it has {', '.join(sorted(numbers)[:10])}",
+            )
+        lines: list[str] = []
+        try:
+            for found, there in known:
+                lines += _method_differences(found, there, ours, theirs)
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError):
+            raise ProtocolError("the server's schema refers to what is not in it") from None
+        if lines:
+            shown = "; ".join(lines[:5]) + ("; and more" if lines[5:] else "")
+            raise Error(Code.FAILED_PRECONDITION, f"the server's {self.name} differs from ours: {shown}")
+        return {found.name: numbers[found.name] for found, _ in known}
+
+
+class Service:
+    """The base of services. A subclass is read when it is defined, and its instances can be served.
+
+    :raises TypeError: a method cannot be called from elsewhere; the text names it and the parameter. This is raised by
+        the `class` statement
+    """
+
+    __rpc_schema__: ClassVar[Schema] = Schema("Service", [])
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__rpc_schema__ = _read(cls, {**sys._getframe(1).f_locals, cls.__name__: cls})
+
+
+# ---- Reading a class -----------------------------------------------------------------------------------------
+
+
+def _read(cls: type, names: dict[str, Any]) -> Schema:
+    methods = []
+    for name in dir(cls):
+        if name.startswith("_"):
+            continue
+        found = inspect.getattr_static(cls, name)
+        if inspect.isfunction(found):
+            methods.append(Method(cls.__name__, name, found, names))
+    if len(methods) > _METHODS_MOST:
+        raise TypeError(f"{cls.__name__} has {len(methods)} methods: {_METHODS_MOST} are allowed")
+    schema = Schema(cls.__name__, methods)
+    try:
+        _ = schema.digest
+    except TypeError as exc:
+        raise TypeError(f"{cls.__name__}: {exc}") from None
+    return schema
+
+
+def _hints(label: str, function: Any, names: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, localns=names, include_extras=True)
+    except NameError as exc:
+        raise TypeError(
+            f"{label}: an annotation is not defined yet: {exc}. Types of a service must be defined above it, and not"
+            " only under TYPE_CHECKING"
+        ) from None
+
+
+def _stream_item(annotation: Any) -> Any:
+    """The type of the items of a stream; None if it is none."""
+    if typing.get_origin(annotation) in _STREAMS:
+        return typing.get_args(annotation)[0]
+    return Any if annotation in _STREAMS else None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _decoder(type_: Any) -> Callable[[Any], Any]:
+    return msgspec.msgpack.Decoder(type_).decode
+
+
+# ---- Comparing -----------------------------------------------------------------------------------------------
+
+_Parameters = list[tuple[str, Any, bool]]
+_Methods = Annotated[
+    list[tuple[str, Annotated[int, msgspec.Meta(ge=0, le=3)], _Parameters, Any, Any]],
+    msgspec.Meta(max_length=_METHODS_MOST),
+]
+_decode_schema = _decoder(tuple[_Methods, dict[str, list[Any]]])
+
+
+def _decode_description(raw: Any) -> tuple[list[Any], Structs]:
+    try:
+        methods, structs = _decode_schema(raw)
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise ProtocolError(f"the server sent what is no schema: {exc}") from None
+    return methods, structs
+
+
+def _method_differences(ours: Method, there: Any, structs: Structs, theirs: Structs) -> list[str]:
+    """What makes calls of ours fail there, or its results here."""
+    mine: Structs = {}
+    name, kind, parameters, stream, result = ours.describe(mine)
+    _, kind_there, parameters_there, stream_there, result_there = there
+    if kind != kind_there:
+        return [f"{name} is {Kind(kind).name} here, {Kind(kind_there).name} there"]
+    lines = []
+    for index, (here, other) in enumerate(zip(parameters, parameters_there, strict=False)):
+        if here[0] != other[0]:
+            return [f"{name}: parameter {index + 1} is {here[0]} here, {other[0]} there"]
+        lines += differences(here[1], structs, other[1], theirs, f"{name}: parameter {here[0]}")
+    for other in parameters_there[len(parameters) :]:
+        if other[2]:
+            lines.append(f"{name}: parameter {other[0]} is required there")
+    for here in parameters[len(parameters_there) :]:
+        if here[2]:
+            lines.append(f"{name}: parameter {here[0]} is unknown there")
+    if stream is not None:
+        lines += differences(stream, structs, stream_there, theirs, f"{name}: the caller's stream")
+    return lines + differences(result_there, theirs, result, structs, f"{name}: the result")
+
+
+def schema_of(service: type[Service] | Service) -> Schema:
+    """The schema of a service, or of its class.
+
+    :raises TypeError: it is neither
+    """
+    cls = service if isinstance(service, type) else type(service)
+    if not issubclass(cls, Service):
+        raise TypeError(f"{service!r} is not a rdmanet.rpc.Service")
+    return cls.__rpc_schema__
+
+
+def methods_of(service: Service) -> list[tuple[Method, Callable[..., Any]]]:
+    """The methods of a service in the order of their numbers, with the functions to call."""
+    return [(method, getattr(service, method.name)) for method in schema_of(service).numbered]
