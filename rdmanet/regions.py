@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet import credit, errors
 from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Operation, Registration
-from rdmanet.leases import Lease, check_offerable, patience, region_of, rights_of
+from rdmanet.leases import Lease, State, check_offerable, patience, region_of, rights_of
 from rdmanet.memory import OfferedMemory, Posted
 from rdmanet.offers import Offers, RemoteRegion
 from rdmanet.registered import RegisteredMemory
@@ -108,6 +108,8 @@ class Regions:
         region: credit.Region | None = None
         try:
             key = await lease.granted
+            if lease.state is State.OVER:  # the connection has ended since
+                raise self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
             part = mr.to_remote()
             region = self._offers.offer(part.address, part.length, key, rights, name)
             lease.number = region.id

@@ -6,6 +6,8 @@ import pytest
 from harness import HOST, OFFERABLE, Net, Recorder
 
 import rdmanet
+from rdmanet import regions
+from rdmanet.leases import Lease
 from rdmanet.offers import ALIVE_MAX
 from tests.support.certificates import of_client, of_server
 from tests.support.waiting import begin
@@ -267,3 +269,18 @@ async def test_what_a_server_cannot_register(net: Net):
     server.close()
     with pytest.raises(RuntimeError, match="closed"):
         server.register(bytearray(10))
+
+
+async def test_a_connection_that_ends_when_the_key_is_made(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """The key is there, but whoever waits for it has not run yet."""
+    _, _, _, far_writer = await net.stream_pair()
+
+    class Ending(Lease):
+        def begin(self, patience_s: float) -> None:
+            self.granted.add_done_callback(lambda _: far_writer.transport._end_now())
+            super().begin(patience_s)
+
+    monkeypatch.setattr(regions, "Lease", Ending)
+    with pytest.raises(ConnectionResetError):
+        async with far_writer.offer(bytearray(100)):
+            raise AssertionError("it was offered")
