@@ -113,8 +113,8 @@ _LAZY = {
     "start_rdma_server": "transport",
 }
 _MODULES = (
-    "_core", "blocking", "credit", "errors", "files", "loop", "loop_context", "memory", "remote", "rpc", "streams", "tls",
-    "transport",
+    "_core", "blocking", "credit", "errors", "files", "loop", "loop_context", "memory", "remote", "rpc", "streams",
+    "tls", "transport",
 )  # fmt: skip
 
 

@@ -1,10 +1,39 @@
-"""Calls of typed functions in other processes, on asyncio."""
+"""Calls of typed functions in other processes, on asyncio, with buffers by reference.
+
+A service is a class. The server serves an instance, and the client gets an object with the same methods:
+
+    class Store(rpc.Service):
+        async def get(self, name: str) -> memoryview: ...
+
+    server = await rpc.serve(Store(), host, port)
+
+    async with rpc.connect(Store, host, port) as store:
+        tensor = await store.get("w")
+
+General layout
+--------------
+From the top; a module imports only what stands below it:
+
+    client, server          connect() and its object;  serve() and its server
+    channel, callee         a client's side of one connection;  a server's
+    lending, streaming      buffers by reference;  streams of items
+    link, endpoints         one connection as messages;  the three transports
+    calls                   which message may come when: tables, no I/O
+    schema, messages        what a class offers, and how it is encoded;  the wire format
+    buffer, describe, limits, errors, context
+"""
 
 from __future__ import annotations
 
 from rdmanet.rpc.buffer import Buffer as Buffer
+from rdmanet.rpc.client import connect as connect
+from rdmanet.rpc.client import options as options
+from rdmanet.rpc.context import deadline as deadline
+from rdmanet.rpc.context import peer as peer
 from rdmanet.rpc.errors import Code as Code
 from rdmanet.rpc.errors import Error as Error
 from rdmanet.rpc.limits import Limits as Limits
 from rdmanet.rpc.schema import Service as Service
 from rdmanet.rpc.schema import method as method
+from rdmanet.rpc.server import Server as Server
+from rdmanet.rpc.server import serve as serve

@@ -36,8 +36,9 @@ crossed another one on the way.
 After the caller's End, its Items and a second End are violations. An Item that no credit allowed is one as well. A
 caller's Item for a call that the callee does not have any more is dropped: the answer is on its way.
 
-The credit of a stream is a number of bytes, cumulative since the call began, as in TCP. A sender may begin an item
-while it has sent less than that. So a receiver holds at most a window and one message.
+The credit of a stream is a number of bytes, cumulative since the call began, as in TCP. An item costs its length in
+msgpack and `ITEM_BYTES`, which stand for what a receiver needs to remember it. A sender may begin an item while it has
+sent less than its credit. So a receiver holds at most a window and one message.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ from rdmanet.rpc.schema import Kind
 _W = TypeVar("_W")
 
 _STREAMS_BACK: Final = frozenset({Kind.SERVER_STREAM, Kind.BOTH})
+
+ITEM_BYTES: Final = 64
 
 
 class Inflow:
@@ -172,9 +175,10 @@ class CallerBook(Generic[_W]):
 
         :raises ProtocolError: it may not; the same holds for the methods below
         """
-        found = self._calls.pop(number, None)
+        found = self._calls.get(number)
         if found is None or found[0] in _STREAMS_BACK:
             raise self._violation(number, found, "Reply")
+        del self._calls[number]
         return found[1]
 
     def failure(self, number: int) -> _W | None:
@@ -186,9 +190,10 @@ class CallerBook(Generic[_W]):
 
     def end(self, number: int) -> _W | None:
         """End has come, and ends the call."""
-        found = self._calls.pop(number, None)
+        found = self._calls.get(number)
         if found is None or found[0] not in _STREAMS_BACK:
             raise self._violation(number, found, "End")
+        del self._calls[number]
         return found[1]
 
     def item(self, number: int, size: int) -> _W | None:
@@ -302,10 +307,15 @@ class CalleeBook(Generic[_W]):
         return found[1]
 
     def release(self, number: int) -> _W | None:
-        """Release has come, or the time for it is over. Returns the owner, if its result was on loan."""
+        """Release has come. Returns the owner, if its result was on loan."""
         if number in self._calls:
             raise ProtocolError(f"the peer releases the result of call {number}, which has none yet")
         return self._lending.pop(number, None)
+
+    def end_loan(self, number: int, owner: _W) -> None:
+        """This call's result is not on loan any more, whatever the caller says."""
+        if self._lending.get(number) is owner:
+            del self._lending[number]
 
     def lost(self) -> list[_W]:
         """The connection is gone: returns the owners of all calls. Their answers go nowhere."""

@@ -169,6 +169,22 @@ def frame(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
+def check_hello(hello: Hello) -> None:
+    """Raise ProtocolError if a peer's Hello is of something else."""
+    if hello.magic != MAGIC:
+        raise ProtocolError("the peer does not speak the protocol of rdmanet.rpc")
+    if hello.version != VERSION:
+        raise ProtocolError(f"the peer speaks version {hello.version} of the protocol, this side {VERSION}")
+
+
+def raw(value: Any) -> Raw:
+    """A value as msgpack, to be put into a message.
+
+    :raises TypeError: msgspec does not encode it
+    """
+    return Raw(encode(value))
+
+
 class Framer:
     """Takes what a connection receives, and gives the messages in it.
 

@@ -107,6 +107,8 @@ class Method:
     :ivar kind: who streams
     :ivar function: the function of the class
     :ivar parameters: without self and the stream
+    :ivar count: how many positional arguments make a complete call; -1 if there are keywords, too
+    :ivar positional: how many of the parameters can be given by position
     :ivar stream: the name of the parameter that is the caller's stream, and the type of its items
     :ivar result: the type of the result, or of the items that the callee streams
     """
@@ -124,7 +126,7 @@ class Method:
         self.result_is_buffer = self.result in _BUFFERS
         self.by_keyword = [parameter.name for parameter in self.parameters if parameter.by_keyword]
         self.positional = len(self.parameters) - len(self.by_keyword)
-        self.required = sum(parameter.default is msgspec.NODEFAULT for parameter in self.parameters)
+        self.count = self.positional + (self.stream is not None) if not self.by_keyword else -1
         self._make_codecs()
 
     # -- reading the class ---------------------------------------------------------------------------------
@@ -278,12 +280,14 @@ class Method:
     def decode_result(self, raw: Any) -> Any:
         """A call's result, or an item that the callee streams. A buffer is a memoryview or a `Lent`.
 
-        :raises ProtocolError: it is not of the type
+        :raises Error: INTERNAL; it is not of its type
         """
         try:
             return self._result(raw)
         except (msgspec.MsgspecError, RecursionError) as exc:
-            raise ProtocolError(f"{self.label}: the result is not of its type: {exc}") from None
+            raise Error(
+                Code.INTERNAL, f"{self.label}: the server's result is not of its type: {exc}"
+            ) from None
 
     def decode_sent_item(self, raw: Any) -> Any:
         """An item of the caller's stream.

@@ -3,11 +3,20 @@
 import asyncio
 import functools
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 import uvloop
 from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from net import Net
 
 settings.register_profile("rdmanet", derandomize=True, deadline=None, database=None)
 settings.load_profile("rdmanet")
@@ -16,6 +25,7 @@ settings.load_profile("rdmanet")
 uvloop.new_event_loop().close()
 
 LIMIT_S = float(os.environ.get("RDMANET_TEST_LIMIT", 60))
+LONG_LIMIT_S = 15 * LIMIT_S
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
@@ -30,13 +40,28 @@ def pytest_asyncio_loop_factories(config, item):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
-        item.obj = limited(item.obj)
+        item.obj = limited(item.obj, LONG_LIMIT_S if item.get_closest_marker("long") else LIMIT_S)
 
 
-def limited(test):
+def limited(test, seconds):
     @functools.wraps(test)
     async def run(*args, **kwargs):
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(seconds):
             await test(*args, **kwargs)
 
     return run
+
+
+@pytest.fixture(params=["rdma", "tcp", "unix"])
+def transport(request) -> str:
+    return request.param
+
+
+@pytest_asyncio.fixture
+async def net(transport: str, tmp_path: Path) -> AsyncIterator["Net"]:
+    from net import Net
+
+    net = Net(transport, tmp_path)
+    yield net
+    async with asyncio.timeout(LIMIT_S):
+        await net.aclose()

@@ -57,6 +57,7 @@ def test_what_a_caller_receives(name: str, kind: Kind):
         if kind not in kinds:
             with pytest.raises(ProtocolError, match=f"for call {number}, which is {kind.name}"):
                 receive(book, name, number)
+            assert book.lost() == ([] if abandoned else ["owner"])  # who is told of the end
             continue
         assert receive(book, name, number) == (None if abandoned else "owner")
         assert len(book) == (0 if is_last else 1)

@@ -1,0 +1,409 @@
+"""The callee's side of one connection: from a Call to its answer.
+
+Theory
+------
+A call that may begin becomes a task, which runs the method and sends the one answer. The task ends in one of five ways:
+
+    the method returns          Reply; for a stream, its Items and End
+    the method raises Error     Failure with that
+    it raises something else    Failure INTERNAL, and nothing more; the log has the rest
+    it is cancelled             Failure CANCELLED, or DEADLINE_EXCEEDED if its time is over
+    the connection is lost      it is cancelled, unless the method outlives connections; there is nobody to answer
+
+Cancelling is asyncio's: CancelledError is raised where the method awaits, and `finally` blocks run. The server awaits
+the end of each task. A result on loan keeps its task until the caller has released it, or until the time for that is
+over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rdmanet import log_rate
+from rdmanet.errors import ProtocolError
+from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
+from rdmanet.rpc.context import CURRENT, Current
+from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.lending import Loan, as_declared, lent, memory_of, whole
+from rdmanet.rpc.limits import Limits, exceeded
+from rdmanet.rpc.link import Link, logger
+from rdmanet.rpc.messages import (
+    MAGIC,
+    TEXT_MOST,
+    VERSION,
+    Call,
+    Cancel,
+    End,
+    Failure,
+    Goaway,
+    Hello,
+    Item,
+    Lent,
+    OutReply,
+    Ping,
+    Pong,
+    Release,
+    Window,
+    check_hello,
+    raw,
+)
+from rdmanet.rpc.schema import Kind, Method, Schema
+from rdmanet.rpc.streaming import Receiving, Sending
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    loop: asyncio.AbstractEventLoop
+    schema: Schema
+    methods: list[tuple[Method, Callable[..., Any]]]
+    limits: Limits
+    send_tracebacks: bool
+    refusal: str | None
+    callees: set[Callee]
+    running: set[Running]
+
+    def has_ended(self, running: Running) -> None:
+        """The task of a call is in its last step."""
+
+
+class Running:
+    """A call that is being executed.
+
+    :ivar late: its time is over
+    :ivar received: the caller's stream, if there is one
+    :ivar sent: the stream to the caller, if there is one
+    :ivar released: is to be done when the caller has released the result that is on loan
+    """
+
+    __slots__ = (
+        "function", "late", "method", "number", "received", "released", "sent", "task", "_cancelled", "_started",
+    )  # fmt: skip
+
+    task: asyncio.Task[None]
+
+    def __init__(self, number: int, method: Method, function: Callable[..., Any]) -> None:
+        self.number = number
+        self.method = method
+        self.function = function
+        self.late = False
+        self.received: Receiving | None = None
+        self.sent: Sending | None = None
+        self.released: asyncio.Future[None] | None = None
+        self._started = False
+        self._cancelled = False
+
+    def start(self) -> None:
+        """The task begins. Raises CancelledError if it was cancelled before that."""
+        self._started = True
+        if self._cancelled:
+            raise asyncio.CancelledError
+
+    def cancel(self) -> None:
+        """Cancel the task, once: what it does then may take time, and is not to be cancelled as well.
+
+        One that has not begun begins all the same, because it has to answer.
+        """
+        if not self._cancelled:
+            self._cancelled = True
+            if self._started:
+                self.task.cancel()
+
+    def time_is_over(self) -> None:
+        self.late = not self._cancelled
+        self.cancel()
+
+    def release(self) -> None:
+        """Nobody needs its result any more."""
+        if self.released is not None and not self.released.done():
+            self.released.set_result(None)
+
+
+class Callee:
+    """A connection of a server.
+
+    :ivar link: the protocol of its transport
+    :ivar book: its unfinished calls
+    """
+
+    def __init__(self, server: Host) -> None:
+        self.server = server
+        self.loop = server.loop
+        self.limits = server.limits
+        self.book: CalleeBook[Running] = CalleeBook(self.limits.calls)
+        self._stream_bytes = 0
+        self._reading_bytes = 0  # allocated for arguments on loan
+        self._greeting: asyncio.TimerHandle | None = None
+        handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
+        self._handlers = handlers
+        self.link = Link(
+            self.loop, self.limits.message_bytes, handlers, self._made, self._lost, is_server=True
+        )
+
+    # -- the connection ------------------------------------------------------------------------------------
+
+    def _made(self) -> None:
+        self.server.callees.add(self)
+        if self.server.refusal is not None:
+            self.link.close()
+            return
+        self._greeting = self.loop.call_later(self.limits.hello_seconds, self._silent)
+
+    def _silent(self) -> None:
+        self.link.violated(ProtocolError(f"the peer did not say Hello in {self.limits.hello_seconds} s"))
+
+    def _on_hello(self, hello: Hello) -> None:
+        check_hello(hello)
+        if self._greeting is not None:
+            self._greeting.cancel()
+            self._greeting = None
+        schema, limits = self.server.schema, self.limits
+        self.link.longest = hello.message_bytes
+        self._stream_bytes = hello.stream_bytes
+        methods = None if hello.digest == schema.digest else schema.description
+        self._handlers.clear()
+        self._handlers |= {
+            Call: self._on_call,
+            Cancel: self._on_cancel,
+            Item: self._on_item,
+            End: self._on_end,
+            Window: self._on_window,
+            Release: self._on_release,
+            Ping: self._on_ping,
+            Pong: lambda _: None,
+        }
+        self.link.send(
+            Hello(
+                MAGIC,
+                VERSION,
+                schema.name[:256],
+                schema.digest,
+                limits.message_bytes,
+                limits.calls,
+                limits.stream_bytes,
+                raw(methods),
+            )
+        )
+        if self.server.refusal is not None:
+            self.drain(self.server.refusal)
+
+    def drain(self, reason: str) -> None:
+        """Tell the client to begin no more calls."""
+        if not self.link.is_over:
+            self.link.send(Goaway(reason[:TEXT_MOST]))
+
+    def _lost(self, error: BaseException | None) -> None:
+        if self._greeting is not None:
+            self._greeting.cancel()
+        self.server.callees.discard(self)
+        lost = self.link.lost_error()
+        for running in self.book.lost():
+            if running.released is not None:
+                running.release()
+            elif running.method.options.outlives_connection:
+                if running.received is not None:
+                    running.received.finish(lost)
+            else:
+                running.cancel()
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _on_call(self, message: Call) -> None:
+        number = message.number
+        self.book.check_unused(number)
+        server = self.server
+        try:
+            if server.refusal is not None:
+                raise Error(Code.UNAVAILABLE, f"the server takes no new calls ({server.refusal})")
+            if message.method >= len(server.methods):
+                raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
+            if len(server.running) >= server.limits.server_calls:
+                text = f"the server has {len(server.running)} unfinished calls"
+                raise exceeded("server_calls", server.limits.server_calls, text)
+            method, function = server.methods[message.method]
+            arguments = method.decode_arguments(message.arguments)
+            running = Running(number, method, function)
+            if method.kind is Kind.UNARY:
+                self.book.begin(number, Kind.UNARY, running)
+            else:
+                self._begin_streams(running)
+        except Error as exc:
+            self._send_failure(number, exc)
+            return
+        left_us = message.timeout_us
+        deadline = None if left_us is None else self.loop.time() + left_us / 1e6
+        running.task = self.loop.create_task(self._run(running, arguments, deadline))
+        server.running.add(running)
+
+    def _begin_streams(self, running: Running) -> None:
+        method, inflow, outflow = running.method, None, None
+        if method.kind in (Kind.CLIENT_STREAM, Kind.BOTH):
+            inflow = Inflow(self.limits.stream_bytes)
+            running.received = Receiving(self.link, inflow, method.decode_sent_item)
+            running.received.number = running.number
+        if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
+            outflow = Outflow(self._stream_bytes)
+            running.sent = Sending(self.link, outflow)
+            running.sent.number = running.number
+        self.book.begin(running.number, method.kind, running, inflow, outflow)
+
+    def _on_cancel(self, message: Cancel) -> None:
+        running = self.book.cancel(message.number)
+        if running is not None:
+            running.cancel()
+
+    def _on_item(self, message: Item) -> None:
+        item = bytes(message.item)
+        running = self.book.item(message.number, len(item) + ITEM_BYTES)
+        if running is not None and running.received is not None:
+            running.received.put(item)
+
+    def _on_end(self, message: End) -> None:
+        running = self.book.end(message.number)
+        if running is not None and running.received is not None:
+            running.received.finish()
+
+    def _on_window(self, message: Window) -> None:
+        running = self.book.window(message.number, message.total)
+        if running is not None and running.sent is not None:
+            running.sent.allowed()
+
+    def _on_release(self, message: Release) -> None:
+        running = self.book.release(message.number)
+        if running is not None:
+            running.release()
+
+    def _on_ping(self, message: Ping) -> None:
+        self.link.send(Pong(message.token))
+
+    # -- a call --------------------------------------------------------------------------------------------
+
+    async def _run(self, running: Running, arguments: tuple[Any, ...], deadline: float | None) -> None:
+        """The task of a call."""
+        CURRENT.set(Current(deadline, self.link.peer))
+        method = running.method
+        timer = None if deadline is None else self.loop.call_at(deadline, running.time_is_over)
+        buffers: list[Buffer] = []
+        try:
+            running.start()
+            if method.buffers:
+                arguments = await self._take(method, arguments, buffers)
+            call = self._called(running, arguments)
+            if running.sent is not None:
+                await running.sent.send(aiter(call))
+                self._answer(running, End(running.number))
+                return
+            result = await call
+            if self.link.paused:
+                await self.link.resumed()
+            if method.result_is_buffer:
+                await self._reply_buffer(running, memory_of(result, f"{method.label}: the result"), timer)
+            else:
+                self._answer(running, OutReply(running.number, result))
+        except Error as exc:
+            self._fail(running, exc)
+        except asyncio.CancelledError:
+            late = running.late
+            code = Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
+            self._fail(running, Error(code, "the call took too long" if late else "the call was cancelled"))
+        except Exception as exc:
+            self._report(method, exc)
+            self._fail(running, Error(Code.INTERNAL, "the service failed", None, self._traceback(exc)))
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for buffer in buffers:
+                buffer.release()
+            self.server.has_ended(running)
+
+    def _called(self, running: Running, arguments: tuple[Any, ...]) -> Any:
+        """Call the method, which gives a coroutine or an iterator."""
+        method = running.method
+        by_name: dict[str, Any] = {}
+        if method.by_keyword:
+            by_name = dict(zip(method.by_keyword, arguments[method.positional :], strict=True))
+            arguments = arguments[: method.positional]
+        if running.received is not None:
+            assert method.stream is not None
+            by_name[method.stream[0]] = running.received
+        return running.function(*arguments, **by_name)
+
+    async def _take(
+        self, method: Method, arguments: tuple[Any, ...], buffers: list[Buffer]
+    ) -> tuple[Any, ...]:
+        """The arguments with their buffers, as the method declares them."""
+        found = list(arguments)
+        for index in method.buffers:
+            value, type_ = found[index], method.parameters[index].type
+            if not isinstance(value, Lent):
+                found[index] = as_declared(type_, value)
+            elif type_ is Buffer:
+                found[index] = Buffer.of(Loan(self.link, value), value.length)
+            else:
+                found[index] = await self._whole(type_, value)
+            if type_ is Buffer:
+                buffers.append(found[index])
+        return tuple(found)
+
+    async def _whole(self, type_: Any, loan: Lent) -> Any:
+        most = self.limits.lent_bytes
+        if loan.length > most - self._reading_bytes:
+            raise exceeded("lent_bytes", most, f"arguments of {loan.length + self._reading_bytes} bytes")
+        self._reading_bytes += loan.length
+        try:
+            memory = await whole(self.link, loan)
+        finally:
+            self._reading_bytes -= loan.length
+        return bytes(memory) if type_ is bytes else memory
+
+    async def _reply_buffer(
+        self, running: Running, memory: memoryview, timer: asyncio.TimerHandle | None
+    ) -> None:
+        """Answer with a buffer. If it goes by reference, wait until the caller has read it."""
+        async with lent(self.link, memory) as sent:
+            if not isinstance(sent, Lent):
+                self._answer(running, OutReply(running.number, sent))
+                return
+            running.released = self.loop.create_future()
+            self._answer(running, OutReply(running.number, sent), lending=True)
+            if timer is not None:
+                timer.cancel()
+            # Whoever cancels it now wants the end of the loan: the call has its answer.
+            with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+                async with asyncio.timeout(self.limits.lent_seconds):
+                    await running.released
+            self.book.end_loan(running.number, running)
+
+    def _answer(self, running: Running, message: Any, lending: bool = False) -> None:
+        """Send the one answer of a call, unless the connection is gone."""
+        if not self.link.is_over:
+            self.link.send(message)
+            self.book.answered(running.number, lending)
+        elif lending:
+            running.release()
+
+    def _fail(self, running: Running, error: Error) -> None:
+        """Answer a call with an error, unless it has been answered, or the connection is gone."""
+        if not self.link.is_over and self.book.cancel(running.number) is running:
+            self._send_failure(running.number, error)
+            self.book.answered(running.number)
+
+    def _send_failure(self, number: int, error: Error) -> None:
+        code, text = int(error.code), error.text[:TEXT_MOST]
+        try:
+            self.link.send(Failure(number, code, text, raw(error.details), error.traceback))
+        except (TypeError, ValueError, Error, RecursionError):  # the details cannot be sent
+            self.link.send(Failure(number, code, text))
+
+    def _report(self, method: Method, exc: Exception) -> None:
+        """Log what a method has raised that is no Error."""
+        if (more := log_rate.due(method.label)) is not None:
+            logger.error("%s raised what is no rpc.Error%s", method.label, more, exc_info=exc)
+
+    def _traceback(self, exc: Exception) -> str | None:
+        return "".join(traceback.format_exception(exc)) if self.server.send_tracebacks else None

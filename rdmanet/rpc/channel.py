@@ -1,0 +1,432 @@
+"""The caller's side of one connection: from a call to its end.
+
+Theory
+------
+A `Channel` is a connection of a client: its link, the book of its calls, and what it knows of the server. A call takes
+a number, sends Call, and waits for a future that the message with the answer resolves. It ends in one of four ways:
+
+    the answer comes            the result, or the Error that it carries
+    the time is over            DEADLINE_EXCEEDED; Cancel is sent
+    the caller is cancelled     CancelledError; Cancel is sent
+    the connection is lost      UNAVAILABLE
+
+After Cancel the number stays in the book until the answer comes, which nobody waits for. So the server never does more
+for this client than the limit allows, and no answer finds the wrong call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from rdmanet.errors import ProtocolError
+from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
+from rdmanet.rpc.context import CURRENT
+from rdmanet.rpc.errors import Code, Error, code_of
+from rdmanet.rpc.lending import Loan, as_declared, lent, memory_of, whole
+from rdmanet.rpc.limits import Limits, exceeded
+from rdmanet.rpc.link import Link
+from rdmanet.rpc.messages import (
+    MAGIC,
+    VERSION,
+    Cancel,
+    End,
+    Failure,
+    Goaway,
+    Hello,
+    Item,
+    Lent,
+    OutCall,
+    Ping,
+    Pong,
+    Release,
+    Reply,
+    Window,
+    check_hello,
+)
+from rdmanet.rpc.schema import Method, Schema
+from rdmanet.rpc.streaming import Receiving, Sending
+
+
+class Pending:
+    """A call that has no answer yet.
+
+    :ivar future: is to get the answer
+    :ivar received: the stream from the callee, if there is one
+    :ivar sent: the stream to the callee, if there is one
+    """
+
+    __slots__ = ("future", "is_over", "method", "number", "received", "sent")
+
+    def __init__(self, method: Method, future: asyncio.Future[Any]) -> None:
+        self.method = method
+        self.future = future
+        self.number = -1
+        self.received: Receiving | None = None
+        self.sent: Sending | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """The call has ended with this error."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            if self.received is not None:
+                self.future.exception()  # who iterates gets it from there
+        if self.received is not None:
+            self.received.finish(error)
+
+
+class Channel:
+    """A client's connection.
+
+    :ivar link: the protocol of its transport
+    :ivar book: its unfinished calls
+    """
+
+    def __init__(self, schema: Schema, limits: Limits) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.schema = schema
+        self.limits = limits
+        self.book: CallerBook[Pending] = CallerBook(limits.calls)
+        self.refusal: str | None = None
+        """Why no new calls can begin."""
+        self._numbers: list[int | None] = []  # the server's, by our own
+        self._stream_bytes = 0
+        self._greeting: asyncio.Future[None] = self.loop.create_future()
+        self._reading_bytes = 0
+        handlers: dict[type, Callable[[Any], None]] = {
+            Hello: self._on_hello,
+            Reply: self._on_reply,
+            Failure: self._on_failure,
+            Item: self._on_item,
+            End: self._on_end,
+            Window: self._on_window,
+            Goaway: self._on_goaway,
+            Ping: self._on_ping,
+            Pong: lambda _: None,
+        }
+        self.link = Link(self.loop, limits.message_bytes, handlers, self._made, self._lost)
+
+    # -- the connection ------------------------------------------------------------------------------------
+
+    def _made(self) -> None:
+        limits, schema = self.limits, self.schema
+        self.link.send(
+            Hello(
+                MAGIC,
+                VERSION,
+                schema.name[:256],
+                schema.digest,
+                limits.message_bytes,
+                limits.calls,
+                limits.stream_bytes,
+            )
+        )
+
+    async def greeted(self) -> None:
+        """Wait for the server's Hello."""
+        try:
+            async with asyncio.timeout(self.limits.hello_seconds):
+                await self._greeting
+        except TimeoutError:
+            text = f"the server did not say Hello in {self.limits.hello_seconds} s"
+            raise Error(Code.UNAVAILABLE, text) from None
+
+    def _on_hello(self, hello: Hello) -> None:
+        if self._greeting.done():
+            raise ProtocolError("the peer says Hello twice")
+        check_hello(hello)
+        try:
+            known = (
+                {method.name: method.number for method in self.schema.numbered}
+                if hello.digest == self.schema.digest
+                else self.schema.understands(hello.methods)
+            )
+        except Error as exc:
+            self._greeting.set_exception(exc)
+            return
+        self._numbers = [known.get(method.name) for method in self.schema.numbered]
+        self._stream_bytes = hello.stream_bytes
+        self.link.longest = hello.message_bytes
+        self.book.calls_max = min(self.limits.calls, hello.calls)
+        self._greeting.set_result(None)
+
+    def _on_goaway(self, message: Goaway) -> None:
+        self.refusal = f"the server takes no new calls ({message.reason}); this one was not sent"
+
+    def _lost(self, error: BaseException | None) -> None:
+        self.refusal = self.refusal or f"the connection is closed: {error}; this call was not sent"
+        lost = self.link.lost_error()
+        if not self._greeting.done():
+            self._greeting.set_exception(lost)
+            self._greeting.exception()
+        for pending in self.book.lost():
+            pending.fail(lost)
+
+    async def close(self) -> None:
+        """Close the connection, and wait until it is gone. Pending calls get CANCELLED."""
+        self.refusal = "the client was closed; this call was not sent"
+        for pending in self.book.lost():
+            pending.fail(Error(Code.CANCELLED, "the client was closed"))
+        self.link.close()
+        try:
+            await asyncio.shield(self.link.closed)
+        except asyncio.CancelledError:
+            self.link.abort()
+            raise
+
+    # -- calls ---------------------------------------------------------------------------------------------
+
+    async def unary(
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        by_name: dict[str, Any],
+        timeout: float | None,
+    ) -> Any:
+        """Make a call that has one result."""
+        stream = None
+        if by_name or len(arguments) != method.count:
+            arguments, stream = method.bind(arguments, by_name)
+        elif method.stream is not None:
+            *others, stream = arguments
+            arguments = tuple(others)
+        deadline = self._deadline(timeout)
+        if self.link.paused:
+            await self._until_resumed(deadline)
+        if not method.buffers:
+            return await self._call(method, arguments, stream, deadline)
+        async with contextlib.AsyncExitStack() as loans:
+            arguments = await self._lend(method, arguments, loans, deadline)
+            return await self._call(method, arguments, stream, deadline)
+
+    def stream(
+        self, method: Method, arguments: tuple[Any, ...], by_name: dict[str, Any], timeout: float | None
+    ) -> AsyncIterator[Any]:
+        """Make a call that streams its results. It begins with the first one that is asked for."""
+        bound, stream = method.bind(arguments, by_name)
+        return self._stream(method, bound, stream, self._deadline(timeout))
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        """The call's, or that of the call which is being executed, if it is sooner."""
+        current = CURRENT.get()
+        inherited = None if current is None else current.deadline
+        if timeout is None:
+            return inherited
+        own = self.loop.time() + timeout
+        return own if inherited is None else min(own, inherited)
+
+    async def _until_resumed(self, deadline: float | None) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.link.resumed()
+        except TimeoutError:
+            raise _late() from None
+
+    async def _lend(
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        loans: contextlib.AsyncExitStack,
+        deadline: float | None,
+    ) -> tuple[Any, ...]:
+        found = list(arguments)
+        try:
+            async with asyncio.timeout_at(deadline):
+                for index in method.buffers:
+                    what = f"{method.label}: parameter {method.parameters[index].name}"
+                    found[index] = await loans.enter_async_context(
+                        lent(self.link, memory_of(found[index], what))
+                    )
+        except TimeoutError:
+            raise _late() from None
+        return tuple(found)
+
+    def _begin(
+        self,
+        pending: Pending,
+        arguments: tuple[Any, ...],
+        deadline: float | None,
+        inflow: Inflow | None = None,
+        outflow: Outflow | None = None,
+    ) -> asyncio.TimerHandle | None:
+        """Take a number, and send Call. Returns the timer of the deadline."""
+        method = pending.method
+        if self.refusal is not None:
+            raise Error(Code.UNAVAILABLE, self.refusal)
+        there = self._numbers[method.number]
+        if there is None:
+            raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")
+        left_us: int | None = None
+        if deadline is not None:
+            left_us = int((deadline - self.loop.time()) * 1e6)
+            if left_us <= 0:
+                raise _late()
+        number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
+        try:
+            self.link.send(OutCall(number, there, left_us, arguments))
+        except BaseException:
+            self.book.withdraw(number)
+            raise
+        return None if deadline is None else self.loop.call_at(deadline, self._time_is_over, pending)
+
+    def _time_is_over(self, pending: Pending) -> None:
+        if self._abandon(pending):
+            pending.fail(_late())
+
+    def _abandon(self, pending: Pending) -> bool:
+        """Nobody waits for the call any more."""
+        if not self.book.abandon(pending.number):
+            return False
+        self.link.send(Cancel(pending.number))
+        return True
+
+    async def _call(
+        self, method: Method, arguments: tuple[Any, ...], stream: Any, deadline: float | None
+    ) -> Any:
+        future: asyncio.Future[Any] = self.loop.create_future()
+        pending = Pending(method, future)
+        pump: asyncio.Task[None] | None = None
+        if method.stream is None:
+            timer = self._begin(pending, arguments, deadline)
+        else:
+            outflow = Outflow(self._stream_bytes)
+            timer = self._begin(pending, arguments, deadline, None, outflow)
+            pump = self._pump(pending, outflow, stream)
+        try:
+            result = await future
+            if method.result_is_buffer:
+                return await self._buffer(pending, result, deadline)
+            return result
+        except asyncio.CancelledError:
+            self._abandon(pending)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if pump is not None:
+                await ended(pump)
+
+    async def _buffer(self, pending: Pending, result: Any, deadline: float | None) -> Any:
+        """A result that is a buffer, as the method declares it."""
+        type_ = pending.method.result
+        if not isinstance(result, Lent):
+            return as_declared(type_, result)
+        number = pending.number
+        if type_ is Buffer:
+            return Buffer.of(Loan(self.link, result, lambda: self._release(number)), result.length)
+        try:
+            if result.length > self.limits.lent_bytes - self._reading_bytes:
+                raise exceeded("lent_bytes", self.limits.lent_bytes, f"a result of {result.length} bytes")
+            self._reading_bytes += result.length
+            try:
+                async with asyncio.timeout_at(deadline):
+                    memory = await whole(self.link, result)
+            except TimeoutError:
+                raise _late() from None
+            finally:
+                self._reading_bytes -= result.length
+        finally:
+            self._release(number)
+        return bytes(memory) if type_ is bytes else memory
+
+    def _release(self, number: int) -> None:
+        self.link.send(Release(number))
+
+    async def _stream(
+        self, method: Method, arguments: tuple[Any, ...], stream: Any, deadline: float | None
+    ) -> AsyncIterator[Any]:
+        if self.link.paused:
+            await self._until_resumed(deadline)
+        async with contextlib.AsyncExitStack() as loans:
+            if method.buffers:
+                arguments = await self._lend(method, arguments, loans, deadline)
+            pending = Pending(method, self.loop.create_future())
+            inflow = Inflow(self.limits.stream_bytes)
+            received = pending.received = Receiving(self.link, inflow, method.decode_result)
+            outflow = None if method.stream is None else Outflow(self._stream_bytes)
+            timer = self._begin(pending, arguments, deadline, inflow, outflow)
+            received.number = pending.number
+            pump = None if outflow is None else self._pump(pending, outflow, stream)
+            try:
+                async for item in received:
+                    yield item
+            finally:
+                self._abandon(pending)
+                if timer is not None:
+                    timer.cancel()
+                if pump is not None:
+                    await ended(pump)
+
+    def _pump(self, pending: Pending, outflow: Outflow, items: Any) -> asyncio.Task[None]:
+        """The task that sends the caller's stream. If the stream raises, so does the call."""
+        sending = pending.sent = Sending(self.link, outflow)
+        sending.number = pending.number
+
+        async def pump() -> None:
+            try:
+                await sending.send(aiter(items))
+            except Exception as exc:
+                if self._abandon(pending):
+                    pending.fail(exc)
+                return
+            if not pending.future.done():
+                self.link.send(End(pending.number))
+
+        return self.loop.create_task(pump(), name=f"rpc stream to {pending.method.label}")
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _on_reply(self, message: Reply) -> None:
+        pending = self.book.reply(message.number)
+        if pending is None:
+            self._release(message.number)  # its result may be on loan
+            return
+        future = pending.future
+        if future.done():
+            if pending.method.result_is_buffer:
+                self._release(message.number)
+            return
+        try:
+            future.set_result(pending.method.decode_result(message.result))
+        except Error as exc:
+            future.set_exception(exc)
+
+    def _on_failure(self, message: Failure) -> None:
+        pending = self.book.failure(message.number)
+        if pending is not None:
+            details = pending.method.decode_details(message.details)
+            pending.fail(Error(code_of(message.code), message.text, details, message.traceback))
+
+    def _on_item(self, message: Item) -> None:
+        item = bytes(message.item)
+        pending = self.book.item(message.number, len(item) + ITEM_BYTES)
+        if pending is not None and pending.received is not None:
+            pending.received.put(item)
+
+    def _on_end(self, message: End) -> None:
+        pending = self.book.end(message.number)
+        if pending is not None and pending.received is not None:
+            if not pending.future.done():
+                pending.future.set_result(None)
+            pending.received.finish()
+
+    def _on_window(self, message: Window) -> None:
+        pending = self.book.window(message.number, message.total)
+        if pending is not None and pending.sent is not None:
+            pending.sent.allowed()
+
+    def _on_ping(self, message: Ping) -> None:
+        self.link.send(Pong(message.token))
+
+
+def _late() -> Error:
+    return Error(Code.DEADLINE_EXCEEDED, "the call took too long")
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,44 @@
+"""What a running method knows of its call: its deadline and its caller.
+
+It is in a context variable of the method's task, so tasks that the method starts have it, too, and calls that they make
+inherit the deadline.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+__all__ = ["deadline", "peer"]
+
+
+class Current:
+    """The call that a method is executing.
+
+    :ivar deadline: when its time is over, on the clock of the loop's time(); None if it has no limit
+    :ivar peer: the address of the caller
+    """
+
+    __slots__ = ("deadline", "peer")
+
+    def __init__(self, deadline: float | None, peer: Any) -> None:
+        self.deadline = deadline
+        self.peer = peer
+
+
+CURRENT: ContextVar[Current | None] = ContextVar("rdmanet.rpc", default=None)
+
+
+def deadline() -> float | None:
+    """In a method: when the time of its call is over, on the clock of the loop's ``time()``; None: it has no limit.
+
+    The method is cancelled then. Calls that it makes end then, too, unless they are to end sooner.
+    """
+    current = CURRENT.get()
+    return None if current is None else current.deadline
+
+
+def peer() -> Any:
+    """In a method: the address of its caller's connection, as ``get_extra_info("peername")`` of asyncio; else None."""
+    current = CURRENT.get()
+    return None if current is None else current.peer

@@ -1,0 +1,50 @@
+"""The three transports, behind one pair of functions: how a client connects, and how a server listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from rdmanet.transport import create_rdma_connection, start_rdma_server
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+async def connect(
+    factory: Factory, host: str, port: int | None, transport: str, options: dict[str, Any]
+) -> None:
+    """Make a connection whose protocol the factory gives.
+
+    :param transport: "rdma", "tcp" or "unix"; for the last, `host` is a path
+    """
+    loop = asyncio.get_running_loop()
+    _check("connect", transport, port)
+    if transport == "rdma":
+        await create_rdma_connection(factory, host, port, **options)
+    elif transport == "tcp":
+        assert port is not None
+        await loop.create_connection(factory, host, port, **options)
+    else:
+        await loop.create_unix_connection(factory, host, **options)
+
+
+async def listen(
+    factory: Factory, host: Any, port: int | None, transport: str, options: dict[str, Any]
+) -> asyncio.AbstractServer:
+    """Listen for connections whose protocols the factory gives."""
+    loop = asyncio.get_running_loop()
+    _check("serve", transport, port)
+    if transport == "rdma":
+        return await start_rdma_server(factory, host, port, **options)
+    if transport == "tcp":
+        return await loop.create_server(factory, host, port, **options)
+    return await loop.create_unix_server(factory, host, **options)
+
+
+def _check(call: str, transport: str, port: int | None) -> None:
+    if transport not in ("rdma", "tcp", "unix"):
+        raise ValueError(f'rpc.{call}: transport={transport!r} is not "rdma", "tcp" or "unix"')
+    if (port is None) != (transport == "unix"):
+        wants = "a path, and no port" if transport == "unix" else "a host and a port"
+        raise ValueError(f"rpc.{call}: transport={transport!r} wants {wants}")

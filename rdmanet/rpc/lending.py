@@ -1,0 +1,109 @@
+"""Buffers on their way between the two sides of a call.
+
+Theory
+------
+Who has the memory lends it: puts it on offer on the call's connection (`RdmaTransport.offer`), for reading, and sends
+the offer's number in place of the bytes. Who gets the number reads by RDMA READ, when it wants to, into memory of its
+own. The offer's key is good for this connection only, and ends with the call, whatever ends it: the block of `offer`
+is left when the call has its answer, fails, runs out of time or is cancelled, and leaving it waits until the device
+has invalidated the key. After that the owner's memory is the owner's alone.
+
+A loan costs a few messages of its own: offer, revocation, confirmation. Below LEND_BYTES it is faster to send the bytes
+in the message, which is also the only way over TCP and Unix sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from rdmanet.rdma_transport import RdmaTransport
+from rdmanet.rpc.buffer import Buffer, over
+from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.link import Link, read_offer
+from rdmanet.rpc.messages import Lent
+
+LEND_BYTES: Final = 256 << 10
+"""Measured: from here on a call with an argument by reference is faster than one with the bytes in its message."""
+_KEEP_BYTES: Final = 64 << 10
+"""A view of fewer bytes is copied: it would keep all that was received with it."""
+
+
+def memory_of(value: Any, what: str) -> memoryview:
+    """The bytes of a buffer that the program hands over.
+
+    :raises TypeError: it is no buffer; the text says where
+    :raises BufferError: it is not contiguous
+    """
+    if isinstance(value, Buffer):
+        if value.memory is None:
+            raise TypeError(f"{what}: {value!r} is not of this process's memory: read it first")
+        return value.memory
+    try:
+        return Buffer(value).memory or memoryview(b"")
+    except TypeError:
+        raise TypeError(f"{what}: {type(value).__name__!r} is no buffer") from None
+
+
+@contextlib.asynccontextmanager
+async def lent(link: Link, memory: memoryview) -> AsyncIterator[Lent | memoryview]:
+    """A block in which the peer can have this memory. Yields what is sent for it: a loan, or the bytes themselves."""
+    transport = link.transport
+    if memory.nbytes < LEND_BYTES or not link.lends or not isinstance(transport, RdmaTransport):
+        yield memory
+        return
+    async with link.loans, contextlib.AsyncExitStack() as block:
+        try:
+            region = await block.enter_async_context(transport.offer(memory, access="read"))
+        except ConnectionError:
+            raise link.lost_error() from None
+        yield Lent(region.id, memory.nbytes)
+
+
+class Loan:
+    """The source of a Buffer that the peer lends.
+
+    :param on_release: called once, when nothing will be read any more
+    """
+
+    def __init__(self, link: Link, loan: Lent, on_release: Any = None) -> None:
+        self._link = link
+        self._loan = loan
+        self._is_over = False
+        self._on_release = on_release
+
+    async def read_into(self, memory: memoryview, offset: int) -> None:
+        if self._is_over:
+            raise over()
+        remote = await self._link.offered(self._loan.offer)
+        if self._loan.length > remote.length:
+            text = f"the peer lends {self._loan.length} bytes, and has only {remote.length} on offer"
+            raise Error(Code.INVALID_ARGUMENT, text)
+        await read_offer(remote, memory, offset)
+
+    def release(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            if self._on_release is not None:
+                self._on_release()
+
+
+async def whole(link: Link, loan: Lent) -> memoryview:
+    """All bytes of a loan, in memory of this process. Its size has been checked against the limits."""
+    remote = await link.offered(loan.offer)
+    if loan.length > remote.length:  # before memory is taken for it
+        text = f"the peer lends {loan.length} bytes, and has only {remote.length} on offer"
+        raise Error(Code.INVALID_ARGUMENT, text)
+    memory = memoryview(bytearray(loan.length))
+    await read_offer(remote, memory, 0)
+    return memory
+
+
+def as_declared(type_: Any, memory: memoryview) -> Any:
+    """Bytes that are here, as the method's annotation wants them."""
+    if type_ is bytes:
+        return bytes(memory)
+    if memory.nbytes < _KEEP_BYTES:
+        memory = memoryview(bytes(memory))
+    return Buffer(memory) if type_ is Buffer else memory

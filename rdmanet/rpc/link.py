@@ -1,0 +1,258 @@
+"""One connection, as messages: an asyncio protocol over a transport of any kind.
+
+Theory
+------
+A link turns bytes into messages, and gives each to the handler of its kind. The other way, the first message of a turn
+of the loop is written at once, so that a single call does not wait. Further ones of the same turn are collected, and
+written together at its end: many small messages cost one write.
+
+When the transport pauses writing, senders wait in `resumed()`. A server also stops reading: what it would read are
+calls, whose answers it cannot send. A client never stops reading, so one of the two always goes on.
+
+Over RDMA the peer can offer memory on this connection (regions.py). A message names an offer by its number, and may
+come before it or after it: `offered()` waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from rdmanet.errors import ProtocolError, RegionRevokedError
+from rdmanet.memory import OfferedMemory
+from rdmanet.offers import ALIVE_MAX
+from rdmanet.rdma_transport import RdmaTransport
+from rdmanet.rpc.buffer import over
+from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.limits import NUMBERS, exceeded
+from rdmanet.rpc.messages import HEADER_BYTES, Framer, encode
+
+logger = logging.getLogger("rdmanet.rpc")
+
+Handlers = Mapping[type, Callable[[Any], None]]
+
+
+class Link(asyncio.Protocol):
+    """One side of a connection.
+
+    :param handlers: what to do with the messages of each kind. A handler raises ProtocolError if the peer may not send
+        it
+    :param on_made: called when the connection is there
+    :param on_lost: called once, when it is gone, with what ended it
+    :param is_server: whether it stops reading while it cannot write
+    :ivar closed: done when the connection is gone
+    :ivar paused: whether the transport wants no more for now
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        message_bytes: int,
+        handlers: Handlers,
+        on_made: Callable[[], None],
+        on_lost: Callable[[BaseException | None], None],
+        is_server: bool = False,
+    ) -> None:
+        self.loop = loop
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.error: BaseException | None = None
+        self.paused = False
+        self.is_over = False
+        self.lends = False
+        self.peer: Any = None
+        self.longest = NUMBERS - 1  # of the peer's limit, when it is known
+        self._framer = Framer(message_bytes)
+        self._handlers = handlers
+        self._on_made = on_made
+        self._on_lost = on_lost
+        self._is_server = is_server
+        self._resumed: asyncio.Future[None] | None = None
+        self._in_turn = False  # something was written in this turn
+        self._collected: list[bytes] = []
+        self.loans = asyncio.Semaphore(ALIVE_MAX // 2)
+        """How many offers of ours there may be: half of what the connection allows, as the peer's word that it has let
+        go of an old one may be on its way."""
+        self._offers: dict[int, OfferedMemory] = {}
+        self._last_offer = 0
+        self._awaited: dict[int, asyncio.Future[OfferedMemory]] = {}
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def send(self, message: msgspec.Struct) -> int:
+        """Send a message; returns the length of its body. Once the connection is over, it goes nowhere.
+
+        :raises Error: RESOURCE_EXHAUSTED if the peer does not accept one of this length
+        :raises TypeError: it contains what msgspec does not encode
+        """
+        body = encode(message)
+        length = len(body)
+        if length > self.longest:
+            raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
+        if self.is_over:
+            return length
+        if self._in_turn:
+            self._collected.append(length.to_bytes(HEADER_BYTES, "big"))
+            self._collected.append(body)
+        else:
+            self._in_turn = True
+            self.loop.call_soon(self._turn_ends)
+            self.transport.write(length.to_bytes(HEADER_BYTES, "big") + body)
+        return length
+
+    def _turn_ends(self) -> None:
+        self._in_turn = False
+        if self._collected:
+            self._flush()
+
+    def _flush(self) -> None:
+        collected, self._collected = self._collected, []
+        if collected and not self.is_over:
+            self.transport.write(b"".join(collected))
+
+    async def resumed(self) -> None:
+        """Wait until the transport takes more, or the connection is gone."""
+        while self.paused and not self.is_over:
+            if self._resumed is None:
+                self._resumed = self.loop.create_future()
+            await asyncio.shield(self._resumed)
+
+    def violated(self, error: ProtocolError) -> None:
+        """The peer has broken the protocol: end the connection."""
+        logger.warning("the connection with %s is ended: %s", self.peer, error)
+        self.abort(error)
+
+    def close(self) -> None:
+        """Send what was written, and close the connection."""
+        if not self.is_over:
+            self._flush()
+            self.is_over = True
+            self.transport.close()
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """End the connection now, for this reason."""
+        if self.error is None:
+            self.error = error
+        self.is_over = True
+        self.transport.abort()
+
+    # -- asyncio's protocol --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.lends = isinstance(transport, RdmaTransport)
+        self.peer = transport.get_extra_info("peername")
+        self._on_made()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_over:
+            return
+        handlers = self._handlers
+        try:
+            for message in self._framer.feed(data):
+                handler = handlers.get(type(message))
+                if handler is None:
+                    raise ProtocolError(f"the peer may not send {type(message).__name__}")
+                handler(message)
+                if self.is_over:
+                    return
+        except ProtocolError as exc:
+            self.violated(exc)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        if self._is_server and not self.is_over:
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        if self._is_server and not self.is_over:
+            self.transport.resume_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_over = True
+        self.error = self.error or exc
+        self._collected.clear()
+        self._wake()
+        for future in self._awaited.values():
+            if not future.done():
+                future.set_exception(self.lost_error())
+                future.exception()  # whoever waited may be gone
+        self._awaited.clear()
+        self._offers.clear()
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self._on_lost(self.error)
+
+    def _wake(self) -> None:
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and not resumed.done():
+            resumed.set_result(None)
+
+    def lost_error(self) -> Error:
+        """What a call gets whose connection is gone."""
+        error = Error(Code.UNAVAILABLE, f"the connection was lost: {self.error or 'the peer has closed it'}")
+        error.__cause__ = self.error
+        return error
+
+    # -- memory that the peer offers -----------------------------------------------------------------------
+
+    def region_offered(self, remote: OfferedMemory) -> None:
+        awaited = self._awaited.pop(remote.id, None)
+        self._offers[remote.id] = remote
+        self._last_offer = remote.id
+        if awaited is not None and not awaited.done():
+            awaited.set_result(remote)
+
+    def region_revoked(self, remote: OfferedMemory) -> None:
+        if self._offers.get(remote.id) is remote:
+            del self._offers[remote.id]
+
+    async def offered(self, number: int) -> OfferedMemory:
+        """The peer's offer of this number, when it has come. Offers come in the order of their numbers.
+
+        :raises Error: FAILED_PRECONDITION if it was revoked, INVALID_ARGUMENT if there can be none, UNAVAILABLE if the
+            connection is lost
+        """
+        if (found := self._offers.get(number)) is not None:
+            return found
+        if self.is_over:
+            raise self.lost_error()
+        if not self.lends:
+            raise Error(Code.INVALID_ARGUMENT, "the peer lends memory on a connection that has no RDMA")
+        if (self._last_offer - number) % NUMBERS < NUMBERS // 2:
+            raise over()
+        awaited = self._awaited.get(number)
+        if awaited is None:
+            awaited = self._awaited[number] = self.loop.create_future()
+        try:
+            return await asyncio.shield(awaited)
+        finally:
+            if not awaited.done() and self._awaited.get(number) is awaited:
+                del self._awaited[number]
+                awaited.cancel()
+
+
+async def read_offer(remote: OfferedMemory, memory: memoryview, offset: int) -> None:
+    """Fill memory from an offer of the peer's.
+
+    :raises Error: FAILED_PRECONDITION if it was revoked, UNAVAILABLE if the connection is lost
+    """
+    try:
+        await remote.read_into(memory, offset)
+    except RegionRevokedError as exc:
+        raise over() from exc
+    except OSError as exc:
+        if exc.errno == errno.ENOMEM:
+            raise
+        raise Error(Code.UNAVAILABLE, f"the peer's memory could not be read: {exc}") from exc

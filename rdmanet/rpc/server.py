@@ -1,0 +1,164 @@
+"""The server: `serve` listens for clients of a service, and executes their calls.
+
+What happens on one connection is in callee.py. The server has what they share: the service, the limits, the tasks of
+all calls, and the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
+
+from rdmanet.rpc import endpoints
+from rdmanet.rpc.callee import Callee, Running
+from rdmanet.rpc.limits import DEFAULT, Limits
+from rdmanet.rpc.schema import Service, methods_of, schema_of
+
+__all__ = ["Server", "serve"]
+
+
+async def serve(
+    service: Service,
+    host: str | Sequence[str] | None = None,
+    port: int | None = None,
+    *,
+    transport: str = "rdma",
+    limits: Limits = DEFAULT,
+    send_tracebacks: bool = False,
+    **transport_options: Any,
+) -> Server:
+    """Serve the methods of an object: ``server = await rpc.serve(Store(), host, port)``.
+
+    Each call runs as a task of its own. It is cancelled when its caller cancels it, when its time is over, and when the
+    connection is lost, unless the method is marked with ``@rpc.method(outlives_connection=True)``.
+
+    A method raises `Error` for what the caller is to know. Of any other exception the caller learns only that it is
+    INTERNAL; it is logged here, by the logger "rdmanet.rpc".
+
+    :param service: an instance of a subclass of `Service`
+    :param host: as for ``start_rdma_server`` or asyncio's ``create_server``; with ``transport="unix"`` a path
+    :param port: 0 for a free port, which ``server.sockets`` tells
+    :param transport: "rdma", "tcp" or "unix"
+    :param limits: what clients may make this server do
+    :param send_tracebacks: whether callers get the traceback of an INTERNAL error, as ``Error.traceback``. It may
+        contain secrets
+    :param transport_options: for ``start_rdma_server``, or asyncio's ``create_server`` and ``create_unix_server``
+    :raises OSError: it cannot listen
+    :raises TypeError: it is no service
+    """
+    server = Server(service, limits, send_tracebacks)
+    server._listener = await endpoints.listen(
+        lambda: Callee(server).link, host, port, transport, transport_options
+    )
+    return server
+
+
+class Server:
+    """What `serve` returns. ``async with`` closes it at the end.
+
+    :ivar schema: the methods that are served
+    :ivar limits: what clients may make it do
+    """
+
+    _listener: asyncio.AbstractServer
+
+    def __init__(self, service: Service, limits: Limits, send_tracebacks: bool) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.schema = schema_of(service)
+        self.methods = methods_of(service)
+        self.limits = limits
+        self.send_tracebacks = send_tracebacks
+        self.callees: set[Callee] = set()
+        self.running: set[Running] = set()
+        self.refusal: str | None = None
+        """Why it takes no new calls."""
+        self._idle: asyncio.Future[None] | None = None
+        self._is_closing = False
+
+    @property
+    def sockets(self) -> Any:
+        """What it listens on, as asyncio's ``Server.sockets``."""
+        return self._listener.sockets  # type: ignore[attr-defined]
+
+    def is_serving(self) -> bool:
+        """Whether it takes new calls."""
+        return self.refusal is None
+
+    async def serve_forever(self) -> None:
+        """Wait until this is cancelled, and close the server then."""
+        try:
+            await self._listener.serve_forever()
+        finally:
+            self.close()
+            await self.wait_closed()
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Take no new calls, let those that run end, and close the server then.
+
+        Clients that call get UNAVAILABLE. After ``timeout`` seconds, calls that still run are cancelled. If this is
+        cancelled, the server goes on draining: close it.
+        """
+        self._refuse("it is shutting down")
+        try:
+            async with asyncio.timeout(timeout):
+                while self.running:
+                    self._idle = self._idle or self.loop.create_future()
+                    await asyncio.shield(self._idle)
+        except TimeoutError:
+            pass
+        self.close()
+        await self.wait_closed()
+
+    def close(self) -> None:
+        """Stop listening, cancel the calls that run, and close the connections when these have ended.
+
+        `wait_closed` waits for that.
+        """
+        self._refuse("it is closed")
+        self._is_closing = True
+        for running in list(self.running):
+            running.cancel()
+        if not self.running:
+            self._close_links()
+
+    async def wait_closed(self) -> None:
+        """Wait until the last call and the last connection have ended. Call `close` or `drain` before."""
+        while self.running:
+            await asyncio.wait([running.task for running in self.running])
+        closing = [callee.link.closed for callee in self.callees]
+        if closing:
+            await asyncio.wait(closing)
+        await self._listener.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+        await self.wait_closed()
+
+    def has_ended(self, running: Running) -> None:
+        """The task of a call is in its last step."""
+        self.running.discard(running)
+        if self.running:
+            return
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+        if self._is_closing:
+            self._close_links()
+
+    def _refuse(self, reason: str) -> None:
+        if self.refusal is None:
+            self._listener.close()
+            for callee in self.callees:
+                callee.drain(reason)
+        self.refusal = reason
+
+    def _close_links(self) -> None:
+        for callee in list(self.callees):
+            callee.link.close()
+
+    def __repr__(self) -> str:
+        return f"<rpc.Server of {self.schema.name}: {len(self.callees)} clients, {len(self.running)} calls>"

@@ -1,0 +1,114 @@
+"""The two halves of a stream of items, on either side of a call.
+
+`Receiving` keeps what has come until the program takes it, and grants credit as it is taken. `Sending` takes items from
+an iterator of the program's, and sends them as credit allows. The counts are those of calls.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
+from rdmanet.rpc.link import Link
+from rdmanet.rpc.messages import OutItem, Window
+
+SHARE_BYTES: Final = 64 << 10
+"""After so many bytes a stream lets others run. An iterator need not await, and a peer may take all that it gives."""
+
+
+class Receiving:
+    """The items of a stream, as the program takes them. One task may iterate at a time.
+
+    :param decode: from an item's msgpack to the item
+    """
+
+    def __init__(self, link: Link, inflow: Inflow, decode: Callable[[Any], Any]) -> None:
+        self.number = -1
+        self.inflow = inflow
+        self._link = link
+        self._decode = decode
+        self._items: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        self._error: BaseException | None = None
+
+    def put(self, item: bytes) -> None:
+        """An item has come, and was counted."""
+        self._items.append(item)
+        self._wake()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """There will be no more. What has come is taken first, and then this error, if there is one."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> Receiving:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._items:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            if self._waiter is not None:
+                raise RuntimeError("another task is waiting for the next item of this stream")
+            self._waiter = self._link.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._items.popleft()
+        if (total := self.inflow.taken(len(item) + ITEM_BYTES)) is not None and not self._ended:
+            self._link.send(Window(self.number, total))
+        return self._decode(item)
+
+
+class Sending:
+    """Items of the program's on their way to the peer."""
+
+    def __init__(self, link: Link, outflow: Outflow) -> None:
+        self.number = -1
+        self.outflow = outflow
+        self._link = link
+        self._waiter: asyncio.Future[None] | None = None
+
+    def allowed(self) -> None:
+        """The peer has granted more."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def send(self, items: AsyncIterator[Any]) -> None:
+        """Send all items of an iterator, and close it whatever happens."""
+        async with contextlib.AsyncExitStack() as stack:
+            if (close := getattr(items, "aclose", None)) is not None:
+                stack.push_async_callback(close)
+            unshared = 0
+            async for item in items:
+                while not self.outflow.open:
+                    self._waiter = self._link.loop.create_future()
+                    await self._waiter
+                if self._link.paused:
+                    await self._link.resumed()
+                if self._link.is_over:
+                    raise self._link.lost_error()
+                length = self._link.send(OutItem(self.number, item))
+                self.outflow.sent(length - item_head(self.number) + ITEM_BYTES)
+                unshared += length
+                if unshared >= SHARE_BYTES:
+                    unshared = 0
+                    await asyncio.sleep(0)
+
+
+def item_head(number: int) -> int:
+    """How many bytes of an Item are not its item: those of the array, the kind, and the number."""
+    return 2 + (1 if number < 0x80 else 2 if number < 0x100 else 3 if number < 0x1_0000 else 5)

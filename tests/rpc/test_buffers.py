@@ -1,0 +1,249 @@
+"""Buffers as arguments and results: by reference over RDMA, in the message over the other transports and when small."""
+
+import asyncio
+from typing import Any
+
+import numpy
+import pytest
+from net import Journal, Net, callee, channel
+
+import rdmanet
+from rdmanet import rpc
+from rdmanet.rpc import Code
+from rdmanet.rpc.lending import LEND_BYTES
+from tests.support.waiting import begin
+
+SIZES = [0, 1, 1000, LEND_BYTES - 1, LEND_BYTES, 3_000_001]
+
+
+class Store(rpc.Service):
+    def __init__(self) -> None:
+        self.journal = Journal()
+        self.kept: Any = None
+        self.memory: Any = b""
+
+    async def put(self, name: str, data: memoryview, copy: bytes = b"") -> int:
+        self.kept = data
+        return data.nbytes + len(copy)
+
+    async def get(self, size: int) -> memoryview:
+        return memoryview(self.memory)[:size]
+
+    async def get_bytes(self, size: int) -> bytes:
+        return bytes(self.memory[:size])
+
+    async def lend(self, size: int) -> rpc.Buffer:
+        return rpc.Buffer(memoryview(self.memory)[:size])
+
+    async def parts(self, data: rpc.Buffer) -> list[bytes]:
+        self.kept = data
+        middle = bytearray(3)
+        await data.read_into(middle, 2)
+        return [await data.read(0, 2), bytes(middle), await data.read(data.nbytes - 1)]
+
+    async def keep(self, data: rpc.Buffer) -> None:
+        self.kept = data
+        self.journal("kept")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.journal("ends")
+
+    async def fail(self, data: rpc.Buffer) -> None:
+        self.kept = data
+        raise rpc.Error(Code.ABORTED)
+
+
+def pattern(size: int) -> bytearray:
+    return bytearray((bytes(range(251)) * (size // 251 + 1))[:size])
+
+
+def nothing_is_lent(net: Net, client: Store, server: rpc.Server) -> bool:
+    """No offer is left on either side."""
+    sides = [channel(client).link, callee(server).link]
+    assert not any(side._awaited for side in sides)
+    if net.transport != "rdma":
+        return True
+    return not any(side.transport._life.regions._leases for side in sides)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_arguments_and_results(net: Net, size: int):
+    service = Store()
+    client, server = await net.pair(service)
+    data = service.memory = pattern(size)
+    assert await client.put("w", memoryview(data), bytes(data)) == 2 * size
+    assert service.kept == data
+    got = await client.get(size)
+    assert isinstance(got, memoryview) and got == data
+    found = await client.get_bytes(size)
+    assert isinstance(found, bytes) and found == data
+    async with await client.lend(size) as lent:
+        assert len(lent) == size
+        assert await lent.read() == data
+        mine = bytearray(size)
+        assert await lent.read_into(mine) == size and mine == data
+    if size >= 5:
+        parts = await client.parts(rpc.Buffer(data))
+        assert parts == [data[:2], data[2:5], data[-1:]]
+    await client.put("last", memoryview(b""))  # the Release before it has come
+    assert not server.running or await idle(server)
+    assert nothing_is_lent(net, client, server)
+
+
+async def idle(server: rpc.Server) -> bool:
+    while server.running:
+        await asyncio.wait([running.task for running in server.running])
+    return True
+
+
+async def test_by_reference_no_byte_is_in_a_message(net: Net):
+    client, _ = await net.pair(Store(), limits=rpc.Limits(message_bytes=100_000))
+    data = pattern(1_000_000)
+    if net.transport == "rdma":
+        assert await client.put("w", memoryview(data)) == 1_000_000
+    else:
+        with pytest.raises(rpc.Error, match="the limit message_bytes is 100000"):
+            await client.put("w", memoryview(data))
+
+
+async def test_numpy_arrays(net: Net):
+    service = Store()
+    client, _ = await net.pair(service)
+    array = numpy.arange(100_000, dtype="f8").reshape(100, 1000)
+    assert await client.put("w", array) == array.nbytes
+    assert (numpy.frombuffer(service.kept).reshape(100, 1000) == array).all()
+    service.memory = array.data.cast("B")
+    async with await client.lend(array.nbytes) as lent:
+        mine = numpy.empty_like(array)
+        await lent.read_into(mine)
+        assert (mine == array).all()
+        half = numpy.empty_like(array[50:])
+        await lent.read_into(half, array.nbytes // 2)
+        assert (half == array[50:]).all()
+    with pytest.raises(BufferError):
+        await client.put("w", array[:, ::2])
+
+
+async def test_what_is_no_buffer(net: Net):
+    client, _ = await net.pair(Store())
+    with pytest.raises(TypeError, match=r"Store.put: parameter data: 'str' is no buffer"):
+        await client.put("w", "text")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        rpc.Buffer("text")
+    buffer = rpc.Buffer(b"12345678")
+    with pytest.raises(IndexError):
+        await buffer.read(0, 9)
+    with pytest.raises(IndexError):
+        await buffer.read_into(bytearray(9))
+    with pytest.raises(TypeError, match="read-only"):
+        await buffer.read_into(b"12345678")
+    assert await buffer.read(2, 4) == b"34"
+
+
+async def test_a_buffer_cannot_be_read_after_its_call(net: Net):
+    service = Store()
+    client, server = await net.pair(service)
+    for size in (100, 1_000_000):
+        await client.parts(rpc.Buffer(pattern(size)))
+        with pytest.raises(rpc.Error, match="its call has ended"):
+            await service.kept.read(0, 1)
+        with pytest.raises(rpc.Error, match="ABORTED"):
+            await client.fail(rpc.Buffer(pattern(size)))
+        with pytest.raises(rpc.Error, match="its call has ended"):
+            await service.kept.read(0, 1)
+        service.memory = pattern(size)
+        lent = await client.lend(size)
+        lent.release()
+        lent.release()
+        with pytest.raises(rpc.Error, match="or it was released"):
+            await lent.read(0, 1)
+    await idle(server)
+    assert nothing_is_lent(net, client, server)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_key_that_is_kept_beyond_the_call_reads_nothing(net: Net):
+    """A callee that takes the address and the key, and uses them by itself."""
+    service = Store()
+    client, server = await net.pair(service)
+    kept: list[rdmanet.OfferedMemory] = []
+    link = callee(server).link
+    link.region_offered = lambda remote: (kept.append(remote), type(link).region_offered(link, remote))  # type: ignore[method-assign, assignment, func-returns-value]
+    data = pattern(1_000_000)
+    await client.parts(rpc.Buffer(data))
+    (remote,) = kept
+    assert remote.revoked
+    remote._region.revoked = False  # as if it did not know
+    with pytest.raises(OSError):
+        await remote.read(0, 100)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_the_memory_is_the_callers_when_the_call_ends(net: Net):
+    """Whatever ends it: cancelling, a deadline, an error."""
+    service = Store()
+    client, server = await net.pair(service)
+    data = pattern(1_000_000)
+    (call,) = await begin(client.keep(rpc.Buffer(data)))
+    await service.journal.until("kept")
+    assert await service.kept.read(0, 2) == data[:2]
+    with pytest.raises(BufferError):
+        data.clear()  # it is lent
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert not channel(client).link.transport._life.regions._leases  # type: ignore[attr-defined]
+    await service.journal.until("ends")
+    with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):
+        await rpc.options(client, timeout=0.05).keep(rpc.Buffer(data))
+    assert not channel(client).link.transport._life.regions._leases  # type: ignore[attr-defined]
+    await service.journal.until("ends", 2)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_caller_that_reads_nothing_keeps_no_memory(net: Net):
+    service = Store()
+    service.memory = pattern(1_000_000)
+    client, server = await net.pair(service, limits=rpc.Limits(lent_seconds=0.05))
+    lent = await client.lend(1_000_000)
+    await idle(server)
+    with pytest.raises(rpc.Error, match="can be read no more"):
+        await lent.read(0, 1)
+    lent.release()
+    assert await client.put("still there", memoryview(b"1")) == 1
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_more_buffers_than_offers(net: Net):
+    """More calls with buffers than a connection can have offers: some wait."""
+    client, _ = await net.pair(Store())
+    data = memoryview(pattern(LEND_BYTES))
+    assert await asyncio.gather(*(client.put("w", data) for _ in range(300))) == [LEND_BYTES] * 300
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_limits_of_lent_bytes(net: Net):
+    service = Store()
+    service.memory = pattern(1_000_000)
+    server = await net.serve(service, limits=rpc.Limits(lent_bytes=500_000))
+    client = await net.connect(Store, server, limits=rpc.Limits(lent_bytes=600_000))
+    for call in (client.put("w", memoryview(service.memory)), client.get(1_000_000)):
+        with pytest.raises(rpc.Error, match="the limit lent_bytes is") as caught:
+            await call
+        assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    assert (await client.parts(rpc.Buffer(service.memory)))[0] == service.memory[
+        :2
+    ]  # it chooses what to read
+
+
+async def test_a_connection_that_is_lost_while_memory_is_lent(net: Net):
+    service = Store()
+    client, server = await net.pair(service)
+    (call,) = await begin(client.keep(rpc.Buffer(pattern(1_000_000))))
+    await service.journal.until("kept")
+    channel(client).link.transport.abort()
+    with pytest.raises(rpc.Error, match="UNAVAILABLE"):
+        await call
+    await service.journal.until("ends")
+    await idle(server)

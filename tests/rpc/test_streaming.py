@@ -1,0 +1,224 @@
+"""Streams in both directions: order, credit, back-pressure, and how they end."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from net import Journal, Net, callee, channel
+
+from rdmanet import rpc
+from rdmanet.rpc import Code
+from tests.support.waiting import begin, loop_turns
+
+WINDOW = 4096
+
+
+class Example(rpc.Service):
+    def __init__(self) -> None:
+        self.journal = Journal()
+        self.sent = 0
+
+    async def count(self, number: int, fail: bool = False) -> AsyncIterator[int]:
+        try:
+            for value in range(number):
+                self.sent = value + 1
+                yield value
+            if fail:
+                raise rpc.Error(Code.OUT_OF_RANGE, "no more")
+        finally:
+            self.journal("count ends")
+
+    async def total(self, start: int, numbers: AsyncIterator[int]) -> int:
+        async for number in numbers:
+            self.journal("took one")
+            start += number
+        return start
+
+    async def first(self, numbers: AsyncIterator[int]) -> int:
+        return await anext(numbers)
+
+    async def hang(self, numbers: AsyncIterator[int]) -> None:
+        try:
+            self.journal("hang begins")
+            await asyncio.Event().wait()
+        finally:
+            self.journal("hang ends")
+
+    async def multiply(self, factor: int, numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+        async for number in numbers:
+            yield factor * number
+
+    async def texts(self, texts: AsyncIterator[str]) -> list[str]:
+        return [text async for text in texts]
+
+
+class Numbers:
+    """A stream of the caller's that remembers how far it went, and whether it was closed."""
+
+    def __init__(self, stop: int | None, error: Exception | None = None) -> None:
+        self.journal = Journal()
+        self.sent = 0
+        self._stop = stop
+        self._error = error
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[int]:
+        try:
+            while self._stop is None or self.sent < self._stop:
+                self.sent += 1
+                yield self.sent - 1
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.journal("closed")
+
+
+LIMITS = rpc.Limits(stream_bytes=WINDOW)
+
+
+async def pair(net: Net) -> tuple[Example, Example, rpc.Server]:
+    """(the client, the service, the server), with small windows in both directions."""
+    service = Example()
+    server = await net.serve(service, limits=LIMITS)
+    return await net.connect(Example, server, limits=LIMITS), service, server
+
+
+def nothing_is_left(client: Example, server: rpc.Server) -> bool:
+    return len(channel(client).book) == len(callee(server).book) == len(server.running) == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 1000])
+async def test_streams(net: Net, number: int):
+    client, _, server = await pair(net)
+    assert [item async for item in client.count(number)] == list(range(number))
+    assert await client.total(5, Numbers(number)) == 5 + sum(range(number))  # type: ignore[arg-type]
+    doubled = client.multiply(2, Numbers(number))  # type: ignore[arg-type]
+    assert [item async for item in doubled] == [2 * value for value in range(number)]
+    assert nothing_is_left(client, server)
+
+
+async def test_many_at_once(net: Net):
+    client, _, _ = await pair(net)
+
+    async def one(factor: int) -> int:
+        return sum([item async for item in client.multiply(factor, Numbers(300))])  # type: ignore[arg-type]
+
+    expected = sum(range(300))
+    assert await asyncio.gather(*map(one, range(20))) == [factor * expected for factor in range(20)]
+
+
+async def test_a_reader_that_waits_holds_up_the_callee(net: Net):
+    client, service, _ = await pair(net)
+    stream = client.count(100_000)
+    assert await anext(stream) == 0
+    assert await client.first(Numbers(1)) == 0  # type: ignore[arg-type]  # all that was to come has come
+    await loop_turns(10)
+    # An item costs 65 to 67 bytes.
+    assert service.sent <= WINDOW // 65 + 3
+    assert [await anext(stream) for _ in range(500)] == list(range(1, 501))
+    assert service.sent > 500
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_handler_that_does_not_read_holds_up_the_caller(net: Net):
+    client, service, _ = await pair(net)
+    numbers = Numbers(None)
+    (call,) = await begin(client.hang(numbers))  # type: ignore[arg-type]
+    await service.journal.until("hang begins")
+    assert await client.first(Numbers(1)) == 0  # type: ignore[arg-type]
+    await loop_turns(10)
+    assert numbers.sent <= WINDOW // 65 + 3
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await service.journal.until("hang ends")
+    assert numbers.journal.entries == ["closed"]
+
+
+async def test_a_reader_that_leaves_ends_the_callee(net: Net):
+    client, service, server = await pair(net)
+    async with contextlib.aclosing(client.count(100_000)) as stream:  # type: ignore[type-var]
+        async for item in stream:
+            if item == 3:
+                break
+    await service.journal.until("count ends")
+    assert await client.total(0, Numbers(1)) == 0  # type: ignore[arg-type]
+    assert nothing_is_left(client, server)
+
+
+async def test_a_stream_that_nobody_asks_begins_nothing(net: Net):
+    client, service, server = await pair(net)
+    await client.count(10).aclose()  # type: ignore[attr-defined]
+    assert service.sent == 0 and nothing_is_left(client, server)
+
+
+async def test_errors_after_items(net: Net):
+    client, _, server = await pair(net)
+    stream = client.count(3, fail=True)
+    found = []
+    with pytest.raises(rpc.Error, match="OUT_OF_RANGE: no more"):
+        async for item in stream:
+            found.append(item)
+    assert found == [0, 1, 2]
+    assert nothing_is_left(client, server)
+
+
+async def test_an_error_of_the_callers_stream(net: Net):
+    client, _, server = await pair(net)
+    for call in (
+        client.total(0, Numbers(10, ValueError("mine"))),  # type: ignore[arg-type]
+        anext(client.multiply(0, Numbers(0, ValueError("mine")))),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match="mine"):
+            await call
+    assert await client.total(0, Numbers(3)) == 3  # type: ignore[arg-type]
+    assert nothing_is_left(client, server)
+
+
+async def test_an_answer_before_the_end_of_the_callers_stream(net: Net):
+    client, _, server = await pair(net)
+    numbers = Numbers(None)
+    assert await client.first(numbers) == 0  # type: ignore[arg-type]
+    assert numbers.journal.entries == ["closed"]
+    assert await client.total(0, Numbers(3)) == 3  # type: ignore[arg-type]  # late items were dropped
+    assert nothing_is_left(client, server)
+
+
+async def test_items_of_the_wrong_type(net: Net):
+    client, _, _ = await pair(net)
+    with pytest.raises(rpc.Error, match="Expected `str`, got `int`") as caught:
+        await client.texts(Numbers(3))  # type: ignore[arg-type]
+    assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+async def test_a_deadline_ends_a_stream(net: Net):
+    client, service, server = await pair(net)
+    slow = rpc.options(client, timeout=0.02)
+    with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):
+        async for _ in slow.count(1 << 40):
+            await asyncio.sleep(0.001)
+    with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):
+        await slow.hang(Numbers(None))  # type: ignore[arg-type]
+    await service.journal.until("hang ends")
+    await service.journal.until("count ends")
+
+
+async def test_a_lost_connection_ends_streams(net: Net):
+    client, service, _ = await pair(net)
+    stream = client.count(1 << 40)
+    await anext(stream)
+    numbers = Numbers(None)
+    (call,) = await begin(client.hang(numbers))  # type: ignore[arg-type]
+    await service.journal.until("hang begins")
+    channel(client).link.transport.abort()
+    with pytest.raises(rpc.Error, match="UNAVAILABLE"):
+        async for _ in stream:
+            pass
+    with pytest.raises(rpc.Error, match="UNAVAILABLE"):
+        await call
+    await service.journal.until("hang ends")
+    await service.journal.until("count ends")
+    assert numbers.journal.entries == ["closed"]
