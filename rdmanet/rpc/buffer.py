@@ -78,7 +78,7 @@ class Buffer:
         return self.nbytes
 
     async def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes [start:stop], by default to the end.
+        """The bytes [start:stop], by default to the end. Cancelling it reads nothing.
 
         :raises IndexError: they are not within the buffer
         :raises Error: FAILED_PRECONDITION if the call has ended or the buffer was released, UNAVAILABLE if the

@@ -123,7 +123,10 @@ class Server:
             self._close_links()
 
     async def wait_closed(self) -> None:
-        """Wait until the last call and the last connection have ended. Call `close` or `drain` before."""
+        """Wait until the last call and the last connection have ended. Call `close` before.
+
+        Cancelling it ends only the wait.
+        """
         while self.running:
             await asyncio.wait([running.task for running in self.running])
         closing = [callee.link.closed for callee in self.callees]

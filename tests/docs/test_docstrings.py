@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 import rdmanet
-from rdmanet import cm, errors, notifier, testing, verbs, verbs_async
+from rdmanet import cm, errors, notifier, rpc, testing, verbs, verbs_async
 
 ROOT = Path(__file__).parents[2]
-MODULES = (rdmanet, verbs, cm, verbs_async, notifier, errors, testing)
+MODULES = (rdmanet, verbs, cm, verbs_async, notifier, errors, rpc, testing)
 
 
 def public_names(module: Any) -> list[str]:

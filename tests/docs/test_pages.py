@@ -33,6 +33,10 @@ PRINTED = {
         "[0. 0.] 0.0\n[1. 0.] 1.0\n",
         "[0, 1, 2] 1\n",
     ],
+    "howto/rpc.md": [
+        "True\nNOT_FOUND: there is no tensor v\n",
+        "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
+    ],
     "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],
 }

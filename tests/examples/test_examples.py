@@ -8,12 +8,10 @@ import importlib.util
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import rdmanet
@@ -274,25 +272,6 @@ def test_file_transfer_of_silent_senders(serve, tmp_path):
     asyncio.run(main())
 
 
-def test_rpc_shows_no_escapes():
-    """What a server returns can't speak to the terminal."""
-
-    async def evil(reader, writer):
-        while length := int.from_bytes(await reader.readexactly(4), "big"):
-            number, *_ = msgspec.msgpack.decode(await reader.readexactly(length))
-            body = msgspec.msgpack.encode((number, "\x1b]0;owned\x07\u202e\r\n", None))
-            writer.write(len(body).to_bytes(4, "big") + body)
-
-    async def main():
-        async with await rdmanet.start_rdma_stream_server(evil, "127.0.0.1", 0) as server:
-            return await asyncio.to_thread(run, "rpc.py", "call", *server.sockets[0].getsockname())
-
-    out = asyncio.run(main())
-    assert "owned" in out
-    assert all(line.isprintable() for line in out.splitlines())
-    assert len(out.splitlines()) == 4
-
-
 def test_remote_memory():
     out = run("remote_memory.py")
     assert "peer: reads b'from the owner'" in out
@@ -305,44 +284,15 @@ def test_rpc(serve, tcp):
     server, port = serve("rpc.py", "serve", *tcp, "127.0.0.1", 0)
     for _ in range(2):
         out = run("rpc.py", "call", *tcp, "127.0.0.1", port).splitlines()
-        assert out[:3] == ["1 + 2 + 3 = 6", "slept for 0.1 s", "slept for 0.2 s"]
-        assert re.fullmatch(r"\d+ us a call", out[3])
-
-
-def test_rpc_is_asked_nonsense(serve):
-    """The server hangs up on strangers, answers a bad call, and serves the next client."""
-
-    def frame(record):
-        body = msgspec.msgpack.encode(record)
-        return len(body).to_bytes(4, "big") + body
-
-    _, port = serve("rpc.py", "serve", "--tcp", "127.0.0.1", 0)
-    deep = (60_000).to_bytes(4, "big") + b"\x91" * 60_000
-    for said in (
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\0\0\0\4\xc1abc",
-        deep,
-        frame([1, "add"]),
-        frame(["one", "add", []]),
-    ):
-        with socket.create_connection(("127.0.0.1", port), 100) as stranger:
-            stranger.sendall(said)
-            assert stranger.recv(100) == b""
-    with socket.create_connection(("127.0.0.1", port), 100) as client, client.makefile("rb") as answers:
-        for number, (function, arguments, error) in enumerate(
-            [
-                ("add", ["one"], "TypeError"),
-                ("__class__", [], "KeyError"),
-                ("sleep", [float("nan"), 5], None),
-                ("sleep", [1e9, 5], None),
-                ("add", [5], None),
-            ]
-        ):
-            client.sendall(frame([number, function, arguments]))
-            length = int.from_bytes(answers.read(4), "big")
-            answer = msgspec.msgpack.decode(answers.read(length))
-            assert answer[:2] == [number, None if error else 5]
-            assert answer[2] is None if error is None else error in answer[2]
+        assert out[:6] == [
+            "1 + 2 + 3 = 6.0",
+            "slept for 0.1 s",
+            "slept for 0.2 s",
+            "the largest is 999999.0",
+            "counted [0, 1, 2, 3, 4]",
+            "DEADLINE_EXCEEDED: the call took too long",
+        ]
+        assert re.fullmatch(r"\d+ us a call", out[6])
 
 
 @pytest.fixture(scope="module")
