@@ -1,0 +1,356 @@
+"""Peers that break the protocol of rdmanet.rpc: their connection ends, and nobody else notices.
+
+The bytes go over TCP. What a peer can do with RDMA itself is tested in tests/streams and tests/security.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+from net import Net, callee, channel
+
+from rdmanet import log_rate, rpc
+from rdmanet.rpc import messages
+from rdmanet.rpc.messages import (
+    MAGIC,
+    VERSION,
+    Call,
+    Cancel,
+    End,
+    Failure,
+    Framer,
+    Goaway,
+    Hello,
+    Item,
+    Lent,
+    Ping,
+    Pong,
+    Release,
+    Reply,
+    Window,
+    frame,
+    raw,
+)
+from rdmanet.rpc.schema import schema_of
+
+pytestmark = pytest.mark.parametrize("transport", ["tcp"])
+
+
+class Store(rpc.Service):
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.alive = 0
+
+    async def add(self, a: int, b: int) -> int:
+        return a + b
+
+    async def put(self, data: memoryview) -> int:
+        return data.nbytes
+
+    async def tree(self, value: Any) -> None: ...
+
+    async def total(self, numbers: AsyncIterator[int]) -> int:
+        return sum([number async for number in numbers])
+
+    async def wait(self) -> None:
+        self.alive += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.alive -= 1
+
+    async def watch(self) -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1000)
+
+
+SCHEMA = schema_of(Store)
+NUMBERS = {name: method.number for name, method in SCHEMA.methods.items()}
+HELLO = Hello(MAGIC, VERSION, "Store", SCHEMA.digest, 1 << 20, 100, 10_000)
+LIMITS = rpc.Limits(message_bytes=1 << 20, calls=50, stream_bytes=10_000, hello_seconds=0.2)
+
+
+def call(number: int, method: str, *arguments: Any, timeout_us: int | None = None) -> Call:
+    return Call(number, NUMBERS[method], timeout_us, raw(arguments))
+
+
+class Stranger:
+    """A peer that is spoken by hand."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._framer = Framer((1 << 32) - 1)
+        self._heard: list[Any] = []
+
+    def say(self, *said: Any) -> None:
+        self.writer.write(b"".join(each if isinstance(each, bytes) else frame(each) for each in said))
+
+    async def hear(self) -> Any:
+        """The next message; None at the end of the connection."""
+        while not self._heard:
+            try:
+                data = await self.reader.read(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._heard += self._framer.feed(data)
+        return self._heard.pop(0)
+
+    async def is_cut_off(self) -> bool:
+        while await self.hear() is not None:
+            pass
+        return True
+
+
+@pytest.fixture(autouse=True)
+def log_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_rate, "_said", {})
+
+
+async def stranger(net: Net, server: rpc.Server, *said: Any) -> Stranger:
+    peer = Stranger(*await asyncio.open_connection(*net.address(server)))
+    net._stack.callback(peer.writer.close)
+    peer.say(*said)
+    return peer
+
+
+VIOLATIONS = {
+    "another protocol": [b"GET / HTTP/1.1\r\n\r\n"],
+    "no Hello": [call(1, "add", 1, 2)],
+    "another magic": [Hello("grpc", VERSION, "Store", SCHEMA.digest, 1, 1, 1)],
+    "another version": [Hello(MAGIC, 2, "Store", SCHEMA.digest, 1, 1, 1)],
+    "Hello twice": [HELLO, HELLO],
+    "a length beyond the limit": [HELLO, ((1 << 20) + 1).to_bytes(4, "big")],
+    "a body that is no message": [HELLO, b"\x00\x00\x00\x01\xc0"],
+    "a message of the server": [HELLO, Reply(1, Raw(b"\x01"))],
+    "Goaway of a client": [HELLO, Goaway("away")],
+    "a number in use": [HELLO, call(1, "wait"), call(1, "add", 1, 2)],
+    "an item for a call without a stream": [HELLO, call(1, "wait"), Item(1, Raw(b"\x01"))],
+    "an end for a call without a stream": [HELLO, call(1, "wait"), End(1)],
+    "credit for a call without a stream": [HELLO, call(1, "wait"), Window(1, 1 << 40)],
+    "credit taken back": [HELLO, call(1, "watch"), Window(1, 9_999)],
+    "a release of what runs": [HELLO, call(1, "wait"), Release(1)],
+    "items after the end": [HELLO, call(1, "total"), End(1), Item(1, Raw(b"\x01"))],
+    "two ends": [HELLO, call(1, "total"), End(1), End(1)],
+    "items without credit": [HELLO, call(1, "total"), *[Item(1, raw("x" * 3000))] * 10],
+    "a depth": [HELLO, (900_005).to_bytes(4, "big") + b"\x95\x01\x01\x02\xc0" + b"\x91" * 900_000],
+}
+
+
+@pytest.mark.parametrize("violation", VIOLATIONS)
+async def test_a_violation_ends_that_connection_alone(net: Net, violation: str):
+    service = Store()
+    client, server = await net.pair(service, limits=LIMITS)
+    peer = await stranger(net, server, *VIOLATIONS[violation])
+    assert await peer.is_cut_off()
+    assert await client.add(1, 2) == 3
+    while server.running:  # what the peer has begun ends
+        await asyncio.wait([running.task for running in server.running])
+    assert len(server.callees) == 1 and service.alive == 0
+
+
+async def test_a_stranger_that_says_nothing(net: Net):
+    client, server = await net.pair(Store(), limits=LIMITS)
+    peers = [await stranger(net, server), await stranger(net, server, frame(HELLO)[:-1])]
+    for peer in peers:
+        assert await peer.is_cut_off()
+    assert await client.add(1, 2) == 3
+
+
+REFUSED = {
+    "unknown method": (Call(1, 99, None, raw(())), rpc.Code.UNIMPLEMENTED),
+    "the largest number of a method": (Call(1, (1 << 32) - 1, None, raw(())), rpc.Code.UNIMPLEMENTED),
+    "arguments that are no array": (Call(1, NUMBERS["add"], None, raw(5)), rpc.Code.INVALID_ARGUMENT),
+    "too few": (call(1, "add", 1), rpc.Code.INVALID_ARGUMENT),
+    "of a wrong type": (call(1, "add", 1, "2"), rpc.Code.INVALID_ARGUMENT),
+    "a loan beyond the limit": (call(1, "put", Lent(1, 1 << 40)), rpc.Code.RESOURCE_EXHAUSTED),
+    "a loan without RDMA": (call(1, "put", Lent(1, 10)), rpc.Code.INVALID_ARGUMENT),
+    "a time-out that is over": (call(1, "wait", timeout_us=0), rpc.Code.DEADLINE_EXCEEDED),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_a_call_that_is_refused_leaves_the_connection(net: Net, refused: str):
+    server = await net.serve(Store(), limits=LIMITS)
+    message, code = REFUSED[refused]
+    peer = await stranger(net, server, HELLO, message)
+    assert isinstance(await peer.hear(), Hello)
+    failure = await peer.hear()
+    assert isinstance(failure, Failure) and (failure.number, failure.code) == (1, code)
+    peer.say(call(1, "add", 1, 2))
+    reply = await peer.hear()
+    assert msgspec.msgpack.decode(reply.result) == 3
+
+
+async def test_a_deep_argument(net: Net):
+    """Where the method takes anything: the arguments are skipped, and decoded later."""
+    server = await net.serve(Store(), limits=LIMITS)
+    depth = 100
+    peer = await stranger(net, server, HELLO, Call(1, NUMBERS["tree"], None, Raw(b"\x91" * depth + b"\xc0")))
+    await peer.hear()
+    assert isinstance(await peer.hear(), Reply)
+
+
+async def test_floods(net: Net):
+    """Calls and cancels without end, as in HTTP/2's rapid reset: each call counts until its handler has ended."""
+    service = Store()
+    client, server = await net.pair(service, limits=LIMITS)
+    peer = await stranger(net, server, HELLO)
+    most = 0
+    for number in range(3000):
+        peer.say(call(number, "wait"), Cancel(number), Cancel(number + 1), Ping(number))
+        if number % 100 == 99:
+            await peer.writer.drain()
+            assert await client.add(1, 2) == 3
+            most = max(most, service.alive)
+    answers: dict[type, int] = {}
+    while answers.get(Pong, 0) < 3000 or answers.get(Failure, 0) < 3000:
+        heard = await peer.hear()
+        answers[type(heard)] = answers.get(type(heard), 0) + 1
+        most = max(most, service.alive)
+    assert most <= LIMITS.calls
+
+
+async def test_more_calls_than_allowed(net: Net):
+    service = Store()
+    server = await net.serve(service, limits=LIMITS)
+    peer = await stranger(net, server, HELLO, *(call(number, "wait") for number in range(60)))
+    await peer.hear()
+    refused = [await peer.hear() for _ in range(10)]
+    assert {failure.number for failure in refused} == set(range(50, 60))
+    assert {failure.code for failure in refused} == {rpc.Code.RESOURCE_EXHAUSTED}
+    assert len(server.running) == 50
+
+
+async def test_a_client_that_does_not_read(net: Net):
+    """The server stops reading from it, and remembers no more than its stream's credit and what the transport holds."""
+    service = Store()
+    client, server = await net.pair(service, limits=LIMITS)
+    before = set(server.callees)
+    peer = await stranger(net, server, HELLO, call(0, "watch"), Window(0, 1 << 50))
+    link = None
+    while link is None or not link.paused:
+        await asyncio.sleep(0)
+        link = next((found.link for found in server.callees - before), None)
+    assert not link.transport.is_reading()
+    size = link.transport.get_write_buffer_size()
+    assert await client.add(1, 2) == 3
+    assert link.transport.get_write_buffer_size() == size < 1 << 20
+    assert not peer.writer.is_closing()
+
+
+# ---- Servers that are hostile to clients --------------------------------------------------------------------
+
+
+async def hostile_server(net: Net, *answers: Any) -> tuple[str, int]:
+    """A server that says Hello, waits for a call, and says this."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Stranger(reader, writer)
+        try:
+            await peer.hear()
+            peer.say(HELLO)
+            await peer.hear()
+            peer.say(*answers)
+            await peer.is_cut_off()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    await net._stack.enter_async_context(server)
+    return server.sockets[0].getsockname()[:2]
+
+
+ANSWERS = {
+    "a reply to nobody": [Reply(2, Raw(b"\x01"))],
+    "two replies": [Reply(1, Raw(b"\x01")), Reply(1, Raw(b"\x01"))],
+    "a failure of nobody": [Failure(9, 5, "")],
+    "items of a unary call": [Item(1, Raw(b"\x01"))],
+    "an end of a unary call": [End(1)],
+    "credit for a unary call": [Window(1, 1 << 50)],
+    "a call": [call(1, "add", 1, 2)],
+    "a release": [Release(1)],
+    "a second Hello": [HELLO],
+    "garbage": [b"\x00\x00\x00\x02\xff\xff"],
+    "nothing": [b"\xff\xff\xff\xff"],
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_a_client_survives_its_server(net: Net, answer: str):
+    host, port = await hostile_server(net, *ANSWERS[answer])
+    async with rpc.connect(Store, host, port, transport="tcp") as client:
+        if answer == "two replies":
+            assert await client.add(1, 2) == 1
+            await channel(client).link.closed
+        with pytest.raises(rpc.Error) as caught:
+            await client.add(1, 2)
+        assert caught.value.code is rpc.Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Reply(1, raw("text")),
+        Failure(1, 4_000_000_000, "\x1b[31m", raw({"x": 1})),
+        Failure(1, 0, ""),
+    ],
+)
+async def test_a_wrong_answer_fails_its_call_alone(net: Net, answer: Any):
+    host, port = await hostile_server(net, answer)
+    async with rpc.connect(Store, host, port, transport="tcp") as client:
+        with pytest.raises(rpc.Error) as caught:
+            await client.add(1, 2)
+        assert caught.value.code in (rpc.Code.INTERNAL, rpc.Code.UNKNOWN)
+        assert "\x1b" not in str(caught.value)
+        assert not channel(client).link.is_over
+
+
+# ---- Fuzzing ------------------------------------------------------------------------------------------------
+
+
+def random_message(chance: random.Random) -> Any:
+    """Something that a client may say, in any order, with numbers that are often right."""
+    number = chance.choice([0, 1, 2, 3, (1 << 32) - 1])
+    value = raw(chance.choice([None, 1, "x", [1], (1, 2), {"a": 1}, b"x" * 100, [Lent(1, 5)], [[1]]]))
+    makers: list[Callable[[], Any]] = [
+        lambda: Call(number, chance.randrange(8), chance.choice([None, 0, 1, 1000]), value),
+        lambda: call(number, chance.choice(list(NUMBERS))),
+        lambda: Item(number, value),
+        lambda: End(number),
+        lambda: Window(number, chance.choice([0, 10_000, 20_000, 1 << 52])),
+        lambda: Cancel(number),
+        lambda: Release(number),
+        lambda: Ping(number),
+        lambda: chance.choice([HELLO, Goaway("x"), Reply(number, value), Failure(number, 5, "x")]),
+    ]
+    encoded = bytearray(frame(chance.choices(makers, [9, 9, 9, 3, 3, 9, 3, 3, 0.3])[0]()))
+    if chance.random() < 0.05:
+        encoded[chance.randrange(4, len(encoded))] = chance.randrange(256)
+    return bytes(encoded)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+async def test_fuzzing_a_server(net: Net, seed: int):
+    """Random messages, and messages with a wrong byte: the server serves others, and in the end has nothing left."""
+    chance = random.Random(seed)
+    service = Store()
+    client, server = await net.pair(service, limits=LIMITS)
+    for _ in range(60 if seed == 1 else 3000):
+        peer = await stranger(net, server, HELLO)
+        peer.say(*(random_message(chance) for _ in range(chance.randrange(100))))
+        if chance.random() < 0.5:
+            peer.say(Ping(1 << 40))
+            while (heard := await peer.hear()) is not None and heard != Pong(1 << 40):
+                assert type(heard) in messages.Message.__args__
+        peer.writer.close()
+        assert await client.add(1, 2) == 3
+    service.gate.set()
+    while len(server.callees) > 1 or server.running:
+        await asyncio.sleep(0)
+    assert service.alive == 0 and len(callee(server).book) == 0
