@@ -29,7 +29,7 @@ from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, Current
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.lending import Loan, as_declared, lent, memory_of, whole
+from rdmanet.rpc.lending import Loan, as_declared, goes_inline, lent, memory_of, whole
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import (
@@ -301,7 +301,7 @@ class Callee:
             result = await call
             if self.link.paused:
                 await self.link.resumed()
-            if method.result_is_buffer:
+            if method.result_is_buffer and not goes_inline(result):
                 await self._reply_buffer(running, memory_of(result, f"{method.label}: the result"), timer)
             else:
                 self._answer(running, OutReply(running.number, result))

@@ -247,12 +247,10 @@ class CalleeBook(Generic[_W]):
         inflow: Inflow | None = None,
         outflow: Outflow | None = None,
     ) -> None:
-        """Call has come.
+        """Call has come, and its number is not in use (`check_unused`).
 
-        :raises ProtocolError: its number is in use
         :raises Error: RESOURCE_EXHAUSTED; it is not begun, and that is the answer
         """
-        self.check_unused(number)
         if len(self._calls) + len(self._lending) >= self.calls_max:
             raise exceeded("calls", self.calls_max, f"this connection has {len(self)} unfinished calls")
         self._calls[number] = kind, owner, inflow, outflow

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from rdmanet.errors import ProtocolError
@@ -26,7 +26,7 @@ from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT
 from rdmanet.rpc.errors import Code, Error, code_of
-from rdmanet.rpc.lending import Loan, as_declared, lent, memory_of, whole
+from rdmanet.rpc.lending import Loan, as_declared, goes_inline, lent, memory_of, whole
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
@@ -179,14 +179,17 @@ class Channel:
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    async def unary(
+    def unary(
         self,
         method: Method,
         arguments: tuple[Any, ...],
         by_name: dict[str, Any],
         timeout: float | None,
-    ) -> Any:
-        """Make a call that has one result."""
+    ) -> Coroutine[Any, Any, Any]:
+        """Make a call that has one result; it begins when it is awaited, and its time runs from now on.
+
+        Not a coroutine of its own: that would be one more frame to resume for each call.
+        """
         stream = None
         if by_name or len(arguments) != method.count:
             arguments, stream = method.bind(arguments, by_name)
@@ -194,10 +197,13 @@ class Channel:
             *others, stream = arguments
             arguments = tuple(others)
         deadline = self._deadline(timeout)
-        if self.link.paused:
-            await self._until_resumed(deadline)
-        if not method.buffers:
-            return await self._call(method, arguments, stream, deadline)
+        if method.buffers and not all(goes_inline(arguments[index]) for index in method.buffers):
+            return self._call_lending(method, arguments, stream, deadline)
+        return self._call(method, arguments, stream, deadline)
+
+    async def _call_lending(
+        self, method: Method, arguments: tuple[Any, ...], stream: Any, deadline: float | None
+    ) -> Any:
         async with contextlib.AsyncExitStack() as loans:
             arguments = await self._lend(method, arguments, loans, deadline)
             return await self._call(method, arguments, stream, deadline)
@@ -286,6 +292,8 @@ class Channel:
     async def _call(
         self, method: Method, arguments: tuple[Any, ...], stream: Any, deadline: float | None
     ) -> Any:
+        if self.link.paused:
+            await self._until_resumed(deadline)
         future: asyncio.Future[Any] = self.loop.create_future()
         pending = Pending(method, future)
         pump: asyncio.Task[None] | None = None

@@ -30,6 +30,11 @@ _KEEP_BYTES: Final = 64 << 10
 """A view of fewer bytes is copied: it would keep all that was received with it."""
 
 
+def goes_inline(value: Any) -> bool:
+    """Whether a buffer is surely to go in its message, as it is. This is the quick answer for most."""
+    return type(value) is bytes and len(value) < LEND_BYTES
+
+
 def memory_of(value: Any, what: str) -> memoryview:
     """The bytes of a buffer that the program hands over.
 

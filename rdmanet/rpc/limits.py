@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     :ivar lent_seconds: how long a caller may take to read a result that is lent to it
     """
 
-    message_bytes: int = 64 << 20
+    message_bytes: int = 256 << 20
     calls: int = 1024
     server_calls: int = 16384
     stream_bytes: int = 256 << 10
