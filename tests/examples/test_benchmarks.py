@@ -56,6 +56,14 @@ def test_connecting() -> None:
     assert all(float(figure.replace(",", "")) > 0 for row in rows for figure in row.split()[1:])
 
 
+def test_rpc() -> None:
+    *rows, functions = run("benchmarks.rpc", "rpc", "streams").splitlines()
+    assert rows[0].split()[-2:] == ["rpc", "streams"]
+    assert len(rows) == 6
+    assert all(float(figure) > 0 for row in rows[1:] for figure in row.split()[-2:] if figure != "-")
+    assert functions.endswith("functions of Python per call of 64 B, on both sides")
+
+
 def test_falling_back() -> None:
     _, *rows = run("benchmarks.falling_back").splitlines()
     assert [row.split()[0] for row in rows] == ["uvloop", "asyncio"]
