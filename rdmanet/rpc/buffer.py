@@ -26,8 +26,8 @@ __all__ = ["Buffer"]
 class Source(Protocol):
     """Where a Buffer's bytes are."""
 
-    async def read_into(self, memory: memoryview, offset: int) -> None:
-        """Fill `memory`, which is writable bytes, from this offset. The range has been checked."""
+    async def read_into(self, memory: Any, offset: int) -> None:
+        """Fill `memory`, a writable buffer, from this offset. The range has been checked."""
 
     def release(self) -> None:
         """Nothing will be read any more. Later calls do nothing."""
@@ -36,15 +36,14 @@ class Source(Protocol):
 class Buffer:
     """Memory that a call hands over by reference.
 
-    ``rpc.Buffer(array)`` stands for the memory of any contiguous buffer, which must not change while the call runs.
-    Pass the same object again, and its registration with the device is kept between the calls.
+    ``rpc.Buffer(array)`` stands for the memory of any C-contiguous buffer, which must not change while the call runs.
 
     Arguments and results of this type are read by ``await buffer.read_into(array)``, or ``await buffer.read(0, 100)``.
     A result has to be released: ``async with await store.get("w") as data: await data.read_into(array)``.
 
     :param memory: a contiguous buffer
     :raises TypeError: it is no buffer
-    :raises BufferError: it is not contiguous
+    :raises BufferError: it is not C-contiguous
     :ivar nbytes: its length in bytes
     """
 
@@ -54,8 +53,8 @@ class Buffer:
 
     def __init__(self, memory: Any) -> None:
         view = memoryview(memory)
-        if not view.contiguous:
-            raise BufferError("rpc.Buffer: the memory is not contiguous")
+        if not view.c_contiguous:
+            raise BufferError("rpc.Buffer: the memory is not C-contiguous")
         self._memory: memoryview | None = view if view.nbytes == 0 else view.cast("B")
         self._source: Source | None = None
         self.nbytes = view.nbytes
@@ -111,9 +110,7 @@ class Buffer:
         if self._memory is not None:
             view.cast("B")[:] = self._memory[offset : offset + view.nbytes]
         elif self._source is not None:
-            await self._source.read_into(
-                view if view.format == "B" and view.ndim == 1 else view.cast("B"), offset
-            )
+            await self._source.read_into(memory, offset)  # itself: by it, a registration is known again
         else:
             raise over()
         return view.nbytes

@@ -24,8 +24,9 @@ from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.link import Link, read_offer
 from rdmanet.rpc.messages import Lent
 
-LEND_BYTES: Final = 256 << 10
-"""Measured: from here on a call with an argument by reference is faster than one with the bytes in its message."""
+LEND_BYTES: Final = 1 << 20
+"""Measured on the embedded device: a loan costs 0.3 ms more than a message. At 1 MiB both take the same time, at 4 MiB
+the loan takes two thirds."""
 _KEEP_BYTES: Final = 64 << 10
 """A view of fewer bytes is copied: it would keep all that was received with it."""
 
@@ -78,7 +79,7 @@ class Loan:
         self._is_over = False
         self._on_release = on_release
 
-    async def read_into(self, memory: memoryview, offset: int) -> None:
+    async def read_into(self, memory: Any, offset: int) -> None:
         if self._is_over:
             raise over()
         remote = await self._link.offered(self._loan.offer)

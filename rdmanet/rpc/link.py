@@ -243,7 +243,7 @@ class Link(asyncio.Protocol):
                 awaited.cancel()
 
 
-async def read_offer(remote: OfferedMemory, memory: memoryview, offset: int) -> None:
+async def read_offer(remote: OfferedMemory, memory: Any, offset: int) -> None:
     """Fill memory from an offer of the peer's.
 
     :raises Error: FAILED_PRECONDITION if it was revoked, UNAVAILABLE if the connection is lost

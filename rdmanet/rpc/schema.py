@@ -66,24 +66,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What `method` says about a method."""
 
     details: Any = None
-    idempotent: bool = False
     outlives_connection: bool = False
 
 
-def method(
-    *, details: Any = None, idempotent: bool = False, outlives_connection: bool = False
-) -> Callable[[_F], _F]:
+def method(*, details: Any = None, outlives_connection: bool = False) -> Callable[[_F], _F]:
     """Say more about a method of a service: ``@rpc.method(...)`` above it.
 
     :param details: the type of ``Error.details`` that it raises, as its callers are to get them
-    :param idempotent: calling it twice does no more than calling it once
     :param outlives_connection: it goes on when the connection of its caller is lost; otherwise it is cancelled then
     """
 
     def mark(function: _F) -> _F:
-        function.__rpc_options__ = Options(  # type: ignore[attr-defined]
-            details=details, idempotent=idempotent, outlives_connection=outlives_connection
-        )
+        options = Options(details=details, outlives_connection=outlives_connection)
+        function.__rpc_options__ = options  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -134,7 +129,6 @@ class Method:
     def _read(self, hints: dict[str, Any], signature: inspect.Signature) -> None:
         result = hints.get("return", inspect.Parameter.empty)
         streamed = _stream_item(result)
-        is_generator = inspect.isasyncgenfunction(self.function)
         if result is inspect.Parameter.empty:
             raise TypeError(f"{self.label}: the result has no annotation (-> None, if there is none)")
         if inspect.iscoroutinefunction(self.function):
@@ -185,7 +179,6 @@ class Method:
             )
         self.result = result if streamed is None else streamed
         self.kind = Kind((streamed is not None) * Kind.SERVER_STREAM + (self.stream is not None) * 2)
-        self._is_generator = is_generator
 
     def _make_codecs(self) -> None:
         for parameter in self.parameters:

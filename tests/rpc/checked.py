@@ -15,7 +15,7 @@ class Store(rpc.Service):
     async def watch(self, prefix: str) -> AsyncIterator[str]:
         yield prefix
 
-    @rpc.method(idempotent=True)
+    @rpc.method(outlives_connection=True)
     async def total(self, numbers: AsyncIterator[int]) -> int:
         return sum([number async for number in numbers])
 

@@ -10,9 +10,16 @@ import pytest
 from net import Net, callee, channel
 
 from rdmanet import rpc
+from rdmanet.rpc import lending
 
 CALLS_PER_ROUND = 50
 ROUNDS = [20, pytest.param(400, marks=pytest.mark.long)]
+
+
+@pytest.fixture(autouse=True)
+def lend_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that many calls lend memory, and few bytes are copied."""
+    monkeypatch.setattr(lending, "LEND_BYTES", 100_000)
 
 
 class Echo(rpc.Service):
