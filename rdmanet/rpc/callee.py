@@ -34,6 +34,7 @@ from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import (
     MAGIC,
+    MESSAGE_BYTES_LEAST,
     TEXT_MOST,
     VERSION,
     Call,
@@ -109,7 +110,9 @@ class Running:
 
         One that has not begun begins all the same, because it has to answer.
         """
-        if not self._cancelled:
+        if self.released is not None:
+            self.release()  # it has answered
+        elif not self._cancelled:
             self._cancelled = True
             if self._started:
                 self.task.cancel()
@@ -163,7 +166,6 @@ class Callee:
             self._greeting.cancel()
             self._greeting = None
         schema, limits = self.server.schema, self.limits
-        self.link.longest = hello.message_bytes
         self._stream_bytes = hello.stream_bytes
         methods = None if hello.digest == schema.digest else schema.description
         self._handlers.clear()
@@ -189,6 +191,7 @@ class Callee:
                 raw(methods),
             )
         )
+        self.link.longest = hello.message_bytes
         if self.server.refusal is not None:
             self.drain(self.server.refusal)
 
@@ -373,8 +376,7 @@ class Callee:
             self._answer(running, OutReply(running.number, sent), lending=True)
             if timer is not None:
                 timer.cancel()
-            # Whoever cancels it now wants the end of the loan: the call has its answer.
-            with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.lent_seconds):
                     await running.released
             self.book.end_loan(running.number, running)
@@ -397,8 +399,9 @@ class Callee:
         code, text = int(error.code), error.text[:TEXT_MOST]
         try:
             self.link.send(Failure(number, code, text, raw(error.details), error.traceback))
-        except (TypeError, ValueError, Error, RecursionError):  # the details cannot be sent
-            self.link.send(Failure(number, code, text))
+        except (TypeError, ValueError, Error, RecursionError):  # the details cannot be sent, or are too long
+            most = self.link.longest - MESSAGE_BYTES_LEAST // 2
+            self.link.send(Failure(number, code, text[: most // 4]))
 
     def _report(self, method: Method, exc: Exception) -> None:
         """Log what a method has raised that is no Error."""

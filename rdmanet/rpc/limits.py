@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST
 
 __all__ = ["Limits"]
 
@@ -45,9 +46,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value < 1 << 53:
                 raise ValueError(f"Limits: {name}={value!r} is not a whole number of 1 or more")
-        if self.message_bytes >= NUMBERS:
+        if not MESSAGE_BYTES_LEAST <= self.message_bytes < NUMBERS:
             raise ValueError(
-                f"Limits: message_bytes={self.message_bytes}: the length of a message has 32 bits"
+                f"Limits: message_bytes={self.message_bytes} is not between {MESSAGE_BYTES_LEAST} and {NUMBERS - 1}"
             )
         for name in ("hello_seconds", "lent_seconds"):
             if not getattr(self, name) > 0:

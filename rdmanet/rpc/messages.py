@@ -23,6 +23,8 @@ from rdmanet.errors import ProtocolError, printable
 VERSION: Final = 1
 MAGIC: Final = "rdmanet.rpc"
 HEADER_BYTES: Final = 4
+MESSAGE_BYTES_LEAST: Final = 256
+"""Each side accepts messages of this length, so a failure without its text, a Cancel or a Window can always be sent."""
 TEXT_MOST: Final = 4096
 """Characters of a failure's text; longer ones are cut by the side that sends them."""
 
@@ -175,6 +177,10 @@ def check_hello(hello: Hello) -> None:
         raise ProtocolError("the peer does not speak the protocol of rdmanet.rpc")
     if hello.version != VERSION:
         raise ProtocolError(f"the peer speaks version {hello.version} of the protocol, this side {VERSION}")
+    if hello.message_bytes < MESSAGE_BYTES_LEAST:
+        raise ProtocolError(
+            f"the peer accepts {hello.message_bytes} bytes, which is less than any message may have"
+        )
 
 
 def raw(value: Any) -> Raw:

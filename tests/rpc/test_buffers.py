@@ -215,6 +215,21 @@ async def test_a_caller_that_reads_nothing_keeps_no_memory(net: Net):
 
 
 @pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_server_that_closes_ends_its_loans(net: Net):
+    service = Store()
+    service.memory = pattern(2_000_000)
+    client, server = await net.pair(service)
+    lent = await client.lend(2_000_000)
+    assert await lent.read(0, 2) == service.memory[:2]
+    server.close()
+    await (
+        server.wait_closed()
+    )  # not after `Limits.lent_seconds`, as the call was cancelled when it had its answer
+    with pytest.raises(rpc.Error):
+        await lent.read(0, 1)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
 async def test_more_buffers_than_offers(net: Net):
     """More calls with buffers than a connection can have offers: some wait."""
     client, _ = await net.pair(Store())

@@ -63,6 +63,9 @@ class Store(rpc.Service):
         finally:
             self.alive -= 1
 
+    async def fail(self, text: str) -> None:
+        raise rpc.Error(rpc.Code.ABORTED, text, ["details"] * 1000)
+
     async def watch(self) -> AsyncIterator[bytes]:
         while True:
             yield bytes(1000)
@@ -124,6 +127,7 @@ VIOLATIONS = {
     "no Hello": [call(1, "add", 1, 2)],
     "another magic": [Hello("grpc", VERSION, "Store", SCHEMA.digest, 1, 1, 1)],
     "another version": [Hello(MAGIC, 2, "Store", SCHEMA.digest, 1, 1, 1)],
+    "Hello that accepts nothing": [Hello(MAGIC, VERSION, "Store", SCHEMA.digest, 255, 1, 1)],
     "Hello twice": [HELLO, HELLO],
     "a length beyond the limit": [HELLO, ((1 << 20) + 1).to_bytes(4, "big")],
     "a body that is no message": [HELLO, b"\x00\x00\x00\x01\xc0"],
@@ -185,6 +189,18 @@ async def test_a_call_that_is_refused_leaves_the_connection(net: Net, refused: s
     peer.say(call(1, "add", 1, 2))
     reply = await peer.hear()
     assert msgspec.msgpack.decode(reply.result) == 3
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "\U0001f600" * 5000, ""])
+@pytest.mark.parametrize("accepted", [256, 1000])
+async def test_a_failure_fits_into_what_the_client_accepts(net: Net, text: str, accepted: int):
+    server = await net.serve(Store(), limits=LIMITS)
+    hello = Hello(MAGIC, VERSION, "Store", bytes(32), accepted, 1, 1)  # the schema is sent all the same
+    peer = await stranger(net, server, hello, call(1, "fail", text))
+    assert isinstance(await peer.hear(), Hello)
+    failure = await peer.hear()
+    assert isinstance(failure, Failure) and failure.code == rpc.Code.ABORTED
+    assert len(frame(failure)) - 4 <= accepted and text.startswith(failure.text)
 
 
 async def test_a_deep_argument(net: Net):

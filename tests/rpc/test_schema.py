@@ -292,6 +292,12 @@ def test_errors_are_values():
 
 
 def test_limits_are_checked():
-    for wrong in ({"calls": 0}, {"message_bytes": 1 << 32}, {"hello_seconds": 0}, {"calls": 1.5}):
+    for wrong in (
+        {"calls": 0},
+        {"message_bytes": 1 << 32},
+        {"message_bytes": 255},
+        {"hello_seconds": 0},
+        {"calls": 1.5},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             rpc.Limits(**wrong)  # type: ignore[arg-type]
