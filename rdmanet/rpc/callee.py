@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from rdmanet import log_rate
 from rdmanet.errors import ProtocolError
+from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, Current
@@ -120,6 +121,11 @@ class Running:
     def time_is_over(self) -> None:
         self.late = not self._cancelled
         self.cancel()
+
+    def end_received(self) -> None:
+        """It is being answered: the caller's stream is over, for a task that still takes from it."""
+        if self.received is not None:
+            self.received.finish(Error(Code.CANCELLED, "the call whose stream this is has ended"))
 
     def release(self) -> None:
         """Nobody needs its result any more."""
@@ -346,6 +352,7 @@ class Callee:
             if not isinstance(value, Lent):
                 found[index] = as_declared(type_, value)
             elif type_ is Buffer:
+                await lending.found(self.link, value)  # the method may take memory for all of it
                 found[index] = Buffer.of(Loan(self.link, value), value.length)
             else:
                 found[index] = await self._whole(type_, value)
@@ -383,6 +390,7 @@ class Callee:
 
     def _answer(self, running: Running, message: Any, lending: bool = False) -> None:
         """Send the one answer of a call, unless the connection is gone."""
+        running.end_received()
         if not self.link.is_over:
             self.link.send(message)
             self.book.answered(running.number, lending)
@@ -391,15 +399,19 @@ class Callee:
 
     def _fail(self, running: Running, error: Error) -> None:
         """Answer a call with an error, unless it has been answered, or the connection is gone."""
+        running.end_received()
         if not self.link.is_over and self.book.cancel(running.number) is running:
             self._send_failure(running.number, error)
             self.book.answered(running.number)
 
     def _send_failure(self, number: int, error: Error) -> None:
-        code, text = int(error.code), error.text[:TEXT_MOST]
+        code = int(error.code)
+        text = error.text.encode("utf-8", "backslashreplace").decode()[
+            :TEXT_MOST
+        ]  # names of files may need it
         try:
             self.link.send(Failure(number, code, text, raw(error.details), error.traceback))
-        except (TypeError, ValueError, Error, RecursionError):  # the details cannot be sent, or are too long
+        except Exception:  # the details cannot be sent, or are too long
             most = self.link.longest - MESSAGE_BYTES_LEAST // 2
             self.link.send(Failure(number, code, text[: most // 4]))
 

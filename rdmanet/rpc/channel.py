@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from rdmanet.errors import ProtocolError
+from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT
@@ -324,6 +325,14 @@ class Channel:
             return as_declared(type_, result)
         number = pending.number
         if type_ is Buffer:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await lending.found(self.link, result)  # the program may take memory for all of it
+            except BaseException as exc:
+                self._release(number)
+                if isinstance(exc, TimeoutError):
+                    raise _late() from None
+                raise
             return Buffer.of(Loan(self.link, result, lambda: self._release(number)), result.length)
         try:
             if result.length > self.limits.lent_bytes - self._reading_bytes:

@@ -64,6 +64,8 @@ class Error(Exception):
     traceback: str | None
 
     def __init__(self, code: Code, text: str = "", details: Any = None, traceback: str | None = None) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"rpc.Error: the text is {text!r}, not a str")
         super().__init__(code, text, details)
         self.code = Code(code)
         self.text = text

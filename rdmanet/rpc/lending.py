@@ -18,6 +18,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from rdmanet.memory import OfferedMemory
 from rdmanet.rdma_transport import RdmaTransport
 from rdmanet.rpc.buffer import Buffer, over
 from rdmanet.rpc.errors import Code, Error
@@ -82,11 +83,7 @@ class Loan:
     async def read_into(self, memory: Any, offset: int) -> None:
         if self._is_over:
             raise over()
-        remote = await self._link.offered(self._loan.offer)
-        if self._loan.length > remote.length:
-            text = f"the peer lends {self._loan.length} bytes, and has only {remote.length} on offer"
-            raise Error(Code.INVALID_ARGUMENT, text)
-        await read_offer(remote, memory, offset)
+        await read_offer(await found(self._link, self._loan), memory, offset)
 
     def release(self) -> None:
         if not self._is_over:
@@ -95,12 +92,21 @@ class Loan:
                 self._on_release()
 
 
-async def whole(link: Link, loan: Lent) -> memoryview:
-    """All bytes of a loan, in memory of this process. Its size has been checked against the limits."""
+async def found(link: Link, loan: Lent) -> OfferedMemory:
+    """The peer's memory behind a loan. It is as long as the peer says, so memory can be taken for it.
+
+    :raises Error: INVALID_ARGUMENT if it is not, or if nothing can be lent on this connection; as for `Link.offered`
+    """
     remote = await link.offered(loan.offer)
-    if loan.length > remote.length:  # before memory is taken for it
+    if loan.length > remote.length:
         text = f"the peer lends {loan.length} bytes, and has only {remote.length} on offer"
         raise Error(Code.INVALID_ARGUMENT, text)
+    return remote
+
+
+async def whole(link: Link, loan: Lent) -> memoryview:
+    """All bytes of a loan, in memory of this process. Its size has been checked against the limits."""
+    remote = await found(link, loan)
     memory = memoryview(bytearray(loan.length))
     await read_offer(remote, memory, 0)
     return memory

@@ -164,6 +164,9 @@ class Link(asyncio.Protocol):
                     return
         except ProtocolError as exc:
             self.violated(exc)
+        except Exception as exc:  # a mistake of ours: the connection cannot go on, and the peer need not wait
+            logger.error("the connection with %s is ended", self.peer, exc_info=exc)
+            self.abort(exc)
 
     def eof_received(self) -> bool:
         return False

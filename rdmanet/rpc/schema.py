@@ -255,7 +255,7 @@ class Method:
         """
         try:
             return self._exact(raw)  # type: ignore[no-any-return]
-        except (msgspec.MsgspecError, RecursionError):
+        except Exception:
             pass
         try:
             return msgspec.structs.astuple(self._lenient(raw))
@@ -263,6 +263,8 @@ class Method:
             raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an argument is nested too deep") from None
         except msgspec.MsgspecError as exc:
             raise Error(Code.INVALID_ARGUMENT, f"{self.label}: {self._named(str(exc))}") from None
+        except Exception:  # text that is no UTF-8, or what the constructor of a class has raised
+            raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an argument cannot be decoded") from None
 
     def _named(self, message: str) -> str:
         """msgspec's message, with the names of parameters in place of `$[0]`."""
@@ -277,7 +279,7 @@ class Method:
         """
         try:
             return self._result(raw)
-        except (msgspec.MsgspecError, RecursionError) as exc:
+        except Exception as exc:
             raise Error(
                 Code.INTERNAL, f"{self.label}: the server's result is not of its type: {exc}"
             ) from None
@@ -289,14 +291,18 @@ class Method:
         """
         try:
             return self._item(raw)
-        except (msgspec.MsgspecError, RecursionError) as exc:
+        except msgspec.MsgspecError as exc:
             raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an item of the stream: {exc}") from None
+        except Exception:
+            raise Error(
+                Code.INVALID_ARGUMENT, f"{self.label}: an item of the stream cannot be decoded"
+            ) from None
 
     def decode_details(self, raw: Any) -> Any:
-        """The details of an error; as plain data, if they are not of their type."""
+        """The details of an error; None, if they are not of their type."""
         try:
             return self._details(raw)
-        except (msgspec.MsgspecError, RecursionError):
+        except Exception:
             return None
 
     def describe(self, structs: Structs) -> list[Any]:

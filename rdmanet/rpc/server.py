@@ -74,7 +74,7 @@ class Server:
         self.refusal: str | None = None
         """Why it takes no new calls."""
         self._idle: asyncio.Future[None] | None = None
-        self._is_closing = False
+        self._closing: asyncio.Future[None] = self.loop.create_future()
 
     @property
     def sockets(self) -> Any:
@@ -86,9 +86,10 @@ class Server:
         return self.refusal is None
 
     async def serve_forever(self) -> None:
-        """Wait until this is cancelled, and close the server then."""
+        """Wait until the server is closed, or drained. Cancelling this closes it."""
+        # Not the listener's, which is cancelled when that is closed: calls may still run then.
         try:
-            await self._listener.serve_forever()
+            await asyncio.shield(self._closing)
         finally:
             self.close()
             await self.wait_closed()
@@ -116,7 +117,8 @@ class Server:
         `wait_closed` waits for that.
         """
         self._refuse("it is closed")
-        self._is_closing = True
+        if not self._closing.done():
+            self._closing.set_result(None)
         for running in list(self.running):
             running.cancel()
         if not self.running:
@@ -149,7 +151,7 @@ class Server:
         if self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
-        if self._is_closing:
+        if self._closing.done():
             self._close_links()
 
     def _refuse(self, reason: str) -> None:

@@ -51,6 +51,11 @@ class Store(rpc.Service):
     async def put(self, data: memoryview) -> int:
         return data.nbytes
 
+    async def peek(self, data: rpc.Buffer) -> int:
+        return data.nbytes
+
+    async def name(self, name: str) -> None: ...
+
     async def tree(self, value: Any) -> None: ...
 
     async def total(self, numbers: AsyncIterator[int]) -> int:
@@ -173,6 +178,14 @@ REFUSED = {
     "too few": (call(1, "add", 1), rpc.Code.INVALID_ARGUMENT),
     "of a wrong type": (call(1, "add", 1, "2"), rpc.Code.INVALID_ARGUMENT),
     "a loan beyond the limit": (call(1, "put", Lent(1, 1 << 40)), rpc.Code.RESOURCE_EXHAUSTED),
+    "a loan that the method reads, without RDMA": (
+        call(1, "peek", Lent(1, 8 << 30)),
+        rpc.Code.INVALID_ARGUMENT,
+    ),
+    "text that is no UTF-8": (
+        Call(1, NUMBERS["name"], None, Raw(b"\x91\xa1\xff")),
+        rpc.Code.INVALID_ARGUMENT,
+    ),
     "a loan without RDMA": (call(1, "put", Lent(1, 10)), rpc.Code.INVALID_ARGUMENT),
     "a time-out that is over": (call(1, "wait", timeout_us=0), rpc.Code.DEADLINE_EXCEEDED),
 }

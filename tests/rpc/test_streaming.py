@@ -38,6 +38,10 @@ class Example(rpc.Service):
     async def first(self, numbers: AsyncIterator[int]) -> int:
         return await anext(numbers)
 
+    async def leave(self, numbers: AsyncIterator[int]) -> None:
+        self.left = asyncio.ensure_future(self.total(0, numbers))
+        await self.journal.until("took one", 3)
+
     async def hang(self, numbers: AsyncIterator[int]) -> None:
         try:
             self.journal("hang begins")
@@ -184,6 +188,15 @@ async def test_an_answer_before_the_end_of_the_callers_stream(net: Net):
     assert await client.first(numbers) == 0  # type: ignore[arg-type]
     assert numbers.journal.entries == ["closed"]
     assert await client.total(0, Numbers(3)) == 3  # type: ignore[arg-type]  # late items were dropped
+    assert nothing_is_left(client, server)
+
+
+async def test_a_task_that_takes_items_of_an_answered_call(net: Net):
+    client, service, server = await pair(net)
+    await client.leave(Numbers(None))  # type: ignore[arg-type]
+    with pytest.raises(rpc.Error, match="has ended"):
+        await service.left
+    assert await client.total(0, Numbers(3)) == 3  # type: ignore[arg-type]  # the connection is there
     assert nothing_is_left(client, server)
 
 

@@ -40,6 +40,10 @@ class Example(rpc.Service):
             raise rpc.Error(Code.NOT_FOUND, "there is none", Quota(3))
         if how == "unsendable":
             raise rpc.Error(Code.ABORTED, "with a lock", asyncio.Lock())
+        if how == "too large":
+            raise rpc.Error(Code.ABORTED, "a number of 70 bits", 1 << 70)
+        if how == "no text":
+            raise rpc.Error(Code.ABORTED, "the file \udcff")
         if how == "cancelled":
             raise asyncio.CancelledError
         raise ValueError(f"the secret {how}")
@@ -268,6 +272,41 @@ async def test_drain(net: Net):
     assert service.journal.entries == ["a begins", "a ends"]
     with pytest.raises(OSError):
         await connecting.__aenter__()
+
+
+async def test_drain_while_serve_forever_waits(net: Net):
+    service = Example()
+    client, server = await net.pair(service)
+    serving, call = await begin(server.serve_forever(), client.wait("a"))
+    await service.journal.until("a begins")
+    (drained,) = await begin(server.drain())
+    service.gate.set()
+    assert await call == "a"
+    await drained
+    await serving
+    assert service.journal.entries == ["a begins", "a ends"]
+
+
+async def test_cancelling_serve_forever_closes_the_server(net: Net):
+    service = Example()
+    client, server = await net.pair(service)
+    serving, call = await begin(server.serve_forever(), client.wait("a"))
+    await service.journal.until("a begins")
+    serving.cancel()
+    assert (await failure(call)).code is Code.CANCELLED
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert not server.is_serving()
+
+
+@pytest.mark.parametrize(
+    ("how", "text"), [("too large", "a number of 70 bits"), ("no text", "the file \\udcff")]
+)
+async def test_an_error_that_cannot_be_sent_whole_is_an_answer(net: Net, how: str, text: str):
+    client, server = await net.pair(Example())
+    error = await failure(client.fail(how))
+    assert (error.code, error.text) == (Code.ABORTED, text)
+    assert await client.add(1) == 2
 
 
 async def test_drain_for_so_long(net: Net):
