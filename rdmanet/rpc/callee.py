@@ -217,6 +217,8 @@ class Callee:
             elif running.method.options.outlives_connection:
                 if running.received is not None:
                     running.received.finish(lost)
+                if running.sent is not None:
+                    running.sent.allowed()  # to see that nobody takes its items
             else:
                 running.cancel()
 

@@ -241,7 +241,8 @@ class Channel:
     ) -> tuple[Any, ...]:
         found = list(arguments)
         try:
-            async with asyncio.timeout_at(deadline):
+            several = self.link.several if len(method.buffers) > 1 else contextlib.nullcontext()
+            async with asyncio.timeout_at(deadline), several:
                 for index in method.buffers:
                     what = f"{method.label}: parameter {method.parameters[index].name}"
                     found[index] = await loans.enter_async_context(

@@ -6,6 +6,9 @@ A link turns bytes into messages, and gives each to the handler of its kind. The
 of the loop is written at once, so that a single call does not wait. Further ones of the same turn are collected, and
 written together at its end: many small messages cost one write.
 
+They are written before that if they are more than COLLECT_BYTES, so that the
+transport can say when it has enough.
+
 When the transport pauses writing, senders wait in `resumed()`. A server also stops reading: what it would read are
 calls, whose answers it cannot send. A client never stops reading, so one of the two always goes on.
 
@@ -33,6 +36,9 @@ from rdmanet.rpc.limits import NUMBERS, exceeded
 from rdmanet.rpc.messages import HEADER_BYTES, Framer, encode
 
 logger = logging.getLogger("rdmanet.rpc")
+
+COLLECT_BYTES = 64 << 10
+CLOSE_S = 10.0
 
 Handlers = Mapping[type, Callable[[Any], None]]
 
@@ -76,6 +82,11 @@ class Link(asyncio.Protocol):
         self._resumed: asyncio.Future[None] | None = None
         self._in_turn = False  # something was written in this turn
         self._collected: list[bytes] = []
+        self._collected_bytes = 0
+        self._close_timer: asyncio.TimerHandle | None = None
+        self.several = asyncio.Lock()
+        """Held by a call that lends several buffers, until it has a loan for each: two such calls would wait for each
+        other."""
         self.loans = asyncio.Semaphore(ALIVE_MAX // 2)
         """How many offers of ours there may be: half of what the connection allows, as the peer's word that it has let
         go of an old one may be on its way."""
@@ -98,8 +109,10 @@ class Link(asyncio.Protocol):
         if self.is_over:
             return length
         if self._in_turn:
-            self._collected.append(length.to_bytes(HEADER_BYTES, "big"))
-            self._collected.append(body)
+            self._collected += (length.to_bytes(HEADER_BYTES, "big"), body)
+            self._collected_bytes += length
+            if self._collected_bytes > COLLECT_BYTES:
+                self._flush()
         else:
             self._in_turn = True
             self.loop.call_soon(self._turn_ends)
@@ -112,7 +125,7 @@ class Link(asyncio.Protocol):
             self._flush()
 
     def _flush(self) -> None:
-        collected, self._collected = self._collected, []
+        collected, self._collected, self._collected_bytes = self._collected, [], 0
         if collected and not self.is_over:
             self.transport.write(b"".join(collected))
 
@@ -129,11 +142,13 @@ class Link(asyncio.Protocol):
         self.abort(error)
 
     def close(self) -> None:
-        """Send what was written, and close the connection."""
+        """Send what was written, and close the connection. A peer that takes nothing holds it for CLOSE_S seconds."""
         if not self.is_over:
             self._flush()
             self.is_over = True
             self.transport.close()
+            self._wake()
+            self._close_timer = self.loop.call_later(CLOSE_S, self.transport.abort)
 
     def abort(self, error: BaseException | None = None) -> None:
         """End the connection now, for this reason."""
@@ -184,6 +199,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_over = True
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         self.error = self.error or exc
         self._collected.clear()
         self._wake()

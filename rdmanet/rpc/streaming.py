@@ -94,7 +94,7 @@ class Sending:
                 stack.push_async_callback(close)
             unshared = 0
             async for item in items:
-                while not self.outflow.open:
+                while not self.outflow.open and not self._link.is_over:
                     self._waiter = self._link.loop.create_future()
                     await self._waiter
                 if self._link.paused:

@@ -11,6 +11,7 @@ import rdmanet
 from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.lending import LEND_BYTES
+from rdmanet.rpc.link import Link
 from tests.support.waiting import begin
 
 SIZES = [0, 1, 1000, LEND_BYTES - 1, LEND_BYTES, 3_000_001]
@@ -65,6 +66,33 @@ def nothing_is_lent(net: Net, client: Store, server: rpc.Server) -> bool:
     if net.transport != "rdma":
         return True
     return not any(side.transport._life.regions._leases for side in sides)  # type: ignore[attr-defined]
+
+
+async def test_more_calls_with_two_buffers_than_there_can_be_loans(net: Net):
+    client, server = await net.pair(Store())
+    data = pattern(LEND_BYTES)
+    calls = [client.put("w", data.copy(), bytes(data)) for _ in range(channel(client).link.loans._value + 2)]  # type: ignore[arg-type]
+    assert set(await asyncio.gather(*calls)) == {2 * LEND_BYTES}
+    assert nothing_is_lent(net, client, server)
+
+
+async def test_answers_of_one_turn_wait_for_the_transport(net: Net, monkeypatch: pytest.MonkeyPatch):
+    buffered = []
+
+    def pause_writing(link: Link) -> None:
+        original(link)
+        buffered.append(link.transport.get_write_buffer_size())
+
+    original = Link.pause_writing
+    monkeypatch.setattr(Link, "pause_writing", pause_writing)
+    service = Store()
+    client, _ = await net.pair(service)
+    service.memory = pattern(LEND_BYTES - 1)
+    small = client.put("w", memoryview(b"x"))
+    assert set(
+        map(len, (await asyncio.gather(small, *[client.get_bytes(1 << 20) for _ in range(50)]))[1:])
+    ) == {LEND_BYTES - 1}
+    assert max(buffered, default=0) < 4 * LEND_BYTES
 
 
 @pytest.mark.parametrize("size", SIZES)

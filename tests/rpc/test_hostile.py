@@ -14,7 +14,7 @@ from msgspec import Raw
 from net import Net, callee, channel
 
 from rdmanet import log_rate, rpc
-from rdmanet.rpc import messages
+from rdmanet.rpc import link, messages
 from rdmanet.rpc.messages import (
     MAGIC,
     VERSION,
@@ -55,6 +55,9 @@ class Store(rpc.Service):
         return data.nbytes
 
     async def name(self, name: str) -> None: ...
+
+    async def much(self) -> bytes:
+        return bytes(1_000_000)
 
     async def tree(self, value: Any) -> None: ...
 
@@ -169,6 +172,25 @@ async def test_a_stranger_that_says_nothing(net: Net):
     for peer in peers:
         assert await peer.is_cut_off()
     assert await client.add(1, 2) == 3
+
+
+async def test_a_peer_that_reads_nothing_does_not_keep_a_server_open(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+):
+    paused = asyncio.Event()
+
+    def pause_writing(self: link.Link) -> None:
+        original(self)
+        paused.set()
+
+    original = link.Link.pause_writing
+    monkeypatch.setattr(link.Link, "pause_writing", pause_writing)
+    monkeypatch.setattr(link, "CLOSE_S", 0.05)
+    server = await net.serve(Store(), limits=LIMITS)
+    await stranger(net, server, HELLO, *[call(number, "much") for number in range(40)])
+    await paused.wait()
+    server.close()
+    await server.wait_closed()
 
 
 REFUSED = {

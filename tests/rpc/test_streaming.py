@@ -42,6 +42,14 @@ class Example(rpc.Service):
         self.left = asyncio.ensure_future(self.total(0, numbers))
         await self.journal.until("took one", 3)
 
+    @rpc.method(outlives_connection=True)
+    async def survive(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(1000)
+        finally:
+            self.journal("survive ends")
+
     async def hang(self, numbers: AsyncIterator[int]) -> None:
         try:
             self.journal("hang begins")
@@ -198,6 +206,14 @@ async def test_a_task_that_takes_items_of_an_answered_call(net: Net):
         await service.left
     assert await client.total(0, Numbers(3)) == 3  # type: ignore[arg-type]  # the connection is there
     assert nothing_is_left(client, server)
+
+
+async def test_a_stream_that_outlives_its_connection_ends_at_its_next_item(net: Net):
+    client, service, _ = await pair(net)
+    with pytest.raises(rpc.Error, match="UNAVAILABLE"):
+        async for _ in client.survive():
+            channel(client).link.abort()
+    await service.journal.until("survive ends")
 
 
 async def test_items_of_the_wrong_type(net: Net):
