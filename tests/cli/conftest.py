@@ -1,12 +1,13 @@
 """What the tests of commands share."""
 
 import asyncio
-import functools
 import os
 import signal
 
 import pytest
 import uvloop
+
+from tests.support.limits import limited
 
 # libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
 uvloop.new_event_loop().close()
@@ -18,16 +19,7 @@ LIMIT_S = float(os.environ.get("RDMANET_TEST_LIMIT", 60))
 def pytest_runtest_call(item):
     """A coroutine test that waits for too long shows where."""
     if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
-        item.obj = limited(item.obj)
-
-
-def limited(test):
-    @functools.wraps(test)
-    async def run(*args, **kwargs):
-        async with asyncio.timeout(LIMIT_S):
-            await test(*args, **kwargs)
-
-    return run
+        item.obj = limited(item.obj, LIMIT_S)
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

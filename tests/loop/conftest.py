@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 import rdmanet
+from tests.support.limits import limited
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -39,13 +40,4 @@ def base(request) -> Callable[[], asyncio.AbstractEventLoop]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
-        item.obj = _limited(item.obj)
-
-
-def _limited(test):
-    @functools.wraps(test)
-    async def run(*args, **kwargs):
-        async with asyncio.timeout(LIMIT_S):
-            await test(*args, **kwargs)
-
-    return run
+        item.obj = limited(item.obj, LIMIT_S)

@@ -1,7 +1,6 @@
 """Tests of rdmanet.rpc. Those that use connections run on asyncio's loop and on uvloop; each has a time limit."""
 
 import asyncio
-import functools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +11,8 @@ import pytest
 import pytest_asyncio
 import uvloop
 from hypothesis import settings
+
+from tests.support.limits import limited
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -41,15 +42,6 @@ def pytest_asyncio_loop_factories(config, item):
 def pytest_runtest_call(item):
     if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
         item.obj = limited(item.obj, LONG_LIMIT_S if item.get_closest_marker("long") else LIMIT_S)
-
-
-def limited(test, seconds):
-    @functools.wraps(test)
-    async def run(*args, **kwargs):
-        async with asyncio.timeout(seconds):
-            await test(*args, **kwargs)
-
-    return run
 
 
 @pytest.fixture(params=["rdma", "tcp", "unix"])

@@ -6,7 +6,6 @@ loses a wake-up shows as TimeoutError with the place where the test waited.
 """
 
 import asyncio
-import functools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +17,7 @@ import pytest_asyncio
 import uvloop
 
 from tests.support import debug_mode
+from tests.support.limits import limited
 from tests.support.nursery import nursery
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,15 +62,6 @@ def pytest_runtest_call(item):
     if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
         marker = item.get_closest_marker("limit")
         item.obj = limited(item.obj, max(marker.args[0] if marker else 0, LIMIT_S))
-
-
-def limited(test, seconds):
-    @functools.wraps(test)
-    async def run(*args, **kwargs):
-        async with asyncio.timeout(seconds):
-            await test(*args, **kwargs)
-
-    return run
 
 
 @pytest_asyncio.fixture
