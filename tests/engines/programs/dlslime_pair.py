@@ -3,14 +3,12 @@
 usage: dlslime_pair.py CASE
 """
 
-import functools
 import itertools
-import sys
 
 import numpy as np
 import pair
 from dlslime import RDMAEndpoint
-from pair import BLOCK, LARGE, PART, carrying, hear, kills, random_bytes, target
+from pair import BLOCK, LARGE, PART, carrying, hear, random_bytes, run
 
 BLOCKS = 64
 
@@ -158,14 +156,5 @@ def outcome(future):
     return f"status {status}" if status else None
 
 
-CASES = {
-    each.__name__: each for each in (read_and_write, batches, write_with_imm, send_and_recv, random_sizes)
-}
-
 if __name__ == "__main__":
-    if sys.argv[1] == "kills":
-        kills(functools.partial(serve, size=LARGE), transfers)
-    else:
-        with target(serve) as (pipe, _):
-            CASES[sys.argv[1]](Initiator(pipe))
-    print("done")
+    run((read_and_write, batches, write_with_imm, send_and_recv, random_sizes), serve, Initiator, transfers)

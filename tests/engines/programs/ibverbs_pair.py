@@ -3,13 +3,11 @@
 usage: ibverbs_pair.py CASE
 """
 
-import sys
-
 import ibverbs
 import numpy as np
 import pair
 from ibverbs import AccessFlags, QPInfo, RecvWR, SendFlags, SendWR, WROpcode
-from pair import BLOCK, carrying, hear, random_bytes, target, until
+from pair import BLOCK, carrying, hear, random_bytes, run, until
 
 ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 
@@ -98,9 +96,5 @@ def random_sizes(one):
     pair.random_sizes(one, transfer)
 
 
-CASES = {each.__name__: each for each in (read_and_write, send_and_recv, random_sizes)}
-
 if __name__ == "__main__":
-    with target(serve) as (pipe, _):
-        CASES[sys.argv[1]](Initiator(pipe))
-    print("done")
+    run((read_and_write, send_and_recv, random_sizes), serve, Initiator)

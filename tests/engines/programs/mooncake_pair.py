@@ -3,14 +3,12 @@
 usage: mooncake_pair.py CASE
 """
 
-import functools
 import itertools
-import sys
 
 import numpy as np
 import pair
 from mooncake.engine import TransferEngine
-from pair import BLOCK, LARGE, carrying, hear, kills, random_bytes, target
+from pair import BLOCK, LARGE, carrying, hear, random_bytes, run
 
 BLOCKS = 256
 SEGMENTS = 32
@@ -125,12 +123,5 @@ def transfers(pipe):
     return transfer
 
 
-CASES = {each.__name__: each for each in (read_and_write, batches, segments, random_sizes)}
-
 if __name__ == "__main__":
-    if sys.argv[1] == "kills":
-        kills(functools.partial(serve, size=LARGE), transfers)
-    else:
-        with target(serve) as (pipe, _):
-            CASES[sys.argv[1]](Initiator(pipe))
-    print("done")
+    run((read_and_write, batches, segments, random_sizes), serve, Initiator, transfers)

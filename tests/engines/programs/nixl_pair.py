@@ -3,16 +3,14 @@
 usage: nixl_pair.py CASE
 """
 
-import functools
 import itertools
 import random
-import sys
 
 import numpy as np
 import pair
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 from nixl_cu12._bindings import nixlRemoteDisconnectError
-from pair import BLOCK, LARGE, PART, carrying, hear, kills, random_bytes, target, until
+from pair import BLOCK, LARGE, PART, carrying, hear, random_bytes, run, until
 
 BLOCKS = 1000
 BLOCK_SIZE = 1024
@@ -137,12 +135,5 @@ def transfers(pipe):
     return transfer
 
 
-CASES = {each.__name__: each for each in (read_and_write, notifications, lists, random_sizes)}
-
 if __name__ == "__main__":
-    if sys.argv[1] == "kills":
-        kills(functools.partial(serve, size=LARGE), transfers)
-    else:
-        with target(serve) as (pipe, _):
-            CASES[sys.argv[1]](Initiator(pipe))
-    print("done")
+    run((read_and_write, notifications, lists, random_sizes), serve, Initiator, transfers)

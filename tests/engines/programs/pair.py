@@ -5,6 +5,7 @@ environment is inherited, and they exchange addresses over a pipe. What is wrong
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import random
@@ -197,3 +198,18 @@ def kills(
     print(f"the next transfer's error: within {max(again):.3f} s")
     print(f"errors: {', '.join(sorted(texts))}")
     assert max(waits + again) < SOON_S
+
+
+def run(
+    cases: tuple[Callable[[Any], None], ...],
+    serve: Callable[..., None],
+    initiator: Callable[[Connection], Any],
+    transfers: Callable[[Connection], Any] | None = None,
+) -> None:
+    """Do what the program is asked for: one of its cases, or kills while it transfers."""
+    if sys.argv[1] == "kills" and transfers is not None:
+        kills(functools.partial(serve, size=LARGE), transfers)
+    else:
+        with target(serve) as (pipe, _):
+            {case.__name__: case for case in cases}[sys.argv[1]](initiator(pipe))
+    print("done")

@@ -3,14 +3,12 @@
 usage: peercache_pair.py CASE
 """
 
-import functools
 import itertools
 import random
-import sys
 
 import numpy as np
 import pair
-from pair import BLOCK, LARGE, carrying, hear, kills, random_bytes, target
+from pair import BLOCK, LARGE, carrying, hear, random_bytes, run
 from peercache.config import PeerCacheConfig
 from peercache.transport import RdmaTransport
 
@@ -106,12 +104,5 @@ def transfers(pipe):
     return transfer
 
 
-CASES = {each.__name__: each for each in (read_and_write, batches, random_sizes)}
-
 if __name__ == "__main__":
-    if sys.argv[1] == "kills":
-        kills(functools.partial(serve, size=LARGE), transfers)
-    else:
-        with target(serve) as (pipe, _):
-            CASES[sys.argv[1]](Initiator(pipe))
-    print("done")
+    run((read_and_write, batches, random_sizes), serve, Initiator, transfers)
