@@ -142,13 +142,23 @@ class Link(asyncio.Protocol):
         self.abort(error)
 
     def close(self) -> None:
-        """Send what was written, and close the connection. A peer that takes nothing holds it for CLOSE_S seconds."""
+        """Send what was written, and close the connection: at once, if the peer takes nothing for CLOSE_S seconds."""
         if not self.is_over:
             self._flush()
             self.is_over = True
             self.transport.close()
             self._wake()
-            self._close_timer = self.loop.call_later(CLOSE_S, self.transport.abort)
+            self._wait_for_close()
+
+    def _wait_for_close(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._close_timer = self.loop.call_later(CLOSE_S, self._close_is_late, unsent)
+
+    def _close_is_late(self, unsent: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent:
+            self._wait_for_close()
+        else:
+            self.transport.abort()
 
     def abort(self, error: BaseException | None = None) -> None:
         """End the connection now, for this reason."""

@@ -193,6 +193,32 @@ async def test_a_peer_that_reads_nothing_does_not_keep_a_server_open(
     await server.wait_closed()
 
 
+async def test_closing_waits_for_a_peer_that_reads_slowly(net: Net, monkeypatch: pytest.MonkeyPatch):
+    class Transport(asyncio.Transport):
+        unsent = [300, 200, 200, 200]  # when closed, when asked, when it waits again, when asked again
+        aborted = False
+
+        def get_write_buffer_size(self) -> int:
+            return self.unsent.pop(0)
+
+        def close(self) -> None: ...
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(link, "CLOSE_S", 3600)
+    one = link.Link(loop, 1000, {}, lambda: None, lambda error: None)
+    transport = Transport()
+    one.connection_made(transport)
+    one.close()  # 300 bytes are unsent
+    one._close_is_late(300)
+    assert not transport.aborted
+    one._close_is_late(200)
+    assert transport.aborted
+    one.connection_lost(None)
+
+
 REFUSED = {
     "unknown method": (Call(1, 99, None, raw(())), rpc.Code.UNIMPLEMENTED),
     "the largest number of a method": (Call(1, (1 << 32) - 1, None, raw(())), rpc.Code.UNIMPLEMENTED),
