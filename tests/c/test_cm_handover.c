@@ -349,34 +349,55 @@ static void in_anothers_name(void)
 	join(&honest);
 }
 
-/* Is who it is, but calls the connection by a token of zero, or by two tokens, and stays. */
+/* A process that is who it is, and speaks by hand on a socket of its own. */
+struct by_hand {
+	struct rdma_event_channel *events;
+	struct rdma_cm_id *id;
+	int wire;
+	uint16_t port; /* the other side's */
+};
+
+/* Up to the other side's answer: RTU comes next. */
+static struct by_hand ask_by_hand(uint16_t to)
+{
+	struct by_hand side = {.events = new_channel(), .wire = dial(to)};
+	struct rn_cm_req req = {.retry_count = 7};
+	unsigned char room[512] __attribute__((aligned(8)));
+
+	side.id = new_id(side.events);
+	resolve(side.id, to);
+	make_qp(side.id);
+	req.qpn = htobe32(side.id->qp->qp_num);
+	send_message(side.wire, RN_CM_REQ, &req);
+	await_message(side.wire, RN_CM_REP, room);
+	side.port = (uint16_t)(be32toh(((struct rn_cm_rep *)room)->qpn) >> 8);
+	return side;
+}
+
+static void end_by_hand(struct by_hand *side)
+{
+	close(side->wire);
+	destroy(side->id);
+	close_shared();
+	rdma_destroy_event_channel(side->events);
+}
+
+/* Calls the connection by a token of zero, or by two tokens, and stays. */
 static void break_rules(int fd, uint16_t to)
 {
 	struct rn_cm_handover first = {.token = "one"}, second = {.token = "two"}, zero = {.token = ""};
-	struct rdma_event_channel *events = new_channel();
-	struct rdma_cm_id *id = new_id(events);
-	struct rn_cm_req req = {.retry_count = 7};
-	unsigned char room[512] __attribute__((aligned(8)));
+	struct by_hand side = ask_by_hand(to);
 	struct rn_cm_header rtu;
-	int wire = dial(to);
 
-	resolve(id, to);
-	make_qp(id);
-	req.qpn = htobe32(id->qp->qp_num);
-	send_message(wire, RN_CM_REQ, &req);
-	await_message(wire, RN_CM_REP, room);
-	send_message(wire, RN_CM_RTU, &rtu);
+	send_message(side.wire, RN_CM_RTU, &rtu);
 	if (hear(fd) == '0') {
-		send_message(wire, RN_CM_HANDOVER, &zero);
+		send_message(side.wire, RN_CM_HANDOVER, &zero);
 	} else {
-		send_message(wire, RN_CM_HANDOVER, &first);
-		send_message(wire, RN_CM_HANDOVER, &second);
+		send_message(side.wire, RN_CM_HANDOVER, &first);
+		send_message(side.wire, RN_CM_HANDOVER, &second);
 	}
 	CHECK(hear(fd) == 'g');
-	close(wire);
-	destroy(id);
-	close_shared();
-	rdma_destroy_event_channel(events);
+	end_by_hand(&side);
 }
 
 static void against_the_rules(void)
@@ -398,68 +419,44 @@ static void against_the_rules(void)
 /* Says by its link that it has moved, and then, when we are told to, DREQ by the socket after all. */
 static void move_early(int fd, uint16_t to)
 {
-	struct rdma_event_channel *events = new_channel();
-	struct rdma_cm_id *id = new_id(events);
 	struct rn_cm_handover ours = {.token = "early"}, theirs;
-	struct rn_cm_req req = {.retry_count = 7};
-	unsigned char room[512] __attribute__((aligned(8)));
+	struct by_hand side = ask_by_hand(to);
+	struct rn_peer *peer = rn_peer_get(side.port);
 	struct rn_cm_header header;
-	struct rn_peer *peer;
 	uint64_t token;
-	int wire = dial(to);
+	char byte;
 
-	resolve(id, to);
-	make_qp(id);
-	req.qpn = htobe32(id->qp->qp_num);
-	send_message(wire, RN_CM_REQ, &req);
-	await_message(wire, RN_CM_REP, room);
-	peer = rn_peer_get((uint16_t)(be32toh(((struct rn_cm_rep *)room)->qpn) >> 8));
 	EVENTUALLY(rn_peer_is_linked(peer));
-	send_message(wire, RN_CM_RTU, &header);
-	await_message(wire, RN_CM_HANDOVER, &theirs);
-	send_message(wire, RN_CM_HANDOVER, &ours);
+	send_message(side.wire, RN_CM_RTU, &header);
+	await_message(side.wire, RN_CM_HANDOVER, &theirs);
+	send_message(side.wire, RN_CM_HANDOVER, &ours);
 	memcpy(&token, theirs.token, sizeof token);
 	CHECK(rn_peer_tell_connection(peer, RN_CM_MOVED, token));
-	CHECK(recv(wire, room, sizeof room, 0) == 0); /* they have moved, too */
+	CHECK(recv(side.wire, &byte, 1, 0) == 0); /* they have moved, too */
 	CHECK(hear(fd) == 'd');
-	send_message(wire, RN_CM_DREQ, &header);
+	send_message(side.wire, RN_CM_DREQ, &header);
 	CHECK(hear(fd) == 'g');
-	close(wire);
 	rn_peer_put(peer);
-	destroy(id);
-	close_shared();
-	rdma_destroy_event_channel(events);
+	end_by_hand(&side);
 }
 
 /* Offers nothing itself, and sees when the other side does; then ends. */
 static void wait_for_offer(int fd, uint16_t to)
 {
-	struct rdma_event_channel *events = new_channel();
-	struct rdma_cm_id *id = new_id(events);
-	struct rn_cm_req req = {.retry_count = 7};
-	unsigned char room[512] __attribute__((aligned(8)));
-	struct rn_cm_header header;
-	struct rn_peer *peer;
+	struct by_hand side = ask_by_hand(to);
+	struct rn_peer *peer = rn_peer_get(side.port);
+	struct rn_cm_handover theirs;
+	struct rn_cm_header rtu;
 	uint64_t begin_ns;
-	int wire = dial(to);
 
-	resolve(id, to);
-	make_qp(id);
-	req.qpn = htobe32(id->qp->qp_num);
-	send_message(wire, RN_CM_REQ, &req);
-	await_message(wire, RN_CM_REP, room);
-	peer = rn_peer_get((uint16_t)(be32toh(((struct rn_cm_rep *)room)->qpn) >> 8));
 	EVENTUALLY(rn_peer_is_linked(peer));
 	begin_ns = rn_now_ns();
-	send_message(wire, RN_CM_RTU, &header);
-	await_message(wire, RN_CM_HANDOVER, room);
+	send_message(side.wire, RN_CM_RTU, &rtu);
+	await_message(side.wire, RN_CM_HANDOVER, &theirs);
 	CHECK(rn_now_ns() - begin_ns >= 100 * 1000000u);
 	CHECK(hear(fd) == 'g');
-	close(wire);
 	rn_peer_put(peer);
-	destroy(id);
-	close_shared();
-	rdma_destroy_event_channel(events);
+	end_by_hand(&side);
 }
 
 static void a_young_connection_keeps_its_socket(void)
