@@ -79,10 +79,10 @@ struct rn_task {
 };
 
 void rn_task_post(struct rn_task *);
-/* The same in two steps, for who holds a lock that the task takes: a thread that is woken while the lock is held only
- * waits for it. The second follows when the lock has been released, and the caller holds the engine. */
-void rn_task_leave(struct rn_task *);
-void rn_tasks_left(void);
+/* Post in two steps, for a caller with a lock that the task takes: queue it, release the lock, wake the engine. An engine
+ * that is woken earlier only waits for the lock. The caller has a hold on the engine throughout. */
+void rn_task_queue(struct rn_task *);
+void rn_tasks_wake(void);
 void rn_task_cancel(struct rn_task *);
 
 /* Run fn on the engine thread when the last hold has gone, before the thread ends: the place to

@@ -51,7 +51,7 @@ void rn_task_post(struct rn_task *task)
 	pthread_mutex_unlock(&rn_engine.lock);
 }
 
-void rn_task_leave(struct rn_task *task)
+void rn_task_queue(struct rn_task *task)
 {
 	pthread_mutex_lock(&rn_engine.lock);
 	if (!task->link)
@@ -59,7 +59,7 @@ void rn_task_leave(struct rn_task *task)
 	pthread_mutex_unlock(&rn_engine.lock);
 }
 
-void rn_tasks_left(void)
+void rn_tasks_wake(void)
 {
 	bool must_wake;
 

@@ -119,7 +119,7 @@ RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
 		free(event);
 	}
 	if (id->acked != id->delivered)
-		rn_tasks_left(); /* the peer need not wait for the program's acknowledgements */
+		rn_tasks_wake(); /* the peer need not wait for the program's acknowledgements */
 	while (id->acked != id->delivered)
 		pthread_cond_wait(&rn_cm_acked, &rn_cm_lock);
 	rn_cm_unlock();

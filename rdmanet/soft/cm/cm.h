@@ -50,7 +50,7 @@ extern pthread_cond_t rn_cm_acked; /* some event was acknowledged */
 static inline void rn_cm_unlock(void)
 {
 	pthread_mutex_unlock(&rn_cm_lock);
-	rn_tasks_left();
+	rn_tasks_wake();
 }
 
 struct rn_cm_event {

@@ -110,7 +110,7 @@ void rn_cm_handover_begin(struct rn_cm_wire *wire)
 	pthread_mutex_unlock(&rn_cm_lock);
 }
 
-bool rn_cm_handover_is_due(struct rn_cm_wire *wire)
+bool rn_cm_handover_timer(struct rn_cm_wire *wire)
 {
 	if (!wire->is_young)
 		return false;

@@ -112,7 +112,7 @@ int rn_cm_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 		error = EIO;
 	if (error)
 		rn_cm_wire_abandon(wire);
-	rn_task_leave(&wire->task);
+	rn_task_queue(&wire->task);
 	return error;
 }
 
@@ -144,7 +144,7 @@ void rn_cm_wire_accept(struct rn_cm_wire *wire, const struct rn_cm_param *param)
 	wire->phase = RN_CM_WIRE_REP_SENT;
 	rn_cm_wire_watch_peer(wire, terms->remote_qpn);
 	rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
-	rn_task_leave(&wire->task);
+	rn_task_queue(&wire->task);
 }
 
 static void say_sidr(struct rn_cm_wire *wire, struct rn_cm_sidr_rep *rep, const void *private_data, uint8_t length)
@@ -164,7 +164,7 @@ void rn_cm_wire_accept_datagrams(struct rn_cm_wire *wire, const struct rn_cm_par
 		.qpn = htobe32(wire->id->terms.local_qpn), .qkey = htobe32(qkey), .status = RN_SIDR_SUCCESS};
 
 	say_sidr(wire, &rep, param->private_data, param->private_length);
-	rn_task_leave(&wire->task);
+	rn_task_queue(&wire->task);
 }
 
 void rn_cm_wire_say_reject(struct rn_cm_wire *wire, int reason, const void *private_data, uint8_t length)
@@ -188,14 +188,14 @@ void rn_cm_wire_say_reject(struct rn_cm_wire *wire, int reason, const void *priv
 void rn_cm_wire_reject(struct rn_cm_wire *wire, int reason, const void *private_data, uint8_t length)
 {
 	rn_cm_wire_say_reject(wire, reason, private_data, length);
-	rn_task_leave(&wire->task);
+	rn_task_queue(&wire->task);
 }
 
 void rn_cm_wire_ready_to_use(struct rn_cm_wire *wire)
 {
 	rn_cm_wire_say(wire, RN_CM_RTU);
 	wire->phase = RN_CM_WIRE_ESTABLISHED;
-	rn_task_leave(&wire->task);
+	rn_task_queue(&wire->task);
 }
 
 void rn_cm_wire_established(struct rn_cm_wire *wire)
@@ -220,7 +220,7 @@ void rn_cm_wire_disconnect(struct rn_cm_wire *wire)
 	rn_cm_wire_say(wire, RN_CM_DREQ);
 	wire->phase = RN_CM_WIRE_DREQ_SENT;
 	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
-	rn_task_leave(&wire->task);
+	rn_task_queue(&wire->task);
 }
 
 bool rn_cm_wire_disconnect_accepted(struct rn_cm_wire *wire)
@@ -275,5 +275,5 @@ void rn_cm_wire_abandon(struct rn_cm_wire *wire)
 	case RN_CM_WIRE_CLOSING:
 		break;
 	}
-	rn_task_leave(&wire->task);
+	rn_task_queue(&wire->task);
 }

@@ -433,7 +433,7 @@ static bool end_phase(struct rn_cm_wire *wire)
 	case RN_CM_WIRE_ESTABLISHED:
 		if (wire->source.fd < 0 && !wire->peer_moved)
 			rn_cm_wire_lost(wire, 0);
-		return rn_cm_handover_is_due(wire);
+		return rn_cm_handover_timer(wire);
 	case RN_CM_WIRE_REP_RECEIVED:
 		break; /* the program may take any time */
 	}

@@ -270,7 +270,7 @@ void rn_cm_secret_refused(struct rn_cm_wire *wire);
 /* --- handover.c: on the engine, without the lock but for the first three --------------------------- */
 
 void rn_cm_handover_forget(struct rn_cm_wire *wire); /* its token, and that it was young */
-bool rn_cm_handover_is_due(struct rn_cm_wire *wire); /* its timer has fired; true: there is something to send */
+bool rn_cm_handover_timer(struct rn_cm_wire *wire); /* its timer has fired; true: there is something to send */
 void rn_cm_handover_forked(void);
 /* In each of the engine's callbacks: before the output is sent, and after. */
 /* Handles what the other process sends about a connection over its link: for rn_peers_register_connections. */
