@@ -33,7 +33,7 @@ from rdmanet.rdma_transport import RdmaTransport
 from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import NUMBERS, exceeded
-from rdmanet.rpc.messages import HEADER_BYTES, Framer, encode
+from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, encode
 
 logger = logging.getLogger("rdmanet.rpc")
 
@@ -74,7 +74,7 @@ class Link(asyncio.Protocol):
         self.lends = False
         self.peer: Any = None
         self.longest = NUMBERS - 1  # of the peer's limit, when it is known
-        self._framer = Framer(message_bytes)
+        self._framer = Framer(message_bytes, HELLO_BYTES if is_server else message_bytes)
         self._handlers = handlers
         self._on_made = on_made
         self._on_lost = on_lost

@@ -25,6 +25,8 @@ MAGIC: Final = "rdmanet.rpc"
 HEADER_BYTES: Final = 4
 MESSAGE_BYTES_LEAST: Final = 256
 """Each side accepts messages of this length, so a failure without its text, a Cancel or a Window can always be sent."""
+HELLO_BYTES: Final = 4096
+"""The longest Hello of a client. Before it nobody knows who the client is."""
 TEXT_MOST: Final = 4096
 """Characters of a failure's text; longer ones are cut by the side that sends them."""
 
@@ -197,12 +199,14 @@ class Framer:
     A body that is not all there takes memory as it comes, not as it is announced.
 
     :param message_bytes: the longest body that is accepted
+    :param first_bytes: the same for the first message
     """
 
-    __slots__ = ("_body", "_decode", "_head", "_length", "message_bytes")
+    __slots__ = ("_body", "_decode", "_head", "_length", "_message_bytes", "_most")
 
-    def __init__(self, message_bytes: int) -> None:
-        self.message_bytes = message_bytes
+    def __init__(self, message_bytes: int, first_bytes: int | None = None) -> None:
+        self._message_bytes = message_bytes
+        self._most = message_bytes if first_bytes is None else min(first_bytes, message_bytes)
         self._decode = msgspec.msgpack.Decoder(Message).decode
         self._head = b""  # less than a header
         self._body: bytearray | None = None  # less than a body of this length
@@ -230,9 +234,10 @@ class Framer:
         while end - at >= HEADER_BYTES:
             length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
             at += HEADER_BYTES
-            if length > self.message_bytes:
+            if length > self._most:
+                name = "message_bytes" if self._most == self._message_bytes else "for a first message"
                 raise ProtocolError(
-                    f"the peer announces a message of {length} bytes: the limit message_bytes is {self.message_bytes}"
+                    f"the peer announces a message of {length} bytes: the limit {name} is {self._most}"
                 )
             if end - at < length:
                 self._body, self._length = bytearray(view[at:]), length
@@ -244,6 +249,7 @@ class Framer:
         return messages
 
     def _message(self, body: memoryview) -> Message:
+        self._most = self._message_bytes
         try:
             return self._decode(body)  # type: ignore[no-any-return]
         except (msgspec.MsgspecError, ValueError) as exc:

@@ -137,6 +137,7 @@ VIOLATIONS = {
     "another version": [Hello(MAGIC, 2, "Store", SCHEMA.digest, 1, 1, 1)],
     "Hello that accepts nothing": [Hello(MAGIC, VERSION, "Store", SCHEMA.digest, 255, 1, 1)],
     "Hello twice": [HELLO, HELLO],
+    "a length before Hello": [(4097).to_bytes(4, "big")],
     "a length beyond the limit": [HELLO, ((1 << 20) + 1).to_bytes(4, "big")],
     "a body that is no message": [HELLO, b"\x00\x00\x00\x01\xc0"],
     "a message of the server": [HELLO, Reply(1, Raw(b"\x01"))],
