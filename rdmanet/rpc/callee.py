@@ -80,11 +80,13 @@ class Running:
     :ivar late: its time is over
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
+    :ivar taken_bytes: allocated for its arguments on loan
     :ivar released: is to be done when the caller has released the result that is on loan
     """
 
     __slots__ = (
-        "function", "late", "method", "number", "received", "released", "sent", "task", "_cancelled", "_started",
+        "function", "late", "method", "number", "received", "released", "sent", "taken_bytes", "task", "_cancelled",
+        "_started",
     )  # fmt: skip
 
     task: asyncio.Task[None]
@@ -97,6 +99,7 @@ class Running:
         self.received: Receiving | None = None
         self.sent: Sending | None = None
         self.released: asyncio.Future[None] | None = None
+        self.taken_bytes = 0
         self._started = False
         self._cancelled = False
 
@@ -146,7 +149,7 @@ class Callee:
         self.limits = server.limits
         self.book: CalleeBook[Running] = CalleeBook(self.limits.calls)
         self._stream_bytes = 0
-        self._reading_bytes = 0  # allocated for arguments on loan
+        self._taken_bytes = 0  # allocated for arguments on loan, of calls that run
         self._greeting: asyncio.TimerHandle | None = None
         handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
         self._handlers = handlers
@@ -303,7 +306,7 @@ class Callee:
         try:
             running.start()
             if method.buffers:
-                arguments = await self._take(method, arguments, buffers)
+                arguments = await self._take(running, arguments, buffers)
             call = self._called(running, arguments)
             if running.sent is not None:
                 await running.sent.send(aiter(call))
@@ -330,6 +333,7 @@ class Callee:
                 timer.cancel()
             for buffer in buffers:
                 buffer.release()
+            self._taken_bytes -= running.taken_bytes
             self.server.has_ended(running)
 
     def _called(self, running: Running, arguments: tuple[Any, ...]) -> Any:
@@ -345,10 +349,10 @@ class Callee:
         return running.function(*arguments, **by_name)
 
     async def _take(
-        self, method: Method, arguments: tuple[Any, ...], buffers: list[Buffer]
+        self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
     ) -> tuple[Any, ...]:
         """The arguments with their buffers, as the method declares them."""
-        found = list(arguments)
+        found, method = list(arguments), running.method
         for index in method.buffers:
             value, type_ = found[index], method.parameters[index].type
             if not isinstance(value, Lent):
@@ -357,20 +361,18 @@ class Callee:
                 await lending.found(self.link, value)  # the method may take memory for all of it
                 found[index] = Buffer.of(Loan(self.link, value), value.length)
             else:
-                found[index] = await self._whole(type_, value)
+                found[index] = await self._whole(running, type_, value)
             if type_ is Buffer:
                 buffers.append(found[index])
         return tuple(found)
 
-    async def _whole(self, type_: Any, loan: Lent) -> Any:
-        most = self.limits.lent_bytes
-        if loan.length > most - self._reading_bytes:
-            raise exceeded("lent_bytes", most, f"arguments of {loan.length + self._reading_bytes} bytes")
-        self._reading_bytes += loan.length
-        try:
-            memory = await whole(self.link, loan)
-        finally:
-            self._reading_bytes -= loan.length
+    async def _whole(self, running: Running, type_: Any, loan: Lent) -> Any:
+        most, taken = self.limits.lent_bytes, self._taken_bytes
+        if loan.length > most - taken:
+            raise exceeded("lent_bytes", most, f"arguments of {loan.length + taken} bytes")
+        self._taken_bytes += loan.length  # until the call ends, for the method has them
+        running.taken_bytes += loan.length
+        memory = await whole(self.link, loan)
         return bytes(memory) if type_ is bytes else memory
 
     async def _reply_buffer(

@@ -20,6 +20,7 @@ SIZES = [0, 1, 1000, LEND_BYTES - 1, LEND_BYTES, 3_000_001]
 class Store(rpc.Service):
     def __init__(self) -> None:
         self.journal = Journal()
+        self.gate = asyncio.Event()
         self.kept: Any = None
         self.memory: Any = b""
 
@@ -49,6 +50,10 @@ class Store(rpc.Service):
             await asyncio.Event().wait()
         finally:
             self.journal("ends")
+
+    async def hold(self, data: memoryview) -> None:
+        self.journal("holds")
+        await self.gate.wait()
 
     async def fail(self, data: rpc.Buffer) -> None:
         self.kept = data
@@ -278,6 +283,20 @@ async def test_limits_of_lent_bytes(net: Net):
     assert (await client.parts(rpc.Buffer(service.memory)))[0] == service.memory[
         :2
     ]  # it chooses what to read
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_lent_bytes_count_until_the_call_ends(net: Net):
+    service = Store()
+    client, _ = await net.pair(service, limits=rpc.Limits(lent_bytes=3_000_000))
+    data = memoryview(pattern(2_000_000))
+    (holding,) = await begin(client.hold(data))
+    await service.journal.until("holds")
+    with pytest.raises(rpc.Error, match="the limit lent_bytes is 3000000"):
+        await client.put("w", data)
+    service.gate.set()
+    await holding
+    assert await client.put("w", data) == 2_000_000
 
 
 async def test_a_connection_that_is_lost_while_memory_is_lent(net: Net):
