@@ -137,7 +137,6 @@ VIOLATIONS = {
     "another version": [Hello(MAGIC, 2, "Store", SCHEMA.digest, 1, 1, 1)],
     "Hello that accepts nothing": [Hello(MAGIC, VERSION, "Store", SCHEMA.digest, 255, 1, 1)],
     "Hello twice": [HELLO, HELLO],
-    "a length before Hello": [(4097).to_bytes(4, "big")],
     "a length beyond the limit": [HELLO, ((1 << 20) + 1).to_bytes(4, "big")],
     "a body that is no message": [HELLO, b"\x00\x00\x00\x01\xc0"],
     "a message of the server": [HELLO, Reply(1, Raw(b"\x01"))],
@@ -165,6 +164,14 @@ async def test_a_violation_ends_that_connection_alone(net: Net, violation: str):
     while server.running:  # what the peer has begun ends
         await asyncio.wait([running.task for running in server.running])
     assert len(server.callees) == 1 and service.alive == 0
+
+
+async def test_a_long_message_before_hello_is_not_waited_for(net: Net):
+    """It is refused by its length, long before the time for a Hello is over."""
+    client, server = await net.pair(Store(), limits=rpc.Limits(message_bytes=1 << 20, hello_seconds=3600))
+    peer = await stranger(net, server, (4097).to_bytes(4, "big"))
+    assert await peer.is_cut_off()
+    assert await client.add(1, 2) == 3
 
 
 async def test_a_stranger_that_says_nothing(net: Net):
