@@ -61,18 +61,23 @@ static void process_unlist(struct process *process)
 		*at = process->next;
 }
 
-/* On the engine; or, for a dead process, whose sources have been removed, in any thread. */
+/* Nobody finds it any more, and the engine watches nothing of it. */
+static void process_close(struct process *process)
+{
+	process_unlist(process);
+	if (process->link)
+		rn_link_close(process->link);
+	rn_source_remove(&process->pidfd);
+	rn_timer_cancel(&process->idle);
+	rn_timer_cancel(&process->again);
+	rn_fd_close(process->pidfd.fd);
+}
+
+/* On the engine; or, for a dead process, which is closed already, in any thread. */
 static void process_free(struct process *process)
 {
-	if (!process->dead) {
-		process_unlist(process);
-		if (process->link)
-			rn_link_close(process->link);
-		rn_source_remove(&process->pidfd);
-		rn_timer_cancel(&process->idle);
-		rn_timer_cancel(&process->again);
-		rn_fd_close(process->pidfd.fd);
-	}
+	if (!process->dead)
+		process_close(process);
 	rn_process_release(process);
 	pthread_mutex_destroy(&process->channel_lock);
 	free(process);
@@ -168,14 +173,8 @@ void rn_process_died(struct process *process)
 	if (process->dead)
 		return;
 	process->dead = true;
-	process_unlist(process);
 	process->peers_count++; /* it stays until all have been told */
-	if (process->link)
-		rn_link_close(process->link);
-	rn_source_remove(&process->pidfd);
-	rn_timer_cancel(&process->idle);
-	rn_timer_cancel(&process->again);
-	rn_fd_close(process->pidfd.fd);
+	process_close(process);
 	for (struct inbound *inbound = rn_peers.inbound, *next; inbound; inbound = next) {
 		next = inbound->next;
 		if (inbound->process == process)
