@@ -10,8 +10,9 @@
 #include "base/extras.h"
 #include "base/gid.h"
 #include "cm/cm.h"
-#include "calm.h"
 #include "host_check.h"
+
+#include "calm.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -2,8 +2,9 @@
 /* The engine: its life, and the promise that removed means removed. */
 #define _GNU_SOURCE
 #include "base/engine.h"
-#include "calm.h"
 #include "host_check.h"
+
+#include "calm.h"
 
 #include <errno.h>
 #include <fcntl.h>

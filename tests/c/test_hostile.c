@@ -93,24 +93,6 @@ static void command(int fd, char what)
 	CHECK(hear(fd, &done, 1));
 }
 
-static _Atomic int ran;
-
-static void run(struct rn_task *task)
-{
-	(void)task;
-	ran++;
-}
-
-/* It isn't waiting for anything. */
-static void expect_engine_at_work(void)
-{
-	struct rn_task task = {.run = run};
-
-	ran = 0;
-	rn_task_post(&task);
-	EVENTUALLY(ran);
-}
-
 static void send_to_the_full(const char *commands)
 {
 	struct other other = spawn(fill_own_channel);
@@ -123,7 +105,7 @@ static void send_to_the_full(const char *commands)
 		command(other.fd, *commands);
 		CHECK_EQ(post_send(&end, 1, 0, 64), 0);
 		expect(end.cq, 1, IBV_WC_SUCCESS);
-		expect_engine_at_work();
+		await_engine();
 	}
 	join(&other);
 	end_close(&end);
@@ -187,7 +169,7 @@ static void test_own_channel_filled_by_a_peer(void)
 		CHECK_EQ(ibv_req_notify_cq(end.cq, 0), 0);
 		rn_channel_signal(((struct rn_channel *)end.channel)->id);
 		rn_channel_signal(RN_CHANNEL_WAKEUP);
-		expect_engine_at_work();
+		await_engine();
 	}
 	meet(other.fd);
 	join(&other);

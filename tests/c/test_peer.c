@@ -2,8 +2,9 @@
 /* Peers: who is let in, what is mapped, and how the death of a process is noticed. */
 #define _GNU_SOURCE
 #include "base/gid.h"
-#include "calm.h"
 #include "host_check.h"
+
+#include "calm.h"
 #include "link.h"
 #include "soft.h"
 

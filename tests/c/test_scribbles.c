@@ -634,23 +634,6 @@ static void post_something(struct ibv_qp *qp)
 		ibv_post_srq_recv(shared, &wr, &bad);
 }
 
-static _Atomic int ran;
-
-static void run(struct rn_task *task)
-{
-	(void)task;
-	ran++;
-}
-
-static void expect_engine_at_work(void)
-{
-	struct rn_task task = {.run = run};
-
-	ran = 0;
-	rn_task_post(&task);
-	EVENTUALLY(ran);
-}
-
 static void talk_for_a_while(struct ibv_qp *qps[], unsigned count)
 {
 	uint64_t until = now_ns() + scribbling_ms * 1000000ull;
@@ -679,7 +662,7 @@ static void talk_for_a_while(struct ibv_qp *qps[], unsigned count)
 		if (round % 1024 == 0)
 			CHECK_EQ(ibv_destroy_qp(make_qp(round % 2048 ? shared : NULL, IBV_QPT_RC)), 0);
 	}
-	expect_engine_at_work();
+	await_engine();
 }
 
 static void one_round(void)
