@@ -12,6 +12,14 @@ from tests.security.conftest import ATTACKER, VICTIM, unfit
 CYCLES = 5
 
 
+def until_refused(cycler):
+    """What it says of each cycle, until all are done or it does not get its port again."""
+    cycles = [cycler.hear()]
+    while len(cycles) < CYCLES and not cycles[-1]["errno"]:
+        cycles.append(cycler.hear())
+    return cycles
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_no_other_user_has_the_port(stage, guarded, moments, tmp_path, address):
     """The listener closes its connections first, so that its port is full of old ones when it comes again."""
@@ -27,9 +35,7 @@ def test_no_other_user_has_the_port(stage, guarded, moments, tmp_path, address):
         LD_PRELOAD=moments,
         MOMENTS=name,
     )
-    cycles = [victim.hear()]
-    while len(cycles) < CYCLES and not cycles[-1]["errno"]:
-        cycles.append(victim.hear())
+    cycles = until_refused(victim)
     thief.tell()
     result = thief.hear()
     assert result["tried"] >= 4 * 5, "with each set of options, at five moments at least"
@@ -74,9 +80,7 @@ def test_no_other_user_has_a_port_that_tcp_has_left(stage, guarded, moments, tmp
         LD_PRELOAD=moments,
         MOMENTS=name,
     )
-    cycles = [victim.hear()]
-    while len(cycles) < CYCLES and not cycles[-1]["errno"]:
-        cycles.append(victim.hear())
+    cycles = until_refused(victim)
     thief.tell()
     result = thief.hear()
     assert result["calls"] == ["listen", "setsockopt"]
