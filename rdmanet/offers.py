@@ -19,6 +19,7 @@ A message that breaks these rules is the peer's fault as a whole: it raises and 
 """
 
 import datetime  # noqa: F401  before msgspec, see credit.py
+import errno
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -213,7 +214,9 @@ class Offers:
 
     def _check_not_lost(self) -> None:
         if self._lost:
-            raise RdmaError("the connection is lost, there is nobody to offer memory to")
+            raise ConnectionResetError(
+                errno.ECONNRESET, "the connection is lost, there is nobody to offer memory to"
+            )
 
 
 # msgpack: one byte for the array, one for the tag, five for the grant, three for each of the

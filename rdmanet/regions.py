@@ -111,7 +111,11 @@ class Regions:
             if lease.state is State.OVER:  # the connection has ended since
                 raise self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
             part = mr.to_remote()
-            region = self._offers.offer(part.address, part.length, key, rights, name)
+            try:
+                region = self._offers.offer(part.address, part.length, key, rights, name)
+            except ConnectionResetError as exc:
+                self.name_peer(exc)
+                raise
             lease.number = region.id
             self._leases_told[region.id] = lease
             self.connection.credit_body_due()

@@ -271,13 +271,18 @@ async def test_what_a_server_cannot_register(net: Net):
         server.register(bytearray(10))
 
 
-async def test_a_connection_that_ends_when_the_key_is_made(net: Net, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("how", ["lost", "released"])
+async def test_a_connection_that_ends_when_the_key_is_made(
+    net: Net, monkeypatch: pytest.MonkeyPatch, how: str
+):
     """The key is there, but whoever waits for it has not run yet."""
     _, _, _, far_writer = await net.stream_pair()
 
     class Ending(Lease):
         def begin(self, patience_s: float) -> None:
-            self.granted.add_done_callback(lambda _: far_writer.transport._end_now())
+            transport = far_writer.transport
+            end = transport._end_now if how == "released" else transport._life.regions.lost
+            self.granted.add_done_callback(lambda _: end())
             super().begin(patience_s)
 
     monkeypatch.setattr(regions, "Lease", Ending)
