@@ -271,6 +271,7 @@ async def test_what_a_server_cannot_register(net: Net):
         server.register(bytearray(10))
 
 
+@pytest.mark.not_on_iwarp("has no memory windows")
 @pytest.mark.parametrize("how", ["lost", "released"])
 async def test_a_connection_that_ends_when_the_key_is_made(
     net: Net, monkeypatch: pytest.MonkeyPatch, how: str
