@@ -80,21 +80,23 @@ class Running:
     :ivar late: its time is over
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
+    :ivar inline_bytes: of its arguments in the message
     :ivar taken_bytes: allocated for its arguments on loan
     :ivar released: is to be done when the caller has released the result that is on loan
     """
 
     __slots__ = (
-        "function", "late", "method", "number", "received", "released", "sent", "taken_bytes", "task", "_cancelled",
+        "function", "inline_bytes", "late", "method", "number", "received", "released", "sent", "taken_bytes", "task", "_cancelled",
         "_started",
     )  # fmt: skip
 
     task: asyncio.Task[None]
 
-    def __init__(self, number: int, method: Method, function: Callable[..., Any]) -> None:
+    def __init__(self, number: int, method: Method, function: Callable[..., Any], inline_bytes: int) -> None:
         self.number = number
         self.method = method
         self.function = function
+        self.inline_bytes = inline_bytes
         self.late = False
         self.received: Receiving | None = None
         self.sent: Sending | None = None
@@ -149,6 +151,7 @@ class Callee:
         self.limits = server.limits
         self.book: CalleeBook[Running] = CalleeBook(self.limits.calls)
         self._stream_bytes = 0
+        self._inline_bytes = 0  # of arguments in messages, of calls that run
         self._taken_bytes = 0  # allocated for arguments on loan, of calls that run
         self._greeting: asyncio.TimerHandle | None = None
         handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
@@ -239,9 +242,13 @@ class Callee:
             if len(server.running) >= server.limits.server_calls:
                 text = f"the server has {len(server.running)} unfinished calls"
                 raise exceeded("server_calls", server.limits.server_calls, text)
+            inline_bytes = memoryview(message.arguments).nbytes
+            if self._inline_bytes + inline_bytes > self.limits.inline_bytes:
+                text = f"{self._inline_bytes + inline_bytes} bytes of arguments in messages"
+                raise exceeded("inline_bytes", self.limits.inline_bytes, text)
             method, function = server.methods[message.method]
             arguments = method.decode_arguments(message.arguments)
-            running = Running(number, method, function)
+            running = Running(number, method, function, inline_bytes)
             if method.kind is Kind.UNARY:
                 self.book.begin(number, Kind.UNARY, running)
             else:
@@ -249,6 +256,7 @@ class Callee:
         except Error as exc:
             self._send_failure(number, exc)
             return
+        self._inline_bytes += inline_bytes
         left_us = message.timeout_us
         deadline = None if left_us is None else self.loop.time() + left_us / 1e6
         running.task = self.loop.create_task(self._run(running, arguments, deadline))
@@ -333,6 +341,7 @@ class Callee:
                 timer.cancel()
             for buffer in buffers:
                 buffer.release()
+            self._inline_bytes -= running.inline_bytes
             self._taken_bytes -= running.taken_bytes
             self.server.has_ended(running)
 

@@ -27,6 +27,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     :ivar calls: calls of one connection that may be unfinished at a time, in each direction
     :ivar server_calls: the same for all connections of a server together
     :ivar stream_bytes: how much of a stream may be on its way or unread; one item more than that may be
+    :ivar inline_bytes: how many bytes of arguments, as they came in messages, the unfinished calls of one connection may
+        have together
     :ivar lent_bytes: how much memory one call of the peer may make this side allocate for arguments by reference, and
         how much all calls of its connection may
     :ivar hello_seconds: how long a peer may take to say its Hello
@@ -37,12 +39,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 1024
     server_calls: int = 16384
     stream_bytes: int = 256 << 10
+    inline_bytes: int = 1 << 30
     lent_bytes: int = 4 << 30
     hello_seconds: float = 10.0
     lent_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("message_bytes", "calls", "server_calls", "stream_bytes", "lent_bytes"):
+        for name in ("message_bytes", "calls", "server_calls", "stream_bytes", "inline_bytes", "lent_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value < 1 << 53:
                 raise ValueError(f"Limits: {name}={value!r} is not a whole number of 1 or more")

@@ -51,6 +51,9 @@ class Store(rpc.Service):
     async def put(self, data: memoryview) -> int:
         return data.nbytes
 
+    async def hold(self, data: bytes) -> None:
+        await self.gate.wait()
+
     async def peek(self, data: rpc.Buffer) -> int:
         return data.nbytes
 
@@ -310,6 +313,25 @@ async def test_more_calls_than_allowed(net: Net):
     assert {failure.number for failure in refused} == set(range(50, 60))
     assert {failure.code for failure in refused} == {rpc.Code.RESOURCE_EXHAUSTED}
     assert len(server.running) == 50
+
+
+async def test_more_bytes_of_arguments_than_allowed(net: Net):
+    """The sum of all calls that run, however many there may be."""
+    service = Store()
+    limits = rpc.Limits(message_bytes=100_000, inline_bytes=250_000, calls=50)
+    server = await net.serve(service, limits=limits)
+    hold = [call(number, "hold", b"x" * 99_000) for number in range(5)]
+    peer = await stranger(net, server, HELLO, *hold, call(9, "add", 1, 2))
+    await peer.hear()
+    refused = [await peer.hear() for _ in range(3)]
+    assert [failure.number for failure in refused] == [2, 3, 4]
+    assert {failure.code for failure in refused} == {rpc.Code.RESOURCE_EXHAUSTED}
+    assert "bytes of arguments in messages: the limit inline_bytes is 250000" in refused[0].text
+    assert (await peer.hear()).number == 9
+    peer.say(Cancel(0), Cancel(1))
+    assert {(await peer.hear()).number for _ in range(2)} == {0, 1}
+    peer.say(call(5, "put", b"x" * 99_000))
+    assert isinstance(await peer.hear(), Reply)
 
 
 async def test_a_client_that_does_not_read(net: Net):
