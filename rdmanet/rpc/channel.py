@@ -306,13 +306,15 @@ class Channel:
             timer = self._begin(pending, arguments, deadline, None, outflow)
             pump = self._pump(pending, outflow, stream)
         try:
-            result = await future
+            try:
+                result = await future
+            except asyncio.CancelledError:
+                if not self._abandon(pending):
+                    self._release_unseen(pending)
+                raise
             if method.result_is_buffer:
                 return await self._buffer(pending, result, deadline)
             return result
-        except asyncio.CancelledError:
-            self._abandon(pending)
-            raise
         finally:
             if timer is not None:
                 timer.cancel()
@@ -352,6 +354,13 @@ class Channel:
 
     def _release(self, number: int) -> None:
         self.link.send(Release(number))
+
+    def _release_unseen(self, pending: Pending) -> None:
+        """The caller was cancelled in the turn in which the result came: nobody else will release it."""
+        future = pending.future
+        if pending.method.result_is_buffer and future.done() and not future.cancelled():
+            if future.exception() is None and isinstance(future.result(), Lent):
+                self._release(pending.number)
 
     async def _stream(
         self, method: Method, arguments: tuple[Any, ...], stream: Any, deadline: float | None

@@ -92,7 +92,7 @@ class Link(asyncio.Protocol):
         go of an old one may be on its way."""
         self._offers: dict[int, OfferedMemory] = {}
         self._last_offer = 0
-        self._awaited: dict[int, asyncio.Future[OfferedMemory]] = {}
+        self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -214,10 +214,10 @@ class Link(asyncio.Protocol):
         self.error = self.error or exc
         self._collected.clear()
         self._wake()
-        for future in self._awaited.values():
-            if not future.done():
-                future.set_exception(self.lost_error())
-                future.exception()  # whoever waited may be gone
+        for waiter in [waiter for waiters in self._awaited.values() for waiter in waiters]:
+            if not waiter.done():
+                waiter.set_exception(self.lost_error())
+                waiter.exception()  # whoever waits may be cancelled before it looks
         self._awaited.clear()
         self._offers.clear()
         if not self.closed.done():
@@ -238,11 +238,11 @@ class Link(asyncio.Protocol):
     # -- memory that the peer offers -----------------------------------------------------------------------
 
     def region_offered(self, remote: OfferedMemory) -> None:
-        awaited = self._awaited.pop(remote.id, None)
         self._offers[remote.id] = remote
         self._last_offer = remote.id
-        if awaited is not None and not awaited.done():
-            awaited.set_result(remote)
+        for waiter in self._awaited.pop(remote.id, ()):
+            if not waiter.done():
+                waiter.set_result(remote)
 
     def region_revoked(self, remote: OfferedMemory) -> None:
         if self._offers.get(remote.id) is remote:
@@ -262,15 +262,16 @@ class Link(asyncio.Protocol):
             raise Error(Code.INVALID_ARGUMENT, "the peer lends memory on a connection that has no RDMA")
         if (self._last_offer - number) % NUMBERS < NUMBERS // 2:
             raise over()
-        awaited = self._awaited.get(number)
-        if awaited is None:
-            awaited = self._awaited[number] = self.loop.create_future()
+        waiter: asyncio.Future[OfferedMemory] = self.loop.create_future()
+        self._awaited.setdefault(number, []).append(waiter)
         try:
-            return await asyncio.shield(awaited)
+            return await waiter
         finally:
-            if not awaited.done() and self._awaited.get(number) is awaited:
-                del self._awaited[number]
-                awaited.cancel()
+            waiters = self._awaited.get(number)
+            if waiters is not None and waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._awaited[number]
 
 
 async def read_offer(remote: OfferedMemory, memory: Any, offset: int) -> None:

@@ -12,6 +12,7 @@ from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.link import Link
+from rdmanet.rpc.messages import Reply
 from tests.support.waiting import begin
 
 SIZES = [0, 1, 1000, LEND_BYTES - 1, LEND_BYTES, 3_000_001]
@@ -297,6 +298,44 @@ async def test_lent_bytes_count_until_the_call_ends(net: Net):
     service.gate.set()
     await holding
     assert await client.put("w", data) == 2_000_000
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_caller_that_is_cancelled_in_the_turn_of_its_answer_releases_it(net: Net):
+    service = Store()
+    service.memory = pattern(2_000_000)
+    client, server = await net.pair(service, limits=rpc.Limits(lent_seconds=3600))
+    link = channel(client).link
+    original = link._handlers[Reply]
+
+    def on_reply(message: Reply) -> None:
+        original(message)
+        call.cancel()
+
+    for method in (client.get, client.lend):
+        link._handlers[Reply] = on_reply  # type: ignore[index]
+        (call,) = await begin(method(2_000_000))
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        link._handlers[Reply] = original  # type: ignore[index]
+        await idle(server)
+        assert nothing_is_lent(net, client, server)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_cancelling_one_reader_of_an_offer_leaves_the_other(net: Net):
+    """Both wait for the offer, which has not come yet."""
+    service = Store()
+    service.memory = pattern(2_000_000)
+    client, _ = await net.pair(service)
+    link = channel(client).link
+    readers = await begin(*(link.offered(1) for _ in range(3)))
+    readers[0].cancel()
+    await asyncio.wait(readers[:1])
+    async with await client.lend(2_000_000):
+        one, other = await asyncio.gather(*readers[1:])
+        assert one is other and one.length == 2_000_000
+    assert not link._awaited
 
 
 async def test_a_connection_that_is_lost_while_memory_is_lent(net: Net):
