@@ -29,7 +29,7 @@ from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, Current
-from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.errors import Code, Error, late
 from rdmanet.rpc.lending import Loan, as_declared, goes_inline, lent, memory_of, whole
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link, logger
@@ -86,8 +86,8 @@ class Running:
     """
 
     __slots__ = (
-        "function", "inline_bytes", "late", "method", "number", "received", "released", "sent", "taken_bytes", "task", "_cancelled",
-        "_started",
+        "function", "inline_bytes", "late", "method", "number", "received", "released", "sent", "taken_bytes", "task",
+        "_cancelled", "_started",
     )  # fmt: skip
 
     task: asyncio.Task[None]
@@ -330,9 +330,7 @@ class Callee:
         except Error as exc:
             self._fail(running, exc)
         except asyncio.CancelledError:
-            late = running.late
-            code = Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
-            self._fail(running, Error(code, "the call took too long" if late else "the call was cancelled"))
+            self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
         except Exception as exc:
             self._report(method, exc)
             self._fail(running, Error(Code.INTERNAL, "the service failed", None, self._traceback(exc)))

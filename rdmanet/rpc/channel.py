@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from rdmanet.errors import ProtocolError
@@ -26,7 +26,7 @@ from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT
-from rdmanet.rpc.errors import Code, Error, code_of
+from rdmanet.rpc.errors import Code, Error, code_of, late
 from rdmanet.rpc.lending import Loan, as_declared, goes_inline, lent, memory_of, whole
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link
@@ -49,7 +49,7 @@ from rdmanet.rpc.messages import (
     check_hello,
 )
 from rdmanet.rpc.schema import Method, Schema
-from rdmanet.rpc.streaming import Receiving, Sending
+from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended
 
 
 class Pending:
@@ -60,7 +60,7 @@ class Pending:
     :ivar sent: the stream to the callee, if there is one
     """
 
-    __slots__ = ("future", "is_over", "method", "number", "received", "sent")
+    __slots__ = ("future", "method", "number", "received", "sent")
 
     def __init__(self, method: Method, future: asyncio.Future[Any]) -> None:
         self.method = method
@@ -177,6 +177,8 @@ class Channel:
         except asyncio.CancelledError:
             self.link.abort()
             raise
+        if self.link.lending:
+            await asyncio.wait(self.link.lending)  # they end with the connection
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -214,7 +216,8 @@ class Channel:
     ) -> AsyncIterator[Any]:
         """Make a call that streams its results. It begins with the first one that is asked for."""
         bound, stream = method.bind(arguments, by_name)
-        return self._stream(method, bound, stream, self._deadline(timeout))
+        cut = Cut()
+        return Results(cut, self._stream(cut, method, bound, stream, self._deadline(timeout)))
 
     def _deadline(self, timeout: float | None) -> float | None:
         """The call's, or that of the call which is being executed, if it is sooner."""
@@ -230,7 +233,7 @@ class Channel:
             async with asyncio.timeout_at(deadline):
                 await self.link.resumed()
         except TimeoutError:
-            raise _late() from None
+            raise late() from None
 
     async def _lend(
         self,
@@ -246,10 +249,10 @@ class Channel:
                 for index in method.buffers:
                     what = f"{method.label}: parameter {method.parameters[index].name}"
                     found[index] = await loans.enter_async_context(
-                        lent(self.link, memory_of(found[index], what))
+                        lent(self.link, memory_of(found[index], what), deadline)
                     )
         except TimeoutError:
-            raise _late() from None
+            raise late() from None
         return tuple(found)
 
     def _begin(
@@ -271,7 +274,7 @@ class Channel:
         if deadline is not None:
             left_us = int((deadline - self.loop.time()) * 1e6)
             if left_us <= 0:
-                raise _late()
+                raise late()
         number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
         try:
             self.link.send(OutCall(number, there, left_us, arguments))
@@ -282,7 +285,7 @@ class Channel:
 
     def _time_is_over(self, pending: Pending) -> None:
         if self._abandon(pending):
-            pending.fail(_late())
+            pending.fail(late())
 
     def _abandon(self, pending: Pending) -> bool:
         """Nobody waits for the call any more."""
@@ -334,7 +337,7 @@ class Channel:
             except BaseException as exc:
                 self._release(number)
                 if isinstance(exc, TimeoutError):
-                    raise _late() from None
+                    raise late() from None
                 raise
             return Buffer.of(Loan(self.link, result, lambda: self._release(number)), result.length)
         try:
@@ -345,7 +348,7 @@ class Channel:
                 async with asyncio.timeout_at(deadline):
                     memory = await whole(self.link, result)
             except TimeoutError:
-                raise _late() from None
+                raise late() from None
             finally:
                 self._reading_bytes -= result.length
         finally:
@@ -363,11 +366,17 @@ class Channel:
                 self._release(pending.number)
 
     async def _stream(
-        self, method: Method, arguments: tuple[Any, ...], stream: Any, deadline: float | None
-    ) -> AsyncIterator[Any]:
-        if self.link.paused:
-            await self._until_resumed(deadline)
+        self,
+        cut: Cut,
+        method: Method,
+        arguments: tuple[Any, ...],
+        stream: Any,
+        deadline: float | None,
+    ) -> AsyncGenerator[Any, None]:
         async with contextlib.AsyncExitStack() as loans:
+            loans.enter_context(cut)
+            if self.link.paused:
+                await self._until_resumed(deadline)
             if method.buffers:
                 arguments = await self._lend(method, arguments, loans, deadline)
             pending = Pending(method, self.loop.create_future())
@@ -395,6 +404,12 @@ class Channel:
         async def pump() -> None:
             try:
                 await sending.send(aiter(items))
+            except asyncio.CancelledError as exc:  # the source's own, if somebody waits for the call
+                if self._abandon(pending):
+                    error = Error(Code.CANCELLED, "the caller's stream was cancelled")
+                    error.__cause__ = exc
+                    pending.fail(error)
+                return
             except Exception as exc:
                 if self._abandon(pending):
                     pending.fail(exc)
@@ -447,13 +462,3 @@ class Channel:
 
     def _on_ping(self, message: Ping) -> None:
         self.link.send(Pong(message.token))
-
-
-def _late() -> Error:
-    return Error(Code.DEADLINE_EXCEEDED, "the call took too long")
-
-
-async def ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task, and wait until it has ended."""
-    task.cancel()
-    await asyncio.wait([task])

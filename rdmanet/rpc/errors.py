@@ -79,6 +79,11 @@ class Error(Exception):
         return type(self), (self.code, self.text, self.details, self.traceback)
 
 
+def late() -> Error:
+    """The error of a call whose time is over."""
+    return Error(Code.DEADLINE_EXCEEDED, "the call took too long")
+
+
 def code_of(number: int) -> Code:
     """The code with this number. One that a newer peer may have is UNKNOWN."""
     try:

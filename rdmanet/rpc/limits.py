@@ -27,8 +27,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     :ivar calls: calls of one connection that may be unfinished at a time, in each direction
     :ivar server_calls: the same for all connections of a server together
     :ivar stream_bytes: how much of a stream may be on its way or unread; one item more than that may be
-    :ivar inline_bytes: how many bytes of arguments, as they came in messages, the unfinished calls of one connection may
-        have together
+    :ivar inline_bytes: how many bytes of arguments, as they came in messages, all unfinished calls of one connection
+        may have
     :ivar lent_bytes: how much memory one call of the peer may make this side allocate for arguments by reference, and
         how much all calls of its connection may
     :ivar hello_seconds: how long a peer may take to say its Hello

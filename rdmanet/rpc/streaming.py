@@ -2,6 +2,9 @@
 
 `Receiving` keeps what has come until the program takes it, and grants credit as it is taken. `Sending` takes items from
 an iterator of the program's, and sends them as credit allows. The counts are those of calls.py.
+
+A caller gets `Results`. Who is cancelled while it waits for the next of them ends the call, so that no method runs
+whose caller is gone. A generator that was cancelled is complete, as far as Python knows; `Results` says what happened.
 """
 
 from __future__ import annotations
@@ -9,15 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
-from rdmanet.rpc.link import Link
+from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import OutItem, Window
 
 SHARE_BYTES: Final = 64 << 10
 """After so many bytes a stream lets others run. An iterator need not await, and a peer may take all that it gives."""
+END_S: Final = 1.0
+"""How long a call waits for the end of its caller's stream, after it has cancelled that."""
 
 
 class Receiving:
@@ -107,6 +113,58 @@ class Sending:
                 if unshared >= SHARE_BYTES:
                     unshared = 0
                     await asyncio.sleep(0)
+
+
+_left: set[asyncio.Task[None]] = set()
+"""Tasks of streams that have not ended in time. The loop alone would not keep them."""
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel the task of a caller's stream, and wait until it has ended. One that does not end is left to itself."""
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=END_S)
+    if not done:
+        _left.add(task)
+        task.add_done_callback(_left.discard)
+        logger.warning("%s was cancelled %s s ago, and has not ended", task.get_name(), END_S)
+
+
+class Cut:
+    """A block that remembers whether it was cancelled."""
+
+    is_cut = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.is_cut = kind is not None and issubclass(kind, asyncio.CancelledError)
+
+
+class Results:
+    """The results of a call that streams them.
+
+    :param cut: the block in which the items are generated
+    """
+
+    __slots__ = ("_cut", "_items", "__weakref__")
+
+    def __init__(self, cut: Cut, items: AsyncGenerator[Any, None]) -> None:
+        self._cut = cut
+        self._items = items
+
+    def __aiter__(self) -> Results:
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        if self._cut.is_cut:
+            raise Error(
+                Code.CANCELLED, "this stream has ended: a task was cancelled that waited for its next item"
+            )
+        return self._items.__anext__()
+
+    async def aclose(self) -> None:
+        """End the call."""
+        await self._items.aclose()
 
 
 def item_head(number: int) -> int:

@@ -9,7 +9,8 @@ from net import Journal, Net, callee, channel
 
 import rdmanet
 from rdmanet import rpc
-from rdmanet.rpc import Code
+from rdmanet.leases import Lease
+from rdmanet.rpc import Code, lending
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Reply
@@ -214,8 +215,9 @@ async def test_a_key_that_is_kept_beyond_the_call_reads_nothing(net: Net):
 
 
 @pytest.mark.parametrize("transport", ["rdma"])
-async def test_the_memory_is_the_callers_when_the_call_ends(net: Net):
+async def test_the_memory_is_the_callers_when_the_call_ends(net: Net, monkeypatch: pytest.MonkeyPatch):
     """Whatever ends it: cancelling, a deadline, an error."""
+    monkeypatch.setattr(lending, "RETURN_S", 3600)  # the peer does answer
     service = Store()
     client, server = await net.pair(service)
     data = pattern(2_000_000)
@@ -233,6 +235,29 @@ async def test_the_memory_is_the_callers_when_the_call_ends(net: Net):
         await rpc.options(client, timeout=0.05).keep(rpc.Buffer(data))
     assert not channel(client).link.transport._life.regions._leases  # type: ignore[attr-defined]
     await service.journal.until("ends", 2)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_peer_that_does_not_let_go_does_not_hold_up_a_call(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """As one does that is stopped: the call ends before its loan."""
+    monkeypatch.setattr(Lease, "acknowledged", lambda self: None)
+    service = Store()
+    client, server = await net.pair(service)
+    leases = channel(client).link.transport._life.regions._leases  # type: ignore[attr-defined]
+    data = rpc.Buffer(pattern(2_000_000))
+    with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):
+        await rpc.options(client, timeout=0.05).keep(data)
+    assert len(leases) == 1
+    (call,) = await begin(client.keep(data))
+    await service.journal.until("kept", 2)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert len(leases) == 2
+    with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):  # the answer was in time, and the memory is not back
+        await rpc.options(client, timeout=0.5).parts(data)
+    assert len(leases) == 3 == len(channel(client).link.lending)
+    assert await client.put("w", memoryview(b"1")) == 1
 
 
 @pytest.mark.parametrize("transport", ["rdma"])

@@ -8,7 +8,7 @@ import pytest
 from net import Journal, Net, callee, channel
 
 from rdmanet import rpc
-from rdmanet.rpc import Code
+from rdmanet.rpc import Code, streaming
 from tests.support.waiting import begin, loop_turns
 
 WINDOW = 4096
@@ -18,6 +18,15 @@ class Example(rpc.Service):
     def __init__(self) -> None:
         self.journal = Journal()
         self.sent = 0
+        self.gate = asyncio.Event()
+
+    async def slow(self) -> AsyncIterator[int]:
+        try:
+            yield 0
+            await self.gate.wait()
+            yield 1
+        finally:
+            self.journal("slow ends")
 
     async def count(self, number: int, fail: bool = False) -> AsyncIterator[int]:
         try:
@@ -68,7 +77,7 @@ class Example(rpc.Service):
 class Numbers:
     """A stream of the caller's that remembers how far it went, and whether it was closed."""
 
-    def __init__(self, stop: int | None, error: Exception | None = None) -> None:
+    def __init__(self, stop: int | None, error: BaseException | None = None) -> None:
         self.journal = Journal()
         self.sent = 0
         self._stop = stop
@@ -188,6 +197,73 @@ async def test_an_error_of_the_callers_stream(net: Net):
             await call
     assert await client.total(0, Numbers(3)) == 3  # type: ignore[arg-type]
     assert nothing_is_left(client, server)
+
+
+async def test_a_callers_stream_that_is_cancelled_by_itself(net: Net):
+    """By a task that it awaits, say: nobody has cancelled the call."""
+    client, service, server = await pair(net)
+    for call in (
+        client.hang(Numbers(0, asyncio.CancelledError())),  # type: ignore[arg-type]
+        anext(client.multiply(0, Numbers(0, asyncio.CancelledError()))),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(rpc.Error, match="CANCELLED: the caller's stream was cancelled"):
+            await call
+    assert await client.total(0, Numbers(3)) == 3  # type: ignore[arg-type]
+    assert nothing_is_left(client, server)
+
+
+async def test_a_callers_stream_that_does_not_end(
+    net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(streaming, "END_S", 0.01)
+    gate = asyncio.Event()
+
+    async def stubborn() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            await gate.wait()
+
+    client, service, server = await pair(net)
+    with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):
+        await rpc.options(client, timeout=0.05).hang(stubborn())
+    assert "rpc stream to Example.hang was cancelled 0.01 s ago, and has not ended" in caplog.text
+    await service.journal.until("hang ends")
+    (task,) = streaming._left
+    gate.set()
+    await asyncio.wait([task])
+    assert not streaming._left and nothing_is_left(client, server)
+
+
+async def test_cancelling_the_wait_for_an_item_ends_the_stream_and_says_so(net: Net):
+    client, service, server = await pair(net)
+    stream = client.slow()
+    assert await anext(stream) == 0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(stream), 0.01)
+    await service.journal.until("slow ends")
+    for _ in range(2):
+        with pytest.raises(rpc.Error, match="CANCELLED: this stream has ended: a task was cancelled"):
+            await anext(stream)
+    with pytest.raises(rpc.Error, match="CANCELLED"):
+        async for _ in stream:
+            pass
+    assert await client.total(0, Numbers(1)) == 0  # type: ignore[arg-type]
+    assert nothing_is_left(client, server)
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_waiting_for_an_item_for_some_time(net: Net):
+    """As the manual says: the task that waits is kept."""
+    client, service, _ = await pair(net)
+    stream = client.slow()
+    assert await anext(stream) == 0
+    (item,) = await begin(anext(stream))
+    assert await asyncio.wait([item], timeout=0.01) == (set(), {item})
+    service.gate.set()
+    assert await item == 1
+    await stream.aclose()  # type: ignore[attr-defined]
 
 
 async def test_an_answer_before_the_end_of_the_callers_stream(net: Net):
