@@ -48,11 +48,17 @@ ROOMS = [
     [{"lifecycle"}],
     [{"rdma_transport"}],
     [{"transport"}],
-    [{"streams.buffering"}, {"streams.private_loop", "streams.blocking_protocol"}, {"streams.offered"}],
+    [
+        {"streams.buffering", "streams.accept_queue"},
+        {"streams.trio_loop"},
+        {"streams.private_loop", "streams.blocking_protocol"},
+        {"streams.offered"},
+    ],
     [
         {"streams.reader_writer"},
         {"streams.files"},
         {"streams.byte_stream"},
+        {"streams.trio_stream"},
         {"streams.blocking", "streams.blocking_listener"},
     ],
     [{"streams"}],
@@ -64,7 +70,8 @@ ROOMS = [
     [{"rpc"}],
     [{"loop"}],
     [{"everywhere", "site"}],
-    [{""}, {"anyio_streams", "blocking", "files"}],  # the package itself, and modules of it: the public names
+    # the package itself, and modules of it: the public names
+    [{""}, {"anyio_streams", "blocking", "files", "trio_streams"}],
     [{"cli", "__main__"}, {"testing"}],
 ]
 # Packages whose modules have places of their own; of the others the package has one.

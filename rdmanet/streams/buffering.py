@@ -1,7 +1,7 @@
 """A protocol that keeps received bytes until a stream asks for them.
 
-A transport calls ``data_received`` when bytes arrive. AnyIO's streams return bytes when ``receive()`` is
-called. This protocol stands between the two. It holds about ``_LIMIT_BYTES``, then it pauses reading: bytes that arrive
+A transport calls ``data_received`` when bytes arrive. AnyIO's streams and Trio's return bytes when they are asked for
+some. This protocol stands between the two. It holds about ``_LIMIT_BYTES``, then it pauses reading: bytes that arrive
 later stay in their slots, the peer runs out of credits, and its writers wait.
 
 The waiting methods return when there may be something to see. They raise nothing but what cancels them; the attributes
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from rdmanet.notifier import Future, Notifier
 from rdmanet.transport import RdmaTransport
 
 _LIMIT_BYTES = 65536
@@ -26,19 +27,26 @@ class BufferingProtocol(asyncio.Protocol):
 
     transport: RdmaTransport
 
-    def __init__(self, made: Callable[[BufferingProtocol], None] | None = None) -> None:
+    def __init__(
+        self, made: Callable[[BufferingProtocol], None] | None = None, *, home: Notifier | None = None
+    ) -> None:
+        """
+        :param made: gets the protocol when the connection is made
+        :param home: the loop of those who wait; None: asyncio's
+        """
         self.eof = False
         """The peer has ended its half; bytes from before that may still have to be taken."""
         self.lost = False
         """The connection is over: `error` says why, or is None."""
         self.error: Exception | None = None
         self._made = made
+        self._home = home
         self._chunks: deque[bytes] = deque()
         self._taken = 0  # of the first chunk
         self._held = 0
         self._paused = False
         self._room = True
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {"readable": [], "writable": [], "lost": []}
+        self._waiting: dict[str, list[Future]] = {"readable": [], "writable": [], "lost": []}
 
     # -- for streams ------------------------------------------------------------------------------------
 
@@ -104,7 +112,7 @@ class BufferingProtocol(asyncio.Protocol):
         self._tell("writable")
 
     async def _wait(self, what: str) -> None:
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: Future = (self._home or asyncio.get_running_loop()).create_future()
         self._waiting[what].append(waiter)
         try:
             await waiter

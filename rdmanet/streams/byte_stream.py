@@ -10,38 +10,33 @@ with these differences:
 * A ``send()`` that a cancel scope cancels has sent nothing of its item.
 * There is no raw socket, so ``SocketAttribute.raw_socket`` is not among the attributes.
 
-They run on AnyIO's asyncio backend, on asyncio's loop or uvloop. They do not run on Trio, because a transport relies on
-features of asyncio: timers, callbacks that keep their context, a hook at the end of the loop, futures and timeouts.
-``rdmanet.verbs_async`` runs on Trio.
+They run on both of AnyIO's backends. On Trio, its run loop does what a transport asks of asyncio's (trio_loop.py).
 
 Importing this module imports AnyIO (``pip install rdmanet[anyio]``); ``import rdmanet`` does not.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import operator
 import socket
 import warnings
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import anyio
 from anyio.abc import ByteStream, IPAddressType, Listener, SocketAttribute, TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_cancelled
 
-from rdmanet import log_rate
 from rdmanet.addresses import SockAddr
-from rdmanet.notifier import TrioNotifier, current_notifier
+from rdmanet.notifier import Notifier, TrioNotifier, current_notifier
+from rdmanet.streams.accept_queue import AcceptQueue
 from rdmanet.streams.buffering import BufferingProtocol
-from rdmanet.transport import RdmaServer, RdmaTransport, create_rdma_connection, start_rdma_server
+from rdmanet.transport import RdmaTransport, create_rdma_connection, start_rdma_server
 
 __all__ = ["RdmaAttribute", "RdmaByteStream", "RdmaListener", "connect_rdma", "create_rdma_listener"]
 
-logger = logging.getLogger("rdmanet")
+_T = TypeVar("_T")
 
 
 async def connect_rdma(
@@ -57,15 +52,17 @@ async def connect_rdma(
     If ``local_host`` is given, the connection is bound to it, with ``local_port`` or a free port. ``options`` are those
     of ``rdmanet.create_rdma_connection``: ``device``, ``connect_timeout``, ``slot_bytes``, …
 
-    Raises what that function raises, and RuntimeError on Trio: use ``rdmanet.verbs_async`` there. Cancelling it undoes
-    what it has begun.
+    Raises what that function raises. Cancelling it undoes what it has begun.
     """
-    _check_backend("connect_rdma")
     if local_host is not None:
         options["local_addr"] = (_text(local_host), local_port)
     elif local_port:
         raise ValueError(f"local_port={local_port!r} needs a local_host")
-    _, protocol = await create_rdma_connection(BufferingProtocol, _text(remote_host), remote_port, **options)
+    _, protocol = await _on_loop(
+        lambda home: create_rdma_connection(
+            lambda: BufferingProtocol(home=home), _text(remote_host), remote_port, **options
+        )
+    )
     return RdmaByteStream(protocol)
 
 
@@ -83,24 +80,25 @@ async def create_rdma_listener(
     for each family its own (``RdmaListener.addresses``). ``backlog`` connections wait to be accepted; those that come
     beyond it are aborted. ``options`` are those of ``rdmanet.start_rdma_server``.
 
-    Raises OSError when nothing could listen; RuntimeError on Trio, where ``rdmanet.verbs_async`` runs. Cancelling it
-    closes what was begun.
+    Raises OSError when nothing could listen; ValueError unless ``backlog`` is positive. Cancelling it closes what was
+    begun.
     """
-    _check_backend("create_rdma_listener")
-    if backlog < 1:
-        raise ValueError(f"backlog={backlog!r} is not a positive integer")
-    listener = RdmaListener(backlog)
-    host = _text(local_host)
-    listener._server = await start_rdma_server(
-        lambda: BufferingProtocol(listener._arrive),
-        host,
-        local_port,
-        family=family,
-        backlog=backlog,
-        **options,
-    )
-    listener._server.on_close = listener._wake
-    return listener
+
+    async def begin(home: Notifier) -> AcceptQueue:
+        queue = AcceptQueue(backlog, home)
+        queue.serves(
+            await start_rdma_server(
+                queue.factory,
+                _text(local_host),
+                local_port,
+                family=family,
+                backlog=backlog,
+                **options,
+            )
+        )
+        return queue
+
+    return RdmaListener(await _on_loop(begin))
 
 
 class RdmaAttribute(anyio.TypedAttributeSet):
@@ -240,14 +238,9 @@ class RdmaByteStream(ByteStream):
 class RdmaListener(Listener[RdmaByteStream]):
     """Accepts connections (``anyio.abc.Listener``). `create_rdma_listener` creates it."""
 
-    _server: RdmaServer
-
-    def __init__(self, backlog: int) -> None:
-        self._backlog = backlog
-        self._arrived: deque[BufferingProtocol] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+    def __init__(self, queue: AcceptQueue) -> None:
+        self._queue = queue
         self._accepting = anyio.ResourceGuard("accepting connections from")
-        self._closed = False
 
     async def accept(self) -> RdmaByteStream:
         """The next connection.
@@ -256,20 +249,15 @@ class RdmaListener(Listener[RdmaByteStream]):
         is removed; BusyResourceError while another task accepts; RuntimeError in a forked child. Cancelling it loses no
         connection.
         """
-        self._server._refuse_foreign()
+        self._queue.server._refuse_foreign()
         with self._accepting:
             await checkpoint()
-            while not self._closed:
-                if self._arrived:
-                    return RdmaByteStream(self._arrived.popleft())
-                if not self._server.sockets:
-                    raise anyio.BrokenResourceError("the device that was listened on is gone")
-                self._waiter = asyncio.get_running_loop().create_future()
-                try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
-            raise anyio.ClosedResourceError
+            protocol = await self._queue.next()
+            if protocol is not None:
+                return RdmaByteStream(protocol)
+            if self._queue.closed:
+                raise anyio.ClosedResourceError
+            raise anyio.BrokenResourceError("the device that was listened on is gone")
 
     async def serve(
         self, handler: Callable[[RdmaByteStream], Any], task_group: TaskGroup | None = None
@@ -286,43 +274,33 @@ class RdmaListener(Listener[RdmaByteStream]):
 
     async def aclose(self) -> None:
         """Stop listening, and abort the connections that were not accepted. Accepted connections live on."""
-        self._closed = True
-        self._server.close()
-        while self._arrived:
-            self._arrived.popleft().transport.abort()
-        self._wake()
+        self._queue.close()
         await checkpoint()
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """The addresses it listens on; none once it is closed."""
-        return [_without_scope(sock.getsockname()) for sock in self._server.sockets]
+        return [_without_scope(sock.getsockname()) for sock in self._queue.server.sockets]
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
         """The ``anyio.abc.SocketAttribute`` values of the first of `addresses`: family, local_address, local_port."""
-        return _local_attributes(self._server.sockets[0].getsockname()) if self._server.sockets else {}
-
-    def _arrive(self, protocol: BufferingProtocol) -> None:
-        if self._closed or len(self._arrived) >= self._backlog:
-            why = "aborted a connection: the listener is closed, or %d wait to be accepted"
-            log_rate.warn(logger, "backlog", why, self._backlog)
-            protocol.transport.abort()
-            return
-        self._arrived.append(protocol)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def _check_backend(call: str) -> None:
-    if isinstance(current_notifier(), TrioNotifier):
-        raise RuntimeError(
-            f"{call}() runs on AnyIO's asyncio backend only (asyncio or uvloop); "
-            "on Trio use rdmanet.verbs_async: its queue pairs and connections run there"
+        return (
+            _local_attributes(self._queue.server.sockets[0].getsockname())
+            if self._queue.server.sockets
+            else {}
         )
+
+
+async def _on_loop(begin: Callable[[Notifier], Coroutine[Any, Any, _T]]) -> _T:
+    """Run a coroutine of asyncio's on the caller's loop: asyncio's, or Trio's (trio_loop.py)."""
+    home = current_notifier()
+    if not isinstance(home, TrioNotifier):
+        return await begin(home)
+    from rdmanet.streams.trio_loop import trio_loop  # it imports Trio
+
+    loop = trio_loop()
+    return await loop.call(begin(loop.notifier))
 
 
 def _text(host: IPAddressType | None) -> str | None:

@@ -21,6 +21,7 @@ PRINTED = {
     "howto/migrate.md": [""],
     "howto/blocking.md": ["HELLO\n"],
     "howto/anyio.md": ["b'HELLO' by {device}\n"],
+    "howto/trio.md": ["b'HELLO\\n' by {device}\n"],
     "howto/production.md": ["device {device} is lost: DEVICE_FATAL\nb'are you there?\\n'\n"],
     "howto/large-arrays.md": [
         "0.0 999999.0\nb'thanks'\n",

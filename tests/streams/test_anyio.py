@@ -524,7 +524,7 @@ async def test_accepting(net: Net):
     assert scope.cancelled_caught
     async with anyio.create_task_group() as group:
         group.start_soon(accept)
-        await until_seen(lambda: listener._waiter is not None)
+        await until_seen(lambda: listener._queue._waiter is not None)
         with pytest.raises(anyio.BusyResourceError):
             await listener.accept()
         await listener.aclose()
@@ -539,7 +539,7 @@ async def test_accepting(net: Net):
 async def test_a_device_that_is_removed_ends_the_accepting(net: Net):
     """The test does what the server would do then."""
     async with await create_rdma_listener(local_host=HOST) as listener:
-        net.loop.call_soon(listener._server.close)
+        net.loop.call_soon(listener._queue.server.close)
         for _ in range(2):
             with pytest.raises(anyio.BrokenResourceError, match="is gone"):
                 await listener.accept()
@@ -549,7 +549,7 @@ async def test_who_waits_to_be_accepted_is_aborted_with_the_listener(net: Net):
     async with await create_rdma_listener(local_host=HOST, backlog=2) as listener:
         port = listener.extra(SocketAttribute.local_port)
         first = [await connect_rdma(HOST, port) for _ in range(2)]
-        await until_seen(lambda: len(listener._arrived) == 2)
+        await until_seen(lambda: len(listener._queue._arrived) == 2)
         # There is no place for a third.
         async with await connect_rdma(HOST, port) as third:
             with pytest.raises(anyio.BrokenResourceError):
@@ -660,16 +660,6 @@ async def test_tls(ends, tmp_path):
 def test_importing_rdmanet_imports_no_anyio():
     code = "import sys, rdmanet, rdmanet.streams; print('anyio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
-def test_on_trio_it_is_refused_with_a_word_on_what_to_use():
-    for function in (lambda: connect_rdma(HOST, 1), lambda: create_rdma_listener(local_host=HOST)):
-
-        async def main() -> None:
-            with pytest.raises(RuntimeError, match="on Trio use rdmanet.verbs_async"):
-                await function()  # noqa: B023
-
-        anyio.run(main, backend="trio")
 
 
 def test_under_anyio_run(loop_factory):

@@ -1,8 +1,8 @@
-"""Trio's own checks of streams, against AnyIO's streams over RDMA.
+"""Trio's own checks of streams, against AnyIO's streams over RDMA, on both of its backends.
 
-The checks run on Trio and the streams on asyncio, so Trio is a guest of asyncio's loop here (or of uvloop): both run in
-one thread, and a call of a stream is a task of asyncio that a task of Trio waits for. If Trio cancels the one, AnyIO's
-cancel scope cancels the other.
+The checks run on Trio. Streams of the asyncio backend need asyncio's loop, or uvloop, and Trio is its guest then: both
+run in one thread, and a call of a stream is a task of asyncio that a task of Trio waits for. If Trio cancels the one,
+AnyIO's cancel scope cancels the other.
 
 They do not apply to the blocking streams (rdmanet.blocking): nothing can cancel a call that blocks, and another thread
 may not close the stream meanwhile, which Trio's checks ask for.
@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
+import anyio.lowlevel
 import outcome
 import pytest
 import trio
@@ -20,7 +20,8 @@ from anyio.abc import SocketAttribute
 from harness import HOST
 from trio.testing import check_half_closeable_stream
 
-from rdmanet import notifier
+import rdmanet
+from rdmanet import notifier, trio_streams
 from rdmanet.anyio_streams import RdmaByteStream, connect_rdma, create_rdma_listener
 
 pytestmark = pytest.mark.once
@@ -73,14 +74,26 @@ async def on_asyncio(call: Callable[..., Awaitable[Any]], *args: object) -> Any:
     return await trio.lowlevel.wait_task_rescheduled(abort)
 
 
+async def on_trio(call: Callable[..., Awaitable[Any]], *args: object) -> Any:
+    """Call a coroutine function here."""
+    try:
+        return await call(*args)
+    except tuple(MAPPED) as exc:
+        raise MAPPED[type(exc)](str(exc)) from exc.__cause__
+
+
+On = Callable[..., Awaitable[Any]]
+
+
 class Guest(trio.abc.HalfCloseableStream):
     """A stream of AnyIO's, as one of Trio's."""
 
-    def __init__(self, stream: RdmaByteStream) -> None:
+    def __init__(self, stream: RdmaByteStream, on: On) -> None:
         self.stream = stream
+        self.on = on
 
     async def send_all(self, data: bytes) -> None:
-        await on_asyncio(self.stream.send, data)
+        await self.on(self.stream.send, data)
 
     async def wait_send_all_might_not_block(self) -> None:
         """Trio's streams have it, AnyIO's don't."""
@@ -92,33 +105,36 @@ class Guest(trio.abc.HalfCloseableStream):
                     await self.stream._protocol.wait_writable()
                 self.stream._check_sendable()
 
-        await on_asyncio(wait)
+        await self.on(wait)
+        await trio.lowlevel.checkpoint()
 
     async def send_eof(self) -> None:
-        await on_asyncio(self.stream.send_eof)
+        await self.on(self.stream.send_eof)
+        await trio.lowlevel.checkpoint()  # Trio's have one, AnyIO's need not
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         try:
-            return await on_asyncio(self.stream.receive, 65536 if max_bytes is None else max_bytes)
+            return await self.on(self.stream.receive, 65536 if max_bytes is None else max_bytes)
         except anyio.EndOfStream:
             return b""
 
     async def aclose(self) -> None:
-        await on_asyncio(self.stream.aclose)
+        await self.on(self.stream.aclose)
 
 
-async def pair() -> tuple[Guest, Guest]:
+async def pair(on: On) -> tuple[Guest, Guest]:
     async def both() -> tuple[Guest, Guest]:
         async with await create_rdma_listener(local_host=HOST) as listener:
             near = await connect_rdma(HOST, listener.extra(SocketAttribute.local_port))
-            return Guest(near), Guest(await listener.accept())
+            return Guest(near, on), Guest(await listener.accept(), on)
 
-    return await on_asyncio(both)
+    both_ends: tuple[Guest, Guest] = await on(both)
+    return both_ends
 
 
-async def clogged() -> tuple[Guest, Guest]:
+async def clogged(on: On) -> tuple[Guest, Guest]:
     """Neither can send more."""
-    both = await pair()
+    both = await pair(on)
     for end in both:
         await end.send_all(bytes(8 << 20))
         assert not end.stream._protocol.writable
@@ -152,4 +168,25 @@ async def test_whose_task_waits_when_both_loops_run() -> None:
 
 
 async def test_anyios_streams_are_as_trios_should_be() -> None:
-    await as_guest(lambda: check_half_closeable_stream(pair, clogged))
+    await as_guest(lambda: check_half_closeable_stream(lambda: pair(on_asyncio), lambda: clogged(on_asyncio)))
+
+
+def test_anyios_streams_on_trio_are_as_trios_should_be() -> None:
+    trio.run(check_half_closeable_stream, lambda: pair(on_trio), lambda: clogged(on_trio))
+
+
+async def test_trios_streams_where_trio_is_a_guest() -> None:
+    """Each loop has its own connections."""
+
+    async def main() -> None:
+        async with await trio_streams.open_rdma_stream(HOST, port) as stream:
+            await stream.send_all(b"hello")
+            assert await stream.receive_some() == b"HELLO"
+
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.readexactly(5)).upper())
+        writer.close()
+
+    async with await rdmanet.start_rdma_stream_server(shout, HOST, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await as_guest(main)
