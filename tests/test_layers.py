@@ -62,7 +62,18 @@ ROOMS = [
         {"streams.blocking", "streams.blocking_listener"},
     ],
     [{"streams"}],
-    [{"rpc.errors", "rpc.limits", "rpc.buffer", "rpc.describe", "rpc.messages", "rpc.schema", "rpc.calls"}],
+    [
+        {
+            "rpc.arrays",
+            "rpc.errors",
+            "rpc.limits",
+            "rpc.buffer",
+            "rpc.describe",
+            "rpc.messages",
+            "rpc.schema",
+            "rpc.calls",
+        }
+    ],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
     [{"rpc.streaming"}, {"rpc.lending"}],
     [{"rpc.channel"}, {"rpc.callee"}],
@@ -77,7 +88,16 @@ ROOMS = [
 # Packages whose modules have places of their own; of the others the package has one.
 DIVIDED = {"rpc", "streams"}
 PURE = {"errors", "credit", "placement", "slots", "protocol", "offers", "remote", "qpinfo"}
-PURE |= {"rpc.errors", "rpc.limits", "rpc.buffer", "rpc.describe", "rpc.messages", "rpc.schema", "rpc.calls"}
+PURE |= {
+    "rpc.arrays",
+    "rpc.errors",
+    "rpc.limits",
+    "rpc.buffer",
+    "rpc.describe",
+    "rpc.messages",
+    "rpc.schema",
+    "rpc.calls",
+}
 # What would be I/O, a loop, a clock or a device.
 WORLDLY = {"asyncio", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
 WORLDLY |= {"threading", "time", "uvloop"}

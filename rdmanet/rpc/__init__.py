@@ -20,6 +20,7 @@ From the top; a module imports only what stands below it:
     link, endpoints         one connection as messages;  the three transports
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format
+    arrays                  buffers and arrays: annotations, and what is sent for them
     buffer, describe, limits, errors, context
 """
 

@@ -30,7 +30,7 @@ from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, Current
 from rdmanet.rpc.errors import Code, Error, late
-from rdmanet.rpc.lending import Loan, as_declared, goes_inline, lent, memory_of, whole
+from rdmanet.rpc.lending import Loan, Outgoing, fetched, goes_by_reference, goes_inline, here, lent, loan_of
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import (
@@ -38,6 +38,7 @@ from rdmanet.rpc.messages import (
     MESSAGE_BYTES_LEAST,
     TEXT_MOST,
     VERSION,
+    Array,
     Call,
     Cancel,
     End,
@@ -323,8 +324,12 @@ class Callee:
             result = await call
             if self.link.paused:
                 await self.link.resumed()
-            if method.result_is_buffer and not goes_inline(result):
-                await self._reply_buffer(running, memory_of(result, f"{method.label}: the result"), timer)
+            if method.result_is_buffer and not goes_inline(method.result, result):
+                going = Outgoing(method.result, result, f"{method.label}: the result")
+                if goes_by_reference(self.link, going.memory):
+                    await self._lend_result(running, going, timer)
+                else:
+                    self._answer(running, OutReply(running.number, going.item(going.memory)))
             else:
                 self._answer(running, OutReply(running.number, result))
         except Error as exc:
@@ -361,35 +366,36 @@ class Callee:
         """The arguments with their buffers, as the method declares them."""
         found, method = list(arguments), running.method
         for index in method.buffers:
-            value, type_ = found[index], method.parameters[index].type
-            if not isinstance(value, Lent):
-                found[index] = as_declared(type_, value)
-            elif type_ is Buffer:
-                await lending.found(self.link, value)  # the method may take memory for all of it
-                found[index] = Buffer.of(Loan(self.link, value), value.length)
+            value, parameter = found[index], method.parameters[index]
+            if not isinstance(value, memoryview | Lent | Array):
+                continue  # the default
+            type_, loan = parameter.type, loan_of(value)
+            lending.check(type_, value, Code.INVALID_ARGUMENT, f"{method.label}: parameter {parameter.name}")
+            if type_ is Buffer and loan is not None:
+                await lending.found(self.link, loan)  # the method may take memory for all of it
+                found[index] = Buffer.of(Loan(self.link, loan), loan.length)
+            elif loan is not None:
+                self._count_taken(running, loan.length)
+                found[index] = await fetched(self.link, type_, value, loan)
             else:
-                found[index] = await self._whole(running, type_, value)
+                found[index] = here(type_, value)
             if type_ is Buffer:
                 buffers.append(found[index])
         return tuple(found)
 
-    async def _whole(self, running: Running, type_: Any, loan: Lent) -> Any:
-        most, taken = self.limits.lent_bytes, self._taken_bytes
-        if loan.length > most - taken:
-            raise exceeded("lent_bytes", most, f"arguments of {loan.length + taken} bytes")
-        self._taken_bytes += loan.length  # until the call ends, for the method has them
-        running.taken_bytes += loan.length
-        memory = await whole(self.link, loan)
-        return bytes(memory) if type_ is bytes else memory
+    def _count_taken(self, running: Running, nbytes: int) -> None:
+        """So much memory is to be allocated for an argument, and is the method's until the call ends."""
+        most, before = self.limits.lent_bytes, self._taken_bytes
+        if nbytes > most - before:
+            raise exceeded("lent_bytes", most, f"arguments of {nbytes + before} bytes")
+        self._taken_bytes += nbytes
+        running.taken_bytes += nbytes
 
-    async def _reply_buffer(
-        self, running: Running, memory: memoryview, timer: asyncio.TimerHandle | None
+    async def _lend_result(
+        self, running: Running, going: Outgoing, timer: asyncio.TimerHandle | None
     ) -> None:
-        """Answer with a buffer. If it goes by reference, wait until the caller has read it."""
-        async with lent(self.link, memory) as sent:
-            if not isinstance(sent, Lent):
-                self._answer(running, OutReply(running.number, sent))
-                return
+        """Answer with a buffer that goes by reference, and wait until the caller has read it."""
+        async with lent(self.link, going) as sent:
             running.released = self.loop.create_future()
             self._answer(running, OutReply(running.number, sent), lending=True)
             if timer is not None:

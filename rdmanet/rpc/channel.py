@@ -27,7 +27,7 @@ from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT
 from rdmanet.rpc.errors import Code, Error, code_of, late
-from rdmanet.rpc.lending import Loan, as_declared, goes_inline, lent, memory_of, whole
+from rdmanet.rpc.lending import Into, Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
@@ -39,7 +39,6 @@ from rdmanet.rpc.messages import (
     Goaway,
     Hello,
     Item,
-    Lent,
     OutCall,
     Ping,
     Pong,
@@ -56,15 +55,17 @@ class Pending:
     """A call that has no answer yet.
 
     :ivar future: is to get the answer
+    :ivar into: where the result is to be written; None: into memory that is taken for it
     :ivar received: the stream from the callee, if there is one
     :ivar sent: the stream to the callee, if there is one
     """
 
-    __slots__ = ("future", "method", "number", "received", "sent")
+    __slots__ = ("future", "into", "method", "number", "received", "sent")
 
-    def __init__(self, method: Method, future: asyncio.Future[Any]) -> None:
+    def __init__(self, method: Method, future: asyncio.Future[Any], into: Into | None = None) -> None:
         self.method = method
         self.future = future
+        self.into = into
         self.number = -1
         self.received: Receiving | None = None
         self.sent: Sending | None = None
@@ -188,6 +189,7 @@ class Channel:
         arguments: tuple[Any, ...],
         by_name: dict[str, Any],
         timeout: float | None,
+        into: Into | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Make a call that has one result; it begins when it is awaited, and its time runs from now on.
 
@@ -200,16 +202,26 @@ class Channel:
             *others, stream = arguments
             arguments = tuple(others)
         deadline = self._deadline(timeout)
-        if method.buffers and not all(goes_inline(arguments[index]) for index in method.buffers):
-            return self._call_lending(method, arguments, stream, deadline)
-        return self._call(method, arguments, stream, deadline)
+        if into is not None:
+            into.check(method)
+        if method.buffers:
+            arguments, loans = prepared(self.link, method, arguments)
+            if loans:
+                return self._call_lending(method, arguments, loans, stream, deadline, into)
+        return self._call(method, arguments, stream, deadline, into)
 
     async def _call_lending(
-        self, method: Method, arguments: tuple[Any, ...], stream: Any, deadline: float | None
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        loans: list[tuple[int, Outgoing]],
+        stream: Any,
+        deadline: float | None,
+        into: Into | None,
     ) -> Any:
-        async with contextlib.AsyncExitStack() as loans:
-            arguments = await self._lend(method, arguments, loans, deadline)
-            return await self._call(method, arguments, stream, deadline)
+        async with contextlib.AsyncExitStack() as block:
+            arguments = await self._lend(arguments, loans, block, deadline)
+            return await self._call(method, arguments, stream, deadline, into)
 
     def stream(
         self, method: Method, arguments: tuple[Any, ...], by_name: dict[str, Any], timeout: float | None
@@ -237,20 +249,17 @@ class Channel:
 
     async def _lend(
         self,
-        method: Method,
         arguments: tuple[Any, ...],
-        loans: contextlib.AsyncExitStack,
+        loans: list[tuple[int, Outgoing]],
+        block: contextlib.AsyncExitStack,
         deadline: float | None,
     ) -> tuple[Any, ...]:
         found = list(arguments)
         try:
-            several = self.link.several if len(method.buffers) > 1 else contextlib.nullcontext()
+            several = self.link.several if len(loans) > 1 else contextlib.nullcontext()
             async with asyncio.timeout_at(deadline), several:
-                for index in method.buffers:
-                    what = f"{method.label}: parameter {method.parameters[index].name}"
-                    found[index] = await loans.enter_async_context(
-                        lent(self.link, memory_of(found[index], what), deadline)
-                    )
+                for index, going in loans:
+                    found[index] = await block.enter_async_context(lent(self.link, going, deadline))
         except TimeoutError:
             raise late() from None
         return tuple(found)
@@ -295,12 +304,17 @@ class Channel:
         return True
 
     async def _call(
-        self, method: Method, arguments: tuple[Any, ...], stream: Any, deadline: float | None
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        stream: Any,
+        deadline: float | None,
+        into: Into | None = None,
     ) -> Any:
         if self.link.paused:
             await self._until_resumed(deadline)
         future: asyncio.Future[Any] = self.loop.create_future()
-        pending = Pending(method, future)
+        pending = Pending(method, future, into)
         pump: asyncio.Task[None] | None = None
         if method.stream is None:
             timer = self._begin(pending, arguments, deadline)
@@ -316,6 +330,8 @@ class Channel:
                     self._release_unseen(pending)
                 raise
             if method.result_is_buffer:
+                if into is None and type(result) is memoryview:
+                    return as_declared(method.result, result)
                 return await self._buffer(pending, result, deadline)
             return result
         finally:
@@ -326,34 +342,37 @@ class Channel:
 
     async def _buffer(self, pending: Pending, result: Any, deadline: float | None) -> Any:
         """A result that is a buffer, as the method declares it."""
-        type_ = pending.method.result
-        if not isinstance(result, Lent):
-            return as_declared(type_, result)
-        number = pending.number
+        type_, number, into = pending.method.result, pending.number, pending.into
+        loan = loan_of(result)
+        what = f"{pending.method.label}: the result"
+        if loan is None:
+            lending.check(type_, result, Code.INTERNAL, what)
+            return here(type_, result, into)
         if type_ is Buffer:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await lending.found(self.link, result)  # the program may take memory for all of it
+                    await lending.found(self.link, loan)  # the program may take memory for all of it
             except BaseException as exc:
                 self._release(number)
                 if isinstance(exc, TimeoutError):
                     raise late() from None
                 raise
-            return Buffer.of(Loan(self.link, result, lambda: self._release(number)), result.length)
+            return Buffer.of(Loan(self.link, loan, lambda: self._release(number)), loan.length)
         try:
-            if result.length > self.limits.lent_bytes - self._reading_bytes:
-                raise exceeded("lent_bytes", self.limits.lent_bytes, f"a result of {result.length} bytes")
-            self._reading_bytes += result.length
+            lending.check(type_, result, Code.INTERNAL, what)
+            memory_bytes = loan.length if into is None else 0
+            if memory_bytes > self.limits.lent_bytes - self._reading_bytes:
+                raise exceeded("lent_bytes", self.limits.lent_bytes, f"a result of {memory_bytes} bytes")
+            self._reading_bytes += memory_bytes
             try:
                 async with asyncio.timeout_at(deadline):
-                    memory = await whole(self.link, result)
+                    return await fetched(self.link, type_, result, loan, into)
             except TimeoutError:
                 raise late() from None
             finally:
-                self._reading_bytes -= result.length
+                self._reading_bytes -= memory_bytes
         finally:
             self._release(number)
-        return bytes(memory) if type_ is bytes else memory
 
     def _release(self, number: int) -> None:
         self.link.send(Release(number))
@@ -362,7 +381,7 @@ class Channel:
         """The caller was cancelled in the turn in which the result came: nobody else will release it."""
         future = pending.future
         if pending.method.result_is_buffer and future.done() and not future.cancelled():
-            if future.exception() is None and isinstance(future.result(), Lent):
+            if future.exception() is None and loan_of(future.result()) is not None:
                 self._release(pending.number)
 
     async def _stream(
@@ -373,12 +392,13 @@ class Channel:
         stream: Any,
         deadline: float | None,
     ) -> AsyncGenerator[Any, None]:
-        async with contextlib.AsyncExitStack() as loans:
-            loans.enter_context(cut)
+        async with contextlib.AsyncExitStack() as block:
+            block.enter_context(cut)
             if self.link.paused:
                 await self._until_resumed(deadline)
             if method.buffers:
-                arguments = await self._lend(method, arguments, loans, deadline)
+                arguments, loans = prepared(self.link, method, arguments)
+                arguments = await self._lend(arguments, loans, block, deadline)
             pending = Pending(method, self.loop.create_future())
             inflow = Inflow(self.limits.stream_bytes)
             received = pending.received = Receiving(self.link, inflow, method.decode_result)

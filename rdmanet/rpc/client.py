@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits
 from rdmanet.rpc.schema import Kind, Method, Schema, Service, schema_of
 
@@ -56,17 +57,30 @@ async def connect(
         await channel.close()
 
 
-def options(client: _S, *, timeout: float | None) -> _S:
-    """The same client with another time-out for each call: ``await rpc.options(store, timeout=0.5).get("w")``.
+_SAME: Final[Any] = object()
 
-    When a call takes longer, in seconds, it fails with DEADLINE_EXCEEDED, and the method is cancelled. Called from
-    within a method of a service, a call ends at that call's deadline at the latest.
 
-    :raises TypeError: it is not what `connect` has given
+def options(client: _S, *, timeout: float | None = _SAME, into: Any = None) -> _S:
+    """The same client, whose calls differ in this: ``await rpc.options(store, timeout=0.5).get("w")``.
+
+    :param timeout: how long a call may take, in seconds; by default, as long as with this client. When it takes longer,
+        it fails with DEADLINE_EXCEEDED, and the method is cancelled. Called from within a method of a service, a call
+        ends at that call's deadline at the latest
+    :param into: memory of yours for the result, which is an array or a memoryview: ``await rpc.options(store,
+        into=weights).get("w")``. Over RDMA the device writes a large result there itself. An array must have the type
+        and the shape of the result, and is what the call returns. Other memory may be longer than the result; the call
+        returns a memoryview of what was written. Use the client again, and the memory need not be registered again. If
+        a call is cancelled, the device may still write until its transfer has ended
+    :raises TypeError: it is not what `connect` has given, or `into` is read-only or no buffer
+    :raises BufferError: `into` is not C-contiguous
+
+    A call with ``into=`` raises TypeError if its result is of another type, and Error (OUT_OF_RANGE) if the result does
+    not fit.
     """
     if not isinstance(client, _Client):
         raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
-    return cast(_S, type(client)(client._channel, timeout))
+    timeout = client._timeout if timeout is _SAME else timeout
+    return cast(_S, type(client)(client._channel, timeout, None if into is None else Into(into)))
 
 
 # ---- The object that has the methods ------------------------------------------------------------------------
@@ -75,11 +89,12 @@ def options(client: _S, *, timeout: float | None) -> _S:
 class _Client(Generic[_S]):
     """What `connect` gives. Its subclasses have the methods."""
 
-    __slots__ = ("_channel", "_timeout")
+    __slots__ = ("_channel", "_into", "_timeout")
 
-    def __init__(self, channel: Channel, timeout: float | None) -> None:
+    def __init__(self, channel: Channel, timeout: float | None, into: Into | None = None) -> None:
         self._channel = channel
         self._timeout = timeout
+        self._into = into
 
     def __repr__(self) -> str:
         return f"<client of {self._channel.schema.name} at {self._channel.link.peer}>"
@@ -98,11 +113,13 @@ def _stub(method: Method) -> Callable[..., Any]:
     if method.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
 
         def call(self: _Client[Any], /, *arguments: Any, **by_name: Any) -> Any:
-            return self._channel.unary(method, arguments, by_name, self._timeout)
+            return self._channel.unary(method, arguments, by_name, self._timeout, self._into)
 
     else:
 
         def call(self: _Client[Any], /, *arguments: Any, **by_name: Any) -> Any:
+            if self._into is not None:
+                raise TypeError(f"{method.label}: into= is for one result, not for a stream")
             return self._channel.stream(method, arguments, by_name, self._timeout)
 
     call.__name__, call.__qualname__, call.__doc__ = method.name, method.label, method.function.__doc__

@@ -30,6 +30,8 @@ HELLO_BYTES: Final = 4096
 TEXT_MOST: Final = 4096
 """Characters of a failure's text; longer ones are cut by the side that sends them."""
 
+DIMENSIONS_MOST: Final = 32
+
 U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 U53 = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 """What every language has exact numbers for."""
@@ -137,6 +139,14 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
 
     offer: U32
     length: U53
+
+
+class Array(msgspec.Struct, array_like=True, frozen=True):
+    """An argument or a result that is an array: what its bytes mean, and the bytes, or the loan of them."""
+
+    dtype: Annotated[str, Meta(max_length=8)]
+    shape: Annotated[list[U53], Meta(max_length=DIMENSIONS_MOST)]
+    data: memoryview | Lent
 
 
 Message = Hello | Call | Reply | Failure | Item | End | Window | Cancel | Release | Goaway | Ping | Pong

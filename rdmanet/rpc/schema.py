@@ -35,10 +35,9 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 import msgspec
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc.buffer import Buffer
-from rdmanet.rpc.describe import BUFFER, Description, Structs, describe, differences
+from rdmanet.rpc.arrays import declared, described, is_buffer, wire_type
+from rdmanet.rpc.describe import Description, Structs, describe, differences
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.messages import Lent
 
 __all__ = ["Schema", "Service", "method"]
 
@@ -48,8 +47,6 @@ _STREAMS: Final = (
     collections.abc.AsyncIterable,
     collections.abc.AsyncGenerator,
 )
-_BUFFERS: Final = (bytes, memoryview, Buffer)
-_WIRE_BUFFER: Final = memoryview | Lent
 _METHODS_MOST: Final = 4096
 
 
@@ -89,6 +86,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     name: str
     type: Any
+    """The annotation; an `ArrayType` for arrays."""
     default: Any = msgspec.NODEFAULT
     is_buffer: bool = False
     by_keyword: bool = False
@@ -118,7 +116,7 @@ class Method:
         self.stream: tuple[str, Any] | None = None
         self._read(_hints(self.label, function, names), inspect.signature(function))
         self.buffers = [i for i, parameter in enumerate(self.parameters) if parameter.is_buffer]
-        self.result_is_buffer = self.result in _BUFFERS
+        self.result_is_buffer = is_buffer(self.result)
         self.by_keyword = [parameter.name for parameter in self.parameters if parameter.by_keyword]
         self.positional = len(self.parameters) - len(self.by_keyword)
         self.count = self.positional + (self.stream is not None) if not self.by_keyword else -1
@@ -148,7 +146,7 @@ class Method:
                 raise TypeError(f"{where}: a method has no * or ** parameters; take a list or a dict")
             if parameter.name not in hints:
                 raise TypeError(f"{where} has no annotation")
-            type_ = hints[parameter.name]
+            type_ = declared(hints[parameter.name], where)
             if (item := _stream_item(type_)) is not None:
                 if self.stream is not None:
                     raise TypeError(
@@ -164,7 +162,7 @@ class Method:
                     parameter.name,
                     type_,
                     parameter.default if has_default else msgspec.NODEFAULT,
-                    type_ in _BUFFERS,
+                    is_buffer(type_),
                     parameter.kind == parameter.KEYWORD_ONLY,
                 )
             )
@@ -177,7 +175,7 @@ class Method:
             raise TypeError(
                 f"{self.label}: parameter {required_last[0]} must have a default, since one before it has"
             )
-        self.result = result if streamed is None else streamed
+        self.result = declared(result, f"{self.label}: the result") if streamed is None else streamed
         self.kind = Kind((streamed is not None) * Kind.SERVER_STREAM + (self.stream is not None) * 2)
 
     def _make_codecs(self) -> None:
@@ -186,7 +184,7 @@ class Method:
         self._checked(self.result, "the result", self.result_is_buffer)
         if self.stream is not None:
             self._checked(self.stream[1], f"parameter {self.stream[0]}", False)
-        types = [_WIRE_BUFFER if p.is_buffer else p.type for p in self.parameters]
+        types = [wire_type(p.type) for p in self.parameters]
         fields = [
             (f"_{index}", type_)
             if parameter.default is msgspec.NODEFAULT
@@ -202,7 +200,7 @@ class Method:
         self._lenient = msgspec.msgpack.Decoder(
             msgspec.defstruct(self.name, fields, array_like=True, frozen=True)
         ).decode
-        self._result = _decoder(_WIRE_BUFFER if self.result_is_buffer else self.result)
+        self._result = _decoder(wire_type(self.result))
         self._item = _decoder(Any if self.stream is None else self.stream[1])
         self._details = _decoder(Any if self.options.details is None else self.options.details)
 
@@ -309,7 +307,7 @@ class Method:
         """[name, kind, parameters, stream, result], each type as describe.py has it."""
 
         def of(type_: Any) -> Description:
-            return BUFFER if type_ in _BUFFERS else describe(type_, structs)
+            return described(type_) or describe(type_, structs)
 
         return [
             self.name,

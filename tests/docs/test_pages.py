@@ -35,7 +35,7 @@ PRINTED = {
         "[0, 1, 2] 1\n",
     ],
     "howto/rpc.md": [
-        "True\nNOT_FOUND: there is no tensor v\n",
+        "True\nTrue\nNOT_FOUND: there is no tensor v\n",
         "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
     ],
     "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],

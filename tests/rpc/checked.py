@@ -2,6 +2,9 @@
 
 from collections.abc import AsyncIterator
 
+import numpy
+import numpy.typing as npt
+
 from rdmanet import rpc
 
 
@@ -14,6 +17,12 @@ class Store(rpc.Service):
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
         yield prefix
+
+    async def weights(self, name: str) -> numpy.ndarray:
+        return numpy.zeros(3)
+
+    async def push(self, name: str, gradient: npt.NDArray[numpy.float32]) -> npt.NDArray[numpy.float32]:
+        return gradient
 
     @rpc.method(outlives_connection=True)
     async def total(self, numbers: AsyncIterator[int]) -> int:
@@ -32,6 +41,9 @@ async def main() -> None:
         names: list[str] = [name async for name in store.watch("w")]
         total: int = await rpc.options(store, timeout=1.0).total(numbers())
         print(found, size, names, total)
+        array: numpy.ndarray = await rpc.options(store, into=numpy.empty(3), timeout=1.0).weights("w")
+        pushed: npt.NDArray[numpy.float32] = await store.push("w", numpy.zeros(3, numpy.float32))
+        print(array, pushed)
         await store.get(1)  # wrong
         await store.put("w", "text")  # wrong
         await store.put("w", found, size=1)  # wrong
@@ -39,6 +51,10 @@ async def main() -> None:
         text: str = await store.get("w")  # wrong
         await store.total(store.watch("w"))  # wrong
         await rpc.options(store, timeout=1.0).get(None)  # wrong
-        print(text)
+        await store.push("w", [1.0, 2.0])  # wrong
+        doubles: npt.NDArray[numpy.float64] = await store.push("w", pushed)  # wrong
+        await store.push("w", doubles)  # wrong
+        await rpc.options(store, into=array, time=1.0).weights("w")  # wrong
+        print(text, doubles)
     await rpc.serve(object(), "127.0.0.1", 0)  # wrong
     await server.drain(timeout=1)

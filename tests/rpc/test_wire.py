@@ -33,7 +33,7 @@ def message_of(text: str) -> Any:
 
         return build
 
-    return eval(text, {name: make(name) for name in (*KINDS, "Lent")})
+    return eval(text, {name: make(name) for name in (*KINDS, "Lent", "Array")})
 
 
 def plain(message: Any) -> Any:
