@@ -134,17 +134,7 @@ def declared(annotation: Any, where: str) -> Any:
     return ArrayType(dtype.str)
 
 
-# ---- Memory --------------------------------------------------------------------------------------------------
-
-
-def bytes_of(memory: Any) -> memoryview:
-    """The bytes of an array, or of another C-contiguous buffer, where they are."""
-    if isinstance(memory, Buffer):
-        memory = memory.memory
-    if hasattr(memory, "__array_interface__"):
-        return memoryview(memory.reshape(-1).view("u1"))  # memoryview.cast does not know all types of items
-    view = memoryview(memory)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+# ---- Other libraries -----------------------------------------------------------------------------------------
 
 
 def _taken_for_array(value: Any, what: str) -> Any:

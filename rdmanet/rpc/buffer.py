@@ -12,11 +12,19 @@ runs, or before the call returns.
 
 A Buffer has a life. An argument can be read until the call ends, a result until it is released. After that the owner's
 memory is the owner's alone again, and reading raises `Error` (FAILED_PRECONDITION).
+
+The owner may keep a Buffer and hand it over in many calls, also at the same time. Its memory is registered with the
+device for the first of them, and stays so until the owner releases the Buffer. What the other side gets for a call is
+a key of that call (lending.py), so keeping a Buffer gives nobody more than before.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+import contextlib
+import errno
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, Self, TypeVar
 
 from rdmanet.rpc.errors import Code, Error
 
@@ -33,10 +41,22 @@ class Source(Protocol):
         """Nothing will be read any more. Later calls do nothing."""
 
 
+class Registered(Protocol):
+    """Memory that devices know."""
+
+    def close(self) -> None:
+        """Deregister it. Raises OSError (EBUSY) while a peer has a key to it."""
+
+
+_R = TypeVar("_R", bound=Registered)
+
+
 class Buffer:
     """Memory that a call hands over by reference.
 
-    ``rpc.Buffer(array)`` stands for the memory of any C-contiguous buffer, which must not change while the call runs.
+    ``rpc.Buffer(array)`` stands for the memory of any C-contiguous buffer, which must not change while a call has it.
+    Keep it for further calls, and the memory is registered with the device only once. Until ``release()``, or until
+    nobody refers to the Buffer any more, the memory cannot be resized or freed.
 
     Arguments and results of this type are read by ``await buffer.read_into(array)``, or ``await buffer.read(0, 100)``.
     A result has to be released: ``async with await store.get("w") as data: await data.read_into(array)``.
@@ -47,7 +67,7 @@ class Buffer:
     :ivar nbytes: its length in bytes
     """
 
-    __slots__ = ("nbytes", "_memory", "_source", "__weakref__")
+    __slots__ = ("nbytes", "_given", "_memory", "_registered", "_source", "__weakref__")
 
     nbytes: int
 
@@ -55,7 +75,9 @@ class Buffer:
         view = memoryview(memory)
         if not view.c_contiguous:
             raise BufferError("rpc.Buffer: the memory is not C-contiguous")
-        self._memory: memoryview | None = view if view.nbytes == 0 else view.cast("B")
+        self._given = memory
+        self._memory: memoryview | None = bytes_of(memory)
+        self._registered: Registered | None = None
         self._source: Source | None = None
         self.nbytes = view.nbytes
 
@@ -63,7 +85,7 @@ class Buffer:
     def of(cls, source: Source, nbytes: int) -> Self:
         """A Buffer for memory that a source reads."""
         buffer = cls.__new__(cls)
-        buffer._memory = None
+        buffer._given = buffer._memory = buffer._registered = None
         buffer._source = source
         buffer.nbytes = nbytes
         return buffer
@@ -72,6 +94,29 @@ class Buffer:
     def memory(self) -> memoryview | None:
         """The memory, if it is this process's."""
         return self._memory
+
+    @property
+    def array(self) -> Any:
+        """The array that the Buffer was made of, as one that may be passed as an argument annotated as an array.
+
+        Such a call finds the memory registered.
+
+        :raises AttributeError: it was not made of an array
+        """
+        if not hasattr(self, "__array_interface__"):
+            raise AttributeError(f"{self!r} was not made of an array")
+        return sys.modules["numpy"].asarray(self)
+
+    @property
+    def __array_interface__(self) -> Any:
+        return self._given.__array_interface__  # NumPy keeps the Buffer, and the Buffer keeps the array
+
+    def registered(self, register: Callable[[memoryview], _R]) -> _R:
+        """Its memory as devices know it: registered now, if it is not yet."""
+        if self._registered is None:
+            assert self._memory is not None
+            self._registered = register(self._memory)
+        return self._registered  # type: ignore[return-value]  # there is one function that registers
 
     def __len__(self) -> int:
         return self.nbytes
@@ -116,7 +161,18 @@ class Buffer:
         return view.nbytes
 
     def release(self) -> None:
-        """Let the owner have its memory back: nothing can be read any more. It may be called again."""
+        """Let the owner have its memory back: nothing can be read any more. It may be called again.
+
+        :raises BufferError: it is this process's memory, and a call has it that has not ended
+        """
+        if self._registered is not None:
+            try:
+                self._registered.close()
+            except OSError as exc:
+                if exc.errno != errno.EBUSY:
+                    raise
+                raise BufferError(f"{self!r} cannot be released: a call has it that has not ended") from None
+            self._registered = None
         source, self._source = self._source, None
         self._memory = None
         if source is not None:
@@ -129,12 +185,21 @@ class Buffer:
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_source", None) is not None:
-            self.release()
+        if getattr(self, "_source", None) is not None or getattr(self, "_registered", None) is not None:
+            with contextlib.suppress(BufferError):  # a peer is slow to let go: the registration ends when it has
+                self.release()
 
     def __repr__(self) -> str:
         where = "here" if self._memory is not None else "there" if self._source is not None else "released"
         return f"<rpc.Buffer of {self.nbytes} bytes, {where}>"
+
+
+def bytes_of(memory: Any) -> memoryview:
+    """The bytes of an array, or of another C-contiguous buffer, where they are."""
+    if hasattr(memory, "__array_interface__"):
+        return memoryview(memory.reshape(-1).view("u1"))  # memoryview.cast does not know all types of items
+    view = memoryview(memory)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def over() -> Error:

@@ -25,8 +25,9 @@ from typing import Any, Final, cast
 
 from rdmanet.memory import OfferedMemory
 from rdmanet.rdma_transport import RdmaTransport
-from rdmanet.rpc.arrays import ArrayType, bytes_of
-from rdmanet.rpc.buffer import Buffer, over
+from rdmanet.registered import RegisteredMemory
+from rdmanet.rpc.arrays import ArrayType
+from rdmanet.rpc.buffer import Buffer, bytes_of, over
 from rdmanet.rpc.errors import Code, Error, late
 from rdmanet.rpc.link import Link, read_offer
 from rdmanet.rpc.messages import Array, Lent
@@ -48,24 +49,36 @@ class Outgoing:
     """A buffer or an array that the program hands over, on its way into a message.
 
     :ivar memory: its bytes
+    :ivar buffer: the program's Buffer, which keeps the memory registered; None if there is none
     :raises TypeError: it is not what the annotation says; the text begins with `what`
     :raises BufferError: it is not contiguous, and no array
     """
 
-    __slots__ = ("memory", "_array")
+    __slots__ = ("buffer", "memory", "_array")
 
     def __init__(self, type_: Any, value: Any, what: str) -> None:
         self._array: Any = None
         if isinstance(type_, ArrayType):
             self._array = type_.contiguous(value, what)
             self.memory = bytes_of(self._array)
+            self.buffer = _buffer_of(self._array)
         else:
             self.memory = memory_of(value, what)
+            self.buffer = value if isinstance(value, Buffer) else None
 
     def item(self, data: memoryview | Lent) -> memoryview | Lent | Array:
         """What is in the message, with these bytes or the loan of them."""
         array = self._array
         return data if array is None else Array(array.dtype.str, list(array.shape), data)
+
+
+def _buffer_of(array: Any) -> Buffer | None:
+    """The Buffer whose `Buffer.array` this is: all of it, and not a part."""
+    base = array.base
+    if not isinstance(base, Buffer) or base.memory is None or base.nbytes != array.nbytes:
+        return None
+    there, here = base.__array_interface__["data"], array.__array_interface__["data"]
+    return base if there[0] == here[0] else None
 
 
 def goes_inline(type_: Any, value: Any) -> bool:
@@ -119,9 +132,10 @@ async def lent(link: Link, going: Outgoing, deadline: float | None = None) -> As
     :raises Error: DEADLINE_EXCEEDED if the peer does not let go of the memory in time
     """
     transport, loop = cast(RdmaTransport, link.transport), link.loop
+    memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
     granted: asyncio.Future[int] = loop.create_future()
     ended: asyncio.Future[None] = loop.create_future()
-    task = loop.create_task(_offer(link, transport, going.memory, granted, ended), name="rpc loan")
+    task = loop.create_task(_offer(link, transport, memory, granted, ended), name="rpc loan")
     link.lending.add(task)
     task.add_done_callback(link.lending.discard)
     try:
@@ -139,7 +153,7 @@ async def lent(link: Link, going: Outgoing, deadline: float | None = None) -> As
 async def _offer(
     link: Link,
     transport: RdmaTransport,
-    memory: memoryview,
+    memory: memoryview | RegisteredMemory,
     granted: asyncio.Future[int],
     ended: asyncio.Future[None],
 ) -> None:

@@ -17,7 +17,8 @@ from net import Net, callee, channel
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
-from rdmanet.rpc.arrays import ITEM_BYTES, ArrayType, bytes_of, declared
+from rdmanet.rpc.arrays import ITEM_BYTES, ArrayType, declared
+from rdmanet.rpc.buffer import bytes_of
 from rdmanet.rpc.channel import Pending
 from rdmanet.rpc.lending import LEND_BYTES, Lent, Outgoing
 from rdmanet.rpc.messages import Array, OutCall
