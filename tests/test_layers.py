@@ -17,6 +17,18 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rdmanet"
 
+RPC_GROUND = {
+    "rpc.arrays",
+    "rpc.errors",
+    "rpc.limits",
+    "rpc.buffer",
+    "rpc.describe",
+    "rpc.messages",
+    "rpc.schema",
+    "rpc.calls",
+}
+RPC_GROUND |= {"rpc.marks", "rpc.retry"}
+
 # Each room is a list of sides that do not import each other.
 ROOMS = [
     [
@@ -62,21 +74,11 @@ ROOMS = [
         {"streams.blocking", "streams.blocking_listener"},
     ],
     [{"streams"}],
-    [
-        {
-            "rpc.arrays",
-            "rpc.errors",
-            "rpc.limits",
-            "rpc.buffer",
-            "rpc.describe",
-            "rpc.messages",
-            "rpc.schema",
-            "rpc.calls",
-        }
-    ],
+    [RPC_GROUND],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
     [{"rpc.streaming"}, {"rpc.lending"}],
     [{"rpc.channel"}, {"rpc.callee"}],
+    [{"rpc.pool"}],
     [{"rpc.client"}, {"rpc.server"}],
     [{"rpc"}],
     [{"loop"}],
@@ -88,16 +90,7 @@ ROOMS = [
 # Packages whose modules have places of their own; of the others the package has one.
 DIVIDED = {"rpc", "streams"}
 PURE = {"errors", "credit", "placement", "slots", "protocol", "offers", "remote", "qpinfo"}
-PURE |= {
-    "rpc.arrays",
-    "rpc.errors",
-    "rpc.limits",
-    "rpc.buffer",
-    "rpc.describe",
-    "rpc.messages",
-    "rpc.schema",
-    "rpc.calls",
-}
+PURE |= RPC_GROUND
 # What would be I/O, a loop, a clock or a device.
 WORLDLY = {"asyncio", "mmap", "select", "selectors", "signal", "socket", "subprocess"}
 WORLDLY |= {"threading", "time", "uvloop"}

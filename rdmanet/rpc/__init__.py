@@ -15,13 +15,14 @@ General layout
 From the top; a module imports only what stands below it:
 
     client, server          connect() and its object;  serve() and its server
+    pool                    the connections of a client that has several, one after another or together
     channel, callee         a client's side of one connection;  a server's
     lending, streaming      buffers by reference;  streams of items
     link, endpoints         one connection as messages;  the three transports
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format
     arrays                  buffers and arrays: annotations, and what is sent for them
-    buffer, describe, limits, errors, context
+    buffer, describe, limits, errors, marks, retry, context
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from __future__ import annotations
 from rdmanet.rpc.buffer import Buffer as Buffer
 from rdmanet.rpc.client import connect as connect
 from rdmanet.rpc.client import options as options
+from rdmanet.rpc.client import peer as peer
 from rdmanet.rpc.context import deadline as deadline
-from rdmanet.rpc.context import peer as peer
 from rdmanet.rpc.errors import Code as Code
 from rdmanet.rpc.errors import Error as Error
 from rdmanet.rpc.limits import Limits as Limits
+from rdmanet.rpc.marks import method as method
+from rdmanet.rpc.retry import Retry as Retry
 from rdmanet.rpc.schema import Service as Service
-from rdmanet.rpc.schema import method as method
 from rdmanet.rpc.server import Server as Server
 from rdmanet.rpc.server import serve as serve

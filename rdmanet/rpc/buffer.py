@@ -186,7 +186,9 @@ class Buffer:
 
     def __del__(self) -> None:
         if getattr(self, "_source", None) is not None or getattr(self, "_registered", None) is not None:
-            with contextlib.suppress(BufferError):  # a peer is slow to let go: the registration ends when it has
+            with contextlib.suppress(
+                BufferError
+            ):  # a peer is slow to let go: the registration ends when it has
                 self.release()
 
     def __repr__(self) -> str:

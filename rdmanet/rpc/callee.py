@@ -255,7 +255,7 @@ class Callee:
             else:
                 self._begin_streams(running)
         except Error as exc:
-            self._send_failure(number, exc)
+            self._send_failure(number, exc, begun=False)
             return
         self._inline_bytes += inline_bytes
         left_us = message.timeout_us
@@ -421,16 +421,16 @@ class Callee:
             self._send_failure(running.number, error)
             self.book.answered(running.number)
 
-    def _send_failure(self, number: int, error: Error) -> None:
+    def _send_failure(self, number: int, error: Error, begun: bool = True) -> None:
         code = int(error.code)
         text = error.text.encode("utf-8", "backslashreplace").decode()[
             :TEXT_MOST
         ]  # names of files may need it
         try:
-            self.link.send(Failure(number, code, text, raw(error.details), error.traceback))
+            self.link.send(Failure(number, code, text, raw(error.details), error.traceback, begun))
         except Exception:  # the details cannot be sent, or are too long
             most = self.link.longest - MESSAGE_BYTES_LEAST // 2
-            self.link.send(Failure(number, code, text[: most // 4]))
+            self.link.send(Failure(number, code, text[: most // 4], begun=begun))
 
     def _report(self, method: Method, exc: Exception) -> None:
         """Log what a method has raised that is no Error."""

@@ -26,7 +26,7 @@ from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT
-from rdmanet.rpc.errors import Code, Error, code_of, late
+from rdmanet.rpc.errors import Code, Error, code_of, late, not_begun
 from rdmanet.rpc.lending import Into, Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link
@@ -127,6 +127,11 @@ class Channel:
             )
         )
 
+    @property
+    def peer(self) -> Any:
+        """The server's address, as ``get_extra_info("peername")``."""
+        return self.link.peer
+
     async def greeted(self) -> None:
         """Wait for the server's Hello."""
         try:
@@ -134,7 +139,7 @@ class Channel:
                 await self._greeting
         except TimeoutError:
             text = f"the server did not say Hello in {self.limits.hello_seconds} s"
-            raise Error(Code.UNAVAILABLE, text) from None
+            raise not_begun(Error(Code.UNAVAILABLE, text)) from None
 
     def _on_hello(self, hello: Hello) -> None:
         if self._greeting.done():
@@ -164,8 +169,11 @@ class Channel:
         if not self._greeting.done():
             self._greeting.set_exception(lost)
             self._greeting.exception()
-        for pending in self.book.lost():
-            pending.fail(lost)
+        if len(self.book):
+            sent = Error(Code.UNAVAILABLE, f"{lost.text}; this call was sent, and may have had its effect")
+            sent.__cause__ = self.link.error
+            for pending in self.book.lost():
+                pending.fail(sent)
 
     async def close(self) -> None:
         """Close the connection, and wait until it is gone. Pending calls get CANCELLED."""
@@ -201,7 +209,7 @@ class Channel:
         elif method.stream is not None:
             *others, stream = arguments
             arguments = tuple(others)
-        deadline = self._deadline(timeout)
+        deadline = deadline_in(timeout)
         if into is not None:
             into.check(method)
         if method.buffers:
@@ -229,16 +237,7 @@ class Channel:
         """Make a call that streams its results. It begins with the first one that is asked for."""
         bound, stream = method.bind(arguments, by_name)
         cut = Cut()
-        return Results(cut, self._stream(cut, method, bound, stream, self._deadline(timeout)))
-
-    def _deadline(self, timeout: float | None) -> float | None:
-        """The call's, or that of the call which is being executed, if it is sooner."""
-        current = CURRENT.get()
-        inherited = None if current is None else current.deadline
-        if timeout is None:
-            return inherited
-        own = self.loop.time() + timeout
-        return own if inherited is None else min(own, inherited)
+        return Results(cut, self._stream(cut, method, bound, stream, deadline_in(timeout)))
 
     async def _until_resumed(self, deadline: float | None) -> None:
         try:
@@ -262,6 +261,9 @@ class Channel:
                     found[index] = await block.enter_async_context(lent(self.link, going, deadline))
         except TimeoutError:
             raise late() from None
+        except Error as exc:
+            exc.begun = False
+            raise
         return tuple(found)
 
     def _begin(
@@ -275,7 +277,7 @@ class Channel:
         """Take a number, and send Call. Returns the timer of the deadline."""
         method = pending.method
         if self.refusal is not None:
-            raise Error(Code.UNAVAILABLE, self.refusal)
+            raise not_begun(Error(Code.UNAVAILABLE, self.refusal))
         there = self._numbers[method.number]
         if there is None:
             raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")
@@ -460,7 +462,9 @@ class Channel:
         pending = self.book.failure(message.number)
         if pending is not None:
             details = pending.method.decode_details(message.details)
-            pending.fail(Error(code_of(message.code), message.text, details, message.traceback))
+            error = Error(code_of(message.code), message.text, details, message.traceback)
+            error.begun = message.begun
+            pending.fail(error)
 
     def _on_item(self, message: Item) -> None:
         item = bytes(message.item)
@@ -482,3 +486,13 @@ class Channel:
 
     def _on_ping(self, message: Ping) -> None:
         self.link.send(Pong(message.token))
+
+
+def deadline_in(timeout: float | None) -> float | None:
+    """When a call that may take so long has to end. It inherits the deadline of the call that is being executed."""
+    current = CURRENT.get()
+    inherited = None if current is None else current.deadline
+    if timeout is None:
+        return inherited
+    own = asyncio.get_running_loop().time() + timeout
+    return own if inherited is None else min(own, inherited)

@@ -1,22 +1,25 @@
 """`connect` gives an object with the methods of the service's class.
 
 Type checkers take it for an instance of that class. It has the methods and nothing else: each begins a call on the
-object's `Channel` (channel.py).
+object's `Channel` (channel.py). A client that reconnects, or that has several connections, has a `Pool` (pool.py) in
+the place of that.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, Generic, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
-from rdmanet.rpc import endpoints
+from rdmanet.rpc import context, endpoints
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits
+from rdmanet.rpc.pool import Address, Pool, first_of
+from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Kind, Method, Schema, Service, schema_of
 
-__all__ = ["connect", "options"]
+__all__ = ["connect", "options", "peer"]
 
 _S = TypeVar("_S", bound=Service)
 
@@ -24,12 +27,14 @@ _S = TypeVar("_S", bound=Service)
 @contextlib.asynccontextmanager
 async def connect(
     service: type[_S],
-    host: str,
+    host: str | Sequence[str | tuple[str, int]],
     port: int | None = None,
     *,
     transport: str = "rdma",
     timeout: float | None = None,
     limits: Limits = DEFAULT,
+    retry: Retry | None = None,
+    policy: Literal["first", "spread"] = "first",
     **transport_options: Any,
 ) -> AsyncIterator[_S]:
     """Connect to a server: ``async with rpc.connect(Store, host, port) as store: await store.get("w")``.
@@ -37,24 +42,55 @@ async def connect(
     What it gives has the methods of the class, and nothing else; type checkers see the class. Calls may run at the same
     time, and end in any order. Leaving the block closes the connection. Calls that are pending then get CANCELLED.
 
+    With `retry` the client connects again when a call needs it. A call that was not sent is sent then. One that was is
+    made again if its method is marked with ``@rpc.method(idempotent=True)``, and fails with UNAVAILABLE otherwise.
+
     :param service: the class, as the server has it or another version of it
-    :param host: the server's host; with ``transport="unix"`` the path of its socket
+    :param host: the server's host; with ``transport="unix"`` the path of its socket. Or a list of several servers, as
+        ``[(host, port), ...]``, or of paths
     :param transport: "rdma", "tcp" or "unix"
     :param timeout: how long a call may take, in seconds; see `options`. None: no limit but the caller's own deadline
     :param limits: what this side accepts
+    :param retry: how to reconnect; this includes the first connection. None: connect once
+    :param policy: with several servers, "first": connect to the first that answers; "spread": connect to each, and send
+        each call to the one that has the fewest unfinished calls
     :param transport_options: for ``create_rdma_connection``, or asyncio's ``create_connection`` and
         ``create_unix_connection``
     :raises OSError: there is no connection
+    :raises ValueError: an argument is none of the above
     :raises Error: FAILED_PRECONDITION if the server's version of the class does not fit, and says what differs;
         UNAVAILABLE if the server does not say Hello in time
     """
-    channel = Channel(schema_of(service), limits)
-    await endpoints.connect(lambda: channel.link, host, port, transport, transport_options)
+    schema = schema_of(service)
+    addresses = _addresses(host, port)
+    if policy not in ("first", "spread"):
+        raise ValueError(f'rpc.connect: policy={policy!r} is not "first" or "spread"')
+
+    async def dial(address: Address) -> Channel:
+        channel = Channel(schema, limits)
+        await endpoints.connect(lambda: channel.link, *address, transport, transport_options)
+        try:
+            await channel.greeted()
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    caller: Channel | Pool
+    if retry is not None or policy == "spread":
+        for address in addresses:
+            endpoints.check("connect", transport, address[1])
+        caller = Pool(schema, dial, addresses, retry, policy == "spread")
+    elif len(addresses) == 1:
+        caller = await dial(addresses[0])
+    else:
+        caller = await first_of(addresses, dial, Retry().connect_seconds)
     try:
-        await channel.greeted()
-        yield cast(_S, _client_class(channel.schema)(channel, timeout))
+        if isinstance(caller, Pool):
+            await caller.opened()
+        yield cast(_S, _client_class(schema)(caller, timeout))
     finally:
-        await channel.close()
+        await caller.close()
 
 
 _SAME: Final[Any] = object()
@@ -83,6 +119,30 @@ def options(client: _S, *, timeout: float | None = _SAME, into: Any = None) -> _
     return cast(_S, type(client)(client._channel, timeout, None if into is None else Into(into)))
 
 
+def peer(client: Service | None = None) -> Any:
+    """In a method: the address of its caller's connection, as ``get_extra_info("peername")`` of asyncio; else None.
+
+    With a client: the address of its server. If it has several, that of the last call's.
+
+    :raises TypeError: it is not what `connect` has given
+    """
+    if client is None:
+        return context.peer()
+    if not isinstance(client, _Client):
+        raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
+    return client._channel.peer
+
+
+def _addresses(host: str | Sequence[str | tuple[str, int]], port: int | None) -> list[Address]:
+    if isinstance(host, str):
+        return [(host, port)]
+    if port is not None:
+        raise ValueError("rpc.connect: a list of servers has their ports in it: [(host, port), ...]")
+    if not host:
+        raise ValueError("rpc.connect: the list of servers is empty")
+    return [(each, None) if isinstance(each, str) else (each[0], each[1]) for each in host]
+
+
 # ---- The object that has the methods ------------------------------------------------------------------------
 
 
@@ -91,13 +151,13 @@ class _Client(Generic[_S]):
 
     __slots__ = ("_channel", "_into", "_timeout")
 
-    def __init__(self, channel: Channel, timeout: float | None, into: Into | None = None) -> None:
+    def __init__(self, channel: Channel | Pool, timeout: float | None, into: Into | None = None) -> None:
         self._channel = channel
         self._timeout = timeout
         self._into = into
 
     def __repr__(self) -> str:
-        return f"<client of {self._channel.schema.name} at {self._channel.link.peer}>"
+        return f"<client of {self._channel.schema.name} at {self._channel.peer}>"
 
 
 def _client_class(schema: Schema) -> type[_Client[Any]]:

@@ -19,7 +19,7 @@ async def connect(
     :param transport: "rdma", "tcp" or "unix"; for the last, `host` is a path
     """
     loop = asyncio.get_running_loop()
-    _check("connect", transport, port)
+    check("connect", transport, port)
     if transport == "rdma":
         await create_rdma_connection(factory, host, port, **options)
     elif transport == "tcp":
@@ -34,7 +34,7 @@ async def listen(
 ) -> asyncio.AbstractServer:
     """Listen for connections whose protocols the factory gives."""
     loop = asyncio.get_running_loop()
-    _check("serve", transport, port)
+    check("serve", transport, port)
     if transport == "rdma":
         return await start_rdma_server(factory, host, port, **options)
     if transport == "tcp":
@@ -42,7 +42,8 @@ async def listen(
     return await loop.create_unix_server(factory, host, **options)
 
 
-def _check(call: str, transport: str, port: int | None) -> None:
+def check(call: str, transport: str, port: int | None) -> None:
+    """Raise ValueError if there is no such transport, or if it wants another kind of address."""
     if transport not in ("rdma", "tcp", "unix"):
         raise ValueError(f'rpc.{call}: transport={transport!r} is not "rdma", "tcp" or "unix"')
     if (port is None) != (transport == "unix"):

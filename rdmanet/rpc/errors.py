@@ -39,8 +39,8 @@ class Code(enum.IntEnum):
     INTERNAL = 13
     """The service raised something else than an Error. The server's log has it."""
     UNAVAILABLE = 14
-    """There is no connection any more, or the server takes no new calls. Whether the call had its effect is not known,
-    unless the text says that it was not sent."""
+    """There is no connection any more, or the server takes no new calls. `Error.begun` says whether the call may have
+    had its effect."""
     DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
@@ -56,12 +56,15 @@ class Error(Exception):
     :param details: for a program: anything that msgspec encodes. The caller gets it as the type that the method names
         in ``@rpc.method(details=...)``, and without one as dictionaries, lists, numbers and strings
     :ivar traceback: the server's, if the server sends them
+    :ivar begun: False if the method has surely not begun: the call was not sent, or the server did not take it. It may
+        be made again
     """
 
     code: Code
     text: str
     details: Any
     traceback: str | None
+    begun: bool
 
     def __init__(self, code: Code, text: str = "", details: Any = None, traceback: str | None = None) -> None:
         if not isinstance(text, str):
@@ -71,12 +74,19 @@ class Error(Exception):
         self.text = text
         self.details = details
         self.traceback = traceback
+        self.begun = True
 
     def __str__(self) -> str:
         return f"{self.code.name}: {printable(self.text)}" if self.text else self.code.name
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.code, self.text, self.details, self.traceback)
+        return type(self), (self.code, self.text, self.details, self.traceback), {"begun": self.begun}
+
+
+def not_begun(error: Error) -> Error:
+    """The same error, of a call whose method has not begun."""
+    error.begun = False
+    return error
 
 
 def late() -> Error:

@@ -84,6 +84,8 @@ class Failure(_Message, tag=3):
     text: _Text
     details: Raw = Raw(b"\xc0")
     traceback: str | None = None
+    begun: bool = True
+    """False: the callee did not take the call."""
 
 
 class Item(_Message, tag=4):

@@ -30,7 +30,7 @@ import sys
 import typing
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
@@ -38,10 +38,10 @@ from rdmanet.errors import ProtocolError
 from rdmanet.rpc.arrays import declared, described, is_buffer, wire_type
 from rdmanet.rpc.describe import Description, Structs, describe, differences
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.marks import Options
 
-__all__ = ["Schema", "Service", "method"]
+__all__ = ["Schema", "Service"]
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _STREAMS: Final = (
     collections.abc.AsyncIterator,
     collections.abc.AsyncIterable,
@@ -57,28 +57,6 @@ class Kind(IntEnum):
     SERVER_STREAM = 1
     CLIENT_STREAM = 2
     BOTH = 3
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `method` says about a method."""
-
-    details: Any = None
-    outlives_connection: bool = False
-
-
-def method(*, details: Any = None, outlives_connection: bool = False) -> Callable[[_F], _F]:
-    """Say more about a method of a service: ``@rpc.method(...)`` above it.
-
-    :param details: the type of ``Error.details`` that it raises, as its callers are to get them
-    :param outlives_connection: it goes on when the connection of its caller is lost; otherwise it is cancelled then
-    """
-
-    def mark(function: _F) -> _F:
-        options = Options(details=details, outlives_connection=outlives_connection)
-        function.__rpc_options__ = options  # type: ignore[attr-defined]
-        return function
-
-    return mark
 
 
 class Parameter(msgspec.Struct, frozen=True):

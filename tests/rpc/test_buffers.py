@@ -254,7 +254,9 @@ async def test_a_peer_that_does_not_let_go_does_not_hold_up_a_call(net: Net, mon
     with pytest.raises(asyncio.CancelledError):
         await call
     assert len(leases) == 2
-    with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):  # the answer was in time, and the memory is not back
+    with pytest.raises(
+        rpc.Error, match="DEADLINE_EXCEEDED"
+    ):  # the answer was in time, and the memory is not back
         await rpc.options(client, timeout=0.5).parts(data)
     assert len(leases) == 3 == len(channel(client).link.lending)
     assert await client.put("w", memoryview(b"1")) == 1

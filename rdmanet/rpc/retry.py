@@ -1,0 +1,55 @@
+"""When a client connects again, and how long it waits before: no I/O."""
+
+from __future__ import annotations
+
+import datetime  # noqa: F401  before msgspec, see credit.py
+import random
+
+import msgspec
+
+__all__ = ["Retry"]
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """How a client reconnects: ``rpc.connect(..., retry=rpc.Retry())``.
+
+    It connects when a call needs it. The first time it does so at once. If that fails, or the connection is lost before
+    it has served a call, it waits: about ``first_seconds``, then ``factor`` times longer each time, up to
+    ``most_seconds``.
+
+    :ivar first_seconds: how long it waits before the second try
+    :ivar factor: how many times longer it waits each time
+    :ivar most_seconds: how long it waits at most
+    :ivar jitter: which part of a wait is random, from 0 to 1, so that the clients of a server do not come together
+    :ivar attempts: after how many failures a call, or `connect`, gives up. None: only at its deadline
+    :ivar connect_seconds: how long one address may take to answer
+    """
+
+    first_seconds: float = 0.1
+    factor: float = 2.0
+    most_seconds: float = 10.0
+    jitter: float = 0.5
+    attempts: int | None = 8
+    connect_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("first_seconds", "most_seconds", "connect_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Retry: {name}={getattr(self, name)!r} is not more than 0 seconds")
+        if not self.factor >= 1:
+            raise ValueError(f"Retry: factor={self.factor!r} is not 1 or more")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"Retry: jitter={self.jitter!r} is not between 0 and 1")
+        if self.attempts is not None and not self.attempts >= 1:
+            raise ValueError(f"Retry: attempts={self.attempts!r} is not 1 or more")
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after so many failures in a row: 0 after none."""
+        if failures == 0:
+            return 0.0
+        seconds = self.first_seconds
+        for _ in range(failures - 1):
+            if seconds >= self.most_seconds:
+                break
+            seconds *= self.factor
+        return min(seconds, self.most_seconds) * (1 - self.jitter * random.random())
