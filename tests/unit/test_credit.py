@@ -369,6 +369,18 @@ def test_more_control_than_allowed(credit: ModuleType) -> None:
         subject.frame_received(16, ABORT, 0, 4, 1)
 
 
+def test_no_more_control_of_ours_than_allowed(credit: ModuleType) -> None:
+    """Two Credits, and one of each other kind, may be on their way."""
+    subject = ledger(credit)
+    for kind, most in ((CREDIT, 2), (PING, 1), (FIN, 1)):
+        for _ in range(most):
+            assert subject.may_send(kind)
+            subject.control_sent(kind)
+        assert not subject.may_send(kind)
+        with pytest.raises(RuntimeError, match=f"control frame {kind} cannot be sent now"):
+            subject.control_sent(kind)
+
+
 def test_a_pong_reaps_its_ping(credit: ModuleType) -> None:
     subject = ledger(credit)
     subject.control_sent(PING)
