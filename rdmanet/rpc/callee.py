@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rdmanet import log_rate
 from rdmanet.errors import ProtocolError
@@ -29,7 +29,7 @@ from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, Current
-from rdmanet.rpc.errors import Code, Error, late
+from rdmanet.rpc.errors import Code, Error, late, not_taken
 from rdmanet.rpc.lending import Loan, Outgoing, fetched, goes_by_reference, goes_inline, here, lent, loan_of
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link, logger
@@ -81,17 +81,19 @@ class Running:
     :ivar late: its time is over
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
+    :ivar current: what the method can ask for
     :ivar inline_bytes: of its arguments in the message
     :ivar taken_bytes: allocated for its arguments on loan
     :ivar released: is to be done when the caller has released the result that is on loan
     """
 
     __slots__ = (
-        "function", "inline_bytes", "late", "method", "number", "received", "released", "sent", "taken_bytes", "task",
-        "_cancelled", "_started",
+        "current", "function", "inline_bytes", "late", "method", "number", "received", "released", "sent",
+        "taken_bytes", "task", "_cancelled", "_started",
     )  # fmt: skip
 
     task: asyncio.Task[None]
+    current: Current
 
     def __init__(self, number: int, method: Method, function: Callable[..., Any], inline_bytes: int) -> None:
         self.number = number
@@ -128,8 +130,9 @@ class Running:
         self.late = not self._cancelled
         self.cancel()
 
-    def end_received(self) -> None:
-        """It is being answered: the caller's stream is over, for a task that still takes from it."""
+    def is_answered(self) -> None:
+        """The call and the caller's stream are over, for a task that goes on."""
+        self.current.is_over = True
         if self.received is not None:
             self.received.finish(Error(Code.CANCELLED, "the call whose stream this is has ended"))
 
@@ -155,6 +158,7 @@ class Callee:
         self._inline_bytes = 0  # of arguments in messages, of calls that run
         self._taken_bytes = 0  # allocated for arguments on loan, of calls that run
         self._greeting: asyncio.TimerHandle | None = None
+        self._is_greeted = False
         handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
         self._handlers = handlers
         self.link = Link(
@@ -205,12 +209,13 @@ class Callee:
             )
         )
         self.link.longest = hello.message_bytes
+        self._is_greeted = True
         if self.server.refusal is not None:
             self.drain(self.server.refusal)
 
     def drain(self, reason: str) -> None:
-        """Tell the client to begin no more calls."""
-        if not self.link.is_over:
+        """Tell the client to begin no more calls: at once, or when it has said Hello."""
+        if self._is_greeted and not self.link.is_over:
             self.link.send(Goaway(reason[:TEXT_MOST]))
 
     def _lost(self, error: BaseException | None) -> None:
@@ -237,7 +242,7 @@ class Callee:
         server = self.server
         try:
             if server.refusal is not None:
-                raise Error(Code.UNAVAILABLE, f"the server takes no new calls ({server.refusal})")
+                raise not_taken(f"the server takes no new calls ({server.refusal})")
             if message.method >= len(server.methods):
                 raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
             if len(server.running) >= server.limits.server_calls:
@@ -260,8 +265,8 @@ class Callee:
         self._inline_bytes += inline_bytes
         left_us = message.timeout_us
         deadline = None if left_us is None else self.loop.time() + left_us / 1e6
+        server.running.add(running)  # before the task, which may be eager, and end at once
         running.task = self.loop.create_task(self._run(running, arguments, deadline))
-        server.running.add(running)
 
     def _begin_streams(self, running: Running) -> None:
         method, inflow, outflow = running.method, None, None
@@ -302,13 +307,15 @@ class Callee:
             running.release()
 
     def _on_ping(self, message: Ping) -> None:
-        self.link.send(Pong(message.token))
+        self.link.answer(message)
 
     # -- a call --------------------------------------------------------------------------------------------
 
     async def _run(self, running: Running, arguments: tuple[Any, ...], deadline: float | None) -> None:
         """The task of a call."""
-        CURRENT.set(Current(deadline, self.link.peer))
+        running.task = cast("asyncio.Task[None]", asyncio.current_task())
+        current = running.current = Current(deadline, self.link.peer)
+        CURRENT.set(current)
         method = running.method
         timer = None if deadline is None else self.loop.call_at(deadline, running.time_is_over)
         buffers: list[Buffer] = []
@@ -333,7 +340,7 @@ class Callee:
             else:
                 self._answer(running, OutReply(running.number, result))
         except Error as exc:
-            self._fail(running, exc)
+            self._fail(running, exc.passed_on(self.server.send_tracebacks))
         except asyncio.CancelledError:
             self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
         except Exception as exc:
@@ -407,7 +414,7 @@ class Callee:
 
     def _answer(self, running: Running, message: Any, lending: bool = False) -> None:
         """Send the one answer of a call, unless the connection is gone."""
-        running.end_received()
+        running.is_answered()
         if not self.link.is_over:
             self.link.send(message)
             self.book.answered(running.number, lending)
@@ -416,7 +423,7 @@ class Callee:
 
     def _fail(self, running: Running, error: Error) -> None:
         """Answer a call with an error, unless it has been answered, or the connection is gone."""
-        running.end_received()
+        running.is_answered()
         if not self.link.is_over and self.book.cancel(running.number) is running:
             self._send_failure(running.number, error)
             self.book.answered(running.number)

@@ -21,12 +21,11 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from rdmanet.errors import ProtocolError
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
-from rdmanet.rpc.context import CURRENT
-from rdmanet.rpc.errors import Code, Error, code_of, late, not_begun
+from rdmanet.rpc.context import current
+from rdmanet.rpc.errors import Code, Error, code_of, late, not_begun, not_sent
 from rdmanet.rpc.lending import Into, Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link
@@ -98,18 +97,8 @@ class Channel:
         self._stream_bytes = 0
         self._greeting: asyncio.Future[None] = self.loop.create_future()
         self._reading_bytes = 0
-        handlers: dict[type, Callable[[Any], None]] = {
-            Hello: self._on_hello,
-            Reply: self._on_reply,
-            Failure: self._on_failure,
-            Item: self._on_item,
-            End: self._on_end,
-            Window: self._on_window,
-            Goaway: self._on_goaway,
-            Ping: self._on_ping,
-            Pong: lambda _: None,
-        }
-        self.link = Link(self.loop, limits.message_bytes, handlers, self._made, self._lost)
+        self._handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
+        self.link = Link(self.loop, limits.message_bytes, self._handlers, self._made, self._lost)
 
     # -- the connection ------------------------------------------------------------------------------------
 
@@ -142,9 +131,9 @@ class Channel:
             raise not_begun(Error(Code.UNAVAILABLE, text)) from None
 
     def _on_hello(self, hello: Hello) -> None:
-        if self._greeting.done():
-            raise ProtocolError("the peer says Hello twice")
         check_hello(hello)
+        if self._greeting.done():  # it took too long
+            return
         try:
             known = (
                 {method.name: method.number for method in self.schema.numbered}
@@ -153,18 +142,30 @@ class Channel:
             )
         except Error as exc:
             self._greeting.set_exception(exc)
+            self.link.close()
             return
         self._numbers = [known.get(method.name) for method in self.schema.numbered]
         self._stream_bytes = hello.stream_bytes
         self.link.longest = hello.message_bytes
         self.book.calls_max = min(self.limits.calls, hello.calls)
+        self._handlers.clear()
+        self._handlers |= {
+            Reply: self._on_reply,
+            Failure: self._on_failure,
+            Item: self._on_item,
+            End: self._on_end,
+            Window: self._on_window,
+            Goaway: self._on_goaway,
+            Ping: self._on_ping,
+            Pong: lambda _: None,
+        }
         self._greeting.set_result(None)
 
     def _on_goaway(self, message: Goaway) -> None:
-        self.refusal = f"the server takes no new calls ({message.reason}); this one was not sent"
+        self.refusal = f"the server takes no new calls ({message.reason})"
 
     def _lost(self, error: BaseException | None) -> None:
-        self.refusal = self.refusal or f"the connection is closed: {error}; this call was not sent"
+        self.refusal = self.refusal or f"the connection is closed: {error}"
         lost = self.link.lost_error()
         if not self._greeting.done():
             self._greeting.set_exception(lost)
@@ -177,7 +178,7 @@ class Channel:
 
     async def close(self) -> None:
         """Close the connection, and wait until it is gone. Pending calls get CANCELLED."""
-        self.refusal = "the client was closed; this call was not sent"
+        self.refusal = "the client was closed"
         for pending in self.book.lost():
             pending.fail(Error(Code.CANCELLED, "the client was closed"))
         self.link.close()
@@ -277,7 +278,7 @@ class Channel:
         """Take a number, and send Call. Returns the timer of the deadline."""
         method = pending.method
         if self.refusal is not None:
-            raise not_begun(Error(Code.UNAVAILABLE, self.refusal))
+            raise not_sent(self.refusal)
         there = self._numbers[method.number]
         if there is None:
             raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")
@@ -485,13 +486,13 @@ class Channel:
             pending.sent.allowed()
 
     def _on_ping(self, message: Ping) -> None:
-        self.link.send(Pong(message.token))
+        self.link.answer(message)
 
 
 def deadline_in(timeout: float | None) -> float | None:
     """When a call that may take so long has to end. It inherits the deadline of the call that is being executed."""
-    current = CURRENT.get()
-    inherited = None if current is None else current.deadline
+    running = current()
+    inherited = None if running is None else running.deadline
     if timeout is None:
         return inherited
     own = asyncio.get_running_loop().time() + timeout

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, cast
 from rdmanet.rpc import context, endpoints
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.lending import Into
-from rdmanet.rpc.limits import DEFAULT, Limits
+from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.pool import Address, Pool, first_of
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Kind, Method, Schema, Service, schema_of
@@ -57,10 +57,11 @@ async def connect(
     :param transport_options: for ``create_rdma_connection``, or asyncio's ``create_connection`` and
         ``create_unix_connection``
     :raises OSError: there is no connection
-    :raises ValueError: an argument is none of the above
+    :raises ValueError: an argument is none of the above, or the time-out is NaN
     :raises Error: FAILED_PRECONDITION if the server's version of the class does not fit, and says what differs;
         UNAVAILABLE if the server does not say Hello in time
     """
+    timeout = seconds(timeout)
     schema = schema_of(service)
     addresses = _addresses(host, port)
     if policy not in ("first", "spread"):
@@ -101,13 +102,15 @@ def options(client: _S, *, timeout: float | None = _SAME, into: Any = None) -> _
 
     :param timeout: how long a call may take, in seconds; by default, as long as with this client. When it takes longer,
         it fails with DEADLINE_EXCEEDED, and the method is cancelled. Called from within a method of a service, a call
-        ends at that call's deadline at the latest
+        ends at that call's deadline at the latest. 0 or less: the call fails at once; None, ``math.inf`` or more than
+        285 years: no limit
     :param into: memory of yours for the result, which is an array or a memoryview: ``await rpc.options(store,
         into=weights).get("w")``. Over RDMA the device writes a large result there itself. An array must have the type
         and the shape of the result, and is what the call returns. Other memory may be longer than the result; the call
         returns a memoryview of what was written. Use the client again, and the memory need not be registered again. If
         a call is cancelled, the device may still write until its transfer has ended
     :raises TypeError: it is not what `connect` has given, or `into` is read-only or no buffer
+    :raises ValueError: the time-out is NaN
     :raises BufferError: `into` is not C-contiguous
 
     A call with ``into=`` raises TypeError if its result is of another type, and Error (OUT_OF_RANGE) if the result does
@@ -115,7 +118,7 @@ def options(client: _S, *, timeout: float | None = _SAME, into: Any = None) -> _
     """
     if not isinstance(client, _Client):
         raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
-    timeout = client._timeout if timeout is _SAME else timeout
+    timeout = client._timeout if timeout is _SAME else seconds(timeout)
     return cast(_S, type(client)(client._channel, timeout, None if into is None else Into(into)))
 
 

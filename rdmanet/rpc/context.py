@@ -1,7 +1,7 @@
 """What a running method knows of its call: its deadline and its caller.
 
 It is in a context variable of the method's task, so tasks that the method starts have it, too, and calls that they make
-inherit the deadline.
+inherit the deadline. When the call has its answer, that is over: a task that goes on has no deadline, and no caller.
 """
 
 from __future__ import annotations
@@ -17,28 +17,38 @@ class Current:
 
     :ivar deadline: when its time is over, on the clock of the loop's time(); None if it has no limit
     :ivar peer: the address of the caller
+    :ivar is_over: it has its answer
     """
 
-    __slots__ = ("deadline", "peer")
+    __slots__ = ("deadline", "is_over", "peer")
 
     def __init__(self, deadline: float | None, peer: Any) -> None:
         self.deadline = deadline
         self.peer = peer
+        self.is_over = False
 
 
 CURRENT: ContextVar[Current | None] = ContextVar("rdmanet.rpc", default=None)
+
+
+def current() -> Current | None:
+    """The call for which this task runs, if that has no answer yet."""
+    found = CURRENT.get()
+    return None if found is None or found.is_over else found
 
 
 def deadline() -> float | None:
     """In a method: when the time of its call is over, on the clock of the loop's ``time()``; None: it has no limit.
 
     The method is cancelled then. Calls that it makes end then, too, unless they are to end sooner.
+
+    In a task that goes on when the call has its answer there is no deadline any more.
     """
-    current = CURRENT.get()
-    return None if current is None else current.deadline
+    found = current()
+    return None if found is None else found.deadline
 
 
 def peer() -> Any:
     """In a method: the address of its caller's connection, as ``get_extra_info("peername")`` of asyncio; else None."""
-    current = CURRENT.get()
-    return None if current is None else current.peer
+    found = current()
+    return None if found is None else found.peer

@@ -8,7 +8,7 @@ the service: the caller gets INTERNAL and nothing else, and the server's log has
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Final
 
 from rdmanet.errors import printable
 
@@ -79,6 +79,25 @@ class Error(Exception):
     def __str__(self) -> str:
         return f"{self.code.name}: {printable(self.text)}" if self.text else self.code.name
 
+    def __eq__(self, other: object) -> bool:
+        """Whether code, text and details are equal, wherever the errors come from."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return (self.code, self.text, self.details) == (other.code, other.text, other.details)
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.text))
+
+    def passed_on(self, with_traceback: bool) -> Error:
+        """What the caller of a method gets that raises this, which may have come from another server.
+
+        It does not say that the call was not sent: that was another call.
+        """
+        text = self.text
+        for ending in (_NOT_SENT, _NOT_TAKEN):
+            text = text.removesuffix(ending)
+        return Error(self.code, text, self.details, self.traceback if with_traceback else None)
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.code, self.text, self.details, self.traceback), {"begun": self.begun}
 
@@ -87,6 +106,20 @@ def not_begun(error: Error) -> Error:
     """The same error, of a call whose method has not begun."""
     error.begun = False
     return error
+
+
+_NOT_SENT: Final = "; this call was not sent"
+_NOT_TAKEN: Final = "; this call did not begin"
+
+
+def not_sent(why: str) -> Error:
+    """The error of a call that this side did not send."""
+    return not_begun(Error(Code.UNAVAILABLE, why + _NOT_SENT))
+
+
+def not_taken(why: str) -> Error:
+    """The error of a call that the server refuses."""
+    return not_begun(Error(Code.UNAVAILABLE, why + _NOT_TAKEN))
 
 
 def late() -> Error:

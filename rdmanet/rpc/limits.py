@@ -7,6 +7,7 @@ gets an error of its own before anything is sent. What a peer sends beyond them 
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import msgspec
@@ -53,12 +54,32 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"Limits: message_bytes={self.message_bytes} is not between {MESSAGE_BYTES_LEAST} and {NUMBERS - 1}"
             )
+        if not self.calls < NUMBERS:
+            raise ValueError(f"Limits: calls={self.calls} is more than {NUMBERS - 1}")
         for name in ("hello_seconds", "lent_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Limits: {name}={getattr(self, name)!r} is not more than 0 seconds")
 
 
 DEFAULT: Final = Limits()
+
+_LONGEST_S: Final = ((1 << 53) - 1) / 1e6
+"""285 years: what a Call can say."""
+
+
+def seconds(timeout: float | None) -> float | None:
+    """A time-out of the program's; None for one that never ends.
+
+    :raises TypeError: it is no number
+    :raises ValueError: it is NaN
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout={timeout!r} is no number of seconds")
+    if math.isnan(timeout):
+        raise ValueError("timeout=nan is no number of seconds")
+    return max(0, timeout) if timeout < _LONGEST_S else None
 
 
 def exceeded(name: str, limit: int, what: str) -> Error:

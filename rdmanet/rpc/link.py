@@ -10,7 +10,8 @@ They are written before that if they are more than COLLECT_BYTES, so that the
 transport can say when it has enough.
 
 When the transport pauses writing, senders wait in `resumed()`. A server also stops reading: what it would read are
-calls, whose answers it cannot send. A client never stops reading, so one of the two always goes on.
+calls, whose answers it cannot send. A client never stops reading, so one of the two always goes on. Of the Pings that
+come while a side cannot write, it answers the last.
 
 Over RDMA the peer can offer memory on this connection (regions.py). A message names an offer by its number, and may
 come before it or after it: `offered()` waits for it.
@@ -33,7 +34,7 @@ from rdmanet.rdma_transport import RdmaTransport
 from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import NUMBERS, exceeded
-from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, encode
+from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, encode
 
 logger = logging.getLogger("rdmanet.rpc")
 
@@ -80,6 +81,7 @@ class Link(asyncio.Protocol):
         self._on_lost = on_lost
         self._is_server = is_server
         self._resumed: asyncio.Future[None] | None = None
+        self._unanswered: Ping | None = None
         self._in_turn = False  # something was written in this turn
         self._collected: list[bytes] = []
         self._collected_bytes = 0
@@ -137,6 +139,13 @@ class Link(asyncio.Protocol):
             if self._resumed is None:
                 self._resumed = self.loop.create_future()
             await asyncio.shield(self._resumed)
+
+    def answer(self, ping: Ping) -> None:
+        """Answer a Ping, when the transport takes it."""
+        if self.paused:
+            self._unanswered = ping
+        else:
+            self.send(Pong(ping.token))
 
     def violated(self, error: ProtocolError) -> None:
         """The peer has broken the protocol: end the connection."""
@@ -196,6 +205,8 @@ class Link(asyncio.Protocol):
             self.abort(exc)
 
     def eof_received(self) -> bool:
+        """Half a connection is none: whoever has no more to say has no calls, and answers none."""
+        self.close()
         return False
 
     def pause_writing(self) -> None:
@@ -207,6 +218,9 @@ class Link(asyncio.Protocol):
         self.paused = False
         if self._is_server and not self.is_over:
             self.transport.resume_reading()
+        if (ping := self._unanswered) is not None:
+            self._unanswered = None
+            self.answer(ping)
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from rdmanet.errors import endpoint
 from rdmanet.rpc.channel import Channel, deadline_in
-from rdmanet.rpc.errors import Code, Error, not_begun
+from rdmanet.rpc.errors import Code, Error, not_begun, not_sent
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Method, Schema
@@ -216,7 +216,7 @@ class Pool:
                             Error(Code.CANCELLED, "the client was closed; this call was not sent")
                         )
                     if self._retry is None and self._is_open:
-                        raise not_begun(Error(Code.UNAVAILABLE, self._refusal()))
+                        raise not_sent(self._refusal())
                     self._begin_connecting()
                     has_tried = await asyncio.shield(self._changed)
                     if has_tried and not self._pick():  # it failed, or that connection is over already

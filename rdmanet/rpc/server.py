@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.callee import Callee, Running
-from rdmanet.rpc.limits import DEFAULT, Limits
+from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.schema import Service, methods_of, schema_of
 
 __all__ = ["Server", "serve"]
@@ -99,7 +99,11 @@ class Server:
 
         Clients that call get UNAVAILABLE. After ``timeout`` seconds, calls that still run are cancelled. If this is
         cancelled, the server goes on draining: close it.
+
+        :raises RuntimeError: it is called by a method of this server, and would wait for that
         """
+        self._check_caller("drain()")
+        timeout = seconds(timeout)
         self._refuse("it is shutting down")
         try:
             async with asyncio.timeout(timeout):
@@ -128,7 +132,10 @@ class Server:
         """Wait until the last call and the last connection have ended. Call `close` before.
 
         Cancelling it ends only the wait.
+
+        :raises RuntimeError: it is called by a method of this server, and would wait for that
         """
+        self._check_caller("wait_closed()")
         while self.running:
             await asyncio.wait([running.task for running in self.running])
         closing = [callee.link.closed for callee in self.callees]
@@ -153,6 +160,11 @@ class Server:
             self._idle = None
         if self._closing.done():
             self._close_links()
+
+    def _check_caller(self, what: str) -> None:
+        task = asyncio.current_task()
+        if any(running.task is task for running in self.running):
+            raise RuntimeError(f"{what} in a method would wait for that method: start a task for it")
 
     def _refuse(self, reason: str) -> None:
         if self.refusal is None:

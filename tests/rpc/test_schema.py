@@ -298,6 +298,8 @@ def test_limits_are_checked():
         {"message_bytes": 255},
         {"hello_seconds": 0},
         {"calls": 1.5},
+        {"calls": 1 << 32},
+        {"inline_bytes": 0},
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             rpc.Limits(**wrong)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import sys
 from typing import Any
 
 import msgspec
@@ -116,6 +118,12 @@ async def test_errors(net: Net, caplog: pytest.LogCaptureFixture, monkeypatch: p
     client, _ = await net.pair(Example())
     error = await failure(client.fail("error"))
     assert (error.code, error.text, error.details) == (Code.NOT_FOUND, "there is none", Quota(3))
+    assert (
+        error
+        == rpc.Error(Code.NOT_FOUND, "there is none", Quota(3))
+        != rpc.Error(Code.NOT_FOUND, "there is none")
+    )
+    assert error in {error} and error != "NOT_FOUND"
     assert (await failure(client.fail("unsendable"))).details is None
     assert (await failure(client.fail("cancelled"))).code is Code.CANCELLED
     assert (await failure(client.add("1"))).code is Code.INVALID_ARGUMENT  # type: ignore[arg-type]
@@ -176,6 +184,24 @@ async def test_the_callee_ends_it_by_itself(net: Net):
 class Middle(rpc.Service):
     def __init__(self, behind: Example) -> None:
         self.behind = behind
+        self.gate = asyncio.Event()
+        self.goes_on: asyncio.Task[Any] | None = None
+
+    async def fail(self, how: str) -> None:
+        await self.behind.fail(how)
+
+    async def add(self) -> int:
+        return await self.behind.add(1)
+
+    async def begin(self) -> float | None:
+        async def work() -> tuple[Any, ...]:
+            at_first = rpc.deadline(), rpc.peer()
+            await self.gate.wait()
+            return at_first, (rpc.deadline(), rpc.peer()), await self.behind.deadline()
+
+        self.goes_on = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        return rpc.deadline()
 
     async def deadline(self) -> float | None:
         return await self.behind.deadline()
@@ -187,12 +213,89 @@ class Middle(rpc.Service):
         return await rpc.options(self.behind, timeout=500).deadline()
 
 
+@pytest.mark.parametrize("timeout", [1e10, math.inf, 1e300, 9e9, 100 * 365 * 86400])
+async def test_a_time_out_of_centuries(net: Net, timeout: float):
+    server = await net.serve(Example())
+    client = await net.connect(Example, server, timeout=timeout)
+    limited = timeout < 9.007e9
+    assert (await client.deadline() is not None) == limited
+    assert (await rpc.options(client, timeout=timeout).deadline() is not None) == limited
+    await server.drain(timeout=timeout)
+
+
+async def test_a_time_out_that_is_none(net: Net):
+    client, server = await net.pair(Example())
+    for timeout in (0, -1, -math.inf):
+        error = await failure(rpc.options(client, timeout=timeout).add(1))
+        assert error.code is Code.DEADLINE_EXCEEDED
+    for wrong in (math.nan, "1", True):
+        with pytest.raises((TypeError, ValueError), match=f"timeout={wrong!r} is no number of seconds"):
+            rpc.options(client, timeout=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout=nan"):
+        await net.connect(Example, server, timeout=math.nan)
+    with pytest.raises(ValueError, match="timeout=nan"):
+        await server.drain(timeout=math.nan)
+    assert server.is_serving()
+
+
 async def test_nested_calls_inherit_the_deadline(net: Net):
     client, _ = await net.pair(Middle((await net.pair(Example()))[0]))
     client = rpc.options(client, timeout=50)
     assert 5 < (await client.deadline() or 0) <= 50
     assert 0 < (await client.shorter() or 0) <= 5
     assert 5 < (await client.longer() or 0) <= 50
+
+
+async def test_a_task_that_outlives_its_call_has_no_deadline(net: Net):
+    service = Middle((await net.pair(Example()))[0])
+    client, _ = await net.pair(service)
+    deadline = await rpc.options(client, timeout=50).begin()
+    assert service.goes_on is not None
+    service.gate.set()
+    at_first, later, behind = await service.goes_on
+    assert at_first[0] == deadline is not None and at_first[1] is not None
+    assert later == (None, None) and behind is None
+
+
+async def test_errors_of_another_server_are_passed_on_without_its_traceback(net: Net):
+    behind, behind_server = await net.pair(Example(), send_tracebacks=True)
+    assert "secret" in ((await failure(behind.fail("word"))).traceback or "")
+    client, _ = await net.pair(Middle(behind))
+    error = await failure(client.fail("word"))
+    assert (error.code, error.text, error.traceback) == (Code.INTERNAL, "the service failed", None)
+    open_client, _ = await net.pair(Middle(behind), send_tracebacks=True)
+    assert "secret" in ((await failure(open_client.fail("word"))).traceback or "")
+    callee(behind_server).drain("away")  # the client behind does not send a call any more
+    assert await behind_knows(behind)
+    assert (
+        await failure(behind.add(1))
+    ).text == "the server takes no new calls (away); this call was not sent"
+    error = await failure(client.add())  # which was sent
+    assert (error.code, error.text) == (Code.UNAVAILABLE, "the server takes no new calls (away)")
+
+
+async def behind_knows(client: Example) -> bool:
+    while channel(client).refusal is None:
+        await asyncio.sleep(0)
+    return True
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
+async def test_eager_tasks(net: Net):
+    """A call may end in the step in which it begins."""
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+    service = Example()
+    client, server = await net.pair(service)
+    assert await asyncio.gather(*(client.add(i) for i in range(10))) == list(range(1, 11))
+    assert not server.running
+    assert (await failure(client.fail("error"))).code is Code.NOT_FOUND
+    (call,) = await begin(client.wait("a"))
+    await service.journal.until("a begins")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await service.journal.until("a ends")
+    assert not server.running and len(callee(server).book) == len(channel(client).book) == 0
 
 
 async def test_cancelling_the_caller_cancels_the_handler(net: Net):
