@@ -312,7 +312,7 @@ def _room(type_: Any, value: Any, nbytes: int, into: Into | None) -> tuple[memor
         array = type_.empty(value)
         return bytes_of(array), array
     memory = memoryview(bytearray(nbytes))
-    return memory, memory
+    return memory, memory.toreadonly()
 
 
 def as_declared(type_: Any, memory: memoryview) -> Any:
@@ -321,4 +321,4 @@ def as_declared(type_: Any, memory: memoryview) -> Any:
         return bytes(memory)
     if memory.nbytes < _KEEP_BYTES:
         memory = memoryview(bytes(memory))
-    return Buffer(memory) if type_ is Buffer else memory
+    return Buffer(memory) if type_ is Buffer else memory.toreadonly()

@@ -108,9 +108,9 @@ async def test_arguments_and_results(net: Net, size: int):
     client, server = await net.pair(service)
     data = service.memory = pattern(size)
     assert await client.put("w", memoryview(data), bytes(data)) == 2 * size
-    assert service.kept == data
+    assert service.kept == data and service.kept.readonly
     got = await client.get(size)
-    assert isinstance(got, memoryview) and got == data
+    assert isinstance(got, memoryview) and got == data and got.readonly
     found = await client.get_bytes(size)
     assert isinstance(found, bytes) and found == data
     async with await client.lend(size) as lent:
