@@ -12,12 +12,18 @@ A description says what msgpack a type is encoded as, and nothing of the classes
     ["union", T, ...]
     ["struct", name]                its fields are in the table of structs, so that a type may contain itself
 
-An entry of the table is [form, tag, closed, fields]. `form` is "map" or "array", `closed` says that unknown fields are
-refused, and a field is [name, T, required].
+An entry of the table is [form, tag, closed, fields]. `form` is "map" or "array". `tag` is None, or [field, value]: what
+tells the struct from the others of a union. `closed` says that unknown fields are refused. A field is
+[name, T, required].
 
 `differences` says why a reader would not understand a writer. Both may be at different versions: a field that the
 writer does not have must be optional for the reader, one that the reader does not have is skipped, and a union of the
-reader may have more members. What it accepts, msgspec decodes.
+reader may have more members. What it accepts, msgspec decodes. Nothing but a buffer reads a buffer, and nothing but an
+array an array: not even "any", since they may have come by reference.
+
+Structs may contain themselves. A pair of structs fits if nothing speaks against it while it is assumed to fit. What
+does not fit under assumptions does not fit at all, and is remembered. What fits is forgotten when the assumption on
+which it stood has failed.
 """
 
 from __future__ import annotations
@@ -102,9 +108,10 @@ class _Describer:
             return known
         name: str = info.cls.__name__
         as_array = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
+        tag = getattr(info, "tag", None)
         head = [
             "array" if as_array else "map",
-            getattr(info, "tag", None),
+            None if tag is None else [info.tag_field, tag],
             getattr(info, "forbid_unknown_fields", False),
         ]
         self._names[info.cls] = name
@@ -139,9 +146,10 @@ class _Comparer:
         self._by = by
         self._of = of
         self._assumed: set[tuple[str, str]] = set()
+        self._failed: set[tuple[str, str]] = set()
 
     def compare(self, written: Description, read: Description, where: str) -> list[str]:
-        if read == "any":
+        if read == "any" and written != BUFFER and _kind(written) != "array":
             return []
         if isinstance(written, str) and (written == read or [written, read] in _WIDER):
             return []
@@ -172,14 +180,25 @@ class _Comparer:
         ]
 
     def _structs(self, writer: str, reader: str, where: str) -> list[str]:
-        if (writer, reader) in self._assumed:  # it contains itself, or was compared already
+        pair = writer, reader
+        if pair in self._assumed:
             return []
-        self._assumed.add((writer, reader))
+        if pair in self._failed:  # and its fields were named then
+            return [f"{where}: {writer} is not {reader}"]
+        before = set(self._assumed)
+        self._assumed.add(pair)
+        lines = self._fields(writer, reader, where)
+        if lines:
+            self._assumed = before
+            self._failed.add(pair)
+        return lines
+
+    def _fields(self, writer: str, reader: str, where: str) -> list[str]:
         form, tag, _, sent = self._by[writer]
         other_form, other_tag, closed, wanted = self._of[reader]
         if (form, tag) != (other_form, other_tag):
             return [
-                f"{where}: {writer} is a {form} with the tag {tag!r}, not a {other_form} with {other_tag!r}"
+                f"{where}: {writer} is a {form} with the tag {_tag(tag)}, not a {other_form} with {_tag(other_tag)}"
             ]
         lines = []
         if form == "array":
@@ -207,11 +226,15 @@ class _Comparer:
         return f"{where}: {text(written)} is not {text(read)}"
 
 
-_WIDER: Final = [["int", "float"], ["bytes", BUFFER], [BUFFER, "bytes"]]
+_WIDER: Final = [["int", "float"]]
 
 
 def _kind(description: Description) -> str:
     return "" if isinstance(description, str) else str(description[0])
+
+
+def _tag(tag: Any) -> str:
+    return "None" if tag is None else f"{tag[0]}={tag[1]!r}"
 
 
 def text(description: Description) -> str:

@@ -36,6 +36,7 @@ import msgspec
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.arrays import declared, described, is_buffer, wire_type
+from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.describe import Description, Structs, describe, differences
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.marks import Options
@@ -94,7 +95,7 @@ class Method:
         self.stream: tuple[str, Any] | None = None
         self._read(_hints(self.label, function, names), inspect.signature(function))
         self.buffers = [i for i, parameter in enumerate(self.parameters) if parameter.is_buffer]
-        self.result_is_buffer = is_buffer(self.result)
+        self.result_is_buffer = is_buffer(self.result) and self.kind not in (Kind.SERVER_STREAM, Kind.BOTH)
         self.by_keyword = [parameter.name for parameter in self.parameters if parameter.by_keyword]
         self.positional = len(self.parameters) - len(self.by_keyword)
         self.count = self.positional + (self.stream is not None) if not self.by_keyword else -1
@@ -178,11 +179,13 @@ class Method:
         self._lenient = msgspec.msgpack.Decoder(
             msgspec.defstruct(self.name, fields, array_like=True, frozen=True)
         ).decode
-        self._result = _decoder(wire_type(self.result))
+        self._result = _decoder(wire_type(self.result) if self.result_is_buffer else self.result)
         self._item = _decoder(Any if self.stream is None else self.stream[1])
         self._details = _decoder(Any if self.options.details is None else self.options.details)
 
     def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
+        if type_ is Buffer and not is_buffer:
+            raise TypeError(f"{self.label}: {what}: a stream has no rpc.Buffer: stream bytes or memoryview")
         try:
             if not is_buffer:
                 msgspec.msgpack.Decoder(type_)
@@ -284,15 +287,15 @@ class Method:
     def describe(self, structs: Structs) -> list[Any]:
         """[name, kind, parameters, stream, result], each type as describe.py has it."""
 
-        def of(type_: Any) -> Description:
-            return described(type_) or describe(type_, structs)
+        def of(type_: Any, is_buffer: bool = False) -> Description:
+            return (is_buffer and described(type_)) or describe(type_, structs)
 
         return [
             self.name,
             int(self.kind),
-            [[p.name, of(p.type), p.default is msgspec.NODEFAULT] for p in self.parameters],
+            [[p.name, of(p.type, p.is_buffer), p.default is msgspec.NODEFAULT] for p in self.parameters],
             None if self.stream is None else of(self.stream[1]),
-            of(self.result),
+            of(self.result, self.result_is_buffer),
         ]
 
 

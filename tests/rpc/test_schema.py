@@ -104,6 +104,8 @@ REFUSED = {
     "async def get(self, a: AsyncIterator[int], b: AsyncIterator[int]) -> int: ...": "get: parameter b: a method takes",
     "async def get(self, a: AsyncIterator[int], b: int) -> int: ...": "get: parameter a is a stream, which must be",
     "async def get(self) -> AsyncIterator[int]: ...": "get: a coroutine function cannot return a stream",
+    "def get(self) -> AsyncIterator[rpc.Buffer]: ...": "get: the result: a stream has no rpc.Buffer",
+    "async def get(self, a: AsyncIterator[rpc.Buffer]) -> int: ...": "get: parameter a: a stream has no rpc.Buffer",
     "async def get(self, later: 'Later') -> int: ...": "get: an annotation is not defined yet: name 'Later'",
 }
 
@@ -167,7 +169,7 @@ def test_arguments_are_checked():
 
 def schema(*methods: str, **names: Any) -> Schema:
     """The schema of a service Store with these methods."""
-    given = {"rpc": rpc, "AsyncIterator": AsyncIterator, "Literal": Literal, **names}
+    given = {"rpc": rpc, "Any": Any, "AsyncIterator": AsyncIterator, "Literal": Literal, **names}
     exec("class Store(rpc.Service):\n" + "".join(f"    {method}\n" for method in methods), given)
     return schema_of(given["Store"])
 
@@ -185,6 +187,8 @@ COMPATIBLE = [
     ("async def get(self, name: int) -> int: ...", "async def get(self, name: float) -> int: ..."),
     ("async def get(self, a: bytes) -> bytes: ...", "async def get(self, a: memoryview) -> rpc.Buffer: ..."),
     ("async def get(self, a: Literal[1]) -> int: ...", "async def get(self, a: Literal[1, 2]) -> int: ..."),
+    ("def get(self) -> AsyncIterator[bytes]: ...", "def get(self) -> AsyncIterator[memoryview]: ..."),
+    ("async def get(self, a: list[bytes]) -> int: ...", "async def get(self, a: Any) -> int: ..."),
     ("async def get(self, a: list[int]) -> int: ...", "async def get(self, a: set[float | str]) -> int: ..."),
 ]
 DIFFERENT = [
@@ -194,6 +198,26 @@ DIFFERENT = [
     (GET, "async def get(self) -> int: ...", "get: parameter name is unknown there"),
     (GET, "async def get(self, name: str) -> int | None: ...", "get: the result: None is not int"),
     (GET, "def get(self, name: str) -> AsyncIterator[int]: ...", "get is UNARY here, SERVER_STREAM there"),
+    (
+        "async def get(self, a: bytes) -> int: ...",
+        "async def get(self, a: bytes | None) -> int: ...",
+        "get: parameter a: buffer is not None | bytes",
+    ),
+    (
+        "async def get(self, a: bytes | None) -> int: ...",
+        "async def get(self, a: bytes) -> int: ...",
+        "get: parameter a: bytes is not buffer",
+    ),
+    (
+        "async def get(self, a: bytes) -> int: ...",
+        "async def get(self, a: Any) -> int: ...",
+        "get: parameter a: buffer is not any",
+    ),
+    (
+        "async def get(self) -> Any: ...",
+        "async def get(self) -> rpc.Buffer: ...",
+        "get: the result: buffer is not any",
+    ),
     (
         "async def get(self, a: Literal[1, 2]) -> int: ...",
         "async def get(self, a: Literal[1]) -> int: ...",
@@ -246,6 +270,47 @@ def test_structs_of_two_versions():
     ]:
         with pytest.raises(Error, match=re.escape(says)):
             understood(client, server)
+
+
+def test_tags_of_two_versions():
+    def of(**options: Any) -> Schema:
+        item = msgspec.defstruct("Item", [("a", int)], **options)
+        return schema("async def get(self, item: Item) -> None: ...", Item=item)
+
+    by_type, by_kind = of(tag="item"), of(tag="item", tag_field="kind")
+    assert by_type.description[1]["Item"][1] == ["type", "item"]
+    assert by_kind.digest != by_type.digest
+    with pytest.raises(Error, match="Item is a map with the tag type='item', not a map with kind='item'"):
+        understood(by_type, by_kind)
+
+
+def test_an_assumption_that_failed_is_forgotten():
+    """A is compared in a union first, where it does not fit, and where B seems to fit as it refers to A."""
+    written = {
+        "A": ["map", None, False, [["b", ["struct", "B"], True], ["x", "int", True]]],
+        "B": ["map", None, False, [["a", ["struct", "A"], True]]],
+    }
+    read = {**written, "A": ["map", None, False, [["b", ["struct", "B"], True], ["x", "str", True]]]}
+    union = ["union", ["struct", "A"], "none"]
+    for first in (["struct", "A"], union, ["struct", "B"]):
+        for then in (["struct", "A"], ["struct", "B"], union):
+            found = differences(["tuple", first, then], written, ["tuple", first, then], read)
+            assert len(found) == 2, (first, then, found)
+    assert differences(["struct", "B"], written, ["struct", "B"], written) == []
+
+
+def test_a_hostile_schema_takes_no_time():
+    """Each pair of structs is compared once or twice, however often it is met."""
+    count = 60
+    wrong = [["x", "int", True]], [["x", "str", True]]
+    tables = []
+    for last in wrong:
+        table: dict[str, Any] = {f"S{count}": ["map", None, False, last]}
+        for number in range(count):
+            member = ["union", ["struct", f"S{number + 1}"], "none"]
+            table[f"S{number}"] = ["map", None, False, [["a", member, True], ["b", member, True]]]
+        tables.append(table)
+    assert differences(["struct", "S0"], tables[0], ["struct", "S0"], tables[1])
 
 
 def test_digests():

@@ -51,6 +51,14 @@ class Example(rpc.Service):
         self.left = asyncio.ensure_future(self.total(0, numbers))
         await self.journal.until("took one", 3)
 
+    async def chunks(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for chunk in chunks:
+            assert type(chunk) is bytes
+            yield chunk
+
+    async def views(self) -> AsyncIterator[memoryview]:
+        yield memoryview(b"view")
+
     @rpc.method(outlives_connection=True)
     async def survive(self) -> AsyncIterator[bytes]:
         try:
@@ -119,6 +127,19 @@ async def test_streams(net: Net, number: int):
     doubled = client.multiply(2, Numbers(number))  # type: ignore[arg-type]
     assert [item async for item in doubled] == [2 * value for value in range(number)]
     assert nothing_is_left(client, server)
+
+
+async def test_streams_of_bytes(net: Net):
+    client, _, _ = await pair(net)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for size in (0, 1, 1000):
+            yield bytes(size)
+
+    found = [chunk async for chunk in client.chunks(chunks())]
+    assert found == [bytes(0), bytes(1), bytes(1000)] and {type(chunk) for chunk in found} == {bytes}
+    (view,) = [view async for view in client.views()]
+    assert type(view) is memoryview and view == b"view" and view.readonly
 
 
 async def test_many_at_once(net: Net):
