@@ -18,12 +18,14 @@ one, and the numbers in use bound what the callee does for this caller.
 What may come for a call depends on its kind. "-" is a violation, which ends the connection; "drop" is a message that
 crossed another one on the way.
 
-    received by the caller   | UNARY | SERVER_STREAM | CLIENT_STREAM | BOTH | ABANDONED      | no such call
-    Reply                    | last  | -             | last          | -    | last, dropped  | -
-    Failure                  | last  | last          | last          | last | last, dropped  | -
-    Item                     | -     | item          | -             | item | drop           | -
-    End                      | -     | last          | -             | last | last, dropped  | -
-    Window                   | -     | -             | more          | more | drop           | -
+    received by the caller   | UNARY | SERVER_STREAM | CLIENT_STREAM | BOTH | no such call
+    Reply                    | last  | -             | last          | -    | -
+    Failure                  | last  | last          | last          | last | -
+    Item                     | -     | item          | -             | item | -
+    End                      | -     | last          | -             | last | -
+    Window                   | -     | -             | more          | more | -
+
+An ABANDONED call keeps its column; what may come is dropped.
 
     received by the callee   | UNARY | SERVER_STREAM | CLIENT_STREAM | BOTH | LENDING        | no such call
     Call                     | -     | -             | -             | -    | -              | begin
