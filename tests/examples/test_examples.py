@@ -80,6 +80,7 @@ def heard_interrupts():
         ["rping.py", "-s", "-a", "127.0.0.1", "-p", "0"],
         ["rpc.py", "serve", "127.0.0.1", "0"],
         ["rpc.py", "serve", "--tcp", "127.0.0.1", "0"],
+        ["tensor_cache.py", "serve", "127.0.0.1", "0"],
     ],
     ids=" ".join,
 )
@@ -106,6 +107,7 @@ def test_an_interrupt_prints_no_traceback(server):
         ["rc_pingpong.py", "-p", "1", "127.0.0.1"],
         ["rpc.py", "call", "127.0.0.1", "1"],
         ["rping.py", "-c", "-a", "127.0.0.1", "-p", "1"],
+        ["tensor_cache.py", "try", "127.0.0.1", "1"],
     ],
     ids=" ".join,
 )
@@ -293,6 +295,25 @@ def test_rpc(serve, tcp):
             "DEADLINE_EXCEEDED: the call took too long",
         ]
         assert re.fullmatch(r"\d+ us a call", out[6])
+
+
+@pytest.mark.parametrize("tcp", [[], ["--tcp"]], ids=["rdma", "tcp"])
+def test_parameter_server(tcp):
+    out = run("parameter_server.py", *tcp, "--steps", 3).splitlines()
+    assert re.fullmatch(r"4 workers pushed 12 gradients of 4 MiB in [\d.]+ s", out[0])
+    assert out[1:] == ["the weights are the sum of the gradients, 30"]
+
+
+@pytest.mark.parametrize("tcp", [[], ["--tcp"]], ids=["rdma", "tcp"])
+def test_tensor_cache(serve, tcp):
+    _, port = serve("tensor_cache.py", "serve", *tcp, "127.0.0.1", 0)
+    assert run("tensor_cache.py", "try", *tcp, "127.0.0.1", port).splitlines() == [
+        *("put layer0", "got 0.0"),
+        *("put layer1", "got 1.0"),
+        *("put layer2", "got 1.0"),
+        *("put layer3 instead of layer0", "got 1.0"),
+        "NOT_FOUND: there is no tensor layer0",
+    ]
 
 
 @pytest.fixture(scope="module")
