@@ -76,7 +76,7 @@ ROOMS = [
     [{"streams"}],
     [RPC_GROUND],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
-    [{"rpc.streaming"}, {"rpc.lending"}],
+    [{"rpc.streaming"}, {"rpc.lending"}, {"rpc.keepalive"}],
     [{"rpc.channel"}, {"rpc.callee"}],
     [{"rpc.pool"}],
     [{"rpc.client"}, {"rpc.server"}],

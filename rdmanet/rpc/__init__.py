@@ -18,6 +18,7 @@ From the top; a module imports only what stands below it:
     pool                    the connections of a client that has several, one after another or together
     channel, callee         a client's side of one connection;  a server's
     lending, streaming      buffers by reference;  streams of items
+    keepalive               whether the other program answers
     link, endpoints         one connection as messages;  the three transports
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format

@@ -30,6 +30,7 @@ from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, Current
 from rdmanet.rpc.errors import Code, Error, late, not_taken
+from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import Loan, Outgoing, fetched, goes_by_reference, goes_inline, here, lent, loan_of
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link, logger
@@ -67,6 +68,7 @@ class Host(Protocol):
     methods: list[tuple[Method, Callable[..., Any]]]
     limits: Limits
     send_tracebacks: bool
+    keepalive: float | None
     refusal: str | None
     callees: set[Callee]
     running: set[Running]
@@ -159,6 +161,7 @@ class Callee:
         self._taken_bytes = 0  # allocated for arguments on loan, of calls that run
         self._greeting: asyncio.TimerHandle | None = None
         self._is_greeted = False
+        self._keepalive: Keepalive | None = None
         handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
         self._handlers = handlers
         self.link = Link(
@@ -210,6 +213,8 @@ class Callee:
         )
         self.link.longest = hello.message_bytes
         self._is_greeted = True
+        if self.server.keepalive is not None:
+            self._keepalive = Keepalive(self.link, self.server.keepalive)
         if self.server.refusal is not None:
             self.drain(self.server.refusal)
 
@@ -221,6 +226,8 @@ class Callee:
     def _lost(self, error: BaseException | None) -> None:
         if self._greeting is not None:
             self._greeting.cancel()
+        if self._keepalive is not None:
+            self._keepalive.stop()
         self.server.callees.discard(self)
         lost = self.link.lost_error()
         for running in self.book.lost():

@@ -24,8 +24,9 @@ from typing import Any
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
-from rdmanet.rpc.context import current
+from rdmanet.rpc.context import deadline_in
 from rdmanet.rpc.errors import Code, Error, code_of, late, not_begun, not_sent
+from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import Into, Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link
@@ -86,7 +87,7 @@ class Channel:
     :ivar book: its unfinished calls
     """
 
-    def __init__(self, schema: Schema, limits: Limits) -> None:
+    def __init__(self, schema: Schema, limits: Limits, keepalive: float | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         self.schema = schema
         self.limits = limits
@@ -97,6 +98,8 @@ class Channel:
         self._stream_bytes = 0
         self._greeting: asyncio.Future[None] = self.loop.create_future()
         self._reading_bytes = 0
+        self._keepalive_seconds = keepalive
+        self._keepalive: Keepalive | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
         self.link = Link(self.loop, limits.message_bytes, self._handlers, self._made, self._lost)
 
@@ -159,12 +162,16 @@ class Channel:
             Ping: self._on_ping,
             Pong: lambda _: None,
         }
+        if self._keepalive_seconds is not None:
+            self._keepalive = Keepalive(self.link, self._keepalive_seconds)
         self._greeting.set_result(None)
 
     def _on_goaway(self, message: Goaway) -> None:
         self.refusal = f"the server takes no new calls ({message.reason})"
 
     def _lost(self, error: BaseException | None) -> None:
+        if self._keepalive is not None:
+            self._keepalive.stop()
         self.refusal = self.refusal or f"the connection is closed: {error}"
         lost = self.link.lost_error()
         if not self._greeting.done():
@@ -487,13 +494,3 @@ class Channel:
 
     def _on_ping(self, message: Ping) -> None:
         self.link.answer(message)
-
-
-def deadline_in(timeout: float | None) -> float | None:
-    """When a call that may take so long has to end. It inherits the deadline of the call that is being executed."""
-    running = current()
-    inherited = None if running is None else running.deadline
-    if timeout is None:
-        return inherited
-    own = asyncio.get_running_loop().time() + timeout
-    return own if inherited is None else min(own, inherited)

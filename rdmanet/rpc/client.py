@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 from rdmanet.rpc import context, endpoints
 from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.keepalive import checked
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.pool import Address, Pool, first_of
@@ -35,6 +36,7 @@ async def connect(
     limits: Limits = DEFAULT,
     retry: Retry | None = None,
     policy: Literal["first", "spread"] = "first",
+    keepalive: float | None = None,
     **transport_options: Any,
 ) -> AsyncIterator[_S]:
     """Connect to a server: ``async with rpc.connect(Store, host, port) as store: await store.get("w")``.
@@ -54,6 +56,8 @@ async def connect(
     :param retry: how to reconnect; this includes the first connection. None: connect once
     :param policy: with several servers, "first": connect to the first that answers; "spread": connect to each, and send
         each call to the one that has the fewest unfinished calls
+    :param keepalive: send Ping to a server from which nothing has come for so many seconds, and count the connection as
+        lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
     :param transport_options: for ``create_rdma_connection``, or asyncio's ``create_connection`` and
         ``create_unix_connection``
     :raises OSError: there is no connection
@@ -64,11 +68,12 @@ async def connect(
     timeout = seconds(timeout)
     schema = schema_of(service)
     addresses = _addresses(host, port)
+    silence = checked("connect", keepalive)
     if policy not in ("first", "spread"):
         raise ValueError(f'rpc.connect: policy={policy!r} is not "first" or "spread"')
 
     async def dial(address: Address) -> Channel:
-        channel = Channel(schema, limits)
+        channel = Channel(schema, limits, silence)
         await endpoints.connect(lambda: channel.link, *address, transport, transport_options)
         try:
             await channel.greeted()

@@ -6,6 +6,7 @@ inherit the deadline. When the call has its answer, that is over: a task that go
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 from typing import Any
 
@@ -52,3 +53,12 @@ def peer() -> Any:
     """In a method: the address of its caller's connection, as ``get_extra_info("peername")`` of asyncio; else None."""
     found = current()
     return None if found is None else found.peer
+
+
+def deadline_in(timeout: float | None) -> float | None:
+    """When a call that may take so long has to end. It inherits the deadline of the call that is being executed."""
+    inherited = deadline()
+    if timeout is None:
+        return inherited
+    own = asyncio.get_running_loop().time() + timeout
+    return own if inherited is None else min(own, inherited)

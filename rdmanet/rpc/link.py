@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -39,6 +40,8 @@ from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, 
 logger = logging.getLogger("rdmanet.rpc")
 
 COLLECT_BYTES = 64 << 10
+HOST_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+"""The same times as over RDMA, in seconds and as a number."""
 CLOSE_S = 10.0
 
 Handlers = Mapping[type, Callable[[Any], None]]
@@ -74,6 +77,7 @@ class Link(asyncio.Protocol):
         self.is_over = False
         self.lends = False
         self.peer: Any = None
+        self.heard_at = 0.0  # when something came, on the loop's clock
         self.longest = NUMBERS - 1  # of the peer's limit, when it is known
         self._framer = Framer(message_bytes, HELLO_BYTES if is_server else message_bytes)
         self._handlers = handlers
@@ -184,11 +188,14 @@ class Link(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.lends = isinstance(transport, RdmaTransport)
         self.peer = transport.get_extra_info("peername")
+        if not self.lends:
+            _watch_host(transport)
         self._on_made()
 
     def data_received(self, data: bytes) -> None:
         if self.is_over:
             return
+        self.heard_at = self.loop.time()
         handlers = self._handlers
         try:
             for message in self._framer.feed(data):
@@ -288,6 +295,15 @@ class Link(asyncio.Protocol):
                 waiters.remove(waiter)
                 if not waiters:
                     del self._awaited[number]
+
+
+def _watch_host(transport: asyncio.BaseTransport) -> None:
+    """Have the kernel look after the peer's host, as it is done over RDMA (docs/howto/keepalive.md)."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        for option, value in HOST_KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 async def read_offer(remote: OfferedMemory, memory: Any, offset: int) -> None:

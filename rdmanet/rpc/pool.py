@@ -33,7 +33,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, Final
 
 from rdmanet.errors import endpoint
-from rdmanet.rpc.channel import Channel, deadline_in
+from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.context import deadline_in
 from rdmanet.rpc.errors import Code, Error, not_begun, not_sent
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.retry import Retry

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.callee import Callee, Running
+from rdmanet.rpc.keepalive import checked
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.schema import Service, methods_of, schema_of
 
@@ -26,6 +27,7 @@ async def serve(
     transport: str = "rdma",
     limits: Limits = DEFAULT,
     send_tracebacks: bool = False,
+    keepalive: float | None = None,
     **transport_options: Any,
 ) -> Server:
     """Serve the methods of an object: ``server = await rpc.serve(Store(), host, port)``.
@@ -43,11 +45,14 @@ async def serve(
     :param limits: what clients may make this server do
     :param send_tracebacks: whether callers get the traceback of an INTERNAL error, as ``Error.traceback``. It may
         contain secrets
+    :param keepalive: send Ping to a client from which nothing has come for so many seconds, and count the connection as
+        lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
     :param transport_options: for ``start_rdma_server``, or asyncio's ``create_server`` and ``create_unix_server``
     :raises OSError: it cannot listen
     :raises TypeError: it is no service
     """
     server = Server(service, limits, send_tracebacks)
+    server.keepalive = checked("serve", keepalive)
     server._listener = await endpoints.listen(
         lambda: Callee(server).link, host, port, transport, transport_options
     )
@@ -69,6 +74,7 @@ class Server:
         self.methods = methods_of(service)
         self.limits = limits
         self.send_tracebacks = send_tracebacks
+        self.keepalive: float | None = None
         self.callees: set[Callee] = set()
         self.running: set[Running] = set()
         self.refusal: str | None = None

@@ -174,7 +174,7 @@ async def test_calls(net: Net):
         booked = {"got": {"kind": "transfer", "amount": 1, "to": "me"}, "how": "now"}
         assert client.call("book", transfer, "now") == booked
         assert client.call("mirror", b"123") == b"321"
-        assert client.call("fail") == (FAILURE, 5, "no such account", {"account": 7}, None)
+        assert client.call("fail") == (FAILURE, 5, "no such account", {"account": 7}, None, True)
         assert client.call("add", "1")[:2] == (FAILURE, 3)
         assert client.call("mirror", [1, 100])[:2] == (FAILURE, 3)  # a loan, without RDMA
         assert client.call("wait", timeout_us=1000)[:2] == (FAILURE, 4)
