@@ -8,7 +8,7 @@ import pytest
 from rdmanet.errors import CompletionError, CompletionResetError
 from rdmanet.verbs import PD, SGE, AccessFlags, EventType, QPState, SendFlags, WCOpcode, WCStatus, WROpcode
 
-from .conftest import differs
+from .conftest import EVERYTHING, differs
 
 READ, WRITE, ATOMIC = AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC
 LOCAL = AccessFlags.LOCAL_WRITE
@@ -48,6 +48,17 @@ def test_an_element_outside_its_region(net, pair):
     a, b = pair
     small, big = net.mr(64), net.mr(8192)
     b.receive(big)
+    a.send(SGE(big, 0, 128, lkey=small.lkey))
+    failed(a, WCStatus.LOC_PROT_ERR, rxe=WCStatus.WR_FLUSH_ERR)
+
+
+@pytest.mark.not_on_siw("completes it with an error, and goes on")
+def test_an_element_longer_than_its_region(net, pair):
+    """From its first byte, and beyond its last."""
+    a, b = pair
+    big = net.mr(8192)
+    small = net.keep(net.pd.reg_mr(memoryview(big)[:64], EVERYTHING))
+    b.receive(net.mr())
     a.send(SGE(big, 0, 128, lkey=small.lkey))
     failed(a, WCStatus.LOC_PROT_ERR, rxe=WCStatus.WR_FLUSH_ERR)
 

@@ -68,7 +68,7 @@ def both_fail(
         assert net.event(event).qp is b.qp
 
 
-@pytest.mark.parametrize("fault", ["key", "after", "before", "across", "rights", "domain", "closed"])
+@pytest.mark.parametrize("fault", ["key", "after", "before", "across", "longer", "rights", "domain", "closed"])
 @REMOTE_IDS
 def test_remote_access(net: Net, pair, opcode, fault):
     """Wrong key, range, rights or domain: REM_ACCESS_ERR there, QP_ACCESS_ERR here."""
@@ -82,7 +82,7 @@ def test_remote_access(net: Net, pair, opcode, fault):
     right = {WROpcode.RDMA_WRITE: WRITE, WROpcode.RDMA_READ: READ}.get(opcode, ATOMIC)
     access = EVERYTHING & ~right if fault == "rights" else EVERYTHING
     pd = net.keep(PD(net.context)) if fault == "domain" else net.pd
-    region = net.keep(pd.alloc_mr(4096, access))
+    region = net.keep(pd.alloc_mr(4 if fault == "longer" else 4096, access))
     address, rkey, length = region.address, region.rkey, 8
     if fault == "key":
         rkey ^= 0x5A
