@@ -139,6 +139,22 @@ async def test_an_idle_peer_is_killed(net: Net):
     killed(client)
 
 
+@pytest.mark.embedded_only("an adapter sends at once")
+async def test_a_peer_that_is_killed_before_the_device_has_sent(net: Net):
+    """close() was called, and all is with the device, which has not sent it: these bytes are lost."""
+    peer = net.spawn("echo.py")
+    client = await net.connect(await peer.port())
+    client.transport.write(b"hello")
+    await client.until_received(5)
+    client.transport.get_extra_info("rdma_pd").context.set_faults("delay=60s")
+    client.transport.write(b"lost")
+    client.transport.close()
+    assert client.transport.get_write_buffer_size() == 0
+    peer.send_signal(signal.SIGKILL)
+    error = await within(NOTICED_WITHIN_S, client.until_lost())
+    assert isinstance(error, ConnectionResetError)
+
+
 SAYS_SO = pytest.mark.embedded_only("an adapter does not know of processes")
 
 
