@@ -158,6 +158,8 @@ FEATURE_GROWTH: Final = 2
 """The same for slots that grow (slots.py)."""
 FEATURE_SOLICITS: Final = 4
 """Hello.features: this side marks all its SENDs as solicited (IBV_SEND_SOLICITED); its peer may arm for those only."""
+FEATURE_ELSEWHERE: Final = 8
+"""Hello.features: this side connects, and understands a Refusal with a port. It goes there once."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -178,13 +180,19 @@ class RefusalCode(IntEnum):
     BUSY = 3
     CLOSING = 4
     ERROR = 5
+    ELSEWHERE = 6
+    """Another process of the same server takes this connection, at Refusal.port."""
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Why a connection was refused, sent in the connection manager's reject message."""
+    """Why a connection was refused, sent in the connection manager's reject message.
+
+    The port is there only with ELSEWHERE, which only a side with FEATURE_ELSEWHERE gets.
+    """
 
     code: U16
     reason: str
+    port: U16 = 0
 
 
 class Region(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -282,13 +290,18 @@ def unpack_hello(data: bytes) -> Hello:
 
 def pack_refusal(code: int, reason: str) -> bytes:
     """The private data of a reject message; a long reason is truncated."""
-    return _pack_private(Refusal(code, _cut(reason)))
+    return _pack_private((int(code), _cut(reason)))
+
+
+def pack_elsewhere(port: int, reason: str) -> bytes:
+    """The private data of a reject message that sends the peer to another port of the same address."""
+    return _pack_private(Refusal(RefusalCode.ELSEWHERE, _cut(reason), port))
 
 
 def unpack_refusal(data: bytes) -> Refusal:
     """Parse a peer's refusal, whatever its version; its reason is made safe to print."""
     refusal = _unpack_private(data, _refusal_decoder, Refusal, of_any_version=True)
-    return Refusal(refusal.code, printable(refusal.reason, REASON_BYTES_MAX))
+    return Refusal(refusal.code, printable(refusal.reason, REASON_BYTES_MAX), refusal.port)
 
 
 def pack_credit(credit: Credit) -> bytes:
@@ -368,7 +381,7 @@ def _check_hello(hello: Hello) -> None:
         raise ProtocolError(f"hello: {hello.credits} credits exceed the {hello.data_slots} data_slots")
 
 
-def _pack_private(body: msgspec.Struct) -> bytes:
+def _pack_private(body: msgspec.Struct | tuple[int, str]) -> bytes:
     packed = msgspec.msgpack.encode(body)
     return b"%b%c%c%b" % (MAGIC, VERSION, len(packed), packed)
 

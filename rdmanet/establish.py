@@ -59,6 +59,17 @@ class Role(Enum):
     SERVER = auto()
 
 
+class ElsewhereError(ConnectionRefusedError):
+    """The server refuses the connection here, and takes it at another port of the same address.
+
+    :ivar port: the port
+    """
+
+    def __init__(self, text: str, port: int) -> None:
+        super().__init__(errno.ECONNREFUSED, text)
+        self.port = port
+
+
 class EndpointOwner(Protocol):
     """What an endpoint reports to: a ``Lifecycle``."""
 
@@ -169,6 +180,8 @@ class Endpoint:
         connection, slots = self._connection, self._config.data_slots
         first = slots if connection.shared is None else min(STREAM_SHARED_OWN, slots)
         features = credit.FEATURE_PLACEMENT | credit.FEATURE_GROWTH | credit.FEATURE_SOLICITS
+        if self.role is Role.CLIENT and self._config.goes_elsewhere:
+            features |= credit.FEATURE_ELSEWHERE
         return credit.Hello(connection.first_slot_bytes, slots, credit.CONTROL_SLOTS, first, features)
 
     def agree(self, hello: credit.Hello) -> None:
@@ -311,10 +324,10 @@ def _connect_error(event: CMEvent) -> OSError:
         peer = "" if address is None else f" {endpoint(address)}"
         with contextlib.suppress(ProtocolError):
             refusal = credit.unpack_refusal(event.private_data)
-            return ConnectionRefusedError(
-                errno.ECONNREFUSED,
-                f"the peer{peer} refuses the connection: {refusal.reason} (code {refusal.code})",
-            )
+            text = f"the peer{peer} refuses the connection: {refusal.reason} (code {refusal.code})"
+            if refusal.code == credit.RefusalCode.ELSEWHERE and refusal.port:
+                return ElsewhereError(text, refusal.port)
+            return ConnectionRefusedError(errno.ECONNREFUSED, text)
     error = event.error()
     if error is not None:
         return error

@@ -88,6 +88,8 @@ class StreamConfig:
     """How much a connection takes in at least, though the program does not read, whatever its ring."""
     keepalive: Keepalive | None = KEEPALIVE
     """When to look whether an idle peer's host is there (`keepalive_of`); None: never."""
+    goes_elsewhere: bool = True
+    """Whether a server may send this client to another of its processes, at another port of the same address."""
     reason: str = "the program asked for RDMA"
     """What get_extra_info("fabric_reason") says."""
 

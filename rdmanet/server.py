@@ -78,6 +78,9 @@ class RdmaServer(asyncio.AbstractServer):
                 Admission(loop, half_open_max, waiting_for(backlog), handshake_s) for _ in range(2)
             )
         self._half_open: set[ConnectRequest] = set()
+        self.elsewhere: Callable[[LoopContext], int] | None = None
+        """Called for each request of a client that goes elsewhere, with the context of the listener that it came to:
+        the port at which another process of this server takes it; 0 if this one does."""
         self.on_close: Callable[[], None] = lambda: None
         """Called when it stops listening: it is closed, or its device was removed."""
 
@@ -114,6 +117,10 @@ class RdmaServer(asyncio.AbstractServer):
                 cm_id, credit.RefusalCode.VERSION if is_other else credit.RefusalCode.PROTOCOL, str(exc)
             )
             return
+        if self.elsewhere is not None and hello.features & credit.FEATURE_ELSEWHERE:
+            if port := self.elsewhere(loop_context):
+                self._reject(cm_id, credit.pack_elsewhere(port, f"another process takes it, at port {port}"))
+                return
         request = ConnectRequest(self, loop_context, cm_id, hello)
         if request.admission is None:
             request.enter()
@@ -122,8 +129,11 @@ class RdmaServer(asyncio.AbstractServer):
             request.admission.arrived(request)
 
     def _refuse(self, cm_id: CMID, code: int, reason: str) -> None:
+        self._reject(cm_id, credit.pack_refusal(code, reason))
+
+    def _reject(self, cm_id: CMID, refusal: bytes) -> None:
         with contextlib.suppress(OSError):
-            cm_id.reject(credit.pack_refusal(code, reason))
+            cm_id.reject(refusal)
         cm_id.close()
 
     def _attach(self, transport: Accepted) -> None:

@@ -13,14 +13,15 @@ import itertools
 import logging
 import ssl as ssl_module
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from rdmanet._core import stream_half_open_bytes
 from rdmanet.addresses import SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.admission import places_for
 from rdmanet.errors import endpoint
-from rdmanet.establish import Role
-from rdmanet.loop_context import loop_context_for
+from rdmanet.establish import ElsewhereError, Role
+from rdmanet.loop_context import LoopContext, loop_context_for
 from rdmanet.options import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
@@ -146,9 +147,8 @@ async def create_rdma_connection(
             continue
         for library, local in itertools.product(libraries_for(address, device), sources):
             loop_context = await loop_context_for(loop, library)
-            transport = RdmaTransport(loop_context, config, factory, Role.CLIENT)
             try:
-                await transport._connect(address, local)
+                transport = await connect(loop_context, config, factory, address, local)
             except OSError as exc:
                 if is_made:
                     raise  # the factory's, or the connection's: the address has answered
@@ -240,6 +240,31 @@ async def start_rdma_server(
     server = server_of(loop, protocol_factory, config, backlog, tls)
     await listen(server, host, port, family=family, flags=flags, device=device, start_serving=start_serving)
     return server
+
+
+async def connect(
+    loop_context: LoopContext,
+    config: StreamConfig,
+    factory: Callable[[], asyncio.BaseProtocol],
+    address: SockAddr,
+    local: SockAddr | None = None,
+) -> RdmaTransport:
+    """Connect by one library. A server may name another port of the address, where one of its processes listens.
+
+    A client goes there once, and says then that it goes no further. So no server sends it in circles, and none sends it
+    to another host.
+    """
+    transport = RdmaTransport(loop_context, config, factory, Role.CLIENT)
+    try:
+        await transport._connect(address, local)
+    except ElsewhereError as exc:
+        if not config.goes_elsewhere:
+            raise
+        logger.debug("%s sends us to port %d", endpoint(address), exc.port)
+        there = cast(SockAddr, (address[0], exc.port, *address[2:]))
+        transport = RdmaTransport(loop_context, replace(config, goes_elsewhere=False), factory, Role.CLIENT)
+        await transport._connect(there, local)
+    return transport
 
 
 def server_of(

@@ -150,10 +150,9 @@ class Attempt:
         if chance.door is not None:
             port = await doors.knock(chance.door, self._base.sock_recv)
         from rdmanet.addresses import libraries_for
-        from rdmanet.establish import Role
         from rdmanet.loop_context import loop_context_for
         from rdmanet.tls import Layer, Tls
-        from rdmanet.transport import RdmaTransport
+        from rdmanet.transport import connect
 
         wanted, kwds = self._wanted, self._wanted.kwds
         tls = Tls.of_client(
@@ -168,15 +167,13 @@ class Attempt:
         config = self._settings.config(chance.reason)
         for library in libraries:
             loop_context = await loop_context_for(self._base.loop, library)
-            transport = RdmaTransport(loop_context, config, self.make_protocol, Role.CLIENT)
+            there = cast(SockAddr, (address[0], port, *address[2:]))
             try:
-                await transport._connect((address[0], port, *address[2:]), None)
+                return await connect(loop_context, config, self.make_protocol, there)
             except OSError as exc:
                 if self.is_made:
                     raise
                 failure = exc
-                continue
-            return transport
         raise failure
 
 

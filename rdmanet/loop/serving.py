@@ -9,8 +9,9 @@ the TCP port: it is found by its name, on this host only, and only because the T
 
 If RDMA cannot listen, the server serves TCP only, and the log says why. RDMANET_REQUIRE=rdma makes that an error.
 
-Of several workers on one port the first has the door and the RDMA connections; TCP's are spread over all. When it ends,
-another takes its place. Until then clients find no door, and take TCP.
+Of several workers on one port the first has the door and the RDMA listeners; TCP's connections are spread over all. On
+an adapter it deals RDMA's out to the others (workers.py). When it ends, another takes its place. Until then clients
+find no door, and take TCP.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet.environment import requires_rdma
+from rdmanet.loop import workers
 from rdmanet.loop.doors import Door, Heir, owner
 from rdmanet.loop.settings import Settings
 
 if TYPE_CHECKING:
+    from rdmanet._core import Library
     from rdmanet.server import RdmaServer
 
 logger = logging.getLogger("rdmanet")
@@ -66,6 +69,8 @@ class DualServer(asyncio.AbstractServer):
         self._alive = alive
         self._rdma: list[RdmaServer] = []
         self._heirs: list[Heir] = []
+        self._beside: dict[SockAddr, RdmaServer] = {}
+        """Those at ports of our own, while another process serves RDMA at these addresses."""
         self._inheriting: set[asyncio.Task[None]] = set()
         self._is_offered = False
         self._is_closed = False
@@ -189,6 +194,8 @@ class DualServer(asyncio.AbstractServer):
         :raises OSError: it is not possible, and RDMANET_REQUIRE=rdma
         """
         failure: OSError | None = None
+        if (beside := self._beside.pop(address, None)) is not None:
+            beside.close()
         for _ in range(_TRIES):
             if self._is_closed:
                 return
@@ -202,6 +209,7 @@ class DualServer(asyncio.AbstractServer):
                 if exc.errno != errno.EADDRINUSE:
                     break
                 if self._waits_for_owner(address, takes_both):
+                    await self._register(address, takes_both)
                     return
                 # A worker beside us may be about to open its door: until it listens, nobody sees whose it is.
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -234,40 +242,103 @@ class DualServer(asyncio.AbstractServer):
         )
         return True
 
+    async def _register(self, address: SockAddr, takes_both: bool) -> None:
+        """Listen at a port of our own, and have the process that serves RDMA send us clients there."""
+        server = self._make_server()
+        try:
+            port = 0
+            for place in _places(address, takes_both):
+                await self._listen(server, cast(SockAddr, (place[0], port, *place[2:])), workers.is_dealt)
+                if server.sockets:
+                    port = server.sockets[0].getsockname()[1]
+            if not port:
+                return  # no adapter has the address
+            await server.start_serving()
+            registration = workers.Registration(address[0], address[1], port)
+        except OSError as exc:
+            server.close()
+            logger.debug("no RDMA client of other hosts is sent to process %d: %s", os.getpid(), exc)
+            return
+        except BaseException:
+            server.close()
+            raise
+        server.on_close = registration.close
+        self._beside[address] = server
+        self._rdma.append(server)
+        if self._is_closed:  # meanwhile
+            server.close()
+
     async def _join(self, address: SockAddr, takes_both: bool) -> None:
         """Listen for RDMA on the address of one TCP listener, and open its door."""
-        from rdmanet.addresses import libraries_for
-        from rdmanet.loop_context import loop_context_for
-
-        places = [address, ("0.0.0.0", address[1])] if takes_both else [address]
-        door = Door(address[0], address[1], lambda: address[1], takes_both)
+        register = self._dealer(address)
         server = None
         try:
+            # After the register, so that who finds the door finds the register.
+            door = Door(address[0], address[1], lambda: address[1], takes_both)
+        except BaseException:
+            if register is not None:
+                register.close()
+            raise
+
+        def on_close() -> None:
+            door.close()
+            if register is not None:
+                register.close()
+
+        try:
             server = self._make_server()
-            server.on_close = door.close
+            server.on_close = on_close
             failure: OSError | None = None
-            for place in places:
-                for library in libraries_for(place, None):
-                    try:
-                        server._add_listener(await loop_context_for(self._loop, library), place)
-                    except OSError as exc:
-                        failure = exc
-                        if exc.errno not in _NOT_ITS_ADDRESS:
-                            logger.debug("no RDMA listener on %s by %s: %s", place, library.name, exc)
+            for place in _places(address, takes_both):
+                failure = await self._listen(server, place) or failure
             if not server._listeners:
                 raise failure or OSError(errno.ENODEV, "no device has this address")
+            if register is not None:
+                server.elsewhere = register.elsewhere
             await server.start_serving()
             if self._is_closed:  # meanwhile
                 server.close()
-                door.close()
                 return
             door.open(self._loop)
         except BaseException:
             if server is not None:
                 server.close()
-            door.close()
+            on_close()
             raise
         self._rdma.append(server)
+
+    def _dealer(self, address: SockAddr) -> workers.Register | None:
+        """What deals connections out to workers, if a device has some that are dealt out.
+
+        :raises OSError: another process has it (EADDRINUSE)
+        """
+        from rdmanet.addresses import libraries_for
+
+        if not any(map(workers.is_dealt, libraries_for(address, None))):
+            return None
+        return workers.Register(self._loop, address[0], address[1])
+
+    async def _listen(
+        self, server: RdmaServer, place: SockAddr, by: Callable[[Library], bool] = lambda _: True
+    ) -> OSError | None:
+        """Listen there by all libraries that can. Returns why one of them cannot."""
+        from rdmanet.addresses import libraries_for
+        from rdmanet.loop_context import loop_context_for
+
+        failure: OSError | None = None
+        for library in filter(by, libraries_for(place, None)):
+            try:
+                server._add_listener(await loop_context_for(self._loop, library), place)
+            except OSError as exc:
+                failure = exc
+                if exc.errno not in _NOT_ITS_ADDRESS:
+                    logger.debug("no RDMA listener on %s by %s: %s", place, library.name, exc)
+        return failure
+
+
+def _places(address: SockAddr, takes_both: bool) -> list[SockAddr]:
+    """Where RDMA listens beside a TCP listener."""
+    return [address, ("0.0.0.0", address[1])] if takes_both else [address]
 
 
 def _takes_both_families(tcp: Any) -> bool:

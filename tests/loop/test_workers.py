@@ -1,13 +1,20 @@
-"""Several processes on one port: one of them serves RDMA, and when it dies another does."""
+"""Several processes on one port: one of them has RDMA's listeners, and when it dies another has.
+
+It serves all of RDMA on the embedded device, and deals connections out on an adapter. Some workers here treat the
+embedded device as one.
+"""
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+from collections import Counter
 
+import pytest
 from loop_harness import peer
 
-from rdmanet.loop import doors
+from rdmanet.loop import doors, workers
 from tests.support.waiting import until_seen
 
 
@@ -61,3 +68,95 @@ async def test_meanwhile_others_are_reached_by_tcp():
         other.send_signal(signal.SIGCONT)
         assert await reader.readline() == b"%d tcp\n" % other.pid
         writer.close()
+
+
+@contextlib.contextmanager
+def dealing(count: int):
+    """Workers that treat the embedded device as an adapter: their port, and they by their numbers."""
+    with socket.socket() as reserved, contextlib.ExitStack() as stack:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        peers = [stack.enter_context(peer("worker.py", port, "adapter")) for _ in range(count)]
+        yield port, {each.pid: each for each in peers}
+
+
+async def who_serves(port: int, connections: int) -> Counter:
+    """How many of so many connections each worker gets."""
+    served: Counter = Counter()
+    for _ in range(connections):
+        _, writer, pid, fabric = await connect(port)
+        assert fabric == "rdma"
+        served[pid] += 1
+        writer.close()
+        await writer.wait_closed()
+    return served
+
+
+async def test_an_adapters_connections_are_dealt_out_in_turn():
+    with dealing(3) as (port, there):
+        for worker in there.values():
+            assert await worker.line() == "ready"
+        assert await who_serves(port, 6) == dict.fromkeys(there, 2)
+        # One that is no front ends: the two others share.
+        front = doors.owner("127.0.0.1", port)
+        ended = next(pid for pid in there if pid != front)
+        there[ended].send_signal(signal.SIGKILL)
+        await asyncio.get_running_loop().run_in_executor(None, there.pop(ended).process.wait)
+        assert await who_serves(port, 4) == dict.fromkeys(there, 2)
+        # The front ends: the last serves alone, at the port that all know.
+        there.pop(front).send_signal(signal.SIGKILL)
+        await until_seen(lambda: doors.owner("127.0.0.1", port) in there)
+        assert await who_serves(port, 2) == dict.fromkeys(there, 2)
+
+
+class Device:
+    """What the register asks of a loop context."""
+
+    def __init__(self, embedded: bool) -> None:
+        self.library = self
+        self.embedded_device = embedded
+
+
+async def test_a_register_believes_only_what_it_understands(monkeypatch):
+    loop = asyncio.get_running_loop()
+    register = workers.Register(loop, "127.0.0.1", 1)
+    adapter, embedded = Device(False), Device(True)
+    try:
+        with pytest.raises(OSError, match="in use"):
+            workers.Register(loop, "127.0.0.1", 1)
+        assert register.elsewhere(adapter) == 0
+        strangers = []
+        for word in (
+            b"GET / HTTP/1.1",
+            b"rdmanet-worker 1 0",
+            b"rdmanet-worker 1 65536",
+            b"rdmanet-worker 2 80",
+        ):
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            strangers.append(stranger)
+            stranger.connect(b"\0rdmanet-stream/127.0.0.1/1/workers")
+            await until_seen(lambda: len(register._turns) == 2)
+            assert register.elsewhere(adapter) == 0  # it has said nothing
+            stranger.send(word)
+            await until_seen(lambda: len(register._turns) == 1)
+        first, second = (workers.Registration("127.0.0.1", 1, port) for port in (1001, 1002))
+        await until_seen(lambda: len(register._ports) == 2)
+        assert [register.elsewhere(adapter) for _ in range(6)] in ([0, 1001, 1002] * 2, [0, 1002, 1001] * 2)
+        assert [register.elsewhere(embedded) for _ in range(3)] == [0] * 3
+        first.close()
+        await until_seen(lambda: len(register._ports) == 1)
+        assert sorted(register.elsewhere(adapter) for _ in range(4)) == [0, 0, 1002, 1002]
+        # Another user's processes are not registered, and do not register.
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(PermissionError):
+            workers.Registration("127.0.0.1", 1, 1003)
+        second.close()
+        await until_seen(lambda: not register._ports)
+        for stranger in strangers:
+            stranger.close()
+    finally:
+        register.close()
+    register.close()
+    with pytest.raises(ConnectionRefusedError):
+        workers.Registration("127.0.0.1", 1, 1001)

@@ -204,6 +204,39 @@ async def test_the_reason_of_a_refusal_reaches_the_caller(net: Net, refuser):
         await connecting
 
 
+async def test_a_refusal_that_names_a_port_is_followed_once(net: Net, refuser, caller):
+    """And it names no host: the second refusal would send us back, for ever."""
+    first_port, second_port = refuser.listen(HOST), caller.listen(HOST)
+    connecting = asyncio.ensure_future(net.connect(first_port))
+    for peer, goes_on, port in ((refuser, True, second_port), (caller, False, first_port)):
+        request = await peer.event(CMEventType.CONNECT_REQUEST)
+        peer.id = request.id
+        assert request.id.peer_addr[0] == HOST
+        features = credit.unpack_hello(request.private_data).features
+        assert bool(features & credit.FEATURE_ELSEWHERE) is goes_on
+        peer.id.reject(credit.pack_elsewhere(port, f"go to {port}"))
+    with pytest.raises(ConnectionRefusedError, match=f"go to {first_port}"):
+        await connecting
+
+
+async def test_a_refusal_that_names_no_port_is_one(net: Net, refuser):
+    connecting = asyncio.ensure_future(net.connect(refuser.listen(HOST)))
+    await refuser.request()
+    refuser.id.reject(credit.pack_elsewhere(0, "nowhere"))
+    with pytest.raises(ConnectionRefusedError, match="nowhere"):
+        await connecting
+
+
+async def test_a_server_sends_only_those_elsewhere_who_go(net: Net, caller):
+    server, port = await net.serve(Echo)
+    _, other_port = await net.serve(Echo)
+    server.elsewhere = lambda _: other_port
+    there = await net.connect(port)
+    assert there.transport.get_extra_info("peername")[1] == other_port
+    await caller.call(HOST, port, HELLO)  # which does not say that it goes elsewhere
+    await caller.event(CMEventType.ESTABLISHED)
+
+
 async def test_a_refusal_of_another_version_is_understood(net: Net, refuser):
     """A server of the next version refuses us: we learn why, though its refusal is of that version."""
     connecting = asyncio.ensure_future(net.connect(refuser.listen(HOST)))

@@ -143,6 +143,17 @@ def test_refusal(credit: ModuleType) -> None:
         credit.unpack_refusal(packed[:-1])
 
 
+def test_a_refusal_that_names_a_port(credit: ModuleType) -> None:
+    packed = credit.pack_elsewhere(65535, "ä" * 1000)
+    assert len(packed) <= 148
+    assert credit.unpack_refusal(packed) == credit.Refusal(credit.RefusalCode.ELSEWHERE, "ä" * 60, 65535)
+    # Others are as they were before there was a port.
+    assert credit.pack_refusal(credit.RefusalCode.BUSY, "why") == private([3, "why"])
+    for port in (65536, -1, "1", None):
+        with pytest.raises(ProtocolError, match="refusal: "):
+            credit.unpack_refusal(private([6, "why", port]))
+
+
 # ---------------------------------------------------------------------------
 # Credit and Abort
 # ---------------------------------------------------------------------------

@@ -1,10 +1,14 @@
-"""One of several servers on one port. It prints when it is ready, and sends its number to whoever connects."""
+"""One of several servers on one port. It prints when it is ready, and sends its number to whoever connects.
+
+A second argument has it treat the embedded device as an adapter.
+"""
 
 import asyncio
 import os
 import sys
 
 import rdmanet
+from rdmanet.loop import workers
 
 
 class Numbered(asyncio.Protocol):
@@ -26,4 +30,6 @@ async def main():
     server.close()
 
 
+if sys.argv[2:]:
+    workers.is_dealt = lambda library: True
 rdmanet.run(main())

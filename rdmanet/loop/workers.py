@@ -1,0 +1,172 @@
+"""Several processes on one port of an adapter: how RDMA connections are dealt out to them.
+
+Theory
+------
+Workers share a TCP port (serving.py), but a port of an adapter has one listener. So the first worker, which has the
+door, listens there and is the *front*. Each of the others listens at a port of its own, which it tells the front: it
+connects to the front's *register*, a Unix socket with the name ``rdmanet-stream/<address>/<port>/workers``, sends the
+port, and stays connected. When it ends, the kernel closes that connection, and the front forgets the port.
+
+The front takes connections in turn with the others. When it is another's turn, it refuses the client with that one's
+port, and the client goes there (`transport.connect`), once. Clients that do not know this are the front's.
+
+Only processes of our own user are registered, and a worker registers only with one of our own user: the kernel says who
+they are (SO_PEERCRED).
+
+On the embedded device the front takes all connections: there workers' ports would be TCP ports, open to other hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rdmanet._core import Library
+    from rdmanet.loop_context import LoopContext
+
+_REGISTER = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_BACKLOG = 512
+_NAME = b"\0rdmanet-stream/%s/%d/workers"
+_GREETING = b"rdmanet-worker 1 "
+_WORD_BYTES = 64
+_CREDENTIALS = struct.Struct("iII")  # struct ucred
+
+
+def is_dealt(library: Library) -> bool:
+    """Whether connections by this library are dealt out to workers."""
+    return not library.embedded_device
+
+
+class Register:
+    """The front's: which workers listen where, and whose turn it is."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str, port: int) -> None:
+        """
+        :param address: the one that the TCP listener is bound to
+        :raises OSError: another process has this name (EADDRINUSE), or there are no descriptors left
+        """
+        self._loop = loop
+        self._ports: dict[socket.socket, int] = {}  # of the workers that have said theirs
+        self._turns: deque[socket.socket | None] = deque([None])  # None: ours
+        self._socket = socket.socket(socket.AF_UNIX, _REGISTER, 0)
+        try:
+            self._socket.bind(_NAME % (address.encode(), port))
+            self._socket.listen(_BACKLOG)
+        except BaseException:
+            self._socket.close()
+            raise
+        loop.add_reader(self._socket.fileno(), self._called)
+        _open.add(self)
+
+    def elsewhere(self, loop_context: LoopContext) -> int:
+        """The port of the worker whose turn it is; 0 if it is ours. It is called for each connection."""
+        if not is_dealt(loop_context.library):
+            return 0
+        while True:  # we are among them
+            worker = self._turns[0]
+            self._turns.rotate(-1)
+            if worker is None:
+                return 0
+            if port := self._ports.get(worker):
+                return port
+
+    def close(self) -> None:
+        """Give the name up, and forget all workers."""
+        if self._socket.fileno() < 0:
+            return
+        if not self._loop.is_closed():
+            for each in self._all():
+                self._loop.remove_reader(each.fileno())
+        self._close_all()
+
+    def _close_all(self) -> None:
+        for each in self._all():
+            each.close()
+        self._ports.clear()
+        self._turns = deque([None])
+
+    def _all(self) -> list[socket.socket]:
+        return [self._socket, *(worker for worker in self._turns if worker is not None)]
+
+    def _called(self) -> None:
+        try:
+            worker, _ = self._socket.accept()
+        except OSError:
+            return  # it has gone; or there are no descriptors left, and the worker's connections are the front's
+        if not _is_ours(worker):
+            worker.close()
+            return
+        worker.setblocking(False)
+        self._turns.append(worker)
+        self._loop.add_reader(worker.fileno(), self._said, worker)
+
+    def _said(self, worker: socket.socket) -> None:
+        try:
+            word = worker.recv(_WORD_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            word = b""
+        port = word.removeprefix(_GREETING).strip()
+        if word.startswith(_GREETING) and port.isdigit() and 0 < int(port) < 65536:
+            self._ports[worker] = int(port)
+            return
+        # It has ended; or its word is none of ours.
+        self._loop.remove_reader(worker.fileno())
+        self._turns.remove(worker)
+        self._ports.pop(worker, None)
+        worker.close()
+
+
+class Registration:
+    """A worker's: the front sends it connections until this is closed."""
+
+    def __init__(self, address: str, port: int, own_port: int) -> None:
+        """
+        :param address: the one that the TCP listeners are bound to
+        :param own_port: where this worker listens
+        :raises OSError: there is no register, or not one of this user's, or there are no descriptors left
+        """
+        self._socket = socket.socket(socket.AF_UNIX, _REGISTER, 0)
+        try:
+            self._socket.connect(_NAME % (address.encode(), port))
+            if not _is_ours(self._socket):
+                raise PermissionError("the register is another user's")
+            self._socket.send(b"%s%d\n" % (_GREETING, own_port))
+        except BaseException:
+            self._socket.close()
+            raise
+        _open.add(self)
+
+    def close(self) -> None:
+        """Get no more connections. Those that are there live on."""
+        self._socket.close()
+
+    _close_all = close
+
+
+def _is_ours(peer: socket.socket) -> bool:
+    pid, user, _ = _CREDENTIALS.unpack(
+        peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return bool(user == os.geteuid() and pid > 0)
+
+
+_open: weakref.WeakSet[Register | Registration] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a forked child: these are the parent's, and must not stay open here when the parent closes them."""
+    for each in list(_open):
+        with contextlib.suppress(OSError):
+            each._close_all()
+
+
+os.register_at_fork(after_in_child=_forked)
