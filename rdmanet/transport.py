@@ -101,6 +101,9 @@ async def create_rdma_connection(
     is the one that asyncio has for TLS. ``server_hostname`` (by default ``host``) is the name that the certificate must
     have. ``ssl_handshake_timeout`` and ``ssl_shutdown_timeout`` are in seconds, 60 and 30 by default.
 
+    A server of several processes may send the client to another port of the same address, once. Then ``"peername"`` has
+    that port.
+
     Raises ConnectionRefusedError if nobody listens, or if the peer refuses (the text has its reason); TimeoutError and
     other OSErrors, among them ``ssl.SSLError``, and ConnectionAbortedError if the TLS handshake takes too long;
     ValueError for sizes out of range, or arguments of TLS that do not fit; NotImplementedError, which names the

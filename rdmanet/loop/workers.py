@@ -27,6 +27,8 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
+from rdmanet.loop import kernel
+
 if TYPE_CHECKING:
     from rdmanet._core import Library
     from rdmanet.loop_context import LoopContext
@@ -156,7 +158,8 @@ def _is_ours(peer: socket.socket) -> bool:
     pid, user, _ = _CREDENTIALS.unpack(
         peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
-    return bool(user == os.geteuid() and pid > 0)
+    # The kernel shows that user for all who have no number in this user namespace.
+    return bool(user == os.geteuid() and user != kernel.overflow_user() and pid > 0)
 
 
 _open: weakref.WeakSet[Register | Registration] = weakref.WeakSet()

@@ -6,6 +6,7 @@ embedded device as one.
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -14,8 +15,8 @@ from collections import Counter
 import pytest
 from loop_harness import peer
 
-from rdmanet.loop import doors, workers
-from tests.support.waiting import until_seen
+from rdmanet.loop import doors, kernel, workers
+from tests.support.waiting import readable, until_seen
 
 
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, int, str]:
@@ -147,10 +148,16 @@ async def test_a_register_believes_only_what_it_understands(monkeypatch):
         first.close()
         await until_seen(lambda: len(register._ports) == 1)
         assert sorted(register.elsewhere(adapter) for _ in range(4)) == [0, 0, 1002, 1002]
-        # Another user's processes are not registered, and do not register.
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        with pytest.raises(PermissionError):
-            workers.Registration("127.0.0.1", 1, 1003)
+        # Another user's processes are not registered, and do not register; nor do those of nobody knows whom.
+        for module, name, user in ((os, "geteuid", 12345), (kernel, "overflow_user", os.geteuid())):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, name, functools.partial(int, user))
+                with pytest.raises(PermissionError):
+                    workers.Registration("127.0.0.1", 1, 1003)
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                    stranger.connect(b"\0rdmanet-stream/127.0.0.1/1/workers")
+                    await readable(stranger.fileno())
+                    assert stranger.recv(1) == b""  # it is sent away
         second.close()
         await until_seen(lambda: not register._ports)
         for stranger in strangers:
