@@ -27,7 +27,7 @@ RPC_GROUND = {
     "rpc.schema",
     "rpc.calls",
 }
-RPC_GROUND |= {"rpc.marks", "rpc.retry"}
+RPC_GROUND |= {"rpc.marks", "rpc.retry", "rpc.carried"}
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
@@ -76,9 +76,9 @@ ROOMS = [
     [{"streams"}],
     [RPC_GROUND],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
-    [{"rpc.streaming"}, {"rpc.lending"}, {"rpc.keepalive"}],
-    [{"rpc.channel"}, {"rpc.callee"}],
-    [{"rpc.pool"}],
+    [{"rpc.streaming"}, {"rpc.lending"}, {"rpc.keepalive"}, {"rpc.around"}],
+    [{"rpc.channel", "rpc.pending"}, {"rpc.callee"}],
+    [{"rpc.pool"}, {"rpc.intercepted"}],
     [{"rpc.client"}, {"rpc.server"}],
     [{"rpc"}],
     [{"loop"}],

@@ -15,24 +15,28 @@ General layout
 From the top; a module imports only what stands below it:
 
     client, server          connect() and its object;  serve() and its server
-    pool                    the connections of a client that has several, one after another or together
+    pool, intercepted       the connections of a client that has several, one after another or together;  its calls
+                            with interceptors
     channel, callee         a client's side of one connection;  a server's
+    pending                 a call of a client
     lending, streaming      buffers by reference;  streams of items
-    keepalive               whether the other program answers
+    keepalive, around       whether the other program answers;  interceptors
     link, endpoints         one connection as messages;  the three transports
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format
     arrays                  buffers and arrays: annotations, and what is sent for them
-    buffer, describe, limits, errors, marks, retry, context
+    buffer, describe, limits, carried, errors, marks, retry, context
 """
 
 from __future__ import annotations
 
+from rdmanet.rpc.around import CallInfo as CallInfo
 from rdmanet.rpc.buffer import Buffer as Buffer
 from rdmanet.rpc.client import connect as connect
 from rdmanet.rpc.client import options as options
 from rdmanet.rpc.client import peer as peer
 from rdmanet.rpc.context import deadline as deadline
+from rdmanet.rpc.context import metadata as metadata
 from rdmanet.rpc.errors import Code as Code
 from rdmanet.rpc.errors import Error as Error
 from rdmanet.rpc.limits import Limits as Limits

@@ -19,15 +19,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
 from rdmanet import log_rate
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import lending
+from rdmanet.rpc.around import CallInfo, Interceptor, chained
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
+from rdmanet.rpc.carried import NONE, decoded
 from rdmanet.rpc.context import CURRENT, Current
 from rdmanet.rpc.errors import Code, Error, late, not_taken
 from rdmanet.rpc.keepalive import Keepalive
@@ -37,6 +41,7 @@ from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import (
     MAGIC,
     MESSAGE_BYTES_LEAST,
+    NIL,
     TEXT_MOST,
     VERSION,
     Array,
@@ -69,6 +74,8 @@ class Host(Protocol):
     limits: Limits
     send_tracebacks: bool
     keepalive: float | None
+    interceptors: Sequence[Interceptor]
+    carry: Sequence[ContextVar[Any]]
     refusal: str | None
     callees: set[Callee]
     running: set[Running]
@@ -95,12 +102,14 @@ class Running:
     )  # fmt: skip
 
     task: asyncio.Task[None]
-    current: Current
 
-    def __init__(self, number: int, method: Method, function: Callable[..., Any], inline_bytes: int) -> None:
+    def __init__(
+        self, number: int, method: Method, function: Callable[..., Any], current: Current, inline_bytes: int
+    ) -> None:
         self.number = number
         self.method = method
         self.function = function
+        self.current = current
         self.inline_bytes = inline_bytes
         self.late = False
         self.received: Receiving | None = None
@@ -261,7 +270,13 @@ class Callee:
                 raise exceeded("inline_bytes", self.limits.inline_bytes, text)
             method, function = server.methods[message.method]
             arguments = method.decode_arguments(message.arguments)
-            running = Running(number, method, function, inline_bytes)
+            metadata = (
+                NONE if message.metadata is NIL else decoded(message.metadata, self.limits.metadata_bytes)
+            )
+            left_us = message.timeout_us
+            deadline = None if left_us is None else self.loop.time() + left_us / 1e6
+            current = Current(deadline, self.link.peer, metadata)
+            running = Running(number, method, function, current, inline_bytes)
             if method.kind is Kind.UNARY:
                 self.book.begin(number, Kind.UNARY, running)
             else:
@@ -270,10 +285,8 @@ class Callee:
             self._send_failure(number, exc, begun=False)
             return
         self._inline_bytes += inline_bytes
-        left_us = message.timeout_us
-        deadline = None if left_us is None else self.loop.time() + left_us / 1e6
         server.running.add(running)  # before the task, which may be eager, and end at once
-        running.task = self.loop.create_task(self._run(running, arguments, deadline))
+        running.task = self.loop.create_task(self._run(running, arguments))
 
     def _begin_streams(self, running: Running) -> None:
         method, inflow, outflow = running.method, None, None
@@ -318,24 +331,22 @@ class Callee:
 
     # -- a call --------------------------------------------------------------------------------------------
 
-    async def _run(self, running: Running, arguments: tuple[Any, ...], deadline: float | None) -> None:
+    async def _run(self, running: Running, arguments: tuple[Any, ...]) -> None:
         """The task of a call."""
         running.task = cast("asyncio.Task[None]", asyncio.current_task())
-        current = running.current = Current(deadline, self.link.peer)
-        CURRENT.set(current)
-        method = running.method
+        CURRENT.set(running.current)
+        method, server, deadline = running.method, self.server, running.current.deadline
         timer = None if deadline is None else self.loop.call_at(deadline, running.time_is_over)
         buffers: list[Buffer] = []
         try:
             running.start()
-            if method.buffers:
-                arguments = await self._take(running, arguments, buffers)
-            call = self._called(running, arguments)
+            if server.carry or server.interceptors:
+                result = await self._intercepted(running, arguments, buffers)
+            else:
+                result = await self._execute(running, arguments, buffers)
             if running.sent is not None:
-                await running.sent.send(aiter(call))
                 self._answer(running, End(running.number))
                 return
-            result = await call
             if self.link.paused:
                 await self.link.resumed()
             if method.result_is_buffer and not goes_inline(method.result, result):
@@ -347,7 +358,7 @@ class Callee:
             else:
                 self._answer(running, OutReply(running.number, result))
         except Error as exc:
-            self._fail(running, exc.passed_on(self.server.send_tracebacks))
+            self._fail(running, exc.passed_on(server.send_tracebacks))
         except asyncio.CancelledError:
             self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
         except Exception as exc:
@@ -360,7 +371,33 @@ class Callee:
                 buffer.release()
             self._inline_bytes -= running.inline_bytes
             self._taken_bytes -= running.taken_bytes
-            self.server.has_ended(running)
+            server.has_ended(running)
+
+    async def _intercepted(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
+        """Execute the method within the server's interceptors, and with the context variables that were sent."""
+        server, current = self.server, running.current
+        for variable in server.carry:
+            if variable.name in current.metadata:
+                variable.set(current.metadata[variable.name])
+        call = CallInfo(
+            server.schema.name,
+            running.method.name,
+            dict(current.metadata),
+            current.deadline,
+            lambda: current.peer,
+        )
+        execute = functools.partial(self._execute, running, arguments, buffers)
+        return await chained(server.interceptors, call, execute)()
+
+    async def _execute(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
+        """Run the method. Returns its result; a stream is sent."""
+        if running.method.buffers:
+            arguments = await self._take(running, arguments, buffers)
+        call = self._called(running, arguments)
+        if running.sent is not None:
+            await running.sent.send(aiter(call))
+            return None
+        return await call
 
     def _called(self, running: Running, arguments: tuple[Any, ...]) -> Any:
         """Call the method, which gives a coroutine or an iterator."""

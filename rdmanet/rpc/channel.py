@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
-from rdmanet.rpc.context import deadline_in
 from rdmanet.rpc.errors import Code, Error, code_of, late, not_begun, not_sent
 from rdmanet.rpc.keepalive import Keepalive
-from rdmanet.rpc.lending import Into, Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
+from rdmanet.rpc.lending import Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
@@ -40,6 +39,7 @@ from rdmanet.rpc.messages import (
     Hello,
     Item,
     OutCall,
+    OutCallWith,
     Ping,
     Pong,
     Release,
@@ -47,37 +47,9 @@ from rdmanet.rpc.messages import (
     Window,
     check_hello,
 )
+from rdmanet.rpc.pending import CallOptions, Pending
 from rdmanet.rpc.schema import Method, Schema
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended
-
-
-class Pending:
-    """A call that has no answer yet.
-
-    :ivar future: is to get the answer
-    :ivar into: where the result is to be written; None: into memory that is taken for it
-    :ivar received: the stream from the callee, if there is one
-    :ivar sent: the stream to the callee, if there is one
-    """
-
-    __slots__ = ("future", "into", "method", "number", "received", "sent")
-
-    def __init__(self, method: Method, future: asyncio.Future[Any], into: Into | None = None) -> None:
-        self.method = method
-        self.future = future
-        self.into = into
-        self.number = -1
-        self.received: Receiving | None = None
-        self.sent: Sending | None = None
-
-    def fail(self, error: BaseException) -> None:
-        """The call has ended with this error."""
-        if not self.future.done():
-            self.future.set_exception(error)
-            if self.received is not None:
-                self.future.exception()  # who iterates gets it from there
-        if self.received is not None:
-            self.received.finish(error)
 
 
 class Channel:
@@ -204,12 +176,14 @@ class Channel:
         method: Method,
         arguments: tuple[Any, ...],
         by_name: dict[str, Any],
-        timeout: float | None,
-        into: Into | None = None,
+        deadline: float | None,
+        options: CallOptions,
     ) -> Coroutine[Any, Any, Any]:
-        """Make a call that has one result; it begins when it is awaited, and its time runs from now on.
+        """Make a call that has one result; it begins when it is awaited.
 
         Not a coroutine of its own: that would be one more frame to resume for each call.
+
+        :param deadline: when its time is over, on the loop's clock
         """
         stream = None
         if by_name or len(arguments) != method.count:
@@ -217,14 +191,13 @@ class Channel:
         elif method.stream is not None:
             *others, stream = arguments
             arguments = tuple(others)
-        deadline = deadline_in(timeout)
-        if into is not None:
-            into.check(method)
+        if options.into is not None:
+            options.into.check(method)
         if method.buffers:
             arguments, loans = prepared(self.link, method, arguments)
             if loans:
-                return self._call_lending(method, arguments, loans, stream, deadline, into)
-        return self._call(method, arguments, stream, deadline, into)
+                return self._call_lending(method, arguments, loans, stream, deadline, options)
+        return self._call(method, arguments, stream, deadline, options)
 
     async def _call_lending(
         self,
@@ -233,19 +206,24 @@ class Channel:
         loans: list[tuple[int, Outgoing]],
         stream: Any,
         deadline: float | None,
-        into: Into | None,
+        options: CallOptions,
     ) -> Any:
         async with contextlib.AsyncExitStack() as block:
             arguments = await self._lend(arguments, loans, block, deadline)
-            return await self._call(method, arguments, stream, deadline, into)
+            return await self._call(method, arguments, stream, deadline, options)
 
     def stream(
-        self, method: Method, arguments: tuple[Any, ...], by_name: dict[str, Any], timeout: float | None
-    ) -> AsyncIterator[Any]:
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        by_name: dict[str, Any],
+        deadline: float | None,
+        options: CallOptions,
+    ) -> Results:
         """Make a call that streams its results. It begins with the first one that is asked for."""
         bound, stream = method.bind(arguments, by_name)
         cut = Cut()
-        return Results(cut, self._stream(cut, method, bound, stream, deadline_in(timeout)))
+        return Results(cut, self._stream(cut, method, bound, stream, deadline, options))
 
     async def _until_resumed(self, deadline: float | None) -> None:
         try:
@@ -296,7 +274,12 @@ class Channel:
                 raise late()
         number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
         try:
-            self.link.send(OutCall(number, there, left_us, arguments))
+            metadata = pending.options.metadata
+            self.link.send(
+                OutCall(number, there, left_us, arguments)
+                if metadata is None
+                else OutCallWith(number, there, left_us, arguments, metadata)
+            )
         except BaseException:
             self.book.withdraw(number)
             raise
@@ -319,12 +302,12 @@ class Channel:
         arguments: tuple[Any, ...],
         stream: Any,
         deadline: float | None,
-        into: Into | None = None,
+        options: CallOptions,
     ) -> Any:
         if self.link.paused:
             await self._until_resumed(deadline)
         future: asyncio.Future[Any] = self.loop.create_future()
-        pending = Pending(method, future, into)
+        pending = Pending(method, future, options)
         pump: asyncio.Task[None] | None = None
         if method.stream is None:
             timer = self._begin(pending, arguments, deadline)
@@ -340,7 +323,7 @@ class Channel:
                     self._release_unseen(pending)
                 raise
             if method.result_is_buffer:
-                if into is None and type(result) is memoryview:
+                if options.into is None and type(result) is memoryview:
                     return as_declared(method.result, result)
                 return await self._buffer(pending, result, deadline)
             return result
@@ -352,7 +335,7 @@ class Channel:
 
     async def _buffer(self, pending: Pending, result: Any, deadline: float | None) -> Any:
         """A result that is a buffer, as the method declares it."""
-        type_, number, into = pending.method.result, pending.number, pending.into
+        type_, number, into = pending.method.result, pending.number, pending.options.into
         loan = loan_of(result)
         what = f"{pending.method.label}: the result"
         if loan is None:
@@ -401,6 +384,7 @@ class Channel:
         arguments: tuple[Any, ...],
         stream: Any,
         deadline: float | None,
+        options: CallOptions,
     ) -> AsyncGenerator[Any, None]:
         async with contextlib.AsyncExitStack() as block:
             block.enter_context(cut)
@@ -409,7 +393,7 @@ class Channel:
             if method.buffers:
                 arguments, loans = prepared(self.link, method, arguments)
                 arguments = await self._lend(arguments, loans, block, deadline)
-            pending = Pending(method, self.loop.create_future())
+            pending = Pending(method, self.loop.create_future(), options)
             inflow = Inflow(self.limits.stream_bytes)
             received = pending.received = Receiving(self.link, inflow, method.decode_result)
             outflow = None if method.stream is None else Outflow(self._stream_bytes)

@@ -2,20 +2,26 @@
 
 Type checkers take it for an instance of that class. It has the methods and nothing else: each begins a call on the
 object's `Channel` (channel.py). A client that reconnects, or that has several connections, has a `Pool` (pool.py) in
-the place of that.
+the place of that, and one with interceptors an `Intercepted` (intercepted.py) before it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 from rdmanet.rpc import context, endpoints
+from rdmanet.rpc.around import Interceptor
+from rdmanet.rpc.carried import checked as checked_metadata
 from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.context import deadline_in
+from rdmanet.rpc.intercepted import Caller, Intercepted
 from rdmanet.rpc.keepalive import checked
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
+from rdmanet.rpc.pending import PLAIN, CallOptions
 from rdmanet.rpc.pool import Address, Pool, first_of
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Kind, Method, Schema, Service, schema_of
@@ -23,6 +29,14 @@ from rdmanet.rpc.schema import Kind, Method, Schema, Service, schema_of
 __all__ = ["connect", "options", "peer"]
 
 _S = TypeVar("_S", bound=Service)
+
+
+class _Same:
+    def __repr__(self) -> str:
+        return "<as it is>"
+
+
+_SAME: Final[Any] = _Same()
 
 
 @contextlib.asynccontextmanager
@@ -37,6 +51,8 @@ async def connect(
     retry: Retry | None = None,
     policy: Literal["first", "spread"] = "first",
     keepalive: float | None = None,
+    interceptors: Sequence[Interceptor] = (),
+    carry: Sequence[ContextVar[Any]] = (),
     **transport_options: Any,
 ) -> AsyncIterator[_S]:
     """Connect to a server: ``async with rpc.connect(Store, host, port) as store: await store.get("w")``.
@@ -58,6 +74,9 @@ async def connect(
         each call to the one that has the fewest unfinished calls
     :param keepalive: send Ping to a server from which nothing has come for so many seconds, and count the connection as
         lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
+    :param interceptors: functions that run around each call, the first one outside: ``async def log(call, proceed)``
+    :param carry: context variables that are sent along with each call, as metadata of their names. Their values are
+        texts or bytes. The server carries them, too, or its methods read `metadata`
     :param transport_options: for ``create_rdma_connection``, or asyncio's ``create_connection`` and
         ``create_unix_connection``
     :raises OSError: there is no connection
@@ -94,37 +113,50 @@ async def connect(
     try:
         if isinstance(caller, Pool):
             await caller.opened()
-        yield cast(_S, _client_class(schema)(caller, timeout))
+        calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
+        yield cast(_S, _client_class(schema)(calls, timeout, PLAIN, limits))
     finally:
         await caller.close()
 
 
-_SAME: Final[Any] = object()
-
-
-def options(client: _S, *, timeout: float | None = _SAME, into: Any = None) -> _S:
+def options(
+    client: _S,
+    *,
+    timeout: float | None = _SAME,
+    metadata: Mapping[str, str | bytes] = _SAME,
+    into: Any = _SAME,
+) -> _S:
     """The same client, whose calls differ in this: ``await rpc.options(store, timeout=0.5).get("w")``.
 
-    :param timeout: how long a call may take, in seconds; by default, as long as with this client. When it takes longer,
-        it fails with DEADLINE_EXCEEDED, and the method is cancelled. Called from within a method of a service, a call
-        ends at that call's deadline at the latest. 0 or less: the call fails at once; None, ``math.inf`` or more than
-        285 years: no limit
+    What is not given stays as it is with this client.
+
+    :param timeout: how long a call may take, in seconds. When it takes longer, it fails with DEADLINE_EXCEEDED, and the
+        method is cancelled. Called from within a method of a service, a call ends at that call's deadline at the
+        latest. 0 or less: the call fails at once; None, ``math.inf`` or more than 285 years: no limit
+    :param metadata: sent along with each call, instead of what was sent before; the method reads it by ``metadata()``
     :param into: memory of yours for the result, which is an array or a memoryview: ``await rpc.options(store,
         into=weights).get("w")``. Over RDMA the device writes a large result there itself. An array must have the type
         and the shape of the result, and is what the call returns. Other memory may be longer than the result; the call
         returns a memoryview of what was written. Use the client again, and the memory need not be registered again. If
-        a call is cancelled, the device may still write until its transfer has ended
-    :raises TypeError: it is not what `connect` has given, or `into` is read-only or no buffer
+        a call is cancelled, the device may still write until its transfer has ended. None: into new memory
+    :raises TypeError: it is not what `connect` has given, `into` is read-only or no buffer, or the metadata is no map
+        from texts to texts or bytes
     :raises ValueError: the time-out is NaN
     :raises BufferError: `into` is not C-contiguous
+    :raises Error: RESOURCE_EXHAUSTED if the metadata is longer than ``Limits.metadata_bytes``
 
     A call with ``into=`` raises TypeError if its result is of another type, and Error (OUT_OF_RANGE) if the result does
     not fit.
     """
     if not isinstance(client, _Client):
         raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
+    before, limits = client._options, client._limits
+    changed = CallOptions(
+        before.metadata if metadata is _SAME else checked_metadata(metadata, limits.metadata_bytes),
+        before.into if into is _SAME else None if into is None else Into(into),
+    )
     timeout = client._timeout if timeout is _SAME else seconds(timeout)
-    return cast(_S, type(client)(client._channel, timeout, None if into is None else Into(into)))
+    return cast(_S, type(client)(client._channel, timeout, changed, limits))
 
 
 def peer(client: Service | None = None) -> Any:
@@ -157,12 +189,13 @@ def _addresses(host: str | Sequence[str | tuple[str, int]], port: int | None) ->
 class _Client(Generic[_S]):
     """What `connect` gives. Its subclasses have the methods."""
 
-    __slots__ = ("_channel", "_into", "_timeout")
+    __slots__ = ("_channel", "_limits", "_options", "_timeout")
 
-    def __init__(self, channel: Channel | Pool, timeout: float | None, into: Into | None = None) -> None:
+    def __init__(self, channel: Caller, timeout: float | None, options: CallOptions, limits: Limits) -> None:
         self._channel = channel
         self._timeout = timeout
-        self._into = into
+        self._options = options
+        self._limits = limits
 
     def __repr__(self) -> str:
         return f"<client of {self._channel.schema.name} at {self._channel.peer}>"
@@ -181,14 +214,16 @@ def _stub(method: Method) -> Callable[..., Any]:
     if method.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
 
         def call(self: _Client[Any], /, *arguments: Any, **by_name: Any) -> Any:
-            return self._channel.unary(method, arguments, by_name, self._timeout, self._into)
+            deadline = deadline_in(self._timeout)
+            return self._channel.unary(method, arguments, by_name, deadline, self._options)
 
     else:
 
         def call(self: _Client[Any], /, *arguments: Any, **by_name: Any) -> Any:
-            if self._into is not None:
+            if self._options.into is not None:
                 raise TypeError(f"{method.label}: into= is for one result, not for a stream")
-            return self._channel.stream(method, arguments, by_name, self._timeout)
+            deadline = deadline_in(self._timeout)
+            return self._channel.stream(method, arguments, by_name, deadline, self._options)
 
     call.__name__, call.__qualname__, call.__doc__ = method.name, method.label, method.function.__doc__
     return call

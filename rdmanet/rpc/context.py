@@ -7,10 +7,12 @@ inherit the deadline. When the call has its answer, that is over: a task that go
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
-__all__ = ["deadline", "peer"]
+__all__ = ["deadline", "metadata", "peer"]
 
 
 class Current:
@@ -18,14 +20,16 @@ class Current:
 
     :ivar deadline: when its time is over, on the clock of the loop's time(); None if it has no limit
     :ivar peer: the address of the caller
+    :ivar metadata: what the caller has sent along
     :ivar is_over: it has its answer
     """
 
-    __slots__ = ("deadline", "is_over", "peer")
+    __slots__ = ("deadline", "is_over", "metadata", "peer")
 
-    def __init__(self, deadline: float | None, peer: Any) -> None:
+    def __init__(self, deadline: float | None, peer: Any, metadata: Mapping[str, str | bytes]) -> None:
         self.deadline = deadline
         self.peer = peer
+        self.metadata = metadata
         self.is_over = False
 
 
@@ -53,6 +57,15 @@ def peer() -> Any:
     """In a method: the address of its caller's connection, as ``get_extra_info("peername")`` of asyncio; else None."""
     found = current()
     return None if found is None else found.peer
+
+
+def metadata() -> Mapping[str, str | bytes]:
+    """In a method: the metadata that its caller has sent (``rpc.options(store, metadata=...)``); else nothing.
+
+    It comes from the peer, and nobody has checked what it says.
+    """
+    found = current()
+    return MappingProxyType({} if found is None else dict(found.metadata))
 
 
 def deadline_in(timeout: float | None) -> float | None:

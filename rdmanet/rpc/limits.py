@@ -32,6 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         may have
     :ivar lent_bytes: how much memory one call of the peer may make this side allocate for arguments by reference, and
         how much all calls of its connection may
+    :ivar metadata_bytes: the longest metadata of a call, in msgpack
     :ivar hello_seconds: how long a peer may take to say its Hello
     :ivar lent_seconds: how long a caller may take to read a result that is lent to it
     """
@@ -42,11 +43,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stream_bytes: int = 256 << 10
     inline_bytes: int = 1 << 30
     lent_bytes: int = 4 << 30
+    metadata_bytes: int = 8 << 10
     hello_seconds: float = 10.0
     lent_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("message_bytes", "calls", "server_calls", "stream_bytes", "inline_bytes", "lent_bytes"):
+        for name in (
+            "message_bytes",
+            "calls",
+            "server_calls",
+            "stream_bytes",
+            "inline_bytes",
+            "lent_bytes",
+            "metadata_bytes",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value < 1 << 53:
                 raise ValueError(f"Limits: {name}={value!r} is not a whole number of 1 or more")

@@ -43,6 +43,9 @@ class _Message(msgspec.Struct, array_like=True, gc=False):
     pass
 
 
+NIL: Final = Raw(b"\xc0")
+
+
 class Hello(_Message, tag=0):
     """The first message in each direction: who speaks, and what the other side has to keep to."""
 
@@ -67,6 +70,8 @@ class Call(_Message, tag=1):
     timeout_us: U53 | None
     """What is left of the caller's time; None: no limit."""
     arguments: Raw
+    metadata: Raw = NIL
+    """A map from names to texts or bytes."""
 
 
 class Reply(_Message, tag=2):
@@ -163,6 +168,12 @@ class OutCall(_Message, tag=1):
     method: int
     timeout_us: int | None
     arguments: Any
+
+
+class OutCallWith(OutCall, tag=1):
+    """The same with metadata."""
+
+    metadata: Any
 
 
 class OutReply(_Message, tag=2):

@@ -29,14 +29,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from rdmanet.errors import endpoint
 from rdmanet.rpc.channel import Channel
-from rdmanet.rpc.context import deadline_in
 from rdmanet.rpc.errors import Code, Error, not_begun, not_sent
-from rdmanet.rpc.lending import Into
+from rdmanet.rpc.pending import PLAIN, CallOptions
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Method, Schema
 from rdmanet.rpc.streaming import Cut, Results
@@ -107,26 +106,17 @@ class Pool:
         method: Method,
         arguments: tuple[Any, ...],
         by_name: dict[str, Any],
-        timeout: float | None,
-        into: Into | None = None,
+        deadline: float | None,
+        options: CallOptions,
     ) -> Coroutine[Any, Any, Any]:
         """Make a call that has one result; as for `Channel`."""
-        return self._unary(method, arguments, by_name, deadline_in(timeout), into)
+        return self._unary(_Tried(method, arguments, by_name, options), deadline)
 
-    async def _unary(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        into: Into | None,
-    ) -> Any:
-        tried = _Tried(method, arguments, by_name)
+    async def _unary(self, tried: _Tried, deadline: float | None) -> Any:
         while True:
             slot, channel = self._pick() or await self._connected(tried, deadline)
             try:
-                left = self._left(deadline)
-                result = await channel.unary(method, tried.arguments, tried.by_name, left, into)
+                result = await channel.unary(*tried.call, deadline, tried.options)
             except Error as exc:
                 self._failed(slot, channel, tried, exc)
             else:
@@ -134,19 +124,24 @@ class Pool:
                 return result
 
     def stream(
-        self, method: Method, arguments: tuple[Any, ...], by_name: dict[str, Any], timeout: float | None
-    ) -> AsyncIterator[Any]:
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        by_name: dict[str, Any],
+        deadline: float | None,
+        options: CallOptions,
+    ) -> Results:
         """Make a call that streams its results; as for `Channel`."""
         cut = Cut()
-        return Results(cut, self._stream(cut, _Tried(method, arguments, by_name), deadline_in(timeout)))
+        return Results(cut, self._stream(cut, _Tried(method, arguments, by_name, options), deadline))
 
     async def _stream(self, cut: Cut, tried: _Tried, deadline: float | None) -> AsyncGenerator[Any, None]:
         with cut:
             while True:
                 slot, channel = self._pick() or await self._connected(tried, deadline)
-                items = channel.stream(tried.method, tried.arguments, tried.by_name, self._left(deadline))
+                items = channel.stream(*tried.call, deadline, tried.options)
                 try:
-                    async with contextlib.aclosing(items):  # type: ignore[type-var]
+                    async with contextlib.aclosing(items):
                         async for item in items:
                             tried.has_items = True
                             slot.failures = 0
@@ -156,9 +151,6 @@ class Pool:
                 else:
                     slot.failures = 0
                     return
-
-    def _left(self, deadline: float | None) -> float | None:
-        return None if deadline is None else deadline - self.loop.time()
 
     def _pick(self) -> tuple[Slot, Channel] | None:
         """The connection for the next call."""
@@ -324,36 +316,38 @@ class _Tried:
     :ivar has_items: an item of its result has come
     """
 
-    __slots__ = ("arguments", "by_name", "failures", "has_items", "method", "sent")
+    __slots__ = ("call", "failures", "has_items", "options", "sent")
 
-    method: Method
+    call: tuple[Method, tuple[Any, ...], dict[str, Any]]
 
     def __init__(
         self,
         method: Method | None = None,
         arguments: tuple[Any, ...] = (),
         by_name: dict[str, Any] | None = None,
+        options: CallOptions = PLAIN,
     ) -> None:
-        self.arguments = arguments
-        self.by_name = by_name or {}
+        self.options = options
         self.failures = 0
         self.has_items = False
         self.sent: _Once | None = None
-        if method is not None:
-            self.method = method
-            if method.stream is not None:
-                _, items = method.bind(arguments, self.by_name)
-                self.sent = _Once(items)
-                if method.stream[0] in self.by_name:
-                    self.by_name = {**self.by_name, method.stream[0]: self.sent}
-                else:
-                    self.arguments = (*arguments[:-1], self.sent)
+        by_name = by_name or {}
+        if method is None:
+            return
+        if method.stream is not None:
+            _, items = method.bind(arguments, by_name)
+            self.sent = _Once(items)
+            if method.stream[0] in by_name:
+                by_name = {**by_name, method.stream[0]: self.sent}
+            else:
+                arguments = (*arguments[:-1], self.sent)
+        self.call = method, arguments, by_name
 
     def may_be_repeated(self, error: Error) -> bool:
         """Whether it can be sent again after its connection was lost."""
         if self.has_items or (self.sent is not None and self.sent.is_begun):
             return False
-        return not error.begun or self.method.options.idempotent
+        return not error.begun or self.call[0].options.idempotent
 
 
 class _Once:

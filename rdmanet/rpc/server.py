@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, Self
 
 from rdmanet.rpc import endpoints
+from rdmanet.rpc.around import Interceptor
 from rdmanet.rpc.callee import Callee, Running
 from rdmanet.rpc.keepalive import checked
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
@@ -28,6 +30,8 @@ async def serve(
     limits: Limits = DEFAULT,
     send_tracebacks: bool = False,
     keepalive: float | None = None,
+    interceptors: Sequence[Interceptor] = (),
+    carry: Sequence[ContextVar[Any]] = (),
     **transport_options: Any,
 ) -> Server:
     """Serve the methods of an object: ``server = await rpc.serve(Store(), host, port)``.
@@ -47,12 +51,15 @@ async def serve(
         contain secrets
     :param keepalive: send Ping to a client from which nothing has come for so many seconds, and count the connection as
         lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
+    :param interceptors: functions that run around each call, the first one outside: ``async def log(call, proceed)``
+    :param carry: context variables that methods get from their callers, if these carry them, too
     :param transport_options: for ``start_rdma_server``, or asyncio's ``create_server`` and ``create_unix_server``
     :raises OSError: it cannot listen
     :raises TypeError: it is no service
     """
     server = Server(service, limits, send_tracebacks)
     server.keepalive = checked("serve", keepalive)
+    server.interceptors, server.carry = interceptors, carry
     server._listener = await endpoints.listen(
         lambda: Callee(server).link, host, port, transport, transport_options
     )
@@ -75,6 +82,8 @@ class Server:
         self.limits = limits
         self.send_tracebacks = send_tracebacks
         self.keepalive: float | None = None
+        self.interceptors: Sequence[Interceptor] = ()
+        self.carry: Sequence[ContextVar[Any]] = ()
         self.callees: set[Callee] = set()
         self.running: set[Running] = set()
         self.refusal: str | None = None

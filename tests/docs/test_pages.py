@@ -38,6 +38,7 @@ PRINTED = {
         "True\nTrue\nNOT_FOUND: there is no tensor v\n",
         "[3. 3. 3.]\n",
         "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
+        "Adder.add for a has ended\n3\n",
     ],
     "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],

@@ -92,6 +92,10 @@ def call(number: int, method: str, *arguments: Any, timeout_us: int | None = Non
     return Call(number, NUMBERS[method], timeout_us, raw(arguments))
 
 
+def with_metadata(metadata: Any) -> Call:
+    return Call(1, NUMBERS["add"], None, raw((1, 2)), raw(metadata))
+
+
 class Stranger:
     """A peer that is spoken by hand."""
 
@@ -246,6 +250,14 @@ REFUSED = {
         rpc.Code.INVALID_ARGUMENT,
     ),
     "a loan without RDMA": (call(1, "put", Lent(1, 10)), rpc.Code.INVALID_ARGUMENT),
+    "metadata that is no map": (with_metadata(5), rpc.Code.INVALID_ARGUMENT),
+    "metadata of wrong values": (with_metadata({"a": 1}), rpc.Code.INVALID_ARGUMENT),
+    "metadata of wrong names": (with_metadata({1: "a"}), rpc.Code.INVALID_ARGUMENT),
+    "metadata with a long name": (with_metadata({"x" * 257: "a"}), rpc.Code.INVALID_ARGUMENT),
+    "metadata in metadata": (with_metadata({"a": {"b": "c"}}), rpc.Code.INVALID_ARGUMENT),
+    "metadata that is no UTF-8": (with_metadata(Raw(b"\x81\xa1\xff\xa1a")), rpc.Code.INVALID_ARGUMENT),
+    "metadata that is too long": (with_metadata({"a": b"x" * 9000}), rpc.Code.RESOURCE_EXHAUSTED),
+    "many metadata": (with_metadata({f"{n}": "" for n in range(5000)}), rpc.Code.RESOURCE_EXHAUSTED),
     "a time-out that is over": (call(1, "wait", timeout_us=0), rpc.Code.DEADLINE_EXCEEDED),
 }
 

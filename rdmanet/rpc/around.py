@@ -1,0 +1,135 @@
+"""Interceptors: functions that run around calls, at either side.
+
+Theory
+------
+An interceptor is ``async def log(call, proceed)``. It awaits ``proceed()`` once, which makes the call, or runs the next
+interceptor, and it returns what that returned. It may do so for another result, raise, or not proceed at all.
+
+At the server ``proceed()`` ends when the method has, and for a stream when all items were sent. At the client it ends
+with the result, and for a stream when the last item was taken. So ``try`` and ``finally`` are around all of a call, of
+any kind. Items of streams pass by: interceptors do not see them, and a stream's result is None.
+
+A client's stream has no task of its own: the program takes its items. `Stepped` runs an interceptor in the task that
+takes them, from one item to the next, as an asynchronous generator runs. So cancelling, time-outs and context variables
+are those of that task.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any
+
+__all__ = ["CallInfo", "Interceptor"]
+
+
+class CallInfo:
+    """A call, as interceptors see it.
+
+    :ivar service: the name of the service
+    :ivar method: the name of the method
+    :ivar metadata: a dict. What an interceptor of the client puts into it before it proceeds is sent
+    :ivar deadline: when its time is over, on the clock of the loop's ``time()``; None: it has no limit
+    """
+
+    __slots__ = ("deadline", "metadata", "method", "service", "_peer")
+
+    def __init__(
+        self,
+        service: str,
+        method: str,
+        metadata: dict[str, str | bytes],
+        deadline: float | None,
+        peer: Callable[[], Any],
+    ) -> None:
+        self.service = service
+        self.method = method
+        self.metadata = metadata
+        self.deadline = deadline
+        self._peer = peer
+
+    @property
+    def peer(self) -> Any:
+        """The address of the other side. At a client that has several servers, that of the last call's."""
+        return self._peer()
+
+    def __repr__(self) -> str:
+        return f"<call of {self.service}.{self.method}>"
+
+
+Proceed = Callable[[], Awaitable[Any]]
+Interceptor = Callable[[CallInfo, Proceed], Coroutine[Any, Any, Any]]
+
+
+def chained(
+    interceptors: Sequence[Interceptor], call: CallInfo, innermost: Proceed
+) -> Callable[[], Coroutine[Any, Any, Any]]:
+    """What begins a call with all its interceptors, the first one outside."""
+    is_begun = False
+
+    async def once() -> Any:
+        nonlocal is_begun
+        if is_begun:
+            raise RuntimeError("an interceptor may call proceed() once")
+        is_begun = True
+        return await innermost()
+
+    proceed: Callable[[], Coroutine[Any, Any, Any]] = once
+    for interceptor in reversed(interceptors):
+        proceed = functools.partial(interceptor, call, proceed)
+    return proceed
+
+
+class _Handed:
+    __slots__ = ("item",)
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+
+@types.coroutine
+def hand(item: Any) -> Generator[Any, Any, None]:
+    """In a coroutine that a `Stepped` runs: give this item to who iterates, and go on when it wants the next one."""
+    yield _Handed(item)
+
+
+class Stepped:
+    """An asynchronous iterator of what a coroutine hands out."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._has_ended = False
+
+    def __aiter__(self) -> Stepped:
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        return self._until_handed(self._coroutine.send, None)
+
+    async def aclose(self) -> None:
+        """End the coroutine: GeneratorExit is raised where it hands out an item."""
+        if not self._has_ended:
+            try:
+                await self._until_handed(self._coroutine.throw, GeneratorExit())
+            except (GeneratorExit, StopAsyncIteration):
+                pass
+
+    @types.coroutine
+    def _until_handed(self, step: Callable[[Any], Any], value: Any) -> Generator[Any, Any, Any]:
+        while True:
+            try:
+                found = step(value)
+            except StopIteration:
+                self._has_ended = True
+                raise StopAsyncIteration from None
+            except BaseException:
+                self._has_ended = True
+                raise
+            if type(found) is _Handed:
+                return found.item
+            try:
+                value = yield found  # what the coroutine waits for
+                step = self._coroutine.send
+            except BaseException as exc:
+                step, value = self._coroutine.throw, exc

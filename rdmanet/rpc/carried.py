@@ -1,0 +1,64 @@
+"""What a call carries beside its arguments: metadata, a map from names to texts or bytes. No I/O.
+
+It is for what goes along with calls of every method: an identity, a trace, a tenant. Both sides limit its length in
+msgpack by `Limits.metadata_bytes`. A call whose metadata is too long, or something else than such a map, is refused,
+and others are not concerned.
+"""
+
+from __future__ import annotations
+
+import datetime  # noqa: F401  before msgspec, see credit.py
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.limits import exceeded
+from rdmanet.rpc.messages import encode
+
+__all__ = ["Metadata"]
+
+Metadata = dict[str, str | bytes]
+
+NONE: Final[Mapping[str, str | bytes]] = {}
+_decode: Final = msgspec.msgpack.Decoder(dict[Annotated[str, Meta(max_length=256)], Any] | None).decode
+
+
+def checked(metadata: Mapping[str, str | bytes], most: int) -> Metadata | None:
+    """Metadata that is to be sent; None if it is empty.
+
+    :param most: its length in bytes
+    :raises TypeError: it is something else
+    :raises Error: RESOURCE_EXHAUSTED
+    """
+    found = dict(metadata)
+    for name, value in found.items():
+        if not isinstance(name, str) or len(name) > 256:
+            raise TypeError(f"metadata: {name!r} is not a text of at most 256 characters")
+        if not isinstance(value, (str, bytes)):
+            raise TypeError(f"metadata: {name!r} is {value!r}, and must be a str or bytes")
+    if (length := len(encode(found))) > most:
+        raise exceeded("metadata_bytes", most, f"metadata of {length} bytes")
+    return found or None
+
+
+def decoded(raw: Any, most: int) -> Mapping[str, str | bytes]:
+    """Metadata that a peer has sent.
+
+    :raises Error: INVALID_ARGUMENT, RESOURCE_EXHAUSTED
+    """
+    if (length := memoryview(raw).nbytes) > most:
+        raise exceeded("metadata_bytes", most, f"metadata of {length} bytes")
+    try:
+        found = _decode(raw) or NONE
+    except Exception:
+        raise _wrong() from None
+    if not all(isinstance(value, (str, bytes)) for value in found.values()):
+        raise _wrong()
+    return found
+
+
+def _wrong() -> Error:
+    return Error(Code.INVALID_ARGUMENT, "the metadata is not a map from names to texts or bytes")
