@@ -77,7 +77,7 @@ ROOMS = [
     [RPC_GROUND],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
     [{"rpc.streaming"}, {"rpc.lending"}, {"rpc.keepalive"}, {"rpc.around"}],
-    [{"rpc.channel", "rpc.pending"}, {"rpc.callee"}],
+    [{"rpc.channel", "rpc.pending"}, {"rpc.callee", "rpc.running"}],
     [{"rpc.pool"}, {"rpc.intercepted"}],
     [{"rpc.client"}, {"rpc.server"}],
     [{"rpc"}],

@@ -18,7 +18,7 @@ From the top; a module imports only what stands below it:
     pool, intercepted       the connections of a client that has several, one after another or together;  its calls
                             with interceptors
     channel, callee         a client's side of one connection;  a server's
-    pending                 a call of a client
+    pending, running        a call of a client;  one that a server executes
     lending, streaming      buffers by reference;  streams of items
     keepalive, around       whether the other program answers;  interceptors
     link, endpoints         one connection as messages;  the three transports

@@ -13,9 +13,10 @@ from typing import Any, Self
 
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.around import Interceptor
-from rdmanet.rpc.callee import Callee, Running
+from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.keepalive import checked
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
+from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Service, methods_of, schema_of
 
 __all__ = ["Server", "serve"]
