@@ -6,8 +6,8 @@ A link turns bytes into messages, and gives each to the handler of its kind. The
 of the loop is written at once, so that a single call does not wait. Further ones of the same turn are collected, and
 written together at its end: many small messages cost one write.
 
-They are written before that if they are more than COLLECT_BYTES, so that the
-transport can say when it has enough.
+They are written before that if they are more than COLLECT_BYTES, so that the transport can say when it has enough. A
+message that is as long as that by itself is written beside its header, and not joined with it, which would copy it.
 
 When the transport pauses writing, senders wait in `resumed()`. A server also stops reading: what it would read are
 calls, whose answers it cannot send. A client never stops reading, so one of the two always goes on. Of the Pings that
@@ -116,15 +116,19 @@ class Link(asyncio.Protocol):
             raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
         if self.is_over:
             return length
-        if self._in_turn:
-            self._collected += (length.to_bytes(HEADER_BYTES, "big"), body)
+        head = length.to_bytes(HEADER_BYTES, "big")
+        if length > COLLECT_BYTES:
+            self._flush()
+            self.transport.writelines((head, body))
+        elif self._in_turn:
+            self._collected += (head, body)
             self._collected_bytes += length
             if self._collected_bytes > COLLECT_BYTES:
                 self._flush()
         else:
             self._in_turn = True
             self.loop.call_soon(self._turn_ends)
-            self.transport.write(length.to_bytes(HEADER_BYTES, "big") + body)
+            self.transport.write(head + body)
         return length
 
     def _turn_ends(self) -> None:

@@ -11,9 +11,10 @@ import rdmanet
 from rdmanet import rpc
 from rdmanet.leases import Lease
 from rdmanet.rpc import Code, lending
+from rdmanet.rpc import link as link_module
 from rdmanet.rpc.lending import LEND_BYTES
-from rdmanet.rpc.link import Link
-from rdmanet.rpc.messages import Reply
+from rdmanet.rpc.link import COLLECT_BYTES, Link
+from rdmanet.rpc.messages import OutItem, Reply, encode
 from tests.support.waiting import begin
 
 SIZES = [0, 1, 1000, LEND_BYTES - 1, LEND_BYTES, 3_000_001]
@@ -375,3 +376,28 @@ async def test_a_connection_that_is_lost_while_memory_is_lent(net: Net):
         await call
     await service.journal.until("ends")
     await idle(server)
+
+
+async def test_a_long_message_is_not_copied_to_join_its_header(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """And it stays between those that were sent before it and after it in the same turn."""
+    client, _ = await net.pair(Store())
+    link = channel(client).link
+    encoded: list[bytes] = []
+    written: list[Any] = []
+    transport = link.transport
+
+    class Recorder:
+        def write(self, data: bytes) -> None:
+            written.append(data)
+
+        def writelines(self, parts: tuple[bytes, ...]) -> None:
+            written.extend(parts)
+
+    monkeypatch.setattr(link_module, "encode", lambda message: encoded.append(encode(message)) or encoded[-1])
+    link.transport = Recorder()  # type: ignore[assignment]
+    for size in (1, 2, COLLECT_BYTES, 3):
+        link.send(OutItem(1, bytes(size)))
+    link._turn_ends()
+    link.transport = transport
+    assert any(part is encoded[2] for part in written)
+    assert b"".join(written) == b"".join(len(body).to_bytes(4, "big") + body for body in encoded)
