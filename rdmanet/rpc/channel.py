@@ -230,7 +230,7 @@ class Channel:
             async with asyncio.timeout_at(deadline):
                 await self.link.resumed()
         except TimeoutError:
-            raise late() from None
+            raise not_begun(late()) from None
 
     async def _lend(
         self,
@@ -246,9 +246,9 @@ class Channel:
                 for index, going in loans:
                     found[index] = await block.enter_async_context(lent(self.link, going, deadline))
         except TimeoutError:
-            raise late() from None
+            raise not_begun(late()) from None
         except Error as exc:
-            exc.begun = False
+            not_begun(exc)
             raise
         return tuple(found)
 
@@ -260,28 +260,34 @@ class Channel:
         inflow: Inflow | None = None,
         outflow: Outflow | None = None,
     ) -> asyncio.TimerHandle | None:
-        """Take a number, and send Call. Returns the timer of the deadline."""
+        """Take a number, and send Call. Returns the timer of the deadline.
+
+        :raises Error: it was not sent, and has not begun
+        """
         method = pending.method
-        if self.refusal is not None:
-            raise not_sent(self.refusal)
-        there = self._numbers[method.number]
-        if there is None:
-            raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")
-        left_us: int | None = None
-        if deadline is not None:
-            left_us = int((deadline - self.loop.time()) * 1e6)
-            if left_us <= 0:
-                raise late()
-        number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
         try:
+            if self.refusal is not None:
+                raise not_sent(self.refusal)
+            there = self._numbers[method.number]
+            if there is None:
+                raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")
+            left_us: int | None = None
+            if deadline is not None:
+                left_us = int((deadline - self.loop.time()) * 1e6)
+                if left_us <= 0:
+                    raise late()
+            number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
             metadata = pending.options.metadata
-            self.link.send(
-                OutCall(number, there, left_us, arguments)
-                if metadata is None
-                else OutCallWith(number, there, left_us, arguments, metadata)
-            )
-        except BaseException:
-            self.book.withdraw(number)
+            try:
+                if metadata is None:
+                    self.link.send(OutCall(number, there, left_us, arguments))
+                else:
+                    self.link.send(OutCallWith(number, there, left_us, arguments, metadata))
+            except BaseException:
+                self.book.withdraw(number)
+                raise
+        except Error as exc:
+            not_begun(exc)
             raise
         return None if deadline is None else self.loop.call_at(deadline, self._time_is_over, pending)
 

@@ -112,9 +112,9 @@ _NOT_SENT: Final = "; this call was not sent"
 _NOT_TAKEN: Final = "; this call did not begin"
 
 
-def not_sent(why: str) -> Error:
+def not_sent(why: str, code: Code = Code.UNAVAILABLE) -> Error:
     """The error of a call that this side did not send."""
-    return not_begun(Error(Code.UNAVAILABLE, why + _NOT_SENT))
+    return not_begun(Error(code, why + _NOT_SENT))
 
 
 def not_taken(why: str) -> Error:

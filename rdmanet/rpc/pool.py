@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from rdmanet.errors import endpoint
 from rdmanet.rpc.channel import Channel
-from rdmanet.rpc.errors import Code, Error, not_begun, not_sent
+from rdmanet.rpc.errors import Code, Error, not_sent
 from rdmanet.rpc.pending import PLAIN, CallOptions
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Method, Schema
@@ -205,9 +205,7 @@ class Pool:
             async with asyncio.timeout_at(deadline):
                 while (found := self._pick()) is None:
                     if self._is_closed:
-                        raise not_begun(
-                            Error(Code.CANCELLED, "the client was closed; this call was not sent")
-                        )
+                        raise not_sent("the client was closed", Code.CANCELLED)
                     if self._retry is None and self._is_open:
                         raise not_sent(self._refusal())
                     self._begin_connecting()
@@ -217,8 +215,8 @@ class Pool:
                         self._give_up(tried, self._error or Error(Code.UNAVAILABLE, self._refusal()))
                 return found
         except TimeoutError:
-            text = f"the call took too long: there is no connection to {self._named()}, and it was not sent"
-            raise not_begun(Error(Code.DEADLINE_EXCEEDED, text)) from None
+            text = f"the call took too long: there is no connection to {self._named()}"
+            raise not_sent(text, Code.DEADLINE_EXCEEDED) from None
         finally:
             self._waiting -= 1
             if not self._waiting:
@@ -233,8 +231,7 @@ class Pool:
             most = None if retry.attempts is None else retry.attempts * len(self._slots)
         code = error.__cause__.code if isinstance(error.__cause__, Error) else Code.UNAVAILABLE
         if code is not Code.UNAVAILABLE or (most is not None and tried.failures >= most):
-            text = f"{error.text}; this call was not sent"
-            raise not_begun(Error(code, text)) from error.__cause__
+            raise not_sent(error.text, code) from error.__cause__
 
     def _begin_connecting(self, due: float | None = None) -> None:
         """Start the tasks of all slots that have no connection; of those alone that need not wait, if `due` is now."""
