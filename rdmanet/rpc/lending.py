@@ -164,10 +164,11 @@ async def _offer(
                 granted.set_result(region.id)
             await ended
     except Exception as exc:
+        is_lost = isinstance(exc, ConnectionError) or transport.is_closing()
         if not granted.done():
-            granted.set_exception(link.lost_error() if isinstance(exc, ConnectionError) else exc)
+            granted.set_exception(link.lost_error() if is_lost else exc)
             granted.exception()  # whoever waits may be cancelled before it looks
-        elif not isinstance(exc, OSError):
+        elif not (is_lost or isinstance(exc, OSError)):
             raise
 
 

@@ -283,7 +283,11 @@ async def behind_knows(client: Example) -> bool:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
 async def test_eager_tasks(net: Net):
     """A call may end in the step in which it begins."""
-    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+
+    def eager(loop: Any, coroutine: Any, **options: Any) -> Any:
+        return asyncio.Task(coroutine, loop=loop, **{**options, "eager_start": True})
+
+    asyncio.get_running_loop().set_task_factory(eager)
     service = Example()
     client, server = await net.pair(service)
     assert await asyncio.gather(*(client.add(i) for i in range(10))) == list(range(1, 11))
@@ -295,6 +299,7 @@ async def test_eager_tasks(net: Net):
     with pytest.raises(asyncio.CancelledError):
         await call
     await service.journal.until("a ends")
+    assert await client.add(1) == 2  # its answer came after that of the other
     assert not server.running and len(callee(server).book) == len(channel(client).book) == 0
 
 
