@@ -15,10 +15,12 @@ General layout
 From the top; a module imports only what stands below it:
 
     client, server          connect() and its object;  serve() and its server
+    discovered              a client that learns the schema from the server
     pool, intercepted       the connections of a client that has several, one after another or together;  its calls
                             with interceptors
     channel, callee         a client's side of one connection;  a server's
     pending, running        a call of a client;  one that a server executes
+    builtin                 health and reflection, which every server has
     lending, streaming      buffers by reference;  streams of items
     keepalive, around       whether the other program answers;  interceptors
     link, endpoints         one connection as messages;  the three transports
@@ -32,6 +34,8 @@ from __future__ import annotations
 
 from rdmanet.rpc.around import CallInfo as CallInfo
 from rdmanet.rpc.buffer import Buffer as Buffer
+from rdmanet.rpc.builtin import Health as Health
+from rdmanet.rpc.builtin import Reflection as Reflection
 from rdmanet.rpc.client import connect as connect
 from rdmanet.rpc.client import options as options
 from rdmanet.rpc.client import peer as peer

@@ -25,11 +25,14 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
+from msgspec import Raw
+
 from rdmanet import log_rate
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import lending
 from rdmanet.rpc.around import CallInfo, Interceptor, chained
 from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.carried import NONE, decoded
 from rdmanet.rpc.context import CURRENT, Current
@@ -71,6 +74,7 @@ class Host(Protocol):
 
     loop: asyncio.AbstractEventLoop
     schema: Schema
+    builtin: dict[str, Served]
     methods: list[tuple[Method, Callable[..., Any]]]
     limits: Limits
     send_tracebacks: bool
@@ -97,6 +101,8 @@ class Callee:
         self.loop = server.loop
         self.limits = server.limits
         self.book: CalleeBook[Running] = CalleeBook(self.limits.calls)
+        self._schema, self._methods = server.schema, server.methods
+        self._is_builtin = False
         self._stream_bytes = 0
         self._inline_bytes = 0  # of arguments in messages, of calls that run
         self._taken_bytes = 0  # allocated for arguments on loan, of calls that run
@@ -126,9 +132,12 @@ class Callee:
         if self._greeting is not None:
             self._greeting.cancel()
             self._greeting = None
-        schema, limits = self.server.schema, self.limits
+        builtin, limits = self.server.builtin.get(hello.service), self.limits
+        self._is_builtin = builtin is not None
+        self._schema, self._methods = builtin or (self.server.schema, self.server.methods)
+        schema = self._schema
         self._stream_bytes = hello.stream_bytes
-        methods = None if hello.digest == schema.digest else schema.description
+        methods = None if hello.digest == schema.digest else schema.encoded
         self._handlers.clear()
         self._handlers |= {
             Call: self._on_call,
@@ -149,7 +158,7 @@ class Callee:
                 limits.message_bytes,
                 limits.calls,
                 limits.stream_bytes,
-                raw(methods),
+                NIL if methods is None else Raw(methods),
             )
         )
         self.link.longest = hello.message_bytes
@@ -160,8 +169,11 @@ class Callee:
             self.drain(self.server.refusal)
 
     def drain(self, reason: str) -> None:
-        """Tell the client to begin no more calls: at once, or when it has said Hello."""
-        if self._is_greeted and not self.link.is_over:
+        """Tell the client to begin no more calls: at once, or when it has said Hello.
+
+        Health is asked for until the end.
+        """
+        if self._is_greeted and not self._is_builtin and not self.link.is_over:
             self.link.send(Goaway(reason[:TEXT_MOST]))
 
     def _lost(self, error: BaseException | None) -> None:
@@ -189,9 +201,9 @@ class Callee:
         self.book.check_unused(number)
         server = self.server
         try:
-            if server.refusal is not None:
+            if server.refusal is not None and not self._is_builtin:
                 raise not_taken(f"the server takes no new calls ({server.refusal})")
-            if message.method >= len(server.methods):
+            if message.method >= len(self._methods):
                 raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
             if len(server.running) >= server.limits.server_calls:
                 text = f"the server has {len(server.running)} unfinished calls"
@@ -200,7 +212,7 @@ class Callee:
             if self._inline_bytes + inline_bytes > self.limits.inline_bytes:
                 text = f"{self._inline_bytes + inline_bytes} bytes of arguments in messages"
                 raise exceeded("inline_bytes", self.limits.inline_bytes, text)
-            method, function = server.methods[message.method]
+            method, function = self._methods[message.method]
             arguments = method.decode_arguments(message.arguments)
             metadata = (
                 NONE if message.metadata is NIL else decoded(message.metadata, self.limits.metadata_bytes)
@@ -312,7 +324,7 @@ class Callee:
             if variable.name in current.metadata:
                 variable.set(current.metadata[variable.name])
         call = CallInfo(
-            server.schema.name,
+            self._schema.name,
             running.method.name,
             dict(current.metadata),
             current.deadline,

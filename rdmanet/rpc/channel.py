@@ -66,6 +66,7 @@ class Channel:
         self.book: CallerBook[Pending] = CallerBook(limits.calls)
         self.refusal: str | None = None
         """Why no new calls can begin."""
+        self.service = ""  # the server's name for it
         self._numbers: list[int | None] = []  # the server's, by our own
         self._stream_bytes = 0
         self._greeting: asyncio.Future[None] = self.loop.create_future()
@@ -121,6 +122,7 @@ class Channel:
             return
         self._numbers = [known.get(method.name) for method in self.schema.numbered]
         self._stream_bytes = hello.stream_bytes
+        self.service = hello.service
         self.link.longest = hello.message_bytes
         self.book.calls_max = min(self.limits.calls, hello.calls)
         self._handlers.clear()

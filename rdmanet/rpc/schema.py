@@ -324,9 +324,14 @@ class Schema:
         return [methods, dict(sorted(structs.items()))]
 
     @functools.cached_property
+    def encoded(self) -> bytes:
+        """The description in msgpack."""
+        return msgspec.msgpack.encode(self.description)
+
+    @functools.cached_property
     def digest(self) -> bytes:
         """SHA-256 of the description in msgpack."""
-        return hashlib.sha256(msgspec.msgpack.encode(self.description)).digest()
+        return hashlib.sha256(self.encoded).digest()
 
     def understands(self, raw: Any) -> dict[str, int]:
         """Compare with the schema of a server, as it came by the wire: the server's numbers of our methods.
@@ -336,7 +341,7 @@ class Schema:
         :raises Error: FAILED_PRECONDITION; the text says what differs
         :raises ProtocolError: it is no schema
         """
-        methods, theirs = _decode_description(raw)
+        methods, theirs = decode_description(raw)
         ours = self.description[1]
         numbers = {method[0]: number for number, method in enumerate(methods)}
         known = [(found, methods[numbers[found.name]]) for found in self.numbered if found.name in numbers]
@@ -427,7 +432,11 @@ _Methods = Annotated[
 _decode_schema = _decoder(tuple[_Methods, dict[str, list[Any]]])
 
 
-def _decode_description(raw: Any) -> tuple[list[Any], Structs]:
+def decode_description(raw: Any) -> tuple[list[Any], Structs]:
+    """The methods and structs of a server's schema, as it came by the wire.
+
+    :raises ProtocolError: it is no schema
+    """
     try:
         methods, structs = _decode_schema(raw)
     except (msgspec.MsgspecError, RecursionError) as exc:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.around import Interceptor
+from rdmanet.rpc.builtin import HealthStatus, builtin_of
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.keepalive import checked
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
@@ -80,6 +81,8 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.schema = schema_of(service)
         self.methods = methods_of(service)
+        self.builtin = builtin_of(self)
+        self.health: dict[str, HealthStatus] = {"": "SERVING", self.schema.name: "SERVING"}
         self.limits = limits
         self.send_tracebacks = send_tracebacks
         self.keepalive: float | None = None
@@ -100,6 +103,17 @@ class Server:
     def is_serving(self) -> bool:
         """Whether it takes new calls."""
         return self.refusal is None
+
+    def set_health(self, status: HealthStatus, service: str | None = None) -> None:
+        """Say what `Health.check` answers: "SERVING", which is the default, or "NOT_SERVING".
+
+        :param service: a part of the server, by any name; None for all of it. A client asks for parts by these names
+        :raises ValueError: the status is neither
+        """
+        if status not in ("SERVING", "NOT_SERVING"):
+            raise ValueError(f'set_health: {status!r} is not "SERVING" or "NOT_SERVING"')
+        for name in ("", self.schema.name) if service is None else (service,):
+            self.health[name] = status
 
     async def serve_forever(self) -> None:
         """Wait until the server is closed, or drained. Cancelling this closes it."""

@@ -1,0 +1,209 @@
+"""call methods of a server of rdmanet.rpc, or list them
+
+usage: rdmanet call HOST:PORT                           its services, methods and types
+       rdmanet call HOST:PORT Store.get '{"name": "w"}'  call one, and print the result as JSON
+
+A stream is printed with a line for each item. A stream of the caller's is read from standard input, as JSON, a line for
+each item. Bytes and buffers are given as text, or as @FILE for the contents of a file, and arrays as
+["<f4", [2, 2], "@FILE"]. A result that is a buffer or an array is printed as its length, or written to a file by
+--output. Exit status: 64 and the number of the error's code, if the call fails: NOT_FOUND is 69.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from rdmanet.cli import interrupts
+from rdmanet.cli.text import file_path
+
+FAILED = 64
+"""To this the number of the error's code is added."""
+PIECE_BYTES = 16 << 20
+
+
+class Misuse(Exception):
+    """It was called wrongly."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "server", metavar="HOST:PORT", help="the server; with --transport unix the path of its socket"
+    )
+    parser.add_argument(
+        "method", nargs="?", metavar="SERVICE.METHOD", help="what to call (default: list the methods)"
+    )
+    parser.add_argument(
+        "arguments", nargs="?", default="{}", metavar="JSON", help="the arguments, by their names"
+    )
+    parser.add_argument(
+        "--transport", choices=("rdma", "tcp", "unix"), default="rdma", help="(default: rdma)"
+    )
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take")
+    parser.add_argument(
+        "--output", type=file_path, metavar="FILE", help="write the result, which is a buffer, to this file"
+    )
+    parser.add_argument("--json", action="store_true", help="list the schemas as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from rdmanet.errors import ProtocolError
+    from rdmanet.rpc.errors import Error
+
+    try:
+        host, port = _address(args.server, args.transport)
+        interrupts.run(_listed(args, host, port) if args.method is None else _called(args, host, port))
+    except Misuse as exc:
+        print(f"call: {exc}", file=sys.stderr)
+        return 2
+    except Error as exc:
+        print(f"call: {exc}", file=sys.stderr)
+        return FAILED + int(exc.code)
+    except ProtocolError as exc:
+        print(f"call: {exc}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        raise
+    except (ConnectionError, TimeoutError, socket.gaierror) as exc:
+        where = f"{args.server} by {args.transport}"
+        print(f"call: no server answers at {where}; --transport chooses another way: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _seconds(given: str) -> float:
+    try:
+        if (seconds := float(given)) > 0:
+            return seconds
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{given!r} is not a number of seconds above 0")
+
+
+def _address(server: str, transport: str) -> tuple[str, int | None]:
+    if transport == "unix":
+        return server, None
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+        raise Misuse(f"{server!r} is not HOST:PORT, or [IPv6]:PORT; --transport unix takes a path")
+    return host.strip("[]"), int(port)
+
+
+# ---- Listing ------------------------------------------------------------------------------------------------
+
+
+async def _listed(args: argparse.Namespace, host: str, port: int | None) -> None:
+    from rdmanet import rpc
+    from rdmanet.errors import printable
+    from rdmanet.rpc.describe import text
+    from rdmanet.rpc.discovered import discover
+
+    connecting = rpc.connect(
+        rpc.Reflection, host, port, transport=args.transport, timeout=args.timeout or 10.0
+    )
+    async with connecting as reflection:
+        names = await reflection.services()
+        schemas = {name: await reflection.schema(name) for name in names} if args.json else {}
+    if args.json:
+        print(json.dumps(schemas, indent=2))
+        return
+    for name in names:
+        async with discover(name, host, port, args.transport) as (_, schema):
+            print(printable(name))
+            for method in schema.numbered:
+                print(f"  {printable(str(method), 4096)}")
+            for struct, (_, _, _, fields) in schema.structs.items():
+                shown = ", ".join(
+                    f"{n}: {text(type_)}{'' if needed else ' = ...'}" for n, type_, needed in fields
+                )
+                print(f"  {printable(f'{struct}: {shown}', 4096)}")
+
+
+# ---- Calling ------------------------------------------------------------------------------------------------
+
+
+async def _called(args: argparse.Namespace, host: str, port: int | None) -> None:
+    from rdmanet.errors import printable
+    from rdmanet.rpc.buffer import Buffer
+    from rdmanet.rpc.context import deadline_in
+    from rdmanet.rpc.discovered import DiscoveredMethod, discover
+    from rdmanet.rpc.pending import PLAIN
+    from rdmanet.rpc.schema import Kind
+
+    service, _, name = args.method.rpartition(".")
+    if not service or not name:
+        raise Misuse(f"{args.method!r} is not SERVICE.METHOD; without it, the methods are listed")
+    try:
+        given = json.loads(args.arguments)
+    except ValueError as exc:
+        raise Misuse(f"the arguments are not JSON: {exc}") from None
+    if not isinstance(given, dict):
+        raise Misuse('the arguments are an object of JSON with their names: \'{"name": "w"}\'')
+    async with discover(service, host, port, args.transport) as (channel, schema):
+        if channel.service != service:
+            raise Misuse(f"the server has {printable(channel.service)}, and no {printable(service)}")
+        method = schema.methods.get(name)
+        if not isinstance(method, DiscoveredMethod):
+            raise Misuse(
+                f"{service} has no method {name!r}; it has: {printable(', '.join(schema.methods), 1000)}"
+            )
+        if args.output is not None and not method.result_is_buffer:
+            raise Misuse(f"--output: {args.method} returns no buffer: {printable(str(method))}")
+        try:
+            arguments = method.arguments_of(given, schema.structs, _bytes)
+        except ValueError as exc:
+            raise Misuse(f"{args.method}: {printable(str(exc))}") from None
+        if method.stream is not None:
+            arguments.append(_items())
+        deadline = deadline_in(args.timeout)
+        if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
+            stream = channel.stream(method, tuple(arguments), {}, deadline, PLAIN)
+            async with contextlib.aclosing(stream) as items:
+                async for item in items:
+                    _print(item)
+            return
+        result = await channel.unary(method, tuple(arguments), {}, deadline, PLAIN)
+        if not isinstance(result, Buffer):
+            _print(result)
+        elif args.output is None:
+            _print({"bytes": result.nbytes})
+        else:
+            async with result:
+                await _written(result, args.output)
+
+
+def _print(value: Any) -> None:
+    import msgspec
+
+    print(json.dumps(msgspec.to_builtins(value, str_keys=True), default=str), flush=True)
+
+
+def _bytes(given: str) -> bytes:
+    if not given.startswith("@"):
+        return given.encode()
+    try:
+        return Path(given[1:]).read_bytes()
+    except OSError as exc:
+        raise Misuse(f"{given}: {exc.strerror}; text that begins with @ names a file") from None
+
+
+async def _items() -> AsyncIterator[Any]:
+    """The items of standard input, which is read to its end before the first one is sent."""
+    lines = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readlines)
+    for line in lines:
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as exc:
+                raise Misuse(f"a line of standard input is not JSON: {exc}") from None
+
+
+async def _written(buffer: Any, path: Path) -> None:
+    with path.open("wb") as file:
+        for start in range(0, buffer.nbytes, PIECE_BYTES):
+            file.write(await buffer.read(start, min(start + PIECE_BYTES, buffer.nbytes)))

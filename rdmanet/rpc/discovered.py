@@ -1,0 +1,247 @@
+"""A client without the service's class: it learns the schema from the server, and takes arguments as plain data.
+
+A server sends its schema to a client that has another one (messages.py: Hello). So this client says that it has none,
+and makes its methods from the answer. Types are checked by the server alone. What plain data, such as JSON has, does
+not have is converted by the schema: bytes, keys of maps that are no texts, structs that go as arrays. An array is given
+as on the wire, [dtype, shape, bytes]; the result of a method that returns one is its bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import msgspec
+
+from rdmanet.errors import ProtocolError
+from rdmanet.rpc import endpoints
+from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.describe import BUFFER, Description, Structs, text
+from rdmanet.rpc.limits import DEFAULT
+from rdmanet.rpc.marks import Options
+from rdmanet.rpc.messages import Array, Lent
+from rdmanet.rpc.schema import Kind, Method, Parameter, Schema, decode_description
+
+_any: Final = msgspec.msgpack.Decoder().decode
+_buffer: Final = msgspec.msgpack.Decoder(memoryview | Lent).decode
+_array: Final = msgspec.msgpack.Decoder(Array).decode
+
+
+class Discovered(Schema):
+    """The schema of a server, which is empty until the server has said Hello.
+
+    :ivar described: the methods, as they came
+    :ivar structs: the structs that these refer to
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, [])
+        self.described: list[Any] = []
+        self.structs: Structs = {}
+        vars(self)["digest"] = bytes(32)
+
+    def understands(self, raw: Any) -> dict[str, int]:
+        """Take the server's schema for ours."""
+        self.described, self.structs = decode_description(raw)
+        _check(self.described, self.structs)
+        super().__init__(self.name, [DiscoveredMethod(self.name, each) for each in self.described])
+        return {each[0]: number for number, each in enumerate(self.described)}
+
+
+class DiscoveredMethod(Method):
+    """A method that the server has. It takes positional arguments; those at the end may be left out, if they may."""
+
+    def __init__(self, service: str, described: Any) -> None:
+        self.name, kind, self.described, stream, result = described
+        self.number = -1
+        self.label = f"{service}.{self.name}"
+        self.options = Options()
+        self.kind = Kind(kind)
+        self.parameters = [
+            Parameter(name, memoryview if type_ == BUFFER else Any, msgspec.NODEFAULT, type_ == BUFFER)
+            for name, type_, _ in self.described
+        ]
+        self.stream = None if self.kind in (Kind.UNARY, Kind.SERVER_STREAM) else ("the stream", stream)
+        self.result_description = result
+        self.result_is_buffer = result == BUFFER or _kind(result) == "array"
+        self.result = Buffer if self.result_is_buffer else Any
+        self.buffers = []
+        self.by_keyword = []
+        self.positional, self.count = len(self.parameters), -1
+        self._result = _buffer if result == BUFFER else _bytes_of_array if self.result_is_buffer else _any
+        self._item = self._details = _any
+
+    def bind(self, arguments: tuple[Any, ...], by_name: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        """The arguments as they are, and the stream."""
+        stream = None
+        if self.stream is not None:
+            *others, stream = arguments
+            arguments = tuple(others)
+        self.buffers = [index for index, _ in enumerate(arguments) if self.parameters[index].is_buffer]
+        return arguments, stream
+
+    def arguments_of(
+        self, given: dict[str, Any], structs: Structs, bytes_of: Callable[[str], bytes]
+    ) -> list[Any]:
+        """Arguments by name, in the order of the parameters, and as they are encoded.
+
+        :param bytes_of: from what stands for bytes to these
+        :raises ValueError: they do not fit; the text says how
+        """
+        names = [name for name, _, _ in self.described]
+        for name in given:
+            if name not in names:
+                raise ValueError(f"there is no parameter {name!r}; there are: {', '.join(names) or 'none'}")
+        convert = Converter(structs, bytes_of)
+        found: list[Any] = []
+        for index, (name, type_, required) in enumerate(self.described):
+            if name in given:
+                found.append(convert(given[name], type_, name))
+            elif required:
+                raise ValueError(f"the parameter {name!r} is missing: it is {text(type_)}")
+            elif later := [other for other in names[index:] if other in given]:
+                raise ValueError(f"the parameter {name!r} is before {later[0]!r}, and has to be given, too")
+            else:
+                break
+        return found
+
+    def __str__(self) -> str:
+        """As it would be declared."""
+        parameters = [
+            f"{n}: {text(type_)}{'' if required else ' = ...'}" for n, type_, required in self.described
+        ]
+        if self.stream is not None:
+            parameters.append(f"stream of {text(self.stream[1])}")
+        streams = "stream of " if self.kind in (Kind.SERVER_STREAM, Kind.BOTH) else ""
+        return f"{self.name}({', '.join(parameters)}) -> {streams}{text(self.result_description)}"
+
+
+class Converter:
+    """From plain data to what msgpack has for a type.
+
+    :param bytes_of: from what stands for bytes to these
+    """
+
+    def __init__(self, structs: Structs, bytes_of: Callable[[str], bytes]) -> None:
+        self._structs = structs
+        self._bytes_of = bytes_of
+
+    def __call__(self, value: Any, type_: Description, where: str) -> Any:
+        """The value; what does not fit its type is left for the server to refuse.
+
+        :raises ValueError: a field is unknown or missing
+        """
+        kind, *parts = [type_] if isinstance(type_, str) else type_
+        if kind in ("bytes", BUFFER) and isinstance(value, str):
+            return self._bytes_of(value)
+        if kind == "list" and isinstance(value, list):
+            return [self(item, parts[0], f"{where}[]") for item in value]
+        if kind == "tuple" and isinstance(value, list) and len(value) == len(parts):
+            return [self(item, part, f"{where}[]") for item, part in zip(value, parts, strict=True)]
+        if kind == "dict" and isinstance(value, dict):
+            return {_key(k, parts[0]): self(item, parts[1], f"{where}[{k!r}]") for k, item in value.items()}
+        if kind == "array" and isinstance(value, list) and len(value) == 3:
+            return [*value[:2], self(value[2], "bytes", f"{where}[2]")]
+        if kind == "struct" and isinstance(value, dict):
+            return self._struct(value, parts[0], where)
+        if kind == "union":
+            return self._member(value, parts, where)
+        return value
+
+    def _struct(self, value: dict[str, Any], name: str, where: str) -> Any:
+        form, tag, _, fields = self._structs[name]
+        known = {field: type_ for field, type_, _ in fields}
+        for field, _, required in fields:
+            if required and field not in value:
+                raise ValueError(f"{where}: {name} lacks {field!r}, which is {text(known[field])}")
+        if form == "map":
+            tagged = {} if tag is None else {tag[0]: tag[1]}
+            return tagged | {
+                f: self(v, known[f], f"{where}.{f}") if f in known else v for f, v in value.items()
+            }
+        found = [] if tag is None else [tag[1]]
+        for field, type_, _ in fields:
+            if field not in value:
+                break
+            found.append(self(value[field], type_, f"{where}.{field}"))
+        return found
+
+    def _member(self, value: Any, types: list[Description], where: str) -> Any:
+        kinds = {
+            "bytes" if each == BUFFER else each if isinstance(each, str) else each[0]: each for each in types
+        }
+        if isinstance(value, str) and "str" not in kinds and "bytes" in kinds:
+            return self._bytes_of(value)
+        for type_, kind in ((list, "list"), (list, "tuple"), (dict, "dict"), (dict, "struct")):
+            if isinstance(value, type_) and sum(_kind(each) == kind for each in types) == 1:
+                return self(value, kinds[kind], where)
+        return value
+
+
+_DEPTH_MOST: Final = 50
+_Fields = list[tuple[str, Any, bool]]
+_Struct = tuple[str, tuple[str, str | int] | None, bool, _Fields]
+
+
+def _check(methods: list[Any], structs: Structs) -> None:
+    """Raise ProtocolError, unless all types are as docs/reference/rpc-protocol.md has them."""
+    try:
+        for _, _, parameters, stream, result in methods:
+            for type_ in (*(parameter[1] for parameter in parameters), stream or "none", result):
+                _check_type(type_, structs, 0)
+        for name, struct in structs.items():
+            _, _, _, fields = structs[name] = list(msgspec.convert(struct, _Struct))
+            for _, type_, _ in fields:
+                _check_type(type_, structs, 0)
+    except (msgspec.MsgspecError, ValueError, TypeError) as exc:
+        raise ProtocolError(f"the server sent what is no schema: {exc}") from None
+
+
+def _check_type(type_: Any, structs: Structs, depth: int) -> None:
+    if isinstance(type_, str):
+        return
+    kind, *parts = type_
+    wanted = {"list": 1, "dict": 2, "struct": 1, "array": 1}.get(kind, len(parts))
+    if not isinstance(type_, (list, tuple)) or not isinstance(kind, str) or len(parts) != wanted:
+        raise ValueError("there is a type of an unknown form")
+    if kind == "struct":
+        if parts[0] not in structs:
+            raise ValueError("there is a struct that is not described")
+    elif kind != "one of":
+        if depth > _DEPTH_MOST:
+            raise ValueError("there is a type that is nested too deep")
+        for part in parts:
+            _check_type(part, structs, depth + 1)
+
+
+def _bytes_of_array(raw: Any) -> memoryview | Lent:
+    return _array(raw).data
+
+
+def _kind(type_: Description) -> str:
+    return type_ if isinstance(type_, str) else str(type_[0])
+
+
+def _key(key: str, type_: Description) -> Any:
+    return int(key) if type_ == "int" and key.lstrip("-").isdecimal() else key
+
+
+@contextlib.asynccontextmanager
+async def discover(
+    service: str, host: str, port: int | None, transport: str, **transport_options: Any
+) -> AsyncIterator[tuple[Channel, Discovered]]:
+    """Connect to a service of which only the name is known.
+
+    :raises OSError: there is no connection
+    :raises Error: as for `connect`
+    """
+    schema = Discovered(service)
+    channel = Channel(schema, DEFAULT)
+    await endpoints.connect(lambda: channel.link, host, port, transport, transport_options)
+    try:
+        await channel.greeted()
+        yield channel, schema
+    finally:
+        await channel.close()

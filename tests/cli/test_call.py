@@ -1,0 +1,121 @@
+"""`rdmanet call`: lists and calls methods of servers of which it has no class."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+SERVER = """
+import asyncio, sys
+from collections.abc import AsyncIterator
+from rdmanet import rpc
+
+class Store(rpc.Service):
+    async def get(self, name: str) -> bytes:
+        if name == "v":
+            raise rpc.Error(rpc.Code.NOT_FOUND, "there is no tensor v")
+        return name.encode() * 3
+    async def shape(self, name: str, scale: float = 1.0) -> list[float]:
+        return [scale, 2 * scale]
+    async def put(self, data: memoryview) -> int:
+        return data.nbytes
+    async def watch(self, count: int) -> AsyncIterator[dict[str, int]]:
+        for number in range(count):
+            yield {"n": number}
+    async def total(self, numbers: AsyncIterator[int]) -> int:
+        return sum([number async for number in numbers])
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+async def main():
+    server = await rpc.serve(Store(), "127.0.0.1", 0, transport="tcp")
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    server.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def server():
+    """The address of a server, as an argument of the command."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env=ENVIRONMENT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        yield f"127.0.0.1:{process.stdout.readline().strip()}"
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def call(*arguments, said=""):
+    """Exit status, output, and error."""
+    command = [sys.executable, "-m", "rdmanet", "call", "--transport", "tcp", *map(str, arguments)]
+    done = subprocess.run(command, env=ENVIRONMENT, input=said, capture_output=True, text=True, timeout=100)
+    return done.returncode, done.stdout, done.stderr
+
+
+def one_line(err):
+    """The error message, which must be one line without a traceback."""
+    assert err.count("\n") == 1 and "Traceback" not in err, err
+    return err
+
+
+def test_listing(server):
+    status, out, err = call(server)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "Store" and "rdmanet.Health" in lines
+    assert "  get(name: str) -> buffer" in lines
+    assert "  shape(name: str, scale: float = ...) -> list[float]" in lines
+    assert "  watch(count: int) -> stream of dict[str, int]" in lines
+    assert set(json.loads(call(server, "--json")[1])) == {"Store", "rdmanet.Health", "rdmanet.Reflection"}
+
+
+def test_calling(server, tmp_path: Path):
+    assert call(server, "Store.shape", '{"name": "w"}') == (0, "[1.0, 2.0]\n", "")
+    assert call(server, "Store.get", '{"name": "w"}') == (0, '{"bytes": 3}\n', "")
+    file = tmp_path / "w"
+    assert call(server, "Store.get", '{"name": "w"}', "--output", file) == (0, "", "")
+    assert file.read_text() == "www"
+    assert call(server, "Store.put", json.dumps({"data": f"@{file}"})) == (0, "3\n", "")
+    assert call(server, "Store.watch", '{"count": 2}') == (0, '{"n": 0}\n{"n": 1}\n', "")
+    assert call(server, "rdmanet.Health.check") == (0, '"SERVING"\n', "")
+    assert call(server, "Store.total", said="1\n2\n\n3\n") == (0, "6\n", "")
+
+
+def test_errors_teach(server):
+    for arguments, wanted, says in (
+        (["Store.get", '{"name": "v"}'], 69, "NOT_FOUND: there is no tensor v"),
+        (["Store.wait", "--timeout", "0.1"], 68, "DEADLINE_EXCEEDED"),
+        (["Store.shape", '{"name": 1}'], 67, "INVALID_ARGUMENT"),
+        (["Store.get"], 2, "the parameter 'name' is missing: it is str"),
+        (["Store.get", "name"], 2, "the arguments are not JSON"),
+        (["Store.get", "[1]"], 2, "an object of JSON"),
+        (["Store.put", '{"data": "@/nowhere"}'], 2, "text that begins with @ names a file"),
+        (["Store.got"], 2, "it has: get, put, shape"),
+        (["Shop.get"], 2, "the server has Store, and no Shop"),
+        (["get"], 2, "is not SERVICE.METHOD"),
+        (["Store.shape", '{"name": "w"}', "--output", "x"], 2, "returns no buffer"),
+    ):
+        status, out, err = call(server, *arguments)
+        assert (status, out) == (wanted, "") and says in one_line(err)
+    status, _, err = call(server, "Store.total", said="1\nx\n")
+    assert status == 2 and "a line of standard input is not JSON" in one_line(err)
+    assert call("nowhere")[0] == 2 and call(server, "Store.get", "--timeout", "0")[0] == 2
+
+
+def test_nobody_is_there():
+    status, _, err = call("127.0.0.1:1", "Store.get")
+    assert status == 1 and "no server answers at 127.0.0.1:1 by tcp" in one_line(err)
