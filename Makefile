@@ -214,7 +214,12 @@ bench-blocking: build ## measure blocking streams beside blocking sockets
 bench-arrays: build ## measure large arrays beside TCP and Unix sockets
 	@$(py) -m benchmarks.arrays $(ARGS)
 
-bench-rpc: build ## measure calls, beside streams, and grpc.aio if it is installed
+# Beside the packages of $(VENV), not among them.
+build/rpc-peers/.done: requirements/rpc-peers.txt $(VENV)/.run
+	@scripts/progress "installing gRPC" $(py) -m pip install --quiet $(locked) --upgrade --target build/rpc-peers --requirement requirements/rpc-peers.txt
+	@touch $@
+
+bench-rpc: build build/rpc-peers/.done ## measure calls, beside streams and gRPC
 	@$(py) -m benchmarks.rpc $(ARGS)
 
 bench-connecting: build ## measure how many connections a second a client makes

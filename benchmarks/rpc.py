@@ -1,12 +1,13 @@
-"""measure calls of rdmanet.rpc, beside the streams below them and beside grpc.aio
+"""measure calls of rdmanet.rpc, beside the streams below them and beside gRPC
 
-usage: python -m benchmarks.rpc [--quick] [--turns N] [KIND]...
+usage: python -m benchmarks.rpc [--quick] [--turns N] [--cases WORD] [KIND]...
 
 Two processes of this host on uvloop, each on a CPU of its own. A call takes bytes and returns them (64 B, 64 KiB), or
-takes a large memoryview and returns its length (1 MiB, 64 MiB). `streams` writes and reads the same bytes without any
-message around them. Small ones are made one after another and 32 at a time. The table has microseconds per call,
-medians of turns, in which the kinds alternate. KIND is one of rpc, rpc-tcp, rpc-unix, streams, and grpc.aio over a Unix
-socket where it is installed; all by default. It ends with how many functions of Python run for a call of 64 B.
+takes a large memoryview and returns its length (argument), or returns a large one into memory of the caller (result).
+`streams` writes and reads the same bytes without any message around them. Small calls are made one after another and
+32 at a time. KIND is one of rpc, rpc-tcp, rpc-unix, streams, and, over a Unix socket, grpc.aio and grpclib, where they
+are installed; all by default. Two tables have medians of turns, in which the kinds alternate: the time of a call, and
+the CPU time of both processes together. It ends with how many functions of Python run for a call of 64 B.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import os
 import statistics
 import subprocess
@@ -25,19 +27,21 @@ from pathlib import Path
 from typing import Any
 
 import rdmanet
+from benchmarks.rpc_peers import GIVE, LARGE, PEERS, lacks
 from rdmanet import rpc
 
 HOST = "127.0.0.1"
-KINDS = ("rpc", "rpc-tcp", "rpc-unix", "streams", "grpc.aio")
+KINDS = ("rpc", "rpc-tcp", "rpc-unix", "streams", *PEERS)
 CASES = {
     "64 B, 1 at a time": (64, 1, 3000),
     "64 B, 32 at a time": (64, 32, 10_000),
     "64 KiB, 1 at a time": (64 << 10, 1, 1000),
     "1 MiB argument": (1 << 20, 1, 200),
+    "4 MiB argument": (4 << 20, 1, 60),
     "64 MiB argument": (64 << 20, 1, 6),
+    "64 MiB result": (64 << 20, 1, 6),
 }
 """Bytes, calls at a time, and how many calls."""
-LARGE = 1 << 20
 
 
 class Echo(rpc.Service):
@@ -47,8 +51,16 @@ class Echo(rpc.Service):
     async def take(self, data: memoryview) -> int:
         return data.nbytes
 
+    async def give(self, size: int) -> memoryview:
+        return memoryview(zeros(size))
 
-Call = Callable[[bytes], Awaitable[Any]]
+
+@functools.cache
+def zeros(size: int) -> bytes:
+    return bytes(size)
+
+
+Call = Callable[[], Awaitable[Any]]
 
 
 # ---- Servers: each prints where it is, and ends with its standard input --------------------------------------
@@ -60,8 +72,8 @@ async def serve(kind: str) -> None:
         if kind == "streams":
             server: Any = await rdmanet.start_rdma_stream_server(serve_stream, HOST, 0)
             where = str(server.sockets[0].getsockname()[1])
-        elif kind == "grpc.aio":
-            where = await serve_grpc(f"unix:{path}")
+        elif kind in PEERS:
+            server, where = await PEERS[kind][0](path), path
         elif kind == "rpc-unix":
             await stack.enter_async_context(await rpc.serve(Echo(), path, transport="unix"))
             where = path
@@ -75,13 +87,15 @@ async def serve(kind: str) -> None:
 
 
 async def serve_stream(reader: Any, writer: Any) -> None:
-    """Requests of 9 bytes and data: the length, and whether the data is to be sent back."""
+    """Requests of 9 bytes and data: a length, and whether so many bytes are asked for. Large data is not sent back."""
     buffers: dict[int, bytearray] = {}
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
             head = await reader.readexactly(9)
             size = int.from_bytes(head[:8], "big")
-            if size < LARGE:
+            if head[8]:
+                writer.write(zeros(size))
+            elif size < LARGE:
                 writer.write(await reader.readexactly(size))
             else:
                 await reader.readinto_exactly(buffers.setdefault(size, bytearray(size)))
@@ -89,67 +103,72 @@ async def serve_stream(reader: Any, writer: Any) -> None:
     writer.close()
 
 
-async def serve_grpc(where: str) -> str:
-    import grpc.aio  # type: ignore[import-not-found]
-
-    async def echo(request: bytes, context: Any) -> bytes:
-        return request if len(request) < LARGE else b"%d" % len(request)
-
-    handler = grpc.unary_unary_rpc_method_handler(echo)
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("Echo", {"echo": handler})])
-    server.add_insecure_port(where)
-    await server.start()
-    serve_grpc.server = server  # type: ignore[attr-defined]  # which would stop
-    return where
-
-
 # ---- Clients ------------------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def connected(kind: str, where: str) -> AsyncIterator[Call]:
+async def connected(kind: str, where: str, size: int, asks: bool) -> AsyncIterator[Call]:
+    """A call of this size.
+
+    :param asks: it asks for so many bytes
+    """
+    data = bytes(size)
     if kind == "streams":
         reader, writer = await rdmanet.open_rdma_connection(HOST, int(where))
+        mine = bytearray(size)
 
-        async def by_stream(data: bytes) -> None:
-            writer.write(len(data).to_bytes(8, "big") + b"\0")
+        async def by_stream() -> None:
+            writer.write(size.to_bytes(8, "big") + bytes([asks]))
+            if asks:
+                return await reader.readinto_exactly(mine)
             writer.write(data)
             await writer.drain()
-            await reader.readexactly(len(data) if len(data) < LARGE else 8)
+            await reader.readexactly(size if size < LARGE else 8)
 
         yield by_stream
         writer.close()
-    elif kind == "grpc.aio":
-        import grpc.aio
-
-        async with grpc.aio.insecure_channel(where, [("grpc.max_send_message_length", -1)]) as channel:
-            yield channel.unary_unary("/Echo/echo")
+    elif kind in PEERS:
+        request = GIVE + b"%d" % size if asks else data
+        async with PEERS[kind][1](where) as method:
+            yield lambda: method(request)
     else:
         at: tuple[Any, ...] = (where,) if kind == "rpc-unix" else (HOST, int(where))
         transport = {"rpc": "rdma", "rpc-tcp": "tcp", "rpc-unix": "unix"}[kind]
         async with rpc.connect(Echo, *at, transport=transport) as client:
-            yield lambda data: client.echo(data) if len(data) < LARGE else client.take(memoryview(data))
+            if asks:
+                filling = rpc.options(client, into=bytearray(size))
+                yield lambda: filling.give(size)
+            elif size < LARGE:
+                yield lambda: client.echo(data)
+            else:
+                yield lambda: client.take(memoryview(data))
 
 
-async def measure(call: Call, size: int, at_a_time: int, count: int) -> float:
-    """Microseconds per call."""
-    data = bytes(size)
+async def measure(call: Call, at_a_time: int, count: int, pids: list[int]) -> tuple[float, float]:
+    """Microseconds per call, and microseconds of CPU time of these processes."""
 
     async def worker() -> None:
         for _ in range(count // at_a_time):
-            await call(data)
+            await call()
 
-    await call(data)
-    started = time.perf_counter()
+    await call()
+    used, started = sum(map(cpu_ns, pids)), time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(at_a_time)))
-    return (time.perf_counter() - started) / (count // at_a_time * at_a_time) * 1e6
+    took, used = time.perf_counter() - started, sum(map(cpu_ns, pids)) - used
+    calls = count // at_a_time * at_a_time
+    return took / calls * 1e6, used / calls / 1e3
 
 
-async def client(kind: str, where: str, case: str, quick: bool) -> None:
+def cpu_ns(pid: int) -> int:
+    """The CPU time that the threads of a process have had."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
+async def client(kind: str, where: str, case: str, server: int, quick: bool) -> None:
     size, at_a_time, count = CASES[case]
-    async with connected(kind, where) as call:
-        print(await measure(call, size, at_a_time, max(at_a_time, count // 10) if quick else count))
+    async with connected(kind, where, size, case.endswith("result")) as call:
+        count = max(at_a_time, count // 10) if quick else count
+        print(*await measure(call, at_a_time, count, [os.getpid(), server]))
 
 
 async def functions_per_call() -> int:
@@ -180,15 +199,23 @@ def pinned(cpu: int, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, **options)
 
 
-def one(kind: str, case: str, quick: bool) -> float:
+def one(kind: str, case: str, quick: bool) -> tuple[float, float]:
     with pinned(0, "--serve", kind, stdin=subprocess.PIPE) as server:
         assert server.stdin is not None and server.stdout is not None
         where = server.stdout.readline().strip()
-        with pinned(1, "--client", kind, where, case, *(["--quick"] if quick else [])) as process:
+        arguments = ["--client", kind, where, case, str(server.pid), *(["--quick"] if quick else [])]
+        with pinned(1, *arguments) as process:
             assert process.stdout is not None
-            text = process.stdout.read()
+            took, used = process.stdout.read().split()
         server.stdin.close()
-    return float(text)
+    return float(took), float(used)
+
+
+def table(title: str, kinds: list[str], found: dict[str, dict[str, list[float]]]) -> None:
+    print(f"{title:24}" + "".join(f"{kind:>10}" for kind in kinds))
+    for case, figures in found.items():
+        medians = (f"{statistics.median(figures[kind]):.1f}" if figures[kind] else "-" for kind in kinds)
+        print(f"{case:24}" + "".join(f"{median:>10}" for median in medians))
 
 
 def main() -> None:
@@ -196,32 +223,34 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls, and one turn")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--cases", default="", metavar="WORD", help="only those with this in their names")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--client", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--client", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     import uvloop
 
     if options.serve:
         return uvloop.run(serve(options.serve))
     if options.client:
-        return uvloop.run(client(*options.client, options.quick))
+        kind, where, case, server = options.client
+        return uvloop.run(client(kind, where, case, int(server), options.quick))
     kinds = options.kinds or list(KINDS)
-    if "grpc.aio" in kinds:
-        try:
-            import grpc.aio  # noqa: F401
-        except ImportError:
-            kinds.remove("grpc.aio")
-            print("grpc.aio is not installed: pip install grpcio")
-    turns = 1 if options.quick else options.turns
-    print(f"{'us per call':22}" + "".join(f"{kind:>12}" for kind in kinds))
-    for case in CASES:
-        found: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for _ in range(turns):
+    for kind in set(kinds) & set(PEERS):
+        if (why := lacks(kind)) is not None:
+            kinds.remove(kind)
+            print(why)
+    cases = [case for case in CASES if options.cases in case]
+    times: dict[str, dict[str, list[float]]] = {case: {kind: [] for kind in kinds} for case in cases}
+    used: dict[str, dict[str, list[float]]] = {case: {kind: [] for kind in kinds} for case in cases}
+    for _ in range(1 if options.quick else options.turns):
+        for case in cases:
             for kind in kinds:
                 if kind != "streams" or CASES[case][1] == 1:  # whose answers have no numbers
-                    found[kind].append(one(kind, case, options.quick))
-        medians = (f"{statistics.median(found[kind]):.1f}" if found[kind] else "-" for kind in kinds)
-        print(f"{case:22}" + "".join(f"{median:>12}" for median in medians), flush=True)
+                    took, cpu = one(kind, case, options.quick)
+                    times[case][kind].append(took)
+                    used[case][kind].append(cpu)
+    table("us per call", kinds, times)
+    table("us of CPU per call", kinds, used)
     print(f"{uvloop.run(functions_per_call())} functions of Python per call of 64 B, on both sides")
 
 

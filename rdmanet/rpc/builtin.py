@@ -29,7 +29,9 @@ class Health(Service):
     """
 
     async def check(self, service: str = "") -> HealthStatus:
-        """SERVING or NOT_SERVING: of the server, or of a part of it that it has a name for. Cancelling it changes nothing.
+        """SERVING or NOT_SERVING: of the server, or of a part of it that it has a name for.
+
+        Cancelling it changes nothing.
 
         :raises Error: NOT_FOUND; there is no such part
         """
