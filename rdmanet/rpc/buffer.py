@@ -20,7 +20,6 @@ a key of that call (lending.py), so keeping a Buffer gives nobody more than befo
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import sys
 from collections.abc import Callable
@@ -186,10 +185,7 @@ class Buffer:
 
     def __del__(self) -> None:
         if getattr(self, "_source", None) is not None or getattr(self, "_registered", None) is not None:
-            with contextlib.suppress(
-                BufferError
-            ):  # a peer is slow to let go: the registration ends when it has
-                self.release()
+            self.release()
 
     def __repr__(self) -> str:
         where = "here" if self._memory is not None else "there" if self._source is not None else "released"

@@ -132,10 +132,9 @@ async def lent(link: Link, going: Outgoing, deadline: float | None = None) -> As
     :raises Error: DEADLINE_EXCEEDED if the peer does not let go of the memory in time
     """
     transport, loop = cast(RdmaTransport, link.transport), link.loop
-    memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
     granted: asyncio.Future[int] = loop.create_future()
     ended: asyncio.Future[None] = loop.create_future()
-    task = loop.create_task(_offer(link, transport, memory, granted, ended), name="rpc loan")
+    task = loop.create_task(_offer(link, transport, going, granted, ended), name="rpc loan")
     link.lending.add(task)
     task.add_done_callback(link.lending.discard)
     try:
@@ -153,12 +152,13 @@ async def lent(link: Link, going: Outgoing, deadline: float | None = None) -> As
 async def _offer(
     link: Link,
     transport: RdmaTransport,
-    memory: memoryview | RegisteredMemory,
+    going: Outgoing,
     granted: asyncio.Future[int],
     ended: asyncio.Future[None],
 ) -> None:
-    """The task of a loan: it lasts until nobody else can use the memory."""
+    """The task of a loan: it lasts until nobody else can use the memory. A Buffer lasts as long."""
     try:
+        memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
         async with link.loans, transport.offer(memory, access="read") as region:
             if not granted.done():
                 granted.set_result(region.id)

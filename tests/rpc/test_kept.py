@@ -12,6 +12,7 @@ from net import Journal, Net, callee, channel
 
 import rdmanet
 from rdmanet import regions, rpc
+from rdmanet.leases import Lease
 from rdmanet.registered import RegisteredMemory
 from rdmanet.rpc import lending
 from rdmanet.rpc.lending import LEND_BYTES
@@ -208,6 +209,18 @@ async def test_a_buffer_that_is_forgotten_ends_with_its_call(net: Net):
         await holding
     assert not channel(client).link.transport._life.regions._leases  # type: ignore[attr-defined]
     assert callee(server)
+
+
+@BY_RDMA
+async def test_a_buffer_that_is_forgotten_before_the_peer_lets_go(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """It lasts as long as the loan does. Otherwise, this warns that it cannot be released."""
+    monkeypatch.setattr(Lease, "acknowledged", lambda self: None)
+    client, _ = await net.pair(Store())
+    with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):
+        await rpc.options(client, timeout=0.05).hold(rpc.Buffer(bytearray(LEND_BYTES)))
+    gc.collect()
+    (lease,) = channel(client).link.transport._life.regions._leases  # type: ignore[attr-defined]
+    assert not lease._mr.closed
 
 
 async def test_kept_buffers_over_every_transport(net: Net):

@@ -68,7 +68,9 @@ def both_fail(
         assert net.event(event).qp is b.qp
 
 
-@pytest.mark.parametrize("fault", ["key", "after", "before", "across", "longer", "rights", "domain", "closed"])
+@pytest.mark.parametrize(
+    "fault", ["key", "after", "before", "across", "longer", "rights", "domain", "closed"]
+)
 @REMOTE_IDS
 def test_remote_access(net: Net, pair, opcode, fault):
     """Wrong key, range, rights or domain: REM_ACCESS_ERR there, QP_ACCESS_ERR here."""
