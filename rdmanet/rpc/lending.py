@@ -156,7 +156,7 @@ async def _offer(
     granted: asyncio.Future[int],
     ended: asyncio.Future[None],
 ) -> None:
-    """The task of a loan: it lasts until nobody else can use the memory. A Buffer lasts as long."""
+    """The task of a loan. It lasts until nobody else can use the memory, and keeps the program's Buffer until then."""
     try:
         memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
         async with link.loans, transport.offer(memory, access="read") as region:
@@ -204,7 +204,7 @@ class Loan:
     async def read_into(self, memory: Any, offset: int) -> None:
         if self._is_over:
             raise over()
-        await read_offer(await found(self._link, self._loan), memory, offset)
+        await read_offer(self._link, await found(self._link, self._loan), memory, offset)
 
     def release(self) -> None:
         if not self._is_over:
@@ -301,7 +301,7 @@ async def fetched(link: Link, type_: Any, value: Any, loan: Lent, into: Into | N
     """
     remote = await found(link, loan)
     memory, result = _room(type_, value, loan.length, into)
-    await read_offer(remote, memory, 0)
+    await read_offer(link, remote, memory, 0)
     return bytes(memory) if type_ is bytes else result
 
 

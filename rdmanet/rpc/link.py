@@ -310,7 +310,7 @@ def _watch_host(transport: asyncio.BaseTransport) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-async def read_offer(remote: OfferedMemory, memory: Any, offset: int) -> None:
+async def read_offer(link: Link, remote: OfferedMemory, memory: Any, offset: int) -> None:
     """Fill memory from an offer of the peer's.
 
     :raises Error: FAILED_PRECONDITION if it was revoked, UNAVAILABLE if the connection is lost
@@ -318,6 +318,8 @@ async def read_offer(remote: OfferedMemory, memory: Any, offset: int) -> None:
     try:
         await remote.read_into(memory, offset)
     except RegionRevokedError as exc:
+        if link.is_over or link.transport.is_closing():  # which takes all offers back
+            raise link.lost_error() from exc
         raise over() from exc
     except OSError as exc:
         if exc.errno == errno.ENOMEM:

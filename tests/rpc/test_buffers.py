@@ -13,7 +13,7 @@ from rdmanet.leases import Lease
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc import link as link_module
 from rdmanet.rpc.lending import LEND_BYTES
-from rdmanet.rpc.link import COLLECT_BYTES, Link
+from rdmanet.rpc.link import COLLECT_BYTES, Link, read_offer
 from rdmanet.rpc.messages import OutItem, Reply, encode
 from tests.support.waiting import begin
 
@@ -364,6 +364,23 @@ async def test_cancelling_one_reader_of_an_offer_leaves_the_other(net: Net):
         one, other = await asyncio.gather(*readers[1:])
         assert one is other and one.length == 2_000_000
     assert not link._awaited
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_reading_a_buffer_whose_connection_is_lost(net: Net):
+    service = Store()
+    service.memory = pattern(2_000_000)
+    client, _ = await net.pair(service)
+    lent = await client.lend(2_000_000)
+    assert await lent.read(0, 2) == service.memory[:2]
+    link = channel(client).link
+    remote = link._offers[1]
+    link.transport.abort()
+    await link.closed
+    with pytest.raises(rpc.Error, match="UNAVAILABLE"):
+        await lent.read(0, 1)
+    with pytest.raises(rpc.Error, match="UNAVAILABLE"):  # it was found just before
+        await read_offer(link, remote, bytearray(1), 0)
 
 
 async def test_a_connection_that_is_lost_while_memory_is_lent(net: Net):
