@@ -20,8 +20,10 @@ a key of that call (lending.py), so keeping a Buffer gives nobody more than befo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, Self, TypeVar
 
@@ -115,6 +117,8 @@ class Buffer:
         if self._registered is None:
             assert self._memory is not None
             self._registered = register(self._memory)
+            # Not by __del__: in a cycle of garbage, the region may be finalized before this.
+            weakref.finalize(self, _forgotten, self._registered).atexit = False
         return self._registered  # type: ignore[return-value]  # there is one function that registers
 
     def __len__(self) -> int:
@@ -184,12 +188,17 @@ class Buffer:
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_source", None) is not None or getattr(self, "_registered", None) is not None:
-            self.release()
+        if (source := getattr(self, "_source", None)) is not None:
+            source.release()
 
     def __repr__(self) -> str:
         where = "here" if self._memory is not None else "there" if self._source is not None else "released"
         return f"<rpc.Buffer of {self.nbytes} bytes, {where}>"
+
+
+def _forgotten(registered: Registered) -> None:
+    with contextlib.suppress(OSError):  # a peer is slow to let go: the registration ends when it has
+        registered.close()
 
 
 def bytes_of(memory: Any) -> memoryview:
