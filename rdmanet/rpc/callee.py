@@ -418,9 +418,8 @@ class Callee:
 
     def _send_failure(self, number: int, error: Error, begun: bool = True) -> None:
         code = int(error.code)
-        text = error.text.encode("utf-8", "backslashreplace").decode()[
-            :TEXT_MOST
-        ]  # names of files may need it
+        text = error.text.encode("utf-8", "backslashreplace").decode()  # names of files may need it
+        text = text[:TEXT_MOST]
         try:
             self.link.send(Failure(number, code, text, raw(error.details), error.traceback, begun))
         except Exception:  # the details cannot be sent, or are too long

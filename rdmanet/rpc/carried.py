@@ -26,7 +26,7 @@ NONE: Final[Mapping[str, str | bytes]] = {}
 _decode: Final = msgspec.msgpack.Decoder(dict[Annotated[str, Meta(max_length=256)], Any] | None).decode
 
 
-def checked(metadata: Mapping[str, str | bytes], most: int) -> Metadata | None:
+def checked_metadata(metadata: Mapping[str, str | bytes], most: int) -> Metadata | None:
     """Metadata that is to be sent; None if it is empty.
 
     :param most: its length in bytes

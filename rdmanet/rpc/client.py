@@ -14,11 +14,11 @@ from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 from rdmanet.rpc import context, endpoints
 from rdmanet.rpc.around import Interceptor
-from rdmanet.rpc.carried import checked as checked_metadata
+from rdmanet.rpc.carried import checked_metadata
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.context import deadline_in
 from rdmanet.rpc.intercepted import Caller, Intercepted
-from rdmanet.rpc.keepalive import checked
+from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.pending import PLAIN, CallOptions
@@ -87,7 +87,7 @@ async def connect(
     timeout = seconds(timeout)
     schema = schema_of(service)
     addresses = _addresses(host, port)
-    silence = checked("connect", keepalive)
+    silence = checked_keepalive("connect", keepalive)
     if policy not in ("first", "spread"):
         raise ValueError(f'rpc.connect: policy={policy!r} is not "first" or "spread"')
 

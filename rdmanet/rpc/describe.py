@@ -10,6 +10,7 @@ A description says what msgpack a type is encoded as, and nothing of the classes
     ["dict", K, V]
     ["one of", value, ...]          enums and literals
     ["union", T, ...]
+    ["array", T]                    of NumPy's types of items, or of "any" (arrays.py)
     ["struct", name]                its fields are in the table of structs, so that a type may contain itself
 
 An entry of the table is [form, tag, closed, fields]. `form` is "map" or "array". `tag` is None, or [field, value]: what

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rdmanet.rpc.around import CallInfo, Interceptor, Stepped, chained, hand
-from rdmanet.rpc.carried import Metadata, checked
+from rdmanet.rpc.carried import Metadata, checked_metadata
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.pending import CallOptions
 from rdmanet.rpc.schema import Method, Schema
@@ -118,7 +118,7 @@ class Intercepted:
 
     def _sent(self, call: CallInfo, options: CallOptions) -> CallOptions:
         """What goes with the call, when the interceptors have had their say."""
-        return CallOptions(checked(call.metadata, self._limits.metadata_bytes), options.into)
+        return CallOptions(checked_metadata(call.metadata, self._limits.metadata_bytes), options.into)
 
 
 async def _stream(cut: Cut, begin: Callable[[], Coroutine[Any, Any, Any]]) -> AsyncGenerator[Any, None]:

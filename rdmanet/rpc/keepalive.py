@@ -14,7 +14,7 @@ write may have stopped reading (link.py).
 a tenth of the time later, comes after that.
 
 One timer a connection, and none without this. By default there is none, because the transports look for a lost host
-themselves: RDMA by the device, TCP by the kernel (`Link.connection_made`), and two ends of a Unix socket are on one
+themselves: RDMA by the device, TCP by the kernel (`link._watch_host`), and two ends of a Unix socket are on one
 host. What this adds is the program: one that is stopped, or stuck, answers no Ping.
 """
 
@@ -78,7 +78,7 @@ class Keepalive:
             link.abort(TimeoutError(f"nothing came for {silent:.3g} s, nor an answer to a Ping"))
 
 
-def checked(call: str, keepalive: object) -> float | None:
+def checked_keepalive(call: str, keepalive: object) -> float | None:
     """The seconds of ``keepalive=``.
 
     :raises ValueError: it is nothing of the kind

@@ -4,10 +4,9 @@ Theory
 ------
 A link turns bytes into messages, and gives each to the handler of its kind. The other way, the first message of a turn
 of the loop is written at once, so that a single call does not wait. Further ones of the same turn are collected, and
-written together at its end: many small messages cost one write.
-
-They are written before that if they are more than COLLECT_BYTES, so that the transport can say when it has enough. A
-message that is as long as that by itself is written beside its header, and not joined with it, which would copy it.
+written together at its end: many small messages cost one write. They are written before that if they are more than
+COLLECT_BYTES, so that the transport can say when it has enough. A message that is as long as that by itself is written
+beside its header, and not joined with it, which would copy it.
 
 When the transport pauses writing, senders wait in `resumed()`. A server also stops reading: what it would read are
 calls, whose answers it cannot send. A client never stops reading, so one of the two always goes on. Of the Pings that

@@ -228,7 +228,7 @@ class Method:
         return tuple(found), stream
 
     def decode_arguments(self, raw: Any) -> tuple[Any, ...]:
-        """A call's arguments. A buffer is a memoryview or a `Lent`.
+        """A call's arguments. A buffer is a memoryview or a `Lent`, an array an `Array`.
 
         :raises Error: INVALID_ARGUMENT; the text names the parameter
         """
@@ -252,7 +252,7 @@ class Method:
         return message
 
     def decode_result(self, raw: Any) -> Any:
-        """A call's result, or an item that the callee streams. A buffer is a memoryview or a `Lent`.
+        """A call's result, or an item that the callee streams. A buffer or an array is as in `decode_arguments`.
 
         :raises Error: INTERNAL; it is not of its type
         """

@@ -15,7 +15,7 @@ from rdmanet.rpc import endpoints
 from rdmanet.rpc.around import Interceptor
 from rdmanet.rpc.builtin import HealthStatus, builtin_of
 from rdmanet.rpc.callee import Callee
-from rdmanet.rpc.keepalive import checked
+from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Service, methods_of, schema_of
@@ -60,7 +60,7 @@ async def serve(
     :raises TypeError: it is no service
     """
     server = Server(service, limits, send_tracebacks)
-    server.keepalive = checked("serve", keepalive)
+    server.keepalive = checked_keepalive("serve", keepalive)
     server.interceptors, server.carry = interceptors, carry
     server._listener = await endpoints.listen(
         lambda: Callee(server).link, host, port, transport, transport_options
