@@ -66,6 +66,7 @@ class Channel:
         self.book: CallerBook[Pending] = CallerBook(limits.calls)
         self.refusal: str | None = None
         """Why no new calls can begin."""
+        self._refusal_code = Code.UNAVAILABLE
         self.service = ""  # the server's name for it
         self._numbers: list[int | None] = []  # the server's, by our own
         self._stream_bytes = 0
@@ -159,7 +160,7 @@ class Channel:
 
     async def close(self) -> None:
         """Close the connection, and wait until it is gone. Pending calls get CANCELLED."""
-        self.refusal = "the client was closed"
+        self.refusal, self._refusal_code = "the client was closed", Code.CANCELLED
         for pending in self.book.lost():
             pending.fail(Error(Code.CANCELLED, "the client was closed"))
         self.link.close()
@@ -269,7 +270,7 @@ class Channel:
         method = pending.method
         try:
             if self.refusal is not None:
-                raise not_sent(self.refusal)
+                raise not_sent(self.refusal, self._refusal_code)
             there = self._numbers[method.number]
             if there is None:
                 raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")

@@ -58,7 +58,8 @@ async def connect(
     """Connect to a server: ``async with rpc.connect(Store, host, port) as store: await store.get("w")``.
 
     What it gives has the methods of the class, and nothing else; type checkers see the class. Calls may run at the same
-    time, and end in any order. Leaving the block closes the connection. Calls that are pending then get CANCELLED.
+    time, and end in any order. Leaving the block closes the connection. Calls that are pending then get CANCELLED, and
+    so do later ones.
 
     With `retry` the client connects again when a call needs it. A call that was not sent is sent then. One that was is
     made again if its method is marked with ``@rpc.method(idempotent=True)``, and fails with UNAVAILABLE otherwise.

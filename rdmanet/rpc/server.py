@@ -59,9 +59,8 @@ async def serve(
     :raises OSError: it cannot listen
     :raises TypeError: it is no service
     """
-    server = Server(service, limits, send_tracebacks)
-    server.keepalive = checked_keepalive("serve", keepalive)
-    server.interceptors, server.carry = interceptors, carry
+    silence = checked_keepalive("serve", keepalive)
+    server = Server(service, limits, send_tracebacks, silence, interceptors, carry)
     server._listener = await endpoints.listen(
         lambda: Callee(server).link, host, port, transport, transport_options
     )
@@ -77,7 +76,15 @@ class Server:
 
     _listener: asyncio.AbstractServer
 
-    def __init__(self, service: Service, limits: Limits, send_tracebacks: bool) -> None:
+    def __init__(
+        self,
+        service: Service,
+        limits: Limits,
+        send_tracebacks: bool,
+        keepalive: float | None,
+        interceptors: Sequence[Interceptor],
+        carry: Sequence[ContextVar[Any]],
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.schema = schema_of(service)
         self.methods = methods_of(service)
@@ -85,9 +92,9 @@ class Server:
         self.health: dict[str, HealthStatus] = {"": "SERVING", self.schema.name: "SERVING"}
         self.limits = limits
         self.send_tracebacks = send_tracebacks
-        self.keepalive: float | None = None
-        self.interceptors: Sequence[Interceptor] = ()
-        self.carry: Sequence[ContextVar[Any]] = ()
+        self.keepalive = keepalive
+        self.interceptors = interceptors
+        self.carry = carry
         self.callees: set[Callee] = set()
         self.running: set[Running] = set()
         self.refusal: str | None = None

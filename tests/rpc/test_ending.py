@@ -158,3 +158,14 @@ async def test_a_message_before_hello_ends_a_client(net: Net):
     with pytest.raises(rpc.Error, match="the peer may not send Goaway"):
         async with rpc.connect(Store, *server.sockets[0].getsockname()[:2], transport="tcp"):
             pass
+
+
+@pytest.mark.parametrize("retry", [None, rpc.Retry()])
+async def test_a_client_that_was_closed(net: Net, retry: rpc.Retry | None):
+    """A call of it gets what the calls get that were pending."""
+    server = await net.serve(Store())
+    async with net.connecting(Store, server, retry=retry) as client:
+        assert await client.add(1, 2) == 3
+    error = await failure(client.add(1, 2))
+    assert (error.code, error.text) == (Code.CANCELLED, "the client was closed; this call was not sent")
+    assert not error.begun
