@@ -212,12 +212,15 @@ class Storm:
             doomed.pop().cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             self._note(outcome, killed is not None)
+        if killed is not None:
+            await channel(self._clients[killed]).link.closed  # the client has heard of it
 
     def _side(self, number: int) -> Callable[[], None]:
-        """What aborts a connection, at the client or at the server."""
+        """What aborts a client's connection, at the client or at the server."""
         mine = channel(self._clients[number]).link
-        links = [mine, *(found.link for found in self.servers[number].callees)]
-        return self.chance.choice(links).transport.abort  # type: ignore[no-any-return]
+        name = mine.transport.get_extra_info("sockname")
+        theirs = [found.link for found in self.servers[number].callees if found.link.peer == name]
+        return self.chance.choice([mine, *theirs]).transport.abort  # type: ignore[no-any-return]
 
     def _note(self, outcome: BaseException | None, killed: bool) -> None:
         if outcome is None:
