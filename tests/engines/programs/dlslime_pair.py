@@ -3,6 +3,7 @@
 usage: dlslime_pair.py CASE
 """
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -133,8 +134,12 @@ def random_sizes(one):
     pair.random_sizes(one, transfer)
 
 
+@contextlib.contextmanager
 def transfers(pipe):
-    """Reads and writes by turns, in parts, all of them under way."""
+    """Reads and writes by turns, in parts, all of them under way.
+
+    DLSlime's thread polls each endpoint until that is shut down, failed ones, too, and is slow with fifty of them.
+    """
     one = Initiator(pipe, LARGE)
     operations = itertools.cycle(["read", "write"])
 
@@ -145,7 +150,10 @@ def transfers(pipe):
         errors = [error for future in [operation([part]) for part in parts] if (error := outcome(future))]
         return errors[0] if errors else None
 
-    return transfer
+    try:
+        yield transfer
+    finally:
+        one.endpoint.shutdown()
 
 
 def outcome(future):

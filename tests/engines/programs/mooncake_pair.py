@@ -3,6 +3,7 @@
 usage: mooncake_pair.py CASE
 """
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -111,6 +112,7 @@ def random_sizes(one):
     pair.random_sizes(one, transfer)
 
 
+@contextlib.contextmanager
 def transfers(pipe):
     """Reads and writes by turns. The engine itself cuts them into parts of 64 KiB."""
     one = Initiator(pipe, LARGE)
@@ -120,7 +122,7 @@ def transfers(pipe):
         status = next(operations)(one.name, one.here, one.there, LARGE)
         return f"status {status}" if status else None
 
-    return transfer
+    yield transfer
 
 
 if __name__ == "__main__":

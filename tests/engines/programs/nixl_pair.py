@@ -3,6 +3,7 @@
 usage: nixl_pair.py CASE
 """
 
+import contextlib
 import itertools
 import random
 
@@ -116,6 +117,7 @@ def random_sizes(one):
     pair.random_sizes(one, transfer)
 
 
+@contextlib.contextmanager
 def transfers(pipe):
     """Reads and writes by turns, of parts that do not adjoin on the other side.
 
@@ -132,7 +134,7 @@ def transfers(pipe):
             return str(exc)
         return None
 
-    return transfer
+    yield transfer
 
 
 if __name__ == "__main__":

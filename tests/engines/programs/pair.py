@@ -148,19 +148,19 @@ class Killer:
 
 
 def kills(
-    serve: Callable[[Connection], None], connected: Callable[[Connection], Callable[[], str | None]]
+    serve: Callable[[Connection], None],
+    connected: Callable[[Connection], contextlib.AbstractContextManager[Callable[[], str | None]]],
 ) -> None:
     """Kill one target after the other in the middle of a transfer: each time the engine must say so, and soon.
 
-    connected(pipe) connects to a target. What it returns transfers LARGE bytes, in many requests, and returns the
-    error's text, if there is one. A kill counts if the device had carried a part of the transfer that failed, and not
-    all of it: one between two transfers does not.
+    connected(pipe) is a block that is connected to a target. What it yields transfers LARGE bytes, in many requests,
+    and returns the error's text, if there is one. A kill counts if the device had carried a part of the transfer that
+    failed, and not all of it: one between two transfers does not.
     """
     chance = seeded()
     waits, again, parts, texts, between = [], [], [], set(), 0
     while len(waits) < KILLS:
-        with target(serve) as (pipe, process):
-            transfer = connected(pipe)
+        with target(serve) as (pipe, process), connected(pipe) as transfer:
             killer = Killer(process)
             for _ in range(2):  # what is called "read" and "write"
                 began = time.monotonic()
@@ -204,7 +204,7 @@ def run(
     cases: tuple[Callable[[Any], None], ...],
     serve: Callable[..., None],
     initiator: Callable[[Connection], Any],
-    transfers: Callable[[Connection], Any] | None = None,
+    transfers: Callable[[Connection], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> None:
     """Do what the program is asked for: one of its cases, or kills while it transfers."""
     if sys.argv[1] == "kills" and transfers is not None:

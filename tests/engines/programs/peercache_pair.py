@@ -3,6 +3,7 @@
 usage: peercache_pair.py CASE
 """
 
+import contextlib
 import itertools
 import random
 
@@ -91,6 +92,7 @@ def random_sizes(one):
     pair.random_sizes(one, transfer)
 
 
+@contextlib.contextmanager
 def transfers(pipe):
     """Reads and writes by turns, in 1,024 parts: its queue has no room for more."""
     one = Initiator(pipe, LARGE)
@@ -101,7 +103,7 @@ def transfers(pipe):
     def transfer():
         return None if all(one.start(next(operations), parts, parts, part)) else "False"
 
-    return transfer
+    yield transfer
 
 
 if __name__ == "__main__":
