@@ -13,9 +13,10 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rdmanet.cli.text import file_path
 FAILED = 64
 """To this the number of the error's code is added."""
 PIECE_BYTES = 16 << 20
+READ_BYTES = 64 << 10
 
 
 class Misuse(Exception):
@@ -193,14 +195,39 @@ def _bytes(given: str) -> bytes:
 
 
 async def _items() -> AsyncIterator[Any]:
-    """The items of standard input, which is read to its end before the first one is sent."""
-    lines = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readlines)
-    for line in lines:
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except ValueError as exc:
-                raise Misuse(f"a line of standard input is not JSON: {exc}") from None
+    """The items of standard input, as they come."""
+    async with contextlib.aclosing(_lines(sys.stdin.fileno())) as lines:
+        async for line in lines:
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError as exc:
+                    raise Misuse(f"a line of standard input is not JSON: {exc}") from None
+
+
+async def _lines(fd: int) -> AsyncGenerator[bytes, None]:
+    """The lines of a descriptor. No thread reads it: Ctrl-C would have to wait for that."""
+    rest = b""
+    while True:
+        await _readable(fd)
+        if not (chunk := os.read(fd, READ_BYTES)):
+            yield rest
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+
+
+async def _readable(fd: int) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        loop.add_reader(fd, ready.set)
+    except PermissionError:
+        return  # it is a file, which does not keep us waiting
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
 
 
 async def _written(buffer: Any, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,11 @@ class Store(rpc.Service):
             yield {"n": number}
     async def total(self, numbers: AsyncIterator[int]) -> int:
         return sum([number async for number in numbers])
+    async def sums(self, numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+        found = 0
+        async for number in numbers:
+            found += number
+            yield found
     async def wait(self) -> None:
         await asyncio.Event().wait()
 
@@ -119,3 +125,37 @@ def test_errors_teach(server):
 def test_nobody_is_there():
     status, _, err = call("127.0.0.1:1", "Store.get")
     assert status == 1 and "no server answers at 127.0.0.1:1 by tcp" in one_line(err)
+
+
+def test_ctrl_c_while_it_waits_for_items(server, interruptible):
+    """One is enough, though standard input is open. Items are sent as they come."""
+    command = [sys.executable, "-m", "rdmanet", "call", "--transport", "tcp", server, "Store.sums"]
+    with subprocess.Popen(
+        command,
+        env=ENVIRONMENT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        for item, line in (("1\n", "1\n"), ("2\n", "3\n")):
+            process.stdin.write(item)
+            process.stdin.flush()
+            assert process.stdout.readline() == line
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(60) in (130, -signal.SIGINT)
+        finally:
+            process.kill()
+        assert process.stderr.read() == ""
+
+
+def test_items_of_a_file(server, tmp_path: Path):
+    file = tmp_path / "items"
+    file.write_text("1\n2\n3")
+    with file.open() as items:
+        command = [sys.executable, "-m", "rdmanet", "call", "--transport", "tcp", server, "Store.total"]
+        done = subprocess.run(
+            command, env=ENVIRONMENT, stdin=items, capture_output=True, text=True, timeout=100
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6\n", "")
