@@ -67,7 +67,7 @@ class DiscoveredMethod(Method):
         self.result_description = result
         self.result_is_buffer = result == BUFFER or _kind(result) == "array"
         self.result = Buffer if self.result_is_buffer else Any
-        self.buffers = []
+        self.buffers = [index for index, parameter in enumerate(self.parameters) if parameter.is_buffer]
         self.by_keyword = []
         self.positional, self.count = len(self.parameters), -1
         self._result = _buffer if result == BUFFER else _bytes_of_array if self.result_is_buffer else _any
@@ -79,7 +79,6 @@ class DiscoveredMethod(Method):
         if self.stream is not None:
             *others, stream = arguments
             arguments = tuple(others)
-        self.buffers = [index for index, _ in enumerate(arguments) if self.parameters[index].is_buffer]
         return arguments, stream
 
     def arguments_of(

@@ -92,6 +92,8 @@ def prepared(
     """The arguments as they are sent, and those that are to be lent, with their places."""
     found, loans = list(arguments), []
     for index in method.buffers:
+        if index >= len(found):
+            break  # left out, which only calls without the class do (discovered.py)
         parameter = method.parameters[index]
         if goes_inline(parameter.type, found[index]):
             continue
