@@ -215,7 +215,7 @@ class Link(asyncio.Protocol):
             self.abort(exc)
 
     def eof_received(self) -> bool:
-        """Half a connection is none: whoever has no more to say has no calls, and answers none."""
+        """Close the connection: a peer that sends no more makes no calls, and answers none."""
         self.close()
         return False
 
