@@ -11,7 +11,9 @@ say what there is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -157,3 +159,10 @@ class BufferingProtocol(asyncio.Protocol):
         self.error = exc
         for what in self._waiting:
             self._tell(what)
+
+
+def forgotten(stream: object, transport: RdmaTransport) -> None:
+    """A stream that was not closed is garbage: warn, and abort its connection. The collector may run in any thread."""
+    warnings.warn(f"unclosed {stream!r}", ResourceWarning, stacklevel=3, source=stream)
+    with contextlib.suppress(RuntimeError):
+        transport._loop.call_soon_threadsafe(transport.abort)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import socket
-import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -31,7 +30,7 @@ from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if
 from rdmanet.addresses import SockAddr
 from rdmanet.notifier import Notifier, TrioNotifier, current_notifier
 from rdmanet.streams.accept_queue import AcceptQueue
-from rdmanet.streams.buffering import BufferingProtocol
+from rdmanet.streams.buffering import BufferingProtocol, forgotten
 from rdmanet.transport import RdmaTransport, create_rdma_connection, start_rdma_server
 
 __all__ = ["RdmaAttribute", "RdmaByteStream", "RdmaListener", "connect_rdma", "create_rdma_listener"]
@@ -229,10 +228,7 @@ class RdmaByteStream(ByteStream):
     def __del__(self) -> None:
         transport = getattr(self, "_transport", None)
         if transport is not None and not self._closed and not transport.is_closing():
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-            # The collector may run in any thread.
-            with contextlib.suppress(RuntimeError):
-                transport._loop.call_soon_threadsafe(transport.abort)
+            forgotten(self, transport)
 
 
 class RdmaListener(Listener[RdmaByteStream]):

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ from trio.abc import HalfCloseableStream, Listener
 
 from rdmanet.addresses import SockAddr
 from rdmanet.streams.accept_queue import AcceptQueue
-from rdmanet.streams.buffering import BufferingProtocol
+from rdmanet.streams.buffering import BufferingProtocol, forgotten
 from rdmanet.streams.trio_loop import trio_loop
 from rdmanet.transport import RdmaTransport, create_rdma_connection, start_rdma_server
 
@@ -220,10 +219,7 @@ class RdmaStream(HalfCloseableStream):
     def __del__(self) -> None:
         transport = getattr(self, "_transport", None)
         if transport is not None and not self._closed and not transport.is_closing():
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-            # The collector may run in any thread.
-            with contextlib.suppress(RuntimeError):
-                transport._loop.call_soon_threadsafe(transport.abort)
+            forgotten(self, transport)
 
 
 class RdmaListener(Listener[RdmaStream]):
