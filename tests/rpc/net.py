@@ -1,5 +1,6 @@
 """What tests of connections share: servers and clients of one transport, which are ended and counted afterwards."""
 
+import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -61,6 +62,13 @@ def callee(server: rpc.Server) -> Callee:
     """The server's side of its only connection."""
     (found,) = server.callees
     return found
+
+
+async def idle(server: rpc.Server) -> bool:
+    """Wait until no method runs; returns True."""
+    while server.running:
+        await asyncio.wait([running.task for running in server.running])
+    return True
 
 
 class Journal:

@@ -1,7 +1,6 @@
 """Arrays as arguments and results: in the message and by reference, their types, and what is refused."""
 
 import array
-import asyncio
 import subprocess
 import sys
 import weakref
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from net import Net, callee, channel
+from net import Net, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
@@ -258,8 +257,7 @@ async def test_a_result_that_does_not_fit(net: Net, count: int):
     with pytest.raises(rpc.Error, match=f"the result has {count * 4} bytes: into= has 5"):
         await rpc.options(client, into=bytearray(5)).view("w")
     assert same(await client.get("w"), service.kept["w"])
-    while server.running:  # each result that was on loan was released
-        await asyncio.wait([running.task for running in server.running])
+    await idle(server)  # each result that was on loan was released
 
 
 async def test_into_is_for_arrays_and_views(net: Net):
@@ -355,8 +353,7 @@ async def test_a_result_of_another_shape_than_its_bytes(net: Net, monkeypatch: p
         service.kept["w"] = numbers(count)
         with pytest.raises(rpc.Error, match=r"INTERNAL: Store.get: the result: an array of the shape \[3\]"):
             await client.get("w")
-    while server.running:  # what was on loan was released
-        await asyncio.wait([running.task for running in server.running])
+    await idle(server)  # what was on loan was released
 
 
 @given(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 import pytest
-from net import Journal, Net, callee, channel
+from net import Journal, Net, callee, channel, idle
 
 import rdmanet
 from rdmanet import rpc
@@ -125,12 +125,6 @@ async def test_arguments_and_results(net: Net, size: int):
     await client.put("last", memoryview(b""))  # the Release before it has come
     assert not server.running or await idle(server)
     assert nothing_is_lent(net, client, server)
-
-
-async def idle(server: rpc.Server) -> bool:
-    while server.running:
-        await asyncio.wait([running.task for running in server.running])
-    return True
 
 
 async def test_by_reference_no_byte_is_in_a_message(net: Net):

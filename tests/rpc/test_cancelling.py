@@ -7,10 +7,11 @@ import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from net import Net, callee, channel
+from net import Net, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import lending
+from tests.support.waiting import loop_turns
 
 CALLS_PER_ROUND = 50
 ROUNDS = [20, pytest.param(400, marks=pytest.mark.long)]
@@ -153,12 +154,10 @@ async def test_connections_that_are_lost_at_random(net: Net, rounds: int):
 
 
 async def lose(chance: random.Random, abort: Callable[[], None]) -> None:
-    for _ in range(chance.randrange(60)):
-        await asyncio.sleep(0)
+    await loop_turns(chance.randrange(60))
     abort()
 
 
 async def until_idle(server: rpc.Server) -> None:
     """What was cancelled has ended."""
-    while server.running:
-        await asyncio.wait([running.task for running in server.running])
+    await idle(server)

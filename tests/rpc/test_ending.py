@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from net import Net
+from net import Net, idle
 from test_hostile import HELLO, LIMITS, SCHEMA, Store, Stranger, call, stranger
 from test_unary import failure
 
@@ -12,7 +12,7 @@ from rdmanet.rpc import Code, link
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.messages import Failure, Goaway, Hello, Ping, Pong, Reply, frame
-from tests.support.waiting import loop_turns
+from tests.support.waiting import loop_turns, until_seen
 
 by_tcp = pytest.mark.parametrize("transport", ["tcp"])
 
@@ -61,8 +61,7 @@ async def test_half_a_connection_is_none(net: Net):
     assert service.alive == 1
     peer.writer.write_eof()
     assert await peer.is_cut_off()
-    while server.running:
-        await asyncio.wait([running.task for running in server.running])
+    await idle(server)
     assert service.alive == 0 and len(server.callees) == 1
     assert await client.add(1, 2) == 3
 
@@ -73,8 +72,7 @@ async def test_half_a_connection_that_reads_nothing(net: Net, monkeypatch: pytes
     monkeypatch.setattr(link, "CLOSE_S", 0.05)
     client, server = await net.pair(Store(), limits=LIMITS)
     peer = await stranger(net, server, HELLO, *[call(number, "much") for number in range(40)])
-    while not any(found.link.paused for found in server.callees):
-        await asyncio.sleep(0)
+    await until_seen(lambda: any(found.link.paused for found in server.callees))
     peer.writer.transport.pause_reading()
     (found,) = (found.link for found in server.callees if found.link.paused)
     found.transport.resume_reading()  # as if the end had come before it paused
@@ -129,8 +127,7 @@ async def test_a_server_that_drains_before_hello(net: Net):
     client, server = await net.pair(service, limits=rpc.Limits(hello_seconds=3600))
     waiting = asyncio.ensure_future(client.wait())
     peer = await stranger(net, server)
-    while len(server.callees) < 2 or not service.alive:
-        await asyncio.sleep(0)
+    await until_seen(lambda: len(server.callees) == 2 and service.alive)
     drained = asyncio.ensure_future(server.drain())
     await loop_turns(2)
     peer.say(HELLO, call(1, "add", 1, 2))

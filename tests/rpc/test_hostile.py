@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import Raw
-from net import Net, callee, channel
+from net import Net, callee, channel, idle
 
 from rdmanet import log_rate, rpc
 from rdmanet.rpc import link, messages
@@ -36,6 +36,7 @@ from rdmanet.rpc.messages import (
     raw,
 )
 from rdmanet.rpc.schema import schema_of
+from tests.support.waiting import until_seen
 
 pytestmark = pytest.mark.parametrize("transport", ["tcp"])
 
@@ -168,8 +169,7 @@ async def test_a_violation_ends_that_connection_alone(net: Net, violation: str):
     peer = await stranger(net, server, *VIOLATIONS[violation])
     assert await peer.is_cut_off()
     assert await client.add(1, 2) == 3
-    while server.running:  # what the peer has begun ends
-        await asyncio.wait([running.task for running in server.running])
+    await idle(server)  # what the peer has begun ends
     assert len(server.callees) == 1 and service.alive == 0
 
 
@@ -470,6 +470,5 @@ async def test_fuzzing_a_server(net: Net, seed: int):
         peer.writer.close()
         assert await client.add(1, 2) == 3
     service.gate.set()
-    while len(server.callees) > 1 or server.running:
-        await asyncio.sleep(0)
+    await until_seen(lambda: len(server.callees) == 1 and not server.running)
     assert service.alive == 0 and len(callee(server).book) == 0

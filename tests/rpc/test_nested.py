@@ -8,6 +8,7 @@ from test_unary import Example, failure
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
+from tests.support.waiting import begin, until_seen
 
 
 class Middle(rpc.Service):
@@ -28,8 +29,7 @@ class Middle(rpc.Service):
             await self.gate.wait()
             return at_first, (rpc.deadline(), rpc.peer()), await self.behind.deadline()
 
-        self.goes_on = asyncio.create_task(work())
-        await asyncio.sleep(0)
+        (self.goes_on,) = await begin(work())
         return rpc.deadline()
 
     async def deadline(self) -> float | None:
@@ -70,15 +70,9 @@ async def test_errors_of_another_server_are_passed_on_without_its_traceback(net:
     open_client, _ = await net.pair(Middle(behind), send_tracebacks=True)
     assert "secret" in ((await failure(open_client.fail("word"))).traceback or "")
     callee(behind_server).drain("away")  # the client behind does not send a call any more
-    assert await behind_knows(behind)
+    await until_seen(lambda: channel(behind).refusal)
     assert (
         await failure(behind.add(1))
     ).text == "the server takes no new calls (away); this call was not sent"
     error = await failure(client.add())  # which was sent
     assert (error.code, error.text) == (Code.UNAVAILABLE, "the server takes no new calls (away)")
-
-
-async def behind_knows(client: Example) -> bool:
-    while channel(client).refusal is None:
-        await asyncio.sleep(0)
-    return True

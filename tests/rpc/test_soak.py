@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from net import Net, channel
+from net import Net, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc.channel import Channel
+from tests.support.waiting import loop_turns
 
 AT_ONCE = 50
 ROUNDS = [10, pytest.param(500, marks=pytest.mark.long)]
@@ -65,7 +66,7 @@ class Node(rpc.Service):
     async def echo(self, value: int, naps: int) -> int:
         with self._running():
             try:
-                await naps_of(naps)
+                await loop_turns(naps)
             finally:
                 await asyncio.sleep(0)
             return value
@@ -92,7 +93,7 @@ class Node(rpc.Service):
 
     async def lend(self, data: bytes, naps: int) -> rpc.Buffer:
         with self._running():
-            await naps_of(naps)
+            await loop_turns(naps)
             return rpc.Buffer(data)
 
     async def relay(self, value: int, naps: int) -> int:
@@ -112,11 +113,6 @@ class Node(rpc.Service):
     async def relay_mirror(self, data: rpc.Buffer) -> memoryview:
         with self._running():
             return memoryview(await self.behind.mirror(await data.read()))
-
-
-async def naps_of(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def numbers(count: int) -> AsyncIterator[int]:
@@ -206,7 +202,7 @@ class Storm:
         doomed = chance.sample(tasks, AT_ONCE // 2)
         kill_at = chance.randrange(len(doomed))
         while doomed:
-            await naps_of(chance.randrange(4))
+            await loop_turns(chance.randrange(4))
             if len(doomed) == kill_at + 1 and killed is not None:
                 self._side(killed)()
             doomed.pop().cancel()
@@ -235,8 +231,7 @@ class Storm:
     async def check(self) -> None:
         """Nothing is left of the calls, on the connections that are still there."""
         for server in reversed(self.servers):
-            while server.running:
-                await asyncio.wait([running.task for running in server.running])
+            await idle(server)
         assert [node.alive for node in self.nodes] == [0, 0]
         for client in self._clients.values():
             if not channel(client).link.is_over:
