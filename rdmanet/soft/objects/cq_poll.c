@@ -7,6 +7,7 @@
  */
 #include "base/fence.h"
 #include "base/guard.h"
+#include "base/offer.h"
 #include "objects/eager.h"
 #include "objects/cq_inside.h"
 #include "objects/mw.h"
@@ -221,28 +222,30 @@ static int poll_ready(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 
 /*
  * Programs that poll in a loop: the peer whose work they wait for may be waiting for this CPU.  Yielding costs as
- * much as a message, so it is done less and less often while no other process takes the CPU.  True: one did, and what
- * completed meanwhile must be polled before the program looks elsewhere: libfabric's rxm, after an empty poll, reads
- * that a connection has ended and drops what arrived in between.
+ * much as a message, so it is done less and less often while nobody takes the CPU, and rarely after another thread of
+ * this process did (base/offer.h).  True: somebody ran, and what completed meanwhile must be polled before the program
+ * looks elsewhere: libfabric's rxm, after an empty poll, reads that a connection has ended and drops what arrived in
+ * between.
  */
 static bool offered_cpu(void)
 {
-	enum { LEAST = 32, MOST = 2048, NOBODY_NS = 1500 };
+	enum { LEAST = 32, MOST = 2048, RARE = 65536 }; /* RARE: a few milliseconds of polls */
 	static _Thread_local unsigned in_vain, patience = LEAST;
-	uint64_t began;
 
 	if (likely(++in_vain < patience))
 		return false;
 	in_vain = 0;
-	began = rn_now_ns();
-	sched_yield();
-	if (rn_now_ns() - began > NOBODY_NS) {
+	switch (rn_offer_cpu()) {
+	case RN_TAKER_OTHERS:
 		patience = LEAST;
 		return true;
+	case RN_TAKER_OURSELVES:
+		patience = RARE;
+		return true;
+	default:
+		patience = patience < MOST ? patience * 2 : MOST;
+		return false;
 	}
-	if (patience < MOST)
-		patience *= 2;
-	return false;
 }
 
 /* Fault injection overruns the queue at one of these: it and all later ones are lost. With the lock held. */

@@ -18,11 +18,11 @@
  * Faults on purpose (faults/fault.h) happen to requests in the queue only: with them, nothing is executed before
  * it was queued.
  */
-#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "base/fence.h"
+#include "base/offer.h"
 #include "faults/iwarp.h"
 #include "objects/mw.h"
 #include "requester/requester.h"
@@ -202,16 +202,16 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 /*
  * Programs that watch their memory for an answer call nothing that could tell us that they wait (ib_write_lat does);
  * if there are more such than CPUs, each message takes a time slice.  A program that posts rarely, as the scheduler's
- * clock ticks, is one of them or can afford it: it offers its CPU after posting, as long as somebody takes it.  One
- * that posts without pause sees the clock tick now and then, but never twice running.
+ * clock ticks, is one of them or can afford it: it offers its CPU after posting, as long as another process takes it.
+ * One that posts without pause sees the clock tick now and then, but never twice running.
  */
 static void posted(void)
 {
-	enum { IN_A_ROW = 64, NOBODY_NS = 1500 };
+	enum { IN_A_ROW = 64 };
 	static _Thread_local uint64_t last_tick;
 	static _Thread_local unsigned ticks, offers;
 	struct timespec now;
-	uint64_t tick, began;
+	uint64_t tick;
 
 	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
 	tick = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -222,9 +222,7 @@ static void posted(void)
 	if (likely(!offers))
 		return;
 	offers--;
-	began = rn_now_ns();
-	sched_yield();
-	if (rn_now_ns() - began < NOBODY_NS)
+	if (rn_offer_cpu() != RN_TAKER_OTHERS)
 		offers = 0;
 }
 

@@ -17,8 +17,8 @@ BLOCKS = 1000
 BLOCK_SIZE = 1024
 
 
-def agent_with(name, memory, **config):
-    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"], **config))
+def agent_with(name, memory):
+    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
     agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, name)], "DRAM")
     return agent
 
@@ -38,10 +38,10 @@ def serve(pipe, size=BLOCK):
 
 
 class Initiator:
-    def __init__(self, pipe, size=BLOCK, **config):
+    def __init__(self, pipe, size=BLOCK):
         self.pipe = pipe
         self.memory = np.zeros(size, np.uint8)
-        self.agent = agent_with("initiator", self.memory, **config)
+        self.agent = agent_with("initiator", self.memory)
         metadata, self.address = hear(pipe)
         self.name = self.agent.add_remote_agent(metadata)
 
@@ -119,11 +119,8 @@ def random_sizes(one):
 
 @contextlib.contextmanager
 def transfers(pipe):
-    """Reads and writes by turns, of parts that do not adjoin on the other side.
-
-    Without NIXL's progress thread, which docs/howto/engines.md advises where processes want more CPUs than there are.
-    """
-    one = Initiator(pipe, LARGE, enable_prog_thread=False)
+    """Reads and writes by turns, of parts that do not adjoin on the other side."""
+    one = Initiator(pipe, LARGE)
     operations = itertools.cycle(["READ", "WRITE"])
     parts = [(place, PART) for place in range(0, LARGE, PART)]
 

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Offering this CPU to others.  A thread that polls may keep the CPU from the peer it waits for, so it yields now and
+ * then.  But its caller may hold a lock: UCX does while it polls, and its other threads spin for it.  Such a thread
+ * takes the CPU for a whole time slice, in vain.  So who yields is told who ran, and stops when it was no peer.
+ */
+#ifndef RDMANET_SOFT_OFFER_H
+#define RDMANET_SOFT_OFFER_H
+
+enum rn_taker {
+	RN_TAKER_NOBODY,
+	RN_TAKER_OTHERS,    /* threads of other processes, or one of ours for a moment */
+	RN_TAKER_OURSELVES, /* this process's threads, for a time slice, here or on another CPU */
+};
+enum rn_taker rn_offer_cpu(void);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* To whom a thread that polls in vain leaves its CPU: to other processes, not to a thread that waits for its lock. */
+#include "pair.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+
+#include "base/offer.h"
+#include "calm.h"
+
+static cpu_set_t all;
+
+static void share_one_cpu(void)
+{
+	cpu_set_t one;
+	int cpu = 0;
+
+	CHECK_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+	while (!CPU_ISSET(cpu, &all))
+		cpu++;
+	CPU_ZERO(&one);
+	CPU_SET(cpu, &one);
+	CHECK_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+}
+
+/* How often this thread left the CPU to somebody. */
+static long left_cpu(void)
+{
+	struct rusage usage;
+
+	CHECK_EQ(getrusage(RUSAGE_THREAD, &usage), 0);
+	return usage.ru_nivcsw;
+}
+
+static long left_cpu_in(int polls)
+{
+	long before = left_cpu();
+	struct ibv_wc wc;
+
+	while (polls--)
+		CHECK_EQ(ibv_poll_cq(a.cq, 1, &wc), 0);
+	return left_cpu() - before;
+}
+
+static atomic_bool is_held, has_begun;
+
+static void *want_the_lock(void *unused)
+{
+	atomic_store(&has_begun, true);
+	while (atomic_load(&is_held))
+		;
+	return unused;
+}
+
+static void test_a_lock_held_while_polling(void)
+{
+	enum { POLLS = 100000 };
+	pthread_t other;
+	long left;
+
+	open_pair();
+	share_one_cpu();
+	atomic_store(&is_held, true);
+	CHECK_EQ(pthread_create(&other, NULL, want_the_lock, NULL), 0);
+	EVENTUALLY(atomic_load(&has_begun));
+	left = left_cpu_in(POLLS);
+	atomic_store(&is_held, false);
+	CHECK_EQ(pthread_join(other, NULL), 0);
+	CHECK_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+	close_pair();
+	CHECK(left < POLLS / 300);
+}
+
+/* Offer the CPU until somebody takes it. */
+static enum rn_taker taker(void)
+{
+	uint64_t limit = now_ns() + LIMIT_MS * 1000000ull;
+	enum rn_taker found;
+
+	while ((found = rn_offer_cpu()) == RN_TAKER_NOBODY)
+		CHECK(now_ns() < limit);
+	return found;
+}
+
+static void test_another_process(void)
+{
+	pid_t child;
+	int times;
+
+	share_one_cpu();
+	child = fork_calmly();
+	if (!child) {
+		for (;;)
+			;
+	}
+	CHECK(child > 0);
+	for (times = 0; times < 10; times++)
+		CHECK_EQ(taker(), RN_TAKER_OTHERS);
+	CHECK_EQ(kill(child, SIGKILL), 0);
+	CHECK_EQ(waitpid(child, NULL, 0), child);
+	CHECK_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+int main(void)
+{
+	RUN(test_a_lock_held_while_polling);
+	RUN(test_another_process);
+	expect_live_nothing();
+	return 0;
+}
