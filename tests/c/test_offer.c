@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include "base/offer.h"
@@ -92,6 +93,7 @@ static void test_another_process(void)
 	share_one_cpu();
 	child = fork_calmly();
 	if (!child) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		for (;;)
 			;
 	}
