@@ -428,6 +428,18 @@ def test_when_a_grant_is_due(credit: ModuleType, slots: int, received: int, free
     assert subject.control_due(False) == (CREDIT if due else 0)
 
 
+def test_a_ping_asks_for_answers_when_the_peer_may_send_no_data(credit: ModuleType) -> None:
+    """A data frame of the peer's would answer our Credits. It has no credits left, and we may send no third Credit."""
+    subject = ledger(credit, slots=2, granted=2)
+    for _ in range(2):
+        subject.control_sent(CREDIT)
+    subject.frame_received(17, DATA, 1, 4, 0)
+    subject.slots_freed(1)
+    assert subject.grant_due() and subject.control_due(False) == 0, "the peer has a credit"
+    subject.frame_received(17, DATA, 1, 4, 0)
+    assert subject.control_due(False) == PING
+
+
 def test_our_own_faults(credit: ModuleType) -> None:
     subject = ledger(credit, credits=1)
     subject.data_sent()
