@@ -292,6 +292,14 @@ def test_a_violation_is_told_after_what_came_before() -> None:
     assert subject.error is blame
 
 
+def test_the_first_cause_is_kept() -> None:
+    subject = machine(E.ABORT_RECEIVED)
+    first = subject.error
+    assert isinstance(first, ConnectionError)
+    subject.receive(E.CALLBACK_RAISED, ZeroDivisionError())
+    assert subject.error is first
+
+
 @pytest.mark.parametrize("before", [(E.FIN_RECEIVED,), (E.FIN_RECEIVED, E.DELIVERED)])
 def test_a_second_fin_is_a_violation(before: tuple[Event, ...]) -> None:
     subject = machine(*before)
