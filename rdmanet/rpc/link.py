@@ -118,7 +118,11 @@ class Link(asyncio.Protocol):
         head = length.to_bytes(HEADER_BYTES, "big")
         if length > COLLECT_BYTES:
             self._flush()
-            self.transport.writelines((head, body))
+            if self.lends:
+                self.transport.writelines((head, body))
+            else:  # asyncio's writelines() in Python 3.12.1 and 3.13.0 pauses nobody, and may watch a closed socket
+                self.transport.write(head)
+                self.transport.write(body)
         elif self._in_turn:
             self._collected += (head, body)
             self._collected_bytes += length
