@@ -12,7 +12,9 @@ calls pause_writing() and resume_writing().
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,6 @@ from typing import Any
 class Callbacks:
     """Calls the methods of one connection's protocol.
 
-    :ivar protocol: the current protocol; None until `make_protocol`
     :ivar context: the context in which its methods run
     :ivar transport: what the protocol gets in connection_made(); None when the connection has been released
     """
@@ -32,11 +33,32 @@ class Callbacks:
         context: contextvars.Context,
         factory: Callable[[], asyncio.BaseProtocol],
     ) -> None:
-        self.protocol: asyncio.BaseProtocol | None = None
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._protocol_was: weakref.ref[asyncio.BaseProtocol] | None = None
         self.context = context
         self.transport: asyncio.Transport | None = transport
         self._loop = loop
         self._factory = factory
+
+    @property
+    def protocol(self) -> asyncio.BaseProtocol | None:
+        """The current protocol; None until `make_protocol`, and when an ended connection's protocol is gone."""
+        return self._protocol_was() if self._protocol_was is not None else self._protocol
+
+    @protocol.setter
+    def protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol, self._protocol_was = protocol, None
+
+    def let_go(self) -> None:
+        """The connection has been released: keep nothing alive for it.
+
+        A protocol mostly has an attribute for its transport. If the transport kept the protocol, only the garbage
+        collector would free the two.
+        """
+        self.transport = None
+        with contextlib.suppress(TypeError):  # there is none, or its class has __slots__ without __weakref__
+            self._protocol_was = weakref.ref(self._protocol)  # type: ignore[arg-type]
+            self._protocol = None
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """Call the factory. What it raises is the caller's, and so is the AttributeError if it makes no protocol."""

@@ -141,6 +141,7 @@ class Lifecycle:
             ),
             self._report,
         )
+        self._connecting = False
         self._close_when_made = False
         self.close_when_resumed = False
         self._told_lost = False  # connection_lost() is being called, or was
@@ -193,14 +194,19 @@ class Lifecycle:
 
         Raises what ``Endpoint.connect`` raises.
         """
+        self._connecting = True
         try:
             await self.endpoint.connect(address, local, self.callbacks.context)
         except BaseException:
+            self._connecting = False
             if self.machine.state is State.OPENING:
                 self.release_now()
             else:
                 self.abort()
             raise
+        self._connecting = False
+        if self._teardown.released:  # it has ended at once
+            self._loop.call_soon(self.callbacks.let_go)
 
     def accept(self, cm_id: CMID, hello: credit.Hello) -> None:
         """The accepting side. It goes on when ESTABLISHED comes."""
@@ -721,7 +727,9 @@ class Lifecycle:
         self.endpoint.disown()
         self.regions.disown()
         self._loop_context.left(self)
-        on_over, self._on_over, self.callbacks.transport = self._on_over, _nothing, None
+        if not self._connecting:  # else the caller of connect() is still to ask for the protocol
+            self.callbacks.let_go()
+        on_over, self._on_over = self._on_over, _nothing
         on_over()
 
 

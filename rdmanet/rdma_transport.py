@@ -144,10 +144,8 @@ class RdmaTransport(asyncio.Transport):
         self._life.set_protocol(protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The current protocol."""
-        protocol = self._life.callbacks.protocol
-        assert protocol is not None
-        return protocol
+        """The current protocol; None when the connection has ended and nobody else keeps the protocol."""
+        return self._life.callbacks.protocol  # type: ignore[return-value]
 
     def is_closing(self) -> bool:
         """Whether the transport is closing or closed."""
