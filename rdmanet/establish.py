@@ -82,6 +82,10 @@ class EndpointOwner(Protocol):
     def _on_connection_error(self, error: OSError) -> None:
         """The connection, or the peer's attempt at one, is over."""
 
+    @property
+    def _has_ended(self) -> bool:
+        """Whether that would change nothing any more."""
+
 
 class Endpoint:
     """A connection identifier and its queue pair.
@@ -109,6 +113,7 @@ class Endpoint:
         self._cq: CQ | None = None  # the queue in which room is reserved for the queue pair's completions
         self._waiter: asyncio.Future[None] | None = None
         self._awaited: CMEventType | None = None
+        self._late: TimeoutError | None = None  # the time for connecting is up
 
     # -- connecting ----------------------------------------------------------------------------------------
 
@@ -118,30 +123,38 @@ class Endpoint:
         Raises TimeoutError after ``connect_timeout``, other OSErrors, and what ``_established`` raised. If this raises
         or is cancelled, what it has begun is still there, and the owner must take it apart.
         """
-        timeout = self._config.connect_timeout
+        timeout, timer = self._config.connect_timeout, None
         resolve_ms = 2000 if timeout is None else max(1, int(min(timeout, MAX_RESOLVE_S) * 1000))
+        if timeout is not None:
+            # Not asyncio.timeout(): it costs several times as much, and here there is always a waiter to be told.
+            timer = self._loop_context.loop.call_later(float(timeout), self._overdue, address)
         try:
-            async with asyncio.timeout(timeout):
-                cm_id = self.id = self._loop_context.create_id(self._cm_event)
-                await self._step(
-                    CMEventType.ADDR_RESOLVED, lambda: cm_id.resolve_addr(local, address, resolve_ms)
-                )
-                await self._step(CMEventType.ROUTE_RESOLVED, lambda: cm_id.resolve_route(resolve_ms))
-                self._prepare(cm_id, context)
-                hello = credit.pack_hello(self.hello())
-                await self._step(
-                    CMEventType.ESTABLISHED,
-                    lambda: cm_id.connect(private_data=hello, retry_count=7, rnr_retry_count=0),
-                )
-        except TimeoutError as exc:
-            if exc.args:
-                raise
-            raise TimeoutError(
-                errno.ETIMEDOUT, f"no connection to {endpoint(address)} within {timeout} s"
-            ) from None
+            cm_id = self.id = self._loop_context.create_id(self._cm_event)
+            await self._step(
+                CMEventType.ADDR_RESOLVED, lambda: cm_id.resolve_addr(local, address, resolve_ms)
+            )
+            await self._step(CMEventType.ROUTE_RESOLVED, lambda: cm_id.resolve_route(resolve_ms))
+            self._prepare(cm_id, context)
+            hello = credit.pack_hello(self.hello())
+            await self._step(
+                CMEventType.ESTABLISHED,
+                lambda: cm_id.connect(private_data=hello, retry_count=7, rnr_retry_count=0),
+            )
+        finally:
+            self._late = None
+            if timer is not None:
+                timer.cancel()
+
+    def _overdue(self, address: SockAddr) -> None:
+        """The time for connecting is up. If a step has just ended, the next one raises this."""
+        timeout = self._config.connect_timeout
+        self._late = TimeoutError(errno.ETIMEDOUT, f"no connection to {endpoint(address)} within {timeout} s")
+        self.fail(self._late)
 
     async def _step(self, awaited: CMEventType, begin: Callable[[], None]) -> None:
         """Begin something and wait for its event; any other event of the identifier is its failure."""
+        if self._late is not None:
+            raise self._late
         self._awaited = awaited
         waiter = self._waiter = self._loop_context.loop.create_future()
         try:
@@ -257,6 +270,8 @@ class Endpoint:
             self._step_done(event, owner)
         elif kind not in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
             waiter = self._waiter
+            if waiter is None and owner._has_ended:
+                return  # by our own end: the peer has only answered
             if self._connection.qp is not None:
                 self._loop_context.hear_device(
                     self._connection.engine

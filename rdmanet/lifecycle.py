@@ -638,6 +638,11 @@ class Lifecycle:
         elif self.machine.state is not State.CLOSED:
             self._cut_off(error)
 
+    @property
+    def _has_ended(self) -> bool:
+        """Whether an event that ends the connection would change nothing any more."""
+        return self.machine.state is State.CLOSED and not self._teardown.in_farewell
+
     def _port_event(self, event: AsyncEvent) -> None:
         """Something has happened to a port of the device. It ends nothing; the protocol may want to know."""
         if event.port_num == self.facts.get("rdma_port") and self.machine.state is not State.CLOSED:
