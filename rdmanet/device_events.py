@@ -37,6 +37,7 @@ class EventFeed:
         self.closed = False
         self._lock = threading.Lock()  # the number of a closed eventfd may belong to another file
         self._heard: deque[AsyncEvent] = deque(maxlen=self.MOST)
+        self._rung = False  # the bell is readable
         with contextlib.ExitStack() as undo:
             queue = os.dup(context.async_fd)
             undo.callback(os.close, queue)
@@ -51,6 +52,7 @@ class EventFeed:
         with self._lock:
             if not self.closed:
                 self._heard.append(event)
+                self._rung = True
                 os.eventfd_write(self._bell, 1)
 
     def next(self) -> AsyncEvent | None:
@@ -59,8 +61,10 @@ class EventFeed:
         :raises OSError: the device is gone, and reports nothing any more
         """
         if not self._heard:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+            if self._rung:
+                with self._lock:
+                    self._rung = False
+                    os.eventfd_read(self._bell)
             self.context.get_async_event()  # which adds the event to this feed, too
         return self._heard.popleft() if self._heard else None
 
