@@ -171,11 +171,11 @@ class Machine:
             raise IllegalEvent(message) from None
         if (state, writing) in TOGETHER:
             state, more, _ = TOGETHER[state, writing]
-            actions |= more
+            actions = _both(actions, more)
         if state in _GONE:
             writing = Writing.OVER
         elif half_actions:
-            actions = actions | half_actions if actions else half_actions
+            actions = _both(actions, half_actions) if actions else half_actions
         if blame is not None and self.error is None:
             self.error = error if error is not None else _error(blame, event)
         self.state, self.writing = state, writing
@@ -359,6 +359,18 @@ _ERRNO: Final[dict[type[OSError], int]] = {
     _TIMEOUT: errno.ETIMEDOUT,
     ProtocolError: errno.EPROTO,
 }
+
+
+_unions: Final[dict[int, Action]] = {}
+
+
+def _both(some: Action, others: Action) -> Action:
+    """``some | others``, without a new IntFlag each time: that takes four calls of Python functions."""
+    number = int.__or__(some, others)
+    union = _unions.get(number)
+    if union is None:
+        union = _unions[number] = Action(number)
+    return union
 
 
 def _error(kind: type[OSError], event: Event) -> OSError:

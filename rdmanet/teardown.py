@@ -33,6 +33,8 @@ FAREWELL_S = 1.0
 class Ending(Enum):
     """How far the end of a connection has got."""
 
+    __hash__ = object.__hash__  # ENDINGS is looked up by its members; Enum's own calls Python code
+
     CONNECTED = auto()
     FAREWELL = auto()
     """Our Abort is on its way; then the connection is disconnected."""
@@ -45,6 +47,8 @@ class Ending(Enum):
 
 class Event(Enum):
     """What brings it further."""
+
+    __hash__ = object.__hash__
 
     ABORT_POSTED = auto()
     DISCONNECT = auto()
