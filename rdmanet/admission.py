@@ -178,6 +178,10 @@ class Admission:
 
     def _due(self) -> tuple[Visitor, float]:
         """Whose place is revoked next, and when. At least one place must be taken."""
+        if not self._waiting and not self._handshake_s:
+            # The common case, without counting: all have the same time, and they are in the order in which they came.
+            eldest = next(iter(self._inside))
+            return eldest, self._inside[eldest] + PATIENCE_S
         visitor = self._eldest_of_the_busiest(self._inside)
         patience = PATIENCE_S + self._handshake_s
         if self._waiting:
