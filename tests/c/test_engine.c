@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine: its life, and the promise that removed means removed. */
 #define _GNU_SOURCE
-#include "base/engine.h"
+#include "base/engine_inside.h"
 #include "host_check.h"
 
 #include "calm.h"
@@ -329,6 +329,77 @@ static void a_task_that_posts_itself_starves_nobody(void)
 	rn_engine_release();
 }
 
+static bool sleeps(void)
+{
+	bool asleep;
+
+	pthread_mutex_lock(&rn_engine.lock);
+	asleep = rn_engine.asleep;
+	pthread_mutex_unlock(&rn_engine.lock);
+	return asleep;
+}
+
+static pthread_t runner;
+
+static void hold_up_here(struct rn_task *task)
+{
+	CHECK(rn_engine_inside());
+	runner = pthread_self();
+	hold_up(task);
+}
+
+static void *run_here(void *task)
+{
+	rn_task_queue(task);
+	rn_tasks_run_here();
+	CHECK(!rn_engine_inside());
+	return NULL;
+}
+
+/* Another thread takes the engine's place; the engine, woken meanwhile, waits for it, and so does who cancels. */
+static void somebody_stands_in(void)
+{
+	static struct probe here = {.task.run = hold_up_here}, there = {.task.run = count_task};
+	pthread_t helper;
+
+	CHECK(!rn_engine_hold());
+	EVENTUALLY(sleeps());
+	CHECK(!pthread_create(&helper, NULL, run_here, &here.task));
+	EVENTUALLY(here.stage == 1);
+	rn_task_post(&there.task);
+	usleep(3000);
+	CHECK(there.count == 0);
+	CHECK(!pthread_cancel(helper)); /* not in the middle of a task */
+	here.stage = 2;
+	rn_task_cancel(&here.task);
+	CHECK(here.stage == 3 && here.count == 1);
+	EVENTUALLY(there.count == 1);
+	pthread_join(helper, NULL);
+	CHECK(pthread_equal(runner, helper));
+	rn_engine_release();
+}
+
+static struct probe late = {.timer.fire = count_timer};
+
+static void set_timer(struct rn_task *task)
+{
+	PROBE(task, task)->count++;
+	rn_timer_set(&late.timer, 1000000);
+}
+
+/* The engine sleeps on, and wakes for the timer that was set in its place. */
+static void timers_are_set_in_its_place(void)
+{
+	static struct probe probe = {.task.run = set_timer};
+
+	CHECK(!rn_engine_hold());
+	EVENTUALLY(sleeps());
+	run_here(&probe.task);
+	CHECK(probe.count == 1);
+	EVENTUALLY(late.count == 1);
+	rn_engine_release();
+}
+
 static _Atomic int stopped;
 
 static void on_stop(void)
@@ -391,6 +462,8 @@ int main(void)
 	RUN(removed_in_the_same_batch);
 	RUN(cancel_waits_for_the_callback);
 	RUN(a_task_that_posts_itself_starves_nobody);
+	RUN(somebody_stands_in);
+	RUN(timers_are_set_in_its_place);
 	RUN(a_child_starts_afresh);
 	rn_at_engine_stop(on_stop);
 	CHECK(!rn_engine_hold());

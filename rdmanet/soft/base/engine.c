@@ -7,6 +7,10 @@
  * `calm` until it is something else.  The engine never looks at an object after its callback has
  * returned, because the callback may have freed it.
  *
+ * Standing in.  While the engine sleeps, another thread may run tasks in its place (rn_tasks_run_here): to wake the
+ * engine costs more than a short task.  The two exclude each other by `asleep`, which only the engine sets, and by
+ * `busy`, for which the engine waits when it is woken meanwhile.
+ *
  * Waking.  The wakeup is written only when the thread sleeps without end; timers have a timerfd
  * (timer.c).  Both descriptors are edge-triggered and so never read.
  */
@@ -49,15 +53,21 @@ bool rn_engine_is_alive(void)
 	return alive;
 }
 
-/* While the lock is held, the engine can do nothing but sleep. */
-void rn_engine_pause(void)
+/* With the lock held. */
+static void wait_until_idle(void)
 {
-	pthread_mutex_lock(&rn_engine.lock);
 	while (rn_engine.busy) {
 		rn_engine.waiters++;
 		pthread_cond_wait(&rn_engine.calm, &rn_engine.lock);
 		rn_engine.waiters--;
 	}
+}
+
+/* While the lock is held, the engine can do nothing but sleep. */
+void rn_engine_pause(void)
+{
+	pthread_mutex_lock(&rn_engine.lock);
+	wait_until_idle();
 }
 
 void rn_engine_resume(void)
@@ -221,6 +231,24 @@ void rn_at_engine_stop(void (*fn)(void))
 	pthread_mutex_unlock(&rn_engine.lock);
 }
 
+/* --- standing in ------------------------------------------------------------------------------ */
+
+bool rn_engine_stand_in(void)
+{
+	if (inside || !rn_engine.asleep || rn_engine.busy || rn_engine.state != RN_ENGINE_RUNNING)
+		return false;
+	inside = true;
+	return true;
+}
+
+void rn_engine_stand_down(void)
+{
+	inside = false;
+	/* What the engine sees to before it sleeps. */
+	if (!rn_timers_arm() || rn_engine.tasks)
+		rn_engine_wakeup();
+}
+
 /* --- the loop -------------------------------------------------------------------------------- */
 
 void rn_engine_begin(void *object)
@@ -269,6 +297,7 @@ static void *run(void *unused)
 		pthread_mutex_unlock(&rn_engine.lock);
 		count = epoll_wait(rn_engine.epoll_fd, events, EVENTS_PER_ROUND, timeout_ms);
 		pthread_mutex_lock(&rn_engine.lock);
+		wait_until_idle(); /* somebody stands in for us */
 		rn_engine.asleep = false;
 		for (int i = 0; i < count; i++)
 			dispatch(&events[i]);

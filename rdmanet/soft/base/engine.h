@@ -16,8 +16,8 @@
  * callback that is running; so never call it while holding a lock that the callback takes.
  * Inside its own callback an object may be removed, set again, or freed.
  *
- * Callbacks run on the engine thread with no lock held, one after the other, and must not
- * block.  Everything here may be called from any thread that has (or runs under) a hold.
+ * Callbacks run on the engine thread (or in its place: rn_tasks_run_here) with no lock held, one after the other,
+ * and must not block.  Everything here may be called from any thread that has (or runs under) a hold.
  */
 #ifndef RDMANET_SOFT_ENGINE_H
 #define RDMANET_SOFT_ENGINE_H
@@ -36,7 +36,7 @@
 int rn_engine_hold(void);
 void rn_engine_release(void);
 
-/* True on the engine thread. */
+/* True on the engine thread, and on one that stands in for it. */
 bool rn_engine_inside(void);
 
 /* Is there such a thread now? */
@@ -83,6 +83,9 @@ void rn_task_post(struct rn_task *);
  * that is woken earlier only waits for the lock. The caller has a hold on the engine throughout. */
 void rn_task_queue(struct rn_task *);
 void rn_tasks_wake(void);
+/* The same, but if the engine sleeps, the tasks run here, in its place. With no lock held that a callback takes. For
+ * tasks that are short. */
+void rn_tasks_run_here(void);
 void rn_task_cancel(struct rn_task *);
 
 /* Run fn on the engine thread when the last hold has gone, before the thread ends: the place to

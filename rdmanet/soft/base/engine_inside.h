@@ -57,6 +57,9 @@ void rn_engine_end(void);
 void rn_engine_settle(void *object);
 /* There is a task: wake the thread, if it sleeps without end. */
 void rn_engine_wakeup(void);
+/* If the thread sleeps, take its place, in which callbacks may run. False: it is awake, or it is this thread. */
+bool rn_engine_stand_in(void);
+void rn_engine_stand_down(void);
 /* Wake it, with `asleep` taken back: also without the lock. */
 void rn_engine_ring(void);
 

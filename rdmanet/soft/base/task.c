@@ -72,6 +72,25 @@ void rn_tasks_wake(void)
 		rn_engine_ring();
 }
 
+void rn_tasks_run_here(void)
+{
+	bool stands_in;
+	int cancel;
+
+	/* A task may call what is a cancellation point, and the engine would wait for its end for ever. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&rn_engine.lock);
+	stands_in = rn_engine.tasks && rn_engine_stand_in();
+	if (stands_in) {
+		rn_tasks_run();
+		rn_engine_stand_down();
+	}
+	pthread_mutex_unlock(&rn_engine.lock);
+	pthread_setcancelstate(cancel, NULL);
+	if (!stands_in)
+		rn_tasks_wake();
+}
+
 void rn_task_cancel(struct rn_task *task)
 {
 	pthread_mutex_lock(&rn_engine.lock);

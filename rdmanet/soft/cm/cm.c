@@ -122,7 +122,7 @@ RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
 		rn_tasks_wake(); /* the peer need not wait for the program's acknowledgements */
 	while (id->acked != id->delivered)
 		pthread_cond_wait(&rn_cm_acked, &rn_cm_lock);
-	rn_cm_unlock();
+	rn_cm_unlock_and_send();
 	rn_cm_id_free(id);
 	rn_cm_context_put();
 	return 0;

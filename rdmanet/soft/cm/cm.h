@@ -18,7 +18,8 @@
  *
  * Threads.  Exported calls run in the program's threads and never wait for a socket: they
  * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the
- * engine only (but for bind and listen, which don't wait).  The engine never touches a queue
+ * engine only (but for bind and listen, which don't wait), or by a thread that stands in for it while
+ * it sleeps (rn_cm_unlock_and_send).  The engine never touches a queue
  * pair: transitions happen in the calls, and in rdma_get_cm_event, as in the real library.
  *
  *      program          event channel         engine              TCP         peer's engine
@@ -51,6 +52,14 @@ static inline void rn_cm_unlock(void)
 {
 	pthread_mutex_unlock(&rn_cm_lock);
 	rn_tasks_wake();
+}
+
+/* The same, where the socket is there already: if the engine sleeps, this thread itself sends the message. Not with
+ * another lock held. */
+static inline void rn_cm_unlock_and_send(void)
+{
+	pthread_mutex_unlock(&rn_cm_lock);
+	rn_tasks_run_here();
 }
 
 struct rn_cm_event {

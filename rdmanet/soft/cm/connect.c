@@ -154,7 +154,7 @@ RN_EXPORT int rdma_accept(struct rdma_cm_id *rdma_id, struct rdma_conn_param *pa
 		rn_cm_wire_accept(id->wire, &wire_param);
 	else
 		error = ECONNRESET;
-	rn_cm_unlock();
+	rn_cm_unlock_and_send();
 	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 
@@ -303,6 +303,6 @@ RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
 	told = !(id->wire && (rn_cm_wire_phase(id->wire) == RN_CM_WIRE_DREQ_SENT ||
 			      rn_cm_wire_phase(id->wire) == RN_CM_WIRE_REP_SENT)) &&
 	       !rn_cm_event_find(id, RDMA_CM_EVENT_DISCONNECTED);
-	rn_cm_unlock();
+	rn_cm_unlock_and_send();
 	return told ? 0 : rn_cm_complete(id);
 }

@@ -336,7 +336,7 @@ static bool deliver(struct rn_cm_event *event)
 			event->event.event = RDMA_CM_EVENT_CONNECT_ERROR;
 			event->event.status = error ? -error : -ECONNRESET;
 		}
-		rn_cm_unlock();
+		rn_cm_unlock_and_send();
 		if (event->event.event == RDMA_CM_EVENT_CONNECT_ERROR)
 			rn_cm_qp_fail(id);
 		break;
