@@ -242,39 +242,37 @@ class Framer:
         """
         messages: list[Message] = []
         at = 0
-        if self._body is not None:
-            at = self._length - len(self._body)
-            self._body += memoryview(data)[:at]
-            if len(self._body) < self._length:
-                return messages
-            messages.append(self._message(memoryview(self._body)))
-            self._body = None
-        elif self._head:
-            data = self._head + data
-            self._head = b""
-        end = len(data)
-        view = memoryview(data)
-        while end - at >= HEADER_BYTES:
-            length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
-            at += HEADER_BYTES
-            if length > self._most:
-                name = "message_bytes" if self._most == self._message_bytes else "for a first message"
-                raise ProtocolError(
-                    f"the peer announces a message of {length} bytes: the limit {name} is {self._most}"
-                )
-            if end - at < length:
-                self._body, self._length = bytearray(view[at:]), length
-                return messages
-            messages.append(self._message(view[at : at + length]))
-            at += length
-        if at < end:
-            self._head = bytes(data[at:])
-        return messages
-
-    def _message(self, body: memoryview) -> Message:
-        self._most = self._message_bytes
         try:
-            return self._decode(body)  # type: ignore[no-any-return]
+            if self._body is not None:
+                at = self._length - len(self._body)
+                self._body += memoryview(data)[:at]
+                if len(self._body) < self._length:
+                    return messages
+                messages.append(self._decode(memoryview(self._body)))
+                self._body = None
+                self._most = self._message_bytes
+            elif self._head:
+                data = self._head + data
+                self._head = b""
+            end = len(data)
+            view = memoryview(data)
+            while end - at >= HEADER_BYTES:
+                length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
+                at += HEADER_BYTES
+                if length > self._most:
+                    name = "message_bytes" if self._most == self._message_bytes else "for a first message"
+                    raise ProtocolError(
+                        f"the peer announces a message of {length} bytes: the limit {name} is {self._most}"
+                    )
+                if end - at < length:
+                    self._body, self._length = bytearray(view[at:]), length
+                    return messages
+                messages.append(self._decode(view[at : at + length]))
+                at += length
+                self._most = self._message_bytes
+            if at < end:
+                self._head = bytes(data[at:])
+            return messages
         except (msgspec.MsgspecError, ValueError) as exc:
             raise ProtocolError(f"the peer sent what is no message: {printable(str(exc))}") from None
         except RecursionError:
