@@ -134,7 +134,7 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
     from rdmanet.rpc.buffer import Buffer
     from rdmanet.rpc.context import deadline_in
     from rdmanet.rpc.discovered import DiscoveredMethod, discover
-    from rdmanet.rpc.pending import PLAIN
+    from rdmanet.rpc.pending import CallDetails
     from rdmanet.rpc.schema import Kind
 
     service, _, name = args.method.rpartition(".")
@@ -160,16 +160,14 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
             arguments = method.arguments_of(given, schema.structs, _bytes)
         except ValueError as exc:
             raise Misuse(f"{args.method}: {printable(str(exc))}") from None
-        if method.stream is not None:
-            arguments.append(_items())
-        deadline = deadline_in(args.timeout)
+        items = None if method.stream is None else _items()
+        call = CallDetails(method, tuple(arguments), items, deadline_in(args.timeout))
         if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
-            stream = channel.stream(method, tuple(arguments), {}, deadline, PLAIN)
-            async with contextlib.aclosing(stream) as items:
-                async for item in items:
+            async with contextlib.aclosing(channel.stream(call)) as results:
+                async for item in results:
                     _print(item)
             return
-        result = await channel.unary(method, tuple(arguments), {}, deadline, PLAIN)
+        result = await channel.unary(call)
         if not isinstance(result, Buffer):
             _print(result)
         elif args.output is None:

@@ -32,13 +32,13 @@ From the top; a module imports only what stands below it:
 
 from __future__ import annotations
 
-from rdmanet.rpc.around import CallInfo as CallInfo
 from rdmanet.rpc.buffer import Buffer as Buffer
 from rdmanet.rpc.builtin import Health as Health
 from rdmanet.rpc.builtin import Reflection as Reflection
 from rdmanet.rpc.client import connect as connect
 from rdmanet.rpc.client import options as options
 from rdmanet.rpc.client import peer as peer
+from rdmanet.rpc.context import CallInfo as CallInfo
 from rdmanet.rpc.context import deadline as deadline
 from rdmanet.rpc.context import metadata as metadata
 from rdmanet.rpc.errors import Code as Code

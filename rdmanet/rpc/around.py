@@ -21,41 +21,9 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
-__all__ = ["CallInfo", "Interceptor"]
+from rdmanet.rpc.context import CallInfo
 
-
-class CallInfo:
-    """A call, as interceptors see it.
-
-    :ivar service: the name of the service
-    :ivar method: the name of the method
-    :ivar metadata: a dict. What an interceptor of the client puts into it before it proceeds is sent
-    :ivar deadline: when its time is over, on the clock of the loop's ``time()``; None: it has no limit
-    """
-
-    __slots__ = ("deadline", "metadata", "method", "service", "_peer")
-
-    def __init__(
-        self,
-        service: str,
-        method: str,
-        metadata: dict[str, str | bytes],
-        deadline: float | None,
-        peer: Callable[[], Any],
-    ) -> None:
-        self.service = service
-        self.method = method
-        self.metadata = metadata
-        self.deadline = deadline
-        self._peer = peer
-
-    @property
-    def peer(self) -> Any:
-        """The address of the other side. At a client that has several servers, that of the last call's."""
-        return self._peer()
-
-    def __repr__(self) -> str:
-        return f"<call of {self.service}.{self.method}>"
+__all__ = ["Interceptor"]
 
 
 Proceed = Callable[[], Awaitable[Any]]

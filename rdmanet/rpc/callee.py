@@ -23,22 +23,32 @@ import functools
 import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from msgspec import Raw
 
 from rdmanet import log_rate
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import lending
-from rdmanet.rpc.around import CallInfo, Interceptor, chained
+from rdmanet.rpc.around import Interceptor, chained
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
-from rdmanet.rpc.carried import NONE, decoded
-from rdmanet.rpc.context import CURRENT, Current
+from rdmanet.rpc.carried import decoded
+from rdmanet.rpc.context import CURRENT, CallInfo
 from rdmanet.rpc.errors import Code, Error, late, not_taken
 from rdmanet.rpc.keepalive import Keepalive
-from rdmanet.rpc.lending import Loan, Outgoing, fetched, goes_by_reference, goes_inline, here, lent, loan_of
+from rdmanet.rpc.lending import (
+    Loan,
+    Outgoing,
+    as_declared,
+    fetched,
+    goes_by_reference,
+    goes_inline,
+    here,
+    lent,
+    loan_of,
+)
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import (
@@ -215,12 +225,12 @@ class Callee:
             method, function = self._methods[message.method]
             arguments = method.decode_arguments(message.arguments)
             metadata = (
-                NONE if message.metadata is NIL else decoded(message.metadata, self.limits.metadata_bytes)
+                {} if message.metadata is NIL else decoded(message.metadata, self.limits.metadata_bytes)
             )
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
-            current = Current(deadline, self.link.peer, metadata)
-            running = Running(number, method, function, current, inline_bytes)
+            call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)
+            running = Running(number, method, function, call, inline_bytes)
             if method.kind is Kind.UNARY:
                 self.book.begin(number, Kind.UNARY, running)
             else:
@@ -277,9 +287,8 @@ class Callee:
 
     async def _run(self, running: Running, arguments: tuple[Any, ...]) -> None:
         """The task of a call."""
-        running.task = cast("asyncio.Task[None]", asyncio.current_task())
-        CURRENT.set(running.current)
-        method, server, deadline = running.method, self.server, running.current.deadline
+        CURRENT.set(running.call)
+        method, server, deadline = running.method, self.server, running.call.deadline
         timer = None if deadline is None else self.loop.call_at(deadline, running.time_is_over)
         buffers: list[Buffer] = []
         try:
@@ -319,32 +328,26 @@ class Callee:
 
     async def _intercepted(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
         """Execute the method within the server's interceptors, and with the context variables that were sent."""
-        server, current = self.server, running.current
+        server, call = self.server, running.call
         for variable in server.carry:
-            if variable.name in current.metadata:
-                variable.set(current.metadata[variable.name])
-        call = CallInfo(
-            self._schema.name,
-            running.method.name,
-            dict(current.metadata),
-            current.deadline,
-            lambda: current.peer,
-        )
+            if variable.name in call.metadata:
+                variable.set(call.metadata[variable.name])
         execute = functools.partial(self._execute, running, arguments, buffers)
         return await chained(server.interceptors, call, execute)()
 
     async def _execute(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
         """Run the method. Returns its result; a stream is sent."""
-        if running.method.buffers:
+        method = running.method
+        if method.buffers:
             arguments = await self._take(running, arguments, buffers)
-        call = self._called(running, arguments)
+        call = running.function(*arguments) if method.count >= 0 else self._called(running, arguments)
         if running.sent is not None:
             await running.sent.send(aiter(call))
             return None
         return await call
 
     def _called(self, running: Running, arguments: tuple[Any, ...]) -> Any:
-        """Call the method, which gives a coroutine or an iterator."""
+        """Call a method that has parameters by keyword, or a stream."""
         method = running.method
         by_name: dict[str, Any] = {}
         if method.by_keyword:
@@ -362,9 +365,13 @@ class Callee:
         found, method = list(arguments), running.method
         for index in method.buffers:
             value, parameter = found[index], method.parameters[index]
+            type_ = parameter.type
+            if type(value) is memoryview and type_ is not Buffer:
+                found[index] = as_declared(type_, value)
+                continue
             if not isinstance(value, memoryview | Lent | Array):
                 continue  # the default
-            type_, loan = parameter.type, loan_of(value)
+            loan = loan_of(value)
             lending.check(type_, value, Code.INVALID_ARGUMENT, f"{method.label}: parameter {parameter.name}")
             if type_ is Buffer and loan is not None:
                 await lending.found(self.link, loan)  # the method may take memory for all of it

@@ -22,7 +22,6 @@ __all__ = ["Metadata"]
 
 Metadata = dict[str, str | bytes]
 
-NONE: Final[Mapping[str, str | bytes]] = {}
 _decode: Final = msgspec.msgpack.Decoder(dict[Annotated[str, Meta(max_length=256)], Any] | None).decode
 
 
@@ -44,7 +43,7 @@ def checked_metadata(metadata: Mapping[str, str | bytes], most: int) -> Metadata
     return found or None
 
 
-def decoded(raw: Any, most: int) -> Mapping[str, str | bytes]:
+def decoded(raw: Any, most: int) -> Metadata:
     """Metadata that a peer has sent.
 
     :raises Error: INVALID_ARGUMENT, RESOURCE_EXHAUSTED
@@ -52,7 +51,7 @@ def decoded(raw: Any, most: int) -> Mapping[str, str | bytes]:
     if (length := memoryview(raw).nbytes) > most:
         raise exceeded("metadata_bytes", most, f"metadata of {length} bytes")
     try:
-        found = _decode(raw) or NONE
+        found = _decode(raw) or {}
     except Exception:
         raise _wrong() from None
     if not all(isinstance(value, (str, bytes)) for value in found.values()):

@@ -47,8 +47,8 @@ from rdmanet.rpc.messages import (
     Window,
     check_hello,
 )
-from rdmanet.rpc.pending import CallOptions, Pending
-from rdmanet.rpc.schema import Method, Schema
+from rdmanet.rpc.pending import CallDetails, Pending
+from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended
 
 
@@ -174,59 +174,29 @@ class Channel:
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    def unary(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Coroutine[Any, Any, Any]:
+    def unary(self, call: CallDetails) -> Coroutine[Any, Any, Any]:
         """Make a call that has one result; it begins when it is awaited.
 
         Not a coroutine of its own: that would be one more frame to resume for each call.
-
-        :param deadline: when its time is over, on the loop's clock
         """
-        stream = None
-        if by_name or len(arguments) != method.count:
-            arguments, stream = method.bind(arguments, by_name)
-        elif method.stream is not None:
-            *others, stream = arguments
-            arguments = tuple(others)
-        if options.into is not None:
-            options.into.check(method)
-        if method.buffers:
-            arguments, loans = prepared(self.link, method, arguments)
+        arguments = call.arguments
+        if call.method.buffers:
+            arguments, loans = prepared(self.link, call.method, arguments)
             if loans:
-                return self._call_lending(method, arguments, loans, stream, deadline, options)
-        return self._call(method, arguments, stream, deadline, options)
+                return self._call_lending(call, arguments, loans)
+        return self._call(call, arguments)
 
     async def _call_lending(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        loans: list[tuple[int, Outgoing]],
-        stream: Any,
-        deadline: float | None,
-        options: CallOptions,
+        self, call: CallDetails, arguments: tuple[Any, ...], loans: list[tuple[int, Outgoing]]
     ) -> Any:
         async with contextlib.AsyncExitStack() as block:
-            arguments = await self._lend(arguments, loans, block, deadline)
-            return await self._call(method, arguments, stream, deadline, options)
+            arguments = await self._lend(arguments, loans, block, call.deadline)
+            return await self._call(call, arguments)
 
-    def stream(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Results:
+    def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results. It begins with the first one that is asked for."""
-        bound, stream = method.bind(arguments, by_name)
         cut = Cut()
-        return Results(cut, self._stream(cut, method, bound, stream, deadline, options))
+        return Results(cut, self._stream(cut, call))
 
     async def _until_resumed(self, deadline: float | None) -> None:
         try:
@@ -258,8 +228,8 @@ class Channel:
     def _begin(
         self,
         pending: Pending,
+        call: CallDetails,
         arguments: tuple[Any, ...],
-        deadline: float | None,
         inflow: Inflow | None = None,
         outflow: Outflow | None = None,
     ) -> asyncio.TimerHandle | None:
@@ -267,7 +237,7 @@ class Channel:
 
         :raises Error: it was not sent, and has not begun
         """
-        method = pending.method
+        method, deadline, metadata = call.method, call.deadline, call.metadata
         try:
             if self.refusal is not None:
                 raise not_sent(self.refusal, self._refusal_code)
@@ -280,7 +250,6 @@ class Channel:
                 if left_us <= 0:
                     raise late()
             number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
-            metadata = pending.options.metadata
             try:
                 if metadata is None:
                     self.link.send(OutCall(number, there, left_us, arguments))
@@ -305,25 +274,20 @@ class Channel:
         self.link.send(Cancel(pending.number))
         return True
 
-    async def _call(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        stream: Any,
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Any:
+    async def _call(self, call: CallDetails, arguments: tuple[Any, ...]) -> Any:
+        """Make a call with these arguments, buffers as they are sent."""
+        method, into = call.method, call.into
         if self.link.paused:
-            await self._until_resumed(deadline)
+            await self._until_resumed(call.deadline)
         future: asyncio.Future[Any] = self.loop.create_future()
-        pending = Pending(method, future, options)
+        pending = Pending(method, future, into)
         pump: asyncio.Task[None] | None = None
         if method.stream is None:
-            timer = self._begin(pending, arguments, deadline)
+            timer = self._begin(pending, call, arguments)
         else:
             outflow = Outflow(self._stream_bytes)
-            timer = self._begin(pending, arguments, deadline, None, outflow)
-            pump = self._pump(pending, outflow, stream)
+            timer = self._begin(pending, call, arguments, None, outflow)
+            pump = self._pump(pending, outflow, call.stream)
         try:
             try:
                 result = await future
@@ -332,9 +296,9 @@ class Channel:
                     self._release_unseen(pending)
                 raise
             if method.result_is_buffer:
-                if options.into is None and type(result) is memoryview:
+                if into is None and type(result) is memoryview:
                     return as_declared(method.result, result)
-                return await self._buffer(pending, result, deadline)
+                return await self._buffer(pending, result, call.deadline)
             return result
         finally:
             if timer is not None:
@@ -344,7 +308,7 @@ class Channel:
 
     async def _buffer(self, pending: Pending, result: Any, deadline: float | None) -> Any:
         """A result that is a buffer, as the method declares it."""
-        type_, number, into = pending.method.result, pending.number, pending.options.into
+        type_, number, into = pending.method.result, pending.number, pending.into
         loan = loan_of(result)
         what = f"{pending.method.label}: the result"
         if loan is None:
@@ -386,29 +350,22 @@ class Channel:
             if future.exception() is None and loan_of(future.result()) is not None:
                 self._release(pending.number)
 
-    async def _stream(
-        self,
-        cut: Cut,
-        method: Method,
-        arguments: tuple[Any, ...],
-        stream: Any,
-        deadline: float | None,
-        options: CallOptions,
-    ) -> AsyncGenerator[Any, None]:
+    async def _stream(self, cut: Cut, call: CallDetails) -> AsyncGenerator[Any, None]:
+        method, arguments = call.method, call.arguments
         async with contextlib.AsyncExitStack() as block:
             block.enter_context(cut)
             if self.link.paused:
-                await self._until_resumed(deadline)
+                await self._until_resumed(call.deadline)
             if method.buffers:
                 arguments, loans = prepared(self.link, method, arguments)
-                arguments = await self._lend(arguments, loans, block, deadline)
-            pending = Pending(method, self.loop.create_future(), options)
+                arguments = await self._lend(arguments, loans, block, call.deadline)
+            pending = Pending(method, self.loop.create_future())
             inflow = Inflow(self.limits.stream_bytes)
             received = pending.received = Receiving(self.link, inflow, method.decode_result)
             outflow = None if method.stream is None else Outflow(self._stream_bytes)
-            timer = self._begin(pending, arguments, deadline, inflow, outflow)
+            timer = self._begin(pending, call, arguments, inflow, outflow)
             received.number = pending.number
-            pump = None if outflow is None else self._pump(pending, outflow, stream)
+            pump = None if outflow is None else self._pump(pending, outflow, call.stream)
             try:
                 async for item in received:
                     yield item

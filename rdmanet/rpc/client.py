@@ -8,20 +8,23 @@ the place of that, and one with interceptors an `Intercepted` (intercepted.py) b
 from __future__ import annotations
 
 import contextlib
+import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 
+import msgspec
+
 from rdmanet.rpc import context, endpoints
 from rdmanet.rpc.around import Interceptor
-from rdmanet.rpc.carried import checked_metadata
+from rdmanet.rpc.carried import Metadata, checked_metadata
 from rdmanet.rpc.channel import Channel
-from rdmanet.rpc.context import deadline_in
+from rdmanet.rpc.context import CURRENT, deadline_in
 from rdmanet.rpc.intercepted import Caller, Intercepted
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
-from rdmanet.rpc.pending import PLAIN, CallOptions
+from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.pool import Address, Pool, first_of
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Kind, Method, Schema, Service, schema_of
@@ -115,7 +118,7 @@ async def connect(
         if isinstance(caller, Pool):
             await caller.opened()
         calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
-        yield cast(_S, _client_class(schema)(calls, timeout, PLAIN, limits))
+        yield cast(_S, _client_class(schema)(calls, _Options(timeout), limits))
     finally:
         await caller.close()
 
@@ -152,12 +155,12 @@ def options(
     if not isinstance(client, _Client):
         raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
     before, limits = client._options, client._limits
-    changed = CallOptions(
+    changed = _Options(
+        before.timeout if timeout is _SAME else seconds(timeout),
         before.metadata if metadata is _SAME else checked_metadata(metadata, limits.metadata_bytes),
         before.into if into is _SAME else None if into is None else Into(into),
     )
-    timeout = client._timeout if timeout is _SAME else seconds(timeout)
-    return cast(_S, type(client)(client._channel, timeout, changed, limits))
+    return cast(_S, type(client)(client._caller, changed, limits))
 
 
 def peer(client: Service | None = None) -> Any:
@@ -171,7 +174,7 @@ def peer(client: Service | None = None) -> Any:
         return context.peer()
     if not isinstance(client, _Client):
         raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
-    return client._channel.peer
+    return client._caller.peer
 
 
 def _addresses(host: str | Sequence[str | tuple[str, int]], port: int | None) -> list[Address]:
@@ -187,19 +190,26 @@ def _addresses(host: str | Sequence[str | tuple[str, int]], port: int | None) ->
 # ---- The object that has the methods ------------------------------------------------------------------------
 
 
+class _Options(msgspec.Struct, frozen=True):
+    """What `options` can change."""
+
+    timeout: float | None = None
+    metadata: Metadata | None = None
+    into: Into | None = None
+
+
 class _Client(Generic[_S]):
     """What `connect` gives. Its subclasses have the methods."""
 
-    __slots__ = ("_channel", "_limits", "_options", "_timeout")
+    __slots__ = ("_caller", "_limits", "_options")
 
-    def __init__(self, channel: Caller, timeout: float | None, options: CallOptions, limits: Limits) -> None:
-        self._channel = channel
-        self._timeout = timeout
+    def __init__(self, caller: Caller, options: _Options, limits: Limits) -> None:
+        self._caller = caller
         self._options = options
         self._limits = limits
 
     def __repr__(self) -> str:
-        return f"<client of {self._channel.schema.name} at {self._channel.peer}>"
+        return f"<client of {self._caller.schema.name} at {self._caller.peer}>"
 
 
 def _client_class(schema: Schema) -> type[_Client[Any]]:
@@ -212,19 +222,18 @@ def _client_class(schema: Schema) -> type[_Client[Any]]:
 
 
 def _stub(method: Method) -> Callable[..., Any]:
-    if method.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
+    streams_back = method.kind in (Kind.SERVER_STREAM, Kind.BOTH)
 
-        def call(self: _Client[Any], /, *arguments: Any, **by_name: Any) -> Any:
-            deadline = deadline_in(self._timeout)
-            return self._channel.unary(method, arguments, by_name, deadline, self._options)
-
-    else:
-
-        def call(self: _Client[Any], /, *arguments: Any, **by_name: Any) -> Any:
-            if self._options.into is not None:
-                raise TypeError(f"{method.label}: into= is for one result, not for a stream")
-            deadline = deadline_in(self._timeout)
-            return self._channel.stream(method, arguments, by_name, deadline, self._options)
+    def call(self: _Client[Any], /, *arguments: Any, **by_name: Any) -> Any:
+        options, stream, deadline = self._options, None, None
+        if by_name or len(arguments) != method.count:
+            arguments, stream = method.bind(arguments, by_name)
+        if options.into is not None:
+            options.into.check(method)
+        if options.timeout is not None or CURRENT.get() is not None:
+            deadline = deadline_in(options.timeout)
+        details = CallDetails(method, arguments, stream, deadline, options.metadata, options.into)
+        return self._caller.stream(details) if streams_back else self._caller.unary(details)
 
     call.__name__, call.__qualname__, call.__doc__ = method.name, method.label, method.function.__doc__
     return call

@@ -1,42 +1,62 @@
-"""What a running method knows of its call: its deadline and its caller.
+"""What can be known of a call while it runs: its method, its deadline, its metadata and its other side.
 
-It is in a context variable of the method's task, so tasks that the method starts have it, too, and calls that they make
-inherit the deadline. When the call has its answer, that is over: a task that goes on has no deadline, and no caller.
+Interceptors get it, at either side. At a server it is also in a context variable of the method's task, so tasks that
+the method starts have it, too, and calls that they make inherit the deadline. When the call has its answer, that is
+over: a task that goes on has no deadline, and no caller.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["deadline", "metadata", "peer"]
+import msgspec
+
+__all__ = ["CallInfo", "deadline", "metadata", "peer"]
 
 
-class Current:
-    """The call that a method is executing.
+class Side(Protocol):
+    """What knows the other side of a call: a connection, or a client that has several."""
 
-    :ivar deadline: when its time is over, on the clock of the loop's time(); None if it has no limit
-    :ivar peer: the address of the caller
-    :ivar metadata: what the caller has sent along
-    :ivar is_over: it has its answer
+    @property
+    def peer(self) -> Any: ...
+
+
+class CallInfo(msgspec.Struct, eq=False):
+    """A call, as interceptors see it.
+
+    :ivar service: the name of the service
+    :ivar method: the name of the method
+    :ivar metadata: a dict. What an interceptor of the client puts into it before it proceeds is sent; what one of the
+        server puts into it the method finds there
+    :ivar deadline: when its time is over, on the clock of the loop's ``time()``; None: it has no limit
+    :ivar is_over: at a server, whether the call has its answer
     """
 
-    __slots__ = ("deadline", "is_over", "metadata", "peer")
+    service: str
+    method: str
+    metadata: dict[str, str | bytes]
+    deadline: float | None
+    _side: Side
+    is_over: bool = False
 
-    def __init__(self, deadline: float | None, peer: Any, metadata: Mapping[str, str | bytes]) -> None:
-        self.deadline = deadline
-        self.peer = peer
-        self.metadata = metadata
-        self.is_over = False
+    @property
+    def peer(self) -> Any:
+        """The address of the other side. At a client that has several servers, that of the last call's."""
+        return self._side.peer
+
+    def __repr__(self) -> str:
+        return f"<call of {self.service}.{self.method}>"
 
 
-CURRENT: ContextVar[Current | None] = ContextVar("rdmanet.rpc", default=None)
+CURRENT: ContextVar[CallInfo | None] = ContextVar("rdmanet.rpc", default=None)
 
 
-def current() -> Current | None:
+def current() -> CallInfo | None:
     """The call for which this task runs, if that has no answer yet."""
     found = CURRENT.get()
     return None if found is None or found.is_over else found

@@ -51,7 +51,10 @@ class Discovered(Schema):
 
 
 class DiscoveredMethod(Method):
-    """A method that the server has. It takes positional arguments; those at the end may be left out, if they may."""
+    """A method that the server has.
+
+    Its calls need not have all `arguments`: those at the end may be left out, if they have defaults.
+    """
 
     def __init__(self, service: str, described: Any) -> None:
         self.name, kind, self.described, stream, result = described
@@ -68,18 +71,8 @@ class DiscoveredMethod(Method):
         self.result_is_buffer = result == BUFFER or _kind(result) == "array"
         self.result = Buffer if self.result_is_buffer else Any
         self.buffers = [index for index, parameter in enumerate(self.parameters) if parameter.is_buffer]
-        self.by_keyword = []
-        self.positional, self.count = len(self.parameters), -1
         self._result = _buffer if result == BUFFER else _bytes_of_array if self.result_is_buffer else _any
         self._item = self._details = _any
-
-    def bind(self, arguments: tuple[Any, ...], by_name: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        """The arguments as they are, and the stream."""
-        stream = None
-        if self.stream is not None:
-            *others, stream = arguments
-            arguments = tuple(others)
-        return arguments, stream
 
     def arguments_of(
         self, given: dict[str, Any], structs: Structs, bytes_of: Callable[[str], bytes]

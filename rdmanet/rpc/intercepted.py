@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import contextlib
+import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from rdmanet.rpc.around import CallInfo, Interceptor, Stepped, chained, hand
+import msgspec
+
+from rdmanet.rpc.around import Interceptor, Stepped, chained, hand
 from rdmanet.rpc.carried import Metadata, checked_metadata
+from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.limits import Limits
-from rdmanet.rpc.pending import CallOptions
-from rdmanet.rpc.schema import Method, Schema
+from rdmanet.rpc.pending import CallDetails
+from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.streaming import Cut, Results
 
 
@@ -26,23 +30,9 @@ class Caller(Protocol):
     @property
     def peer(self) -> Any: ...
 
-    def unary(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Coroutine[Any, Any, Any]: ...
+    def unary(self, call: CallDetails) -> Coroutine[Any, Any, Any]: ...
 
-    def stream(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Results: ...
+    def stream(self, call: CallDetails) -> Results: ...
 
     async def close(self) -> None: ...
 
@@ -73,52 +63,39 @@ class Intercepted:
     async def close(self) -> None:
         await self.inner.close()
 
-    def unary(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Coroutine[Any, Any, Any]:
+    def unary(self, call: CallDetails) -> Coroutine[Any, Any, Any]:
         """Make a call that has one result; as for `Channel`."""
-        call = self._info(method, deadline, options)
+        info = self._info(call)
 
         async def proceed() -> Any:
-            return await self.inner.unary(method, arguments, by_name, deadline, self._sent(call, options))
+            return await self.inner.unary(self._changed(call, info))
 
-        return chained(self._interceptors, call, proceed)()
+        return chained(self._interceptors, info, proceed)()
 
-    def stream(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Results:
+    def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results; as for `Channel`."""
-        call, cut = self._info(method, deadline, options), Cut()
+        info, cut = self._info(call), Cut()
 
         async def proceed() -> None:
-            items = self.inner.stream(method, arguments, by_name, deadline, self._sent(call, options))
+            items = self.inner.stream(self._changed(call, info))
             async with contextlib.aclosing(items):
                 async for item in items:
                     await hand(item)
 
-        return Results(cut, _stream(cut, chained(self._interceptors, call, proceed)))
+        return Results(cut, _stream(cut, chained(self._interceptors, info, proceed)))
 
-    def _info(self, method: Method, deadline: float | None, options: CallOptions) -> CallInfo:
+    def _info(self, call: CallDetails) -> CallInfo:
         found: Metadata = {}
         for variable in self._carry:
             if (value := variable.get(None)) is not None:
                 found[variable.name] = value
-        found |= options.metadata or {}
-        return CallInfo(self.schema.name, method.name, found, deadline, lambda: self.inner.peer)
+        found |= call.metadata or {}
+        return CallInfo(self.schema.name, call.method.name, found, call.deadline, self.inner)
 
-    def _sent(self, call: CallInfo, options: CallOptions) -> CallOptions:
-        """What goes with the call, when the interceptors have had their say."""
-        return CallOptions(checked_metadata(call.metadata, self._limits.metadata_bytes), options.into)
+    def _changed(self, call: CallDetails, info: CallInfo) -> CallDetails:
+        """The call, when the interceptors have had their say."""
+        metadata = checked_metadata(info.metadata, self._limits.metadata_bytes)
+        return msgspec.structs.replace(call, metadata=metadata)
 
 
 async def _stream(cut: Cut, begin: Callable[[], Coroutine[Any, Any, Any]]) -> AsyncGenerator[Any, None]:

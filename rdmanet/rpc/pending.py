@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime  # noqa: F401  before msgspec, see credit.py
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -14,38 +14,40 @@ from rdmanet.rpc.schema import Method
 from rdmanet.rpc.streaming import Receiving, Sending
 
 
-class CallOptions(msgspec.Struct, frozen=True):
-    """What goes with a call, beside its arguments and its deadline.
+class CallDetails(msgspec.Struct, frozen=True):
+    """A call, on its way from the client's object to the connection that sends it.
 
+    :ivar arguments: one for each parameter, in their order
+    :ivar stream: the caller's stream, if the method takes one
+    :ivar deadline: when its time is over, on the loop's clock; None: it has no limit
     :ivar metadata: is sent along; None: nothing is
     :ivar into: where the result is to be written; None: into memory that is taken for it
     """
 
+    method: Method
+    arguments: tuple[Any, ...]
+    stream: Any = None
+    deadline: float | None = None
     metadata: Metadata | None = None
     into: Into | None = None
 
 
-PLAIN: Final = CallOptions()
-
-
-class Pending:
+class Pending(msgspec.Struct, eq=False):
     """A call that has no answer yet.
 
     :ivar future: is to get the answer
-    :ivar options: what goes with it
+    :ivar into: where the result is to be written, if the caller says that
+    :ivar number: of the call, on its connection
     :ivar received: the stream from the callee, if there is one
     :ivar sent: the stream to the callee, if there is one
     """
 
-    __slots__ = ("future", "method", "number", "options", "received", "sent")
-
-    def __init__(self, method: Method, future: asyncio.Future[Any], options: CallOptions) -> None:
-        self.method = method
-        self.future = future
-        self.options = options
-        self.number = -1
-        self.received: Receiving | None = None
-        self.sent: Sending | None = None
+    method: Method
+    future: asyncio.Future[Any]
+    into: Into | None = None
+    number: int = -1
+    received: Receiving | None = None
+    sent: Sending | None = None
 
     def fail(self, error: BaseException) -> None:
         """The call has ended with this error."""

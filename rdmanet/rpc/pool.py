@@ -29,15 +29,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+import datetime  # noqa: F401  before msgspec, see credit.py
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final
+
+import msgspec
 
 from rdmanet.errors import endpoint
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.errors import Code, Error, not_sent
-from rdmanet.rpc.pending import PLAIN, CallOptions
+from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.retry import Retry
-from rdmanet.rpc.schema import Method, Schema
+from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.streaming import Cut, Results
 
 Address = tuple[str, int | None]
@@ -101,45 +104,29 @@ class Pool:
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    def unary(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Coroutine[Any, Any, Any]:
+    async def unary(self, call: CallDetails) -> Any:
         """Make a call that has one result; as for `Channel`."""
-        return self._unary(_Tried(method, arguments, by_name, options), deadline)
-
-    async def _unary(self, tried: _Tried, deadline: float | None) -> Any:
+        tried = _Tried(call)
         while True:
-            slot, channel = self._pick() or await self._connected(tried, deadline)
+            slot, channel = self._pick() or await self._connected(tried, call.deadline)
             try:
-                result = await channel.unary(*tried.call, deadline, tried.options)
+                result = await channel.unary(tried.call)
             except Error as exc:
                 self._failed(slot, channel, tried, exc)
             else:
                 slot.failures = 0
                 return result
 
-    def stream(
-        self,
-        method: Method,
-        arguments: tuple[Any, ...],
-        by_name: dict[str, Any],
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Results:
+    def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results; as for `Channel`."""
         cut = Cut()
-        return Results(cut, self._stream(cut, _Tried(method, arguments, by_name, options), deadline))
+        return Results(cut, self._stream(cut, _Tried(call)))
 
-    async def _stream(self, cut: Cut, tried: _Tried, deadline: float | None) -> AsyncGenerator[Any, None]:
+    async def _stream(self, cut: Cut, tried: _Tried) -> AsyncGenerator[Any, None]:
         with cut:
             while True:
-                slot, channel = self._pick() or await self._connected(tried, deadline)
-                items = channel.stream(*tried.call, deadline, tried.options)
+                slot, channel = self._pick() or await self._connected(tried, tried.call.deadline)
+                items = channel.stream(tried.call)
                 try:
                     async with contextlib.aclosing(items):
                         async for item in items:
@@ -313,38 +300,25 @@ class _Tried:
     :ivar has_items: an item of its result has come
     """
 
-    __slots__ = ("call", "failures", "has_items", "options", "sent")
+    __slots__ = ("call", "failures", "has_items", "sent")
 
-    call: tuple[Method, tuple[Any, ...], dict[str, Any]]
+    call: CallDetails
 
-    def __init__(
-        self,
-        method: Method | None = None,
-        arguments: tuple[Any, ...] = (),
-        by_name: dict[str, Any] | None = None,
-        options: CallOptions = PLAIN,
-    ) -> None:
-        self.options = options
+    def __init__(self, call: CallDetails | None = None) -> None:
         self.failures = 0
         self.has_items = False
         self.sent: _Once | None = None
-        by_name = by_name or {}
-        if method is None:
-            return
-        if method.stream is not None:
-            _, items = method.bind(arguments, by_name)
-            self.sent = _Once(items)
-            if method.stream[0] in by_name:
-                by_name = {**by_name, method.stream[0]: self.sent}
-            else:
-                arguments = (*arguments[:-1], self.sent)
-        self.call = method, arguments, by_name
+        if call is not None:
+            if call.method.stream is not None:
+                self.sent = _Once(call.stream)
+                call = msgspec.structs.replace(call, stream=self.sent)
+            self.call = call
 
     def may_be_repeated(self, error: Error) -> bool:
         """Whether it can be sent again after its connection was lost."""
         if self.has_items or (self.sent is not None and self.sent.is_begun):
             return False
-        return not error.begun or self.call[0].options.idempotent
+        return not error.begun or self.call.method.options.idempotent
 
 
 class _Once:

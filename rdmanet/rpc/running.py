@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from rdmanet.rpc.context import Current
+import msgspec
+
+from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.schema import Method
 from rdmanet.rpc.streaming import Receiving, Sending
 
 
-class Running:
+class Running(msgspec.Struct, eq=False):
     """A call that is being executed.
 
+    :ivar call: what the method can ask for
+    :ivar inline_bytes: of its arguments in the message
+    :ivar task: executes it
     :ivar late: its time is over
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
-    :ivar current: what the method can ask for
-    :ivar inline_bytes: of its arguments in the message
-    :ivar taken_bytes: allocated for its arguments on loan
     :ivar released: is to be done when the caller has released the result that is on loan
+    :ivar taken_bytes: allocated for its arguments on loan
     """
 
-    __slots__ = (
-        "current", "function", "inline_bytes", "late", "method", "number", "received", "released", "sent",
-        "taken_bytes", "task", "_cancelled", "_started",
-    )  # fmt: skip
-
-    task: asyncio.Task[None]
-
-    def __init__(
-        self, number: int, method: Method, function: Callable[..., Any], current: Current, inline_bytes: int
-    ) -> None:
-        self.number = number
-        self.method = method
-        self.function = function
-        self.current = current
-        self.inline_bytes = inline_bytes
-        self.late = False
-        self.received: Receiving | None = None
-        self.sent: Sending | None = None
-        self.released: asyncio.Future[None] | None = None
-        self.taken_bytes = 0
-        self._started = False
-        self._cancelled = False
+    number: int
+    method: Method
+    function: Callable[..., Any]
+    call: CallInfo
+    inline_bytes: int
+    task: asyncio.Task[None] = cast(Any, None)
+    late: bool = False
+    received: Receiving | None = None
+    sent: Sending | None = None
+    released: asyncio.Future[None] | None = None
+    taken_bytes: int = 0
+    _started: bool = False
+    _cancelled: bool = False
 
     def start(self) -> None:
         """The task begins. Raises CancelledError if it was cancelled before that."""
+        if not self.task:  # an eager one begins before its creator has it
+            self.task = cast("asyncio.Task[None]", asyncio.current_task())
         self._started = True
         if self._cancelled:
             raise asyncio.CancelledError
@@ -71,7 +68,7 @@ class Running:
 
     def is_answered(self) -> None:
         """The call and the caller's stream are over, for a task that goes on."""
-        self.current.is_over = True
+        self.call.is_over = True
         if self.received is not None:
             self.received.finish(Error(Code.CANCELLED, "the call whose stream this is has ended"))
 

@@ -79,7 +79,7 @@ class Method:
     :ivar kind: who streams
     :ivar function: the function of the class
     :ivar parameters: without self and the stream
-    :ivar count: how many positional arguments make a complete call; -1 if there are keywords, too
+    :ivar count: how many positional arguments make a complete call; -1 if there are keywords or a stream, too
     :ivar positional: how many of the parameters can be given by position
     :ivar stream: the name of the parameter that is the caller's stream, and the type of its items
     :ivar result: the type of the result, or of the items that the callee streams
@@ -98,7 +98,7 @@ class Method:
         self.result_is_buffer = is_buffer(self.result) and self.kind not in (Kind.SERVER_STREAM, Kind.BOTH)
         self.by_keyword = [parameter.name for parameter in self.parameters if parameter.by_keyword]
         self.positional = len(self.parameters) - len(self.by_keyword)
-        self.count = self.positional + (self.stream is not None) if not self.by_keyword else -1
+        self.count = -1 if self.by_keyword or self.stream is not None else self.positional
         self._make_codecs()
 
     # -- reading the class ---------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Net:
 
 def channel(client: rpc.Service) -> Channel:
     """What is behind a client."""
-    return client._channel  # type: ignore[attr-defined, no-any-return]
+    return client._caller  # type: ignore[attr-defined, no-any-return]
 
 
 def callee(server: rpc.Server) -> Callee:

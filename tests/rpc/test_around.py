@@ -11,7 +11,8 @@ from net import Journal, Net, channel
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
-from rdmanet.rpc.around import CallInfo, Proceed, Stepped, hand
+from rdmanet.rpc.around import Proceed, Stepped, hand
+from rdmanet.rpc.context import CallInfo
 from tests.support.waiting import begin
 
 tenant: ContextVar[str] = ContextVar("tenant")
@@ -157,6 +158,17 @@ async def test_interceptors_of_a_server(net: Net):
     assert [number async for number in client.count(3)] == [0, 1, 2]
     assert seen == ["Work.count {} False", "ends"]  # it ended after the last item was sent
     assert await client.total(numbers()) == 3
+
+
+async def test_a_method_finds_what_an_interceptor_puts_into_the_metadata(net: Net):
+    async def sign(call: CallInfo, proceed: Proceed) -> Any:
+        call.metadata["user"] = "b"
+        assert rpc.metadata() == call.metadata and call.peer == rpc.peer()
+        return await proceed()
+
+    client = await net.connect(Work, await net.serve(Work(), interceptors=[sign]))
+    assert await client.metadata() == {"user": "b"}
+    assert await rpc.options(client, metadata={"tenant": "a"}).metadata() == {"tenant": "a", "user": "b"}
 
 
 async def test_metadata_ends_with_the_call(net: Net):

@@ -20,7 +20,7 @@ from rdmanet.rpc.arrays import ITEM_BYTES, ArrayType, declared
 from rdmanet.rpc.buffer import bytes_of
 from rdmanet.rpc.lending import LEND_BYTES, Lent, Outgoing
 from rdmanet.rpc.messages import Array, OutCall
-from rdmanet.rpc.pending import PLAIN, Pending
+from rdmanet.rpc.pending import Pending
 from rdmanet.rpc.schema import schema_of
 
 LARGE = LEND_BYTES // 4
@@ -322,7 +322,7 @@ async def test_a_caller_that_lies(net: Net, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(ArrayType, "empty", lambda *_: pytest.fail("memory was taken"))
         for sent, says in HOSTILE:
-            pending = Pending(method, side.loop.create_future(), PLAIN)
+            pending = Pending(method, side.loop.create_future())
             number = side.book.begin(method.kind, pending)
             side.link.send(OutCall(number, method.number, None, (sent, Array("<f4", [0], memoryview(b"")))))
             with pytest.raises(rpc.Error) as caught:

@@ -18,7 +18,7 @@ from rdmanet.errors import ProtocolError
 from rdmanet.rpc import Code
 from rdmanet.rpc.discovered import Discovered, DiscoveredMethod, discover
 from rdmanet.rpc.messages import Hello, raw
-from rdmanet.rpc.pending import PLAIN
+from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.schema import Schema, schema_of
 from tests.support.waiting import begin
 
@@ -150,10 +150,10 @@ def latin(text: str) -> bytes:
     return text.encode("latin-1")
 
 
-def prepared(schema: Discovered, name: str, /, **given: Any) -> tuple[DiscoveredMethod, tuple[Any, ...]]:
+def prepared(schema: Discovered, name: str, /, stream: Any = None, **given: Any) -> CallDetails:
     method = schema.methods[name]
     assert isinstance(method, DiscoveredMethod)
-    return method, tuple(method.arguments_of(given, schema.structs, latin))
+    return CallDetails(method, tuple(method.arguments_of(given, schema.structs, latin)), stream)
 
 
 async def test_a_client_that_learns_the_schema(net: Net):
@@ -162,7 +162,7 @@ async def test_a_client_that_learns_the_schema(net: Net):
     async with discover("Store", *address, net.transport) as (channel, schema):
 
         async def call(name: str, /, **given: Any) -> Any:
-            return await channel.unary(*prepared(schema, name, **given), {}, None, PLAIN)
+            return await channel.unary(prepared(schema, name, **given))
 
         assert channel.service == "Store"
         assert await (await call("get", name="ab")).read() == b"ababab"
@@ -181,19 +181,9 @@ async def test_a_client_that_learns_the_schema(net: Net):
             found.release()
         assert await call("area", shape={"type": "Circle", "size": 2}, mark={"number": 3}) == 5
         assert (await call("when", day="2026-01-02T03:04:05Z")).year == 2026
-        method, arguments = prepared(schema, "count", until=3)
-        assert [item async for item in channel.stream(method, arguments, {}, None, PLAIN)] == [0, 1, 2]
-        method, _ = prepared(schema, "total")
-        assert (
-            await channel.unary(
-                method,
-                (channel.stream(*prepared(schema, "count", until=5), {}, None, PLAIN),),
-                {},
-                None,
-                PLAIN,
-            )
-            == 10
-        )
+        assert [item async for item in channel.stream(prepared(schema, "count", until=3))] == [0, 1, 2]
+        items = channel.stream(prepared(schema, "count", until=5))
+        assert await channel.unary(prepared(schema, "total", items)) == 10
         error = await failure(call("get", name=5))
         assert error.code is Code.INVALID_ARGUMENT and "`name`" in error.text
         for given, says in (

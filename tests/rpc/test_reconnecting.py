@@ -65,7 +65,7 @@ async def failure(call: Any) -> rpc.Error:
 
 
 def pool(client: rpc.Service) -> Pool:
-    return client._channel  # type: ignore[attr-defined, no-any-return]
+    return client._caller  # type: ignore[attr-defined, no-any-return]
 
 
 async def cut(server: rpc.Server) -> None:
