@@ -152,6 +152,8 @@ class Lease:
     :ivar granted: the key, as soon as it is valid; an OSError if it never will be
     :ivar over: done when nobody has a key any more
     :ivar number: the number of the offer, once it has one
+    :ivar mr: the region
+    :ivar rights: what the peer may do with it
     """
 
     def __init__(
@@ -171,8 +173,8 @@ class Lease:
         self.over: asyncio.Future[None] = loop.create_future()
         self._lessor = lessor
         self._loop = loop
-        self._mr = mr
-        self._rights = rights
+        self.mr = mr
+        self.rights = rights
         self._closes_region = closes_region
         self._key: _Window | _Registration | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -181,7 +183,7 @@ class Lease:
     def begin(self, patience_s: float) -> None:
         """Start making the key, which may take ``patience_s`` seconds. If it fails, it raises OSError and is over."""
         try:
-            self._key = _key_for(self._lessor, self._mr, self._rights)
+            self._key = _key_for(self._lessor, self.mr, self.rights)
             self._key.bind(self._bound)
         except BaseException:
             self.lost()
@@ -264,7 +266,7 @@ class Lease:
             if key is not None:
                 key.close()
         finally:
-            self._mr._leased(-1)
+            self.mr._leased(-1)
             self._lessor.lease_over(self)
             if not self._loop.is_closed():
                 if not self.granted.done():
@@ -276,10 +278,10 @@ class Lease:
                 if not self.over.done():
                     self.over.set_result(None)
             if self._closes_region:
-                self._mr.close()
+                self.mr.close()
 
     def __repr__(self) -> str:
-        return f"<Lease {self.state.name.lower()} of {self._mr!r}>"
+        return f"<Lease {self.state.name.lower()} of {self.mr!r}>"
 
 
 # ---------------------------------------------------------------------------

@@ -30,6 +30,8 @@ from rdmanet.transport_socket import RdmaSocket
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from rdmanet.regions import Regions
+
 
 class RdmaTransport(asyncio.Transport):
     """An asyncio transport over an RDMA connection (asyncio.Transport, method by method)."""
@@ -279,7 +281,12 @@ class RdmaTransport(asyncio.Transport):
         """
         return self._life.regions.offer(memory, access, name, revoke_timeout)
 
-    # -- for asyncio's SSLProtocol, RdmaSocket, and streams/ -----------------------------------------------
+    # -- for asyncio's SSLProtocol, RdmaSocket, streams/ and rpc/ ------------------------------------------
+
+    @property
+    def _regions(self) -> Regions:
+        """The memory on offer, for who needs more than `offer`."""
+        return self._life.regions
 
     def _kept_alive(self) -> tuple[bool, float, float, int]:
         """Whether keep-alive is on; idle and interval, in seconds, and count."""

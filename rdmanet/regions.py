@@ -93,6 +93,15 @@ class Regions:
         timeout = patience(revoke_timeout)
         if rights & AccessFlags.REMOTE_ATOMIC:
             self.check_atomics("offer()")
+        lease = self.lease(memory, rights, timeout)
+        try:
+            yield await self.announced(lease, name)
+        finally:
+            if self.take_back(lease, timeout):
+                await asyncio.shield(lease.over)  # cancelling only ends the wait
+
+    def lease(self, memory: object, rights: AccessFlags, patience_s: float) -> Lease:
+        """Begin to make a key to this memory, which may take so many seconds."""
         is_ours = False
         if isinstance(memory, MR):
             mr = memory
@@ -104,34 +113,37 @@ class Regions:
             check_offerable(mr, rights, self.engine)
         lease = Lease(self, mr, rights, self._loop, closes_region=is_ours)
         self._leases.add(lease)
-        lease.begin(timeout)
-        region: credit.Region | None = None
-        try:
-            key = await lease.granted
-            if lease.state is State.OVER:  # the connection has ended since
-                raise self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
-            part = mr.to_remote()
-            try:
-                region = self._offers.offer(part.address, part.length, key, rights, name)
-            except ConnectionResetError as exc:
-                self.name_peer(exc)
-                raise
-            lease.number = region.id
-            self._leases_told[region.id] = lease
-            self.connection.credit_body_due()
-            yield region
-        finally:
-            await self._revoke(lease, region, timeout)
+        lease.begin(patience_s)
+        return lease
 
-    async def _revoke(self, lease: Lease, region: credit.Region | None, timeout: float) -> None:
-        """Take an offer back, and wait until nobody can use it. Cancelling only ends the wait."""
+    async def announced(self, lease: Lease, name: str = "") -> credit.Region:
+        """Wait for the key, and tell the peer of it. Whatever happens, `take_back` the lease then."""
+        key = await lease.granted
+        if lease.state is State.OVER:  # the connection has ended since
+            raise self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
+        part = lease.mr.to_remote()
+        try:
+            region = self._offers.offer(part.address, part.length, key, lease.rights, name)
+        except ConnectionResetError as exc:
+            self.name_peer(exc)
+            raise
+        lease.number = region.id
+        self._leases_told[region.id] = lease
+        self.connection.credit_body_due()
+        return region
+
+    def take_back(self, lease: Lease, patience_s: float) -> bool:
+        """Begin to take an offer back: the peer has so many seconds to let go. Nobody can use it when it is `over`.
+
+        False: it is another process's, and this one cannot.
+        """
         if self._loop_context.foreign:
-            return
-        told = region is not None and not self._offers.revoke(region.id)
+            return False
+        told = lease.number is not None and not self._offers.revoke(lease.number)
         if told:
             self.connection.credit_body_due()
-        lease.leave(told, timeout)
-        await asyncio.shield(lease.over)
+        lease.leave(told, patience_s)
+        return True
 
     def stop_queue_pair(self) -> None:
         """Move the queue pair to ERR. From then on it executes no request of the peer."""

@@ -169,8 +169,6 @@ class Channel:
         except asyncio.CancelledError:
             self.link.abort()
             raise
-        if self.link.lending:
-            await asyncio.wait(self.link.lending)  # they end with the connection
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -217,7 +215,7 @@ class Channel:
             several = self.link.several if len(loans) > 1 else contextlib.nullcontext()
             async with asyncio.timeout_at(deadline), several:
                 for index, going in loans:
-                    found[index] = await block.enter_async_context(lent(self.link, going, deadline))
+                    found[index] = await block.enter_async_context(lent(self.link, going))
         except TimeoutError:
             raise not_begun(late()) from None
         except Error as exc:

@@ -4,13 +4,11 @@ Theory
 ------
 Who has the memory lends it: puts it on offer on the call's connection (`RdmaTransport.offer`), for reading, and sends
 the offer's number in place of the bytes. Who gets the number reads by RDMA READ, when it wants to, into memory of its
-own. The offer's key is good for this connection only, and ends with the call, whatever ends it: the block of `offer`
-is left when the call has its answer, fails, runs out of time or is cancelled, and leaving it waits until the device
-has invalidated the key. After that the owner's memory is the owner's alone.
-
-That needs the peer, which may have stopped. So each loan has a task of its own. A call that is late or cancelled waits
-for it for RETURN_S, and leaves the rest to the task: the device invalidates the key after REVOKE_TIMEOUT_S, whatever
-the peer does.
+own. The offer's key is good for this connection only, and ends with the call, whatever ends it: its answer, an error,
+its deadline, or that it is cancelled. Then the peer has RETURN_S to finish what it has begun, and to let go. It lets go
+at once if it runs, and has nothing under way. Then the device invalidates the key, whatever the peer does (leases.py);
+if it cannot, the connection ends. Only then the call ends, even if it is cancelled once more: its owner may change the
+memory, and nobody else reads what it writes there.
 
 A loan costs a few messages of its own: offer, revocation, confirmation. Below LEND_BYTES it is faster to send the bytes
 in the message, which is also the only way over TCP and Unix sockets.
@@ -23,12 +21,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
+from rdmanet._core import AccessFlags
+from rdmanet.errors import RdmaError
 from rdmanet.memory import OfferedMemory
+from rdmanet.options import REVOKE_TIMEOUT_S
 from rdmanet.rdma_transport import RdmaTransport
 from rdmanet.registered import RegisteredMemory
 from rdmanet.rpc.arrays import ArrayType
 from rdmanet.rpc.buffer import Buffer, bytes_of, over
-from rdmanet.rpc.errors import Code, Error, late
+from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.link import Link, read_offer
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.schema import Kind, Method
@@ -37,7 +38,7 @@ LEND_BYTES: Final = 1 << 20
 """Measured on the embedded device: a loan costs 0.3 ms more than a message. At 1 MiB both take the same time, at 4 MiB
 the loan takes two thirds."""
 RETURN_S: Final = 0.25
-"""How long a call whose time is over waits for its memory. A peer that runs takes much less than that."""
+"""How long a peer has to let go of memory when the call is over. One that runs takes much less than that."""
 _KEEP_BYTES: Final = 64 << 10
 """A view of fewer bytes is copied: it would keep all that was received with it."""
 
@@ -127,65 +128,46 @@ def memory_of(value: Any, what: str) -> memoryview:
 
 
 @contextlib.asynccontextmanager
-async def lent(link: Link, going: Outgoing, deadline: float | None = None) -> AsyncIterator[Any]:
+async def lent(link: Link, going: Outgoing) -> AsyncIterator[Any]:
     """A block in which the peer can read this memory. Yields what is sent for it.
 
-    :param deadline: of the call, on the loop's clock
-    :raises Error: DEADLINE_EXCEEDED if the peer does not let go of the memory in time
+    When the block has ended, nobody else can read it.
+
+    :raises Error: UNAVAILABLE if the connection is lost, RESOURCE_EXHAUSTED if the peer does not confirm former loans
     """
-    transport, loop = cast(RdmaTransport, link.transport), link.loop
-    granted: asyncio.Future[int] = loop.create_future()
-    ended: asyncio.Future[None] = loop.create_future()
-    task = loop.create_task(_offer(link, transport, going, granted, ended), name="rpc loan")
-    link.lending.add(task)
-    task.add_done_callback(link.lending.discard)
-    try:
-        yield going.item(Lent(await granted, going.memory.nbytes))
-    except BaseException as exc:
-        gives_up = isinstance(exc, (asyncio.CancelledError, GeneratorExit))
-        if not granted.done() or granted.cancelled():
-            task.cancel()
-        await _returned(loop, task, ended, loop.time() if gives_up else deadline)
-        raise
-    if not await _returned(loop, task, ended, deadline):
-        raise late()
+    transport = cast(RdmaTransport, link.transport)
+    regions = transport._regions
+    memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
+    async with link.loans:
+        lease = None
+        try:
+            try:
+                lease = regions.lease(memory, AccessFlags.REMOTE_READ, REVOKE_TIMEOUT_S)
+                region = await regions.announced(lease)
+            except OSError as exc:
+                if isinstance(exc, ConnectionError) or transport.is_closing():
+                    raise link.lost_error() from exc
+                if isinstance(exc, RdmaError):
+                    raise Error(
+                        Code.RESOURCE_EXHAUSTED, f"the peer does not let go of memory: {exc}"
+                    ) from exc
+                raise
+            yield going.item(Lent(region.id, going.memory.nbytes))
+        finally:
+            if lease is not None and regions.take_back(lease, RETURN_S):
+                await _done(lease.over)
 
 
-async def _offer(
-    link: Link,
-    transport: RdmaTransport,
-    going: Outgoing,
-    granted: asyncio.Future[int],
-    ended: asyncio.Future[None],
-) -> None:
-    """The task of a loan. It lasts until nobody else can use the memory, and keeps the program's Buffer until then."""
-    try:
-        memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
-        async with link.loans, transport.offer(memory, access="read") as region:
-            if not granted.done():
-                granted.set_result(region.id)
-            await ended
-    except Exception as exc:
-        is_lost = isinstance(exc, ConnectionError) or transport.is_closing()
-        if not granted.done():
-            granted.set_exception(link.lost_error() if is_lost else exc)
-            granted.exception()  # whoever waits may be cancelled before it looks
-        elif not (is_lost or isinstance(exc, OSError)):
-            raise
-
-
-async def _returned(
-    loop: asyncio.AbstractEventLoop,
-    task: asyncio.Task[None],
-    ended: asyncio.Future[None],
-    deadline: float | None,
-) -> bool:
-    """End a loan, and wait for that, at most until RETURN_S after the deadline. Returns whether it is over."""
-    if not ended.done():
-        ended.set_result(None)
-    left = None if deadline is None else max(0, deadline - loop.time()) + RETURN_S
-    done, _ = await asyncio.wait([task], timeout=left)
-    return bool(done)
+async def _done(future: asyncio.Future[None]) -> None:
+    """Wait for a future that is done soon. Cancelling this takes effect then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        raise cancelled
 
 
 # ---- From the peer to the program ----------------------------------------------------------------------------

@@ -93,10 +93,8 @@ class Link(asyncio.Protocol):
         """Held by a call that lends several buffers, until it has a loan for each: two such calls would wait for each
         other."""
         self.loans = asyncio.Semaphore(ALIVE_MAX // 2)
-        """How many offers of ours there may be: half of what the connection allows, as the peer's word that it has let
+        """How many loans of ours there may be: half of what the connection allows, as the peer's word that it has let
         go of an old one may be on its way."""
-        self.lending: set[asyncio.Task[None]] = set()
-        """The tasks of our loans (lending.py)."""
         self._offers: dict[int, OfferedMemory] = {}
         self._last_offer = 0
         self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rdmanet import rpc
+from rdmanet.leases import Lease
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.link import Link
 from tests.support.waiting import Conditions
 
 HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
@@ -62,6 +64,11 @@ def callee(server: rpc.Server) -> Callee:
     """The server's side of its only connection."""
     (found,) = server.callees
     return found
+
+
+def leases(*links: Link) -> set[Lease]:
+    """What these sides lend to their peers."""
+    return {lease for link in links if link.lends for lease in link.transport._regions._leases}  # type: ignore[attr-defined]
 
 
 async def idle(server: rpc.Server) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from net import Net, channel, idle
+from net import Net, channel, idle, leases
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
@@ -240,7 +240,7 @@ class Storm:
         for callee in [callee for server in self.servers for callee in server.callees]:
             if not callee.link.is_over:
                 assert len(callee.book) == callee._inline_bytes == callee._taken_bytes == 0
-                assert not callee.link._awaited and not callee.link.lending
+                assert not callee.link._awaited and not leases(callee.link)
 
     async def end(self) -> None:
         for number in list(self._clients):
@@ -253,7 +253,7 @@ class Storm:
 
 def assert_idle(found: Channel) -> None:
     assert len(found.book) == found._reading_bytes == 0
-    assert not found.link._awaited and not found.link.lending
+    assert not found.link._awaited and not leases(found.link)
 
 
 def objects_of_calls() -> Counter[str]:
