@@ -11,7 +11,7 @@ import msgspec
 import numpy
 import pytest
 from net import Journal, Net
-from test_hostile import HELLO, NUMBERS, Stranger
+from strangers import HELLO, NUMBERS, Stranger
 
 from rdmanet import rpc
 from rdmanet.errors import ProtocolError

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from net import Net, idle
-from test_hostile import HELLO, LIMITS, SCHEMA, Store, Stranger, call, stranger
+from strangers import HELLO, LIMITS, SCHEMA, Store, Stranger, call, stranger
 from test_unary import failure
 
 from rdmanet import rpc

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from net import Net, callee, channel
-from test_hostile import HELLO, SCHEMA, Store, Stranger, stranger
+from strangers import HELLO, SCHEMA, Store, Stranger, stranger
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
