@@ -26,6 +26,7 @@ From the top; a module imports only what stands below it:
     link, endpoints         one connection as messages;  the three transports
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format
+    stats                   what each side counts of each method
     arrays                  buffers and arrays: annotations, and what is sent for them
     buffer, describe, limits, carried, errors, marks, retry, context
 """
@@ -38,6 +39,7 @@ from rdmanet.rpc.builtin import Reflection as Reflection
 from rdmanet.rpc.client import connect as connect
 from rdmanet.rpc.client import options as options
 from rdmanet.rpc.client import peer as peer
+from rdmanet.rpc.client import stats as stats
 from rdmanet.rpc.context import CallInfo as CallInfo
 from rdmanet.rpc.context import deadline as deadline
 from rdmanet.rpc.context import metadata as metadata
@@ -49,3 +51,4 @@ from rdmanet.rpc.retry import Retry as Retry
 from rdmanet.rpc.schema import Service as Service
 from rdmanet.rpc.server import Server as Server
 from rdmanet.rpc.server import serve as serve
+from rdmanet.rpc.stats import MethodStats as MethodStats

@@ -23,7 +23,7 @@ import functools
 import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from msgspec import Raw
 
@@ -76,6 +76,7 @@ from rdmanet.rpc.messages import (
 )
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Kind, Method, Schema
+from rdmanet.rpc.stats import Counter, counters_of
 from rdmanet.rpc.streaming import Receiving, Sending
 
 
@@ -85,6 +86,7 @@ class Host(Protocol):
     loop: asyncio.AbstractEventLoop
     schema: Schema
     builtin: dict[str, Served]
+    counters: list[Counter]
     methods: list[tuple[Method, Callable[..., Any]]]
     limits: Limits
     send_tracebacks: bool
@@ -112,6 +114,7 @@ class Callee:
         self.limits = server.limits
         self.book: CalleeBook[Running] = CalleeBook(self.limits.calls)
         self._schema, self._methods = server.schema, server.methods
+        self._counters = server.counters
         self._is_builtin = False
         self._stream_bytes = 0
         self._inline_bytes = 0  # of arguments in messages, of calls that run
@@ -144,7 +147,9 @@ class Callee:
             self._greeting = None
         builtin, limits = self.server.builtin.get(hello.service), self.limits
         self._is_builtin = builtin is not None
-        self._schema, self._methods = builtin or (self.server.schema, self.server.methods)
+        if builtin is not None:
+            self._schema, self._methods = builtin
+            self._counters = counters_of(self._schema)
         schema = self._schema
         self._stream_bytes = hello.stream_bytes
         methods = None if hello.digest == schema.digest else schema.encoded
@@ -230,7 +235,8 @@ class Callee:
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
             call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)
-            running = Running(number, method, function, call, inline_bytes)
+            counter = self._counters[method.number]
+            running = Running(number, method, function, call, inline_bytes, counter, self.link.heard_at)
             if method.kind is Kind.UNARY:
                 self.book.begin(number, Kind.UNARY, running)
             else:
@@ -239,6 +245,8 @@ class Callee:
             self._send_failure(number, exc, begun=False)
             return
         self._inline_bytes += inline_bytes
+        counter.begun += 1
+        counter.received_bytes += inline_bytes
         server.running.add(running)  # before the task, which may be eager, and end at once
         running.task = self.loop.create_task(self._run(running, arguments))
 
@@ -250,7 +258,7 @@ class Callee:
             running.received.number = running.number
         if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
             outflow = Outflow(self._stream_bytes)
-            running.sent = Sending(self.link, outflow)
+            running.sent = Sending(self.link, outflow, running.counter)
             running.sent.number = running.number
         self.book.begin(running.number, method.kind, running, inflow, outflow)
 
@@ -263,6 +271,7 @@ class Callee:
         item = bytes(message.item)
         running = self.book.item(message.number, len(item) + ITEM_BYTES)
         if running is not None and running.received is not None:
+            running.counter.received_bytes += len(item)
             running.received.put(item)
 
     def _on_end(self, message: End) -> None:
@@ -292,7 +301,11 @@ class Callee:
         timer = None if deadline is None else self.loop.call_at(deadline, running.time_is_over)
         buffers: list[Buffer] = []
         try:
-            running.start()
+            if not running.task:  # an eager one begins before its creator has it
+                running.task = cast("asyncio.Task[None]", asyncio.current_task())
+            running.has_begun = True
+            if running.is_cancelled:
+                raise asyncio.CancelledError
             if server.carry or server.interceptors:
                 result = await self._intercepted(running, arguments, buffers)
             else:
@@ -322,6 +335,13 @@ class Callee:
                 timer.cancel()
             for buffer in buffers:
                 buffer.release()
+            counter = running.counter
+            seconds = self.loop.time() - running.begun_at
+            if running.code is None:
+                counter.ok += 1
+                counter.seconds += seconds
+            else:
+                counter.count_failed(running.code, seconds)
             self._inline_bytes -= running.inline_bytes
             self._taken_bytes -= running.taken_bytes
             server.has_ended(running)
@@ -375,10 +395,12 @@ class Callee:
             lending.check(type_, value, Code.INVALID_ARGUMENT, f"{method.label}: parameter {parameter.name}")
             if type_ is Buffer and loan is not None:
                 await lending.found(self.link, loan)  # the method may take memory for all of it
+                running.counter.lent_bytes += loan.length
                 found[index] = Buffer.of(Loan(self.link, loan), loan.length)
             elif loan is not None:
                 self._count_taken(running, loan.length)
                 found[index] = await fetched(self.link, type_, value, loan)
+                running.counter.lent_bytes += loan.length
             else:
                 found[index] = here(type_, value)
             if type_ is Buffer:
@@ -398,6 +420,7 @@ class Callee:
     ) -> None:
         """Answer with a buffer that goes by reference, and wait until the caller has read it."""
         async with lent(self.link, going) as sent:
+            running.counter.lent_bytes += going.memory.nbytes
             running.released = self.loop.create_future()
             self._answer(running, OutReply(running.number, sent), lending=True)
             if timer is not None:
@@ -409,16 +432,21 @@ class Callee:
 
     def _answer(self, running: Running, message: Any, lending: bool = False) -> None:
         """Send the one answer of a call, unless the connection is gone."""
-        running.is_answered()
+        running.call.is_over = True
+        if running.received is not None:
+            running.end_stream()
         if not self.link.is_over:
-            self.link.send(message)
+            running.counter.sent_bytes += self.link.send(message)
             self.book.answered(running.number, lending)
         elif lending:
             running.release()
 
     def _fail(self, running: Running, error: Error) -> None:
         """Answer a call with an error, unless it has been answered, or the connection is gone."""
-        running.is_answered()
+        if not running.call.is_over:
+            running.code = int(error.code)
+        running.call.is_over = True
+        running.end_stream()
         if not self.link.is_over and self.book.cancel(running.number) is running:
             self._send_failure(running.number, error)
             self.book.answered(running.number)

@@ -49,6 +49,7 @@ from rdmanet.rpc.messages import (
 )
 from rdmanet.rpc.pending import CallDetails, Pending
 from rdmanet.rpc.schema import Schema
+from rdmanet.rpc.stats import Counter, counters_of, ending_of
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended
 
 
@@ -59,10 +60,20 @@ class Channel:
     :ivar book: its unfinished calls
     """
 
-    def __init__(self, schema: Schema, limits: Limits, keepalive: float | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        limits: Limits,
+        keepalive: float | None = None,
+        counters: list[Counter] | None = None,
+    ) -> None:
+        """
+        :param counters: of the methods; None: it has its own
+        """
         self.loop = asyncio.get_running_loop()
         self.schema = schema
         self.limits = limits
+        self._counters = counters or []
         self.book: CallerBook[Pending] = CallerBook(limits.calls)
         self.refusal: str | None = None
         """Why no new calls can begin."""
@@ -122,6 +133,7 @@ class Channel:
             self.link.close()
             return
         self._numbers = [known.get(method.name) for method in self.schema.numbered]
+        self._counters = self._counters or counters_of(self.schema)
         self._stream_bytes = hello.stream_bytes
         self.service = hello.service
         self.link.longest = hello.message_bytes
@@ -188,7 +200,7 @@ class Channel:
         self, call: CallDetails, arguments: tuple[Any, ...], loans: list[tuple[int, Outgoing]]
     ) -> Any:
         async with contextlib.AsyncExitStack() as block:
-            arguments = await self._lend(arguments, loans, block, call.deadline)
+            arguments = await self._lend(call, arguments, loans, block)
             return await self._call(call, arguments)
 
     def stream(self, call: CallDetails) -> Results:
@@ -205,17 +217,18 @@ class Channel:
 
     async def _lend(
         self,
+        call: CallDetails,
         arguments: tuple[Any, ...],
         loans: list[tuple[int, Outgoing]],
         block: contextlib.AsyncExitStack,
-        deadline: float | None,
     ) -> tuple[Any, ...]:
         found = list(arguments)
         try:
             several = self.link.several if len(loans) > 1 else contextlib.nullcontext()
-            async with asyncio.timeout_at(deadline), several:
+            async with asyncio.timeout_at(call.deadline), several:
                 for index, going in loans:
                     found[index] = await block.enter_async_context(lent(self.link, going))
+                    self._counters[call.method.number].lent_bytes += going.memory.nbytes
         except TimeoutError:
             raise not_begun(late()) from None
         except Error as exc:
@@ -243,22 +256,26 @@ class Channel:
             if there is None:
                 raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")
             left_us: int | None = None
+            pending.begun_at = self.loop.time()
             if deadline is not None:
-                left_us = int((deadline - self.loop.time()) * 1e6)
+                left_us = int((deadline - pending.begun_at) * 1e6)
                 if left_us <= 0:
                     raise late()
             number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
             try:
                 if metadata is None:
-                    self.link.send(OutCall(number, there, left_us, arguments))
+                    length = self.link.send(OutCall(number, there, left_us, arguments))
                 else:
-                    self.link.send(OutCallWith(number, there, left_us, arguments, metadata))
+                    length = self.link.send(OutCallWith(number, there, left_us, arguments, metadata))
             except BaseException:
                 self.book.withdraw(number)
                 raise
         except Error as exc:
             not_begun(exc)
             raise
+        counter = pending.counter
+        counter.begun += 1
+        counter.sent_bytes += length
         return None if deadline is None else self.loop.call_at(deadline, self._time_is_over, pending)
 
     def _time_is_over(self, pending: Pending) -> None:
@@ -278,7 +295,8 @@ class Channel:
         if self.link.paused:
             await self._until_resumed(call.deadline)
         future: asyncio.Future[Any] = self.loop.create_future()
-        pending = Pending(method, future, into)
+        counter = self._counters[method.number]
+        pending = Pending(method, future, counter, into)
         pump: asyncio.Task[None] | None = None
         if method.stream is None:
             timer = self._begin(pending, call, arguments)
@@ -295,9 +313,15 @@ class Channel:
                 raise
             if method.result_is_buffer:
                 if into is None and type(result) is memoryview:
-                    return as_declared(method.result, result)
-                return await self._buffer(pending, result, call.deadline)
+                    result = as_declared(method.result, result)
+                else:
+                    result = await self._buffer(pending, result, call.deadline)
+            counter.ok += 1
+            counter.seconds += self.link.heard_at - pending.begun_at
             return result
+        except BaseException as exc:
+            counter.count_failed(ending_of(exc), self.loop.time() - pending.begun_at)
+            raise
         finally:
             if timer is not None:
                 timer.cancel()
@@ -321,6 +345,7 @@ class Channel:
                 if isinstance(exc, TimeoutError):
                     raise late() from None
                 raise
+            pending.counter.lent_bytes += loan.length
             return Buffer.of(Loan(self.link, loan, lambda: self._release(number)), loan.length)
         try:
             lending.check(type_, result, Code.INTERNAL, what)
@@ -330,7 +355,9 @@ class Channel:
             self._reading_bytes += memory_bytes
             try:
                 async with asyncio.timeout_at(deadline):
-                    return await fetched(self.link, type_, result, loan, into)
+                    found = await fetched(self.link, type_, result, loan, into)
+                pending.counter.lent_bytes += loan.length
+                return found
             except TimeoutError:
                 raise late() from None
             finally:
@@ -356,8 +383,8 @@ class Channel:
                 await self._until_resumed(call.deadline)
             if method.buffers:
                 arguments, loans = prepared(self.link, method, arguments)
-                arguments = await self._lend(arguments, loans, block, call.deadline)
-            pending = Pending(method, self.loop.create_future())
+                arguments = await self._lend(call, arguments, loans, block)
+            pending = Pending(method, self.loop.create_future(), self._counters[method.number])
             inflow = Inflow(self.limits.stream_bytes)
             received = pending.received = Receiving(self.link, inflow, method.decode_result)
             outflow = None if method.stream is None else Outflow(self._stream_bytes)
@@ -367,6 +394,11 @@ class Channel:
             try:
                 async for item in received:
                     yield item
+                pending.counter.ok += 1
+                pending.counter.seconds += self.loop.time() - pending.begun_at
+            except BaseException as exc:
+                pending.counter.count_failed(ending_of(exc), self.loop.time() - pending.begun_at)
+                raise
             finally:
                 self._abandon(pending)
                 if timer is not None:
@@ -376,7 +408,7 @@ class Channel:
 
     def _pump(self, pending: Pending, outflow: Outflow, items: Any) -> asyncio.Task[None]:
         """The task that sends the caller's stream. If the stream raises, so does the call."""
-        sending = pending.sent = Sending(self.link, outflow)
+        sending = pending.sent = Sending(self.link, outflow, pending.counter)
         sending.number = pending.number
 
         async def pump() -> None:
@@ -405,6 +437,7 @@ class Channel:
             self._release(message.number)  # its result may be on loan
             return
         future = pending.future
+        pending.counter.received_bytes += len(message.result)
         if future.done():
             if pending.method.result_is_buffer:
                 self._release(message.number)
@@ -426,6 +459,7 @@ class Channel:
         item = bytes(message.item)
         pending = self.book.item(message.number, len(item) + ITEM_BYTES)
         if pending is not None and pending.received is not None:
+            pending.counter.received_bytes += len(item)
             pending.received.put(item)
 
     def _on_end(self, message: End) -> None:

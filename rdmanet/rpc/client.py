@@ -28,8 +28,9 @@ from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.pool import Address, Pool, first_of
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Kind, Method, Schema, Service, schema_of
+from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
 
-__all__ = ["connect", "options", "peer"]
+__all__ = ["connect", "options", "peer", "stats"]
 
 _S = TypeVar("_S", bound=Service)
 
@@ -91,12 +92,13 @@ async def connect(
     timeout = seconds(timeout)
     schema = schema_of(service)
     addresses = _addresses(host, port)
+    counters = counters_of(schema)
     silence = checked_keepalive("connect", keepalive)
     if policy not in ("first", "spread"):
         raise ValueError(f'rpc.connect: policy={policy!r} is not "first" or "spread"')
 
     async def dial(address: Address) -> Channel:
-        channel = Channel(schema, limits, silence)
+        channel = Channel(schema, limits, silence, counters)
         await endpoints.connect(lambda: channel.link, *address, transport, transport_options)
         try:
             await channel.greeted()
@@ -118,7 +120,7 @@ async def connect(
         if isinstance(caller, Pool):
             await caller.opened()
         calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
-        yield cast(_S, _client_class(schema)(calls, _Options(timeout), limits))
+        yield cast(_S, _client_class(schema)(calls, _Options(timeout), limits, counters))
     finally:
         await caller.close()
 
@@ -152,15 +154,14 @@ def options(
     A call with ``into=`` raises TypeError if its result is of another type, and Error (OUT_OF_RANGE) if the result does
     not fit.
     """
-    if not isinstance(client, _Client):
-        raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
-    before, limits = client._options, client._limits
+    this = _checked(client)
+    before, limits = this._options, this._limits
     changed = _Options(
         before.timeout if timeout is _SAME else seconds(timeout),
         before.metadata if metadata is _SAME else checked_metadata(metadata, limits.metadata_bytes),
         before.into if into is _SAME else None if into is None else Into(into),
     )
-    return cast(_S, type(client)(client._caller, changed, limits))
+    return cast(_S, type(this)(this._caller, changed, limits, this._counters))
 
 
 def peer(client: Service | None = None) -> Any:
@@ -172,9 +173,24 @@ def peer(client: Service | None = None) -> Any:
     """
     if client is None:
         return context.peer()
+    return _checked(client)._caller.peer
+
+
+def stats(client: Service) -> dict[str, MethodStats]:
+    """What a client has counted of each method since `connect`, by the names of the methods.
+
+    All of its connections count together, and so do its copies by `options`.
+
+    :raises TypeError: it is not what `connect` has given
+    """
+    this = _checked(client)
+    return counted(this._caller.schema, this._counters)
+
+
+def _checked(client: object) -> _Client[Any]:
     if not isinstance(client, _Client):
         raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
-    return client._caller.peer
+    return client
 
 
 def _addresses(host: str | Sequence[str | tuple[str, int]], port: int | None) -> list[Address]:
@@ -201,12 +217,13 @@ class _Options(msgspec.Struct, frozen=True):
 class _Client(Generic[_S]):
     """What `connect` gives. Its subclasses have the methods."""
 
-    __slots__ = ("_caller", "_limits", "_options")
+    __slots__ = ("_caller", "_counters", "_limits", "_options")
 
-    def __init__(self, caller: Caller, options: _Options, limits: Limits) -> None:
+    def __init__(self, caller: Caller, options: _Options, limits: Limits, counters: list[Counter]) -> None:
         self._caller = caller
         self._options = options
         self._limits = limits
+        self._counters = counters
 
     def __repr__(self) -> str:
         return f"<client of {self._caller.schema.name} at {self._caller.peer}>"

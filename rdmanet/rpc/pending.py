@@ -11,6 +11,7 @@ import msgspec
 from rdmanet.rpc.carried import Metadata
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.schema import Method
+from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 
 
@@ -36,16 +37,20 @@ class Pending(msgspec.Struct, eq=False):
     """A call that has no answer yet.
 
     :ivar future: is to get the answer
+    :ivar counter: counts it
     :ivar into: where the result is to be written, if the caller says that
     :ivar number: of the call, on its connection
+    :ivar begun_at: when it was sent, on the loop's clock
     :ivar received: the stream from the callee, if there is one
     :ivar sent: the stream to the callee, if there is one
     """
 
     method: Method
     future: asyncio.Future[Any]
+    counter: Counter
     into: Into | None = None
     number: int = -1
+    begun_at: float = 0.0
     received: Receiving | None = None
     sent: Sending | None = None
 

@@ -12,6 +12,7 @@ import msgspec
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.schema import Method
+from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 
 
@@ -20,8 +21,13 @@ class Running(msgspec.Struct, eq=False):
 
     :ivar call: what the method can ask for
     :ivar inline_bytes: of its arguments in the message
+    :ivar counter: counts it
+    :ivar begun_at: when it came, on the loop's clock
     :ivar task: executes it
     :ivar late: its time is over
+    :ivar code: with which it fails
+    :ivar has_begun: so its task can be cancelled
+    :ivar is_cancelled: it was, or is to be when it begins
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
     :ivar released: is to be done when the caller has released the result that is on loan
@@ -33,22 +39,17 @@ class Running(msgspec.Struct, eq=False):
     function: Callable[..., Any]
     call: CallInfo
     inline_bytes: int
+    counter: Counter
+    begun_at: float
     task: asyncio.Task[None] = cast(Any, None)
     late: bool = False
+    code: int | None = None
     received: Receiving | None = None
     sent: Sending | None = None
     released: asyncio.Future[None] | None = None
     taken_bytes: int = 0
-    _started: bool = False
-    _cancelled: bool = False
-
-    def start(self) -> None:
-        """The task begins. Raises CancelledError if it was cancelled before that."""
-        if not self.task:  # an eager one begins before its creator has it
-            self.task = cast("asyncio.Task[None]", asyncio.current_task())
-        self._started = True
-        if self._cancelled:
-            raise asyncio.CancelledError
+    has_begun: bool = False
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
         """Cancel the task, once: what it does then may take time, and is not to be cancelled as well.
@@ -57,18 +58,17 @@ class Running(msgspec.Struct, eq=False):
         """
         if self.released is not None:
             self.release()  # it has answered
-        elif not self._cancelled:
-            self._cancelled = True
-            if self._started:
+        elif not self.is_cancelled:
+            self.is_cancelled = True
+            if self.has_begun:
                 self.task.cancel()
 
     def time_is_over(self) -> None:
-        self.late = not self._cancelled
+        self.late = not self.is_cancelled
         self.cancel()
 
-    def is_answered(self) -> None:
-        """The call and the caller's stream are over, for a task that goes on."""
-        self.call.is_over = True
+    def end_stream(self) -> None:
+        """The caller's stream is over, for a task that goes on."""
         if self.received is not None:
             self.received.finish(Error(Code.CANCELLED, "the call whose stream this is has ended"))
 

@@ -19,6 +19,7 @@ from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Service, methods_of, schema_of
+from rdmanet.rpc.stats import MethodStats, counted, counters_of
 
 __all__ = ["Server", "serve"]
 
@@ -88,6 +89,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.schema = schema_of(service)
         self.methods = methods_of(service)
+        self.counters = counters_of(self.schema)
         self.builtin = builtin_of(self)
         self.health: dict[str, HealthStatus] = {"": "SERVING", self.schema.name: "SERVING"}
         self.limits = limits
@@ -121,6 +123,10 @@ class Server:
             raise ValueError(f'set_health: {status!r} is not "SERVING" or "NOT_SERVING"')
         for name in ("", self.schema.name) if service is None else (service,):
             self.health[name] = status
+
+    def stats(self) -> dict[str, MethodStats]:
+        """What was counted of each method since the server began, by the names of the methods."""
+        return counted(self.schema, self.counters)
 
     async def serve_forever(self) -> None:
         """Wait until the server is closed, or drained. Cancelling this closes it."""

@@ -19,6 +19,7 @@ from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import OutItem, Window
+from rdmanet.rpc.stats import Counter
 
 SHARE_BYTES: Final = 64 << 10
 """After so many bytes a stream lets others run. An iterator need not await, and a peer may take all that it gives."""
@@ -82,10 +83,11 @@ class Receiving:
 class Sending:
     """Items of the program's on their way to the peer."""
 
-    def __init__(self, link: Link, outflow: Outflow) -> None:
+    def __init__(self, link: Link, outflow: Outflow, counter: Counter) -> None:
         self.number = -1
         self.outflow = outflow
         self._link = link
+        self._counter = counter
         self._waiter: asyncio.Future[None] | None = None
 
     def allowed(self) -> None:
@@ -108,6 +110,7 @@ class Sending:
                 if self._link.is_over:
                     raise self._link.lost_error()
                 length = self._link.send(OutItem(self.number, item))
+                self._counter.sent_bytes += length
                 self.outflow.sent(length - item_head(self.number) + ITEM_BYTES)
                 unshared += length
                 if unshared >= SHARE_BYTES:

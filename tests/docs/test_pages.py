@@ -39,6 +39,7 @@ PRINTED = {
         "[3. 3. 3.]\n",
         "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
         "Adder.add for a has ended\n3\n",
+        "100 0 {{'OK': 100}} 800 100 0\nTrue {{'OK': 100}}\n",
     ],
     "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],
     "async-verbs.md": ["0\nb'it is done' b'hello' 7\n"],

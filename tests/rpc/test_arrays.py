@@ -22,6 +22,7 @@ from rdmanet.rpc.lending import LEND_BYTES, Lent, Outgoing
 from rdmanet.rpc.messages import Array, OutCall
 from rdmanet.rpc.pending import Pending
 from rdmanet.rpc.schema import schema_of
+from rdmanet.rpc.stats import Counter
 
 LARGE = LEND_BYTES // 4
 """So many numbers of 4 bytes go by reference over RDMA."""
@@ -319,7 +320,7 @@ async def test_a_caller_that_lies(net: Net, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(ArrayType, "empty", lambda *_: pytest.fail("memory was taken"))
         for sent, says in HOSTILE:
-            pending = Pending(method, side.loop.create_future())
+            pending = Pending(method, side.loop.create_future(), Counter())
             number = side.book.begin(method.kind, pending)
             side.link.send(OutCall(number, method.number, None, (sent, Array("<f4", [0], memoryview(b"")))))
             with pytest.raises(rpc.Error) as caught:
