@@ -40,6 +40,8 @@ class Waiting(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         transport.pause_reading()
+        # After its end a transport keeps no protocol. But who takes it then is still to be told of that by us.
+        transport.waiting = self
 
     def data_received(self, data: bytes) -> None:
         self._data += data  # the end of a connection does not wait for a reader
@@ -55,6 +57,7 @@ class Waiting(asyncio.Protocol):
         """Make this protocol the transport's, and tell it all that has happened."""
         callbacks = transport._life.callbacks
         tell = functools.partial(asyncio.get_running_loop().call_soon, context=callbacks.context)
+        del transport.waiting  # type: ignore[attr-defined]
         transport.set_protocol(protocol)
         transport.resume_reading()  # from the loop, so the protocol may pause it again at once
         callbacks.connection_made(transport)
