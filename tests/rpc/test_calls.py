@@ -87,10 +87,30 @@ def test_what_a_callee_receives(kind: Kind):
     book.begin(7, K.UNARY, "again")
 
 
+@pytest.mark.parametrize("name", RECEIVED_BY_CALLER)
+def test_a_caller_receives_nothing_for_a_call_that_it_has_not_made(name: str):
+    with pytest.raises(ProtocolError, match="for call 3, which is not pending"):
+        receive(CallerBook[str](10), name, 3)
+
+
+@pytest.mark.parametrize("side", ["caller", "callee"])
+def test_both_books_keep_count_of_credit(side: str):
+    book, number = caller(K.BOTH) if side == "caller" else (callee(K.BOTH), 7)
+    assert book.item(number, 100) == "owner"
+    with pytest.raises(ProtocolError, match="no credit"):
+        book.item(number, 1)
+    assert book.window(number, 200) == "owner"
+    with pytest.raises(ProtocolError, match="takes back credit"):
+        book.window(number, 199)
+
+
 def test_a_result_on_loan():
     book = callee(K.UNARY)
     book.answered(7, lending=True)
     assert len(book) == 1
+    book.begin(8, K.UNARY, "runs")
+    assert len(book) == 2
+    book.answered(8)
     with pytest.raises(ProtocolError, match="which is pending"):
         book.check_unused(7)
     assert book.cancel(7) is None
@@ -147,6 +167,15 @@ def test_a_stream_without_credit():
     inflow.arrived(1, 1000)  # it was begun with credit left
     with pytest.raises(ProtocolError, match="no credit"):
         inflow.arrived(1, 1)
+
+
+def test_credit_is_given_by_half_windows():
+    inflow = Inflow(100)
+    assert inflow.taken(49) is None
+    assert inflow.taken(1) == 150
+    assert inflow.taken(49) is None
+    inflow.end(1)
+    assert inflow.taken(500) is None, "nothing more comes"
 
 
 def test_a_stream_after_its_end():
