@@ -66,6 +66,7 @@ cdef class AllocatedMemory:
             return None
         mr = MR.__new__(MR)
         mr.addr, mr.length = self.pages.address, self.pages.length
+        mr.of_alloc = True
         try:
             mr.register(pd, verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_MW_BIND,
                         self.pages.fd if pd.context.library.embedded_device else -1)

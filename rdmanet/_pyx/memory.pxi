@@ -257,6 +257,7 @@ cdef class MR(Resource):
     cdef bint readonly
     cdef Py_ssize_t exports    # buffers given out
     cdef Py_ssize_t leases     # how many offers to peers include it
+    cdef bint of_alloc         # of an AllocatedMemory, which closes it, perhaps after the collector called __del__
 
     def __init__(self):
         raise TypeError("use PD.reg_mr(), PD.alloc_mr() or PD.reg_implicit()")
@@ -266,6 +267,10 @@ cdef class MR(Resource):
         # If deregistration failed (a window is bound to it), the device may still access the memory: keep it.
         if self.ptr is NULL:
             self.give_back()
+
+    def __del__(self):
+        if not self.of_alloc:
+            Resource.__del__(self)
 
     def __repr__(self):
         if not self.is_here():

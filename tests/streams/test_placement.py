@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import warnings
 from typing import ClassVar
 
 import pytest
@@ -341,6 +342,23 @@ async def test_the_reader_ends_the_connection(net: Net, end):
     before = bytes(view)
     await loop_turns(10)
     assert bytes(view) == before
+
+
+async def test_memory_in_a_cycle_is_freed_without_a_warning(net: Net):
+    reader, writer, _, far = await net.stream_pair()
+    cycle: list[object] = [memory(MIB)]
+    cycle.append(cycle)
+    (reading,) = await begin(reader.readinto_exactly(cycle[0]))
+    await until_named(reader)
+    far.write(b"x" * MIB)
+    assert await reading == MIB
+    writer.transport.abort()  # with which the windows to the memory end
+    await writer.wait_closed()
+    del cycle, reading
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not found
 
 
 @pytest.mark.parametrize("much", [0, 100, 200 * KIB])
