@@ -16,7 +16,7 @@ from rdmanet.offers import ALIVE_MAX
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc.lending import LEND_BYTES
 from tests.support.processes import AwaitedProcess
-from tests.support.waiting import begin
+from tests.support.waiting import begin, loop_turns
 
 pytestmark = pytest.mark.parametrize("transport", ["rdma"])
 
@@ -59,7 +59,7 @@ async def cancelled_twice(client: Keeper, data: rpc.Buffer, journal: Journal) ->
     await journal.until("holds")
     for _ in range(2):
         call.cancel()
-        await asyncio.sleep(0)
+        await loop_turns(1)
     with pytest.raises(asyncio.CancelledError):
         await call
 

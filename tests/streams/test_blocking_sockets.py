@@ -269,6 +269,7 @@ def test_what_it_is(ends):
 def test_a_peer_that_has_gone_is_noticed_by_writing_alone(ends):
     """A program that logs, say, never reads. What it writes before it hears of the end is lost, as by TCP."""
     near, far = ends
+    near.settimeout(LIMIT_S)
     if hasattr(far, "abort"):
         far.abort()
     else:
