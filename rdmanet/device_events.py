@@ -61,8 +61,8 @@ class EventFeed:
         :raises OSError: the device is gone, and reports nothing any more
         """
         if not self._heard:
-            if self._rung:
-                with self._lock:
+            with self._lock:
+                if self._rung and not self.closed:
                     self._rung = False
                     os.eventfd_read(self._bell)
             self.context.get_async_event()  # which adds the event to this feed, too
