@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who has run is seen by the clocks.  A yield that nobody takes returns within a microsecond.  A thread that waits in
- * vain keeps the CPU for a time slice, and its process's CPU time grows by as much.
+ * The clocks tell who ran.  A yield that nobody takes returns within a microsecond.  A thread that spins for a lock keeps
+ * the CPU for a time slice, and its process's CPU time grows by as much.
  */
 #include "base/offer.h"
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Offering this CPU to others.  A thread that polls may keep the CPU from the peer it waits for, so it yields now and
- * then.  But its caller may hold a lock: UCX does while it polls, and its other threads spin for it.  Such a thread
- * takes the CPU for a whole time slice, in vain.  So who yields is told who ran, and stops when it was no peer.
+ * then.  But its caller may hold a lock, as UCX does while it polls, and another thread may spin for that lock: it takes
+ * the CPU for a whole time slice, in vain.  So rn_offer_cpu() returns who ran, and its caller yields less if that was
+ * this process.
  */
 #ifndef RDMANET_SOFT_OFFER_H
 #define RDMANET_SOFT_OFFER_H

@@ -19,8 +19,8 @@
  * Threads.  Exported calls run in the program's threads and never wait for a socket: they
  * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the
  * engine only (but for bind and listen, which don't wait), or by a thread that stands in for it while
- * it sleeps (rn_cm_unlock_and_send).  The engine never touches a queue
- * pair: transitions happen in the calls, and in rdma_get_cm_event, as in the real library.
+ * it sleeps (rn_cm_unlock_and_send).  The engine never touches a queue pair: transitions happen in the
+ * calls, and in rdma_get_cm_event, as in the real library.
  *
  *      program          event channel         engine              TCP         peer's engine
  *      rdma_connect ---------------------> wire: CONNECTING -----------------> ACCEPTED
