@@ -228,7 +228,7 @@ bench-connecting: build ## measure how many connections a second a client makes
 bench-falling-back: build ## measure what a connection by TCP takes on the switched loop
 	@$(py) -m benchmarks.falling_back $(ARGS)
 
-bench-peers: build ## measure request and reply beside pyzmq, iceoryx2, Zenoh, UCX and shared memory
+bench-peers: build ## measure request and reply, and one way, beside pyzmq, iceoryx2, Zenoh, UCX, gRPC, pipes and shared memory (half an hour)
 	@$(py) -m benchmarks.peers $(ARGS)
 
 bench-libraries: build build/libraries/.done ## measure aiohttp, redis-py, websockets and grpclib, unmodified, beside uvloop's TCP (two minutes)

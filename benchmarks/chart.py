@@ -7,7 +7,7 @@ usage: python -m benchmarks.chart [--front] RESULTS.json DRAWING.svg
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +15,19 @@ from typing import Any, NamedTuple
 from benchmarks.cases import HIGHER_IS_BETTER, PROTOCOL, STREAMS
 from benchmarks.report import Medians
 
-FABRICS = {"rdmanet": "#1f77b4", "unix": "#b0b0b0", "tcp": "#d8d8d8"}
+FABRICS = ("rdmanet", "unix", "tcp")
+COLOURS = {"rdmanet": "#1f77b4", "unix": "#b0b0b0", "tcp": "#d8d8d8"}
+"""Whoever has none here has that of "unix"."""
 WIDTH, ROW, BAR, MARGIN = 490, 22, 15, 16
 LABEL, VALUE = 64, 90
 """What stands left and right of a bar."""
+
+
+class Bars(NamedTuple):
+    """A group of the drawing: its title, and a bar for each name."""
+
+    title: str
+    values: dict[str, float]
 
 
 class Group(NamedTuple):
@@ -53,8 +62,25 @@ FRONT = [
 
 def drawing(record: dict[str, Any], groups: list[Group] = GROUPS, columns: int = 2) -> str:
     medians = Medians(record)
-    height = ROW * (len(FABRICS) + 1) + MARGIN
+    return draw([_bars(medians, group) for group in groups], columns)
+
+
+def _bars(medians: Medians, group: Group) -> Bars:
+    better = "more" if group.metric in HIGHER_IS_BETTER else "less"
+    title = f"{group.case}, {group.api}: {group.unit} ({better} is better)"
+    values = {
+        fabric: (medians.get(group.case, f"uvloop {fabric}", group.api, group.metric) or 0.0) * group.scale
+        for fabric in FABRICS
+    }
+    return Bars(title, values)
+
+
+def draw(groups: Sequence[Bars], columns: int = 2) -> str:
+    """An SVG of groups of bars, each to its own scale."""
+    height = ROW * (max(len(group.values) for group in groups) + 1) + MARGIN
     rows = -(-len(groups) // columns)
+    names = {name for group in groups for name in group.values}
+    label = max(LABEL, max((7 * len(name) + 8 for name in names), default=0))
     size = (columns * WIDTH, rows * height + MARGIN)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
@@ -63,28 +89,21 @@ def drawing(record: dict[str, Any], groups: list[Group] = GROUPS, columns: int =
     ]
     for number, group in enumerate(groups):
         left = (number % columns) * WIDTH + MARGIN
-        lines += _bars(medians, group, left, (number // columns) * height + MARGIN)
+        lines += _group(group, left, (number // columns) * height + MARGIN, label)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _bars(medians: Medians, group: Group, left: int, top: int) -> Iterator[str]:
-    better = "more" if group.metric in HIGHER_IS_BETTER else "less"
-    title = f"{group.case}, {group.api}: {group.unit} ({better} is better)"
-    yield f'<text x="{left}" y="{top + 12}" font-weight="bold">{escape(title)}</text>'
-    values = {
-        fabric: (medians.get(group.case, f"uvloop {fabric}", group.api, group.metric) or 0.0) * group.scale
-        for fabric in FABRICS
-    }
-    longest = max(values.values()) or 1.0
-    for row, (fabric, value) in enumerate(values.items(), 1):
+def _group(group: Bars, left: int, top: int, label: int) -> Iterator[str]:
+    yield f'<text x="{left}" y="{top + 12}" font-weight="bold">{escape(group.title)}</text>'
+    longest = max(group.values.values(), default=0.0) or 1.0
+    for row, (name, value) in enumerate(group.values.items(), 1):
         y = top + row * ROW
-        width = value / longest * (WIDTH - MARGIN - LABEL - VALUE)
-        yield f'<text x="{left}" y="{y + 12}">{fabric}</text>'
-        yield (
-            f'<rect x="{left + LABEL}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{FABRICS[fabric]}"/>'
-        )
+        width = value / longest * (WIDTH - MARGIN - label - VALUE)
+        colour = COLOURS.get(name, COLOURS["unix"])
+        yield f'<text x="{left}" y="{y + 12}">{name}</text>'
+        yield f'<rect x="{left + label}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>'
         shown = f"{value:.3g}" if value else "not measured"
-        yield f'<text x="{left + LABEL + width + 6:.1f}" y="{y + 12}">{shown}</text>'
+        yield f'<text x="{left + label + width + 6:.1f}" y="{y + 12}">{shown}</text>'
 
 
 def main() -> None:

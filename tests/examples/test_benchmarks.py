@@ -72,10 +72,21 @@ def test_falling_back() -> None:
 
 
 @pytest.mark.long
-def test_peers() -> None:
+def test_peers(tmp_path: Path) -> None:
     """Those that need nothing from PyPI."""
-    _, ours, theirs = run("benchmarks.peers", "--peer", "rdmanet", "--peer", "shared_memory").splitlines()
-    for line, name in ((ours, "rdmanet"), (theirs, "shared_memory")):
-        first, *figures = line.split()
-        assert first == name
-        assert len(figures) == 6 and all(float(figure.replace(",", "")) > 0 for figure in figures)
+    names = ["rdmanet", "shared_memory", "multiprocessing"]
+    results = tmp_path / "peers.json"
+    choice = [argument for name in names for argument in ("--peer", name)]
+    page = run("benchmarks.peers", *choice, "--output", results)
+    assert results.with_suffix(".md").read_text() == page
+    tables = [table.splitlines() for table in page.strip().split("\n\n")]
+    assert len(tables) == 4
+    for title, _, *rows in tables:
+        assert title.count("|") == 7
+        assert [row.split()[1] for row in rows] == names
+        assert all(float(cell.replace(",", "")) > 0 for row in rows for cell in row.split("|")[2:-1])
+    drawn = ElementTree.parse(results.with_suffix(".svg"))
+    said = [text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    at = said.index("one-way, sleeping, 64 MiB: GB/s (more is better)")
+    assert said[at + 1 : at + 7 : 2] == names
+    assert all(float(figure) > 0 for figure in said[at + 2 : at + 7 : 2])
