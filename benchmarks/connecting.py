@@ -104,19 +104,23 @@ def run(coroutine: Any, cpu: int) -> None:
     uvloop.run(coroutine)
 
 
+def program(module: str, call: str, number: int) -> list[str]:
+    """What runs a coroutine of a benchmark in a process of its own, on the CPU of this number of ours."""
+    cpu = sorted(os.sched_getaffinity(0))[number]
+    code = f"from benchmarks import {module}, connecting; connecting.run({module}.{call}, {cpu})"
+    return [sys.executable, "-c", code]
+
+
 def measured(kind: str, seconds: float) -> list[float]:
-    cpus = sorted(os.sched_getaffinity(0))
-
-    def program(call: str, cpu: int) -> list[str]:
-        code = f"from benchmarks import connecting; connecting.run(connecting.{call}, {cpu})"
-        return [sys.executable, "-c", code]
-
     with subprocess.Popen(
-        program(f"serve({kind!r})", cpus[-1]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        program("connecting", f"serve({kind!r})", -1),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
         assert server.stdin and server.stdout
         where = server.stdout.readline().strip()
-        client = program(f"rates({kind!r}, {where!r}, {seconds})", cpus[0])
+        client = program("connecting", f"rates({kind!r}, {where!r}, {seconds})", 0)
         said = subprocess.run(client, stdout=subprocess.PIPE, text=True, check=True).stdout
         server.stdin.close()
     return [float(rate) for rate in said.split()]

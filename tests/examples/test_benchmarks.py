@@ -56,6 +56,14 @@ def test_connecting() -> None:
     assert all(float(figure.replace(",", "")) > 0 for row in rows for figure in row.split()[1:])
 
 
+def test_growing() -> None:
+    _, growing, full = run("benchmarks.growing").splitlines()
+    for line, name in ((growing, "growing"), (full, "full")):
+        kind, echo, large, _ = line.split()
+        assert kind == name
+        assert float(echo.replace(",", "")) > 0 and float(large.replace(",", "")) > 0
+
+
 def test_rpc() -> None:
     *rows, functions = run("benchmarks.rpc", "--cases", "64", "rpc", "streams").splitlines()
     assert len(rows) == 12
