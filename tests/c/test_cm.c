@@ -980,7 +980,7 @@ static struct child start(const char *role, uint16_t port)
 	snprintf(number, sizeof number, "%u", port);
 	CHECK(!pipe2(down, O_CLOEXEC) && !pipe2(up, O_CLOEXEC));
 	fflush(NULL);
-	child.pid = fork_calmly();
+	child.pid = fork();
 	if (!child.pid) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		dup2(down[0], 0);
@@ -1218,7 +1218,7 @@ static void forked_children_start_afresh(void)
 	int status;
 
 	fflush(NULL);
-	child = fork_calmly();
+	child = fork();
 	if (!child) {
 		struct rdma_cm_event *event;
 		struct rdma_cm_id *id;

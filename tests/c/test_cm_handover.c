@@ -26,7 +26,7 @@ static struct other spawn(void (*serve)(int fd, uint16_t port), uint16_t port)
 
 	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	fflush(NULL);
-	other.pid = fork_calmly();
+	other.pid = fork();
 	CHECK(other.pid >= 0);
 	if (!other.pid) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -232,7 +232,7 @@ static void destroyed_under_its_reader(void)
 	pid_t pid;
 
 	fflush(NULL);
-	pid = fork_calmly();
+	pid = fork();
 	if (!pid) {
 		struct rdma_event_channel *channel = rdma_create_event_channel();
 		struct rdma_cm_id *id = new_id(channel);

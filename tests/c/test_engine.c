@@ -4,7 +4,6 @@
 #include "base/engine_inside.h"
 #include "host_check.h"
 
-#include "calm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -435,7 +434,7 @@ static void a_child_starts_afresh(void)
 	rn_at_fork_child(on_fork);
 	CHECK(!rn_engine_hold());
 	fflush(NULL);
-	child = fork_calmly();
+	child = fork();
 	if (!child) {
 		static struct probe probe = {.task.run = count_task};
 

@@ -9,7 +9,6 @@
 #include <sys/resource.h>
 
 #include "base/offer.h"
-#include "calm.h"
 
 static cpu_set_t all;
 
@@ -91,7 +90,7 @@ static void test_another_process(void)
 	int times;
 
 	share_one_cpu();
-	child = fork_calmly();
+	child = fork();
 	if (!child) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		for (;;)

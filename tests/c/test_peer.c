@@ -4,7 +4,6 @@
 #include "base/gid.h"
 #include "host_check.h"
 
-#include "calm.h"
 #include "link.h"
 #include "soft.h"
 
@@ -104,7 +103,7 @@ static struct child start(const char *role)
 
 	CHECK(!pipe2(down, O_CLOEXEC) && !pipe2(up, O_CLOEXEC));
 	fflush(NULL);
-	child.pid = fork_calmly();
+	child.pid = fork();
 	if (!child.pid) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		dup2(down[0], 0);
@@ -494,7 +493,7 @@ static void in_child(void (*play)(uint16_t port), uint16_t port)
 	int status;
 
 	fflush(NULL);
-	child = fork_calmly();
+	child = fork();
 	if (!child) {
 		play(port);
 		_exit(0);

@@ -340,7 +340,7 @@ static void test_forked(void)
 	open_all();
 	mr = reg(0, SIZE);
 	fflush(NULL);
-	child = fork_calmly();
+	child = fork();
 	if (!child) {
 		CHECK(is_private(memory));
 		expect_content();
