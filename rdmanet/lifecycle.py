@@ -385,7 +385,7 @@ class Lifecycle:
 
     def _say_abort(self) -> None:
         """Send Abort with the reason. The disconnection waits until that has completed, or it would overtake it."""
-        said = self.connection.send_control(credit.Kind.ABORT, credit.pack_abort(*self._last_words))
+        said = self.connection.say_abort(credit.pack_abort(*self._last_words))
         if said and not self._loop.is_closed():
             self._teardown.abort_posted()
 

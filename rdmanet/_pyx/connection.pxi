@@ -86,6 +86,7 @@ cdef class Connection:
     cdef uint32_t fill                  # bytes in the open frame
     cdef Backlog backlog                # what was written and found no room in a frame
     cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
+    cdef bytes held_abort               # the last thing to say, if it waits for that
     cdef bint lends                     # large memory that may change is sent from where it lies
     cdef bint amid_lines                # a writelines() is under way: no memory of the program's is let go
     cdef bint writable                  # neither write_eof nor close nor a failure so far
@@ -256,8 +257,8 @@ cdef class Connection:
         self.engine.wake()
 
     def stop_posting(self):
-        """Post nothing more."""
-        self.broken = True
+        """Post nothing more, but an Abort that is held back."""
+        self.broken = self.broken or self.held_abort is None
         set_blocked(self, False)
 
     # -- reading: receiving.pxi, delivering.pxi, granting.pxi --------------------------------------------
@@ -306,14 +307,14 @@ cdef class Connection:
 
     def send_control(self, uint32_t kind, bytes body=b""):
         """Post a control frame if its allowance permits; returns whether it did."""
-        if not may_post(self) or not self.ledger.may_send(kind):
-            return False
-        if self.controls_posted - self.controls_done >= CONTROL_RESERVE:
-            return False
-        if self.controls == NULL and not borrow_frames(self):
-            return False
-        post_control(self, kind, body)
-        return True
+        return post_control_if_allowed(self, kind, body)
+
+    def say_abort(self, bytes body):
+        """The same for an Abort. If we may not send before the peer's first frame, it goes when that comes."""
+        if self.opened and not self.may_send and not self.broken:
+            self.held_abort = body
+            return True
+        return post_control_if_allowed(self, FRAME_ABORT, body)
 
     def credit_body_due(self):
         """Ask for `_credit_body` as soon as a Credit may go."""

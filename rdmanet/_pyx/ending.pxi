@@ -24,6 +24,7 @@ cdef int release_connection(Connection connection) except -1:
     if not connection.attached:
         connection.owner = None
         return 0
+    connection.held_abort = None
     connection.stop_posting()
     if connection.landings is not None:
         connection.landings.take_back(connection)

@@ -22,6 +22,9 @@ cdef int receive_frame(Connection connection, verbs.ibv_wc *wc) except -1:
     cdef uint32_t slot = <uint32_t>(wc.wr_id & LOW_MASK), byte_len = wc.byte_len
     cdef frame_header header
     cdef char *frame
+    if not connection.may_send:
+        connection.may_send = True
+        say_held_abort(connection)
     if wc.opcode != verbs.IBV_WC_RECV or wc.wc_flags & NO_FRAME_FLAGS:
         raise ProtocolError("a receive was completed by something else than a SEND")
     if byte_len < HEADER:
@@ -66,7 +69,6 @@ cdef int receive_frame(Connection connection, verbs.ibv_wc *wc) except -1:
                 if connection.early is None:
                     connection.early = []
                 connection.early.append((header.kind, body, header.granted))
-    connection.may_send = True
     # Also for frames without data: they may have brought credits, or answered control frames.
     if connection.opened:
         connection.engine.deliver_later(connection)

@@ -169,6 +169,29 @@ cdef int post_control(Connection connection, uint32_t kind, bytes body) except -
     return connection.engine.wake_if_running()    # no event tells that it has completed
 
 
+cdef bint post_control_if_allowed(Connection connection, uint32_t kind, bytes body) except -1:
+    """Post a control frame, if the ledger and the memory for them permit; whether it did."""
+    if not may_post(connection) or not connection.ledger.may_send(kind):
+        return False
+    if connection.controls_posted - connection.controls_done >= CONTROL_RESERVE:
+        return False
+    if connection.controls == NULL and not borrow_frames(connection):
+        return False
+    post_control(connection, kind, body)
+    return True
+
+
+cdef int say_held_abort(Connection connection) except -1:
+    """The peer's first frame has come, so we may send."""
+    cdef bytes body = connection.held_abort
+    if body is not None:
+        connection.held_abort = None
+        if not post_control_if_allowed(connection, FRAME_ABORT, body):
+            connection.owner._control_sent(FRAME_ABORT)     # nothing to wait for
+        connection.broken = True
+    return 0
+
+
 cdef inline bint may_post(Connection connection) noexcept:
     return connection.opened and connection.may_send and not connection.broken and connection.engine.pid == verbs.rn_pid
 
