@@ -218,11 +218,21 @@ static bool is_other(struct rn_cm_wire *wire)
 	return true;
 }
 
+/* Does the connection stand already? On one host it mostly does: connect() says EINPROGRESS before it takes the answer
+ * that lies there. What is sent now is there when the listener accepts. */
+static bool stands(int fd)
+{
+	struct sockaddr_storage far;
+	socklen_t length = sizeof far;
+
+	return !getpeername(fd, (struct sockaddr *)&far, &length);
+}
+
 void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 {
 	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
 	static const int on = 1;
-	int fd = rn_cm_name_connect(dst), tos = wire->tos, rc;
+	int fd = rn_cm_name_connect(dst), tos = wire->tos, rc, error;
 
 	if (fd >= 0) {
 		rn_fd_close(wire->source.fd);
@@ -252,12 +262,13 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 	rc = connect(fd, dst, rn_cm_address_length(dst));
 	if (rc && errno == ECONNABORTED && wire->refusals) /* still the end of the attempt before */
 		rc = connect(fd, dst, rn_cm_address_length(dst));
-	if (!rc)
+	error = rc ? errno : 0;
+	if (!error || (error == EINPROGRESS && stands(fd)))
 		connected(wire);
-	else if (errno == EINPROGRESS)
+	else if (error == EINPROGRESS)
 		listen_for(wire, true);
-	else if (errno != ECONNREFUSED || !try_again(wire))
-		lost_unlocked(wire, errno);
+	else if (error != ECONNREFUSED || !try_again(wire))
+		lost_unlocked(wire, error);
 }
 
 static void finish_connecting(struct rn_cm_wire *wire)
