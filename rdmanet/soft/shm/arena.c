@@ -7,10 +7,14 @@
  * of free ranges, sorted by offset and merged, in private memory (nothing a peer scribbles can
  * mislead it).  A range that is freed is given back to the kernel when it spans whole pages, and
  * reads as zeros afterwards in every process.
+ *
+ * To give pages back and to get others is dear for a program that connects often.  So the last small ranges that were
+ * freed are spare: they stay as they are for who wants as much next.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,7 +22,7 @@
 #include "base/process.h"
 #include "shm/arena.h"
 
-enum { UNIT = 64, PAGE = 4096 };
+enum { UNIT = 64, PAGE = 4096, SPARES = 16, SPARE_BYTES = 256 << 10 }; /* 4 MiB at most, if all of it was touched */
 
 struct range {
 	uint64_t offset, bytes;
@@ -30,6 +34,10 @@ char *rn_arena;
 static int arena_fd = -1;
 static unsigned arena_users;
 static struct range *heap;
+static struct {
+	uint64_t offset, bytes;
+} spare[SPARES]; /* the oldest first */
+static unsigned spares;
 static pthread_mutex_t heap_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 #ifndef MFD_NOEXEC_SEAL
@@ -72,6 +80,7 @@ int rn_arena_open(void)
 	head->size = RN_ARENA_SIZE;
 	*all = (struct range){.offset = RN_ARENA_HEAP, .bytes = RN_ARENA_SIZE - RN_ARENA_HEAP};
 	heap = all;
+	spares = 0;
 	arena_fd = fd;
 	rn_arena = map;
 	arena_users = 1;
@@ -121,43 +130,31 @@ static uint64_t round_up(uint64_t bytes)
 	return (bytes + UNIT - 1) & ~(uint64_t)(UNIT - 1);
 }
 
-uint64_t rn_arena_alloc(uint64_t bytes)
+/* Take the first range that is large enough; 0: there is none. With the lock held. */
+static uint64_t take(uint64_t bytes)
 {
-	uint64_t offset = 0;
-
-	bytes = round_up(bytes);
-	pthread_mutex_lock(&heap_mutex);
 	for (struct range **at = &heap; *at; at = &(*at)->next) {
 		struct range *range = *at;
+		uint64_t offset = range->offset;
 
 		if (range->bytes < bytes)
 			continue;
-		offset = range->offset;
 		range->offset += bytes;
 		range->bytes -= bytes;
 		if (!range->bytes) {
 			*at = range->next;
 			free(range);
 		}
-		break;
+		return offset;
 	}
-	pthread_mutex_unlock(&heap_mutex);
-	return offset;
+	return 0;
 }
 
-void rn_arena_free(uint64_t offset, uint64_t bytes)
+/* Insert a range into the list. With the lock held. */
+static void put(uint64_t offset, uint64_t bytes)
 {
 	struct range **at, *range, *before = NULL;
-	uint64_t first = (offset + PAGE - 1) & ~(uint64_t)(PAGE - 1), last;
 
-	if (!offset)
-		return;
-	bytes = round_up(bytes);
-	last = (offset + bytes) & ~(uint64_t)(PAGE - 1);
-	if (last > first)
-		madvise(rn_arena + first, last - first, MADV_REMOVE);
-
-	pthread_mutex_lock(&heap_mutex);
 	for (at = &heap; *at && (*at)->offset < offset; at = &(*at)->next)
 		before = *at;
 	range = *at;
@@ -175,6 +172,77 @@ void rn_arena_free(uint64_t offset, uint64_t bytes)
 		*range = (struct range){.offset = offset, .bytes = bytes, .next = *at};
 		*at = range;
 	} /* without memory for the note the range is lost until the arena closes */
+}
+
+static void give_pages_back(uint64_t offset, uint64_t bytes)
+{
+	uint64_t first = (offset + PAGE - 1) & ~(uint64_t)(PAGE - 1), last = (offset + bytes) & ~(uint64_t)(PAGE - 1);
+
+	if (last > first)
+		madvise(rn_arena + first, last - first, MADV_REMOVE);
+}
+
+/* The newest spare range of this size; 0: there is none. With the lock held. */
+static uint64_t take_spare(uint64_t bytes)
+{
+	for (unsigned i = spares; i-- > 0;) {
+		uint64_t offset = spare[i].offset;
+
+		if (spare[i].bytes != bytes)
+			continue;
+		spares--;
+		memmove(&spare[i], &spare[i + 1], (spares - i) * sizeof(spare[0]));
+		return offset;
+	}
+	return 0;
+}
+
+/* Keep a range as it is. If there are too many, it becomes the oldest of them, which is to be freed; else false. */
+static bool keep(uint64_t *offset, uint64_t *bytes)
+{
+	uint64_t oldest, its_bytes;
+	bool is_full;
+
+	pthread_mutex_lock(&heap_mutex);
+	oldest = spare[0].offset;
+	its_bytes = spare[0].bytes;
+	is_full = spares == SPARES;
+	if (is_full)
+		memmove(&spare[0], &spare[1], --spares * sizeof(spare[0]));
+	spare[spares].offset = *offset;
+	spare[spares++].bytes = *bytes;
+	pthread_mutex_unlock(&heap_mutex);
+	*offset = oldest;
+	*bytes = its_bytes;
+	return is_full;
+}
+
+uint64_t rn_arena_alloc(uint64_t bytes)
+{
+	uint64_t offset;
+
+	bytes = round_up(bytes);
+	pthread_mutex_lock(&heap_mutex);
+	offset = take_spare(bytes);
+	if (!offset)
+		offset = take(bytes);
+	while (!offset && spares) { /* they may be in the way */
+		spares--;
+		put(spare[spares].offset, spare[spares].bytes);
+		offset = take(bytes);
+	}
+	pthread_mutex_unlock(&heap_mutex);
+	return offset;
+}
+
+void rn_arena_free(uint64_t offset, uint64_t bytes)
+{
+	bytes = round_up(bytes);
+	if (!offset || (bytes <= SPARE_BYTES && !keep(&offset, &bytes)))
+		return;
+	give_pages_back(offset, bytes);
+	pthread_mutex_lock(&heap_mutex);
+	put(offset, bytes);
 	pthread_mutex_unlock(&heap_mutex);
 }
 
