@@ -2126,6 +2126,11 @@ class CMID(Resource):
         """Find the device that reaches dst_addr: ADDR_RESOLVED or ADDR_ERROR. src_addr may be None."""
     def resolve_route(self, timeout_ms: int = 2000) -> None:
         """Find the route to the address: ROUTE_RESOLVED or ROUTE_ERROR."""
+    def resolve_at_once(self, src_addr: _Address | None, dst_addr: _Address) -> bool | None:
+        """Find the device and the route to dst_addr without waiting, if the library can: the embedded device's.
+
+        Returns None if it cannot; True if both are found, of which no event tells; False if an event says why not.
+        """
     def listen(self, backlog: int = 128) -> None:
         """Listen: each request is a CONNECT_REQUEST with a new CMID."""
     def connect(

@@ -6,7 +6,8 @@ The connecting side resolves the address and the route, creates a queue pair, po
 ``rdma_connect`` with a Hello in the private data. The accepting side checks that Hello, posts its own ring, and accepts
 with its Hello. Then the connecting side sends first, a Credit frame, because iWARP demands that (rdma_connect(3)). The
 accepting side holds back its writes until that frame has arrived. Nothing here blocks: each step ends with an event on
-the loop context's file descriptor.
+the loop context's file descriptor. The embedded device has nothing to wait for when it resolves: it does that at once,
+without events.
 
 An ``Endpoint`` (rdma_cm's word, rdma_create_ep(3)) is the identifier and the queue pair that a connection keeps all its
 life. It also gets the connection manager's later events: that the peer has disconnected, for example.
@@ -130,10 +131,14 @@ class Endpoint:
             timer = self._loop_context.loop.call_later(float(timeout), self._overdue, address)
         try:
             cm_id = self.id = self._loop_context.create_id(self._cm_event)
-            await self._step(
-                CMEventType.ADDR_RESOLVED, lambda: cm_id.resolve_addr(local, address, resolve_ms)
-            )
-            await self._step(CMEventType.ROUTE_RESOLVED, lambda: cm_id.resolve_route(resolve_ms))
+            resolved = cm_id.resolve_at_once(local, address)
+            if resolved is None:
+                await self._step(
+                    CMEventType.ADDR_RESOLVED, lambda: cm_id.resolve_addr(local, address, resolve_ms)
+                )
+                await self._step(CMEventType.ROUTE_RESOLVED, lambda: cm_id.resolve_route(resolve_ms))
+            elif not resolved:
+                await self._step(CMEventType.ROUTE_RESOLVED, lambda: None)  # its event says why not
             self._prepare(cm_id, context)
             hello = credit.pack_hello(self.hello())
             await self._step(
@@ -159,8 +164,6 @@ class Endpoint:
         waiter = self._waiter = self._loop_context.loop.create_future()
         try:
             begin()
-            if self.id is not None and awaited is not CMEventType.ESTABLISHED:
-                self._loop_context.take_event_of(self.id)
             await waiter
         finally:
             self._waiter = self._awaited = None

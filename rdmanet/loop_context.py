@@ -29,7 +29,6 @@ import os
 import select
 import threading
 import weakref
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, cast
 
@@ -133,7 +132,6 @@ class LoopContext:
         self.connections: set[Tenant] = set()
         self.servers: set[Tenant] = set()
         self._handlers: dict[CMID, CMHandler] = {}
-        self._early: deque[CMEvent] = deque()  # read ahead of their turn
         self._lifeline: AsyncGenerator[None, None] | None = None
         self._bell: int | None = None
         self._told_foreign = False
@@ -364,7 +362,7 @@ class LoopContext:
         for _ in range(self._CM_EVENTS):
             if self.closed or self.foreign:
                 return
-            event = self._early.popleft() if self._early else self.cm.get_event()
+            event = self.cm.get_event()
             if event is None:
                 return
             self._cm_event(event)
@@ -385,23 +383,6 @@ class LoopContext:
                 {"message": f"rdmanet: {event.type.name} was not handled", "exception": exc}
             )
 
-    def take_event_of(self, cm_id: CMID) -> None:
-        """Take this identifier's event now if it is the next one, which saves a turn of the loop.
-
-        The embedded device resolves an address and a route at once. Events of others wait for the next turn, because
-        they may call the application.
-        """
-        if self._early or self.closed or self.foreign:
-            return
-        event = self.cm.get_event()
-        if event is None:
-            return
-        if event.id is cm_id and event.listen_id is None:
-            self._cm_event(event)
-        else:
-            self._early.append(event)
-            self.loop.call_soon(self._cm_events, context=contextvars.Context())
-
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -421,7 +402,6 @@ class LoopContext:
                 tenant._loop_ended()
             except Exception:
                 logger.exception("%r did not end with its loop", tenant)
-        self._early.clear()  # a request among them is refused
         for cm_id in list(self._handlers):
             self.destroy_id(cm_id)
         for feed in self._feeds.values():

@@ -16,6 +16,8 @@
 # create_qp() creates an identifier's queue pair, and the connection manager moves it through its states. Private data
 # is padded with zeros on InfiniBand and RoCE, so a program must encode its length in it.
 
+ctypedef int (*resolve_fn)(void *id, verbs.sockaddr *src, verbs.sockaddr *dst) noexcept nogil
+
 cdef enum:
     MIN_RNR_TIMER = 12  # 640 us, as in soft/cm/qp.c
 
@@ -241,9 +243,8 @@ cdef class CMID(_OneThread):
         with nogil:
             rc = verbs.rn_resolve_addr(self.library.c, self.ptr, source, <verbs.sockaddr *>&dst, timeout_ms)
         self.leave()
-        # With a source, that may be what is wrong.
-        origin = "" if src_addr is None else f" from {src_addr[0]}, {src_addr[1]}"
-        self.check_step(rc, f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]}{origin})")
+        if rc < 0:
+            self.check_step(rc, resolving(dst_addr, src_addr))
 
     def resolve_route(self, int timeout_ms=2000):
         """Find the route to the address: ROUTE_RESOLVED or ROUTE_ERROR."""
@@ -254,6 +255,35 @@ cdef class CMID(_OneThread):
             rc = verbs.rn_resolve_route(self.library.c, self.ptr, timeout_ms)
         self.leave()
         self.check_step(rc, "rdma_resolve_route")
+
+    def resolve_at_once(self, src_addr, dst_addr):
+        """Find the device and the route to dst_addr without waiting, if the library can: the embedded device's.
+
+        Returns None if it cannot; True if both are found, of which no event tells; False if an event says why not.
+        """
+        cdef verbs.sockaddr_storage src, dst
+        cdef verbs.sockaddr *source = NULL
+        cdef resolve_fn call
+        cdef int rc
+        self.usable()
+        if not self.library.embedded_device:
+            return None
+        call = <resolve_fn>self.library.symbol("rdmanet_soft_cm_resolve")
+        if call is NULL:
+            return None     # RDMANET_SOFT_LIBRARY names an older one
+        fill_sockaddr(&dst, dst_addr)
+        if src_addr is not None:
+            fill_sockaddr(&src, src_addr)
+            source = <verbs.sockaddr *>&src
+        self.enter()
+        with nogil:
+            rc = call(self.ptr, source, <verbs.sockaddr *>&dst)
+            if rc < 0:
+                rc = -errno
+        self.leave()
+        if rc < 0:
+            self.check_step(rc, resolving(dst_addr, src_addr))
+        return rc == 1
 
     def listen(self, int backlog=128):
         """Listen: each request is a CONNECT_REQUEST with a new CMID."""

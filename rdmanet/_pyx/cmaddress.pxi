@@ -65,3 +65,9 @@ cdef object read_sockaddr(verbs.sockaddr *c):
     if v4.sin_family == AF_INET6 and inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text)) is not NULL:
         return text.decode(), ntohs(v6.sin6_port), ntohl(v6.sin6_flowinfo), v6.sin6_scope_id
     return None
+
+
+cdef str resolving(dst_addr, src_addr):
+    """For an error of rdma_resolve_addr(): the addresses. With a source, that may be what is wrong."""
+    origin = "" if src_addr is None else f" from {src_addr[0]}, {src_addr[1]}"
+    return f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]}{origin})"

@@ -1,7 +1,4 @@
-"""The engine and its loop: neither keeps the other alive, and whatever waits when a loop ends is told.
-
-And its connection manager: whose events are taken when.
-"""
+"""The engine and its loop: neither keeps the other alive, and whatever waits when a loop ends is told."""
 
 import asyncio
 import gc
@@ -14,10 +11,6 @@ from harness import HOST, Echo, Recorder
 
 import rdmanet
 from rdmanet import _core
-from rdmanet.cm import CMEventType
-from rdmanet.loop_context import loop_context_for
-from rdmanet.verbs import Library
-from tests.support.waiting import until_seen
 
 
 def run(loop_factory, main):
@@ -169,25 +162,3 @@ def test_regions_that_the_loop_leaves_behind(loop_factory):
 async def nothing():
     server = await rdmanet.start_rdma_server(Echo, HOST, 0)
     server.close()
-
-
-@pytest.mark.embedded_only("a kernel resolves an address when it likes")
-async def test_who_connects_takes_only_its_own_event():
-    """The others may call the application: they wait for the next turn of the loop, in their order."""
-    context = await loop_context_for(asyncio.get_running_loop(), Library.embedded())
-    heard = []
-    first, second = (context.create_id(lambda event: heard.append((event.id, event.type))) for _ in range(2))
-    try:
-        for each in (first, second):
-            each.resolve_addr(None, (HOST, 1), 2000)
-        context.take_event_of(second)
-        context.take_event_of(second)
-        assert heard == []
-        await until_seen(lambda: len(heard) == 2)
-        assert heard == [(first, CMEventType.ADDR_RESOLVED), (second, CMEventType.ADDR_RESOLVED)]
-        second.resolve_route(2000)
-        context.take_event_of(second)
-        assert heard[2:] == [(second, CMEventType.ROUTE_RESOLVED)]
-    finally:
-        for each in (first, second):
-            context.destroy_id(each)

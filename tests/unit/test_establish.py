@@ -20,6 +20,9 @@ class Identifier:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
+    def resolve_at_once(self, *_: Any) -> None:
+        """An adapter cannot."""
+
     def resolve_addr(self, *_: Any) -> None:
         self.asked.append("address")
 
@@ -36,9 +39,6 @@ class Context:
 
     def create_id(self, _: Any) -> Identifier:
         return self.id
-
-    def take_event_of(self, _: Any) -> None:
-        pass
 
 
 def endpoint_of(context: Context, timeout: float) -> Any:

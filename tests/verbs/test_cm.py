@@ -93,6 +93,33 @@ def test_the_life_of_a_connection(manager, address):
     manager.part(client, server)
 
 
+def test_resolving_at_once(manager, address):
+    """One call instead of two steps with their events, or None: then the steps are still to be taken."""
+    listener = manager.listener(address)
+    at = listener.local_addr
+    client = manager.id()
+    if not client.library.embedded_device:
+        assert client.resolve_at_once(None, at) is None
+        client.resolve_addr(None, at)
+        manager.next(E.ADDR_RESOLVED, client)
+        return
+    assert client.resolve_at_once(None, at) is True
+    assert client.context is listener.context and client.port_num == listener.port_num
+    assert (client.local_addr[0], client.peer_addr) == (address, at)
+    assert client.channel.get_event() is None
+    with pytest.raises(OSError, match=r"rdma_resolve_addr\(.*\): Invalid argument"):
+        client.resolve_at_once(None, at)
+    manager.qp(client)
+    client.connect()
+    server = manager.next(E.CONNECT_REQUEST).id
+    manager.qp(server)
+    server.accept()
+    assert {manager.next(E.ESTABLISHED).id for _ in range(2)} == {client, server}
+    exchange(manager, client, server)
+    client.disconnect()
+    manager.part(client, server)
+
+
 @pytest.mark.embedded_only("only the embedded device knows the users of its peers")
 @pytest.mark.parametrize("way", ["tcp", "name"])
 def test_the_user_who_asks(manager, address, way):

@@ -365,3 +365,18 @@ def test_a_connection_does_not_come_about(manager, address, fault, event, status
     again, server = manager.connected(address)
     again.disconnect()
     manager.part(again, server)
+
+
+@pytest.mark.parametrize(
+    ("fault", "event"),
+    [("resolve_addr", CMEventType.ADDR_ERROR), ("resolve_route", CMEventType.ROUTE_ERROR)],
+)
+def test_what_is_resolved_at_once_fails_by_the_same_event(manager, address, fault, event):
+    listener = manager.listener(address)
+    listener.context.set_faults(f"fail={fault}")
+    client = manager.id()
+    assert client.resolve_at_once(None, listener.local_addr) is False
+    told = manager.next(event, client)
+    assert told.status == -errno.ETIMEDOUT
+    assert client.peer_addr == listener.local_addr
+    listener.context.set_faults("")

@@ -16,6 +16,7 @@
 struct ibv_context;
 struct ibv_qp;
 struct rdma_cm_id;
+struct sockaddr;
 
 /* What a context, or one of its queue pairs, has done so far. 0 or errno. */
 int rdmanet_soft_counters(struct ibv_context *context, struct rn_counters *counters);
@@ -63,6 +64,10 @@ enum {
 	RDMANET_SOFT_PEER_BY_NAME, /* by a Unix socket */
 };
 int rdmanet_soft_cm_peer_user(struct rdma_cm_id *id, uid_t *user);
+
+/* rdma_resolve_addr and rdma_resolve_route in one, for an identifier with a channel: the device has nothing to wait for. 1:
+ * both are done, and no event says so; 0: an event says why not; -1 and errno. */
+int rdmanet_soft_cm_resolve(struct rdma_cm_id *id, struct sockaddr *src, struct sockaddr *dst);
 
 /* Keep the connection manager's context open until it is released, which rdma_get_devices() does for good. NULL and
  * errno. What was held before a fork is not the child's to release: nothing happens then. */
