@@ -9,9 +9,9 @@ the TCP port: it is found by its name, on this host only, and only because the T
 
 If RDMA cannot listen, the server serves TCP only, and the log says why. RDMANET_REQUIRE=rdma makes that an error.
 
-Of several workers on one port the first has the door and the RDMA listeners; TCP's connections are spread over all. On
-an adapter it deals RDMA's out to the others (workers.py). When it ends, another takes its place. Until then clients
-find no door, and take TCP.
+Of several workers on one port the first has the door and the RDMA listeners. TCP's connections are spread over all by
+the kernel, and RDMA's are dealt out in turn by the first (workers.py). When it ends, another takes its place. Until
+then clients find no door, and take TCP.
 """
 
 from __future__ import annotations
@@ -244,24 +244,32 @@ class DualServer(asyncio.AbstractServer):
 
     async def _register(self, address: SockAddr, takes_both: bool) -> None:
         """Listen at a port of our own, and have the process that serves RDMA send us clients there."""
+        from rdmanet.addresses import libraries_for
+
         server = self._make_server()
+        reserved = None
         try:
+            by: Callable[[Library], bool] | None = workers.is_dealt
             port = 0
+            if workers.are_dealt_at_the_door(libraries_for(address, None)):
+                reserved = workers.reserve(address[0], takes_both)
+                by, port = None, reserved.getsockname()[1]
             for place in _places(address, takes_both):
-                await self._listen(server, cast(SockAddr, (place[0], port, *place[2:])), workers.is_dealt)
+                await self._listen(server, cast(SockAddr, (place[0], port, *place[2:])), by)
                 if server.sockets:
                     port = server.sockets[0].getsockname()[1]
-            if not port:
-                return  # no adapter has the address
+            if not server.sockets:
+                raise OSError(errno.ENODEV, "no device has this address")
             await server.start_serving()
-            registration = workers.Registration(address[0], address[1], port)
-        except OSError as exc:
+            registration = workers.Registration(address[0], address[1], port, reserved)
+        except BaseException as exc:
             server.close()
-            logger.debug("no RDMA client of other hosts is sent to process %d: %s", os.getpid(), exc)
+            if reserved is not None:
+                reserved.close()
+            if not isinstance(exc, OSError):
+                raise
+            logger.debug("no RDMA client is sent to process %d: %s", os.getpid(), exc)
             return
-        except BaseException:
-            server.close()
-            raise
         server.on_close = registration.close
         self._beside[address] = server
         self._rdma.append(server)
@@ -270,20 +278,25 @@ class DualServer(asyncio.AbstractServer):
 
     async def _join(self, address: SockAddr, takes_both: bool) -> None:
         """Listen for RDMA on the address of one TCP listener, and open its door."""
-        register = self._dealer(address)
+        from rdmanet.addresses import libraries_for
+
+        are_dealt_here = workers.are_dealt_at_the_door(libraries_for(address, None))
+        register = workers.Register(self._loop, address[0], address[1])
         server = None
+
+        def port_behind() -> int:
+            return (are_dealt_here and register.turn()) or address[1]
+
         try:
             # After the register, so that who finds the door finds the register.
-            door = Door(address[0], address[1], lambda: address[1], takes_both)
+            door = Door(address[0], address[1], port_behind, takes_both)
         except BaseException:
-            if register is not None:
-                register.close()
+            register.close()
             raise
 
         def on_close() -> None:
             door.close()
-            if register is not None:
-                register.close()
+            register.close()
 
         try:
             server = self._make_server()
@@ -293,8 +306,7 @@ class DualServer(asyncio.AbstractServer):
                 failure = await self._listen(server, place) or failure
             if not server._listeners:
                 raise failure or OSError(errno.ENODEV, "no device has this address")
-            if register is not None:
-                server.elsewhere = register.elsewhere
+            server.elsewhere = register.elsewhere
             await server.start_serving()
             if self._is_closed:  # meanwhile
                 server.close()
@@ -307,26 +319,17 @@ class DualServer(asyncio.AbstractServer):
             raise
         self._rdma.append(server)
 
-    def _dealer(self, address: SockAddr) -> workers.Register | None:
-        """What deals connections out to workers, if a device has some that are dealt out.
-
-        :raises OSError: another process has it (EADDRINUSE)
-        """
-        from rdmanet.addresses import libraries_for
-
-        if not any(map(workers.is_dealt, libraries_for(address, None))):
-            return None
-        return workers.Register(self._loop, address[0], address[1])
-
     async def _listen(
-        self, server: RdmaServer, place: SockAddr, by: Callable[[Library], bool] = lambda _: True
+        self, server: RdmaServer, place: SockAddr, by: Callable[[Library], bool] | None = None
     ) -> OSError | None:
-        """Listen there by all libraries that can. Returns why one of them cannot."""
+        """Listen there by all libraries that can, or those that `by` chooses. Returns why one of them cannot."""
         from rdmanet.addresses import libraries_for
         from rdmanet.loop_context import loop_context_for
 
         failure: OSError | None = None
-        for library in filter(by, libraries_for(place, None)):
+        for library in libraries_for(place, None):
+            if by is not None and not by(library):
+                continue
             try:
                 server._add_listener(await loop_context_for(self._loop, library), place)
             except OSError as exc:

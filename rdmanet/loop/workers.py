@@ -1,30 +1,38 @@
-"""Several processes on one port of an adapter: how RDMA connections are dealt out to them.
+"""Several processes on one port: how RDMA connections are dealt out to them.
 
 Theory
 ------
-Workers share a TCP port (serving.py), but a port of an adapter has one listener. So the first worker, which has the
-door, listens there and is the *front*. Each of the others listens at a port of its own, which it tells the front: it
-connects to the front's *register*, a Unix socket with the name ``rdmanet-stream/<address>/<port>/workers``, sends the
-port, and stays connected. When it ends, the kernel closes that connection, and the front forgets the port.
+Workers share a TCP port (serving.py), but a port has one RDMA listener. So the first worker, which has the door,
+listens there and is the *front*. Each of the others listens at a port of its own, which it tells the front: it connects
+to the front's *register*, a Unix socket with the name ``rdmanet-stream/<address>/<port>/workers``, sends the port, and
+stays connected. When it ends, the kernel closes that connection, and the front forgets the port.
 
-The front takes connections in turn with the others. When it is another's turn, it refuses the client with that one's
-port, and the client goes there (`transport.connect`), once. Clients that do not know this are the front's.
+The front takes connections in turn with the others. Where an adapter may have the address, it refuses the client when
+it is another's turn, with that one's port, and the client goes there (`transport.connect`), once. Clients that do not
+know this are the front's, and so are those of the embedded device.
+
+Where there is only the embedded device, all clients of the loop ask at the front's door (doors.py), and it answers with
+the port of the one whose turn it is. So a client need not be refused first. Other clients are the front's.
+
+A port of the embedded device would be a TCP port, open to other hosts. So a worker *reserves* one: it listens there by
+TCP itself, with a filter that has the kernel drop all that comes. Beside a TCP listener of our own user the embedded
+device listens by its name alone, which only this host's programs reach (soft/cm/name.c).
 
 Only processes of our own user are registered, and a worker registers only with one of our own user: the kernel says who
 they are (SO_PEERCRED).
-
-On the embedded device the front takes all connections: there workers' ports would be TCP ports, open to other hosts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import socket
 import struct
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rdmanet.loop import kernel
@@ -39,11 +47,41 @@ _NAME = b"\0rdmanet-stream/%s/%d/workers"
 _GREETING = b"rdmanet-worker 1 "
 _WORD_BYTES = 64
 _CREDENTIALS = struct.Struct("iII")  # struct ucred
+_SO_ATTACH_FILTER = 26  # Linux; socket has no name for it
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # struct sock_filter: return, and keep no byte
 
 
 def is_dealt(library: Library) -> bool:
-    """Whether connections by this library are dealt out to workers."""
+    """Whether connections by this library are dealt out by refusals."""
     return not library.embedded_device
+
+
+def are_dealt_at_the_door(libraries: Iterable[Library]) -> bool:
+    """Whether the door deals connections out, of a server that listens by these."""
+    return not any(map(is_dealt, libraries))
+
+
+def reserve(address: str, takes_both: bool) -> socket.socket:
+    """A TCP listener that nobody reaches, at a port that the kernel chooses.
+
+    :param address: the one that the server's TCP listener is bound to
+    :param takes_both: that one is on ``::``, and takes IPv4, too
+    :raises OSError: there are no ports or descriptors left
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        if family == socket.AF_INET6:
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not takes_both)
+        code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+        program = struct.pack("HP", 1, ctypes.addressof(code))  # struct sock_fprog
+        reserved.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        reserved.bind((address, 0))
+        reserved.listen(1)
+    except BaseException:
+        reserved.close()
+        raise
+    return reserved
 
 
 class Register:
@@ -68,9 +106,11 @@ class Register:
         _open.add(self)
 
     def elsewhere(self, loop_context: LoopContext) -> int:
+        """What `turn` says, if this library's connections are dealt out by refusals; else 0."""
+        return self.turn() if is_dealt(loop_context.library) else 0
+
+    def turn(self) -> int:
         """The port of the worker whose turn it is; 0 if it is ours. It is called for each connection."""
-        if not is_dealt(loop_context.library):
-            return 0
         while True:  # we are among them
             worker = self._turns[0]
             self._turns.rotate(-1)
@@ -130,13 +170,15 @@ class Register:
 class Registration:
     """A worker's: the front sends it connections until this is closed."""
 
-    def __init__(self, address: str, port: int, own_port: int) -> None:
+    def __init__(self, address: str, port: int, own_port: int, reserved: socket.socket | None = None) -> None:
         """
         :param address: the one that the TCP listeners are bound to
         :param own_port: where this worker listens
+        :param reserved: the socket that has this port; it is closed with the registration
         :raises OSError: there is no register, or not one of this user's, or there are no descriptors left
         """
         self._socket = socket.socket(socket.AF_UNIX, _REGISTER, 0)
+        self._reserved = reserved
         try:
             self._socket.connect(_NAME % (address.encode(), port))
             if not _is_ours(self._socket):
@@ -150,6 +192,8 @@ class Registration:
     def close(self) -> None:
         """Get no more connections. Those that are there live on."""
         self._socket.close()
+        if self._reserved is not None:
+            self._reserved.close()
 
     _close_all = close
 

@@ -12,6 +12,7 @@ import smtplib
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
@@ -210,8 +211,23 @@ async def page_by_rdma(port: int, connections, word: bytes) -> None:
 
 
 def test_uvicorn_with_workers(run, connections, tmp_path):
-    with uvicorn(tmp_path, "--workers", "2") as (port, _):
-        run(page_by_rdma(port, connections, b"WORD"))
+    """When all are there, RDMA's connections are spread over them evenly."""
+
+    async def main(port):
+        await page_by_rdma(port, connections, b"WORD")
+        seen = set()
+        while len(seen) < 4:
+            before = len(connections)
+            answer = await page(port)
+            if len(connections) > before:
+                seen.add(answer)
+        before = len(connections)
+        answers = Counter([await page(port) for _ in range(12)])
+        assert answers == dict.fromkeys(seen, 3)
+        assert len(connections) == before + 12
+
+    with uvicorn(tmp_path, "--workers", "4") as (port, _):
+        run(main(port))
 
 
 def test_uvicorn_that_reloads(run, connections, tmp_path):

@@ -1,6 +1,6 @@
 """Several processes on one port: one of them has RDMA's listeners, and when it dies another has.
 
-It serves all of RDMA on the embedded device, and deals connections out on an adapter. Some workers here treat the
+It deals connections out: at its door on the embedded device, and by refusals on an adapter. Some workers here treat the
 embedded device as one.
 """
 
@@ -25,6 +25,12 @@ async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
     return reader, writer, int(pid), fabric.decode()
 
 
+async def kill(worker) -> None:
+    """Returns when the kernel has closed all that it had."""
+    worker.send_signal(signal.SIGKILL)
+    await asyncio.get_running_loop().run_in_executor(None, worker.process.wait)
+
+
 async def test_another_worker_takes_over(tmp_path):
     with socket.socket() as reserved, contextlib.ExitStack() as stack:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -41,7 +47,7 @@ async def test_another_worker_takes_over(tmp_path):
             assert fabric == "rdma" and pid in workers
             kept.append((reader, writer, pid))
             # Each of those before has lost its connections, and nobody else's.
-            workers.pop(pid).send_signal(signal.SIGKILL)
+            await kill(workers.pop(pid))
             assert await reader.read() == b""
             if workers:
                 await until_seen(lambda: doors.owner("127.0.0.1", port) in workers)
@@ -62,8 +68,7 @@ async def test_meanwhile_others_are_reached_by_tcp():
         assert holder in (first.pid, second.pid)
         holder, other = (first, second) if holder == first.pid else (second, first)
         other.stop()
-        holder.send_signal(signal.SIGKILL)
-        await asyncio.get_running_loop().run_in_executor(None, holder.process.wait)
+        await kill(holder)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert writer.get_extra_info("fabric") == "tcp"
         other.send_signal(signal.SIGCONT)
@@ -72,13 +77,16 @@ async def test_meanwhile_others_are_reached_by_tcp():
 
 
 @contextlib.contextmanager
-def dealing(count: int):
-    """Workers that treat the embedded device as an adapter: their port, and they by their numbers."""
+def dealing(count: int, *kind: str):
+    """Workers: their port, and they by their numbers.
+
+    :param kind: "adapter": they treat the embedded device as one
+    """
     with socket.socket() as reserved, contextlib.ExitStack() as stack:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-        peers = [stack.enter_context(peer("worker.py", port, "adapter")) for _ in range(count)]
+        peers = [stack.enter_context(peer("worker.py", port, *kind)) for _ in range(count)]
         yield port, {each.pid: each for each in peers}
 
 
@@ -94,21 +102,60 @@ async def who_serves(port: int, connections: int) -> Counter:
     return served
 
 
-async def test_an_adapters_connections_are_dealt_out_in_turn():
-    with dealing(3) as (port, there):
+@pytest.mark.parametrize("kind", [(), ("adapter",)], ids=["embedded", "adapter"])
+async def test_connections_are_dealt_out_in_turn(kind):
+    with dealing(3, *kind) as (port, there):
         for worker in there.values():
             assert await worker.line() == "ready"
         assert await who_serves(port, 6) == dict.fromkeys(there, 2)
         # One that is no front ends: the two others share.
         front = doors.owner("127.0.0.1", port)
         ended = next(pid for pid in there if pid != front)
-        there[ended].send_signal(signal.SIGKILL)
-        await asyncio.get_running_loop().run_in_executor(None, there.pop(ended).process.wait)
+        await kill(there.pop(ended))
         assert await who_serves(port, 4) == dict.fromkeys(there, 2)
         # The front ends: the last serves alone, at the port that all know.
-        there.pop(front).send_signal(signal.SIGKILL)
+        await kill(there.pop(front))
         await until_seen(lambda: doors.owner("127.0.0.1", port) in there)
         assert await who_serves(port, 2) == dict.fromkeys(there, 2)
+
+
+async def test_who_ends_takes_only_its_own_connections():
+    """First a worker that is not the front, then the front."""
+    with dealing(3) as (port, there):
+        for worker in there.values():
+            assert await worker.line() == "ready"
+        kept = [await connect(port) for _ in range(6)]
+        assert Counter(pid for _, _, pid, _ in kept) == dict.fromkeys(there, 2)
+        front = doors.owner("127.0.0.1", port)
+        for ended in (next(pid for pid in there if pid != front), front):
+            await kill(there.pop(ended))
+            for reader, writer, pid, fabric in kept:
+                assert fabric == "rdma"
+                if pid == ended:
+                    assert await reader.read() == b""
+                    writer.close()
+            kept = [each for each in kept if each[2] != ended]
+            for reader, writer, _, _ in kept:
+                writer.write(b"hello\n")
+                assert await reader.readline() == b"hello\n"
+        for _, writer, _, _ in kept:
+            writer.close()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+async def test_nobody_reaches_a_reserved_port_by_tcp(address):
+    """On loopback the kernel answers within connect(): an open port is connected to when it returns."""
+    there = "::1" if ":" in address else "127.0.0.1"
+    states = []
+    with workers.reserve(address, address == "::") as reserved:
+        with socket.create_server((address, 0), family=reserved.family) as reachable:
+            for listener in (reserved, reachable):
+                with socket.socket(reserved.family) as client:
+                    client.setblocking(False)
+                    with contextlib.suppress(BlockingIOError):
+                        client.connect((there, listener.getsockname()[1]))
+                    states.append(client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0])
+    assert states == [2, 1]  # SYN_SENT, ESTABLISHED
 
 
 class Device:
