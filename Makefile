@@ -234,7 +234,7 @@ bench-falling-back: build ## measure what a connection by TCP takes on the switc
 bench-peers: build ## measure request and reply, and one way, beside pyzmq, iceoryx2, Zenoh, UCX, gRPC, pipes and shared memory (half an hour)
 	@$(py) -m benchmarks.peers $(ARGS)
 
-bench-libraries: build build/libraries/.done ## measure aiohttp, redis-py, websockets and grpclib, unmodified, beside uvloop's TCP (two minutes)
+bench-libraries: build build/libraries/.done ## measure aiohttp, uvicorn, httpx, redis-py and others, unmodified, beside TCP (three minutes)
 	@build/libraries/bin/python -m benchmarks.libraries $(ARGS)
 
 count: build ## count system calls, wake-ups, copies and Python calls of a message

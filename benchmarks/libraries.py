@@ -1,12 +1,13 @@
-"""measure libraries, unmodified, on the event loop's switch beside the same on uvloop's TCP
+"""measure libraries, unmodified, on the event loop's switch beside the same over the loop's TCP
 
 usage: build/libraries/bin/python -m benchmarks.libraries [--quick] [--turns N] [--library NAME]...
 
 A server and a client of one library run in two processes, on uvloop, each on a CPU of its own. They are the same
 programs over RDMA and over TCP, and both pairs are there all the time: each case alternates between them, and the table
 has medians of the turns. CPU is that of both processes for each operation. benchmarks/library_worker.py shows how each
-library is used; the server of redis-py is a small one in Python (StreamReader and StreamWriter), not Redis. It runs in
-the environment that `make libraries` makes, and takes two minutes.
+library is used; the server of redis-py is a small one in Python (StreamReader and StreamWriter), not Redis. HTTPS runs
+on asyncio's loop: over TCP uvloop has a TLS of its own. It runs in the environment that `make libraries` makes, and
+takes three minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.library_worker import CASES
+from benchmarks.library_worker import CASES, ON_ASYNCIO, PACKAGES
 
 ROOT = Path(__file__).parents[1]
 FABRICS = ("rdma", "tcp")
@@ -109,7 +110,7 @@ def main() -> None:
     print(f"{'':44}{'time':>26}{'':9}{'CPU of both sides':>26}")
     print(f"{'':44}{'RDMA':>10}{'TCP':>10}{'ratio':>8}{'':5}{'RDMA':>10}{'TCP':>10}{'ratio':>8}")
     for library in args.library or CASES:
-        print(f"{library} {importlib.metadata.version(library)}")
+        print(heading(library))
         with ExitStack() as stack:
             pairs = {fabric: Pair(stack, library, fabric, cpus) for fabric in FABRICS}
             for case, (_, title) in CASES[library].items():
@@ -118,6 +119,12 @@ def main() -> None:
                     for fabric in FABRICS if turn % 2 == 0 else reversed(FABRICS):
                         took[fabric].append(pairs[fabric].run(case, seconds))
                 print(row(title, took), flush=True)
+
+
+def heading(library: str) -> str:
+    packages = PACKAGES.get(library, (library,))
+    text = " and ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    return text + ", on asyncio's loop" * (library in ON_ASYNCIO)
 
 
 def row(title: str, took: dict[str, list[Took]]) -> str:

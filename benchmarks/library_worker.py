@@ -1,8 +1,9 @@
 """One side of one library, for benchmarks/libraries.py: `python -m benchmarks.library_worker SIDE LIBRARY FABRIC CPU`.
 
-Both sides are pinned to a CPU and run on uvloop, which is switched to RDMA where FABRIC is rdma. They answer lines of
-their standard input with lines of JSON. A server prints its port first, and answers `cpu` with the processor time that
-it has used. A client gets the port, and answers `CASE SECONDS` with what it did in that time.
+Both sides are pinned to a CPU and run on uvloop, or on asyncio's loop (ON_ASYNCIO). The loop is switched to RDMA where
+FABRIC is rdma. They answer lines of their standard input with lines of JSON. A server prints its port first, and
+answers `cpu` with the processor time that it has used. A client gets the port, and answers `CASE SECONDS` with what it
+did in that time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import functools
 import json
 import os
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +22,7 @@ import uvloop
 
 import rdmanet
 from benchmarks.resp import resp
+from tests.support.certificates import of_client, of_server
 
 HOST = "127.0.0.1"
 SMALL, LARGE, CHUNK = 64, 10_000_000, 1 << 16
@@ -33,6 +36,14 @@ CASES: dict[str, dict[str, tuple[int, str]]] = {
         "upload": (1, "streamed upload of 10 MB"),
         "download": (1, "streamed download of 10 MB"),
     },
+    "aiohttp-tls": {
+        "get": (1, "HTTPS GET of 64 B"),
+        "get 32": (32, "HTTPS GET of 64 B, 32 connections"),
+    },
+    "uvicorn-httpx": {
+        "get": (1, "GET of 64 B"),
+        "get 32": (32, "GET of 64 B, 32 connections"),
+    },
     "redis": {
         "get": (1, "GET of 64 B"),
         "get 32": (32, "GET of 64 B, 32 connections"),
@@ -45,6 +56,12 @@ CASES: dict[str, dict[str, tuple[int, str]]] = {
         "unary 32": (32, "unary call of 64 B, 32 connections"),
     },
 }
+
+
+# Those whose name is not that of one package.
+PACKAGES = {"aiohttp-tls": ("aiohttp",), "uvicorn-httpx": ("uvicorn", "httpx")}
+# uvloop has a TLS of its own, which its transports alone can use. asyncio's is the one that rdmanet uses.
+ON_ASYNCIO = {"aiohttp-tls"}
 
 
 def port_of(server: Any) -> int:
@@ -61,7 +78,7 @@ async def chunks() -> AsyncIterator[bytes]:
         left -= min(left, CHUNK)
 
 
-async def serve_aiohttp() -> int:
+async def serve_aiohttp(ssl_context: ssl.SSLContext | None = None) -> int:
     from aiohttp import web
 
     async def page(request: Any) -> Any:
@@ -85,15 +102,18 @@ async def serve_aiohttp() -> int:
     app.add_routes([web.get("/", page), web.post("/", upload), web.get("/download", download)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, HOST, 0)
+    site = web.TCPSite(runner, HOST, 0, ssl_context=ssl_context)
     await site.start()
     return port_of(site._server)
 
 
-async def use_aiohttp(port: int, case: str, count: int) -> list[Operation]:
+async def use_aiohttp(
+    port: int, case: str, count: int, ssl_context: ssl.SSLContext | None = None
+) -> list[Operation]:
     from aiohttp import ClientSession, TCPConnector
 
-    session = ClientSession(f"http://{HOST}:{port}", connector=TCPConnector(limit=count))
+    connector = TCPConnector(limit=count, ssl=ssl_context or True)
+    session = ClientSession(f"http{'s' * bool(ssl_context)}://{HOST}:{port}", connector=connector)
 
     async def get() -> None:
         async with session.get("/") as answer:
@@ -111,6 +131,49 @@ async def use_aiohttp(port: int, case: str, count: int) -> list[Operation]:
         assert got == LARGE
 
     return [{"upload": upload, "download": download}.get(case, get)] * count
+
+
+async def serve_aiohttp_tls() -> int:
+    return await serve_aiohttp(of_server())
+
+
+async def use_aiohttp_tls(port: int, case: str, count: int) -> list[Operation]:
+    context = of_client()
+    context.check_hostname = False  # the certificate is localhost's
+    return await use_aiohttp(port, case, count, context)
+
+
+# ---- uvicorn and httpx -------------------------------------------------------------------------------
+
+
+async def page(scope: Any, receive: Any, send: Any) -> None:
+    """ASGI."""
+    head = [(b"content-length", b"%d" % SMALL)]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": bytes(SMALL)})
+
+
+async def serve_uvicorn_httpx() -> int:
+    import uvicorn
+
+    config = uvicorn.Config(page, host=HOST, port=0, lifespan="off", log_level="error", access_log=False)
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    return port_of(server.servers[0])
+
+
+async def use_uvicorn_httpx(port: int, case: str, count: int) -> list[Operation]:
+    import httpx
+
+    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=count, max_keepalive_connections=count))
+
+    async def get() -> None:
+        answer = await client.get(f"http://{HOST}:{port}/")
+        assert len(answer.content) == SMALL
+
+    return [get] * count
 
 
 # ---- redis-py ----------------------------------------------------------------------------------------
@@ -223,12 +286,16 @@ async def lines() -> AsyncIterator[str]:
         yield line.decode().strip()
 
 
+def named(side: str, library: str) -> Any:
+    return globals()[f"{side}_{library.replace('-', '_')}"]
+
+
 def say(what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
 async def serve(library: str) -> None:
-    say(await globals()[f"serve_{library}"]())
+    say(await named("serve", library)())
     async for _ in lines():
         say(time.process_time())
 
@@ -244,7 +311,7 @@ async def use(library: str, fabric: str) -> None:
         case, _, seconds = line.rpartition(" ")
         if case not in ready:
             count = CASES[library][case][0]
-            ready[case] = await globals()[f"use_{library}"](port, case, count)
+            ready[case] = await named("use", library)(port, case, count)
             before = len(made)
             await asyncio.gather(*(operation() for operation in ready[case]))  # connects
             if fabric == "rdma" and library != "websockets" and len(made) - before != count:
@@ -289,10 +356,12 @@ async def measure(operations: list[Operation], seconds: float) -> dict[str, floa
 def main(side: str, library: str, fabric: str, cpu: str) -> None:
     os.sched_setaffinity(0, [int(cpu)])
     running = serve(library) if side == "server" else use(library, fabric)
+    base = asyncio.SelectorEventLoop if library in ON_ASYNCIO else uvloop.Loop
     if fabric == "rdma":
-        rdmanet.run(running, loop_factory=uvloop.Loop)
+        rdmanet.run(running, loop_factory=base)
     else:
-        uvloop.run(running)
+        with asyncio.Runner(loop_factory=base) as runner:
+            runner.run(running)
 
 
 if __name__ == "__main__":
