@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import os
 import statistics
 import subprocess
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import rdmanet
-from benchmarks.rpc_peers import GIVE, LARGE, PEERS, lacks
+from benchmarks.rpc_peers import GIVE, LARGE, PEERS, filled, lacks
 from rdmanet import rpc
 
 HOST = "127.0.0.1"
@@ -52,12 +51,7 @@ class Echo(rpc.Service):
         return data.nbytes
 
     async def give(self, size: int) -> memoryview:
-        return memoryview(zeros(size))
-
-
-@functools.cache
-def zeros(size: int) -> bytes:
-    return bytes(size)
+        return memoryview(filled(size))
 
 
 Call = Callable[[], Awaitable[Any]]
@@ -94,11 +88,13 @@ async def serve_stream(reader: Any, writer: Any) -> None:
             head = await reader.readexactly(9)
             size = int.from_bytes(head[:8], "big")
             if head[8]:
-                writer.write(zeros(size))
+                writer.write(filled(size))
             elif size < LARGE:
                 writer.write(await reader.readexactly(size))
             else:
-                await reader.readinto_exactly(buffers.setdefault(size, bytearray(size)))
+                if size not in buffers:
+                    buffers[size] = bytearray(size)
+                await reader.readinto_exactly(buffers[size])
                 writer.write(head[:8])
     writer.close()
 
@@ -112,7 +108,7 @@ async def connected(kind: str, where: str, size: int, asks: bool) -> AsyncIterat
 
     :param asks: it asks for so many bytes
     """
-    data = bytes(size)
+    data = filled(size)
     if kind == "streams":
         reader, writer = await rdmanet.open_rdma_connection(HOST, int(where))
         mine = bytearray(size)
