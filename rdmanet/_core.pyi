@@ -1107,6 +1107,29 @@ def alloc(nbytes: int, *, huge_pages: bool | Literal["try"] = False) -> Allocate
     :raises OSError: ENOMEM; EMFILE, because each needs a descriptor
     """
 
+# ---- reuse.pxi ----
+
+REUSED_BYTES: int
+"""From so many bytes on, memory of `unfilled()` is kept for a later call."""
+
+@final
+class ReusableMemory:
+    """Large memory of `unfilled()`. It has the buffer protocol."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def unfilled(nbytes: int) -> bytearray | ReusableMemory:
+    """Writable memory of undefined content, for who fills it: a bytearray, or large memory that may have been in use
+    before.
+
+    :raises ValueError: nbytes is out of range
+    :raises MemoryError: there is none
+    """
+
+def idle_bytes() -> int:
+    """How much memory of `unfilled()` is idle."""
+
 # ---- workrequest.pxi ----
 
 class WROpcode(IntEnum):

@@ -79,6 +79,7 @@ from cpython.buffer cimport (
     PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.memoryview cimport (
@@ -156,6 +157,7 @@ include "_pyx/extendedcq.pxi"
 include "_pyx/bufferpool.pxi"
 include "_pyx/registration.pxi"
 include "_pyx/allocation.pxi"
+include "_pyx/reuse.pxi"
 include "_pyx/workrequest.pxi"
 include "_pyx/inflight.pxi"
 include "_pyx/window.pxi"

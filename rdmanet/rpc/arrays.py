@@ -23,6 +23,7 @@ import sys
 import typing
 from typing import Annotated, Any, Final
 
+from rdmanet._core import REUSED_BYTES, unfilled
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.describe import BUFFER, Description
 from rdmanet.rpc.errors import Code, Error
@@ -85,7 +86,11 @@ class ArrayType:
 
     def empty(self, array: Array) -> Any:
         """Memory for an array that was checked."""
-        return _numpy().empty(array.shape, array.dtype)
+        numpy = _numpy()
+        nbytes = math.prod(array.shape) * ITEM_BYTES[array.dtype]
+        if nbytes < REUSED_BYTES:
+            return numpy.empty(array.shape, array.dtype)
+        return numpy.ndarray(array.shape, array.dtype, unfilled(nbytes))
 
 
 # ---- Annotations ---------------------------------------------------------------------------------------------

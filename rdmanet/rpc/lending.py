@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
-from rdmanet._core import AccessFlags
+from rdmanet._core import AccessFlags, unfilled
 from rdmanet.errors import RdmaError
 from rdmanet.memory import OfferedMemory
 from rdmanet.options import REVOKE_TIMEOUT_S
@@ -298,7 +298,7 @@ def _room(type_: Any, value: Any, nbytes: int, into: Into | None) -> tuple[memor
     if isinstance(value, Array):
         array = type_.empty(value)
         return bytes_of(array), array
-    memory = memoryview(bytearray(nbytes))
+    memory = memoryview(unfilled(nbytes))
     return memory, memory.toreadonly()
 
 

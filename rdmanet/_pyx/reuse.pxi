@@ -1,0 +1,161 @@
+# Memory that is about to be filled with what comes: unfilled().
+#
+# The kernel gives a process new memory page by page, and clears each page first. For 64 MiB that takes four times as
+# long as to copy 64 MiB into memory that is there. So large memory of this kind is not unmapped when its last user is
+# gone, but kept for the next one who needs the same size. Small memory is the allocator's, which does the same; it is
+# a bytearray that is not cleared.
+#
+#     its end     The object is freed when nothing refers to it: no view, no array, no operation of a device. Nothing
+#                 else ends it, so nobody has the memory who could still use it.
+#     content     Undefined: what was there before. Who takes memory fills it before anybody sees it.
+#     sizes       Eight for each power of two, so that the next user's often fits; at most an eighth is wasted.
+#     pages       Huge ones, if the kernel has them and lets programs ask (madvise): a new one takes one fault instead
+#                 of 512.
+#     how much    IDLE_BYTES in IDLE_AREAS areas; if there were more, the one that is idle for longest is unmapped. What
+#                 is idle was in use before, so it is never more than the most that was in use at a time.
+#     shortage    The kernel may take the pages of idle memory whenever it needs some (MADV_FREE, which costs nothing
+#                 for huge pages, and for others as much as to fill them).
+#
+# All of this is one list for the process, behind the GIL. A forked child has copies of it, as of any private memory.
+
+cdef extern from * nogil:
+    """
+    enum {
+        RN_REUSED_BYTES = 2 << 20, /* a huge page, where pages have 4 KiB */
+        RN_IDLE_BYTES = 256 << 20,
+        RN_IDLE_AREAS = 64,
+        RN_SIZES_BITS = 3, /* eight sizes for each power of two */
+    };
+
+    struct rn_area {
+        char *address;
+        size_t length;
+    };
+
+    static struct rn_area rn_idle[RN_IDLE_AREAS]; /* the first is idle for longest */
+    static size_t rn_idle_count, rn_idle_bytes;
+
+    /* The size of the area for so many bytes; 0 if there is none. */
+    static size_t rn_area_size(size_t length)
+    {
+        size_t step = RN_REUSED_BYTES >> RN_SIZES_BITS, size;
+
+        while (length >> (RN_SIZES_BITS + 1) >= step)
+            step *= 2;
+        return __builtin_add_overflow(length, step - 1, &size) || size > SIZE_MAX / 4 ? 0 : size & ~(step - 1);
+    }
+
+    static char *rn_area_map(size_t length)
+    {
+        size_t align = RN_REUSED_BYTES, before;
+        char *mapped = mmap(NULL, length + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (mapped == MAP_FAILED)
+            return NULL;
+        before = -(uintptr_t)mapped & (align - 1);
+        if (before)
+            munmap(mapped, before);
+        munmap(mapped + before + length, align - before);
+        (void)madvise(mapped + before, length, MADV_HUGEPAGE);
+        return mapped + before;
+    }
+
+    static void rn_idle_remove(size_t i)
+    {
+        rn_idle_bytes -= rn_idle[i].length;
+        rn_idle_count--;
+        memmove(&rn_idle[i], &rn_idle[i + 1], (rn_idle_count - i) * sizeof(rn_idle[0]));
+    }
+
+    static void rn_idle_drop(void)
+    {
+        munmap(rn_idle[0].address, rn_idle[0].length);
+        rn_idle_remove(0);
+    }
+
+    /* An area of this size, the one that was used last if there is any. */
+    static char *rn_area_take(size_t length)
+    {
+        char *address;
+
+        for (size_t i = rn_idle_count; i--;)
+            if (rn_idle[i].length == length) {
+                address = rn_idle[i].address;
+                rn_idle_remove(i);
+                return address;
+            }
+        while (!(address = rn_area_map(length)) && rn_idle_count)
+            rn_idle_drop();
+        return address;
+    }
+
+    static void rn_area_give(char *address, size_t length)
+    {
+        if (length > RN_IDLE_BYTES) {
+            munmap(address, length);
+            return;
+        }
+        while (rn_idle_count == RN_IDLE_AREAS || rn_idle_bytes + length > RN_IDLE_BYTES)
+            rn_idle_drop();
+        (void)madvise(address, length, MADV_FREE);
+        rn_idle[rn_idle_count++] = (struct rn_area){address, length};
+        rn_idle_bytes += length;
+    }
+    """
+    size_t RN_REUSED_BYTES, RN_IDLE_BYTES, rn_idle_bytes
+    size_t rn_area_size(size_t length)
+    char *rn_area_take(size_t length)
+    void rn_area_give(char *address, size_t length)
+
+
+REUSED_BYTES = RN_REUSED_BYTES
+
+
+@cython.final
+cdef class ReusableMemory:
+    """Large memory of `unfilled()`. It has the buffer protocol."""
+
+    cdef char *address
+    cdef size_t length, area_bytes
+
+    def __init__(self):
+        raise TypeError("use unfilled()")
+
+    def __dealloc__(self):
+        if self.address is not NULL:
+            rn_area_give(self.address, self.area_bytes)
+
+    def __len__(self):
+        return <Py_ssize_t>self.length
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.address, <Py_ssize_t>self.length, False, flags)
+
+    def __repr__(self):
+        return f"<ReusableMemory of {self.length} bytes>"
+
+
+def unfilled(nbytes):
+    """Writable memory of undefined content, for who fills it: a bytearray, or large memory that may have been in use
+    before.
+
+    :raises ValueError: nbytes is out of range
+    :raises MemoryError: there is none
+    """
+    cdef ReusableMemory memory
+    cdef size_t size
+    read_size(nbytes, "unfilled: nbytes", ValueError, &size)
+    if size < RN_REUSED_BYTES:
+        return PyByteArray_FromStringAndSize(NULL, <Py_ssize_t>size)
+    memory = ReusableMemory.__new__(ReusableMemory)
+    memory.area_bytes = rn_area_size(size)
+    memory.address = rn_area_take(memory.area_bytes) if memory.area_bytes else NULL
+    if memory.address is NULL:
+        raise MemoryError(f"there is no memory for {nbytes} bytes")
+    memory.length = size
+    return memory
+
+
+def idle_bytes():
+    """How much memory of `unfilled()` is idle."""
+    return rn_idle_bytes
