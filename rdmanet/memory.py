@@ -93,6 +93,11 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
         return self._region.revoked
 
     @property
+    def is_used(self) -> bool:
+        """Whether operations of ours are under way, also those that nobody awaits any more."""
+        return self._region.operations > 0
+
+    @property
     def id(self) -> int:
         """The offer's number on its connection."""
         return self._region.region.id

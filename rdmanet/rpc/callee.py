@@ -31,7 +31,7 @@ from rdmanet import log_rate
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import lending
 from rdmanet.rpc.around import Interceptor, chained
-from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.buffer import Buffer, over
 from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.carried import decoded
@@ -67,6 +67,7 @@ from rdmanet.rpc.messages import (
     Item,
     Lent,
     OutReply,
+    OutReplyReturning,
     Ping,
     Pong,
     Release,
@@ -320,9 +321,9 @@ class Callee:
                 if goes_by_reference(self.link, going.memory):
                     await self._lend_result(running, going, timer)
                 else:
-                    self._answer(running, OutReply(running.number, going.item(going.memory)))
+                    self._reply(running, going.item(going.memory), buffers)
             else:
-                self._answer(running, OutReply(running.number, result))
+                self._reply(running, result, buffers)
         except Error as exc:
             self._fail(running, exc.passed_on(server.send_tracebacks))
         except asyncio.CancelledError:
@@ -359,7 +360,11 @@ class Callee:
         """Run the method. Returns its result; a stream is sent."""
         method = running.method
         if method.buffers:
-            arguments = await self._take(running, arguments, buffers)
+            running.taking += 1
+            try:
+                arguments = await self._take(running, arguments, buffers)
+            finally:
+                running.taking -= 1
         call = running.function(*arguments) if method.count >= 0 else self._called(running, arguments)
         if running.sent is not None:
             await running.sent.send(aiter(call))
@@ -393,16 +398,19 @@ class Callee:
                 continue  # the default
             loan = loan_of(value)
             lending.check(type_, value, Code.INVALID_ARGUMENT, f"{method.label}: parameter {parameter.name}")
-            if type_ is Buffer and loan is not None:
-                await lending.found(self.link, loan)  # the method may take memory for all of it
-                running.counter.lent_bytes += loan.length
-                found[index] = Buffer.of(Loan(self.link, loan), loan.length)
-            elif loan is not None:
-                self._count_taken(running, loan.length)
-                found[index] = await fetched(self.link, type_, value, loan)
-                running.counter.lent_bytes += loan.length
-            else:
+            if loan is None:
                 found[index] = here(type_, value)
+            else:
+                if running.call.is_over:  # an interceptor has answered, and goes on
+                    raise over()
+                if type_ is not Buffer:
+                    self._count_taken(running, loan.length)
+                running.borrowed.append(await lending.found(self.link, loan))
+                if type_ is Buffer:  # the method may take memory for all of it
+                    found[index] = Buffer.of(Loan(self.link, loan), loan.length)
+                else:
+                    found[index] = await fetched(self.link, type_, value, loan)
+                running.counter.lent_bytes += loan.length
             if type_ is Buffer:
                 buffers.append(found[index])
         return tuple(found)
@@ -429,6 +437,16 @@ class Callee:
                 async with asyncio.timeout(self.limits.lent_seconds):
                     await running.released
             self.book.end_loan(running.number, running)
+
+    def _reply(self, running: Running, result: Any, buffers: list[Buffer]) -> None:
+        """Answer with a result that is in the message."""
+        reply = OutReply
+        if running.borrowed:
+            for buffer in buffers:
+                buffer.release()  # before it is said that nobody reads them
+            if running.has_returned:
+                reply = OutReplyReturning
+        self._answer(running, reply(running.number, result))
 
     def _answer(self, running: Running, message: Any, lending: bool = False) -> None:
         """Send the one answer of a call, unless the connection is gone."""

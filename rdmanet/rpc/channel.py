@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from rdmanet.rpc import lending
@@ -201,7 +201,7 @@ class Channel:
     ) -> Any:
         async with contextlib.AsyncExitStack() as block:
             arguments = await self._lend(call, arguments, loans, block)
-            return await self._call(call, arguments)
+            return await self._call(call, arguments, loans)
 
     def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results. It begins with the first one that is asked for."""
@@ -289,7 +289,9 @@ class Channel:
         self.link.send(Cancel(pending.number))
         return True
 
-    async def _call(self, call: CallDetails, arguments: tuple[Any, ...]) -> Any:
+    async def _call(
+        self, call: CallDetails, arguments: tuple[Any, ...], loans: Sequence[tuple[int, Outgoing]] = ()
+    ) -> Any:
         """Make a call with these arguments, buffers as they are sent."""
         method, into = call.method, call.into
         if self.link.paused:
@@ -311,6 +313,9 @@ class Channel:
                 if not self._abandon(pending):
                     self._release_unseen(pending)
                 raise
+            if pending.returned:
+                for _, going in loans:
+                    going.returned = True
             if method.result_is_buffer:
                 if into is None and type(result) is memoryview:
                     result = as_declared(method.result, result)
@@ -437,6 +442,7 @@ class Channel:
             self._release(message.number)  # its result may be on loan
             return
         future = pending.future
+        pending.returned = message.returned
         pending.counter.received_bytes += len(message.result)
         if future.done():
             if pending.method.result_is_buffer:

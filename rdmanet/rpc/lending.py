@@ -6,9 +6,10 @@ Who has the memory lends it: puts it on offer on the call's connection (`RdmaTra
 the offer's number in place of the bytes. Who gets the number reads by RDMA READ, when it wants to, into memory of its
 own. The offer's key is good for this connection only, and ends with the call, whatever ends it: its answer, an error,
 its deadline, or that it is cancelled. Then the peer has RETURN_S to finish what it has begun, and to let go. It lets go
-at once if it runs, and has nothing under way. Then the device invalidates the key, whatever the peer does (leases.py);
-if it cannot, the connection ends. Only then the call ends, even if it is cancelled once more: its owner may change the
-memory, and nobody else reads what it writes there.
+at once if it runs, and has nothing under way; a Reply says whether that is so already (`returned`), and then there is
+nothing to wait for. Then the device invalidates the key, whatever the peer does (leases.py); if it cannot, the
+connection ends. Only then the call ends, even if it is cancelled once more: its owner may change the memory, and nobody
+else reads what it writes there.
 
 A loan costs a few messages of its own: offer, revocation, confirmation. Below LEND_BYTES it is faster to send the bytes
 in the message, which is also the only way over TCP and Unix sockets.
@@ -51,14 +52,16 @@ class Outgoing:
 
     :ivar memory: its bytes
     :ivar buffer: the program's Buffer, which keeps the memory registered; None if there is none
+    :ivar returned: the peer has said that it reads nothing of it any more
     :raises TypeError: it is not what the annotation says; the text begins with `what`
     :raises BufferError: it is not contiguous, and no array
     """
 
-    __slots__ = ("buffer", "memory", "_array")
+    __slots__ = ("buffer", "memory", "returned", "_array")
 
     def __init__(self, type_: Any, value: Any, what: str) -> None:
         self._array: Any = None
+        self.returned = False
         if isinstance(type_, ArrayType):
             self._array = type_.contiguous(value, what)
             self.memory = bytes_of(self._array)
@@ -155,6 +158,8 @@ async def lent(link: Link, going: Outgoing) -> AsyncIterator[Any]:
             yield going.item(Lent(region.id, going.memory.nbytes))
         finally:
             if lease is not None and regions.take_back(lease, RETURN_S):
+                if going.returned:
+                    lease.acknowledged()  # the peer's word for the number comes later
                 await _done(lease.over)
 
 
@@ -188,7 +193,10 @@ class Loan:
     async def read_into(self, memory: Any, offset: int) -> None:
         if self._is_over:
             raise over()
-        await read_offer(self._link, await found(self._link, self._loan), memory, offset)
+        remote = await found(self._link, self._loan)
+        if self._is_over:
+            raise over()
+        await read_offer(self._link, remote, memory, offset)
 
     def release(self) -> None:
         if not self._is_over:

@@ -79,6 +79,8 @@ class Reply(_Message, tag=2):
 
     number: U32
     result: Raw
+    returned: bool = False
+    """The callee reads nothing of the call's arguments on loan any more, and will not."""
 
 
 class Failure(_Message, tag=3):
@@ -179,6 +181,12 @@ class OutCallWith(OutCall, tag=1):
 class OutReply(_Message, tag=2):
     number: int
     result: Any
+
+
+class OutReplyReturning(OutReply, tag=2):
+    """The same from a callee that has let go of the arguments on loan."""
+
+    returned: bool = True
 
 
 class OutItem(_Message, tag=4):

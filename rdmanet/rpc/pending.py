@@ -43,6 +43,7 @@ class Pending(msgspec.Struct, eq=False):
     :ivar begun_at: when it was sent, on the loop's clock
     :ivar received: the stream from the callee, if there is one
     :ivar sent: the stream to the callee, if there is one
+    :ivar returned: the callee has let go of the arguments on loan
     """
 
     method: Method
@@ -53,6 +54,7 @@ class Pending(msgspec.Struct, eq=False):
     begun_at: float = 0.0
     received: Receiving | None = None
     sent: Sending | None = None
+    returned: bool = False
 
     def fail(self, error: BaseException) -> None:
         """The call has ended with this error."""

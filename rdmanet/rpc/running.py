@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
+from rdmanet.memory import OfferedMemory
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.schema import Method
@@ -32,6 +33,8 @@ class Running(msgspec.Struct, eq=False):
     :ivar sent: the stream to the caller, if there is one
     :ivar released: is to be done when the caller has released the result that is on loan
     :ivar taken_bytes: allocated for its arguments on loan
+    :ivar borrowed: the peer's memory of these
+    :ivar taking: arguments are being taken; more than once if an interceptor wants that
     """
 
     number: int
@@ -50,6 +53,13 @@ class Running(msgspec.Struct, eq=False):
     taken_bytes: int = 0
     has_begun: bool = False
     is_cancelled: bool = False
+    borrowed: list[OfferedMemory] = []
+    taking: int = 0
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether it had arguments on loan, and reads nothing of them any more. Its Buffers have been released."""
+        return bool(self.borrowed) and not self.taking and not any(remote.is_used for remote in self.borrowed)
 
     def cancel(self) -> None:
         """Cancel the task, once: what it does then may take time, and is not to be cancelled as well.

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import messages
-from rdmanet.rpc.messages import Framer, OutCall, OutCallWith, OutItem, OutReply, frame
+from rdmanet.rpc.messages import Framer, OutCall, OutCallWith, OutItem, OutReply, OutReplyReturning, frame
 
 PAGE = Path(__file__).parents[2] / "docs/reference/rpc-protocol.md"
 VECTORS = re.findall(r"^\| `(\w+\(.*\))` \| `([0-9a-f]+)` \|$", PAGE.read_text(), re.MULTILINE)
@@ -38,9 +38,11 @@ def message_of(text: str) -> Any:
 
 
 def as_sent(message: Any) -> Any:
-    """A Call without metadata is sent without a place for it, as peers of older versions do."""
+    """A Call without metadata is sent without a place for it, as peers of older versions do. So is a Reply."""
     if isinstance(message, messages.Call) and message.metadata is messages.NIL:
         return OutCall(message.number, message.method, message.timeout_us, message.arguments)
+    if isinstance(message, messages.Reply) and not message.returned:
+        return OutReply(message.number, message.result)
     return message
 
 
@@ -67,7 +69,8 @@ def test_what_is_encoded_in_one_step_is_the_same():
     assert frame(OutCall(1, 0, None, ("w",))) == frame(as_sent(message_of('Call(1, 0, None, ["w"])')))
     with_metadata = OutCallWith(1, 0, None, ("w",), {"tenant": "a"})
     assert frame(with_metadata) == frame(message_of('Call(1, 0, None, ["w"], {"tenant": "a"})'))
-    assert frame(OutReply(1, {"a": 1.5})) == frame(message_of('Reply(1, {"a": 1.5})'))
+    assert frame(OutReply(1, {"a": 1.5})) == frame(as_sent(message_of('Reply(1, {"a": 1.5})')))
+    assert frame(OutReplyReturning(1, None)) == frame(message_of("Reply(1, None, True)"))
     assert frame(OutItem(1, -3)) == frame(message_of("Item(1, -3)"))
 
 
