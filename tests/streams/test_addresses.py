@@ -181,20 +181,6 @@ async def test_the_error_of_an_aborted_connection_names_host_and_port(net: Net):
     assert f"the peer aborted the connection (peer {HOST}:{peer[1]})" in str(error)
 
 
-async def test_a_server_that_aborts_in_connection_made_says_so(net: Net):
-    """It may not send before the client's first frame, and the connection does not end before that."""
-
-    class Refuses(Recorder):
-        def connection_made(self, transport):
-            super().connection_made(transport)
-            transport.abort()
-
-    _, port = await net.serve(Refuses)
-    for _ in range(10):
-        client = await net.connect(port)
-        assert "the peer aborted the connection" in str(await client.until_lost())
-
-
 async def test_the_error_of_a_stream_names_host_and_port(net: Net):
     made: asyncio.Future = net.loop.create_future()
     server = await rdmanet.start_rdma_stream_server(lambda r, w: made.set_result(w), HOST, 0)

@@ -214,6 +214,20 @@ async def test_abort_is_an_error_for_the_peer_and_never_eof(net: Net):
     assert server.events == ["made", "data", "lost"]
 
 
+async def test_a_server_that_aborts_in_connection_made_says_so(net: Net):
+    """It may not send before the client's first frame, and the connection does not end before that."""
+
+    class Refuses(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transport.abort()
+
+    _, port = await net.serve(Refuses)
+    for _ in range(10):
+        client = await net.connect(port)
+        assert "the peer aborted the connection" in str(await client.until_lost())
+
+
 async def test_abort_throws_away_what_is_not_sent(net: Net):
     client, server = await net.pair(server=Deaf)
     while not client.writing_paused:
