@@ -102,11 +102,19 @@ async def who_serves(port: int, connections: int) -> Counter:
     return served
 
 
+async def until_all_serve(port: int, there: dict) -> None:
+    """A worker may be ready before the front has heard of it."""
+    for worker in there.values():
+        assert await worker.line() == "ready"
+    served: set[int] = set()
+    while served != set(there):
+        served.update(await who_serves(port, 1))
+
+
 @pytest.mark.parametrize("kind", [(), ("adapter",)], ids=["embedded", "adapter"])
 async def test_connections_are_dealt_out_in_turn(kind):
     with dealing(3, *kind) as (port, there):
-        for worker in there.values():
-            assert await worker.line() == "ready"
+        await until_all_serve(port, there)
         assert await who_serves(port, 6) == dict.fromkeys(there, 2)
         # One that is no front ends: the two others share.
         front = doors.owner("127.0.0.1", port)
@@ -122,8 +130,7 @@ async def test_connections_are_dealt_out_in_turn(kind):
 async def test_who_ends_takes_only_its_own_connections():
     """First a worker that is not the front, then the front."""
     with dealing(3) as (port, there):
-        for worker in there.values():
-            assert await worker.line() == "ready"
+        await until_all_serve(port, there)
         kept = [await connect(port) for _ in range(6)]
         assert Counter(pid for _, _, pid, _ in kept) == dict.fromkeys(there, 2)
         front = doors.owner("127.0.0.1", port)
