@@ -214,6 +214,23 @@ async def test_abort_is_an_error_for_the_peer_and_never_eof(net: Net):
     assert server.events == ["made", "data", "lost"]
 
 
+async def test_connection_lost_comes_in_the_turn_after_an_abort(net: Net):
+    """It does not wait until the peer has the Abort, if the peer cannot write to our memory meanwhile."""
+    client, _ = await net.pair()
+    client.transport.abort()
+    assert not client.lost
+    await asyncio.sleep(0)
+    assert client.lost
+
+
+async def test_nothing_is_buffered_after_an_abort(net: Net):
+    client, _ = await net.pair()
+    while not client.transport.get_write_buffer_size():
+        client.transport.write(b"x")
+    client.transport.abort()
+    assert client.transport.get_write_buffer_size() == 0
+
+
 async def test_a_server_that_aborts_in_connection_made_says_so(net: Net):
     """It may not send before the client's first frame, and the connection does not end before that."""
 
