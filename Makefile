@@ -231,10 +231,10 @@ bench-growing: build ## measure what receive slots that grow cost a new connecti
 bench-falling-back: build ## measure what a connection by TCP takes on the switched loop
 	@$(py) -m benchmarks.falling_back $(ARGS)
 
-bench-peers: build ## measure request and reply, and one way, beside pyzmq, iceoryx2, Zenoh, UCX, gRPC, pipes and shared memory (half an hour)
+bench-peers: build ## measure request and reply, and one way, beside pyzmq, iceoryx2, Zenoh, UCX, gRPC, pipes and shared memory (a quarter of an hour)
 	@$(py) -m benchmarks.peers $(ARGS)
 
-bench-libraries: build build/libraries/.done ## measure aiohttp, uvicorn, httpx, redis-py and others, unmodified, beside TCP (three minutes)
+bench-libraries: build build/libraries/.done ## measure aiohttp, uvicorn, httpx, redis-py and others, unmodified, beside TCP
 	@build/libraries/bin/python -m benchmarks.libraries $(ARGS)
 
 count: build ## count system calls, wake-ups, copies and Python calls of a message

@@ -6,8 +6,7 @@ A server and a client of one library run in two processes, on uvloop, each on a 
 programs over RDMA and over TCP, and both pairs are there all the time: each case alternates between them, and the table
 has medians of the turns. CPU is that of both processes for each operation. benchmarks/library_worker.py shows how each
 library is used; the server of redis-py is a small one in Python (StreamReader and StreamWriter), not Redis. HTTPS runs
-on asyncio's loop: over TCP uvloop has a TLS of its own. It runs in the environment that `make libraries` makes, and
-takes three minutes.
+on asyncio's loop: over TCP uvloop has a TLS of its own. It runs in the environment that `make libraries` makes.
 """
 
 from __future__ import annotations
