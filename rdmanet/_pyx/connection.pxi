@@ -43,7 +43,8 @@ cdef class Connection:
     cdef Ledger ledger
     cdef bint attached                  # has memory and a place in the engine
     cdef bint solicits                  # the peer marks its SENDs as solicited
-    cdef Chunk chunk                    # what it sends from, while it does
+    cdef RingPool sends                 # where the memory that it sends from is,
+    cdef Chunk chunk                    # and what it has of that, while it sends
     cdef bint warm                      # it keeps that although nothing is in flight: it is on the engine's list
     cdef OwnRing own                    # where its receives come from,
     cdef readonly SharedRing shared     # or the ring that it shares

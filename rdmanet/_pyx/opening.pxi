@@ -23,7 +23,7 @@ cdef int attach_connection(Connection connection, StreamEngine engine, object co
     connection.stride = stream_stride(slot_bytes)
     connection.context = context
     connection.inbox = Inbox(data_slots)
-    send_buffers(engine, slot_bytes, data_slots).have_some()
+    connection.sends = send_buffers(engine, slot_bytes, data_slots)
     if shared_slots is None:
         connection.own = OwnRing(
             engine, data_slots + CONTROL_RESERVE, min(slot_bytes, first_bytes or slot_bytes), slot_bytes)

@@ -7,15 +7,15 @@
 
 cdef enum:
     SEND_BUFFERS_SPARE = 16         # empty slabs of what connections send from: they take turns
-    WARM_MOST = 16                  # connections that keep it though nothing is in flight, until the engine sleeps
+    AT_HAND_MOST = 16               # chunks that go from one to the next without a look at their slab
+    WARM_MOST = 64                  # connections that keep it though nothing is in flight, until the engine sleeps
 
 
 cdef bint borrow_frames(Connection connection):
     """Whether there is memory to send from now; if not, `settle` comes when there may be."""
     cdef StreamEngine engine = connection.engine
-    cdef RingPool pool = send_buffers(engine, connection.slot_bytes, connection.data_slots)
     try:
-        connection.chunk = pool.take()
+        connection.chunk = connection.sends.take()
     except (OSError, MemoryError):
         if connection not in engine.in_want:
             engine.in_want.append(connection)
@@ -38,7 +38,7 @@ cdef int return_frames(Connection connection) except -1:
     cdef Connection waiting
     connection.frames = connection.controls = NULL
     chunk, connection.chunk = connection.chunk, None
-    send_buffers(connection.engine, connection.slot_bytes, connection.data_slots).give(chunk)
+    connection.sends.give(chunk)
     if connection.engine.in_want:
         for waiting in connection.engine.in_want:
             connection.engine.flush_later(waiting)
@@ -68,8 +68,10 @@ cdef int cool_down(StreamEngine engine, Py_ssize_t most) except -1:
 
 cdef RingPool send_buffers(StreamEngine engine, uint32_t slot_bytes, uint32_t data_slots):
     """What connections send from, while they do; at least one slab, from the first on."""
-    key = (slot_bytes, data_slots, "sends")
-    pool = engine.pools.get(key)
+    cdef RingPool pool = engine.pools.get((slot_bytes, data_slots, "sends"))
     if pool is None:
-        pool = engine.pools[key] = RingPool(engine.pd, stream_send_bytes(slot_bytes, data_slots), SEND_BUFFERS_SPARE)
+        pool = engine.pools[slot_bytes, data_slots, "sends"] = RingPool(
+            engine.pd, stream_send_bytes(slot_bytes, data_slots), SEND_BUFFERS_SPARE, AT_HAND_MOST
+        )
+    pool.have_some()
     return pool

@@ -40,18 +40,23 @@ cdef class Slab:
 
 @cython.no_gc_clear
 cdef class RingPool:
-    """Chunks of one size. It grows by a slab, and shrinks when more than `spare` slabs are empty."""
+    """Chunks of one size. It grows by a slab, and shrinks when more than `spare` slabs are empty.
+
+    Up to `at_hand_most` chunks that were given back stay as they are for the next who take one.
+    """
 
     cdef PD pd
     cdef readonly size_t chunk_bytes
     cdef readonly Py_ssize_t per_slab
     cdef list slabs
+    cdef list at_hand
+    cdef Py_ssize_t at_hand_most
     cdef list parked
     cdef Py_ssize_t spare               # how many empty slabs are kept
     cdef bint closed
     cdef quarantined_t quarantined      # the embedded device's own export; NULL for others
 
-    def __cinit__(self, PD pd not None, size_t chunk_bytes, Py_ssize_t spare=1):
+    def __cinit__(self, PD pd not None, size_t chunk_bytes, Py_ssize_t spare=1, Py_ssize_t at_hand_most=0):
         pd.usable()
         self.pd = pd
         self.spare = spare
@@ -59,6 +64,8 @@ cdef class RingPool:
         # On the embedded device memory is sparse, and costs nothing before it is touched; other devices pin it all.
         self.per_slab = max(1, (SLAB_BYTES if pd.context.library.embedded_device else PINNED_BYTES) // chunk_bytes)
         self.slabs = []
+        self.at_hand = []
+        self.at_hand_most = at_hand_most
         self.parked = []
         self.quarantined = <quarantined_t>verbs.rn_library_symbol(pd.context.library.c, "rdmanet_soft_quarantined")
 
@@ -74,6 +81,10 @@ cdef class RingPool:
     cdef Chunk take(self):
         cdef Slab slab
         cdef Chunk chunk
+        if self.at_hand:
+            chunk = self.at_hand.pop()
+            chunk.pool = self
+            return chunk
         if self.parked and self.may_reuse():
             self._unpark()
         for slab in self.slabs:
@@ -100,7 +111,11 @@ cdef class RingPool:
             if chunk.slab.mr.exports == 0:
                 chunk.slab.mr.close()
             return 0
-        chunk.pool = None   # it may outlive us in `parked`, and we it
+        chunk.pool = None   # it may outlive us, and we it
+        if len(self.at_hand) < self.at_hand_most and self.may_reuse():
+            chunk.used = True
+            self.at_hand.append(chunk)
+            return 0
         self.parked.append(chunk)
         if self.may_reuse():
             self._unpark()
@@ -126,5 +141,6 @@ cdef class RingPool:
             except BufferError:
                 pass    # a program looks at it (lease.pxi); give() closes it
         self.slabs.clear()
+        self.at_hand.clear()
         self.parked.clear()
         return 0
