@@ -267,7 +267,7 @@ cdef class BlockingEnd:
         cdef size_t more
         while True:
             if connection.backlog.size == 0:
-                more = copy_in(connection, bytes + taken[0], size - taken[0])
+                more = copy_in(connection, bytes + taken[0], size - taken[0], False)
                 if more == GONE:
                     raise connection.failure
                 taken[0] += more

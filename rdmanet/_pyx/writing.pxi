@@ -48,12 +48,17 @@ cdef int write_lines(Connection connection, object list_of_data) except -1:
     return 0
 
 
-cdef bint may_write(Connection connection) except -1:
+cdef inline bint may_write(Connection connection) except -1:
     """Whether written bytes are taken; if not, the owner says why."""
+    if connection.writable and connection.opened and (connection.qp is None or connection.qp.pid == verbs.rn_pid):
+        return True
+    return refuse_write(connection)
+
+
+cdef bint refuse_write(Connection connection) except -1:
+    """Returns False, unless it raises."""
     if connection.qp is not None and connection.qp.pid != verbs.rn_pid:
         raise RuntimeError(f"this connection was opened by process {connection.qp.pid}; open another after fork")
-    if connection.writable and connection.opened:
-        return True
     if connection.owner is not None:
         connection.owner._write_refused()
     return False
@@ -81,13 +86,13 @@ cdef bint take_data(Connection connection, data) except -1:
         PyBuffer_Release(&view)
 
 
-cdef bint accept_bytes(Connection connection, object owner, const char *data, size_t size) except -1:
+cdef inline bint accept_bytes(Connection connection, object owner, const char *data, size_t size) except -1:
     """Take `size` bytes. `owner` is the exact `bytes` or the Loan that they are all of, or None: then copy."""
     cdef size_t taken = 0
     if not may_write(connection) or size == 0:
         return False
     if connection.backlog.size == 0 and (owner is None or size < BORROW_BYTES):
-        taken = copy_in(connection, data, size)
+        taken = copy_in(connection, data, size, owner is not None)
         if taken == GONE:
             return False
     if type(owner) is Loan:
@@ -101,7 +106,7 @@ cdef bint accept_bytes(Connection connection, object owner, const char *data, si
     return True
 
 
-cdef int send_taken(Connection connection) except -1:
+cdef inline int send_taken(Connection connection) except -1:
     """Post what was taken, now or at the end of the engine's pass."""
     if connection.engine.in_pass:
         # Whoever runs now was called from a pass, which flushes before it ends.
@@ -205,12 +210,17 @@ cdef int resume_if_discarded(Connection connection) except -1:
     return 0
 
 
-cdef size_t copy_in(Connection connection, const char *data, size_t size) except? 0:
-    """Copy into the open frame, posting full ones on the way; returns how much found a place, or GONE."""
+cdef inline size_t copy_in(Connection connection, const char *data, size_t size, bint stays) except? 0:
+    """Copy into the open frame, posting full ones on the way; returns how much found a place, or GONE.
+
+    `stays`: the memory is a bytes object's, which is no file that somebody could shorten.
+    """
     cdef size_t taken = 0, n
     while taken < size and send_queue_has_room(connection) and connection.fill < connection.frame_bytes:
         n = min(size - taken, <size_t>(connection.frame_bytes - connection.fill))
-        if not carried(connection, open_frame(connection) + HEADER + connection.fill, data + taken, n):
+        if stays:
+            memcpy(open_frame(connection) + HEADER + connection.fill, data + taken, n)
+        elif not carried(connection, open_frame(connection) + HEADER + connection.fill, data + taken, n):
             return GONE
         taken += n
         connection.fill += <uint32_t>n
