@@ -42,6 +42,7 @@ from rdmanet.rpc.lending import (
     Loan,
     Outgoing,
     as_declared,
+    at_once,
     fetched,
     goes_by_reference,
     goes_inline,
@@ -224,7 +225,7 @@ class Callee:
             if len(server.running) >= server.limits.server_calls:
                 text = f"the server has {len(server.running)} unfinished calls"
                 raise exceeded("server_calls", server.limits.server_calls, text)
-            inline_bytes = memoryview(message.arguments).nbytes
+            inline_bytes = len(message.arguments)
             if self._inline_bytes + inline_bytes > self.limits.inline_bytes:
                 text = f"{self._inline_bytes + inline_bytes} bytes of arguments in messages"
                 raise exceeded("inline_bytes", self.limits.inline_bytes, text)
@@ -360,11 +361,13 @@ class Callee:
         """Run the method. Returns its result; a stream is sent."""
         method = running.method
         if method.buffers:
-            running.taking += 1
-            try:
-                arguments = await self._take(running, arguments, buffers)
-            finally:
-                running.taking -= 1
+            if (taken := at_once(method, arguments)) is None:
+                running.taking += 1
+                try:
+                    taken = await self._take(running, arguments, buffers)
+                finally:
+                    running.taking -= 1
+            arguments = taken
         call = running.function(*arguments) if method.count >= 0 else self._called(running, arguments)
         if running.sent is not None:
             await running.sent.send(aiter(call))

@@ -94,19 +94,19 @@ def prepared(
     link: Link, method: Method, arguments: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], list[tuple[int, Outgoing]]]:
     """The arguments as they are sent, and those that are to be lent, with their places."""
-    found, loans = list(arguments), []
+    loans: list[tuple[int, Outgoing]] = []
     for index in method.buffers:
-        if index >= len(found):
+        if index >= len(arguments):
             break  # left out, which only calls without the class do (discovered.py)
         parameter = method.parameters[index]
-        if goes_inline(parameter.type, found[index]):
+        if goes_inline(parameter.type, arguments[index]):
             continue
-        going = Outgoing(parameter.type, found[index], f"{method.label}: parameter {parameter.name}")
+        going = Outgoing(parameter.type, arguments[index], f"{method.label}: parameter {parameter.name}")
         if goes_by_reference(link, going.memory):
             loans.append((index, going))
         else:
-            found[index] = going.item(going.memory)
-    return tuple(found), loans
+            arguments = (*arguments[:index], going.item(going.memory), *arguments[index + 1 :])
+    return arguments, loans
 
 
 def goes_by_reference(link: Link, memory: memoryview) -> bool:
@@ -308,6 +308,17 @@ def _room(type_: Any, value: Any, nbytes: int, into: Into | None) -> tuple[memor
         return bytes_of(array), array
     memory = memoryview(unfilled(nbytes))
     return memory, memory.toreadonly()
+
+
+def at_once(method: Method, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments of a call as its method declares them, if all buffers have come as plain bytes; None if not."""
+    found = list(arguments)
+    for index in method.buffers:
+        type_ = method.parameters[index].type
+        if type(found[index]) is not memoryview or type_ is Buffer:
+            return None
+        found[index] = bytes(found[index]) if type_ is bytes else as_declared(type_, found[index])
+    return tuple(found)
 
 
 def as_declared(type_: Any, memory: memoryview) -> Any:
