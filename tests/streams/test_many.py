@@ -8,6 +8,21 @@ from harness import Echo, Net
 COUNT = 200
 
 
+async def test_more_connections_than_keep_what_they_send_from(net: Net):
+    """Each message has its connection's bytes, though one connection's memory is the next one's."""
+    _, port = await net.serve(Echo)
+    clients = await asyncio.gather(*(net.connect(port, slot_bytes=1024) for _ in range(80)))
+    for turn in range(1, 6):
+        for number, client in enumerate(clients):
+            client.transport.write(bytes([number, turn]) * 32)
+        for client in clients:
+            await client.until_received(64 * turn)
+    for number, client in enumerate(clients):
+        assert bytes(await client.until_received(320)) == b"".join(
+            bytes([number, turn]) * 32 for turn in range(1, 6)
+        )
+
+
 @pytest.mark.long
 @pytest.mark.limit(100)
 async def test_200_connections_of_one_process(net: Net):
