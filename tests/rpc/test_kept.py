@@ -17,7 +17,7 @@ from rdmanet.registered import RegisteredMemory
 from rdmanet.rpc import lending
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.link import Link
-from tests.support.waiting import begin
+from tests.support.waiting import begin, until_seen
 
 BY_RDMA = pytest.mark.parametrize("transport", ["rdma"])
 
@@ -136,7 +136,7 @@ async def test_a_key_ends_with_its_call(net: Net, offers: list[Any]):
     async with rpc.Buffer(bytearray(b"secret" * LEND_BYTES)) as kept:
         await client.first(kept)
         (remote,) = offers
-        assert remote.revoked
+        await until_seen(lambda: remote.revoked)
         remote._region.revoked = False  # as if it did not know
         found = bytearray(6)
         with pytest.raises(OSError):
