@@ -21,8 +21,8 @@ from rdmanet.rpc.channel import Channel
 from tests.support.waiting import loop_turns
 
 AT_ONCE = 50
-ROUNDS = [10, pytest.param(500, marks=pytest.mark.long)]
-"""2,000 calls over each transport, and 100,000: a half of them on each of two loops. The rounds are made twice."""
+ROUNDS = [10, pytest.param(1000, marks=pytest.mark.long)]
+"""2,000 calls over each transport, and 200,000: a half of them on each of two loops. The rounds are made twice."""
 OF_A_CALL = {
     "Pending",
     "Running",
