@@ -15,9 +15,9 @@ BASES = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
 
 @pytest.fixture(params=BASES.values(), ids=BASES.keys())
 def run(request) -> Callable[..., Any]:
-    def run(main: Coroutine[Any, Any, Any], **options: Any) -> Any:
+    def run(main: Coroutine[Any, Any, Any], *, limit_s: float = 60, **options: Any) -> Any:
         async def limited() -> Any:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(limit_s):
                 return await main
 
         return rdmanet.run(limited(), loop_factory=request.param, **options)

@@ -12,7 +12,6 @@ import smtplib
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
@@ -25,7 +24,6 @@ from tests.libraries.helpers import MUCH, pipeline, port_of
 from tests.support.certificates import CERTIFICATES, of_client, of_server
 from tests.support.ports import free_port
 from tests.support.processes import Process
-from tests.support.waiting import until_seen
 
 ROOT = Path(__file__).parents[2]
 TEN_MB = os.urandom(10_000_000)
@@ -143,177 +141,6 @@ def test_aiosmtpd(run, connections):
 
     run(main())
     assert len(got) == 3 and all(content.count(b"much") > 100_000 for content in got)
-
-
-# ---- uvicorn's program -------------------------------------------------------------------------------
-
-APPLICATION = """
-import os
-
-async def application(scope, receive, send):
-    assert scope["type"] == "http"
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"WORD %d" % os.getpid()})
-"""
-
-
-@contextlib.contextmanager
-def uvicorn(directory: Path, *options: str) -> Iterator[tuple[int, int]]:
-    """The port and the process of `uvicorn` that serves the application of this directory."""
-    (directory / "served.py").write_text(APPLICATION)
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "uvicorn",
-        "served:application",
-        "--loop",
-        "rdmanet:loop_factory",
-        "--port",
-        port,
-    ]
-    with Process(
-        *command, "--app-dir", directory, "--no-access-log", *options,
-        keep_errors=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=directory,
-    ) as program:  # fmt: skip
-        yield port, program.pid
-        program.process.terminate()
-        program.wait()
-
-
-async def page(port: int) -> bytes:
-    """The page by httpx; nothing until the server is there."""
-    import httpx
-
-    async with httpx.AsyncClient() as client:
-        with contextlib.suppress(httpx.TransportError):
-            return (await client.get(f"http://127.0.0.1:{port}/")).content
-    return b""
-
-
-async def by_curl(port: int) -> bytes:
-    curl = await asyncio.create_subprocess_exec(
-        "curl", "--silent", "--max-time", "30", f"http://127.0.0.1:{port}/", stdout=subprocess.PIPE
-    )
-    return (await curl.communicate())[0]
-
-
-async def page_by_rdma(port: int, connections, word: bytes) -> None:
-    """Wait until a page with this word comes over RDMA; curl gets it at the same time, on the same port."""
-    while True:
-        before = len(connections)
-        if (await page(port)).startswith(word) and len(connections) == before + 1:
-            break
-        await asyncio.sleep(0.05)
-    pages = await asyncio.gather(by_curl(port), page(port), by_curl(port), page(port))
-    assert all(each.startswith(word) for each in pages)
-    assert len(connections) == before + 3
-
-
-def test_uvicorn_with_workers(run, connections, tmp_path):
-    """When all are there, RDMA's connections are spread over them evenly."""
-
-    async def main(port):
-        await page_by_rdma(port, connections, b"WORD")
-        seen = set()
-        while len(seen) < 4:
-            before = len(connections)
-            answer = await page(port)
-            if len(connections) > before:
-                seen.add(answer)
-        before = len(connections)
-        answers = Counter([await page(port) for _ in range(12)])
-        assert answers == dict.fromkeys(seen, 3)
-        assert len(connections) == before + 12
-
-    with uvicorn(tmp_path, "--workers", "4") as (port, _):
-        run(main(port))
-
-
-def test_uvicorn_that_reloads(run, connections, tmp_path):
-    async def main(port, process):
-        await page_by_rdma(port, connections, b"WORD")
-        # It begins to watch only a quarter of a second after it has started its server.
-        await until_seen(lambda: watches_files(process))
-        (tmp_path / "served.py").write_text(APPLICATION.replace("WORD", "CHANGED"))
-        await page_by_rdma(port, connections, b"CHANGED")
-
-    with uvicorn(tmp_path, "--reload") as (port, process):
-        run(main(port, process))
-
-
-async def get(port: int) -> bytes:
-    """The page, by a connection of its own; nothing if it was dropped."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        answer = await reader.read()
-    except ConnectionResetError:
-        answer = b""
-    finally:
-        writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert not answer or (head.startswith(b"HTTP/1.1 200") and body), answer
-    return body
-
-
-def test_reloads_drop_only_what_is_under_way(run, connections, tmp_path):
-    """uvicorn closes connections whose request it has not read yet, and so drops some over TCP, too.
-
-    Each request has a connection of its own; RDMANET_TEST_REQUESTS says how many there are in five reloads.
-    """
-    requests, at_once = int(os.environ.get("RDMANET_TEST_REQUESTS", 500)), 4
-
-    async def main(port, process):
-        await page_by_rdma(port, connections, b"WORD")
-        await until_seen(lambda: watches_files(process))
-        for number in range(5):
-            word = b"NUMBER%d" % number
-            (tmp_path / "served.py").write_text(APPLICATION.replace("WORD", word.decode()))
-            made, dropped, before, has_come = 0, 0, len(connections), False
-            while made < requests // 5 or not has_come or len(connections) == before:
-                pages = await asyncio.gather(*(get(port) for _ in range(at_once)))
-                made += len(pages)
-                dropped += pages.count(b"")
-                has_come = has_come or any(body.startswith(word) for body in pages)
-            assert dropped <= at_once
-
-    with uvicorn(tmp_path, "--reload") as (port, process):
-        run(main(port, process))
-
-
-def test_a_browser(run, connections, tmp_path):
-    """Headless Chromium loads the page while others load it over RDMA, on the same port."""
-    chromium = program("chromium", "chromium")
-
-    async def by_browser(port: int) -> bytes:
-        browser = await asyncio.create_subprocess_exec(
-            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"http://127.0.0.1:{port}/",
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        return (await browser.communicate())[0]
-
-    async def main(port):
-        await page_by_rdma(port, connections, b"WORD")
-        before = len(connections)
-        shown, *pages = await asyncio.gather(by_browser(port), *(page(port) for _ in range(5)))
-        assert b"WORD" in shown
-        assert all(each.startswith(b"WORD") for each in pages)
-        assert len(connections) == before + 5
-
-    with uvicorn(tmp_path) as (port, _):
-        run(main(port))
-
-
-def watches_files(process: int) -> bool:
-    """Whether it waits for changes of files, by inotify(7)."""
-    for info in Path(f"/proc/{process}/fdinfo").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a descriptor that was closed meanwhile
-            if "inotify wd" in info.read_text():
-                return True
-    return False
 
 
 # ---- Servers behind a proxy --------------------------------------------------------------------------

@@ -1,0 +1,227 @@
+"""uvicorn's program, as its users run it: several workers, reloads, and a browser beside clients by RDMA."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.libraries.program_cases import ROOT, program
+from tests.support.ports import free_port
+from tests.support.processes import Process
+from tests.support.waiting import until_seen
+
+APPLICATION = """
+import os
+
+async def application(scope, receive, send):
+    assert scope["type"] == "http"
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"WORD %d" % os.getpid()})
+"""
+
+
+@contextlib.contextmanager
+def uvicorn(directory: Path, *options: str) -> Iterator[tuple[int, int]]:
+    """The port and the process of `uvicorn` that serves the application of this directory."""
+    (directory / "served.py").write_text(APPLICATION)
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "served:application",
+        "--loop",
+        "rdmanet:loop_factory",
+        "--port",
+        port,
+    ]
+    with Process(
+        *command, "--app-dir", directory, "--no-access-log", *options,
+        keep_errors=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=directory,
+    ) as program:  # fmt: skip
+        try:
+            yield port, program.pid
+        finally:  # it ends its workers, which would live on if it were killed
+            program.process.terminate()
+            program.wait()
+
+
+async def page(port: int) -> bytes:
+    """The page by httpx; nothing until the server is there."""
+    import httpx
+
+    async with httpx.AsyncClient() as client:
+        with contextlib.suppress(httpx.TransportError):
+            return (await client.get(f"http://127.0.0.1:{port}/")).content
+    return b""
+
+
+async def by_curl(port: int) -> bytes:
+    curl = await asyncio.create_subprocess_exec(
+        "curl", "--silent", "--max-time", "30", f"http://127.0.0.1:{port}/", stdout=subprocess.PIPE
+    )
+    return (await curl.communicate())[0]
+
+
+async def page_by_rdma(port: int, connections, word: bytes) -> None:
+    """Wait until a page with this word comes over RDMA; curl gets it at the same time, on the same port."""
+    while True:
+        before = len(connections)
+        if (await page(port)).startswith(word) and len(connections) == before + 1:
+            break
+        await asyncio.sleep(0.05)
+    pages = await asyncio.gather(by_curl(port), page(port), by_curl(port), page(port))
+    assert all(each.startswith(word) for each in pages)
+    assert len(connections) == before + 3
+
+
+def test_uvicorn_with_workers(run, connections, tmp_path):
+    """When all are there, RDMA's connections are spread over them evenly."""
+
+    async def main(port):
+        await page_by_rdma(port, connections, b"WORD")
+        seen = set()
+        while len(seen) < 4:
+            before = len(connections)
+            answer = await page(port)
+            if len(connections) > before:
+                seen.add(answer)
+        before = len(connections)
+        answers = Counter([await page(port) for _ in range(12)])
+        assert answers == dict.fromkeys(seen, 3)
+        assert len(connections) == before + 12
+
+    with uvicorn(tmp_path, "--workers", "4") as (port, _):
+        run(main(port))
+
+
+def test_uvicorn_that_reloads(run, connections, tmp_path):
+    async def main(port, process):
+        await page_by_rdma(port, connections, b"WORD")
+        # It begins to watch only a quarter of a second after it has started its server.
+        await until_seen(lambda: watches_files(process))
+        (tmp_path / "served.py").write_text(APPLICATION.replace("WORD", "CHANGED"))
+        await page_by_rdma(port, connections, b"CHANGED")
+
+    with uvicorn(tmp_path, "--reload") as (port, process):
+        run(main(port, process))
+
+
+class Asker:
+    """Asks for the page again and again, by one fabric, each time on a connection of its own.
+
+    :ivar fabrics: how many requests went by each
+    """
+
+    def __init__(self, port: int, fabric: str) -> None:
+        """
+        :param fabric: "tcp": not the switch's methods are used, but those of the loop below it
+        """
+        self._port = port
+        self._fabric = fabric
+        self.fabrics: Counter[str] = Counter()
+
+    async def get(self) -> bytes:
+        """The page; nothing if the request was dropped."""
+        reader, writer = await self._connect()
+        self.fabrics[writer.get_extra_info("fabric", "tcp")] += 1
+        answer = b""
+        try:
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            while not answer.endswith(b"\r\n0\r\n\r\n"):  # its body comes in chunks
+                if not (more := await reader.read(1 << 16)):
+                    assert not answer
+                    break
+                answer += more
+        except ConnectionError:
+            assert not answer
+        finally:
+            writer.close()
+        assert not answer or answer.startswith(b"HTTP/1.1 200"), answer
+        return answer
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop = asyncio.get_running_loop()
+        if self._fabric == "rdma":
+            return await asyncio.open_connection("127.0.0.1", self._port)
+        reader = asyncio.StreamReader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop._rdmanet.base.create_connection(lambda: protocol, "127.0.0.1", self._port)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+def test_reloads_drop_only_what_is_under_way(run, connections, tmp_path):
+    """uvicorn closes connections whose request it has not read yet, and so drops some over TCP, too.
+
+    So both fabrics ask at once. RDMANET_TEST_REQUESTS says how many requests there are by each in five reloads.
+    """
+    requests, at_once, reloads = int(os.environ.get("RDMANET_TEST_REQUESTS", 500)), 4, 5
+    made: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+
+    async def ask(asker: Asker, fabric: str, least: int, word: bytes) -> None:
+        """Until the new page has come, by this fabric."""
+        count = lost = 0
+        before = asker.fabrics[fabric]
+        has_come = False
+        while count < least or not has_come:
+            answer = await asker.get()
+            count += 1
+            lost += not answer
+            has_come = has_come or (word in answer and asker.fabrics[fabric] > before)
+        assert lost <= 1  # the one that was under way
+        made[fabric] += count
+        dropped[fabric] += lost
+
+    async def main(port, process):
+        await page_by_rdma(port, connections, b"WORD")
+        await until_seen(lambda: watches_files(process))
+        askers = [(Asker(port, fabric), fabric) for fabric in ("rdma", "tcp") for _ in range(at_once)]
+        for number in range(reloads):
+            word = b"NUMBER%d" % number
+            (tmp_path / "served.py").write_text(APPLICATION.replace("WORD", word.decode()))
+            least = requests // reloads // at_once
+            await asyncio.gather(*(ask(asker, fabric, least, word) for asker, fabric in askers))
+
+    with uvicorn(tmp_path, "--reload") as (port, process):
+        run(main(port, process), limit_s=60 + requests / 10)
+    for fabric, count in made.items():
+        print(f"{fabric}: {dropped[fabric]} of {count} requests were dropped in {reloads} reloads")
+
+
+def test_a_browser(run, connections, tmp_path):
+    """Headless Chromium loads the page while others load it over RDMA, on the same port."""
+    chromium = program("chromium", "chromium")
+
+    async def by_browser(port: int) -> bytes:
+        browser = await asyncio.create_subprocess_exec(
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"http://127.0.0.1:{port}/",
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        return (await browser.communicate())[0]
+
+    async def main(port):
+        await page_by_rdma(port, connections, b"WORD")
+        before = len(connections)
+        shown, *pages = await asyncio.gather(by_browser(port), *(page(port) for _ in range(5)))
+        assert b"WORD" in shown
+        assert all(each.startswith(b"WORD") for each in pages)
+        assert len(connections) == before + 5
+
+    with uvicorn(tmp_path) as (port, _):
+        run(main(port))
+
+
+def watches_files(process: int) -> bool:
+    """Whether it waits for changes of files, by inotify(7)."""
+    for info in Path(f"/proc/{process}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a descriptor that was closed meanwhile
+            if "inotify wd" in info.read_text():
+                return True
+    return False
