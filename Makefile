@@ -157,7 +157,7 @@ build/libraries/uvloop: build/libraries/.done
 	@touch $@
 
 libraries: build build/libraries/uvloop ## try aiohttp, uvicorn, httpx, redis-py and others, unmodified, and uvloop's own tests, on the event loop
-	@build/libraries/bin/python -m pytest -c tests/libraries/pytest.ini --confcutdir tests/libraries tests/libraries $(ARGS)
+	@build/libraries/bin/python -m pytest -c tests/libraries/pytest.ini --confcutdir tests/libraries -m "not long" tests/libraries $(ARGS)
 
 # Without their dependencies: pyproject.toml says which those are.
 build/engines/.done: requirements/engines.txt $(VENV)/.run

@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.libraries import asking
 from tests.libraries.program_cases import ROOT, program
 from tests.support.ports import free_port
 from tests.support.processes import Process
@@ -111,86 +114,46 @@ def test_uvicorn_that_reloads(run, connections, tmp_path):
         run(main(port, process))
 
 
-class Asker:
-    """Asks for the page again and again, by one fabric, each time on a connection of its own.
-
-    :ivar fabrics: how many requests went by each
-    """
-
-    def __init__(self, port: int, fabric: str) -> None:
-        """
-        :param fabric: "tcp": not the switch's methods are used, but those of the loop below it
-        """
-        self._port = port
-        self._fabric = fabric
-        self.fabrics: Counter[str] = Counter()
-
-    async def get(self) -> bytes:
-        """The page; nothing if the request was dropped."""
-        reader, writer = await self._connect()
-        self.fabrics[writer.get_extra_info("fabric", "tcp")] += 1
-        answer = b""
-        try:
-            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            while not answer.endswith(b"\r\n0\r\n\r\n"):  # its body comes in chunks
-                if not (more := await reader.read(1 << 16)):
-                    assert not answer
-                    break
-                answer += more
-        except ConnectionError:
-            assert not answer
-        finally:
-            writer.close()
-        assert not answer or answer.startswith(b"HTTP/1.1 200"), answer
-        return answer
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        loop = asyncio.get_running_loop()
-        if self._fabric == "rdma":
-            return await asyncio.open_connection("127.0.0.1", self._port)
-        reader = asyncio.StreamReader(loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        transport, _ = await loop._rdmanet.base.create_connection(lambda: protocol, "127.0.0.1", self._port)
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-
-
-def test_reloads_drop_only_what_is_under_way(run, connections, tmp_path):
+@pytest.mark.parametrize("requests", [500, pytest.param(10_000, marks=pytest.mark.long)])
+def test_reloads_drop_only_what_is_under_way(run, connections, tmp_path, requests):
     """uvicorn closes connections whose request it has not read yet, and so drops some over TCP, too.
 
-    So both fabrics ask at once. RDMANET_TEST_REQUESTS says how many requests there are by each in five reloads.
+    So both fabrics ask at once. Those who ask by TCP are another process, which knows nothing of rdmanet.
     """
-    requests, at_once, reloads = int(os.environ.get("RDMANET_TEST_REQUESTS", 500)), 4, 5
+    at_once, reloads = 4, 5
     made: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
 
-    async def ask(asker: Asker, fabric: str, least: int, word: bytes) -> None:
-        """Until the new page has come, by this fabric."""
-        count = lost = 0
-        before = asker.fabrics[fabric]
-        has_come = False
-        while count < least or not has_come:
-            answer = await asker.get()
-            count += 1
-            lost += not answer
-            has_come = has_come or (word in answer and asker.fabrics[fabric] > before)
-        assert lost <= 1  # the one that was under way
-        made[fabric] += count
-        dropped[fabric] += lost
+    def count(fabric: str, counts: list[asking.Counts]) -> None:
+        for each in counts:
+            assert each.dropped <= 1  # the one that was under way
+            made[fabric] += each.made
+            dropped[fabric] += each.dropped
 
-    async def main(port, process):
+    async def main(port, process, tcp):
         await page_by_rdma(port, connections, b"WORD")
         await until_seen(lambda: watches_files(process))
-        askers = [(Asker(port, fabric), fabric) for fabric in ("rdma", "tcp") for _ in range(at_once)]
         for number in range(reloads):
-            word = b"NUMBER%d" % number
-            (tmp_path / "served.py").write_text(APPLICATION.replace("WORD", word.decode()))
+            word = f"NUMBER{number}"
+            (tmp_path / "served.py").write_text(APPLICATION.replace("WORD", word))
             least = requests // reloads // at_once
-            await asyncio.gather(*(ask(asker, fabric, least, word) for asker, fabric in askers))
+            tcp.tell(word=word, least=least)
+            before = len(connections)
+            count("rdma", await asking.ask_at_once(port, word, least, at_once, takes_rdma))
+            assert len(connections) > before
+            heard = await asyncio.to_thread(tcp.hear)
+            count("tcp", [asking.Counts(*each) for each in heard["counts"]])
 
     with uvicorn(tmp_path, "--reload") as (port, process):
-        run(main(port, process), limit_s=60 + requests / 10)
-    for fabric, count in made.items():
-        print(f"{fabric}: {dropped[fabric]} of {count} requests were dropped in {reloads} reloads")
+        plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with Process(sys.executable, "-I", asking.__file__, port, at_once, env=plain) as tcp:
+            run(main(port, process, tcp), limit_s=60 + requests / 10)
+    for fabric in made:
+        print(f"{fabric}: {dropped[fabric]} of {made[fabric]} requests were dropped in {reloads} reloads")
+
+
+def takes_rdma(writer: asyncio.StreamWriter) -> bool:
+    return writer.get_extra_info("fabric") == "rdma"
 
 
 def test_a_browser(run, connections, tmp_path):
