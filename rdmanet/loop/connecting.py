@@ -126,6 +126,8 @@ class Attempt:
         self.is_made = False
         """The program's factory was called: there is no way back to TCP."""
         self.is_given_up = False
+        self.limit: asyncio.Timeout | None = None
+        """It ends the attempt, unless the protocol is made before."""
         self.layer: Layer | None = None
         """TLS, if the program wants that."""
         self._base = base
@@ -136,9 +138,12 @@ class Attempt:
         """What the transport has for a factory."""
         from rdmanet.streams.reader_writer import with_compiled_reader
 
-        if self.is_given_up:
-            raise ConnectionAbortedError("TCP was faster")
+        limit = self.limit
+        if self.is_given_up or (limit is not None and limit.expired()):
+            raise ConnectionAbortedError("the attempt was given up")
         self.is_made = True
+        if limit is not None:  # the loop may have been blocked until the time was up
+            limit.reschedule(None)
         return with_compiled_reader(self._wanted.factory()) if self.layer is None else self.layer.make()
 
     async def connect(self, address: SockAddr, chance: Chance) -> RdmaTransport:
@@ -316,12 +321,14 @@ async def try_rdma(
 
 async def _in_time(attempt: Attempt, address: SockAddr, chance: Chance) -> RdmaTransport:
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S) as attempt.limit:
             return await attempt.connect(address, chance)
     except TimeoutError as exc:
         if exc.args:
             raise
         raise TimeoutError(f"no connection within {PATIENCE_S} s") from None
+    finally:
+        attempt.limit = None
 
 
 async def _race(

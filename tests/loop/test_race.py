@@ -134,6 +134,40 @@ async def test_a_refusal_does_not_wait(monkeypatch):
     server.close()
 
 
+async def test_what_is_made_in_time_is_taken_however_late_the_loop_is(monkeypatch):
+    async def connect_late(self, address, chance):
+        self.make_protocol()
+        await asyncio.sleep(0.1)  # the loop is blocked beyond the time
+        return "made"
+
+    monkeypatch.setattr(connecting, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(connecting.Attempt, "connect", connect_late)
+    assert await connecting._in_time(attempt(), ("127.0.0.1", 1), cast(Any, None)) == "made"
+
+
+async def test_nothing_is_made_when_the_time_is_up(monkeypatch):
+    """The peer's answer may come in the turn in which the time is up."""
+
+    async def connect_late(self, address, chance):
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            with pytest.raises(ConnectionAbortedError):
+                self.make_protocol()
+
+    monkeypatch.setattr(connecting, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(connecting.Attempt, "connect", connect_late)
+    late = attempt()
+    with pytest.raises(TimeoutError, match=r"no connection within 0\.02 s"):
+        await connecting._in_time(late, ("127.0.0.1", 1), cast(Any, None))
+    assert not late.is_made
+
+
+def attempt() -> connecting.Attempt:
+    wanted = cast(Any, SimpleNamespace(factory=Recorder))
+    return connecting.Attempt(cast(Any, None), cast(Any, None), wanted)
+
+
 async def test_if_both_fail_it_is_tcps_error(slow, monkeypatch):
     monkeypatch.setattr(connecting, "PATIENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
