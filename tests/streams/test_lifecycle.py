@@ -279,6 +279,28 @@ async def test_bytes_already_received_come_before_the_error(net: Net):
     assert server.data == b"precious"
 
 
+async def test_a_writer_hears_of_the_loss_while_the_reader_pauses(net: Net):
+    """connection_lost() waits until what came is read; who waits for room to write need not."""
+
+    class Pauses(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            self.transport.pause_reading()
+
+    client, server = await net.pair(client=Pauses, server=Deaf)
+    while not client.writing_paused:
+        client.transport.write(b"y" * MIB)
+    for _ in range(3):
+        server.transport.write(b"x" * MIB)
+    server.transport.abort()
+    await client.until(lambda: client.received)
+    await client.until(lambda: not client.writing_paused)
+    while not client.lost:
+        client.transport.resume_reading()
+        await asyncio.sleep(0)
+    assert isinstance(client.error, ConnectionError)
+
+
 # ---- half-close
 
 
