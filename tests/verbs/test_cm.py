@@ -155,11 +155,12 @@ def test_depths_are_exchanged(manager, address):
     if not iwarp(client):
         assert (request.retry_count, request.rnr_retry_count) == (6, 5)
     server_qp = manager.qp(request.id)
-    request.id.accept(responder_resources=3, initiator_depth=2)
+    request.id.accept(responder_resources=3, initiator_depth=2, rnr_retry_count=4)
     manager.next(E.ESTABLISHED), manager.next(E.ESTABLISHED)
     if not iwarp(client):
         attr = server_qp.query()[0]
         assert attr.max_rd_atomic <= 2 and attr.max_dest_rd_atomic >= 3
+        assert (attr.rnr_retry, client.qp.query()[0].rnr_retry) == (5, 4)
 
 
 def test_data_before_established_is_read(manager, address):
