@@ -137,7 +137,7 @@ async def test_a_refusal_does_not_wait(monkeypatch):
 async def test_what_is_made_in_time_is_taken_however_late_the_loop_is(monkeypatch):
     async def connect_late(self, address, chance):
         self.make_protocol()
-        await asyncio.sleep(0.1)  # the loop is blocked beyond the time
+        await asyncio.sleep(0.1)  # longer than PATIENCE_S
         return "made"
 
     monkeypatch.setattr(connecting, "PATIENCE_S", 0.02)

@@ -10,7 +10,7 @@ COUNT = 200
 
 @pytest.mark.not_on_siw("siw refuses queue pairs beyond some fifty")
 async def test_more_connections_than_keep_what_they_send_from(net: Net):
-    """Each message has its connection's bytes, though one connection's memory is the next one's."""
+    """Each message has its connection's bytes, though connections take turns with the memory that they send from."""
     _, port = await net.serve(Echo)
     clients = await asyncio.gather(*(net.connect(port, slot_bytes=1024) for _ in range(80)))
     for turn in range(1, 6):
