@@ -147,7 +147,7 @@ async def measure(call: Call, at_a_time: int, count: int, pids: list[int]) -> tu
         for _ in range(count // at_a_time):
             await call()
 
-    for _ in range(2):  # memory for large ones is used in turn by two of them: one that ends, and the next
+    for _ in range(2):  # the second: large arguments take turns with two areas of memory
         await call()
     used, started = sum(map(cpu_ns, pids)), time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(at_a_time)))

@@ -318,7 +318,7 @@ class Channel:
                     going.returned = True
             if method.result_is_buffer:
                 if into is None and type(result) is memoryview:
-                    result = bytes(result) if method.result is bytes else as_declared(method.result, result)
+                    result = as_declared(method.result, result)
                 else:
                     result = await self._buffer(pending, result, call.deadline)
             counter.ok += 1

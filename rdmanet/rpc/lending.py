@@ -317,7 +317,7 @@ def at_once(method: Method, arguments: tuple[Any, ...]) -> tuple[Any, ...] | Non
         type_ = method.parameters[index].type
         if type(found[index]) is not memoryview or type_ is Buffer:
             return None
-        found[index] = bytes(found[index]) if type_ is bytes else as_declared(type_, found[index])
+        found[index] = as_declared(type_, found[index])
     return tuple(found)
 
 
