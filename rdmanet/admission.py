@@ -43,8 +43,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from ipaddress import IPv6Address
 from typing import Final, Protocol
 
@@ -103,6 +102,68 @@ def waiting_for(backlog: int) -> int:
     return max(backlog, limit, 1)
 
 
+class Line:
+    """Visitors in the order in which they came, and the same for each source.
+
+    They are counted as they come and go, because whose turn it is is asked for each of them.
+
+    :ivar since: each visitor, and a time of it
+    """
+
+    def __init__(self) -> None:
+        self.since: dict[Visitor, float] = {}
+        self._of: dict[str, dict[Visitor, int]] = {}  # with their numbers; no source without visitors
+        self._came = 0
+
+    def add(self, visitor: Visitor, since: float) -> None:
+        """It is the last now."""
+        self.since[visitor] = since
+        self._came += 1
+        self._of.setdefault(visitor.source, {})[visitor] = self._came
+
+    def discard(self, visitor: Visitor) -> bool:
+        """Whether it was there."""
+        if self.since.pop(visitor, None) is None:
+            return False
+        its = self._of[visitor.source]
+        del its[visitor]
+        if not its:
+            del self._of[visitor.source]
+        return True
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self.since.clear()
+        self._of.clear()
+
+    def count(self, source: str) -> int:
+        """How many of this source there are."""
+        return len(self._of.get(source, ()))
+
+    def eldest(self) -> Visitor:
+        """The first of all. There must be one."""
+        return next(iter(self.since))
+
+    def eldest_of_the_busiest(self) -> Visitor:
+        """The first of the source that has the most; of several such sources, of the one whose first came before."""
+        return self._first_by(lambda source: -len(self._of[source]))
+
+    def eldest_of_the_least(self, other: Line) -> Visitor:
+        """The first of the source that has the fewest in the other line; of several, as above."""
+        return self._first_by(other.count)
+
+    def _first_by(self, order: Callable[[str], int]) -> Visitor:
+        if len(self._of) == 1:
+            return self.eldest()
+        first, number = None, (0, 0)
+        for source, its in self._of.items():
+            visitor, came = next(iter(its.items()))
+            if first is None or (order(source), came) < number:
+                first, number = visitor, (order(source), came)
+        assert first is not None  # there is a visitor
+        return first
+
+
 class Admission:
     """The places of one server, and the requests that wait for one."""
 
@@ -116,8 +177,8 @@ class Admission:
         self._handshake_s = handshake_s
         self._places = places
         self._waiting_max = waiting_max
-        self._inside: dict[Visitor, float] = {}  # since when; the oldest first
-        self._waiting: dict[Visitor, None] = {}
+        self._inside = Line()
+        self._waiting = Line()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._looks_until = 0.0  # no place is revoked before this time
@@ -126,29 +187,29 @@ class Admission:
 
     def arrived(self, visitor: Visitor) -> None:
         """Accept it, now or when there is a place. If too many wait, refuse one of them, not necessarily this one."""
-        self._waiting[visitor] = None
-        if len(self._waiting) > self._waiting_max:
-            self._eldest_of_the_busiest(self._waiting).turn_away()
+        self._waiting.add(visitor, self._loop.time())
+        if len(self._waiting.since) > self._waiting_max:
+            self._waiting.eldest_of_the_busiest().turn_away()
         self._go_on()
 
     def goes_on(self, visitor: Visitor) -> None:
         """Its connection is established, and it keeps its place until a TLS handshake is done."""
-        if self._inside.pop(visitor, None) is not None:
-            self._inside[visitor] = self._loop.time() + HANDSHAKE_GRACE_S
+        if self._inside.discard(visitor):
+            self._inside.add(visitor, self._loop.time() + HANDSHAKE_GRACE_S)
             self._set_timer()
 
     def left(self, visitor: Visitor) -> None:
         """Its connection is established or over, or it no longer waits. Calling this again does nothing."""
-        self._waiting.pop(visitor, None)
-        if self._inside.pop(visitor, None) is not None:
+        self._waiting.discard(visitor)
+        if self._inside.discard(visitor):
             self._go_on()
 
     def close(self) -> None:
         """Refuse all who wait."""
-        for visitor in list(self._waiting):
+        for visitor in list(self._waiting.since):
             visitor.turn_away()
         self._waiting.clear()
-        if not self._inside:
+        if not self._inside.since:
             self._stop_timer()
 
     def _go_on(self) -> None:
@@ -156,49 +217,35 @@ class Admission:
             return  # a visitor that cannot be accepted calls left() from enter(): the loop below goes on
         self._letting_in = True
         try:
-            while self._waiting and len(self._inside) < self._places:
-                visitor = self._next()
-                del self._waiting[visitor]
-                self._inside[visitor] = self._loop.time()
+            while self._waiting.since and len(self._inside.since) < self._places:
+                visitor = self._waiting.eldest_of_the_least(self._inside)
+                self._waiting.discard(visitor)
+                self._inside.add(visitor, self._loop.time())
                 visitor.enter()
         finally:
             self._letting_in = False
         self._set_timer()
 
-    def _next(self) -> Visitor:
-        """The longest waiting visitor of the source that holds the fewest places."""
-        if len(self._waiting) == 1:
-            return next(iter(self._waiting))
-        inside = Counter(visitor.source for visitor in self._inside)
-        return min(self._waiting, key=lambda visitor: inside[visitor.source])
-
-    def _eldest_of_the_busiest(self, visitors: Iterable[Visitor]) -> Visitor:
-        counts = Counter(visitor.source for visitor in visitors)
-        return max(visitors, key=lambda visitor: counts[visitor.source])
-
     def _due(self) -> tuple[Visitor, float]:
         """Whose place is revoked next, and when. At least one place must be taken."""
-        if not self._waiting and not self._handshake_s:
-            # The common case, without counting: all have the same time, and they are in the order in which they came.
-            eldest = next(iter(self._inside))
-            return eldest, self._inside[eldest] + PATIENCE_S
-        visitor = self._eldest_of_the_busiest(self._inside)
+        inside, waiting = self._inside, self._waiting
+        visitor = inside.eldest_of_the_busiest()
         patience = PATIENCE_S + self._handshake_s
-        if self._waiting:
+        if waiting.since:
             patience = OTHERS_WAIT_S
-            counts = Counter(each.source for each in self._inside)
-            if counts[visitor.source] - counts[self._next().source] >= 2:
+            next_one = waiting.eldest_of_the_least(inside)
+            if inside.count(visitor.source) - inside.count(next_one.source) >= 2:
                 patience = UNFAIR_S
-        when = self._inside[visitor] + patience
-        eldest = next(iter(self._inside))
-        if (latest := self._inside[eldest] + PATIENCE_S + self._handshake_s) < when:
+        when = inside.since[visitor] + patience
+        eldest = inside.eldest()
+        if (latest := inside.since[eldest] + PATIENCE_S + self._handshake_s) < when:
             return eldest, latest
         return visitor, when
 
     def _set_timer(self) -> None:
         """Leave a timer that expires too early as it is. In each turn, a loop calls those who read before the timers
         that are due, so a flood would make us set it again for ever, and it would never expire."""
-        if not self._inside or self._loop.is_closed():
+        if not self._inside.since or self._loop.is_closed():
             self._stop_timer()
             return
         when = max(self._due()[1] - LAST_LOOK_S, self._looks_until)
@@ -213,7 +260,7 @@ class Admission:
 
     def _expired(self) -> None:
         self._timer = None
-        if self._inside:
+        if self._inside.since:
             visitor, when = self._due()
             now = self._loop.time()
             if now < when - LAST_LOOK_S - RESOLUTION_S:
