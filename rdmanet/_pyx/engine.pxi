@@ -66,12 +66,14 @@ cdef class StreamEngine(Watcher):
     cdef bint confined                  # if it has: a window's bounds are checked
     cdef readonly size_t place_bytes    # reads of less are copied, into memory of rdmanet.alloc(), too
     cdef uint32_t behind_operations     # flags of what is posted while one-sided requests are in flight
+    cdef uint32_t of_much               # flags of what is a part of MUCH_BYTES
 
     cdef readonly uint64_t stale
 
     def __cinit__(self, loop, notifier, Context context, busy_poll=None):
         cdef const uint32_t *vouched
         cdef const uint32_t *least
+        cdef const uint32_t *of_much
         self.set_busy_poll(busy_poll)
         self.loop = loop
         self.lost_cqs = []
@@ -91,6 +93,8 @@ cdef class StreamEngine(Watcher):
         self.max_inline = MAX_INLINE
         least = <const uint32_t *>verbs.rn_library_symbol(context.library.c, "rdmanet_soft_place_bytes")
         self.place_bytes = least[0] if least != NULL else PLACE_BYTES
+        of_much = <const uint32_t *>verbs.rn_library_symbol(context.library.c, "rdmanet_soft_send_of_much")
+        self.of_much = of_much[0] if of_much != NULL else 0
         # The log of sends is retired in order. Not every iWARP device keeps it: Linux's completes a SEND before a READ
         # that was posted earlier, unless the SEND is told to wait.
         if context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:

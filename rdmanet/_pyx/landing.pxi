@@ -33,6 +33,8 @@
 cdef enum:
     PLACE_BYTES = 65536         # less is copied
     PLACE_CHUNK = 1 << 20       # of one WRITE, so that progress shows
+    MUCH_BYTES = 32 << 20       # more than the caches hold: the embedded device copies such a read's bytes past them
+    MUCH_CHUNK = 4 << 20        # and of one WRITE then: the reader wakes up for each
     WANT_BYTES_MAX = 1 << 30
     EAGER_SLOTS = 2
     EXPECTANT_FRAMES = 8        # data frames without a Placed until the connection grants as always

@@ -19,6 +19,11 @@ cdef bint readable_in_place(Connection connection, object first, uint32_t *lkey)
     return False
 
 
+cdef bint is_much(StreamEngine engine, PeerWant want):
+    """Whether the device is to copy it past the caches."""
+    return engine.of_much != 0 and want.length >= MUCH_BYTES
+
+
 cdef bint place_next(Connection connection) except -1:
     """Write what comes next where the peer wants it, if that pays: the open frame and what is behind it."""
     cdef PeerWant want = connection.peer_wants.current()
@@ -33,7 +38,8 @@ cdef bint place_next(Connection connection) except -1:
     room = connection.peer_wants.room(want)
     if left < BORROW_BYTES or room <= connection.fill:
         return False
-    n = min(min(left, <size_t>room - connection.fill), <size_t>PLACE_CHUNK)
+    n = MUCH_CHUNK if is_much(connection.engine, want) else PLACE_CHUNK
+    n = min(min(left, <size_t>room - connection.fill), n)
     if connection.fill + n < PLACE_BYTES or not readable_in_place(connection, first, &lkey):
         return False
     if type(first) is Loan:
@@ -70,6 +76,8 @@ cdef int chain_placing(Connection connection, PeerWant want, object owner, const
     wr.wr.rdma.remote_addr = connection.peer_wants.target(want)
     wr.wr.rdma.rkey = want.rkey
     wr.send_flags = engine.behind_operations if connection.operations else 0
+    if is_much(engine, want):
+        wr.send_flags |= engine.of_much
     if i:
         engine.send_wr[i - 1].next = wr
     engine.send_count = i + 1

@@ -111,6 +111,38 @@ static void test_device_memory(void)
 	CHECK_EQ(count.syscalls, 0);
 }
 
+static void post_part(enum ibv_wr_opcode opcode, uint64_t wr_id, size_t offset, uint32_t length, uint64_t remote)
+{
+	CHECK_EQ(post(&a,
+		      (struct ibv_send_wr){.wr_id = wr_id,
+					   .opcode = opcode,
+					   .send_flags = IBV_SEND_SIGNALED | rdmanet_soft_send_of_much,
+					   .wr.rdma = {.remote_addr = remote, .rkey = b.rkey}},
+		      offset, length),
+		 0);
+	expect(a.cq, wr_id, IBV_WC_SUCCESS);
+}
+
+/* Parts of much, which are copied past the caches, with nothing on a line's edge. */
+static void test_past_the_caches(void)
+{
+	struct other other;
+	static char copy[BUFFER];
+
+	server_memory = DEVICE_MEMORY;
+	other = begin(serve_memory, &(struct end_options){0});
+	for (int i = 0; i < BUFFER; i++)
+		copy[i] = a.buffer[i] = i % 253;
+	post_part(IBV_WR_RDMA_WRITE, 1, 3, BUFFER - 10, b.buffer + 5);
+	memset(a.buffer, 'a', BUFFER);
+	post_part(IBV_WR_RDMA_READ, 2, 1, BUFFER - 2, b.buffer + 1);
+	CHECK(a.buffer[0] == 'a' && a.buffer[BUFFER - 1] == 'a');
+	CHECK(a.buffer[1] == 'b' && a.buffer[4] == 'b' && a.buffer[BUFFER - 5] == 'b' && a.buffer[BUFFER - 2] == 'b');
+	CHECK(!memcmp(a.buffer + 5, copy + 3, BUFFER - 10));
+	meet(other.fd);
+	finish(&other);
+}
+
 /* What our children are to us, our peers are to us, by the same user's right: does the kernel permit that? */
 static bool may_reach_others(void)
 {
@@ -954,6 +986,7 @@ static void test_killed_with_child(void)
 int main(void)
 {
 	RUN(test_device_memory);
+	RUN(test_past_the_caches);
 	RUN(test_user_memory);
 	RUN(test_without_cma);
 	RUN(test_remote_errors);

@@ -273,11 +273,11 @@ static void test_device_memory(void)
 
 /* The other's memory: registered by its program, so that small messages wait in our arena, and larger ones are copied
  * by the kernel, or by its engine. */
-static void hold_memory(int fd)
+static void hold(int fd, enum memory memory)
 {
 	struct end end;
 
-	end_open(&end, &(struct end_options){.memory = USER_MEMORY});
+	end_open(&end, &(struct end_options){.memory = memory});
 	to_init(end.qp);
 	CHECK_EQ(post_recv(&end, 100, 0, LENGTH), 0);
 	connect_over(&end, fd);
@@ -285,9 +285,20 @@ static void hold_memory(int fd)
 	end_close(&end);
 }
 
-static void try_own_memory(enum ibv_wr_opcode opcode, uint32_t length)
+static void hold_user_memory(int fd)
 {
-	struct other other = spawn(hold_memory);
+	hold(fd, USER_MEMORY);
+}
+
+/* This is mapped, and copied here. */
+static void hold_device_memory(int fd)
+{
+	hold(fd, DEVICE_MEMORY);
+}
+
+static void try_own_memory(void (*hold)(int fd), enum ibv_wr_opcode opcode, uint32_t length, unsigned flags)
+{
+	struct other other = spawn(hold);
 	struct address theirs;
 	struct file file;
 
@@ -295,7 +306,7 @@ static void try_own_memory(enum ibv_wr_opcode opcode, uint32_t length)
 	theirs = connect_over(&a, other.fd);
 	file = map_file(a.pd);
 	shorten(&file, length == LENGTH ? LENGTH / 2 : 0);
-	CHECK_EQ(post_of(&a, &file, file.mr->lkey, opcode, length, 0, theirs.buffer, theirs.rkey), 0);
+	CHECK_EQ(post_of(&a, &file, file.mr->lkey, opcode, length, flags, theirs.buffer, theirs.rkey), 0);
 	expect(a.cq, 1, IBV_WC_LOC_PROT_ERR);
 	unmap_file(&file);
 	meet(other.fd);
@@ -309,14 +320,20 @@ static void test_own_memory_for_another(void)
 		if (no_cma)
 			setenv("RDMANET_SOFT_CMA", "0", 1);
 		for (unsigned j = 0; j < 2; j++) {
-			try_own_memory(IBV_WR_SEND, lengths[j]);
-			try_own_memory(IBV_WR_RDMA_WRITE, lengths[j]);
-			try_own_memory(IBV_WR_RDMA_READ, lengths[j]);
+			try_own_memory(hold_user_memory, IBV_WR_SEND, lengths[j], 0);
+			try_own_memory(hold_user_memory, IBV_WR_RDMA_WRITE, lengths[j], 0);
+			try_own_memory(hold_user_memory, IBV_WR_RDMA_READ, lengths[j], 0);
 		}
 		if (HAS_ATOMICS)
-			try_own_memory(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
+			try_own_memory(hold_user_memory, IBV_WR_ATOMIC_FETCH_AND_ADD, 8, 0);
 	}
 	unsetenv("RDMANET_SOFT_CMA");
+}
+
+static void test_own_memory_past_the_caches(void)
+{
+	try_own_memory(hold_device_memory, IBV_WR_RDMA_WRITE, LENGTH, rdmanet_soft_send_of_much);
+	try_own_memory(hold_device_memory, IBV_WR_RDMA_READ, LENGTH, rdmanet_soft_send_of_much);
 }
 
 /* Its memory is a file's, and shortened. */
@@ -515,6 +532,7 @@ int main(void)
 	RUN(test_receive);
 	RUN(test_device_memory);
 	RUN(test_own_memory_for_another);
+	RUN(test_own_memory_past_the_caches);
 	RUN(test_remote_memory_of_another);
 	if (!by_stream()) /* which has no such messages */
 		RUN(test_eager_receive);

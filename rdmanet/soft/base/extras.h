@@ -93,4 +93,8 @@ extern const uint32_t rdmanet_soft_access_vouched;
  * saves the CPU a copy. Here a CPU copies in any case, so it pays only for what is larger than the caches. */
 extern const uint32_t rdmanet_soft_place_bytes;
 
+/* A flag of a WRITE or READ (send_flags): it is a part of so many bytes that the caches do not hold them. So the device
+ * copies it past the caches, which is faster then. See responder/stream.h. */
+extern const uint32_t rdmanet_soft_send_of_much;
+
 #endif

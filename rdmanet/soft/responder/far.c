@@ -75,12 +75,29 @@ enum rn_copied rn_copy_far(struct rn_responder_ctx *ctx, struct rn_transfer *t, 
 	}
 }
 
+static bool stream_with_care(char *to, const char *from, size_t length, const void **lost)
+{
+	struct rn_bus bus;
+
+	if (sigsetjmp(bus.back, 0)) {
+		*lost = bus.lost;
+		return false;
+	}
+	rn_bus_begin(&bus);
+	rn_stream_copy(to, from, length);
+	rn_bus_end();
+	return true;
+}
+
 enum rn_copied rn_copy_with_care(const struct rn_transfer *t, char *here, char *there, uint64_t length)
 {
 	const void *lost;
 	bool done;
 
-	done = t->to_remote ? rn_place_with_care(there, here, length, &lost) : rn_bus_copy(here, there, length, &lost);
+	if (t->to_remote)
+		done = rn_place_with_care(there, here, length, t->is_large, &lost);
+	else
+		done = t->is_large ? stream_with_care(here, there, length, &lost) : rn_bus_copy(here, there, length, &lost);
 	if (likely(done))
 		return RN_COPIED;
 	if (!lost)

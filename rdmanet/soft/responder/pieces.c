@@ -44,7 +44,7 @@ bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const cha
 
 		if (mr && mr->kind == RN_MR_ON_DEMAND && !rn_mr_probe((uintptr_t)run.iov_base, run.iov_len, true))
 			return false;
-		if (!rn_place_with_care(run.iov_base, from, run.iov_len, &lost))
+		if (!rn_place_with_care(run.iov_base, from, run.iov_len, false, &lost))
 			return false;
 	}
 	return true;

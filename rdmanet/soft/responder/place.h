@@ -9,8 +9,10 @@
 #define RDMANET_SOFT_PLACE_H
 
 #include "responder/responder.h"
+#include "responder/stream.h"
 
-static inline void rn_place_one(char *to, const char *from, size_t length)
+/* is_large: see struct rn_transfer. Then the two do not overlap. */
+static inline void rn_place_one(char *to, const char *from, size_t length, bool is_large)
 {
 	uint64_t last;
 
@@ -19,7 +21,9 @@ static inline void rn_place_one(char *to, const char *from, size_t length)
 		return;
 	}
 	memcpy(&last, from + length - sizeof(last), sizeof(last));
-	if (length > sizeof(last))
+	if (unlikely(is_large))
+		rn_stream_copy(to, from, length - sizeof(last));
+	else if (length > sizeof(last))
 		memmove(to, from, length - sizeof(last));
 	to += length - sizeof(last);
 	if (likely(!((uintptr_t)to % sizeof(last)))) {
@@ -31,7 +35,7 @@ static inline void rn_place_one(char *to, const char *from, size_t length)
 }
 
 /* The same where the memory of either side may be a file's. False: there is none at `lost`. */
-static inline bool rn_place_with_care(char *to, const char *from, size_t length, const void **lost)
+static inline bool rn_place_with_care(char *to, const char *from, size_t length, bool is_large, const void **lost)
 {
 	struct rn_bus bus;
 
@@ -40,7 +44,7 @@ static inline bool rn_place_with_care(char *to, const char *from, size_t length,
 		return false;
 	}
 	rn_bus_begin(&bus);
-	rn_place_one(to, from, length);
+	rn_place_one(to, from, length, is_large);
 	rn_bus_end();
 	return true;
 }

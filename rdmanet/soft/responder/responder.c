@@ -22,6 +22,7 @@
  * Long copies are cut into pieces.  After each piece we advance `busy`, so that an owner that withdraws a key waits
  * for one piece at most, and read generation_state and the keys again.
  */
+#include "base/extras.h"
 #include "base/guard.h"
 #include "objects/eager.h"
 #include "objects/mw.h"
@@ -29,6 +30,9 @@
 #include "responder/place.h"
 
 enum { PIECE_BYTES = 256 * 1024, ANNOUNCE_BYTES = 4096 };
+
+/* Beyond the flags of verbs.h. */
+RN_EXPORT const uint32_t rdmanet_soft_send_of_much = 1u << 30;
 
 /* --- memory ---------------------------------------------------------------------------------------------- */
 
@@ -148,7 +152,9 @@ static enum rn_copied copy_mapped(struct rn_responder_ctx *ctx, const struct rn_
 		if (copied != RN_COPIED)
 			return copied;
 	} else if (t->to_remote) {
-		rn_place_one(there, here, run);
+		rn_place_one(there, here, run, t->is_large);
+	} else if (unlikely(t->is_large)) {
+		rn_stream_copy(here, there, run);
 	} else {
 		memmove(here, there, run);
 	}
@@ -399,6 +405,8 @@ static enum rn_wait prepare_rdma(struct rn_responder_ctx *ctx, const struct rn_r
 	uint32_t right = is_read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
 
 	t->to_remote = !is_read;
+	/* Within one process the two may overlap. */
+	t->is_large = !ctx->self && (t->total >= RN_STREAM_BYTES || request->send_flags & rdmanet_soft_send_of_much);
 	if (unlikely(!is_permitted(ctx, right))) {
 		*status = deny_request(ctx);
 		return RN_WAIT_NOT;
@@ -440,7 +448,7 @@ enum rn_wait rn_respond_prepare(struct rn_responder_ctx *ctx, const struct rn_re
 {
 	t->num_remote = 0;
 	t->slot = NULL;
-	t->is_receive = t->is_eager = false;
+	t->is_receive = t->is_eager = t->is_large = false;
 	if (unlikely(ctx->domain) && !rn_responder_name_srq(ctx, request->srqn)) {
 		*status = deny_request(ctx);
 		return RN_WAIT_NOT;

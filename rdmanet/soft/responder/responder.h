@@ -35,7 +35,7 @@
 /* A request to the responder: a work request without its local half, or a frame. */
 struct rn_request {
 	enum ibv_wr_opcode opcode;
-	unsigned send_flags; /* IBV_SEND_SOLICITED counts */
+	unsigned send_flags; /* IBV_SEND_SOLICITED counts, and rdmanet_soft_send_of_much */
 	__be32 imm_data;
 	uint32_t invalidate_rkey;
 	uint64_t remote_addr;
@@ -74,6 +74,7 @@ struct rn_transfer {
 	bool to_remote;
 	bool is_receive;
 	bool is_eager; /* into the slot's room */
+	bool is_large; /* it, or what it is a part of, is more than the caches hold: stream.h */
 	bool refused; /* the owner's engine refused last time; considered once */
 
 	/* After RN_WAIT_OWNER: what the owner must do, and with which bytes. */
