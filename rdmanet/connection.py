@@ -22,6 +22,9 @@ class Owner(Protocol):
     one ends the connection, unless its description says otherwise.
     """
 
+    def _heard_first(self) -> None:
+        """The peer's first frame has come; only on the accepting side."""
+
     def _control_received(self, kind: int, body: bytes, granted: int) -> None:
         """A Fin, an Abort, or a Credit with a body has come; its slot has been posted again.
 

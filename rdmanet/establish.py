@@ -4,10 +4,10 @@ Theory
 ------
 The connecting side resolves the address and the route, creates a queue pair, posts its whole receive ring, and calls
 ``rdma_connect`` with a Hello in the private data. The accepting side checks that Hello, posts its own ring, and accepts
-with its Hello. Then the connecting side sends first, a Credit frame, because iWARP demands that (rdma_connect(3)). The
-accepting side holds back its writes until that frame has arrived. Nothing here blocks: each step ends with an event on
-the loop context's file descriptor. The embedded device has nothing to wait for when it resolves: it does that at once,
-without events.
+with its Hello. Then the connecting side sends first, a Credit frame if it has nothing else to say, because iWARP
+demands that (rdma_connect(3)). The accepting side holds back its writes until that frame has arrived. Nothing here
+blocks: each step ends with an event on the loop context's file descriptor. The embedded device has nothing to wait for
+when it resolves: it does that at once, without events.
 
 An ``Endpoint`` (rdma_cm's word, rdma_create_ep(3)) is the identifier and the queue pair that a connection keeps all its
 life. It also gets the connection manager's later events: that the peer has disconnected, for example.

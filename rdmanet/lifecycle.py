@@ -19,6 +19,13 @@ A lost peer shows in an event of the connection manager (`Endpoint._cm_event`) o
 (`_pyx/completing.pxi`), and a local device that has failed in one of its events (`loop_context.py`). Each of these
 ends in `_cut_off`.
 
+A server by TCP makes a protocol when its kernel has long had the connection, and mostly the client's first bytes, too.
+So it hardly ever sees a connection that is idle only because the client has just come. uvicorn closes idle ones when it
+ends, and whoever had just connected would get no answer. With ``waits_to_hear`` the accepting side therefore makes its
+protocol when the first frame has come (`_begin_late`), and the connecting side leaves that frame to its program for a
+few turns of the loop (`_speak_first`). A client that says nothing has held up nobody: the server waits `FIRST_WORD_S`
+at most.
+
 The transport above gives it commands, such as `close`, and reads its parts. While the connection exists, the loop
 context and these parts refer to the life, and the life refers to the transport. `_detach` cuts these references, so
 that an ended connection is freed without the garbage collector.
@@ -70,6 +77,12 @@ _NAMES_PEER = frozenset(
     )
 )
 """The events after which an error is the connection's, and not the program's own."""
+
+
+FIRST_WORD_S = 0.01
+"""How long an accepting side waits for a client's first frame. Mostly it comes at once."""
+FIRST_WORD_TURNS = 4
+"""For how many turns of its loop a client leaves the first frame to its program, whose tasks have to be woken."""
 
 
 def _nothing() -> None:
@@ -150,6 +163,9 @@ class Lifecycle:
         self._close_timer: asyncio.TimerHandle | None = None
         self._close_progress = -1
         self._answer_timer: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = (
+            None  # established, and it waits for the first frame
+        )
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._readiness: Readiness | None = None
         loop_context.connections.add(self)
@@ -216,10 +232,34 @@ class Lifecycle:
         """Both sides are ready: make the protocol and tell it. Bytes may have arrived already."""
         if self._teardown.released:
             return
-        connects = self.endpoint.role is Role.CLIENT
         self._on_made()
-        if connects:
+        if self.endpoint.role is Role.CLIENT:
             self.endpoint.agree(credit.unpack_hello(event.private_data))
+        elif self._config.waits_to_hear and not self.connection.has_heard:
+            self._silence_timer = self._loop.call_later(FIRST_WORD_S, self._begin_late)
+            return
+        self._begin()
+
+    def _heard_first(self) -> None:
+        # Not now: the engine is calling, in the middle of completions, and more of what the peer says may follow.
+        if self._silence_timer is not None:
+            self._loop.call_soon(self._begin_late)
+
+    def _begin_late(self) -> None:
+        """The accepting side has waited for the client's first frame, which has come, or is late."""
+        if self._silence_timer is None:
+            return
+        self._silence_timer.cancel()
+        self._silence_timer = None
+        try:
+            self._begin()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self._establishing_failed(exc)
+
+    def _begin(self) -> None:
+        connects = self.endpoint.role is Role.CLIENT
         self.facts = _facts_of(self.endpoint.id, self.connection)
         self.facts["fabric_reason"] = self._config.reason
         protocol = self.callbacks.make_protocol()
@@ -227,13 +267,22 @@ class Lifecycle:
         self.connection.open(protocol, is_buffered(protocol), connects)
         self.connection.keep_alive(self._config.keepalive is not None, *(self._config.keepalive or KEEPALIVE))
         if connects:
-            self.connection.send_control(credit.Kind.CREDIT)
+            self._speak_first(FIRST_WORD_TURNS if self._config.waits_to_hear else 0)
         self.callbacks.connection_made()
         self._loop.call_soon(self.connection.greet)
         self.connection.hear_early()
         if self._close_when_made:
             self._stop_timers()
             self.close()
+
+    def _speak_first(self, turns: int) -> None:
+        """Send a Credit, unless the program writes something within so many turns of the loop."""
+        if self._teardown.released or self.connection.has_said:
+            return
+        if turns:
+            self._loop.call_soon(self._speak_first, turns - 1)
+        else:
+            self.connection.send_control(credit.Kind.CREDIT)
 
     def _establishing_failed(self, error: BaseException) -> None:
         self._report(error, "rdmanet: a connection could not be begun")
@@ -631,6 +680,10 @@ class Lifecycle:
         """An event says that the connection, or the attempt at one, is over."""
         if self._teardown.released or self.endpoint.fail(error):
             return
+        if self._silence_timer is not None:
+            self.engine.drain()  # what it has said counts
+            if self.connection.has_heard:
+                self._begin_late()
         if self.machine.state is State.OPENING:
             self.release_now()  # the accepting side: the peer went away before the connection was made
         elif self._teardown.in_farewell:
@@ -714,10 +767,10 @@ class Lifecycle:
             warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=transport)
 
     def _stop_timers(self) -> None:
-        for timer in (self._close_timer, self._answer_timer):
+        for timer in (self._close_timer, self._answer_timer, self._silence_timer):
             if timer is not None:
                 timer.cancel()
-        self._close_timer = self._answer_timer = None
+        self._close_timer = self._answer_timer = self._silence_timer = None
 
     def _fail_waiters(self) -> None:
         self.regions.close()

@@ -90,6 +90,9 @@ class StreamConfig:
     """When to look whether an idle peer's host is there (`keepalive_of`); None: never."""
     goes_elsewhere: bool = True
     """Whether a server may send this client to another of its processes, at another port of the same address."""
+    waits_to_hear: bool = False
+    """Whether an accepted connection gets its protocol with the client's first frame, and a client lets its program
+    write that (lifecycle.py)."""
     reason: str = "the program asked for RDMA"
     """What get_extra_info("fabric_reason") says."""
 

@@ -165,6 +165,16 @@ cdef class Connection:
         """Whether both sides know direct placement."""
         return self.landings is not None
 
+    @property
+    def has_heard(self):
+        """On the accepting side: whether the peer's first frame has come."""
+        return self.may_send
+
+    @property
+    def has_said(self):
+        """Whether a frame of ours is posted."""
+        return self.posted != 0 or self.controls_posted != 0
+
     def open(self, object protocol, bint buffered, bint may_send):
         """Established: delivery and sending may begin."""
         open_connection(self, protocol, buffered, may_send)
@@ -178,7 +188,10 @@ cdef class Connection:
         self.greeted = True
         if self.attached and (self.inbox.count or self.tell_drained):
             self.engine.deliver_later(self)
-            self.engine.wake()
+            if self.engine.by_hand:
+                self.engine.wake()
+            else:
+                self.engine.run_pass()      # now: in another turn, the program may close what it has not heard of
 
     def bind(self, object protocol, bint buffered):
         """Look the protocol's callbacks up once, not once a message."""

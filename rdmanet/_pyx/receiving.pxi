@@ -25,6 +25,7 @@ cdef int receive_frame(Connection connection, verbs.ibv_wc *wc) except -1:
     if not connection.may_send:
         connection.may_send = True
         say_held_abort(connection)
+        connection.owner._heard_first()
     if wc.opcode != verbs.IBV_WC_RECV or wc.wc_flags & NO_FRAME_FLAGS:
         raise ProtocolError("a receive was completed by something else than a SEND")
     if byte_len < HEADER:

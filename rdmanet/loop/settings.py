@@ -55,5 +55,6 @@ class Settings:
             lost_peer=self.lost_peer,
             reference_writes=self.reference_writes,
             unread_bytes=UNREAD_BYTES,
+            waits_to_hear=True,
             reason=reason,
         )

@@ -118,6 +118,8 @@ def test_uvicorn_that_reloads(run, connections, tmp_path):
 def test_reloads_drop_only_what_is_under_way(run, connections, tmp_path, requests):
     """uvicorn closes connections whose request it has not read yet, and so drops some over TCP, too.
 
+    tests/loop/test_first_word.py says why these are not more over RDMA.
+
     So both fabrics ask at once. Those who ask by TCP are another process, which knows nothing of rdmanet.
     """
     at_once, reloads = 4, 5
