@@ -182,10 +182,12 @@ cdef class Library:
     cdef int forget_contexts(self) except -1:
         """Called when librdmacm's last channel is closed, which closes the contexts that nothing else needs."""
         cdef Context context
-        for reference in list(self.contexts.values()):
+        for key, reference in list(self.contexts.items()):
             context = reference()
-            if context is not None and not context.children:
-                context.gone = True
+            if context is None or not context.children:
+                del self.contexts[key]      # or each new address would leave an entry behind
+                if context is not None:
+                    context.gone = True
         return 0
 
     cdef Context context_for(self, verbs.ibv_context *ptr):
