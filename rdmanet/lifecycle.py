@@ -163,9 +163,8 @@ class Lifecycle:
         self._close_timer: asyncio.TimerHandle | None = None
         self._close_progress = -1
         self._answer_timer: asyncio.TimerHandle | None = None
-        self._silence_timer: asyncio.TimerHandle | None = (
-            None  # established, and it waits for the first frame
-        )
+        self._silence_timer: asyncio.TimerHandle | None = None
+        """While it is established and waits for the first frame."""
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._readiness: Readiness | None = None
         loop_context.connections.add(self)
