@@ -4,8 +4,12 @@
 
 #include <string.h>
 
+#include "base/extras.h"
 #include "objects/mr.h"
 #include "responder/place.h"
+
+/* A flag beyond those of verbs.h. */
+RN_EXPORT const uint32_t rdmanet_soft_send_of_much = 1u << 30;
 
 bool rn_scatter(const struct rn_piece *pieces, int count, uint64_t skip, const char *from, uint64_t length)
 {

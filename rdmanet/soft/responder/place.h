@@ -12,6 +12,14 @@
 #include "responder/stream.h"
 
 /* is_large: see struct rn_transfer. Then the two do not overlap. */
+static inline void rn_move(char *to, const char *from, size_t length, bool is_large)
+{
+	if (unlikely(is_large))
+		rn_stream_copy(to, from, length);
+	else
+		memmove(to, from, length);
+}
+
 static inline void rn_place_one(char *to, const char *from, size_t length, bool is_large)
 {
 	uint64_t last;
@@ -21,10 +29,7 @@ static inline void rn_place_one(char *to, const char *from, size_t length, bool 
 		return;
 	}
 	memcpy(&last, from + length - sizeof(last), sizeof(last));
-	if (unlikely(is_large))
-		rn_stream_copy(to, from, length - sizeof(last));
-	else if (length > sizeof(last))
-		memmove(to, from, length - sizeof(last));
+	rn_move(to, from, length - sizeof(last), is_large);
 	to += length - sizeof(last);
 	if (likely(!((uintptr_t)to % sizeof(last)))) {
 		__atomic_store_n((uint64_t *)to, last, __ATOMIC_RELEASE);

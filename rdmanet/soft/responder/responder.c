@@ -31,9 +31,6 @@
 
 enum { PIECE_BYTES = 256 * 1024, ANNOUNCE_BYTES = 4096 };
 
-/* Beyond the flags of verbs.h. */
-RN_EXPORT const uint32_t rdmanet_soft_send_of_much = 1u << 30;
-
 /* --- memory ---------------------------------------------------------------------------------------------- */
 
 /* Why a range of the responder's memory can't be used. */
@@ -153,10 +150,8 @@ static enum rn_copied copy_mapped(struct rn_responder_ctx *ctx, const struct rn_
 			return copied;
 	} else if (t->to_remote) {
 		rn_place_one(there, here, run, t->is_large);
-	} else if (unlikely(t->is_large)) {
-		rn_stream_copy(here, there, run);
 	} else {
-		memmove(here, there, run);
+		rn_move(here, there, run, t->is_large);
 	}
 	if (ctx->self)
 		ctx->count->bytes_local += run;
