@@ -216,10 +216,10 @@ bench-arrays: build ## measure large arrays beside TCP and Unix sockets
 
 # Beside the packages of $(VENV), not among them.
 build/rpc-peers/.done: requirements/rpc-peers.txt $(VENV)/.run
-	@scripts/progress "installing gRPC" $(py) -m pip install --quiet $(locked) --upgrade --target build/rpc-peers --requirement requirements/rpc-peers.txt
+	@scripts/progress "installing other RPC libraries" $(py) -m pip install --quiet $(locked) --upgrade --target build/rpc-peers --requirement requirements/rpc-peers.txt
 	@touch $@
 
-bench-rpc: build build/rpc-peers/.done ## measure calls, beside streams and gRPC
+bench-rpc: build build/rpc-peers/.done ## measure calls, beside streams and other RPC libraries
 	@$(py) -m benchmarks.rpc $(ARGS)
 
 bench-connecting: build ## measure how many connections a second a client makes

@@ -1,14 +1,21 @@
-"""gRPC over a Unix socket, as benchmarks.rpc measures it: grpc.aio, and grpclib, which is written in Python.
+"""Other RPC libraries over a Unix socket, as benchmarks.rpc measures them.
 
-Both pass bytes as they are, without protobuf. `serve_*` returns what has to be kept; `connect_*` gives the one method,
-which returns what it gets, or the length of what is large, or as many bytes as the request says.
+gRPC by grpc.aio, and by grpclib, which is written in Python: both pass bytes as they are, without protobuf. Cap'n Proto
+by pycapnp, and Thrift by thriftpy2, with its asyncio part. A Thrift connection makes one call at a time, so several
+calls at a time take as many connections; and its server ends those on which more than 1 MiB or so comes.
+
+`serve_*` returns what has to be kept; `connect_*` gives the one method, which returns what it gets, or the length of
+what is large, or as many bytes as the request says.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import io
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +108,113 @@ async def connect_grpclib(path: str) -> AsyncIterator[Method]:
         yield UnaryUnaryMethod(channel, "/Echo/echo", bytes, bytes)
 
 
-PEERS = {"grpc.aio": (serve_grpc_aio, connect_grpc_aio), "grpclib": (serve_grpclib, connect_grpclib)}
+# ---- pycapnp ------------------------------------------------------------------------------------------------
+
+
+CAPNP = """@0xb3c1d7a5e0f24c69;
+interface Echo { echo @0 (request :Data) -> (answer :Data); }
+"""
+UNLIMITED_WORDS = 1 << 40
+"""Cap'n Proto refuses to read more than 64 MiB of a message by default."""
+
+
+@functools.cache
+def capnp_schema() -> Any:
+    import capnp  # type: ignore[import-not-found]
+
+    with tempfile.NamedTemporaryFile("w", suffix=".capnp") as file:
+        file.write(CAPNP)
+        file.flush()
+        return capnp.load(file.name)
+
+
+async def serve_pycapnp(path: str) -> Any:
+    import capnp
+
+    class Echo(capnp_schema().Echo.Server):  # type: ignore[misc]
+        async def echo(self, request: bytes, **_: Any) -> bytes:
+            return answer(request)
+
+    async def serve(stream: Any) -> None:
+        await capnp.TwoPartyServer(
+            stream, bootstrap=Echo(), traversal_limit_in_words=UNLIMITED_WORDS
+        ).on_disconnect()
+
+    stack = contextlib.AsyncExitStack()
+    await stack.enter_async_context(capnp.kj_loop())
+    return stack, await capnp.AsyncIoStream.create_unix_server(serve, path)
+
+
+@contextlib.asynccontextmanager
+async def connect_pycapnp(path: str) -> AsyncIterator[Method]:
+    import capnp
+
+    async with capnp.kj_loop():
+        stream = await capnp.AsyncIoStream.create_unix_connection(path)
+        client = capnp.TwoPartyClient(stream, traversal_limit_in_words=UNLIMITED_WORDS)
+        echo = client.bootstrap().cast_as(capnp_schema().Echo)
+
+        async def method(request: bytes) -> bytes:
+            return (await echo.echo(request)).answer  # type: ignore[no-any-return]
+
+        yield method
+
+
+# ---- thriftpy2 ----------------------------------------------------------------------------------------------
+
+
+THRIFT = "service Echo { binary echo(1: binary request) }"
+
+
+@functools.cache
+def thrift_service() -> Any:
+    import thriftpy2  # type: ignore[import-not-found]
+
+    return thriftpy2.load_fp(io.StringIO(THRIFT), "echo_thrift").Echo
+
+
+async def serve_thriftpy2(path: str) -> Any:
+    from thriftpy2.contrib.aio.rpc import make_server  # type: ignore[import-not-found]
+
+    class Handler:
+        async def echo(self, request: bytes) -> bytes:
+            return answer(request)
+
+    server = make_server(thrift_service(), Handler(), unix_socket=path, loop=asyncio.get_running_loop())
+    server.trans.listen()
+    return await server.trans.accept(server.handle)
+
+
+@contextlib.asynccontextmanager
+async def connect_thriftpy2(path: str) -> AsyncIterator[Method]:
+    from thriftpy2.contrib.aio.rpc import make_client
+
+    idle: list[Any] = []
+    all_: list[Any] = []
+
+    async def method(request: bytes) -> bytes:
+        if not idle:
+            all_.append(await make_client(thrift_service(), unix_socket=path, timeout=None))
+            idle.append(all_[-1])
+        client = idle.pop()
+        found = await client.echo(request)
+        idle.append(client)
+        return found  # type: ignore[no-any-return]
+
+    yield method
+    for client in all_:
+        client.close()
+
+
+PEERS = {
+    "grpc.aio": (serve_grpc_aio, connect_grpc_aio),
+    "grpclib": (serve_grpclib, connect_grpclib),
+    "pycapnp": (serve_pycapnp, connect_pycapnp),
+    "thriftpy2": (serve_thriftpy2, connect_thriftpy2),
+}
+
+MOST_BYTES = {"thriftpy2": 1 << 20}
+"""Of one call, for those that do not take more."""
 
 
 def lacks(kind: str) -> str | None:
@@ -109,7 +222,7 @@ def lacks(kind: str) -> str | None:
     import importlib
 
     try:
-        importlib.import_module(kind)
+        importlib.import_module({"pycapnp": "capnp"}.get(kind, kind))
     except ImportError as exc:
         return f"{kind} is not measured ({exc}): make bench-rpc installs it"
     return None
