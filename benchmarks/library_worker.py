@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, tuple[int, str]]] = {
     "redis": {
         "get": (1, "GET of 64 B"),
         "get 32": (32, "GET of 64 B, 32 connections"),
+        "pipeline": (1, "pipeline of 100 GETs of 64 B"),
         "set large": (1, "SET of 10 MB"),
         "get large": (1, "GET of 10 MB"),
     },
@@ -193,13 +194,20 @@ async def use_redis(port: int, case: str, count: int) -> list[Operation]:
         async def get() -> None:
             assert len(await client.get("small")) == SMALL
 
+        async def get_many() -> None:
+            pipeline = client.pipeline(transaction=False)
+            for _ in range(100):
+                pipeline.get("small")
+            assert [len(value) for value in await pipeline.execute()] == [SMALL] * 100
+
         async def get_large() -> None:
             assert len(await client.get("large")) == LARGE
 
         async def set_large() -> None:
             assert await client.set("large", large)
 
-        return {"get large": get_large, "set large": set_large}.get(case, get)
+        others = {"pipeline": get_many, "get large": get_large, "set large": set_large}
+        return others.get(case, get)
 
     return [of(Redis(port=port, protocol=2, single_connection_client=True)) for _ in range(count)]
 
