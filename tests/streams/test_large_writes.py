@@ -269,6 +269,7 @@ async def test_a_writer_learns_that_the_peer_is_gone_though_nobody_reads(net: Ne
     client, server = await net.pair(PausesAgain, SlowChecking)
     client.transport.pause_reading()
     server.transport.write(bytes(512 * KIB))
+    await until_seen(lambda: client.transport.get_extra_info("rdma_stats")["bytes_received"])
     memory = filled(8 * MIB, Pattern())
     client.transport.write(memoryview(memory))
     size = client.transport.get_write_buffer_size

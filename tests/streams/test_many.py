@@ -8,7 +8,7 @@ from harness import Echo, Net
 COUNT = 200
 
 
-@pytest.mark.not_on_siw("siw refuses queue pairs beyond some fifty")
+@pytest.mark.not_on_siw("refuses queue pairs beyond some fifty")
 async def test_more_connections_than_keep_what_they_send_from(net: Net):
     """Each message has its connection's bytes, though connections take turns with the memory that they send from."""
     _, port = await net.serve(Echo)
