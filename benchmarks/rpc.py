@@ -7,7 +7,7 @@ takes a large memoryview and returns its length (argument), or returns a large o
 `streams` writes and reads the same bytes without any message around them. Small calls are made one after another and
 32 at a time. KIND is one of rpc, rpc-tcp, rpc-unix, streams, and, over a Unix socket, grpc.aio, grpclib, pycapnp and
 thriftpy2, where they are installed; all by default. Two tables have medians of turns, in which the kinds alternate: the
-time of a call, and the CPU time of both processes together; "-" is what a kind cannot do. It ends with how many
+time of a call, and the CPU time of both processes together; "-" is what is left out. It ends with how many
 functions of Python run for a call of 64 B.
 """
 
