@@ -118,8 +118,9 @@ def test_runs_of_the_switch_leave_nothing(base, count):
     assert live == live_before  # registered regions are among them
     assert descriptors == descriptors_before
     assert mappings <= mappings_before + 10  # the allocator's own
-    # The allocator takes 5 MiB in the first two thousand runs, and then no more.
-    assert bytes_after < bytes_before + (8 << 20)
+    # The allocator takes 5 MiB in the first two thousand runs, and then no more. (The address sanitizer keeps what is
+    # freed for a while.)
+    assert "ASAN_OPTIONS" in os.environ or bytes_after < bytes_before + (8 << 20)
 
 
 def test_a_run_that_leaves_a_connection_open_warns_of_it(loop_factory):
