@@ -295,8 +295,10 @@ async def test_a_writer_hears_of_the_loss_while_the_reader_pauses(net: Net):
         client.transport.write(b"y" * MIB)
     for _ in range(3):
         server.transport.write(b"x" * MIB)
-    server.transport.abort()
     await client.until(lambda: client.received)
+    info = client.transport.get_extra_info
+    await until_seen(lambda: info("rdma_stats")["bytes_received"] > client.received)
+    server.transport.abort()
     await client.until(lambda: not client.writing_paused)
     assert not client.lost
     client.pauses = False
