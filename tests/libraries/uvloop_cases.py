@@ -36,7 +36,11 @@ SUITES: dict[tuple[str, ...], tuple[int, int, dict[str, str]]] = {
         },
     ),
     ("test_tcp", "Test_UV_TCPSSL", "--relay", "--asyncio-tls"): (
-        25, 20, {"test_remote_shutdown_receives_trailing_data": "it looks at attributes of uvloop's TLS"},
+        25, 20,
+        {
+            "test_remote_shutdown_receives_trailing_data": "it looks at attributes of uvloop's TLS",
+            "test_ssl_connect_accepted_socket": "it looks at the name of the transport's class",
+        },
     ),
     ("test_tcp", "Test_AIO_TCPSSL", "--relay"): (
         25, 20, {"test_remote_shutdown_receives_trailing_data": "it looks at asyncio's transport below TLS"},
