@@ -75,30 +75,12 @@ enum rn_copied rn_copy_far(struct rn_responder_ctx *ctx, struct rn_transfer *t, 
 	}
 }
 
-static bool stream_with_care(char *to, const char *from, size_t length, const void **lost)
-{
-	struct rn_bus bus;
-
-	if (sigsetjmp(bus.back, 0)) {
-		*lost = bus.lost;
-		return false;
-	}
-	rn_bus_begin(&bus);
-	rn_stream_copy(to, from, length);
-	rn_bus_end();
-	return true;
-}
-
 enum rn_copied rn_copy_with_care(const struct rn_transfer *t, char *here, char *there, uint64_t length)
 {
+	char *to = t->to_remote ? there : here, *from = t->to_remote ? here : there;
 	const void *lost;
-	bool done;
 
-	if (t->to_remote)
-		done = rn_place_with_care(there, here, length, t->is_large, &lost);
-	else
-		done = t->is_large ? stream_with_care(here, there, length, &lost) : rn_bus_copy(here, there, length, &lost);
-	if (likely(done))
+	if (likely(rn_place_with_care(to, from, length, t->is_large, &lost)))
 		return RN_COPIED;
 	if (!lost)
 		return rn_mr_probe((uintptr_t)here, length, !t->to_remote) ? RN_COPY_FAULT : RN_COPY_LOCAL_FAULT;
