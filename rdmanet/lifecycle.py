@@ -246,7 +246,7 @@ class Lifecycle:
 
     def _begin_late(self) -> None:
         """The accepting side has waited for the client's first frame, which has come, or is late."""
-        if self._silence_timer is None:
+        if self._silence_timer is None or self.foreign:
             return
         self._silence_timer.cancel()
         self._silence_timer = None
@@ -276,7 +276,7 @@ class Lifecycle:
 
     def _speak_first(self, turns: int) -> None:
         """Send a Credit, unless the program writes something within so many turns of the loop."""
-        if self._teardown.released or self.connection.has_said:
+        if self._teardown.released or self.connection.has_said or self.foreign:
             return
         if turns:
             self._loop.call_soon(self._speak_first, turns - 1)

@@ -4,12 +4,13 @@ The tests also say what becomes of a client that says nothing, or goes away.
 """
 
 import asyncio
+import os
 
 import pytest
 from loop_harness import Echo, Recorder, fabric, serving
 
 from rdmanet import lifecycle
-from tests.support.waiting import Conditions, loop_turns
+from tests.support.waiting import Conditions, loop_turns, until_seen
 
 TURNS = 2
 """Those for which asyncio does not read a TCP connection, after it has been made."""
@@ -146,6 +147,27 @@ async def test_who_goes_without_a_word_was_never_there(made, says_nothing, monke
         server.close()
         await waiting
         assert not made
+
+
+async def test_a_forked_child_does_nothing_about_it(made, says_nothing, monkeypatch):
+    """The connection is its parent's, even if the child runs the parent's loop."""
+    monkeypatch.setattr(lifecycle, "FIRST_WORD_S", 3600)
+    async with serving(made.factory) as (server, port):
+        transport, _ = await connected(port)
+        [accepted] = server._rdma[0]._transports
+        await until_seen(lambda: accepted._life._silence_timer)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                accepted._life._begin_late()
+                status = len(made) + (accepted._life._silence_timer is None)
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        accepted._life._begin_late()
+        assert len(made) == 1
+        transport.abort()
 
 
 @pytest.mark.parametrize("how", ["close_clients", "abort_clients"])
