@@ -105,14 +105,14 @@ def waiting_for(backlog: int) -> int:
 class Line:
     """Visitors in the order in which they came, and the same for each source.
 
-    They are counted as they come and go, because whose turn it is is asked for each of them.
+    Nothing is counted anew: each visitor that comes or goes asks who is next.
 
-    :ivar since: each visitor, and a time of it
+    :ivar since: a time for each visitor
     """
 
     def __init__(self) -> None:
         self.since: dict[Visitor, float] = {}
-        self._of: dict[str, dict[Visitor, int]] = {}  # with their numbers; no source without visitors
+        self._of: dict[str, dict[Visitor, int]] = {}  # by source, each with its number; no source is empty
         self._came = 0
 
     def add(self, visitor: Visitor, since: float) -> None:
@@ -145,23 +145,18 @@ class Line:
         return next(iter(self.since))
 
     def eldest_of_the_busiest(self) -> Visitor:
-        """The first of the source that has the most; of several such sources, of the one whose first came before."""
+        """The first of the source that has the most; if several have, the one that came first."""
         return self._first_by(lambda source: -len(self._of[source]))
 
     def eldest_of_the_least(self, other: Line) -> Visitor:
-        """The first of the source that has the fewest in the other line; of several, as above."""
+        """The first of the source that has the fewest in the other line; if several have, the one that came first."""
         return self._first_by(other.count)
 
     def _first_by(self, order: Callable[[str], int]) -> Visitor:
         if len(self._of) == 1:
             return self.eldest()
-        first, number = None, (0, 0)
-        for source, its in self._of.items():
-            visitor, came = next(iter(its.items()))
-            if first is None or (order(source), came) < number:
-                first, number = visitor, (order(source), came)
-        assert first is not None  # there is a visitor
-        return first
+        source = min(self._of, key=lambda source: (order(source), next(iter(self._of[source].values()))))
+        return next(iter(self._of[source]))
 
 
 class Admission:
