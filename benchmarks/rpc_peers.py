@@ -190,20 +190,20 @@ async def serve_thriftpy2(path: str) -> Any:
 async def connect_thriftpy2(path: str) -> AsyncIterator[Method]:
     from thriftpy2.contrib.aio.rpc import make_client
 
+    clients: list[Any] = []
     idle: list[Any] = []
-    all_: list[Any] = []
 
     async def method(request: bytes) -> bytes:
         if not idle:
-            all_.append(await make_client(thrift_service(), unix_socket=path, timeout=None))
-            idle.append(all_[-1])
+            clients.append(await make_client(thrift_service(), unix_socket=path, timeout=None))
+            idle.append(clients[-1])
         client = idle.pop()
         found = await client.echo(request)
         idle.append(client)
         return found  # type: ignore[no-any-return]
 
     yield method
-    for client in all_:
+    for client in clients:
         client.close()
 
 
