@@ -178,9 +178,9 @@ class Running(AwaitedProcess):
         self.send_signal(signal.SIGUSR1)
 
         def table() -> list[str]:
-            """It is written at once; there may be messages around it."""
+            """Once the pair's line is whole. There may be messages around the table."""
             said = self.errors()[before:]
-            found = re.search(r"^pair  .*\n-.*\n", said, re.MULTILINE)
+            found = re.search(rf"^pair  .*\n-.*\n(.*\n){{{pair + 1}}}", said, re.MULTILINE)
             return said[found.start() :].splitlines() if found else []
 
         await until_seen(table)
