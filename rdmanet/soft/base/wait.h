@@ -11,6 +11,7 @@ enum rn_wait {
 	RN_WAIT_SEGMENT, /* for its memory to be mapped */
 	RN_WAIT_OWNER,   /* for its engine to answer */
 	RN_WAIT_DUE,     /* deferred execution */
+	RN_WAIT_TURN,    /* for its next turn: there is more to copy */
 	RN_WAIT_LOST,    /* for an acknowledgement that doesn't come: faults/fault.h */
 };
 

@@ -275,6 +275,7 @@ static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint
 	read_request(qp->ex.qp_base.qp_type, wr, &request);
 	t.moved = queued_moved ? *queued_moved : 0;
 	t.refused = qp->reply_error;
+	t.in_turns = queued_moved != NULL;
 	wait = rn_respond(&qp->responder, &request, &t, status);
 	if (queued_moved)
 		*queued_moved = t.moved;

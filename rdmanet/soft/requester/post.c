@@ -12,6 +12,8 @@
  *        done, but its    waiting, in the ring
  *        slot not free
  *
+ * A long one goes there, too: its copy takes longer than a program's thread should stand still.
+ *
  * A slot is free again when a completion of it, or of a later request, was polled: as in
  * hardware, so a program that never asks for completions ends with ENOMEM.
  *
@@ -26,6 +28,10 @@
 #include "faults/iwarp.h"
 #include "objects/mw.h"
 #include "requester/requester.h"
+
+/* Longer ones are not executed by the poster.  A READ is waited for in any case; what the engine takes to wake up is
+ * little beside the time of its copy.  Who sends much has cut it into pieces of this size. */
+enum { READ_AT_ONCE = 1 << 20, MOST_AT_ONCE = 4 << 20 };
 
 /* --- posting sends ---------------------------------------------------------------------------------------- */
 
@@ -71,6 +77,12 @@ static int check_send(const struct rn_qp *qp, const struct ibv_send_wr *wr)
 	    (rn_fetches(wr->opcode) || total_length(wr) > qp->cap.max_inline_data))
 		return EINVAL;
 	return 0;
+}
+
+static bool is_long(const struct ibv_send_wr *wr)
+{
+	return !rn_is_local(wr->opcode) &&
+	       total_length(wr) > (wr->opcode == IBV_WR_RDMA_READ ? READ_AT_ONCE : MOST_AT_ONCE);
 }
 
 /* Keep a copy: the program's request, list and inline data are its own again when post returns. */
@@ -176,7 +188,9 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 			rn_sq_progress_locked(qp);
 			state = atomic_load_explicit(&qp->state, memory_order_relaxed);
 		}
-		if (likely(state == IBV_QPS_RTS && qp->sq_posted == qp->sq_executed && !qp->faults.injector)) {
+		if (unlikely(is_long(wr)) && state < IBV_QPS_SQE) {
+			wait = RN_WAIT_TURN;
+		} else if (likely(state == IBV_QPS_RTS && qp->sq_posted == qp->sq_executed && !qp->faults.injector)) {
 			if (likely(execute_now(qp, wr, &entered, &wait)))
 				continue;
 		} else if (state >= IBV_QPS_SQE) {

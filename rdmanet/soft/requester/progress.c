@@ -10,6 +10,10 @@
  * request that succeeds starts both anew.  Until we have met the responder's process there is more time than the
  * program has asked for, because an adapter would answer even while that process is busy or waits for a CPU: at least
  * a second for a host to answer at all, and what SILENCE says for a process whose socket is there.
+ *
+ * Turns.  A long request would keep whoever posts it, or another of its queue pair, waiting for its copy.  So it is
+ * queued at once, and the engine copies it, a turn at a time; in between other tasks have theirs, and whoever waits for
+ * the send lock gets it.
  */
 #include "objects/mw.h"
 #include "requester/requester.h"
@@ -19,6 +23,7 @@ enum {
 	LAST_BACKOFF_NS = 5 * 1000 * 1000,
 	MIN_TIMEOUT_NS = 4 * 1000 * 1000, /* adapters raise shorter ones as well */
 	MIN_LINK_NS = 1000 * 1000 * 1000, /* meeting the host is no part of what the timeout is for */
+	AFTER_OTHERS_NS = 20 * 1000,      /* until those that wait for the send lock have had it */
 	BATCH = 16,                       /* requests the engine executes before others have their turn */
 };
 
@@ -119,6 +124,15 @@ void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
 	}
 	if (why == RN_WAIT_RNR) {
 		wait_for_receive(qp);
+		return;
+	}
+	if (why == RN_WAIT_TURN) {
+		qp->wait = why;
+		qp->waited = false;
+		if (rn_lock_is_wanted(&qp->sq_lock))
+			rn_timer_set(&qp->timer, AFTER_OTHERS_NS);
+		else
+			rn_task_post(&qp->task);
 		return;
 	}
 	if (!qp->waited || qp->wait != why) {

@@ -2,7 +2,7 @@
 /*
  * Inside the responder: what its files share.
  *
- *     responder.c    the checks, the copy between mapped memory, the completion
+ *     responder.c    the checks, the completion         copy.c     the copy, between mapped memory
  *     far.c          memory that isn't mapped here      atomic.c   the two atomics      claim.c   receives from a pool
  *     owner.c        what a requester that can't reach our memory asks of our engine
  */
@@ -16,10 +16,16 @@
 
 enum ibv_wc_status rn_deny_access(struct rn_responder_ctx *ctx);
 
-/* --- far.c ------------------------------------------------------------------------------------------------------ */
+/* --- copy.c ----------------------------------------------------------------------------------------------------- */
 
-/* RN_COPY_FAULT: memory of the responder's is not there; RN_COPY_LOCAL_FAULT: memory of the requester's. */
-enum rn_copied { RN_COPIED, RN_COPY_LOST, RN_COPY_FAULT, RN_COPY_LOCAL_FAULT, RN_COPY_ASKED };
+/* RN_COPY_FAULT: memory of the responder's is not there; RN_COPY_LOCAL_FAULT: memory of the requester's. RN_COPY_TURN:
+ * there is more, for another turn. */
+enum rn_copied { RN_COPIED, RN_COPY_LOST, RN_COPY_FAULT, RN_COPY_LOCAL_FAULT, RN_COPY_ASKED, RN_COPY_TURN };
+
+/* Both lists, from position t->moved on. */
+enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t);
+
+/* --- far.c ------------------------------------------------------------------------------------------------------ */
 
 /* Move this many bytes between `here` and the piece, from its position skip on. */
 enum rn_copied rn_copy_far(struct rn_responder_ctx *ctx, struct rn_transfer *t, char *here, const struct rn_piece *remote,

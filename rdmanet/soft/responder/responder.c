@@ -18,18 +18,15 @@
  *
  * Only the owner may move the responder to ERR.  We leave a note in `fault`; from then on every requester treats
  * the responder as being in ERR.  Then we wake the owner's engine.
- *
- * Long copies are cut into pieces.  After each piece we advance `busy`, so that an owner that withdraws a key waits
- * for one piece at most, and read generation_state and the keys again.
  */
 #include "base/extras.h"
 #include "base/guard.h"
 #include "objects/eager.h"
 #include "objects/mw.h"
 #include "responder/inside.h"
-#include "responder/place.h"
+#include "responder/stream.h"
 
-enum { PIECE_BYTES = 256 * 1024, ANNOUNCE_BYTES = 4096 };
+enum { ANNOUNCE_BYTES = 4096 };
 
 /* --- memory ---------------------------------------------------------------------------------------------- */
 
@@ -95,115 +92,6 @@ static enum reach reach(struct rn_responder_ctx *ctx, uint32_t pd, uint32_t key,
 		return rn_mr_probe(base + at, length, access & ~(uint32_t)IBV_ACCESS_REMOTE_READ) ? REACH_OK : REACH_FAULT;
 	}
 	return kind == RN_MR_SEGMENT ? map_segment(ctx, READ_ONCE(mr->segment), READ_ONCE(mr->offset) + at, piece) : REACH_OK;
-}
-
-/* --- the copy ---------------------------------------------------------------------------------------------- */
-
-/* Set another odd value: we are still inside, but have dropped what we had looked up. */
-static void busy_move_on(struct rn_responder_ctx *ctx)
-{
-	ctx->busy += 2;
-	atomic_exchange(&ctx->block->busy, ctx->busy);
-}
-
-/* Move on: see the head of this file. Then every key still to be used is looked up again. */
-static enum rn_copied still_there(struct rn_responder_ctx *ctx, const struct rn_piece *pieces, int count)
-{
-	busy_move_on(ctx);
-	if (!rn_responder_is_alive(ctx))
-		return RN_COPY_LOST;
-	for (int i = 0; i < count; i++)
-		if (atomic_load(&pieces[i].mr->key) != pieces[i].key)
-			return RN_COPY_FAULT;
-	return RN_COPIED;
-}
-
-/* A short message into memory that can't be mapped: leave it in the slot's eager buffer. See objects/eager.c. RN_COPY_ASKED:
- * this message doesn't go that way. */
-static enum rn_copied copy_eagerly(struct rn_responder_ctx *ctx, struct rn_transfer *t)
-{
-	const struct rn_piece *remote = &t->remote[0];
-	uint32_t index = ctx->done & ctx->rq_mask;
-	char *to;
-
-	if (!t->is_receive || ctx->pool || t->num_remote != 1 || remote->at || t->total > ctx->rq_eager || t->moved ||
-	    READ_ONCE(t->slot->num_sge) != 1 || READ_ONCE(remote->mr->kind) != RN_MR_USER ||
-	    READ_ONCE(remote->mr->access) &
-		    (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND))
-		return RN_COPY_ASKED;
-	to = rn_eager_room(ctx->rq + ((uint64_t)ctx->rq_mask + 1) * ctx->rq_stride, index, ctx->rq_eager);
-	if (!rn_gather(t->local, t->num_local, to))
-		return RN_COPY_LOCAL_FAULT;
-	t->moved = t->total;
-	t->is_eager = true;
-	ctx->count->bytes_bounced += t->total;
-	return RN_COPIED;
-}
-
-static enum rn_copied copy_mapped(struct rn_responder_ctx *ctx, const struct rn_transfer *t, bool is_firm, char *here,
-				  char *there, uint64_t run)
-{
-	if (unlikely(!is_firm)) {
-		enum rn_copied copied = rn_copy_with_care(t, here, there, run);
-
-		if (copied != RN_COPIED)
-			return copied;
-	} else if (t->to_remote) {
-		rn_place_one(there, here, run, t->is_large);
-	} else {
-		rn_move(here, there, run, t->is_large);
-	}
-	if (ctx->self)
-		ctx->count->bytes_local += run;
-	else
-		ctx->count->bytes_mapped += run;
-	return RN_COPIED;
-}
-
-/* Both lists from position t->moved on, run by run. */
-static enum rn_copied copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
-{
-	uint64_t local_skip = t->moved, remote_skip = t->moved;
-	enum rn_copied copied;
-	int l = 0, r = 0;
-
-	copied = copy_eagerly(ctx, t);
-	if (copied != RN_COPY_ASKED)
-		return copied;
-	while (l < t->num_local && local_skip >= t->local[l].length)
-		local_skip -= t->local[l++].length;
-	while (r < t->num_remote && remote_skip >= t->remote[r].length)
-		remote_skip -= t->remote[r++].length;
-	while (t->moved < t->total) {
-		const struct rn_piece *remote = &t->remote[r];
-		uint64_t run = t->local[l].length - local_skip;
-		char *here = t->local[l].at + local_skip;
-
-		if (run > remote->length - remote_skip)
-			run = remote->length - remote_skip;
-		if (run > PIECE_BYTES)
-			run = PIECE_BYTES;
-		if (likely(remote->at)) /* a peer's is a segment, or it would not be mapped */
-			copied = copy_mapped(ctx, t, rn_piece_is_firm(&t->local[l]) && (!ctx->self || rn_piece_is_firm(remote)),
-					     here, remote->at + remote_skip, run);
-		else
-			copied = rn_copy_far(ctx, t, here, remote, remote_skip, run);
-		if (unlikely(copied != RN_COPIED))
-			return copied;
-		t->moved += run;
-		if ((local_skip += run) == t->local[l].length) {
-			local_skip = 0;
-			l++;
-		}
-		if ((remote_skip += run) == remote->length) {
-			remote_skip = 0;
-			r++;
-		}
-		if (unlikely(run == PIECE_BYTES) &&
-		    (copied = still_there(ctx, &t->remote[r], t->num_remote - r)) != RN_COPIED)
-			return copied;
-	}
-	return RN_COPIED;
 }
 
 /* --- receives of this process, by private notes: shm/own.h -------------------------------------------------------- */
@@ -482,7 +370,7 @@ enum rn_wait rn_respond(struct rn_responder_ctx *ctx, const struct rn_request *r
 		return wait;
 	if (unlikely(is_atomic(request)))
 		return rn_execute_atomic(ctx, request, t, status);
-	switch (copy(ctx, t)) {
+	switch (rn_copy(ctx, t)) {
 	case RN_COPIED:
 		rn_respond_finish(ctx, request, t);
 		return RN_WAIT_NOT;
@@ -490,6 +378,8 @@ enum rn_wait rn_respond(struct rn_responder_ctx *ctx, const struct rn_request *r
 		return RN_WAIT_PEER;
 	case RN_COPY_ASKED:
 		return RN_WAIT_OWNER;
+	case RN_COPY_TURN:
+		return RN_WAIT_TURN;
 	case RN_COPY_LOCAL_FAULT: /* the responder has noticed nothing but a message without end */
 		*status = IBV_WC_LOC_PROT_ERR;
 		return RN_WAIT_NOT;

@@ -76,6 +76,7 @@ struct rn_transfer {
 	bool is_eager; /* into the slot's room */
 	bool is_large; /* it, or what it is a part of, is more than the caches hold: stream.h */
 	bool refused; /* the owner's engine refused last time; considered once */
+	bool in_turns; /* leave off after a while: RN_WAIT_TURN */
 
 	/* After RN_WAIT_OWNER: what the owner must do, and with which bytes. */
 	struct rn_remote ask;
