@@ -23,6 +23,7 @@ cdef extern from "soft/base/counters.h" nogil:
         uint64_t failed
         uint64_t bytes_stream
         uint64_t wrong_keys
+        uint64_t bytes_shared
     struct rn_live:
         uint32_t contexts
         uint32_t pds

@@ -9,6 +9,7 @@
 #include "harness.h"
 
 #include <sys/syscall.h>
+#include <sys/uio.h>
 
 #include "calm.h"
 
@@ -83,6 +84,28 @@ static inline void join_killed(struct other *other)
 	kill(other->pid, SIGKILL);
 	close(other->fd);
 	CHECK_EQ(waitpid(other->pid, NULL, 0), other->pid);
+}
+
+/* What our children are to us, our peers are to us, by the same user's right: does the kernel permit that? */
+static inline bool may_reach_others(void)
+{
+	static char byte, copy;
+	struct iovec ours = {&copy, 1}, theirs = {&byte, 1};
+	int fds[2];
+	bool may;
+	pid_t pid;
+
+	CHECK_EQ(pipe(fds), 0);
+	pid = fork();
+	if (!pid) {
+		close(fds[1]);
+		_exit(read(fds[0], &copy, 1)); /* until we close it */
+	}
+	may = process_vm_readv(pid, &ours, 1, &theirs, 1, 0) == 1;
+	close(fds[0]);
+	close(fds[1]);
+	CHECK_EQ(waitpid(pid, NULL, 0), pid);
+	return may;
 }
 
 /* Exchange addresses and connect; both sides do this. */

@@ -125,7 +125,7 @@ static void test_forms(void)
 	CHECK_EQ(rn_serve_request(0, &request, sizeof(request) - 1, &answer, sizeof(answer)), -EPROTO);
 	CHECK_EQ(rn_serve_request(0, &request, sizeof(request), &answer, sizeof(answer.head) - 1), -EPROTO);
 	REFUSED(EACCES, request.kind = 0);
-	REFUSED(EACCES, request.kind = RN_REMOTE_FAA + 1);
+	REFUSED(EACCES, request.kind = RN_REMOTE_HELP + 1);
 	REFUSED(EACCES, request.kind = UINT32_MAX);
 	REFUSED(EACCES, request.length = RN_REMOTE_CHUNK + 1);
 	CHECK_EQ(ask_with(right(RN_REMOTE_WRITE), LENGTH - 1, sizeof(answer.data)), EACCES); /* less than it says */

@@ -2,8 +2,6 @@
 /* Two processes of one user: mapped memory, process_vm_*, the owner's engine, and deaths. */
 #include "processes.h"
 
-#include <sys/uio.h>
-
 #include "soft.h"
 
 static struct end a;
@@ -141,28 +139,6 @@ static void test_past_the_caches(void)
 	CHECK(!memcmp(a.buffer + 5, copy + 3, BUFFER - 10));
 	meet(other.fd);
 	finish(&other);
-}
-
-/* What our children are to us, our peers are to us, by the same user's right: does the kernel permit that? */
-static bool may_reach_others(void)
-{
-	static char byte, copy;
-	struct iovec ours = {&copy, 1}, theirs = {&byte, 1};
-	int fds[2];
-	bool may;
-	pid_t pid;
-
-	CHECK_EQ(pipe(fds), 0);
-	pid = fork();
-	if (!pid) {
-		close(fds[1]);
-		_exit(read(fds[0], &copy, 1)); /* until we close it */
-	}
-	may = process_vm_readv(pid, &ours, 1, &theirs, 1, 0) == 1;
-	close(fds[0]);
-	close(fds[1]);
-	CHECK_EQ(waitpid(pid, NULL, 0), pid);
-	return may;
 }
 
 static void test_user_memory(void)

@@ -32,6 +32,7 @@ struct rn_counters {
 	uint64_t failed;     /* requests and receives that a fault made fail */
 	uint64_t bytes_stream; /* carried by TCP */
 	uint64_t wrong_keys;   /* requests for memory that we refused; a peer that has our arena mapped refuses its own */
+	uint64_t bytes_shared; /* of bytes_cma: copied by the owner's engine, which helped: objects/share.h */
 };
 
 struct rn_live {

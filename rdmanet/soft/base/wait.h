@@ -12,6 +12,7 @@ enum rn_wait {
 	RN_WAIT_OWNER,   /* for its engine to answer */
 	RN_WAIT_DUE,     /* deferred execution */
 	RN_WAIT_TURN,    /* for its next turn: there is more to copy */
+	RN_WAIT_SHARED,  /* for its owner's part of the copy */
 	RN_WAIT_LOST,    /* for an acknowledgement that doesn't come: faults/fault.h */
 };
 

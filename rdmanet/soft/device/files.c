@@ -86,6 +86,7 @@ static const struct {
 	COUNTER(bytes_engine),	COUNTER(bytes_local),  COUNTER(bytes_inline), COUNTER(wakeups),      COUNTER(syscalls),
 	COUNTER(rnr_naks),	COUNTER(deferred),     COUNTER(queued),	      COUNTER(bytes_bounced), COUNTER(lost),
 	COUNTER(duplicates),	COUNTER(failed),       COUNTER(bytes_stream), COUNTER(wrong_keys),
+	COUNTER(bytes_shared),
 };
 _Static_assert(sizeof(counters) / sizeof(counters[0]) * sizeof(uint64_t) == sizeof(struct rn_counters),
 	       "each counter has a file");

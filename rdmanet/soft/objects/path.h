@@ -17,6 +17,7 @@
 
 struct rn_cq;
 struct rn_qp;
+struct rn_task;
 
 struct rn_path_ops {
 	/* Its life. 0 or errno. */
@@ -67,6 +68,8 @@ struct rn_requester_ops {
 	void (*progress)(struct rn_qp *qp);
 	/* The responder is given up: a receive that was claimed from its pool goes back. With the send lock held. */
 	void (*forget_responder)(struct rn_qp *qp);
+	/* Go on helping the peer with its READ: the run of rn_qp.help.task. */
+	void (*help)(struct rn_task *task);
 };
 void rn_requester_register(const struct rn_requester_ops *ops);
 extern const struct rn_requester_ops *rn_requester;

@@ -308,6 +308,7 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	qp->path = rn_path_of(init->qp_type);
 	qp->timer.fire = timer_fired;
 	qp->task.run = task_ran;
+	qp->help.task.run = rn_requester->help;
 	qp->notice.run = rn_qp_peer_noticed;
 	plan_rings(qp, &init->cap);
 

@@ -84,6 +84,12 @@ struct rn_qp {
 	uint32_t reply_length; /* how many bytes the outstanding request moves */
 	uint32_t reply_for;    /* sq_executed when it was sent */
 	int reply_error;       /* why the owner refused; the next execution acts on it */
+	struct rn_help {       /* a READ of the peer's, with which our engine helps: responder/help.c */
+		struct rn_task task;
+		int pid;
+		uint32_t key, serial, given;
+		uint64_t addr, length, to;
+	} help;
 
 	/* The receive queue: posting under rq_lock, polling under recv_cq->lock. */
 	alignas(64) struct rn_lock rq_lock;

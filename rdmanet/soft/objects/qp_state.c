@@ -140,6 +140,8 @@ static int part_from_peer(struct rn_qp *qp)
 	rn_timer_cancel(&qp->timer);
 	rn_task_cancel(&qp->task);
 	rn_reply_cancel(&qp->reply);
+	rn_reply_cancel(&qp->responder.share.reply);
+	rn_task_cancel(&qp->help.task);
 	if (qp->noticed)
 		rn_peer_unsubscribe(&qp->notice);
 	qp->noticed = false;
@@ -173,6 +175,7 @@ static void empty_the_queues(struct rn_qp *qp)
 	qp->reply_error = 0;
 	qp->rnr_tried = 0;
 	qp->waited = qp->reply_pending = qp->link_failed = qp->draining = false;
+	qp->responder.share.is_asked = qp->responder.share.is_declined = false;
 	/* The counter goes on, so no slot that was posted before can look valid afterwards. */
 	rn_lock(&qp->recv_cq->lock);
 	atomic_store(&qp->rq_polled, qp->rq_posted);

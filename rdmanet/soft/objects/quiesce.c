@@ -12,6 +12,19 @@ _Atomic uint32_t rn_serving[RN_SERVINGS];
 
 /* --- regions ------------------------------------------------------------------------------------------------- */
 
+/* The engine has done with the piece that it copies for a peer, if it is doing that. */
+static bool wait_for_help(uint64_t deadline_ns)
+{
+	uint32_t seen = atomic_load(&rn_serving[RN_SERVING_ENGINE]);
+
+	while (seen & 1 && !rn_engine_inside() && atomic_load(&rn_serving[RN_SERVING_ENGINE]) == seen) {
+		if (rn_now_ns() >= deadline_ns)
+			return false;
+		sched_yield();
+	}
+	return true;
+}
+
 static bool wait_for_domain(uint32_t pd, uint64_t deadline_ns)
 {
 	bool quiet = !rn_qp_is_quarantined(pd) && !rn_pool_is_quarantined(pd) && rn_pools_wait_moved(pd, deadline_ns);
@@ -21,10 +34,11 @@ static bool wait_for_domain(uint32_t pd, uint64_t deadline_ns)
 			continue;
 		/* Our own posters first: locking and unlocking waits out whoever was inside. */
 		rn_lock(&qp->sq_lock);
+		rn_share_stop(&qp->responder); /* its owner writes into our memory */
 		rn_unlock(&qp->sq_lock);
 		quiet &= rn_qp_wait_moved(qp, deadline_ns);
 	}
-	return quiet;
+	return wait_for_help(deadline_ns) && quiet;
 }
 
 bool rn_quiesce_region(uint32_t pd)

@@ -11,7 +11,8 @@
  *     a peer that was stopped in one since destroyed          that is no longer put aside (qp_number.c, shm/pool.c)
  *     a peer that has claimed a receive of a UD pool          the claim has changed (shm/pool.h)
  *     a thread of ours that executes a request                it has released the send lock
- *     this process, which moves bytes for a peer                   rn_serving has changed
+ *     this process, which moves bytes for a peer              rn_serving has changed
+ *     a peer that helps with a READ of ours (share.h)         it has put its piece in place
  *
  * A region's key is used by all of them.  Only the first and the last use a window's key, because it is not an lkey.
  * The callers differ in the locks that they hold, too.  A region is withdrawn with rn_process_lock held and nothing

@@ -5,6 +5,7 @@
 #define RDMANET_SOFT_RESPONDER_CTX_H
 
 #include "base/counters.h"
+#include "objects/share.h"
 #include "peer/peer.h"
 #include "shm/arena.h"
 #include "shm/pool.h"
@@ -48,6 +49,7 @@ struct rn_responder_ctx {
 	size_t segment_size;
 	bool no_cma;    /* the kernel has refused: ask the owner's engine */
 	bool stamped;   /* each receive gets the time of its completion */
+	struct rn_share share; /* a READ that its owner helps with */
 	uint32_t pushed; /* how many completions were published and not announced yet */
 	bool solicited; /* one of them is worth an event to those that wait for solicited ones */
 };

@@ -53,6 +53,7 @@ void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
 
 	if (state >= IBV_QPS_SQE || state == IBV_QPS_RESET)
 		return;
+	rn_share_stop(&qp->responder);
 	/* Now, not later: behind a request that has failed none succeeds. */
 	if (!qp->unreliable && !rn_qp_last_look(qp))
 		return;

@@ -157,6 +157,7 @@ static void forget_responder(struct rn_qp *qp)
 {
 	struct rn_responder_ctx *ctx = &qp->responder;
 
+	rn_share_stop(ctx);
 	if (ctx->found && unlikely(ctx->claim.entry) && busy_begin(ctx)) {
 		rn_responder_give_back(ctx);
 		busy_end(ctx);
@@ -328,4 +329,5 @@ enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t
 const struct rn_requester_ops rn_requester_of_qps = {
 	.progress = rn_qp_progress,
 	.forget_responder = forget_responder,
+	.help = rn_help_ran,
 };

@@ -106,35 +106,45 @@ static void wait_for_receive(struct rn_qp *qp)
 		rn_timer_set(&qp->timer, rn_rnr_delay_ns(qp));
 }
 
-/* The head of the queue can't be executed, for this reason. */
-void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
+/* Look again, less and less often. */
+static void back_off(struct rn_qp *qp)
+{
+	rn_timer_set(&qp->timer, qp->backoff_ns);
+	if (qp->backoff_ns < LAST_BACKOFF_NS)
+		qp->backoff_ns *= 2;
+}
+
+/* The copy goes on soon. It takes as long as it takes: nobody else may touch that memory. */
+static void wait_for_copy(struct rn_qp *qp, enum rn_wait why)
+{
+	bool is_new = qp->wait != why;
+
+	qp->wait = why;
+	qp->waited = false;
+	if (why == RN_WAIT_SHARED) {
+		if (is_new)
+			qp->backoff_ns = FIRST_BACKOFF_NS;
+		back_off(qp);
+	} else if (rn_lock_is_wanted(&qp->sq_lock)) {
+		rn_timer_set(&qp->timer, AFTER_OTHERS_NS);
+	} else {
+		rn_task_post(&qp->task);
+	}
+}
+
+static void wait_until_due(struct rn_qp *qp)
+{
+	uint64_t now = rn_now_ns(), due_ns = rn_sq_at(qp, qp->sq_executed)->due_ns;
+
+	qp->wait = RN_WAIT_DUE;
+	rn_timer_set(&qp->timer, due_ns > now ? due_ns - now : 0);
+}
+
+/* For what the responder has to do, or to become; this has an end. */
+static void wait_for_responder(struct rn_qp *qp, enum rn_wait why)
 {
 	uint64_t now = rn_now_ns();
 
-	if (why == RN_WAIT_DUE) {
-		struct rn_send *head = rn_sq_at(qp, qp->sq_executed);
-
-		qp->wait = why;
-		rn_timer_set(&qp->timer, head->due_ns > now ? head->due_ns - now : 0);
-		return;
-	}
-	if (why == RN_WAIT_LOST) {
-		start_wait_for_nothing(qp);
-		return;
-	}
-	if (why == RN_WAIT_RNR) {
-		wait_for_receive(qp);
-		return;
-	}
-	if (why == RN_WAIT_TURN) {
-		qp->wait = why;
-		qp->waited = false;
-		if (rn_lock_is_wanted(&qp->sq_lock))
-			rn_timer_set(&qp->timer, AFTER_OTHERS_NS);
-		else
-			rn_task_post(&qp->task);
-		return;
-	}
 	if (!qp->waited || qp->wait != why) {
 		qp->waited = true;
 		qp->wait = why;
@@ -148,10 +158,7 @@ void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
 	switch (why) {
 	case RN_WAIT_PEER:
 	backoff:
-		/* There is no notice when it comes to life: look again, less and less often. */
-		rn_timer_set(&qp->timer, qp->backoff_ns);
-		if (qp->backoff_ns < LAST_BACKOFF_NS)
-			qp->backoff_ns *= 2;
+		back_off(qp); /* there is no notice when it comes to life */
 		break;
 	case RN_WAIT_LINK:
 	case RN_WAIT_SEGMENT:
@@ -163,6 +170,28 @@ void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
 		break;
 	default: /* RN_WAIT_OWNER: the answer will come, or notice of its death */
 		break;
+	}
+}
+
+/* The head of the queue can't be executed, for this reason. */
+void rn_sq_wait(struct rn_qp *qp, enum rn_wait why)
+{
+	switch (why) {
+	case RN_WAIT_DUE:
+		wait_until_due(qp);
+		break;
+	case RN_WAIT_LOST:
+		start_wait_for_nothing(qp);
+		break;
+	case RN_WAIT_RNR:
+		wait_for_receive(qp);
+		break;
+	case RN_WAIT_TURN:
+	case RN_WAIT_SHARED:
+		wait_for_copy(qp, why);
+		break;
+	default:
+		wait_for_responder(qp, why);
 	}
 }
 

@@ -10,7 +10,7 @@
 #include "responder/inside.h"
 #include "responder/place.h"
 
-enum { PIECE_BYTES = 256 * 1024, TURN_BYTES = 1024 * 1024 };
+enum { PIECE_BYTES = 256 * 1024 };
 
 /* Set another odd value: we are still inside, but have dropped what we had looked up. */
 static void busy_move_on(struct rn_responder_ctx *ctx)
@@ -20,7 +20,7 @@ static void busy_move_on(struct rn_responder_ctx *ctx)
 }
 
 /* After a piece. Then every key still to be used is looked up again. */
-static enum rn_copied still_there(struct rn_responder_ctx *ctx, const struct rn_piece *pieces, int count)
+enum rn_copied rn_still_there(struct rn_responder_ctx *ctx, const struct rn_piece *pieces, int count)
 {
 	busy_move_on(ctx);
 	if (!rn_responder_is_alive(ctx))
@@ -80,6 +80,8 @@ enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 	enum rn_copied copied;
 	int l = 0, r = 0;
 
+	if (unlikely(ctx->share.is_active) || unlikely(rn_may_share(ctx, t)))
+		return rn_copy_shared(ctx, t);
 	copied = copy_eagerly(ctx, t);
 	if (copied != RN_COPY_ASKED)
 		return copied;
@@ -114,9 +116,9 @@ enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 		}
 		if (likely(run != PIECE_BYTES))
 			continue;
-		if ((copied = still_there(ctx, &t->remote[r], t->num_remote - r)) != RN_COPIED)
+		if ((copied = rn_still_there(ctx, &t->remote[r], t->num_remote - r)) != RN_COPIED)
 			return copied;
-		if (t->in_turns && t->moved - began >= TURN_BYTES && t->moved < t->total)
+		if (t->in_turns && t->moved - began >= RN_TURN_BYTES && t->moved < t->total)
 			return RN_COPY_TURN;
 	}
 	return RN_COPIED;

@@ -4,6 +4,7 @@
  *
  *     responder.c    the checks, the completion         copy.c     the copy, between mapped memory
  *     far.c          memory that isn't mapped here      atomic.c   the two atomics      claim.c   receives from a pool
+ *     share.c        a long READ of such memory         help.c     that of a peer, with which our engine helps
  *     owner.c        what a requester that can't reach our memory asks of our engine
  */
 #ifndef RDMANET_SOFT_RESPONDER_INSIDE_H
@@ -19,11 +20,36 @@ enum ibv_wc_status rn_deny_access(struct rn_responder_ctx *ctx);
 /* --- copy.c ----------------------------------------------------------------------------------------------------- */
 
 /* RN_COPY_FAULT: memory of the responder's is not there; RN_COPY_LOCAL_FAULT: memory of the requester's. RN_COPY_TURN:
- * there is more, for another turn. */
-enum rn_copied { RN_COPIED, RN_COPY_LOST, RN_COPY_FAULT, RN_COPY_LOCAL_FAULT, RN_COPY_ASKED, RN_COPY_TURN };
+ * there is more, for another turn; RN_COPY_SHARED: what is left is the owner's engine's to copy. */
+enum rn_copied {
+	RN_COPIED,
+	RN_COPY_LOST,
+	RN_COPY_FAULT,
+	RN_COPY_LOCAL_FAULT,
+	RN_COPY_ASKED,
+	RN_COPY_TURN,
+	RN_COPY_SHARED,
+};
+enum { RN_TURN_BYTES = 1024 * 1024 };
 
 /* Both lists, from position t->moved on. */
 enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t);
+/* After a piece: every key still to be used is looked up again. */
+enum rn_copied rn_still_there(struct rn_responder_ctx *ctx, const struct rn_piece *pieces, int count);
+
+/* --- share.c ---------------------------------------------------------------------------------------------------- */
+
+/* Is this a READ with which the owner's engine may help? */
+bool rn_may_share(const struct rn_responder_ctx *ctx, const struct rn_transfer *t);
+/* Copy some of it, from position t->moved on. */
+enum rn_copied rn_copy_shared(struct rn_responder_ctx *ctx, struct rn_transfer *t);
+
+/* --- owner.c and help.c ------------------------------------------------------------------------------------------ */
+
+/* Where the memory is that a request names. 0, EACCES or EFAULT. With the lock held. */
+int rn_owner_find(struct rn_qp *qp, const struct rn_remote *request, uint64_t *at);
+/* Help that process with its READ, from now on, in turns. 0 or errno. */
+int rn_help_begin(struct rn_qp *qp, int peer_pid, const struct rn_remote *request);
 
 /* --- far.c ------------------------------------------------------------------------------------------------------ */
 

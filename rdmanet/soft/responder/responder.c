@@ -380,6 +380,8 @@ enum rn_wait rn_respond(struct rn_responder_ctx *ctx, const struct rn_request *r
 		return RN_WAIT_OWNER;
 	case RN_COPY_TURN:
 		return RN_WAIT_TURN;
+	case RN_COPY_SHARED:
+		return RN_WAIT_SHARED;
 	case RN_COPY_LOCAL_FAULT: /* the responder has noticed nothing but a message without end */
 		*status = IBV_WC_LOC_PROT_ERR;
 		return RN_WAIT_NOT;

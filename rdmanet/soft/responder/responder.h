@@ -45,7 +45,7 @@ struct rn_request {
 };
 
 /* Have the peer's engine move bytes between its memory and ours, or execute an atomic there. */
-enum rn_remote_kind { RN_REMOTE_WRITE = 1, RN_REMOTE_READ, RN_REMOTE_CAS, RN_REMOTE_FAA };
+enum rn_remote_kind { RN_REMOTE_WRITE = 1, RN_REMOTE_READ, RN_REMOTE_CAS, RN_REMOTE_FAA, RN_REMOTE_HELP };
 enum { RN_REMOTE_CHUNK = 32 * 1024 };
 struct rn_remote {
 	uint32_t kind;
@@ -56,6 +56,8 @@ struct rn_remote {
 	uint64_t generation;
 	uint64_t addr;
 	uint64_t compare_add, swap;
+	uint64_t to; /* to help with a READ: where its bytes go in the requester's process, and the serial of its sharing */
+	uint32_t serial;
 };
 struct rn_remote_answer {
 	int32_t error; /* 0, EACCES, EFAULT, ENOTCONN: the queue pair is not there */
@@ -64,6 +66,8 @@ struct rn_remote_answer {
 };
 /* For struct rn_peer_ops: answer such a request (owner.c). The answer's length, or -errno. */
 int rn_serve_request(int peer_pid, const void *message, size_t length, void *answer, size_t room);
+/* For struct rn_help: go on helping a peer with its READ (help.c). */
+void rn_help_ran(struct rn_task *task);
 
 /* One request under way. Filled as far as its counts say: its arrays are never cleared. */
 struct rn_transfer {

@@ -17,10 +17,11 @@
  * of our own arena that peers write, is read once into a local variable and checked before it is
  * used as an index, an offset or a length.  What only we may write is never read from the arena: own.h.
  *
- * Ownership of words.  Each word has one writer, but for these: a QP block's `fault`, a CQ block's
+ * Ownership of words.  Each word has one writer, but for these: a QP block's `fault` and `shared`, a CQ block's
  * dirty bits and `armed`, and what pools of receives are claimed and finished by (pool.h), which
  * are changed by atomic read-modify-write only.  Words that the owner writes and words that its peer writes never
- * share a pair of cache lines, except in the slots of a receive ring, which pass to and fro as a whole.
+ * share a pair of cache lines, except in the slots of a receive ring, which pass to and fro as a whole, and for READs that
+ * take so long that it does not matter.
  *
  * A queue pair's slot and its users.  `generation_state` is generation << 8 | state: each queue pair in the
  * slot, and each reset of one, is another generation.  A requester that wants in
@@ -175,6 +176,10 @@ struct rn_qp_block {
 	_Atomic uint32_t fault;       /* enum rn_fault: the responder has failed, its owner doesn't know yet */
 	_Atomic uint32_t established; /* something came while in RTR */
 	_Atomic uint32_t finished;    /* receives from a pool, last first: offset / 64 in the arena; 0: none */
+
+	/* A long READ of the peer's that both carry: objects/share.h. */
+	alignas(128) _Atomic uint64_t shared; /* both's */
+	_Atomic uint64_t given;               /* the owner's */
 	alignas(128) char end[];
 };
 

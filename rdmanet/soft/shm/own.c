@@ -14,7 +14,7 @@ alignas(RN_PAGE) struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
 /* Guards the arena's copy of the key table, and the next. Innermost. */
 static struct rn_lock keys_lock;
 /* The entries that were published and not yet seen to be invalid: few of many. */
-static uint64_t keys[RN_MRS_MAX / 64];
+static _Atomic uint64_t keys[RN_MRS_MAX / 64];
 
 /* --- telling ----------------------------------------------------------------------------------------------- */
 
@@ -91,7 +91,7 @@ unsigned rn_own_tell_regions(void)
 	unsigned differed = 0;
 
 	for (uint32_t at = 0; at < RN_MRS_MAX / 64; at++) {
-		for (uint64_t left = READ_ONCE(keys[at]); left; left &= left - 1) {
+		for (uint64_t left = atomic_load_explicit(&keys[at], memory_order_relaxed); left; left &= left - 1) {
 			uint32_t index = at * 64 + __builtin_ctzll(left);
 
 			if (!atomic_load_explicit(&rn_mr_table[index].key, memory_order_acquire))
@@ -106,5 +106,5 @@ unsigned rn_own_tell_regions(void)
 void rn_own_forked(void)
 {
 	keys_lock = (struct rn_lock){0};
-	memset(keys, 0, sizeof(keys));
+	memset((void *)keys, 0, sizeof(keys));
 }

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A long READ that both processes carry.
+ *
+ * A READ of memory that isn't mapped is one process's work, for the kernel copies for whoever asks it: while the requester's
+ * engine copies, the owner's stands idle.  So the requester asks the owner's engine to help (RN_REMOTE_HELP), and begins
+ * from the front.  The owner's engine takes pieces from the back, and writes them into the requester's memory, until the
+ * two meet.  A requester whose owner doesn't help copies all by itself.
+ *
+ *     requester  0, 1, 2, ... -->        <-- ..., n-2, n-1  owner
+ *                       [0, front)      [back, n)
+ *
+ * Two words of the owner's queue pair (shm/arena.h) say who has what:
+ *
+ *     shared    serial of this READ, front, back.  Each takes a piece by compare-and-swap, so each piece is taken once.
+ *     given     the owner's alone: the serial, and how many of its pieces are in place
+ *
+ * The requester's memory is the program's again when the READ has its completion, whatever that is.  So before it completes
+ * in error, or its memory is deregistered, the requester ends the sharing: it takes `shared` away, after which the owner
+ * finds nothing more to take, and waits for the piece that the owner may just be writing.  It does not wait for an owner
+ * that is stopped: that may write the piece when it goes on.
+ *
+ * All of it is under the send lock of the requester's queue pair.
+ */
+#ifndef RDMANET_SOFT_SHARE_H
+#define RDMANET_SOFT_SHARE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "peer/peer.h"
+#include "shm/arena.h"
+
+enum { RN_SHARE_PIECE = 256 * 1024 };
+
+struct rn_responder_ctx;
+
+/* What the requester knows of it. */
+struct rn_share {
+	bool is_active;
+	uint32_t serial;
+	uint32_t front, back, pieces; /* back: as last seen */
+	uint64_t base;                /* where in the message the first piece begins */
+	struct rn_reply reply;
+	_Atomic bool is_asked;    /* the owner has not answered yet */
+	_Atomic bool is_declined; /* it doesn't help, or something is wrong with its words */
+};
+
+static inline uint64_t rn_share_word(uint32_t serial, uint32_t front, uint32_t back)
+{
+	return (uint64_t)serial << 32 | front << 16 | back;
+}
+static inline uint32_t rn_share_serial(uint64_t word)
+{
+	return (uint32_t)(word >> 32);
+}
+static inline uint32_t rn_share_front(uint64_t word)
+{
+	return (uint32_t)word >> 16;
+}
+static inline uint32_t rn_share_back(uint64_t word)
+{
+	return word & 0xffff;
+}
+
+/* --- the requester --------------------------------------------------------------------------------------------- */
+
+/* Put these bytes up for sharing, from this position of the message on. */
+void rn_share_begin(struct rn_responder_ctx *ctx, uint64_t base, uint64_t length);
+enum rn_share_claim {
+	RN_SHARE_MINE,  /* the piece before share.front */
+	RN_SHARE_EMPTY, /* all are taken */
+	RN_SHARE_LOST,  /* somebody has scribbled over the word */
+};
+enum rn_share_claim rn_share_claim(struct rn_responder_ctx *ctx);
+/* When all are taken: are the owner's in place? */
+bool rn_share_is_complete(const struct rn_responder_ctx *ctx);
+/* End it. The owner writes nothing more into our memory, unless it is stopped. */
+void rn_share_stop(struct rn_responder_ctx *ctx);
+
+/* --- the owner --------------------------------------------------------------------------------------------------- */
+
+/* Is any piece left? */
+static inline bool rn_share_has_more(const struct rn_qp_block *block, uint32_t serial)
+{
+	uint64_t word = atomic_load(&block->shared);
+
+	return rn_share_serial(word) == serial && rn_share_front(word) < rn_share_back(word);
+}
+/* Take the last piece that is left. False: there is none. */
+bool rn_share_take(struct rn_qp_block *block, uint32_t serial, uint32_t *piece);
+/* The piece that was taken last could not be copied: the requester has it to do, if it still wants it. */
+bool rn_share_put_back(struct rn_qp_block *block, uint32_t serial, uint32_t piece);
+
+#endif
