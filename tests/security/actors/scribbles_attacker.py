@@ -6,7 +6,7 @@ It finds the server's arena in its own address space, and then does what it is t
 
     {"scribble": "ports", "value": n}     the ports of the head
     {"scribble": "channels", "value": n}  the channel of each CQ, when the server has gone to sleep
-    {"scribble": "connection", "values"}  each word of another connection: both halves of its block, its receive ring
+    {"scribble": "connection", "values"}  each word of another connection: all of its block, its receive ring
     {"scribble": "all", "value": n}       each word of the head, of all that is alive, and some thousand of the heap
     {"watch": true}                       until the server has set a word right that is only its own
 
@@ -22,8 +22,8 @@ import time
 import rdmanet
 
 HEAD_WORDS = 4 + 64
-MAGIC = 0x524E4152454E0600 + 256 // 128 * 16 + 640 // 128
-QPS, QP_BYTES, QPS_MAX = 4096, 256, 64 * 256
+MAGIC = 0x524E4152454E0600 + 384 // 128 * 16 + 640 // 128
+QPS, QP_BYTES, QPS_MAX = 4096, 384, 64 * 256
 KEYS, KEY_BYTES, KEYS_MAX = QPS + QPS_MAX * QP_BYTES, 64, 1 << 16
 CQS, CQ_BYTES, CQS_MAX = KEYS + KEYS_MAX * KEY_BYTES, 640, 1 << 12
 POOLS, POOL_BYTES, POOLS_MAX = CQS + CQS_MAX * CQ_BYTES, 256, 1 << 12
