@@ -215,7 +215,7 @@ static enum rn_wait execute(struct rn_qp *qp, const struct ibv_send_wr *wr, enum
 		t.num_local++;
 		t.total += sizeof(grh);
 		t.moved = 0;
-		t.refused = false;
+		t.refused = t.in_turns = false;
 		wait = send_direct(qp, peer, wr, qkey, &t, status);
 		if (wait != RN_WAIT_OWNER)
 			goto done;
@@ -258,7 +258,7 @@ void rn_ud_deliver(struct rn_qp *qp, const struct rn_datagram *datagram)
 	t.num_local = datagram->length ? 2 : 1;
 	t.total = sizeof(datagram->grh) + datagram->length;
 	t.moved = 0;
-	t.refused = false;
+	t.refused = t.in_turns = false;
 	rn_respond(&ctx, &request, &t, &status);
 	rn_responder_give_back(&ctx);
 	if (ctx.pushed)
