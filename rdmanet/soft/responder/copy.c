@@ -80,7 +80,7 @@ enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 	enum rn_copied copied;
 	int l = 0, r = 0;
 
-	if (unlikely(ctx->share.is_active) || unlikely(rn_may_share(ctx, t)))
+	if (unlikely(t->in_turns) && (ctx->share.is_active || rn_may_share(ctx, t)))
 		return rn_copy_shared(ctx, t);
 	copied = copy_eagerly(ctx, t);
 	if (copied != RN_COPY_ASKED)
