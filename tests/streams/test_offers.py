@@ -8,6 +8,7 @@ import array
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 
 import pytest
@@ -22,6 +23,7 @@ from rdmanet.offers import ALIVE_MAX, RemoteRegion
 from tests.support.waiting import begin
 
 MIB = 1 << 20
+BY_TCP = os.environ.get("RDMANET_SOFT_TRANSPORT") == "stream"
 
 
 def allocate(protocol: Recorder, length: int, access: AccessFlags = OFFERABLE):
@@ -61,6 +63,24 @@ async def test_read(net: Net, size):
             buffer = bytearray(size)
             assert await remote.read_into(buffer) == size
             assert buffer == text
+
+
+@pytest.mark.embedded_only("an adapter's requests are not executed by our CPUs")
+@pytest.mark.skipif(BY_TCP, reason="by TCP, a poll of the CQ may carry all that the sockets have")
+@pytest.mark.parametrize("way", ["read", "write"])
+async def test_the_loop_runs_while_much_is_moved(net: Net, way):
+    client, server = await net.pair()
+    size = 16 * MIB
+    with allocate(server, size) as mr, allocate(client, size, AccessFlags.LOCAL_WRITE) as ours:
+        async with server.transport.offer(mr, access="read,write"):
+            remote = await offered(client)
+            moving = asyncio.ensure_future(remote.read_into(ours) if way == "read" else remote.write(0, ours))
+            turns = 0
+            while not moving.done():
+                await asyncio.sleep(0)
+                turns += 1
+            await moving
+    assert turns > 20  # there were three when the loop's thread copied
 
 
 @pytest.mark.parametrize("size", [1, 4096, 100_000, 3 * MIB])
