@@ -41,7 +41,7 @@ import errno
 import math
 import secrets
 from collections.abc import Callable
-from enum import Enum, Flag, auto
+from enum import Enum, auto
 from typing import Any, Final, Protocol
 
 from rdmanet._core import MR, MW, PD, AccessFlags, Connection, MWType, StreamEngine
@@ -79,7 +79,7 @@ class Event(Enum):
     LOST = auto()
 
 
-class Action(Flag):
+class Action(Enum):
     """In the order in which they are carried out."""
 
     GRANT = auto()
@@ -90,38 +90,38 @@ class Action(Flag):
 
 
 _S, _E, _A = State, Event, Action
-_NOTHING = Action(0)
+_NOTHING: Final = ()
 
-TABLE: Final[dict[State, dict[Event, tuple[State, Action]]]] = {
+TABLE: Final[dict[State, dict[Event, tuple[State, tuple[Action, ...]]]]] = {
     _S.BINDING: {
-        _E.BOUND: (_S.GRANTED, _A.GRANT),
+        _E.BOUND: (_S.GRANTED, (_A.GRANT,)),
         _E.LEFT: (_S.UNWANTED, _NOTHING),
         _E.LATE: (_S.BINDING, _NOTHING),
-        _E.STUCK: (_S.OVER, _A.STOP | _A.FREE | _A.CUT_OFF),
-        _E.LOST: (_S.OVER, _A.FREE),
+        _E.STUCK: (_S.OVER, (_A.STOP, _A.FREE, _A.CUT_OFF)),
+        _E.LOST: (_S.OVER, (_A.FREE,)),
     },
     _S.UNWANTED: {
-        _E.BOUND: (_S.INVALIDATING, _A.INVALIDATE),
+        _E.BOUND: (_S.INVALIDATING, (_A.INVALIDATE,)),
         _E.LATE: (_S.UNWANTED, _NOTHING),
-        _E.STUCK: (_S.OVER, _A.STOP | _A.FREE | _A.CUT_OFF),
-        _E.LOST: (_S.OVER, _A.FREE),
+        _E.STUCK: (_S.OVER, (_A.STOP, _A.FREE, _A.CUT_OFF)),
+        _E.LOST: (_S.OVER, (_A.FREE,)),
     },
     _S.GRANTED: {
         _E.LEFT: (_S.REVOKING, _NOTHING),
         _E.STUCK: (_S.GRANTED, _NOTHING),  # at the last moment
-        _E.LOST: (_S.OVER, _A.FREE),
+        _E.LOST: (_S.OVER, (_A.FREE,)),
     },
     _S.REVOKING: {
-        _E.ACKNOWLEDGED: (_S.INVALIDATING, _A.INVALIDATE),
-        _E.LATE: (_S.INVALIDATING, _A.INVALIDATE),
-        _E.LOST: (_S.OVER, _A.FREE),
+        _E.ACKNOWLEDGED: (_S.INVALIDATING, (_A.INVALIDATE,)),
+        _E.LATE: (_S.INVALIDATING, (_A.INVALIDATE,)),
+        _E.LOST: (_S.OVER, (_A.FREE,)),
     },
     _S.INVALIDATING: {
         _E.ACKNOWLEDGED: (_S.INVALIDATING, _NOTHING),  # after all
         _E.LATE: (_S.INVALIDATING, _NOTHING),
-        _E.INVALIDATED: (_S.OVER, _A.FREE),
-        _E.STUCK: (_S.OVER, _A.STOP | _A.FREE | _A.CUT_OFF),
-        _E.LOST: (_S.OVER, _A.FREE),
+        _E.INVALIDATED: (_S.OVER, (_A.FREE,)),
+        _E.STUCK: (_S.OVER, (_A.STOP, _A.FREE, _A.CUT_OFF)),
+        _E.LOST: (_S.OVER, (_A.FREE,)),
     },
     _S.OVER: dict.fromkeys(Event, (_S.OVER, _NOTHING)),
 }
@@ -228,20 +228,20 @@ class Lease:
     def _receive(self, event: Event) -> None:
         before = self.state
         self.state, actions = TABLE[before][event]
-        if actions & Action.GRANT:
+        if Action.GRANT in actions:
             assert self._key is not None
             self._stop_timer()
             if not self.granted.done():
                 self.granted.set_result(self._key.rkey)
-        if actions & Action.INVALIDATE:
+        if Action.INVALIDATE in actions:
             assert self._key is not None
             # If nothing can be posted any more, the queue pair is about to be destroyed, or STUCK follows.
             with contextlib.suppress(OSError):
                 self._key.invalidate(lambda: self._receive(Event.INVALIDATED))
-        if actions & Action.STOP:
+        if Action.STOP in actions:
             self._lessor.stop_queue_pair()
         stuck: OSError | None = None
-        if actions & Action.CUT_OFF:
+        if Action.CUT_OFF in actions:
             stuck = TimeoutError(
                 errno.ETIMEDOUT,
                 "a key that the peer had could not be taken back in time"
@@ -249,7 +249,7 @@ class Lease:
                 else "a region could not be put on offer in time, since the peer holds up what was sent before: "
                 "the connection is cut off",
             )
-        if actions & Action.FREE:
+        if Action.FREE in actions:
             self._free(stuck)
         if stuck is not None:
             self._lessor.lease_stuck(stuck)
