@@ -7,7 +7,7 @@
 #include "objects/quiesce.h"
 #include "objects/share.h"
 
-enum { LARGE = 32 << 20, UNTOUCHED = 0x5a };
+enum { LARGE = 16 << 20, UNTOUCHED = 0x5a };
 
 static struct end a;
 static struct address b;
@@ -193,7 +193,7 @@ static void owner_is_stopped(void)
 
 static void owner_is_killed(void)
 {
-	for (int round = 0; round < 12; round++) {
+	for (int round = 0; round < 8; round++) {
 		struct other other = begin();
 		struct ibv_wc wc;
 
@@ -213,7 +213,7 @@ static void owner_withdraws(void)
 {
 	int failed = 0;
 
-	for (int round = 0; round < 12; round++) {
+	for (int round = 0; round < 8; round++) {
 		struct other other = begin();
 		struct ibv_wc wc;
 
@@ -266,7 +266,7 @@ static void flushed_in_the_middle(void)
 {
 	int flushes = 0;
 
-	for (int round = 0; round < 20; round++) {
+	for (int round = 0; round < 10; round++) {
 		struct other other = begin();
 		struct ibv_wc wc;
 
@@ -283,7 +283,7 @@ static void flushed_in_the_middle(void)
 
 static void reset_in_the_middle(void)
 {
-	for (int round = 0; round < 20; round++) {
+	for (int round = 0; round < 10; round++) {
 		struct other other = begin();
 		struct ibv_qp_attr attr = {0};
 
@@ -304,7 +304,7 @@ static void reset_in_the_middle(void)
 /* A program must not do that, but the device must not write to memory that it doesn't know any more. */
 static void deregistered_in_the_middle(void)
 {
-	for (int round = 0; round < 20; round++) {
+	for (int round = 0; round < 10; round++) {
 		struct other other = begin();
 		struct ibv_wc wc;
 

@@ -47,6 +47,12 @@ static inline bool rn_lock_is_wanted(const struct rn_lock *lock)
 	return atomic_load_explicit(&lock->waiting, memory_order_relaxed) != 0;
 }
 
+static inline bool rn_try_lock(struct rn_lock *lock)
+{
+	return !atomic_load_explicit(&lock->held, memory_order_relaxed) &&
+	       !atomic_exchange_explicit(&lock->held, 1, memory_order_acquire);
+}
+
 static inline void rn_unlock(struct rn_lock *lock)
 {
 	atomic_store_explicit(&lock->held, 0, memory_order_release);

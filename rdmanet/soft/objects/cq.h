@@ -38,6 +38,7 @@ struct rn_cq {
 	_Atomic uint32_t hold_us; /* moderation: how long the event for a completion may wait, in us; 0: not at all */
 	struct rn_timer timer;    /* for that */
 	bool sends_first; /* whether sends are next */
+	_Atomic uint32_t turn_polls; /* 1 and more: requests may be copied in turns, and so many polls were in vain; see took_turn */
 
 	struct rn_qp *ready, **ready_tail; /* queue pairs with receives to poll, in turns */
 	struct rn_qp *attached[RN_CQ_QPS_MAX];

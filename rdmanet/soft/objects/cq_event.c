@@ -309,6 +309,8 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 	if (unlikely(atomic_load_explicit(&cq->num_tcp, memory_order_acquire)))
 		atomic_load_explicit(&cq->source, memory_order_relaxed)->arm(cq);
 	rn_own_moves();
+	if (unlikely(atomic_load_explicit(&cq->turn_polls, memory_order_relaxed)))
+		atomic_store_explicit(&cq->turn_polls, 1, memory_order_relaxed);
 	if (channel)
 		rn_lock(&channel->lock);
 	rn_lock(&cq->lock);

@@ -248,6 +248,25 @@ static bool offered_cpu(void)
 	}
 }
 
+/*
+ * A long request is copied by the engine, in turns.  A program that polls for it keeps a CPU from the engine, or the
+ * engine waits for one that others have.  So the poller takes turns as well.  One that sleeps until there is an event
+ * does not come here: it polls a few times only, and then arms the queue.
+ */
+static bool took_turn(struct rn_cq *cq)
+{
+	enum { PATIENCE = 64 };
+	uint32_t polls = atomic_load_explicit(&cq->turn_polls, memory_order_relaxed);
+
+	if (likely(!polls))
+		return false;
+	if (polls < PATIENCE) {
+		atomic_store_explicit(&cq->turn_polls, polls + 1, memory_order_relaxed);
+		return false;
+	}
+	return rn_requester->take_turn(cq);
+}
+
 /* Fault injection overruns the queue at one of these: it and all later ones are lost. With the lock held. */
 static int lose_one(struct rn_cq *cq, int count)
 {
@@ -293,7 +312,7 @@ static int poll_or_look(struct rn_cq *cq, int entries, struct ibv_wc *wc)
 	if (!count && unlikely(atomic_load_explicit(&cq->num_tcp, memory_order_acquire)) &&
 	    atomic_load_explicit(&cq->source, memory_order_relaxed)->poll(cq))
 		count = poll_all(cq, entries, wc);
-	if (!count && offered_cpu())
+	if (!count && (took_turn(cq) || offered_cpu()))
 		count = poll_all(cq, entries, wc);
 	if (count) {
 		rn_order_by_peer();

@@ -68,6 +68,8 @@ struct rn_requester_ops {
 	void (*progress)(struct rn_qp *qp);
 	/* The responder is given up: a receive that was claimed from its pool goes back. With the send lock held. */
 	void (*forget_responder)(struct rn_qp *qp);
+	/* Copy some of a long request of this CQ's, if there is one. True: it did. */
+	bool (*take_turn)(struct rn_cq *cq);
 	/* Go on helping the peer with its READ: the run of rn_qp.help.task. */
 	void (*help)(struct rn_task *task);
 };

@@ -71,6 +71,7 @@ struct rn_qp {
 	/* for the head of the queue, if it waits */
 	enum rn_wait wait;
 	bool waited; /* sq_executed's deadline is set */
+	bool is_polled; /* a poller took the last turn of its copy */
 	uint32_t rnr_tried;
 	uint64_t deadline_ns, backoff_ns;
 	bool link_failed;

@@ -329,5 +329,6 @@ enum rn_wait rn_execute(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t
 const struct rn_requester_ops rn_requester_of_qps = {
 	.progress = rn_qp_progress,
 	.forget_responder = forget_responder,
+	.take_turn = rn_cq_take_turn,
 	.help = rn_help_ran,
 };

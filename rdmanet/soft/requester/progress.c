@@ -13,7 +13,7 @@
  *
  * Turns.  A long request would keep whoever posts it, or another of its queue pair, waiting for its copy.  So it is
  * queued at once, and the engine copies it, a turn at a time; in between other tasks have theirs, and whoever waits for
- * the send lock gets it.
+ * the send lock gets it.  A program that polls without pause takes turns, too (objects/cq_poll.c).
  */
 #include "objects/mw.h"
 #include "requester/requester.h"
@@ -24,6 +24,7 @@ enum {
 	MIN_TIMEOUT_NS = 4 * 1000 * 1000, /* adapters raise shorter ones as well */
 	MIN_LINK_NS = 1000 * 1000 * 1000, /* meeting the host is no part of what the timeout is for */
 	AFTER_OTHERS_NS = 20 * 1000,      /* until those that wait for the send lock have had it */
+	AFTER_POLLER_NS = 1000 * 1000,    /* until the engine goes on with what a poller has copied, unless that does */
 	BATCH = 16,                       /* requests the engine executes before others have their turn */
 };
 
@@ -121,10 +122,14 @@ static void wait_for_copy(struct rn_qp *qp, enum rn_wait why)
 
 	qp->wait = why;
 	qp->waited = false;
+	if (!atomic_load_explicit(&qp->send_cq->turn_polls, memory_order_relaxed))
+		atomic_store_explicit(&qp->send_cq->turn_polls, 1, memory_order_relaxed);
 	if (why == RN_WAIT_SHARED) {
 		if (is_new)
 			qp->backoff_ns = FIRST_BACKOFF_NS;
 		back_off(qp);
+	} else if (qp->is_polled) {
+		rn_timer_set(&qp->timer, AFTER_POLLER_NS);
 	} else if (rn_lock_is_wanted(&qp->sq_lock)) {
 		rn_timer_set(&qp->timer, AFTER_OTHERS_NS);
 	} else {
@@ -318,6 +323,50 @@ void rn_sq_progress_locked(struct rn_qp *qp)
 void rn_qp_progress(struct rn_qp *qp)
 {
 	rn_lock(&qp->sq_lock);
+	if (unlikely(qp->is_polled) && qp->wait == RN_WAIT_TURN) {
+		qp->is_polled = false;
+		rn_timer_set(&qp->timer, AFTER_POLLER_NS);
+	} else {
+		rn_sq_progress_locked(qp);
+	}
+	rn_unlock(&qp->sq_lock);
+}
+
+/* Its queue pair with a long request whose next turn is due, and the send lock of that. NULL: there is none. */
+static struct rn_qp *find_turn(struct rn_cq *cq)
+{
+	bool all_seen = true;
+
+	if (pthread_mutex_trylock(&rn_process_lock))
+		return NULL;
+	rn_for_each_qp(qp) {
+		if (qp->send_cq != cq)
+			continue;
+		if (!rn_try_lock(&qp->sq_lock)) {
+			all_seen = false;
+			continue;
+		}
+		if (qp->wait == RN_WAIT_TURN && qp->sq_executed != qp->sq_posted) {
+			pthread_mutex_unlock(&rn_process_lock); /* it stays while its send lock is held */
+			return qp;
+		}
+		all_seen &= qp->wait != RN_WAIT_SHARED;
+		rn_unlock(&qp->sq_lock);
+	}
+	if (all_seen)
+		atomic_store_explicit(&cq->turn_polls, 0, memory_order_relaxed);
+	pthread_mutex_unlock(&rn_process_lock);
+	return NULL;
+}
+
+bool rn_cq_take_turn(struct rn_cq *cq)
+{
+	struct rn_qp *qp = find_turn(cq);
+
+	if (!qp)
+		return false;
+	qp->is_polled = true;
 	rn_sq_progress_locked(qp);
 	rn_unlock(&qp->sq_lock);
+	return true;
 }

@@ -15,6 +15,7 @@ int rn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr *
 void rn_qp_progress(struct rn_qp *qp);
 /* The same, with sq_lock held; and parts of it. */
 void rn_sq_progress_locked(struct rn_qp *qp);
+bool rn_cq_take_turn(struct rn_cq *cq); /* for rn_requester_ops */
 void rn_sq_drained(struct rn_qp *qp); /* in SQD: tell it, once nothing is on its way any more */
 void rn_sq_wait(struct rn_qp *qp, enum rn_wait why); /* the head of the queue can't be executed yet */
 bool rn_sq_has_waited(const struct rn_qp *qp, enum rn_wait why); /* for that, as long as it may */

@@ -26,12 +26,6 @@ enum {
 	LOOKS = 8, /* queue pairs that one poll looks at */
 };
 
-static bool try_lock(struct rn_lock *lock)
-{
-	return !atomic_load_explicit(&lock->held, memory_order_relaxed) &&
-	       !atomic_exchange_explicit(&lock->held, 1, memory_order_acquire);
-}
-
 static bool poll_streams(struct rn_cq *cq);
 static void arm_streams(struct rn_cq *cq);
 static const struct rn_cq_source_ops streams_of_cq = {.poll = poll_streams, .arm = arm_streams};
@@ -172,7 +166,7 @@ static bool poll_streams(struct rn_cq *cq)
 	bool happened = false, is_armed;
 	struct rn_list *first;
 
-	if (!try_lock(&cq->tcp_lock))
+	if (!rn_try_lock(&cq->tcp_lock))
 		return false;
 	/* The program that polled just now may not poll again. */
 	is_armed = rn_cq_is_armed(cq);
@@ -185,7 +179,7 @@ static bool poll_streams(struct rn_cq *cq)
 			break;
 		rn_list_del(link); /* to the end of the list, so that each has its turn */
 		rn_list_add(&cq->tcp_qps, link);
-		if (!try_lock(&qp->sq_lock))
+		if (!rn_try_lock(&qp->sq_lock))
 			continue;
 		happened = look(qp, is_armed);
 		rn_unlock(&qp->sq_lock);
@@ -206,7 +200,7 @@ static void arm_streams(struct rn_cq *cq)
 
 		if ((int32_t)(link->round - round) >= 0) {
 			at = at->next;
-		} else if (try_lock(&link->qp->sq_lock)) {
+		} else if (rn_try_lock(&link->qp->sq_lock)) {
 			leave_to_engine(link->qp);
 			link->round = round;
 			rn_unlock(&link->qp->sq_lock);
