@@ -4,7 +4,9 @@
  *
  * Our engine takes a piece at a time, and other tasks have their turn in between.  As for any request, queue pair, key,
  * bounds and rights are looked up in our private tables, for each piece anew.  While it copies, no lock is held: who
- * withdraws the key waits for rn_serving, and who resets the queue pair for the task.
+ * withdraws the key waits for rn_serving, and who resets the queue pair for the task.  Nor does it wait for a lock with a
+ * piece that it has taken: a thread of ours that has the lock may wait for the peer's engine, and a thread of the peer's
+ * for this piece.
  *
  * Where in its own memory the peer wants the bytes is its own business.  The kernel writes them there, into the process
  * whose link it is, if we may trace that.
@@ -87,19 +89,20 @@ void rn_help_ran(struct rn_task *task)
 	struct rn_help *help = container_of(task, struct rn_help, task);
 	struct rn_qp *qp = container_of(help, struct rn_qp, help);
 	struct rn_remote part;
-	bool is_there;
+	bool is_taken, is_there;
 	uint32_t piece;
 	uint64_t at;
 
-	if (!rn_share_take(qp->block, help->serial, &piece))
-		return;
 	pthread_mutex_lock(&rn_process_lock);
 	rn_order_by_peer(); /* who registered the memory */
 	rn_serving_begin(RN_SERVING_ENGINE);
-	is_there = find(qp, piece, &part, &at);
+	is_taken = rn_share_take(qp->block, help->serial, &piece);
+	is_there = is_taken && find(qp, piece, &part, &at);
 	pthread_mutex_unlock(&rn_process_lock);
 	is_there = is_there && write_there(help->pid, at, part.to, part.length);
 	rn_serving_end(RN_SERVING_ENGINE);
+	if (!is_taken)
+		return;
 	if (!is_there && rn_share_put_back(qp->block, help->serial, piece))
 		return;
 	atomic_store(&qp->block->given, (uint64_t)help->serial << 32 | ++help->given);

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Long READs that two engines carry (test_share.c), when both sides do something at once, or one is held up in between. */
+#include "processes.h"
+
+#include "soft.h"
+
+#include "objects/share.h"
+
+enum { LARGE = 8 << 20, UNTOUCHED = 0x5a };
+
+/* --- a pair of processes ------------------------------------------------------------------------------------------------- */
+
+/* Who reads from the other, and is read from. */
+static struct reader {
+	struct end end;
+	struct address from;
+	char *mine, *memory;
+	struct ibv_mr *mine_mr, *memory_mr;
+} self;
+
+static char byte_at(size_t at)
+{
+	return (char)(at * 131 + (at >> 8) * 7 + (at >> 18));
+}
+
+static void begin(int fd)
+{
+	struct address own;
+
+	end_open(&self.end, &(struct end_options){.memory = USER_MEMORY});
+	connect_over(&self.end, fd);
+	self.mine_mr = make_memory(self.end.pd, USER_MEMORY, LARGE, &self.mine);
+	self.memory_mr = make_memory(self.end.pd, USER_MEMORY, LARGE, &self.memory);
+	for (size_t i = 0; i < LARGE; i++)
+		self.memory[i] = byte_at(i);
+	own = (struct address){.rkey = self.memory_mr->rkey, .buffer = (uintptr_t)self.memory};
+	tell(fd, &own, sizeof(own));
+	CHECK(hear(fd, &self.from, sizeof(self.from)));
+}
+
+static void end_here(void)
+{
+	if (self.mine_mr)
+		CHECK_EQ(ibv_dereg_mr(self.mine_mr), 0);
+	CHECK_EQ(ibv_dereg_mr(self.memory_mr), 0);
+	end_close(&self.end);
+	munmap(self.mine, LARGE);
+	munmap(self.memory, LARGE);
+	expect_live_nothing();
+}
+
+static void post_read(uint64_t wr_id)
+{
+	struct ibv_sge sge = {.addr = (uintptr_t)self.mine, .length = LARGE, .lkey = self.mine_mr->lkey};
+	struct ibv_send_wr wr = {.wr_id = wr_id,
+				 .opcode = IBV_WR_RDMA_READ,
+				 .send_flags = IBV_SEND_SIGNALED,
+				 .sg_list = &sge,
+				 .num_sge = 1,
+				 .wr.rdma = {.remote_addr = self.from.buffer, .rkey = self.from.rkey}},
+			   *bad;
+
+	CHECK_EQ(ibv_post_send(self.end.qp, &wr, &bad), 0);
+}
+
+static void expect_left_alone(void)
+{
+	memset(self.mine, UNTOUCHED, LARGE);
+	usleep(3000);
+	for (size_t i = 0; i < LARGE; i++)
+		CHECK_EQ(self.mine[i], UNTOUCHED);
+}
+
+/* --- both at once -------------------------------------------------------------------------------------------------- */
+
+/* Each withdraws the memory that it reads into, while its engine helps the other. */
+static void withdraw(int fd)
+{
+	struct ibv_wc wc;
+	uint32_t piece;
+
+	begin(fd);
+	meet(fd);
+	post_read(1);
+	meet(fd);
+	CHECK_EQ(ibv_dereg_mr(self.mine_mr), 0);
+	self.mine_mr = NULL;
+	piece = rn_qp(self.end.qp)->responder.share.back;
+	if (piece < LARGE / RN_SHARE_PIECE)
+		memset(self.mine + piece * (size_t)RN_SHARE_PIECE, UNTOUCHED, RN_SHARE_PIECE);
+	expect_left_alone();
+	wc = poll_one(self.end.cq);
+	CHECK(wc.status != IBV_WC_WR_FLUSH_ERR);
+	meet(fd);
+	end_here();
+}
+
+static void both_withdraw(void)
+{
+	for (int round = 0; round < 8; round++) {
+		struct other other = spawn(withdraw);
+
+		withdraw(other.fd);
+		join(&other);
+	}
+}
+
+
+/* --- the owner is held up ------------------------------------------------------------------------------------------- */
+
+/* Whoever has the lock may wait for the peer's engine, and that for the piece that ours has taken. */
+static void lock(int fd)
+{
+	begin(fd);
+	meet(fd);
+	while (!(uint32_t)atomic_load(&rn_qp(self.end.qp)->block->given))
+		; /* until our engine helps */
+	pthread_mutex_lock(&rn_process_lock);
+	meet(fd);
+	meet(fd);
+	pthread_mutex_unlock(&rn_process_lock);
+	meet(fd);
+	end_here();
+}
+
+static void owner_is_locked(void)
+{
+	for (int round = 0; round < 4; round++) {
+		struct other other = spawn(lock);
+
+		begin(other.fd);
+		post_read(1);
+		meet(other.fd);
+		meet(other.fd);
+		expect(self.end.cq, 1, IBV_WC_SUCCESS);
+		meet(other.fd);
+		meet(other.fd);
+		end_here();
+		join(&other);
+	}
+}
+
+int main(void)
+{
+	if (!may_reach_others()) {
+		printf("    process_vm_readv is refused here: nothing to share\n");
+		return 0;
+	}
+	RUN(owner_is_locked);
+	RUN(both_withdraw);
+	return 0;
+}
