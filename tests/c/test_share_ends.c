@@ -140,6 +140,65 @@ static void owner_is_locked(void)
 	}
 }
 
+static void help(int fd)
+{
+	begin(fd);
+	meet(fd);
+	end_here();
+}
+
+/* Has the owner taken pieces that are not in place yet? */
+static bool has_piece(void)
+{
+	struct rn_qp *qp = rn_qp(self.end.qp);
+	struct rn_share *share = &qp->responder.share;
+	bool has = false;
+
+	rn_lock(&qp->sq_lock);
+	if (share->is_active) {
+		uint32_t taken = share->pieces - rn_share_back(atomic_load(&qp->responder.block->shared));
+
+		has = taken && atomic_load(&qp->responder.block->given) != ((uint64_t)share->serial << 32 | taken);
+	}
+	rn_unlock(&qp->sq_lock);
+	return has;
+}
+
+/* The requester withdraws other memory, which ends no READ: that waits for the piece, and does not succeed without it. */
+static void owner_is_stopped_with_a_piece(void)
+{
+	struct other other = spawn(help);
+	bool is_caught = false;
+	struct ibv_wc wc;
+
+	begin(other.fd);
+	while (!is_caught) {
+		post_read(1);
+		while (!(is_caught = has_piece()) && !ibv_poll_cq(self.end.cq, 1, &wc))
+			;
+		if (!is_caught)
+			continue;
+		kill(other.pid, SIGSTOP);
+		waitpid(other.pid, NULL, WUNTRACED);
+		is_caught = has_piece();
+		if (is_caught)
+			break;
+		kill(other.pid, SIGCONT);
+		expect(self.end.cq, 1, IBV_WC_SUCCESS);
+	}
+	CHECK_EQ(ibv_dereg_mr(self.end.mr), 0);
+	self.end.mr = NULL;
+	usleep(100 * 1000);
+	CHECK_EQ(ibv_poll_cq(self.end.cq, 1, &wc), 0);
+	kill(other.pid, SIGCONT);
+	expect(self.end.cq, 1, IBV_WC_SUCCESS);
+	for (size_t i = 0; i < LARGE; i++)
+		CHECK_EQ(self.mine[i], byte_at(i));
+	meet(other.fd);
+	end_here();
+	join(&other);
+}
+
 int main(void)
 {
 	if (!may_reach_others()) {
@@ -147,6 +206,7 @@ int main(void)
 		return 0;
 	}
 	RUN(owner_is_locked);
+	RUN(owner_is_stopped_with_a_piece);
 	RUN(both_withdraw);
 	return 0;
 }

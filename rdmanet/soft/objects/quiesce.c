@@ -34,7 +34,7 @@ static bool wait_for_domain(uint32_t pd, uint64_t deadline_ns)
 			continue;
 		/* Our own posters first: locking and unlocking waits out whoever was inside. */
 		rn_lock(&qp->sq_lock);
-		rn_share_stop(&qp->responder); /* its owner writes into our memory */
+		rn_share_stop_withdrawn(&qp->responder); /* its owner writes into our memory */
 		rn_unlock(&qp->sq_lock);
 		quiet &= rn_qp_wait_moved(qp, deadline_ns);
 	}

@@ -112,6 +112,14 @@ void rn_share_stop(struct rn_responder_ctx *ctx)
 	wait_for_owner(ctx, share->pieces - share->back);
 }
 
+void rn_share_stop_withdrawn(struct rn_responder_ctx *ctx)
+{
+	const struct rn_share *share = &ctx->share;
+
+	if (share->is_active && (!share->key || atomic_load(&share->memory->key) != share->key))
+		rn_share_stop(ctx);
+}
+
 /* --- the owner --------------------------------------------------------------------------------------------------- */
 
 bool rn_share_take(struct rn_qp_block *block, uint32_t serial, uint32_t *piece)

@@ -41,6 +41,8 @@ struct rn_share {
 	uint32_t serial;
 	uint32_t front, back, pieces; /* back: as last seen */
 	uint64_t base;                /* where in the message the first piece begins */
+	const struct rn_mr_entry *memory; /* the requester's region that it goes to, and its key */
+	uint32_t key;
 	struct rn_reply reply;
 	_Atomic bool is_asked;    /* the owner has not answered yet */
 	_Atomic bool is_declined; /* it doesn't help, or something is wrong with its words */
@@ -77,6 +79,9 @@ enum rn_share_claim rn_share_claim(struct rn_responder_ctx *ctx);
 bool rn_share_is_complete(const struct rn_responder_ctx *ctx);
 /* End it. The owner writes nothing more into our memory, unless it is stopped. */
 void rn_share_stop(struct rn_responder_ctx *ctx);
+/* The same, if the memory is withdrawn. A READ into other memory goes on: it may succeed, and so must not be without the
+ * piece that a stopped owner has. */
+void rn_share_stop_withdrawn(struct rn_responder_ctx *ctx);
 
 /* --- the owner --------------------------------------------------------------------------------------------------- */
 

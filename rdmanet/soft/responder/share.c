@@ -49,6 +49,8 @@ static void begin(struct rn_responder_ctx *ctx, const struct rn_transfer *t)
 	};
 
 	rn_share_begin(ctx, t->moved, t->total - t->moved);
+	share->memory = t->local[0].mr;
+	share->key = atomic_load(&share->memory->key);
 	request.serial = share->serial;
 	share->reply.done = answered;
 	share->is_asked = true;
