@@ -199,8 +199,82 @@ static void owner_is_stopped_with_a_piece(void)
 	join(&other);
 }
 
+/* --- within one process --------------------------------------------------------------------------------------------- */
+
+/* Our engine, until `go`. */
+static atomic_bool has_engine, go;
+
+static void wait_there(struct rn_task *task)
+{
+	(void)task;
+	has_engine = true;
+	while (!go)
+		usleep(100);
+}
+
+static struct rn_task blocker = {.run = wait_there};
+
+static void take_engine(void)
+{
+	has_engine = go = false;
+	rn_task_post(&blocker);
+	while (!has_engine)
+		usleep(100);
+}
+
+static void return_engine(void)
+{
+	go = true;
+	rn_task_cancel(&blocker);
+}
+
+static struct rn_remote request_for(uint32_t serial)
+{
+	return (struct rn_remote){
+		.kind = RN_REMOTE_HELP,
+		.source_qpn = rn_qp(self.end.qp)->attr.dest_qp_num,
+		.dest_qpn = self.end.qp->qp_num,
+		.generation = rn_qp(self.end.qp)->generation,
+		.key = self.memory_mr->rkey,
+		.addr = (uintptr_t)self.memory,
+		.length = LARGE,
+		.serial = serial,
+	};
+}
+
+static int ask(const struct rn_remote *request)
+{
+	struct rn_remote_answer answer;
+
+	CHECK_EQ(rn_serve_request(getpid(), request, sizeof(*request), &answer, sizeof(answer)), sizeof(answer));
+	return answer.error;
+}
+
+/* Another READ, of a process that was forked from the one which has read before, has the same serial. */
+static void a_serial_again(void)
+{
+	struct other other = spawn(help);
+	struct rn_remote request;
+	struct rn_qp_block *block;
+
+	begin(other.fd);
+	block = rn_qp(self.end.qp)->block;
+	take_engine();
+	atomic_store(&block->given, 5ull << 32 | 3);
+	atomic_store(&block->shared, rn_share_word(5, 0, 8));
+	request = request_for(5);
+	CHECK_EQ(ask(&request), 0);
+	CHECK_EQ(atomic_load(&block->given), 5ull << 32);
+	atomic_store(&block->shared, 0);
+	return_engine();
+	meet(other.fd);
+	end_here();
+	join(&other);
+}
+
 int main(void)
 {
+	RUN(a_serial_again);
 	if (!may_reach_others()) {
 		printf("    process_vm_readv is refused here: nothing to share\n");
 		return 0;

@@ -43,6 +43,8 @@ int rn_help_begin(struct rn_qp *qp, int peer_pid, const struct rn_remote *reques
 	qp->help.addr = request->addr;
 	qp->help.length = request->length;
 	qp->help.to = request->to;
+	/* What another process has shared may have had this serial: a forked one counts on where its parent was. */
+	atomic_store(&qp->block->given, (uint64_t)request->serial << 32);
 	rn_task_post(&qp->help.task);
 	return 0;
 }
