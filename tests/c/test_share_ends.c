@@ -272,9 +272,62 @@ static void a_serial_again(void)
 	join(&other);
 }
 
+static atomic_bool stop;
+static struct rn_remote asked;
+
+static void *ask_on(void *unused)
+{
+	(void)unused;
+	while (!stop)
+		ask(&asked);
+	return NULL;
+}
+
+static void stand_still(int signal)
+{
+	(void)signal;
+	usleep(3000);
+}
+
+/* Our engine is asked to help, and stands still anywhere in that, while the queue pair is reset. */
+static void reset_while_asked(void)
+{
+	struct other other = spawn(help);
+	struct ibv_qp_attr attr;
+	struct rn_qp *qp;
+	pthread_t thread;
+
+	begin(other.fd);
+	qp = rn_qp(self.end.qp);
+	attr = qp->attr;
+	signal(SIGUSR1, stand_still);
+	for (int round = 0; round < 30; round++) {
+		stop = false;
+		take_engine();
+		atomic_store(&qp->block->shared, rn_share_word(5, 0, 8));
+		asked = request_for(5);
+		CHECK_EQ(pthread_create(&thread, NULL, ask_on, NULL), 0);
+		EVENTUALLY((uint32_t)(atomic_load(&qp->block->given) >> 32) == 5);
+		pthread_kill(thread, SIGUSR1);
+		CHECK_EQ(to_state(self.end.qp, &(struct ibv_qp_attr){0}, IBV_QPS_RESET, 0), 0);
+		stop = true;
+		CHECK_EQ(pthread_join(thread, NULL), 0);
+		CHECK(!qp->help.task.link);
+		atomic_store(&qp->block->given, 0);
+		atomic_store(&qp->block->shared, 0);
+		return_engine();
+		connect_with(self.end.qp, attr);
+	}
+	signal(SIGUSR1, SIG_DFL);
+	meet(other.fd);
+	end_here();
+	join(&other);
+}
+
 int main(void)
 {
 	RUN(a_serial_again);
+	RUN(reset_while_asked);
 	if (!may_reach_others()) {
 		printf("    process_vm_readv is refused here: nothing to share\n");
 		return 0;

@@ -141,6 +141,9 @@ static int part_from_peer(struct rn_qp *qp)
 	rn_task_cancel(&qp->task);
 	rn_reply_cancel(&qp->reply);
 	rn_reply_cancel(&qp->responder.share.reply);
+	/* An engine that saw the state before may be about to post this task: it has the lock until it has done so. */
+	pthread_mutex_lock(&rn_process_lock);
+	pthread_mutex_unlock(&rn_process_lock);
 	rn_task_cancel(&qp->help.task);
 	if (qp->noticed)
 		rn_peer_unsubscribe(&qp->notice);
