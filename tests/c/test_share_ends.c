@@ -4,6 +4,9 @@
 
 #include "soft.h"
 
+#include <sys/time.h>
+
+#include "objects/quiesce.h"
 #include "objects/share.h"
 
 enum { LARGE = 8 << 20, UNTOUCHED = 0x5a };
@@ -324,8 +327,36 @@ static void reset_while_asked(void)
 	join(&other);
 }
 
+static volatile sig_atomic_t has_ended;
+
+static void end_serving(int signal)
+{
+	(void)signal;
+	has_ended = 1;
+	rn_serving_end(RN_SERVING_ENGINE);
+}
+
+/* The engine copies a piece, and has to wait for a CPU meanwhile: who withdraws the region waits longer. */
+static void engine_is_slow(void)
+{
+	struct itimerval soon = {.it_value.tv_usec = 20 * 1000};
+
+	end_open(&self.end, &(struct end_options){.memory = USER_MEMORY});
+	rn_serving_begin(RN_SERVING_ENGINE);
+	signal(SIGALRM, end_serving);
+	CHECK_EQ(setitimer(ITIMER_REAL, &soon, NULL), 0);
+	CHECK_EQ(ibv_dereg_mr(self.end.mr), 0);
+	CHECK(has_ended);
+	CHECK_EQ(rdmanet_soft_quarantined(), 0);
+	signal(SIGALRM, SIG_DFL);
+	self.end.mr = NULL;
+	end_close(&self.end);
+	expect_live_nothing();
+}
+
 int main(void)
 {
+	RUN(engine_is_slow);
 	RUN(a_serial_again);
 	RUN(reset_while_asked);
 	if (!may_reach_others()) {

@@ -25,7 +25,8 @@ static bool wait_for_help(uint64_t deadline_ns)
 	return true;
 }
 
-static bool wait_for_domain(uint32_t pd, uint64_t deadline_ns)
+/* Our engine, which nobody stops without us, has more time than peers. */
+static bool wait_for_domain(uint32_t pd, uint64_t deadline_ns, uint64_t engine_deadline_ns)
 {
 	bool quiet = !rn_qp_is_quarantined(pd) && !rn_pool_is_quarantined(pd) && rn_pools_wait_moved(pd, deadline_ns);
 
@@ -38,18 +39,20 @@ static bool wait_for_domain(uint32_t pd, uint64_t deadline_ns)
 		rn_unlock(&qp->sq_lock);
 		quiet &= rn_qp_wait_moved(qp, deadline_ns);
 	}
-	return wait_for_help(deadline_ns) && quiet;
+	return wait_for_help(engine_deadline_ns) && quiet;
 }
 
 bool rn_quiesce_region(uint32_t pd)
 {
+	uint64_t now = rn_now_ns();
+
 	rn_fence();
-	return wait_for_domain(pd, rn_now_ns() + RN_IDLE_WAIT_NS);
+	return wait_for_domain(pd, now + RN_IDLE_WAIT_NS, now + RN_QUIESCE_WINDOW_MS * 1000000ull);
 }
 
 bool rn_is_quiet(uint32_t pd)
 {
-	return wait_for_domain(pd, 0);
+	return wait_for_domain(pd, 0, 0);
 }
 
 /* --- windows ------------------------------------------------------------------------------------------------- */

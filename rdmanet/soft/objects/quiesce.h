@@ -32,7 +32,8 @@ struct rn_qp;
 
 /* --- regions; with rn_process_lock held ---------------------------------------------------------------------- */
 
-/* Wait up to RN_IDLE_WAIT_NS for the users of this domain to move on. True: they have. */
+/* Wait for the users of this domain to move on: for peers up to RN_IDLE_WAIT_NS, for our own engine up to
+ * RN_QUIESCE_WINDOW_MS. True: they have. */
 bool rn_quiesce_region(uint32_t pd);
 /* Have they moved on by now? For a key that was cleared before an rn_quiesce_region() that failed. */
 bool rn_is_quiet(uint32_t pd);
