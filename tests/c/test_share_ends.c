@@ -8,6 +8,7 @@
 
 #include "objects/quiesce.h"
 #include "objects/share.h"
+#include "responder/inside.h"
 
 enum { LARGE = 8 << 20, UNTOUCHED = 0x5a };
 
@@ -354,8 +355,35 @@ static void engine_is_slow(void)
 	expect_live_nothing();
 }
 
+/* All is in place, but what the owner had there when it had failed its queue pair is not what was to be read. */
+static void owner_has_failed(void)
+{
+	static struct rn_qp_block block;
+	static struct rn_responder_ctx ctx;
+	static struct rn_mr_entry entry = {.key = 7};
+	static struct rn_counters count;
+	struct rn_transfer t = {.num_local = 1, .num_remote = 1, .total = 4ull * RN_SHARE_PIECE, .in_turns = true};
+
+	ctx = (struct rn_responder_ctx){.block = &block, .facts = &block, .generation = 3, .count = &count};
+	t.remote[0] = (struct rn_piece){.mr = &entry, .key = 7};
+	for (int state = IBV_QPS_RTS; state <= IBV_QPS_ERR; state += IBV_QPS_ERR - IBV_QPS_RTS) {
+		uint32_t piece;
+
+		rn_share_begin(&ctx, 0, t.total);
+		while (rn_share_take(&block, ctx.share.serial, &piece))
+			;
+		atomic_store(&block.given, (uint64_t)ctx.share.serial << 32 | 4);
+		atomic_store(&block.generation_state, 3ull << 8 | state);
+		t.moved = 0;
+		CHECK_EQ(rn_copy_shared(&ctx, &t), state == IBV_QPS_RTS ? RN_COPIED : RN_COPY_LOST);
+		CHECK_EQ(t.moved, state == IBV_QPS_RTS ? t.total : 0);
+		CHECK(!ctx.share.is_active);
+	}
+}
+
 int main(void)
 {
+	RUN(owner_has_failed);
 	RUN(engine_is_slow);
 	RUN(a_serial_again);
 	RUN(reset_while_asked);

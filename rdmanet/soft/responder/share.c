@@ -78,16 +78,21 @@ static enum rn_copied finish(struct rn_responder_ctx *ctx, struct rn_transfer *t
 {
 	struct rn_share *share = &ctx->share;
 	uint64_t until = rn_now_ns() + PATIENCE_NS;
+	enum rn_copied copied;
 
 	while (!rn_share_is_complete(ctx)) {
 		if (rn_now_ns() >= until)
 			return RN_COPY_SHARED;
 		rn_pause();
 	}
+	/* An owner that has failed its queue pair uses its memory again, even while its engine copies from there. */
+	copied = rn_still_there(ctx, t->remote, 1);
+	share->is_active = false;
+	if (copied != RN_COPIED)
+		return copied;
 	ctx->count->bytes_cma += t->total - t->moved;
 	ctx->count->bytes_shared += t->total - t->moved;
 	t->moved = t->total;
-	share->is_active = false;
 	return RN_COPIED;
 }
 
