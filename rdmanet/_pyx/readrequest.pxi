@@ -26,6 +26,7 @@ cdef enum read_kind:
 
 cdef enum:
     FIRST_BYTES = 64 << 20      # a read of more begins with this much memory: the number may be a peer's
+    LEARNED_BYTES = 31 << 20    # the largest object that glibc's malloc learns from
 
 
 @cython.final
@@ -423,14 +424,18 @@ cdef inline void expect_large(size_t size) noexcept:
     """Have malloc keep the memory of objects of this size when they are freed.
 
     By default glibc maps each large object anew, and the page faults cost more than copying the bytes. Once it has seen
-    a mapped object freed, it keeps the memory of later ones up to that size (mallopt(3), M_MMAP_THRESHOLD). So allocate
-    and free one, without touching it. It is eight times as large, so that the memory of several objects is kept.
+    a mapped object freed, it keeps the memory of later ones up to that size (mallopt(3), M_MMAP_THRESHOLD), and twice
+    as much of the free memory behind them. So allocate and free one, without touching it. It is eight times as large,
+    so that the memory of several objects is kept.
+
+    glibc learns nothing from a mapping of 32 MiB: the size that it compares has a flag in its lowest bits. So that the
+    largest one is less, with its header and in whole pages of whatever size, it is a MiB smaller.
     """
     global expected_of_malloc
     if size > expected_of_malloc:
-        expected_of_malloc = 8 * min(size, <size_t>(4 << 20)) - PAGE
+        expected_of_malloc = min(8 * min(size, <size_t>LEARNED_BYTES), <size_t>LEARNED_BYTES)
         PyMem_RawFree(PyMem_RawMalloc(expected_of_malloc))  # a compiler leaves malloc() and free() side by side out
-        if size >= 4 << 20:
+        if expected_of_malloc == LEARNED_BYTES:
             expected_of_malloc = <size_t>-1     # it learns of no larger ones
 
 
