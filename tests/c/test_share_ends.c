@@ -101,7 +101,7 @@ static void withdraw(int fd)
 
 static void both_withdraw(void)
 {
-	for (int round = 0; round < 8; round++) {
+	for (int round = 0; round < 4; round++) {
 		struct other other = spawn(withdraw);
 
 		withdraw(other.fd);
