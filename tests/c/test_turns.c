@@ -167,6 +167,25 @@ static void a_poller_copies(void)
 	}
 }
 
+/* On-demand memory is looked at once, on each side, and not for each turn. */
+static void on_demand_in_one_go(void)
+{
+	struct rn_counters count;
+
+	begin();
+	CHECK_EQ(ibv_dereg_mr(from_mr), 0);
+	CHECK_EQ(ibv_dereg_mr(to_mr), 0);
+	from_mr = ibv_reg_mr(a.pd, from, LONG, ALL_ACCESS | IBV_ACCESS_ON_DEMAND);
+	to_mr = ibv_reg_mr(a.pd, to, LONG, ALL_ACCESS | IBV_ACCESS_ON_DEMAND);
+	CHECK(from_mr && to_mr);
+	post_long(IBV_WR_RDMA_READ, 1, LONG);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK(!memcmp(to, from, LONG));
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+	CHECK_EQ(count.syscalls, 2);
+	finish();
+}
+
 /* A poller that leaves off: the engine goes on. */
 static void one_after_the_other(void)
 {
@@ -244,6 +263,7 @@ int main(void)
 	RUN(nothing_is_copied_by_posting);
 	RUN(the_engine_copies);
 	RUN(a_poller_copies);
+	RUN(on_demand_in_one_go);
 	RUN(one_after_the_other);
 	RUN(in_order);
 	RUN(drained_when_it_is_done);

@@ -73,6 +73,16 @@ static enum rn_copied copy_mapped(struct rn_responder_ctx *ctx, const struct rn_
 	return RN_COPIED;
 }
 
+/* On-demand memory is brought in as a whole before it is copied: to do that for each turn would take longer than the
+ * copy. */
+static bool is_on_demand(const struct rn_piece *pieces, int count)
+{
+	for (int i = 0; i < count; i++)
+		if (pieces[i].mr && READ_ONCE(pieces[i].mr->kind) == RN_MR_ON_DEMAND)
+			return true;
+	return false;
+}
+
 /* Both lists from position t->moved on, run by run. */
 enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 {
@@ -80,6 +90,9 @@ enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 	enum rn_copied copied;
 	int l = 0, r = 0;
 
+	if (unlikely(t->in_turns) &&
+	    (is_on_demand(t->local, t->num_local) || (ctx->self && is_on_demand(t->remote, t->num_remote))))
+		t->in_turns = false;
 	if (unlikely(t->in_turns) && (ctx->share.is_active || rn_may_share(ctx, t)))
 		return rn_copy_shared(ctx, t);
 	copied = copy_eagerly(ctx, t);
