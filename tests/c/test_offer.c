@@ -86,15 +86,16 @@ static enum rn_taker taker(void)
 
 static void test_another_process(void)
 {
-	pid_t child;
+	pid_t parent = getpid(), child;
 	int times;
 
 	share_one_cpu();
 	child = fork();
 	if (!child) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		for (;;)
+		while (getppid() == parent) /* it may have gone before that */
 			;
+		_exit(0);
 	}
 	CHECK(child > 0);
 	for (times = 0; times < 10; times++)

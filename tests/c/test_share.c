@@ -26,6 +26,19 @@ static void touch_first(char *memory, uint32_t piece)
 		memset(memory + piece * (size_t)RN_SHARE_PIECE, UNTOUCHED, RN_SHARE_PIECE);
 }
 
+/* Does the server withdraw its memory while it helps? */
+static bool withdraws_early;
+
+/* Until some of a READ is left, and some is not; or it was over before that was seen. */
+static void await_helping(const struct rn_qp_block *block)
+{
+	uint64_t word;
+
+	do
+		word = atomic_load(&block->shared);
+	while (!word || (!rn_share_front(word) && rn_share_back(word) == LARGE / RN_SHARE_PIECE));
+}
+
 /* A server with memory that only process_vm_* can reach. It keeps it until told, then withdraws it, and scribbles there. */
 static void serve(int fd)
 {
@@ -42,6 +55,8 @@ static void serve(int fd)
 	large = (struct address){.rkey = mr->rkey, .buffer = (uintptr_t)memory};
 	tell(fd, &large, sizeof(large));
 	meet(fd);
+	if (withdraws_early)
+		await_helping(rn_qp(end.qp)->block);
 	CHECK_EQ(ibv_dereg_mr(mr), 0);
 	EVENTUALLY(rdmanet_soft_quarantined() == 0); /* a peer that waits for a CPU in the middle of a piece finishes it */
 	touch_first(memory, rn_share_back(atomic_load(&rn_qp(end.qp)->block->shared)));
@@ -215,14 +230,16 @@ static void owner_withdraws(void)
 {
 	int failed = 0;
 
-	for (int round = 0; round < 8 || (!failed && round < 200); round++) {
+	withdraws_early = true;
+	for (int round = 0; round < 8 || (!failed && round < 50); round++) {
 		struct other other = begin();
 		struct ibv_wc wc;
+		char mark;
 
 		memset(mine, 0, LARGE);
+		tell(other.fd, "m", 1);
 		post_read(1, 0, 0, LARGE);
-		usleep(round % 8 * 300);
-		meet(other.fd);
+		CHECK(hear(other.fd, &mark, 1));
 		wc = poll_one(a.cq);
 		failed += wc.status == IBV_WC_REM_ACCESS_ERR;
 		CHECK(wc.status == IBV_WC_REM_ACCESS_ERR || wc.status == IBV_WC_SUCCESS);
@@ -233,6 +250,7 @@ static void owner_withdraws(void)
 		join(&other);
 	}
 	CHECK(failed > 0);
+	withdraws_early = false;
 }
 
 /* --- the requester ends it --------------------------------------------------------------------------------------------- */
@@ -256,6 +274,19 @@ static uint32_t taken(void)
 	return rn_qp(a.qp)->responder.share.back;
 }
 
+/* Until some of the READ has been copied. */
+static void await_begin(void)
+{
+	struct rn_qp *qp = rn_qp(a.qp);
+	bool has_begun;
+
+	do {
+		rn_lock(&qp->sq_lock);
+		has_begun = qp->sq_executed == qp->sq_posted || rn_sq_has_begun(qp);
+		rn_unlock(&qp->sq_lock);
+	} while (!has_begun);
+}
+
 static void flush(struct ibv_wc *wc)
 {
 	struct ibv_qp_attr attr = {0};
@@ -268,12 +299,13 @@ static void flushed_in_the_middle(void)
 {
 	int flushes = 0;
 
-	for (int round = 0; round < 10 || (!flushes && round < 200); round++) {
+	for (int round = 0; round < 10 || (!flushes && round < 50); round++) {
 		struct other other = begin();
 		struct ibv_wc wc;
 
 		post_read(1, 0, 0, LARGE);
-		usleep(round % 10 * 200);
+		await_begin();
+		usleep(round % 5 * 100);
 		flush(&wc);
 		CHECK(wc.status == IBV_WC_SUCCESS || wc.status == IBV_WC_WR_FLUSH_ERR);
 		flushes += wc.status != IBV_WC_SUCCESS;

@@ -258,6 +258,19 @@ static void others_use_the_queue_pair(void)
 	finish();
 }
 
+/* Somebody waits for the send lock all the time: the request is done in the end. */
+static void wanted_for_ever(void)
+{
+	begin();
+	atomic_fetch_add(&rn_qp(a.qp)->sq_lock.waiting, 1);
+	post_long(IBV_WR_RDMA_WRITE, 1, 5 << 20);
+	EVENTUALLY(is_executed());
+	atomic_fetch_sub(&rn_qp(a.qp)->sq_lock.waiting, 1);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK(!memcmp(to, from, 5 << 20));
+	finish();
+}
+
 int main(void)
 {
 	RUN(nothing_is_copied_by_posting);
@@ -268,5 +281,6 @@ int main(void)
 	RUN(in_order);
 	RUN(drained_when_it_is_done);
 	RUN(others_use_the_queue_pair);
+	RUN(wanted_for_ever);
 	return 0;
 }

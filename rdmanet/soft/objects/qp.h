@@ -72,6 +72,7 @@ struct rn_qp {
 	enum rn_wait wait;
 	bool waited; /* sq_executed's deadline is set */
 	bool is_polled; /* a poller took the last turn of its copy */
+	uint8_t stood_back; /* how often its turn was put off for others that want the send lock */
 	uint32_t rnr_tried;
 	uint64_t deadline_ns, backoff_ns;
 	bool link_failed;

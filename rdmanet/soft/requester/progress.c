@@ -23,7 +23,8 @@ enum {
 	LAST_BACKOFF_NS = 5 * 1000 * 1000,
 	MIN_TIMEOUT_NS = 4 * 1000 * 1000, /* adapters raise shorter ones as well */
 	MIN_LINK_NS = 1000 * 1000 * 1000, /* meeting the host is no part of what the timeout is for */
-	AFTER_OTHERS_NS = 20 * 1000,      /* until those that wait for the send lock have had it */
+	AFTER_OTHERS_NS = 20 * 1000,      /* until those that wait for the send lock have had it; if they have not, twice as */
+	STAND_BACK_MOST = 9,              /* long, so often: they may be waiting for a CPU, for 10 ms in all */
 	AFTER_POLLER_NS = 1000 * 1000,    /* until the engine goes on with what a poller has copied, unless that does */
 	BATCH = 16,                       /* requests the engine executes before others have their turn */
 };
@@ -323,10 +324,13 @@ void rn_sq_progress_locked(struct rn_qp *qp)
 void rn_qp_progress(struct rn_qp *qp)
 {
 	rn_lock(&qp->sq_lock);
-	if (unlikely(qp->is_polled) && qp->wait == RN_WAIT_TURN) {
+	if (unlikely(qp->wait == RN_WAIT_TURN) && qp->is_polled) {
 		qp->is_polled = false;
 		rn_timer_set(&qp->timer, AFTER_POLLER_NS);
+	} else if (unlikely(qp->wait == RN_WAIT_TURN) && rn_lock_is_wanted(&qp->sq_lock) && qp->stood_back < STAND_BACK_MOST) {
+		rn_timer_set(&qp->timer, (uint64_t)AFTER_OTHERS_NS << qp->stood_back++);
 	} else {
+		qp->stood_back = 0;
 		rn_sq_progress_locked(qp);
 	}
 	rn_unlock(&qp->sq_lock);
