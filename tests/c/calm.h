@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Wait until the engine is there.
+ * Wait until the engine is there, or have it stand still.
  *
  * Included after harness.h or host_check.h, which say how long EVENTUALLY waits.
  */
@@ -8,6 +8,7 @@
 #define CALM_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <unistd.h>
 
 #include "base/engine.h"
@@ -30,6 +31,35 @@ static inline void await_engine(void)
 	rn_task_post(&turn.task);
 	EVENTUALLY(atomic_load(&turn.is_over));
 	rn_task_cancel(&turn.task); /* so that it has returned */
+}
+
+/* Between these two the engine does nothing else. */
+static struct {
+	struct rn_task task;
+	atomic_bool runs, may_end;
+} calm_occupant;
+
+static inline void calm_occupant_runs(struct rn_task *task)
+{
+	(void)task;
+	atomic_store(&calm_occupant.runs, true);
+	while (!atomic_load(&calm_occupant.may_end))
+		usleep(100);
+}
+
+static inline void occupy_engine(void)
+{
+	calm_occupant.task.run = calm_occupant_runs;
+	atomic_store(&calm_occupant.runs, false);
+	atomic_store(&calm_occupant.may_end, false);
+	rn_task_post(&calm_occupant.task);
+	EVENTUALLY(atomic_load(&calm_occupant.runs));
+}
+
+static inline void release_engine(void)
+{
+	atomic_store(&calm_occupant.may_end, true);
+	rn_task_cancel(&calm_occupant.task);
 }
 
 #endif

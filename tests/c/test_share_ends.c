@@ -109,7 +109,6 @@ static void both_withdraw(void)
 	}
 }
 
-
 /* --- the owner is held up ------------------------------------------------------------------------------------------- */
 
 /* Whoever has the lock may wait for the peer's engine, and that for the piece that ours has taken. */
@@ -214,33 +213,6 @@ static void owner_is_stopped_with_a_piece(void)
 
 /* --- within one process --------------------------------------------------------------------------------------------- */
 
-/* Our engine, until `go`. */
-static atomic_bool has_engine, go;
-
-static void wait_there(struct rn_task *task)
-{
-	(void)task;
-	has_engine = true;
-	while (!go)
-		usleep(100);
-}
-
-static struct rn_task blocker = {.run = wait_there};
-
-static void take_engine(void)
-{
-	has_engine = go = false;
-	rn_task_post(&blocker);
-	while (!has_engine)
-		usleep(100);
-}
-
-static void return_engine(void)
-{
-	go = true;
-	rn_task_cancel(&blocker);
-}
-
 static struct rn_remote request_for(uint32_t serial)
 {
 	return (struct rn_remote){
@@ -272,14 +244,14 @@ static void a_serial_again(void)
 
 	begin(other.fd);
 	block = rn_qp(self.end.qp)->block;
-	take_engine();
+	occupy_engine();
 	atomic_store(&block->given, 5ull << 32 | 3);
 	atomic_store(&block->shared, rn_share_word(5, 0, 8));
 	request = request_for(5);
 	CHECK_EQ(ask(&request), 0);
 	CHECK_EQ(atomic_load(&block->given), 5ull << 32);
 	atomic_store(&block->shared, 0);
-	return_engine();
+	release_engine();
 	meet(other.fd);
 	end_here();
 	join(&other);
@@ -316,7 +288,7 @@ static void reset_while_asked(void)
 	signal(SIGUSR1, stand_still);
 	for (int round = 0; round < 30; round++) {
 		stop = false;
-		take_engine();
+		occupy_engine();
 		atomic_store(&qp->block->shared, rn_share_word(5, 0, 8));
 		asked = request_for(5);
 		CHECK_EQ(pthread_create(&thread, NULL, ask_on, NULL), 0);
@@ -328,7 +300,7 @@ static void reset_while_asked(void)
 		CHECK(!qp->help.task.link);
 		atomic_store(&qp->block->given, 0);
 		atomic_store(&qp->block->shared, 0);
-		return_engine();
+		release_engine();
 		connect_with(self.end.qp, attr);
 	}
 	signal(SIGUSR1, SIG_DFL);

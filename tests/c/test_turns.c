@@ -80,36 +80,6 @@ static bool is_executed(void)
 	return executed;
 }
 
-/* --- the engine is busy with something else ------------------------------------------------------------------------- */
-
-static struct {
-	struct rn_task task;
-	atomic_bool runs, may_end;
-} busy;
-
-static void be_busy(struct rn_task *task)
-{
-	(void)task;
-	atomic_store(&busy.runs, true);
-	while (!atomic_load(&busy.may_end))
-		usleep(100);
-}
-
-static void occupy_engine(void)
-{
-	busy.task.run = be_busy;
-	atomic_store(&busy.runs, false);
-	atomic_store(&busy.may_end, false);
-	rn_task_post(&busy.task);
-	EVENTUALLY(atomic_load(&busy.runs));
-}
-
-static void release_engine(void)
-{
-	atomic_store(&busy.may_end, true);
-	rn_task_cancel(&busy.task);
-}
-
 /* --- tests ------------------------------------------------------------------------------------------------------------ */
 
 static void nothing_is_copied_by_posting(void)
@@ -258,6 +228,22 @@ static void others_use_the_queue_pair(void)
 	finish();
 }
 
+/* Who has polled for one may sleep through the next: the engine does not wait for a poller. */
+static void polled_once(void)
+{
+	begin();
+	occupy_engine();
+	post_long(IBV_WR_RDMA_WRITE, 1, LONG);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK(rn_qp(a.qp)->is_polled);
+	post_long(IBV_WR_RDMA_WRITE, 2, LONG);
+	CHECK(!rn_qp(a.qp)->is_polled);
+	release_engine();
+	EVENTUALLY(is_executed());
+	expect(a.cq, 2, IBV_WC_SUCCESS);
+	finish();
+}
+
 /* Somebody waits for the send lock all the time: the request is done in the end. */
 static void wanted_for_ever(void)
 {
@@ -281,6 +267,7 @@ int main(void)
 	RUN(in_order);
 	RUN(drained_when_it_is_done);
 	RUN(others_use_the_queue_pair);
+	RUN(polled_once);
 	RUN(wanted_for_ever);
 	return 0;
 }

@@ -202,8 +202,10 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 		if (state == IBV_QPS_RTS && qp->sq_posted - qp->sq_executed == 1) {
 			if (wait == RN_WAIT_OWNER || wait == RN_WAIT_NOT)
 				rn_sq_progress_locked(qp); /* it is in the queue: the owner can be asked, and faults can happen */
-			else
+			else {
+				qp->is_polled = false; /* who polled for an earlier one may sleep now */
 				rn_sq_wait(qp, wait);
+			}
 		}
 	}
 	if (entered)

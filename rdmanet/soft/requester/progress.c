@@ -23,8 +23,8 @@ enum {
 	LAST_BACKOFF_NS = 5 * 1000 * 1000,
 	MIN_TIMEOUT_NS = 4 * 1000 * 1000, /* adapters raise shorter ones as well */
 	MIN_LINK_NS = 1000 * 1000 * 1000, /* meeting the host is no part of what the timeout is for */
-	AFTER_OTHERS_NS = 20 * 1000,      /* until those that wait for the send lock have had it; if they have not, twice as */
-	STAND_BACK_MOST = 9,              /* long, so often: they may be waiting for a CPU, for 10 ms in all */
+	AFTER_OTHERS_NS = 20 * 1000,      /* for those that wait for the send lock; doubled while they have not got it, */
+	STAND_BACK_MOST = 9,              /* but only so often, which is 10 ms in all: they may be waiting for a CPU */
 	AFTER_POLLER_NS = 1000 * 1000,    /* until the engine goes on with what a poller has copied, unless that does */
 	BATCH = 16,                       /* requests the engine executes before others have their turn */
 };
