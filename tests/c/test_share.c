@@ -32,11 +32,12 @@ static bool withdraws_early;
 /* Until some of a READ is left, and some is not; or it was over before that was seen. */
 static void await_helping(const struct rn_qp_block *block)
 {
-	uint64_t word;
+	uint64_t word, limit = now_ns() + LIMIT_MS * 1000000ull;
 
-	do
+	do {
+		CHECK(now_ns() < limit);
 		word = atomic_load(&block->shared);
-	while (!word || (!rn_share_front(word) && rn_share_back(word) == LARGE / RN_SHARE_PIECE));
+	} while (!word || (!rn_share_front(word) && rn_share_back(word) == LARGE / RN_SHARE_PIECE));
 }
 
 /* A server with memory that only process_vm_* can reach. It keeps it until told, then withdraws it, and scribbles there. */
@@ -223,9 +224,8 @@ static void owner_is_killed(void)
 	}
 }
 
-/* On a busy machine a READ may be over before its end begins: so there are more rounds, until one was not. */
-
-/* The owner takes its memory back: nothing that it writes there afterwards is read, whoever copies. */
+/* The owner takes its memory back: nothing that it writes there afterwards is read, whoever copies. On a busy machine a
+ * READ may be over before that: then there are more rounds, until one was not. */
 static void owner_withdraws(void)
 {
 	int failed = 0;
@@ -253,9 +253,9 @@ static void owner_withdraws(void)
 	withdraws_early = false;
 }
 
-/* --- the requester ends it --------------------------------------------------------------------------------------------- */
+/* --- the requester ends it: at different moments, some of them in the middle --------------------------------------- */
 
-/* From now on this memory is the program's. */
+/* From now on this memory is the program's. Whoever may still write there has some time to do so. */
 static void expect_left_alone(uint32_t piece)
 {
 	touch_first(mine, piece);
@@ -278,9 +278,11 @@ static uint32_t taken(void)
 static void await_begin(void)
 {
 	struct rn_qp *qp = rn_qp(a.qp);
+	uint64_t limit = now_ns() + LIMIT_MS * 1000000ull;
 	bool has_begun;
 
 	do {
+		CHECK(now_ns() < limit);
 		rn_lock(&qp->sq_lock);
 		has_begun = qp->sq_executed == qp->sq_posted || rn_sq_has_begun(qp);
 		rn_unlock(&qp->sq_lock);
