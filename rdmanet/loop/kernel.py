@@ -2,14 +2,18 @@
 
 Names in the abstract Unix namespace have no owner, and everybody may take any. So before a name is believed the kernel
 is asked which user listens at the TCP address that the name claims (sock_diag(7)), and whether this host has that
-address at all (rtnetlink(7)). A host that does not answer is no reason to believe anything.
+address at all (rtnetlink(7)). Kernels of small virtual machines are often without the modules that answer the first
+question. There /proc/net/tcp does (proc_pid_net(5)), whose first lines are the listeners. A host that does not answer
+is no reason to believe anything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
+import sys
 from typing import NamedTuple
 
 _NETLINK_ROUTE = 0
@@ -66,11 +70,41 @@ def tcp_listener(address: str, port: int) -> Listener | None:
     )  # fmt: skip
     answer = _ask(_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question, _SOCK_DIAG_BY_FAMILY)
     if answer is None or len(answer) < _DIAG_ANSWER.size:
-        return None
+        return _listener_by_proc(binary, port)
     family, state, _, _, _, _, source, _, _, _, _, _, _, _, user, inode = _DIAG_ANSWER.unpack_from(answer)
     if state != _TCP_LISTEN or not inode:  # the kernel may report user 0 for a socket that is closed
         return None
     return Listener(user, socket.inet_ntop(family, source[: 4 if family == socket.AF_INET else 16]))
+
+
+def _listener_by_proc(binary: bytes, port: int) -> Listener | None:
+    """The same as tcp_listener(), by /proc.
+
+    A listener of IPv6 counts for IPv4 as well: whether it takes both is not to be seen there.
+    """
+    places = [binary, bytes(len(binary))]
+    found: dict[bytes, int] = {}
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{name}") as file:
+            next(file, None)  # the titles
+            for line in file:
+                _, local, _, state, _, _, _, user, _, inode = line.split()[:10]
+                if int(state, 16) != _TCP_LISTEN:
+                    break
+                words, _, its_port = local.partition(":")
+                if int(its_port, 16) == port and inode != "0":
+                    found[_bytes_of(words)] = int(user)
+    if len(binary) == 4:
+        places.append(bytes(16))
+    for place in places:
+        if place in found:
+            return Listener(found[place], socket.inet_ntop(FAMILIES[len(place)], place))
+    return None
+
+
+def _bytes_of(words: str) -> bytes:
+    """An address that is written in hexadecimal words of this machine."""
+    return b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
 
 
 def is_of_this_host(address: str) -> bool:

@@ -5,6 +5,31 @@
 #include "base/sock_diag.h"
 #include "namespace.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+/* From now on this process is refused sockets of NETLINK_SOCK_DIAG. */
+static void deny_sock_diag(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 5),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, NETLINK_SOCK_DIAG, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPROTONOSUPPORT),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = {.len = sizeof code / sizeof *code, .filter = code};
+
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	CHECK(!syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program));
+	CHECK(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG) == -1 && errno == EPROTONOSUPPORT);
+}
+
 static int tcp_program(uint16_t *port)
 {
 	struct sockaddr_in at = address(0);
@@ -90,6 +115,13 @@ static void beside_a_tcp_program_that_shares(void)
 	CHECK(!rdma_destroy_id(listener));
 	rdma_destroy_event_channel(channel);
 	CHECK(rn_fd_count() == 0);
+}
+
+/* As in a kernel without the modules inet_diag and tcp_diag. */
+static void where_netlink_does_not_tell(void)
+{
+	deny_sock_diag();
+	beside_a_tcp_program_that_shares();
 }
 
 /* Bound, and nobody listens: that it is a TCP program's isn't to be seen. */
@@ -507,6 +539,7 @@ int main(void)
 {
 	RUN(beside_a_tcp_program);
 	RUN(beside_a_tcp_program_that_shares);
+	RUN_IN_NETWORK(where_netlink_does_not_tell);
 	RUN(a_held_port_is_taken);
 	RUN(on_all_addresses);
 	RUN_IN_NETWORK(where_there_is_no_ipv6);

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 
 #include "base/engine.h"
+#include "base/proc_net.h"
 #include "host_check.h"
 
 enum { OTHER = 61001 };
@@ -58,18 +59,24 @@ static int socket_of(uid_t user, struct sockaddr_storage at, bool listens)
 	return fd;
 }
 
+/* The kernel says so, and /proc says the same. */
 static void expect_listener(struct sockaddr_storage at, uid_t user)
 {
-	uid_t found = ~user;
+	uid_t found = ~user, by_proc = ~user;
+	union ibv_gid where, where_by_proc;
 
-	CHECK(rn_tcp_listener_user((struct sockaddr *)&at, &found) && found == user);
+	CHECK(rn_tcp_listener((struct sockaddr *)&at, &found, &where) && found == user);
+	CHECK(rn_proc_tcp_listener((struct sockaddr *)&at, &by_proc, &where_by_proc) && by_proc == user);
+	CHECK(!memcmp(&where, &where_by_proc, sizeof(where)));
 }
 
 static void expect_no_listener(struct sockaddr_storage at)
 {
+	union ibv_gid where;
 	uid_t found;
 
 	CHECK(!rn_tcp_listener_user((struct sockaddr *)&at, &found));
+	CHECK(!rn_proc_tcp_listener((struct sockaddr *)&at, &found, &where));
 }
 
 static void a_listener_has_a_user(uid_t user)

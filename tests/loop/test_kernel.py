@@ -10,6 +10,19 @@ from rdmanet.loop import kernel
 from tests.support.processes import Process
 
 
+@pytest.fixture(params=["netlink", "proc"])
+def source(request, monkeypatch):
+    """Who tells: without the kernel's modules for the question, /proc."""
+    if request.param == "proc":
+        ask = kernel._ask
+        monkeypatch.setattr(
+            kernel,
+            "_ask",
+            lambda family, *args: None if family == kernel._NETLINK_SOCK_DIAG else ask(family, *args),
+        )
+
+
+@pytest.mark.usefixtures("source")
 def test_a_listener_has_its_user_and_its_address():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -18,6 +31,7 @@ def test_a_listener_has_its_user_and_its_address():
     assert kernel.tcp_listener("127.0.0.1", port) is None
 
 
+@pytest.mark.usefixtures("source")
 def test_an_address_comes_before_a_wildcard():
     with socket.create_server(("0.0.0.0", 0)) as everywhere:
         port = everywhere.getsockname()[1]
@@ -35,6 +49,7 @@ def test_an_address_comes_before_a_wildcard():
                 assert kernel.tcp_listener("127.0.0.3", port) == (os.geteuid(), "127.0.0.3")
 
 
+@pytest.mark.usefixtures("source")
 def test_a_listener_of_both_families_is_found_by_either():
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")
@@ -44,6 +59,7 @@ def test_a_listener_of_both_families_is_found_by_either():
         assert kernel.tcp_listener("::1", port) == (os.geteuid(), "::")
 
 
+@pytest.mark.usefixtures("source")
 def test_a_bound_socket_is_no_listener():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "base/engine.h"
+#include "base/proc_net.h"
 #include "base/sock_diag.h"
 
 #include <fcntl.h>
@@ -126,7 +127,7 @@ bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid 
 	struct inet_diag_msg found;
 
 	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
-		return false;
+		return rn_proc_tcp_listener(address, user, at);
 	*user = found.idiag_uid;
 	*at = v4;
 	if (found.idiag_family == AF_INET)

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "base/proc_net.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/engine.h"
+#include "base/gid.h"
+
+enum { LISTEN = 0x0A, LINE_BYTES = 512, READ_BYTES = 4096 };
+
+/* One line. */
+struct entry {
+	union ibv_gid at;
+	unsigned port, state, user;
+	unsigned long inode; /* 0: the socket is closed */
+};
+
+/* "0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 12345 ...": addresses are words of
+ * the machine in hexadecimal digits. */
+static bool parse(const char *line, struct entry *entry)
+{
+	unsigned word[4] = {0};
+	const char *rest = strchr(line, ':');
+	int words = 0, length = 0;
+
+	for (rest = rest ? rest + 1 : ""; words < 4 && sscanf(rest, " %8x%n", &word[words], &length) == 1; rest += length) {
+		words++;
+		if (rest[length] == ':') {
+			rest += length;
+			break;
+		}
+	}
+	if ((words != 1 && words != 4) ||
+	    sscanf(rest, ":%x %*[0-9A-F]:%*x %x %*x:%*x %*x:%*x %*x %u %*u %lu", &entry->port, &entry->state,
+		   &entry->user, &entry->inode) != 4)
+		return false;
+	entry->at = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff}};
+	if (words == 1)
+		memcpy(&entry->at.raw[12], word, 4);
+	else
+		memcpy(entry->at.raw, word, 16);
+	return true;
+}
+
+struct search {
+	union ibv_gid address;
+	unsigned port;
+	struct entry found;
+	bool is_exact, is_found;
+};
+
+static bool is_same(const union ibv_gid *a, const union ibv_gid *b)
+{
+	return !memcmp(a, b, sizeof(*a));
+}
+
+static void compare(struct search *search, const struct entry *entry)
+{
+	static const union ibv_gid any_v4 = {.raw = {[10] = 0xff, [11] = 0xff}}, any;
+	bool is_v4 = !memcmp(&search->address, &any_v4, 12), is_exact = is_same(&entry->at, &search->address);
+
+	if (entry->port != search->port || !entry->inode || search->is_exact ||
+	    !(is_exact || is_same(&entry->at, &any) || (is_v4 && is_same(&entry->at, &any_v4))))
+		return;
+	search->found = *entry;
+	search->is_exact = is_exact;
+	search->is_found = true;
+}
+
+/* Listeners are the first lines, behind one of titles. False: what follows is none. */
+static bool take_line(struct search *search, const char *line)
+{
+	struct entry entry;
+
+	if (!parse(line, &entry))
+		return true; /* the titles */
+	if (entry.state != LISTEN)
+		return false;
+	compare(search, &entry);
+	return true;
+}
+
+static void search_file(const char *path, struct search *search)
+{
+	int fd = rn_fd_own(open(path, O_RDONLY | O_CLOEXEC));
+	char bytes[READ_BYTES], line[LINE_BYTES];
+	size_t length = 0;
+	bool more = fd >= 0;
+
+	while (more) {
+		ssize_t got = read(fd, bytes, sizeof(bytes));
+
+		more = got > 0;
+		for (ssize_t i = 0; more && i < got; i++) {
+			if (bytes[i] != '\n') {
+				if (length < sizeof(line) - 1)
+					line[length++] = bytes[i];
+				continue;
+			}
+			line[length] = '\0';
+			length = 0;
+			more = take_line(search, line);
+		}
+	}
+	rn_fd_close(fd);
+}
+
+bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
+{
+	struct search search = {0};
+	const struct sockaddr_in *v4 = (const void *)address; /* the port is at the same place in both families */
+
+	rn_gid_of(address, &search.address);
+	search.port = ntohs(v4->sin_port);
+	search_file("/proc/net/tcp", &search);
+	if (!search.is_exact)
+		search_file("/proc/net/tcp6", &search);
+	*user = search.found.user;
+	*at = search.found.at;
+	return search.is_found;
+}
