@@ -369,6 +369,9 @@ class Context(Resource):
     @property
     def num_comp_vectors(self) -> int:
         """How many completion vectors (interrupts) it has."""
+    @property
+    def transport_type(self) -> TransportType:
+        """The protocol family that the device speaks, a TransportType."""
     def query_device(self) -> DeviceAttr:
         """The properties of the device."""
     def query_rt_values(self) -> int:

@@ -36,6 +36,7 @@ from rdmanet._core import (
     QPCap,
     QPInitAttr,
     StreamEngine,
+    TransportType,
     stream_queue_depths,
 )
 from rdmanet.addresses import SockAddr
@@ -139,6 +140,7 @@ class Endpoint:
                 await self._step(CMEventType.ROUTE_RESOLVED, lambda: cm_id.resolve_route(resolve_ms))
             elif not resolved:
                 await self._step(CMEventType.ROUTE_RESOLVED, lambda: None)  # its event says why not
+            self._check_device(cm_id)
             self._prepare(cm_id, context)
             hello = credit.pack_hello(self.hello())
             await self._step(
@@ -149,6 +151,18 @@ class Endpoint:
             self._late = None
             if timer is not None:
                 timer.cancel()
+
+    def _check_device(self, cm_id: CMID) -> None:
+        """Raise an error if the device that reaches the address must not be used."""
+        context = cm_id.context
+        assert context is not None
+        if not self._config.beside_tcp or context.library.embedded_device:
+            return
+        if context.transport_type is TransportType.IWARP:
+            raise OSError(
+                errno.EPROTONOSUPPORT,
+                f"device {context.name} does iWARP, whose ports are TCP's: a TCP server may be listening there",
+            )
 
     def _overdue(self, address: SockAddr) -> None:
         """The time for connecting is up. If a step has just ended, the next one raises this."""

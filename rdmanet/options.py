@@ -93,6 +93,9 @@ class StreamConfig:
     waits_to_hear: bool = False
     """Whether an accepted connection gets its protocol with the client's first frame, and a client lets its program
     write that (lifecycle.py)."""
+    beside_tcp: bool = False
+    """Whether a TCP program that knows nothing of RDMA may listen at the peer's port. Then no iWARP adapter is used:
+    its connections are TCP's, so that program would get what we say."""
     reason: str = "the program asked for RDMA"
     """What get_extra_info("fabric_reason") says."""
 

@@ -253,6 +253,23 @@ class RdmaServer(asyncio.AbstractServer):
             for _, cm_id in self._listeners:
                 cm_id.listen(self._backlog)
 
+    def _serve_where_possible(self) -> OSError | None:
+        """start_serving(), but leave out what cannot listen, which may be all; returns the last reason."""
+        failure: OSError | None = None
+        self._serving = True
+        for index in reversed(range(len(self._listeners))):
+            loop_context, cm_id = self._listeners[index]
+            try:
+                cm_id.listen(self._backlog)
+            except OSError as exc:
+                failure = exc
+                del self._listeners[index], self._sockets[index]
+                loop_context.destroy_id(cm_id)
+                if all(other is not loop_context for other, _ in self._listeners):
+                    loop_context.servers.discard(self)
+                logger.debug("no RDMA listener by %s: %s", loop_context.library.name, exc)
+        return failure
+
     async def serve_forever(self) -> None:
         """Accept connections until it is cancelled; then close the server and its connections, and wait for them.
 

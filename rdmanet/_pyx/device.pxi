@@ -207,6 +207,12 @@ cdef class Context(Resource):
         self.usable()
         return self.ptr.num_comp_vectors
 
+    @property
+    def transport_type(self):
+        """The protocol family that the device speaks, a TransportType."""
+        self.usable()
+        return enum_of(TransportType, self.ptr.device.transport_type)
+
     def query_device(self):
         """The properties of the device."""
         cdef verbs.ibv_device_attr_ex ex

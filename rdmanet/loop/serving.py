@@ -258,9 +258,9 @@ class DualServer(asyncio.AbstractServer):
                 await self._listen(server, cast(SockAddr, (place[0], port, *place[2:])), by)
                 if server.sockets:
                     port = server.sockets[0].getsockname()[1]
-            if not server.sockets:
-                raise OSError(errno.ENODEV, "no device has this address")
-            await server.start_serving()
+            failure = server._serve_where_possible()
+            if not server._listeners:
+                raise failure or OSError(errno.ENODEV, "no device has this address")
             registration = workers.Registration(address[0], address[1], port, reserved)
         except BaseException as exc:
             server.close()
@@ -304,10 +304,10 @@ class DualServer(asyncio.AbstractServer):
             failure: OSError | None = None
             for place in _places(address, takes_both):
                 failure = await self._listen(server, place) or failure
+            server.elsewhere = register.elsewhere
+            failure = server._serve_where_possible() or failure
             if not server._listeners:
                 raise failure or OSError(errno.ENODEV, "no device has this address")
-            server.elsewhere = register.elsewhere
-            await server.start_serving()
             if self._is_closed:  # meanwhile
                 server.close()
                 return

@@ -49,6 +49,7 @@ class Settings:
 
     def config(self, reason: str) -> StreamConfig:
         """The options of a connection that takes RDMA for this reason."""
+        from rdmanet.environment import requires_rdma
         from rdmanet.options import StreamConfig
 
         return StreamConfig(
@@ -56,5 +57,6 @@ class Settings:
             reference_writes=self.reference_writes,
             unread_bytes=UNREAD_BYTES,
             waits_to_hear=True,
+            beside_tcp=not requires_rdma(),
             reason=reason,
         )

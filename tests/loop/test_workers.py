@@ -86,7 +86,7 @@ def dealing(count: int, *kind: str):
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-        peers = [stack.enter_context(peer("worker.py", port, *kind)) for _ in range(count)]
+        peers = [stack.enter_context(peer("worker.py", port, "127.0.0.1", *kind)) for _ in range(count)]
         yield port, {each.pid: each for each in peers}
 
 

@@ -1,6 +1,6 @@
 """One of several servers on one port. It prints when it is ready, and sends its number to whoever connects.
 
-A second argument has it treat the embedded device as an adapter.
+A second argument is the address; a third has it treat the embedded device as an adapter.
 """
 
 import asyncio
@@ -9,6 +9,8 @@ import sys
 
 import rdmanet
 from rdmanet.loop import workers
+
+ADDRESS = sys.argv[2] if sys.argv[2:] else "127.0.0.1"
 
 
 class Numbered(asyncio.Protocol):
@@ -22,7 +24,7 @@ class Numbered(asyncio.Protocol):
 
 async def main():
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(Numbered, "127.0.0.1", int(sys.argv[1]), reuse_port=True)
+    server = await loop.create_server(Numbered, ADDRESS, int(sys.argv[1]), reuse_port=True)
     print("ready", flush=True)
     over = loop.create_future()
     loop.add_reader(sys.stdin, lambda: sys.stdin.readline() or over.done() or over.set_result(None))
@@ -30,6 +32,6 @@ async def main():
     server.close()
 
 
-if sys.argv[2:]:
+if sys.argv[3:]:
     workers.is_dealt = lambda library: True
 rdmanet.run(main())
