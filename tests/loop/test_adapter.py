@@ -16,6 +16,12 @@ from rdmanet.loop import doors
 from tests.support.waiting import until_seen
 
 
+@pytest.fixture(autouse=True)
+def no_device_is_named(monkeypatch):
+    """As for most programs: where there is an adapter, there is the embedded device as well."""
+    monkeypatch.delenv("RDMANET_DEVICE", raising=False)
+
+
 @pytest.fixture
 def is_iwarp(device: _core.Device) -> bool:
     return not device.library.embedded_device and device.transport_type is _core.TransportType.IWARP
