@@ -2238,6 +2238,17 @@ def stream_half_open_bytes(slot_bytes: int, data_slots: int, shared: bool) -> in
 def stream_queue_depths(data_slots: int) -> tuple[int, int]:
     """(send, receive) queue depths of a connection with a ring of so many slots."""
 
+def decrypted(sslobj: Any, incoming: Any, again: Any) -> tuple[bytes, bool]:
+    """All that can be decrypted now, and whether the peer has sent close_notify: (bytes, bool).
+
+    SSLObject.read() has one record at a time. They are read one behind the other into one object.
+
+    :param sslobj: an ssl.SSLObject
+    :param incoming: the ssl.MemoryBIO with its encrypted bytes
+    :param again: the exceptions that say that no whole record is there
+    :raises ssl.SSLError: the bytes are no good
+    """
+
 class SharedRing:
     """The slots of one shared receive queue, and who may have how many; see _pyx/sharedring.pxi."""
 

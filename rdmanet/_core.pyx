@@ -76,7 +76,7 @@ nothing is destroyed too early; see Resource in library.pxi.
 
 cimport cython
 from cpython.buffer cimport (
-    PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer,
+    PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBUF_WRITE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
@@ -203,6 +203,7 @@ include "_pyx/immediate.pxi"
 include "_pyx/unread.pxi"
 include "_pyx/separator.pxi"
 include "_pyx/readrequest.pxi"
+include "_pyx/decrypting.pxi"
 include "_pyx/reader.pxi"
 include "_pyx/lease.pxi"
 include "_pyx/engine.pxi"

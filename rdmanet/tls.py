@@ -10,8 +10,8 @@ at once, so the program may change its memory when ``write()`` has returned. The
 object, which the device reads where it lies. Received bytes go from their slots into TLS's MemoryBIO (_pyx/sink.pxi).
 
 Of asyncio's this uses what is not in its manual: SSLProtocol, its ``_app_transport``, which is the face, and its
-``_incoming``, the MemoryBIO; and ``BaseEventLoop.start_tls`` as a function, because uvloop's method of that name takes
-only uvloop's transports. CPython's own tests of TLS run over all that (tests/streams/cpython_tls.py).
+``_incoming``, the MemoryBIO. CPython's own tests of TLS run over all that (tests/streams/cpython_tls.py). Where we make
+an SSLProtocol, it is one that reads faster (ssl_protocol.py).
 
 SSLProtocol closes the lower transport while it has bytes left to write, if that has told it to pause. It writes them
 when it is resumed, as asyncio's transports take writes after ``close()`` until their buffers are empty. So the
@@ -30,6 +30,8 @@ import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any, cast
+
+from rdmanet.ssl_protocol import Protocol
 
 
 class Tls:
@@ -107,13 +109,14 @@ class Tls:
         loop: asyncio.AbstractEventLoop,
         protocol: asyncio.BaseProtocol,
         greeted: asyncio.Future[None] | None,
+        is_new: bool = True,
     ) -> Any:
         """An SSLProtocol.
 
-        :param protocol: gets connection_made() when the handshake is done
+        :param protocol: gets connection_made() when the handshake is done, if the connection `is_new` to it
         :param greeted: gets a result then, or the reason why there will be none
         """
-        make: Any = SSLProtocol  # its stub knows no None
+        make: Any = Protocol  # SSLProtocol's stub knows no None
         return make(
             loop,
             protocol,
@@ -121,6 +124,7 @@ class Tls:
             greeted,
             self._server_side,
             self._server_hostname,
+            call_connection_made=is_new,
             ssl_handshake_timeout=self._handshake_timeout,
             ssl_shutdown_timeout=self._shutdown_timeout,
         )
@@ -214,16 +218,26 @@ async def start_tls(
     ``ssl.SSLError`` if the handshake fails; ConnectionAbortedError if it takes too long; the OSError with which the
     connection was lost. The connection is closed then, and also if this is cancelled.
     """
-    face = await asyncio.BaseEventLoop.start_tls(
-        cast(asyncio.BaseEventLoop, asyncio.get_running_loop()),
-        transport,
-        protocol,
-        sslcontext,
-        server_side=server_side,
-        server_hostname=server_hostname,
-        ssl_handshake_timeout=ssl_handshake_timeout,
-        ssl_shutdown_timeout=ssl_shutdown_timeout,
-    )
+    if not isinstance(sslcontext, ssl.SSLContext):
+        raise TypeError(f"sslcontext is expected to be an instance of ssl.SSLContext, got {sslcontext!r}")
+    if not getattr(transport, "_start_tls_compatible", False):
+        raise TypeError(f"transport {transport!r} is not supported by start_tls()")
+    loop = asyncio.get_running_loop()
+    lower = cast(asyncio.Transport, transport)
+    tls = Tls(sslcontext, server_side, server_hostname, ssl_handshake_timeout, ssl_shutdown_timeout)
+    greeted: asyncio.Future[None] = loop.create_future()
+    below = tls.wrap(loop, protocol, greeted, is_new=False)
+    lower.pause_reading()  # until connection_made() has been called
+    lower.set_protocol(below)
+    begun = [loop.call_soon(below.connection_made, lower), loop.call_soon(lower.resume_reading)]
+    try:
+        await greeted
+    except BaseException:
+        lower.close()
+        for call in begun:
+            call.cancel()
+        raise
+    face: asyncio.Transport | None = below._app_transport
     if face is None:
         raise ConnectionAbortedError(errno.ECONNABORTED, "the connection was closed during the SSL handshake")
     return face

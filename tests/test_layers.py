@@ -47,7 +47,7 @@ ROOMS = [
         {"readiness"},
         {"options"},
         {"teardown"},
-        {"tls"},
+        {"tls", "ssl_protocol"},
     ],
     [
         {"loop_context", "addresses", "transport_socket"},

@@ -228,5 +228,5 @@ cdef class IntoTls(Sink):
 
 
 cdef bint is_tls(protocol) except -1:
-    module = sys.modules.get("asyncio.sslproto")    # programs that use only the verbs do not import asyncio
-    return module is not None and type(protocol) is module.SSLProtocol
+    module = sys.modules.get("rdmanet.ssl_protocol")    # which who uses TLS has imported
+    return module is not None and type(protocol) in module.KINDS

@@ -1,0 +1,38 @@
+"""asyncio's SSLProtocol, which decrypts all that has come into one object.
+
+TLS has records of at most 16 KiB. asyncio reads each into an object of its own, joins these, and asks for another until
+an exception says that there is none. Here they are read one behind the other (_pyx/decrypting.pxi): a copy less, and no
+exception. That is all that differs.
+
+The method that does it, and what it uses, are not in asyncio's manual. They are the same in Python 3.11 to 3.13. In a
+Python whose SSLProtocol never calls it, connections work as asyncio's do.
+"""
+
+from __future__ import annotations
+
+from asyncio.sslproto import SSLAgainErrors, SSLProtocol
+from typing import Any
+
+from rdmanet import _core
+
+
+class Protocol(SSLProtocol):
+    """The same, for protocols that get bytes by data_received()."""
+
+    _app_protocol: Any
+    _call_eof_received: Any
+    _incoming: Any
+    _sslobj: Any
+    _start_shutdown: Any
+
+    def _do_read__copied(self) -> None:
+        data, is_closed = _core.decrypted(self._sslobj, self._incoming, SSLAgainErrors)
+        if data:
+            self._app_protocol.data_received(data)
+        if is_closed:
+            self._call_eof_received()
+            self._start_shutdown()
+
+
+KINDS = (SSLProtocol, Protocol)
+"""Those to whose MemoryBIO received bytes may go without their get_buffer()."""
