@@ -28,7 +28,7 @@ from rdmanet.cli import soft_run
 # For tests.support, last: under scripts/asan there is another rdmanet than the one in this tree.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from tests.support import recording  # noqa: E402
+from tests.support import recording, threads  # noqa: E402
 
 LOOPS = ("asyncio", "uvloop", "trio", "own")
 
@@ -216,34 +216,12 @@ def _mappings() -> list[str]:
     return [name for name in names if not name.startswith("/memfd:rdmanet-null")]
 
 
-def _tasks() -> list[str]:
-    """The numbers of all threads. While one ends, the kernel may leave out others."""
-    while True:
-        tasks = os.listdir("/proc/self/task")
-        with open("/proc/self/status") as status:
-            if f"Threads:\t{len(tasks)}\n" in status:
-                return tasks
-
-
-def _threads() -> Iterator[str]:
-    for task in _tasks():
-        try:
-            with open(f"/proc/self/task/{task}/comm") as comm:
-                name = comm.read().strip()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        # uvloop's pool for getaddrinfo is the process's for good, the kernel's for libuv's io_uring is the kernel's.
-        # Trio keeps idle threads for ten seconds.
-        if not name.startswith(("libuv-worker", "iou-", "Trio thread")):
-            yield name
-
-
 def _holdings(device: _core.Device) -> dict[str, Counter[str]]:
     return {
         "objects": Counter(_core.live_objects()),
         "descriptors": Counter(_descriptors()),
         "mappings": Counter(_mappings() if device.library.embedded_device else ()),  # others have none
-        "threads": Counter(_threads()),
+        "threads": Counter(threads.names()),
     }
 
 

@@ -15,6 +15,7 @@ from harness import HOST, Echo, Net, Recorder
 import rdmanet
 from rdmanet import _core
 from rdmanet._core import Library
+from tests.support import threads
 
 pytestmark = pytest.mark.once
 
@@ -31,10 +32,6 @@ def kinds() -> Counter[str]:
     gc.collect()
     classes = (type(found) for found in gc.get_objects())
     return Counter(f"{each.__module__}.{each.__qualname__}" for each in classes)
-
-
-def threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def dead_references(library: Library) -> int:
@@ -102,8 +99,8 @@ def test_runs_of_the_switch_leave_nothing(base, count):
         for _ in range(count):
             assert rdmanet.run(exchange_by_the_switch(), loop_factory=base) == "rdma"
 
-    def look() -> tuple[Counter[str], int, tuple[dict[str, int], int, int], int]:
-        return kinds(), threads(), holdings(), resident_bytes()
+    def look() -> tuple[Counter[str], Counter[str], tuple[dict[str, int], int, int], int]:
+        return kinds(), Counter(threads.names()), holdings(), resident_bytes()
 
     runs(20)
     look()  # which leaves something itself, the first time
