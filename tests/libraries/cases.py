@@ -16,7 +16,7 @@ import pytest
 import rdmanet
 from benchmarks.resp import resp
 from tests.libraries.helpers import MUCH, is_open, pipeline, port_of
-from tests.support.certificates import of_client, of_server
+from tests.support.certificates import CERTIFICATES, of_client, of_server
 from tests.support.ports import free_port
 from tests.support.waiting import until_seen
 
@@ -106,20 +106,25 @@ async def application(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-async def five_posts(port: int) -> None:
+async def five_posts(port: int, http2: bool = False) -> None:
+    """:param http2: by HTTP/2, which needs TLS"""
     import httpx
 
-    async with httpx.AsyncClient() as client:
+    url = f"https://localhost:{port}/" if http2 else f"http://127.0.0.1:{port}/"
+    async with httpx.AsyncClient(http2=http2, verify=of_client() if http2 else True) as client:
         for _ in range(5):
-            answer = await client.post(f"http://127.0.0.1:{port}/", content=MUCH)
+            answer = await client.post(url, content=MUCH)
             assert answer.content == MUCH
+            assert answer.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
 
 
-def test_uvicorn_and_httpx(run, connections):
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+def test_uvicorn_and_httpx(run, connections, http):
     import uvicorn
 
     async def main():
-        server = uvicorn.Server(uvicorn.Config(application, port=0, lifespan="off", log_level="error"))
+        config = uvicorn.Config(application, port=0, http=http, lifespan="off", log_level="error")
+        server = uvicorn.Server(config)
         serving = asyncio.ensure_future(server.serve())
         await until_seen(lambda: server.started)
         await five_posts(port_of(server.servers[0]))
@@ -130,7 +135,8 @@ def test_uvicorn_and_httpx(run, connections):
     assert len(connections) == 1
 
 
-def test_hypercorn_and_httpx(run, connections):
+@pytest.mark.parametrize("http2", [False, True], ids=["h11", "h2"])
+def test_hypercorn_and_httpx(run, connections, http2):
     from hypercorn.asyncio import serve
     from hypercorn.config import Config
 
@@ -138,10 +144,12 @@ def test_hypercorn_and_httpx(run, connections):
         config = Config()
         port = free_port()
         config.bind = [f"127.0.0.1:{port}"]
+        if http2:
+            config.certfile = config.keyfile = str(CERTIFICATES / "server.pem")
         over = asyncio.Event()
         serving = asyncio.ensure_future(serve(application, config, shutdown_trigger=over.wait))
         await until_seen(lambda: is_open(port))
-        await five_posts(port)
+        await five_posts(port, http2)
         over.set()
         await serving
 

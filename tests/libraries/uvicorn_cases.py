@@ -1,4 +1,4 @@
-"""uvicorn's program, as its users run it: several workers, reloads, and a browser beside clients by RDMA."""
+"""uvicorn's program and hypercorn's, as users run them: several workers, reloads, a browser beside clients by RDMA."""
 
 import asyncio
 import contextlib
@@ -28,29 +28,40 @@ async def application(scope, receive, send):
 
 
 @contextlib.contextmanager
-def uvicorn(directory: Path, *options: str) -> Iterator[tuple[int, int]]:
-    """The port and the process of `uvicorn` that serves the application of this directory."""
+def serving(directory: Path, *command: object) -> Iterator[int]:
+    """A program that serves the application of this directory: its process."""
     (directory / "served.py").write_text(APPLICATION)
-    port = free_port()
-    command = [
+    with Process(
         sys.executable,
         "-m",
-        "uvicorn",
-        "served:application",
-        "--loop",
-        "rdmanet:loop_factory",
-        "--port",
-        port,
-    ]
-    with Process(
-        *command, "--app-dir", directory, "--no-access-log", *options,
-        keep_errors=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=directory,
-    ) as program:  # fmt: skip
+        *command,
+        keep_errors=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=directory,
+    ) as program:
         try:
-            yield port, program.pid
+            yield program.pid
         finally:  # it ends its workers, which would live on if it were killed
             program.process.terminate()
             program.wait()
+
+
+@contextlib.contextmanager
+def uvicorn(directory: Path, *options: str) -> Iterator[tuple[int, int]]:
+    """The port and the process of `uvicorn`."""
+    port = free_port()
+    command = ["uvicorn", "served:application", "--loop", "rdmanet:loop_factory", "--port", port]
+    with serving(directory, *command, "--app-dir", directory, "--no-access-log", *options) as process:
+        yield port, process
+
+
+@contextlib.contextmanager
+def hypercorn(directory: Path, *options: str) -> Iterator[int]:
+    """The port of `hypercorn`, which chooses its loops itself."""
+    port = free_port()
+    command = ["rdmanet", "run", "-m", "hypercorn", "served:application", "--bind", f"127.0.0.1:{port}"]
+    with serving(directory, *command, *options):
+        yield port
 
 
 async def page(port: int) -> bytes:
@@ -82,24 +93,29 @@ async def page_by_rdma(port: int, connections, word: bytes) -> None:
     assert len(connections) == before + 3
 
 
-def test_uvicorn_with_workers(run, connections, tmp_path):
-    """When all are there, RDMA's connections are spread over them evenly."""
-
-    async def main(port):
-        await page_by_rdma(port, connections, b"WORD")
-        seen = set()
-        while len(seen) < 4:
-            before = len(connections)
-            answer = await page(port)
-            if len(connections) > before:
-                seen.add(answer)
+async def spread_evenly(port: int, connections, workers: int) -> None:
+    """When all workers are there, RDMA's connections are spread over them in turn."""
+    await page_by_rdma(port, connections, b"WORD")
+    seen = set()
+    while len(seen) < workers:
         before = len(connections)
-        answers = Counter([await page(port) for _ in range(12)])
-        assert answers == dict.fromkeys(seen, 3)
-        assert len(connections) == before + 12
+        answer = await page(port)
+        if len(connections) > before:
+            seen.add(answer)
+    before = len(connections)
+    answers = Counter([await page(port) for _ in range(3 * workers)])
+    assert answers == dict.fromkeys(seen, 3)
+    assert len(connections) == before + 3 * workers
 
+
+def test_uvicorn_with_workers(run, connections, tmp_path):
     with uvicorn(tmp_path, "--workers", "4") as (port, _):
-        run(main(port))
+        run(spread_evenly(port, connections, 4))
+
+
+def test_hypercorn_with_workers(run, connections, tmp_path):
+    with hypercorn(tmp_path, "--workers", "3") as port:
+        run(spread_evenly(port, connections, 3))
 
 
 def test_uvicorn_that_reloads(run, connections, tmp_path):
