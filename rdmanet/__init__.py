@@ -18,7 +18,7 @@ The layers, from the top; a module imports only what stands below it:
     loop_context, addresses   what connections of one loop share;  host names to addresses and libraries
     memory, registered    the peer's memory that a connection was offered;  ours that is offered to several
     verbs_async   awaitable verbs, on any event loop (queues, cm, connect)
-    tls, ssl_protocol    TLS over a connection, by asyncio's SSLProtocol;  which reads faster
+    tls, ssl_protocol    TLS over a connection, by asyncio's SSLProtocol;  a subclass of it that reads faster
     notifier      the four methods that those need of an event loop
     device_lookup finds a device; what the libraries can do
     verbs, cm     the verbs, for programs that want the hardware

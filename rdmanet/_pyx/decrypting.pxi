@@ -14,7 +14,8 @@ def decrypted(sslobj, incoming, again):
     :param again: the exceptions that say that no whole record is there
     :raises ssl.SSLError: the bytes are no good
     """
-    # Plain text is shorter than what it came in; but TLS may have taken the beginning of a record before.
+    # Plain text is shorter than what it came in, unless it was compressed; then some of it stays where it is. TLS may
+    # have taken the beginning of a record before.
     cdef Py_ssize_t room = incoming.pending + TLS_RECORD_BYTES, taken = 0, count
     cdef PyObject *plain = PyBytes_FromStringAndSize_raw(NULL, room)
     cdef bint is_closed = False

@@ -6,7 +6,8 @@ usage: rdmanet doctor                    this machine
        rdmanet doctor HOST:PORT          this machine, and whether and how a program there is reached by RDMA
 
 `doctor --serve` greets whoever connects. Only who has been greeted sends pings, so a program that listens on the port
-gets no byte from us. (iWARP's ports are TCP's: where an iWARP adapter reaches HOST, a TCP program gets its request.)
+gets no byte from us. (iWARP's ports are TCP's: where an iWARP adapter reaches HOST, a TCP program on that port gets
+the adapter's connection request.)
 
 The exit status is 1 if a check has failed; warnings do not count.
 """

@@ -1,10 +1,10 @@
-"""What the kernel says about this host's sockets and addresses, by netlink: each call is one question and its answer.
+"""What the kernel says about this host's sockets and addresses, mostly by netlink: one question and its answer.
 
 Names in the abstract Unix namespace have no owner, and everybody may take any. So before a name is believed the kernel
 is asked which user listens at the TCP address that the name claims (sock_diag(7)), and whether this host has that
 address at all (rtnetlink(7)). Kernels of small virtual machines are often without the modules that answer the first
-question. There /proc/net/tcp does (proc_pid_net(5)), whose first lines are the listeners. A host that does not answer
-is no reason to believe anything.
+question. There /proc/net/tcp does (proc_pid_net(5)), which takes milliseconds where there are many connections. A host
+that does not answer is no reason to believe anything.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import NamedTuple
 _NETLINK_ROUTE = 0
 _NETLINK_SOCK_DIAG = 4
 _REQUEST = 1  # NLM_F_REQUEST
+_DUMP = 0x300  # NLM_F_DUMP
+_DONE = 3  # NLMSG_DONE
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _ANSWER_BYTES = 16384
 
@@ -37,6 +39,8 @@ _ROUTE = struct.Struct("=BBBBBBBBI")  # struct rtmsg
 _ATTRIBUTE = struct.Struct("=HH")  # struct rtattr
 _RTA_DST = 1
 _RTN_LOCAL = 2
+
+_MAPPED = bytes(10) + b"\xff\xff"  # before an address of IPv4 (RFC 4291)
 
 FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 """An address's family, by the length of its binary form."""
@@ -70,36 +74,72 @@ def tcp_listener(address: str, port: int) -> Listener | None:
     )  # fmt: skip
     answer = _ask(_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question, _SOCK_DIAG_BY_FAMILY)
     if answer is None or len(answer) < _DIAG_ANSWER.size:
-        return _listener_by_proc(binary, port)
+        return None if _tells_of_tcp() else _listener_by_proc(binary, port)
     family, state, _, _, _, _, source, _, _, _, _, _, _, _, user, inode = _DIAG_ANSWER.unpack_from(answer)
     if state != _TCP_LISTEN or not inode:  # the kernel may report user 0 for a socket that is closed
         return None
     return Listener(user, socket.inet_ntop(family, source[: 4 if family == socket.AF_INET else 16]))
 
 
-def _listener_by_proc(binary: bytes, port: int) -> Listener | None:
-    """The same as tcp_listener(), by /proc.
+_tells = False
 
-    A listener of IPv6 counts for IPv4 as well: whether it takes both is not to be seen there.
+
+def _tells_of_tcp() -> bool:
+    """Whether the kernel answers questions about TCP sockets; that it does is remembered.
+
+    Without its modules it says of each address that nobody is there. But a list of sockets it refuses.
     """
-    places = [binary, bytes(len(binary))]
-    found: dict[bytes, int] = {}
+    global _tells
+    if not _tells:
+        question = _DIAG_QUESTION.pack(
+            socket.AF_INET,
+            socket.IPPROTO_TCP,
+            0,
+            1 << _TCP_LISTEN,
+            bytes(2),
+            bytes(2),
+            bytes(16),
+            bytes(16),
+            0,
+            0,
+            0,
+        )
+        _tells = _ask(
+            _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question, _SOCK_DIAG_BY_FAMILY, _DONE, flags=_REQUEST | _DUMP
+        ) is not None  # fmt: skip
+    return _tells
+
+
+def _listener_by_proc(binary: bytes, port: int) -> Listener | None:
+    """What tcp_listener() says, by /proc, which shows neither that a listener takes IPv6 alone, nor its device.
+
+    So one on ``::`` counts for IPv4 as well; and if there are several users' on one address, there is none.
+    """
+    users: dict[bytes, set[int]] = {}
     for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/net/{name}") as file:
+        # Of this thread's network: /proc/net is the main thread's. If lines are not as in Linux, nobody is there.
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/thread-self/net/{name}") as file:
             next(file, None)  # the titles
             for line in file:
                 _, local, _, state, _, _, _, user, _, inode = line.split()[:10]
                 if int(state, 16) != _TCP_LISTEN:
-                    break
+                    break  # listeners come first
                 words, _, its_port = local.partition(":")
                 if int(its_port, 16) == port and inode != "0":
-                    found[_bytes_of(words)] = int(user)
-    if len(binary) == 4:
-        places.append(bytes(16))
-    for place in places:
-        if place in found:
-            return Listener(found[place], socket.inet_ntop(FAMILIES[len(place)], place))
+                    users.setdefault(_bytes_of(words), set()).add(int(user))
+    for place in _places_for(binary):
+        if len(found := users.get(place, set())) == 1:
+            return Listener(found.pop(), socket.inet_ntop(FAMILIES[len(place)], place))
+        if found:
+            break
     return None
+
+
+def _places_for(binary: bytes) -> tuple[bytes, ...]:
+    """Where a listener may be bound that gets a connection to this address, the most specific first."""
+    if len(binary) == 16:
+        return binary, bytes(16)
+    return binary, _MAPPED + binary, bytes(4), _MAPPED + bytes(4), bytes(16)
 
 
 def _bytes_of(words: str) -> bytes:
@@ -141,15 +181,18 @@ def overflow_user() -> int:
         return 65534
 
 
-def _ask(family: int, kind: int, question: bytes, answer_kind: int) -> bytes | None:
-    """The kernel's answer to one question, which it gives within send(); None if there is none."""
+def _ask(family: int, kind: int, question: bytes, *answers: int, flags: int = _REQUEST) -> bytes | None:
+    """The kernel's answer to one question, which it gives within send(), or the first of several.
+
+    :param answers: which kinds of message are one; None is returned for others
+    """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as asking:
-            asking.sendto(_HEADER.pack(_HEADER.size + len(question), kind, _REQUEST, 1, 0) + question, (0, 0))
+            asking.sendto(_HEADER.pack(_HEADER.size + len(question), kind, flags, 1, 0) + question, (0, 0))
             answer, (sender, _) = asking.recvfrom(_ANSWER_BYTES, socket.MSG_DONTWAIT)
     except OSError:
         return None
     if sender != 0 or len(answer) < _HEADER.size:  # the kernel is 0
         return None
     length, found, _, _, _ = _HEADER.unpack_from(answer)
-    return answer[_HEADER.size : length] if found == answer_kind else None
+    return answer[_HEADER.size : length] if found in answers else None

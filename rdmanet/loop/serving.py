@@ -7,7 +7,8 @@ all that it raises is as before. Then an RDMA listener joins each TCP listener, 
 (doors.py) tells clients on this host about it. An adapter has ports of its own. The embedded device's listener shares
 the TCP port: it is found by its name, on this host only, and only because the TCP listener is ours.
 
-If RDMA cannot listen, the server serves TCP only, and the log says why. RDMANET_REQUIRE=rdma makes that an error.
+If RDMA cannot listen, the server serves TCP only, and the log says why. RDMANET_REQUIRE=rdma makes that an error. If
+an adapter cannot, as soft-iWARP beside a TCP listener, the embedded device does, and the log says so.
 
 Of several workers on one port the first has the door and the RDMA listeners. TCP's connections are spread over all by
 the kernel, and RDMA's are dealt out in turn by the first (workers.py). When it ends, another takes its place. Until
@@ -305,9 +306,15 @@ class DualServer(asyncio.AbstractServer):
             for place in _places(address, takes_both):
                 failure = await self._listen(server, place) or failure
             server.elsewhere = register.elsewhere
-            failure = server._serve_where_possible() or failure
+            left_out = server._serve_where_possible()
+            failure = left_out or failure
             if not server._listeners:
                 raise failure or OSError(errno.ENODEV, "no device has this address")
+            if left_out is not None and all(
+                context.library.embedded_device for context, _ in server._listeners
+            ):
+                why = left_out.strerror or left_out
+                logger.info("the server on %s port %d serves RDMA on this host only: %s", *address[:2], why)
             if self._is_closed:  # meanwhile
                 server.close()
                 return

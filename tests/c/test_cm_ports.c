@@ -537,9 +537,9 @@ static void one_address_is_not_another(void)
 
 int main(void)
 {
+	RUN_IN_NETWORK(where_netlink_does_not_tell); /* first: that it tells is remembered */
 	RUN(beside_a_tcp_program);
 	RUN(beside_a_tcp_program_that_shares);
-	RUN_IN_NETWORK(where_netlink_does_not_tell);
 	RUN(a_held_port_is_taken);
 	RUN(on_all_addresses);
 	RUN_IN_NETWORK(where_there_is_no_ipv6);

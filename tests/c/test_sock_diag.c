@@ -12,6 +12,7 @@
 #include "base/engine.h"
 #include "base/proc_net.h"
 #include "host_check.h"
+#include "namespace.h"
 
 enum { OTHER = 61001 };
 
@@ -122,6 +123,62 @@ static void the_specific_goes_first(uid_t user)
 	close(anywhere);
 }
 
+static int v6_only(uid_t user, uint16_t port)
+{
+	struct sockaddr_storage at = v6(in6addr_any, port);
+	int yes = 1, fd;
+
+	CHECK(!user || !seteuid(user));
+	fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(fd < 0 || (!setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof(yes)) &&
+			 !bind(fd, (struct sockaddr *)&at, sizeof(at)) && !listen(fd, 8)));
+	CHECK(!user || !seteuid(0));
+	return fd;
+}
+
+/* /proc does not say that a listener takes IPv6 alone. The kernel does; and one of IPv4 comes before it in any case. */
+static void one_of_ipv6_alone_is_none_of_ipv4(uid_t user)
+{
+	int anywhere = socket_of(0, v4(INADDR_ANY, 0), true), other;
+	uint16_t port = port_of(anywhere);
+	struct sockaddr_storage at = v4(INADDR_LOOPBACK, port);
+	uid_t found;
+
+	other = v6_only(user, port);
+	if (other < 0) {
+		close(anywhere);
+		return;
+	}
+	expect_listener(at, geteuid());
+	close(anywhere);
+	CHECK(!rn_tcp_listener_user((struct sockaddr *)&at, &found));
+	close(other);
+}
+
+/* Two listeners on one address, each bound to a device: /proc shows no difference. */
+static void two_users_are_none(void)
+{
+	int yes = 1, ours = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), others;
+	struct sockaddr_storage at = v4(INADDR_LOOPBACK, 0);
+	union ibv_gid where;
+	uid_t found;
+
+	CHECK(!setsockopt(ours, SOL_SOCKET, SO_BINDTODEVICE, "lo", 2));
+	CHECK(!bind(ours, (struct sockaddr *)&at, sizeof(at)) && !listen(ours, 8));
+	at = v4(INADDR_LOOPBACK, port_of(ours));
+	CHECK(rn_proc_tcp_listener((struct sockaddr *)&at, &found, &where) && !found);
+	CHECK(!seteuid(OTHER));
+	others = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(!seteuid(0));
+	CHECK(!setsockopt(others, SOL_SOCKET, SO_BINDTODEVICE, "v0", 2));
+	CHECK(!setsockopt(others, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
+	CHECK(!bind(others, (struct sockaddr *)&at, sizeof(at)) && !listen(others, 8));
+	CHECK(!rn_proc_tcp_listener((struct sockaddr *)&at, &found, &where));
+	close(others);
+	CHECK(rn_proc_tcp_listener((struct sockaddr *)&at, &found, &where) && !found);
+	close(ours);
+}
+
 static void the_other_end_has_a_user(uid_t user)
 {
 	int listener = socket_of(user, v4(INADDR_LOOPBACK, 0), true), here, there;
@@ -197,6 +254,7 @@ static void ours(void)
 {
 	a_listener_has_a_user(0);
 	the_specific_goes_first(0);
+	one_of_ipv6_alone_is_none_of_ipv4(0);
 	the_other_end_has_a_user(0);
 	a_name_has_a_user(0);
 }
@@ -205,6 +263,7 @@ static void another_users(void)
 {
 	a_listener_has_a_user(OTHER);
 	the_specific_goes_first(OTHER);
+	one_of_ipv6_alone_is_none_of_ipv4(OTHER);
 	the_other_end_has_a_user(OTHER);
 	a_name_has_a_user(OTHER);
 }
@@ -212,10 +271,12 @@ static void another_users(void)
 int main(void)
 {
 	RUN(ours);
-	if (!geteuid())
+	if (!geteuid()) {
 		RUN(another_users);
-	else
+		RUN_IN_NETWORK(two_users_are_none);
+	} else {
 		printf("  not root: no other user's\n");
+	}
 	RUN(among_hundreds);
 	CHECK(rn_is_overflow_user(65534) && !rn_is_overflow_user(geteuid()));
 	CHECK(rn_fd_count() == 0);

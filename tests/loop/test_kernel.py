@@ -15,10 +15,13 @@ def source(request, monkeypatch):
     """Who tells: without the kernel's modules for the question, /proc."""
     if request.param == "proc":
         ask = kernel._ask
+        monkeypatch.setattr(kernel, "_tells", False)
         monkeypatch.setattr(
             kernel,
             "_ask",
-            lambda family, *args: None if family == kernel._NETLINK_SOCK_DIAG else ask(family, *args),
+            lambda family, *args, **kwds: (
+                None if family == kernel._NETLINK_SOCK_DIAG else ask(family, *args, **kwds)
+            ),
         )
 
 
@@ -57,6 +60,24 @@ def test_a_listener_of_both_families_is_found_by_either():
         port = listener.getsockname()[1]
         assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "::")
         assert kernel.tcp_listener("::1", port) == (os.geteuid(), "::")
+
+
+@pytest.mark.usefixtures("source")
+def test_a_listener_on_a_mapped_address():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    for place in ("::ffff:127.0.0.1", "::ffff:0.0.0.0"):
+        with socket.create_server((place, 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+            port = listener.getsockname()[1]
+            assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), place)
+
+
+def test_a_listener_of_ipv6_alone_is_none_of_ipv4():
+    """The kernel says so; /proc does not know it."""
+    if not socket.has_ipv6:
+        pytest.skip("this host has no IPv6")
+    with socket.create_server(("::", 0), family=socket.AF_INET6) as listener:
+        assert kernel.tcp_listener("127.0.0.1", listener.getsockname()[1]) is None
 
 
 @pytest.mark.usefixtures("source")

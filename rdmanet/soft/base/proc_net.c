@@ -47,11 +47,15 @@ static bool parse(const char *line, struct entry *entry)
 	return true;
 }
 
+/* How well a listener's address fits: that very one, the wildcard of its family, that of both families. */
+enum rank { NONE, BOTH_FAMILIES, WILDCARD, EXACT };
+
 struct search {
 	union ibv_gid address;
 	unsigned port;
 	struct entry found;
-	bool is_exact, is_found;
+	enum rank rank;
+	bool is_disputed; /* listeners of the same rank, on several devices, say, are several users' */
 };
 
 static bool is_same(const union ibv_gid *a, const union ibv_gid *b)
@@ -59,17 +63,28 @@ static bool is_same(const union ibv_gid *a, const union ibv_gid *b)
 	return !memcmp(a, b, sizeof(*a));
 }
 
-static void compare(struct search *search, const struct entry *entry)
+static enum rank rank_of(const union ibv_gid *at, const union ibv_gid *address)
 {
 	static const union ibv_gid any_v4 = {.raw = {[10] = 0xff, [11] = 0xff}}, any;
-	bool is_v4 = !memcmp(&search->address, &any_v4, 12), is_exact = is_same(&entry->at, &search->address);
+	bool is_v4 = !memcmp(address, &any_v4, 12);
 
-	if (entry->port != search->port || !entry->inode || search->is_exact ||
-	    !(is_exact || is_same(&entry->at, &any) || (is_v4 && is_same(&entry->at, &any_v4))))
+	if (is_same(at, address))
+		return EXACT;
+	if (is_same(at, &any))
+		return is_v4 ? BOTH_FAMILIES : WILDCARD;
+	return is_v4 && is_same(at, &any_v4) ? WILDCARD : NONE;
+}
+
+static void compare(struct search *search, const struct entry *entry)
+{
+	enum rank rank = rank_of(&entry->at, &search->address);
+
+	if (entry->port != search->port || !entry->inode || rank < search->rank || rank == NONE)
 		return;
+	search->is_disputed = rank == search->rank &&
+			      (search->is_disputed || entry->user != search->found.user);
 	search->found = *entry;
-	search->is_exact = is_exact;
-	search->is_found = true;
+	search->rank = rank;
 }
 
 /* Listeners are the first lines, behind one of titles. False: what follows is none. */
@@ -117,10 +132,13 @@ bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv
 
 	rn_gid_of(address, &search.address);
 	search.port = ntohs(v4->sin_port);
-	search_file("/proc/net/tcp", &search);
-	if (!search.is_exact)
-		search_file("/proc/net/tcp6", &search);
+	/* Of this thread's network: /proc/net is the main thread's. */
+	search_file("/proc/thread-self/net/tcp", &search);
+	if (search.rank != EXACT)
+		search_file("/proc/thread-self/net/tcp6", &search);
+	if (search.rank == NONE || search.is_disputed)
+		return false;
 	*user = search.found.user;
 	*at = search.found.at;
-	return search.is_found;
+	return true;
 }

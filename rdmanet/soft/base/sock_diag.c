@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <stdalign.h>
+#include <stdatomic.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
@@ -121,13 +122,15 @@ static bool look_up(const struct sockaddr *near, const struct sockaddr *far, str
 	return found->idiag_inode; /* the kernel may report user 0 for a socket that is closed or not accepted yet */
 }
 
+static bool tells_of_tcp(void);
+
 bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
 {
 	static const union ibv_gid v4 = {.raw = {[10] = 0xff, [11] = 0xff}};
 	struct inet_diag_msg found;
 
 	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
-		return rn_proc_tcp_listener(address, user, at);
+		return !tells_of_tcp() && rn_proc_tcp_listener(address, user, at);
 	*user = found.idiag_uid;
 	*at = v4;
 	if (found.idiag_family == AF_INET)
@@ -211,6 +214,23 @@ static bool hear_sockets(uint8_t family, uint16_t port, uint32_t states,
 	};
 
 	return for_each(&question, sizeof(question), take, closure);
+}
+
+static void take_none(const struct nlmsghdr *header, void *closure)
+{
+	(void)header;
+	(void)closure;
+}
+
+/* Does the kernel answer questions about TCP sockets? Without its modules it says of each address that nobody is there;
+ * but a list of sockets it refuses. */
+static bool tells_of_tcp(void)
+{
+	static atomic_bool tells; /* and will go on to */
+
+	if (!tells && hear_sockets(AF_INET, 0, 1 << TCP_LISTEN, take_none, NULL))
+		tells = true;
+	return tells;
 }
 
 enum rn_port_holder rn_tcp_port_holder(uint16_t port)

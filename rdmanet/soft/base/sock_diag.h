@@ -15,8 +15,8 @@
 
 #include "verbs.h"
 
-/* The user of the listener that a connection to this address would reach. Where the kernel doesn't answer, /proc does
- * (proc_net.h). False: nobody listens, or neither tells. */
+/* The user of the listener that a connection to this address would reach. Where the kernel answers
+ * no such questions, /proc does (proc_net.h). False: nobody listens, or neither tells. */
 bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
 /* The same, and the address that it is bound to, which may be a wildcard. */
 bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at);
