@@ -75,6 +75,8 @@ static union ibv_gid localhost(void)
 	return (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
 }
 
+const union ibv_gid rn_gid_any_v4 = {.raw = {[10] = 0xff, [11] = 0xff}};
+
 void rn_gid_of(const struct sockaddr *address, union ibv_gid *gid)
 {
 	memset(gid, 0, sizeof *gid);

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include "verbs.h"
@@ -33,6 +34,18 @@ int rn_gid_index_of(const struct sockaddr *address);
 bool rn_gid_local_only(void);
 /* False when the last link to elsewhere has gone: what the port's state says. */
 bool rn_gid_has_link(void);
+
+extern const union ibv_gid rn_gid_any_v4; /* IPv4's wildcard, mapped. IPv6's is all zeros */
+
+static inline bool rn_gid_is_same(const union ibv_gid *a, const union ibv_gid *b)
+{
+	return !memcmp(a, b, sizeof(*a));
+}
+
+static inline bool rn_gid_is_v4(const union ibv_gid *gid)
+{
+	return !memcmp(gid, &rn_gid_any_v4, 12);
+}
 
 /* Convert one into the other. An IPv4-mapped address becomes an IPv4 one; a link-local one
  * gets the interface as its scope. */

@@ -39,7 +39,7 @@ static bool parse(const char *line, struct entry *entry)
 	    sscanf(rest, ":%x %*[0-9A-F]:%*x %x %*x:%*x %*x:%*x %*x %u %*u %lu", &entry->port, &entry->state,
 		   &entry->user, &entry->inode) != 4)
 		return false;
-	entry->at = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff}};
+	entry->at = rn_gid_any_v4;
 	if (words == 1)
 		memcpy(&entry->at.raw[12], word, 4);
 	else
@@ -58,21 +58,16 @@ struct search {
 	bool is_disputed; /* listeners of the same rank, on several devices, say, are several users' */
 };
 
-static bool is_same(const union ibv_gid *a, const union ibv_gid *b)
-{
-	return !memcmp(a, b, sizeof(*a));
-}
-
 static enum rank rank_of(const union ibv_gid *at, const union ibv_gid *address)
 {
-	static const union ibv_gid any_v4 = {.raw = {[10] = 0xff, [11] = 0xff}}, any;
-	bool is_v4 = !memcmp(address, &any_v4, 12);
+	static const union ibv_gid any;
+	bool is_v4 = rn_gid_is_v4(address);
 
-	if (is_same(at, address))
+	if (rn_gid_is_same(at, address))
 		return EXACT;
-	if (is_same(at, &any))
+	if (rn_gid_is_same(at, &any))
 		return is_v4 ? BOTH_FAMILIES : WILDCARD;
-	return is_v4 && is_same(at, &any_v4) ? WILDCARD : NONE;
+	return is_v4 && rn_gid_is_same(at, &rn_gid_any_v4) ? WILDCARD : NONE;
 }
 
 static void compare(struct search *search, const struct entry *entry)

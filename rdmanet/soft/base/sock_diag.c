@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "base/engine.h"
+#include "base/gid.h"
 #include "base/proc_net.h"
 #include "base/sock_diag.h"
 
@@ -126,13 +127,12 @@ static bool tells_of_tcp(void);
 
 bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
 {
-	static const union ibv_gid v4 = {.raw = {[10] = 0xff, [11] = 0xff}};
 	struct inet_diag_msg found;
 
 	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
 		return !tells_of_tcp() && rn_proc_tcp_listener(address, user, at);
 	*user = found.idiag_uid;
-	*at = v4;
+	*at = rn_gid_any_v4;
 	if (found.idiag_family == AF_INET)
 		memcpy(&at->raw[12], found.id.idiag_src, 4);
 	else

@@ -51,40 +51,30 @@ struct place {
 	__be16 port;
 };
 
-static const union ibv_gid any_v4 = {.raw = {[10] = 0xff, [11] = 0xff}}, any_v6;
-
-static bool is_same(const union ibv_gid *a, const union ibv_gid *b)
-{
-	return !memcmp(a, b, sizeof(*a));
-}
-
-static bool is_v4(const union ibv_gid *gid)
-{
-	return !memcmp(gid, &any_v4, 12);
-}
+static const union ibv_gid any_v6;
 
 static struct place place_of(const struct sockaddr *address, bool af_only)
 {
 	struct place place = {.port = rn_cm_port(address)};
 
 	rn_gid_of(address, &place.gid);
-	place.v6_only = af_only && is_same(&place.gid, &any_v6);
+	place.v6_only = af_only && rn_gid_is_same(&place.gid, &any_v6);
 	return place;
 }
 
 static bool overlap(const struct place *a, const struct place *b)
 {
-	bool a_is_all = is_same(&a->gid, &any_v6), b_is_all = is_same(&b->gid, &any_v6);
+	bool a_is_all = rn_gid_is_same(&a->gid, &any_v6), b_is_all = rn_gid_is_same(&b->gid, &any_v6);
 
 	if (a_is_all && b_is_all)
 		return true;
 	if (a_is_all)
-		return !a->v6_only || !is_v4(&b->gid);
+		return !a->v6_only || !rn_gid_is_v4(&b->gid);
 	if (b_is_all)
-		return !b->v6_only || !is_v4(&a->gid);
-	if (is_same(&a->gid, &any_v4) || is_same(&b->gid, &any_v4))
-		return is_v4(&a->gid) && is_v4(&b->gid);
-	return is_same(&a->gid, &b->gid);
+		return !b->v6_only || !rn_gid_is_v4(&a->gid);
+	if (rn_gid_is_same(&a->gid, &rn_gid_any_v4) || rn_gid_is_same(&b->gid, &rn_gid_any_v4))
+		return rn_gid_is_v4(&a->gid) && rn_gid_is_v4(&b->gid);
+	return rn_gid_is_same(&a->gid, &b->gid);
 }
 
 static socklen_t name_of(const struct place *place, struct sockaddr_un *name)
@@ -212,7 +202,7 @@ bool rn_cm_name_is_equals(const struct sockaddr *address, bool af_only, bool is_
 int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only)
 {
 	struct place place = place_of(address, af_only);
-	struct place others[] = {place, {.gid = any_v4}, {.gid = any_v6}, {.gid = any_v6, .v6_only = true}};
+	struct place others[] = {place, {.gid = rn_gid_any_v4}, {.gid = any_v6}, {.gid = any_v6, .v6_only = true}};
 	int error;
 
 	for (unsigned i = 0; i < sizeof others / sizeof *others; i++) {
@@ -245,7 +235,7 @@ static bool is_listeners_word(const struct ucred *owner, const union ibv_gid *gi
 	memcpy(&to, dst, rn_cm_address_length(dst));
 	rn_cm_undress(&to);
 	return rn_tcp_listener((struct sockaddr *)&to, &listener, &at) && listener == owner->uid &&
-	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || is_same(&at, gid));
+	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || rn_gid_is_same(&at, gid));
 }
 
 /* May it speak for this address and port? Root is trusted no more than others: a container's root is root. */
@@ -270,7 +260,7 @@ enum { PLACES = 3 };
 static void places_for(const struct sockaddr *dst, struct place places[PLACES])
 {
 	places[0] = place_of(dst, false);
-	places[1] = is_v4(&places[0].gid) ? (struct place){.gid = any_v4} : (struct place){.gid = any_v6, .v6_only = true};
+	places[1] = rn_gid_is_v4(&places[0].gid) ? (struct place){.gid = rn_gid_any_v4} : (struct place){.gid = any_v6, .v6_only = true};
 	places[2] = (struct place){.gid = any_v6};
 	places[1].port = places[2].port = places[0].port;
 }
