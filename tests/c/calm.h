@@ -8,6 +8,7 @@
 #define CALM_H
 
 #include <stdatomic.h>
+#include <semaphore.h>
 #include <stdbool.h>
 #include <unistd.h>
 
@@ -36,29 +37,30 @@ static inline void await_engine(void)
 /* Between these two the engine does nothing else. */
 static struct {
 	struct rn_task task;
-	atomic_bool runs, may_end;
+	atomic_bool runs;
+	sem_t may_end;
 } calm_occupant;
 
 static inline void calm_occupant_runs(struct rn_task *task)
 {
 	(void)task;
 	atomic_store(&calm_occupant.runs, true);
-	while (!atomic_load(&calm_occupant.may_end))
-		usleep(100);
+	while (sem_wait(&calm_occupant.may_end))
+		; /* a signal */
 }
 
 static inline void occupy_engine(void)
 {
 	calm_occupant.task.run = calm_occupant_runs;
 	atomic_store(&calm_occupant.runs, false);
-	atomic_store(&calm_occupant.may_end, false);
+	CHECK(!sem_init(&calm_occupant.may_end, 0, 0));
 	rn_task_post(&calm_occupant.task);
 	EVENTUALLY(atomic_load(&calm_occupant.runs));
 }
 
 static inline void release_engine(void)
 {
-	atomic_store(&calm_occupant.may_end, true);
+	CHECK(!sem_post(&calm_occupant.may_end));
 	rn_task_cancel(&calm_occupant.task);
 }
 
