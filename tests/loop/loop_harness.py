@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,20 @@ def peer(name: str, *arguments: object, **environment: str) -> AwaitedProcess:
         sys.executable, HERE / "peers" / name, *arguments,
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), **environment}, keep_errors=True,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def workers_on(address: str, count: int, *kind: str) -> Iterator[tuple[int, dict[int, AwaitedProcess]]]:
+    """Servers that share a port: the port, and the servers by the numbers of their processes.
+
+    :param kind: "adapter": they treat the embedded device as one
+    """
+    with socket.socket() as reserved, contextlib.ExitStack() as stack:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind((address, 0))
+        port = reserved.getsockname()[1]
+        peers = [stack.enter_context(peer("worker.py", port, address, *kind)) for _ in range(count)]
+        yield port, {each.pid: each for each in peers}
 
 
 def fabric(of: Any) -> str:

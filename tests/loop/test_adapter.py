@@ -4,12 +4,11 @@ iWARP's connections are TCP's, so the loop must not use it where a TCP program m
 """
 
 import asyncio
-import contextlib
 import socket
 from collections import Counter
 
 import pytest
-from loop_harness import Echo, peer
+from loop_harness import Echo, workers_on
 
 from rdmanet import _core
 from rdmanet.loop import doors
@@ -35,23 +34,12 @@ async def connect(address: str, port: int) -> tuple[asyncio.StreamReader, asynci
     return reader, writer, int(pid), fabric.decode()
 
 
-@contextlib.contextmanager
-def workers(address: str, count: int):
-    """Servers on one port: the port, and they by their numbers."""
-    with socket.socket() as reserved, contextlib.ExitStack() as stack:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind((address, 0))
-        port = reserved.getsockname()[1]
-        peers = [stack.enter_context(peer("worker.py", port, address)) for _ in range(count)]
-        yield port, {each.pid: each for each in peers}
-
-
 async def test_workers_share_the_connections(address, is_iwarp):
     """In turn, by RDMA; killing one ends only its own connections.
 
     Beside an iWARP adapter the connections are the embedded device's, and the first worker serves every client.
     """
-    with workers(address, 3) as (port, there):
+    with workers_on(address, 3) as (port, there):
         for worker in there.values():
             assert await worker.line() == "ready"
         front = doors.owner(address, port)
@@ -110,7 +98,7 @@ async def test_a_tcp_server_gets_the_clients_bytes_only(address):
 async def test_a_tcp_client_is_served_by_tcp(address):
     """It knows nothing of RDMA, and whoever listens beside TCP must not take it."""
     loop = asyncio.get_running_loop()
-    with workers(address, 1) as (port, there):
+    with workers_on(address, 1) as (port, there):
         (worker,) = there.values()
         assert await worker.line() == "ready"
         for _ in range(8):

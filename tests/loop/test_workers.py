@@ -13,7 +13,7 @@ import socket
 from collections import Counter
 
 import pytest
-from loop_harness import peer
+from loop_harness import peer, workers_on
 
 from rdmanet.loop import doors, kernel, workers
 from tests.support.waiting import readable, until_seen
@@ -76,20 +76,6 @@ async def test_meanwhile_others_are_reached_by_tcp():
         writer.close()
 
 
-@contextlib.contextmanager
-def dealing(count: int, *kind: str):
-    """Workers: their port, and they by their numbers.
-
-    :param kind: "adapter": they treat the embedded device as one
-    """
-    with socket.socket() as reserved, contextlib.ExitStack() as stack:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        peers = [stack.enter_context(peer("worker.py", port, "127.0.0.1", *kind)) for _ in range(count)]
-        yield port, {each.pid: each for each in peers}
-
-
 async def who_serves(port: int, connections: int) -> Counter:
     """How many of so many connections each worker gets."""
     served: Counter = Counter()
@@ -113,7 +99,7 @@ async def until_all_serve(port: int, there: dict) -> None:
 
 @pytest.mark.parametrize("kind", [(), ("adapter",)], ids=["embedded", "adapter"])
 async def test_connections_are_dealt_out_in_turn(kind):
-    with dealing(3, *kind) as (port, there):
+    with workers_on("127.0.0.1", 3, *kind) as (port, there):
         await until_all_serve(port, there)
         assert await who_serves(port, 6) == dict.fromkeys(there, 2)
         # One that is no front ends: the two others share.
@@ -129,7 +115,7 @@ async def test_connections_are_dealt_out_in_turn(kind):
 
 async def test_who_ends_takes_only_its_own_connections():
     """First a worker that is not the front, then the front."""
-    with dealing(3) as (port, there):
+    with workers_on("127.0.0.1", 3) as (port, there):
         await until_all_serve(port, there)
         kept = [await connect(port) for _ in range(6)]
         assert Counter(pid for _, _, pid, _ in kept) == dict.fromkeys(there, 2)
