@@ -17,7 +17,7 @@ from rdmanet import _core
 
 
 class Protocol(SSLProtocol):
-    """The same, for protocols that get bytes by data_received()."""
+    """SSLProtocol, which reads so for protocols that get bytes by data_received(), and for others as asyncio does."""
 
     _app_protocol: Any
     _call_eof_received: Any

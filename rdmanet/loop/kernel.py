@@ -92,21 +92,11 @@ def _tells_of_tcp() -> bool:
     global _tells
     if not _tells:
         question = _DIAG_QUESTION.pack(
-            socket.AF_INET,
-            socket.IPPROTO_TCP,
-            0,
-            1 << _TCP_LISTEN,
-            bytes(2),
-            bytes(2),
-            bytes(16),
-            bytes(16),
-            0,
-            0,
-            0,
-        )
-        _tells = _ask(
-            _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question, _SOCK_DIAG_BY_FAMILY, _DONE, flags=_REQUEST | _DUMP
-        ) is not None  # fmt: skip
+            socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN, bytes(2), bytes(2), bytes(16), bytes(16), 0, 0, 0
+        )  # fmt: skip
+        answers = _SOCK_DIAG_BY_FAMILY, _DONE
+        told = _ask(_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question, *answers, flags=_REQUEST | _DUMP)
+        _tells = told is not None
     return _tells
 
 
