@@ -72,6 +72,10 @@ class ElsewhereError(ConnectionRefusedError):
         self.port = port
 
 
+class SourcePortTakenError(OSError):
+    """The connection manager chose a source port that the transport below it cannot have: another may be free."""
+
+
 class EndpointOwner(Protocol):
     """What an endpoint reports to: a ``Lifecycle``."""
 
@@ -142,11 +146,7 @@ class Endpoint:
                 await self._step(CMEventType.ROUTE_RESOLVED, lambda: None)  # its event says why not
             self._check_device(cm_id)
             self._prepare(cm_id, context)
-            hello = credit.pack_hello(self.hello())
-            await self._step(
-                CMEventType.ESTABLISHED,
-                lambda: cm_id.connect(private_data=hello, retry_count=7, rnr_retry_count=0),
-            )
+            await self._step(CMEventType.ESTABLISHED, lambda: self._request(cm_id, local))
         finally:
             self._late = None
             if timer is not None:
@@ -163,6 +163,15 @@ class Endpoint:
                 errno.EPROTONOSUPPORT,
                 f"device {context.name} does iWARP, whose ports are TCP's: a TCP server may be listening there",
             )
+
+    def _request(self, cm_id: CMID, local: SockAddr | None) -> None:
+        hello = credit.pack_hello(self.hello())
+        try:
+            cm_id.connect(private_data=hello, retry_count=7, rnr_retry_count=0)
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE or (local is not None and local[1]):
+                raise
+            raise SourcePortTakenError(*exc.args) from None
 
     def _overdue(self, address: SockAddr) -> None:
         """The time for connecting is up. If a step has just ended, the next one raises this."""

@@ -250,8 +250,30 @@ class RdmaServer(asyncio.AbstractServer):
             raise RuntimeError(f"server {self!r} is closed")
         if not self._serving:
             self._serving = True
-            for _, cm_id in self._listeners:
-                cm_id.listen(self._backlog)
+            for listener in list(self._listeners):
+                if listener in self._listeners:
+                    self._listen(*listener)
+
+    def _listen(self, loop_context: LoopContext, cm_id: CMID) -> None:
+        """Listen by this device. soft-iWARP needs TCP's port, and gets it if it is the embedded device that has it."""
+        try:
+            cm_id.listen(self._backlog)
+        except OSError as exc:
+            address = cm_id.local_addr
+            rivals = [
+                index
+                for index, (other, its_id) in enumerate(self._listeners)
+                if other.library.embedded_device and its_id.local_addr == address
+            ]
+            if exc.errno != errno.EADDRINUSE or loop_context.library.embedded_device or not rivals:
+                raise
+            for index in reversed(rivals):
+                self._remove_listener(index)
+            cm_id.listen(self._backlog)
+            assert address is not None  # it is bound
+            logger.info(
+                "the embedded device does not listen on %s: an adapter needs TCP's port", endpoint(address)
+            )
 
     def _serve_where_possible(self) -> OSError | None:
         """start_serving(), but leave out what cannot listen, which may be all; returns the last reason."""
@@ -263,12 +285,16 @@ class RdmaServer(asyncio.AbstractServer):
                 cm_id.listen(self._backlog)
             except OSError as exc:
                 failure = exc
-                del self._listeners[index], self._sockets[index]
-                loop_context.destroy_id(cm_id)
-                if all(other is not loop_context for other, _ in self._listeners):
-                    loop_context.servers.discard(self)
+                self._remove_listener(index)
                 logger.debug("no RDMA listener by %s: %s", loop_context.library.name, exc)
         return failure
+
+    def _remove_listener(self, index: int) -> None:
+        loop_context, cm_id = self._listeners.pop(index)
+        del self._sockets[index]
+        loop_context.destroy_id(cm_id)
+        if all(other is not loop_context for other, _ in self._listeners):
+            loop_context.servers.discard(self)
 
     async def serve_forever(self) -> None:
         """Accept connections until it is cancelled; then close the server and its connections, and wait for them.

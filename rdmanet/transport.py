@@ -20,7 +20,7 @@ from rdmanet._core import stream_half_open_bytes
 from rdmanet.addresses import SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.admission import places_for
 from rdmanet.errors import endpoint
-from rdmanet.establish import ElsewhereError, Role
+from rdmanet.establish import ElsewhereError, Role, SourcePortTakenError
 from rdmanet.loop_context import LoopContext, loop_context_for
 from rdmanet.options import (
     CLOSE_TIMEOUT_S,
@@ -39,6 +39,8 @@ from rdmanet.server import RdmaServer as RdmaServer
 from rdmanet.tls import Layer, Tls
 
 logger = logging.getLogger("rdmanet")
+
+_SOURCE_PORTS_TRIED = 16
 
 _P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
@@ -194,11 +196,12 @@ async def start_rdma_server(
 
     It works like ``loop.create_server``: ``host`` is an address, several addresses, or None or "" for all. Port 0 or
     None takes a free port, and ``server.sockets`` says which. One of the two must be given. Without ``device``, every
-    device that owns the address listens; the embedded device has every address of this host. If a TCP server uses the
-    same port, start that one first: see docs/howto/migrate.md. ``reuse_address`` is accepted and has no effect, because
-    a port is free as soon as its listener is gone. ``slot_bytes`` and ``data_slots`` size the ring of each connection,
-    as in ``create_rdma_connection``; ``close_timeout``, ``busy_poll`` and ``keepalive`` are as there, too.
-    ``keep_alive`` is that of ``loop.create_server``: True stands for ``keepalive`` as it is by default, False for none.
+    device that owns the address listens; the embedded device has every address of this host, and leaves the port to an
+    adapter that needs TCP's, as soft-iWARP does. If a TCP server uses the same port, start that one first: see
+    docs/howto/migrate.md. ``reuse_address`` is accepted and has no effect, because a port is free as soon as its
+    listener is gone. ``slot_bytes`` and ``data_slots`` size the ring of each connection, as in
+    ``create_rdma_connection``; ``close_timeout``, ``busy_poll`` and ``keepalive`` are as there, too. ``keep_alive`` is
+    that of ``loop.create_server``: True stands for ``keepalive`` as it is by default, False for none.
 
     With ``shared_receive`` the connections have no rings of their own. They receive from one shared receive queue, so
     that many idle connections cost little. Each always has ``min(2, data_slots)`` data slots, and six for control
@@ -252,22 +255,32 @@ async def connect(
     address: SockAddr,
     local: SockAddr | None = None,
 ) -> RdmaTransport:
-    """Connect by one library. A server may name another port of the address, where one of its processes listens.
+    """Connect by one library.
 
-    A client goes there once, and says then that it goes no further. So no server sends it in circles, and none sends it
-    to another host.
+    A server may name another port of the address, where one of its processes listens. A client goes there once, and
+    says then that it goes no further. So no server sends it in circles, and none sends it to another host.
+
+    The connection manager chooses source ports without asking TCP. On iWARP they are TCP's, so one of them may belong
+    to a connection of TCP, open or in TIME_WAIT. Then the connection manager is asked for another.
     """
-    transport = RdmaTransport(loop_context, config, factory, Role.CLIENT)
-    try:
-        await transport._connect(address, local)
-    except ElsewhereError as exc:
-        if not config.goes_elsewhere:
-            raise
-        logger.debug("%s sends us to port %d", endpoint(address), exc.port)
-        there = cast(SockAddr, (address[0], exc.port, *address[2:]))
-        transport = RdmaTransport(loop_context, replace(config, goes_elsewhere=False), factory, Role.CLIENT)
-        await transport._connect(there, local)
-    return transport
+    ports_left = _SOURCE_PORTS_TRIED
+    while True:
+        transport = RdmaTransport(loop_context, config, factory, Role.CLIENT)
+        try:
+            await transport._connect(address, local)
+        except ElsewhereError as exc:
+            if not config.goes_elsewhere:
+                raise
+            logger.debug("%s sends us to port %d", endpoint(address), exc.port)
+            address = cast(SockAddr, (address[0], exc.port, *address[2:]))
+            config = replace(config, goes_elsewhere=False)
+        except SourcePortTakenError as exc:
+            ports_left -= 1
+            if not ports_left:
+                raise
+            logger.debug("%s: trying another source port", exc)
+        else:
+            return transport
 
 
 def server_of(

@@ -325,7 +325,9 @@ class AsyncCMID(Closable):
         :raises ConnectionRefusedError: no program listens, or the peer rejected the request; see `private_data`
         :raises TimeoutError: there was no answer
         :raises ValueError: there is no queue pair: neither create_qp() was called, nor `qp_num` given
-        :raises OSError: EINVAL: the identifier has asked for a connection before. Each needs an identifier of its own
+        :raises OSError: EINVAL: the identifier has asked for a connection before. Each needs an identifier of its own.
+            EADDRINUSE: on soft-iWARP, a TCP connection has the source port that the connection manager chose. Another
+            identifier may get another port
         """
         self._needs_qp("connect", qp_num)
         with self._in_phase("connect"):

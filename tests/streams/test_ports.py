@@ -1,0 +1,80 @@
+"""Ports that RDMA shares with TCP, as iWARP's are: of servers, and of clients, for which the system chooses them."""
+
+import asyncio
+import errno
+
+import pytest
+from harness import HOST, Echo, Net, Recorder
+
+import rdmanet
+from rdmanet import establish, transport
+from tests.support.ports import free_port
+
+
+@pytest.mark.parametrize("host", [HOST, "0.0.0.0"])
+async def test_a_server_on_a_given_port(net: Net, monkeypatch, host):
+    """No device is named, so the embedded one listens beside an adapter's, unless that needs TCP's port."""
+    monkeypatch.delenv("RDMANET_DEVICE", raising=False)
+    port = free_port()
+    server = await rdmanet.start_rdma_server(net.remember(Echo), host, port)
+    net.servers.append(server)
+    client = await net.connect(port, Recorder)
+    client.transport.write(b"hello")
+    assert await client.until_received(5) == b"hello"
+
+
+class Taken:
+    """An identifier whose source port TCP has."""
+
+    def connect(self, **_):
+        raise OSError(errno.EADDRINUSE, "rdma_connect: Address already in use")
+
+
+@pytest.fixture
+def takes(monkeypatch):
+    """Lets TCP have the source ports of this many connections; returns a list that has an item for each."""
+
+    def take(count: int) -> list[object]:
+        request = establish.Endpoint._request
+        taken: list[object] = []
+
+        def request_or_not(self, cm_id, local):
+            if len(taken) == count:
+                return request(self, cm_id, local)
+            taken.append(cm_id)
+            return request(self, Taken(), local)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(establish.Endpoint, "_request", request_or_not)
+        return taken
+
+    return take
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("local", [None, (HOST, 0)])
+async def test_a_source_port_that_tcp_has_is_left_for_another(net: Net, takes, local):
+    _, port = await net.serve(Echo)
+    taken = takes(transport._SOURCE_PORTS_TRIED - 1)
+    client = await net.connect(port, Recorder, local_addr=local)
+    assert len(taken) == transport._SOURCE_PORTS_TRIED - 1
+    client.transport.write(b"hello")
+    assert await client.until_received(5) == b"hello"
+
+
+@pytest.mark.once
+async def test_not_all_source_ports_are_tried(net: Net, takes):
+    _, port = await net.serve(Echo)
+    taken = takes(1000)
+    with pytest.raises(OSError, match="rdma_connect: Address already in use") as caught:
+        await rdmanet.create_rdma_connection(asyncio.Protocol, HOST, port)
+    assert caught.value.errno == errno.EADDRINUSE
+    assert len(taken) == transport._SOURCE_PORTS_TRIED
+
+
+@pytest.mark.once
+async def test_a_source_port_that_the_program_chose_is_the_only_one(net: Net, takes):
+    _, port = await net.serve(Echo)
+    taken = takes(1)
+    with pytest.raises(OSError, match="rdma_connect: Address already in use"):
+        await rdmanet.create_rdma_connection(asyncio.Protocol, HOST, port, local_addr=(HOST, free_port()))
+    assert len(taken) == 1
