@@ -14,7 +14,8 @@ from hypothesis import settings
 
 from tests.support.limits import limited
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 
 if TYPE_CHECKING:
     from net import Net
@@ -36,6 +37,22 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 def pytest_asyncio_loop_factories(config, item):
     return LOOPS
+
+
+def pytest_collection_modifyitems(config, items):
+    """On a device of the kernel, run what uses it: TCP's and Unix's sockets are the same there."""
+    if config.getoption("--device") == "embedded":
+        return
+    others = [
+        item
+        for item in items
+        if item.path.is_relative_to(HERE)
+        and (spec := getattr(item, "callspec", None)) is not None
+        and spec.params.get("transport", "rdma") != "rdma"
+    ]
+    config.hook.pytest_deselected(items=others)
+    left = set(items).difference(others)
+    items[:] = [item for item in items if item in left]
 
 
 @pytest.hookimpl(tryfirst=True)

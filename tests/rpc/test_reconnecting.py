@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from net import Journal, Net
+from net import HOST, Journal, Net
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
@@ -195,7 +195,7 @@ def where(net: Net, server: rpc.Server) -> Any:
 async def gone(net: Net) -> Any:
     """An address where nobody listens."""
     async with await rpc.serve(
-        Work(), *((str(net._folder / "gone"),) if net.transport == "unix" else ("127.0.0.1", 0)),
+        Work(), *((str(net._folder / "gone"),) if net.transport == "unix" else (HOST, 0)),
         transport=net.transport,
     ) as server:  # fmt: skip
         return where(net, server)

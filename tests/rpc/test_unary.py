@@ -207,6 +207,7 @@ async def test_a_time_out_that_is_none(net: Net):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
+@pytest.mark.embedded_only("tasks are the same on every device")
 async def test_eager_tasks(net: Net):
     """A call may end in the step in which it begins."""
 
