@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 HEAD_START_S = 0.05
 """How much later TCP starts than RDMA, to a peer on another host."""
-FASTER = "TCP was there first"
 PATIENCE_S = 5.0
 """How long an attempt by RDMA may take."""
 
@@ -128,6 +127,8 @@ class Attempt:
         self.is_given_up = False
         self.limit: asyncio.Timeout | None = None
         """It ends the attempt, unless the protocol is made before."""
+        self.why_tcp = "TCP was there first"
+        """Why it is TCP, if TCP stood by and is taken."""
         self.layer: Layer | None = None
         """TLS, if the program wants that."""
         self._base = base
@@ -249,7 +250,7 @@ async def _reach(
     else:
         taken = await try_rdma(base, chooser, attempt, address, chance, tcp)
         if not isinstance(taken, str):
-            return taken, FASTER if isinstance(taken, socket.socket) else chance.reason
+            return taken, attempt.why_tcp if isinstance(taken, socket.socket) else chance.reason
         reason = taken
     if is_the_loops or requires_rdma():
         return None, reason
@@ -309,7 +310,7 @@ async def try_rdma(
                 raise
             if chance.door is None:
                 chooser.remember(address[0], address[1], "tcp")
-            return f"RDMA was tried: {exc.strerror or exc}"
+            return _tried(exc)
     try:
         winner = await _race(base, attempt, address, chance, tcp, lost)
     except OSError:
@@ -359,6 +360,8 @@ async def _race(
             winner, rdma = rdma, None
             return winner.result()
         attempt.is_given_up = True
+        if rdma.done():
+            attempt.why_tcp = _tried(rdma.exception())
         if tcp is None:
             tcp = base.loop.create_task(connect())
         await asyncio.wait([tcp])
@@ -370,6 +373,10 @@ async def _race(
             _end(base, rdma, lambda transport: transport.abort())
         if tcp is not None:
             _end(base, tcp, lost)
+
+
+def _tried(error: BaseException | None) -> str:
+    return f"RDMA was tried: {getattr(error, 'strerror', None) or error}"
 
 
 def _end(base: Base, task: asyncio.Task[_T], discard: Callable[[_T], object]) -> None:

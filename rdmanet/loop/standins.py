@@ -133,6 +133,8 @@ class Standins:
 
                 taken = await try_rdma(self._base, self._chooser, attempt, address, chance, by_tcp, _leave)
                 if isinstance(taken, socket.socket):
+                    self._chooser.tell(host, port, "tcp", attempt.why_tcp)
+                    self._reasons[sock] = attempt.why_tcp
                     return True
                 if not isinstance(taken, str):
                     self._chooser.tell(host, port, "rdma", chance.reason)

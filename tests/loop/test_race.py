@@ -130,6 +130,20 @@ async def test_a_refusal_does_not_wait(monkeypatch):
     server, port = await plain_server()
     transport, _ = await connect(port)
     assert fabric(transport) == "tcp"
+    assert transport.get_extra_info("fabric_reason") == "RDMA was tried: no"
+    transport.abort()
+    server.close()
+
+
+async def test_a_socket_that_tcp_connected_knows_why(slow):
+    server, port = await plain_server()
+    loop = asyncio.get_running_loop()
+    sock = socket.socket()
+    sock.setblocking(False)
+    await loop.sock_connect(sock, ("127.0.0.1", port))
+    transport, _ = await loop.create_connection(Recorder, sock=sock)
+    assert fabric(transport) == "tcp"
+    assert transport.get_extra_info("fabric_reason") == "TCP was there first"
     transport.abort()
     server.close()
 
