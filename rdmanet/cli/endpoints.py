@@ -176,7 +176,7 @@ async def listen(endpoint: Endpoint, factory: Factory, tls: Tls) -> Listener:
             server = await loop.create_server(factory, host, endpoint.port, **options)
     except (OSError, UnicodeError) as exc:
         raise EndpointError(f"cannot listen on {endpoint}: {reason(exc)}") from exc
-    names = [sock.getsockname() for sock in server.sockets]
+    names = dict.fromkeys(sock.getsockname()[:2] for sock in server.sockets)  # several devices may have one
     return Listener(server, [replace(endpoint, host=name[0], port=name[1]) for name in names])
 
 

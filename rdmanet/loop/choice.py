@@ -41,6 +41,7 @@ MEMORY_S = 60.0
 _PEERS_KEPT = 4096
 _LOOK_AGAIN_S = 1.0  # for adapters, and at RDMANET_REQUIRE, which come and go rarely
 _ADAPTERS = "/sys/class/infiniband"
+_RNIC = "4:"  # RDMA_NODE_RNIC, which iWARP's devices are
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Chooser:
         self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
         self._plain: dict[tuple[Any, ...], _Plain] = {}
         self._lookout = doors.Lookout()
-        self._has_adapter = False
+        self._no_adapter = ""
         self._look_again = 0.0
 
     def change(self, peers: Peers) -> None:
@@ -154,9 +155,9 @@ class Chooser:
         """For a peer without a door: it may be on another host."""
         now = time.monotonic()
         if now >= self._look_again:
-            self._has_adapter, self._look_again = has_adapter(), now + _LOOK_AGAIN_S
-        if not self._has_adapter:
-            return f"{doors.NOBODY}, and this host has no RDMA adapter for others"
+            self._no_adapter, self._look_again = why_no_adapter(), now + _LOOK_AGAIN_S
+        if self._no_adapter:
+            return f"{doors.NOBODY}, and {self._no_adapter}"
         fabric, until = self._remembered.get((address, port), ("", 0.0))
         if until < now:
             return Chance(None, "an RDMA adapter may reach it", alone=False)
@@ -181,10 +182,26 @@ class Chooser:
         logger.info("connections to %s port %d take %s: %s", host, port, fabric.upper(), reason)
 
 
-def has_adapter() -> bool:
-    """Whether the kernel has an RDMA device. This loads no library."""
+def why_no_adapter() -> str:
+    """Why no RDMA device of the kernel is to be used for peers on other hosts; "" if there is one. It loads no library.
+
+    iWARP's ports are TCP's, so it is only for programs that exclude TCP.
+    """
     try:
-        return os.access(_ADAPTERS, os.R_OK) and bool(os.listdir(_ADAPTERS))
+        names = os.listdir(_ADAPTERS)
+    except OSError:
+        names = []
+    if not names:
+        return "this host has no RDMA adapter for others"
+    if requires_rdma() or not all(map(_is_iwarp, names)):
+        return ""
+    return f"this host's RDMA adapter for others ({', '.join(names)}) does iWARP, whose ports are TCP's"
+
+
+def _is_iwarp(name: str) -> bool:
+    try:
+        with open(f"{_ADAPTERS}/{name}/node_type") as file:
+            return file.read().startswith(_RNIC)
     except OSError:
         return False
 

@@ -5,6 +5,7 @@ No adapter is needed here: the embedded device stands for one, and the address 1
 
 import asyncio
 import gc
+import re
 import socket
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,7 +30,7 @@ def far(monkeypatch):
 
     monkeypatch.setattr(doors, "find", lambda *_: doors.NOBODY)
     monkeypatch.setattr(doors, "knock", knock)
-    monkeypatch.setattr(choice, "has_adapter", lambda: True)
+    monkeypatch.setattr(choice, "why_no_adapter", lambda: "")
     monkeypatch.setattr(connecting.Attempt, "connect", connect)
     far = SimpleNamespace(port=0)
     return far
@@ -45,13 +46,39 @@ def slow(monkeypatch):
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(doors, "find", lambda *_: doors.NOBODY)
-    monkeypatch.setattr(choice, "has_adapter", lambda: True)
+    monkeypatch.setattr(choice, "why_no_adapter", lambda: "")
     monkeypatch.setattr(connecting.Attempt, "connect", connect)
     return begun
 
 
 async def connect(port: int, factory=Recorder):
     return await asyncio.get_running_loop().create_connection(factory, "127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("devices", "reason"),
+    [
+        ({}, "this host has no RDMA adapter for others"),
+        ({"siw0": "4: RNIC\n"}, r"adapter for others \(siw0\) does iWARP, whose ports are TCP's"),
+        ({"siw0": "4: RNIC\n", "rxe0": "1: CA\n"}, None),
+        ({"mlx5_0": ""}, None),
+    ],
+    ids=["none", "iWARP", "iWARP and RoCE", "unknown"],
+)
+async def test_adapters_of_iwarp_are_for_programs_that_exclude_tcp(tmp_path, monkeypatch, devices, reason):
+    for name, kind in devices.items():
+        (tmp_path / name).mkdir()
+        if kind:
+            (tmp_path / name / "node_type").write_text(kind)
+    monkeypatch.setattr(choice, "_ADAPTERS", str(tmp_path))
+    chooser = asyncio.get_running_loop()._rdmanet.chooser
+    chance = chooser.choose("elsewhere", ("192.0.2.1", 9))
+    if reason is None:
+        assert not chance.alone
+    else:
+        assert re.search(reason, chance)
+    monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
+    assert choice.why_no_adapter() == ("" if devices else reason)
 
 
 async def test_rdma_is_taken_and_remembered(far):
@@ -124,7 +151,7 @@ async def test_a_refusal_does_not_wait(monkeypatch):
         raise ConnectionRefusedError("no")
 
     monkeypatch.setattr(doors, "find", lambda *_: doors.NOBODY)
-    monkeypatch.setattr(choice, "has_adapter", lambda: True)
+    monkeypatch.setattr(choice, "why_no_adapter", lambda: "")
     monkeypatch.setattr(connecting.Attempt, "connect", connect_refused)
     monkeypatch.setattr(connecting, "HEAD_START_S", 1000)
     server, port = await plain_server()
