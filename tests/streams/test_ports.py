@@ -10,8 +10,10 @@ import rdmanet
 from rdmanet import establish, transport
 from tests.support.ports import free_port
 
+EVERYWHERE = "::" if ":" in HOST else "0.0.0.0"
 
-@pytest.mark.parametrize("host", [HOST, "0.0.0.0"])
+
+@pytest.mark.parametrize("host", [HOST, EVERYWHERE], ids=["address", "wildcard"])
 async def test_a_server_on_a_given_port(net: Net, monkeypatch, host):
     """No device is named, so the embedded one listens beside an adapter's, unless that needs TCP's port."""
     monkeypatch.delenv("RDMANET_DEVICE", raising=False)
