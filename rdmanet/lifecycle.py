@@ -167,6 +167,7 @@ class Lifecycle:
         """While it is established and waits for the first frame."""
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._readiness: Readiness | None = None
+        self._named_peer: SockAddr | None = None
         loop_context.connections.add(self)
 
     @property
@@ -261,6 +262,7 @@ class Lifecycle:
         connects = self.endpoint.role is Role.CLIENT
         self.facts = _facts_of(self.endpoint.id, self.connection)
         self.facts["fabric_reason"] = self._config.reason
+        self._name_peer()
         protocol = self.callbacks.make_protocol()
         self.machine.receive(Event.ESTABLISHED)
         self.connection.open(protocol, is_buffered(protocol), connects)
@@ -273,6 +275,17 @@ class Lifecycle:
         if self._close_when_made:
             self._stop_timers()
             self.close()
+
+    def _name_peer(self) -> None:
+        """Make sure that no other peer of ours has this one's address, if the port in it is not a real one."""
+        endpoint, peer = self.endpoint, self.facts["peername"]
+        if endpoint.id is None or peer is None or endpoint.id.peer_addr == peer:
+            return
+        taken = self._loop_context.named_peers
+        while peer in taken:
+            peer = (peer[0], _next_port(peer[1]), *peer[2:])
+        self.facts["peername"] = self._named_peer = peer
+        taken.add(peer)
 
     def _speak_first(self, turns: int) -> None:
         """Send a Credit, unless the program writes something within so many turns of the loop."""
@@ -784,6 +797,8 @@ class Lifecycle:
         self.endpoint.disown()
         self.regions.disown()
         self._loop_context.left(self)
+        if self._named_peer is not None:
+            self._loop_context.named_peers.discard(self._named_peer)
         if not self._connecting:  # else the caller of connect() is still to ask for the protocol
             self.callbacks.let_go()
         on_over, self._on_over = self._on_over, _nothing
@@ -809,16 +824,31 @@ def _facts_of(cm_id: CMID | None, connection: Connection) -> dict[str, Any]:
 def _with_port(address: SockAddr | None, clients_qp: Callable[[], int]) -> SockAddr | None:
     """An address that can stand for one connection, as TCP's addresses do.
 
-    A client that found a listener by its name (soft/cm/name.c) has no port. Both sides take one of the range of
-    ephemeral ports, by the number of the client's queue pair.
+    A client that found a listener by its name (soft/cm/name.c) has no port. Both sides compute one from the number of
+    the client's queue pair. If two clients of a server have the same, the server gives the second another.
     """
     if address is None or address[1]:
         return address
-    port = _EPHEMERAL_PORT + clients_qp() % (65536 - _EPHEMERAL_PORT)
-    return cast(SockAddr, (address[0], port, *address[2:]))
+    return cast(SockAddr, (address[0], _port_of(clients_qp()), *address[2:]))
 
 
-_EPHEMERAL_PORT = 49152
+def _port_of(qp_num: int) -> int:
+    """The port that stands for a queue pair of the embedded device.
+
+    Its number consists of a TCP port that its process holds, and of eight bits for the queue pair. So the results
+    differ for the first ones of all processes, and for any 256 of one process.
+    """
+    port, index = divmod(qp_num, 256)
+    return _FIRST_PORT + (port + index * _APART) % _PORTS
+
+
+def _next_port(port: int) -> int:
+    return _FIRST_PORT + (port + 1) % _PORTS
+
+
+_FIRST_PORT = _PORTS = 32768
+_APART = 20251
+"""How far apart the ports of a process are. It is odd, so that they differ."""
 
 
 def _failed_completion(failure: tuple[int, bool, int, Posted | None], qp: QP) -> OSError:

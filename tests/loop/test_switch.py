@@ -14,6 +14,7 @@ import uvloop
 from loop_harness import Echo, Recorder, fabric, plain_server, serving
 
 import rdmanet
+from rdmanet import lifecycle
 from tests.support.certificates import of_client, of_server
 from tests.support.waiting import loop_turns, until_seen
 
@@ -620,6 +621,43 @@ async def test_addresses_stand_for_one_connection():
             )  # fmt: skip
             assert sock.fileno() >= 0
             transport.close()
+
+
+def test_the_first_connections_of_many_processes_have_different_ports():
+    held = range(32768, 61000)  # of these ports each process holds one
+    assert len({lifecycle._port_of(port << 8) for port in held}) == len(held)
+
+
+def test_the_connections_of_one_process_have_different_ports():
+    ports = {lifecycle._port_of(60999 << 8 | index) for index in range(256)}
+    assert len(ports) == 256 and min(ports) >= 32768 and max(ports) <= 65535
+
+
+async def test_peers_whose_ports_are_computed_to_be_the_same_get_different_ones(monkeypatch):
+    monkeypatch.setattr(lifecycle, "_port_of", lambda _: 65535)
+    served = []
+
+    def echo():
+        served.append(Echo())
+        return served[-1]
+
+    async with serving(echo) as (_, port):
+        loop = asyncio.get_running_loop()
+        made = [await loop.create_connection(Recorder, "127.0.0.1", port) for _ in range(3)]
+        await until_seen(lambda: len(served) == 3 and all(each.transport for each in served))
+        assert {name_of(each) for each in served} == {65535, 32768, 32769}
+        gone = next(each for each in served if name_of(each) == 32768)
+        gone.transport.abort()
+        await until_seen(lambda: len(gone.transport._life._loop_context.named_peers) == 2)
+        made.append(await loop.create_connection(Recorder, "127.0.0.1", port))
+        await until_seen(lambda: len(served) == 4 and served[-1].transport)
+        assert name_of(served[-1]) == 32768
+        for transport, _ in made:
+            transport.close()
+
+
+def name_of(echo):
+    return echo.transport.get_extra_info("peername")[1]
 
 
 async def test_tls_over_tls():
