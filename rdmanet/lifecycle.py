@@ -664,14 +664,15 @@ class Lifecycle:
         """
         return (
             self._config.lost_peer == "eof"
-            and self.machine.state is State.OPEN
+            and self.machine.state not in (State.OPENING, State.CLOSED)
             and isinstance(error, ConnectionResetError)
             and not lost
         )
 
     def _end_as_tcp(self) -> None:
-        """End of file after what was received, and then the end, without an error."""
-        self._handle(Event.FIN_RECEIVED)
+        """End of file after what was received, unless that has come, and then the end, without an error."""
+        if self.machine.state is State.OPEN:
+            self._handle(Event.FIN_RECEIVED)
         self._handle(Event.DISCONNECTED)
 
     def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:

@@ -9,8 +9,16 @@ from loop_harness import Recorder, fabric, peer
 import rdmanet
 
 
-async def connected(port: int) -> tuple[rdmanet.RdmaTransport, Recorder]:
-    transport, protocol = await asyncio.get_running_loop().create_connection(Recorder, "127.0.0.1", port)
+class HalfClosing(Recorder):
+    """Goes on when the peer has ended its half."""
+
+    def eof_received(self):
+        super().eof_received()
+        return True
+
+
+async def connected(port: int, factory=Recorder) -> tuple[rdmanet.RdmaTransport, Recorder]:
+    transport, protocol = await asyncio.get_running_loop().create_connection(factory, "127.0.0.1", port)
     assert fabric(transport) == "rdma"
     transport.write(b"x")
     await protocol.until(lambda: protocol.data == b"x")
@@ -22,6 +30,17 @@ async def test_it_is_end_of_file(how):
     with peer("echo.py") as server:
         port = int(await server.line())
         _, protocol = await connected(port)
+        await end(server, protocol, how)
+    assert (protocol.events, protocol.error) == (["made", "data", "eof", "lost"], None)
+
+
+@pytest.mark.parametrize("how", ["abort", "exit", "kill"])
+async def test_after_its_end_of_file_it_is_no_error(how):
+    with peer("echo.py") as server:
+        port = int(await server.line())
+        transport, protocol = await connected(port, HalfClosing)
+        transport.write(b"eof")
+        await protocol.until(lambda: "eof" in protocol.events)
         await end(server, protocol, how)
     assert (protocol.events, protocol.error) == (["made", "data", "eof", "lost"], None)
 

@@ -17,6 +17,8 @@ class Echo(asyncio.Protocol):
     def data_received(self, data):
         if data == b"abort":
             self.transport.abort()
+        elif data == b"eof":
+            self.transport.write_eof()
         elif data == b"exit":
             sys.exit()
         elif data == b"big":
