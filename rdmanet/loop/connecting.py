@@ -412,15 +412,20 @@ async def _tcp_socket(base: Base, address: SockAddr) -> socket.socket:
 
 def _numeric(wanted: Wanted) -> list[SockAddr] | None:
     """The address of a host that is given by number: it needs no resolver, and no thread."""
-    host, port, family = wanted.host, wanted.port, wanted.family
-    if isinstance(port, int) and "%" not in host:
-        for kind, rest in ((socket.AF_INET, ()), (socket.AF_INET6, (0, 0))):
-            if family in (0, kind):
-                try:
-                    socket.inet_pton(kind, host)
-                except (OSError, ValueError):
-                    continue
-                return [cast(SockAddr, (host, port, *rest))]
+    host, family = wanted.host, wanted.family
+    if "%" in host:
+        return None
+    try:
+        port = int(wanted.port)  # like the bases: a number of any type, or its digits
+    except (TypeError, ValueError):
+        return None
+    for kind, rest in ((socket.AF_INET, ()), (socket.AF_INET6, (0, 0))):
+        if family in (0, kind):
+            try:
+                socket.inet_pton(kind, host)
+            except (OSError, ValueError):
+                continue
+            return [cast(SockAddr, (host, port, *rest))]
     return None
 
 

@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,15 @@ async def test_a_tcp_server_is_reached_by_tcp():
     transport.write_eof()
     await another.until(lambda: "lost" in another.events)
     assert (another.events, another.error, transport.is_closing()) == (["eof", "lost"], None, True)
+    server.close()
+
+
+@pytest.mark.parametrize("kind", [str, float, Fraction])
+async def test_a_port_may_be_a_number_of_any_type(kind):
+    async with serving() as (_, port):
+        assert await round_trip(kind(port)) == "rdma"
+    server, port = await plain_server()
+    assert await round_trip(kind(port)) == "tcp"
     server.close()
 
 
