@@ -146,13 +146,16 @@ class Layer:
         self._loop = loop
         self._factory = factory
         self._greeted: asyncio.Future[None] = loop.create_future()
+        self._below: Any = None
         self._face: asyncio.Transport | None = None
+        self._protocol: asyncio.BaseProtocol | None = None
 
     def make(self) -> asyncio.BaseProtocol:
         """The connection exists: the protocol that encrypts it, below the application's."""
-        below = self._tls.wrap(self._loop, self._factory(), self._greeted)
-        self._face = below._app_transport  # it forgets that when the connection is lost
-        return cast(asyncio.BaseProtocol, below)
+        self._protocol = self._factory()
+        self._below = self._tls.wrap(self._loop, self._protocol, self._greeted)
+        self._face = self._below._app_transport  # it forgets that when the connection is lost
+        return cast(asyncio.BaseProtocol, self._below)
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Call this when the handshake has succeeded; if it fails the connection ends."""
@@ -188,13 +191,13 @@ class Layer:
         except BaseException:
             lower.abort()
             raise
-        assert self._face is not None
-        return self._face, self._face.get_protocol()
+        assert self._face is not None and self._protocol is not None
+        return self._face, self._protocol
 
     @property
     def _is_up(self) -> bool:
-        # An end without an error gives a result, too.
-        return self._face is not None and self._face.get_extra_info("ssl_object") is not None
+        # An end without an error gives a result, too. A face that was closed twice knows nothing any more.
+        return self._below is not None and "ssl_object" in self._below._extra
 
 
 async def start_tls(

@@ -198,6 +198,31 @@ class Greets(Recorder):
         transport.close()
 
 
+class ClosesTwice(Recorder):
+    """asyncio's TLS transport forgets its protocol at the second close()."""
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        transport.close()
+        transport.close()
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+async def test_who_closes_twice_at_once(net: Net, who):
+    made: list[Recorder] = []
+
+    def of_the_server() -> Recorder:
+        made.append(ClosesTwice() if who == "server" else Recorder())
+        return made[-1]
+
+    _, port = await net.serve(of_the_server, ssl=SERVER)
+    of_the_client = ClosesTwice if who == "client" else Recorder
+    _, protocol = await rdmanet.create_rdma_connection(of_the_client, HOST, port, **TO_SERVER)
+    assert isinstance(protocol, of_the_client)
+    await protocol.until_lost()
+    await made[0].until_lost()
+
+
 # ---- what is asked for
 
 
