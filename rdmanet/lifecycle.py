@@ -762,6 +762,11 @@ class Lifecycle:
             self.connection.lose_landings()
             self._fail_waiters()
 
+    def _is_sending(self) -> bool:
+        if self._is_over or self.machine.state is State.OPENING:
+            return False
+        return self.connection.undelivered or self.machine.state is State.CLOSING
+
     def _loop_ended(self) -> None:
         """The loop ends before the connection. While the loop still runs, those who wait are told."""
         if not self._teardown.wanted:

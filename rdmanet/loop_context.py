@@ -62,6 +62,13 @@ class Tenant(Protocol):
     def _loop_ended(self) -> None: ...
 
 
+class Sender(Tenant, Protocol):
+    """A connection's life."""
+
+    def _is_sending(self) -> bool:
+        """Whether the peer's device may not have all our bytes yet, and may still get them."""
+
+
 class DeviceUser(Tenant, Protocol):
     """A connection's life, as the events of its device see it."""
 
@@ -77,6 +84,9 @@ class DeviceUser(Tenant, Protocol):
 
 # After these a queue pair is in the error state.
 _QP_FAILURES = frozenset((EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR))
+
+PARTING_S = 1.0
+"""How long the end of a loop waits for what was written to leave."""
 
 _ATTRIBUTE = "_rdmanet_loop_contexts"
 _all: weakref.WeakSet[LoopContext] = weakref.WeakSet()
@@ -130,7 +140,7 @@ class LoopContext:
         self._feeds: dict[StreamEngine, EventFeed] = {}
         self._rare: dict[int, Callable[[], None]] = {}  # all other descriptors
         self._all: select.epoll | None = None  # for who waits without the loop
-        self.connections: set[Tenant] = set()
+        self.connections: set[Sender] = set()
         self.servers: set[Tenant] = set()
         self.named_peers: set[tuple[object, ...]] = set()
         self._handlers: dict[CMID, CMHandler] = {}
@@ -176,10 +186,28 @@ class LoopContext:
             try:
                 yield
             finally:
-                self.close()
+                try:
+                    await self._until_sent()
+                finally:
+                    self.close()
 
         self._lifeline = lifeline()
         await self._lifeline.__anext__()
+
+    async def _until_sent(self) -> None:
+        """Wait until the peers' devices have what was written, as TCP's kernel would still send it.
+
+        A peer may be stopped, or may not read: that is not waited for longer than `PARTING_S`.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return  # Trio's
+        until = self.loop.time() + PARTING_S
+        while not self.closed and not self.foreign and self.loop.time() < until:
+            if not any(connection._is_sending() for connection in self.connections):
+                return
+            await asyncio.sleep(0.001)
 
     def bell(self) -> int:
         """The bell that all connections' readiness uses (readiness.py); created on the first call."""
@@ -264,7 +292,7 @@ class LoopContext:
             user._on_connection_error(DeviceLostError(context.name, event))
         self._close_lost_soon()
 
-    def left(self, connection: Tenant) -> None:
+    def left(self, connection: Sender) -> None:
         """Forget a connection that holds nothing any more."""
         self.connections.discard(connection)
         if self._lost_engines:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 
 import pytest
-from loop_harness import Recorder, fabric, peer
+from loop_harness import Recorder, fabric, peer, serving
 
 import rdmanet
 
@@ -54,6 +54,24 @@ async def test_it_may_be_an_error(how):
         await end(server, protocol, how)
     assert protocol.events == ["made", "data", "lost"]
     assert isinstance(protocol.error, ConnectionResetError)
+
+
+@pytest.mark.parametrize("how", ["close", "forget"])
+@pytest.mark.parametrize("size", [3, 300_000])
+async def test_what_a_program_wrote_at_its_end_arrives(how, size):
+    served = asyncio.get_running_loop().create_future()
+
+    def recorder():
+        served.set_result(Recorder())
+        return served.result()
+
+    async with serving(recorder) as (_, port):
+        with peer("parting.py", port, size, how) as client:
+            assert await client.line() == "rdma"
+            protocol = await served
+            await protocol.until(lambda: "lost" in protocol.events)
+    assert (len(protocol.data), protocol.events) == (size, ["made", "data", "eof", "lost"])
+    assert protocol.error is None
 
 
 async def test_what_it_sent_before_comes_first():
