@@ -282,7 +282,9 @@ class Lifecycle:
         if endpoint.id is None or peer is None or endpoint.id.peer_addr == peer:
             return
         taken = self._loop_context.named_peers
-        while peer in taken:
+        for _ in range(_PORTS):  # after that many connections two have the same
+            if peer not in taken:
+                break
             peer = (peer[0], _next_port(peer[1]), *peer[2:])
         self.facts["peername"] = self._named_peer = peer
         taken.add(peer)

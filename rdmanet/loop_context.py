@@ -197,7 +197,8 @@ class LoopContext:
     async def _until_sent(self) -> None:
         """Wait until the peers' devices have what was written, as TCP's kernel would still send it.
 
-        A peer may be stopped, or may not read: that is not waited for longer than `PARTING_S`.
+        A peer may be stopped, or may not read: that is not waited for longer than `PARTING_S`. This looks again and
+        again, because completions that are polled make no descriptor readable.
         """
         try:
             asyncio.get_running_loop()

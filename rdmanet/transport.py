@@ -123,11 +123,13 @@ async def create_rdma_connection(
     layer = None if tls is None else Layer(tls, loop, protocol_factory)
     make = protocol_factory if layer is None else layer.make
     is_made = False
+    protocol: asyncio.BaseProtocol | None = None
 
     def factory() -> asyncio.BaseProtocol:
-        nonlocal is_made
+        nonlocal is_made, protocol
         is_made = True
-        return make()
+        protocol = make()
+        return protocol
 
     config = StreamConfig.of(
         slot_bytes=slot_bytes,
@@ -161,9 +163,9 @@ async def create_rdma_connection(
                 continue
             logger.debug("connected to %s by device %s", address, transport.get_extra_info("rdma_device"))
             if layer is None:
-                return transport, cast(_P, transport.get_protocol())
-            face, protocol = await layer.done(transport)
-            return face, cast(_P, protocol)
+                return transport, cast(_P, protocol)  # the transport may have another by now
+            face, above = await layer.done(transport)
+            return face, cast(_P, above)
     raise merged(f"create_rdma_connection to {host}:{port}", failures, all_errors)
 
 

@@ -124,6 +124,8 @@ class Attempt:
     def __init__(self, base: Base, settings: Settings, wanted: Wanted) -> None:
         self.is_made = False
         """The program's factory was called: there is no way back to TCP."""
+        self.protocol: asyncio.BaseProtocol | None = None
+        """What was made for the transport, which may have another by the time that connect() returns."""
         self.is_given_up = False
         self.limit: asyncio.Timeout | None = None
         """It ends the attempt, unless the protocol is made before."""
@@ -145,7 +147,10 @@ class Attempt:
         self.is_made = True
         if limit is not None:  # the loop may have been blocked until the time was up
             limit.reschedule(None)
-        return with_compiled_reader(self._wanted.factory()) if self.layer is None else self.layer.make()
+        self.protocol = (
+            with_compiled_reader(self._wanted.factory()) if self.layer is None else self.layer.make()
+        )
+        return self.protocol
 
     async def connect(self, address: SockAddr, chance: Chance) -> RdmaTransport:
         """Connect.
@@ -222,7 +227,8 @@ async def create_connection(
         chooser.tell(host, address[1], "rdma", reason)
         if attempt.layer is not None:
             return await attempt.layer.done(taken)
-        return taken, taken.get_protocol()
+        assert attempt.protocol is not None
+        return taken, attempt.protocol
     if len(failures) == len(addresses) and not wanted.has_happy_eyeballs:
         raise _of_all(failures, wanted.kwds.get("all_errors"))
     reason = "; ".join(dict.fromkeys(reasons))

@@ -670,6 +670,25 @@ def name_of(echo):
     return echo.transport.get_extra_info("peername")[1]
 
 
+@pytest.mark.parametrize("does", ["sets another", "aborts"])
+async def test_the_factorys_protocol_is_returned(does):
+    class Moving(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            if does == "aborts":
+                transport.abort()
+            else:
+                transport.set_protocol(Recorder())
+
+    async with serving() as (_, port):
+        transport, protocol = await asyncio.get_running_loop().create_connection(Moving, "127.0.0.1", port)
+        assert type(protocol) is Moving
+        transport.abort()
+        transport, protocol = await rdmanet.create_rdma_connection(Moving, "127.0.0.1", port)
+        assert type(protocol) is Moving
+        transport.abort()
+
+
 async def test_tls_over_tls():
     """As to a server behind an HTTPS proxy. uvloop's own start_tls() takes its own transports only."""
     loop = asyncio.get_running_loop()
