@@ -38,7 +38,7 @@ class Callbacks:
         self.context = context
         self.transport: asyncio.Transport | None = transport
         self._loop = loop
-        self._factory = factory
+        self._factory: Callable[[], asyncio.BaseProtocol] | None = factory
 
     @property
     def protocol(self) -> asyncio.BaseProtocol | None:
@@ -62,8 +62,10 @@ class Callbacks:
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """Call the factory. What it raises is the caller's, and so is the AttributeError if it makes no protocol."""
+        factory, self._factory = self._factory, None  # it may hold what it makes
+        assert factory is not None  # it is called once
         try:
-            protocol = self.context.run(self._factory)
+            protocol = self.context.run(factory)
         except StopIteration as exc:
             raise RuntimeError(
                 "the protocol factory raised StopIteration"

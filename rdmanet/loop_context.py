@@ -112,6 +112,14 @@ async def loop_context_for(loop: asyncio.AbstractEventLoop, library: Library) ->
     return loop_context
 
 
+def run_until_sent(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop that is about to be closed, and was not shut down, until what was written is sent; see `PARTING_S`."""
+    for loop_context in list(getattr(loop, _ATTRIBUTE, {}).values()):
+        if loop_context.is_sending:
+            with contextlib.suppress(RuntimeError):  # somebody has called stop()
+                loop.run_until_complete(loop_context.until_sent())
+
+
 def end_loop_contexts(loop: asyncio.AbstractEventLoop) -> None:
     """Close all contexts of a loop, without running the loop."""
     for loop_context in list(getattr(loop, _ATTRIBUTE, {}).values()):
@@ -187,14 +195,21 @@ class LoopContext:
                 yield
             finally:
                 try:
-                    await self._until_sent()
+                    await self.until_sent()
                 finally:
                     self.close()
 
         self._lifeline = lifeline()
         await self._lifeline.__anext__()
 
-    async def _until_sent(self) -> None:
+    @property
+    def is_sending(self) -> bool:
+        """Whether a peer's device may not have all that was written, and may still get it."""
+        if self.closed or self.foreign:
+            return False
+        return any(connection._is_sending() for connection in self.connections)
+
+    async def until_sent(self) -> None:
         """Wait until the peers' devices have what was written, as TCP's kernel would still send it.
 
         A peer may be stopped, or may not read: that is not waited for longer than `PARTING_S`. This looks again and
@@ -205,9 +220,7 @@ class LoopContext:
         except RuntimeError:
             return  # Trio's
         until = self.loop.time() + PARTING_S
-        while not self.closed and not self.foreign and self.loop.time() < until:
-            if not any(connection._is_sending() for connection in self.connections):
-                return
+        while self.is_sending and self.loop.time() < until:
             await asyncio.sleep(0.001)
 
     def bell(self) -> int:

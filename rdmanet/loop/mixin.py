@@ -96,7 +96,11 @@ class RdmaLoop:
         module = sys.modules.get("rdmanet.loop_context")
         loop: Any = self
         if module is not None and not loop.is_running():
-            module.end_loop_contexts(loop)
+            try:
+                if asyncio._get_running_loop() is None:
+                    module.run_until_sent(loop)
+            finally:
+                module.end_loop_contexts(loop)
         super().close()  # type: ignore[misc]
         self._forget_switch()
 

@@ -56,9 +56,10 @@ async def test_it_may_be_an_error(how):
     assert isinstance(protocol.error, ConnectionResetError)
 
 
+@pytest.mark.parametrize("ending", ["run", "loop.close"])
 @pytest.mark.parametrize("how", ["close", "forget"])
 @pytest.mark.parametrize("size", [3, 300_000])
-async def test_what_a_program_wrote_at_its_end_arrives(how, size):
+async def test_what_a_program_wrote_at_its_end_arrives(how, size, ending):
     served = asyncio.get_running_loop().create_future()
 
     def recorder():
@@ -66,7 +67,7 @@ async def test_what_a_program_wrote_at_its_end_arrives(how, size):
         return served.result()
 
     async with serving(recorder) as (_, port):
-        with peer("parting.py", port, size, how) as client:
+        with peer("parting.py", port, size, how, ending) as client:
             assert await client.line() == "rdma"
             protocol = await served
             await protocol.until(lambda: "lost" in protocol.events)

@@ -1,11 +1,14 @@
-"""A client whose program ends when it has written. Its arguments: the port, how many bytes, whether to close."""
+"""A client whose program ends when it has written.
+
+Its arguments: the port, how many bytes, whether to close the writer, and how to end the loop.
+"""
 
 import asyncio
 import sys
 
 import rdmanet
 
-port, size, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+port, size, how, ending = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 
 
 async def main():
@@ -14,6 +17,12 @@ async def main():
     writer.write(bytes(size))
     if how == "close":
         writer.close()
+    return writer
 
 
-rdmanet.run(main())
+if ending == "run":
+    rdmanet.run(main())
+else:
+    loop = rdmanet.loop_factory()
+    kept = loop.run_until_complete(main())
+    loop.close()
