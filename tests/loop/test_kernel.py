@@ -9,8 +9,6 @@ import pytest
 from rdmanet.loop import kernel
 from tests.support.processes import Process
 
-needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6 to listen by")
-
 
 @pytest.fixture(params=["netlink", "proc"])
 def source(request, monkeypatch):
@@ -55,7 +53,6 @@ def test_an_address_comes_before_a_wildcard():
 
 
 @pytest.mark.usefixtures("source")
-@needs_ipv6
 def test_a_listener_of_both_families_is_found_by_either():
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
         port = listener.getsockname()[1]
@@ -64,7 +61,6 @@ def test_a_listener_of_both_families_is_found_by_either():
 
 
 @pytest.mark.usefixtures("source")
-@needs_ipv6
 def test_a_listener_on_a_mapped_address():
     for place in ("::ffff:127.0.0.1", "::ffff:0.0.0.0"):
         with socket.create_server((place, 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
@@ -72,7 +68,6 @@ def test_a_listener_on_a_mapped_address():
             assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), place)
 
 
-@needs_ipv6
 def test_a_listener_of_ipv6_alone_is_none_of_ipv4():
     """The kernel says so; /proc does not know it."""
     with socket.create_server(("::", 0), family=socket.AF_INET6) as listener:
