@@ -43,16 +43,13 @@ def pytest_collection_modifyitems(config, items):
     """On a device of the kernel, run what uses it: TCP's and Unix's sockets are the same there."""
     if config.getoption("--device") == "embedded":
         return
-    others = [
-        item
-        for item in items
-        if item.path.is_relative_to(HERE)
-        and (spec := getattr(item, "callspec", None)) is not None
-        and spec.params.get("transport", "rdma") != "rdma"
-    ]
-    config.hook.pytest_deselected(items=others)
-    left = set(items).difference(others)
-    items[:] = [item for item in items if item in left]
+
+    def is_by_rdma(item):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        return not item.path.is_relative_to(HERE) or params.get("transport", "rdma") == "rdma"
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_by_rdma(item)])
+    items[:] = [item for item in items if is_by_rdma(item)]
 
 
 @pytest.hookimpl(tryfirst=True)
