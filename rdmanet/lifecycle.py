@@ -854,7 +854,8 @@ def _next_port(port: int) -> int:
     return _FIRST_PORT + (port + 1) % _PORTS
 
 
-_FIRST_PORT = _PORTS = 32768
+_FIRST_PORT = 32768
+_PORTS = 65536 - _FIRST_PORT
 _APART = 20251
 """How far apart the ports of a process are. It is odd, so that they differ."""
 

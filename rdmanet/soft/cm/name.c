@@ -260,7 +260,10 @@ enum { PLACES = 3 };
 static void places_for(const struct sockaddr *dst, struct place places[PLACES])
 {
 	places[0] = place_of(dst, false);
-	places[1] = rn_gid_is_v4(&places[0].gid) ? (struct place){.gid = rn_gid_any_v4} : (struct place){.gid = any_v6, .v6_only = true};
+	if (rn_gid_is_v4(&places[0].gid))
+		places[1] = (struct place){.gid = rn_gid_any_v4};
+	else
+		places[1] = (struct place){.gid = any_v6, .v6_only = true};
 	places[2] = (struct place){.gid = any_v6};
 	places[1].port = places[2].port = places[0].port;
 }
