@@ -40,6 +40,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rdmanet.loop import kernel
+from rdmanet.loop.acceptor import Acceptor
 
 PATIENCE_S = 1.0
 """How long a client waits for the answer to its knock."""
@@ -49,10 +50,7 @@ _ANSWER_BYTES = 64
 _STREAM = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _SIGN = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _BACKLOG = 512
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _REFUSED = errno.ECONNREFUSED  # by the kernel: there is no such name
-_REST_S = 1.0
-_ANSWERS = 64  # in one turn of the loop
 _WILDCARDS = (("0.0.0.0", "::"), ("::",))  # of IPv4, and of IPv6
 _NAME = b"\0rdmanet-stream/%s/%d"
 _CREDENTIALS = struct.Struct("iII")  # struct ucred
@@ -72,8 +70,7 @@ class Door:
         :raises OSError: another process has this name (EADDRINUSE), or there are no descriptors left
         """
         self._answer = answer
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._resting: asyncio.TimerHandle | None = None
+        self._acceptor: Acceptor | None = None
         self._signs: list[socket.socket] = []
         self._socket = socket.socket(socket.AF_UNIX, _STREAM, 0)
         _doors.add(self)
@@ -88,18 +85,12 @@ class Door:
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to answer. Who has knocked before has waited."""
-        self._loop = loop
-        loop.add_reader(self._socket.fileno(), self._knocked)
+        self._acceptor = Acceptor(loop, self._socket, self._knocked)
 
     def close(self) -> None:
         """Give the name up. Those who wait for an answer find the door closed."""
-        loop, self._loop = self._loop, None
-        if self._resting is not None:
-            self._resting.cancel()
-        if self._socket.fileno() < 0:
-            return
-        if loop is not None and not loop.is_closed():
-            loop.remove_reader(self._socket.fileno())
+        if self._acceptor is not None:
+            self._acceptor.close()
         self._close_all()
 
     def _put_up_sign(self, address: str, port: int) -> None:
@@ -113,30 +104,14 @@ class Door:
             sign.close()
         self._socket.close()
 
-    def _knocked(self) -> None:
-        for _ in range(_ANSWERS):
-            try:
-                caller, _ = self._socket.accept()
-            except OSError as exc:
-                if exc.errno in _EXHAUSTED:
-                    self._rest()
-                return  # else nobody is left
-            with caller, contextlib.suppress(OSError):
-                caller.setblocking(False)
-                caller.send(b"%s%d\n" % (_GREETING, self._answer()))
-
-    def _rest(self) -> None:
-        """Those who knock cannot be let in, and the loop would be told of them in every turn. Look again later."""
-        loop = self._loop
-        if loop is not None:
-            loop.remove_reader(self._socket.fileno())
-            self._resting = loop.call_later(_REST_S, self.open, loop)
+    def _knocked(self, caller: socket.socket) -> None:
+        with caller, contextlib.suppress(OSError):
+            caller.send(b"%s%d\n" % (_GREETING, self._answer()))
 
     def _left_to_parent(self) -> None:
         """In a forked child: the door is the parent's, and must not stay open here when the parent closes it."""
-        self._loop = None
-        if self._resting is not None:
-            self._resting.cancel()
+        if self._acceptor is not None:
+            self._acceptor.forget()
         self._close_all()
 
 

@@ -36,6 +36,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rdmanet.loop import kernel
+from rdmanet.loop.acceptor import Acceptor
 
 if TYPE_CHECKING:
     from rdmanet._core import Library
@@ -102,7 +103,7 @@ class Register:
         except BaseException:
             self._socket.close()
             raise
-        loop.add_reader(self._socket.fileno(), self._called)
+        self._acceptor = Acceptor(loop, self._socket, self._called)
         _open.add(self)
 
     def elsewhere(self, loop_context: LoopContext) -> int:
@@ -121,31 +122,30 @@ class Register:
 
     def close(self) -> None:
         """Give the name up, and forget all workers."""
-        if self._socket.fileno() < 0:
-            return
+        self._acceptor.close()
         if not self._loop.is_closed():
-            for each in self._all():
-                self._loop.remove_reader(each.fileno())
+            for worker in self._workers():
+                self._loop.remove_reader(worker.fileno())
+        self._close_all()
+
+    def _left_to_parent(self) -> None:
+        self._acceptor.forget()
         self._close_all()
 
     def _close_all(self) -> None:
-        for each in self._all():
-            each.close()
+        self._socket.close()
+        for worker in self._workers():
+            worker.close()
         self._ports.clear()
         self._turns = deque([None])
 
-    def _all(self) -> list[socket.socket]:
-        return [self._socket, *(worker for worker in self._turns if worker is not None)]
+    def _workers(self) -> list[socket.socket]:
+        return [worker for worker in self._turns if worker is not None]
 
-    def _called(self) -> None:
-        try:
-            worker, _ = self._socket.accept()
-        except OSError:
-            return  # it has gone; or there are no descriptors left, and the worker's connections are the front's
+    def _called(self, worker: socket.socket) -> None:
         if not _is_ours(worker):
             worker.close()
             return
-        worker.setblocking(False)
         self._turns.append(worker)
         self._loop.add_reader(worker.fileno(), self._said, worker)
 
@@ -195,7 +195,7 @@ class Registration:
         if self._reserved is not None:
             self._reserved.close()
 
-    _close_all = close
+    _left_to_parent = close
 
 
 def _is_ours(peer: socket.socket) -> bool:
@@ -213,7 +213,7 @@ def _forked() -> None:
     """In a forked child: these are the parent's, and must not stay open here when the parent closes them."""
     for each in list(_open):
         with contextlib.suppress(OSError):
-            each._close_all()
+            each._left_to_parent()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -1,7 +1,6 @@
 """A door is believed only if it speaks for the TCP listener that a client would reach."""
 
 import asyncio
-import errno
 import os
 import socket
 
@@ -9,7 +8,6 @@ import pytest
 
 from rdmanet.loop import doors, kernel
 from rdmanet.loop.doors import Door, Found
-from tests.support.waiting import begin, loop_turns, until_seen
 
 
 @pytest.fixture
@@ -158,43 +156,6 @@ async def test_who_does_not_answer_is_given_up(listener, monkeypatch):
     with pytest.raises(TimeoutError, match="did not answer"):
         await knock(doors.find("127.0.0.1", port_of(listener)))
     door.close()
-
-
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
-async def test_without_descriptors_it_rests(listener, monkeypatch, code):
-    """Else the loop would call it in every turn."""
-
-    class Exhausted:
-        def __init__(self, real):
-            self.real, self.calls, self.is_over = real, 0, False
-
-        def accept(self):
-            self.calls += 1
-            if self.is_over:
-                return self.real.accept()
-            raise OSError(code, "")
-
-        def __getattr__(self, name):
-            return getattr(self.real, name)
-
-    monkeypatch.setattr(doors, "_REST_S", 0.05)
-    monkeypatch.setattr(doors, "PATIENCE_S", 30)
-    door = await opened("127.0.0.1", port_of(listener))
-    door._socket = exhausted = Exhausted(door._socket)
-    [knocking] = await begin(knock(doors.find("127.0.0.1", port_of(listener))))
-    await until_seen(lambda: exhausted.calls)
-    await loop_turns(20)
-    assert exhausted.calls < 5
-    exhausted.is_over = True
-    assert await knocking == 4711
-    exhausted.is_over = False
-    monkeypatch.setattr(doors, "_REST_S", 1000)
-    found = doors.find("127.0.0.1", port_of(listener))
-    before = exhausted.calls
-    await until_seen(lambda: exhausted.calls != before)
-    found.socket.close()
-    door.close()
-    assert door._resting.cancelled()
 
 
 @pytest.mark.parametrize(

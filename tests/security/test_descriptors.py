@@ -4,7 +4,9 @@ A connection between linked processes gives its descriptor back once it stands, 
 connections are with other hosts.
 """
 
+import contextlib
 import signal
+import socket
 
 import pytest
 
@@ -167,3 +169,29 @@ def test_a_client_at_its_own_limit(stage):
     for _ in range(2):
         assert echoes([crowd]) == [{"echoes": result["accepted"], "others": []}]
     server.finish()
+
+
+def cpu_while_some_wait(stage, listener, *options):
+    """Seconds of CPU in a second, of a server without descriptors at which some wait to be accepted."""
+    server = stage.start("exhausted", *options)
+    place = server.hear()[listener]
+    kind = socket.SOCK_SEQPACKET if listener in ("register", "queue_pair") else socket.SOCK_STREAM
+    family = socket.AF_INET if listener == "tcp" else socket.AF_UNIX
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stranger = stack.enter_context(socket.socket(family, kind))
+            stranger.connect(("127.0.0.1", place) if listener == "tcp" else f"\0{place}")
+        server.tell()
+        return server.hear()["cpu_s"]
+
+
+@pytest.mark.parametrize("listener", ["door", "register"])
+def test_who_waits_where_the_loop_cannot_accept(stage, guarded, listener):
+    """A listener stays readable then. Whoever looks again in each turn takes all of a CPU that it can get."""
+    cpu_s = cpu_while_some_wait(stage, listener, *([] if guarded else ["restless"]))
+    assert (cpu_s < 0.05) is guarded, cpu_s
+
+
+@pytest.mark.parametrize("listener", ["name", "queue_pair", "tcp"])
+def test_who_waits_where_the_device_cannot_accept(stage, listener):
+    assert cpu_while_some_wait(stage, listener) < 0.05
