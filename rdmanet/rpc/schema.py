@@ -21,20 +21,20 @@ not compare. `Schema.understands` compares otherwise.
 
 from __future__ import annotations
 
-import collections.abc
 import datetime  # noqa: F401  before msgspec, see credit.py
 import functools
 import hashlib
 import inspect
 import sys
-import typing
 from collections.abc import Callable
 from enum import IntEnum
+from types import FrameType
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
 from rdmanet.errors import ProtocolError
+from rdmanet.rpc.annotations import defining_frame, owner_of, resolved, stream_item
 from rdmanet.rpc.arrays import declared, described, is_buffer, wire_type
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.describe import Description, Structs, describe, differences
@@ -43,11 +43,6 @@ from rdmanet.rpc.marks import Options
 
 __all__ = ["Schema", "Service"]
 
-_STREAMS: Final = (
-    collections.abc.AsyncIterator,
-    collections.abc.AsyncIterable,
-    collections.abc.AsyncGenerator,
-)
 _METHODS_MOST: Final = 4096
 
 
@@ -78,6 +73,7 @@ class Method:
     :ivar name: its name in the class
     :ivar kind: who streams
     :ivar function: the function of the class
+    :ivar hints: its annotations, as they were resolved where it is defined
     :ivar parameters: without self and the stream
     :ivar count: how many positional arguments make a complete call; -1 if there are keywords or a stream, too
     :ivar positional: how many of the parameters can be given by position
@@ -85,15 +81,16 @@ class Method:
     :ivar result: the type of the result, or of the items that the callee streams
     """
 
-    def __init__(self, service: str, name: str, function: Any, names: dict[str, Any]) -> None:
+    def __init__(self, service: str, name: str, function: Any, hints: dict[str, Any]) -> None:
         self.number = -1
         self.name = name
         self.label = f"{service}.{name}"
         self.function = function
+        self.hints = hints
         self.options: Options = getattr(function, "__rpc_options__", Options())
         self.parameters: list[Parameter] = []
         self.stream: tuple[str, Any] | None = None
-        self._read(_hints(self.label, function, names), inspect.signature(function))
+        self._read(hints, inspect.signature(function))
         self.buffers = [i for i, parameter in enumerate(self.parameters) if parameter.is_buffer]
         self.result_is_buffer = is_buffer(self.result) and self.kind not in (Kind.SERVER_STREAM, Kind.BOTH)
         self.by_keyword = [parameter.name for parameter in self.parameters if parameter.by_keyword]
@@ -105,7 +102,7 @@ class Method:
 
     def _read(self, hints: dict[str, Any], signature: inspect.Signature) -> None:
         result = hints.get("return", inspect.Parameter.empty)
-        streamed = _stream_item(result)
+        streamed = stream_item(result)
         if result is inspect.Parameter.empty:
             raise TypeError(f"{self.label}: the result has no annotation (-> None, if there is none)")
         if inspect.iscoroutinefunction(self.function):
@@ -126,7 +123,7 @@ class Method:
             if parameter.name not in hints:
                 raise TypeError(f"{where} has no annotation")
             type_ = declared(hints[parameter.name], where)
-            if (item := _stream_item(type_)) is not None:
+            if (item := stream_item(type_)) is not None:
                 if self.stream is not None:
                     raise TypeError(
                         f"{where}: a method takes one stream, and {self.stream[0]} is one already"
@@ -373,45 +370,36 @@ class Service:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__rpc_schema__ = _read(cls, {**sys._getframe(1).f_locals, cls.__name__: cls})
+        cls.__rpc_schema__ = _read(cls, defining_frame(cls, sys._getframe(1)))
 
 
 # ---- Reading a class -----------------------------------------------------------------------------------------
 
 
-def _read(cls: type, names: dict[str, Any]) -> Schema:
+def _read(cls: type, frame: FrameType) -> Schema:
     methods = []
     for name in dir(cls):
         if name.startswith("_"):
             continue
         found = inspect.getattr_static(cls, name)
-        if inspect.isfunction(found):
-            methods.append(Method(cls.__name__, name, found, names))
+        if not inspect.isfunction(found):
+            continue
+        owner = owner_of(cls, name)
+        base: Schema | None = None if owner is cls else vars(owner).get("__rpc_schema__")
+        known = None if base is None else base.methods.get(name)
+        if known is not None and known.function is found:
+            hints = known.hints
+        else:
+            hints = resolved(cls, owner, found, frame)
+        methods.append(Method(cls.__name__, name, found, hints))
     if len(methods) > _METHODS_MOST:
         raise TypeError(f"{cls.__name__} has {len(methods)} methods: {_METHODS_MOST} are allowed")
-    schema = Schema(cls.__name__, methods)
+    read = Schema(cls.__name__, methods)
     try:
-        _ = schema.digest
+        _ = read.digest
     except TypeError as exc:
         raise TypeError(f"{cls.__name__}: {exc}") from None
-    return schema
-
-
-def _hints(label: str, function: Any, names: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function, localns=names, include_extras=True)
-    except NameError as exc:
-        raise TypeError(
-            f"{label}: an annotation is not defined yet: {exc}. Types of a service must be defined above it, and not"
-            " only under TYPE_CHECKING"
-        ) from None
-
-
-def _stream_item(annotation: Any) -> Any:
-    """The type of the items of a stream; None if it is none."""
-    if typing.get_origin(annotation) in _STREAMS:
-        return typing.get_args(annotation)[0]
-    return Any if annotation in _STREAMS else None
+    return read
 
 
 def _same(value: Any) -> Any:
