@@ -383,7 +383,10 @@ class Callee:
             arguments = arguments[: method.positional]
         if running.received is not None:
             assert method.stream is not None
-            by_name[method.stream[0]] = running.received
+            if (at := method.stream_at) is None:
+                by_name[method.stream[0]] = running.received
+            else:
+                arguments = (*arguments[:at], running.received, *arguments[at:])
         return running.function(*arguments, **by_name)
 
     async def _take(

@@ -7,7 +7,8 @@ an underscore. Client and server read the same class, so both know the types, an
 refused when the class is defined, with the names of method and parameter.
 
 Arguments are an array, in the order of the parameters. Arguments left out at the end have the server's defaults. A
-parameter that is annotated as an asynchronous iterator is not in the array: it is the caller's stream.
+parameter that is annotated as an asynchronous iterator is not in the array: it is the caller's stream. It may have any
+place among the parameters, also after ``*``, so that parameters with defaults can be added to any method.
 
     async def m(self, x: A) -> R                            UNARY
     def m(self, x: A) -> AsyncIterator[R]                   SERVER_STREAM; as a rule ``async def`` with ``yield``
@@ -78,6 +79,7 @@ class Method:
     :ivar count: how many positional arguments make a complete call; -1 if there are keywords or a stream, too
     :ivar positional: how many of the parameters can be given by position
     :ivar stream: the name of the parameter that is the caller's stream, and the type of its items
+    :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
     :ivar result: the type of the result, or of the items that the callee streams
     """
 
@@ -90,6 +92,7 @@ class Method:
         self.options: Options = getattr(function, "__rpc_options__", Options())
         self.parameters: list[Parameter] = []
         self.stream: tuple[str, Any] | None = None
+        self.stream_at: int | None = None
         self._read(hints, inspect.signature(function))
         self.buffers = [i for i, parameter in enumerate(self.parameters) if parameter.is_buffer]
         self.result_is_buffer = is_buffer(self.result) and self.kind not in (Kind.SERVER_STREAM, Kind.BOTH)
@@ -128,9 +131,9 @@ class Method:
                     raise TypeError(
                         f"{where}: a method takes one stream, and {self.stream[0]} is one already"
                     )
-                if parameter.kind == parameter.KEYWORD_ONLY:
-                    raise TypeError(f"{where}: a stream cannot be given by keyword only")
                 self.stream = parameter.name, item
+                if parameter.kind != parameter.KEYWORD_ONLY:
+                    self.stream_at = len(self.parameters)
                 continue
             has_default = parameter.default is not parameter.empty
             self.parameters.append(
@@ -141,10 +144,6 @@ class Method:
                     is_buffer(type_),
                     parameter.kind == parameter.KEYWORD_ONLY,
                 )
-            )
-        if self.stream is not None and (parameters[-1].name != self.stream[0]):
-            raise TypeError(
-                f"{self.label}: parameter {self.stream[0]} is a stream, which must be the last one"
             )
         required_last = [p.name for p in self.parameters if p.by_keyword and p.default is msgspec.NODEFAULT]
         if required_last and any(p.default is not msgspec.NODEFAULT for p in self.parameters):
@@ -198,15 +197,19 @@ class Method:
         :raises TypeError: they do not fit the parameters
         """
         names = [parameter.name for parameter in self.parameters if not parameter.by_keyword]
+        others = self.by_keyword
         if self.stream is not None:
-            names.append(self.stream[0])
+            if self.stream_at is None:
+                others = [*others, self.stream[0]]
+            else:
+                names.insert(self.stream_at, self.stream[0])
         if len(arguments) > len(names):
             raise TypeError(f"{self.label}() takes {len(names)} positional arguments, not {len(arguments)}")
         given = dict(zip(names, arguments, strict=False))
         for name, value in by_name.items():
             if name in given:
                 raise TypeError(f"{self.label}() got two values for {name!r}")
-            if name not in names and name not in self.by_keyword:
+            if name not in names and name not in others:
                 raise TypeError(f"{self.label}() has no parameter {name!r}")
             given[name] = value
         stream = None

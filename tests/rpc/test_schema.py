@@ -102,7 +102,6 @@ REFUSED = {
     "async def get(self, lock: threading.Lock) -> int: ...": "get: parameter lock: ",
     "async def get(self) -> threading.Thread: ...": "get: the result: ",
     "async def get(self, a: AsyncIterator[int], b: AsyncIterator[int]) -> int: ...": "get: parameter b: a method takes",
-    "async def get(self, a: AsyncIterator[int], b: int) -> int: ...": "get: parameter a is a stream, which must be",
     "async def get(self) -> AsyncIterator[int]: ...": "get: a coroutine function cannot return a stream",
     "def get(self) -> AsyncIterator[rpc.Buffer]: ...": "get: the result: a stream has no rpc.Buffer",
     "async def get(self, a: AsyncIterator[rpc.Buffer]) -> int: ...": "get: parameter a: a stream has no rpc.Buffer",
@@ -150,6 +149,30 @@ def test_arguments_are_bound_as_by_python():
         total.bind((1,), {})
 
 
+@pytest.mark.parametrize(
+    ("parameters", "calls"),
+    [
+        (
+            "x: int, items: AsyncIterator[int], y: int = 0",
+            [((1, "s", 2), {}), ((1,), {"items": "s", "y": 2})],
+        ),
+        ("x: int, items: AsyncIterator[int], *, y: int = 0", [((1, "s"), {"y": 2})]),
+        ("items: AsyncIterator[int], x: int, y: int = 0", [(("s", 1, 2), {}), (("s",), {"x": 1, "y": 2})]),
+        ("x: int, y: int = 0, *, items: AsyncIterator[int]", [((1, 2), {"items": "s"})]),
+    ],
+)
+def test_a_stream_has_any_place(parameters: str, calls: Any):
+    """So a method that has one can get a parameter with a default, as any other."""
+    method = schema(f"async def get(self, {parameters}) -> int: ...").methods["get"]
+    assert [parameter.name for parameter in method.parameters] == ["x", "y"]
+    for arguments, by_name in [*calls, ((), {"x": 1, "y": 2, "items": "s"})]:
+        assert method.bind(arguments, by_name) == ((1, 2), "s")
+    with pytest.raises(TypeError, match="positional arguments, not"):
+        method.bind((*calls[0][0], 2, 3), {})
+    with pytest.raises(TypeError, match="lacks the argument 'items'"):
+        method.bind((), {"x": 1})
+
+
 def test_arguments_are_checked():
     put = schema_of(Example).methods["put"]
     encode = msgspec.msgpack.encode
@@ -183,6 +206,10 @@ COMPATIBLE = [
     (GET, "async def get(self, name: str, more: int = 0) -> int: ..."),
     ("async def get(self, name: str, more: int = 0) -> int: ...", GET),
     (GET, "async def get(self, name: str | None) -> int: ..."),
+    (
+        "async def get(self, name: str, items: AsyncIterator[int]) -> int: ...",
+        "async def get(self, name: str, more: int = 0, *, items: AsyncIterator[float]) -> int: ...",
+    ),
     ("async def get(self, name: str) -> float: ...", GET),
     ("async def get(self, name: int) -> int: ...", "async def get(self, name: float) -> int: ..."),
     ("async def get(self, a: bytes) -> bytes: ...", "async def get(self, a: memoryview) -> rpc.Buffer: ..."),

@@ -44,6 +44,12 @@ class Example(rpc.Service):
             start += number
         return start
 
+    async def before(self, a: int, numbers: AsyncIterator[int], /, b: int = 0, *, c: int = 0) -> list[int]:
+        return [a, b, c, *[number async for number in numbers]]
+
+    async def by_name(self, a: int, b: int = 0, *, numbers: AsyncIterator[int], c: int = 0) -> list[int]:
+        return [a, b, c, *[number async for number in numbers]]
+
     async def first(self, numbers: AsyncIterator[int]) -> int:
         return await anext(numbers)
 
@@ -127,6 +133,14 @@ async def test_streams(net: Net, number: int):
     doubled = client.multiply(2, Numbers(number))  # type: ignore[arg-type]
     assert [item async for item in doubled] == [2 * value for value in range(number)]
     assert nothing_is_left(client, server)
+
+
+async def test_a_callers_stream_at_any_place(net: Net):
+    client, _ = await net.pair(Example())
+    assert await client.before(1, Numbers(3), 5, c=6) == [1, 5, 6, 0, 1, 2]  # type: ignore[arg-type]
+    assert await client.before(1, Numbers(1)) == [1, 0, 0, 0]  # type: ignore[arg-type]
+    assert await client.by_name(1, numbers=Numbers(3)) == [1, 0, 0, 0, 1, 2]  # type: ignore[arg-type]
+    assert await client.by_name(1, 5, c=6, numbers=Numbers(1)) == [1, 5, 6, 0]  # type: ignore[arg-type]
 
 
 async def test_streams_of_bytes(net: Net):
