@@ -6,7 +6,8 @@ A call that may begin becomes a task, which runs the method and sends the one an
 
     the method returns          Reply; for a stream, its Items and End
     the method raises Error     Failure with that
-    it raises something else    Failure INTERNAL, and nothing more; the log has the rest
+    it raises something else    Failure INTERNAL, and nothing more; the log has the rest. KeyboardInterrupt and
+                                SystemExit go on from there, as from any task
     it is cancelled             Failure CANCELLED, or DEADLINE_EXCEEDED if its time is over
     the connection is lost      it is cancelled, unless the method outlives connections; there is nobody to answer
 
@@ -20,14 +21,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
 from msgspec import Raw
 
-from rdmanet import log_rate
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import lending
 from rdmanet.rpc.around import Interceptor, chained
@@ -36,7 +35,8 @@ from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.carried import decoded
 from rdmanet.rpc.context import CURRENT, CallInfo
-from rdmanet.rpc.errors import Code, Error, late, not_taken
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
+from rdmanet.rpc.failures import error_of, mistake, report, send_failure
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import (
     Loan,
@@ -51,10 +51,9 @@ from rdmanet.rpc.lending import (
     loan_of,
 )
 from rdmanet.rpc.limits import Limits, exceeded
-from rdmanet.rpc.link import Link, logger
+from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
-    MESSAGE_BYTES_LEAST,
     NIL,
     TEXT_MOST,
     VERSION,
@@ -62,7 +61,6 @@ from rdmanet.rpc.messages import (
     Call,
     Cancel,
     End,
-    Failure,
     Goaway,
     Hello,
     Item,
@@ -74,7 +72,6 @@ from rdmanet.rpc.messages import (
     Release,
     Window,
     check_hello,
-    raw,
 )
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Kind, Method, Schema
@@ -244,7 +241,13 @@ class Callee:
             else:
                 self._begin_streams(running)
         except Error as exc:
-            self._send_failure(number, exc, begun=False)
+            send_failure(self.link, number, exc, begun=False)
+            return
+        except BaseException as exc:  # from the constructor of an argument's class
+            send_failure(self.link, number, mistake(exc, server.send_tracebacks), begun=False)
+            report(method.label, exc)
+            if isinstance(exc, ENDS_THE_PROGRAM):
+                raise
             return
         self._inline_bytes += inline_bytes
         counter.begun += 1
@@ -325,13 +328,14 @@ class Callee:
                     self._reply(running, going.item(going.memory), buffers)
             else:
                 self._reply(running, result, buffers)
-        except Error as exc:
-            self._fail(running, exc.passed_on(server.send_tracebacks))
         except asyncio.CancelledError:
             self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
-        except Exception as exc:
-            self._report(method, exc)
-            self._fail(running, Error(Code.INTERNAL, "the service failed", None, self._traceback(exc)))
+        except BaseException as exc:
+            if isinstance(exc, GeneratorExit) and self.loop.is_closed():
+                raise  # nobody will run this task any more
+            self._has_raised(running, exc)
+            if isinstance(exc, ENDS_THE_PROGRAM):
+                raise
         finally:
             if timer is not None:
                 timer.cancel()
@@ -456,14 +460,22 @@ class Callee:
 
     def _answer(self, running: Running, message: Any, lending: bool = False) -> None:
         """Send the one answer of a call, unless the connection is gone."""
-        running.call.is_over = True
-        if running.received is not None:
-            running.end_stream()
         if not self.link.is_over:
-            running.counter.sent_bytes += self.link.send(message)
+            running.counter.sent_bytes += self.link.send(message)  # may raise: then this is not the answer
             self.book.answered(running.number, lending)
         elif lending:
             running.release()
+        running.call.is_over = True
+        if running.received is not None:
+            running.end_stream()
+
+    def _has_raised(self, running: Running, exc: BaseException) -> None:
+        """Answer a call whose method has raised this."""
+        with_traceback = self.server.send_tracebacks
+        error = error_of(exc, with_traceback)
+        self._fail(running, error or mistake(exc, with_traceback))
+        if error is None:
+            report(running.method.label, exc)
 
     def _fail(self, running: Running, error: Error) -> None:
         """Answer a call with an error, unless it has been answered, or the connection is gone."""
@@ -472,23 +484,7 @@ class Callee:
         running.call.is_over = True
         running.end_stream()
         if not self.link.is_over and self.book.cancel(running.number) is running:
-            self._send_failure(running.number, error)
-            self.book.answered(running.number)
-
-    def _send_failure(self, number: int, error: Error, begun: bool = True) -> None:
-        code = int(error.code)
-        text = error.text.encode("utf-8", "backslashreplace").decode()  # names of files may need it
-        text = text[:TEXT_MOST]
-        try:
-            self.link.send(Failure(number, code, text, raw(error.details), error.traceback, begun))
-        except Exception:  # the details cannot be sent, or are too long
-            most = self.link.longest - MESSAGE_BYTES_LEAST // 2
-            self.link.send(Failure(number, code, text[: most // 4], begun=begun))
-
-    def _report(self, method: Method, exc: Exception) -> None:
-        """Log what a method has raised that is no Error."""
-        if (more := log_rate.due(method.label)) is not None:
-            logger.error("%s raised what is no rpc.Error%s", method.label, more, exc_info=exc)
-
-    def _traceback(self, exc: Exception) -> str | None:
-        return "".join(traceback.format_exception(exc)) if self.server.send_tracebacks else None
+            try:
+                send_failure(self.link, running.number, error)
+            finally:
+                self.book.answered(running.number)

@@ -24,7 +24,7 @@ from typing import Any
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
-from rdmanet.rpc.errors import Code, Error, code_of, late, not_begun, not_sent
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of, late, not_begun, not_sent
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
@@ -425,9 +425,11 @@ class Channel:
                     error.__cause__ = exc
                     pending.fail(error)
                 return
-            except Exception as exc:
+            except BaseException as exc:
                 if self._abandon(pending):
                     pending.fail(exc)
+                if isinstance(exc, ENDS_THE_PROGRAM):
+                    raise
                 return
             if not pending.future.done():
                 self.link.send(End(pending.number))
@@ -450,16 +452,21 @@ class Channel:
             return
         try:
             future.set_result(pending.method.decode_result(message.result))
-        except Error as exc:
-            future.set_exception(exc)
+        except BaseException as exc:  # also what the constructor of a class has raised
+            pending.fail(exc)
+            if isinstance(exc, ENDS_THE_PROGRAM):
+                raise
 
     def _on_failure(self, message: Failure) -> None:
         pending = self.book.failure(message.number)
         if pending is not None:
-            details = pending.method.decode_details(message.details)
-            error = Error(code_of(message.code), message.text, details, message.traceback)
-            error.begun = message.begun
-            pending.fail(error)
+            details = None
+            try:
+                details = pending.method.decode_details(message.details)
+            finally:
+                error = Error(code_of(message.code), message.text, details, message.traceback)
+                error.begun = message.begun
+                pending.fail(error)
 
     def _on_item(self, message: Item) -> None:
         item = bytes(message.item)

@@ -102,6 +102,10 @@ class Error(Exception):
         return type(self), (self.code, self.text, self.details, self.traceback), {"begun": self.begun}
 
 
+ENDS_THE_PROGRAM: Final = (KeyboardInterrupt, SystemExit)
+"""What asyncio lets out of a task, and out of the loop. Whoever is owed an answer has it before."""
+
+
 def not_begun(error: Error) -> Error:
     """The same error, of a call whose method has not begun."""
     error.begun = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime  # noqa: F401  before msgspec, see credit.py
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -33,6 +33,10 @@ class CallDetails(msgspec.Struct, frozen=True):
     into: Into | None = None
 
 
+_OF_PYTHON: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""What Python itself raises in coroutines and generators: in a caller it would look like the end of that."""
+
+
 class Pending(msgspec.Struct, eq=False):
     """A call that has no answer yet.
 
@@ -58,6 +62,11 @@ class Pending(msgspec.Struct, eq=False):
 
     def fail(self, error: BaseException) -> None:
         """The call has ended with this error."""
+        if isinstance(error, _OF_PYTHON):
+            name, who = type(error).__name__, "the caller's stream or by a result's class"
+            mistake = RuntimeError(f"{self.method.label}: {name} was raised by {who}")
+            mistake.__cause__ = error
+            error = mistake
         if not self.future.done():
             self.future.set_exception(error)
             if self.received is not None:

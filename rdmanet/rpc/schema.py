@@ -39,7 +39,7 @@ from rdmanet.rpc.annotations import defining_frame, owner_of, resolved, stream_i
 from rdmanet.rpc.arrays import declared, described, is_buffer, wire_type
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.describe import Description, Structs, describe, differences
-from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.marks import Options
 
 __all__ = ["Schema", "Service"]
@@ -281,7 +281,9 @@ class Method:
         """The details of an error; None, if they are not of their type."""
         try:
             return self._details(raw)
-        except Exception:
+        except ENDS_THE_PROGRAM:
+            raise
+        except BaseException:  # which the constructor of a class has raised
             return None
 
     def describe(self, structs: Structs) -> list[Any]:

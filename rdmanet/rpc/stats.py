@@ -88,5 +88,6 @@ def counted(schema: Schema, counters: list[Counter]) -> dict[str, MethodStats]:
 def ending_of(exc: BaseException) -> int:
     """With which code a call ends that raises this at its caller."""
     if isinstance(exc, Error):
-        return int(exc.code)
+        code = getattr(exc, "code", None)  # a class of the program's may not have called Error's constructor
+        return int(code if isinstance(code, Code) else Code.UNKNOWN)
     return int(Code.UNKNOWN if isinstance(exc, Exception) else Code.CANCELLED)

@@ -125,11 +125,17 @@ _left: set[asyncio.Task[None]] = set()
 async def ended(task: asyncio.Task[None]) -> None:
     """Cancel the task of a caller's stream, and wait until it has ended. One that does not end is left to itself."""
     task.cancel()
+    task.add_done_callback(_taken)
     done, _ = await asyncio.wait([task], timeout=END_S)
     if not done:
         _left.add(task)
         task.add_done_callback(_left.discard)
         logger.warning("%s was cancelled %s s ago, and has not ended", task.get_name(), END_S)
+
+
+def _taken(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # its call has that: nobody need be told that it was never retrieved
 
 
 class Cut:

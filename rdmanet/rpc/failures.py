@@ -1,0 +1,52 @@
+"""What a caller is told when its call fails, and how it is sent.
+
+A method may raise anything: an `Error`, an Exception that is a mistake, a BaseException of a library, an `Error` whose
+class has not called its constructor. Whatever it is, the caller is owed one answer, so nothing in here raises because
+of what it is given. The one exception is what ends the program (`ENDS_THE_PROGRAM`), and that after the answer was
+sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+
+from rdmanet import log_rate
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
+from rdmanet.rpc.link import Link, logger
+from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST, TEXT_MOST, Failure, raw
+
+
+def error_of(exc: BaseException, with_traceback: bool) -> Error | None:
+    """What the caller is told of what a method has raised. None: no more than `mistake`, and it is to be logged."""
+    if isinstance(exc, Error):
+        # A class of the program's may not have called Error's constructor, or have changed what that has set.
+        with contextlib.suppress(Exception):
+            return exc.passed_on(with_traceback)
+    return None
+
+
+def mistake(exc: BaseException, with_traceback: bool) -> Error:
+    """What the caller is told of what is no Error."""
+    told = "".join(traceback.format_exception(exc)) if with_traceback else None
+    return Error(Code.INTERNAL, "the service failed", None, told)
+
+
+def send_failure(link: Link, number: int, error: Error, begun: bool = True) -> None:
+    """Answer a call with an error."""
+    code = int(error.code)
+    text = error.text.encode("utf-8", "backslashreplace").decode()  # names of files may need it
+    text = text[:TEXT_MOST]
+    try:
+        link.send(Failure(number, code, text, raw(error.details), error.traceback, begun))
+    except BaseException as exc:  # the details cannot be sent, or are too long
+        most = link.longest - MESSAGE_BYTES_LEAST // 2
+        link.send(Failure(number, code, text[: most // 4], begun=begun))
+        if isinstance(exc, ENDS_THE_PROGRAM):
+            raise
+
+
+def report(label: str, exc: BaseException) -> None:
+    """Log what a method has raised that is no Error."""
+    if (more := log_rate.due(label)) is not None:
+        logger.error("%s raised what is no rpc.Error%s", label, more, exc_info=exc)
