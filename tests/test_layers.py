@@ -27,7 +27,7 @@ RPC_GROUND = {
     "rpc.schema",
     "rpc.calls",
 }
-RPC_GROUND |= {"rpc.annotations", "rpc.marks", "rpc.retry", "rpc.carried", "rpc.stats"}
+RPC_GROUND |= {"rpc.annotations", "rpc.snapshot", "rpc.marks", "rpc.retry", "rpc.carried", "rpc.stats"}
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [

@@ -36,7 +36,7 @@ from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.carried import decoded
 from rdmanet.rpc.context import CURRENT, CallInfo
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
-from rdmanet.rpc.failures import error_of, mistake, report, send_failure
+from rdmanet.rpc.failures import error_of, mistake, report, send_failure, unsendable
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import (
     Loan,
@@ -321,7 +321,11 @@ class Callee:
             if self.link.paused:
                 await self.link.resumed()
             if method.result_is_buffer and not goes_inline(method.result, result):
-                going = Outgoing(method.result, result, f"{method.label}: the result")
+                held, result = [result], None
+                try:
+                    going = Outgoing.of_result(method.result, held, f"{method.label}: the result")
+                except (TypeError, BufferError) as exc:
+                    raise unsendable(method.label, exc) from exc
                 if goes_by_reference(self.link, going.memory):
                     await self._lend_result(running, going, timer)
                 else:

@@ -32,6 +32,12 @@ def mistake(exc: BaseException, with_traceback: bool) -> Error:
     return Error(Code.INTERNAL, "the service failed", None, told)
 
 
+def unsendable(label: str, exc: Exception) -> Error:
+    """What the caller is told of a result that cannot be sent as what the method declares. It is logged."""
+    report(label, exc)
+    return Error(Code.INTERNAL, str(exc))
+
+
 def send_failure(link: Link, number: int, error: Error, begun: bool = True) -> None:
     """Answer a call with an error."""
     code = int(error.code)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from rdmanet._core import AccessFlags, unfilled
 from rdmanet.errors import RdmaError
@@ -28,6 +28,7 @@ from rdmanet.memory import OfferedMemory
 from rdmanet.options import REVOKE_TIMEOUT_S
 from rdmanet.rdma_transport import RdmaTransport
 from rdmanet.registered import RegisteredMemory
+from rdmanet.rpc import snapshot
 from rdmanet.rpc.arrays import ArrayType
 from rdmanet.rpc.buffer import Buffer, bytes_of, over
 from rdmanet.rpc.errors import Code, Error
@@ -52,15 +53,17 @@ class Outgoing:
 
     :ivar memory: its bytes
     :ivar buffer: the program's Buffer, which keeps the memory registered; None if there is none
+    :ivar is_settled: nobody changes the memory while it is lent (snapshot.py)
     :ivar returned: the peer has said that it reads nothing of it any more
     :raises TypeError: it is not what the annotation says; the text begins with `what`
     :raises BufferError: it is not contiguous, and no array
     """
 
-    __slots__ = ("buffer", "memory", "returned", "_array")
+    __slots__ = ("buffer", "is_settled", "memory", "returned", "_array")
 
     def __init__(self, type_: Any, value: Any, what: str) -> None:
         self._array: Any = None
+        self.is_settled = True  # the caller of a method knows when the memory is its own again
         self.returned = False
         if isinstance(type_, ArrayType):
             self._array = type_.contiguous(value, what)
@@ -69,6 +72,24 @@ class Outgoing:
         else:
             self.memory = memory_of(value, what)
             self.buffer = value if isinstance(value, Buffer) else None
+
+    @classmethod
+    def of_result(cls, type_: Any, held: list[Any], what: str) -> Self:
+        """The same for what a method has returned.
+
+        :param held: the result, to which nothing else refers; it is taken out
+        """
+        settled = snapshot.is_settled(held)
+        value = held.pop()
+        going = cls(type_, value, what)
+        is_copy = going._array is not None and going._array is not value and going._array.base is None
+        going.is_settled = settled or is_copy or going.buffer is not None
+        return going
+
+    def settle(self) -> None:
+        """From now on nobody changes the memory: if somebody might, copy it."""
+        if not self.is_settled:
+            self.memory, self.is_settled = snapshot.copied(self.memory), True
 
     def item(self, data: memoryview | Lent) -> memoryview | Lent | Array:
         """What is in the message, with these bytes or the loan of them."""
@@ -140,9 +161,10 @@ async def lent(link: Link, going: Outgoing) -> AsyncIterator[Any]:
     """
     transport = cast(RdmaTransport, link.transport)
     regions = transport._regions
-    memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
     async with link.loans:
         lease = None
+        going.settle()
+        memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
         try:
             try:
                 lease = regions.lease(memory, AccessFlags.REMOTE_READ, REVOKE_TIMEOUT_S)

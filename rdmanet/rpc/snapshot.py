@@ -1,0 +1,68 @@
+"""Whether a result can be lent where it is, or has to be copied first.
+
+Theory
+------
+Who gets a result by reference reads it after the method has returned. The service may change the memory meanwhile
+(``return self.weights``), and does not know when it is read. So the peer reads a copy, of one moment, as it does over
+the other transports. No copy is needed
+
+    of a Buffer             who returns one, or its `array`, does not change the memory while a call has it
+    of bytes                nobody can change them
+    of memory for which nobody else has a reference: an array that the method has made, or has got
+
+Whoever can reach the memory of an array refers to the array, or to what the array has its memory from: other arrays,
+memoryviews, and what comes of DLPack and ``__array_interface__`` do. CPython counts the references of each object. So
+the memory is the result's alone if each of these objects has one reference, from the next, and no weak ones. Where
+more are counted, by whatever mistake, there is a copy. A memoryview that is a result is not judged so: several of them
+may stand behind one reference to the memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from sys import getrefcount
+from typing import Any, Final
+from weakref import getweakrefcount
+
+from rdmanet._core import ReusableMemory, unfilled
+
+_ONE: Final = 2
+"""What getrefcount() says of an object with one reference. Its argument is the other one."""
+
+
+def is_settled(held: list[Any]) -> bool:
+    """Whether nobody will change the memory of a result.
+
+    :param held: the result, to which nothing else refers than this list
+    """
+    if type(held[0]) is memoryview:
+        return _is_constant(held[0])
+    if type(held[0]) is bytearray:
+        return getrefcount(held[0]) == _ONE
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(held[0]) is not numpy.ndarray:
+        return type(held[0]) is bytes
+    is_alone = getrefcount(held[0]) == _ONE and not getweakrefcount(held[0])
+    array = held[0]
+    while type(array.base) is numpy.ndarray:
+        is_alone = is_alone and getrefcount(array.base) == _ONE and not getweakrefcount(array.base)
+        array = array.base
+    if array.base is None:
+        return is_alone and bool(array.flags.owndata)
+    if type(array.base) in (bytearray, ReusableMemory):
+        return is_alone and getrefcount(array.base) == _ONE
+    return type(array.base) is bytes or (type(array.base) is memoryview and _is_constant(array.base))
+
+
+def _is_constant(view: memoryview) -> bool:
+    """Whether nobody can change these bytes: those of `bytes`, and what somebody has got as a memoryview."""
+    if type(view.obj) is bytes:
+        return True
+    return view.readonly and type(view.obj) is ReusableMemory and getrefcount(view.obj) == _ONE
+
+
+def copied(memory: memoryview) -> memoryview:
+    """The bytes as they are now, in memory of their own."""
+    copy = memoryview(unfilled(memory.nbytes))
+    copy[:] = memory
+    return copy
