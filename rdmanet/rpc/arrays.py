@@ -24,7 +24,7 @@ import typing
 from typing import Annotated, Any, Final
 
 from rdmanet._core import REUSED_BYTES, unfilled
-from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.buffer import Buffer, check_plain
 from rdmanet.rpc.describe import BUFFER, Description
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.messages import Array, Lent
@@ -53,8 +53,9 @@ class ArrayType:
     def contiguous(self, value: Any, what: str) -> Any:
         """An array that the program hands over: itself, or a copy if it is not C-contiguous.
 
-        :raises TypeError: it is none, or one of another type; the text says where
+        :raises TypeError: it is none, one of another type, or more than an array; the text says where
         """
+        check_plain(value, what)
         array = value if isinstance(value, _numpy().ndarray) else _taken_for_array(value, what)
         dtype = array.dtype.str
         if dtype not in ITEM_BYTES:
@@ -146,6 +147,8 @@ def _taken_for_array(value: Any, what: str) -> Any:
     """What is not an array of NumPy, but has the memory of one."""
     try:
         if hasattr(value, "__array_interface__"):
+            if value.__array_interface__.get("mask") is not None:  # which NumPy ignores
+                raise TypeError("it has a mask")
             return _numpy().asarray(value)
         if hasattr(value, "__dlpack__"):
             return _numpy().from_dlpack(value)

@@ -63,7 +63,7 @@ class Buffer:
     A result has to be released: ``async with await store.get("w") as data: await data.read_into(array)``.
 
     :param memory: a contiguous buffer
-    :raises TypeError: it is no buffer
+    :raises TypeError: it is no buffer, or an array that is more than one of NumPy
     :raises BufferError: it is not C-contiguous
     :ivar nbytes: its length in bytes
     """
@@ -73,6 +73,7 @@ class Buffer:
     nbytes: int
 
     def __init__(self, memory: Any) -> None:
+        check_plain(memory, "rpc.Buffer")
         view = memoryview(memory)
         if not view.c_contiguous:
             raise BufferError("rpc.Buffer: the memory is not C-contiguous")
@@ -199,6 +200,23 @@ class Buffer:
 def _forgotten(registered: Registered) -> None:
     with contextlib.suppress(OSError):  # a peer is slow to let go: the registration ends when it has
         registered.close()
+
+
+def check_plain(memory: Any, what: str) -> None:
+    """Refuse arrays of classes that are derived from NumPy's: only the numbers would arrive.
+
+    Such a class may have a mask, a unit, or names beside the numbers, or another meaning of its operators.
+
+    :raises TypeError: it is one; the text begins with `what`
+    """
+    type_, numpy = type(memory), sys.modules.get("numpy")
+    if numpy is None or type_ is numpy.ndarray or not isinstance(memory, numpy.ndarray):
+        return
+    if type_ is not numpy.memmap:
+        raise TypeError(
+            f"{what}: a {type_.__module__}.{type_.__qualname__} may be more than a numpy.ndarray, as which it would"
+            " arrive: pass numpy.asarray() of it if its numbers are enough, and the rest beside it"
+        )
 
 
 def bytes_of(memory: Any) -> memoryview:

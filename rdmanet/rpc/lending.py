@@ -30,7 +30,7 @@ from rdmanet.rdma_transport import RdmaTransport
 from rdmanet.registered import RegisteredMemory
 from rdmanet.rpc import snapshot
 from rdmanet.rpc.arrays import ArrayType
-from rdmanet.rpc.buffer import Buffer, bytes_of, over
+from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain, over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.link import Link, read_offer
 from rdmanet.rpc.messages import Array, Lent
@@ -145,6 +145,7 @@ def memory_of(value: Any, what: str) -> memoryview:
         if value.memory is None:
             raise TypeError(f"{what}: {value!r} is not of this process's memory: read it first")
         return value.memory
+    check_plain(value, what)
     try:
         return Buffer(value).memory or memoryview(b"")
     except TypeError:
@@ -247,6 +248,7 @@ class Into:
     """
 
     def __init__(self, memory: Any) -> None:
+        check_plain(memory, "into")
         view = memoryview(memory)
         if view.readonly:
             raise TypeError(f"into: {type(memory).__name__!r} is read-only")

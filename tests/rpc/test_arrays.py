@@ -4,6 +4,7 @@ import array
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -14,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from net import Net, callee, channel, idle
 
-from rdmanet import rpc
-from rdmanet.rpc import Code
+from rdmanet import log_rate, rpc
+from rdmanet.rpc import Code, lending
 from rdmanet.rpc.arrays import ITEM_BYTES, ArrayType, declared
 from rdmanet.rpc.buffer import bytes_of
 from rdmanet.rpc.lending import LEND_BYTES, Lent, Outgoing
@@ -147,6 +148,18 @@ class ByInterface:
         self.__array_interface__ = memory.__array_interface__
 
 
+class Masked(ByInterface):
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self.__array_interface__ = {**memory.__array_interface__, "mask": memory > 0}
+
+
+class Quantity(numpy.ndarray):
+    """What has units."""
+
+    unit = "m"
+
+
 class OnGpu(ByDLPack):
     def __dlpack__(self, **options: Any) -> Any:
         raise BufferError("this memory is a GPU's")
@@ -175,6 +188,10 @@ async def test_arrays_of_other_libraries(net: Net):
         (numpy.zeros(2, "f4,i4"), "cannot be sent: its items are no plain numbers"),
         (numpy.zeros(2, "M8[s]"), "cannot be sent"),
         (numpy.zeros(2, numpy.longdouble), "cannot be sent"),
+        (Masked(numbers(1)), "'Masked' has no memory that NumPy can use: it has a mask"),
+        (numpy.ma.masked_array([1.0], [True]), "a numpy.ma.MaskedArray may be more than a numpy.ndarray"),
+        (numbers(4).view(numpy.recarray), "numpy.rec.recarray may be more than"),
+        (numbers(4).view(Quantity), "Quantity may be more than"),
     ],
 )
 async def test_what_the_caller_may_not_send(net: Net, wrong: Any, says: str):
@@ -184,6 +201,49 @@ async def test_what_the_caller_may_not_send(net: Net, wrong: Any, says: str):
         await client.put("w", wrong)
     assert says in str(caught.value)
     assert not service.kept
+
+
+async def test_what_a_method_may_not_return(
+    net: Net, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Its caller gets the name of the type, and so does the log."""
+    monkeypatch.setattr(log_rate, "_said", {})  # each method has a line a second
+    service = Store()
+    client, _ = await net.pair(service)
+    service.kept["w"] = numpy.ma.masked_array([1.0, 2.0], [True, False])
+    with pytest.raises(
+        rpc.Error, match="INTERNAL: Store.get: the result: a numpy.ma.MaskedArray may be more"
+    ):
+        await client.get("w")
+    assert "a numpy.ma.MaskedArray may be more" in caplog.text
+    service.kept["w"] = [1.0]
+    with pytest.raises(rpc.Error, match="INTERNAL: Store.get: the result: 'list' is no array"):
+        await client.get("w")
+
+
+async def test_arrays_that_are_more_than_their_numbers():
+    """They are refused wherever memory is handed over; an array that is mapped from a file is no more than one."""
+    masked = numpy.ma.masked_array([1.0, 2.0], [True, False])
+    with pytest.raises(
+        TypeError, match=r"rpc.Buffer: a numpy.ma.MaskedArray may be more than a numpy.ndarray"
+    ):
+        rpc.Buffer(masked)
+    with pytest.raises(TypeError, match="Store.view: the result: a numpy.ma.MaskedArray"):
+        Outgoing(memoryview, masked, "Store.view: the result")
+    with pytest.raises(TypeError, match="into: a numpy.ma.MaskedArray"):
+        lending.Into(masked)
+
+
+async def test_an_array_of_a_file(net: Net, tmp_path: Path):
+    client, _ = await net.pair(service := Store())
+    mapped = numpy.memmap(tmp_path / "numbers", "<f4", "w+", shape=(2, LARGE))
+    mapped[:] = 7
+    await client.put("w", mapped)
+    assert same(service.kept["w"], numpy.asarray(mapped))
+    service.kept["w"] = mapped
+    got = await client.get("w")
+    assert type(got) is numpy.ndarray and same(got, numpy.asarray(mapped))
+    service.kept.clear()
 
 
 async def test_annotations_name_the_type(net: Net):
