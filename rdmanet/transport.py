@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
+import inspect
 import itertools
 import logging
 import ssl as ssl_module
@@ -227,7 +228,7 @@ async def start_rdma_server(
     """
     refuse_unbuilt("start_rdma_server", unbuilt)
     _refuse_unknown("start_rdma_server", unbuilt)
-    if asyncio.iscoroutinefunction(protocol_factory):
+    if inspect.iscoroutinefunction(protocol_factory):
         raise TypeError(
             "start_rdma_server() takes a protocol factory; for a coroutine function that is given "
             "a reader and a writer use start_rdma_stream_server()"

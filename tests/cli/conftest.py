@@ -1,6 +1,7 @@
 """What the tests of commands share."""
 
 import asyncio
+import inspect
 import os
 import signal
 
@@ -18,7 +19,7 @@ LIMIT_S = float(os.environ.get("RDMANET_TEST_LIMIT", 60))
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     """A coroutine test that waits for too long shows where."""
-    if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
         item.obj = limited(item.obj, LIMIT_S)
 
 

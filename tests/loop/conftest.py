@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -39,5 +40,5 @@ def base(request) -> Callable[[], asyncio.AbstractEventLoop]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
-    if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
         item.obj = limited(item.obj, LIMIT_S)

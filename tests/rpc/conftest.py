@@ -1,6 +1,7 @@
 """Tests of rdmanet.rpc. Those that use connections run on asyncio's loop and on uvloop; each has a time limit."""
 
 import asyncio
+import inspect
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -54,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
-    if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
         item.obj = limited(item.obj, LONG_LIMIT_S if item.get_closest_marker("long") else LIMIT_S)
 
 

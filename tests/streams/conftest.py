@@ -6,6 +6,7 @@ loses a wake-up shows as TimeoutError with the place where the test waited.
 """
 
 import asyncio
+import inspect
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -59,7 +60,7 @@ def loop_factory(request) -> Callable[[], asyncio.AbstractEventLoop]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
-    if asyncio.iscoroutinefunction(getattr(item, "obj", None)):
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
         marker = item.get_closest_marker("limit")
         item.obj = limited(item.obj, max(marker.args[0] if marker else 0, LIMIT_S))
 

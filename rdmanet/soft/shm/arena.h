@@ -55,6 +55,10 @@ enum {
 	RN_CQ_QPS_MAX = 64 * 64, /* queue pairs that can receive into one CQ */
 	RN_POOLS_MAX = 1 << 12,
 	RN_MAX_SGE = 16,
+};
+
+/* Apart from the sizes above: from gcc 13 on, one value that no int holds makes every constant of its enum unsigned. */
+enum {
 	RN_NO_CHANNEL = UINT32_MAX,
 	RN_NO_POOL = UINT32_MAX,
 };

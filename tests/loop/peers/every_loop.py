@@ -40,7 +40,8 @@ if __name__ == "__main__":
     here()
     on(asyncio.new_event_loop())
     on(asyncio.SelectorEventLoop())
-    on(asyncio.DefaultEventLoopPolicy().new_event_loop())
+    if sys.version_info < (3, 14):  # which deprecates policies
+        on(asyncio.DefaultEventLoopPolicy().new_event_loop())
     uvloop.run(main())
     on(uvloop.new_event_loop())
     if sys.argv[1:] == ["first", "-m"]:
