@@ -92,8 +92,10 @@ class Tls:
             return None
         if not isinstance(context, ssl.SSLContext):
             raise TypeError("ssl argument must be an SSLContext or None")
+        if context.protocol is ssl.PROTOCOL_TLS_CLIENT:  # Python 3.14 speaks of server_hostname first
+            raise ssl.SSLError("Cannot create a server socket with a PROTOCOL_TLS_CLIENT context")
         tls = cls(context, True, None, handshake_timeout, shutdown_timeout)
-        # What would fail for every client fails now: a context that is a client's, or a time that is not positive.
+        # What would fail for every client fails now: a time that is not positive, for example.
         tls.wrap(asyncio.get_running_loop(), asyncio.Protocol(), None)._app_transport.abort()
         return tls
 

@@ -188,10 +188,11 @@ class Standins:
             transport.abort()
             if address is None:
                 return  # what the program does next says that the socket is not connected
-            task = self._connecting[key] = asyncio.ensure_future(self._connect_by_tcp(sock, address))
-            task.add_done_callback(lambda _: self._connecting.pop(key))
-        if key in self._connecting:  # also if it was another call that began it
-            await asyncio.shield(self._connecting[key])
+            begun = self._connecting[key] = asyncio.ensure_future(self._connect_by_tcp(sock, address))
+            begun.add_done_callback(lambda _: self._connecting.pop(key))
+        if task := self._connecting.get(key):  # also if it was another call that began it
+            await asyncio.wait([task])  # cancelling ends the wait only
+            task.result()
 
     async def _connect_by_tcp(self, sock: socket.socket, address: SockAddr) -> None:
         try:

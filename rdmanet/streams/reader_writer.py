@@ -124,7 +124,11 @@ class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
 
         Raises the OSError with which the connection was lost, if it was.
         """
-        await asyncio.shield(self._protocol._get_close_waiter(self))  # type: ignore[attr-defined]
+        closed: asyncio.Future[None] = self._protocol._get_close_waiter(self)  # type: ignore[attr-defined]
+        if not closed.done():
+            # Not shield(): from Python 3.14 on, it reports an error that comes after its caller was cancelled.
+            await asyncio.wait([closed])
+        closed.result()
 
     async def start_tls(
         self,

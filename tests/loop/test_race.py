@@ -240,7 +240,8 @@ class Runner:
     async def run(self, *_: object) -> Any:
         self.is_running = True
         try:
-            return await asyncio.shield(self.result)
+            await asyncio.wait([self.result])
+            return self.result.result()
         except asyncio.CancelledError:
             self.is_cancelled = True
             if not self._is_stubborn:

@@ -227,6 +227,24 @@ async def test_wait_closed_of_a_writer(net: Net, late):
     await at_every_suspension(operation, late, look)
 
 
+async def test_an_error_after_a_cancelled_wait_is_not_reported(net: Net):
+    """asyncio.shield() reports it from Python 3.14 on."""
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    served: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    server = await rdmanet.start_rdma_stream_server(lambda _, writer: served.put_nowait(writer), HOST, 0)
+    _, writer = await rdmanet.open_rdma_connection(*server.sockets[0].getsockname()[:2])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await writer.wait_closed()
+    (await served.get()).transport.abort()
+    with pytest.raises(OSError):
+        await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
+    assert not reported
+
+
 async def test_wait_closed_of_a_server(net: Net, late):
     server, port = await net.serve(Echo)
     client = await net.connect(port)

@@ -42,6 +42,8 @@ if __name__ == "__main__":
     on(asyncio.SelectorEventLoop())
     if sys.version_info < (3, 14):  # which deprecates policies
         on(asyncio.DefaultEventLoopPolicy().new_event_loop())
+    else:
+        on(asyncio.EventLoop())
     uvloop.run(main())
     on(uvloop.new_event_loop())
     if sys.argv[1:] == ["first", "-m"]:
