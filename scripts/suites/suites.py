@@ -8,6 +8,7 @@ the matrix    all the rest: other Pythons, sanitizers, modes of the device, kern
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,6 +106,13 @@ def other_python(version: str) -> Step:
     return Command(f"python{version}", program, nested=True, limit=2700)
 
 
+def distribution(name: str, release: str, python: str = "python3") -> Step:
+    """README's two commands on a distribution that has nothing yet."""
+    if os.geteuid() or not shutil.which("debootstrap"):
+        raise Missing("another distribution takes root, and the package debootstrap")
+    return Command(name, ["scripts/distribution", release, python], nested=True, limit=2700)
+
+
 def interpreter_of(version: str) -> str:
     """The first interpreter of this version that runs; a pyenv shim without a version behind it does not."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -191,6 +199,12 @@ SUITES: dict[str, Callable[[], Step]] = {
     "python3.11": partial(make, "python3.11", "test-all", nested=True, limit=2400),
     "python3.12": partial(other_python, "3.12"),
     "python3.13": partial(other_python, "3.13"),
+    "distribution-bookworm": partial(distribution, "distribution-bookworm", "bookworm"),
+    "distribution-trixie": partial(distribution, "distribution-trixie", "trixie"),
+    "distribution-forky": partial(distribution, "distribution-forky", "forky"),
+    "distribution-noble": partial(distribution, "distribution-noble", "noble"),
+    "distribution-resolute": partial(distribution, "distribution-resolute", "resolute"),
+    "python3.15": partial(distribution, "python3.15", "forky", "python3.15"),
     "object-graphs": object_graphs,
     "asan-verbs": partial(
         asan,
