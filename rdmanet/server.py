@@ -191,6 +191,7 @@ class RdmaServer(asyncio.AbstractServer):
         """
         if self._is_foreign:
             return
+        self.on_close()  # before others can have the listeners' names
         listeners, self._listeners = self._listeners, []
         for loop_context, cm_id in listeners:
             loop_context.destroy_id(cm_id)
@@ -204,7 +205,6 @@ class RdmaServer(asyncio.AbstractServer):
             self._serving_forever.cancel()
         if self._active == 0 and self._waiters is not None:
             self._wake_waiters()
-        self.on_close()
 
     def close_clients(self) -> None:
         """Call close() on every connection that this server has accepted."""

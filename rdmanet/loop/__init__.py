@@ -12,7 +12,8 @@ General layout
     files.py        sendfile for uvloop, which has none
     choice.py       RDMA or TCP, and why
     doors.py        how a client finds out that a server on this host takes RDMA
-    kernel.py       what the kernel says about listeners, addresses and processes
+    trust.py        whether a process may be trusted as much as a TCP listener
+    kernel.py       what the kernel says about listeners and addresses
     peers.py        the patterns of peers= and RDMANET_PEERS
     settings.py     the options
 

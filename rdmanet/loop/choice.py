@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rdmanet.environment import requires_rdma
-from rdmanet.loop import doors, kernel
+from rdmanet.loop import doors, trust
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.peers import Peers, Selection
 
@@ -220,8 +220,9 @@ def refuse_tcp(host: Any, port: int | str | None, reason: str) -> None:
 
 def _unmapped(found: doors.Found) -> str:
     """Why the embedded device would not map the peer's memory; "" if it will."""
-    if found.user != os.geteuid():
-        return f"the server offers RDMA, but is user {found.user}'s, whose memory cannot be mapped"
-    if os.environ.get("RDMANET_SOFT_TRANSPORT") != "stream" and not kernel.may_map(found.pid):
+    speaker = found.speaker
+    if speaker.user != os.geteuid():
+        return f"the server offers RDMA, but is user {speaker.user}'s, whose memory cannot be mapped"
+    if os.environ.get("RDMANET_SOFT_TRANSPORT") != "stream" and not trust.may_map(speaker.pid):
         return "the server offers RDMA, but this process may not map its memory"
     return ""

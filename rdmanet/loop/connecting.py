@@ -133,6 +133,8 @@ class Attempt:
         """Why it is TCP, if TCP stood by and is taken."""
         self.layer: Layer | None = None
         """TLS, if the program wants that."""
+        self._place: doors.Place | None = None
+        """Where the server's door has led us."""
         self._base = base
         self._settings = settings
         self._wanted = wanted
@@ -144,6 +146,8 @@ class Attempt:
         limit = self.limit
         if self.is_given_up or (limit is not None and limit.expired()):
             raise ConnectionAbortedError("the attempt was given up")
+        if self._place is not None and (why := self._place.why_left()):
+            raise ConnectionAbortedError(why)
         self.is_made = True
         if limit is not None:  # the loop may have been blocked until the time was up
             limit.reschedule(None)
@@ -159,7 +163,8 @@ class Attempt:
         """
         port = address[1]
         if chance.door is not None:
-            port = await doors.knock(chance.door, self._base.sock_recv)
+            self._place = await doors.knock(chance.door, self._base.sock_recv)
+            port = self._place.port
         from rdmanet.addresses import libraries_for
         from rdmanet.loop_context import loop_context_for
         from rdmanet.tls import Layer, Tls

@@ -18,13 +18,19 @@ take any name:
 
 * The kernel says which listener gets a TCP connection to the address. The door must have the name of that listener's
   address, so that a server on 0.0.0.0 cannot speak for one on 127.0.0.1.
-* The door's user (SO_PEERCRED: whoever called listen()) must be the user of that TCP listener. So whoever could
-  impersonate the server by its door could do so by TCP.
+* The door's process must be trusted as much as that TCP listener: it has it (trust.py). So whoever could impersonate
+  the server by its door could do so by TCP.
 * The address must be one of this host: a listener on a wildcard would else speak for every host of the world.
 
-Then it knocks: it connects, and the server's loop answers with the port of its RDMA listener and closes. That shows,
-too, that the loop runs. One that does not answer within `PATIENCE_S` gets a TCP connection, which the kernel accepts
-for it.
+Then it knocks: it connects, and the server's loop answers and closes. That shows, too, that the loop runs. One that
+does not answer within `PATIENCE_S` gets a TCP connection, which the kernel accepts for it. The answer has three
+numbers:
+
+* the port of the RDMA listener;
+* the descriptor of the server's TCP listener, which shows whether the door's process is to be trusted;
+* if that port is another process's, a worker's, the inode of the TCP listener that this one has there. A worker may
+  end, and its port may become anybody's. So when the client is connected there, and before it says anything, it asks
+  the kernel whether that very socket still listens (`Place.why_left`). If so, it did when the client connected.
 """
 
 from __future__ import annotations
@@ -34,18 +40,19 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rdmanet.loop import kernel
 from rdmanet.loop.acceptor import Acceptor
+from rdmanet.loop.trust import Speaker
 
 PATIENCE_S = 1.0
 """How long a client waits for the answer to its knock."""
 
-_GREETING = b"rdmanet-stream 1 "
+_GREETING = b"rdmanet-stream 2 "
 _ANSWER_BYTES = 64
 _STREAM = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _SIGN = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -53,7 +60,19 @@ _BACKLOG = 512
 _REFUSED = errno.ECONNREFUSED  # by the kernel: there is no such name
 _WILDCARDS = (("0.0.0.0", "::"), ("::",))  # of IPv4, and of IPv6
 _NAME = b"\0rdmanet-stream/%s/%d"
-_CREDENTIALS = struct.Struct("iII")  # struct ucred
+
+
+class Answer(NamedTuple):
+    """What a door says.
+
+    :ivar port: of an RDMA listener
+    :ivar descriptor: of the door's process: its TCP listener
+    :ivar inode: of the TCP listener at that port, if it is not the port that was asked for
+    """
+
+    port: int
+    descriptor: int
+    inode: int = 0
 
 
 # -- the server's side -------------------------------------------------------------------------------------
@@ -62,10 +81,12 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred
 class Door:
     """The door of one TCP listener. It answers each knock with a port."""
 
-    def __init__(self, address: str, port: int, answer: Callable[[], int], takes_both: bool = False) -> None:
+    def __init__(
+        self, address: str, port: int, answer: Callable[[], Answer], takes_both: bool = False
+    ) -> None:
         """
         :param address: the one that the TCP listener is bound to
-        :param answer: called for each knock; returns the port of an RDMA listener
+        :param answer: called for each knock
         :param takes_both: the TCP listener is on ``::``, and takes IPv4, too
         :raises OSError: another process has this name (EADDRINUSE), or there are no descriptors left
         """
@@ -106,7 +127,7 @@ class Door:
 
     def _knocked(self, caller: socket.socket) -> None:
         with caller, contextlib.suppress(OSError):
-            caller.send(b"%s%d\n" % (_GREETING, self._answer()))
+            caller.send(b"%s%d %d %d\n" % (_GREETING, *self._answer()))
 
     def _left_to_parent(self) -> None:
         """In a forked child: the door is the parent's, and must not stay open here when the parent closes it."""
@@ -153,10 +174,8 @@ def owner(address: str, port: int) -> int | None:
     with socket.socket(socket.AF_UNIX, _STREAM, 0) as asking:
         if asking.connect_ex(_NAME % (address.encode(), port)):
             return None
-        pid, user, _ = _CREDENTIALS.unpack(
-            asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-    return int(pid) if user == os.geteuid() and pid > 0 else None
+        speaker = Speaker(asking, address, port)
+    return speaker.pid if speaker.user == os.geteuid() and not speaker.why_not() else None
 
 
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()
@@ -178,13 +197,33 @@ class Found:
     """A door that may be believed, and a connection to it.
 
     :ivar socket: the connection; whoever has this object closes it
-    :ivar user: the server's user
-    :ivar pid: its process
+    :ivar speaker: who has the door
     """
 
     socket: socket.socket
-    user: int
-    pid: int
+    speaker: Speaker
+    address: str
+    port: int
+
+
+class Place(NamedTuple):
+    """Where a door leads."""
+
+    address: str
+    port: int
+    inode: int
+
+    def why_left(self) -> str:
+        """Why this place is not that of the process any more that the door spoke of; "" if it is.
+
+        It is to be asked when there is a connection: what is so then was so when it was made.
+        """
+        if not self.inode:
+            return ""
+        listener = kernel.tcp_listener(self.address, self.port)
+        if listener is not None and listener.inode == self.inode:
+            return ""
+        return f"the worker at port {self.port} has ended, and the port may be anybody's"
 
 
 def signs(address: str, port: int) -> tuple[bytes, ...]:
@@ -262,31 +301,22 @@ def _try_doors(knocking: socket.socket, address: str, port: int) -> Found | str:
 
 
 def _believed(knocking: socket.socket, address: str, port: int, place: str) -> Found | str:
-    pid, user, _ = _CREDENTIALS.unpack(
-        knocking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    listener = kernel.tcp_listener(address, port)
-    if listener is None:
-        return "the kernel knows no TCP listener there, so nobody can speak for it"
-    if listener.address != place:
+    speaker = Speaker(knocking, address, port)
+    listener = speaker.listener
+    if listener is not None and listener.address != place:
         return f"who offers RDMA listens on {place}, but TCP connections go to {listener.address}"
-    if user == kernel.overflow_user():
-        return (
-            f"user {user} offers RDMA there, which stands for every user without a name in this user namespace,"
-            " so nobody knows whether the TCP listener is the same user's"
-        )
-    if listener.user != user:
-        return f"user {user} offers RDMA there, but the TCP listener is user {listener.user}'s"
+    if why := speaker.why_not():
+        return why
     if not kernel.is_of_this_host(address):
         return "who offers RDMA is on this host, but the address is not"
-    return Found(knocking, user, pid)
+    return Found(knocking, speaker, address, port)
 
 
-async def knock(found: Found, receive: Callable[[socket.socket, int], object]) -> int:
-    """The port of the RDMA listener behind a door. It closes the connection; so does cancelling it.
+async def knock(found: Found, receive: Callable[[socket.socket, int], object]) -> Place:
+    """Where a door leads. It closes the connection; so does cancelling it.
 
     :param receive: the loop's sock_recv()
-    :raises OSError: the server does not answer in time, or not as one of ours
+    :raises OSError: the server does not answer in time, or not as one of ours; or it is not to be trusted
     """
     answer = b""
     try:
@@ -298,9 +328,19 @@ async def knock(found: Found, receive: Callable[[socket.socket, int], object]) -
                     raise ConnectionResetError("the server closed its door")
     except TimeoutError:
         raise TimeoutError(f"the server's loop did not answer within {PATIENCE_S} s") from None
+    else:
+        return _understood(found, answer)
     finally:
         found.socket.close()
-    port = answer.removeprefix(_GREETING).strip()
-    if not answer.startswith(_GREETING) or not port.isdigit() or not 0 < int(port) < 65536:
+
+
+def _understood(found: Found, answer: bytes) -> Place:
+    words = answer.removeprefix(_GREETING).split()
+    if not answer.startswith(_GREETING) or len(words) != 3 or not all(map(bytes.isdigit, words)):
         raise ConnectionResetError("the server's door gives an answer that is not ours")
-    return int(port)
+    said = Answer(*map(int, words))
+    if not 0 < said.port < 65536 or (said.port != found.port and not said.inode):
+        raise ConnectionResetError("the server's door gives an answer that is not ours")
+    if why := found.speaker.why_not_with(said.descriptor):
+        raise PermissionError(why)
+    return Place(found.address, said.port, said.inode if said.port != found.port else 0)

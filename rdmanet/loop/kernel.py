@@ -1,7 +1,7 @@
 """What the kernel says about this host's sockets and addresses, mostly by netlink: one question and its answer.
 
-Names in the abstract Unix namespace have no owner, and everybody may take any. So before a name is believed the kernel
-is asked which user listens at the TCP address that the name claims (sock_diag(7)), and whether this host has that
+Names in the abstract Unix namespace have no owner, and everybody may take any. So before a name is believed (trust.py)
+the kernel is asked who listens at the TCP address that the name claims (sock_diag(7)), and whether this host has that
 address at all (rtnetlink(7)). Kernels of small virtual machines are often without the modules that answer the first
 question. There /proc/net/tcp does (proc_pid_net(5)), which takes milliseconds where there are many connections. A host
 that does not answer is no reason to believe anything.
@@ -10,10 +10,10 @@ that does not answer is no reason to believe anything.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _NETLINK_ROUTE = 0
@@ -27,6 +27,9 @@ _ANSWER_BYTES = 16384
 _SOCK_DIAG_BY_FAMILY = 20
 _TCP_LISTEN = 10
 _NO_COOKIE = 0xFFFFFFFF
+_BYTECODE = 1  # INET_DIAG_REQ_BYTECODE
+_PORT_AT_LEAST = 2  # INET_DIAG_BC_S_GE
+_PORT_AT_MOST = 3  # INET_DIAG_BC_S_LE
 # struct inet_diag_req_v2: family, protocol, extensions, padding, states; then struct inet_diag_sockid: ports, source,
 # destination, interface, cookie.
 _DIAG_QUESTION = struct.Struct("=BBBxI2s2s16s16sIII")
@@ -47,10 +50,14 @@ FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 
 
 class Listener(NamedTuple):
-    """A TCP listener: the user who made its socket, and the address that it is bound to."""
+    """A TCP listener: the user who made its socket, the address that it is bound to, and the number of its inode.
+
+    The kernel gives that number to no other socket for as long as it takes to make four billion of them.
+    """
 
     user: int
     address: str
+    inode: int
 
 
 def packed(address: str) -> bytes:
@@ -67,10 +74,13 @@ def tcp_listener(address: str, port: int) -> Listener | None:
 
     None if nobody listens there in this network namespace, or the kernel does not say.
     """
-    binary = packed(address)
+    binary, interface = packed(address), 0
+    if "%" in address:
+        with contextlib.suppress(OSError):
+            interface = socket.if_nametoindex(address.partition("%")[2])
     question = _DIAG_QUESTION.pack(
         FAMILIES[len(binary)], socket.IPPROTO_TCP, 0, 0xFFFFFFFF, struct.pack("!H", port), bytes(2),
-        binary.ljust(16, b"\0"), bytes(16), 0, _NO_COOKIE, _NO_COOKIE,
+        binary.ljust(16, b"\0"), bytes(16), interface, _NO_COOKIE, _NO_COOKIE,
     )  # fmt: skip
     answer = _ask(_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question, _SOCK_DIAG_BY_FAMILY)
     if answer is None or len(answer) < _DIAG_ANSWER.size:
@@ -78,7 +88,31 @@ def tcp_listener(address: str, port: int) -> Listener | None:
     family, state, _, _, _, _, source, _, _, _, _, _, _, _, user, inode = _DIAG_ANSWER.unpack_from(answer)
     if state != _TCP_LISTEN or not inode:  # the kernel may report user 0 for a socket that is closed
         return None
-    return Listener(user, socket.inet_ntop(family, source[: 4 if family == socket.AF_INET else 16]))
+    return Listener(user, socket.inet_ntop(family, source[: 4 if family == socket.AF_INET else 16]), inode)
+
+
+def sockets_beside(listener: Listener, port: int) -> set[int]:
+    """The inodes of all sockets that listen where this one does: several may share a port (SO_REUSEPORT).
+
+    The kernel goes through all listeners for that.
+    """
+    binary = packed(listener.address)
+    family = FAMILIES[len(binary)]
+    if not _tells_of_tcp():
+        return {inode for _, inode in _listeners_by_proc(port).get(binary, ())}
+    question = _DIAG_QUESTION.pack(
+        family, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN, bytes(2), bytes(2), bytes(16), bytes(16), 0, 0, 0
+    )
+    # Bytecode: the source port is at least this one, and at most; else the socket is not told of.
+    code = struct.pack("=BBHHHBBHHH", _PORT_AT_LEAST, 8, 20, 0, port, _PORT_AT_MOST, 8, 12, 0, port)
+    question += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(code), _BYTECODE) + code
+    found = set()
+    for answer in _ask_for_all(_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question):
+        if len(answer) >= _DIAG_ANSWER.size:
+            its_family, _, _, _, source_port, _, source, *_, inode = _DIAG_ANSWER.unpack_from(answer)
+            if (its_family, source[: len(binary)], source_port) == (family, binary, struct.pack("!H", port)):
+                found.add(inode)
+    return found
 
 
 _tells = False
@@ -105,7 +139,19 @@ def _listener_by_proc(binary: bytes, port: int) -> Listener | None:
 
     So one on ``::`` counts for IPv4 as well; and if there are several users' on one address, there is none.
     """
-    users: dict[bytes, set[int]] = {}
+    listeners = _listeners_by_proc(port)
+    for place in _places_for(binary):
+        found = listeners.get(place, [])
+        if len({user for user, _ in found}) == 1:
+            return Listener(found[0][0], socket.inet_ntop(FAMILIES[len(place)], place), found[0][1])
+        if found:
+            break
+    return None
+
+
+def _listeners_by_proc(port: int) -> dict[bytes, list[tuple[int, int]]]:
+    """The users and inodes of the sockets that listen on a port, by their addresses."""
+    listeners: dict[bytes, list[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
         # Of this thread's network: /proc/net is the main thread's. If lines are not as in Linux, nobody is there.
         with contextlib.suppress(OSError, ValueError), open(f"/proc/thread-self/net/{name}") as file:
@@ -116,13 +162,8 @@ def _listener_by_proc(binary: bytes, port: int) -> Listener | None:
                     break  # listeners come first
                 words, _, its_port = local.partition(":")
                 if int(its_port, 16) == port and inode != "0":
-                    users.setdefault(_bytes_of(words), set()).add(int(user))
-    for place in _places_for(binary):
-        if len(found := users.get(place, set())) == 1:
-            return Listener(found.pop(), socket.inet_ntop(FAMILIES[len(place)], place))
-        if found:
-            break
-    return None
+                    listeners.setdefault(_bytes_of(words), []).append((int(user), int(inode)))
+    return listeners
 
 
 def _places_for(binary: bytes) -> tuple[bytes, ...]:
@@ -146,20 +187,6 @@ def is_of_this_host(address: str) -> bool:
     if answer is None or len(answer) < _ROUTE.size:
         return False
     return bool(_ROUTE.unpack_from(answer)[7] == _RTN_LOCAL)
-
-
-def may_map(pid: int) -> bool:
-    """Whether this process may read that one's memory: the embedded device needs it for its fast path.
-
-    The link is readable for who may trace the process (proc_pid_ns(5)). The device finds out by itself what is so
-    (soft/peer/proof.c); this is only to know it before.
-    """
-    if pid <= 0:
-        return False
-    try:
-        return os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user")
-    except OSError:
-        return False
 
 
 def overflow_user() -> int:
@@ -186,3 +213,24 @@ def _ask(family: int, kind: int, question: bytes, *answers: int, flags: int = _R
         return None
     length, found, _, _, _ = _HEADER.unpack_from(answer)
     return answer[_HEADER.size : length] if found in answers else None
+
+
+def _ask_for_all(family: int, kind: int, question: bytes) -> Iterator[bytes]:
+    """All answers of that kind to a question: the kernel writes them while they are read."""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as asking,
+    ):
+        asking.sendto(
+            _HEADER.pack(_HEADER.size + len(question), kind, _REQUEST | _DUMP, 1, 0) + question, (0, 0)
+        )
+        while True:
+            answers, (sender, _) = asking.recvfrom(_ANSWER_BYTES, socket.MSG_DONTWAIT)
+            while not sender and len(answers) >= _HEADER.size:
+                length, found, _, _, _ = _HEADER.unpack_from(answers)
+                if found != kind or length < _HEADER.size:
+                    return
+                yield answers[_HEADER.size : length]
+                answers = answers[(length + 3) & ~3 :]
+            if sender:
+                return

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet.environment import requires_rdma
 from rdmanet.loop import workers
-from rdmanet.loop.doors import Door, Heir, owner
+from rdmanet.loop.doors import Answer, Door, Heir, owner
 from rdmanet.loop.settings import Settings
 
 if TYPE_CHECKING:
@@ -184,14 +184,15 @@ class DualServer(asyncio.AbstractServer):
             if self._settings.patterns.exclude(address[0], address[1]):
                 continue
             try:
-                await self._offer_at(address, _takes_both_families(tcp))
+                await self._offer_at(address, _takes_both_families(tcp), tcp.fileno())
             except OSError:
                 self.close()
                 raise
 
-    async def _offer_at(self, address: SockAddr, takes_both: bool) -> None:
+    async def _offer_at(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
         """Listen for RDMA beside one TCP listener; or wait until the process ends that does.
 
+        :param descriptor: that TCP listener
         :raises OSError: it is not possible, and RDMANET_REQUIRE=rdma
         """
         failure: OSError | None = None
@@ -201,7 +202,7 @@ class DualServer(asyncio.AbstractServer):
             if self._is_closed:
                 return
             try:
-                await self._join(address, takes_both)
+                await self._join(address, takes_both, descriptor)
                 return
             except OSError as exc:
                 failure = exc
@@ -209,8 +210,8 @@ class DualServer(asyncio.AbstractServer):
                     return
                 if exc.errno != errno.EADDRINUSE:
                     break
-                if self._waits_for_owner(address, takes_both):
-                    await self._register(address, takes_both)
+                if self._waits_for_owner(address, takes_both, descriptor):
+                    await self._register(address, takes_both, descriptor)
                     return
                 # A worker beside us may be about to open its door: until it listens, nobody sees whose it is.
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -220,14 +221,14 @@ class DualServer(asyncio.AbstractServer):
         why = failure.strerror or failure
         logger.warning("the server on %s port %d serves TCP only: %s", address[0], address[1], why)
 
-    def _waits_for_owner(self, address: SockAddr, takes_both: bool) -> bool:
+    def _waits_for_owner(self, address: SockAddr, takes_both: bool, descriptor: int) -> bool:
         """Whether another process of this user serves RDMA there: a worker beside us, whose heir we are."""
         pid = owner(address[0], address[1])
         if pid is None or pid == os.getpid():
             return False
 
         def inherit() -> None:
-            task = self._loop.create_task(self._offer_at(address, takes_both))
+            task = self._loop.create_task(self._offer_at(address, takes_both, descriptor))
             self._inheriting.add(task)
             task.add_done_callback(self._inheriting.discard)
 
@@ -243,7 +244,7 @@ class DualServer(asyncio.AbstractServer):
         )
         return True
 
-    async def _register(self, address: SockAddr, takes_both: bool) -> None:
+    async def _register(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
         """Listen at a port of our own, and have the process that serves RDMA send us clients there."""
         from rdmanet.addresses import libraries_for
 
@@ -262,7 +263,9 @@ class DualServer(asyncio.AbstractServer):
             failure = server._serve_where_possible()
             if not server._listeners:
                 raise failure or OSError(errno.ENODEV, "no device has this address")
-            registration = workers.Registration(address[0], address[1], port, reserved)
+            registration = workers.Registration(
+                self._loop, address[0], address[1], descriptor, port, reserved
+            )
         except BaseException as exc:
             server.close()
             if reserved is not None:
@@ -277,20 +280,25 @@ class DualServer(asyncio.AbstractServer):
         if self._is_closed:  # meanwhile
             server.close()
 
-    async def _join(self, address: SockAddr, takes_both: bool) -> None:
+    async def _join(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
         """Listen for RDMA on the address of one TCP listener, and open its door."""
         from rdmanet.addresses import libraries_for
 
         are_dealt_here = workers.are_dealt_at_the_door(libraries_for(address, None))
-        register = workers.Register(self._loop, address[0], address[1])
+        register = workers.Register(self._loop, address[0], address[1], descriptor)
         server = None
 
-        def port_behind() -> int:
-            return (are_dealt_here and register.turn()) or address[1]
+        def answer() -> Answer:
+            place = register.turn() if are_dealt_here else None
+            return (
+                Answer(address[1], descriptor)
+                if place is None
+                else Answer(place.port, descriptor, place.inode)
+            )
 
         try:
             # After the register, so that who finds the door finds the register.
-            door = Door(address[0], address[1], port_behind, takes_both)
+            door = Door(address[0], address[1], answer, takes_both)
         except BaseException:
             register.close()
             raise

@@ -18,8 +18,9 @@ A port of the embedded device would be a TCP port, open to other hosts. So a wor
 TCP itself, with a filter that has the kernel drop all that comes. Beside a TCP listener of our own user the embedded
 device listens by its name alone, which only this host's programs reach (soft/cm/name.c).
 
-Only processes of our own user are registered, and a worker registers only with one of our own user: the kernel says who
-they are (SO_PEERCRED).
+Each tells the other which of its descriptors is its TCP listener at the common port, and each is believed only if that
+is so (trust.py). So who takes the register's name, or registers, has TCP's connections anyhow. A worker also says which
+socket has its own port, and the door passes that on: when the worker has ended, the port may be anybody's.
 """
 
 from __future__ import annotations
@@ -27,27 +28,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import socket
 import struct
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from rdmanet.loop import kernel
 from rdmanet.loop.acceptor import Acceptor
+from rdmanet.loop.trust import Speaker
 
 if TYPE_CHECKING:
     from rdmanet._core import Library
     from rdmanet.loop_context import LoopContext
 
+logger = logging.getLogger("rdmanet")
+
 _REGISTER = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _BACKLOG = 512
 _NAME = b"\0rdmanet-stream/%s/%d/workers"
-_GREETING = b"rdmanet-worker 1 "
+_OF_FRONT = b"rdmanet-front 2 "
+_OF_WORKER = b"rdmanet-worker 2 "
 _WORD_BYTES = 64
-_CREDENTIALS = struct.Struct("iII")  # struct ucred
 _SO_ATTACH_FILTER = 26  # Linux; socket has no name for it
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # struct sock_filter: return, and keep no byte
 
@@ -85,16 +89,30 @@ def reserve(address: str, takes_both: bool) -> socket.socket:
     return reserved
 
 
+class Place(NamedTuple):
+    """Where a worker listens.
+
+    :ivar inode: of the TCP listener that has the port; 0 if none has
+    """
+
+    port: int
+    inode: int
+
+
 class Register:
     """The front's: which workers listen where, and whose turn it is."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: str, port: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str, port: int, descriptor: int) -> None:
         """
         :param address: the one that the TCP listener is bound to
+        :param descriptor: that TCP listener
         :raises OSError: another process has this name (EADDRINUSE), or there are no descriptors left
         """
         self._loop = loop
-        self._ports: dict[socket.socket, int] = {}  # of the workers that have said theirs
+        self._address = address
+        self._port = port
+        self._descriptor = descriptor
+        self._places: dict[socket.socket, Place] = {}  # of the workers that have said theirs
         self._turns: deque[socket.socket | None] = deque([None])  # None: ours
         self._socket = socket.socket(socket.AF_UNIX, _REGISTER, 0)
         try:
@@ -107,18 +125,20 @@ class Register:
         _open.add(self)
 
     def elsewhere(self, loop_context: LoopContext) -> int:
-        """What `turn` says, if this library's connections are dealt out by refusals; else 0."""
-        return self.turn() if is_dealt(loop_context.library) else 0
+        """The port of the worker whose turn it is, if this library's connections are dealt out by refusals; else 0."""
+        place = self.turn() if is_dealt(loop_context.library) else None
+        return 0 if place is None else place.port
 
-    def turn(self) -> int:
-        """The port of the worker whose turn it is; 0 if it is ours. It is called for each connection."""
+    def turn(self) -> Place | None:
+        """Where the worker listens whose turn it is; None if it is ours. It is called for each connection."""
         while True:  # we are among them
             worker = self._turns[0]
             self._turns.rotate(-1)
             if worker is None:
-                return 0
-            if port := self._ports.get(worker):
-                return port
+                return None
+            place = self._places.get(worker)
+            if place is not None and not _has_ended(worker):
+                return place
 
     def close(self) -> None:
         """Give the name up, and forget all workers."""
@@ -136,16 +156,18 @@ class Register:
         self._socket.close()
         for worker in self._workers():
             worker.close()
-        self._ports.clear()
+        self._places.clear()
         self._turns = deque([None])
 
     def _workers(self) -> list[socket.socket]:
         return [worker for worker in self._turns if worker is not None]
 
     def _called(self, worker: socket.socket) -> None:
-        if not _is_ours(worker):
+        if Speaker(worker, self._address, self._port).why_not():  # another user, say
             worker.close()
             return
+        with contextlib.suppress(OSError):
+            worker.send(b"%s%d\n" % (_OF_FRONT, self._descriptor))
         self._turns.append(worker)
         self._loop.add_reader(worker.fileno(), self._said, worker)
 
@@ -156,54 +178,116 @@ class Register:
             return
         except OSError:
             word = b""
-        port = word.removeprefix(_GREETING).strip()
-        if word.startswith(_GREETING) and port.isdigit() and 0 < int(port) < 65536:
-            self._ports[worker] = int(port)
-            return
-        # It has ended; or its word is none of ours.
+        match _numbers(_OF_WORKER, word):
+            case [port, inode, descriptor] if 0 < port < 65536:
+                why = _why_not(worker, self._address, self._port, descriptor)
+                if not why:
+                    self._places[worker] = Place(port, inode)
+                    return
+                _warn("a process is not taken for a worker of port %d: %s", self._port, why)
+        # It has ended; or its word is none of ours; or it is not to be trusted.
         self._loop.remove_reader(worker.fileno())
         self._turns.remove(worker)
-        self._ports.pop(worker, None)
+        self._places.pop(worker, None)
         worker.close()
 
 
 class Registration:
     """A worker's: the front sends it connections until this is closed."""
 
-    def __init__(self, address: str, port: int, own_port: int, reserved: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: str,
+        port: int,
+        descriptor: int,
+        own_port: int,
+        reserved: socket.socket | None = None,
+    ) -> None:
         """
         :param address: the one that the TCP listeners are bound to
+        :param descriptor: this worker's TCP listener
         :param own_port: where this worker listens
         :param reserved: the socket that has this port; it is closed with the registration
-        :raises OSError: there is no register, or not one of this user's, or there are no descriptors left
+        :raises OSError: there is no register, or not one to be trusted, or there are no descriptors left
         """
+        self._loop = loop
+        self._address = address
+        self._port = port
         self._socket = socket.socket(socket.AF_UNIX, _REGISTER, 0)
         self._reserved = reserved
         try:
             self._socket.connect(_NAME % (address.encode(), port))
-            if not _is_ours(self._socket):
-                raise PermissionError("the register is another user's")
-            self._socket.send(b"%s%d\n" % (_GREETING, own_port))
+            if why := Speaker(self._socket, address, port).why_not():
+                raise PermissionError(why)
+            inode = 0 if reserved is None else os.fstat(reserved.fileno()).st_ino
+            self._socket.send(b"%s%d %d %d\n" % (_OF_WORKER, own_port, inode, descriptor))
         except BaseException:
             self._socket.close()
             raise
+        loop.add_reader(self._socket.fileno(), self._said)
         _open.add(self)
 
     def close(self) -> None:
         """Get no more connections. Those that are there live on."""
-        self._socket.close()
         if self._reserved is not None:
             self._reserved.close()
+        self._leave()
 
-    _left_to_parent = close
+    def _left_to_parent(self) -> None:
+        """In a forked child: the readers are the parent's."""
+        if self._reserved is not None:
+            self._reserved.close()
+        self._socket.close()
+
+    def _leave(self) -> None:
+        if self._socket.fileno() >= 0 and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _said(self) -> None:
+        try:
+            word = self._socket.recv(_WORD_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            word = b""
+        why = ""
+        match _numbers(_OF_FRONT, word):
+            case [descriptor]:
+                why = _why_not(self._socket, self._address, self._port, descriptor)
+                if not why:
+                    return
+                _warn("no RDMA client of port %d is sent to this process: %s", self._port, why)
+        self._leave()  # it has ended; or its word is none of ours; or it is not to be trusted
 
 
-def _is_ours(peer: socket.socket) -> bool:
-    pid, user, _ = _CREDENTIALS.unpack(
-        peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    # The kernel shows that user for all who have no number in this user namespace.
-    return bool(user == os.geteuid() and user != kernel.overflow_user() and pid > 0)
+def _has_ended(worker: socket.socket) -> bool:
+    """Whether it has closed its end: the loop may not know yet, and the worker's port may be another program's."""
+    try:
+        return not worker.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _numbers(greeting: bytes, word: bytes) -> list[int]:
+    """What follows a greeting; nothing if that is none of ours."""
+    words = word.removeprefix(greeting).split()
+    return list(map(int, words)) if word.startswith(greeting) and all(map(bytes.isdigit, words)) else []
+
+
+def _why_not(peer: socket.socket, address: str, port: int, descriptor: int) -> str:
+    """Why this process is not to be trusted as much as our TCP listener; "" if it is."""
+    speaker = Speaker(peer, address, port)
+    return speaker.why_not() or speaker.why_not_with(descriptor)
+
+
+def _warn(text: str, *args: object) -> None:
+    from rdmanet.log_rate import warn
+
+    warn(logger, text, text, *args)
 
 
 _open: weakref.WeakSet[Register | Registration] = weakref.WeakSet()

@@ -7,7 +7,21 @@ import socket
 import pytest
 
 from rdmanet.loop import doors, kernel
-from rdmanet.loop.doors import Door, Found
+from rdmanet.loop.doors import Answer, Door, Found
+
+DOOR = 4711
+
+
+class Answers:
+    """What a door says that is in the same process as the TCP listener."""
+
+    def __init__(self, listener: socket.socket, port: int = 0) -> None:
+        self.port = port or port_of(listener)
+        self.descriptor = listener.fileno()
+        self.inode = os.fstat(self.descriptor).st_ino
+
+    def __call__(self) -> Answer:
+        return Answer(self.port, self.descriptor, self.inode)
 
 
 @pytest.fixture
@@ -20,25 +34,26 @@ def port_of(listener: socket.socket) -> int:
     return listener.getsockname()[1]
 
 
-async def opened(address: str, port: int) -> Door:
-    door = Door(address, port, lambda: 4711)
+async def opened(listener: socket.socket, address: str = "127.0.0.1") -> Door:
+    door = Door(address, port_of(listener), Answers(listener, DOOR))
     door.open(asyncio.get_running_loop())
     return door
 
 
 async def knock(found: Found | str) -> int:
     assert isinstance(found, Found), found
-    return await doors.knock(found, asyncio.get_running_loop().sock_recv)
+    place = await doors.knock(found, asyncio.get_running_loop().sock_recv)
+    return place.port
 
 
 async def test_it_answers_with_a_port(listener):
     port = port_of(listener)
     assert doors.find("127.0.0.1", port) is doors.NOBODY
-    door = await opened("127.0.0.1", port)
+    door = await opened(listener)
     found = doors.find("127.0.0.1", port)
-    assert isinstance(found, Found) and (found.pid, found.user) == (os.getpid(), os.geteuid())
-    assert await knock(found) == 4711
-    assert await asyncio.gather(*(knock(doors.find("127.0.0.1", port)) for _ in range(200))) == [4711] * 200
+    assert isinstance(found, Found) and (found.speaker.pid, found.speaker.user) == (os.getpid(), os.geteuid())
+    assert await knock(found) == DOOR
+    assert await asyncio.gather(*(knock(doors.find("127.0.0.1", port)) for _ in range(200))) == [DOOR] * 200
     door.close()
     assert doors.find("127.0.0.1", port) is doors.NOBODY
 
@@ -48,7 +63,7 @@ async def test_without_a_sign_nobody_knocks(listener):
     port, lookout = port_of(listener), doors.Lookout()
     signs = doors.signs("127.0.0.1", port)
     assert not lookout.sees(signs)
-    door = await opened("127.0.0.1", port)
+    door = await opened(listener)
     assert lookout.sees(signs) and not lookout.sees(doors.signs("127.0.0.2", port))
     door.close()
     assert not lookout.sees(signs)
@@ -69,7 +84,7 @@ async def test_a_sign_alone_says_nothing(listener):
         stranger.bind(doors.signs("127.0.0.1", port)[0])
         assert doors.find("127.0.0.1", port) is doors.NOBODY
         with pytest.raises(OSError, match="in use"):
-            Door("127.0.0.1", port, lambda: 1)
+            Door("127.0.0.1", port, Answers(listener))
         assert doors.owner("127.0.0.1", port) is None
 
 
@@ -84,7 +99,7 @@ async def test_a_sign_that_cannot_be_looked_at_is_one(listener):
 
 
 async def test_nothing_can_be_left_in_a_sign(listener):
-    door = await opened("127.0.0.1", port_of(listener))
+    door = await opened(listener)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
         stranger.connect(doors.signs("127.0.0.1", port_of(listener))[0])
         for send in (stranger.send, lambda what: socket.send_fds(stranger, [what], [0])):
@@ -96,38 +111,38 @@ async def test_nothing_can_be_left_in_a_sign(listener):
 async def test_a_listener_of_both_families_has_a_sign_for_each():
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as everywhere:
         port = port_of(everywhere)
-        door = Door("::", port, lambda: 4711, takes_both=True)
+        door = Door("::", port, Answers(everywhere, DOOR), takes_both=True)
         door.open(asyncio.get_running_loop())
         for address in ("127.0.0.1", "::1"):
-            assert await knock(doors.find(address, port)) == 4711
+            assert await knock(doors.find(address, port)) == DOOR
         door.close()
 
 
 async def test_without_a_listener_it_is_not_believed():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        door = await opened("127.0.0.1", port_of(bound))
+        door = await opened(bound)
         assert "no TCP listener" in doors.find("127.0.0.1", port_of(bound))
         door.close()
 
 
 async def test_of_another_address_it_is_not_believed(listener):
     """A wildcard's door does not speak for the listener that an address of its own has."""
-    door = await opened("0.0.0.0", port_of(listener))
+    door = await opened(listener, "0.0.0.0")
     assert "TCP connections go to 127.0.0.1" in doors.find("127.0.0.1", port_of(listener))
     door.close()
 
 
 async def test_for_another_user_it_is_not_believed(listener, monkeypatch):
-    door = await opened("127.0.0.1", port_of(listener))
-    theirs = kernel.Listener(os.geteuid() + 1, "127.0.0.1")
+    door = await opened(listener)
+    theirs = kernel.Listener(os.geteuid() + 1, "127.0.0.1", 1)
     monkeypatch.setattr(kernel, "tcp_listener", lambda address, port: theirs)
     assert f"user {os.geteuid() + 1}'s" in doors.find("127.0.0.1", port_of(listener))
     door.close()
 
 
 async def test_a_user_who_may_be_anybody_is_not_believed(listener, monkeypatch):
-    door = await opened("127.0.0.1", port_of(listener))
+    door = await opened(listener)
     monkeypatch.setattr(kernel, "overflow_user", os.geteuid)
     assert "every user without a name" in doors.find("127.0.0.1", port_of(listener))
     door.close()
@@ -136,7 +151,7 @@ async def test_a_user_who_may_be_anybody_is_not_believed(listener, monkeypatch):
 async def test_for_another_host_it_is_not_believed():
     """The kernel says that a listener on a wildcard has every address, also those of other hosts."""
     with socket.create_server(("0.0.0.0", 0)) as everywhere:
-        door = await opened("0.0.0.0", port_of(everywhere))
+        door = await opened(everywhere, "0.0.0.0")
         assert isinstance(found := doors.find("127.0.0.1", port_of(everywhere)), Found)
         found.socket.close()
         assert "the address is not" in doors.find("192.0.2.77", port_of(everywhere))
@@ -144,26 +159,36 @@ async def test_for_another_host_it_is_not_believed():
 
 
 async def test_a_name_has_one_owner(listener):
-    door = await opened("127.0.0.1", port_of(listener))
+    door = await opened(listener)
     with pytest.raises(OSError, match="in use"):
-        Door("127.0.0.1", port_of(listener), lambda: 1)
+        Door("127.0.0.1", port_of(listener), Answers(listener))
     door.close()
 
 
 async def test_who_does_not_answer_is_given_up(listener, monkeypatch):
     monkeypatch.setattr(doors, "PATIENCE_S", 0.05)
-    door = Door("127.0.0.1", port_of(listener), lambda: 1)
+    door = Door("127.0.0.1", port_of(listener), Answers(listener))
     with pytest.raises(TimeoutError, match="did not answer"):
         await knock(doors.find("127.0.0.1", port_of(listener)))
     door.close()
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"SSH-2.0\n", b"rdmanet-stream 1 0\n", b"rdmanet-stream 1 x\n", b"x" * 200]
+    "answer",
+    [
+        b"",
+        b"SSH-2.0\n",
+        b"rdmanet-stream 2 1\n",
+        b"rdmanet-stream 2 0 1 1\n",
+        b"rdmanet-stream 2 x 1 1\n",
+        b"rdmanet-stream 2 1 1 0\n",
+        b"rdmanet-stream 1 1 1 1\n",
+        b"x" * 200,
+    ],
 )
 async def test_other_answers_are_errors(listener, answer):
     loop = asyncio.get_running_loop()
-    door = Door("127.0.0.1", port_of(listener), lambda: 1)
+    door = Door("127.0.0.1", port_of(listener), Answers(listener))
     found = doors.find("127.0.0.1", port_of(listener))
     caller, _ = await loop.sock_accept(door._socket)
     caller.send(answer)
@@ -174,7 +199,7 @@ async def test_other_answers_are_errors(listener, answer):
 
 
 async def test_a_forked_child_does_not_keep_it_open(listener):
-    door = await opened("127.0.0.1", port_of(listener))
+    door = await opened(listener)
     says, told = os.pipe()
     ends, over = os.pipe()
     child = os.fork()
@@ -186,13 +211,13 @@ async def test_a_forked_child_does_not_keep_it_open(listener):
     os.read(says, 1)
     door.close()
     assert doors.find("127.0.0.1", port_of(listener)) is doors.NOBODY
-    await knock_at_a_new_one(port_of(listener))
+    await knock_at_a_new_one(listener)
     for fd in (says, told, ends, over):
         os.close(fd)
     os.waitpid(child, 0)
 
 
-async def knock_at_a_new_one(port: int) -> None:
-    door = await opened("127.0.0.1", port)
-    assert await knock(doors.find("127.0.0.1", port)) == 4711
+async def knock_at_a_new_one(listener: socket.socket) -> None:
+    door = await opened(listener)
+    assert await knock(doors.find("127.0.0.1", port_of(listener))) == DOOR
     door.close()

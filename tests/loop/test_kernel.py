@@ -1,13 +1,12 @@
 """What the kernel says about listeners, addresses and processes."""
 
+import contextlib
 import os
 import socket
-import sys
 
 import pytest
 
 from rdmanet.loop import kernel
-from tests.support.processes import Process
 
 
 @pytest.fixture(params=["netlink", "proc"])
@@ -26,10 +25,11 @@ def source(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("source")
-def test_a_listener_has_its_user_and_its_address():
+def test_a_listener_has_its_user_its_address_and_its_inode():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "127.0.0.1")
+        inode = os.fstat(listener.fileno()).st_ino
+        assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "127.0.0.1", inode)
         assert kernel.tcp_listener("127.0.0.2", port) is None
     assert kernel.tcp_listener("127.0.0.1", port) is None
 
@@ -38,7 +38,7 @@ def test_a_listener_has_its_user_and_its_address():
 def test_an_address_comes_before_a_wildcard():
     with socket.create_server(("0.0.0.0", 0)) as everywhere:
         port = everywhere.getsockname()[1]
-        assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "0.0.0.0")
+        assert kernel.tcp_listener("127.0.0.1", port)[:2] == (os.geteuid(), "0.0.0.0")
         with socket.socket() as here:
             here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             everywhere.close()
@@ -48,16 +48,16 @@ def test_an_address_comes_before_a_wildcard():
                 again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 again.bind(("127.0.0.3", port))
                 again.listen()
-                assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "127.0.0.1")
-                assert kernel.tcp_listener("127.0.0.3", port) == (os.geteuid(), "127.0.0.3")
+                assert kernel.tcp_listener("127.0.0.1", port)[:2] == (os.geteuid(), "127.0.0.1")
+                assert kernel.tcp_listener("127.0.0.3", port)[:2] == (os.geteuid(), "127.0.0.3")
 
 
 @pytest.mark.usefixtures("source")
 def test_a_listener_of_both_families_is_found_by_either():
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
         port = listener.getsockname()[1]
-        assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), "::")
-        assert kernel.tcp_listener("::1", port) == (os.geteuid(), "::")
+        assert kernel.tcp_listener("127.0.0.1", port)[:2] == (os.geteuid(), "::")
+        assert kernel.tcp_listener("::1", port)[:2] == (os.geteuid(), "::")
 
 
 @pytest.mark.usefixtures("source")
@@ -65,7 +65,7 @@ def test_a_listener_on_a_mapped_address():
     for place in ("::ffff:127.0.0.1", "::ffff:0.0.0.0"):
         with socket.create_server((place, 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
             port = listener.getsockname()[1]
-            assert kernel.tcp_listener("127.0.0.1", port) == (os.geteuid(), place)
+            assert kernel.tcp_listener("127.0.0.1", port)[:2] == (os.geteuid(), place)
 
 
 def test_a_listener_of_ipv6_alone_is_none_of_ipv4():
@@ -88,13 +88,24 @@ def test_whose_address_it_is(address, is_here):
     assert kernel.is_of_this_host(address) is is_here
 
 
-def test_whose_memory_may_be_mapped():
-    assert kernel.may_map(os.getpid())
-    assert not kernel.may_map(0)
-    with Process(sys.executable, "-c", "print('here', flush=True); input()") as other:
-        other.line()
-        assert kernel.may_map(other.pid)
-    assert not kernel.may_map(other.pid)
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::ffff:127.0.0.1"])
+def test_several_sockets_listen_on_one_port(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        first, second, other = (
+            stack.enter_context(socket.socket(family, socket.SOCK_STREAM)) for _ in range(3)
+        )
+        for listener in (first, second):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((address, 0 if listener is first else first.getsockname()[1]))
+        other.bind((address, 0))
+        for listener in (first, second, other):
+            listener.listen()
+        port = first.getsockname()[1]
+        assert (found := kernel.tcp_listener(address, port)) is not None
+        both = {os.fstat(listener.fileno()).st_ino for listener in (first, second)}
+        assert kernel.sockets_beside(found, port) == both
 
 
 def test_there_is_a_number_for_nobody():

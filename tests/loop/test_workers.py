@@ -159,51 +159,95 @@ class Device:
         self.embedded_device = embedded
 
 
-async def test_a_register_believes_only_what_it_understands(monkeypatch):
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+async def test_a_register_believes_only_what_it_understands(listener, monkeypatch):
     loop = asyncio.get_running_loop()
-    register = workers.Register(loop, "127.0.0.1", 1)
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    name = b"\0rdmanet-stream/127.0.0.1/%d/workers" % port
+    register = workers.Register(loop, "127.0.0.1", port, descriptor)
     adapter, embedded = Device(False), Device(True)
+
+    def register_from(own_port: int) -> workers.Registration:
+        return workers.Registration(loop, "127.0.0.1", port, descriptor, own_port)
+
     try:
         with pytest.raises(OSError, match="in use"):
-            workers.Register(loop, "127.0.0.1", 1)
+            workers.Register(loop, "127.0.0.1", port, descriptor)
         assert register.elsewhere(adapter) == 0
         strangers = []
         for word in (
             b"GET / HTTP/1.1",
-            b"rdmanet-worker 1 0",
-            b"rdmanet-worker 1 65536",
-            b"rdmanet-worker 2 80",
+            b"rdmanet-worker 2 0 0 %d" % descriptor,
+            b"rdmanet-worker 2 65536 0 %d" % descriptor,
+            b"rdmanet-worker 1 80 0 %d" % descriptor,
+            b"rdmanet-worker 2 80 0 %d" % (descriptor + 1000),  # it does not have the TCP listener
         ):
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             strangers.append(stranger)
-            stranger.connect(b"\0rdmanet-stream/127.0.0.1/1/workers")
+            stranger.connect(name)
             await until_seen(lambda: len(register._turns) == 2)
             assert register.elsewhere(adapter) == 0  # it has said nothing
             stranger.send(word)
             await until_seen(lambda: len(register._turns) == 1)
-        first, second = (workers.Registration("127.0.0.1", 1, port) for port in (1001, 1002))
-        await until_seen(lambda: len(register._ports) == 2)
+        first, second = (register_from(own_port) for own_port in (1001, 1002))
+        await until_seen(lambda: len(register._places) == 2)
         assert [register.elsewhere(adapter) for _ in range(6)] in ([0, 1001, 1002] * 2, [0, 1002, 1001] * 2)
         assert [register.elsewhere(embedded) for _ in range(3)] == [0] * 3
         first.close()
-        await until_seen(lambda: len(register._ports) == 1)
         assert sorted(register.elsewhere(adapter) for _ in range(4)) == [0, 0, 1002, 1002]
-        # Another user's processes are not registered, and do not register; nor do those of nobody knows whom.
-        for module, name, user in ((os, "geteuid", 12345), (kernel, "overflow_user", os.geteuid())):
-            with monkeypatch.context() as patch:
-                patch.setattr(module, name, functools.partial(int, user))
-                with pytest.raises(PermissionError):
-                    workers.Registration("127.0.0.1", 1, 1003)
-                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-                    stranger.connect(b"\0rdmanet-stream/127.0.0.1/1/workers")
-                    await readable(stranger.fileno())
-                    assert stranger.recv(1) == b""  # it is sent away
+        await until_seen(lambda: len(register._places) == 1)
+        # Processes without a name of their own are not registered, and do not register.
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, "overflow_user", functools.partial(int, os.geteuid()))
+            with pytest.raises(PermissionError):
+                register_from(1003)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.connect(name)
+                await readable(stranger.fileno())
+                assert stranger.recv(1) == b""  # it is sent away
         second.close()
-        await until_seen(lambda: not register._ports)
+        await until_seen(lambda: not register._places)
         for stranger in strangers:
             stranger.close()
     finally:
         register.close()
     register.close()
     with pytest.raises(ConnectionRefusedError):
-        workers.Registration("127.0.0.1", 1, 1001)
+        register_from(1001)
+
+
+@pytest.mark.parametrize(
+    "word", [b"rdmanet-front 2 1000", b"rdmanet-front 1 %d", b"rdmanet-front 2", b"hello"]
+)
+async def test_a_worker_leaves_a_register_that_is_not_to_be_trusted(listener, word):
+    """It may be anybody's: only who has the TCP listener deals out its connections."""
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken:
+        taken.bind(b"\0rdmanet-stream/127.0.0.1/%d/workers" % port)
+        taken.listen()
+        worker = workers.Registration(asyncio.get_running_loop(), "127.0.0.1", port, descriptor, 1001)
+        caller, _ = taken.accept()
+        with caller:
+            assert caller.recv(64) == b"rdmanet-worker 2 1001 0 %d\n" % descriptor
+            caller.send(word % descriptor if b"%" in word else word)
+            await readable(caller.fileno())
+            assert caller.recv(64) == b""
+        worker.close()
+
+
+async def test_nobody_is_sent_to_a_worker_that_has_ended(listener):
+    """Its port may be anybody's by then, and the loop may hear of its end later than of a client."""
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    loop = asyncio.get_running_loop()
+    register = workers.Register(loop, "127.0.0.1", port, descriptor)
+    worker = workers.Registration(loop, "127.0.0.1", port, descriptor, 1001)
+    await until_seen(lambda: register._places)
+    assert {register.turn(), register.turn()} == {None, workers.Place(1001, 0)}
+    worker.close()
+    assert [register.turn() for _ in range(4)] == [None] * 4
+    register.close()

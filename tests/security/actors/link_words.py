@@ -4,8 +4,10 @@ import array
 import ctypes
 import os
 import re
+import signal
 import socket
 import struct
+import tempfile
 
 from tests.support.versions import WIRE
 
@@ -25,7 +27,10 @@ ARENA_MAGIC = b"NERAN"[::-1]
 _MESSAGE = struct.Struct("<IHHIIq")
 _IDENTITY = struct.Struct("<32s32sQq")
 _MAGIC = 0x524E504C
-_PR_SET_DUMPABLE, _CLONE_NEWUSER, _SYS_CAPSET = 4, 0x10000000, 126
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
+_SYS_CAPSET, _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_RESTRICT_SELF = 126, 444, 446
+_MAKE_BLOCK = 1 << 11  # LANDLOCK_ACCESS_FS_MAKE_BLOCK
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +42,8 @@ def dumpable(yes):
 
 def become(*roles):
     """One after the other: a user's number, `sandbox` (a user namespace, the same user in it), `unmapped` (another, in
-    which he has no name), `bare` (without capabilities), `undumpable`."""
+    which he has no name), `pids` (a pid namespace), `landlock`, `chroot` (an empty root directory), `bare` (without
+    capabilities), `undumpable`."""
     for role in roles:
         user = os.geteuid()
         if role in ("sandbox", "unmapped"):
@@ -47,6 +53,23 @@ def become(*roles):
             if role == "sandbox":
                 with open("/proc/self/uid_map", "w") as file:
                     file.write(f"{user} {user} 1")
+        elif role == "pids":
+            if libc.unshare(_CLONE_NEWPID):
+                raise OSError(ctypes.get_errno(), "unshare")
+            if child := os.fork():
+                os.waitpid(child, 0)
+                os._exit(0)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        elif role == "landlock":
+            libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            rules = libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, struct.pack("Q", _MAKE_BLOCK), 8, 0)
+            if rules < 0 or libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, rules, 0):
+                raise OSError(ctypes.get_errno(), "landlock")
+            os.close(rules)
+        elif role == "chroot":
+            with tempfile.TemporaryDirectory() as empty:
+                os.chroot(empty)
+                os.chdir("/")
         elif role == "bare":
             header = struct.pack("<Ii", 0x20080522, 0)
             assert libc.syscall(_SYS_CAPSET, header, bytes(24)) == 0

@@ -1,0 +1,195 @@
+"""May this process be trusted as much as the TCP listener that it claims to be? One question, and its one answer.
+
+Theory
+------
+Names in the abstract Unix namespace belong to nobody. The kernel says which process is behind one, and its user
+(SO_PEERCRED), but a user id says little: a container or a sandbox may have the same one, and the same network, and
+exist to keep a program from what its user may do. There is one thing that shows exactly who can do no more by a name
+than by TCP: who *has* the TCP listener may accept all that is sent to it. So whoever speaks for a TCP listener says
+which of its descriptors that is, and ``/proc/PID/fd`` shows whether it is true (proc_pid_fd(5)). There, and in its list
+of listeners (kernel.py), the kernel names a socket by the number of its inode. That holds whatever a sandbox is made
+of, also where nothing shows it: Landlock, seccomp, chroot.
+
+It must live in our user and pid namespaces, too. A process that shares its listener with a container has let it in by
+TCP; no client is sent there by a name.
+
+``/proc/PID/fd`` is readable for who may trace the process. A client may trace the servers of its own user: if not, they
+are in a sandbox, or have rights that it lacks, and TCP reaches them. Of another user's process only root may read it.
+Others judge it by what everybody may read: it must be the listener's user's, and confined by nothing that does not
+confine us (namespaces, the root directory, no_new_privs, seccomp, the capabilities that it could ever have).
+
+The question is asked by a client about who has a door (doors.py), by the front about a worker, and by a worker about
+the front (workers.py). The embedded device asks it about the names of its listeners (soft/cm/name.c).
+
+Pids are used again. So at last the process must still live: the kernel says so of the very one that made the socket
+(SO_PEERPIDFD, since Linux 6.5). Before that it must at least have the listener now, whoever it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+
+from rdmanet.loop import kernel
+
+_CREDENTIALS = struct.Struct("iII")  # struct ucred
+_SO_PEERPIDFD = 77  # Linux 6.5; socket has no name for it
+_STATUS_BYTES = 8192
+_NOT_READABLE = (errno.EACCES, errno.EPERM)
+
+
+class Speaker:
+    """The process at the other end of a Unix socket, which claims to have the TCP listener of an address and port.
+
+    :ivar pid: its number; 0 if it is in a pid namespace that is not seen from here
+    :ivar user: its user
+    :ivar listener: what the kernel says of the address and port
+    """
+
+    def __init__(self, to_it: socket.socket, address: str, port: int) -> None:
+        """:param to_it: connected to its socket, or accepted from it: it is whoever called listen(), or connect()"""
+        self._socket = to_it
+        self._port = port
+        self.listener = kernel.tcp_listener(address, port)
+        self.pid, self.user, _ = _CREDENTIALS.unpack(
+            to_it.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+
+    def why_not(self) -> str:
+        """Why it is not to be listened to, before it has said anything; "" if it may be."""
+        if self.listener is None:
+            return "the kernel knows no TCP listener there, so nobody can speak for it"
+        if self.user == kernel.overflow_user():
+            return (
+                f"user {self.user} offers RDMA there, which stands for every user without a name in this user"
+                " namespace, so nobody knows whether the TCP listener is the same user's"
+            )
+        if self.listener.user != self.user:
+            return f"user {self.user} offers RDMA there, but the TCP listener is user {self.listener.user}'s"
+        return "" if self.pid == os.getpid() else self._why_confined()
+
+    def why_not_with(self, number: int) -> str:
+        """Why it is not to be trusted, though why_not() has said ""; "" if it is.
+
+        :param number: its descriptor of the TCP listener, as it says
+        """
+        assert self.listener is not None
+        try:
+            shown = os.readlink(f"/proc/{self.pid}/fd/{number}")
+        except OSError as exc:
+            if exc.errno in _NOT_READABLE and self.user != os.geteuid():
+                return ""  # why_not() has looked at what there is to see
+            shown = ""
+        if not _is_one_of(shown, self.listener, self._port):
+            return f"process {self.pid} offers RDMA there, but does not have the TCP listener"
+        if not self._lives():
+            return f"process {self.pid}, which offers RDMA there, has ended"
+        return ""
+
+    def _why_confined(self) -> str:
+        """Why it may be in a container or a sandbox; "" if it is not, or only in one that has the listener, too."""
+        who = f"process {self.pid} offers RDMA there, but"
+        if self.pid <= 0 or not _proc_is_ours():
+            return "a process offers RDMA there that is in another pid namespace, or /proc does not show it"
+        try:
+            for kind in ("user", "pid"):
+                if _namespace(self.pid, kind) != _namespace(os.getpid(), kind):
+                    return f"{who} is in another {kind} namespace: in a container or sandbox"
+            return ""
+        except OSError as exc:
+            if exc.errno not in _NOT_READABLE:
+                return f"process {self.pid}, which offers RDMA there, has ended"
+        if self.user == os.geteuid():
+            return (
+                f"{who} this one may not trace it: it is in a sandbox, not dumpable, or has more capabilities"
+            )
+        try:
+            sign = _more_confined(self.pid)
+        except (OSError, ValueError) as exc:
+            return f"{who} /proc does not tell what confines it: {exc}"
+        return f"{who} is in a container or sandbox: it has {sign}" if sign else ""
+
+    def _lives(self) -> bool:
+        try:
+            fd = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        except OSError as exc:
+            return exc.errno == errno.ENOPROTOOPT
+        try:
+            ended = select.poll()
+            ended.register(fd, select.POLLIN)
+            return not ended.poll(0)
+        finally:
+            os.close(fd)
+
+
+def may_map(pid: int) -> bool:
+    """Whether this process may read that one's memory: the embedded device needs it for its fast path.
+
+    The links are readable for who may trace the process (proc_pid_ns(5)). The device finds out by itself what is so
+    (soft/peer/proof.c); this is only to know it before.
+    """
+    if pid <= 0:
+        return False
+    with contextlib.suppress(OSError):
+        return all(_namespace(pid, kind) == _namespace(os.getpid(), kind) for kind in ("user", "pid"))
+    return False
+
+
+def _is_one_of(shown: str, listener: kernel.Listener, port: int) -> bool:
+    """Whether this socket, as /proc shows it, listens where that one does."""
+    inode = shown.removeprefix("socket:[").removesuffix("]")
+    if not shown.startswith("socket:[") or not inode.isdigit():
+        return False
+    return int(inode) == listener.inode or int(inode) in kernel.sockets_beside(listener, port)
+
+
+def _proc_is_ours() -> bool:
+    """Whether the numbers in /proc are those that we know: one of another pid namespace may be mounted there."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self") == str(os.getpid())
+    return False
+
+
+def _namespace(pid: int, kind: str) -> tuple[int, int]:
+    found = os.stat(f"/proc/{pid}/ns/{kind}")
+    return found.st_dev, found.st_ino
+
+
+def _more_confined(pid: int) -> str:
+    """What confines this process and not us, of what everybody may read; "" if nothing does.
+
+    :raises OSError, ValueError: it cannot be read
+    """
+    its, ours = _status(pid), _status(os.getpid())
+    if len(its["NSpid"].split()) != 1:
+        return "a pid namespace of its own"
+    for name in ("uid_map", "mountinfo"):
+        if _read(pid, name) != _read(os.getpid(), name):
+            return (
+                f"another {name.removesuffix('info').replace('uid_map', 'user')} namespace or root directory"
+            )
+    for name in ("NoNewPrivs", "Seccomp"):
+        if int(its[name]) > int(ours[name]):
+            return f"{name} set"
+    if int(ours["CapBnd"], 16) & ~int(its["CapBnd"], 16):
+        return "a smaller set of capabilities"
+    return ""
+
+
+def _status(pid: int) -> dict[str, str]:
+    # Its name may contain anything but a newline, which the kernel escapes.
+    return {
+        key: rest.strip()
+        for key, _, rest in (line.partition(":") for line in _read(pid, "status").splitlines())
+    }
+
+
+def _read(pid: int, name: str) -> str:
+    """Of the list of mounts, the first: its number is no other namespace's, and it is below the root directory."""
+    with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+        text = file.read(_STATUS_BYTES) or b""
+    return (text.partition(b"\n")[0] if name == "mountinfo" else text).decode(errors="replace")

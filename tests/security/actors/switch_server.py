@@ -1,0 +1,42 @@
+"""A server: argv is its address, its port, and what it is, of `plain` (of TCP alone), `shared` (its port is, with other
+workers), `trusting` (it believes all who register).
+
+Says its `port`, and then, for each line that it hears, how many `requests` it has had.
+"""
+
+import asyncio
+import encodings.idna  # noqa: F401
+
+import rdmanet
+import rdmanet.loop.serving
+import rdmanet.loop.workers
+import rdmanet.transport
+from rdmanet.loop.trust import Speaker
+
+address, port, *kinds = argv
+requests = 0
+
+
+async def answer(reader, writer):
+    global requests
+    await reader.readline()
+    requests += 1
+    writer.write(b"the server\n")
+    writer.close()
+
+
+async def main():
+    loop = asyncio.get_running_loop()
+    server = await asyncio.start_server(answer, address, int(port), reuse_port="shared" in kinds)
+    say(port=server.sockets[0].getsockname()[1])
+    while await loop.run_in_executor(None, hear) is not None:
+        say(requests=requests)
+    server.close()
+
+
+if "trusting" in kinds:
+    Speaker.why_not = Speaker.why_not_with = lambda *_: ""
+if "plain" in kinds:
+    asyncio.run(main())
+else:
+    rdmanet.run(main())

@@ -1,0 +1,103 @@
+"""Who speaks for a server's TCP listener: nobody but who has it. A server's user says too little, since a container or
+sandbox may have the same; and the port of a worker that has ended is anybody's."""
+
+import os
+
+import pytest
+
+from tests.security.conftest import ATTACKER, VICTIM, unfit
+
+ANOTHER = 61003
+# The attacker has the user of the server and of most clients, and is locked up.
+BOXES = {
+    "user namespace": f"{VICTIM},sandbox",
+    "pid namespace": f"pids,{VICTIM}",
+    "both": f"{VICTIM},sandbox,pids",
+    "landlock": f"{VICTIM},landlock",
+    "chroot": f"chroot,{VICTIM}",
+}
+SHOWN = {"user namespace", "pid namespace", "both"}  # before it has said anything
+boxes = pytest.mark.parametrize("box", BOXES)
+CLIENTS = {"the server's user": VICTIM, "root": None, "a third user": ANOTHER}
+MET_BY = [(box, "the server's user") for box in BOXES]
+MET_BY += [("pid namespace", "root"), ("landlock", "root")]
+MET_BY += [(box, "a third user") for box in ("user namespace", "landlock", "chroot")]
+
+
+@pytest.fixture(autouse=True)
+def needs_root():
+    if os.geteuid() != 0:
+        unfit("only root can be all of these")
+
+
+def impostor(stage, roles, what, address, port):
+    attacker = stage.start("impostor", roles, what, address, port)
+    if "unfit" in (said := attacker.hear()):
+        unfit(said["unfit"])
+    return attacker
+
+
+def request(client, port):
+    client.tell(port=port)
+    return client.hear()
+
+
+@pytest.mark.parametrize(("box", "who"), MET_BY)
+def test_a_box_puts_up_no_door(stage, guarded, box, who):
+    """The server knows nothing of RDMA, so its door's name is free for everybody."""
+    server = stage.start("switch_server", "0.0.0.0", 0, "plain", user=VICTIM, ACTOR_DUMPABLE="1")
+    port = server.hear()["port"]
+    impostor(stage, BOXES[box], "door", "0.0.0.0", port)
+    kind = () if guarded else ("trusting",)
+    client = stage.start("switch_client", *kind, user=CLIENTS[who], ACTOR_DUMPABLE="1")
+    said = request(client, port)
+    if guarded:
+        assert said["reply"] == "the server" and said["fabric"] == "tcp", said
+    else:
+        assert said["reply"] == "the impostor", said
+
+
+@boxes
+def test_a_box_is_no_worker(stage, guarded, box):
+    kind = () if guarded else ("trusting",)
+    server = stage.start("switch_server", "127.0.0.1", 0, *kind, user=VICTIM, ACTOR_DUMPABLE="1")
+    port = server.hear()["port"]
+    attacker = impostor(stage, BOXES[box], "worker", "127.0.0.1", port)
+    client = stage.start(
+        "switch_client", *(() if guarded else ("careless",)), user=VICTIM, ACTOR_DUMPABLE="1"
+    )
+    replies = [request(client, port) for _ in range(20)]
+    attacker.tell()
+    got = attacker.hear()["requests"]
+    if guarded:
+        assert got == 0 and {said["fabric"] for said in replies} == {"rdma"}
+        assert box in SHOWN or "a process is not taken for a worker" in server.finish()
+    else:
+        assert got > 10
+
+
+def test_the_port_of_a_worker_passes_to_another_user(stage, guarded):
+    """A worker ends when the door has sent a client there. The client does not speak with who has its port now."""
+    workers = [stage.start("switch_server", "127.0.0.1", 0, "shared")]
+    port = workers[0].hear()["port"]
+    workers.append(stage.start("switch_server", "127.0.0.1", port, "shared"))
+    workers[1].hear()
+    successor = stage.start("successor", user=ATTACKER)
+    successor.hear()
+    kind = "pausing" if guarded else "pausing,careless"
+    client = stage.start("switch_client", *kind.split(","))
+    client.tell(port=port)
+    while (there := client.hear()["led"]) == port:  # it is the front's turn
+        client.tell()
+        client.hear()
+        client.tell(port=port)
+    workers[1].close()
+    successor.tell(port=there)
+    assert successor.hear()["has"] == there
+    client.tell()
+    said = client.hear()
+    if guarded:
+        assert said["reply"] == "the server" and said["fabric"] == "tcp", said
+        assert "the worker at port" in said["why"]
+    else:
+        assert said["reply"] == "the successor", said
