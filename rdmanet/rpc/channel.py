@@ -109,6 +109,11 @@ class Channel:
         """The server's address, as ``get_extra_info("peername")``."""
         return self.link.peer
 
+    @property
+    def unfinished(self) -> int:
+        """How many calls have not ended, also those that the server has not got yet."""
+        return len(self.book)
+
     async def greeted(self) -> None:
         """Wait for the server's Hello."""
         try:

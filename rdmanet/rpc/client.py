@@ -76,7 +76,7 @@ async def connect(
     :param limits: what this side accepts
     :param retry: how to reconnect; this includes the first connection. None: connect once
     :param policy: with several servers, "first": connect to the first that answers; "spread": connect to each, and send
-        each call to the one that has the fewest unfinished calls
+        each call to the one that has the fewest unfinished calls, where those that failed of late count, too
     :param keepalive: send Ping to a server from which nothing has come for so many seconds, and count the connection as
         lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
     :param interceptors: functions that run around each call, the first one outside: ``async def log(call, proceed)``

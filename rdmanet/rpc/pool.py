@@ -4,7 +4,12 @@ Theory
 ------
 A pool looks like a channel (channel.py), and passes each call to one. It has slots; a slot has addresses, and at most
 one connection, to the first of them that answers. With the policy "first" there is one slot for all addresses, with
-"spread" one for each, and a call goes to the connection with the fewest unfinished calls.
+"spread" one for each.
+
+With "spread" a call goes to the connection with the fewest unfinished calls, by lot among equals. A server that fails
+at once has none unfinished, and would get nearly all calls. So a failure counts as an unfinished call, whose weight
+halves every FAILURE_HALVES_S, if it speaks of the server and not of the call (_OF_THE_SERVER). A call that a server did
+not take (UNAVAILABLE, and not begun) goes to a server that it has not been to, if there is one, also without `retry`.
 
 Connections are made when calls want them. A call that finds none waits for the next, and starts a task in each slot
 that connects. All waiting calls share it. When the last one has gone, the tasks are cancelled. So a client that nobody
@@ -18,7 +23,10 @@ uses has neither a task nor a timer.
 The last line is for servers that accept connections and end them again. Without it, a client would not wait between
 two of those.
 
-A call is sent again only if its connection is over, and
+What else a try raises is a mistake, such as an unknown option, or a name that is none. Waiting does not mend it: it is
+raised at once, by `connect` as it is, and by a call as INTERNAL.
+
+Otherwise a call is sent again only if its connection is over, and
 
     it has not begun (`Error.begun`)       always: it was not sent, or the server did not take it
     it may have begun                      if its method is idempotent, and no item has come
@@ -30,14 +38,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import math
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from rdmanet import log_rate
 from rdmanet.errors import endpoint
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.errors import Code, Error, not_sent
+from rdmanet.rpc.link import logger
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Schema
@@ -49,6 +61,19 @@ Dial = Callable[[Address], Awaitable[Channel]]
 
 _RETIRED_MOST: Final = 8
 """Connections that take no new calls, and still have some that run."""
+FAILURE_HALVES_S: Final = 2.0
+_OF_THE_SERVER: Final = frozenset(
+    {
+        Code.UNKNOWN,
+        Code.DEADLINE_EXCEEDED,
+        Code.RESOURCE_EXHAUSTED,
+        Code.UNIMPLEMENTED,
+        Code.INTERNAL,
+        Code.UNAVAILABLE,
+        Code.DATA_LOSS,
+    }
+)
+"""Errors that another server may not have given."""
 
 
 class Slot:
@@ -59,7 +84,16 @@ class Slot:
     :ivar task: is connecting
     """
 
-    __slots__ = ("addresses", "channel", "failures", "is_sleeping", "not_before", "task")
+    __slots__ = (
+        "_blame",
+        "_blamed_at",
+        "addresses",
+        "channel",
+        "failures",
+        "is_sleeping",
+        "not_before",
+        "task",
+    )
 
     def __init__(self, addresses: list[Address]) -> None:
         self.addresses = addresses
@@ -68,6 +102,19 @@ class Slot:
         self.not_before = 0.0
         self.is_sleeping = False
         self.task: asyncio.Task[None] | None = None
+        self._blame = 0.0  # failed calls, by the weight that they had at:
+        self._blamed_at = 0.0
+
+    def blame(self, now: float) -> None:
+        """A call has failed, and it may be the server's fault."""
+        self._blame, self._blamed_at = self._weight(now) + 1, now
+
+    def blamed(self, now: float) -> int:
+        """As how many unfinished calls its failures count now."""
+        return round(self._weight(now)) if self._blame else 0
+
+    def _weight(self, now: float) -> float:
+        return self._blame * math.exp2((self._blamed_at - now) / FAILURE_HALVES_S)
 
     @property
     def usable(self) -> Channel | None:
@@ -99,6 +146,7 @@ class Pool:
         self._changed: asyncio.Future[bool] = self.loop.create_future()
         """The next end of a task of a slot: whether it has tried to connect."""
         self._error: Error | None = None  # of that try
+        self._is_spread = spread and len(addresses) > 1
         self._is_open = False
         self._is_closed = False
 
@@ -108,7 +156,7 @@ class Pool:
         """Make a call that has one result; as for `Channel`."""
         tried = _Tried(call)
         while True:
-            slot, channel = self._pick() or await self._connected(tried, call.deadline)
+            slot, channel = self._pick(tried.been) or await self._connected(tried, call.deadline)
             try:
                 result = await channel.unary(tried.call)
             except Error as exc:
@@ -125,7 +173,7 @@ class Pool:
     async def _stream(self, cut: Cut, tried: _Tried) -> AsyncGenerator[Any, None]:
         with cut:
             while True:
-                slot, channel = self._pick() or await self._connected(tried, tried.call.deadline)
+                slot, channel = self._pick(tried.been) or await self._connected(tried, tried.call.deadline)
                 items = channel.stream(tried.call)
                 try:
                     async with contextlib.aclosing(items):
@@ -139,24 +187,39 @@ class Pool:
                     slot.failures = 0
                     return
 
-    def _pick(self) -> tuple[Slot, Channel] | None:
-        """The connection for the next call."""
+    def _pick(self, been: Sequence[Slot] = ()) -> tuple[Slot, Channel] | None:
+        """The connection for the next call.
+
+        :param been: whose servers did not take it; they are not asked again while there are others
+        """
         if len(self._slots) == 1:
             slot = self._slots[0]
             if (channel := slot.usable) is None:
                 return None
         else:
-            found = [(len(channel.book), slot, channel) for slot in self._slots if (channel := slot.usable)]
+            found = [(slot, channel) for slot in self._slots if (channel := slot.usable)]
             if not found:
                 return None
             if len(found) < len(self._slots) and self._retry is not None:
                 self._begin_connecting(self.loop.time())
-            _, slot, channel = min(found, key=lambda each: each[0])
+            slot, channel = self._least([each for each in found if each[0] not in been] or found)
         self.peer = channel.peer
         return slot, channel
 
+    def _least(self, found: list[tuple[Slot, Channel]]) -> tuple[Slot, Channel]:
+        """The one that has the least to do, by lot among equals."""
+        now = self.loop.time()
+        loads = [channel.unfinished + slot.blamed(now) for slot, channel in found]
+        least = min(loads)
+        return random.choice([each for each, load in zip(found, loads, strict=True) if load == least])
+
     def _failed(self, slot: Slot, channel: Channel, tried: _Tried, error: Error) -> None:
         """A call has failed. Returns, if it is to be made again."""
+        if self._is_spread:
+            if error.code in _OF_THE_SERVER:
+                slot.blame(self.loop.time())
+            if self._goes_elsewhere(slot, tried, error):
+                return
         if error.code is not Code.UNAVAILABLE or channel.refusal is None:
             slot.failures = 0  # the server has answered
             raise error
@@ -165,6 +228,18 @@ class Pool:
             raise error
         if self._retry.attempts is not None and tried.failures >= self._retry.attempts:
             raise error
+
+    def _goes_elsewhere(self, slot: Slot, tried: _Tried, error: Error) -> bool:
+        """Whether the call is now made at a server that it has not been to."""
+        if (
+            self._is_closed
+            or error.begun
+            or error.code is not Code.UNAVAILABLE
+            or not tried.may_be_repeated(error)
+        ):
+            return False
+        tried.been = (*tried.been, slot)
+        return any(each.usable and each not in tried.been for each in self._slots)
 
     # -- connecting ----------------------------------------------------------------------------------------
 
@@ -178,7 +253,7 @@ class Pool:
             await self._connected(_Tried(), None)
             self._is_open = True
         except Error as exc:
-            if isinstance(exc.__cause__, (OSError, Error)):
+            if exc.__cause__ is not None:
                 raise exc.__cause__ from None
             raise
 
@@ -195,8 +270,9 @@ class Pool:
                         raise not_sent("the client was closed", Code.CANCELLED)
                     if self._retry is None and self._is_open:
                         raise not_sent(self._refusal())
+                    changed = self._changed  # before the tasks: an eager one may end at once
                     self._begin_connecting()
-                    has_tried = await asyncio.shield(self._changed)
+                    has_tried = await asyncio.shield(changed)
                     if has_tried and not self._pick():  # it failed, or that connection is over already
                         tried.failures += 1
                         self._give_up(tried, self._error or Error(Code.UNAVAILABLE, self._refusal()))
@@ -216,7 +292,7 @@ class Pool:
             most: float | None = len(self._slots)
         else:
             most = None if retry.attempts is None else retry.attempts * len(self._slots)
-        code = error.__cause__.code if isinstance(error.__cause__, Error) else Code.UNAVAILABLE
+        code = error.__cause__.code if isinstance(error.__cause__, Error) else error.code
         if code is not Code.UNAVAILABLE or (most is not None and tried.failures >= most):
             raise not_sent(error.text, code) from error.__cause__
 
@@ -225,7 +301,8 @@ class Pool:
         for slot in self._slots:
             if slot.task is None and slot.usable is None:
                 if due is None or slot.failures == 0 or slot.not_before <= due:
-                    slot.task = self.loop.create_task(self._connect(slot), name="rpc connect")
+                    task = self.loop.create_task(self._connect(slot), name="rpc connect")
+                    slot.task = None if task.done() else task
 
     def _stop_connecting(self) -> None:
         """Nobody waits any more."""
@@ -247,10 +324,13 @@ class Pool:
                 self._retire(retired)
             try:
                 slot.channel = await first_of(slot.addresses, self._dial, self._seconds)
-            except (OSError, Error) as exc:
-                text = f"there is no connection to {named(slot.addresses)}: {exc}"
-                self._error = Error(Code.UNAVAILABLE, text)
-                self._error.__cause__ = exc
+            except BaseException as exc:
+                this = asyncio.current_task()
+                if isinstance(exc, asyncio.CancelledError) and this is not None and this.cancelling():
+                    raise
+                self._not_connected(slot, exc)
+                if isinstance(exc, KeyboardInterrupt | SystemExit):
+                    raise
             else:
                 self._error = None
             has_tried = True
@@ -261,6 +341,17 @@ class Pool:
             slot.task, slot.is_sleeping = None, False
             changed, self._changed = self._changed, self.loop.create_future()
             changed.set_result(has_tried)
+
+    def _not_connected(self, slot: Slot, exc: BaseException) -> None:
+        """A try has failed: this is why, for all who wait."""
+        text = f"there is no connection to {named(slot.addresses)}: "
+        if isinstance(exc, OSError | Error):
+            self._error = Error(Code.UNAVAILABLE, f"{text}{exc}")
+        else:
+            self._error = Error(Code.INTERNAL, f"{text}{type(exc).__name__}: {exc}")
+            if any(each.usable for each in self._slots):  # nobody need wait
+                log_rate.warn(logger, f"rpc connect {id(self)}", "%s", self._error.text)
+        self._error.__cause__ = exc
 
     @property
     def _seconds(self) -> float:
@@ -298,15 +389,17 @@ class _Tried:
 
     :ivar failures: connections, and tries to connect, that have failed under it
     :ivar has_items: an item of its result has come
+    :ivar been: whose servers did not take it
     """
 
-    __slots__ = ("call", "failures", "has_items", "sent")
+    __slots__ = ("been", "call", "failures", "has_items", "sent")
 
     call: CallDetails
 
     def __init__(self, call: CallDetails | None = None) -> None:
         self.failures = 0
         self.has_items = False
+        self.been: tuple[Slot, ...] = ()
         self.sent: _Once | None = None
         if call is not None:
             if call.method.stream is not None:
