@@ -75,7 +75,8 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
     Every operation raises RegionRevokedError once the peer has begun to revoke the region or the connection is gone,
     IndexError with the numbers when offset and length leave the region, and PermissionError when the region was not
     offered for it. These checks are local, and leave the connection alone. Cancelling an operation releases only its
-    awaiter: the operation runs to its end, and its buffer is kept until then.
+    awaiter: what the device has begun runs to its end, and the buffer is kept until then. A long READ or WRITE goes in
+    pieces (transfers.py), and the rest of them is not begun then.
     """
 
     _operator: _Operator

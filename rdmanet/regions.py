@@ -4,9 +4,9 @@ Theory
 ------
 Three things come together here. ``Offers`` (pure) keeps track of the regions of both sides, and knows what the next
 Credit frame has to say about them. A ``Lease`` (leases.py) is one of our keys that the peer has, from BIND_MW to
-LOCAL_INV. An ``Operation`` (_pyx/operation.pxi) is one of our RDMA READs or WRITEs. Leases and operations are work
-requests on the connection's own queue pair, behind the frames of the stream. The queue pair has room for a few at a
-time; the others wait in a queue here.
+LOCAL_INV. An ``Operation`` (_pyx/operation.pxi) is one of our RDMA READs or WRITEs, and a ``Transfer`` (transfers.py)
+a long one, in pieces. Leases and operations are work requests on the connection's own queue pair, behind the frames of
+the stream. The queue pair has room for a few at a time; the others wait in a queue here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rdmanet.leases import Lease, State, check_offerable, patience, region_of, r
 from rdmanet.memory import OfferedMemory, Posted
 from rdmanet.offers import Offers, RemoteRegion
 from rdmanet.registered import RegisteredMemory
+from rdmanet.transfers import AT_ONCE_BYTES, Transfer, Transfers
 
 if TYPE_CHECKING:
     from rdmanet._core import StreamEngine
@@ -76,6 +77,7 @@ class Regions:
         self._cells: list[memoryview] = []  # for the answers of atomic operations
         self._has_atomics: bool | None = None
         self._waiting: list[Posted] = []  # work requests for which the queue pair had no room
+        self.transfers = Transfers(connection)
 
     @property
     def engine(self) -> StreamEngine:
@@ -215,29 +217,36 @@ class Regions:
     ) -> None:
         """Execute one one-sided operation on a region that the peer offers; see OfferedMemory.
 
-        If this is cancelled, the operation goes on, and keeps its buffer until it has ended.
+        If this is cancelled, what is posted goes on, and keeps its buffer until it has ended.
         """
         use = _Use(self, remote._region)
         try:
-            operation = Operation.beside(
-                self._loop.create_future(),
-                opcode,
-                use.local(buffer),
-                remote.address + offset,
-                remote.rkey,
-                compare_add,
-                swap,
-            )
-            # Not in the waiting coroutine: cancelling it must not free what the device may still touch.
-            operation.close_after(use)
-            if self._waiting or not operation.post(self.connection):
-                self._waiting.append(operation)
+            length = use.register(buffer)
+            address, rkey, future = remote.address + offset, remote.rkey, self._loop.create_future()
+            if length > AT_ONCE_BYTES:
+                transfer = Transfer(future, opcode, use, length, address, rkey)
+            else:
+                transfer = None
+                part = use.part(0, length) if length else ()
+                operation = Operation.beside(future, opcode, part, address, rkey, compare_add, swap)
+                # Not in the waiting coroutine: cancelling it must not free what the device may still touch.
+                operation.close_after(use)
+                if self._waiting or not operation.post(self.connection):
+                    self._waiting.append(operation)
         except BaseException as exc:
             use.close()
             if isinstance(exc, OSError):
                 self.name_peer(exc)
             raise
-        await operation.wait()
+        if transfer is None:
+            await future
+            return
+        self.transfers.begin(transfer)
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.transfers.cancel(transfer)
+            raise
 
     async def atomic(
         self, remote: OfferedMemory, opcode: int, offset: int, compare_add: int, swap: int
@@ -295,6 +304,7 @@ class Regions:
 
     def post_waiting(self) -> None:
         """Post what has waited for room, as much as there is room for."""
+        self.transfers.go_on()  # first: they leave room for the others
         while self._waiting:
             first = self._waiting[0]
             try:
@@ -308,9 +318,11 @@ class Regions:
 
     def operation_lost(self, operation: Posted) -> None:
         """A work request will not complete: the queue pair is gone."""
+        operation.end(self._why_over())
+
+    def _why_over(self) -> BaseException:
         error = None if self._owner is None else self._owner._error
-        closed = ConnectionResetError(errno.ECONNRESET, "the connection was closed")
-        operation.end(error or self.name_peer(closed))
+        return error or self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -335,6 +347,7 @@ class Regions:
         waiting, self._waiting = self._waiting, []
         for operation in waiting:
             self.operation_lost(operation)
+        self.transfers.close(self._why_over())
         self._offers.lost()
         self._remote.clear()
         self._cells.clear()
@@ -358,13 +371,17 @@ class _Use:
         self._registration: Registration | None = None
         regions.begin_use(region)
 
-    def local(self, buffer: Any) -> SGE | tuple[()]:
-        """A buffer, as the request names it."""
+    def register(self, buffer: Any) -> int:
+        """Register a buffer; returns its length in bytes."""
         view = self._view = memoryview(buffer).cast("B")
-        if not len(view):
-            return ()
-        self._registration = self._regions.engine.registrations.take(buffer, view)
-        return SGE(view, lkey=self._registration.lkey)
+        if length := len(view):
+            self._registration = self._regions.engine.registrations.take(buffer, view)
+        return length
+
+    def part(self, offset: int, length: int) -> SGE:
+        """A part of it, as a request names it."""
+        assert self._view is not None and self._registration is not None
+        return SGE(self._view, offset, length, lkey=self._registration.lkey)
 
     def close(self) -> None:
         registration, self._registration = self._registration, None

@@ -53,6 +53,7 @@ ROOMS = [
         {"loop_context", "addresses", "transport_socket"},
         {"verbs_async"},
         {"memory", "leases", "connection"},
+        {"transfers"},
         {"registered"},
         {"admission"},
     ],

@@ -4,7 +4,7 @@ Theory
 ------
 When nothing has come for `seconds`, a side sends Ping, which any peer answers. If nothing comes for that long again,
 the connection is lost. Whatever comes is an answer, and so is that the peer takes what was written: a side that cannot
-write may have stopped reading (link.py).
+write may have stopped reading (link.py). So is that bytes of the peer's memory come, by a long READ (transfers.py).
 
     heard ---- nothing for `seconds`, Ping ----> asked ---- nothing for `seconds` ----> late ---- nothing ----> lost
       ^                                            |                                      |
@@ -39,6 +39,7 @@ class Keepalive:
         self._seconds = seconds
         self._asked = 0  # 1: Ping was sent. 2: it is late
         self._unwritten = 0
+        self._moved = 0
         self._heard_at = link.heard_at = link.loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._look_in(seconds)
@@ -58,8 +59,9 @@ class Keepalive:
         if link.is_over:
             return
         unwritten, before = link.transport.get_write_buffer_size(), self._unwritten
-        self._unwritten = unwritten
-        if unwritten < before:
+        moved, moved_before = link.moved, self._moved
+        self._unwritten, self._moved = unwritten, moved
+        if unwritten < before or moved != moved_before:
             link.heard_at = link.loop.time()
         silent = link.loop.time() - link.heard_at
         if link.heard_at > self._heard_at:

@@ -265,6 +265,11 @@ class Link(asyncio.Protocol):
 
     # -- memory that the peer offers -----------------------------------------------------------------------
 
+    @property
+    def moved(self) -> int:
+        """How many bytes have come by long READs of the peer's memory, or a number that does not change."""
+        return cast(RdmaTransport, self.transport)._regions.transfers.moved if self.lends else 0
+
     def region_offered(self, remote: OfferedMemory) -> None:
         self._offers[remote.id] = remote
         self._last_offer = remote.id

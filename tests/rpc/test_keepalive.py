@@ -88,6 +88,7 @@ class Clock:
         self.said: list[Any] = []
         self.error: BaseException | None = None
         self.unwritten = 0
+        self.moved = 0
         self.is_over = False
 
     def time(self) -> float:
@@ -140,6 +141,18 @@ def test_a_peer_that_takes_what_is_written_is_there():
     clock.after(10, keepalive)
     for _ in range(5):
         clock.unwritten -= 100
+        clock.after(10, keepalive)
+    assert clock.error is None
+    for seconds in (10, 10, 1):
+        clock.after(seconds, keepalive)
+    assert clock.error is not None
+
+
+def test_a_peer_whose_memory_comes_is_there():
+    clock = Clock()
+    keepalive = Keepalive(clock, 10)  # type: ignore[arg-type]
+    for _ in range(5):
+        clock.moved += 1000
         clock.after(10, keepalive)
     assert clock.error is None
     for seconds in (10, 10, 1):
