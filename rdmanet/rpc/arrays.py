@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import sys
+import types
 import typing
 from typing import Annotated, Any, Final
 
@@ -105,6 +106,15 @@ def is_buffer(type_: Any) -> bool:
 def wire_type(type_: Any) -> Any:
     """What is decoded for a value of this type."""
     return Array if isinstance(type_, ArrayType) else memoryview | Lent if type_ in _BUFFERS else type_
+
+
+def bytes_in(type_: Any) -> Any:
+    """The type of bytes that a type accepts: a union of it with others, or Any."""
+    if typing.get_origin(type_) is Annotated:
+        return bytes_in(typing.get_args(type_)[0])
+    if typing.get_origin(type_) in (typing.Union, types.UnionType):
+        return next((each for each in map(bytes_in, typing.get_args(type_)) if each is not bytes), bytes)
+    return type_ if type_ in (memoryview, bytearray) else bytes
 
 
 def described(type_: Any) -> Description | None:

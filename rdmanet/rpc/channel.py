@@ -48,7 +48,7 @@ from rdmanet.rpc.messages import (
     check_hello,
 )
 from rdmanet.rpc.pending import CallDetails, Pending
-from rdmanet.rpc.schema import Schema
+from rdmanet.rpc.schema import Method, Schema
 from rdmanet.rpc.stats import Counter, counters_of, ending_of
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended
 
@@ -80,6 +80,7 @@ class Channel:
         self._refusal_code = Code.UNAVAILABLE
         self.service = ""  # the server's name for it
         self._numbers: list[int | None] = []  # the server's, by our own
+        self._fitted: list[Method] = []  # by our numbers, if the server has another version
         self._stream_bytes = 0
         self._greeting: asyncio.Future[None] = self.loop.create_future()
         self._reading_bytes = 0
@@ -128,11 +129,11 @@ class Channel:
         if self._greeting.done():  # it took too long
             return
         try:
-            known = (
-                {method.name: method.number for method in self.schema.numbered}
-                if hello.digest == self.schema.digest
-                else self.schema.understands(hello.methods)
-            )
+            if hello.digest == self.schema.digest:
+                known = {method.name: method.number for method in self.schema.numbered}
+            else:
+                known = self.schema.understands(hello.methods)
+                self._fitted = self.schema.fitted(hello.methods)
         except Error as exc:
             self._greeting.set_exception(exc)
             self.link.close()
@@ -194,6 +195,8 @@ class Channel:
 
         Not a coroutine of its own: that would be one more frame to resume for each call.
         """
+        if self._fitted:
+            call = call.fitted(self._fitted)
         arguments = call.arguments
         if call.method.buffers:
             arguments, loans = prepared(self.link, call.method, arguments)
@@ -210,6 +213,8 @@ class Channel:
 
     def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results. It begins with the first one that is asked for."""
+        if self._fitted:
+            call = call.fitted(self._fitted)
         cut = Cut()
         return Results(cut, self._stream(cut, call))
 

@@ -9,18 +9,25 @@ A description says what msgpack a type is encoded as, and nothing of the classes
     ["tuple", T, ...]               of these items
     ["dict", K, V]
     ["one of", value, ...]          enums and literals
+    ["flags", bits]                 combinations of these bits
+    ["within", T, {limit: value}]   T with msgspec's constraints: "ge", "max_length", ...
     ["union", T, ...]
     ["array", T]                    of NumPy's types of items, or of "any" (arrays.py)
     ["struct", name]                its fields are in the table of structs, so that a type may contain itself
 
 An entry of the table is [form, tag, closed, fields]. `form` is "map" or "array". `tag` is None, or [field, value]: what
-tells the struct from the others of a union. `closed` says that unknown fields are refused. A field is
-[name, T, required].
+tells the struct from the others of a union. `closed` says that unknown fields are refused, as a NamedTuple does. A
+field is [name, T, required], and what follows if it says something: `left_out`, `default`. `left_out` says of who
+writes it that the field may lack: if it has its default (LEFT_OUT_DEFAULT, of ``omit_defaults``), or as the program
+likes (LEFT_OUT, of UNSET and of a TypedDict). `default` is [value], or [] if that is not known.
 
 `differences` says why a reader would not understand a writer. Both may be at different versions: a field that the
 writer does not have must be optional for the reader, one that the reader does not have is skipped, and a union of the
-reader may have more members. What it accepts, msgspec decodes. Nothing but a buffer reads a buffer, and nothing but an
-array an array: not even "any", since they may have come by reference.
+reader may have more members. What the writer leaves out must be optional, and if it stands for the writer's default, of
+the same default. The reader's constraints must follow from the writer's. What it accepts, msgspec decodes, and a value
+that both know does not change on the way. Bytes read a
+buffer, since a client sees to it that it does not go by reference (`Method.fitted`). Nothing but an array reads an
+array: not even "any".
 
 Structs may contain themselves. A pair of structs fits if nothing speaks against it while it is assumed to fit. What
 does not fit under assumptions does not fit at all, and is remembered. What fits is forgotten when the assumption on
@@ -30,10 +37,17 @@ which it stood has failed.
 from __future__ import annotations
 
 import datetime  # noqa: F401  before msgspec, see credit.py
-from typing import Any, Final
+import enum
+import functools
+import operator
+import types
+import typing
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import inspect
+
+from rdmanet.errors import ProtocolError
 
 Description = Any
 """A str, or a list as above."""
@@ -68,6 +82,13 @@ _LISTS: Final = (
 )
 
 
+METHODS_MOST: Final = 4096
+_LIMITS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "multiple_of", "pattern", "tz")
+"""In the order of their names."""
+LEFT_OUT_DEFAULT: Final = 1
+LEFT_OUT: Final = 2
+
+
 def describe(annotation: Any, structs: Structs) -> Description:
     """The description of a type; the structs in it are added to the table.
 
@@ -82,6 +103,11 @@ class _Describer:
         self._names: dict[type, str] = {}
 
     def of(self, info: Any) -> Description:
+        limits = {name: limit for name in _LIMITS if (limit := getattr(info, name, None)) is not None}
+        found = self._without_limits(info)
+        return ["within", found, limits] if limits else found
+
+    def _without_limits(self, info: Any) -> Description:
         kind = type(info)
         if kind in _SCALARS:
             return _SCALARS[kind]
@@ -92,6 +118,8 @@ class _Describer:
         if isinstance(info, inspect.DictType):
             return ["dict", self.of(info.key_type), self.of(info.value_type)]
         if isinstance(info, inspect.EnumType):
+            if issubclass(info.cls, enum.Flag):
+                return ["flags", functools.reduce(operator.or_, (flag.value for flag in info.cls), 0)]
             return ["one of", *sorted((member.value for member in info.cls), key=_order)]
         if isinstance(info, inspect.LiteralType):
             return ["one of", *sorted(info.values, key=_order)]
@@ -113,17 +141,63 @@ class _Describer:
         head = [
             "array" if as_array else "map",
             None if tag is None else [info.tag_field, tag],
-            getattr(info, "forbid_unknown_fields", False),
+            getattr(info, "forbid_unknown_fields", False) or isinstance(info, inspect.NamedTupleType),
         ]
         self._names[info.cls] = name
         table: list[Any] = [*head, []]
         taken = self._structs.setdefault(name, table)
-        fields = [[field.encode_name, self.of(field.type), field.required] for field in info.fields]
+        left_out = _left_out(info) if head[0] == "map" else {}
+        fields = []
+        for field in info.fields:
+            fields.append([field.encode_name, self.of(field.type), field.required])
+            how, default = left_out.get(field.name, 0), _default(field)
+            if how or default:
+                fields[-1] += [how, default]
         if taken is table:
             table[3] = fields
         elif taken != [*head, fields]:  # another one of this name
             raise TypeError(f"two types that differ are both named {name!r}: give one of them another name")
         return name
+
+
+def _left_out(info: Any) -> dict[str, int]:
+    """The fields that may lack where a value of this type is written."""
+    if isinstance(info, inspect.TypedDictType):
+        return {field.name: LEFT_OUT for field in info.fields if not field.required}
+    found: dict[str, int] = {}
+    if isinstance(info, inspect.StructType):
+        hints = {field.name: field.type for field in msgspec.structs.fields(info.cls)}
+        if (typing.get_origin(info.cls) or info.cls).__struct_config__.omit_defaults:
+            found = {field.name: LEFT_OUT_DEFAULT for field in info.fields if _default(field)}
+    else:
+        hints = typing.get_type_hints(typing.get_origin(info.cls) or info.cls)
+    return found | {
+        name: found.get(name, 0) | LEFT_OUT for name, hint in hints.items() if _may_be_unset(hint)
+    }
+
+
+def _may_be_unset(hint: Any) -> bool:
+    hint = getattr(hint, "__value__", hint)  # of `type X = ...`
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Annotated):
+        return any(map(_may_be_unset, typing.get_args(hint)))
+    return hint is msgspec.UnsetType
+
+
+def _default(field: Any) -> list[Any]:
+    """The default of a field as plain data, in a list; an empty one if it has none that can be known."""
+    if field.default is not msgspec.NODEFAULT:
+        value = field.default
+    elif field.default_factory in _FACTORIES:
+        value = field.default_factory()
+    else:
+        return []
+    try:
+        return [msgspec.msgpack.decode(msgspec.msgpack.encode(value, order="deterministic"))]
+    except Exception:  # what msgspec does not encode
+        return []
+
+
+_FACTORIES: Final = (list, dict, set, frozenset, tuple, bytearray, bytes, str, int, float, bool)
 
 
 def _order(value: Any) -> bytes:
@@ -150,7 +224,7 @@ class _Comparer:
         self._failed: set[tuple[str, str]] = set()
 
     def compare(self, written: Description, read: Description, where: str) -> list[str]:
-        if read == "any" and written != BUFFER and _kind(written) != "array":
+        if read == "any" and _kind(written) != "array":
             return []
         if isinstance(written, str) and (written == read or [written, read] in _WIDER):
             return []
@@ -165,8 +239,13 @@ class _Comparer:
                 lines for lines, member in zip(tried, read[1:], strict=True) if _kind(member) == kind != ""
             ]
             return alike[0] if len(alike) == 1 else [self._line(written, read, where)]
+        if "within" in (kind, _kind(read)):
+            return self._within(written, read, where)
         if kind != _kind(read) or kind == "":
             return [self._line(written, read, where)]
+        if kind == "flags":
+            unknown_bits = written[1] & ~read[1]
+            return [f"{where}: the other side has no flags of {unknown_bits:#x}"] if unknown_bits else []
         if kind == "one of":
             unknown = [value for value in written[1:] if value not in read[1:]]
             return [f"{where}: {unknown[0]!r} is no value of the other side"] if unknown else []
@@ -179,6 +258,17 @@ class _Comparer:
             for index, (one, other) in enumerate(zip(written[1:], read[1:], strict=True))
             for line in self.compare(one, other, f"{where}[{index if kind == 'tuple' else ''}]")
         ]
+
+    def _within(self, written: Description, read: Description, where: str) -> list[str]:
+        _, plain, limits = written if _kind(written) == "within" else ("", written, {})
+        _, other, wanted = read if _kind(read) == "within" else ("", read, {})
+        if not isinstance(limits, dict) or not isinstance(wanted, dict):
+            raise ValueError("limits are a map")
+        if lines := self.compare(plain, other, where):
+            return lines
+        if all(_follows(name, limit, limits) for name, limit in wanted.items()):
+            return []
+        return [self._line(written, read, where)]
 
     def _structs(self, writer: str, reader: str, where: str) -> list[str]:
         pair = writer, reader
@@ -220,6 +310,8 @@ class _Comparer:
         if closed and extra:
             lines.append(f"{where}: {writer}.{extra[0][0]} is unknown to {reader}, which forbids that")
         for one, other in pairs:
+            if why := _lacks(one, other):
+                lines.append(f"{where}: {writer}.{one[0]} is left out {why} {reader}")
             lines += self.compare(one[1], other[1], f"{where}.{other[0]}")
         return lines
 
@@ -227,7 +319,41 @@ class _Comparer:
         return f"{where}: {text(written)} is not {text(read)}"
 
 
-_WIDER: Final = [["int", "float"]]
+_WIDER: Final = [["int", "float"], [BUFFER, "bytes"]]
+
+
+def _lacks(written: Any, read: Any) -> str:
+    """What is wrong if a field is left out where it is written; empty if nothing is."""
+    how, default = written[3:] or (0, [])
+    if how and read[2]:
+        return f"{'at times' if how & LEFT_OUT else f'if it is {default[0]!r}'}, and is required by"
+    if how & LEFT_OUT_DEFAULT and _order(default) != _order(list(read[4:] or ((),))[0]):
+        return f"if it is {default[0]!r}, which is not the default of"
+    return ""
+
+
+def _follows(name: str, limit: Any, limits: dict[str, Any]) -> bool:
+    """Whether a limit of the reader's follows from those of the writer."""
+    known = limits.get(name)
+    if name in ("ge", "gt"):
+        other = limits.get("gt" if name == "ge" else "ge")
+        return (known is not None and known >= limit) or (
+            other is not None and (other >= limit if name == "ge" else other > limit)
+        )
+    if name in ("le", "lt"):
+        other = limits.get("lt" if name == "le" else "le")
+        return (known is not None and known <= limit) or (
+            other is not None and (other <= limit if name == "le" else other < limit)
+        )
+    if known is None:
+        return bool(name == "min_length" and limit == 0)
+    if name == "max_length":
+        return bool(known <= limit)
+    if name == "min_length":
+        return bool(known >= limit)
+    if name == "multiple_of":
+        return bool(limit) and known % limit == 0
+    return bool(known == limit)
 
 
 def _kind(description: Description) -> str:
@@ -249,4 +375,30 @@ def text(description: Description) -> str:
         return " | ".join(map(repr, parts))
     if kind == "union":
         return " | ".join(map(text, parts))
+    if kind == "flags":
+        return f"flags of {parts[0]:#x}"
+    if kind == "within":
+        return f"{text(parts[0])} with {', '.join(f'{name}={limit!r}' for name, limit in parts[1].items())}"
     return f"{kind}[{', '.join(map(text, parts))}]"
+
+
+# ---- A schema that a server has sent ---------------------------------------------------------------------------
+
+_Parameters = list[tuple[str, Any, bool]]
+_Methods = Annotated[
+    list[tuple[str, Annotated[int, msgspec.Meta(ge=0, le=3)], _Parameters, Any, Any]],
+    msgspec.Meta(max_length=METHODS_MOST),
+]
+_decode_schema: Final = msgspec.msgpack.Decoder(tuple[_Methods, Structs]).decode
+
+
+def decode_description(raw: Any) -> tuple[list[Any], Structs]:
+    """The methods and structs of a server's schema, as it came by the wire.
+
+    :raises ProtocolError: it is no schema
+    """
+    try:
+        methods, structs = _decode_schema(raw)
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise ProtocolError(f"the server sent what is no schema: {exc}") from None
+    return methods, structs

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -18,11 +18,11 @@ from rdmanet.errors import ProtocolError
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.channel import Channel
-from rdmanet.rpc.describe import BUFFER, Description, Structs, text
+from rdmanet.rpc.describe import BUFFER, Description, Structs, decode_description, text
 from rdmanet.rpc.limits import DEFAULT
 from rdmanet.rpc.marks import Options
 from rdmanet.rpc.messages import Array, Lent
-from rdmanet.rpc.schema import Kind, Method, Parameter, Schema, decode_description
+from rdmanet.rpc.schema import Kind, Method, Parameter, Schema
 
 _any: Final = msgspec.msgpack.Decoder().decode
 _buffer: Final = msgspec.msgpack.Decoder(memoryview | Lent).decode
@@ -41,6 +41,9 @@ class Discovered(Schema):
         self.described: list[Any] = []
         self.structs: Structs = {}
         vars(self)["digest"] = bytes(32)
+
+    def fitted(self, raw: Any) -> list[Method]:
+        return self.numbered
 
     def understands(self, raw: Any) -> dict[str, int]:
         """Take the server's schema for ours."""
@@ -125,6 +128,7 @@ class Converter:
 
         :raises ValueError: a field is unknown or missing
         """
+        type_ = _without_limits(type_)
         kind, *parts = [type_] if isinstance(type_, str) else type_
         if kind in ("bytes", BUFFER) and isinstance(value, str):
             return self._bytes_of(value)
@@ -144,8 +148,8 @@ class Converter:
 
     def _struct(self, value: dict[str, Any], name: str, where: str) -> Any:
         form, tag, _, fields = self._structs[name]
-        known = {field: type_ for field, type_, _ in fields}
-        for field, _, required in fields:
+        known = {field: type_ for field, type_, *_ in fields}
+        for field, _, required, *_ in fields:
             if required and field not in value:
                 raise ValueError(f"{where}: {name} lacks {field!r}, which is {text(known[field])}")
         if form == "map":
@@ -154,13 +158,14 @@ class Converter:
                 f: self(v, known[f], f"{where}.{f}") if f in known else v for f, v in value.items()
             }
         found = [] if tag is None else [tag[1]]
-        for field, type_, _ in fields:
+        for field, type_, *_ in fields:
             if field not in value:
                 break
             found.append(self(value[field], type_, f"{where}.{field}"))
         return found
 
     def _member(self, value: Any, types: list[Description], where: str) -> Any:
+        types = [_without_limits(each) for each in types]
         kinds = {
             "bytes" if each == BUFFER else each if isinstance(each, str) else each[0]: each for each in types
         }
@@ -173,8 +178,9 @@ class Converter:
 
 
 _DEPTH_MOST: Final = 50
-_Fields = list[tuple[str, Any, bool]]
-_Struct = tuple[str, tuple[str, str | int] | None, bool, _Fields]
+_Struct = tuple[
+    str, tuple[str, str | int] | None, bool, list[Annotated[list[Any], msgspec.Meta(min_length=3)]]
+]
 
 
 def _check(methods: list[Any], structs: Structs) -> None:
@@ -185,7 +191,8 @@ def _check(methods: list[Any], structs: Structs) -> None:
                 _check_type(type_, structs, 0)
         for name, struct in structs.items():
             _, _, _, fields = structs[name] = list(msgspec.convert(struct, _Struct))
-            for _, type_, _ in fields:
+            for field in fields:
+                _, type_, *_ = msgspec.convert(field[:3], tuple[str, Any, bool])
                 _check_type(type_, structs, 0)
     except (msgspec.MsgspecError, ValueError, TypeError) as exc:
         raise ProtocolError(f"the server sent what is no schema: {exc}") from None
@@ -195,15 +202,19 @@ def _check_type(type_: Any, structs: Structs, depth: int) -> None:
     if isinstance(type_, str):
         return
     kind, *parts = type_
-    wanted = {"list": 1, "dict": 2, "struct": 1, "array": 1}.get(kind, len(parts))
+    wanted = {"list": 1, "dict": 2, "struct": 1, "array": 1, "flags": 1, "within": 2}.get(kind, len(parts))
     if not isinstance(type_, (list, tuple)) or not isinstance(kind, str) or len(parts) != wanted:
         raise ValueError("there is a type of an unknown form")
     if kind == "struct":
         if parts[0] not in structs:
             raise ValueError("there is a struct that is not described")
+    elif kind == "flags":
+        msgspec.convert(parts[0], int)
     elif kind != "one of":
         if depth > _DEPTH_MOST:
             raise ValueError("there is a type that is nested too deep")
+        if kind == "within":
+            msgspec.convert(parts.pop(), dict[str, Any])
         for part in parts:
             _check_type(part, structs, depth + 1)
 
@@ -212,12 +223,16 @@ def _bytes_of_array(raw: Any) -> memoryview | Lent:
     return _array(raw).data
 
 
+def _without_limits(type_: Description) -> Description:
+    return _without_limits(type_[1]) if _kind(type_) == "within" else type_
+
+
 def _kind(type_: Description) -> str:
     return type_ if isinstance(type_, str) else str(type_[0])
 
 
 def _key(key: str, type_: Description) -> Any:
-    return int(key) if type_ == "int" and key.lstrip("-").isdecimal() else key
+    return int(key) if _without_limits(type_) == "int" and key.lstrip("-").isdecimal() else key
 
 
 @contextlib.asynccontextmanager

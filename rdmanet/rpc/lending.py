@@ -123,7 +123,7 @@ def prepared(
         if goes_inline(parameter.type, arguments[index]):
             continue
         going = Outgoing(parameter.type, arguments[index], f"{method.label}: parameter {parameter.name}")
-        if goes_by_reference(link, going.memory):
+        if index not in method.inline and goes_by_reference(link, going.memory):
             loans.append((index, going))
         else:
             arguments = (*arguments[:index], going.item(going.memory), *arguments[index + 1 :])
@@ -320,7 +320,7 @@ async def fetched(link: Link, type_: Any, value: Any, loan: Lent, into: Into | N
     remote = await found(link, loan)
     memory, result = _room(type_, value, loan.length, into)
     await read_offer(link, remote, memory, 0)
-    return bytes(memory) if type_ is bytes else result
+    return type_(memory) if type_ in (bytes, bytearray) else result
 
 
 def _room(type_: Any, value: Any, nbytes: int, into: Into | None) -> tuple[memoryview, Any]:
@@ -347,8 +347,8 @@ def at_once(method: Method, arguments: tuple[Any, ...]) -> tuple[Any, ...] | Non
 
 def as_declared(type_: Any, memory: memoryview) -> Any:
     """Bytes that are here, as the method's annotation wants them."""
-    if type_ is bytes:
-        return bytes(memory)
+    if type_ in (bytes, bytearray):
+        return type_(memory)
     if memory.nbytes < _KEEP_BYTES:
         memory = memoryview(bytes(memory))
     return Buffer(memory) if type_ is Buffer else memory.toreadonly()

@@ -32,6 +32,10 @@ class CallDetails(msgspec.Struct, frozen=True):
     metadata: Metadata | None = None
     into: Into | None = None
 
+    def fitted(self, methods: list[Method]) -> CallDetails:
+        """The same call of one of these methods, which are those of a server's version."""
+        return msgspec.structs.replace(self, method=methods[self.method.number])
+
 
 _OF_PYTHON: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
 """What Python itself raises in coroutines and generators: in a caller it would look like the end of that."""

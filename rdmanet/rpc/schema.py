@@ -22,6 +22,7 @@ not compare. `Schema.understands` compares otherwise.
 
 from __future__ import annotations
 
+import copy
 import datetime  # noqa: F401  before msgspec, see credit.py
 import functools
 import hashlib
@@ -30,21 +31,27 @@ import sys
 from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import msgspec
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.annotations import defining_frame, owner_of, resolved, stream_item
-from rdmanet.rpc.arrays import declared, described, is_buffer, wire_type
+from rdmanet.rpc.arrays import ArrayType, bytes_in, declared, described, is_buffer, wire_type
 from rdmanet.rpc.buffer import Buffer
-from rdmanet.rpc.describe import Description, Structs, describe, differences
+from rdmanet.rpc.describe import (
+    BUFFER,
+    METHODS_MOST,
+    Description,
+    Structs,
+    decode_description,
+    describe,
+    differences,
+)
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.marks import Options
 
 __all__ = ["Schema", "Service"]
-
-_METHODS_MOST: Final = 4096
 
 
 class Kind(IntEnum):
@@ -81,7 +88,10 @@ class Method:
     :ivar stream: the name of the parameter that is the caller's stream, and the type of its items
     :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
     :ivar result: the type of the result, or of the items that the callee streams
+    :ivar inline: which parameters go in the message, whatever their length
     """
+
+    inline: frozenset[int] = frozenset()
 
     def __init__(self, service: str, name: str, function: Any, hints: dict[str, Any]) -> None:
         self.number = -1
@@ -178,6 +188,26 @@ class Method:
         self._result = _decoder(wire_type(self.result) if self.result_is_buffer else self.result)
         self._item = _decoder(Any if self.stream is None else self.stream[1])
         self._details = _decoder(Any if self.options.details is None else self.options.details)
+
+    def fitted(self, there: Any) -> Method:
+        """The same method, as it is called at a server that has another version of it.
+
+        Bytes inside of a union go in the message. So a buffer does, where the server has that; and where the server has
+        a buffer, its result is read as one.
+        """
+        found = copy.copy(self)
+        _, _, parameters, _, result = there
+        found.inline = frozenset(
+            index
+            for index in self.buffers
+            if index < len(parameters)
+            and parameters[index][1] != BUFFER
+            and not isinstance(self.parameters[index].type, ArrayType)
+        )
+        if result == BUFFER and not self.result_is_buffer and self.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
+            found.result, found.result_is_buffer = bytes_in(self.result), True
+            found._result = _decoder(wire_type(bytes))
+        return found
 
     def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
         if type_ is Buffer and not is_buffer:
@@ -363,6 +393,11 @@ class Schema:
             raise Error(Code.FAILED_PRECONDITION, f"the server's {self.name} differs from ours: {shown}")
         return {found.name: numbers[found.name] for found, _ in known}
 
+    def fitted(self, raw: Any) -> list[Method]:
+        """Our methods, as they are called at the server whose schema this is (`Method.fitted`)."""
+        there = {method[0]: method for method in decode_description(raw)[0]}
+        return [each.fitted(there[each.name]) if each.name in there else each for each in self.numbered]
+
 
 class Service:
     """The base of services. A subclass is read when it is defined, and its instances can be served.
@@ -397,8 +432,8 @@ def _read(cls: type, frame: FrameType) -> Schema:
         else:
             hints = resolved(cls, owner, found, frame)
         methods.append(Method(cls.__name__, name, found, hints))
-    if len(methods) > _METHODS_MOST:
-        raise TypeError(f"{cls.__name__} has {len(methods)} methods: {_METHODS_MOST} are allowed")
+    if len(methods) > METHODS_MOST:
+        raise TypeError(f"{cls.__name__} has {len(methods)} methods: {METHODS_MOST} are allowed")
     read = Schema(cls.__name__, methods)
     try:
         _ = read.digest
@@ -416,25 +451,6 @@ def _decoder(type_: Any) -> Callable[[Any], Any]:
 
 
 # ---- Comparing -----------------------------------------------------------------------------------------------
-
-_Parameters = list[tuple[str, Any, bool]]
-_Methods = Annotated[
-    list[tuple[str, Annotated[int, msgspec.Meta(ge=0, le=3)], _Parameters, Any, Any]],
-    msgspec.Meta(max_length=_METHODS_MOST),
-]
-_decode_schema = _decoder(tuple[_Methods, dict[str, list[Any]]])
-
-
-def decode_description(raw: Any) -> tuple[list[Any], Structs]:
-    """The methods and structs of a server's schema, as it came by the wire.
-
-    :raises ProtocolError: it is no schema
-    """
-    try:
-        methods, structs = _decode_schema(raw)
-    except (msgspec.MsgspecError, RecursionError) as exc:
-        raise ProtocolError(f"the server sent what is no schema: {exc}") from None
-    return methods, structs
 
 
 def _method_differences(ours: Method, there: Any, structs: Structs, theirs: Structs) -> list[str]:
