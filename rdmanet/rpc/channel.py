@@ -152,7 +152,7 @@ class Channel:
             End: self._on_end,
             Window: self._on_window,
             Goaway: self._on_goaway,
-            Ping: self._on_ping,
+            Ping: self.link.answer,
             Pong: lambda _: None,
         }
         if self._keepalive_seconds is not None:
@@ -496,6 +496,3 @@ class Channel:
         pending = self.book.window(message.number, message.total)
         if pending is not None and pending.sent is not None:
             pending.sent.allowed()
-
-    def _on_ping(self, message: Ping) -> None:
-        self.link.answer(message)
