@@ -21,22 +21,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import lending
-from rdmanet.rpc.around import Interceptor, chained
+from rdmanet.rpc.around import chained
 from rdmanet.rpc.buffer import Buffer, over
-from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.carried import decoded
 from rdmanet.rpc.context import CURRENT, CallInfo
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
 from rdmanet.rpc.failures import error_of, mistake, report, send_failure, unsendable
+from rdmanet.rpc.host import Host
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import (
     Loan,
@@ -50,18 +49,16 @@ from rdmanet.rpc.lending import (
     lent,
     loan_of,
 )
-from rdmanet.rpc.limits import Limits, exceeded
+from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
     NIL,
-    TEXT_MOST,
     VERSION,
     Array,
     Call,
     Cancel,
     End,
-    Goaway,
     Hello,
     Item,
     Lent,
@@ -73,31 +70,11 @@ from rdmanet.rpc.messages import (
     Window,
     check_hello,
 )
+from rdmanet.rpc.parting import Parting
 from rdmanet.rpc.running import Running
-from rdmanet.rpc.schema import Kind, Method, Schema
-from rdmanet.rpc.stats import Counter, counters_of
+from rdmanet.rpc.schema import Kind
+from rdmanet.rpc.stats import counters_of
 from rdmanet.rpc.streaming import Receiving, Sending
-
-
-class Host(Protocol):
-    """What a connection needs of its server."""
-
-    loop: asyncio.AbstractEventLoop
-    schema: Schema
-    builtin: dict[str, Served]
-    counters: list[Counter]
-    methods: list[tuple[Method, Callable[..., Any]]]
-    limits: Limits
-    send_tracebacks: bool
-    keepalive: float | None
-    interceptors: Sequence[Interceptor]
-    carry: Sequence[ContextVar[Any]]
-    refusal: str | None
-    callees: set[Callee]
-    running: set[Running]
-
-    def has_ended(self, running: Running) -> None:
-        """The task of a call is in its last step."""
 
 
 class Callee:
@@ -126,6 +103,7 @@ class Callee:
         self.link = Link(
             self.loop, self.limits.message_bytes, handlers, self._made, self._lost, is_server=True
         )
+        self._parting = Parting(self.link, functools.partial(server.has_heard, self))
 
     # -- the connection ------------------------------------------------------------------------------------
 
@@ -161,7 +139,7 @@ class Callee:
             Window: self._on_window,
             Release: self._on_release,
             Ping: self._on_ping,
-            Pong: lambda _: None,
+            Pong: self._parting.answered,
         }
         self.link.send(
             Hello(
@@ -187,15 +165,29 @@ class Callee:
 
         Health is asked for until the end.
         """
-        if self._is_greeted and not self._is_builtin and not self.link.is_over:
-            self.link.send(Goaway(reason[:TEXT_MOST]))
+        if not self._is_greeted or self._is_builtin or self.link.is_over:
+            return
+        if self.server.is_closing:
+            self._parting.refuse(reason)
+        else:
+            self.server.unheard.add(self)
+            self._parting.drain(reason)
+
+    def finish(self, reason: str) -> None:
+        """Close the connection, when the client has read all answers."""
+        if self._is_greeted and not self.link.is_over:
+            self._parting.finish(reason)
+        else:
+            self.link.close()
 
     def _lost(self, error: BaseException | None) -> None:
         if self._greeting is not None:
             self._greeting.cancel()
         if self._keepalive is not None:
             self._keepalive.stop()
+        self._parting.stop()
         self.server.callees.discard(self)
+        self.server.has_heard(self)
         lost = self.link.lost_error()
         for running in self.book.lost():
             if running.released is not None:
@@ -213,10 +205,11 @@ class Callee:
     def _on_call(self, message: Call) -> None:
         number = message.number
         self.book.check_unused(number)
-        server = self.server
+        server, parting = self.server, self._parting
         try:
-            if server.refusal is not None and not self._is_builtin:
-                raise not_taken(f"the server takes no new calls ({server.refusal})")
+            if parting.refusal is not None:
+                raise not_taken(f"the server takes no new calls ({parting.refusal})")
+            parting.taken += 1
             if message.method >= len(self._methods):
                 raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
             if len(server.running) >= server.limits.server_calls:

@@ -136,6 +136,8 @@ class CallerBook(Generic[_W]):
 
     def __init__(self, calls_max: int) -> None:
         self.calls_max = calls_max
+        self.begun = 0
+        """Calls since the connection began: the place of the last one among them."""
         self._calls: dict[int, tuple[Kind, _W | None, Inflow | None, Outflow | None]] = {}
         self._last = 0
 
@@ -157,12 +159,14 @@ class CallerBook(Generic[_W]):
         while number in calls:
             number = (number + 1) % NUMBERS
         self._last = number
+        self.begun += 1
         calls[number] = kind, owner, inflow, outflow
         return number
 
     def withdraw(self, number: int) -> None:
-        """The Call was not sent after all."""
+        """The last Call was not sent after all."""
         del self._calls[number]
+        self.begun -= 1
 
     def abandon(self, number: int) -> bool:
         """Nobody waits for this call any more. True: its Cancel is to be sent."""

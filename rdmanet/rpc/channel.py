@@ -24,7 +24,7 @@ from typing import Any
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
-from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of, late, not_begun, not_sent
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of, late, not_begun, not_sent, not_taken
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
@@ -78,6 +78,8 @@ class Channel:
         self.refusal: str | None = None
         """Why no new calls can begin."""
         self._refusal_code = Code.UNAVAILABLE
+        self._taken: int | None = None
+        """How many of its calls the server has taken, which is going away."""
         self.service = ""  # the server's name for it
         self._numbers: list[int | None] = []  # the server's, by our own
         self._fitted: list[Method] = []  # by our numbers, if the server has another version
@@ -161,6 +163,8 @@ class Channel:
 
     def _on_goaway(self, message: Goaway) -> None:
         self.refusal = f"the server takes no new calls ({message.reason})"
+        if message.taken is not None:
+            self._taken = message.taken
 
     def _lost(self, error: BaseException | None) -> None:
         if self._keepalive is not None:
@@ -170,11 +174,14 @@ class Channel:
         if not self._greeting.done():
             self._greeting.set_exception(lost)
             self._greeting.exception()
-        if len(self.book):
-            sent = Error(Code.UNAVAILABLE, f"{lost.text}; this call was sent, and may have had its effect")
-            sent.__cause__ = self.link.error
-            for pending in self.book.lost():
-                pending.fail(sent)
+        for pending in self.book.lost():
+            if self._taken is not None and pending.place > self._taken:
+                failed = not_taken(self.refusal)
+            else:
+                text = f"{lost.text}; this call was sent, and may have had its effect"
+                failed = Error(Code.UNAVAILABLE, text)
+            failed.__cause__ = self.link.error
+            pending.fail(failed)
 
     async def close(self) -> None:
         """Close the connection, and wait until it is gone. Pending calls get CANCELLED."""
@@ -258,9 +265,10 @@ class Channel:
 
         :raises Error: it was not sent, and has not begun
         """
-        method, deadline, metadata = call.method, call.deadline, call.metadata
+        method, deadline, metadata, link = call.method, call.deadline, call.metadata, self.link
         try:
-            if self.refusal is not None:
+            if link.is_over or self.refusal is not None:
+                self.refusal = self.refusal or "the connection is closed"
                 raise not_sent(self.refusal, self._refusal_code)
             there = self._numbers[method.number]
             if there is None:
@@ -272,11 +280,12 @@ class Channel:
                 if left_us <= 0:
                     raise late()
             number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
+            pending.place = self.book.begun
             try:
                 if metadata is None:
-                    length = self.link.send(OutCall(number, there, left_us, arguments))
+                    length = link.send(OutCall(number, there, left_us, arguments))
                 else:
-                    length = self.link.send(OutCallWith(number, there, left_us, arguments, metadata))
+                    length = link.send(OutCallWith(number, there, left_us, arguments, metadata))
             except BaseException:
                 self.book.withdraw(number)
                 raise

@@ -131,6 +131,8 @@ class Goaway(_Message, tag=9):
     """From the server: no new calls."""
 
     reason: _Text
+    taken: U53 | None = None
+    """How many Calls of this connection it has taken: later ones have not begun. None: it does not say."""
 
 
 class Ping(_Message, tag=10):
@@ -187,6 +189,12 @@ class OutReplyReturning(OutReply, tag=2):
     """The same from a callee that has let go of the arguments on loan."""
 
     returned: bool = True
+
+
+class OutGoaway(_Message, tag=9):
+    """Goaway without a number."""
+
+    reason: str
 
 
 class OutItem(_Message, tag=4):

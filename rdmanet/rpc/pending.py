@@ -48,6 +48,7 @@ class Pending(msgspec.Struct, eq=False):
     :ivar counter: counts it
     :ivar into: where the result is to be written, if the caller says that
     :ivar number: of the call, on its connection
+    :ivar place: of the call among those of its connection, counted from 1
     :ivar begun_at: when it was sent, on the loop's clock
     :ivar received: the stream from the callee, if there is one
     :ivar sent: the stream to the callee, if there is one
@@ -59,6 +60,7 @@ class Pending(msgspec.Struct, eq=False):
     counter: Counter
     into: Into | None = None
     number: int = -1
+    place: int = 0
     begun_at: float = 0.0
     received: Receiving | None = None
     sent: Sending | None = None

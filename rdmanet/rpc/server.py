@@ -101,6 +101,8 @@ class Server:
         self.running: set[Running] = set()
         self.refusal: str | None = None
         """Why it takes no new calls."""
+        self.unheard: set[Callee] = set()
+        """The connections whose clients may not have heard that."""
         self._idle: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] = self.loop.create_future()
 
@@ -112,6 +114,11 @@ class Server:
     def is_serving(self) -> bool:
         """Whether it takes new calls."""
         return self.refusal is None
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.done()
 
     def set_health(self, status: HealthStatus, service: str | None = None) -> None:
         """Say what `Health.check` answers: "SERVING", which is the default, or "NOT_SERVING".
@@ -140,8 +147,9 @@ class Server:
     async def drain(self, timeout: float | None = None) -> None:
         """Take no new calls, let those that run end, and close the server then.
 
-        Clients that call get UNAVAILABLE. After ``timeout`` seconds, calls that still run are cancelled. If this is
-        cancelled, the server goes on draining: close it.
+        Clients are told. A call that was sent before its client has heard it is executed, and each later one gets
+        UNAVAILABLE. After ``timeout`` seconds, calls that still run are cancelled. A client that does not answer holds
+        this up for some seconds at most. If this is cancelled, the server goes on draining: close it.
 
         :raises RuntimeError: it is called by a method of this server, and would wait for that
         """
@@ -150,7 +158,7 @@ class Server:
         self._refuse("it is shutting down")
         try:
             async with asyncio.timeout(timeout):
-                while self.running:
+                while self.running or self.unheard:
                     self._idle = self._idle or self.loop.create_future()
                     await asyncio.shield(self._idle)
         except TimeoutError:
@@ -161,11 +169,12 @@ class Server:
     def close(self) -> None:
         """Stop listening, cancel the calls that run, and close the connections when these have ended.
 
-        `wait_closed` waits for that.
+        `wait_closed` waits for that. A call that its client has sent meanwhile has surely not begun, and the client
+        knows: `Error.begun` is false.
         """
-        self._refuse("it is closed")
         if not self._closing.done():
             self._closing.set_result(None)
+        self._refuse("it is closed")
         for running in list(self.running):
             running.cancel()
         if not self.running:
@@ -196,13 +205,19 @@ class Server:
     def has_ended(self, running: Running) -> None:
         """The task of a call is in its last step."""
         self.running.discard(running)
-        if self.running:
-            return
-        if self._idle is not None:
+        self._look()
+        if not self.running and self._closing.done():
+            self._close_links()
+
+    def has_heard(self, callee: Callee) -> None:
+        """A connection takes no more calls, or is gone."""
+        self.unheard.discard(callee)
+        self._look()
+
+    def _look(self) -> None:
+        if self._idle is not None and not self.running and not self.unheard:
             self._idle.set_result(None)
             self._idle = None
-        if self._closing.done():
-            self._close_links()
 
     def _check_caller(self, what: str) -> None:
         task = asyncio.current_task()
@@ -212,13 +227,16 @@ class Server:
     def _refuse(self, reason: str) -> None:
         if self.refusal is None:
             self._listener.close()
-            for callee in self.callees:
-                callee.drain(reason)
+        elif not self.is_closing:
+            return  # it drains already
         self.refusal = reason
+        for callee in self.callees:
+            callee.drain(reason)
 
     def _close_links(self) -> None:
+        assert self.refusal is not None
         for callee in list(self.callees):
-            callee.link.close()
+            callee.finish(self.refusal)
 
     def __repr__(self) -> str:
         return f"<rpc.Server of {self.schema.name}: {len(self.callees)} clients, {len(self.running)} calls>"

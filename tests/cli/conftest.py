@@ -1,6 +1,5 @@
 """What the tests of commands share."""
 
-import asyncio
 import inspect
 import os
 import signal

@@ -122,7 +122,7 @@ async def test_pings_while_writing_is_paused(net: Net, side: str):
 
 @by_tcp
 async def test_a_server_that_drains_before_hello(net: Net):
-    """It says Hello all the same, and then Goaway, once."""
+    """It says Hello all the same, and then Goaway. A Call that comes before the client can have heard is taken."""
     service = Store()
     client, server = await net.pair(service, limits=rpc.Limits(hello_seconds=3600))
     waiting = asyncio.ensure_future(client.wait())
@@ -133,13 +133,19 @@ async def test_a_server_that_drains_before_hello(net: Net):
     peer.say(HELLO, call(1, "add", 1, 2))
     assert isinstance(await peer.hear(), Hello)
     assert await peer.hear() == Goaway("it is shutting down")
+    assert await peer.hear() == Ping(1)
+    assert isinstance(await peer.hear(), Reply)
+    peer.say(Pong(1), call(2, "add", 1, 2))
+    assert await peer.hear() == Goaway("it is shutting down", 1)
     refused = await peer.hear()
     assert isinstance(refused, Failure) and refused.code == rpc.Code.UNAVAILABLE
     assert refused.text == "the server takes no new calls (it is shutting down); this call did not begin"
     service.gate.set()
     await waiting
-    await drained
+    assert await peer.hear() == Ping(2)
+    peer.say(Pong(2))
     assert await peer.hear() is None
+    await drained
 
 
 @by_tcp

@@ -15,7 +15,7 @@ from net import Net, callee, channel, idle
 from strangers import HELLO, LIMITS, NUMBERS, SCHEMA, Store, Stranger, call, stranger
 
 from rdmanet import log_rate, rpc
-from rdmanet.rpc import link, messages
+from rdmanet.rpc import link, messages, parting
 from rdmanet.rpc.messages import (
     MAGIC,
     VERSION,
@@ -112,6 +112,7 @@ async def test_a_peer_that_reads_nothing_does_not_keep_a_server_open(
     original = link.Link.pause_writing
     monkeypatch.setattr(link.Link, "pause_writing", pause_writing)
     monkeypatch.setattr(link, "CLOSE_S", 0.05)
+    monkeypatch.setattr(parting, "HEAR_S", 0.05)
     server = await net.serve(Store(), limits=LIMITS)
     await stranger(net, server, HELLO, *[call(number, "much") for number in range(40)])
     await paused.wait()

@@ -266,6 +266,10 @@ async def test_the_end(net: Net):
         drained.result()
         loop.call_soon_threadsafe(lambda: asyncio.ensure_future(server.drain()))
         assert client.hear() == [GOAWAY, "it is shutting down"]
+        assert client.hear() == [PING, 1]
+        assert client.call("add", 1, 2) == 3  # as if it had crossed
+        client.say(PONG, 1)
+        assert client.hear() == [GOAWAY, "it is shutting down", 2]
         late = client.begin("add", 1, 2)
         assert client.hear()[:3] == [FAILURE, late, 14]
         client.socket.shutdown(socket.SHUT_WR)

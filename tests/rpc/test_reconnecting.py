@@ -171,7 +171,7 @@ async def test_what_a_method_raises_is_its_answer(net: Net):
 
 
 async def test_a_server_that_drains_is_left_and_loses_no_call(net: Net):
-    """Goaway comes, or a call crosses it: both go to the next server."""
+    """Calls that cross Goaway are executed, and later ones go to the next server."""
     service, other = Work("old"), Work("new")
     old, new = await net.serve(service), await net.serve(other)
     async with rpc.connect(
@@ -180,8 +180,8 @@ async def test_a_server_that_drains_is_left_and_loses_no_call(net: Net):
         (running,) = await begin(client.once())
         await service.journal.until("once")
         (draining,) = await begin(old.drain())
-        found = await asyncio.gather(*(client.who() for _ in range(10)))
-        assert found == ["new"] * 10
+        assert set(await asyncio.gather(*(client.who() for _ in range(10)))) <= {"old", "new"}
+        assert await asyncio.gather(*(client.who() for _ in range(10))) == ["new"] * 10
         service.gate.set()
         assert await running == "old"
         await draining

@@ -298,8 +298,9 @@ async def test_drain(net: Net):
     (call,) = await begin(client.wait("a"))
     await service.journal.until("a begins")
     (drained,) = await begin(server.drain())
+    assert await client.add(1) == 2  # it was sent before the client has heard
     error = await failure(client.add(1))
-    assert error.code is Code.UNAVAILABLE and "shutting down" in error.text
+    assert error.code is Code.UNAVAILABLE and "shutting down" in error.text and not error.begun
     assert not drained.done() and not server.is_serving()
     service.gate.set()
     assert await call == "a"

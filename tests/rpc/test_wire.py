@@ -13,7 +13,16 @@ from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import messages
-from rdmanet.rpc.messages import Framer, OutCall, OutCallWith, OutItem, OutReply, OutReplyReturning, frame
+from rdmanet.rpc.messages import (
+    Framer,
+    OutCall,
+    OutCallWith,
+    OutGoaway,
+    OutItem,
+    OutReply,
+    OutReplyReturning,
+    frame,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/reference/rpc-protocol.md"
 VECTORS = re.findall(r"^\| `(\w+\(.*\))` \| `([0-9a-f]+)` \|$", PAGE.read_text(), re.MULTILINE)
@@ -38,11 +47,13 @@ def message_of(text: str) -> Any:
 
 
 def as_sent(message: Any) -> Any:
-    """A Call without metadata is sent without a place for it, as peers of older versions do. So is a Reply."""
+    """A Call without metadata is sent without a place for it, as peers of older versions do. So are others."""
     if isinstance(message, messages.Call) and message.metadata is messages.NIL:
         return OutCall(message.number, message.method, message.timeout_us, message.arguments)
     if isinstance(message, messages.Reply) and not message.returned:
         return OutReply(message.number, message.result)
+    if isinstance(message, messages.Goaway) and message.taken is None:
+        return OutGoaway(message.reason)
     return message
 
 

@@ -1,0 +1,45 @@
+"""A server, as its connections see it (callee.py): what they share, and what they tell it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from rdmanet.rpc.around import Interceptor
+from rdmanet.rpc.builtin import Served
+from rdmanet.rpc.limits import Limits
+from rdmanet.rpc.running import Running
+from rdmanet.rpc.schema import Method, Schema
+from rdmanet.rpc.stats import Counter
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    loop: asyncio.AbstractEventLoop
+    schema: Schema
+    builtin: dict[str, Served]
+    counters: list[Counter]
+    methods: list[tuple[Method, Callable[..., Any]]]
+    limits: Limits
+    send_tracebacks: bool
+    keepalive: float | None
+    interceptors: Sequence[Interceptor]
+    carry: Sequence[ContextVar[Any]]
+    refusal: str | None
+    callees: set[Any]
+    """The connections."""
+    unheard: set[Any]
+    """Those whose clients may not have heard that the server takes no new calls."""
+    running: set[Running]
+
+    @property
+    def is_closing(self) -> bool: ...
+
+    def has_ended(self, running: Running) -> None:
+        """The task of a call is in its last step."""
+
+    def has_heard(self, callee: Any) -> None:
+        """A connection takes no more calls, or is gone."""
