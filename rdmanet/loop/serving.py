@@ -7,6 +7,9 @@ all that it raises is as before. Then an RDMA listener joins each TCP listener, 
 (doors.py) tells clients on this host about it. An adapter has ports of its own. The embedded device's listener shares
 the TCP port: it is found by its name, on this host only, and only because the TCP listener is ours.
 
+A listener's options may have TCP refuse clients: those who do not come by one interface, say, or whose packets a filter
+of its own drops. RDMA's do not pass there, so beside such a listener there is no RDMA (`_why_tcp_alone`).
+
 If RDMA cannot listen, the server serves TCP only, and the log says why. RDMANET_REQUIRE=rdma makes that an error. If
 an adapter cannot, as soft-iWARP beside a TCP listener, the embedded device does, and the log says so.
 
@@ -18,6 +21,7 @@ then clients find no door, and take TCP.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import logging
 import os
@@ -44,6 +48,10 @@ REASON = "the client came by RDMA"
 _WAITS_FOR_CONNECTIONS = sys.version_info >= (3, 12)
 _TRIES = 3
 _TRY_AGAIN_S = 0.02
+_SO_GET_FILTER = 26  # Linux; socket has no name for these
+_IP_MINTTL = 21
+_IPV6_MINHOPCOUNT = 73
+_INTERFACE_BYTES = 16  # IFNAMSIZ
 _NOT_ITS_ADDRESS = (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT)
 
 
@@ -182,6 +190,12 @@ class DualServer(asyncio.AbstractServer):
                 continue
             address = cast(SockAddr, tcp.getsockname())
             if self._settings.patterns.exclude(address[0], address[1]):
+                continue
+            if why := _why_tcp_alone(tcp):
+                if requires_rdma():
+                    self.close()
+                    raise OSError(errno.EOPNOTSUPP, f"no RDMA on {address[0]} port {address[1]}: {why}")
+                logger.info("the server on %s port %d serves TCP only: %s", *address[:2], why)
                 continue
             try:
                 await self._offer_at(address, _takes_both_families(tcp), tcp.fileno())
@@ -357,6 +371,30 @@ class DualServer(asyncio.AbstractServer):
 def _places(address: SockAddr, takes_both: bool) -> list[SockAddr]:
     """Where RDMA listens beside a TCP listener."""
     return [address, ("0.0.0.0", address[1])] if takes_both else [address]
+
+
+def _why_tcp_alone(tcp: Any) -> str:
+    """Which option of a TCP listener would not be kept if RDMA listened beside it; "" if none is set."""
+    name = tcp.getsockname()
+    is_of_zone = len(name) == 4 and name[3]  # which binds it to an interface, too
+    interface = tcp.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _INTERFACE_BYTES).rstrip(b"\0")
+    if interface and not is_of_zone:
+        return f"its TCP listener takes only what comes by {interface.decode(errors='replace')} (SO_BINDTODEVICE)"
+    if _has_filter(tcp.fileno()):
+        return "its TCP listener has a packet filter (SO_ATTACH_FILTER, SO_ATTACH_BPF)"
+    of_ip, option = (
+        (socket.IPPROTO_IPV6, _IPV6_MINHOPCOUNT) if len(name) == 4 else (socket.IPPROTO_IP, _IP_MINTTL)
+    )
+    if tcp.getsockopt(of_ip, option):
+        return "its TCP listener takes only what comes by few hops (IP_MINTTL, IPV6_MINHOPCOUNT)"
+    return ""
+
+
+def _has_filter(fd: int) -> bool:
+    # The length is that of the filter, in instructions, and 0 asks for it; socket.getsockopt() cannot say that.
+    length = ctypes.c_uint32(0)
+    failed = ctypes.CDLL(None).getsockopt(fd, socket.SOL_SOCKET, _SO_GET_FILTER, None, ctypes.byref(length))
+    return bool(failed or length.value)  # it fails where the filter is no list of instructions, but a program
 
 
 def _takes_both_families(tcp: Any) -> bool:
