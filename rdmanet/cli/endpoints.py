@@ -19,10 +19,12 @@ import secrets
 import socket
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
+
+from rdmanet.cli.unix_owner import why_not_trusted
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
@@ -253,26 +255,31 @@ def _address(endpoint: Endpoint) -> str:
 # ---------------------------------------------------------------------------
 
 
-async def connect(endpoint: Endpoint, factory: Factory, tls: Tls, timeout: float) -> None:
+async def connect(
+    endpoint: Endpoint, factory: Factory, tls: Tls, timeout: float, users: Collection[int] = ()
+) -> None:
     """Connect to it; the factory's protocol gets the transport.
 
     :param timeout: seconds for all of it: names, addresses, and the handshake of TLS
+    :param users: whose a Unix socket may be, beside those whom unix_owner.py trusts
     :raises OSError, UnicodeError: it cannot be reached, or its certificate is wrong; `reason` says why in a line
     """
     try:
         async with asyncio.timeout(timeout):
-            await _connect(endpoint, factory, tls, timeout)
+            await _connect(endpoint, factory, tls, timeout, users)
     except TimeoutError as exc:
         if exc.errno is not None:  # the system's own
             raise
         raise TimeoutError(f"no connection within {timeout:g} s") from None
 
 
-async def _connect(endpoint: Endpoint, factory: Factory, tls: Tls, timeout: float) -> None:
+async def _connect(
+    endpoint: Endpoint, factory: Factory, tls: Tls, timeout: float, users: Collection[int]
+) -> None:
     loop = asyncio.get_running_loop()
     options = tls.options(endpoint, listens=False)
     if endpoint.path:
-        await _connect_unix(endpoint, factory)
+        await _connect_unix(endpoint, factory, users)
     elif endpoint.is_rdma:
         import rdmanet
 
@@ -283,7 +290,7 @@ async def _connect(endpoint: Endpoint, factory: Factory, tls: Tls, timeout: floa
         await loop.create_connection(factory, endpoint.host, endpoint.port, **options)
 
 
-async def _connect_unix(endpoint: Endpoint, factory: Factory) -> None:
+async def _connect_unix(endpoint: Endpoint, factory: Factory, users: Collection[int]) -> None:
     # uvloop takes no abstract name as the path.
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX)
@@ -295,6 +302,8 @@ async def _connect_unix(endpoint: Endpoint, factory: Factory) -> None:
                 break
             except BlockingIOError:  # its backlog is full; sock_connect() would take this for a beginning
                 await asyncio.sleep(_TRY_AGAIN_S)
+        if why := why_not_trusted(sock, endpoint.path, users):
+            raise PermissionError(errno.EACCES, why)
         await loop.create_unix_connection(factory, sock=sock)
     except BaseException:
         sock.close()

@@ -18,6 +18,7 @@ import resource
 import signal
 import ssl
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from rdmanet import log_rate
@@ -38,6 +39,7 @@ from rdmanet.cli.endpoints import (
 from rdmanet.cli.fabrics import loop_factory
 from rdmanet.cli.relay import Relay, Side
 from rdmanet.cli.text import table
+from rdmanet.cli.unix_owner import user_of
 
 MAX_CONNECTIONS = 1000
 CONNECT_TIMEOUT_S = 10.0
@@ -77,6 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["uvloop", "asyncio"],
         help="the event loop (default: uvloop if it is installed)",
     )
+    parser.add_argument(
+        "--server-user",
+        type=_user,
+        action="append",
+        default=[],
+        metavar="USER",
+        help="a user, by name or number, who may listen at a TO of unix: too, beside root, the proxy's own user,"
+        " and the owner of a directory that others may not write",
+    )
     tls = parser.add_argument_group("TLS", "for endpoints whose scheme is tls or rdma+tls")
     for name, what in (
         ("cert", "the certificate of LISTEN, with those of its issuers (PEM)"),
@@ -104,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         tls = _tls(args, pairs)
         factory, _ = loop_factory(args.loop)
         _allow_descriptors(args.max_connections)
-        proxy = Proxy(pairs, tls, args.max_connections, args.connect_timeout)
+        proxy = Proxy(pairs, tls, args.max_connections, args.connect_timeout, args.server_user)
         return interrupts.run(_serve(proxy, args.grace), factory)
     except (EndpointError, ImportError) as exc:
         print(f"proxy: {exc}", file=sys.stderr)
@@ -125,9 +136,11 @@ class Proxy:
         tls: Tls,
         max_connections: int,
         connect_timeout: float,
+        server_users: Collection[int],
     ) -> None:
         self.tls = tls
         self.connect_timeout = connect_timeout
+        self.server_users = server_users
         self._max_connections = max_connections
         self._pairs = [Pair(self, *pair) for pair in pairs]
         self._idle = asyncio.Event()
@@ -242,7 +255,8 @@ class Pair:
         return True
 
     async def connect(self, factory: Factory) -> None:
-        await connect(self.target, factory, self._proxy.tls, self._proxy.connect_timeout)
+        proxy = self._proxy
+        await connect(self.target, factory, proxy.tls, proxy.connect_timeout, proxy.server_users)
 
     def unconnected(self, relay: Relay, why: str) -> None:
         self._unconnected += 1
@@ -360,6 +374,13 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of connections")
     return int(text)
+
+
+def _user(text: str) -> int:
+    try:
+        return user_of(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def _seconds(text: str) -> float:
