@@ -133,6 +133,7 @@ def declared(annotation: Any, where: str) -> Any:
     if numpy is None:
         return annotation
     plain = typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    plain = _unaliased(plain)
     if plain is numpy.ndarray:
         return ArrayType(None)
     if typing.get_origin(plain) is not numpy.ndarray:
@@ -148,6 +149,17 @@ def declared(annotation: Any, where: str) -> Any:
         name = getattr(items, "__name__", items)
         raise TypeError(f"{where}: arrays of {name} cannot be sent: name one plain type of number")
     return ArrayType(dtype.str)
+
+
+def _unaliased(type_: Any) -> Any:
+    """What a `type` statement's name stands for; from NumPy 2.5 on, NDArray is one, on Python 3.12 and newer."""
+    while isinstance(alias := typing.get_origin(type_) or type_, _ALIAS):
+        arguments = typing.get_args(type_)
+        type_ = alias.__value__[arguments] if arguments else alias.__value__
+    return type_
+
+
+_ALIAS: Any = getattr(typing, "TypeAliasType", ())  # new in Python 3.12
 
 
 # ---- Other libraries -----------------------------------------------------------------------------------------

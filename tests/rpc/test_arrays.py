@@ -246,6 +246,15 @@ async def test_an_array_of_a_file(net: Net, tmp_path: Path):
     service.kept.clear()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement is new in Python 3.12")
+def test_names_of_types_of_arrays():
+    """From NumPy 2.5 on, NDArray itself is such a name."""
+    named: dict[str, Any] = {}
+    exec("import numpy; type Any_ = numpy.ndarray; type Of[T] = numpy.ndarray[tuple, numpy.dtype[T]]", named)
+    assert declared(named["Any_"], "here").dtype is None
+    assert declared(Annotated[named["Of"][numpy.float32], "metres"], "here").dtype == "<f4"
+
+
 async def test_annotations_name_the_type(net: Net):
     service = Store()
     client, _ = await net.pair(service)
