@@ -22,7 +22,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel clean distclean prerequisites docs look engines
+.PHONY: help setup lock demo test test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -129,6 +129,7 @@ lint: build $(VENV)/.test $(VENV)/.check ## check style, formatting, types and s
 	$(py) -m ruff format --check .
 	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/*.pxi
 	$(py) -m mypy
+	PATH=$(abspath $(VENV)/bin):$$PATH scripts/check-workflows
 	$(py) -m mypy.stubtest rdmanet._core --concise --ignore-disjoint-bases --allowlist tests/unit/stub-exceptions
 
 docs: build $(VENV)/.docs ## make the manual, build/docs/index.html; a warning is an error
@@ -246,6 +247,14 @@ count: build ## count system calls, wake-ups, copies and Python calls of a messa
 # packages must also be in the constraints, with their hashes.
 wheel: $(VENV)/.run ## build a wheel into dist/ (WHEEL_DIR=path for elsewhere)
 	@$(py) -m pip wheel --quiet --no-deps --build-constraint requirements/constraints.txt --wheel-dir $(WHEEL_DIR) .
+
+sdist: build ## make the source distribution in dist/ (WHEEL_DIR=path for elsewhere)
+	@$(py) setup.py --quiet sdist --dist-dir $(WHEEL_DIR)
+
+PYTHONS ?= $(PYTHON)
+
+wheels: prerequisites ## build wheels for x86-64 and aarch64, for glibc 2.28 and newer (PYTHONS="python3.12 python3.13" WHEEL_DIR=path)
+	@scripts/wheels $(WHEEL_DIR) $(PYTHONS)
 
 clean: ## remove what the build made
 	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/placement.c rdmanet/slots.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
