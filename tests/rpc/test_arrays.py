@@ -252,7 +252,8 @@ def test_names_of_types_of_arrays():
     named: dict[str, Any] = {}
     exec("import numpy; type Any_ = numpy.ndarray; type Of[T] = numpy.ndarray[tuple, numpy.dtype[T]]", named)
     assert declared(named["Any_"], "here").dtype is None
-    assert declared(Annotated[named["Of"][numpy.float32], "metres"], "here").dtype == "<f4"
+    floats = named["Of"][numpy.float32]
+    assert declared(Annotated[floats, "metres"], "here").dtype == "<f4"
 
 
 async def test_annotations_name_the_type(net: Net):
