@@ -40,7 +40,13 @@ __all__ = ["Faults", "Peer"]
 FAULTS_VARIABLE = "RDMANET_SOFT_CHAOS"
 RULES_VARIABLE = "RDMANET_SOFT_RULES"
 
-pytest_plugins = ("_rdmanet_pytest",)  # for `-p rdmanet.testing`
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """For ``-p rdmanet.testing``: load the plugin, by the name of the entry point, which may come later."""
+    if not pluginmanager.has_plugin("rdmanet"):
+        import _rdmanet_pytest
+
+        pluginmanager.register(_rdmanet_pytest, "rdmanet")
 
 
 # ---- Faults ----------------------------------------------------------------------------------------

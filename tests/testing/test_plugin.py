@@ -42,6 +42,20 @@ def installed(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return lambda *arguments: pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
 
 
+def test_it_is_loaded_once(pytester, installed) -> None:
+    """Also where somebody asks for it by its name, as they had to before they installed rdmanet."""
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.rdma_seeds(2)
+        def test_it(rdma_seed):
+            assert rdma_seed in (1, 2)
+    """)
+    installed("-p", "rdmanet.testing").assert_outcomes(passed=2)
+    pytester.makeconftest('pytest_plugins = ["rdmanet.testing"]')
+    installed().assert_outcomes(passed=2)
+
+
 def test_it_costs_nothing_where_it_is_not_used(pytester, installed) -> None:
     """In every pytest run of every user of the package: nothing of it is imported."""
     pytester.makeconftest("""
