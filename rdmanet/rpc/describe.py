@@ -23,9 +23,9 @@ likes (LEFT_OUT, of UNSET and of a TypedDict). `default` is [value], or [] if th
 
 `differences` says why a reader would not understand a writer. Both may be at different versions: a field that the
 writer does not have must be optional for the reader, one that the reader does not have is skipped, and a union of the
-reader may have more members. What the writer leaves out must be optional, and if it stands for the writer's default, of
-the same default. The reader's constraints must follow from the writer's. What it accepts, msgspec decodes, and a value
-that both know does not change on the way. Bytes read a
+reader may have more members, as long as msgspec does not give the value to another of them. What the writer leaves out
+must be optional, and if it stands for the writer's default, of the same default. The reader's constraints must follow
+from the writer's. What it accepts, msgspec decodes, and a value that both know does not change on the way. Bytes read a
 buffer, since a client sees to it that it does not go by reference (`Method.fitted`). Nothing but an array reads an
 array: not even "any".
 
@@ -232,11 +232,12 @@ class _Comparer:
         if kind == "union":
             return [line for member in written[1:] for line in self.compare(member, read, where)]
         if _kind(read) == "union":
-            tried = [self.compare(written, member, where) for member in read[1:]]
+            members = [member for member in read[1:] if not _is_taken(written, member, read[1:])]
+            tried = [self.compare(written, member, where) for member in members]
             if not all(tried):
                 return []
             alike = [
-                lines for lines, member in zip(tried, read[1:], strict=True) if _kind(member) == kind != ""
+                lines for lines, member in zip(tried, members, strict=True) if _kind(member) == kind != ""
             ]
             return alike[0] if len(alike) == 1 else [self._line(written, read, where)]
         if "within" in (kind, _kind(read)):
@@ -320,6 +321,26 @@ class _Comparer:
 
 
 _WIDER: Final = [["int", "float"], [BUFFER, "bytes"]]
+
+
+def _is_taken(written: Description, read: Description, others: list[Description]) -> bool:
+    """Whether a member of a union reads nothing of what is written, since msgspec gives it to another one.
+
+    An integer is for the member that stands for some integers, and not for a float.
+    """
+    if _plain(written) != "int" or _plain(read) != "float":
+        return False
+    return any(
+        _kind(other) == "flags" or (_kind(other) == "one of" and _has_integer(other)) for other in others
+    )
+
+
+def _has_integer(choices: Description) -> bool:
+    return any(isinstance(value, int) for value in choices[1:])
+
+
+def _plain(description: Description) -> Description:
+    return _plain(description[1]) if _kind(description) == "within" else description
 
 
 def _lacks(written: Any, read: Any) -> str:

@@ -254,6 +254,14 @@ class MoreColours(enum.Flag):
     ALL = 7
 
 
+def test_an_integer_is_for_the_member_that_has_integers():
+    """msgspec gives it to that member, and not to the float beside it."""
+    for member in (Literal[3], Colours):
+        assert difference(int, member | float) and difference(within(int, ge=1), member | float)
+        assert not difference(int, float | str) and not difference(float, member | float)
+    assert not difference(int, Literal["3"] | float)
+
+
 def test_flags_of_two_versions():
     assert describe(MoreColours, {}) == ["flags", 7]
     assert not difference(Colours, MoreColours)
