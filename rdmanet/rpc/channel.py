@@ -24,7 +24,7 @@ from typing import Any
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
-from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of, late, not_begun, not_sent, not_taken
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, not_taken
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
@@ -479,13 +479,7 @@ class Channel:
     def _on_failure(self, message: Failure) -> None:
         pending = self.book.failure(message.number)
         if pending is not None:
-            details = None
-            try:
-                details = pending.method.decode_details(message.details)
-            finally:
-                error = Error(code_of(message.code), message.text, details, message.traceback)
-                error.begun = message.begun
-                pending.fail(error)
+            pending.failed(message)
 
     def _on_item(self, message: Item) -> None:
         item = bytes(message.item)

@@ -9,7 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from rdmanet.rpc.carried import Metadata
+from rdmanet.rpc.errors import Error, code_of
 from rdmanet.rpc.lending import Into
+from rdmanet.rpc.messages import Failure
 from rdmanet.rpc.schema import Method
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
@@ -65,6 +67,16 @@ class Pending(msgspec.Struct, eq=False):
     received: Receiving | None = None
     sent: Sending | None = None
     returned: bool = False
+
+    def failed(self, message: Failure) -> None:
+        """The server has answered with this."""
+        details = None
+        try:
+            details = self.method.decode_details(message.details)
+        finally:
+            error = Error(code_of(message.code), message.text, details, message.traceback)
+            error.begun = message.begun
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """The call has ended with this error."""
