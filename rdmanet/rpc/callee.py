@@ -46,6 +46,7 @@ from rdmanet.rpc.lending import (
     goes_by_reference,
     goes_inline,
     here,
+    in_message,
     lent,
     loan_of,
 )
@@ -322,7 +323,7 @@ class Callee:
                 if goes_by_reference(self.link, going.memory):
                     await self._lend_result(running, going, timer)
                 else:
-                    self._reply(running, going.item(going.memory), buffers)
+                    self._reply(running, in_message(self.link, going), buffers)
             else:
                 self._reply(running, result, buffers)
         except asyncio.CancelledError:

@@ -26,7 +26,7 @@ from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, not_taken
 from rdmanet.rpc.keepalive import Keepalive
-from rdmanet.rpc.lending import Loan, Outgoing, as_declared, fetched, here, lent, loan_of, prepared
+from rdmanet.rpc.lending import Loan, Outgoing, as_declared, fetched, here, lend, loan_of, prepared
 from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
@@ -111,11 +111,6 @@ class Channel:
     def peer(self) -> Any:
         """The server's address, as ``get_extra_info("peername")``."""
         return self.link.peer
-
-    @property
-    def unfinished(self) -> int:
-        """How many calls have not ended, also those that the server has not got yet."""
-        return len(self.book)
 
     async def greeted(self) -> None:
         """Wait for the server's Hello."""
@@ -239,19 +234,15 @@ class Channel:
         loans: list[tuple[int, Outgoing]],
         block: contextlib.AsyncExitStack,
     ) -> tuple[Any, ...]:
-        found = list(arguments)
+        counter = self._counters[call.method.number]
         try:
-            several = self.link.several if len(loans) > 1 else contextlib.nullcontext()
-            async with asyncio.timeout_at(call.deadline), several:
-                for index, going in loans:
-                    found[index] = await block.enter_async_context(lent(self.link, going))
-                    self._counters[call.method.number].lent_bytes += going.memory.nbytes
+            async with asyncio.timeout_at(call.deadline):
+                return await lend(self.link, arguments, loans, block, counter)
         except TimeoutError:
             raise not_begun(late()) from None
         except Error as exc:
             not_begun(exc)
             raise
-        return tuple(found)
 
     def _begin(
         self,

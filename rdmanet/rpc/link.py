@@ -42,6 +42,9 @@ COLLECT_BYTES = 64 << 10
 HOST_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 """The same times as over RDMA, in seconds and as a number."""
 CLOSE_S = 10.0
+LOANS_MOST = ALIVE_MAX // 2
+"""How many loans of ours there may be: half of what a connection allows. That the peer has let go of an old one may not
+have been heard yet."""
 
 Handlers = Mapping[type, Callable[[Any], None]]
 
@@ -55,6 +58,7 @@ class Link(asyncio.Protocol):
     :param on_lost: called once, when it is gone, with what ended it
     :param is_server: whether it stops reading while it cannot write
     :ivar closed: done when the connection is gone
+    :ivar loans_left: how many more buffers can be lent now
     :ivar paused: whether the transport wants no more for now
     """
 
@@ -89,12 +93,7 @@ class Link(asyncio.Protocol):
         self._collected: list[bytes] = []
         self._collected_bytes = 0
         self._close_timer: asyncio.TimerHandle | None = None
-        self.several = asyncio.Lock()
-        """Held by a call that lends several buffers, until it has a loan for each: two such calls would wait for each
-        other."""
-        self.loans = asyncio.Semaphore(ALIVE_MAX // 2)
-        """How many loans of ours there may be: half of what the connection allows, as the peer's word that it has let
-        go of an old one may be on its way."""
+        self.loans_left = LOANS_MOST
         self._offers: dict[int, OfferedMemory] = {}
         self._last_offer = 0
         self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}

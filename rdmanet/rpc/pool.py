@@ -209,7 +209,7 @@ class Pool:
     def _least(self, found: list[tuple[Slot, Channel]]) -> tuple[Slot, Channel]:
         """The one that has the least to do, by lot among equals."""
         now = self.loop.time()
-        loads = [channel.unfinished + slot.blamed(now) for slot, channel in found]
+        loads = [len(channel.book) + slot.blamed(now) for slot, channel in found]
         least = min(loads)
         return random.choice([each for each, load in zip(found, loads, strict=True) if load == least])
 

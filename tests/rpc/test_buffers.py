@@ -11,7 +11,7 @@ from rdmanet import rpc
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc import link as link_module
 from rdmanet.rpc.lending import LEND_BYTES
-from rdmanet.rpc.link import COLLECT_BYTES, Link, read_offer
+from rdmanet.rpc.link import COLLECT_BYTES, LOANS_MOST, Link, read_offer
 from rdmanet.rpc.messages import OutItem, Reply, encode
 from tests.support.waiting import begin
 
@@ -75,7 +75,7 @@ def nothing_is_lent(net: Net, client: Store, server: rpc.Server) -> bool:
 async def test_more_calls_with_two_buffers_than_there_can_be_loans(net: Net):
     client, server = await net.pair(Store())
     data = pattern(LEND_BYTES)
-    calls = [client.put("w", data.copy(), bytes(data)) for _ in range(channel(client).link.loans._value + 2)]  # type: ignore[arg-type]
+    calls = [client.put("w", data.copy(), bytes(data)) for _ in range(LOANS_MOST + 2)]  # type: ignore[arg-type]
     assert set(await asyncio.gather(*calls)) == {2 * LEND_BYTES}
     assert nothing_is_lent(net, client, server)
 
