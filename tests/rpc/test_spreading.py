@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from net import Net
+from net import Net, callee
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, endpoints
@@ -86,17 +86,18 @@ async def test_an_error_of_the_call_is_not_the_servers_fault(net: Net):
 async def test_a_call_that_was_not_taken_goes_to_another_server(net: Net, options: dict[str, Any]):
     services = [Worker() for _ in range(3)]
     async with spread(net, *services, **options) as (client, servers):
-        for server in servers[:2]:
-            server.refusal = "no more"  # and nobody has told the client
+        partings = [callee(server)._parting for server in servers]
+        for parting in partings[:2]:
+            parting.refusal = "no more"  # and nobody has told the client
         for _ in range(30):
             await client.work()
             assert [number async for number in client.steps(2)] == [0, 1]
         assert [service.calls for service in services] == [0, 0, 60]
-        servers[2].refusal = "no more"
+        partings[2].refusal = "no more"
         for error in (await failure(client.work()), await failure(anext(client.steps(1)))):  # type: ignore[arg-type]
             assert error.code is Code.UNAVAILABLE and not error.begun
-        for server in servers:
-            server.refusal = None
+        for parting in partings:
+            parting.refusal = None
 
 
 @pytest.mark.parametrize("options", [{}, {"retry": QUICK}, {"policy": "spread"}], ids=["", "retry", "spread"])
