@@ -320,8 +320,8 @@ class Channel:
             try:
                 result = await future
             except asyncio.CancelledError:
-                if not self._abandon(pending):
-                    self._release_unseen(pending)
+                if not self._abandon(pending) and pending.has_loan:
+                    self._release(pending.number)  # it came in this turn: nobody else will
                 raise
             if pending.returned:
                 for _, going in loans:
@@ -382,13 +382,6 @@ class Channel:
 
     def _release(self, number: int) -> None:
         self.link.send(Release(number))
-
-    def _release_unseen(self, pending: Pending) -> None:
-        """The caller was cancelled in the turn in which the result came: nobody else will release it."""
-        future = pending.future
-        if pending.method.result_is_buffer and future.done() and not future.cancelled():
-            if future.exception() is None and loan_of(future.result()) is not None:
-                self._release(pending.number)
 
     async def _stream(self, cut: Cut, call: CallDetails) -> AsyncGenerator[Any, None]:
         method, arguments = call.method, call.arguments

@@ -10,7 +10,7 @@ import msgspec
 
 from rdmanet.rpc.carried import Metadata
 from rdmanet.rpc.errors import Error, code_of
-from rdmanet.rpc.lending import Into
+from rdmanet.rpc.lending import Into, loan_of
 from rdmanet.rpc.messages import Failure
 from rdmanet.rpc.schema import Method
 from rdmanet.rpc.stats import Counter
@@ -67,6 +67,14 @@ class Pending(msgspec.Struct, eq=False):
     received: Receiving | None = None
     sent: Sending | None = None
     returned: bool = False
+
+    @property
+    def has_loan(self) -> bool:
+        """Whether a result has come that is on loan."""
+        future = self.future
+        if not self.method.result_is_buffer or not future.done() or future.cancelled():
+            return False
+        return future.exception() is None and loan_of(future.result()) is not None
 
     def failed(self, message: Failure) -> None:
         """The server has answered with this."""
