@@ -2146,6 +2146,8 @@ class CMID(Resource):
         """Set how long the queue pair waits for an ACK: 4.096 us * 2 ** timeout. Call it before connecting."""
     def set_tos(self, tos: int) -> None:
         """Set the type of service of the connection's packets. Call it before the route is resolved."""
+    def set_by_name_alone(self) -> None:
+        """Have connect() ask by the listener's name on this host, never by TCP: a TCP program has the port."""
     def bind_addr(self, address: _Address) -> None:
         """Bind to (ip, port) or (ip, port, flowinfo, scope_id); port 0 takes a free one."""
     def resolve_addr(self, src_addr: _Address | None, dst_addr: _Address, timeout_ms: int = 2000) -> None:

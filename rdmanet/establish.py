@@ -136,6 +136,8 @@ class Endpoint:
             timer = self._loop_context.loop.call_later(float(timeout), self._overdue, address)
         try:
             cm_id = self.id = self._loop_context.create_id(self._cm_event)
+            if self._config.by_name_alone:
+                cm_id.set_by_name_alone()
             resolved = cm_id.resolve_at_once(local, address)
             if resolved is None:
                 await self._step(

@@ -96,6 +96,9 @@ class StreamConfig:
     beside_tcp: bool = False
     """Whether a TCP program that knows nothing of RDMA may listen at the peer's port. Then no iWARP adapter is used:
     its connections are TCP's, so that program would get what we say."""
+    by_name_alone: bool = False
+    """Whether the embedded device may reach a peer of this host only by its listener's name, so that the program which
+    has the TCP port of that number gets no byte."""
     reason: str = "the program asked for RDMA"
     """What get_extra_info("fabric_reason") says."""
 

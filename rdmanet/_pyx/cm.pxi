@@ -208,6 +208,11 @@ cdef class CMID(_OneThread):
         self.leave()
         check(rc, f"rdma_set_option(TOS, {tos})")
 
+    def set_by_name_alone(self):
+        """Have connect() ask by the listener's name on this host, never by TCP: a TCP program has the port."""
+        self.usable()
+        self.library.by_name_alone(self.ptr)
+
     cdef int set_option(self, int level, int name, int value) except -1:
         cdef int rc
         self.usable()
@@ -266,11 +271,9 @@ cdef class CMID(_OneThread):
         cdef resolve_fn call
         cdef int rc
         self.usable()
-        if not self.library.embedded_device:
-            return None
         call = <resolve_fn>self.library.symbol("rdmanet_soft_cm_resolve")
         if call is NULL:
-            return None     # RDMANET_SOFT_LIBRARY names an older one
+            return None     # the system's, or RDMANET_SOFT_LIBRARY names an older one
         fill_sockaddr(&dst, dst_addr)
         if src_addr is not None:
             fill_sockaddr(&src, src_addr)

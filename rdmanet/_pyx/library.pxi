@@ -15,6 +15,7 @@ ctypedef uint64_t (*happened_fn)() noexcept nogil
 ctypedef void (*log_to_fn)(int fd) noexcept nogil
 ctypedef void (*settings_error_fn)(char *text, size_t size) noexcept nogil
 ctypedef int (*is_gone_fn)(void *of) noexcept nogil
+ctypedef int (*by_name_fn)(void *id) noexcept nogil
 ctypedef int (*peer_user_fn)(void *id, uint32_t *user) noexcept nogil
 
 cdef object _HERE = object()
@@ -160,6 +161,11 @@ cdef class Library:
         cdef uint32_t user = 0
         cdef int way = call(id, &user) if call is not NULL else 0
         return user if way else None, way == 2
+
+    cdef int by_name_alone(self, void *id) except -1:
+        """Have an identifier of the embedded device connect by name only. An older one takes TCP all the same."""
+        cdef by_name_fn call = <by_name_fn>self.symbol("rdmanet_soft_cm_by_name_alone")
+        return call(id) if call is not NULL else 0
 
     cdef void *symbol(self, str name) except? NULL:
         """An export of the embedded device's library, or NULL for another library."""

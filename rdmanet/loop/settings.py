@@ -58,5 +58,6 @@ class Settings:
             unread_bytes=UNREAD_BYTES,
             waits_to_hear=True,
             beside_tcp=not requires_rdma(),
+            by_name_alone=True,
             reason=reason,
         )

@@ -233,6 +233,60 @@ static void a_name_has_a_user(uid_t user)
 	close(other);
 }
 
+struct wanted {
+	const char *text;
+	bool listens;
+	uid_t user;
+};
+
+static bool is_wanted(const struct rn_unix_name *name, void *closure)
+{
+	const struct wanted *wanted = closure;
+
+	return name->length == strlen(wanted->text) && !memcmp(name->text, wanted->text, name->length) &&
+	       name->listens == wanted->listens && (!name->has_user || name->user == wanted->user);
+}
+
+static void expect_name(const char *text, bool listens, uid_t user, int found)
+{
+	struct wanted wanted = {.text = text, .listens = listens, .user = user};
+
+	CHECK(rn_unix_name_search(is_wanted, &wanted) == found);
+	CHECK(rn_proc_unix_name_search(is_wanted, &wanted) == found);
+}
+
+/* The kernel says so, and /proc says the same. */
+static void a_name_is_found(uid_t user)
+{
+	uid_t self = user ? user : geteuid();
+	int fd, other, there, accepted;
+	char text[64];
+	struct sockaddr_un at;
+	socklen_t length = sizeof(at);
+
+	snprintf(text, sizeof(text), "rdmanet-test/%d", (int)getpid());
+	expect_name(text, false, self, 0);
+	other = name(0, text, SOCK_DGRAM);
+	expect_name(text, false, self, 0);
+	fd = name(user, text, SOCK_STREAM);
+	expect_name(text, false, self, 1);
+	expect_name(text, true, self, 0);
+	CHECK(!listen(fd, 1));
+	expect_name(text, true, self, 1);
+	expect_name(text, false, self, 0);
+	CHECK(!getsockname(fd, (struct sockaddr *)&at, &length));
+	there = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(!connect(there, (struct sockaddr *)&at, length));
+	expect_name(text, false, self, 0); /* of a connection, accepted or not */
+	accepted = accept(fd, NULL, NULL);
+	CHECK(accepted >= 0);
+	close(fd);
+	expect_name(text, false, self, 0);
+	close(accepted);
+	close(there);
+	close(other);
+}
+
 /* More than one message of the kernel's holds. */
 static void among_hundreds(void)
 {
@@ -257,6 +311,7 @@ static void ours(void)
 	one_of_ipv6_alone_is_none_of_ipv4(0);
 	the_other_end_has_a_user(0);
 	a_name_has_a_user(0);
+	a_name_is_found(0);
 }
 
 static void another_users(void)
@@ -266,6 +321,7 @@ static void another_users(void)
 	one_of_ipv6_alone_is_none_of_ipv4(OTHER);
 	the_other_end_has_a_user(OTHER);
 	a_name_has_a_user(OTHER);
+	a_name_is_found(OTHER);
 }
 
 int main(void)

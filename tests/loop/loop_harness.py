@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import sys
+import unittest.mock
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rdmanet.loop.settings import Settings
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import Conditions
 
@@ -76,9 +80,14 @@ def peer(name: str, *arguments: object, **environment: str) -> AwaitedProcess:
 def workers_on(address: str, count: int, *kind: str) -> Iterator[tuple[int, dict[int, AwaitedProcess]]]:
     """Servers that share a port: the port, and the servers by the numbers of their processes.
 
-    :param kind: "adapter": they treat the embedded device as one
+    :param kind: "adapter": they treat the embedded device as one, and so does this process: it connects to their ports,
+        though they have no names
     """
     with socket.socket() as reserved, contextlib.ExitStack() as stack:
+        if kind:
+            original = Settings.config
+            by_port = functools.partialmethod(lambda *args: replace(original(*args), by_name_alone=False))
+            stack.enter_context(unittest.mock.patch.object(Settings, "config", by_port))
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind((address, 0))
         port = reserved.getsockname()[1]

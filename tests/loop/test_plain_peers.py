@@ -236,3 +236,27 @@ async def test_how_many_calls_it_takes():
     # asyncio's loop turns twice meanwhile, and a coroutine counts each time that it goes on.
     assert calls <= (18 if isinstance(loop, asyncio.BaseEventLoop) else 8)
     server.close()
+
+
+@pytest.mark.parametrize("holds", ["name", "nothing"])
+async def test_a_door_that_leads_nowhere(holds):
+    """Behind it nobody listens by name. The TCP program that has the port hears nothing of that, even if its own user
+    says by a name that it is an RDMA program."""
+    heard = []
+
+    class Noting(Echo):
+        def data_received(self, data):
+            heard.append(data)
+            super().data_received(data)
+
+    server, port = await plain_server(Noting)
+    place = doors.Answer(port, server.sockets[0].fileno())
+    door = doors.Door("127.0.0.1", port, lambda: place)
+    door.open(asyncio.get_running_loop())
+    with socket.socket(socket.AF_UNIX) as name:
+        if holds == "name":
+            name.bind(f"\0rdmanet-cm/::ffff:127.0.0.1/{port}")
+        assert (await reason(port)).startswith("RDMA was tried: ")
+    assert heard == [b"x"]
+    door.close()
+    server.close()

@@ -65,6 +65,10 @@ enum {
 };
 int rdmanet_soft_cm_peer_user(struct rdma_cm_id *id, uid_t *user);
 
+/* Have rdma_connect ask for the connection by the listener's name on this host, and never by TCP: for whoever knows that
+ * a TCP program has the port, beside which an RDMA program listens by name. 0; -1 and errno. */
+int rdmanet_soft_cm_by_name_alone(struct rdma_cm_id *id);
+
 /* rdma_resolve_addr and rdma_resolve_route in one, for an identifier with a channel: the device has nothing to wait for. 1:
  * both are done, and no event says so; 0: an event says why not; -1 and errno. */
 int rdmanet_soft_cm_resolve(struct rdma_cm_id *id, struct sockaddr *src, struct sockaddr *dst);

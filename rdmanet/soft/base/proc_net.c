@@ -83,8 +83,9 @@ static void compare(struct search *search, const struct entry *entry)
 }
 
 /* Listeners are the first lines, behind one of titles. False: what follows is none. */
-static bool take_line(struct search *search, const char *line)
+static bool take_listener(const char *line, void *closure)
 {
+	struct search *search = closure;
 	struct entry entry;
 
 	if (!parse(line, &entry))
@@ -95,17 +96,19 @@ static bool take_line(struct search *search, const char *line)
 	return true;
 }
 
-static void search_file(const char *path, struct search *search)
+/* Each line, until one is the last that is wanted. False: the file cannot be read. */
+static bool for_each_line(const char *path, bool (*take)(const char *line, void *closure), void *closure)
 {
 	int fd = rn_fd_own(open(path, O_RDONLY | O_CLOEXEC));
 	char bytes[READ_BYTES], line[LINE_BYTES];
 	size_t length = 0;
-	bool more = fd >= 0;
+	bool more = fd >= 0, is_read = fd >= 0;
 
 	while (more) {
 		ssize_t got = read(fd, bytes, sizeof(bytes));
 
 		more = got > 0;
+		is_read &= got >= 0;
 		for (ssize_t i = 0; more && i < got; i++) {
 			if (bytes[i] != '\n') {
 				if (length < sizeof(line) - 1)
@@ -114,10 +117,11 @@ static void search_file(const char *path, struct search *search)
 			}
 			line[length] = '\0';
 			length = 0;
-			more = take_line(search, line);
+			more = take(line, closure);
 		}
 	}
 	rn_fd_close(fd);
+	return is_read;
 }
 
 bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
@@ -128,12 +132,46 @@ bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv
 	rn_gid_of(address, &search.address);
 	search.port = ntohs(v4->sin_port);
 	/* Of this thread's network: /proc/net is the main thread's. */
-	search_file("/proc/thread-self/net/tcp", &search);
+	for_each_line("/proc/thread-self/net/tcp", take_listener, &search);
 	if (search.rank != EXACT)
-		search_file("/proc/thread-self/net/tcp6", &search);
+		for_each_line("/proc/thread-self/net/tcp6", take_listener, &search);
 	if (search.rank == NONE || search.is_disputed)
 		return false;
 	*user = search.found.user;
 	*at = search.found.at;
 	return true;
+}
+
+/* --- Unix ------------------------------------------------------------------------------------------------------ */
+
+struct name_search {
+	bool (*is_it)(const struct rn_unix_name *name, void *closure);
+	void *closure;
+	bool found;
+};
+
+/* "0000000000000000: 00000002 00000000 00010000 0001 01 12345 @name": the third number has a bit for listeners, and the
+ * fourth is the type. Sockets that are connected, or wait to be accepted, are in other states. */
+static bool take_name(const char *line, void *closure)
+{
+	enum { LISTENS = 0x10000, UNCONNECTED = 1 };
+	struct name_search *search = closure;
+	unsigned flags, type, state;
+	int length = 0;
+
+	if (sscanf(line, "%*[^:]: %*x %*x %x %x %x %*u @%n", &flags, &type, &state, &length) == 3 && length &&
+	    type == SOCK_STREAM && state == UNCONNECTED) {
+		struct rn_unix_name name = {
+			.text = line + length, .length = strlen(line + length), .listens = flags & LISTENS};
+
+		search->found = search->is_it(&name, search->closure);
+	}
+	return !search->found;
+}
+
+int rn_proc_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void *closure), void *closure)
+{
+	struct name_search search = {.is_it = is_it, .closure = closure};
+
+	return for_each_line("/proc/thread-self/net/unix", take_name, &search) ? search.found : -1;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TCP listeners by /proc/net/tcp and /proc/net/tcp6, for kernels that do not answer by netlink: that needs the modules
- * inet_diag and tcp_diag, which small virtual machines are often without. A listener on "::" may take IPv4 as well, and
+ * Sockets by /proc, for kernels that do not answer by netlink.
+ *
+ * TCP listeners by /proc/net/tcp and /proc/net/tcp6: netlink needs the modules inet_diag and tcp_diag
+ * for them, and unix_diag for Unix sockets, which small virtual machines are often without. A listener on "::" may take IPv4 as well, and
  * any listener may be bound to a device: these files say neither. So where listeners of several users fit equally well,
  * none counts. To read them takes long, because the kernel goes through all connections: some milliseconds for 100,000.
  */
@@ -12,10 +14,14 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include "base/sock_diag.h"
 #include "verbs.h"
 
 /* The listener that a connection to this address reaches, or may reach: its user, and the address that it is bound to.
  * False: there is none, or /proc does not tell. */
 bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at);
+
+/* As rn_unix_name_search(), by /proc/net/unix. That names no users. */
+int rn_proc_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void *closure), void *closure);
 
 #endif

@@ -147,12 +147,13 @@ bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
 	return rn_tcp_listener(address, user, &at);
 }
 
-bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie)
+bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie, uid_t *user)
 {
 	struct inet_diag_msg found;
 
 	if (!look_up(address, NULL, &found) || found.idiag_state != TCP_LISTEN)
 		return false;
+	*user = found.idiag_uid;
 	*cookie = (uint64_t)found.id.idiag_cookie[1] << 32 | found.id.idiag_cookie[0];
 	return true;
 }
@@ -359,23 +360,17 @@ bool rn_tcp_port_use(const struct sockaddr *address, bool v6_only, struct rn_por
 /* Of UDIAG_SHOW_ and UNIX_DIAG_, since Linux 5.3: older headers don't have them. */
 enum { SHOW_USER = 0x40, NAME_USER = 7 };
 
-/* The owner of one socket, as far as the kernel tells. */
-struct socket_name {
-	const char *text; /* without the first byte, 0; NULL: it has none, or a file's */
-	size_t length;
-	bool has_user;
-	uid_t user;
-};
-
-static struct socket_name read_socket(const struct nlmsghdr *header)
+/* Without a text: it has none, or a file's. */
+static struct rn_unix_name read_socket(const struct nlmsghdr *header)
 {
 	const struct unix_diag_msg *message = NLMSG_DATA(header);
 	const struct nlattr *at = (const void *)(message + 1);
-	struct socket_name name = {0};
+	struct rn_unix_name name = {0};
 	size_t left, step;
 
 	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*message)) || message->udiag_type != SOCK_STREAM)
 		return name;
+	name.listens = message->udiag_state == TCP_LISTEN;
 	for (left = header->nlmsg_len - NLMSG_LENGTH(sizeof(*message));
 	     left >= sizeof(*at) && at->nla_len >= sizeof(*at) && at->nla_len <= left; left -= step) {
 		const char *data = (const char *)(at + 1);
@@ -421,7 +416,7 @@ struct named {
 
 static void take_user(const struct nlmsghdr *header, void *closure)
 {
-	struct socket_name name = read_socket(header);
+	struct rn_unix_name name = read_socket(header);
 	struct named *named = closure;
 
 	if (!name.text || !name.has_user || name.length != named->length ||
@@ -442,26 +437,26 @@ bool rn_unix_name_user(const char *text, size_t length, uid_t *user)
 }
 
 struct search {
-	bool (*is_it)(const char *name, size_t length, void *closure);
+	bool (*is_it)(const struct rn_unix_name *name, void *closure);
 	void *closure;
 	bool found;
 };
 
 static void take_match(const struct nlmsghdr *header, void *closure)
 {
-	struct socket_name name = read_socket(header);
+	struct rn_unix_name name = read_socket(header);
 	struct search *search = closure;
 
-	if (name.text && search->is_it(name.text, name.length, search->closure))
+	if (name.text && search->is_it(&name, search->closure))
 		search->found = true;
 }
 
-int rn_unix_name_search(bool (*is_it)(const char *name, size_t length, void *closure), void *closure)
+int rn_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void *closure), void *closure)
 {
 	struct search search = {.is_it = is_it, .closure = closure};
 
-	if (!hear_names(UDIAG_SHOW_NAME, take_match, &search))
-		return -1;
+	if (!hear_names(UDIAG_SHOW_NAME | SHOW_USER, take_match, &search))
+		return rn_proc_unix_name_search(is_it, closure);
 	return search.found;
 }
 

@@ -21,8 +21,9 @@ bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
 /* The same, and the address that it is bound to, which may be a wildcard. */
 bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at);
 
-/* The number that the kernel gives this very listener, and no other socket. False as above. */
-bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie);
+/* The number that the kernel gives this very listener, and no other socket; and its user. False: nobody listens, or the
+ * kernel does not tell by netlink. */
+bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie, uid_t *user);
 
 /* The user who has bound a socket to this port that neither listens nor is connected. False: nobody, or several users,
  * or the kernel doesn't tell (before Linux 6.8). It goes through all ports: a millisecond or two. */
@@ -52,9 +53,17 @@ enum rn_port_holder rn_tcp_port_holder(uint16_t port);
  * False: nobody has it, or the kernel doesn't tell. */
 bool rn_unix_name_user(const char *name, size_t length, uid_t *user);
 
-/* Has a stream socket that is bound or listens an abstract name, given without its first byte, for which this is true?
- * 1, 0; -1: the kernel doesn't tell. */
-int rn_unix_name_search(bool (*is_it)(const char *name, size_t length, void *closure), void *closure);
+/* A stream socket with an abstract name that is bound or listens. */
+struct rn_unix_name {
+	const char *text; /* without the first byte */
+	size_t length;
+	bool listens;
+	bool has_user; /* since Linux 5.3, where the kernel answers by netlink */
+	uid_t user;
+};
+
+/* Is there one for which this is true? 1, 0; -1: neither netlink nor /proc tells. */
+int rn_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void *closure), void *closure);
 
 /* The number of users that are unknown in our user namespace: many may share it, so it proves nothing. */
 bool rn_is_overflow_user(uid_t user);

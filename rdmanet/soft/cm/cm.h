@@ -108,6 +108,7 @@ struct rn_cm_id {
 	int bound_fd;
 	int name_fd;  /* and the Unix socket that has its name: see name.c */
 	bool by_name; /* bound_fd is that Unix socket */
+	bool by_name_alone; /* it connects by the listener's name, or not at all */
 	bool listens_early; /* bound_fd listens as soon as it is bound, to have its port alone: see bind.c */
 	uint8_t tos, ack_timeout;
 	bool tos_set, ack_timeout_set, reuse_address, af_only;
@@ -204,13 +205,16 @@ int rn_cm_name_bind_other(const struct sockaddr *address, bool af_only);
 bool rn_cm_name_is_equals(const struct sockaddr *address, bool af_only, bool is_shared);
 /* Does an RDMA program have this port, at this address or one that covers it? EADDRINUSE, 0, or why that is unknown. */
 int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only);
-/* A socket connected to a process that listens by name and is trusted; -1: there is none. */
+/* A socket connected to a process that listens by name and is trusted; -1 and errno: ECONNREFUSED if there is none.
+ * Otherwise there may be one, and what has the TCP port is another program: EAGAIN if too many wait to be accepted. */
 int rn_cm_name_connect(const struct sockaddr *dst);
 /* What listens on this address by TCP? cookie: the listener's, or 0. On the engine. */
 enum rn_cm_language {
-	RN_CM_UNKNOWN, /* nobody listens, or the address is on another host, or the kernel does not tell */
-	RN_CM_OURS,    /* somebody has a name of that port, and so poses as an RDMA program */
+	RN_CM_UNKNOWN, /* the address is on another host */
+	RN_CM_OURS,    /* the listener's user has a name of that port, and so poses as an RDMA program */
 	RN_CM_OTHER,   /* a TCP program, not an RDMA program */
+	RN_CM_NOBODY,  /* nobody yet, or the kernel does not tell */
+	RN_CM_UNTOLD,  /* somebody, but neither netlink nor /proc tells of names */
 };
 enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie);
 /* That listener has spoken our protocol: do not check it again. 0 is none. */

@@ -254,6 +254,16 @@ RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *p
 	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 
+RN_EXPORT int rdmanet_soft_cm_by_name_alone(struct rdma_cm_id *rdma_id)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	id->by_name_alone = true;
+	return 0;
+}
+
 /* For programs that modify their queue pair themselves, after CONNECT_RESPONSE. */
 RN_EXPORT int rdma_establish(struct rdma_cm_id *rdma_id)
 {

@@ -97,6 +97,7 @@ int rn_cm_wire_connect(struct rn_cm_id *id, const struct rn_cm_param *param)
 	wire->dst = id->id.route.addr.dst_storage;
 	wire->tos = id->tos;
 	wire->tos_set = id->tos_set;
+	wire->by_name_alone = id->by_name_alone;
 	if (!id->by_name) {
 		wire->source.fd = id->bound_fd; /* it is the wire's now */
 		wire->bound = id->bound_fd >= 0;

@@ -11,8 +11,9 @@
  * "::" is the name of all addresses of both families, and "::-v6only" of IPv6's: so a server may have 0.0.0.0 and ::
  * of one port, each by its own listener, as TCP's servers have.
  *
- * A TCP listener of this host whose port has no such name is not an RDMA program's, and gets no requests from us
- * (rn_cm_name_speaks).  A program that cannot have the name, because a stranger took it first, takes it with a random
+ * A TCP listener of this host is an RDMA program's if its user has such a name, which does not listen.  Others get no
+ * requests from us (rn_cm_name_language): neither one whose port has no name, nor one beside which an RDMA program listens
+ * by name, whatever keeps us from connecting to that.  A program that cannot have the name, because a stranger took it first, takes it with a random
  * suffix, "<address>/<port>/<16 digits>", which nobody can take first.
  *
  * Abstract names have no permissions: anybody may take any.  So a name means nothing by itself.  TCP decides.
@@ -268,15 +269,29 @@ static void places_for(const struct sockaddr *dst, struct place places[PLACES])
 	places[1].port = places[2].port = places[0].port;
 }
 
+/*
+ * This name was not connected to, for another reason than that nobody listens: may it be a listener of those who are
+ * believed? Only a connection shows the process, but a stranger's name counts no more than one that we could connect to.
+ */
+static bool may_be_believed(const struct sockaddr_un *name, socklen_t length, const union ibv_gid *gid,
+			    const struct sockaddr *dst)
+{
+	struct ucred owner = {0};
+
+	if (!rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, &owner.uid))
+		return true;
+	return owner.uid == geteuid() || is_listeners_word(&owner, gid, dst);
+}
+
 int rn_cm_name_connect(const struct sockaddr *dst)
 {
 	struct place places[PLACES];
 	struct sockaddr_un name;
-	int fd = -1;
+	int fd = -1, error = ECONNREFUSED;
 
 	places_for(dst, places);
 	if (!rn_gid_is_ours(&places[0].gid))
-		return -1;
+		return rn_cm_error(ECONNREFUSED);
 	for (unsigned i = 0; i < PLACES; i++) {
 		socklen_t length = name_of(&places[i], &name);
 
@@ -284,15 +299,21 @@ int rn_cm_name_connect(const struct sockaddr *dst)
 			fd = new_socket();
 		if (fd < 0)
 			return -1;
-		if (connect(fd, (struct sockaddr *)&name, length))
-			continue; /* most often nobody has that name, and the socket is as good as new */
+		if (connect(fd, (struct sockaddr *)&name, length)) {
+			int why = errno;
+
+			/* Most often nobody has that name, and the socket is as good as new. */
+			if (why != ECONNREFUSED && may_be_believed(&name, length, &places[i].gid, dst))
+				error = why;
+			continue;
+		}
 		if (is_believed(fd, &name, &places[i].gid, dst))
 			return fd;
 		rn_fd_close(fd);
 		fd = -1;
 	}
 	rn_fd_close(fd);
-	return -1;
+	return rn_cm_error(error);
 }
 
 /* --- a TCP program's port ------------------------------------------------------------------------------------ */
@@ -300,16 +321,24 @@ int rn_cm_name_connect(const struct sockaddr *dst)
 struct wanted {
 	char names[PLACES][sizeof(struct sockaddr_un)];
 	size_t lengths[PLACES];
+	uid_t user; /* the TCP listener's */
 };
 
-/* One of these names, with or without a random suffix. */
-static bool is_wanted(const char *name, size_t length, void *closure)
+/*
+ * One of these names, with or without a random suffix, that shows that an RDMA program has the TCP port. Such a name does
+ * not listen, since the TCP socket does: one that listens is beside another program's TCP port. And the user who has the
+ * port has the name: anybody else may take names, too.
+ */
+static bool is_wanted(const struct rn_unix_name *name, void *closure)
 {
 	const struct wanted *wanted = closure;
 
+	if (name->listens || (name->has_user && name->user != wanted->user))
+		return false;
 	for (unsigned i = 0; i < PLACES; i++)
-		if (length >= wanted->lengths[i] && !memcmp(name, wanted->names[i], wanted->lengths[i]) &&
-		    (length == wanted->lengths[i] || name[wanted->lengths[i]] == '/'))
+		if (name->length >= wanted->lengths[i] &&
+		    !memcmp(name->text, wanted->names[i], wanted->lengths[i]) &&
+		    (name->length == wanted->lengths[i] || name->text[wanted->lengths[i]] == '/'))
 			return true;
 	return false;
 }
@@ -339,8 +368,9 @@ enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *co
 {
 	struct place places[PLACES];
 	struct sockaddr_storage to = {0};
-	struct wanted wanted;
+	struct wanted wanted = {0};
 	struct sockaddr_un name;
+	bool is_told;
 
 	*cookie = 0;
 	places_for(dst, places);
@@ -348,10 +378,11 @@ enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *co
 		return RN_CM_UNKNOWN;
 	memcpy(&to, dst, rn_cm_address_length(dst));
 	rn_cm_undress(&to);
-	if (!rn_tcp_listener_cookie((struct sockaddr *)&to, cookie))
-		return RN_CM_UNKNOWN;
-	if (is_known(*cookie))
+	is_told = rn_tcp_listener_cookie((struct sockaddr *)&to, cookie, &wanted.user);
+	if (is_told && is_known(*cookie))
 		return RN_CM_OURS;
+	if (!is_told && !rn_tcp_listener_user((struct sockaddr *)&to, &wanted.user))
+		return RN_CM_NOBODY;
 	for (unsigned i = 0; i < PLACES; i++) {
 		wanted.lengths[i] = name_of(&places[i], &name) - offsetof(struct sockaddr_un, sun_path) - 1;
 		memcpy(wanted.names[i], name.sun_path + 1, wanted.lengths[i]);
@@ -362,6 +393,6 @@ enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *co
 	case 1:
 		return RN_CM_OURS;
 	default:
-		return RN_CM_UNKNOWN;
+		return RN_CM_UNTOLD;
 	}
 }

@@ -201,16 +201,37 @@ static bool try_again(struct rn_cm_wire *wire)
 	return true;
 }
 
-/* A TCP program of this host has the port, not an RDMA program. It gets no request. */
+/* There was no connection by name, for this reason: is the TCP port not to be tried? */
+static bool stays_off_tcp(struct rn_cm_wire *wire, int error)
+{
+	if (!rn_guarded(RN_GUARD_TCP_PROGRAM) || (error == ECONNREFUSED && !wire->by_name_alone))
+		return false;
+	if (error == EAGAIN && try_again(wire))
+		return true;
+	if (error == EAGAIN)
+		rn_warn(RN_WARN_LANGUAGE, "no connection by name with port %u: too many wait to be accepted there",
+			(unsigned)be16toh(rn_cm_port((const struct sockaddr *)&wire->dst)));
+	lost_unlocked(wire, error == EAGAIN ? ETIMEDOUT : error);
+	return true;
+}
+
+/* Unless an RDMA program of this host has the port, it gets no request. */
 static bool is_other(struct rn_cm_wire *wire)
 {
 	enum rn_cm_language language = rn_cm_name_language((const struct sockaddr *)&wire->dst, &wire->cookie);
 
 	wire->is_ours = language == RN_CM_OURS;
-	if (language != RN_CM_OTHER)
+	if (language == RN_CM_OURS || language == RN_CM_UNKNOWN || !rn_guarded(RN_GUARD_TCP_PROGRAM))
 		return false;
 	if (try_again(wire))
 		return true;
+	if (language == RN_CM_UNTOLD)
+		rn_warn(RN_WARN_LANGUAGE, "no connection with port %u of this host: neither unix_diag nor /proc/net/unix tells "
+			"whether an RDMA program listens there", (unsigned)be16toh(rn_cm_port((void *)&wire->dst)));
+	if (language != RN_CM_OTHER) {
+		lost_unlocked(wire, language == RN_CM_NOBODY ? ECONNREFUSED : ENOTSUP);
+		return true;
+	}
 	pthread_mutex_lock(&rn_cm_lock);
 	if (!wire->over)
 		rn_cm_wire_not_ours(wire, "a TCP program listens there, not an RDMA program");
@@ -232,7 +253,7 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 {
 	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
 	static const int on = 1;
-	int fd = rn_cm_name_connect(dst), tos = wire->tos, rc, error;
+	int fd = rn_cm_name_connect(dst), tos = wire->tos, rc, error = errno;
 
 	if (fd >= 0) {
 		rn_fd_close(wire->source.fd);
@@ -242,7 +263,7 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 		connected(wire);
 		return;
 	}
-	if (is_other(wire))
+	if (stays_off_tcp(wire, error) || is_other(wire))
 		return;
 	fd = wire->source.fd;
 	if (fd < 0)

@@ -18,8 +18,7 @@
  *                                                     |        |
  *                                          DREP, close         EOF, close
  *
- * Our first message is a request, so a TCP program gets one where we can't tell what listens: on other hosts,
- * and where the kernel does not report sockets.  We recognise a TCP program by its answer, or by its silence.  A
+ * Our first message is a request, so a TCP program gets one where we can't tell what listens: on other hosts.  We recognise a TCP program by its answer, or by its silence.  A
  * connection manager says MRA within a second if its program takes longer to answer; a listener that has sent nothing
  * for five seconds (RDMANET_SOFT_SILENCE) is not one, and the attempt ends.
  *

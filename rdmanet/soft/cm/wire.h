@@ -173,6 +173,7 @@ struct rn_cm_wire {
 	bool bound;                  /* the program has chosen its port */
 	bool listens_early;          /* so its socket still listens: bind.c */
 	bool by_name;                /* over a Unix socket: see name.c */
+	bool by_name_alone;          /* or not at all */
 	bool is_ours;                /* on the active side: the listener has a name, so it will answer */
 	bool watched;                /* death */
 	bool moved;                  /* output goes by the link */
