@@ -424,10 +424,11 @@ class Callee:
         return tuple(found)
 
     def _count_taken(self, running: Running, nbytes: int) -> None:
-        """So much memory is to be allocated for an argument, and is the method's until the call ends."""
+        """So much memory is to be allocated for an argument, or a copy of the result, until the call ends."""
         most, before = self.limits.lent_bytes, self._taken_bytes
         if nbytes > most - before:
-            raise exceeded("lent_bytes", most, f"arguments of {nbytes + before} bytes")
+            text = f"arguments, and copies of results, of {nbytes + before} bytes"
+            raise exceeded("lent_bytes", most, text)
         self._taken_bytes += nbytes
         running.taken_bytes += nbytes
 
@@ -435,6 +436,8 @@ class Callee:
         self, running: Running, going: Outgoing, timer: asyncio.TimerHandle | None
     ) -> None:
         """Answer with a buffer that goes by reference, and wait until the caller has read it."""
+        if not going.is_settled:
+            self._count_taken(running, going.memory.nbytes)
         async with lent(self.link, going) as sent:
             running.counter.lent_bytes += going.memory.nbytes
             running.released = self.loop.create_future()

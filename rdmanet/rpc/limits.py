@@ -30,8 +30,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     :ivar stream_bytes: how much of a stream may be on its way or unread; one item more than that may be
     :ivar inline_bytes: how many bytes of arguments, as they came in messages, all unfinished calls of one connection
         may have
-    :ivar lent_bytes: how much memory one call of the peer may make this side allocate for arguments by reference, and
-        how much all calls of its connection may
+    :ivar lent_bytes: how much memory one call of the peer may make this side allocate for arguments by reference and
+        for the copy of a result, and how much all calls of its connection may
     :ivar metadata_bytes: the longest metadata of a call, in msgpack
     :ivar hello_seconds: how long a peer may take to say its Hello
     :ivar lent_seconds: how long a caller may take to read a result that is lent to it

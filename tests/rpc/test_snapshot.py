@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
-from net import Net, idle
+from net import Net, callee, idle
 
 from rdmanet import rpc
 from rdmanet._core import ReusableMemory, unfilled
@@ -141,6 +141,20 @@ async def test_what_is_not_copied(net: Net, interceptors: Any, monkeypatch: pyte
     assert await client.echo_memoryview(data) == data[1:]
     await idle(server)
     service.kept.release()
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_copies_count_as_arguments_do(net: Net):
+    """A peer that reads none of its results cannot make the server copy them without end."""
+    service = Store()
+    client, server = await net.pair(service, limits=rpc.Limits(lent_bytes=service.array.nbytes - 1))
+    with pytest.raises(rpc.Error, match="the limit lent_bytes is") as caught:
+        await client.own()
+    assert caught.value.code is rpc.Code.RESOURCE_EXHAUSTED
+    assert (await client.lent()).nbytes == service.array.nbytes
+    assert (await client.made()).nbytes == LEND_BYTES
+    service.kept.release()
+    assert callee(server)._taken_bytes == 0
 
 
 def array() -> Any:
