@@ -5,6 +5,7 @@ General layout
     mixin.py        the loop's methods that differ from its base, asyncio's or uvloop's
     switch.py       what stands behind these methods: what one loop has for its connections and servers
     connecting.py   create_connection
+    inquiry.py      whether a server's loop still turns, while a connection waits for it
     serving.py      create_server
     standins.py     sock_connect, and then create_connection
     accepting.py    sock_accept, and then connect_accepted_socket

@@ -15,6 +15,9 @@ connecting.py), and what came of it is remembered for `MEMORY_S`.
 A program connects to the same few peers again and again. If one was to be reached by TCP, all that led there is
 remembered for a second, except whether the peer has a sign (doors.py): that is looked for at each connection, so a
 server that begins to offer RDMA is found at once. Nothing else is done for such a connection, whose cost shows.
+
+A server whose loop is busy, or whose process is stopped, does not answer a knock at its door. One connection waits for
+that. Its knock stays, and tells when the loop turns again, or has ended. Until then all others take TCP at once.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import socket
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,13 +36,18 @@ from rdmanet.loop.annotation import of_client
 from rdmanet.loop.peers import Peers, Selection
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rdmanet.addresses import SockAddr
 
 logger = logging.getLogger("rdmanet")
 
 MEMORY_S = 60.0
 """For how long the fabric of a peer on another host is remembered."""
+SLOW_S = 10.0
+"""For how long a server on this host is reached by TCP that has an open door, and made no connection in time."""
 _PEERS_KEPT = 4096
+_SILENT_KEPT = 64  # each takes a descriptor
 _LOOK_AGAIN_S = 1.0  # for adapters, and at RDMANET_REQUIRE, which come and go rarely
 _ADAPTERS = "/sys/class/infiniband"
 _RNIC = "4:"  # RDMA_NODE_RNIC, which iWARP's devices are
@@ -80,6 +89,9 @@ class Chooser:
         self._told: dict[tuple[str, int], None] = {}
         self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
         self._plain: dict[tuple[Any, ...], _Plain] = {}
+        # Knocks that have not been answered, with their loop.
+        self._silent: dict[tuple[str, int], tuple[socket.socket, asyncio.AbstractEventLoop]] = {}
+        self._slow: dict[tuple[str, int], float] = {}
         self._lookout = doors.Lookout()
         self._no_adapter = ""
         self._look_again = 0.0
@@ -94,6 +106,8 @@ class Chooser:
     def close(self) -> None:
         """Give back what is kept for the next choice. Later choices are possible."""
         self._lookout.close()
+        for key in list(self._silent):
+            self._forget_silent(key)
 
     def plain(self, *key: Any) -> dict[str, str] | None:
         """What a transport to this address is to know, if TCP is to reach it and that is known without choosing.
@@ -140,6 +154,8 @@ class Chooser:
             return "the peers that RDMA is for do not include it"
         if "%" in address or tuple(place[3:]) not in ((), (0,)):
             return "an address with a zone is reached by TCP"
+        if (self._silent or self._slow) and (why := self._why_not_now(address, port)):
+            return why
         found = doors.find(address, port, self._lookout)
         if isinstance(found, doors.Found):
             why_not = "" if selection is Selection.NAMED else _unmapped(found)
@@ -164,6 +180,40 @@ class Chooser:
         if fabric == "tcp":
             return f"RDMA did not reach it within the last {MEMORY_S:.0f} s"
         return Chance(None, "an RDMA adapter reaches it", alone=True)
+
+    def _why_not_now(self, address: str, port: int) -> str:
+        """Why RDMA is not to be tried just now; "" if it is."""
+        if requires_rdma():
+            return ""
+        if (address, port) in self._silent:
+            return "the server's loop has not answered yet"
+        if time.monotonic() < self._slow.get((address, port), 0.0):
+            return f"the server on this host made no RDMA connection in time within the last {SLOW_S:.0f} s"
+        self._slow.pop((address, port), None)
+        return ""
+
+    def remember_silent(
+        self, address: str, port: int, knock: socket.socket, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """A knock at this server's door has not been answered; the connection is ours now."""
+        key = (address, port)
+        if key in self._silent or len(self._silent) >= _SILENT_KEPT:
+            knock.close()
+            return
+        self._silent[key] = knock, loop
+        loop.add_reader(knock.fileno(), self._forget_silent, key)
+
+    def _forget_silent(self, key: tuple[str, int]) -> None:
+        knock, loop = self._silent.pop(key)
+        if not loop.is_closed():
+            loop.remove_reader(knock.fileno())
+        knock.close()
+
+    def remember_slow(self, address: str, port: int) -> None:
+        """This server on this host has answered a knock, but made no connection in time."""
+        while len(self._slow) >= _PEERS_KEPT:
+            self._slow.pop(next(iter(self._slow)))
+        self._slow[address, port] = time.monotonic() + SLOW_S
 
     def remember(self, address: str, port: int, fabric: str) -> None:
         """This is how a peer on another host was reached."""

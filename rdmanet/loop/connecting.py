@@ -12,10 +12,11 @@ If there is one address, nothing is to be kept in order, so TCP is the loop's ow
 fastest way, and most connections go it. Happy eyeballs are the loop's own, too: RDMA is tried at the first address, and
 the rest is left to the loop.
 
-A server on this host has its door asked first, which shows that its loop runs. On another host nothing but the attempt
-itself shows whether RDMA works, and its failure may take seconds. So TCP starts `HEAD_START_S` later, and what is there
-first is taken (RFC 8305 does so for two families of addresses). The protocol is made once, for the winner. The loser
-is closed without a word.
+A server on this host has its door asked first, which shows that its loop runs. If there is no connection soon after, it
+is asked again (inquiry.py), and the attempt ends if it does not answer any more. On another host nothing but the
+attempt itself shows whether RDMA works, and its failure may take seconds. So TCP starts `HEAD_START_S` later, and what
+is there first is taken (RFC 8305 does so for two families of addresses). The protocol is made once, for the winner. The
+loser is closed without a word.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdmanet.environment import requires_rdma
-from rdmanet.loop import doors
+from rdmanet.loop import doors, workers
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.choice import Chance, Chooser, refuse_tcp
+from rdmanet.loop.inquiry import Inquiry
 from rdmanet.scopes import with_scope
 
 if TYPE_CHECKING:
     from rdmanet.loop.settings import Settings
+    from rdmanet.loop_context import LoopContext
+    from rdmanet.options import StreamConfig
     from rdmanet.tls import Layer
     from rdmanet.transport import RdmaTransport
 
@@ -135,6 +139,7 @@ class Attempt:
         """TLS, if the program wants that."""
         self._place: doors.Place | None = None
         """Where the server's door has led us."""
+        self._inquiry: Inquiry | None = None
         self._base = base
         self._settings = settings
         self._wanted = wanted
@@ -143,12 +148,17 @@ class Attempt:
         """What the transport has for a factory."""
         from rdmanet.streams.reader_writer import with_compiled_reader
 
-        limit = self.limit
-        if self.is_given_up or (limit is not None and limit.expired()):
+        limit, inquiry = self.limit, self._inquiry
+        is_over = (limit is not None and limit.expired()) or (
+            inquiry is not None and inquiry.answer is not None
+        )
+        if self.is_given_up or is_over:
             raise ConnectionAbortedError("the attempt was given up")
         if self._place is not None and (why := self._place.why_left()):
             raise ConnectionAbortedError(why)
         self.is_made = True
+        if inquiry is not None:
+            inquiry.close()
         if limit is not None:  # the loop may have been blocked until the time was up
             limit.reschedule(None)
         self.protocol = (
@@ -159,16 +169,14 @@ class Attempt:
     async def connect(self, address: SockAddr, chance: Chance) -> RdmaTransport:
         """Connect.
 
+        :raises SilentError: the server's loop does not answer
         :raises OSError: RDMA does not reach the peer, or an error of the factory if `is_made`
         """
-        port = address[1]
         if chance.door is not None:
-            self._place = await doors.knock(chance.door, self._base.sock_recv)
-            port = self._place.port
+            self._place = await doors.knock(chance.door, self._base.loop)
         from rdmanet.addresses import libraries_for
         from rdmanet.loop_context import loop_context_for
         from rdmanet.tls import Layer, Tls
-        from rdmanet.transport import connect
 
         wanted, kwds = self._wanted, self._wanted.kwds
         tls = Tls.of_client(
@@ -183,14 +191,38 @@ class Attempt:
         config = self._settings.config(chance.reason)
         for library in libraries:
             loop_context = await loop_context_for(self._base.loop, library)
-            there = cast(SockAddr, (address[0], port, *address[2:]))
             try:
-                return await connect(loop_context, config, self.make_protocol, there)
+                return await self._connect_by(loop_context, config, address)
             except OSError as exc:
-                if self.is_made:
+                if self.is_made or isinstance(exc, doors.SilentError):
                     raise
                 failure = exc
         raise failure
+
+    async def _connect_by(
+        self, loop_context: LoopContext, config: StreamConfig, address: SockAddr
+    ) -> RdmaTransport:
+        """Connect by one library; where a door has led us, as long as the server's loop turns there."""
+        from rdmanet.transport import connect
+
+        place = self._place
+        if place is None:
+            return await connect(loop_context, config, self.make_protocol, address)
+        is_dealt = workers.is_dealt(loop_context.library)  # then the door does not say where
+        while True:
+            there = cast(SockAddr, (address[0], place.port, *address[2:]))
+            inquiry = self._inquiry = Inquiry(self._base, address[1], place, is_dealt)
+            try:
+                async with asyncio.timeout(None) as inquiry.limit:
+                    transport = await connect(loop_context, config, self.make_protocol, there)
+                doors.saw_turn(address[0], place.port)
+                return transport
+            except TimeoutError:
+                if inquiry.answer is None:
+                    raise
+                self._place = place = inquiry.place()
+            finally:
+                inquiry.close()
 
 
 async def create_connection(
@@ -321,6 +353,10 @@ async def try_rdma(
                 raise
             if chance.door is None:
                 chooser.remember(address[0], address[1], "tcp")
+            elif isinstance(exc, doors.SilentError):
+                chooser.remember_silent(address[0], address[1], exc.knock, base.loop)
+            elif isinstance(exc, TimeoutError):
+                chooser.remember_slow(address[0], address[1])
             return _tried(exc)
     try:
         winner = await _race(base, attempt, address, chance, tcp, lost)

@@ -22,15 +22,16 @@ take any name:
   the server by its door could do so by TCP.
 * The address must be one of this host: a listener on a wildcard would else speak for every host of the world.
 
-Then it knocks: it connects, and the server's loop answers and closes. That shows, too, that the loop runs. One that
-does not answer within `PATIENCE_S` gets a TCP connection, which the kernel accepts for it. The answer has three
-numbers:
+Then it knocks: it connects, and the server's loop answers and closes. That shows, too, that the loop runs. One that has
+answered nobody of this process for `PATIENCE_S` gets a TCP connection, which the kernel accepts for it (choice.py). The
+answer has at least three numbers:
 
 * the port of the RDMA listener;
 * the descriptor of the server's TCP listener, which shows whether the door's process is to be trusted;
 * if that port is another process's, a worker's, the inode of the TCP listener that this one has there. A worker may
   end, and its port may become anybody's. So when the client is connected there, and before it says anything, it asks
-  the kernel whether that very socket still listens (`Place.why_left`). If so, it did when the client connected.
+  the kernel whether that very socket still listens (`Place.why_left`). If so, it did when the client connected;
+* the ports of workers whose loops are busy (workers.py).
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ import contextlib
 import errno
 import os
 import socket
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,11 +51,12 @@ from rdmanet.loop import kernel
 from rdmanet.loop.acceptor import Acceptor
 from rdmanet.loop.trust import Speaker
 
-PATIENCE_S = 1.0
-"""How long a client waits for the answer to its knock."""
+PATIENCE_S = 0.3
+"""How long a client waits for the answer to its knock, while the server answers no other either."""
 
 _GREETING = b"rdmanet-stream 2 "
-_ANSWER_BYTES = 64
+_ANSWER_BYTES = 512
+_BUSY_SAID = 64  # at most, of ports with five digits
 _STREAM = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _SIGN = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _BACKLOG = 512
@@ -68,11 +71,13 @@ class Answer(NamedTuple):
     :ivar port: of an RDMA listener
     :ivar descriptor: of the door's process: its TCP listener
     :ivar inode: of the TCP listener at that port, if it is not the port that was asked for
+    :ivar busy: ports at which the loops of workers have not turned for a while
     """
 
     port: int
     descriptor: int
     inode: int = 0
+    busy: Sequence[int] = ()
 
 
 # -- the server's side -------------------------------------------------------------------------------------
@@ -127,7 +132,9 @@ class Door:
 
     def _knocked(self, caller: socket.socket) -> None:
         with caller, contextlib.suppress(OSError):
-            caller.send(b"%s%d %d %d\n" % (_GREETING, *self._answer()))
+            port, descriptor, inode, busy = self._answer()
+            more = "".join(f" {port}" for port in busy[:_BUSY_SAID]).encode()
+            caller.send(b"%s%d %d %d%s\n" % (_GREETING, port, descriptor, inode, more))
 
     def _left_to_parent(self) -> None:
         """In a forked child: the door is the parent's, and must not stay open here when the parent closes it."""
@@ -206,12 +213,24 @@ class Found:
     port: int
 
 
+class SilentError(TimeoutError):
+    """The server's loop has not answered a knock in time.
+
+    :ivar knock: the connection, which is the catcher's; it becomes readable when the loop answers, or has ended
+    """
+
+    def __init__(self, knock: socket.socket) -> None:
+        super().__init__(f"the server's loop did not answer within {PATIENCE_S} s")
+        self.knock = knock
+
+
 class Place(NamedTuple):
     """Where a door leads."""
 
     address: str
     port: int
     inode: int
+    busy: frozenset[int] = frozenset()
 
     def why_left(self) -> str:
         """Why this place is not that of the process any more that the door spoke of; "" if it is.
@@ -312,35 +331,84 @@ def _believed(knocking: socket.socket, address: str, port: int, place: str) -> F
     return Found(knocking, speaker, address, port)
 
 
-async def knock(found: Found, receive: Callable[[socket.socket, int], object]) -> Place:
-    """Where a door leads. It closes the connection; so does cancelling it.
+async def knock(found: Found, loop: asyncio.AbstractEventLoop) -> Place:
+    """Where a door leads. It closes the connection, unless it raises SilentError; so does cancelling it.
 
-    :param receive: the loop's sock_recv()
-    :raises OSError: the server does not answer in time, or not as one of ours; or it is not to be trusted
+    :raises SilentError: the server does not answer in time
+    :raises OSError: it does not answer as one of ours; or it is not to be trusted
     """
     answer = b""
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not answer.endswith(b"\n"):
-                more = await receive(found.socket, _ANSWER_BYTES)  # type: ignore[misc]
-                answer += more
-                if not more or len(answer) > _ANSWER_BYTES:
-                    raise ConnectionResetError("the server closed its door")
-    except TimeoutError:
-        raise TimeoutError(f"the server's loop did not answer within {PATIENCE_S} s") from None
-    else:
-        return _understood(found, answer)
-    finally:
+        while not answer.endswith(b"\n"):
+            more = await _hear(found, loop)
+            answer += more
+            if not more or len(answer) > _ANSWER_BYTES:
+                raise ConnectionResetError("the server closed its door")
+        saw_turn(found.address, found.port)
+        place = _understood(found, answer)
+    except SilentError:
+        raise
+    except BaseException:
         found.socket.close()
+        raise
+    found.socket.close()
+    return place
+
+
+async def _hear(found: Found, loop: asyncio.AbstractEventLoop) -> bytes:
+    """:raises SilentError: nothing has come in time. What has come is never lost by that"""
+    waiter = loop.create_future()
+    fd, began = found.socket.fileno(), time.monotonic()
+    timer: asyncio.TimerHandle
+
+    def end() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def look() -> None:
+        nonlocal began, timer
+        if not has_turned(found.address, found.port, began):
+            end()
+            return
+        began = time.monotonic()  # many knock, and it is not our turn yet
+        timer = loop.call_later(PATIENCE_S, look)
+
+    timer = loop.call_later(PATIENCE_S, look)
+    loop.add_reader(fd, end)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        loop.remove_reader(fd)
+    try:
+        return found.socket.recv(_ANSWER_BYTES)
+    except BlockingIOError:
+        raise SilentError(found.socket) from None
+
+
+_turns: dict[tuple[str, int], float] = {}
+_TURNS_KEPT = 4096
+
+
+def saw_turn(address: str, port: int) -> None:
+    """The loop of who listens there has just turned: it has answered, or made a connection."""
+    if len(_turns) >= _TURNS_KEPT:
+        _turns.clear()
+    _turns[address, port] = time.monotonic()
+
+
+def has_turned(address: str, port: int, since: float) -> bool:
+    """Whether that was seen after this time, by time.monotonic()."""
+    return _turns.get((address, port), 0.0) > since
 
 
 def _understood(found: Found, answer: bytes) -> Place:
     words = answer.removeprefix(_GREETING).split()
-    if not answer.startswith(_GREETING) or len(words) != 3 or not all(map(bytes.isdigit, words)):
+    if not answer.startswith(_GREETING) or len(words) < 3 or not all(map(bytes.isdigit, words)):
         raise ConnectionResetError("the server's door gives an answer that is not ours")
-    said = Answer(*map(int, words))
-    if not 0 < said.port < 65536 or (said.port != found.port and not said.inode):
+    port, descriptor, inode, *busy = map(int, words)
+    if not 0 < port < 65536 or (port != found.port and not inode):
         raise ConnectionResetError("the server's door gives an answer that is not ours")
-    if why := found.speaker.why_not_with(said.descriptor):
+    if why := found.speaker.why_not_with(descriptor):
         raise PermissionError(why)
-    return Place(found.address, said.port, said.inode if said.port != found.port else 0)
+    return Place(found.address, port, inode if port != found.port else 0, frozenset(busy))

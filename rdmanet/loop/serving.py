@@ -303,12 +303,11 @@ class DualServer(asyncio.AbstractServer):
         server = None
 
         def answer() -> Answer:
+            busy = register.busy()
             place = register.turn() if are_dealt_here else None
-            return (
-                Answer(address[1], descriptor)
-                if place is None
-                else Answer(place.port, descriptor, place.inode)
-            )
+            if place is None:
+                return Answer(address[1], descriptor, 0, busy)
+            return Answer(place.port, descriptor, place.inode, busy)
 
         try:
             # After the register, so that who finds the door finds the register.

@@ -14,6 +14,12 @@ know this are the front's, and so are those of the embedded device.
 Where there is only the embedded device, all clients of the loop ask at the front's door (doors.py), and it answers with
 the port of the one whose turn it is. So a client need not be refused first. Other clients are the front's.
 
+A worker may be busy: its loop does not turn, and who is sent there waits. So the front tells a worker of each
+connection that it sends there, by a word that the worker reads in its next turn. The kernel says whether it has been
+read (SIOCOUTQ), so nobody is woken for an answer. A worker that has left its word unread for `GRACE_S` gets no
+connections until it has read it, and the others get its share. The door names such workers to its clients: one that
+waits there asks again, and goes elsewhere (inquiry.py).
+
 A port of the embedded device would be a TCP port, open to other hosts. So a worker *reserves* one: it listens there by
 TCP itself, with a filter that has the kernel drop all that comes. Beside a TCP listener of our own user the embedded
 device listens by its name alone, which only this host's programs reach (soft/cm/name.c).
@@ -28,10 +34,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import logging
 import os
 import socket
 import struct
+import termios
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -52,6 +60,9 @@ _NAME = b"\0rdmanet-stream/%s/%d/workers"
 _OF_FRONT = b"rdmanet-front 2 "
 _OF_WORKER = b"rdmanet-worker 2 "
 _WORD_BYTES = 64
+GRACE_S = 0.02
+"""How long a worker may leave unread that a connection comes, and still get more."""
+_COMES = b"\n"
 _SO_ATTACH_FILTER = 26  # Linux; socket has no name for it
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # struct sock_filter: return, and keep no byte
 
@@ -113,6 +124,7 @@ class Register:
         self._port = port
         self._descriptor = descriptor
         self._places: dict[socket.socket, Place] = {}  # of the workers that have said theirs
+        self._told: dict[socket.socket, float] = {}  # when, of those that may not have read it yet
         self._turns: deque[socket.socket | None] = deque([None])  # None: ours
         self._socket = socket.socket(socket.AF_UNIX, _REGISTER, 0)
         try:
@@ -137,8 +149,33 @@ class Register:
             if worker is None:
                 return None
             place = self._places.get(worker)
-            if place is not None and not _has_ended(worker):
+            if place is not None and not _has_ended(worker) and self._tell(worker):
                 return place
+
+    def busy(self) -> list[int]:
+        """The ports of workers that have been told of a connection, and whose loops have not turned since."""
+        found = []
+        for worker, since in list(self._told.items()):
+            if not _has_unread(worker):
+                del self._told[worker]
+            elif self._loop.time() - since >= GRACE_S:
+                found.append(self._places[worker].port)
+        if found:  # who else is will be known when the same client asks again
+            for worker in self._places:
+                self._tell(worker)
+        return found
+
+    def _tell(self, worker: socket.socket) -> bool:
+        """Tell a worker that a connection comes; false if it is busy."""
+        since = self._told.get(worker)
+        if since is not None and _has_unread(worker):
+            return self._loop.time() - since < GRACE_S
+        try:
+            worker.send(_COMES)
+        except OSError:
+            return False
+        self._told[worker] = self._loop.time()
+        return True
 
     def close(self) -> None:
         """Give the name up, and forget all workers."""
@@ -157,6 +194,7 @@ class Register:
         for worker in self._workers():
             worker.close()
         self._places.clear()
+        self._told.clear()
         self._turns = deque([None])
 
     def _workers(self) -> list[socket.socket]:
@@ -189,6 +227,7 @@ class Register:
         self._loop.remove_reader(worker.fileno())
         self._turns.remove(worker)
         self._places.pop(worker, None)
+        self._told.pop(worker, None)
         worker.close()
 
 
@@ -252,6 +291,8 @@ class Registration:
             return
         except OSError:
             word = b""
+        if word == _COMES:  # to have read it is the answer
+            return
         why = ""
         match _numbers(_OF_FRONT, word):
             case [descriptor]:
@@ -260,6 +301,11 @@ class Registration:
                     return
                 _warn("no RDMA client of port %d is sent to this process: %s", self._port, why)
         self._leave()  # it has ended; or its word is none of ours; or it is not to be trusted
+
+
+def _has_unread(worker: socket.socket) -> bool:
+    """Whether it has not read all that it was sent."""
+    return any(fcntl.ioctl(worker, termios.TIOCOUTQ, bytes(4)))  # SIOCOUTQ, for sockets
 
 
 def _has_ended(worker: socket.socket) -> bool:

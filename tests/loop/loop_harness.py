@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rdmanet.loop import workers as loop_workers
 from rdmanet.loop.settings import Settings
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import Conditions
@@ -88,6 +89,7 @@ def workers_on(address: str, count: int, *kind: str) -> Iterator[tuple[int, dict
             original = Settings.config
             by_port = functools.partialmethod(lambda *args: replace(original(*args), by_name_alone=False))
             stack.enter_context(unittest.mock.patch.object(Settings, "config", by_port))
+            stack.enter_context(unittest.mock.patch.object(loop_workers, "is_dealt", lambda library: True))
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind((address, 0))
         port = reserved.getsockname()[1]

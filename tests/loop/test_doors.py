@@ -8,6 +8,7 @@ import pytest
 
 from rdmanet.loop import doors, kernel
 from rdmanet.loop.doors import Answer, Door, Found
+from tests.support.waiting import begin, readable, until_seen
 
 DOOR = 4711
 
@@ -42,7 +43,7 @@ async def opened(listener: socket.socket, address: str = "127.0.0.1") -> Door:
 
 async def knock(found: Found | str) -> int:
     assert isinstance(found, Found), found
-    place = await doors.knock(found, asyncio.get_running_loop().sock_recv)
+    place = await doors.knock(found, asyncio.get_running_loop())
     return place.port
 
 
@@ -168,8 +169,57 @@ async def test_a_name_has_one_owner(listener):
 async def test_who_does_not_answer_is_given_up(listener, monkeypatch):
     monkeypatch.setattr(doors, "PATIENCE_S", 0.05)
     door = Door("127.0.0.1", port_of(listener), Answers(listener))
-    with pytest.raises(TimeoutError, match="did not answer"):
+    with pytest.raises(doors.SilentError, match="did not answer") as failed:
         await knock(doors.find("127.0.0.1", port_of(listener)))
+    # The knock stays, and will be answered.
+    door.open(asyncio.get_running_loop())
+    with failed.value.knock as knocking:
+        await readable(knocking.fileno())
+        assert knocking.recv(100).startswith(b"rdmanet-stream ")
+    door.close()
+
+
+async def test_who_answers_others_is_not_given_up(listener, monkeypatch):
+    """Many knock, and one must wait."""
+    monkeypatch.setattr(doors, "PATIENCE_S", 0.05)
+    port = port_of(listener)
+    door = Door("127.0.0.1", port, Answers(listener, DOOR))
+    [knocking] = await begin(knock(doors.find("127.0.0.1", port)))
+    looked: list[float] = []
+    original = doors.has_turned
+
+    def has_turned(address: str, port: int, since: float) -> bool:
+        looked.append(since)
+        doors.saw_turn(address, port)
+        return original(address, port, since)
+
+    monkeypatch.setattr(doors, "has_turned", has_turned)
+    await until_seen(lambda: len(looked) == 3)
+    door.open(asyncio.get_running_loop())
+    assert await knocking == DOOR
+    door.close()
+
+
+async def test_an_answer_that_is_there_is_taken_however_late_the_loop_is(listener, monkeypatch):
+    monkeypatch.setattr(doors, "PATIENCE_S", 0.001)
+    loop = asyncio.get_running_loop()
+    door = Door("127.0.0.1", port_of(listener), Answers(listener))
+    [knocking] = await begin(knock(doors.find("127.0.0.1", port_of(listener))))
+    caller, _ = door._socket.accept()
+    began = loop.time()
+    caller.send(b"rdmanet-stream 2 %d %d 0\n" % (port_of(listener), listener.fileno()))
+    caller.close()
+    while loop.time() < began + 0.01:
+        pass  # the loop does not turn
+    assert await knocking == port_of(listener)
+    door.close()
+
+
+async def test_it_names_workers_that_are_busy(listener):
+    door = Door("127.0.0.1", port_of(listener), lambda: Answers(listener)()._replace(busy=range(1001, 1101)))
+    door.open(asyncio.get_running_loop())
+    place = await doors.knock(doors.find("127.0.0.1", port_of(listener)), asyncio.get_running_loop())
+    assert place.busy == set(range(1001, 1065))
     door.close()
 
 

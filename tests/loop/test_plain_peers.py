@@ -4,6 +4,7 @@ Each test connects at least twice, because the first connection is the one that 
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ import pytest
 from loop_harness import Echo, Recorder, fabric, plain_server, serving
 
 import rdmanet
-from rdmanet.loop import choice, doors
+from rdmanet.loop import choice, connecting, doors
 
 
 async def connect(port: int, host: str = "127.0.0.1", **options):
@@ -258,5 +259,42 @@ async def test_a_door_that_leads_nowhere(holds):
             name.bind(f"\0rdmanet-cm/::ffff:127.0.0.1/{port}")
         assert (await reason(port)).startswith("RDMA was tried: ")
     assert heard == [b"x"]
+    door.close()
+    server.close()
+
+
+async def test_who_makes_no_connection_in_time_is_waited_for_once(monkeypatch):
+    """Its loop turns, for its door is answered. But nobody reads what is said to its listener's name."""
+    monkeypatch.setattr(connecting, "PATIENCE_S", 0.3)
+    server, port = await plain_server()
+    place = doors.Answer(port, server.sockets[0].fileno())
+    door = doors.Door("127.0.0.1", port, lambda: place)
+    door.open(asyncio.get_running_loop())
+    with socket.socket(socket.AF_UNIX) as name:
+        name.bind(f"\0rdmanet-cm/::ffff:127.0.0.1/{port}")
+        name.listen()
+        assert (await reason(port)) == "RDMA was tried: no connection within 0.3 s"
+        assert "made no RDMA connection in time" in await reason(port)
+    door.close()
+    server.close()
+
+
+async def test_a_full_queue_is_waited_for_once():
+    server, port = await plain_server()
+    place = doors.Answer(port, server.sockets[0].fileno())
+    door = doors.Door("127.0.0.1", port, lambda: place)
+    door.open(asyncio.get_running_loop())
+    name = f"\0rdmanet-cm/::ffff:127.0.0.1/{port}"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(name)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(name)
+        assert "cannot be reached" in await reason(port)
+        assert "made no RDMA connection in time" in await reason(port)
     door.close()
     server.close()

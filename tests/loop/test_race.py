@@ -26,7 +26,7 @@ def far(monkeypatch):
         return await original(self, address, choice.Chance(cast(Any, "a door"), chance.reason))
 
     async def knock(found, receive):
-        return far.port
+        return doors.Place("127.0.0.1", far.port, 0)
 
     monkeypatch.setattr(doors, "find", lambda *_: doors.NOBODY)
     monkeypatch.setattr(doors, "knock", knock)

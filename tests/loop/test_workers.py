@@ -113,6 +113,54 @@ async def test_connections_are_dealt_out_in_turn(kind):
         assert await who_serves(port, 2) == dict.fromkeys(there, 2)
 
 
+@pytest.mark.parametrize("kind", [(), ("adapter",)], ids=["embedded", "adapter"])
+async def test_a_busy_worker_gets_no_connections(kind):
+    """It is stopped here. The first that is sent to it goes elsewhere, and nobody else is sent there."""
+    with workers_on("127.0.0.1", 3, *kind) as (port, there):
+        await until_all_serve(port, there)
+        front = doors.owner("127.0.0.1", port)
+        busy = next(pid for pid in there if pid != front)
+        there[busy].stop()
+        served = await who_serves(port, 6)
+        assert busy not in served and len(served) == 2
+        there[busy].send_signal(signal.SIGCONT)
+        served = Counter()
+        while busy not in served:
+            served += await who_serves(port, 1)
+
+
+async def test_all_workers_but_the_front_are_busy():
+    with workers_on("127.0.0.1", 3) as (port, there):
+        await until_all_serve(port, there)
+        front = doors.owner("127.0.0.1", port)
+        for pid in there:
+            if pid != front:
+                there[pid].stop()
+        assert await who_serves(port, 4) == {front: 4}
+
+
+async def fabric_of(port: int) -> tuple[str, str]:
+    """Of a connection that says nothing: which it takes, and why."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
+    return writer.get_extra_info("fabric"), writer.get_extra_info("fabric_reason")
+
+
+async def test_a_busy_front_is_waited_for_once():
+    """One connection waits for the answer at its door. The others take TCP at once, until it has been answered."""
+    with workers_on("127.0.0.1", 2) as (port, there):
+        await until_all_serve(port, there)
+        front = there[doors.owner("127.0.0.1", port)]
+        front.stop()
+        fabric, why = await fabric_of(port)
+        assert fabric == "tcp" and "did not answer" in why
+        for _ in range(3):
+            assert await fabric_of(port) == ("tcp", "the server's loop has not answered yet")
+        front.send_signal(signal.SIGCONT)
+        while (await fabric_of(port))[0] != "rdma":
+            pass
+
+
 async def test_who_ends_takes_only_its_own_connections():
     """First a worker that is not the front, then the front."""
     with workers_on("127.0.0.1", 3) as (port, there):

@@ -1,0 +1,97 @@
+"""While a connection waits for a server on this host: does the server's loop still turn, and where?
+
+Theory
+------
+The door has answered (doors.py), so the server's loop turned a moment ago. But the connection may have been sent to a
+worker that is busy, or the loop that answered may be busy since. A busy loop cannot be told from one that has many
+connections to make: neither answers this one. So after `ASK_S` the client knocks again. The door says which workers'
+loops do not turn (workers.py), and where else to go. If it does not answer either, the attempt ends, and the connection
+takes TCP. If the loops turn, the client goes on waiting, and asks again later. Nobody asks as long as others of this
+process are connected there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from rdmanet.loop import doors
+
+if TYPE_CHECKING:
+    from rdmanet.loop.connecting import Base
+
+ASK_S = 0.15
+"""How long a connection waits before the server is asked, and between questions."""
+
+
+class Inquiry:
+    """The questions of one connection that waits.
+
+    :ivar limit: that of the attempt to connect, which the answer ends
+    :ivar answer: why it ended: where to go instead, or what has failed; None if it did not end by this
+    """
+
+    def __init__(self, base: Base, door_port: int, place: doors.Place, is_dealt: bool) -> None:
+        """
+        :param door_port: the port that the server's door is of
+        :param place: where the connection waits
+        :param is_dealt: the server may have sent it on to a worker, and not said so here
+        """
+        self.limit: asyncio.Timeout | None = None
+        self.answer: doors.Place | OSError | None = None
+        self._base = base
+        self._door_port = door_port
+        self._place = place
+        self._is_dealt = is_dealt
+        self._since = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+        self._timer = base.loop.call_later(ASK_S, self._begin)
+
+    def place(self) -> doors.Place:
+        """Where to go instead.
+
+        :raises OSError: the server does not answer, or not as one of ours
+        """
+        answer = self.answer
+        assert answer is not None
+        if isinstance(answer, OSError):
+            self.answer = None
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        if isinstance(self.answer, doors.SilentError):  # nobody wants to know
+            self.answer.knock.close()
+
+    def _begin(self) -> None:
+        self._task = self._base.loop.create_task(self._ask())
+        self._base.ending.add(self._task)
+        self._task.add_done_callback(self._base.ending.discard)
+
+    async def _ask(self) -> None:
+        place = self._place
+        while True:
+            if not doors.has_turned(place.address, place.port, self._since):
+                try:
+                    found = doors.find(place.address, self._door_port)
+                    if isinstance(found, str):
+                        return  # the server has gone, and the connection fails by itself
+                    said = await doors.knock(found, self._base.loop)
+                except OSError as exc:
+                    self._end(exc)
+                    return
+                if place.port in said.busy or (self._is_dealt and said.busy):
+                    self._end(said)
+                    return
+            self._since = time.monotonic()
+            await asyncio.sleep(ASK_S)
+
+    def _end(self, answer: doors.Place | OSError) -> None:
+        self.answer = answer
+        if self.limit is not None:
+            self.limit.reschedule(self._base.loop.time())
