@@ -5,9 +5,10 @@ usage: rdmanet doctor                    this machine
        rdmanet doctor HOST               this machine, and ping that one, where `rdmanet doctor --serve` has to run
        rdmanet doctor HOST:PORT          this machine, and whether and how a program there is reached by RDMA
 
-`doctor --serve` greets whoever connects. Only who has been greeted sends pings, so a program that listens on the port
-gets no byte from us. (iWARP's ports are TCP's: where an iWARP adapter reaches HOST, a TCP program on that port gets
-the adapter's connection request.)
+`doctor --serve` greets whoever connects, by TCP as well. Only who has been greeted sends pings, so a program that
+listens on the port gets no byte from us. On another host the embedded device and iWARP adapters would have to send a
+request to the TCP port, whoever has that. So they are used only if doctor greets there by TCP, and says by which port
+they reach it: the next one, if that is free.
 
 The exit status is 1 if a check has failed; warnings do not count.
 """
@@ -20,11 +21,12 @@ import errno
 import json
 import socket
 import statistics
+import struct
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rdmanet.cli import interrupts
 from rdmanet.cli.checks import CHECKS
@@ -37,6 +39,9 @@ _PINGS = 100
 _PAYLOAD = bytes(range(64))
 _TIMEOUT_S = 10
 _GREETING = b"rdmanet doctor\n"
+_BY_TCP = struct.Struct(
+    "!16sH"
+)  # the greeting there: ours, and the port of devices whose ports are TCP's, or 0
 _GREETING_S = 2
 """How long to wait for the greeting of a program that may have none."""
 
@@ -158,12 +163,13 @@ async def _ping(host: str, port: int) -> tuple[Finding, bool]:
 
     Also returns whether it is doctor that answers.
     """
-    import rdmanet
-
     name = f"{host} port {port}"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            reader, writer = await rdmanet.open_rdma_connection(host, port)
+            connected = await _connect(host, port)
+            if connected is None:
+                return Finding("ping", "warn", f"{name}: {_NOT_TRIED}", _TRY), False
+            reader, writer = connected
             with contextlib.closing(writer):
                 way = f"{name} by {writer.get_extra_info('rdma_device')}"
                 if not await _is_greeted(reader):
@@ -182,6 +188,52 @@ async def _ping(host: str, port: int) -> tuple[Finding, bool]:
         f"median {statistics.median(times) * 1e6:.0f} µs, longest {max(times) * 1e6:.0f} µs"
     )
     return Finding("ping", "ok", pinged), True
+
+
+_NOT_TRIED = (
+    "a TCP program answers. Whether an RDMA program is reached there by the embedded device was not tried: for that a "
+    "request would have to be sent to the program, whatever it is"
+)
+_TRY = "to try the way, run `rdmanet doctor --serve` on that host, and `rdmanet doctor HOST` here"
+
+
+async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, Any] | None:
+    """A connection by RDMA; None if that could not be tried without sending something to a TCP program.
+
+    :raises OSError: there is none
+    """
+    import rdmanet
+    from rdmanet.loop import kernel
+    from rdmanet.loop.choice import adapters
+
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    address = str(found[0][4][0])
+    if kernel.is_of_this_host(address):  # the device does not disturb its TCP programs
+        return await rdmanet.open_rdma_connection(host, port)
+    for device in adapters():
+        with contextlib.suppress(OSError):
+            return await rdmanet.open_rdma_connection(host, port, device=device)
+    far = await _port_by_tcp(host, port)
+    return None if far is None else await rdmanet.open_rdma_connection(host, far)
+
+
+async def _port_by_tcp(host: str, port: int) -> int | None:
+    """Which port the doctor that answers there by TCP has for such devices; None if it is not doctor.
+
+    :raises OSError: nobody answers; or doctor does, and has none
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    with contextlib.closing(writer):
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                greeting, far = _BY_TCP.unpack(await reader.readexactly(_BY_TCP.size))
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            return None
+    if greeting.rstrip(b"\0") != _GREETING:
+        return None
+    if not far:
+        raise OSError(errno.ENODEV, "doctor answers there by TCP, and has no RDMA device for other hosts")
+    return int(far)
 
 
 _NOT_PINGED = "It does not answer pings, because it is not `rdmanet doctor --serve`"
@@ -215,7 +267,8 @@ def _failure(exc: Exception, host: str, port: int) -> tuple[str, str]:
     if isinstance(exc, TimeoutError):
         return (
             f"{name} did not answer within {_TIMEOUT_S} s",
-            f"ping {host}; is UDP port 4791 (RoCE) or TCP port {port} (embedded device, iWARP) open in every firewall?",
+            f"ping {host}; is UDP port 4791 (RoCE) open in every firewall, or TCP ports {port} and {port + 1} "
+            "(embedded device, iWARP)?",
         )
     if isinstance(exc, (socket.gaierror, UnicodeError)):  # UnicodeError: a name that DNS cannot spell
         return (
@@ -239,6 +292,25 @@ async def _serve(port: int) -> None:
                 await writer.drain()
         writer.close()
 
-    async with await rdmanet.start_rdma_stream_server(echo, None, port) as server:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(_BY_TCP.pack(_GREETING, far))
+        writer.close()
+
+    async with contextlib.AsyncExitStack() as stack:
+        both = socket.has_dualstack_ipv6()
+        tcp = socket.create_server(
+            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
+        )
+        await stack.enter_async_context(await asyncio.start_server(greet, sock=tcp))
+        port = tcp.getsockname()[1]
+        server = await rdmanet.start_rdma_stream_server(echo, None, port)
+        await stack.enter_async_context(server)
+        far = 0
+        for wanted in (port + 1, 0):  # one that can be known to firewalls, or any
+            with contextlib.suppress(OSError, OverflowError):
+                beside = await rdmanet.start_rdma_stream_server(echo, None, wanted)
+                await stack.enter_async_context(beside)
+                far = beside.sockets[0].getsockname()[1]
+                break
         print("answering pings on", *(endpoint(each.getsockname()) for each in server.sockets), flush=True)
         await server.serve_forever()

@@ -248,6 +248,14 @@ def why_no_adapter() -> str:
     return f"this host's RDMA adapter for others ({', '.join(names)}) does iWARP, whose ports are TCP's"
 
 
+def adapters() -> list[str]:
+    """The RDMA devices of the kernel whose ports are not TCP's."""
+    try:
+        return [name for name in os.listdir(_ADAPTERS) if not _is_iwarp(name)]
+    except OSError:
+        return []
+
+
 def _is_iwarp(name: str) -> bool:
     try:
         with open(f"{_ADAPTERS}/{name}/node_type") as file:

@@ -16,6 +16,7 @@ import pytest
 import rdmanet
 from rdmanet import _core, cli
 from rdmanet.cli import checks, doctor
+from rdmanet.loop import choice, kernel
 from tests.cli.test_commands import ENVIRONMENT, run, spoken
 from tests.support.processes import Process
 
@@ -251,6 +252,43 @@ async def test_a_program_gets_no_byte(monkeypatch, greeting):
         and "connected" in finding.found
         and "not `rdmanet doctor" in finding.found
     )
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """This host's addresses are taken for those of another one."""
+    monkeypatch.setattr(kernel, "is_of_this_host", lambda address: False)
+    monkeypatch.setattr(choice, "adapters", list)
+
+
+@pytest.mark.parametrize("greeting", [b"", b"220 mail.example.org ESMTP ready\r\n"])
+async def test_a_tcp_program_of_another_host_gets_no_byte(far, monkeypatch, greeting):
+    """Not even if its user says by a name that it is an RDMA program: names of other hosts are not seen."""
+    got = asyncio.get_running_loop().create_future()
+
+    async def serve(reader, writer):
+        writer.write(greeting)
+        got.set_result(await reader.read())
+        writer.close()
+
+    monkeypatch.setattr(doctor, "_GREETING_S", 0.1)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with socket.socket(socket.AF_UNIX) as name:
+            name.bind(f"\0rdmanet-cm/::ffff:127.0.0.1/{port}")
+            finding, is_doctor = await doctor._ping("127.0.0.1", port)
+        assert await got == b""
+    assert finding.status == "warn" and not is_doctor and "was not tried" in finding.found
+
+
+async def test_ping_of_another_host(far):
+    """doctor says by TCP where its embedded device listens for other hosts."""
+    with spoken("doctor", "--serve", 0) as server:
+        port = int(re.search(r":(\d+)", server.line())[1])
+        finding, is_doctor = await doctor._ping("127.0.0.1", port)
+    assert is_doctor and "100 round trips of 64 bytes" in finding.found, finding
+    finding, is_doctor = await doctor._ping("127.0.0.1", port)
+    assert finding.status == "fail" and "refused" in finding.found, finding
 
 
 def test_a_program_on_the_switch():
