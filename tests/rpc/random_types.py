@@ -232,6 +232,8 @@ def make_valid(union: Node) -> None:
         elif part.kind != "any" and not any(_are_alike(part.group, group) for group in found):
             found[part.group] = part
     union.parts = list(found.values()) or [Node("int")]
+    for part in union.parts:  # msgspec 0.22 crashes, if one of the others is a tuple
+        part.limits = {}
     if len(union.parts) == 1:
         become(union, union.parts[0])
 
@@ -252,8 +254,10 @@ def renew_default(field: Field, node: Node, rng: Random) -> None:
         if part is field.default.node or part.kind == field.default.node.kind != "one of":
             with contextlib.suppress(msgspec.ValidationError):
                 plain = value.value if isinstance(value, enum.Enum) else value
-                field.default = Value(part, msgspec.convert(plain, build(part)))
-                return
+                renewed = msgspec.convert(plain, build(part))
+                if isinstance(value, enum.Enum) or type(renewed) is type(value):
+                    field.default = Value(part, renewed)
+                    return
     set_mode(field, node, rng)
 
 
@@ -338,8 +342,6 @@ def _build(node: Node) -> Any:
     if node.kind in SCALARS:
         return SCALARS[node.kind][0]
     if node.kind == "union":
-        for part in node.parts:  # msgspec 0.22 crashes, if one of the others is a tuple
-            part.limits = {}
         return Union[tuple(build(part) for part in node.parts)]  # noqa: UP007  it is made at run time
     if node.kind == "one of" and node.form == "literal":
         return Literal[tuple(node.values)]
