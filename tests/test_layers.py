@@ -76,6 +76,7 @@ ROOMS = [
     ],
     [{"streams"}],
     [RPC_GROUND],
+    [{"rpc.turns"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
     [
         {"rpc.failures"},

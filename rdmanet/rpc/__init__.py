@@ -28,6 +28,7 @@ From the top; a module imports only what stands below it:
     schema, messages        what a class offers, and how it is encoded;  the wire format
     stats                   what each side counts of each method
     arrays                  buffers and arrays: annotations, and what is sent for them
+    turns                   who writes next when the transport takes more
     buffer, describe, limits, carried, errors, marks, retry, context
 """
 

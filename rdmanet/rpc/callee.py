@@ -312,8 +312,8 @@ class Callee:
             if running.sent is not None:
                 self._answer(running, End(running.number))
                 return
-            if self.link.paused:
-                await self.link.resumed()
+            if self.link.turns.busy:
+                await self.link.turns.wait()
             if method.result_is_buffer and not goes_inline(method.result, result):
                 held, result = [result], None
                 try:

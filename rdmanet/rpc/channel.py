@@ -220,10 +220,10 @@ class Channel:
         cut = Cut()
         return Results(cut, self._stream(cut, call))
 
-    async def _until_resumed(self, deadline: float | None) -> None:
+    async def _turn(self, deadline: float | None) -> None:
         try:
             async with asyncio.timeout_at(deadline):
-                await self.link.resumed()
+                await self.link.turns.wait()
         except TimeoutError:
             raise not_begun(late()) from None
 
@@ -304,8 +304,8 @@ class Channel:
     ) -> Any:
         """Make a call with these arguments, buffers as they are sent."""
         method, into = call.method, call.into
-        if self.link.paused:
-            await self._until_resumed(call.deadline)
+        if self.link.turns.busy:
+            await self._turn(call.deadline)
         future: asyncio.Future[Any] = self.loop.create_future()
         counter = self._counters[method.number]
         pending = Pending(method, future, counter, into)
@@ -387,8 +387,8 @@ class Channel:
         method, arguments = call.method, call.arguments
         async with contextlib.AsyncExitStack() as block:
             block.enter_context(cut)
-            if self.link.paused:
-                await self._until_resumed(call.deadline)
+            if self.link.turns.busy:
+                await self._turn(call.deadline)
             if method.buffers:
                 arguments, loans = prepared(self.link, method, arguments)
                 arguments = await self._lend(call, arguments, loans, block)

@@ -8,7 +8,7 @@ written together at its end: many small messages cost one write. They are writte
 COLLECT_BYTES, so that the transport can say when it has enough. A message that is as long as that by itself is written
 beside its header, and not joined with it, which would copy it.
 
-When the transport pauses writing, senders wait in `resumed()`. A server also stops reading: what it would read are
+When the transport pauses writing, senders wait for their `turns`. A server also stops reading: what it would read are
 calls, whose answers it cannot send. A client never stops reading, so one of the two always goes on. Of the Pings that
 come while a side cannot write, it answers the last.
 
@@ -35,6 +35,7 @@ from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import NUMBERS, exceeded
 from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, encode
+from rdmanet.rpc.turns import Turns
 
 logger = logging.getLogger("rdmanet.rpc")
 
@@ -87,7 +88,7 @@ class Link(asyncio.Protocol):
         self._on_made = on_made
         self._on_lost = on_lost
         self._is_server = is_server
-        self._resumed: asyncio.Future[None] | None = None
+        self.turns = Turns(loop)
         self._unanswered: Ping | None = None
         self._in_turn = False  # something was written in this turn
         self._collected: list[bytes] = []
@@ -141,13 +142,6 @@ class Link(asyncio.Protocol):
         if collected and not self.is_over:
             self.transport.write(b"".join(collected))
 
-    async def resumed(self) -> None:
-        """Wait until the transport takes more, or the connection is gone."""
-        while self.paused and not self.is_over:
-            if self._resumed is None:
-                self._resumed = self.loop.create_future()
-            await asyncio.shield(self._resumed)
-
     def answer(self, ping: Ping) -> None:
         """Answer a Ping, when the transport takes it."""
         if self.paused:
@@ -166,7 +160,7 @@ class Link(asyncio.Protocol):
             self._flush()
             self.is_over = True
             self.transport.close()
-            self._wake()
+            self.turns.end()
             self._wait_for_close()
 
     def _wait_for_close(self) -> None:
@@ -222,6 +216,7 @@ class Link(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.paused = True
+        self.turns.pause()
         if self._is_server and not self.is_over:
             self.transport.pause_reading()
 
@@ -232,7 +227,8 @@ class Link(asyncio.Protocol):
         if (ping := self._unanswered) is not None:
             self._unanswered = None
             self.answer(ping)
-        self._wake()
+        if not self.paused:  # by that answer
+            self.turns.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_over = True
@@ -240,7 +236,7 @@ class Link(asyncio.Protocol):
             self._close_timer.cancel()
         self.error = self.error or exc
         self._collected.clear()
-        self._wake()
+        self.turns.end()
         for waiter in [waiter for waiters in self._awaited.values() for waiter in waiters]:
             if not waiter.done():
                 waiter.set_exception(self.lost_error())
@@ -250,11 +246,6 @@ class Link(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
         self._on_lost(self.error)
-
-    def _wake(self) -> None:
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None and not resumed.done():
-            resumed.set_result(None)
 
     def lost_error(self) -> Error:
         """What a call gets whose connection is gone."""

@@ -105,8 +105,8 @@ class Sending:
                 while not self.outflow.open and not self._link.is_over:
                     self._waiter = self._link.loop.create_future()
                     await self._waiter
-                if self._link.paused:
-                    await self._link.resumed()
+                if self._link.turns.busy:
+                    await self._link.turns.wait()
                 if self._link.is_over:
                     raise self._link.lost_error()
                 length = self._link.send(OutItem(self.number, item))
