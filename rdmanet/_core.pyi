@@ -93,7 +93,18 @@ class Library:
     def faults_happened(self) -> int:
         """How many faults have happened in this process since the last call of set_faults().
 
-        A test uses it to check that the fault that it set has happened.
+        A test uses it to check that the fault that it set has happened. faults() has each fault's own number.
+        """
+    def faults(self) -> dict[str, int]:
+        """The faults that are set for all contexts of this process, each with how often it has happened since.
+
+        Contexts that have a text of their own (Context.set_faults()) do not count here. Faults that are written alike
+        are one.
+        """
+    def check_environment(self) -> None:
+        """Raise an error if environment variables keep the embedded device from opening. It is not opened here.
+
+        :raises OSError: one of them makes no sense, or is misspelt (EINVAL)
         """
 
 class Resource:
@@ -413,6 +424,8 @@ class Context(Resource):
         :raises ValueError: the text is wrong; the message says what is expected
         :raises OSError: EOPNOTSUPP, on another device
         """
+    def faults(self) -> dict[str, int]:
+        """The faults that were set for this context, each with how often it has happened in it since."""
 
 # ---- memory.pxi ----
 

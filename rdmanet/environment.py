@@ -1,8 +1,9 @@
 """The names of the environment variables, and a warning about misspelt ones.
 
 A misspelt variable has no effect, and it may have been meant as a protection. The embedded device refuses to open if a
-name that begins with RDMANET_SOFT_ is wrong. Other wrong names are logged, once per process, when it first looks for
-devices. docs/environment.md explains the variables to users.
+name that begins with RDMANET_SOFT_ is wrong; a switched program does not start then (loop/settings.py). Other wrong
+names are logged, once per process, when it first looks for devices. docs/environment.md explains the variables to
+users.
 """
 
 from __future__ import annotations

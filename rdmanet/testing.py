@@ -12,7 +12,7 @@ Fixtures
     rdma_no_leaks     fails a test that leaves queue pairs, memory regions or other objects behind
 
 Marks
-    rdma_faults("loss=5%", ...)    sets these faults for the whole test, which fails if none of them happened
+    rdma_faults("loss=5%", ...)    sets these faults for the whole test, which fails if one of them never happened
     rdma_seeds(20)                 runs the test with this many seeds; the test's name contains the seed
     rdma_rules("iwarp")            runs the test on a device that follows iWARP's rules
 
@@ -64,6 +64,7 @@ class Faults:
         self._text = ""
         self._last = ""
         self._happened = 0
+        self._counts: Counter[str] = Counter()
 
     @property
     def text(self) -> str:
@@ -74,6 +75,16 @@ class Faults:
     def happened(self) -> int:
         """How many faults have happened in this test so far."""
         return self._happened + self._library.faults_happened()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The faults that were set in this test so far, each with how often it has happened.
+
+        Each counts by itself, so that a fault that happens does not hide one that never does.
+        """
+        counts = self._counts.copy()
+        counts.update(self._library.faults())
+        return dict(counts)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -89,9 +100,10 @@ class Faults:
         self._apply(", ".join([*seed, *faults]) if faults else "")
 
     def _apply(self, text: str) -> None:
-        happened = self._library.faults_happened()
-        self._library.set_faults(text)  # which resets its counter
+        happened, counts = self._library.faults_happened(), self.counts
+        self._library.set_faults(text)  # which resets its counters
         self._happened += happened
+        self._counts = Counter(counts)
         self._text = text
         self._last = text or self._last
 
@@ -113,7 +125,15 @@ class Faults:
         return f"<Faults {self._text!r}, {self.happened} happened>"
 
     def _report(self) -> str:
-        return f"{FAULTS_VARIABLE}={self._last!r}, {self.happened} happened"
+        each = [f"{fault} {count}" for fault, count in self.counts.items()]
+        return f"{FAULTS_VARIABLE}={self._last!r}, {self.happened} happened" + (
+            f" ({', '.join(each)})" if len(each) > 1 else ""
+        )
+
+    def _missed(self, faults: list[str]) -> list[str]:
+        """Those of these faults that have never happened."""
+        counts = self.counts
+        return [fault for fault in faults if not counts[fault]]
 
     def _end(self) -> None:
         self._library.set_faults(None)

@@ -41,6 +41,7 @@ ctypedef int (*context_counters_fn)(verbs.ibv_context *, rn_counters *) noexcept
 ctypedef int (*qp_counters_fn)(verbs.ibv_qp *, rn_counters *) noexcept nogil
 ctypedef void (*live_fn)(rn_live *) noexcept nogil
 ctypedef int (*faults_fn)(verbs.ibv_context *, const char *, char *, size_t) noexcept nogil
+ctypedef int (*counted_fn)(verbs.ibv_context *, unsigned, char *, size_t, uint64_t *) noexcept nogil
 
 
 cdef dict context_counters(Library library, verbs.ibv_context *context):
@@ -88,6 +89,27 @@ cdef int set_faults(Library library, verbs.ibv_context *context, str text) excep
         raise ValueError(why.decode(errors="replace"))
     check(-rc, "rdmanet_soft_chaos")
     return 0
+
+
+cdef dict counted_faults(Library library, verbs.ibv_context *context):
+    """The faults of a context, or without one of the whole process: text to how often it has happened."""
+    cdef counted_fn call = <counted_fn>library.symbol("rdmanet_soft_chaos_fault")
+    cdef char text[256]
+    cdef uint64_t happened = 0
+    cdef int rc = 0
+    cdef dict counts = {}
+    cdef unsigned place = 0
+    if call is NULL:
+        return counts
+    while True:
+        with nogil:
+            rc = call(context, place, text, sizeof(text), &happened)
+        if rc == ENOENT:
+            return counts
+        check(-rc, "rdmanet_soft_chaos_fault")
+        place += 1
+        fault = text.decode(errors="replace")
+        counts[fault] = counts.get(fault, 0) + happened
 
 
 _NO_FAULT = "no-such-fault"

@@ -390,6 +390,11 @@ cdef class Context(Resource):
         self.usable()
         set_faults(self.library, self.ptr, text)
 
+    def faults(self):
+        """The faults that were set for this context, each with how often it has happened in it since."""
+        self.usable()
+        return counted_faults(self.library, self.ptr)
+
 
 cdef extern from "<fcntl.h>" nogil:
     int fcntl(int fd, int cmd, ...)

@@ -14,6 +14,7 @@ cdef dict _missing = {}     # name to the reason why there is none
 ctypedef uint64_t (*happened_fn)() noexcept nogil
 ctypedef void (*log_to_fn)(int fd) noexcept nogil
 ctypedef void (*settings_error_fn)(char *text, size_t size) noexcept nogil
+ctypedef int (*check_fn)(char *text, size_t size) noexcept nogil
 ctypedef int (*is_gone_fn)(void *of) noexcept nogil
 ctypedef int (*by_name_fn)(void *id) noexcept nogil
 ctypedef int (*peer_user_fn)(void *id, uint32_t *user) noexcept nogil
@@ -124,10 +125,18 @@ cdef class Library:
     def faults_happened(self):
         """How many faults have happened in this process since the last call of set_faults().
 
-        A test uses it to check that the fault that it set has happened.
+        A test uses it to check that the fault that it set has happened. faults() has each fault's own number.
         """
         cdef happened_fn call = <happened_fn>self.symbol("rdmanet_soft_chaos_happened")
         return 0 if call is NULL else call()
+
+    def faults(self):
+        """The faults that are set for all contexts of this process, each with how often it has happened since.
+
+        Contexts that have a text of their own (Context.set_faults()) do not count here. Faults that are written alike
+        are one.
+        """
+        return counted_faults(self, NULL)
 
     def log_to(self, int fd):
         """Write the embedded device's warnings to a non-blocking descriptor, one write per line; -1 is standard error.
@@ -149,6 +158,21 @@ cdef class Library:
         with nogil:
             call(text, sizeof(text))
         return text.decode(errors="backslashreplace")
+
+    def check_environment(self):
+        """Raise an error if environment variables keep the embedded device from opening. It is not opened here.
+
+        :raises OSError: one of them makes no sense, or is misspelt (EINVAL)
+        """
+        cdef check_fn call = <check_fn>self.symbol("rdmanet_soft_check")
+        cdef char text[1024]
+        cdef int rc
+        if call is NULL:
+            return
+        with nogil:
+            rc = call(text, sizeof(text))
+        if rc:
+            raise OSError(rc, text.decode(errors="backslashreplace"))
 
     cdef bint is_gone(self, str name, void *of) except -1:
         """Whether the embedded device knows that the peer's process is gone; False for another library."""

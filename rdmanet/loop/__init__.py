@@ -93,8 +93,9 @@ def loop_factory(
     memory that may change from where it lies, as ``RdmaTransport.write`` does; otherwise it is copied, because
     programs for TCP expect that.
 
-    Raises ValueError for a pattern or an option that makes no sense, and TypeError for a base that is neither one of
-    asyncio's selector loops nor one of uvloop's.
+    Raises ValueError for a pattern or an option that makes no sense, TypeError for a base that is neither one of
+    asyncio's selector loops nor one of uvloop's, and OSError (EINVAL) for an environment variable that keeps RDMA from
+    being used: the program would take TCP instead.
     """
     return _new_loop(base, Settings(peers, lost_peer, reference_writes))
 

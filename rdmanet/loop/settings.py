@@ -17,6 +17,27 @@ UNREAD_BYTES = 4 << 20
 4 MiB by default (net.ipv4.tcp_wmem). Two programs that both write, drain, and then read depend on it."""
 
 
+def _check_environment() -> None:
+    """Raise an error if an environment variable keeps RDMA from being used.
+
+    A device that does not open for it is no RDMA: the program would take TCP, without what the variable asks for, such
+    as faults. What is not needed for this is not loaded: most switched programs have neither variables nor a network.
+
+    :raises OSError: it makes no sense, or its name begins with RDMANET_SOFT_ and is misspelt (EINVAL)
+    """
+    names = [name for name, value in os.environ.items() if value and name.startswith("RDMANET_")]
+    if not names:
+        return
+    from rdmanet import environment
+
+    environment.requires_rdma()
+    environment.place_bytes()
+    if any(name.startswith(environment.DEVICE) for name in names):
+        from rdmanet._core import Library
+
+        Library.embedded().check_environment()
+
+
 class Settings:
     """The options of one loop."""
 
@@ -31,6 +52,7 @@ class Settings:
         :param lost_peer: what a reader gets when its peer is lost: "eof", as by TCP, or "error"
         :param reference_writes: whether large memory that may change is sent from where it lies, as by the direct calls
         :raises ValueError: an option makes no sense
+        :raises OSError: an environment variable keeps RDMA from being used (EINVAL)
         """
         if lost_peer not in ("error", "eof"):
             raise ValueError(f"lost_peer={lost_peer!r} is neither 'error' nor 'eof'")
@@ -39,6 +61,7 @@ class Settings:
         self._peers = os.environ.get("RDMANET_PEERS") if peers is None else peers
         if self._peers is not None:
             self.patterns  # noqa: B018  read now, so that mistakes show here
+        _check_environment()
 
     @functools.cached_property
     def patterns(self) -> Peers:

@@ -499,8 +499,8 @@ static struct outcome meet(const char *text)
 static void same_seed_same_fate(void)
 {
 	static const char *const texts[] = {
-		"seed=1,loss=20%,rnr=10%,fail=1%:GENERAL_ERR",
-		"seed=2,loss=20%,rnr=10%,fail=1%:GENERAL_ERR",
+		"seed=4,loss=20%,rnr=10%,fail=1%:GENERAL_ERR",
+		"seed=5,loss=20%,rnr=10%,fail=1%:GENERAL_ERR",
 		"seed=3,ackloss=15%,delay=0us..200us,dup=30%",
 	};
 	struct outcome outcomes[3];

@@ -1,6 +1,7 @@
 """The switch: connections take RDMA where both sides can, TCP elsewhere, and say which and why."""
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -52,6 +53,37 @@ def by_hand(port: int) -> bytes:
 async def loops_and_a_server() -> tuple[str, str]:
     async with serving() as (_, port):
         return type(asyncio.get_running_loop()).__mro__[2].__name__, await round_trip(port)
+
+
+ENVIRONMENTS = {
+    "RDMANET_SOFT_CHAOS": ("los=5%", 'RDMANET_SOFT_CHAOS: los=5%: unknown fault "los"; use delay'),
+    "RDMANET_SOFT_CHAO": ("loss=5%", "RDMANET_SOFT_CHAO; did you mean RDMANET_SOFT_CHAOS?"),
+    "RDMANET_SOFT_DEFER": ("soon", "RDMANET_SOFT_DEFER=soon: must be a whole number"),
+    "RDMANET_REQUIRE": ("rmda", "RDMANET_REQUIRE=rmda: set it to rdma, or unset it"),
+    "RDMANET_PLACE_BYTES": ("64K", "RDMANET_PLACE_BYTES=64K: set it to a number of bytes"),
+}
+
+
+@pytest.mark.parametrize("way", ["run", "loop_factory", "patch_loop", "rdmanet run"])
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_wrong_variable_is_an_error_at_the_start_and_never_tcp(name, way):
+    """The device does not open with it, so the program would run over TCP, without what the variable asks for."""
+    code = {
+        "run": "rdmanet.run(main())",
+        "loop_factory": "asyncio.run(main()) if not rdmanet.loop_factory() else 0",
+        "patch_loop": "rdmanet.patch_loop(asyncio.new_event_loop())",
+        "rdmanet run": "asyncio.run(main())",
+    }[way]
+    script = f"import asyncio, rdmanet\nasync def main(): print('it runs')\n{code}"
+    value, why = ENVIRONMENTS[name]
+    command = [sys.executable, *(("-m", "rdmanet", "run") if way == "rdmanet run" else ()), "-c", script]
+    done = subprocess.run(
+        command,
+        capture_output=True, text=True, env={**os.environ, name: value, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"OSError: [Errno {errno.EINVAL}]" in done.stderr and why in done.stderr
+    assert "it runs" not in done.stdout
 
 
 def test_run_that_does_not_begin(recwarn):

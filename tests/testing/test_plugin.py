@@ -139,7 +139,38 @@ def test_a_fault_that_never_happened_fails_the_test(pytester, run) -> None:
     """)
     result = run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*none of its faults has come to pass: 'loss=send:3'*"])
+    result.stdout.fnmatch_lines(["*these of its faults have never come to pass: loss=send:3 (*"])
+
+
+def test_a_fault_that_happened_does_not_hide_one_that_never_did(pytester, run) -> None:
+    pytester.makepyfile("""
+        import pytest
+        from rdmanet.verbs import PD
+
+        def fail_once(device):
+            with device.open() as context, pytest.raises(OSError):
+                PD(context)
+
+        @pytest.mark.rdma_faults("fail=alloc_pd:1", "loss=send:3, dup=5%")
+        def test_it(rdma_device, rdma_faults):
+            fail_once(rdma_device)
+            assert rdma_faults.counts == {"fail=alloc_pd:1": 1, "loss=send:3": 0, "dup=5%": 0}
+
+        @pytest.mark.rdma_faults("fail=alloc_pd:1", "loss=send:3", may_miss=True)
+        def test_may_miss(rdma_device):
+            fail_once(rdma_device)
+
+        @pytest.mark.rdma_faults("fail=alloc_pd:1")
+        def test_others_do_not_count(rdma_device, rdma_faults):
+            fail_once(rdma_device)
+            with rdma_faults("memlock=2M"):
+                pass
+            assert rdma_faults.counts == {"fail=alloc_pd:1": 1, "memlock=2M": 0}
+            assert rdma_faults.happened == 1
+    """)
+    result = run()
+    result.assert_outcomes(failed=1, passed=2)
+    result.stdout.fnmatch_lines(["*these of its faults have never come to pass: loss=send:3, dup=5% (*"])
 
 
 def test_a_failure_says_which_faults_there_were(pytester, run) -> None:

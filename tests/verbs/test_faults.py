@@ -224,6 +224,34 @@ def test_for_all_contexts(device, context):
     PD(context).close()
 
 
+def test_each_fault_is_counted_by_itself(device, context):
+    library = device.library
+    library.set_faults("seed=2, fail=alloc_pd:2, fail=create_cq, fail=create_cq")
+    try:
+        PD(context).close()
+        with pytest.raises(OSError):
+            PD(context)
+        assert library.faults() == {"fail=alloc_pd:2": 1, "fail=create_cq": 0}
+        assert library.faults_happened() == 1
+        context.set_faults("fail=reg_mr")
+        assert context.faults() == {"fail=reg_mr": 0}
+        assert library.faults() == {"fail=alloc_pd:2": 1, "fail=create_cq": 0}
+    finally:
+        library.set_faults("")
+    assert library.faults() == context.faults() == {}
+    library.set_faults(None)
+
+
+def test_a_request_fails_by_chance(net, context):
+    a, b = net.pair()
+    context.set_faults("fail=send:99%:GENERAL_ERR")
+    for _ in range(8):
+        b.receive()
+    a.qp.post_send([SendWR(WROpcode.SEND, wr_id=i) for i in range(8)])
+    assert WCStatus.GENERAL_ERR in [wc.status for wc in a.poll(8)]
+    assert context.faults() == {"fail=send:99%:GENERAL_ERR": 1}
+
+
 def test_an_error_teaches(context, device):
     for set_faults in (context.set_faults, device.library.set_faults):
         with pytest.raises(ValueError, match="loss=sned:3: .*use one of any, send, write"):

@@ -37,6 +37,14 @@ int rdmanet_soft_chaos(struct ibv_context *context, const char *text, char *erro
  * it set has happened. */
 uint64_t rdmanet_soft_chaos_happened(void);
 
+/* The fault at this place, from 0, of the text that was set for a context, or without one for the whole process: its
+ * text, cut to size, and how often it has happened since. 0 or errno; ENOENT: the text has no more. */
+int rdmanet_soft_chaos_fault(struct ibv_context *context, unsigned place, char *text, size_t size, uint64_t *happened);
+
+/* Read the settings, and RDMANET_SOFT_CHAOS, as when the device is opened, but open nothing. 0, or EINVAL: one is wrong,
+ * as a line on standard error says; error has the same. */
+int rdmanet_soft_check(char *error, size_t size);
+
 /* Which path a queue pair's requests take to its peer: chosen when it comes to RTR, by trying. */
 enum {
 	RDMANET_SOFT_WAY_NONE,   /* no peer yet, or nobody has answered */

@@ -156,6 +156,19 @@ static int start(void)
 	return err;
 }
 
+RN_EXPORT int rdmanet_soft_check(char *error, size_t size)
+{
+	int err;
+
+	pthread_mutex_lock(&rn_process_lock);
+	err = rn_list_empty(&rn_contexts) ? rn_settings_read() : 0;
+	pthread_mutex_unlock(&rn_process_lock);
+	if (!err)
+		return rn_fault_bench_check(error, size);
+	rdmanet_soft_settings_error(error, size);
+	return err;
+}
+
 /* What a program reaches through its context. */
 static const struct verbs_context calls = {
 	.sz = sizeof(struct verbs_context),

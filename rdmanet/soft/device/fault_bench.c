@@ -4,21 +4,43 @@
  *
  * Locks.  `setting` serialises the setting of faults, and comes before all others; each context's faults have
  * a lock of their own, which comes after all others and is held for a look at the rules.
+ *
+ * Counts.  Each context counts the faults of its text (faults/fault.h). Those of the text that is for all contexts are
+ * added up over them, and what contexts have counted that are closed, or have a text of their own now, is kept in
+ * `counted`. Each text that is set has a number, its version, by which the contexts are known that it is for. While the
+ * program sets none for all, the text is the environment's when a context opens; if that has changed, it is another.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/extras.h"
 #include "device/fault_bench.h"
 #include "objects/eager.h"
 
 static pthread_mutex_t setting = PTHREAD_MUTEX_INITIALIZER;
 static struct rn_injector *all;
 static char *text_for_all; /* that the program has set for every context; NULL: the environment's */
+static uint32_t versions;  /* given to texts so far */
+
+/* The text that is for all contexts, while it is counted. */
+static struct {
+	char *text; /* NULL: none has been set, nor read from the environment */
+	uint32_t version;
+	uint64_t happened[RN_FAULTS_MAX];
+} counted;
 
 static struct rn_context *context_of(struct rn_injector *injector)
 {
 	return container_of(injector, struct rn_context, injector);
+}
+
+static void count(struct rn_injector *injector, unsigned place)
+{
+	rn_lock(&injector->lock);
+	rn_fault_happened(injector, place);
+	rn_unlock(&injector->lock);
 }
 
 /* --- the link ------------------------------------------------------------------------------------------ */
@@ -44,7 +66,6 @@ static void turn_link(struct rn_context *context, bool down)
 		plug_all(context, down);
 	atomic_store(&context->injector.link_is_down, down);
 	plug_all(context, down);
-	rn_faults_happened += down;
 	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next) {
 		struct rn_qp *qp = container_of(at, struct rn_qp, link);
 
@@ -62,6 +83,8 @@ static void link_is_due(struct rn_timer *timer)
 	pthread_mutex_lock(&context->mutex);
 	goes_down = !rn_fault_link_is_down(injector);
 	turn_link(context, goes_down);
+	if (goes_down)
+		count(injector, injector->faults.link_place);
 	if (goes_down && injector->faults.link_for_ns)
 		rn_timer_set(timer, injector->faults.link_for_ns);
 	pthread_mutex_unlock(&context->mutex);
@@ -74,7 +97,7 @@ static void die(struct rn_context *context)
 {
 	if (atomic_exchange(&context->injector.is_dead, true))
 		return;
-	rn_faults_happened++;
+	count(&context->injector, context->injector.faults.fatal_place);
 	rn_event_raise(context, IBV_EVENT_DEVICE_FATAL, NULL);
 	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next) {
 		struct rn_qp *qp = container_of(at, struct rn_qp, link);
@@ -96,8 +119,32 @@ static void end_is_due(struct rn_timer *timer)
 
 /* --- setting them ---------------------------------------------------------------------------------------- */
 
-/* With `setting` held. 0 or errno. */
-static int apply(struct rn_context *context, const struct rn_faults *faults)
+/* With `setting` held: what a context has counted of the text for all is kept, before it counts anew or is gone. */
+static void keep_counts(struct rn_injector *injector)
+{
+	rn_lock(&injector->lock);
+	for (unsigned i = 0; i < RN_FAULTS_MAX && injector->version == counted.version; i++)
+		counted.happened[i] += injector->happened[i];
+	memset(injector->happened, 0, sizeof(injector->happened));
+	rn_unlock(&injector->lock);
+}
+
+/* With `setting` held: this text is for all contexts from now on. 0, or ENOMEM. */
+static int count_for_all(const char *text)
+{
+	char *kept = strdup(text);
+
+	if (!kept)
+		return ENOMEM;
+	free(counted.text);
+	counted.text = kept;
+	counted.version = ++versions;
+	memset(counted.happened, 0, sizeof(counted.happened));
+	return 0;
+}
+
+/* With `setting` held. 0 or errno. own: the text, if it is for this context only; taken if there is no error. */
+static int apply(struct rn_context *context, const struct rn_faults *faults, uint32_t version, char *own)
 {
 	struct rn_injector *injector = &context->injector;
 	bool is_later = faults->link_down && faults->link_after_ns;
@@ -111,9 +158,13 @@ static int apply(struct rn_context *context, const struct rn_faults *faults)
 		rn_timer_cancel(&injector->end);
 	injector->timer.fire = link_is_due;
 	injector->end.fire = end_is_due;
+	keep_counts(injector);
+	free(injector->text);
+	injector->text = own;
 	pthread_mutex_lock(&context->mutex);
 	rn_lock(&injector->lock);
 	injector->faults = *faults;
+	injector->version = version;
 	atomic_store(&injector->may_overrun, faults->overrun != 0);
 	injector->completions = 0;
 	injector->qps = 0;
@@ -121,6 +172,8 @@ static int apply(struct rn_context *context, const struct rn_faults *faults)
 	for (struct rn_list *at = context->qps.next; at != &context->qps; at = at->next)
 		rn_qp_take_faults(container_of(at, struct rn_qp, link));
 	turn_link(context, faults->link_down && !is_later);
+	if (faults->link_down && !is_later)
+		count(injector, faults->link_place);
 	if (faults->is_fatal && !faults->fatal_after_ns)
 		die(context);
 	pthread_mutex_unlock(&context->mutex);
@@ -156,21 +209,56 @@ static const char *text_of_environment(void)
 	return text ? text : "";
 }
 
+/* With `setting` held: the text of a context that opens. */
+static const char *text_for_next(void)
+{
+	return text_for_all ? text_for_all : text_of_environment();
+}
+
+enum { ERROR_MAX = 512 };
+
+/* With `setting` held: the faults of a context that opens. 0, or EINVAL: the error was written. */
+static int read_for_all(const char *text, struct rn_faults *faults, char error[ERROR_MAX])
+{
+	static const char name[] = "RDMANET_SOFT_CHAOS: ";
+
+	memcpy(error, name, sizeof(name));
+	if (rn_faults_read(text, faults, error + strlen(name), ERROR_MAX - strlen(name)))
+		return 0;
+	fprintf(stderr, "rdmanet soft0: %s\n", error);
+	return EINVAL;
+}
+
+int rn_fault_bench_check(char *error, size_t size)
+{
+	struct rn_faults faults;
+	char why[ERROR_MAX];
+	int err;
+
+	pthread_mutex_lock(&setting);
+	err = read_for_all(text_for_next(), &faults, why);
+	pthread_mutex_unlock(&setting);
+	if (err)
+		snprintf(error, size, "%s", why);
+	return err;
+}
+
 int rn_fault_bench_open(struct rn_context *context)
 {
 	struct rn_injector *injector = &context->injector;
 	struct rn_faults faults;
-	char error[512];
 	const char *text;
-	int err = EINVAL;
+	char error[ERROR_MAX];
+	int err;
 
 	pthread_mutex_lock(&setting);
-	text = text_for_all ? text_for_all : text_of_environment();
-	if (rn_faults_read(text, &faults, error, sizeof(error))) {
+	text = text_for_next();
+	err = read_for_all(text, &faults, error);
+	if (!err) {
 		add_defer(&faults);
-		err = apply(context, &faults);
-	} else {
-		fprintf(stderr, "rdmanet soft0: RDMANET_SOFT_CHAOS: %s\n", error);
+		err = counted.text && !strcmp(text, counted.text) ? 0 : count_for_all(text);
+		if (!err)
+			err = apply(context, &faults, counted.version, NULL);
 	}
 	if (!err) {
 		injector->next = all;
@@ -194,35 +282,100 @@ void rn_fault_bench_close(struct rn_context *context)
 		injector->next->link = injector->link;
 	rn_timer_cancel(&injector->timer);
 	rn_timer_cancel(&injector->end);
+	keep_counts(injector);
+	free(injector->text);
 	pthread_mutex_unlock(&setting);
+}
+
+/* With `setting` held: for all contexts, those to come included. 0 or errno. */
+static int set_for_all(const char *text, const struct rn_faults *faults)
+{
+	char *kept = text ? strdup(text) : NULL;
+	int err = text && !kept ? ENOMEM : count_for_all(text ? text : text_of_environment());
+
+	if (err) {
+		free(kept);
+		return err;
+	}
+	free(text_for_all);
+	text_for_all = kept;
+	rn_faults_happened = 0;
+	for (struct rn_injector *injector = all; injector && !err; injector = injector->next)
+		err = apply(context_of(injector), faults, counted.version, NULL);
+	return err;
+}
+
+static int set_for_one(struct rn_context *context, const char *text, const struct rn_faults *faults)
+{
+	char *own = strdup(text ? text : text_of_environment());
+	int err = own ? apply(context, faults, ++versions, own) : ENOMEM;
+
+	if (err)
+		free(own);
+	return err;
 }
 
 RN_EXPORT int rdmanet_soft_chaos(struct ibv_context *ibv_context, const char *text, char *error, size_t size)
 {
-	char *kept = ibv_context || !text ? NULL : strdup(text), none[1];
 	struct rn_faults faults;
-	int err = 0;
+	char none[1];
+	int err;
 
-	if (ibv_context ? rn_is_foreign(ibv_context) : text && !kept) {
-		free(kept);
-		return ibv_context ? ENODEV : ENOMEM;
-	}
-	if (!text)
-		text = text_of_environment();
-	if (!rn_faults_read(text, &faults, size ? error : none, size ? size : sizeof(none))) {
-		free(kept);
+	if (ibv_context && rn_is_foreign(ibv_context))
+		return ENODEV;
+	if (!rn_faults_read(text ? text : text_of_environment(), &faults, size ? error : none, size ? size : sizeof(none)))
 		return EINVAL;
-	}
 	pthread_mutex_lock(&setting);
 	add_defer(&faults);
-	if (ibv_context) {
-		err = apply(rn_context(ibv_context), &faults);
-	} else {
-		free(text_for_all);
-		text_for_all = kept;
-		rn_faults_happened = 0;
-		for (struct rn_injector *injector = all; injector && !err; injector = injector->next)
-			err = apply(context_of(injector), &faults);
+	err = ibv_context ? set_for_one(rn_context(ibv_context), text, &faults) : set_for_all(text, &faults);
+	pthread_mutex_unlock(&setting);
+	return err;
+}
+
+/* With `setting` held: is there a fault at this place of the text, and where? */
+static bool find_fault(const char *text, unsigned place, struct rn_span *span)
+{
+	struct rn_faults faults;
+	char none[1];
+
+	if (!text || !rn_faults_read(text, &faults, none, sizeof(none)) || place >= faults.places)
+		return false;
+	*span = faults.spans[place];
+	return true;
+}
+
+/* With `setting` held: how often it has happened in this context. */
+static uint64_t counted_in(struct rn_injector *injector, unsigned place)
+{
+	uint64_t happened;
+
+	rn_lock(&injector->lock);
+	happened = injector->happened[place];
+	rn_unlock(&injector->lock);
+	return happened;
+}
+
+RN_EXPORT int rdmanet_soft_chaos_fault(struct ibv_context *ibv_context, unsigned place, char *text, size_t size,
+				       uint64_t *happened)
+{
+	struct rn_injector *injector = ibv_context ? &rn_context(ibv_context)->injector : NULL;
+	const char *of;
+	struct rn_span span;
+	int err = ENOENT;
+
+	if (ibv_context && rn_is_foreign(ibv_context))
+		return ENODEV;
+	pthread_mutex_lock(&setting);
+	/* A context that was opened with another environment has neither. */
+	of = injector && injector->text ? injector->text
+	     : !injector || injector->version == counted.version ? counted.text
+								 : NULL;
+	if (find_fault(of, place, &span)) {
+		snprintf(text, size, "%.*s", (int)span.length, of + span.at);
+		*happened = injector ? counted_in(injector, place) : counted.happened[place];
+		for (struct rn_injector *at = injector ? NULL : all; at; at = at->next)
+			*happened += at->version == counted.version ? counted_in(at, place) : 0;
+		err = 0;
 	}
 	pthread_mutex_unlock(&setting);
 	return err;

@@ -31,19 +31,54 @@ static bool happens(const struct rn_injector *injector, const struct rn_rule *ru
 	return draw(injector, rule, qp, number, try) >> 32 < rule->chance;
 }
 
-/* --- calls ----------------------------------------------------------------------------------------- */
-
 /* With the lock held: does the rule apply to this one? */
 static bool is_hit(const struct rn_injector *injector, struct rn_rule *rule, uint32_t qp, uint64_t number)
 {
 	bool does = ++rule->seen >= rule->first && rule->seen <= rule->last;
 
-	if (!rule->first)
-		does = happens(injector, rule, qp, number, 0);
-	if (does && !rule->is_setting)
-		rn_faults_happened++;
-	return does;
+	return rule->first ? does : happens(injector, rule, qp, number, 0);
 }
+
+/* --- what has happened ------------------------------------------------------------------------------- */
+
+void rn_fault_happened(struct rn_injector *injector, unsigned place)
+{
+	injector->happened[place]++;
+	rn_faults_happened++;
+}
+
+static void rule_happened(struct rn_injector *injector, const struct rn_rule *rule)
+{
+	if (!rule->is_setting)
+		rn_fault_happened(injector, rule->place);
+}
+
+/* What the rules of this kind meant for the request is carried out: each counts once. Of several that fail it the last
+ * has decided. */
+static void came_to_pass(struct rn_qp_faults *faults, struct rn_plan *plan, enum rn_action action)
+{
+	struct rn_injector *injector = faults->injector;
+	const struct rn_rule *decides = NULL;
+
+	rn_lock(&injector->lock);
+	if (plan->version != injector->version)
+		plan->due = 0;
+	for (uint32_t left = plan->due; left; left &= left - 1) {
+		const struct rn_rule *rule = &injector->faults.rules[__builtin_ctz(left)];
+
+		if (rule->action != action)
+			continue;
+		plan->due &= ~(left & -left);
+		if (action != RN_FAIL)
+			rule_happened(injector, rule);
+		decides = rule;
+	}
+	if (action == RN_FAIL && decides)
+		rule_happened(injector, decides);
+	rn_unlock(&injector->lock);
+}
+
+/* --- calls ----------------------------------------------------------------------------------------- */
 
 int rn_fault_call(struct rn_injector *injector, enum rn_call call)
 {
@@ -55,7 +90,10 @@ int rn_fault_call(struct rn_injector *injector, enum rn_call call)
 
 		if (rule->action != RN_CALL || (rule->kind != call && !(rule->kind == RN_CREATE && call < RN_CREATE)))
 			continue;
-		if (is_hit(injector, rule, 0, rule->seen) && !err)
+		if (!is_hit(injector, rule, 0, rule->seen))
+			continue;
+		rule_happened(injector, rule);
+		if (!err)
 			err = rule->outcome;
 	}
 	rn_unlock(&injector->lock);
@@ -65,14 +103,16 @@ int rn_fault_call(struct rn_injector *injector, enum rn_call call)
 int rn_fault_pin(struct rn_injector *injector, uint64_t bytes)
 {
 	uint64_t limit;
+	bool fits;
 
 	rn_lock(&injector->lock);
 	limit = injector->faults.memlock;
+	fits = !limit || (bytes <= limit && injector->pinned <= limit - bytes);
+	if (!fits)
+		rn_fault_happened(injector, injector->faults.memlock_place);
 	rn_unlock(&injector->lock);
-	if (limit && (bytes > limit || injector->pinned > limit - bytes)) {
-		rn_faults_happened++;
+	if (!fits)
 		return ENOMEM;
-	}
 	injector->pinned += bytes;
 	return 0;
 }
@@ -114,21 +154,26 @@ static uint32_t add_tries(uint32_t have, uint32_t more)
 	return have + more < have ? RN_TRIES_ALL : have + more;
 }
 
-/* By chance, and not for a number of tries: it is for each try to see. */
+/* By chance, and not for a number of tries: it is for each try to see. Only these faults have tries. */
 static bool is_per_try(const struct rn_rule *rule)
 {
-	return !rule->first && rule->tries == RN_TRIES_ALL;
+	return !rule->first && rule->tries == RN_TRIES_ALL &&
+	       (rule->action == RN_LOSS || rule->action == RN_ACKLOSS || rule->action == RN_RNR);
 }
 
+/* With the lock held: the rule hits this request. */
 static void plan_rule(const struct rn_qp_faults *faults, const struct rn_rule *rule, struct rn_plan *plan)
 {
+	struct rn_injector *injector = faults->injector;
+
 	switch (rule->action) {
 	case RN_DELAY:
+		rule_happened(injector, rule); /* it waits in any case */
 		plan->delay_ns += rule->low;
 		if (rule->high > rule->low)
-			plan->delay_ns += draw(faults->injector, rule, faults->number, plan->number, 1) %
+			plan->delay_ns += draw(injector, rule, faults->number, plan->number, 1) %
 					  (rule->high - rule->low + 1);
-		break;
+		return;
 	case RN_LOSS:
 		plan->lost = add_tries(plan->lost, rule->tries);
 		break;
@@ -145,8 +190,9 @@ static void plan_rule(const struct rn_qp_faults *faults, const struct rn_rule *r
 		plan->status = rule->outcome;
 		break;
 	case RN_CALL:
-		break;
+		return;
 	}
+	plan->due |= 1u << (rule - injector->faults.rules);
 }
 
 void rn_fault_plan(struct rn_qp_faults *faults, enum ibv_wr_opcode opcode, struct rn_plan *plan)
@@ -159,6 +205,7 @@ void rn_fault_plan(struct rn_qp_faults *faults, enum ibv_wr_opcode opcode, struc
 		.needs_receive = kind_of(opcode) == RN_SEND || opcode == IBV_WR_RDMA_WRITE_WITH_IMM,
 	};
 	rn_lock(&injector->lock);
+	plan->version = injector->version;
 	for (unsigned i = 0; i < injector->faults.count; i++) {
 		struct rn_rule *rule = &injector->faults.rules[i];
 
@@ -180,21 +227,24 @@ static bool meets(struct rn_qp_faults *faults, struct rn_plan *plan, enum rn_act
 	for (unsigned i = 0; i < injector->faults.count; i++) {
 		const struct rn_rule *rule = &injector->faults.rules[i];
 
-		if (rule->action == action && concerns(rule, plan->kind) && is_per_try(rule))
-			does |= happens(injector, rule, faults->number, plan->number, ++plan->draws);
+		if (rule->action != action || !concerns(rule, plan->kind) || !is_per_try(rule) ||
+		    !happens(injector, rule, faults->number, plan->number, ++plan->draws))
+			continue;
+		rule_happened(injector, rule);
+		does = true;
 	}
 	rn_unlock(&injector->lock);
-	rn_faults_happened += does;
 	return does;
 }
 
-/* Use up one of the tries that are certain to fail. */
-static bool takes_one(uint32_t *tries)
+/* Does this try fail: because it is one of those that are certain to, of which it uses up one, or by chance? */
+static bool fails(struct rn_qp_faults *faults, struct rn_plan *plan, uint32_t *tries, enum rn_action action)
 {
 	if (!*tries)
-		return false;
+		return meets(faults, plan, action);
 	if (*tries != RN_TRIES_ALL)
 		--*tries;
+	came_to_pass(faults, plan, action);
 	return true;
 }
 
@@ -213,11 +263,10 @@ enum rn_wait rn_fault_set_off(struct rn_qp_faults *faults, struct rn_plan *plan,
 	if (rn_fault_link_is_down(faults->injector))
 		return RN_WAIT_PEER;
 	if (plan->status && (faults->unreliable || rn_fault_note(plan->status) == RN_FAULT_NONE)) {
-		*status = plan->status;
-		faults->count->failed++;
+		*status = rn_fault_refuse(faults, plan);
 		return RN_WAIT_NOT;
 	}
-	if (takes_one(&plan->lost) || meets(faults, plan, RN_LOSS)) {
+	if (fails(faults, plan, &plan->lost, RN_LOSS)) {
 		faults->count->lost++;
 		return RN_WAIT_LOST;
 	}
@@ -232,12 +281,13 @@ enum ibv_wc_status rn_fault_refuse(struct rn_qp_faults *faults, struct rn_plan *
 	if (likely(!plan->status))
 		return IBV_WC_SUCCESS;
 	faults->count->failed++;
+	came_to_pass(faults, plan, RN_FAIL);
 	return plan->status;
 }
 
 bool rn_fault_finds_no_receive(struct rn_qp_faults *faults, struct rn_plan *plan)
 {
-	if (!plan->needs_receive || plan->is_done || !(takes_one(&plan->rnr) || meets(faults, plan, RN_RNR)))
+	if (!plan->needs_receive || plan->is_done || !fails(faults, plan, &plan->rnr, RN_RNR))
 		return false;
 	plan->is_away = false;
 	return true;
@@ -246,30 +296,45 @@ bool rn_fault_finds_no_receive(struct rn_qp_faults *faults, struct rn_plan *plan
 enum rn_wait rn_fault_acknowledge(struct rn_qp_faults *faults, struct rn_plan *plan)
 {
 	plan->is_done = true;
-	if (plan->is_twice)
+	if (plan->is_twice) {
 		faults->count->duplicates++;
+		came_to_pass(faults, plan, RN_DUP);
+	}
 	plan->is_twice = false;
-	if (faults->unreliable || !(takes_one(&plan->unheard) || meets(faults, plan, RN_ACKLOSS)))
+	if (faults->unreliable || !fails(faults, plan, &plan->unheard, RN_ACKLOSS))
 		return RN_WAIT_NOT;
 	plan->is_away = false;
 	faults->count->lost++;
 	return RN_WAIT_LOST;
 }
 
-uint8_t rn_fault_receive(struct rn_qp_faults *faults, uint64_t number)
+struct rn_receive_plan rn_fault_receive(struct rn_qp_faults *faults, uint64_t number)
 {
 	struct rn_injector *injector = faults->injector;
-	uint8_t status = 0;
+	struct rn_receive_plan plan = {0};
 
 	rn_lock(&injector->lock);
 	for (unsigned i = 0; i < injector->faults.count; i++) {
 		struct rn_rule *rule = &injector->faults.rules[i];
 
-		if (rule->action == RN_FAIL && concerns(rule, RN_RECV) && is_hit(injector, rule, faults->number, number))
-			status = rule->outcome;
+		if (rule->action != RN_FAIL || !concerns(rule, RN_RECV) || !is_hit(injector, rule, faults->number, number))
+			continue;
+		plan = (struct rn_receive_plan){
+			.status = rule->outcome,
+			.place = rule->place,
+			.version = injector->version,
+		};
 	}
 	rn_unlock(&injector->lock);
-	return status;
+	return plan;
+}
+
+void rn_fault_received(struct rn_injector *injector, const struct rn_receive_plan *plan)
+{
+	rn_lock(&injector->lock);
+	if (plan->version == (uint16_t)injector->version)
+		rn_fault_happened(injector, plan->place);
+	rn_unlock(&injector->lock);
 }
 
 int rn_fault_overrun(struct rn_injector *injector, int polled)
@@ -281,7 +346,7 @@ int rn_fault_overrun(struct rn_injector *injector, int polled)
 	injector->completions += polled;
 	if (before < injector->faults.overrun && injector->completions >= injector->faults.overrun) {
 		polled = injector->faults.overrun - 1 - before;
-		rn_faults_happened++;
+		rn_fault_happened(injector, injector->faults.overrun_place);
 	}
 	rn_unlock(&injector->lock);
 	return polled;

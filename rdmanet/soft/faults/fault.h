@@ -25,7 +25,7 @@
  * KIND is a kind of request (any, send, write, read, atomic; recv with fail), counted from 1 over all queue
  * pairs of the context since the text was set.
  *
- * Files.  text.c reads the text.  fault.c decides what happens to a call, a request, a receive, and
+ * Files.  text.c reads the text, and number.c its numbers.  fault.c decides what happens to a call, a request, a receive, and
  * does nothing about it: the caller does.  device/fault_bench.c sets faults, and takes the link or the device down.
  *
  * Where it is asked.  A context with faults (or with iWARP's rules: iwarp.h) gives its queue pairs an injector
@@ -34,6 +34,12 @@
  * the requester's own timers and budgets, so a lost request costs what it costs on a wire.  Chance is a
  * function of the seed, the queue pair's number in order of creation, the request's number, and the try:
  * the same program meets the same faults again, however its threads and the engine take turns.
+ *
+ * Counting.  Each fault of a text has a count of what has come to pass: a test of one that never does tests nothing,
+ * whatever others do.  A plan only says what is meant for a request, which may end before, or not be of the sort that
+ * can meet it.  So it notes its rules (rn_plan.due), and one is counted when it is carried out: once for a request
+ * that it was certain to hit, and at each try that chance has hit.  A text set for all contexts is counted in each, and
+ * added up by device/fault_bench.c; what a request of an earlier text meets is not counted.
  *
  * The link.  A port is down for this context: its requests find no peer, and those of
  * its peers neither, since its blocks carry RN_FAULT_UNPLUGGED, which keeps everybody out as any fault does.
@@ -96,10 +102,14 @@ struct rn_rule {
 	uint32_t tries;
 	int outcome; /* status, or errno */
 	bool is_setting; /* set by RDMANET_SOFT_DEFER: not a fault, so not counted */
+	unsigned place;  /* of the fault in its text */
 	uint64_t seen;
 };
 
-enum { RN_RULES_MAX = 32 };
+enum {
+	RN_RULES_MAX = 32,
+	RN_FAULTS_MAX = RN_RULES_MAX + 4, /* each rule; overrun, memlock, fatal, link */
+};
 
 struct rn_faults {
 	uint64_t seed, overrun, memlock;
@@ -109,6 +119,13 @@ struct rn_faults {
 	struct rn_rule rules[RN_RULES_MAX];
 	unsigned count;
 	bool is_set; /* there is any */
+
+	/* Where in the text each fault is (a seed is none), by its place: from 0 in the order of the text. */
+	struct rn_span {
+		size_t at, length;
+	} spans[RN_FAULTS_MAX];
+	unsigned places;
+	unsigned overrun_place, memlock_place, fatal_place, link_place;
 };
 
 /* False: error says what is expected. text.c */
@@ -120,6 +137,9 @@ struct rn_injector {
 	struct rn_faults faults;
 	uint64_t completions;
 	uint32_t qps; /* numbered so far */
+	uint32_t version; /* of the text: each that is set has another */
+	uint64_t happened[RN_FAULTS_MAX]; /* by place */
+	char *text; /* if it is for this context only; else NULL; with the mutex of rdmanet_soft_chaos held */
 
 	_Atomic bool may_overrun;  /* for poll_cq, which looks first */
 	_Atomic bool link_is_down; /* changed with the context's mutex held */
@@ -138,6 +158,8 @@ struct rn_plan {
 	uint32_t lost, unheard, rnr; /* how many tries are certain to fail so */
 	uint32_t tries;              /* to get it across, that have failed */
 	uint32_t draws;
+	uint32_t due;     /* rules that hit it and are still to be carried out: a bit for each */
+	uint32_t version; /* of the text that they are of */
 	uint8_t status;  /* how it ends, whatever it does; 0: by itself */
 	bool is_twice;
 	bool is_dropped; /* an unreliable one: on a stream its place is taken by nothing */
@@ -157,11 +179,13 @@ struct rn_qp_faults {
 	uint64_t failed;   /* receives; under recv_cq->lock */
 };
 
-/* Since the last text for all contexts. */
+/* Since the last text for all contexts, and of any text. */
 extern _Atomic uint64_t rn_faults_happened;
 
 /* --- a context's ----------------------------------------------------------------------------------- */
 
+/* The fault at this place of the text has come to pass. With injector->lock. */
+void rn_fault_happened(struct rn_injector *injector, unsigned place);
 /* 0, or the errno for a call to fail with. Without locks of the device held. */
 int rn_fault_call(struct rn_injector *injector, enum rn_call call);
 /* Memory is registered, or released: 0, or ENOMEM. With the context's mutex held. */
@@ -192,7 +216,16 @@ enum rn_wait rn_fault_acknowledge(struct rn_qp_faults *faults, struct rn_plan *p
 
 /* --- a receive's: with rq_lock held ---------------------------------------------------------------- */
 
-/* A receive is posted, with this number within the queue pair: 0, or the status it fails with. */
-uint8_t rn_fault_receive(struct rn_qp_faults *faults, uint64_t number);
+/* What will become of one receive. */
+struct rn_receive_plan {
+	uint8_t status; /* it fails with this; 0: it does not */
+	uint8_t place;  /* by the fault at this place */
+	uint16_t version; /* of this text: the lower bits */
+};
+
+/* A receive is posted, with this number within the queue pair. */
+struct rn_receive_plan rn_fault_receive(struct rn_qp_faults *faults, uint64_t number);
+/* It has failed so. With recv_cq->lock. */
+void rn_fault_received(struct rn_injector *injector, const struct rn_receive_plan *plan);
 
 #endif

@@ -7,6 +7,7 @@
  * what was read and what is expected.
  */
 #include "faults/fault.h"
+#include "faults/number.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -125,96 +126,6 @@ static const struct word *find(const struct word *words, const char *name)
 	return NULL;
 }
 
-/* --- numbers ------------------------------------------------------------------------------------ */
-
-/* A whole number at the start; NULL when there is none. */
-static const char *read_number(const char *text, uint64_t *number)
-{
-	char *end;
-
-	if (!isdigit((unsigned char)*text))
-		return NULL;
-	errno = 0;
-	*number = strtoull(text, &end, 10);
-	return errno || *number > UINT64_MAX / 4 ? NULL : end;
-}
-
-/* A decimal number, in billionths. */
-static const char *read_decimal(const char *text, uint64_t *billionths)
-{
-	uint64_t weight = 100000000;
-	const char *at = read_number(text, billionths);
-
-	if (!at || *billionths > UINT32_MAX)
-		return NULL;
-	*billionths *= 1000000000;
-	if (*at != '.' || !isdigit((unsigned char)at[1]))
-		return at;
-	for (at++; isdigit((unsigned char)*at); at++, weight /= 10)
-		*billionths += weight * (*at - '0');
-	return at;
-}
-
-static const struct {
-	const char *name;
-	uint64_t ns;
-} units[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}};
-
-/* One time; NULL when it isn't one. */
-static const char *read_time(const char *text, uint64_t *ns)
-{
-	uint64_t billionths;
-	const char *at = read_decimal(text, &billionths);
-
-	for (size_t i = 0; at && i < sizeof(units) / sizeof(units[0]); i++) {
-		size_t length = strlen(units[i].name);
-
-		if (strncmp(at, units[i].name, length) || isalnum((unsigned char)at[length]))
-			continue;
-		if (billionths / 1000000000 > 86400 * (1000000000 / units[i].ns))
-			return NULL; /* more than a day */
-		*ns = (__uint128_t)billionths * units[i].ns / 1000000000;
-		return at + length;
-	}
-	return NULL;
-}
-
-/* "2ms", "2ms..5ms" */
-static bool read_times(const char *text, uint64_t *low, uint64_t *high)
-{
-	const char *at = read_time(text, low);
-
-	*high = *low;
-	if (at && !strncmp(at, "..", 2))
-		at = read_time(at + 2, high);
-	return at && !*at && *low <= *high;
-}
-
-static bool read_size(const char *text, uint64_t *bytes)
-{
-	const char *at = read_number(text, bytes);
-	unsigned shift = 0;
-
-	if (!at)
-		return false;
-	switch (toupper((unsigned char)*at)) {
-	case 'K':
-		shift = 10;
-		break;
-	case 'M':
-		shift = 20;
-		break;
-	case 'G':
-		shift = 30;
-	}
-	if (shift)
-		at++;
-	if (*bytes > UINT64_MAX >> (shift + 2))
-		return false;
-	*bytes <<= shift;
-	return !*at || !strcasecmp(at, "iB") || !strcasecmp(at, "B");
-}
-
 /* --- rules ---------------------------------------------------------------------------------------- */
 
 static bool is_chance(const char *field)
@@ -227,7 +138,7 @@ static bool is_chance(const char *field)
 static bool read_chance(const struct reader *reader, const char *field, struct rn_rule *rule)
 {
 	uint64_t billionths;
-	const char *at = read_decimal(field, &billionths);
+	const char *at = rn_read_decimal(field, &billionths);
 
 	if (at && *at == '%') {
 		billionths /= 100;
@@ -252,14 +163,14 @@ static bool read_range(const struct reader *reader, const char *field, struct rn
 	}
 	if (is_chance(field))
 		return read_chance(reader, field, rule);
-	at = read_number(field, &rule->first);
+	at = rn_read_number(field, &rule->first);
 	if (at)
 		rule->last = rule->first;
 	if (at && !strcmp(at, "+")) {
 		rule->last = UINT64_MAX;
 		at++;
 	} else if (at && !strncmp(at, "..", 2)) {
-		at = read_number(at + 2, &rule->last);
+		at = rn_read_number(at + 2, &rule->last);
 	}
 	if (!at || *at || !rule->first || rule->last < rule->first)
 		return wrong(reader,
@@ -325,7 +236,7 @@ static bool read_rule(struct reader *reader, enum rn_action action, char *fields
 	for (; i < count; i++) {
 		uint64_t tries;
 
-		if (action == RN_DELAY && read_times(fields[i], &rule.low, &rule.high))
+		if (action == RN_DELAY && rn_read_times(fields[i], &rule.low, &rule.high))
 			continue;
 		if (action == RN_DELAY && (has_range || count == 1))
 			return wrong(reader, "\"%s\" is not a time: write 50us, 2ms, 1.5s or 1ms..5ms", fields[i]);
@@ -342,7 +253,7 @@ static bool read_rule(struct reader *reader, enum rn_action action, char *fields
 		}
 		if (action != RN_LOSS && action != RN_ACKLOSS && action != RN_RNR)
 			return wrong(reader, "\"%s\" is one part too many", fields[i]);
-		if (!read_number(fields[i], &tries) || *read_number(fields[i], &tries) || !tries || tries > 1000)
+		if (!rn_read_number(fields[i], &tries) || *rn_read_number(fields[i], &tries) || !tries || tries > 1000)
 			return wrong(reader, "\"%s\" is not a number of tries from 1 to 1000", fields[i]);
 		rule.tries = tries;
 	}
@@ -353,27 +264,37 @@ static bool read_rule(struct reader *reader, enum rn_action action, char *fields
 			     names_of(statuses));
 	if (reader->to->count == RN_RULES_MAX)
 		return wrong(reader, "there are more than %d rules", RN_RULES_MAX);
+	rule.place = reader->to->places++;
 	reader->to->rules[reader->to->count++] = rule;
 	return true;
 }
 
 /* --- the other clauses ------------------------------------------------------------------------------ */
 
+/* A fault of which a text has one. False: this is the second, which would replace the first without a word. */
+static bool take_place(const struct reader *reader, bool is_there, unsigned *place)
+{
+	if (is_there)
+		return wrong(reader, "there is another one before it, and a text has only one of these");
+	*place = reader->to->places++;
+	return true;
+}
+
 static bool read_link(struct reader *reader, char *fields[], int count)
 {
 	struct rn_faults *to = reader->to;
 	uint64_t after, length = 0;
 
-	if (!strcasecmp(fields[0], "up") && count == 1) {
-		to->link_down = false;
-		return true;
-	}
+	if (!strcasecmp(fields[0], "up") && count == 1)
+		return !to->link_down || wrong(reader, "the text takes the link down before");
 	if (strcasecmp(fields[0], "down") || count > 3)
 		return wrong(reader, "a link is up, down, down:AFTER or down:AFTER:FOR, for instance down:2s:500ms");
+	if (!take_place(reader, to->link_down, &to->link_place))
+		return false;
 	to->link_down = true;
 	for (int i = 1; i < count; i++) {
 		uint64_t *ns = i == 1 ? &after : &length;
-		const char *end = read_time(fields[i], ns);
+		const char *end = rn_read_time(fields[i], ns);
 
 		if ((!end || *end) && strcmp(fields[i], "0"))
 			return wrong(reader, "\"%s\" is not a time: write 50us, 2ms or 1.5s", fields[i]);
@@ -396,24 +317,34 @@ static bool read_clause(struct reader *reader, const char *name, char *fields[],
 	if (!strcasecmp(name, "link"))
 		return read_link(reader, fields, count);
 	if (!strcasecmp(name, "seed") || !strcasecmp(name, "overrun")) {
-		uint64_t *number = !strcasecmp(name, "seed") ? &to->seed : &to->overrun;
+		uint64_t number, is_seed = !strcasecmp(name, "seed");
 
-		end = count == 1 ? read_number(fields[0], number) : NULL;
-		if (!end || *end || (number == &to->overrun && !*number))
-			return wrong(reader, number == &to->seed ? "a seed is a whole number"
-								 : "must be the number of a completion: overrun=10");
+		end = count == 1 ? rn_read_number(fields[0], &number) : NULL;
+		if (!end || *end || (!is_seed && !number))
+			return wrong(reader, is_seed ? "a seed is a whole number"
+						     : "must be the number of a completion: overrun=10");
+		if (!is_seed && !take_place(reader, to->overrun != 0, &to->overrun_place))
+			return false;
+		*(is_seed ? &to->seed : &to->overrun) = number;
 		return true;
 	}
 	if (!strcasecmp(name, "fatal")) {
-		end = count != 1 ? NULL : strcasecmp(fields[0], "now") ? read_time(fields[0], &to->fatal_after_ns) : "";
+		end = count != 1 ? NULL : strcasecmp(fields[0], "now") ? rn_read_time(fields[0], &to->fatal_after_ns) : "";
 		if (!end || *end)
 			return wrong(reader, "the device fails at once or after a time: fatal=now or fatal=50ms");
+		if (!take_place(reader, to->is_fatal, &to->fatal_place))
+			return false;
 		to->is_fatal = true;
 		return true;
 	}
 	if (!strcasecmp(name, "memlock")) {
-		if (count != 1 || !read_size(fields[0], &to->memlock) || !to->memlock)
+		uint64_t bytes;
+
+		if (count != 1 || !rn_read_size(fields[0], &bytes) || !bytes)
 			return wrong(reader, "not a size of memory: write 65536, 64K, 16M or 1G");
+		if (!take_place(reader, to->memlock != 0, &to->memlock_place))
+			return false;
+		to->memlock = bytes;
 		return true;
 	}
 	return wrong(reader,
@@ -460,13 +391,25 @@ static bool read_text_of_clause(struct reader *reader, char *clause)
 	return read_clause(reader, clause, fields, count);
 }
 
+/* Where it is in the text, without the blanks around it. */
+static struct rn_span span_of(const char *text, const char *from, const char *to)
+{
+	while (isspace((unsigned char)*from))
+		from++;
+	while (isspace((unsigned char)to[-1]))
+		to--;
+	return (struct rn_span){.at = from - text, .length = to - from};
+}
+
 bool rn_faults_read(const char *text, struct rn_faults *faults, char *error, size_t size)
 {
 	char original[CLAUSE_MAX], clause[CLAUSE_MAX];
 	struct reader reader = {faults, original, error, size};
+	const char *start = text;
 
 	*faults = (struct rn_faults){.seed = 1};
 	while (*text) {
+		const char *clause_at = text;
 		size_t length = 0;
 
 		for (; *text && *text != ','; text++) {
@@ -479,14 +422,18 @@ bool rn_faults_read(const char *text, struct rn_faults *faults, char *error, siz
 			original[length++] = *text;
 		}
 		original[length] = 0;
+		if (length) {
+			unsigned places = faults->places;
+
+			memcpy(clause, original, length + 1);
+			if (!read_text_of_clause(&reader, clause))
+				return false;
+			if (faults->places > places)
+				faults->spans[places] = span_of(start, clause_at, text);
+			faults->is_set = true;
+		}
 		if (*text)
 			text++;
-		if (!length)
-			continue;
-		memcpy(clause, original, length + 1);
-		if (!read_text_of_clause(&reader, clause))
-			return false;
-		faults->is_set = true;
 	}
 	return true;
 }

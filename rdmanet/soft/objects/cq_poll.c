@@ -75,8 +75,9 @@ static void fail_receive(struct rn_qp *qp)
 static enum ibv_wc_status fail_on_purpose(struct rn_qp *qp, const struct rn_shadow *shadow)
 {
 	qp->faults.failed++;
+	rn_fault_received(&qp->context->injector, &shadow->plan);
 	fail_receive(qp);
-	return shadow->fails;
+	return shadow->plan.status;
 }
 
 /* For the tests' control: what was received looks like a SEND, whatever it was. */
@@ -106,7 +107,7 @@ static void read_slot(struct rn_qp *qp, uint32_t index, struct ibv_wc *wc)
 	}
 	*wc = (struct ibv_wc){
 		.wr_id = shadow->wr_id,
-		.status = unlikely(shadow->fails) ? fail_on_purpose(qp, shadow)
+		.status = unlikely(shadow->plan.status) ? fail_on_purpose(qp, shadow)
 			  : status <= IBV_WC_GENERAL_ERR  ? status
 							  : IBV_WC_GENERAL_ERR,
 		.opcode = opcode,

@@ -108,7 +108,7 @@ struct rn_qp {
 		uint16_t num_sge; /* if more than one, the list is in rq_lists */
 		bool settled; /* the contents of its eager buffer have been copied */
 		bool lost;    /* or could not be: the memory was gone */
-		uint8_t fails;   /* with this status, if faults/fault.c decides so */
+		struct rn_receive_plan plan; /* by fault injection */
 	} *rq_shadow;
 	struct rn_slot_sge *rq_lists; /* cap.max_recv_sge for each slot; NULL: none was that long yet */
 

@@ -305,7 +305,7 @@ static void fill_slot(struct rn_qp *qp, uint32_t index, const struct ibv_recv_wr
 {
 	struct rn_slot *slot = rn_rq_slot(qp, index);
 	uint64_t length = 0;
-	uint8_t fails;
+	struct rn_receive_plan plan;
 
 	slot->num_sge = wr->num_sge;
 	for (int i = 0; i < wr->num_sge; i++) {
@@ -323,11 +323,11 @@ static void fill_slot(struct rn_qp *qp, uint32_t index, const struct ibv_recv_wr
 		.addr = wr->num_sge == 1 ? wr->sg_list[0].addr : 0,
 		.num_sge = wr->num_sge,
 	};
-	if (unlikely(qp->faults.injector) && (fails = rn_fault_receive(&qp->faults, qp->recv_wrs))) {
+	if (unlikely(qp->faults.injector) && (plan = rn_fault_receive(&qp->faults, qp->recv_wrs)).status) {
 		/* No peer can use it: its adapter finds it malformed, as ours would. */
 		slot->num_sge = UINT16_MAX;
 		qp->rq_shadow[index & (qp->rq_size - 1)].num_sge = UINT16_MAX;
-		qp->rq_shadow[index & (qp->rq_size - 1)].fails = fails;
+		qp->rq_shadow[index & (qp->rq_size - 1)].plan = plan;
 	}
 	qp->recv_wrs++;
 	/* Whatever somebody has written there: the slot is the responder's from the last line on, and not before. */

@@ -180,7 +180,8 @@ static bool meets_fault(struct rn_qp *qp, struct rn_send *send, enum ibv_wc_stat
 	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS &&
 	    (rn_fault_finds_no_receive(&qp->faults, &send->plan) || (rn_settings.iwarp && rn_qp_is_too_early(qp))))
 		wait = RN_WAIT_RNR;
-	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS && send->plan.status) {
+	if (wait == RN_WAIT_NOT && *status == IBV_WC_SUCCESS &&
+	    rn_fault_refuse(&qp->faults, &send->plan) != IBV_WC_SUCCESS) {
 		send->plan.is_refused = true; /* by the responder, which fails with it: the frame is still sent */
 		send->total = 0;
 	}
