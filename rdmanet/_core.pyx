@@ -132,7 +132,7 @@ import weakref
 from rdmanet.environment import tell_unknown
 from rdmanet.errors import (
     DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, endpoint, is_not_ours,
-    not_ours_error, other_version_error,
+    not_ours_error, other_version_error, shown,
 )
 from rdmanet.qpinfo import QPInfo
 from rdmanet.remote import RemoteMemory, bounds

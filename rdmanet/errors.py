@@ -24,6 +24,7 @@ import enum
 import errno
 import os
 import re
+import reprlib
 from collections.abc import Iterable
 
 __all__ = [
@@ -454,6 +455,29 @@ def cm_error(
     return OSError(
         number, f"{event.lower().replace('_', ' ')}{name and f' for{name}'}: {why or os.strerror(number)}"
     )
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 200
+_BYTES_SHOWN = 32
+
+
+def shown(value: object) -> str:
+    """A program's own value, for the text of an error about it: short, whatever it is.
+
+    Of memory it is the type and the length. A buffer that is passed by mistake may be large, and its bytes are not for
+    logs.
+    """
+    try:
+        with memoryview(value) as view:  # type: ignore[arg-type]
+            if view.ndim and (view.nbytes > _BYTES_SHOWN or not isinstance(value, bytes)):
+                return f"{type(value).__name__} of {view.nbytes} bytes"
+    except (TypeError, ValueError, BufferError):  # it is no buffer, or one that has been released
+        pass
+    try:
+        return _short.repr(value)
+    except ValueError:  # a number with more digits than Python converts
+        return f"<{type(value).__name__}>"
 
 
 # What an event of a queue pair or a completion queue means.

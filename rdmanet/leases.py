@@ -45,7 +45,7 @@ from enum import Enum, auto
 from typing import Any, Final, Protocol
 
 from rdmanet._core import MR, MW, PD, AccessFlags, Connection, MWType, StreamEngine
-from rdmanet.errors import ProtocolError, completion_error
+from rdmanet.errors import ProtocolError, completion_error, shown
 
 STUCK_AFTER_S = 1.0  # in addition to the peer's time: for the queue pair to get to the invalidation
 
@@ -394,13 +394,15 @@ def rights_of(access: AccessFlags | str) -> AccessFlags:
         rights = AccessFlags(0)
         for word in access.split(","):
             if word.strip() not in _NAMED:
-                raise ValueError(f"access {access!r}: use 'read', 'write', 'atomic', or several with commas")
+                raise ValueError(
+                    f"access {shown(access)}: use 'read', 'write', 'atomic', or several with commas"
+                )
             rights |= _NAMED[word.strip()]
     else:
         rights = AccessFlags(access)
     if not rights or rights & ~_REMOTE:
         raise ValueError(
-            f"offer(): {rights!r} are no remote rights: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC"
+            f"offer(): {shown(rights)} are no remote rights: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC"
         )
     return rights
 
@@ -453,7 +455,7 @@ def patience(revoke_timeout: float) -> float:
     """
     if not isinstance(revoke_timeout, int | float) or not 0 <= revoke_timeout < math.inf:
         raise ValueError(
-            f"offer(): revoke_timeout is {revoke_timeout!r}, it must be a finite number of seconds: "
+            f"offer(): revoke_timeout is {shown(revoke_timeout)}, it must be a finite number of seconds: "
             "a peer that never lets go would keep the memory for ever"
         )
     return revoke_timeout

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rdmanet.errors import RegionRevokedError
+from rdmanet.errors import RegionRevokedError, shown
 from rdmanet.offers import RemoteRegion
 from rdmanet.remote import RemoteMemory
 
@@ -26,7 +26,7 @@ _FETCH_AND_ADD = 6
 _REMOTE_WRITE = 2  # enum ibv_access_flags
 _REMOTE_READ = 4
 _REMOTE_ATOMIC = 8
-_NAMED = {_REMOTE_WRITE: "write", _REMOTE_READ: "read", _REMOTE_ATOMIC: "atomic"}
+_NAMED = {_REMOTE_READ: "read", _REMOTE_WRITE: "write", _REMOTE_ATOMIC: "atomic"}
 """The rights, as offer(access=) calls them."""
 _ATOMIC_BYTES = 8
 _E = TypeVar("_E", bound=OSError)
@@ -139,7 +139,7 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
         """
         view = memoryview(buffer)
         if view.readonly:
-            raise TypeError(f"read_into: {buffer!r} is read-only")
+            raise TypeError(f"read_into: {shown(buffer)} is read-only")
         length = view.nbytes
         self._check("read_into", _REMOTE_READ, offset, length)
         await self._operator.operate(self, _RDMA_READ, offset, buffer)
@@ -204,6 +204,5 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
 
     def __repr__(self) -> str:
         revoked = " revoked" if self.revoked else ""
-        return (
-            f"<OfferedMemory {self.name!r} id={self.id} {self.length} bytes access={self.access:#x}{revoked}>"
-        )
+        access = ", ".join(name for right, name in _NAMED.items() if self.access & right)
+        return f"<OfferedMemory {self.name!r} id={self.id} {self.length} bytes, access={access!r}{revoked}>"

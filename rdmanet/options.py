@@ -9,6 +9,7 @@ from typing import Any
 
 from rdmanet import credit
 from rdmanet._core import STREAM_DATA_SLOTS_MAX, STREAM_FIRST_SLOT_BYTES, STREAM_SHARED_SLOTS_MAX
+from rdmanet.errors import shown
 
 SLOT_BYTES = 65536
 FIRST_SLOT_BYTES = STREAM_FIRST_SLOT_BYTES
@@ -39,7 +40,9 @@ def keepalive_of(value: object) -> Keepalive | None:
     if value is True:
         return KEEPALIVE
     if not isinstance(value, (tuple, list)) or len(value) != 3:
-        raise TypeError(f"keepalive={value!r} is neither (idle, interval, count) nor None, True or False")
+        raise TypeError(
+            f"keepalive={shown(value)} is neither (idle, interval, count) nor None, True or False"
+        )
     idle, interval, count = float(value[0]), float(value[1]), operator.index(value[2])
     if not (
         0 < idle <= KEEPALIVE_MOST_S
@@ -47,7 +50,7 @@ def keepalive_of(value: object) -> Keepalive | None:
         and 0 < count <= KEEPALIVE_COUNT_MOST
     ):
         raise ValueError(
-            f"keepalive={value!r}: idle and interval are seconds, more than 0 and at most {KEEPALIVE_MOST_S}; "
+            f"keepalive={shown(value)}: idle and interval are seconds, more than 0 and at most {KEEPALIVE_MOST_S}; "
             f"count is between 1 and {KEEPALIVE_COUNT_MOST}"
         )
     return idle, interval, count
@@ -57,10 +60,10 @@ def _check_seconds(name: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
-        raise TypeError(f"{name}={value!r} is neither a number of seconds nor None")
+        raise TypeError(f"{name}={shown(value)} is neither a number of seconds nor None")
     if not float(value) >= 0:  # NaN is not, either
         raise ValueError(
-            f"{name}={value!r} is negative or no number: it is in seconds, 0 or more; None is no limit"
+            f"{name}={shown(value)} is negative or no number: it is in seconds, 0 or more; None is no limit"
         )
 
 
@@ -119,9 +122,11 @@ class StreamConfig:
         ):
             if not hasattr(value, "__index__"):
                 unit = "bytes" if name.endswith("bytes") else "slots"
-                raise TypeError(f"{name}={value!r} is not a whole number of {unit}, of {least} to {most}")
+                raise TypeError(
+                    f"{name}={shown(value)} is not a whole number of {unit}, of {least} to {most}"
+                )
             if not least <= operator.index(value) <= most:
-                raise ValueError(f"{name}={value!r} is not between {least} and {most}")
+                raise ValueError(f"{name}={shown(value)} is not between {least} and {most}")
         for name, seconds in (
             ("connect_timeout", self.connect_timeout),
             ("close_timeout", self.close_timeout),
@@ -130,7 +135,7 @@ class StreamConfig:
             _check_seconds(name, seconds)
         object.__setattr__(self, "keepalive", keepalive_of(self.keepalive))
         if self.lost_peer not in ("error", "eof"):
-            raise ValueError(f"lost_peer={self.lost_peer!r} is neither 'error' nor 'eof'")
+            raise ValueError(f"lost_peer={shown(self.lost_peer)} is neither 'error' nor 'eof'")
 
 
 _kept = lru_cache(maxsize=16, typed=True)(StreamConfig)

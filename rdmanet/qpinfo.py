@@ -21,6 +21,8 @@ from typing import Final, Self
 
 import msgspec
 
+from rdmanet.errors import shown
+
 __all__ = ["QPInfo"]
 
 _FORM: Final = struct.Struct("!16sIIHH")
@@ -51,7 +53,7 @@ class QPInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, value, bits in (("qp_num", self.qp_num, 24), ("psn", self.psn, 24), ("lid", self.lid, 16)):
             if not isinstance(value, int):
-                raise TypeError(f"{name} {value!r} is not an integer")
+                raise TypeError(f"{name} {shown(value)} is not an integer")
             if not 0 <= value < 1 << bits:
                 raise ValueError(f"{name} {value} does not fit in {bits} bits")
         if len(self.gid) != 16:

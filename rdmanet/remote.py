@@ -29,6 +29,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from rdmanet.errors import shown
+
 __all__ = ["RemoteArray", "RemoteMemory", "RemoteStruct"]
 
 _FORM: Final = struct.Struct("!QQI")
@@ -158,7 +160,7 @@ class RemoteArray:
         self.item = item
         self.itemsize = _size(item)
         if self.itemsize == 0:
-            raise ValueError(f"items of {item!r} have no size")
+            raise ValueError(f"items of {shown(item)} have no size")
         self._length = memory.length // self.itemsize if length is None else length
         self.memory = memory.unchecked(0, self._length * self.itemsize)
         self._unchecked = unchecked
@@ -256,7 +258,7 @@ def _size(item: Any) -> int:
     if isinstance(item, str):
         found = _DTYPE.match(item)
         if found is None:
-            raise ValueError(f'{item!r} is not the name of a dtype, such as "<u8"')
+            raise ValueError(f'{shown(item)} is not the name of a dtype, such as "<u8"')
         if found[1]:
             return int(found[1])
         return _CODE_SIZES.get(found[2]) or struct.calcsize("=" + found[2])
@@ -266,7 +268,7 @@ def _size(item: Any) -> int:
     try:
         return ctypes.sizeof(item)
     except TypeError:
-        raise TypeError(f"{item!r} is neither a dtype nor a ctypes type") from None
+        raise TypeError(f"{shown(item)} is neither a dtype nor a ctypes type") from None
 
 
 def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
@@ -275,7 +277,7 @@ def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
         fields = getattr(kind, "fields", None)
         if fields is not None:  # a dtype's
             return {name: (field[1], field[0]) for name, field in fields.items()}
-        raise TypeError(f"{kind!r} is neither a ctypes structure nor a dtype with fields")
+        raise TypeError(f"{shown(kind)} is neither a ctypes structure nor a dtype with fields")
     found = {}
     for base in reversed(kind.__mro__):
         for name, type_, *bits in base.__dict__.get("_fields_", ()):

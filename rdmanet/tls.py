@@ -31,6 +31,7 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any, cast
 
+from rdmanet.errors import shown
 from rdmanet.ssl_protocol import Protocol
 
 
@@ -72,7 +73,7 @@ class Tls:
             )
             return None
         if not isinstance(context, ssl.SSLContext | bool):
-            raise TypeError(f"ssl argument must be an SSLContext, a bool or None, not {context!r}")
+            raise TypeError(f"ssl argument must be an SSLContext, a bool or None, not {shown(context)}")
         if server_hostname is None:
             if not host:
                 raise ValueError("You must set server_hostname when using ssl without a host")
@@ -224,9 +225,11 @@ async def start_tls(
     connection was lost. The connection is closed then, and also if this is cancelled.
     """
     if not isinstance(sslcontext, ssl.SSLContext):
-        raise TypeError(f"sslcontext is expected to be an instance of ssl.SSLContext, got {sslcontext!r}")
+        raise TypeError(
+            f"sslcontext is expected to be an instance of ssl.SSLContext, got {shown(sslcontext)}"
+        )
     if not getattr(transport, "_start_tls_compatible", False):
-        raise TypeError(f"transport {transport!r} is not supported by start_tls()")
+        raise TypeError(f"transport {shown(transport)} is not supported by start_tls()")
     loop = asyncio.get_running_loop()
     lower = cast(asyncio.Transport, transport)
     tls = Tls(sslcontext, server_side, server_hostname, ssl_handshake_timeout, ssl_shutdown_timeout)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from rdmanet._core import stream_half_open_bytes
 from rdmanet.addresses import SockAddr, libraries_for, merged, resolve, wildcards
 from rdmanet.admission import places_for
-from rdmanet.errors import endpoint
+from rdmanet.errors import endpoint, shown
 from rdmanet.establish import ElsewhereError, Role, SourcePortTakenError
 from rdmanet.loop_context import LoopContext, loop_context_for
 from rdmanet.options import (
@@ -145,7 +145,7 @@ async def create_rdma_connection(
     ours: list[SockAddr] | None = None
     if local_addr is not None:
         if isinstance(local_addr, str) or len(local_addr) < 2:
-            raise TypeError(f"local_addr={local_addr!r} is not (host, port)")
+            raise TypeError(f"local_addr={shown(local_addr)} is not (host, port)")
         ours = await resolve(loop, local_addr[0], local_addr[1], family, proto, flags)
     failures: list[Exception] = []
     for address in addresses:
@@ -342,7 +342,7 @@ async def listen(
                     absent.append(failure)
         if not server._listeners:
             if not absent:
-                raise ValueError(f"start_rdma_server: host={host!r} names no address")
+                raise ValueError(f"start_rdma_server: host={shown(host)} names no address")
             raise merged(f"start_rdma_server on {host}:{port}", absent, False)
         for passed_over in absent:
             # It is normal that one library does not own an address on which another one listens.
@@ -414,7 +414,7 @@ def _no_source(address: SockAddr, local_addr: Any) -> OSError:
     family = "IPv4" if len(address) == 2 else "IPv6"
     return OSError(
         errno.EADDRNOTAVAIL,
-        f"no connection to {endpoint(address)}: local_addr={local_addr!r} has no {family} address to connect from",
+        f"no connection to {endpoint(address)}: local_addr={shown(local_addr)} has no {family} address to connect from",
     )
 
 

@@ -15,6 +15,7 @@ import weakref
 from typing import Any, NoReturn, Protocol
 
 from rdmanet.addresses import SockAddr
+from rdmanet.errors import shown
 from rdmanet.options import KEEPALIVE_COUNT_MOST, KEEPALIVE_MOST_S
 
 _KEEPALIVE = {
@@ -155,7 +156,7 @@ class RdmaSocket:
                 "the receiving half of an RDMA connection cannot be shut down: use pause_reading() or close()",
             )
         else:
-            raise OSError(errno.EINVAL, f"shutdown({how!r}): use SHUT_WR or SHUT_RDWR")
+            raise OSError(errno.EINVAL, f"shutdown({shown(how)}): use SHUT_WR or SHUT_RDWR")
 
     def dup(self) -> NoReturn:
         """There is no socket to duplicate.

@@ -23,7 +23,7 @@ cdef object memory_of(object remote):
     except AttributeError:
         hint = "; MR.to_remote() tells what a peer needs" if isinstance(remote, MR) else ""
         raise TypeError(
-            f"{remote!r} is no remote memory: a RemoteMemory, or an array or a structure in one{hint}") from None
+            f"{shown(remote)} is no remote memory: a RemoteMemory, or an array or a structure in one{hint}") from None
 
 
 @cython.final

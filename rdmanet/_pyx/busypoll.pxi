@@ -119,7 +119,7 @@ cdef inline uint64_t now_ns() noexcept nogil:
 cdef int watch_limit(watch_window *window, busy_poll) except -1:
     """Poll for at most busy_poll seconds; None: as long as learned from the traffic."""
     if busy_poll is not None and not busy_poll >= 0:
-        raise ValueError(f"busy_poll={busy_poll!r}: it must be None or at least 0 seconds")
+        raise ValueError(f"busy_poll={shown(busy_poll)}: it must be None or at least 0 seconds")
     window.is_given = busy_poll is not None
     window.limit_ns = WINDOW_NS if busy_poll is None else int(min(busy_poll, LONGEST_S) * 1e9)
     window.ns = min(window.limit_ns, <uint64_t>WINDOW_BLOCKED_NS)

@@ -30,13 +30,13 @@ cdef int fill_sockaddr(verbs.sockaddr_storage *c, address) except -1:
     cdef int port
     memset(c, 0, sizeof(c[0]))
     if not isinstance(address, (tuple, list)) or not 2 <= len(address) <= 4 or not isinstance(address[0], str):
-        raise TypeError(f"{address!r} is not (ip, port) or (ip, port, flowinfo, scope_id)")
+        raise TypeError(f"{shown(address)} is not (ip, port) or (ip, port, flowinfo, scope_id)")
     text, number = address[0], PyNumber_Index(address[1])
     if not 0 <= number <= 65535:
         raise OverflowError(f"port {number} is not in 0..65535")
     port = number
     if "\0" in text:
-        raise ValueError(f"{text!r} is not an IP address")
+        raise ValueError(f"{shown(text)} is not an IP address")
     text, _, zone = text.partition("%")
     host = text.encode()
     if inet_pton(AF_INET, host, &v4.sin_addr) == 1:
@@ -52,7 +52,7 @@ cdef int fill_sockaddr(verbs.sockaddr_storage *c, address) except -1:
         elif zone:
             v6.sin6_scope_id = int(zone) if zone.isdecimal() else socket.if_nametoindex(zone)
     else:
-        raise ValueError(f"{address[0]!r} is not an IP address")
+        raise ValueError(f"{shown(address[0])} is not an IP address")
     return 0
 
 

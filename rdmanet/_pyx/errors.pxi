@@ -85,7 +85,7 @@ cdef object field(object record, str name, uint64_t most, bint optional=False):
     try:
         value = PyNumber_Index(value)
     except TypeError:
-        raise TypeError(f"{type(record).__name__}.{name}: {value!r} is not an integer") from None
+        raise TypeError(f"{type(record).__name__}.{name}: {shown(value)} is not an integer") from None
     if not 0 <= value <= most:
         raise OverflowError(f"{type(record).__name__}.{name}: {value} is not in 0..{most}")
     return value

@@ -119,7 +119,7 @@ cdef int take_pages(rn_pages *pages, size_t length, bint by_memfd, huge_pages) e
     cdef size_t huge = 0
     cdef int rc = -EOPNOTSUPP
     if huge_pages not in (False, True, "try"):
-        raise ValueError(f'alloc_mr: huge_pages={huge_pages!r} is not True, False or "try"')
+        raise ValueError(f'alloc_mr: huge_pages={shown(huge_pages)} is not True, False or "try"')
     if huge_pages:
         system = huge_pages_of_the_system()
         huge = system.get("Hugepagesize", 0)

@@ -131,7 +131,7 @@ cdef inline int check_send(QP qp, SendWR wr) except -1:
 cdef int check_rare_send(QP qp, SendWR wr) except -1:
     """The same for all requests other than plain ones to a connected peer."""
     if wr is None or wr.elements is None:
-        raise TypeError(f"{wr!r} is not a SendWR")
+        raise TypeError(f"{shown(wr)} is not a SendWR")
     if wr.elements.others is not None:
         wr.usable(qp.pd.context)
         if wr.ah is not None and qp.ptr is not NULL and qp.ptr.qp_type != verbs.IBV_QPT_UD:

@@ -170,7 +170,7 @@ class CompiledReader:
         """
         cdef Lease lease = Lease.__new__(Lease)
         if at_least < 1:
-            raise ValueError(f"lease: at_least {at_least!r} is not positive")
+            raise ValueError(f"lease: at_least {shown(at_least)} is not positive")
         lease.into, lease.at_least = self._into, at_least
         return lease
 

@@ -52,7 +52,7 @@ cdef MR bind_region(info):
     """The region of a binding; raise if it is closed."""
     cdef MR mr = info.mr
     if mr is None:
-        raise TypeError(f"{info!r} names no memory region (mr)")
+        raise TypeError(f"{shown(info)} names no memory region (mr)")
     mr.usable()
     return mr
 

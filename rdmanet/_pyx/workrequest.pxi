@@ -206,7 +206,7 @@ cdef int check_receives(list requests) except -1:
     cdef RecvWR wr
     for wr in requests:
         if wr is None or wr.elements is None:
-            raise TypeError(f"{wr!r} is not a RecvWR")
+            raise TypeError(f"{shown(wr)} is not a RecvWR")
     return 0
 
 

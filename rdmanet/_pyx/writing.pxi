@@ -175,7 +175,7 @@ cdef int set_write_limits(Connection connection, object high, object low) except
     if low is None:
         low = high // 4
     if not high >= low >= 0:
-        raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        raise ValueError(f"high ({shown(high)}) must be >= low ({shown(low)}) must be >= 0")
     # asyncio and uvloop take fractions, too.
     connection.high_water_bytes = int(min(high, INT64_MAX))
     connection.low_water_bytes = int(min(low, INT64_MAX))

@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, Self, TypeVar
 
+from rdmanet.errors import shown
 from rdmanet.rpc.errors import Code, Error
 
 __all__ = ["Buffer"]
@@ -151,7 +152,7 @@ class Buffer:
         """
         view = memoryview(memory)
         if view.readonly:
-            raise TypeError(f"read_into: {memory!r} is read-only")
+            raise TypeError(f"read_into: {shown(memory)} is read-only")
         if not 0 <= offset <= self.nbytes - view.nbytes:
             raise IndexError(f"read_into: {view.nbytes} bytes at {offset} are not within {self.nbytes} bytes")
         if view.nbytes == 0:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from rdmanet.errors import shown
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.messages import encode
@@ -37,7 +38,7 @@ def checked_metadata(metadata: Mapping[str, str | bytes], most: int) -> Metadata
         if not isinstance(name, str) or len(name) > 256:
             raise TypeError(f"metadata: {name!r} is not a text of at most 256 characters")
         if not isinstance(value, (str, bytes)):
-            raise TypeError(f"metadata: {name!r} is {value!r}, and must be a str or bytes")
+            raise TypeError(f"metadata: {name!r} is {shown(value)}, and must be a str or bytes")
     if (length := len(encode(found))) > most:
         raise exceeded("metadata_bytes", most, f"metadata of {length} bytes")
     return found or None

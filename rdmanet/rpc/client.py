@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 import msgspec
 
+from rdmanet.errors import shown
 from rdmanet.rpc import context, endpoints
 from rdmanet.rpc.around import Interceptor
 from rdmanet.rpc.carried import Metadata, checked_metadata
@@ -95,7 +96,7 @@ async def connect(
     counters = counters_of(schema)
     silence = checked_keepalive("connect", keepalive)
     if policy not in ("first", "spread"):
-        raise ValueError(f'rpc.connect: policy={policy!r} is not "first" or "spread"')
+        raise ValueError(f'rpc.connect: policy={shown(policy)} is not "first" or "spread"')
 
     async def dial(address: Address) -> Channel:
         channel = Channel(schema, limits, silence, counters)
@@ -189,7 +190,7 @@ def stats(client: Service) -> dict[str, MethodStats]:
 
 def _checked(client: object) -> _Client[Any]:
     if not isinstance(client, _Client):
-        raise TypeError(f"{client!r} is not a client of rdmanet.rpc.connect()")
+        raise TypeError(f"{shown(client)} is not a client of rdmanet.rpc.connect()")
     return client
 
 

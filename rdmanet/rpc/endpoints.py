@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from rdmanet.errors import shown
 from rdmanet.transport import create_rdma_connection, start_rdma_server
 
 Factory = Callable[[], asyncio.BaseProtocol]
@@ -45,7 +46,7 @@ async def listen(
 def check(call: str, transport: str, port: int | None) -> None:
     """Raise ValueError if there is no such transport, or if it wants another kind of address."""
     if transport not in ("rdma", "tcp", "unix"):
-        raise ValueError(f'rpc.{call}: transport={transport!r} is not "rdma", "tcp" or "unix"')
+        raise ValueError(f'rpc.{call}: transport={shown(transport)} is not "rdma", "tcp" or "unix"')
     if (port is None) != (transport == "unix"):
         wants = "a path, and no port" if transport == "unix" else "a host and a port"
-        raise ValueError(f"rpc.{call}: transport={transport!r} wants {wants}")
+        raise ValueError(f"rpc.{call}: transport={shown(transport)} wants {wants}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import Any, Final
 
-from rdmanet.errors import printable
+from rdmanet.errors import printable, shown
 
 __all__ = ["Code", "Error"]
 
@@ -68,7 +68,7 @@ class Error(Exception):
 
     def __init__(self, code: Code, text: str = "", details: Any = None, traceback: str | None = None) -> None:
         if not isinstance(text, str):
-            raise TypeError(f"rpc.Error: the text is {text!r}, not a str")
+            raise TypeError(f"rpc.Error: the text is {shown(text)}, not a str")
         super().__init__(code, text, details)
         self.code = Code(code)
         self.text = text

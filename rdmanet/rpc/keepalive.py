@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 
+from rdmanet.errors import shown
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Ping
 
@@ -88,5 +89,5 @@ def checked_keepalive(call: str, keepalive: object) -> float | None:
     if keepalive is None:
         return None
     if isinstance(keepalive, bool) or not isinstance(keepalive, (int, float)) or not keepalive > 0:
-        raise ValueError(f"rpc.{call}: keepalive={keepalive!r} is not a number of seconds above 0")
+        raise ValueError(f"rpc.{call}: keepalive={shown(keepalive)} is not a number of seconds above 0")
     return keepalive

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from rdmanet.errors import shown
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST
 
@@ -59,7 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value < 1 << 53:
-                raise ValueError(f"Limits: {name}={value!r} is not a whole number of 1 or more")
+                raise ValueError(f"Limits: {name}={shown(value)} is not a whole number of 1 or more")
         if not MESSAGE_BYTES_LEAST <= self.message_bytes < NUMBERS:
             raise ValueError(
                 f"Limits: message_bytes={self.message_bytes} is not between {MESSAGE_BYTES_LEAST} and {NUMBERS - 1}"
@@ -68,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"Limits: calls={self.calls} is more than {NUMBERS - 1}")
         for name in ("hello_seconds", "lent_seconds"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"Limits: {name}={getattr(self, name)!r} is not more than 0 seconds")
+                raise ValueError(f"Limits: {name}={shown(getattr(self, name))} is not more than 0 seconds")
 
 
 DEFAULT: Final = Limits()
@@ -86,7 +87,7 @@ def seconds(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout={timeout!r} is no number of seconds")
+        raise TypeError(f"timeout={shown(timeout)} is no number of seconds")
     if math.isnan(timeout):
         raise ValueError("timeout=nan is no number of seconds")
     return max(0, timeout) if timeout < _LONGEST_S else None

@@ -7,6 +7,8 @@ import random
 
 import msgspec
 
+from rdmanet.errors import shown
+
 __all__ = ["Retry"]
 
 
@@ -35,13 +37,13 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("first_seconds", "most_seconds", "connect_seconds"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"Retry: {name}={getattr(self, name)!r} is not more than 0 seconds")
+                raise ValueError(f"Retry: {name}={shown(getattr(self, name))} is not more than 0 seconds")
         if not self.factor >= 1:
-            raise ValueError(f"Retry: factor={self.factor!r} is not 1 or more")
+            raise ValueError(f"Retry: factor={shown(self.factor)} is not 1 or more")
         if not 0 <= self.jitter <= 1:
-            raise ValueError(f"Retry: jitter={self.jitter!r} is not between 0 and 1")
+            raise ValueError(f"Retry: jitter={shown(self.jitter)} is not between 0 and 1")
         if self.attempts is not None and not self.attempts >= 1:
-            raise ValueError(f"Retry: attempts={self.attempts!r} is not 1 or more")
+            raise ValueError(f"Retry: attempts={shown(self.attempts)} is not 1 or more")
 
     def delay(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row: 0 after none."""

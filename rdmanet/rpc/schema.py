@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from rdmanet.errors import ProtocolError
+from rdmanet.errors import ProtocolError, shown
 from rdmanet.rpc.annotations import defining_frame, owner_of, resolved, stream_item
 from rdmanet.rpc.arrays import ArrayType, bytes_in, declared, described, is_buffer, wire_type
 from rdmanet.rpc.buffer import Buffer
@@ -483,7 +483,7 @@ def schema_of(service: type[Service] | Service) -> Schema:
     """
     cls = service if isinstance(service, type) else type(service)
     if not issubclass(cls, Service):
-        raise TypeError(f"{service!r} is not a rdmanet.rpc.Service")
+        raise TypeError(f"{shown(service)} is not a rdmanet.rpc.Service")
     return cls.__rpc_schema__
 
 

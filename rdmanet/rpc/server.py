@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Self
 
+from rdmanet.errors import shown
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.around import Interceptor
 from rdmanet.rpc.builtin import HealthStatus, builtin_of
@@ -127,7 +128,7 @@ class Server:
         :raises ValueError: the status is neither
         """
         if status not in ("SERVING", "NOT_SERVING"):
-            raise ValueError(f'set_health: {status!r} is not "SERVING" or "NOT_SERVING"')
+            raise ValueError(f'set_health: {shown(status)} is not "SERVING" or "NOT_SERVING"')
         for name in ("", self.schema.name) if service is None else (service,):
             self.health[name] = status
 

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from rdmanet import log_rate
+from rdmanet.errors import shown
 from rdmanet.notifier import Future, Notifier
 from rdmanet.server import RdmaServer
 from rdmanet.streams.buffering import BufferingProtocol
@@ -28,7 +29,7 @@ class AcceptQueue:
         :param home: the loop of whoever accepts
         """
         if backlog < 1:
-            raise ValueError(f"backlog={backlog!r} is not a positive integer")
+            raise ValueError(f"backlog={shown(backlog)} is not a positive integer")
         self.closed = False
         self._backlog = backlog
         self._home = home

@@ -26,6 +26,7 @@ from collections.abc import Callable, Coroutine
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from rdmanet.addresses import SockAddr
+from rdmanet.errors import shown
 from rdmanet.options import SLOT_BYTES
 from rdmanet.rdma_transport import RdmaTransport
 from rdmanet.streams.blocking_protocol import BlockingProtocol
@@ -108,7 +109,7 @@ class RdmaStream(io.RawIOBase):
         (EOPNOTSUPP) for ``flags``.
         """
         if size < 0:
-            raise ValueError(f"recv({size!r}): a size is not negative")
+            raise ValueError(f"recv({shown(size)}): a size is not negative")
         if self.closed:
             raise ValueError(_CLOSED)
         if flags:
@@ -121,7 +122,7 @@ class RdmaStream(io.RawIOBase):
         Raises what ``recv`` raises; ValueError if ``nbytes`` is more than fit.
         """
         if nbytes < 0:
-            raise ValueError(f"recv_into(nbytes={nbytes!r}): a size is not negative")
+            raise ValueError(f"recv_into(nbytes={shown(nbytes)}): a size is not negative")
         if flags:
             raise _no_flags("recv_into", flags)
         if not nbytes:
@@ -177,9 +178,9 @@ class RdmaStream(io.RawIOBase):
         Raises what ``write`` raises; ValueError for a text file, and for a ``count`` that is not positive.
         """
         if "b" not in getattr(file, "mode", "b"):
-            raise ValueError(f"sendfile(): {file!r} is not open in binary mode")
+            raise ValueError(f"sendfile(): {shown(file)} is not open in binary mode")
         if count is not None and count <= 0:
-            raise ValueError(f"sendfile(count={count!r}): a count is positive")
+            raise ValueError(f"sendfile(count={shown(count)}): a count is positive")
         seekable = file.seekable() if hasattr(file, "seekable") else hasattr(file, "seek")
         if offset or seekable:
             file.seek(offset)
@@ -212,7 +213,9 @@ class RdmaStream(io.RawIOBase):
         Raises TimeoutError; the OSError with which the connection was lost; OSError (EINVAL) for another ``how``.
         """
         if how not in (socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR):
-            raise OSError(errno.EINVAL, f"shutdown({how!r}): use SHUT_RD, SHUT_WR or SHUT_RDWR of socket")
+            raise OSError(
+                errno.EINVAL, f"shutdown({shown(how)}): use SHUT_RD, SHUT_WR or SHUT_RDWR of socket"
+            )
         with self._entered():
             if how != socket.SHUT_WR:
                 self._protocol.eof = True
@@ -384,7 +387,7 @@ def stream_of(
 
 def seconds(timeout: float | None) -> float | None:
     if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout={timeout!r} is not positive: calls that do not wait are asyncio's")
+        raise ValueError(f"timeout={shown(timeout)} is not positive: calls that do not wait are asyncio's")
     return timeout
 
 

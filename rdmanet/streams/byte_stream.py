@@ -28,6 +28,7 @@ from anyio.abc import ByteStream, IPAddressType, Listener, SocketAttribute, Task
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_cancelled
 
 from rdmanet.addresses import SockAddr
+from rdmanet.errors import shown
 from rdmanet.notifier import Notifier, TrioNotifier, current_notifier
 from rdmanet.streams.accept_queue import AcceptQueue
 from rdmanet.streams.buffering import BufferingProtocol, forgotten
@@ -56,7 +57,7 @@ async def connect_rdma(
     if local_host is not None:
         options["local_addr"] = (_text(local_host), local_port)
     elif local_port:
-        raise ValueError(f"local_port={local_port!r} needs a local_host")
+        raise ValueError(f"local_port={shown(local_port)} needs a local_host")
     _, protocol = await _on_loop(
         lambda home: create_rdma_connection(
             lambda: BufferingProtocol(home=home), _text(remote_host), remote_port, **options
@@ -133,7 +134,7 @@ class RdmaByteStream(ByteStream):
         Cancelling it loses no byte.
         """
         if operator.index(max_bytes) < 1:
-            raise ValueError(f"max_bytes={max_bytes!r} is not a positive integer")
+            raise ValueError(f"max_bytes={shown(max_bytes)} is not a positive integer")
         with self._receiving:
             protocol = self._protocol
             if protocol.readable or self._closed:

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Awaitable, Callable
 from typing import IO
 
+from rdmanet.errors import shown
 from rdmanet.transport import RdmaTransport
 
 _CHUNK_BYTES = 65536
@@ -45,7 +46,7 @@ async def sendfile(
     """
     if not isinstance(transport, RdmaTransport):
         raise TypeError(
-            f"sendfile() takes an RdmaTransport, not {transport!r}: use loop.sendfile() for others"
+            f"sendfile() takes an RdmaTransport, not {shown(transport)}: use loop.sendfile() for others"
         )
     check(file, offset, count)
     if transport.is_closing():
@@ -89,11 +90,15 @@ async def pass_on(
 def check(file: IO[bytes], offset: int, count: int | None) -> None:
     """Raise a ValueError or a TypeError for arguments that sendfile() does not take."""
     if "b" not in getattr(file, "mode", "b"):
-        raise ValueError(f"{file!r} is not open in binary mode")
+        raise ValueError(f"{shown(file)} is not open in binary mode")
     if not isinstance(offset, int) or not isinstance(count, int | None):
-        raise TypeError(f"offset={offset!r} and count={count!r} must be integers, count may be None")
+        raise TypeError(
+            f"offset={shown(offset)} and count={shown(count)} must be integers, count may be None"
+        )
     if offset < 0 or (count is not None and count <= 0):
-        raise ValueError(f"offset={offset!r} must not be negative, and count={count!r} must be positive")
+        raise ValueError(
+            f"offset={shown(offset)} must not be negative, and count={shown(count)} must be positive"
+        )
 
 
 def _reader(file: IO[bytes], offset: int) -> _Read:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet import credit
 from rdmanet._core import MR, AccessFlags, CompiledReader, CompiledWriter
+from rdmanet.errors import shown
 from rdmanet.memory import OfferedMemory
 from rdmanet.options import REVOKE_TIMEOUT_S
 from rdmanet.registered import RegisteredMemory
@@ -348,7 +349,7 @@ async def start_rdma_stream_server(
     if not callable(client_connected_cb):
         raise TypeError(
             f"start_rdma_stream_server(client_connected_cb, host, port): the callback comes first, "
-            f"not {client_connected_cb!r}"
+            f"not {shown(client_connected_cb)}"
         )
     loop = asyncio.get_running_loop()
 

@@ -25,6 +25,7 @@ import trio
 from trio.abc import HalfCloseableStream, Listener
 
 from rdmanet.addresses import SockAddr
+from rdmanet.errors import shown
 from rdmanet.streams.accept_queue import AcceptQueue
 from rdmanet.streams.buffering import BufferingProtocol, forgotten
 from rdmanet.streams.trio_loop import trio_loop
@@ -121,7 +122,7 @@ class RdmaStream(HalfCloseableStream):
         """
         most = _RECEIVE_BYTES if max_bytes is None else operator.index(max_bytes)
         if most < 1:
-            raise ValueError(f"max_bytes={max_bytes!r} is not positive")
+            raise ValueError(f"max_bytes={shown(max_bytes)} is not positive")
         with self._receiving.entered():
             protocol = self._protocol
             if protocol.readable or self._closed:

@@ -100,6 +100,10 @@ static uint32_t room_in(struct ibv_srq *srq)
 
 static void test_calls(void)
 {
+	/* What its receives could be is ignored: it has none of its own. */
+	struct ibv_qp_init_attr ignored = {
+		.qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 1, .max_recv_wr = UINT32_MAX, .max_recv_sge = UINT32_MAX}};
+	struct ibv_qp *other;
 	struct ibv_srq_init_attr init = {.attr = {.max_wr = 0, .max_sge = 1}};
 	struct ibv_srq_attr attr = {.srq_limit = 9};
 	struct ibv_sge sges[3] = {{0}};
@@ -134,6 +138,15 @@ static void test_calls(void)
 	CHECK_EQ(ibv_query_qp(qp, &qp_attr, IBV_QP_CAP, &qp_init), 0);
 	CHECK(qp_init.srq == shared);
 	CHECK_EQ(qp_init.cap.max_recv_wr, 0);
+	ignored.srq = shared;
+	ignored.send_cq = ignored.recv_cq = b.cq;
+	other = ibv_create_qp(b.pd, &ignored);
+	CHECK(other);
+	CHECK_EQ(ignored.cap.max_recv_wr, 0);
+	CHECK_EQ(ibv_destroy_qp(other), 0);
+	ignored.srq = NULL;
+	ignored.cap.max_recv_wr = ignored.cap.max_recv_sge = UINT32_MAX;
+	CHECK(!ibv_create_qp(b.pd, &ignored) && errno == EINVAL);
 	to_init(qp);
 	wr.num_sge = 0;
 	CHECK_EQ(ibv_post_recv(qp, &wr, &bad), EINVAL);

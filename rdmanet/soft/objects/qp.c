@@ -24,6 +24,12 @@ static struct ibv_context *home_of(const struct ibv_qp_init_attr_ex *init)
 	return init->qp_type == IBV_QPT_XRC_RECV && init->xrcd ? init->xrcd->context : init->pd->context;
 }
 
+/* Does it have receives of its own? */
+static bool has_receives(const struct ibv_qp_init_attr_ex *init)
+{
+	return !init->srq && init->qp_type != IBV_QPT_XRC_SEND && init->qp_type != IBV_QPT_XRC_RECV;
+}
+
 static int check_init(const struct ibv_qp_init_attr_ex *init)
 {
 	const struct ibv_qp_cap *cap = &init->cap;
@@ -52,8 +58,11 @@ static int check_init(const struct ibv_qp_init_attr_ex *init)
 	default:
 		return EOPNOTSUPP;
 	}
-	if (cap->max_send_wr > RN_MAX_QP_WR || cap->max_recv_wr > RN_MAX_QP_WR || cap->max_send_sge > RN_MAX_SGE ||
-	    cap->max_recv_sge > RN_MAX_SGE || cap->max_inline_data > RN_MAX_INLINE)
+	/* What a queue pair does not have is ignored, whatever it says: ibv_create_qp(3). */
+	if (has_receives(init) && (cap->max_recv_wr > RN_MAX_QP_WR || cap->max_recv_sge > RN_MAX_SGE))
+		return EINVAL;
+	if (init->qp_type != IBV_QPT_XRC_RECV && (cap->max_send_wr > RN_MAX_QP_WR || cap->max_send_sge > RN_MAX_SGE ||
+						  cap->max_inline_data > RN_MAX_INLINE))
 		return EINVAL;
 	return 0;
 }
@@ -292,10 +301,10 @@ struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init)
 	if (!qp)
 		return NULL;
 	memset(qp, 0, sizeof(*qp));
-	if (init->srq || is_target || init->qp_type == IBV_QPT_XRC_SEND)
+	if (!has_receives(init))
 		init->cap.max_recv_wr = init->cap.max_recv_sge = 0; /* the SRQ's own count, or there is none */
 	if (is_target)
-		init->cap.max_send_wr = 0;
+		init->cap.max_send_wr = init->cap.max_send_sge = init->cap.max_inline_data = 0;
 	if (is_target && !(qp->xrc.own_cq = make_own_cq(context))) {
 		free(qp);
 		return NULL;
