@@ -19,6 +19,7 @@ import secrets
 import socket
 import ssl
 import stat
+import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -178,8 +179,16 @@ async def listen(endpoint: Endpoint, factory: Factory, tls: Tls) -> Listener:
             server = await loop.create_server(factory, host, endpoint.port, **options)
     except (OSError, UnicodeError) as exc:
         raise EndpointError(f"cannot listen on {endpoint}: {reason(exc)}") from exc
+    if endpoint.scheme == "tcp":
+        for sock in server.sockets:
+            close_resets(sock, True)  # what is accepted inherits it
     names = dict.fromkeys(sock.getsockname()[:2] for sock in server.sockets)  # several devices may have one
     return Listener(server, [replace(endpoint, host=name[0], port=name[1]) for name in names])
+
+
+def close_resets(sock: Any, resets: bool) -> None:
+    """Have the close of this TCP socket, by whomever, reset the connection instead of ending its stream; or not."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", resets, 0))
 
 
 async def _listen_unix(endpoint: Endpoint, factory: Factory) -> Listener:

@@ -44,7 +44,7 @@ from rdmanet.cli.unix_owner import user_of
 MAX_CONNECTIONS = 1000
 CONNECT_TIMEOUT_S = 10.0
 GRACE_S = 10.0
-_DESCRIPTORS = 4  # of one relay, at most
+_DESCRIPTORS = 6  # of one relay, at most
 _DESCRIPTORS_BESIDE = 64
 
 

@@ -15,6 +15,12 @@ Ends. Each of the two streams of a relay ends in one of three ways:
   connection is reset, and what was not sent is dropped. (A Unix socket cannot be reset; its peer sees an end of file.)
 * Its sender has ended it, and is lost then. All its bytes are there, so the other connection is closed in good order.
 
+A proxy may itself be lost, by SIGKILL for example. Then the kernel closes its sockets, and by default says that this is
+the end of what they sent. So a TCP connection is one that a close resets (SO_LINGER of zero seconds) from its start,
+and only a relay that closes it in good order takes that back, once all that was written is with the kernel. That is
+when the transport is about to close its own descriptor. With TLS nobody hears of it before, so a relay keeps a second
+descriptor, whose close is the last.
+
 TLS, as asyncio has it, knows no half-closed connection. So a stream's end closes a connection with TLS in both
 directions, and the other stream, if it has not ended, is lost. Only TLS's own good-bye is the end of a stream: anybody
 on the way can send a FIN of TCP.
@@ -22,16 +28,14 @@ on the way can send a FIN of TCP.
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
-from rdmanet.cli.endpoints import reason
+from rdmanet.cli.endpoints import close_resets, reason
 from rdmanet.errors import endpoint
-
-_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 
 
 class Owner(Protocol):
@@ -151,6 +155,8 @@ class Side(asyncio.Protocol):
         self.closed = False
         self.received = 0
         self._relay = relay
+        self._kept: socket.socket | None = None  # a TCP connection's socket, once more
+        self._is_reset = False
         self._early: list[bytes] = []
         self._write: Callable[[bytes], None] = self._keep
 
@@ -171,6 +177,9 @@ class Side(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         if (sock := _tcp_socket(self.transport)) is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            with contextlib.suppress(OSError):  # there are no descriptors left: this one is not protected
+                self._kept = socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
+                close_resets(self._kept, True)
         self._relay.made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -194,6 +203,10 @@ class Side(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        if self._kept is not None:
+            if exc is None and (self.closed or self.complete) and not self._is_reset:
+                close_resets(self._kept, False)
+            self._kept.close()
         self._relay.lost(self, exc)
 
     # -- what the other side, and the relay, ask for -------------------------------------------------------
@@ -241,10 +254,10 @@ class Side(asyncio.Protocol):
     def reset(self) -> None:
         """End the connection at once, in a way that its peer cannot take for the end of the stream."""
         if self.transport is not None and not self.lost:
-            self.closed = True
+            self.closed = self._is_reset = True
             if (sock := _tcp_socket(self.transport)) is not None:
                 with contextlib.suppress(OSError):  # the socket is closed already
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                    close_resets(sock, True)
             self.transport.abort()
 
     def _keep(self, data: bytes) -> None:

@@ -163,13 +163,56 @@ async def test_a_client_that_is_killed(to, loop):
         await running.until_counted(now=0, lost=1)
 
 
-async def test_a_proxy_that_is_killed(loop):
-    async with joined("rdma", "rdma", loop) as (near, far, running):
-        await send(near, b"half")
-        assert await far[0].readexactly(4) == b"half"
+@pytest.mark.parametrize(("listen", "to"), PAIRS)
+@pytest.mark.parametrize("ended", ["neither", "the client's"])
+async def test_a_proxy_that_is_killed(listen, to, ended, loop):
+    """Its peers do not take what has come for all. A stream that has ended stays so."""
+    async with joined(listen, to, loop) as (near, far, running):
+        for sender, receiver in ((near, far), (far, near)):
+            await send(sender, b"half")
+            assert await receiver[0].readexactly(4) == b"half"
+        if ended == "the client's":
+            near[1].write_eof()
+            assert await far[0].read() == b""
         running.send_signal(signal.SIGKILL)
-        await until_reset(near)
-        await until_reset(far)
+        await running.ended()
+        for streams, scheme in ((near, listen), (far, to)):
+            if streams is far and ended == "the client's":
+                continue
+            if scheme == "unix":
+                assert await streams[0].read() == b"", "there is no way to tell it"
+            else:
+                await until_reset(streams)
+
+
+@pytest.mark.parametrize("to", ["tcp", "rdma", "unix"])
+async def test_what_is_read_later_than_the_relay_has_ended(to, loop):
+    """The kernel still has it: the connection that the relay has closed in good order is not reset."""
+    much = bytes(range(256)) * 512
+    async with joined("tcp", to, loop) as (near, far, running):
+        far[1].transport.pause_reading()
+        await send(far, much)
+        far[1].write_eof()
+        near[1].write(much)
+        near[1].write_eof()
+        await running.until_counted(now=0, lost=0)
+        assert await near[0].read() == much
+        far[1].transport.resume_reading()
+        assert await far[0].read() == much
+
+
+async def test_a_proxy_that_is_killed_while_it_connects(loop):
+    """A client has not heard the end of a stream then, either."""
+    with socket.socket() as deaf:
+        deaf.bind((HOST, 0))
+        deaf.listen(0)
+        with socket.create_connection(deaf.getsockname()):  # so that the next one waits
+            target = f"tcp://{HOST}:{deaf.getsockname()[1]}"
+            async with proxy(fresh("tcp"), target, loop=loop) as running:
+                near = await open_streams(running.endpoint)
+                await running.until_counted(now=1)
+                running.send_signal(signal.SIGKILL)
+                await until_reset(near)
 
 
 # ---- connecting

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import ssl
 
 import pytest
@@ -120,6 +121,24 @@ async def test_a_client_that_says_its_last_words_and_goes(scheme, loop):
         assert await far[0].read() == MUCH[:50_000]
         await close(near, far)
         await running.until_counted(now=0, lost=0, unconnected=0)
+
+
+@pytest.mark.quick_on("uvloop")
+@pytest.mark.parametrize("scheme", CARRIERS)
+async def test_a_proxy_that_is_killed(scheme, loop):
+    """Behind TLS and in front of it: an end of file, as asyncio has it, may lack TLS's good-bye."""
+    async with (
+        serving(CARRIERS[scheme], ssl=server_context()) as (target, arrival),
+        proxy("--ca", AUTHORITY, fresh("tcp"), target, loop=loop) as running,
+    ):
+        near = await open_streams(running.endpoint)
+        far = await arrival()
+        for sender, receiver in ((near, far), (far, near)):
+            await send(sender, b"half")
+            assert await receiver[0].readexactly(4) == b"half"
+        running.send_signal(signal.SIGKILL)
+        await until_reset(near)
+        await until_reset(far)
 
 
 @pytest.mark.quick_on("uvloop")

@@ -44,7 +44,9 @@ async def test_an_offer_arrives_with_all_that_is_known_of_it(net: Net):
             assert remote.length == len(remote) == 4096
             assert remote.access == AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
             assert not remote.revoked
-            assert repr(remote) == f"<OfferedMemory 'weights' id={remote.id} 4096 bytes, access='read, write'>"
+            assert (
+                repr(remote) == f"<OfferedMemory 'weights' id={remote.id} 4096 bytes, access='read, write'>"
+            )
             with pytest.raises(TypeError, match="^read_into: bytes of 4096 bytes is read-only$"):
                 await remote.read_into(bytes(4096))
     assert not server.offered
