@@ -4,6 +4,7 @@
 
 #include "soft.h"
 
+#include "base/witness.h"
 #include "objects/quiesce.h"
 #include "objects/share.h"
 
@@ -449,6 +450,32 @@ static void region_in_use(void)
 	expect_live_nothing();
 }
 
+/* The owner writes only to the program that has asked: another one in the same process would not have this page. */
+static void not_into_another_program(void)
+{
+	struct other other = begin();
+	void *witness = (void *)(uintptr_t)rn_witness();
+	uint64_t limit = now_ns() + LIMIT_MS * 1000000ull, shared;
+
+	CHECK(witness);
+	do { /* the control: it helps this program */
+		CHECK(now_ns() < limit);
+		post_read(1, 0, 0, LARGE);
+		expect(a.cq, 1, IBV_WC_SUCCESS);
+		shared = counted().bytes_shared;
+	} while (!shared);
+	CHECK_EQ(mprotect(witness, 8, PROT_NONE), 0);
+	for (int i = 0; i < 16; i++) {
+		memset(mine, UNTOUCHED, LARGE);
+		post_read(1, 0, 0, LARGE);
+		expect(a.cq, 1, IBV_WC_SUCCESS);
+		expect_bytes(0, 0, LARGE);
+	}
+	CHECK_EQ(counted().bytes_shared, shared);
+	CHECK_EQ(mprotect(witness, 8, PROT_READ | PROT_WRITE), 0);
+	finish(&other);
+}
+
 int main(void)
 {
 	RUN(each_piece_once);
@@ -462,6 +489,7 @@ int main(void)
 	RUN(both_carry);
 	RUN(every_length);
 	RUN(scattered);
+	RUN(not_into_another_program);
 	RUN(owner_is_stopped);
 	RUN(owner_is_killed);
 	RUN(owner_withdraws);

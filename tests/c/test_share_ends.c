@@ -6,6 +6,7 @@
 
 #include <sys/time.h>
 
+#include "base/witness.h"
 #include "objects/quiesce.h"
 #include "objects/share.h"
 #include "responder/inside.h"
@@ -224,6 +225,7 @@ static struct rn_remote request_for(uint32_t serial)
 		.addr = (uintptr_t)self.memory,
 		.length = LARGE,
 		.serial = serial,
+		.witness = rn_witness(),
 	};
 }
 

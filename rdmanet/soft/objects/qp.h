@@ -90,7 +90,7 @@ struct rn_qp {
 		struct rn_task task;
 		int pid;
 		uint32_t key, serial, given;
-		uint64_t addr, length, to;
+		uint64_t addr, length, to, witness;
 	} help;
 
 	/* The receive queue: posting under rq_lock, polling under recv_cq->lock. */

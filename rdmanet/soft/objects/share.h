@@ -18,7 +18,8 @@
  * The requester's memory is the program's again when the READ has its completion, whatever that is.  So before it completes
  * in error, or its memory is deregistered, the requester ends the sharing: it takes `shared` away, after which the owner
  * finds nothing more to take, and waits for the piece that the owner may just be writing.  It does not wait for an owner
- * that is stopped: that may write the piece when it goes on.
+ * that is stopped: that may write the piece when it goes on; but not into another program that the requester's process
+ * has executed meanwhile (responder/help.c).
  *
  * All of it is under the send lock of the requester's queue pair.
  */

@@ -9,7 +9,9 @@
  * for this piece.
  *
  * Where in its own memory the peer wants the bytes is its own business.  The kernel writes them there, into the process
- * whose link it is, if we may trace that.
+ * whose link it is, if we may trace that, and if it still runs the program that has asked: the first eight bytes of each
+ * call go to that program's witness (base/witness.h).  Nothing else can tell.  We may be stopped at any instruction, also
+ * right before the call, and meanwhile the peer executes another program, whose memory is not ours to write to.
  */
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -29,7 +31,7 @@ int rn_help_begin(struct rn_qp *qp, int peer_pid, const struct rn_remote *reques
 		return ENOTCONN;
 	if (request->is_receive)
 		return EACCES;
-	if (rn_settings.no_cma || qp->theirs != qp->block)
+	if (rn_settings.no_cma || qp->theirs != qp->block || !request->witness)
 		return EOPNOTSUPP;
 	if (!rn_share_has_more(qp->block, request->serial))
 		return 0; /* it is done already, and its key may have ended */
@@ -43,6 +45,7 @@ int rn_help_begin(struct rn_qp *qp, int peer_pid, const struct rn_remote *reques
 	qp->help.addr = request->addr;
 	qp->help.length = request->length;
 	qp->help.to = request->to;
+	qp->help.witness = request->witness;
 	/* What another process has shared may have had this serial: a forked one counts on where its parent was. */
 	atomic_store(&qp->block->given, (uint64_t)request->serial << 32);
 	rn_task_post(&qp->help.task);
@@ -69,16 +72,21 @@ static bool find(struct rn_qp *qp, uint32_t piece, struct rn_remote *part, uint6
 	return !rn_owner_find(qp, part, at);
 }
 
-static bool write_there(int pid, uint64_t from, uint64_t to, size_t length)
+static bool write_there(const struct rn_help *help, uint64_t from, uint64_t to, size_t length)
 {
+	static const uint64_t mark;
+
 	while (length) {
-		struct iovec local = {(void *)(uintptr_t)from, length}, remote = {(void *)(uintptr_t)to, length};
+		struct iovec local[] = {{(void *)(uintptr_t)&mark, sizeof(mark)}, {(void *)(uintptr_t)from, length}};
+		struct iovec remote[] = {{(void *)(uintptr_t)help->witness, sizeof(mark)},
+					 {(void *)(uintptr_t)to, length}};
 		/* By number: ThreadSanitizer would see libc's function read what the program wrote, and not that a peer, which
 		 * the program has told, came between. */
-		ssize_t moved = syscall(SYS_process_vm_writev, pid, &local, 1, &remote, 1, 0);
+		ssize_t moved = syscall(SYS_process_vm_writev, help->pid, local, 2, remote, 2, 0);
 
-		if (moved <= 0)
+		if (moved <= (ssize_t)sizeof(mark))
 			return false;
+		moved -= sizeof(mark);
 		from += moved;
 		to += moved;
 		length -= moved;
@@ -101,7 +109,7 @@ void rn_help_ran(struct rn_task *task)
 	is_taken = rn_share_take(qp->block, help->serial, &piece);
 	is_there = is_taken && find(qp, piece, &part, &at);
 	pthread_mutex_unlock(&rn_process_lock);
-	is_there = is_there && write_there(help->pid, at, part.to, part.length);
+	is_there = is_there && write_there(help, at, part.to, part.length);
 	rn_serving_end(RN_SERVING_ENGINE);
 	if (!is_taken)
 		return;

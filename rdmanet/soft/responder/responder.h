@@ -55,7 +55,11 @@ struct rn_remote {
 	uint32_t length;
 	uint64_t generation;
 	uint64_t addr;
-	uint64_t compare_add, swap;
+	union {
+		uint64_t compare_add;
+		uint64_t witness; /* to help with a READ: a page that only the program has that asks; base/witness.h */
+	};
+	uint64_t swap;
 	uint64_t to; /* to help with a READ: where its bytes go in the requester's process, and the serial of its sharing */
 	uint32_t serial;
 };

@@ -6,6 +6,7 @@
  * it looks a little longer, because that is mostly a matter of microseconds, and then waits (RN_WAIT_SHARED).
  */
 #include "base/engine.h"
+#include "base/witness.h"
 #include "responder/inside.h"
 
 enum {
@@ -46,6 +47,7 @@ static void begin(struct rn_responder_ctx *ctx, const struct rn_transfer *t)
 		.generation = ctx->generation,
 		.addr = t->remote[0].addr + t->moved,
 		.to = (uintptr_t)t->local[0].at + t->moved,
+		.witness = rn_witness(),
 	};
 
 	rn_share_begin(ctx, t->moved, t->total - t->moved);

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A page that only this program has: witness.h. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#include "base/witness.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+/* Between the heap of a program and its libraries, where addresses have 47 bits. With fewer there is no such place. */
+#define FIRST 0x100000000000ull
+enum { TRIES = 8, PAGES_BITS = 34, PAGE_BITS = 12, PAGE = 1 << PAGE_BITS };
+
+static uint64_t page;
+
+static void map(void)
+{
+	for (int i = 0; i < TRIES && !page; i++) {
+		uint64_t place;
+		void *at;
+
+		if (getrandom(&place, sizeof(place), GRND_NONBLOCK) != sizeof(place))
+			return;
+		place = FIRST + ((place & ((1ull << PAGES_BITS) - 1)) << PAGE_BITS);
+		at = mmap((void *)(uintptr_t)place, PAGE, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+		if (at == MAP_FAILED)
+			continue;
+		if ((uintptr_t)at == place)
+			page = place;
+		else /* a kernel that does not know the flag has taken the place for a wish */
+			munmap(at, PAGE);
+	}
+}
+
+uint64_t rn_witness(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, map);
+	return page;
+}
