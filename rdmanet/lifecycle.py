@@ -37,6 +37,7 @@ import asyncio
 import contextvars
 import errno
 import logging
+import socket
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
@@ -167,7 +168,7 @@ class Lifecycle:
         """While it is established and waits for the first frame."""
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._readiness: Readiness | None = None
-        self._named_peer: SockAddr | None = None
+        self._held_port: socket.socket | None = None
         loop_context.connections.add(self)
 
     @property
@@ -277,17 +278,17 @@ class Lifecycle:
             self.close()
 
     def _name_peer(self) -> None:
-        """Make sure that no other peer of ours has this one's address, if the port in it is not a real one."""
+        """Make sure that nobody else has this peer's address, if the port in it is not a real one.
+
+        The peer chooses the number from which the port is computed. Programs ask the kernel whose the connection from
+        an address is (ident does), and it must not be another user's. So the kernel gives the port to us, until the
+        connection ends: no TCP connection from there can be, nor another peer with this address.
+        """
         endpoint, peer = self.endpoint, self.facts["peername"]
         if endpoint.id is None or peer is None or endpoint.id.peer_addr == peer:
             return
-        taken = self._loop_context.named_peers
-        for _ in range(_PORTS):  # after that many connections two have the same
-            if peer not in taken:
-                break
-            peer = (peer[0], _next_port(peer[1]), *peer[2:])
-        self.facts["peername"] = self._named_peer = peer
-        taken.add(peer)
+        self._held_port, port = _hold_port(peer)
+        self.facts["peername"] = (peer[0], port, *peer[2:])
 
     def _speak_first(self, turns: int) -> None:
         """Send a Credit, unless the program writes something within so many turns of the loop."""
@@ -805,8 +806,8 @@ class Lifecycle:
         self.endpoint.disown()
         self.regions.disown()
         self._loop_context.left(self)
-        if self._named_peer is not None:
-            self._loop_context.named_peers.discard(self._named_peer)
+        if self._held_port is not None:
+            self._held_port.close()
         if not self._connecting:  # else the caller of connect() is still to ask for the protocol
             self.callbacks.let_go()
         on_over, self._on_over = self._on_over, _nothing
@@ -833,7 +834,7 @@ def _with_port(address: SockAddr | None, clients_qp: Callable[[], int]) -> SockA
     """An address that can stand for one connection, as TCP's addresses do.
 
     A client that found a listener by its name (soft/cm/name.c) has no port. Both sides compute one from the number of
-    the client's queue pair. If two clients of a server have the same, the server gives the second another.
+    the client's queue pair. If somebody has that port, the server gives its client another.
     """
     if address is None or address[1]:
         return address
@@ -850,8 +851,25 @@ def _port_of(qp_num: int) -> int:
     return _FIRST_PORT + (port + index * _APART) % _PORTS
 
 
-def _next_port(port: int) -> int:
-    return _FIRST_PORT + (port + 1) % _PORTS
+def _hold_port(address: SockAddr) -> tuple[socket.socket | None, int]:
+    """Have the kernel give nobody else this port of the address, or another, if somebody has it: what holds it, and it.
+
+    Without SO_REUSEADDR, bind() succeeds only if no socket of this host has the port, nor a connection that has ended
+    lately, and connect() of others avoids it. 0: none is to be had, and a peer without a port has 0.
+    """
+    family = socket.AF_INET if len(address) == 2 else socket.AF_INET6
+    for port in (address[1], 0):
+        try:
+            holder = socket.socket(family)
+            try:
+                holder.bind((address[0], port, *address[2:]))
+                return holder, holder.getsockname()[1]
+            except BaseException:
+                holder.close()
+                raise
+        except OSError:  # it is taken; or there are no descriptors left, and the second time it is the same
+            pass
+    return None, 0
 
 
 _FIRST_PORT = 32768

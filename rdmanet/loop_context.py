@@ -131,7 +131,6 @@ class LoopContext:
 
     :ivar connections: they, and attempts at them; `left` removes one
     :ivar servers: those that listen
-    :ivar named_peers: the addresses of accepted peers that have no port of their own
     """
 
     # Events of the connection manager in one turn of the loop. The descriptor stays readable if there are more.
@@ -150,7 +149,6 @@ class LoopContext:
         self._all: select.epoll | None = None  # for who waits without the loop
         self.connections: set[Sender] = set()
         self.servers: set[Tenant] = set()
-        self.named_peers: set[tuple[object, ...]] = set()
         self._handlers: dict[CMID, CMHandler] = {}
         self._lifeline: AsyncGenerator[None, None] | None = None
         self._bell: int | None = None

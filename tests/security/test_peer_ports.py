@@ -1,0 +1,94 @@
+"""A client by the listener's name has no port. What stands for one is never that of another user's TCP connection, by
+which a server that asks the kernel (ident) would take the client for that user."""
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+import pytest
+
+import rdmanet
+from rdmanet import lifecycle
+
+# libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
+rdmanet.loop_factory().close()
+
+
+def has_connection(here: tuple[str, int], there: tuple[str, int]) -> bool:
+    """Whether the kernel knows a TCP connection between these, as ident would look for it."""
+
+    def words(address: tuple[str, int]) -> str:
+        return f"{int.from_bytes(socket.inet_aton(address[0]), 'little'):08X}:{address[1]:04X}"
+
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return any((row[1], row[2]) == (words(here), words(there)) for row in rows)
+
+
+class Server(asyncio.Protocol):
+    """Keeps the names of its peers by RDMA, in the order in which they come."""
+
+    def __init__(self, names: asyncio.Queue[tuple[str, int]]) -> None:
+        self._names = names
+        self.transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        if transport.get_extra_info("fabric") == "rdma":
+            self._names.put_nowait(transport.get_extra_info("peername"))
+
+    def eof_received(self) -> None:
+        """The connection is closed then."""
+
+
+async def name_of_the_attacker(monkeypatch) -> tuple[tuple[str, int], socket.socket, tuple[bool, bool]]:
+    """The name of a client whose number was chosen so that its port is that of a live connection to the same server."""
+    loop = asyncio.get_running_loop()
+    names: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    served: list[Server] = []
+    server = await loop.create_server(lambda: served.append(Server(names)) or served[-1], "127.0.0.1", 0)
+    at = server.sockets[0].getsockname()
+    victim = socket.create_connection(at)
+    # The attacker's side of this: it chooses the number in its request, which both sides compute the port from.
+    monkeypatch.setattr(lifecycle, "_port_of", lambda _: victim.getsockname()[1])
+    transport, _ = await loop.create_connection(asyncio.Protocol, *at)
+    assert transport.get_extra_info("fabric") == "rdma"
+    with contextlib.closing(server), contextlib.closing(transport):
+        name = await names.get()
+        seen = has_connection(victim.getsockname(), at), has_connection(name, at)
+        for each in served:
+            if each.transport is not None:
+                each.transport.close()
+    return name, victim, seen
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
+def test_another_users_connection_does_not_vouch_for_a_client(monkeypatch, guarded):
+    if not guarded:
+        monkeypatch.setattr(lifecycle, "_hold_port", lambda address: (None, address[1]))
+    name, victim, seen = rdmanet.run(name_of_the_attacker(monkeypatch))
+    with victim:
+        assert seen == (True, not guarded)
+        assert (name == victim.getsockname()) != guarded
+        assert name[1]
+
+
+def test_nobody_gets_the_port_while_the_connection_lasts():
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        names: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        server = await loop.create_server(lambda: Server(names), "127.0.0.1", 0)
+        transport, _ = await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
+        name = await names.get()
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="Address already in use"):
+                other.bind(name)
+        transport.close()
+        server.close()
+
+    rdmanet.run(main())
+
+
+def test_where_none_is_to_be_had_it_is_none():
+    assert lifecycle._hold_port(("192.0.2.1", 40000)) == (None, 0)  # an address of no host
