@@ -85,19 +85,22 @@ class Stepped:
 
     @types.coroutine
     def _until_handed(self, step: Callable[[Any], Any], value: Any) -> Generator[Any, Any, Any]:
-        while True:
-            try:
-                found = step(value)
-            except StopIteration:
-                self._has_ended = True
-                raise StopAsyncIteration from None
-            except BaseException:
-                self._has_ended = True
-                raise
-            if type(found) is _Handed:
-                return found.item
-            try:
-                value = yield found  # what the coroutine waits for
-                step = self._coroutine.send
-            except BaseException as exc:
-                step, value = self._coroutine.throw, exc
+        try:
+            while True:
+                try:
+                    found = step(value)
+                except StopIteration:
+                    self._has_ended = True
+                    raise StopAsyncIteration from None
+                except BaseException:
+                    self._has_ended = True
+                    raise
+                if type(found) is _Handed:
+                    return found.item
+                try:
+                    value = yield found  # what the coroutine waits for
+                    step = self._coroutine.send
+                except BaseException as exc:
+                    step, value = self._coroutine.throw, exc
+        finally:
+            del value  # it may be an error, and that has this frame

@@ -47,7 +47,7 @@ from rdmanet.rpc.messages import (
     Window,
     check_hello,
 )
-from rdmanet.rpc.pending import CallDetails, Pending
+from rdmanet.rpc.pending import CallDetails, Pending, pump
 from rdmanet.rpc.schema import Method, Schema
 from rdmanet.rpc.stats import Counter, counters_of, ending_of
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended
@@ -120,6 +120,10 @@ class Channel:
         except TimeoutError:
             text = f"the server did not say Hello in {self.limits.hello_seconds} s"
             raise not_begun(Error(Code.UNAVAILABLE, text)) from None
+        except Error:  # refers to this frame by its traceback, and must not be kept
+            self._greeting = self.loop.create_future()
+            self._greeting.set_result(None)
+            raise
 
     def _on_hello(self, hello: Hello) -> None:
         check_hello(hello)
@@ -309,13 +313,13 @@ class Channel:
         future: asyncio.Future[Any] = self.loop.create_future()
         counter = self._counters[method.number]
         pending = Pending(method, future, counter, into)
-        pump: asyncio.Task[None] | None = None
+        pumping: asyncio.Task[None] | None = None
         if method.stream is None:
             timer = self._begin(pending, call, arguments)
         else:
             outflow = Outflow(self._stream_bytes)
             timer = self._begin(pending, call, arguments, None, outflow)
-            pump = self._pump(pending, outflow, call.stream)
+            pumping = self._pump(pending, outflow, call.stream)
         try:
             try:
                 result = await future
@@ -338,10 +342,11 @@ class Channel:
             counter.count_failed(ending_of(exc), self.loop.time() - pending.begun_at)
             raise
         finally:
+            del future, pending  # which have the error, and that has this frame
             if timer is not None:
                 timer.cancel()
-            if pump is not None:
-                await ended(pump)
+            if pumping is not None:
+                await ended(pumping)
 
     async def _buffer(self, pending: Pending, result: Any, deadline: float | None) -> Any:
         """A result that is a buffer, as the method declares it."""
@@ -398,7 +403,7 @@ class Channel:
             outflow = None if method.stream is None else Outflow(self._stream_bytes)
             timer = self._begin(pending, call, arguments, inflow, outflow)
             received.number = pending.number
-            pump = None if outflow is None else self._pump(pending, outflow, call.stream)
+            pumping = None if outflow is None else self._pump(pending, outflow, call.stream)
             try:
                 async for item in received:
                     yield item
@@ -411,33 +416,16 @@ class Channel:
                 self._abandon(pending)
                 if timer is not None:
                     timer.cancel()
-                if pump is not None:
-                    await ended(pump)
+                if pumping is not None:
+                    await ended(pumping)
 
     def _pump(self, pending: Pending, outflow: Outflow, items: Any) -> asyncio.Task[None]:
         """The task that sends the caller's stream. If the stream raises, so does the call."""
         sending = pending.sent = Sending(self.link, outflow, pending.counter)
         sending.number = pending.number
 
-        async def pump() -> None:
-            try:
-                await sending.send(aiter(items))
-            except asyncio.CancelledError as exc:  # the source's own, if somebody waits for the call
-                if self._abandon(pending):
-                    error = Error(Code.CANCELLED, "the caller's stream was cancelled")
-                    error.__cause__ = exc
-                    pending.fail(error)
-                return
-            except BaseException as exc:
-                if self._abandon(pending):
-                    pending.fail(exc)
-                if isinstance(exc, ENDS_THE_PROGRAM):
-                    raise
-                return
-            if not pending.future.done():
-                self.link.send(End(pending.number))
-
-        return self.loop.create_task(pump(), name=f"rpc stream to {pending.method.label}")
+        work = pump(self.link, pending, items, self._abandon)
+        return self.loop.create_task(work, name=f"rpc stream to {pending.method.label}")
 
     # -- messages ------------------------------------------------------------------------------------------
 

@@ -238,8 +238,11 @@ async def _done(future: asyncio.Future[None]) -> None:
             await asyncio.wait([future])
         except asyncio.CancelledError as exc:
             cancelled = exc
-    if cancelled is not None:
-        raise cancelled
+    try:
+        if cancelled is not None:
+            raise cancelled
+    finally:
+        del cancelled  # whose traceback has this frame
 
 
 # ---- From the peer to the program ----------------------------------------------------------------------------

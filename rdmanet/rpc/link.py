@@ -235,6 +235,8 @@ class Link(asyncio.Protocol):
         if self._close_timer is not None:
             self._close_timer.cancel()
         self.error = self.error or exc
+        if self.error is not None:  # whose traceback has frames that have this link
+            self.error.__traceback__ = None
         self._collected.clear()
         self.turns.end()
         for waiter in [waiter for waiters in self._awaited.values() for waiter in waiters]:
@@ -295,6 +297,7 @@ class Link(asyncio.Protocol):
                 waiters.remove(waiter)
                 if not waiters:
                     del self._awaited[number]
+            del waiter  # which has the error, and that has this frame
 
 
 def _watch_host(transport: asyncio.BaseTransport) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import datetime  # noqa: F401  before msgspec, see credit.py
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from rdmanet.rpc.carried import Metadata
-from rdmanet.rpc.errors import Error, code_of
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of
 from rdmanet.rpc.lending import Into, loan_of
-from rdmanet.rpc.messages import Failure
+from rdmanet.rpc.link import Link
+from rdmanet.rpc.messages import End, Failure
 from rdmanet.rpc.schema import Method
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
@@ -93,9 +95,38 @@ class Pending(msgspec.Struct, eq=False):
             mistake = RuntimeError(f"{self.method.label}: {name} was raised by {who}")
             mistake.__cause__ = error
             error = mistake
-        if not self.future.done():
-            self.future.set_exception(error)
-            if self.received is not None:
-                self.future.exception()  # who iterates gets it from there
-        if self.received is not None:
+        if self.received is not None:  # who iterates gets it from there
+            if not self.future.done():
+                self.future.set_result(None)
             self.received.finish(error)
+        elif not self.future.done():
+            self.future.set_exception(error)
+
+
+async def pump(link: Link, pending: Pending, items: Any, abandon: Callable[[Pending], bool]) -> None:
+    """The task that sends the caller's stream. If the stream raises, so does the call.
+
+    :param abandon: says that nobody waits for the answer any more; False: it has come
+    """
+    assert pending.sent is not None
+    try:
+        await pending.sent.send(aiter(items))
+        if not pending.future.done():
+            link.send(End(pending.number))
+    except asyncio.CancelledError as exc:  # the source's own, if somebody waits for the call
+        if abandon(pending):
+            pending.fail(cancelled(exc))
+    except BaseException as exc:
+        if abandon(pending):
+            pending.fail(exc)
+        if isinstance(exc, ENDS_THE_PROGRAM):
+            raise
+    finally:
+        del pending  # which has the error, and that has this frame
+
+
+def cancelled(cause: BaseException) -> Error:
+    """The error of a call whose stream was cancelled."""
+    error = Error(Code.CANCELLED, "the caller's stream was cancelled")
+    error.__cause__ = cause
+    return error

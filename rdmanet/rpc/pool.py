@@ -160,7 +160,8 @@ class Pool:
             try:
                 result = await channel.unary(tried.call)
             except Error as exc:
-                self._failed(slot, channel, tried, exc)
+                if not self._is_to_be_repeated(slot, channel, tried, exc):
+                    raise
             else:
                 slot.failures = 0
                 return result
@@ -182,7 +183,8 @@ class Pool:
                             slot.failures = 0
                             yield item
                 except Error as exc:
-                    self._failed(slot, channel, tried, exc)
+                    if not self._is_to_be_repeated(slot, channel, tried, exc):
+                        raise
                 else:
                     slot.failures = 0
                     return
@@ -213,21 +215,20 @@ class Pool:
         least = min(loads)
         return random.choice([each for each, load in zip(found, loads, strict=True) if load == least])
 
-    def _failed(self, slot: Slot, channel: Channel, tried: _Tried, error: Error) -> None:
-        """A call has failed. Returns, if it is to be made again."""
+    def _is_to_be_repeated(self, slot: Slot, channel: Channel, tried: _Tried, error: Error) -> bool:
+        """Whether a call that has failed is made again."""
         if self._is_spread:
             if error.code in _OF_THE_SERVER:
                 slot.blame(self.loop.time())
             if self._goes_elsewhere(slot, tried, error):
-                return
+                return True
         if error.code is not Code.UNAVAILABLE or channel.refusal is None:
             slot.failures = 0  # the server has answered
-            raise error
+            return False
         tried.failures += 1
         if self._is_closed or self._retry is None or not tried.may_be_repeated(error):
-            raise error
-        if self._retry.attempts is not None and tried.failures >= self._retry.attempts:
-            raise error
+            return False
+        return self._retry.attempts is None or tried.failures < self._retry.attempts
 
     def _goes_elsewhere(self, slot: Slot, tried: _Tried, error: Error) -> bool:
         """Whether the call is now made at a server that it has not been to."""
@@ -252,10 +253,14 @@ class Pool:
         try:
             await self._connected(_Tried(), None)
             self._is_open = True
+            return
         except Error as exc:
-            if exc.__cause__ is not None:
-                raise exc.__cause__ from None
-            raise
+            if (cause := exc.__cause__) is None:
+                raise
+        try:
+            raise cause
+        finally:
+            del cause  # whose traceback has this frame
 
     async def _connected(self, tried: _Tried, deadline: float | None) -> tuple[Slot, Channel]:
         """Wait for a connection. Cancelling it ends the wait at once.
@@ -368,6 +373,7 @@ class Pool:
     async def close(self) -> None:
         """Close all connections, and wait until they are gone. Pending calls get CANCELLED."""
         self._is_closed = True
+        self._error = None  # its cause has frames that have this pool
         tasks = [slot.task for slot in self._slots if slot.task is not None]
         for task in tasks:
             task.cancel()
@@ -444,13 +450,17 @@ async def first_of(addresses: list[Address], dial: Dial, seconds: float) -> Chan
             failed.append(exc if str(exc) else TimeoutError(f"no answer in {seconds:g} s"))
         except (OSError, Error) as exc:
             failed.append(exc)
-    for found in failed:
-        if isinstance(found, Error) and (found.code is not Code.UNAVAILABLE or len(addresses) == 1):
-            raise found
-    if len(addresses) == 1:
-        raise failed[0]
-    reasons = "; ".join(f"{named([address])}: {exc}" for address, exc in zip(addresses, failed, strict=True))
-    raise ConnectionError(f"none of {len(addresses)} servers answers: {reasons}") from failed[-1]
+    try:
+        for found in failed:
+            if isinstance(found, Error) and (found.code is not Code.UNAVAILABLE or len(addresses) == 1):
+                raise found
+        if len(addresses) == 1:
+            raise failed[0]
+        each = zip(addresses, failed, strict=True)
+        reasons = "; ".join(f"{named([address])}: {exc}" for address, exc in each)
+        raise ConnectionError(f"none of {len(addresses)} servers answers: {reasons}") from failed[-1]
+    finally:
+        del failed, found  # whose tracebacks have this frame
 
 
 def named(addresses: list[Address]) -> str:

@@ -64,9 +64,13 @@ class Receiving:
     async def __anext__(self) -> Any:
         while not self._items:
             if self._ended:
-                if self._error is not None:
-                    raise self._error
-                raise StopAsyncIteration
+                if (error := self._error) is None:
+                    raise StopAsyncIteration
+                self._error = another(error)
+                try:
+                    raise error
+                finally:
+                    del error
             if self._waiter is not None:
                 raise RuntimeError("another task is waiting for the next item of this stream")
             self._waiter = self._link.loop.create_future()
@@ -78,6 +82,19 @@ class Receiving:
         if (total := self.inflow.taken(len(item) + ITEM_BYTES)) is not None and not self._ended:
             self._link.send(Window(self.number, total))
         return self._decode(item)
+
+
+def another(error: BaseException) -> BaseException:
+    """What is raised the next time, in the place of an error that is raised now.
+
+    It refers to the frames that it goes through, and these to what has kept it: to keep it any longer makes a cycle.
+    """
+    if isinstance(error, Error):
+        with contextlib.suppress(Exception):  # a class of the program's may lack some of these
+            found = Error(error.code, error.text, error.details, error.traceback)
+            found.begun, found.__cause__ = error.begun, error.__cause__
+            return found
+    return Error(Code.CANCELLED, f"this stream has ended, by {type(error).__name__}")
 
 
 class Sending:
