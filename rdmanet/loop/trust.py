@@ -19,7 +19,8 @@ Others judge it by what everybody may read: it must be the listener's user's, an
 confine us (namespaces, the root directory, no_new_privs, seccomp, the capabilities that it could ever have).
 
 The question is asked by a client about who has a door (doors.py), by the front about a worker, and by a worker about
-the front (workers.py). The embedded device asks it about the names of its listeners (soft/cm/name.c).
+the front (workers.py). The embedded device asks it about the names of its listeners (soft/cm/name.c, base/equal.c).
+There nobody says a number. So only a confined process has to have the listener, and its descriptors are searched.
 
 Pids are used again. So at last the process must still live: the kernel says so of the very one that made the socket
 (SO_PEERPIDFD, since Linux 6.5). Before that it must at least have the listener now, whoever it is.

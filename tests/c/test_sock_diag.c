@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose socket is that? No device is needed; other users only where we are root. */
 #define _GNU_SOURCE
+#include "base/equal.h"
 #include "base/sock_diag.h"
 
 #include <arpa/inet.h>
@@ -65,10 +66,14 @@ static void expect_listener(struct sockaddr_storage at, uid_t user)
 {
 	uid_t found = ~user, by_proc = ~user;
 	union ibv_gid where, where_by_proc;
+	struct ucred self = {.pid = getpid()};
+	uint32_t inodes[4] = {0};
 
 	CHECK(rn_tcp_listener((struct sockaddr *)&at, &found, &where) && found == user);
 	CHECK(rn_proc_tcp_listener((struct sockaddr *)&at, &by_proc, &where_by_proc) && by_proc == user);
 	CHECK(!memcmp(&where, &where_by_proc, sizeof(where)));
+	CHECK(rn_tcp_listener_inodes((struct sockaddr *)&at, inodes, 4) == 1 && inodes[0]);
+	CHECK(rn_has_tcp_listener(&self, (struct sockaddr *)&at));
 }
 
 static void expect_no_listener(struct sockaddr_storage at)
@@ -77,6 +82,7 @@ static void expect_no_listener(struct sockaddr_storage at)
 	uid_t found;
 
 	CHECK(!rn_tcp_listener_user((struct sockaddr *)&at, &found));
+	CHECK(!rn_has_tcp_listener(&(struct ucred){.pid = getpid()}, (struct sockaddr *)&at));
 	CHECK(!rn_proc_tcp_listener((struct sockaddr *)&at, &found, &where));
 }
 

@@ -2,6 +2,7 @@
 sandbox may have the same; and the port of a worker that has ended is anybody's."""
 
 import os
+import shutil
 
 import pytest
 
@@ -74,6 +75,20 @@ def test_a_box_is_no_worker(stage, guarded, box):
         assert box in SHOWN or "a process is not taken for a worker" in server.finish()
     else:
         assert got > 10
+
+
+@pytest.mark.parametrize("who", CLIENTS)
+def test_a_confined_server_is_reached_by_rdma(stage, who):
+    """Services often are confined. Who may look sees that it has the TCP listener; a third user may not."""
+    if shutil.which("setpriv") is None:
+        unfit("there is no setpriv")
+    prefix = ("setpriv", "--no-new-privs")
+    server = stage.start("switch_server", "127.0.0.1", 0, user=VICTIM, prefix=prefix, ACTOR_DUMPABLE="1")
+    client = stage.start("switch_client", user=CLIENTS[who], ACTOR_DUMPABLE="1")
+    said = request(client, server.hear()["port"])
+    assert said["reply"] == "the server"
+    assert said["fabric"] == ("tcp" if who == "a third user" else "rdma"), said
+    assert ("NoNewPrivs" in said["why"]) is (who == "a third user")
 
 
 def test_the_port_of_a_worker_passes_to_another_user(stage, guarded):

@@ -160,15 +160,19 @@ def test_who_has_no_name_proves_nothing(stage, guarded):
 
 
 BOXES = {
-    "user namespace": ["sandbox", "bare"],
-    "pid namespace": ["sandbox", "pids", "bare"],
-    "not dumpable": ["undumpable"],
+    "user namespace": [VICTIM, "sandbox", "bare"],
+    "pid namespace": [VICTIM, "sandbox", "pids", "bare"],
+    "landlock": [VICTIM, "landlock"],
+    "root directory": ["chroot", VICTIM],
+    "not dumpable": [VICTIM, "undumpable"],
 }
 
 
 def boxed(stage, roles, names):
     """One of the same user as the server and its client, locked up."""
-    attacker = stage.start("boxed_name_taker", ",".join(roles), *names, user=VICTIM)
+    if os.geteuid() != 0:
+        unfit("only root can be all of these")
+    attacker = stage.start("boxed_name_taker", ",".join(map(str, roles)), *names)
     said = attacker.hear()
     if "unfit" in said:
         unfit(said["unfit"])
@@ -197,6 +201,34 @@ def test_a_box_of_the_same_user_gets_no_request(stage, guarded, box):
         while SECRET not in heard:
             attacker.tell()
             heard = attacker.hear()["heard"]
+
+
+@pytest.mark.parametrize("box", ["pid namespace", "landlock", "root directory"])
+@pytest.mark.parametrize("user", [None, ANOTHER], ids=["root", "a third user"])
+def test_a_box_gets_no_request_for_its_users_tcp_program(stage, guarded, box, user):
+    """A TCP program has no name of that kind, so it is free, and its user says that the user listens there."""
+    program = stage.start("port_holder", "127.0.0.1", "listen", user=VICTIM)
+    port = program.hear()["port"]
+    attacker, taken = boxed(stage, BOXES[box], names_of(port)[:1])
+    assert taken == 1
+    client = stage.start("cm_client", user=user, without="" if guarded else "name-process")
+    client.hear()
+    client.tell(to=["127.0.0.1", port], data=SECRET)
+    heard = ""
+    if guarded:
+        visits = 0
+        while not visits:  # it looks who has the name, and goes
+            attacker.tell()
+            visits = attacker.hear()["visits"]
+        program.close()
+        client.hear()  # TCP has reset it
+        attacker.tell()
+        assert attacker.hear()["heard"] == ""
+        assert f"user {VICTIM} holds the socket name" in client.finish()
+        return
+    while SECRET not in heard:
+        attacker.tell()
+        heard = attacker.hear()["heard"]
 
 
 def test_fewer_capabilities_get_no_request(stage, guarded):

@@ -1,19 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Is the process at the other end of a Unix socket our equal?
+ * Is the process at the other end of a Unix socket our equal? Is it confined?
  *
  * Its user id doesn't say so. A container, or a sandbox that anybody can make, may have the same user id and our
  * network, and exist to keep a process from what its user may do. So its user namespace and its pid namespace have to
  * be ours, and it may not have fewer capabilities. The kernel tells us all of that (SO_PEERCRED, /proc/PID). A process
  * of which it doesn't tell, because it is not dumpable or in a sibling pid namespace, is not our equal.
+ *
+ * A process may be confined in other ways, too: by another root directory, other mounts, Landlock, seccomp. Services
+ * often are, and are meant to serve all the same. What tells them from a sandbox that has only taken their name is
+ * that they have the TCP listener: rdmanet/loop/trust.py has the theory.
  */
 #ifndef RDMANET_SOFT_EQUAL_H
 #define RDMANET_SOFT_EQUAL_H
 
 #include <stdbool.h>
 #include <sys/socket.h>
+#include <sys/types.h>
 
-/* peer: what SO_PEERCRED says of that socket. A few files of /proc are read for it: nothing waits. */
-bool rn_is_equal_process(int socket_fd, const struct ucred *peer);
+/* peer: what SO_PEERCRED says of that socket. A few files of /proc are read for it: nothing waits.
+ * is_confined: something keeps it from what we may do: other mounts or another root directory, no_new_privs (which
+ * Landlock and seccomp need), or seccomp. */
+bool rn_is_equal_process(int socket_fd, const struct ucred *peer, bool *is_confined);
+
+/* The same of another user's process, by what everybody may read: also its namespaces, and the capabilities that it
+ * could ever have. True if nothing can be read. */
+bool rn_is_confined(const struct ucred *peer);
+
+/* Is the TCP listener that gets connections to this address among the descriptors of that process? */
+bool rn_has_tcp_listener(const struct ucred *peer, const struct sockaddr *address);
+
+/* The number of users that are unknown in our user namespace: many may share it, so it proves nothing. */
+bool rn_is_overflow_user(uid_t user);
 
 #endif

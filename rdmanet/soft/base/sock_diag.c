@@ -5,7 +5,6 @@
 #include "base/proc_net.h"
 #include "base/sock_diag.h"
 
-#include <fcntl.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <linux/inet_diag.h>
@@ -14,7 +13,6 @@
 #include <linux/unix_diag.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -215,6 +213,33 @@ static bool hear_sockets(uint8_t family, uint16_t port, uint32_t states,
 	};
 
 	return for_each(&question, sizeof(question), take, closure);
+}
+
+struct beside {
+	const struct inet_diag_msg *one;
+	uint32_t *inodes;
+	unsigned count, room;
+};
+
+static void take_beside(const struct nlmsghdr *header, void *closure)
+{
+	const struct inet_diag_msg *found = NLMSG_DATA(header);
+	struct beside *beside = closure;
+
+	if (header->nlmsg_len >= NLMSG_LENGTH(sizeof(*found)) && beside->count < beside->room &&
+	    found->id.idiag_sport == beside->one->id.idiag_sport &&
+	    !memcmp(found->id.idiag_src, beside->one->id.idiag_src, sizeof(found->id.idiag_src)))
+		beside->inodes[beside->count++] = found->idiag_inode;
+}
+
+unsigned rn_tcp_listener_inodes(const struct sockaddr *address, uint32_t *inodes, unsigned room)
+{
+	struct inet_diag_msg found;
+	struct beside beside = {.one = &found, .inodes = inodes, .room = room};
+
+	if (look_up(address, NULL, &found) && found.idiag_state == TCP_LISTEN)
+		hear_sockets(found.idiag_family, ntohs(found.id.idiag_sport), 1 << TCP_LISTEN, take_beside, &beside);
+	return beside.count;
 }
 
 static void take_none(const struct nlmsghdr *header, void *closure)
@@ -458,18 +483,4 @@ int rn_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void *clo
 	if (!hear_names(UDIAG_SHOW_NAME | SHOW_USER, take_match, &search))
 		return rn_proc_unix_name_search(is_it, closure);
 	return search.found;
-}
-
-bool rn_is_overflow_user(uid_t user)
-{
-	char text[16] = "";
-	int fd = open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
-	uid_t overflow = 65534;
-
-	if (fd >= 0) {
-		if (read(fd, text, sizeof(text) - 1) > 0)
-			overflow = (uid_t)strtoul(text, NULL, 10);
-		close(fd);
-	}
-	return user == overflow;
 }

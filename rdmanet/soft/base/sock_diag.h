@@ -21,6 +21,10 @@ bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
 /* The same, and the address that it is bound to, which may be a wildcard. */
 bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at);
 
+/* The inodes of all sockets that listen where a connection to this address goes: several may share a port
+ * (SO_REUSEPORT). Returns how many, at most `room`; 0: none, or the kernel doesn't tell. */
+unsigned rn_tcp_listener_inodes(const struct sockaddr *address, uint32_t *inodes, unsigned room);
+
 /* The number that the kernel gives this very listener, and no other socket; and its user. False: nobody listens, or the
  * kernel does not tell by netlink. */
 bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie, uid_t *user);
@@ -64,8 +68,5 @@ struct rn_unix_name {
 
 /* Is there one for which this is true? 1, 0; -1: neither netlink nor /proc tells. */
 int rn_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void *closure), void *closure);
-
-/* The number of users that are unknown in our user namespace: many may share it, so it proves nothing. */
-bool rn_is_overflow_user(uid_t user);
 
 #endif

@@ -20,7 +20,8 @@
  *
  *   - The program that has the TCP port listens there, whoever has the name.
  *   - A name is believed of our equals (base/equal.h), and of another user (root is one) whose program listens on that very
- *     TCP port, if the name is of the address that this program is bound to.  Else we use TCP.  The kernel
+ *     TCP port, if the name is of the address that this program is bound to.  A process that is confined must have that
+ *     listener among its descriptors.  Else we use TCP.  The kernel
  *     tells who it is (SO_PEERCRED: the process that called listen); it gives all users that are unknown in our
  *     namespace the same number, which proves nothing.
  *   - A process that has a name, and is not an equal that listens there, cannot keep a program from a free TCP port.
@@ -158,10 +159,17 @@ static bool read_owner(int fd, struct ucred *owner)
 	return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, owner, &length);
 }
 
-/* Is this a process of our own user with equal rights, and not one that the user has confined? */
-static bool is_our_word(int fd, const struct ucred *owner)
+/* Is this a process of our own user with equal rights? If the user has confined it, it must have the listener at dst:
+ * NULL means that it has not. */
+static bool is_our_word(int fd, const struct ucred *owner, const struct sockaddr *dst)
 {
-	return owner->uid == geteuid() && (!rn_guarded(RN_GUARD_NAME_PROCESS) || rn_is_equal_process(fd, owner));
+	bool is_confined;
+
+	if (owner->uid != geteuid())
+		return false;
+	return !rn_guarded(RN_GUARD_NAME_PROCESS) ||
+	       (rn_is_equal_process(fd, owner, &is_confined) &&
+		(!is_confined || (dst && rn_has_tcp_listener(owner, dst))));
 }
 
 /* user: the one that has it, listening or not, as far as the kernel tells. Of a socket that is only bound it tells no
@@ -179,7 +187,7 @@ static bool is_equals(const struct sockaddr_un *name, socklen_t length, bool is_
 	listens = fd >= 0 && !connect(fd, (const struct sockaddr *)name, length) && read_owner(fd, &owner);
 	if (listens)
 		*user = owner.uid;
-	is_equal = listens ? is_our_word(fd, &owner) : is_shared && *user == geteuid();
+	is_equal = listens ? is_our_word(fd, &owner, NULL) : is_shared && *user == geteuid();
 	rn_fd_close(fd);
 	return is_equal;
 }
@@ -224,30 +232,32 @@ int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only)
 
 /*
  * Another user's name: that user's listener must have the TCP port, and the name must be of the very address that this
- * listener is bound to. An RDMA program that listens there has bound that name, so no process that the user has
- * confined in a container can have it.
+ * listener is bound to. An RDMA program that listens there has bound that name. But a TCP program has not, and then a
+ * process that its user has confined may.
  */
 static bool is_listeners_word(const struct ucred *owner, const union ibv_gid *gid, const struct sockaddr *dst)
 {
-	struct sockaddr_storage to = {0};
 	union ibv_gid at;
 	uid_t listener;
 
-	memcpy(&to, dst, rn_cm_address_length(dst));
-	rn_cm_undress(&to);
-	return rn_tcp_listener((struct sockaddr *)&to, &listener, &at) && listener == owner->uid &&
-	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || rn_gid_is_same(&at, gid));
+	return rn_tcp_listener(dst, &listener, &at) && listener == owner->uid &&
+	       (!rn_guarded(RN_GUARD_NAME_PROCESS) ||
+		(rn_gid_is_same(&at, gid) && (!rn_is_confined(owner) || rn_has_tcp_listener(owner, dst))));
 }
 
 /* May it speak for this address and port? Root is trusted no more than others: a container's root is root. */
 static bool is_believed(int fd, const struct sockaddr_un *name, const union ibv_gid *gid, const struct sockaddr *dst)
 {
 	struct ucred owner = {.uid = (uid_t)-1};
+	struct sockaddr_storage to = {0};
+	struct sockaddr *listener = (struct sockaddr *)&to;
 
 	if (!rn_guarded(RN_GUARD_NAME_OWNER))
 		return true;
+	memcpy(&to, dst, rn_cm_address_length(dst));
+	rn_cm_undress(&to);
 	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner.uid) &&
-	    (owner.uid == geteuid() ? is_our_word(fd, &owner) : is_listeners_word(&owner, gid, dst)))
+	    (owner.uid == geteuid() ? is_our_word(fd, &owner, listener) : is_listeners_word(&owner, gid, listener)))
 		return true;
 	rn_warn(RN_WARN_NAME, "user %d holds the socket name %s%s and has no right to that address: connecting by TCP",
 		(int)owner.uid, name->sun_path + 1,

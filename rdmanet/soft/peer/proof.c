@@ -30,6 +30,7 @@
  * between hosts see cm/secret.c and tcp/hello.c.
  */
 #define _GNU_SOURCE
+#include "base/equal.h"
 #include "base/sock_diag.h"
 #include "peer/peers.h"
 

@@ -31,6 +31,7 @@
 #include "base/gid.h"
 #include "base/guard.h"
 #include "base/log.h"
+#include "base/equal.h"
 #include "base/sock_diag.h"
 #include "objects/ah.h"
 #include "tcp/tcp.h"
