@@ -9,8 +9,13 @@ COLLECT_BYTES, so that the transport can say when it has enough. A message that 
 beside its header, and not joined with it, which would copy it.
 
 When the transport pauses writing, senders wait for their `turns`. A server also stops reading: what it would read are
-calls, whose answers it cannot send. A client never stops reading, so one of the two always goes on. Of the Pings that
-come while a side cannot write, it answers the last.
+calls, whose answers it cannot send, and gives no more messages to its handlers. A client does not stop for that, so one
+of the two always goes on. Of the Pings that come while a side cannot write, it answers the last.
+
+A loop reads much at a time: uvloop's up to 8 MiB of one socket, which may be 300,000 calls. So that no peer takes the
+loop from the others, a link handles TURN_COST of messages in a turn (messages.Framer), 64 small ones or 64 KiB. Then it
+stops reading, and goes on in the next turn. A peer of which less comes at a time is never stopped. When a connection is
+lost, a client handles all that had come before; a server does not begin calls whose callers are gone.
 
 Over RDMA the peer can offer memory on this connection (regions.py). A message names an offer by its number, and may
 come before it or after it: `offered()` waits for it.
@@ -21,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -40,6 +46,7 @@ from rdmanet.rpc.turns import Turns
 logger = logging.getLogger("rdmanet.rpc")
 
 COLLECT_BYTES = 64 << 10
+TURN_COST = 64
 HOST_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 """The same times as over RDMA, in seconds and as a number."""
 CLOSE_S = 10.0
@@ -90,6 +97,9 @@ class Link(asyncio.Protocol):
         self._is_server = is_server
         self.turns = Turns(loop)
         self._unanswered: Ping | None = None
+        self._framer.budget = TURN_COST
+        self._is_reading = True
+        self._has_had_turn = False  # no more is handled in this turn
         self._in_turn = False  # something was written in this turn
         self._collected: list[bytes] = []
         self._collected_bytes = 0
@@ -194,9 +204,17 @@ class Link(asyncio.Protocol):
         if self.is_over:
             return
         self.heard_at = self.loop.time()
-        handlers = self._handlers
+        if self._has_had_turn or (self.paused and self._is_server):
+            self._framer.keep(data)
+            self._read_or_not()
+        else:
+            self._handle(data)
+
+    def _handle(self, data: bytes = b"") -> None:
+        """Give the messages that have come to their handlers, as many as may be handled in this turn."""
+        handlers, framer = self._handlers, self._framer
         try:
-            for message in self._framer.feed(data):
+            for message in framer.feed(data):
                 handler = handlers.get(type(message))
                 if handler is None:
                     raise ProtocolError(f"the peer may not send {type(message).__name__}")
@@ -208,22 +226,57 @@ class Link(asyncio.Protocol):
         except Exception as exc:  # a mistake of ours: the connection cannot go on, and the peer need not wait
             logger.error("the connection with %s is ended", self.peer, exc_info=exc)
             self.abort(exc)
+        if framer.budget <= 0 and not self.is_over:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Let others have their turn, and go on then."""
+        if not self._has_had_turn:
+            self._has_had_turn = True
+            self.loop.call_soon(self._next_turn)
+        self._read_or_not()
+
+    def _next_turn(self) -> None:
+        self._has_had_turn = False
+        self._framer.budget = TURN_COST
+        if self._framer.is_behind and not self.is_over and not (self.paused and self._is_server):
+            self.heard_at = self.loop.time()  # not before: it waited for us
+            self._handle()
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        """Read, unless there are messages to be handled first, or a server's answers cannot be sent."""
+        wanted = not (self._framer.is_behind or (self.paused and self._is_server))
+        if wanted != self._is_reading and not self.is_over:
+            self._is_reading = wanted
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def _handle_all(self) -> None:
+        """A client's connection sends no more: handle what has come, in this turn."""
+        if self._framer.is_behind and not self._is_server and not self.is_over:
+            self._framer.budget = math.inf
+            self._handle()
 
     def eof_received(self) -> bool:
         """Close the connection: a peer that sends no more makes no calls, and answers none."""
+        self._handle_all()
         self.close()
         return False
 
     def pause_writing(self) -> None:
         self.paused = True
         self.turns.pause()
-        if self._is_server and not self.is_over:
-            self.transport.pause_reading()
+        self._read_or_not()
 
     def resume_writing(self) -> None:
         self.paused = False
-        if self._is_server and not self.is_over:
-            self.transport.resume_reading()
+        if self._is_server and self._framer.is_behind and not self.is_over:
+            self._end_turn()  # and go on in the next one
+        else:
+            self._read_or_not()
         if (ping := self._unanswered) is not None:
             self._unanswered = None
             self.answer(ping)
@@ -231,6 +284,7 @@ class Link(asyncio.Protocol):
             self.turns.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._handle_all()
         self.is_over = True
         if self._close_timer is not None:
             self._close_timer.cancel()

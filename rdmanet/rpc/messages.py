@@ -7,12 +7,14 @@ known which types they are to have, so here they are `Raw`.
 
 Everything that comes from the peer passes through `Framer`. It refuses what is longer than the limit before it takes
 memory for it, and what is not exactly one of these messages. Everything that it refuses is a ProtocolError, which ends
-the connection.
+the connection. It gives no more messages at a time than its user lets it, and keeps the rest: 256 KiB may contain
+20,000 of them.
 """
 
 from __future__ import annotations
 
 import datetime  # noqa: F401  before msgspec, see credit.py
+import math
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -31,6 +33,8 @@ TEXT_MOST: Final = 4096
 """Characters of a failure's text; longer ones are cut by the side that sends them."""
 
 DIMENSIONS_MOST: Final = 32
+COST_BYTES: Final = 1024
+"""A message costs its reader one unit, and one more for each so many bytes (`Framer.budget`)."""
 
 U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 U53 = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -239,40 +243,59 @@ class Framer:
 
     :param message_bytes: the longest body that is accepted
     :param first_bytes: the same for the first message
+    :ivar budget: the cost of the messages that `feed` may still give (COST_BYTES). It gives one more, whatever that
+        costs, as long as this is not used up
     """
 
-    __slots__ = ("_body", "_decode", "_head", "_length", "_message_bytes", "_most")
+    __slots__ = ("budget", "_at", "_body", "_decode", "_length", "_message_bytes", "_most", "_rest")
 
     def __init__(self, message_bytes: int, first_bytes: int | None = None) -> None:
+        self.budget: float = math.inf
         self._message_bytes = message_bytes
         self._most = message_bytes if first_bytes is None else min(first_bytes, message_bytes)
         self._decode = msgspec.msgpack.Decoder(Message).decode
-        self._head = b""  # less than a header
+        self._rest = b""  # from _at on, it is still to be looked at
+        self._at = 0
         self._body: bytearray | None = None  # less than a body of this length
         self._length = 0
 
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete with these bytes, to which they may refer.
+    @property
+    def is_behind(self) -> bool:
+        """Whether it keeps what may be a message, for which the budget did not suffice."""
+        kept = len(self._rest) - self._at
+        return kept >= HEADER_BYTES or (kept > 0 and self._body is not None)
+
+    def keep(self, data: bytes) -> None:
+        """Take what has come, and give it with the next `feed`."""
+        self._rest = self._rest[self._at :] + data
+        self._at = 0
+
+    def feed(self, data: bytes = b"") -> list[Message]:
+        """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
 
         :raises ProtocolError: the peer sent something else. The framer cannot be used any more
         """
         messages: list[Message] = []
         at = 0
+        if self._rest:
+            if data:
+                self.keep(data)
+            data, at = self._rest, self._at
+            self._rest, self._at = b"", 0
+        end = len(data)
+        budget = self.budget
         try:
-            if self._body is not None:
-                at = self._length - len(self._body)
-                self._body += memoryview(data)[:at]
+            if self._body is not None and budget > 0:
+                start, at = at, at + self._length - len(self._body)
+                self._body += memoryview(data)[start:at]
                 if len(self._body) < self._length:
                     return messages
                 messages.append(self._decode(memoryview(self._body)))
+                budget -= 1 + self._length // COST_BYTES
                 self._body = None
                 self._most = self._message_bytes
-            elif self._head:
-                data = self._head + data
-                self._head = b""
-            end = len(data)
             view = memoryview(data)
-            while end - at >= HEADER_BYTES:
+            while end - at >= HEADER_BYTES and budget > 0:
                 length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
                 at += HEADER_BYTES
                 if length > self._most:
@@ -284,12 +307,17 @@ class Framer:
                     self._body, self._length = bytearray(view[at:]), length
                     return messages
                 messages.append(self._decode(view[at : at + length]))
+                budget -= 1 + length // COST_BYTES
                 at += length
                 self._most = self._message_bytes
-            if at < end:
-                self._head = bytes(data[at:])
+            if end - at >= HEADER_BYTES:
+                self._rest, self._at = data, at
+            elif at < end:
+                self._rest = bytes(data[at:])
             return messages
         except (msgspec.MsgspecError, ValueError) as exc:
             raise ProtocolError(f"the peer sent what is no message: {printable(str(exc))}") from None
         except RecursionError:
             raise ProtocolError("the peer sent a message that is nested too deep") from None
+        finally:
+            self.budget = budget
