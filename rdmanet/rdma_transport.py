@@ -122,7 +122,8 @@ class RdmaTransport(asyncio.Transport):
         ``sockname`` and ``peername`` are addresses. ``socket`` stands for asyncio's socket. ``fabric`` is "rdma", and
         ``fabric_reason`` says why. ``rdma_device`` and
         ``rdma_library`` are names, ``rdma_port`` and ``rdma_qp`` are the numbers of the device's port and of the queue
-        pair. ``rdma_pd`` is the protection domain in which to register memory for ``offer``. ``rdma_shared_receive``
+        pair. ``rdma_peer_user`` is the user of this host who has connected to this server, if the kernel tells.
+        ``rdma_pd`` is the protection domain in which to register memory for ``offer``. ``rdma_shared_receive``
         is the state of its shared receive queue, if it has one. ``rdma_stats`` are counters of this connection:
         ``bytes_sent`` in all, of which ``bytes_borrowed`` were read from the program's memory into the peer's slots,
         and ``bytes_placed`` into memory that the peer named, both without a copy; ``bytes_received``, of which
@@ -135,6 +136,10 @@ class RdmaTransport(asyncio.Transport):
         facts = self._life.facts
         if name == "rdma_stats":
             return self._connection.stats() if facts else default
+        if name == "rdma_peer_user":
+            cm_id = self._life.endpoint.id
+            user = None if cm_id is None else cm_id.peer_user
+            return default if user is None else user
         if name == "rdma_shared_receive":
             return default if self.shared is None else self.shared.stats()
         if name == "socket" and facts and name not in facts:

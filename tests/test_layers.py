@@ -27,7 +27,15 @@ RPC_GROUND = {
     "rpc.schema",
     "rpc.calls",
 }
-RPC_GROUND |= {"rpc.annotations", "rpc.snapshot", "rpc.marks", "rpc.retry", "rpc.carried", "rpc.stats"}
+RPC_GROUND |= {
+    "rpc.annotations",
+    "rpc.shares",
+    "rpc.snapshot",
+    "rpc.marks",
+    "rpc.retry",
+    "rpc.carried",
+    "rpc.stats",
+}
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
@@ -87,7 +95,7 @@ ROOMS = [
         {"rpc.around"},
         {"rpc.builtin"},
     ],
-    [{"rpc.channel", "rpc.pending"}, {"rpc.callee", "rpc.host", "rpc.running"}],
+    [{"rpc.channel", "rpc.pending"}, {"rpc.callee", "rpc.host", "rpc.running", "rpc.taking"}],
     [{"rpc.pool"}, {"rpc.intercepted"}, {"rpc.discovered"}],
     [{"rpc.client"}, {"rpc.server"}],
     [{"rpc"}],

@@ -27,42 +27,34 @@ from typing import Any, cast
 from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc import lending
 from rdmanet.rpc.around import chained
-from rdmanet.rpc.buffer import Buffer, over
+from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.carried import decoded
 from rdmanet.rpc.context import CURRENT, CallInfo
+from rdmanet.rpc.endpoints import source
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
 from rdmanet.rpc.failures import error_of, mistake, report, send_failure, unsendable
 from rdmanet.rpc.host import Host
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import (
-    Loan,
     Outgoing,
-    as_declared,
     at_once,
-    fetched,
     goes_by_reference,
     goes_inline,
-    here,
     in_message,
     lent,
-    loan_of,
 )
-from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
     NIL,
     VERSION,
-    Array,
     Call,
     Cancel,
     End,
     Hello,
     Item,
-    Lent,
     OutReply,
     OutReplyReturning,
     Ping,
@@ -70,12 +62,15 @@ from rdmanet.rpc.messages import (
     Release,
     Window,
     check_hello,
+    raw,
 )
 from rdmanet.rpc.parting import Parting
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Kind
+from rdmanet.rpc.shares import Held, Share
 from rdmanet.rpc.stats import counters_of
 from rdmanet.rpc.streaming import Receiving, Sending
+from rdmanet.rpc.taking import take
 
 
 class Callee:
@@ -83,7 +78,10 @@ class Callee:
 
     :ivar link: the protocol of its transport
     :ivar book: its unfinished calls
+    :ivar share: what these have
     """
+
+    share: Share
 
     def __init__(self, server: Host) -> None:
         self.server = server
@@ -94,15 +92,19 @@ class Callee:
         self._counters = server.counters
         self._is_builtin = False
         self._stream_bytes = 0
-        self._inline_bytes = 0  # of arguments in messages, of calls that run
-        self._taken_bytes = 0  # allocated for arguments on loan, of calls that run
         self._greeting: asyncio.TimerHandle | None = None
         self._is_greeted = False
         self._keepalive: Keepalive | None = None
         handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
         self._handlers = handlers
         self.link = Link(
-            self.loop, self.limits.message_bytes, handlers, self._made, self._lost, is_server=True
+            self.loop,
+            self.limits.message_bytes,
+            handlers,
+            self._made,
+            self._lost,
+            is_server=True,
+            on_unfinished=self._unfinished,
         )
         self._parting = Parting(self.link, functools.partial(server.has_heard, self))
 
@@ -110,10 +112,18 @@ class Callee:
 
     def _made(self) -> None:
         self.server.callees.add(self)
+        self.share = self.server.shares.join(source(self.link.transport))
         if self.server.refusal is not None:
             self.link.close()
             return
         self._greeting = self.loop.call_later(self.limits.hello_seconds, self._silent)
+
+    def _unfinished(self, nbytes: int) -> None:
+        """So many bytes have come of a message that is not complete, of whatever call it may be."""
+        try:
+            self.share.frame_is(nbytes)
+        except Error as exc:
+            raise ProtocolError(exc.text) from None
 
     def _silent(self) -> None:
         self.link.violated(ProtocolError(f"the peer did not say Hello in {self.limits.hello_seconds} s"))
@@ -189,6 +199,7 @@ class Callee:
         self._parting.stop()
         self.server.callees.discard(self)
         self.server.has_heard(self)
+        self.share.leave()
         lost = self.link.lost_error()
         for running in self.book.lost():
             if running.released is not None:
@@ -204,7 +215,7 @@ class Callee:
     # -- messages ------------------------------------------------------------------------------------------
 
     def _on_call(self, message: Call) -> None:
-        number = message.number
+        number, raw_arguments, running = message.number, message.arguments, None
         self.book.check_unused(number)
         server, parting = self.server, self._parting
         try:
@@ -213,15 +224,7 @@ class Callee:
             parting.taken += 1
             if message.method >= len(self._methods):
                 raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
-            if len(server.running) >= server.limits.server_calls:
-                text = f"the server has {len(server.running)} unfinished calls"
-                raise exceeded("server_calls", server.limits.server_calls, text)
-            inline_bytes = len(message.arguments)
-            if self._inline_bytes + inline_bytes > self.limits.inline_bytes:
-                text = f"{self._inline_bytes + inline_bytes} bytes of arguments in messages"
-                raise exceeded("inline_bytes", self.limits.inline_bytes, text)
             method, function = self._methods[message.method]
-            arguments = method.decode_arguments(message.arguments)
             metadata = (
                 {} if message.metadata is NIL else decoded(message.metadata, self.limits.metadata_bytes)
             )
@@ -229,23 +232,28 @@ class Callee:
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
             call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)
             counter = self._counters[method.number]
-            running = Running(number, method, function, call, inline_bytes, counter, self.link.heard_at)
+            running = Running(number, method, function, call, counter, self.link.heard_at)
+            self.share.begin(running, len(raw_arguments) + len(message.metadata))
+            arguments = method.decode_arguments(raw_arguments)
             if method.kind is Kind.UNARY:
                 self.book.begin(number, Kind.UNARY, running)
             else:
                 self._begin_streams(running)
         except Error as exc:
+            if running is not None and running.is_counted:
+                self.share.end(running)
             send_failure(self.link, number, exc, begun=False)
             return
         except BaseException as exc:  # from the constructor of an argument's class
+            if running is not None and running.is_counted:
+                self.share.end(running)
             send_failure(self.link, number, mistake(exc, server.send_tracebacks), begun=False)
             report(method.label, exc)
             if isinstance(exc, ENDS_THE_PROGRAM):
                 raise
             return
-        self._inline_bytes += inline_bytes
         counter.begun += 1
-        counter.received_bytes += inline_bytes
+        counter.received_bytes += len(raw_arguments)
         server.running.add(running)  # before the task, which may be eager, and end at once
         running.task = self.loop.create_task(self._run(running, arguments))
 
@@ -253,13 +261,17 @@ class Callee:
         method, inflow, outflow = running.method, None, None
         if method.kind in (Kind.CLIENT_STREAM, Kind.BOTH):
             inflow = Inflow(self.limits.stream_bytes)
-            running.received = Receiving(self.link, inflow, method.decode_sent_item)
+            drop = functools.partial(self.share.drop, running)
+            running.received = Receiving(self.link, inflow, method.decode_sent_item, drop)
             running.received.number = running.number
         if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
             outflow = Outflow(self._stream_bytes)
-            running.sent = Sending(self.link, outflow, running.counter)
+            held = Held(self.share, running)
+            running.sent = Sending(self.link, outflow, running.counter, held)
             running.sent.number = running.number
         self.book.begin(running.number, method.kind, running, inflow, outflow)
+        if running.received is not None:
+            running.received.watch(self.limits.stream_seconds, outflow)
 
     def _on_cancel(self, message: Cancel) -> None:
         running = self.book.cancel(message.number)
@@ -271,7 +283,12 @@ class Callee:
         running = self.book.item(message.number, len(item) + ITEM_BYTES)
         if running is not None and running.received is not None:
             running.counter.received_bytes += len(item)
-            running.received.put(item)
+            try:
+                self.share.hold(running, len(item) + ITEM_BYTES, "items")
+            except Error as exc:
+                running.received.finish(exc)
+            else:
+                running.received.put(item)
 
     def _on_end(self, message: End) -> None:
         running = self.book.end(message.number)
@@ -313,6 +330,7 @@ class Callee:
                 self._answer(running, End(running.number))
                 return
             if self.link.turns.busy:
+                result = self._held(running, result)
                 await self.link.turns.wait()
             if method.result_is_buffer and not goes_inline(method.result, result):
                 held, result = [result], None
@@ -346,8 +364,7 @@ class Callee:
                 counter.seconds += seconds
             else:
                 counter.count_failed(running.code, seconds)
-            self._inline_bytes -= running.inline_bytes
-            self._taken_bytes -= running.taken_bytes
+            self.share.end(running)
             server.has_ended(running)
 
     async def _intercepted(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
@@ -366,7 +383,7 @@ class Callee:
             if (taken := at_once(method, arguments)) is None:
                 running.taking += 1
                 try:
-                    taken = await self._take(running, arguments, buffers)
+                    taken = await take(self.link, self.share, running, arguments, buffers)
                 finally:
                     running.taking -= 1
             arguments = taken
@@ -391,53 +408,12 @@ class Callee:
                 arguments = (*arguments[:at], running.received, *arguments[at:])
         return running.function(*arguments, **by_name)
 
-    async def _take(
-        self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
-    ) -> tuple[Any, ...]:
-        """The arguments with their buffers, as the method declares them."""
-        found, method = list(arguments), running.method
-        for index in method.buffers:
-            value, parameter = found[index], method.parameters[index]
-            type_ = parameter.type
-            if type(value) is memoryview and type_ is not Buffer:
-                found[index] = as_declared(type_, value)
-                continue
-            if not isinstance(value, memoryview | Lent | Array):
-                continue  # the default
-            loan = loan_of(value)
-            lending.check(type_, value, Code.INVALID_ARGUMENT, f"{method.label}: parameter {parameter.name}")
-            if loan is None:
-                found[index] = here(type_, value)
-            else:
-                if running.call.is_over:  # an interceptor has answered, and goes on
-                    raise over()
-                if type_ is not Buffer:
-                    self._count_taken(running, loan.length)
-                running.borrowed.append(await lending.found(self.link, loan))
-                if type_ is Buffer:  # the method may take memory for all of it
-                    found[index] = Buffer.of(Loan(self.link, loan), loan.length)
-                else:
-                    found[index] = await fetched(self.link, type_, value, loan)
-                running.counter.lent_bytes += loan.length
-            if type_ is Buffer:
-                buffers.append(found[index])
-        return tuple(found)
-
-    def _count_taken(self, running: Running, nbytes: int) -> None:
-        """So much memory is to be allocated for an argument, or a copy of the result, until the call ends."""
-        most, before = self.limits.lent_bytes, self._taken_bytes
-        if nbytes > most - before:
-            text = f"arguments, and copies of results, of {nbytes + before} bytes"
-            raise exceeded("lent_bytes", most, text)
-        self._taken_bytes += nbytes
-        running.taken_bytes += nbytes
-
     async def _lend_result(
         self, running: Running, going: Outgoing, timer: asyncio.TimerHandle | None
     ) -> None:
         """Answer with a buffer that goes by reference, and wait until the caller has read it."""
-        if not going.is_settled:
-            self._count_taken(running, going.memory.nbytes)
+        if going.buffer is None:  # the memory of a Buffer is the service's own
+            self.share.hold_lent(running, going.memory.nbytes, "results on loan")
         async with lent(self.link, going) as sent:
             running.counter.lent_bytes += going.memory.nbytes
             running.released = self.loop.create_future()
@@ -448,6 +424,14 @@ class Callee:
                 async with asyncio.timeout(self.limits.lent_seconds):
                     await running.released
             self.book.end_loan(running.number, running)
+
+    def _held(self, running: Running, result: Any) -> Any:
+        """A result that waits until the peer reads, in the form in which it is sent, and counted."""
+        if not running.method.result_is_buffer:
+            result = raw(result)
+        nbytes = getattr(result, "nbytes", None)
+        self.share.hold(running, len(result) if nbytes is None else nbytes, "results that are not read")
+        return result
 
     def _reply(self, running: Running, result: Any, buffers: list[Buffer]) -> None:
         """Answer with a result that is in the message."""

@@ -101,22 +101,22 @@ class Inflow:
 
 
 class Outflow:
-    """The sender's half of a stream."""
+    """The sender's half of a stream: what the peer allows, and what was sent."""
 
-    __slots__ = ("_allowed", "_sent")
+    __slots__ = ("_allowed", "sent_bytes")
 
     def __init__(self, window: int) -> None:
         self._allowed = window
-        self._sent = 0
+        self.sent_bytes = 0
 
     @property
     def open(self) -> bool:
         """Whether an item may be sent now."""
-        return self._sent < self._allowed
+        return self.sent_bytes < self._allowed
 
     def sent(self, size: int) -> None:
         """An item of so many bytes is on its way."""
-        self._sent += size
+        self.sent_bytes += size
 
     def allow(self, number: int, total: int) -> None:
         """The receiver allows so much in total.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
+from rdmanet.admission import source_of
 from rdmanet.errors import shown
 from rdmanet.transport import create_rdma_connection, start_rdma_server
 
@@ -50,3 +53,13 @@ def check(call: str, transport: str, port: int | None) -> None:
     if (port is None) != (transport == "unix"):
         wants = "a path, and no port" if transport == "unix" else "a host and a port"
         raise ValueError(f"rpc.{call}: transport={shown(transport)} wants {wants}")
+
+
+def source(transport: asyncio.BaseTransport) -> str:
+    """Who is at the other end of a connection that a server has accepted; see admission.source_of."""
+    peer = transport.get_extra_info("peername")
+    user = transport.get_extra_info("rdma_peer_user")
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return source_of(peer[0] if user is None and isinstance(peer, tuple) else "", user)

@@ -12,6 +12,7 @@ from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Method, Schema
+from rdmanet.rpc.shares import Shares
 from rdmanet.rpc.stats import Counter
 
 
@@ -24,6 +25,7 @@ class Host(Protocol):
     counters: list[Counter]
     methods: list[tuple[Method, Callable[..., Any]]]
     limits: Limits
+    shares: Shares
     send_tracebacks: bool
     keepalive: float | None
     interceptors: Sequence[Interceptor]

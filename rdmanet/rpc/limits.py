@@ -8,6 +8,7 @@ gets an error of its own before anything is sent. What a peer sends beyond them 
 from __future__ import annotations
 
 import math
+import os
 from typing import Final
 
 import msgspec
@@ -22,20 +23,33 @@ NUMBERS: Final = 1 << 32
 """Calls and methods have numbers of 32 bits."""
 
 
+def _quarter_of_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one side of a connection.
+    """The limits of one side of a connection. Those named ``server_`` are for all connections of a server together.
+
+    When one of these is reached, each connection may still have a share: as much again is divided among the peers that
+    are connected, and the part of each among its connections; one call it may always have. A peer is a user of this
+    host, or an address of another host (of IPv6, a /48).
 
     :ivar message_bytes: the longest message that is received. It bounds arguments and results that go inline
     :ivar calls: calls of one connection that may be unfinished at a time, in each direction
-    :ivar server_calls: the same for all connections of a server together
+    :ivar server_calls: the same for a server
     :ivar stream_bytes: how much of a stream may be on its way or unread; one item more than that may be
-    :ivar inline_bytes: how many bytes of arguments, as they came in messages, all unfinished calls of one connection
-        may have
-    :ivar lent_bytes: how much memory one call of the peer may make this side allocate for arguments by reference and
-        for the copy of a result, and how much all calls of its connection may
+    :ivar inline_bytes: how many bytes all unfinished calls of one connection may have of what comes and goes in
+        messages: arguments, items that were not taken, results that the peer does not read
+    :ivar lent_bytes: the same of what goes by reference: memory that is allocated for arguments, and results on loan,
+        copied or not. It bounds one argument, too
+    :ivar server_bytes: how many bytes of both kinds there may be in a server, and in messages that have not come to
+        their ends. The default is a quarter of the host's memory
     :ivar metadata_bytes: the longest metadata of a call, in msgpack
+    :ivar stream_seconds: how long a method waits for an item of its caller's stream while none goes the other way,
+        either. Then the call ends with DEADLINE_EXCEEDED
     :ivar hello_seconds: how long a peer may take to say its Hello
-    :ivar lent_seconds: how long a caller may take to read a result that is lent to it
+    :ivar lent_seconds: how long a caller may take to read a result that is lent to it, and to offer the memory of an
+        argument
     """
 
     message_bytes: int = 256 << 20
@@ -44,7 +58,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stream_bytes: int = 256 << 10
     inline_bytes: int = 1 << 30
     lent_bytes: int = 4 << 30
+    server_bytes: int = msgspec.field(default_factory=_quarter_of_memory)
     metadata_bytes: int = 8 << 10
+    stream_seconds: float = 300.0
     hello_seconds: float = 10.0
     lent_seconds: float = 30.0
 
@@ -56,6 +72,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             "stream_bytes",
             "inline_bytes",
             "lent_bytes",
+            "server_bytes",
             "metadata_bytes",
         ):
             value = getattr(self, name)
@@ -67,7 +84,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not self.calls < NUMBERS:
             raise ValueError(f"Limits: calls={self.calls} is more than {NUMBERS - 1}")
-        for name in ("hello_seconds", "lent_seconds"):
+        for name in ("stream_seconds", "hello_seconds", "lent_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Limits: {name}={shown(getattr(self, name))} is not more than 0 seconds")
 

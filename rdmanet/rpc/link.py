@@ -65,6 +65,8 @@ class Link(asyncio.Protocol):
     :param on_made: called when the connection is there
     :param on_lost: called once, when it is gone, with what ended it
     :param is_server: whether it stops reading while it cannot write
+    :param on_unfinished: is told how much has come of a long message, whenever that changes. It raises ProtocolError if
+        there is no memory for it
     :ivar closed: done when the connection is gone
     :ivar loans_left: how many more buffers can be lent now
     :ivar paused: whether the transport wants no more for now
@@ -80,6 +82,7 @@ class Link(asyncio.Protocol):
         on_made: Callable[[], None],
         on_lost: Callable[[BaseException | None], None],
         is_server: bool = False,
+        on_unfinished: Callable[[int], None] | None = None,
     ) -> None:
         self.loop = loop
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -95,6 +98,8 @@ class Link(asyncio.Protocol):
         self._on_made = on_made
         self._on_lost = on_lost
         self._is_server = is_server
+        self._on_unfinished = on_unfinished
+        self._unfinished_bytes = 0
         self.turns = Turns(loop)
         self._unanswered: Ping | None = None
         self._framer.budget = TURN_COST
@@ -214,7 +219,11 @@ class Link(asyncio.Protocol):
         """Give the messages that have come to their handlers, as many as may be handled in this turn."""
         handlers, framer = self._handlers, self._framer
         try:
-            for message in framer.feed(data):
+            messages = framer.feed(data)
+            if framer.unfinished_bytes != self._unfinished_bytes and self._on_unfinished is not None:
+                self._unfinished_bytes = framer.unfinished_bytes
+                self._on_unfinished(self._unfinished_bytes)
+            for message in messages:
                 handler = handlers.get(type(message))
                 if handler is None:
                     raise ProtocolError(f"the peer may not send {type(message).__name__}")

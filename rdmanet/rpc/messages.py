@@ -35,6 +35,7 @@ TEXT_MOST: Final = 4096
 DIMENSIONS_MOST: Final = 32
 COST_BYTES: Final = 1024
 """A message costs its reader one unit, and one more for each so many bytes (`Framer.budget`)."""
+LONG_BYTES: Final = 64 << 10
 
 U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 U53 = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -245,9 +246,20 @@ class Framer:
     :param first_bytes: the same for the first message
     :ivar budget: the cost of the messages that `feed` may still give (COST_BYTES). It gives one more, whatever that
         costs, as long as this is not used up
+    :ivar unfinished_bytes: of a body of LONG_BYTES or more that is not all there, these are
     """
 
-    __slots__ = ("budget", "_at", "_body", "_decode", "_length", "_message_bytes", "_most", "_rest")
+    __slots__ = (
+        "budget",
+        "unfinished_bytes",
+        "_at",
+        "_body",
+        "_decode",
+        "_length",
+        "_message_bytes",
+        "_most",
+        "_rest",
+    )
 
     def __init__(self, message_bytes: int, first_bytes: int | None = None) -> None:
         self.budget: float = math.inf
@@ -258,6 +270,7 @@ class Framer:
         self._at = 0
         self._body: bytearray | None = None  # less than a body of this length
         self._length = 0
+        self.unfinished_bytes = 0
 
     @property
     def is_behind(self) -> bool:
@@ -289,7 +302,10 @@ class Framer:
                 start, at = at, at + self._length - len(self._body)
                 self._body += memoryview(data)[start:at]
                 if len(self._body) < self._length:
+                    if self._length >= LONG_BYTES:
+                        self.unfinished_bytes = len(self._body)
                     return messages
+                self.unfinished_bytes = 0
                 messages.append(self._decode(memoryview(self._body)))
                 budget -= 1 + self._length // COST_BYTES
                 self._body = None
@@ -305,6 +321,8 @@ class Framer:
                     )
                 if end - at < length:
                     self._body, self._length = bytearray(view[at:]), length
+                    if length >= LONG_BYTES:
+                        self.unfinished_bytes = len(self._body)
                     return messages
                 messages.append(self._decode(view[at : at + length]))
                 budget -= 1 + length // COST_BYTES

@@ -21,7 +21,6 @@ class Running(msgspec.Struct, eq=False):
     """A call that is being executed.
 
     :ivar call: what the method can ask for
-    :ivar inline_bytes: of its arguments in the message
     :ivar counter: counts it
     :ivar begun_at: when it came, on the loop's clock
     :ivar task: executes it
@@ -32,7 +31,9 @@ class Running(msgspec.Struct, eq=False):
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
     :ivar released: is to be done when the caller has released the result that is on loan
-    :ivar taken_bytes: allocated for its arguments on loan
+    :ivar is_counted: by its server (shares.py)
+    :ivar inline_bytes: of messages that it holds
+    :ivar lent_bytes: that it holds: allocated for its arguments on loan, or lent as its result
     :ivar borrowed: the peer's memory of these
     :ivar taking: arguments are being taken; more than once if an interceptor wants that
     """
@@ -41,7 +42,6 @@ class Running(msgspec.Struct, eq=False):
     method: Method
     function: Callable[..., Any]
     call: CallInfo
-    inline_bytes: int
     counter: Counter
     begun_at: float
     task: asyncio.Task[None] = cast(Any, None)
@@ -50,7 +50,9 @@ class Running(msgspec.Struct, eq=False):
     received: Receiving | None = None
     sent: Sending | None = None
     released: asyncio.Future[None] | None = None
-    taken_bytes: int = 0
+    is_counted: bool = False
+    inline_bytes: int = 0
+    lent_bytes: int = 0
     has_begun: bool = False
     is_cancelled: bool = False
     borrowed: list[OfferedMemory] = []

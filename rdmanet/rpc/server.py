@@ -20,6 +20,7 @@ from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Service, methods_of, schema_of
+from rdmanet.rpc.shares import Shares
 from rdmanet.rpc.stats import MethodStats, counted, counters_of
 
 __all__ = ["Server", "serve"]
@@ -94,6 +95,7 @@ class Server:
         self.builtin = builtin_of(self)
         self.health: dict[str, HealthStatus] = {"": "SERVING", self.schema.name: "SERVING"}
         self.limits = limits
+        self.shares = Shares(limits)
         self.send_tracebacks = send_tracebacks
         self.keepalive = keepalive
         self.interceptors = interceptors

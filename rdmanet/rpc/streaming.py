@@ -3,6 +3,8 @@
 `Receiving` keeps what has come until the program takes it, and grants credit as it is taken. `Sending` takes items from
 an iterator of the program's, and sends them as credit allows. The counts are those of calls.py.
 
+A method that waits for an item while nothing goes the other way, either, is not left waiting for ever (`watch`).
+
 A caller gets `Results`. Who is cancelled while it waits for the next of them ends the call, so that no method runs
 whose caller is gone. A generator that was cancelled is complete, as far as Python knows; `Results` says what happened.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final
@@ -18,7 +21,8 @@ from typing import Any, Final
 from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.link import Link, logger
-from rdmanet.rpc.messages import OutItem, Window
+from rdmanet.rpc.messages import OutItem, Window, raw
+from rdmanet.rpc.shares import Held
 from rdmanet.rpc.stats import Counter
 
 SHARE_BYTES: Final = 64 << 10
@@ -31,28 +35,70 @@ class Receiving:
     """The items of a stream, as the program takes them. One task may iterate at a time.
 
     :param decode: from an item's msgpack to the item
+    :param on_taken: is told the cost of each item that is taken
     """
 
-    def __init__(self, link: Link, inflow: Inflow, decode: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        inflow: Inflow,
+        decode: Callable[[Any], Any],
+        on_taken: Callable[[int], None] | None = None,
+    ) -> None:
         self.number = -1
         self.inflow = inflow
         self._link = link
         self._decode = decode
+        self._on_taken = on_taken
         self._items: deque[bytes] = deque()
+        self._put = 0
+        self._moved = -1  # how much has, when somebody waited at the last look
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
         self._error: BaseException | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._seconds = math.inf
+        self._other: Outflow | None = None
 
     def put(self, item: bytes) -> None:
         """An item has come, and was counted."""
-        self._items.append(item)
-        self._wake()
+        if not self._ended:
+            self._items.append(item)
+            self._put += 1
+            self._wake()
 
     def finish(self, error: BaseException | None = None) -> None:
         """There will be no more. What has come is taken first, and then this error, if there is one."""
         if not self._ended:
             self._ended, self._error = True, error
             self._wake()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def watch(self, seconds: float, sent: Outflow | None) -> None:
+        """End the stream with an error when somebody has waited so long for an item, or up to twice that.
+
+        :param sent: the stream that goes the other way, if there is one. As long as it moves, nobody waits in vain
+        """
+        if seconds < math.inf:
+            self._seconds, self._other = seconds, sent
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._timer = self._link.loop.call_later(self._seconds, self._look)
+
+    def _look(self) -> None:
+        before, other = self._moved, self._other
+        self._moved = (
+            self._put + (0 if other is None else other.sent_bytes) if self._waiter is not None else -1
+        )
+        if self._moved != before or self._waiter is None:
+            self._look_again()
+        else:
+            text = f"nothing has come of the caller's stream for {self._seconds} s: the limit stream_seconds"
+            self._timer = None
+            self.finish(Error(Code.DEADLINE_EXCEEDED, text))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -79,6 +125,8 @@ class Receiving:
             finally:
                 self._waiter = None
         item = self._items.popleft()
+        if self._on_taken is not None:
+            self._on_taken(len(item) + ITEM_BYTES)
         if (total := self.inflow.taken(len(item) + ITEM_BYTES)) is not None and not self._ended:
             self._link.send(Window(self.number, total))
         return self._decode(item)
@@ -98,13 +146,17 @@ def another(error: BaseException) -> BaseException:
 
 
 class Sending:
-    """Items of the program's on their way to the peer."""
+    """Items of the program's on their way to the peer.
 
-    def __init__(self, link: Link, outflow: Outflow, counter: Counter) -> None:
+    :param held: counts an item that has to wait; None: nobody does
+    """
+
+    def __init__(self, link: Link, outflow: Outflow, counter: Counter, held: Held | None = None) -> None:
         self.number = -1
         self.outflow = outflow
         self._link = link
         self._counter = counter
+        self._held = held
         self._waiter: asyncio.Future[None] | None = None
 
     def allowed(self) -> None:
@@ -119,6 +171,10 @@ class Sending:
                 stack.push_async_callback(close)
             unshared = 0
             async for item in items:
+                held = self._held if self._link.paused or not self.outflow.open else None
+                if held is not None:
+                    item = raw(item)
+                    held.hold(len(item), "items that are not read")
                 while not self.outflow.open and not self._link.is_over:
                     self._waiter = self._link.loop.create_future()
                     await self._waiter
@@ -126,6 +182,8 @@ class Sending:
                     await self._link.turns.wait()
                 if self._link.is_over:
                     raise self._link.lost_error()
+                if held is not None:
+                    held.drop()
                 length = self._link.send(OutItem(self.number, item))
                 self._counter.sent_bytes += length
                 self.outflow.sent(length - item_head(self.number) + ITEM_BYTES)

@@ -53,6 +53,7 @@ class Net:
         await self._stack.aclose()
         for server in self._servers:
             assert not server.running and not server.callees
+            assert server.shares.calls == server.shares.held_bytes == 0 and not server.shares._connections
 
 
 def channel(client: rpc.Service) -> Channel:

@@ -33,6 +33,10 @@ class Store(rpc.Service):
     async def much(self) -> bytes:
         return bytes(1_000_000)
 
+    async def large(self) -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1_000_000)
+
     async def tree(self, value: Any) -> None: ...
 
     async def total(self, numbers: AsyncIterator[int]) -> int:

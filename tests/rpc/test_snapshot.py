@@ -154,7 +154,7 @@ async def test_copies_count_as_arguments_do(net: Net):
     assert (await client.lent()).nbytes == service.array.nbytes
     assert (await client.made()).nbytes == LEND_BYTES
     service.kept.release()
-    assert callee(server)._taken_bytes == 0
+    assert callee(server).share.lent_bytes == 0
 
 
 def array() -> Any:

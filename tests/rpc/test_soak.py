@@ -232,6 +232,7 @@ class Storm:
         """Nothing is left of the calls, on the connections that are still there."""
         for server in reversed(self.servers):
             await idle(server)
+            assert server.shares.calls == 0
         assert [node.alive for node in self.nodes] == [0, 0]
         for client in self._clients.values():
             if not channel(client).link.is_over:
@@ -239,7 +240,8 @@ class Storm:
             assert_idle(channel(client))
         for callee in [callee for server in self.servers for callee in server.callees]:
             if not callee.link.is_over:
-                assert len(callee.book) == callee._inline_bytes == callee._taken_bytes == 0
+                share = callee.share
+                assert len(callee.book) == share.calls == share.inline_bytes == share.lent_bytes == 0
                 assert not callee.link._awaited and not leases(callee.link)
 
     async def end(self) -> None:

@@ -1,0 +1,66 @@
+"""How a server takes a call's buffers: what has come for each becomes what the method's annotation says.
+
+Bytes that came in the message are here. Those on loan are read from the caller's memory into new memory, which counts
+until the call ends (shares.py); or the method gets an `rpc.Buffer`, and reads itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rdmanet.memory import OfferedMemory
+from rdmanet.rpc import lending
+from rdmanet.rpc.buffer import Buffer, over
+from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.lending import Loan, as_declared, fetched, here, loan_of
+from rdmanet.rpc.link import Link
+from rdmanet.rpc.messages import Array, Lent
+from rdmanet.rpc.running import Running
+from rdmanet.rpc.shares import Share
+
+
+async def take(
+    link: Link, share: Share, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
+) -> tuple[Any, ...]:
+    """The arguments with their buffers, as the method declares them.
+
+    :param buffers: those that are to be released when the call ends are added
+    :raises Error: they are no such buffers, or too large, or the caller does not offer them
+    """
+    found, method = list(arguments), running.method
+    for index in method.buffers:
+        value, parameter = found[index], method.parameters[index]
+        type_ = parameter.type
+        if type(value) is memoryview and type_ is not Buffer:
+            found[index] = as_declared(type_, value)
+            continue
+        if not isinstance(value, memoryview | Lent | Array):
+            continue  # the default
+        loan = loan_of(value)
+        lending.check(type_, value, Code.INVALID_ARGUMENT, f"{method.label}: parameter {parameter.name}")
+        if loan is None:
+            found[index] = here(type_, value)
+        else:
+            if running.call.is_over:  # an interceptor has answered, and goes on
+                raise over()
+            if type_ is not Buffer:
+                share.hold_lent(running, loan.length, "arguments")
+            running.borrowed.append(await _found(link, loan, share.limits.lent_seconds))
+            if type_ is Buffer:  # the method may take memory for all of it
+                found[index] = Buffer.of(Loan(link, loan), loan.length)
+            else:
+                found[index] = await fetched(link, type_, value, loan)
+            running.counter.lent_bytes += loan.length
+        if type_ is Buffer:
+            buffers.append(found[index])
+    return tuple(found)
+
+
+async def _found(link: Link, loan: Lent, seconds: float) -> OfferedMemory:
+    try:
+        async with asyncio.timeout(seconds):
+            return await lending.found(link, loan)
+    except TimeoutError:
+        text = f"the caller has not offered the memory of an argument for {seconds} s: the limit lent_seconds"
+        raise Error(Code.DEADLINE_EXCEEDED, text) from None
