@@ -98,6 +98,12 @@ modules = [
         extra_link_args=ldflags,
     ),
     Extension(
+        "rdmanet.weighing",
+        ["rdmanet/weighing.pyx"],
+        extra_compile_args=[*cflags, "-Wno-unused-parameter", "-Wno-unused-function"],
+        extra_link_args=ldflags,
+    ),
+    Extension(
         "rdmanet._core",
         ["rdmanet/_core.pyx", *sorted(glob("rdmanet/abi/*.c"))],
         include_dirs=["rdmanet/abi", "rdmanet/_pyx"],

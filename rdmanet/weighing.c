@@ -6,9 +6,13 @@
         "depends": [],
         "extra_compile_args": [
             "-std=gnu11",
-            "-O2",
+            "-g",
             "-Wall",
-            "-Wextra"
+            "-Wextra",
+            "-O2",
+            "-DNDEBUG",
+            "-Wno-unused-parameter",
+            "-Wno-unused-function"
         ],
         "name": "rdmanet.weighing",
         "sources": [

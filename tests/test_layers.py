@@ -30,6 +30,7 @@ RPC_GROUND = {
 RPC_GROUND |= {
     "rpc.annotations",
     "rpc.shares",
+    "rpc.weights",
     "rpc.snapshot",
     "rpc.marks",
     "rpc.retry",
@@ -41,6 +42,7 @@ RPC_GROUND |= {
 ROOMS = [
     [
         {"errors", "credit", "placement", "slots", "remote", "qpinfo"},
+        {"weighing"},
         {"log_rate"},
         {"environment"},
         {"scopes"},
@@ -107,7 +109,7 @@ ROOMS = [
 ]
 # Packages whose modules have places of their own; of the others the package has one.
 DIVIDED = {"rpc", "streams"}
-PURE = {"errors", "credit", "placement", "slots", "protocol", "offers", "remote", "qpinfo"}
+PURE = {"weighing", "errors", "credit", "placement", "slots", "protocol", "offers", "remote", "qpinfo"}
 PURE |= RPC_GROUND
 # What would be I/O, a loop, a clock or a device.
 WORLDLY = {"asyncio", "mmap", "select", "selectors", "signal", "socket", "subprocess"}

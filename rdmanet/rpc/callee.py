@@ -233,7 +233,8 @@ class Callee:
             call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)
             counter = self._counters[method.number]
             running = Running(number, method, function, call, counter, self.link.heard_at)
-            self.share.begin(running, len(raw_arguments) + len(message.metadata))
+            made_bytes = method.scale.weigh(raw_arguments, self.limits.decoded_bytes)
+            self.share.begin(running, len(raw_arguments) + len(message.metadata) + made_bytes)
             arguments = method.decode_arguments(raw_arguments)
             if method.kind is Kind.UNARY:
                 self.book.begin(number, Kind.UNARY, running)
@@ -284,6 +285,7 @@ class Callee:
         if running is not None and running.received is not None:
             running.counter.received_bytes += len(item)
             try:
+                running.method.item_scale.weigh(item, self.limits.decoded_bytes)
                 self.share.hold(running, len(item) + ITEM_BYTES, "items")
             except Error as exc:
                 running.received.finish(exc)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -95,17 +96,8 @@ class Channel:
 
     def _made(self) -> None:
         limits, schema = self.limits, self.schema
-        self.link.send(
-            Hello(
-                MAGIC,
-                VERSION,
-                schema.name[:256],
-                schema.digest,
-                limits.message_bytes,
-                limits.calls,
-                limits.stream_bytes,
-            )
-        )
+        most = limits.message_bytes, limits.calls, limits.stream_bytes
+        self.link.send(Hello(MAGIC, VERSION, schema.name[:256], schema.digest, *most))
 
     @property
     def peer(self) -> Any:
@@ -399,7 +391,8 @@ class Channel:
                 arguments = await self._lend(call, arguments, loans, block)
             pending = Pending(method, self.loop.create_future(), self._counters[method.number])
             inflow = Inflow(self.limits.stream_bytes)
-            received = pending.received = Receiving(self.link, inflow, method.decode_result)
+            decode = functools.partial(method.decode_result, most=self.limits.decoded_bytes)
+            received = pending.received = Receiving(self.link, inflow, decode)
             outflow = None if method.stream is None else Outflow(self._stream_bytes)
             timer = self._begin(pending, call, arguments, inflow, outflow)
             received.number = pending.number
@@ -442,7 +435,7 @@ class Channel:
                 self._release(message.number)
             return
         try:
-            future.set_result(pending.method.decode_result(message.result))
+            future.set_result(pending.method.decode_result(message.result, self.limits.decoded_bytes))
         except BaseException as exc:  # also what the constructor of a class has raised
             pending.fail(exc)
             if isinstance(exc, ENDS_THE_PROGRAM):

@@ -48,6 +48,8 @@ import msgspec
 from msgspec import inspect
 
 from rdmanet.errors import ProtocolError
+from rdmanet.rpc.errors import Error
+from rdmanet.rpc.weights import SCHEMA_BYTES, Scale
 
 Description = Any
 """A str, or a list as above."""
@@ -411,6 +413,7 @@ _Methods = Annotated[
     msgspec.Meta(max_length=METHODS_MOST),
 ]
 _decode_schema: Final = msgspec.msgpack.Decoder(tuple[_Methods, Structs]).decode
+_scale: Final = Scale(tuple[_Methods, Structs])
 
 
 def decode_description(raw: Any) -> tuple[list[Any], Structs]:
@@ -419,7 +422,8 @@ def decode_description(raw: Any) -> tuple[list[Any], Structs]:
     :raises ProtocolError: it is no schema
     """
     try:
+        _scale.weigh(raw, SCHEMA_BYTES)
         methods, structs = _decode_schema(raw)
-    except (msgspec.MsgspecError, RecursionError) as exc:
+    except (msgspec.MsgspecError, RecursionError, Error) as exc:
         raise ProtocolError(f"the server sent what is no schema: {exc}") from None
     return methods, structs

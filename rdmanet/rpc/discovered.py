@@ -23,6 +23,7 @@ from rdmanet.rpc.limits import DEFAULT
 from rdmanet.rpc.marks import Options
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.schema import Kind, Method, Parameter, Schema
+from rdmanet.rpc.weights import Scale
 
 _any: Final = msgspec.msgpack.Decoder().decode
 _buffer: Final = msgspec.msgpack.Decoder(memoryview | Lent).decode
@@ -53,6 +54,9 @@ class Discovered(Schema):
         return {each[0]: number for number, each in enumerate(self.described)}
 
 
+_ANY_SCALE: Final = Scale(Any)
+
+
 class DiscoveredMethod(Method):
     """A method that the server has.
 
@@ -76,6 +80,7 @@ class DiscoveredMethod(Method):
         self.buffers = [index for index, parameter in enumerate(self.parameters) if parameter.is_buffer]
         self._result = _buffer if result == BUFFER else _bytes_of_array if self.result_is_buffer else _any
         self._item = self._details = _any
+        self.scale = self._result_scale = self.item_scale = self._details_scale = _ANY_SCALE
 
     def arguments_of(
         self, given: dict[str, Any], structs: Structs, bytes_of: Callable[[str], bytes]

@@ -35,6 +35,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     host, or an address of another host (of IPv6, a /48).
 
     :ivar message_bytes: the longest message that is received. It bounds arguments and results that go inline
+    :ivar decoded_bytes: how much memory the objects may take that one message becomes, beside its texts and bytes: it
+        is estimated before they are made
     :ivar calls: calls of one connection that may be unfinished at a time, in each direction
     :ivar server_calls: the same for a server
     :ivar stream_bytes: how much of a stream may be on its way or unread; one item more than that may be
@@ -53,6 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     message_bytes: int = 256 << 20
+    decoded_bytes: int = 64 << 20
     calls: int = 1024
     server_calls: int = 16384
     stream_bytes: int = 256 << 10
@@ -67,6 +70,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in (
             "message_bytes",
+            "decoded_bytes",
             "calls",
             "server_calls",
             "stream_bytes",

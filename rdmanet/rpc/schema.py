@@ -50,6 +50,7 @@ from rdmanet.rpc.describe import (
 )
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.marks import Options
+from rdmanet.rpc.weights import DETAILS_BYTES, Scale
 
 __all__ = ["Schema", "Service"]
 
@@ -89,6 +90,7 @@ class Method:
     :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
     :ivar result: the type of the result, or of the items that the callee streams
     :ivar inline: which parameters go in the message, whatever their length
+    :ivar scale: weighs arguments before they are decoded, `item_scale` the caller's items
     """
 
     inline: frozenset[int] = frozenset()
@@ -188,6 +190,9 @@ class Method:
         self._result = _decoder(wire_type(self.result) if self.result_is_buffer else self.result)
         self._item = _decoder(Any if self.stream is None else self.stream[1])
         self._details = _decoder(Any if self.options.details is None else self.options.details)
+        self.scale, self.item_scale = Scale(*types), Scale(Any if self.stream is None else self.stream[1])
+        self._result_scale = Scale(wire_type(self.result) if self.result_is_buffer else self.result)
+        self._details_scale = Scale(Any if self.options.details is None else self.options.details)
 
     def fitted(self, there: Any) -> Method:
         """The same method, as it is called at a server that has another version of it.
@@ -207,6 +212,7 @@ class Method:
         if result == BUFFER and not self.result_is_buffer and self.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
             found.result, found.result_is_buffer = bytes_in(self.result), True
             found._result = _decoder(wire_type(bytes))
+            found._result_scale = Scale(wire_type(bytes))
         return found
 
     def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
@@ -281,11 +287,12 @@ class Method:
             message = message.replace(f"`$[{index}]", f"`{parameter.name}")
         return message
 
-    def decode_result(self, raw: Any) -> Any:
+    def decode_result(self, raw: Any, most: int) -> Any:
         """A call's result, or an item that the callee streams. A buffer or an array is as in `decode_arguments`.
 
-        :raises Error: INTERNAL; it is not of its type
+        :raises Error: INTERNAL; it is not of its type. RESOURCE_EXHAUSTED; its objects take more bytes than `most`
         """
+        self._result_scale.weigh(raw, most)
         try:
             return self._result(raw)
         except Exception as exc:
@@ -310,6 +317,7 @@ class Method:
     def decode_details(self, raw: Any) -> Any:
         """The details of an error; None, if they are not of their type."""
         try:
+            self._details_scale.weigh(raw, DETAILS_BYTES)
             return self._details(raw)
         except ENDS_THE_PROGRAM:
             raise

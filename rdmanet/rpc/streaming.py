@@ -171,7 +171,7 @@ class Sending:
                 stack.push_async_callback(close)
             unshared = 0
             async for item in items:
-                held = self._held if self._link.paused or not self.outflow.open else None
+                held = self._held if self._link.turns.busy or not self.outflow.open else None
                 if held is not None:
                     item = raw(item)
                     held.hold(len(item), "items that are not read")

@@ -79,7 +79,7 @@ def try_pair(seed: int) -> int:
             sent = a_value(written, rng)
             try:
                 (taken,) = takes.decode_arguments(msgspec.msgpack.encode([sent.value]))
-                given = gives.decode_result(msgspec.msgpack.encode(sent.value))
+                given = gives.decode_result(msgspec.msgpack.encode(sent.value), 1 << 26)
             except rpc.Error as exc:
                 raise AssertionError(told(seed, written, read, sent, exc)) from exc
             if takes.parameters[0].is_buffer:

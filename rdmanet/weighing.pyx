@@ -1,0 +1,423 @@
+# cython: language_level=3, auto_pickle=False
+"""What a message of msgpack is going to make, before anything of it is made: weigh().
+
+One byte of msgpack may become an object of 72 bytes, or of many more, and a map whose keys collide takes time that
+grows with the square of their number. So a limit of the bytes of a message limits neither memory nor time. This goes
+once through the bytes, makes nothing, and takes a few nanoseconds for each value, a part of what decoding it takes.
+
+    memory    What CPython's objects take on a 64-bit machine. For containers and texts the caller knows better: a
+              class may make more of them than a list or a str. What is in texts and bytes does not count, as it is in
+              the message as well; only what a text takes more, if its characters have two or four bytes.
+    keys      Hashes of texts and bytes are randomized; those of numbers are known to everybody, and those of tuples
+              of numbers. So the keys of a map that are numbers are put into tables of all sizes that its dictionary
+              may have, as CPython does it. If that takes more than COLLISIONS steps a key, they collide. Of keys whose
+              hashes are not computed here, a map has KEYS_MOST at most.
+    sets      Where the types have some, an array may become one. Its items are tried as keys are.
+
+What is no msgpack, and what ends early, is left to the decoder.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+
+cdef extern from * nogil:
+    """
+    #include <math.h>
+    #include <stdbool.h>
+    #include <stdlib.h>
+    #include <string.h>
+
+    enum {
+        RN_WEIGH_DEPTH = 1024, /* more than the decoder goes down */
+        RN_KEYS_FEW = 64,      /* they may collide as they want */
+        RN_KEYS_MOST = 2048,
+        RN_COLLISIONS = 32,
+        RN_SLOT_BYTES = 8,
+        RN_ENTRY_BYTES = 104, /* of a dictionary that has just grown */
+        RN_DICT_BYTES = 240,
+        RN_WIDE_BYTES = 32, /* more than a text in ASCII */
+    };
+
+    enum rn_weighed { RN_WEIGHED, RN_NO_MSGPACK, RN_TOO_DEEP, RN_TOO_MUCH, RN_KEYS_COLLIDE, RN_NO_MEMORY };
+
+    struct rn_key {
+        uint64_t hash, value, high; /* keys that have the same value are equal */
+    };
+
+    struct rn_keys {
+        struct rn_key *keys; /* with known hashes; NULL if there are few */
+        uint32_t count, unknown;
+        bool are_of_map;
+    };
+
+    struct rn_scale {
+        const uint8_t *at, *end;
+        uint64_t bytes, most;
+        uint32_t container_bytes, text_bytes;
+        bool texts_are_objects, has_float_keys;
+        int has_sets; /* 1: of numbers and texts; 2: of tuples, too */
+    };
+
+    #define RN_HASH_BITS 61
+    #define RN_HASH_MODULUS ((1ull << RN_HASH_BITS) - 1)
+
+    /* As hash(int); the sign apart. */
+    static uint64_t rn_hash_signed(uint64_t magnitude, bool negative)
+    {
+        uint64_t hash = magnitude % RN_HASH_MODULUS;
+
+        if (!negative)
+            return hash;
+        return hash == 1 ? -2ull : 0 - hash; /* -1 stands for an error */
+    }
+
+    /* As hash(float) of a finite number. */
+    static uint64_t rn_hash_double(double value)
+    {
+        int exponent;
+        double m = frexp(fabs(value), &exponent);
+        uint64_t x = 0, y;
+
+        while (m != 0) {
+            x = ((x << 28) & RN_HASH_MODULUS) | x >> (RN_HASH_BITS - 28);
+            m *= 268435456.0; /* 2**28 */
+            exponent -= 28;
+            y = (uint64_t)m;
+            m -= (double)y;
+            x += y;
+            if (x >= RN_HASH_MODULUS)
+                x -= RN_HASH_MODULUS;
+        }
+        exponent = exponent >= 0 ? exponent % RN_HASH_BITS : RN_HASH_BITS - 1 - (-1 - exponent) % RN_HASH_BITS;
+        x = ((x << exponent) & RN_HASH_MODULUS) | x >> (RN_HASH_BITS - exponent);
+        return rn_hash_signed(x, value < 0);
+    }
+
+    /* Put the first keys into a table of this size, as many as CPython would, and see whether that takes too long. */
+    static bool rn_keys_collide_in(const struct rn_keys *k, uint32_t *table, uint64_t size, unsigned linear)
+    {
+        uint64_t mask = size - 1, steps = 0, usable = size * 2 / 3, most;
+        uint32_t count = k->count < usable ? k->count : (uint32_t)usable;
+
+        most = (uint64_t)count * RN_COLLISIONS;
+        memset(table, 0, size * sizeof(*table));
+        for (uint32_t n = 0; n < count; n++) {
+            const struct rn_key *key = &k->keys[n], *other;
+            uint64_t perturb = key->hash, i = key->hash & mask;
+
+            for (;;) {
+                unsigned probes = i + linear <= mask ? linear : 0;
+                uint64_t j = i;
+
+                for (;; j++) {
+                    if (!table[j])
+                        break;
+                    other = &k->keys[table[j] - 1];
+                    if (other->value == key->value && other->high == key->high)
+                        break;
+                    if (++steps > most)
+                        return true;
+                    if (j - i == probes) {
+                        j = size;
+                        break;
+                    }
+                }
+                if (j < size) {
+                    table[j] = n + 1;
+                    break;
+                }
+                perturb >>= 5;
+                i = (i * 5 + perturb + 1) & mask;
+            }
+        }
+        return false;
+    }
+
+    static enum rn_weighed rn_keys_try(const struct rn_keys *k, unsigned linear)
+    {
+        uint64_t largest = 8;
+        uint32_t *table;
+        bool collide = false;
+
+        if (k->unknown > RN_KEYS_MOST)
+            return RN_KEYS_COLLIDE;
+        if (k->count < RN_KEYS_FEW)
+            return RN_WEIGHED;
+        while (largest * 2 / 3 < k->count)
+            largest *= 2;
+        largest *= 4; /* a table may grow by four at a time */
+        table = malloc(largest * sizeof(*table));
+        if (!table)
+            return RN_NO_MEMORY;
+        for (uint64_t size = RN_KEYS_FEW; size <= largest && !collide; size *= 2)
+            collide = rn_keys_collide_in(k, table, size, linear);
+        free(table);
+        return collide ? RN_KEYS_COLLIDE : RN_WEIGHED;
+    }
+
+    static void rn_key_is(struct rn_keys *keys, uint64_t hash, uint64_t value, uint64_t high)
+    {
+        if (keys && keys->keys)
+            keys->keys[keys->count++] = (struct rn_key){hash, value, high};
+    }
+
+    static void rn_key_is_unknown(struct rn_keys *keys)
+    {
+        if (keys)
+            keys->unknown++;
+    }
+
+    static bool rn_weigh_read(struct rn_scale *s, unsigned length, uint64_t *value)
+    {
+        *value = 0;
+        if ((size_t)(s->end - s->at) < length)
+            return false;
+        while (length--)
+            *value = *value << 8 | *s->at++;
+        return true;
+    }
+
+    static enum rn_weighed rn_weigh_value(struct rn_scale *s, unsigned depth, struct rn_keys *keys);
+
+    static enum rn_weighed rn_weigh_number(struct rn_scale *s, struct rn_keys *keys, uint64_t magnitude, bool negative)
+    {
+        if (magnitude > 256 || (negative && magnitude > 5))
+            s->bytes += 32;
+        if (s->has_float_keys && magnitude > 1ull << 53)
+            rn_key_is_unknown(keys); /* its float may be that of others as well */
+        rn_key_is(keys, rn_hash_signed(magnitude, negative), magnitude, negative);
+        return RN_WEIGHED;
+    }
+
+    static enum rn_weighed rn_weigh_float(struct rn_scale *s, struct rn_keys *keys, double value, uint64_t bits)
+    {
+        s->bytes += 24;
+        if (isfinite(value))
+            rn_key_is(keys, rn_hash_double(value), bits, 2);
+        return RN_WEIGHED;
+    }
+
+    /* A key that may be a UUID: hexadecimal digits, or 16 bytes. Its hash is that of the number. */
+    static void rn_key_is_object(struct rn_keys *keys, const uint8_t *at, uint64_t length, bool is_text)
+    {
+        uint64_t high = 0, low = 0;
+        unsigned digits = 0;
+        int digit;
+
+        for (uint64_t i = 0; i < length && length <= 36; i++) {
+            if (!is_text) {
+                high = high << 8 | low >> 56;
+                low = low << 8 | at[i];
+                digits += 2;
+                continue;
+            }
+            if (at[i] == '-')
+                continue;
+            digit = at[i] <= '9' ? at[i] - '0' : (at[i] | 0x20) - 'a' + 10;
+            if (digit < 0 || digit > 15)
+                return rn_key_is_unknown(keys);
+            high = high << 4 | low >> 60;
+            low = low << 4 | (unsigned)digit;
+            digits++;
+        }
+        if (digits == 32)
+            rn_key_is(keys, (uint64_t)(((unsigned __int128)high << 64 | low) % RN_HASH_MODULUS), low, high);
+        else
+            rn_key_is_unknown(keys);
+    }
+
+    static enum rn_weighed rn_weigh_bytes(struct rn_scale *s, struct rn_keys *keys, uint64_t length, bool is_text)
+    {
+        uint8_t largest = 0;
+
+        if ((uint64_t)(s->end - s->at) < length)
+            return RN_NO_MSGPACK;
+        s->bytes += s->text_bytes;
+        if (is_text) {
+            for (uint64_t i = 0; i < length; i++)
+                largest = s->at[i] > largest ? s->at[i] : largest;
+            s->bytes += largest >= 0xf0 ? RN_WIDE_BYTES + 3 * length : largest >= 0x80 ? RN_WIDE_BYTES + length : 0;
+        }
+        if (s->texts_are_objects && keys)
+            rn_key_is_object(keys, s->at, length, is_text);
+        s->at += length;
+        return RN_WEIGHED;
+    }
+
+    /* Whether a tuple that begins here has a hash that nobody knows: its first item is a text, or bytes. */
+    static bool rn_begins_with_text(const struct rn_scale *s)
+    {
+        uint8_t kind = s->at < s->end ? *s->at : 0;
+
+        return !s->texts_are_objects && ((kind > 0xa0 && kind <= 0xbf) || (kind >= 0xc4 && kind <= 0xc6) ||
+                                         (kind >= 0xd9 && kind <= 0xdb));
+    }
+
+    static enum rn_weighed rn_weigh_items(struct rn_scale *s, unsigned depth, uint64_t count, bool is_map)
+    {
+        struct rn_keys keys = {.are_of_map = is_map};
+        enum rn_weighed found = RN_WEIGHED;
+        bool has_keys = is_map || s->has_sets;
+
+        if (depth >= RN_WEIGH_DEPTH)
+            return RN_TOO_DEEP;
+        if ((uint64_t)(s->end - s->at) < count * (is_map ? 2 : 1))
+            return RN_NO_MSGPACK;
+        if (is_map)
+            s->bytes += (count ? RN_DICT_BYTES : 0) + count * RN_ENTRY_BYTES;
+        else
+            s->bytes += count * (s->has_sets ? RN_ENTRY_BYTES : RN_SLOT_BYTES);
+        if (s->bytes > s->most)
+            return RN_TOO_MUCH;
+        if (has_keys && count >= RN_KEYS_FEW && !(keys.keys = malloc(count * sizeof(*keys.keys))))
+            return RN_NO_MEMORY;
+        for (uint64_t i = 0; i < count && found == RN_WEIGHED; i++) {
+            found = rn_weigh_value(s, depth + 1, has_keys ? &keys : NULL);
+            if (is_map && found == RN_WEIGHED)
+                found = rn_weigh_value(s, depth + 1, NULL);
+        }
+        if (found == RN_WEIGHED && has_keys)
+            found = rn_keys_try(&keys, 0);
+        if (found == RN_WEIGHED && has_keys && !is_map)
+            found = rn_keys_try(&keys, 9); /* a set tries its neighbours first */
+        free(keys.keys);
+        return found;
+    }
+
+    static enum rn_weighed rn_weigh_container(struct rn_scale *s, unsigned depth, struct rn_keys *keys,
+                                              uint64_t count, bool is_map)
+    {
+        s->bytes += s->container_bytes;
+        if (keys && (keys->are_of_map || s->has_sets == 2) && (is_map || !rn_begins_with_text(s)))
+            rn_key_is_unknown(keys);
+        return rn_weigh_items(s, depth, count, is_map);
+    }
+
+    static enum rn_weighed rn_weigh_value(struct rn_scale *s, unsigned depth, struct rn_keys *keys)
+    {
+        uint64_t value;
+        uint8_t kind;
+        double real;
+        float narrow;
+        uint32_t bits;
+
+        if (s->bytes > s->most)
+            return RN_TOO_MUCH;
+        if (s->at == s->end)
+            return RN_NO_MSGPACK;
+        kind = *s->at++;
+        if (kind <= 0x7f)
+            return rn_weigh_number(s, keys, kind, false);
+        if (kind >= 0xe0)
+            return rn_weigh_number(s, keys, 256 - (uint64_t)kind, true);
+        if (kind <= 0x8f)
+            return rn_weigh_container(s, depth, keys, kind & 0xf, true);
+        if (kind <= 0x9f)
+            return rn_weigh_container(s, depth, keys, kind & 0xf, false);
+        if (kind <= 0xbf)
+            return rn_weigh_bytes(s, keys, kind & 0x1f, true);
+        switch (kind) {
+        case 0xc0: case 0xc2: case 0xc3: /* nil, false, true */
+            return RN_WEIGHED;
+        case 0xc4: case 0xc5: case 0xc6: /* bin */
+            return rn_weigh_read(s, 1u << (kind - 0xc4), &value) ? rn_weigh_bytes(s, keys, value, false)
+                                                                 : RN_NO_MSGPACK;
+        case 0xd9: case 0xda: case 0xdb: /* str */
+            return rn_weigh_read(s, 1u << (kind - 0xd9), &value) ? rn_weigh_bytes(s, keys, value, true)
+                                                                 : RN_NO_MSGPACK;
+        case 0xc7: case 0xc8: case 0xc9: /* ext: of that length, and a byte */
+            rn_key_is_unknown(keys);
+            return rn_weigh_read(s, 1u << (kind - 0xc7), &value) ? rn_weigh_bytes(s, NULL, value + 1, false)
+                                                                 : RN_NO_MSGPACK;
+        case 0xd4: case 0xd5: case 0xd6: case 0xd7: case 0xd8: /* ext of a fixed length */
+            rn_key_is_unknown(keys);
+            return rn_weigh_bytes(s, NULL, (1u << (kind - 0xd4)) + 1, false);
+        case 0xca: /* float */
+            if (!rn_weigh_read(s, 4, &value))
+                return RN_NO_MSGPACK;
+            bits = (uint32_t)value;
+            memcpy(&narrow, &bits, sizeof(narrow));
+            real = narrow;
+            memcpy(&value, &real, sizeof(value));
+            return rn_weigh_float(s, keys, real, value);
+        case 0xcb:
+            if (!rn_weigh_read(s, 8, &value))
+                return RN_NO_MSGPACK;
+            memcpy(&real, &value, sizeof(real));
+            return rn_weigh_float(s, keys, real, value);
+        case 0xcc: case 0xcd: case 0xce: case 0xcf: /* uint */
+            return rn_weigh_read(s, 1u << (kind - 0xcc), &value) ? rn_weigh_number(s, keys, value, false)
+                                                                 : RN_NO_MSGPACK;
+        case 0xd0: case 0xd1: case 0xd2: case 0xd3: /* int */
+            if (!rn_weigh_read(s, 1u << (kind - 0xd0), &value))
+                return RN_NO_MSGPACK;
+            if (kind < 0xd3 && value >> ((8u << (kind - 0xd0)) - 1))
+                value |= ~0ull << (8u << (kind - 0xd0));
+            return (int64_t)value < 0 ? rn_weigh_number(s, keys, 0 - value, true)
+                                      : rn_weigh_number(s, keys, value, false);
+        case 0xdc: case 0xdd: /* array */
+            return rn_weigh_read(s, 2u << (kind - 0xdc), &value) ? rn_weigh_container(s, depth, keys, value, false)
+                                                                 : RN_NO_MSGPACK;
+        case 0xde: case 0xdf: /* map */
+            return rn_weigh_read(s, 2u << (kind - 0xde), &value) ? rn_weigh_container(s, depth, keys, value, true)
+                                                                 : RN_NO_MSGPACK;
+        }
+        return RN_NO_MSGPACK;
+    }
+    """
+    cdef enum rn_weighed:
+        RN_WEIGHED, RN_NO_MSGPACK, RN_TOO_DEEP, RN_TOO_MUCH, RN_KEYS_COLLIDE, RN_NO_MEMORY
+
+    cdef struct rn_keys:
+        pass
+
+    cdef struct rn_scale:
+        const uint8_t *at
+        const uint8_t *end
+        uint64_t bytes, most
+        uint32_t container_bytes, text_bytes
+        bint texts_are_objects, has_float_keys
+        int has_sets
+
+    rn_weighed rn_weigh_value(rn_scale *s, unsigned int depth, rn_keys *keys)
+
+
+def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=56, *, bint texts_are_objects=False,
+          bint has_float_keys=False, int has_sets=0):
+    """How many bytes of memory the objects will take that a value in msgpack becomes, beside its texts and bytes.
+
+    The value is not checked: what is no msgpack weighs as much as what comes before.
+
+    :param data: a buffer
+    :param most: at most so many
+    :param container_bytes: what an array or a map makes by itself
+    :param text_bytes: the same of a text, or of bytes
+    :param texts_are_objects: whether texts may become keys whose hashes are not randomized, as UUIDs
+    :param has_float_keys: whether numbers may become keys that are floats
+    :param has_sets: 1 if an array may become a set, 2 if that may be one of tuples
+    :raises OverflowError: it is more
+    :raises RecursionError: it is nested too deep
+    :raises ValueError: it has maps or sets whose keys collide
+    """
+    cdef Py_buffer view
+    cdef rn_scale scale
+    cdef rn_weighed found
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    scale.at = <const uint8_t *>view.buf
+    scale.end = scale.at + view.len
+    scale.bytes = 0
+    scale.most = most
+    scale.container_bytes, scale.text_bytes = container_bytes, text_bytes
+    scale.texts_are_objects, scale.has_float_keys, scale.has_sets = texts_are_objects, has_float_keys, has_sets
+    found = rn_weigh_value(&scale, 0, NULL)
+    PyBuffer_Release(&view)
+    if found == RN_TOO_MUCH or scale.bytes > most:
+        raise OverflowError(f"more than {most} bytes")
+    if found == RN_TOO_DEEP:
+        raise RecursionError("it is nested too deep")
+    if found == RN_KEYS_COLLIDE:
+        raise ValueError("it has maps or sets whose keys collide")
+    if found == RN_NO_MEMORY:
+        raise MemoryError("weigh: there is no memory")
+    return scale.bytes
