@@ -19,7 +19,7 @@ lifecycle ends our half only then.
 
 Bytes that have come when TLS begins, and that nobody has read, are TLS's: they are the peer's first records. (If they
 are none, the handshake fails. So nobody can slip in plain text before it that is then taken for what TLS protects.)
-`begin_over` sees to that wherever a transport gets an SSLProtocol.
+`begin_over` sees to that wherever an RDMA transport gets an SSLProtocol, and `start_tls` on others (in_the_clear.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any, cast
 
+from rdmanet import in_the_clear
 from rdmanet.errors import shown
 from rdmanet.ssl_protocol import Protocol
 
@@ -236,7 +237,9 @@ async def start_tls(
     greeted: asyncio.Future[None] = loop.create_future()
     below = tls.wrap(loop, protocol, greeted, is_new=False)
     lower.pause_reading()  # until connection_made() has been called
+    before = lower.get_protocol()
     lower.set_protocol(below)
+    in_the_clear.hand_over(before, protocol, below)  # by RDMA, set_protocol() has seen to what `before` had
     begun = [loop.call_soon(below.connection_made, lower), loop.call_soon(lower.resume_reading)]
     try:
         await greeted
@@ -251,22 +254,6 @@ async def start_tls(
     return face
 
 
-def tell_of_failure(
-    transport: asyncio.BaseTransport, protocol: asyncio.StreamReaderProtocol, exc: BaseException
-) -> None:
-    """After start_tls(): tell a stream that its connection is lost, if it is.
-
-    asyncio does not tell the protocol of all ends of a handshake, and wait_closed() would wait for ever.
-    """
-    if not transport.is_closing():
-        return
-    if not isinstance(exc, Exception):
-        exc = ConnectionAbortedError(
-            errno.ECONNABORTED, "start_tls() was cancelled, the connection is closed"
-        )
-    protocol.connection_lost(exc)
-
-
 def begin_over(before: asyncio.BaseProtocol | None, protocol: Any, writing_paused: bool) -> None:
     """A transport has got this SSLProtocol, after another protocol: TLS goes on where that one has stopped.
 
@@ -274,14 +261,7 @@ def begin_over(before: asyncio.BaseProtocol | None, protocol: Any, writing_pause
     """
     if writing_paused:
         protocol.pause_writing()
-    reader = getattr(before, "_rdma_sink", None)
-    unread = memoryview(b"" if reader is None else reader.take_unread())
-    while unread:
-        room = protocol.get_buffer(len(unread))
-        taken = min(len(room), len(unread))
-        room[:taken] = unread[:taken]
-        protocol.buffer_updated(taken)
-        unread = unread[taken:]
+    in_the_clear.hand_over(before, None, protocol)
 
 
 def face_of(protocol: asyncio.BaseProtocol | None) -> asyncio.Transport | None:

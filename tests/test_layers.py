@@ -57,7 +57,7 @@ ROOMS = [
         {"readiness"},
         {"options"},
         {"teardown"},
-        {"tls", "ssl_protocol"},
+        {"tls", "ssl_protocol", "in_the_clear"},
     ],
     [
         {"loop_context", "addresses", "transport_socket"},

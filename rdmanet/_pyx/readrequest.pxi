@@ -254,6 +254,13 @@ cdef class ReadRequest(Immediate):
         self.have = 0
         return 0
 
+    cdef int begin_anew(self) except -1:
+        """What it has, it has not read: other bytes are to come first."""
+        if not self.has_landing():
+            self.put_back()
+            self.scanned = 0
+        return 0
+
     # -- the kinds of reads: the result, or WAIT -----------------------------------------------------
 
     cdef object attempt(self):

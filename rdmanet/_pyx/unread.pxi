@@ -129,6 +129,8 @@ cdef class IntoReader(Sink):
 
     def take_unread(self):
         """What has come and nobody has read, as `bytes`. It is no longer to be read here."""
+        if self.reading is not None and not self.reading.future.done():
+            self.reading.begin_anew()
         self.put_all_aside()
         unread = bytes(self.aside)
         self.aside.clear()

@@ -204,17 +204,29 @@ class RdmaLoop:
 
     async def start_tls(self, transport: Any, protocol: Any, sslcontext: Any, **kwds: Any) -> Any:
         """asyncio's start_tls()."""
+        from rdmanet import in_the_clear
+
         if _is_ours(transport) or isinstance(transport, asyncio.sslproto._SSLProtocolTransport):
-            from rdmanet.tls import start_tls, tell_of_failure
+            from rdmanet.tls import start_tls
 
             try:
                 return await start_tls(transport, protocol, sslcontext, **kwds)
             except BaseException as exc:
                 if isinstance(protocol, asyncio.StreamReaderProtocol):
-                    tell_of_failure(transport, protocol, exc)
+                    in_the_clear.tell_of_failure(transport, protocol, exc)
                 raise
         inner = _original(transport)
-        over = await super().start_tls(inner, protocol, sslcontext, **kwds)  # type: ignore[misc]
+        handing = None
+        if hasattr(inner, "get_protocol"):  # else the base says what is wrong with it
+            # The base pauses reading and sets the protocol at once, and has the loop go on after this.
+            loop: Any = self
+            handing = loop.call_soon(in_the_clear.hand_over_by, inner, inner.get_protocol(), protocol)
+        try:
+            over = await super().start_tls(inner, protocol, sslcontext, **kwds)  # type: ignore[misc]
+        except BaseException:
+            if handing is not None:
+                handing.cancel()
+            raise
         return over if inner is transport else type(transport)(over, transport._facts)
 
 

@@ -719,6 +719,19 @@ async def test_a_read_that_waits_while_tls_starts(net: Net):
     assert await reading == b"hello"
 
 
+async def test_a_read_that_has_some_of_it_while_tls_starts(net: Net):
+    """What it was given in the clear is TLS's, too: no read has some bytes from before and others from behind."""
+    reader, writer, _, far_writer = await net.stream_pair()
+    [reading] = await begin(reader.readexactly(12))
+    far_writer.write(b"delete ")
+    await until_seen(lambda: writer.transport.get_extra_info("rdma_stats")["bytes_received"])
+    with pytest.raises(ssl.SSLError):
+        await writer.start_tls(CLIENT, server_hostname="localhost")
+    with pytest.raises(ssl.SSLError):
+        await reading
+    assert not reader._buffer
+
+
 async def test_a_paused_reader_starts_tls(net: Net):
     """What the reader held back is TLS's, and it holds nothing back any more."""
     reader, writer, _, far_writer = await net.stream_pair(limit=4)
