@@ -2354,6 +2354,9 @@ class IntoReader:
     def take_unread(self) -> bytes:
         """What has come and nobody has read, as `bytes`. It is no longer to be read here."""
 
+    def loses(self, exc: BaseException) -> None:
+        """The connection is lost. What has come before is read first."""
+
 class CompiledReader:
     """What asyncio.StreamReader does, and its attributes, by an IntoReader: the first base of RdmaStreamReader."""
 

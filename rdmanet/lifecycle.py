@@ -581,6 +581,7 @@ class Lifecycle:
         if self.machine.state in (State.DRAINING, State.DRAINING_TO_EOF):
             self._handle(Event.WRITE_DROPPED)
             self.connection.reading = True  # a writer learns of the end, even if the reader is paused
+            tls.close_face(self.callbacks.protocol)
         self.writing.write_dropped()
 
     def _pause_writing(self) -> None:

@@ -1,16 +1,24 @@
-"""asyncio's SSLProtocol, but everything that has arrived is decrypted into a single bytes object.
+"""asyncio's SSLProtocol, but it reads faster, and a lost connection loses nothing that has arrived.
 
 TLS has records of at most 16 KiB. asyncio reads each into an object of its own, joins these, and asks for another until
 an exception says that there is none. Here they are read one behind the other (_pyx/decrypting.pxi): a copy less, and
-mostly no exception. That is all that differs.
+mostly no exception.
 
-The method that does it, and what it uses, are not in asyncio's manual. They are the same in Python 3.11 to 3.13. In a
-Python whose SSLProtocol never calls it, connections work as asyncio's do.
+By TCP, bytes that TLS does not take, because its application has paused reading, stay in the kernel, where they outlive
+the peer. Here they have been received, and `connection_lost` is the last that TLS hears. So what is left is read then.
+And a peer that has ended TLS properly (close_notify), and aborts because we go on writing, has said all that it had to
+say. By TCP who reads hears of no error then. (Who writes learns that the connection is lost, here as there.)
+
+asyncio aborts the transport below if the peer sends on after we have closed. By TCP the kernel still delivers what was
+written before. Here the transport is closed instead, which does the same.
+
+What does this, and what it uses, is not in asyncio's manual. It is the same in Python 3.11 to 3.13. In a Python whose
+SSLProtocol has no such methods, connections work as asyncio's do.
 """
 
 from __future__ import annotations
 
-from asyncio.sslproto import SSLAgainErrors, SSLProtocol
+from asyncio.sslproto import AppProtocolState, SSLAgainErrors, SSLProtocol, SSLProtocolState
 from typing import Any
 
 from rdmanet import _core
@@ -20,12 +28,18 @@ class Protocol(SSLProtocol):
     """SSLProtocol, which reads so for protocols that get bytes by data_received(), and for others as asyncio does."""
 
     _app_protocol: Any
+    _app_reading_paused: bool
+    _app_state: Any
     _call_eof_received: Any
+    _eof_received: bool
     _do_read: Any
     _incoming: Any
     _loop: Any
     _sslobj: Any
     _start_shutdown: Any
+    _state: Any
+
+    _peer_goes_on = False
 
     def _do_read__copied(self) -> None:
         data, is_closed = _core.decrypted(self._sslobj, self._incoming, SSLAgainErrors)
@@ -36,6 +50,20 @@ class Protocol(SSLProtocol):
         if is_closed:
             self._call_eof_received()
             self._start_shutdown()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._app_reading_paused and self._state is not SSLProtocolState.DO_HANDSHAKE:
+            self._app_reading_paused = False
+            self._do_read()
+        has_all = self._app_state is AppProtocolState.STATE_EOF and not self._eof_received  # it is TLS's end
+        super().connection_lost(None if has_all else exc)
+
+    def _on_shutdown_complete(self, shutdown_exc: Exception | None) -> None:
+        if getattr(shutdown_exc, "reason", "") == "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
+            self._peer_goes_on = True
+        if self._peer_goes_on:
+            shutdown_exc = None  # nobody is there to read it, and OpenSSL has another error for each time
+        super()._on_shutdown_complete(shutdown_exc)  # type: ignore[misc]
 
 
 KINDS = (SSLProtocol, Protocol)

@@ -273,6 +273,16 @@ def face_of(protocol: asyncio.BaseProtocol | None) -> asyncio.Transport | None:
     )
 
 
+def close_face(protocol: asyncio.BaseProtocol | None) -> None:
+    """The connection is gone, of which TLS will hear. The face says so now.
+
+    Else a program that writes and awaits drain() in a row would never let the loop run, which is to tell it.
+    """
+    face: Any = face_of(protocol)
+    if face is not None:
+        face._closed = True
+
+
 def is_tls(protocol: asyncio.BaseProtocol | None) -> bool:
     """Whether a transport's protocol encrypts it."""
     return isinstance(protocol, SSLProtocol)

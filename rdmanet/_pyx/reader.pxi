@@ -44,11 +44,12 @@ class CompiledReader:
 
     @property
     def _exception(self):
-        return (<IntoReader>self._into).exception
+        return (<IntoReader>self._into).error()
 
     @_exception.setter
     def _exception(self, value):
-        (<IntoReader>self._into).exception = value
+        cdef IntoReader into = self._into
+        into.exception, into.lost = value, None
 
     @property
     def _paused(self):
@@ -76,9 +77,10 @@ class CompiledReader:
         (<IntoReader>self._into).waiter = value
 
     def set_exception(self, exc):
-        """Have every read raise it."""
+        """Have every read raise it; the loss of the connection, only reads that find no more bytes."""
         cdef IntoReader into = self._into
-        into.exception = exc
+        if exc is not into.lost:
+            into.exception = exc
         into.tell()
 
     def feed_eof(self):
@@ -234,7 +236,7 @@ cdef class DrainRequest(Immediate):
     cdef object begin(self):
         cdef Connection connection = self.writer._connection
         cdef IntoReader into = self.writer._into
-        if connection.writable and not connection.protocol_paused and into.exception is None:
+        if connection.writable and not connection.protocol_paused and into.error() is None:
             return None
         self.inner = self.writer._drain_as_asyncio()
         return WAIT

@@ -264,6 +264,13 @@ cdef class ReadRequest(Immediate):
     # -- the kinds of reads: the result, or WAIT -----------------------------------------------------
 
     cdef object attempt(self):
+        result = self.attempt_kind()
+        if result is WAIT and self.sink.lost is not None and not self.has_landing():
+            self.put_back()
+            raise self.sink.lost
+        return result
+
+    cdef object attempt_kind(self):
         if self.kind == READ_SOME:
             return self.some()
         if self.kind == READ_EXACTLY:

@@ -30,7 +30,8 @@ cdef class IntoReader(Sink):
     cdef object aside                   # bytearray
     cdef ReadRequest reading            # who waits, or None
     cdef object waiter                  # what somebody has set StreamReader._waiter to
-    cdef object exception
+    cdef object exception               # reads raise it at once
+    cdef object lost                    # why the connection is lost: they raise it where they would wait
     cdef object create_future
     cdef object transport
     cdef Py_ssize_t limit
@@ -201,6 +202,14 @@ cdef class IntoReader(Sink):
     cdef int landed(self) except -1:
         return self.tell()
 
+    cdef inline object error(self):
+        return self.lost if self.exception is None else self.exception
+
+    def loses(self, exc):
+        """The connection is lost. What has come before is read first."""
+        self.lost = exc
+        self.tell()
+
     cdef int tell(self) except -1:
         """Something has changed for who waits."""
         if self.reading is not None:
@@ -208,10 +217,10 @@ cdef class IntoReader(Sink):
         elif self.waiter is not None:
             waiter, self.waiter = self.waiter, None
             if not waiter.cancelled():
-                if self.exception is None:
+                if self.error() is None:
                     waiter.set_result(None)
                 else:
-                    waiter.set_exception(self.exception)
+                    waiter.set_exception(self.error())
         return 0
 
     cdef bint fair(self) noexcept:

@@ -146,8 +146,6 @@ class Attempt:
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """What the transport has for a factory."""
-        from rdmanet.streams.reader_writer import with_compiled_reader
-
         limit, inquiry = self.limit, self._inquiry
         is_over = (limit is not None and limit.expired()) or (
             inquiry is not None and inquiry.answer is not None
@@ -161,10 +159,14 @@ class Attempt:
             inquiry.close()
         if limit is not None:  # the loop may have been blocked until the time was up
             limit.reschedule(None)
-        self.protocol = (
-            with_compiled_reader(self._wanted.factory()) if self.layer is None else self.layer.make()
-        )
+        self.protocol = self._make_own() if self.layer is None else self.layer.make()
         return self.protocol
+
+    def _make_own(self) -> asyncio.BaseProtocol:
+        """The program's protocol."""
+        from rdmanet.streams.reader_writer import with_compiled_reader
+
+        return with_compiled_reader(self._wanted.factory())
 
     async def connect(self, address: SockAddr, chance: Chance) -> RdmaTransport:
         """Connect.
@@ -183,7 +185,7 @@ class Attempt:
             wanted.ssl, wanted.host, kwds.get("server_hostname"),
             kwds.get("ssl_handshake_timeout"), kwds.get("ssl_shutdown_timeout"),
         )  # fmt: skip
-        self.layer = None if tls is None else Layer(tls, self._base.loop, wanted.factory)
+        self.layer = None if tls is None else Layer(tls, self._base.loop, self._make_own)
         libraries = libraries_for(address, None)
         if chance.door is None:
             libraries = [library for library in libraries if not library.embedded_device]

@@ -201,8 +201,12 @@ class Switch:
         waiting = transport.get_protocol()
         try:
             tls = make_tls(kwds.get("ssl_handshake_timeout"), kwds.get("ssl_shutdown_timeout"))
-            layer = None if tls is None else Layer(tls, self.base.loop, factory)
-            protocol = with_compiled_reader(factory()) if layer is None else layer.make()
+
+            def make() -> Any:
+                return with_compiled_reader(factory())
+
+            layer = None if tls is None else Layer(tls, self.base.loop, make)
+            protocol = make() if layer is None else layer.make()
             waiting.hand_over(transport, protocol)
         except BaseException:
             transport.abort()
@@ -234,7 +238,7 @@ class Switch:
             tls = Tls.of_server(ssl, handshake_s, shutdown_s)
             return server_of(
                 self.base.loop,
-                factory if tls is not None else lambda: with_compiled_reader(factory()),
+                lambda: with_compiled_reader(factory()),
                 settings.config(REASON),
                 backlog,
                 tls,

@@ -230,6 +230,8 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         self._offered.remove(remote)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._rdma_sink.loses(exc)
         super().connection_lost(exc)
         self._offered.end(exc)
 

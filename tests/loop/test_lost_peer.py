@@ -1,12 +1,14 @@
 """A peer that is killed, exits or aborts looks as it does over TCP; or, if the program wants, as an error."""
 
 import asyncio
+import contextlib
 import signal
 
 import pytest
 from loop_harness import Recorder, fabric, peer, serving
 
 import rdmanet
+from tests.support.certificates import of_client
 
 
 class HalfClosing(Recorder):
@@ -112,6 +114,64 @@ async def test_readers_get_nothing_more():
         server.send_signal(signal.SIGKILL)
         assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize(("how", "size"), [("close", 14), ("close", 1_000_000), ("abort", 14)])
+@pytest.mark.parametrize("encrypted", ["tls", "plain"])
+async def test_an_answer_is_read_before_the_end(encrypted, how, size):
+    """The server answers while its client is writing, and ends: who reads gets the answer, who writes the error."""
+    context = of_client() if encrypted == "tls" else None
+    with peer("answering.py", how, size, encrypted) as server:
+        port = int(await server.line())
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=context, server_hostname=context and "localhost"
+            )
+            assert fabric(writer) == "rdma"
+            writer.write(b"POST\n")
+            with contextlib.suppress(OSError):
+                while True:
+                    writer.write(bytes(65536))
+                    await writer.drain()
+            assert await reader.readexactly(size) == b"a" * size
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            with pytest.raises(ConnectionResetError):
+                await writer.drain()
+            writer.close()
+
+
+async def test_a_reader_is_told_of_the_loss_after_the_last_byte():
+    """Of what the lost connection has left, each kind of read gets what there is, and then the error."""
+    rdmanet.patch_loop(asyncio.get_running_loop(), lost_peer="error")
+    with peer("answering.py", "abort", 10, "plain") as server:
+        port = int(await server.line())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST\n")
+        with pytest.raises(ConnectionResetError):
+            await writer.wait_closed()
+        assert isinstance(reader.exception(), ConnectionResetError)
+        for read in reader.read(), reader.readline(), reader.readexactly(11):
+            with pytest.raises(ConnectionResetError):
+                await read
+        assert await reader.read(4) == await reader.readexactly(4) == b"aaaa"
+        assert await reader.read(4) == b"aa"
+        with pytest.raises(ConnectionResetError):
+            await reader.read(4)
+
+
+async def test_a_slow_reader_of_tls_loses_nothing():
+    """It has paused, and what TLS holds is not decrypted when the server is gone."""
+    with peer("answering.py", "impatient", 300_000, "tls") as server:
+        port = int(await server.line())
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=of_client(), server_hostname="localhost"
+        )
+        assert fabric(writer) == "rdma"
+        writer.write(b"POST\n")
+        with contextlib.suppress(ConnectionResetError):
+            await writer.wait_closed()
+        assert await reader.readexactly(300_000) == b"a" * 300_000
 
 
 async def test_a_server_that_is_stopped_is_reached_by_tcp():
