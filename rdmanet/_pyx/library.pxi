@@ -63,7 +63,7 @@ cdef class Library:
             return _libraries["embedded"]
         path = os.environ.get(EMBEDDED_ENVIRONMENT)
         if not path:
-            path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "soft", "librdmanet_soft.so")
+            path = os.path.join(os.path.dirname(__file__), "soft", "librdmanet_soft.so")    # an extension's is absolute
         library = _open_library("embedded", path, path)
         if library is None:
             raise DeviceNotFoundError(ENODEV, f"the embedded device cannot be loaded: {_missing['embedded']}")

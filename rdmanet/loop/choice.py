@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rdmanet.environment import requires_rdma
-from rdmanet.loop import doors, trust
+from rdmanet.loop import doors, kernel, trust
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.peers import Peers, Selection
 
@@ -50,7 +50,7 @@ _PEERS_KEPT = 4096
 _SILENT_KEPT = 64  # each takes a descriptor
 _LOOK_AGAIN_S = 1.0  # for adapters, and at RDMANET_REQUIRE, which come and go rarely
 _ADAPTERS = "/sys/class/infiniband"
-_RNIC = "4:"  # RDMA_NODE_RNIC, which iWARP's devices are
+_RNIC = b"4:"  # RDMA_NODE_RNIC, which iWARP's devices are
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +237,7 @@ def why_no_adapter() -> str:
 
     iWARP's ports are TCP's, so it is only for programs that exclude TCP.
     """
-    try:
-        names = os.listdir(_ADAPTERS)
-    except OSError:
-        names = []
+    names = kernel.names_in(_ADAPTERS)
     if not names:
         return "this host has no RDMA adapter for others"
     if requires_rdma() or not all(map(_is_iwarp, names)):
@@ -258,8 +255,7 @@ def adapters() -> list[str]:
 
 def _is_iwarp(name: str) -> bool:
     try:
-        with open(f"{_ADAPTERS}/{name}/node_type") as file:
-            return file.read().startswith(_RNIC)
+        return kernel.read(f"{_ADAPTERS}/{name}/node_type").startswith(_RNIC)
     except OSError:
         return False
 

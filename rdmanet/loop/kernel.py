@@ -5,17 +5,25 @@ the kernel is asked who listens at the TCP address that the name claims (sock_di
 address at all (rtnetlink(7)). Kernels of small virtual machines are often without the modules that answer the first
 question. There /proc/net/tcp does (proc_pid_net(5)), which takes milliseconds where there are many connections. A host
 that does not answer is no reason to believe anything.
+
+All this is asked while the loop runs. None of it waits: the kernel answers netlink within send(), and makes what is in
+/proc and /sys when it is read. So these are read by the calls of `posix` and by descriptors that do not block, not by
+those of `os` that may stand for a disk, which tools against blocking calls (blockbuster) replace.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import posix
 import socket
 import struct
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
+_ASKING = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _NETLINK_ROUTE = 0
 _NETLINK_SOCK_DIAG = 4
 _REQUEST = 1  # NLM_F_REQUEST
@@ -23,6 +31,7 @@ _DUMP = 0x300  # NLM_F_DUMP
 _DONE = 3  # NLMSG_DONE
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _ANSWER_BYTES = 16384
+_FILE_BYTES = 8192
 
 _SOCK_DIAG_BY_FAMILY = 20
 _TCP_LISTEN = 10
@@ -189,13 +198,33 @@ def is_of_this_host(address: str) -> bool:
     return bool(_ROUTE.unpack_from(answer)[7] == _RTN_LOCAL)
 
 
+@functools.cache
 def overflow_user() -> int:
     """The number that the kernel gives all users who do not exist in our user namespace: it proves nothing."""
     try:
-        with open("/proc/sys/kernel/overflowuid") as file:
-            return int(file.read())
+        return int(read("/proc/sys/kernel/overflowuid"))
     except (OSError, ValueError):
         return 65534
+
+
+def read(name: str) -> bytes:
+    """A short file of /proc or /sys; the beginning of a longer one.
+
+    :raises OSError: it cannot be read
+    """
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return os.read(fd, _FILE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def names_in(directory: str) -> list[str]:
+    """What is in a directory of /proc or /sys; nothing if there is none."""
+    try:
+        return posix.listdir(directory)
+    except OSError:
+        return []
 
 
 def _ask(family: int, kind: int, question: bytes, *answers: int, flags: int = _REQUEST) -> bytes | None:
@@ -204,9 +233,9 @@ def _ask(family: int, kind: int, question: bytes, *answers: int, flags: int = _R
     :param answers: which kinds of message are one; None is returned for others
     """
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as asking:
+        with socket.socket(socket.AF_NETLINK, _ASKING, family) as asking:
             asking.sendto(_HEADER.pack(_HEADER.size + len(question), kind, flags, 1, 0) + question, (0, 0))
-            answer, (sender, _) = asking.recvfrom(_ANSWER_BYTES, socket.MSG_DONTWAIT)
+            answer, (sender, _) = asking.recvfrom(_ANSWER_BYTES)
     except OSError:
         return None
     if sender != 0 or len(answer) < _HEADER.size:  # the kernel is 0
@@ -217,15 +246,12 @@ def _ask(family: int, kind: int, question: bytes, *answers: int, flags: int = _R
 
 def _ask_for_all(family: int, kind: int, question: bytes) -> Iterator[bytes]:
     """All answers of that kind to a question: the kernel writes them while they are read."""
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as asking,
-    ):
+    with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, _ASKING, family) as asking:
         asking.sendto(
             _HEADER.pack(_HEADER.size + len(question), kind, _REQUEST | _DUMP, 1, 0) + question, (0, 0)
         )
         while True:
-            answers, (sender, _) = asking.recvfrom(_ANSWER_BYTES, socket.MSG_DONTWAIT)
+            answers, (sender, _) = asking.recvfrom(_ANSWER_BYTES)
             while not sender and len(answers) >= _HEADER.size:
                 length, found, _, _, _ = _HEADER.unpack_from(answers)
                 if found != kind or length < _HEADER.size:

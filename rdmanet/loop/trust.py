@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import posix  # for what is in /proc: see kernel.py
 import select
 import socket
 import struct
@@ -39,7 +40,6 @@ from rdmanet.loop import kernel
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred
 _SO_PEERPIDFD = 77  # Linux 6.5; socket has no name for it
-_STATUS_BYTES = 8192
 _NOT_READABLE = (errno.EACCES, errno.EPERM)
 
 
@@ -80,7 +80,7 @@ class Speaker:
         """
         assert self.listener is not None
         try:
-            shown = os.readlink(f"/proc/{self.pid}/fd/{number}")
+            shown = posix.readlink(f"/proc/{self.pid}/fd/{number}")
         except OSError as exc:
             if exc.errno in _NOT_READABLE and self.user != os.geteuid():
                 return ""  # why_not() has looked at what there is to see
@@ -151,12 +151,12 @@ def _is_one_of(shown: str, listener: kernel.Listener, port: int) -> bool:
 def _proc_is_ours() -> bool:
     """Whether the numbers in /proc are those that we know: one of another pid namespace may be mounted there."""
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self") == str(os.getpid())
+        return posix.readlink("/proc/self") == str(os.getpid())
     return False
 
 
 def _namespace(pid: int, kind: str) -> tuple[int, int]:
-    found = os.stat(f"/proc/{pid}/ns/{kind}")
+    found = posix.stat(f"/proc/{pid}/ns/{kind}")
     return found.st_dev, found.st_ino
 
 
@@ -191,6 +191,5 @@ def _status(pid: int) -> dict[str, str]:
 
 def _read(pid: int, name: str) -> str:
     """Of the list of mounts, the first: its number is no other namespace's, and it is below the root directory."""
-    with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
-        text = file.read(_STATUS_BYTES) or b""
+    text = kernel.read(f"/proc/{pid}/{name}")
     return (text.partition(b"\n")[0] if name == "mountinfo" else text).decode(errors="replace")

@@ -4,6 +4,7 @@ Attacks by other users and from sandboxes are in tests/security/test_doors.py.
 """
 
 import os
+import posix
 import socket
 import sys
 
@@ -116,7 +117,7 @@ def test_who_has_ended_is_not_trusted(listener):
 
 def test_a_foreign_proc_shows_nothing(listener, monkeypatch):
     with Process(sys.executable, "-c", SPEAKING) as other, speak(other) as to_it:
-        monkeypatch.setattr(os, "readlink", lambda path: "1")
+        monkeypatch.setattr(posix, "readlink", lambda path: "1")
         assert "another pid namespace" in Speaker(to_it, *listener.getsockname()).why_not()
 
 
