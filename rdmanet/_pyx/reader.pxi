@@ -35,6 +35,14 @@ class CompiledReader:
         (<IntoReader>self._into).aside = bytearray(value)
 
     @property
+    def _limit(self):
+        return (<IntoReader>self._into).limit
+
+    @_limit.setter
+    def _limit(self, value):
+        (<IntoReader>self._into).limit = value
+
+    @property
     def _eof(self):
         return (<IntoReader>self._into).eof
 

@@ -457,3 +457,40 @@ async def test_the_memory_of_large_reads_is_used_again(net: Net):
         for_reads, at_least = int(await program.line()), int(await program.line())
         assert await program.finish() == ""
     assert for_reads < at_least + 4 * 10_000_000 // resource.getpagesize()  # of three times as many
+
+
+# ---- what programs set on asyncio's
+
+
+async def test_the_limit_of_a_reader_that_exists(net: Net):
+    """asyncio has no public way to change it, so programs assign to the attribute."""
+    *_, far_writer, reader, _ = await stream_pair(net, {}, limit=100)
+    [reading] = await begin(reader.readline())
+    reader._limit = 1000
+    far_writer.write(b"a" * 900 + b"\n" + b"b" * 20 + b"\n")
+    assert len(await reading) == 901
+    reader._limit = 10
+    with pytest.raises(ValueError, match="limit"):
+        await reader.readline()
+    assert reader._limit == 10
+
+
+async def test_other_attributes_of_a_reader(net: Net):
+    *_, far_writer, reader, _ = await stream_pair(net, {})
+    far_writer.write(b"abc")
+    await until_seen(lambda: reader._buffer == b"abc")
+    reader._buffer.extend(b"d")
+    assert await reader.readexactly(4) == b"abcd"
+    reader._exception = OSError("of the program")
+    for read in reader.read(), reader.readline():
+        with pytest.raises(OSError, match="of the program"):
+            await read
+    assert reader.exception() is reader._exception
+    reader._exception = None
+    reader._eof = True
+    assert await reader.read() == b"" and reader.at_eof()
+    reader._eof, reader._paused = False, True
+    [reading] = await begin(reader.readexactly(1))
+    assert not reader._paused  # or it would wait for ever
+    far_writer.write(b"e")
+    assert await reading == b"e"
