@@ -9,6 +9,7 @@ General layout
     serving.py      create_server
     standins.py     sock_connect, and then create_connection
     accepting.py    sock_accept, and then connect_accepted_socket
+    base.py         the loop's own methods, which ours replace
     annotation.py   get_extra_info("fabric") of TCP transports
     files.py        sendfile for uvloop, which has none
     choice.py       RDMA or TCP, and why

@@ -30,7 +30,8 @@ from rdmanet.loop.serving import DualServer
 from rdmanet.loop.standins import Standins, Waiting
 
 if TYPE_CHECKING:
-    from rdmanet.loop.connecting import Base, Factory
+    from rdmanet.loop.base import Base
+    from rdmanet.loop.connecting import Factory
     from rdmanet.loop.settings import Settings
     from rdmanet.server import RdmaServer
     from rdmanet.transport import RdmaTransport

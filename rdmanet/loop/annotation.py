@@ -93,6 +93,13 @@ class Usher(asyncio.Protocol):
         transport.set_protocol(self.protocol)
         self.protocol.connection_made(annotated)
 
+    def connected(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The program's transport and protocol, when uvloop has made its own."""
+        return self.transport or made[0], self.protocol
+
+    def end(self) -> None:
+        """The call has failed."""
+
 
 def ushering(factory: Callable[[], asyncio.BaseProtocol], facts: dict[str, str]) -> Callable[[], Usher]:
     """A factory for a server of uvloop's, whose transports are annotated."""
@@ -108,16 +115,33 @@ class Making:
     :ivar facts: what get_extra_info() is to know
     """
 
-    __slots__ = ("_factory", "facts", "is_connecting")
+    __slots__ = ("_factory", "_token", "facts", "is_connecting")
 
     def __init__(self, factory: Callable[[], asyncio.BaseProtocol], facts: dict[str, str]) -> None:
+        """It begins. Whoever makes it calls `connected` or `end`."""
         self._factory = factory
         self.facts = facts
         self.is_connecting = True
+        self._token = making.set(self)
 
     def __call__(self) -> asyncio.BaseProtocol:
         self.is_connecting = False
         return self._factory()
+
+    def connected(self, made: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The program's transport and protocol, when asyncio has made them."""
+        self.end()
+        return made
+
+    def end(self) -> None:
+        """The call is over."""
+        self.is_connecting = False
+        making.reset(self._token)
+
+
+def nothing_to_make() -> asyncio.BaseProtocol:
+    """The factory of a call that only connects a socket."""
+    raise AssertionError("a call that connects a socket makes no protocol")
 
 
 making: contextvars.ContextVar[Making | None] = contextvars.ContextVar("rdmanet_making", default=None)

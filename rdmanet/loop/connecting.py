@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rdmanet.environment import requires_rdma
 from rdmanet.loop import doors, workers
 from rdmanet.loop.annotation import of_client
+from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chance, Chooser, refuse_tcp
 from rdmanet.loop.inquiry import Inquiry
 from rdmanet.scopes import with_scope
@@ -56,28 +57,7 @@ _NOT_OF_SOCKETS = _OF_SEVERAL | {"proto", "flags"}
 SockAddr = tuple[str, int] | tuple[str, int, int, int]
 Factory = Callable[[], asyncio.BaseProtocol]
 Connected = tuple[asyncio.BaseTransport, asyncio.BaseProtocol]
-Method = Callable[..., Awaitable[Any]]
 _T = TypeVar("_T")
-
-
-class Base:
-    """The methods of the loop that ours replaces.
-
-    :ivar create_connection: and the others, of the same names
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, above: Any) -> None:
-        """:param above: super(), as seen from the class that overrides these"""
-        self.loop = loop
-        self.create_connection: Method = above.create_connection
-        self.create_server: Method = above.create_server
-        self.connect_accepted_socket: Method = above.connect_accepted_socket
-        self.getaddrinfo: Method = above.getaddrinfo
-        self.sock_accept: Method = above.sock_accept
-        self.sock_connect: Method = above.sock_connect
-        self.sock_recv: Method = above.sock_recv
-        self.ending: set[asyncio.Task[Any]] = set()
-        """Attempts that have lost, and have not ended yet."""
 
 
 @dataclass(slots=True)
@@ -446,7 +426,7 @@ async def _tcp_socket(base: Base, address: SockAddr) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if len(address) == 4 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        await base.sock_connect(sock, address)
+        await base.connect(sock, address)
     except BaseException as exc:
         sock.close()
         if isinstance(exc, OSError) and exc.errno and not isinstance(base.loop, asyncio.BaseEventLoop):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rdmanet.loop import doors
 
 if TYPE_CHECKING:
-    from rdmanet.loop.connecting import Base
+    from rdmanet.loop.base import Base
 
 ASK_S = 0.15
 """How long a connection waits before the server is asked, and between questions."""

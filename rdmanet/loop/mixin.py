@@ -1,10 +1,14 @@
 """The event loop: what it does differently from its base, method by method.
 
 ``RdmaLoop`` goes before a loop's class, asyncio's or uvloop's. Each method asks the loop's `Switch` (switch.py), and
-calls the base's if the call is not ours, with the same arguments. Connecting is measured in microseconds, and each
-coroutine around another costs one, so the methods for that only return what is to be awaited. The switch and all that
-it needs are imported with the first call: a program may have no network, and is not to pay for one. So this module
-imports little.
+calls the base's if the call is not ours, with the same arguments. The switch and all that it needs are imported with
+the first call: a program may have no network, and is not to pay for one. So this module imports little.
+
+What a program, its tests or a library may put in a method's place is asked as the base asks it. The methods are
+coroutine functions where the base's are, which mock's `autospec` looks at. Each call looks the base's method up anew,
+so one that is replaced in its class later counts. What the base calls of the loop's (asyncio's `create_connection`:
+`getaddrinfo` and `sock_connect`; uvloop's: none), ours calls of the loop's, too. And the class says the base's module,
+by which libraries tell uvloop's loops.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import sys
 
 TYPE_CHECKING = False  # see rdmanet/__init__.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from typing import IO, Any
 
     from rdmanet.loop.connecting import Connected, Factory
@@ -46,7 +50,7 @@ class RdmaLoop:
             self._rdmanet_switch = Switch(self, super(), self._rdmanet_settings)
         return self._rdmanet_switch
 
-    def create_connection(
+    async def create_connection(
         self,
         protocol_factory: Factory,
         host: str | bytes | None = None,
@@ -59,16 +63,22 @@ class RdmaLoop:
         sock: socket.socket | None = None,
         local_addr: Any = None,
         **kwds: Any,
-    ) -> Coroutine[Any, Any, Connected]:
+    ) -> Connected:
         """asyncio's create_connection(): by RDMA if the peer offers it, else by TCP."""
         switch = self._rdmanet_switch or self._rdmanet
-        # Most calls are to peers that TCP is known to reach, so these are made with the least that it takes.
+        # Most calls are to peers that TCP is known to reach, so these are made here, with the least that it takes.
         has_more = family or proto or flags or kwds or switch.standins.transports
         if ssl is None and sock is None and local_addr is None and not has_more:
             facts = switch.chooser.plain(host, port)
             if facts is not None:
-                return switch.plainly(facts, protocol_factory, host, port)
-        return switch.create_connection(
+                call = switch.begin_call(protocol_factory, facts)
+                try:
+                    made: Connected = await super().create_connection(call, host, port)  # type: ignore[misc]
+                except BaseException:
+                    call.end()
+                    raise
+                return call.connected(made)  # type: ignore[no-any-return]
+        return await switch.create_connection(
             protocol_factory, host, port, ssl, family, proto, flags, sock, local_addr, kwds
         )
 
@@ -111,15 +121,11 @@ class RdmaLoop:
 
     # -- programs that connect a socket first --------------------------------------------------------------
 
-    def sock_connect(self, sock: socket.socket, address: Any) -> Coroutine[Any, Any, None]:
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         """asyncio's sock_connect(): by RDMA if the peer offers it. Then only create_connection() can use the socket."""
         switch = self._rdmanet_switch or self._rdmanet
-        if switch.is_connecting() or switch.standins.is_plain(sock, address):
-            return super().sock_connect(sock, address)  # type: ignore[misc,no-any-return]
-        return self._connect_for_program(switch, sock, address)
-
-    async def _connect_for_program(self, switch: Switch, sock: socket.socket, address: Any) -> None:
-        if not await switch.sock_connect(sock, address):
+        is_plain = switch.is_connecting() or switch.standins.is_plain(sock, address)
+        if is_plain or not await switch.sock_connect(sock, address):
             await super().sock_connect(sock, address)  # type: ignore[misc]
 
     async def sock_accept(self, sock: socket.socket) -> Any:
@@ -299,7 +305,7 @@ def class_over(base: Any) -> Any:
         mixin = RdmaSelectorLoop
     else:
         raise TypeError("it is neither one of asyncio's selector loops nor one of uvloop's")
-    return type(f"Rdma{base.__name__.lstrip('_')}", (mixin, base), {})
+    return type(f"Rdma{base.__name__.lstrip('_')}", (mixin, base), {"__module__": base.__module__})
 
 
 def _is_ours(transport: Any) -> bool:

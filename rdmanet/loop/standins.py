@@ -22,8 +22,9 @@ import socket
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chooser, refuse_tcp
-from rdmanet.loop.connecting import Attempt, Base, SockAddr, Wanted, try_rdma
+from rdmanet.loop.connecting import Attempt, SockAddr, Wanted, try_rdma
 from rdmanet.loop.settings import Settings
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from typing import Any
 
 from rdmanet.loop import annotation, connecting, kernel
 from rdmanet.loop.accepting import Accepting
+from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chooser, refuse_tcp
-from rdmanet.loop.connecting import Base, Connected, Factory
+from rdmanet.loop.connecting import Connected, Factory
 from rdmanet.loop.mixin import RdmaUvLoop
 from rdmanet.loop.serving import REASON, DualServer
 from rdmanet.loop.settings import Settings
@@ -33,7 +34,7 @@ class Switch:
     """What one loop has for all this.
 
     :ivar base: the methods that are replaced
-    :ivar plainly: by_tcp() with no more arguments than host and port
+    :ivar begin_call: of a factory and facts, what takes the factory's place in a call of the base's
     :ivar servers: those that serve; they live on if the program drops them, as the loop's own do
     """
 
@@ -45,7 +46,7 @@ class Switch:
         self.servers: set[DualServer] = set()
         self.accepting = Accepting(self.base, settings, self.standins, self.rdma_server)
         self._ushers = isinstance(loop, RdmaUvLoop)
-        self.plainly = self._ushered if self._ushers else self.by_tcp
+        self.begin_call: Any = annotation.Usher if self._ushers else annotation.Making
 
     def change(self, settings: Settings) -> None:
         """Have these options from now on. Servers keep theirs, and sockets the connections that they stand for."""
@@ -146,17 +147,14 @@ class Switch:
         if sock.family not in _INTERNET:
             return await self.base.connect_accepted_socket(protocol_factory, sock, ssl=ssl, **kwds)  # type: ignore[no-any-return]
         self.accepting.becomes_transport(sock)
-        if self._ushers:
-            usher = annotation.Usher(protocol_factory, annotation.OF_SERVER)
-            # With ssl, uvloop returns its own protocol instead of the program's.
-            transport, _ = await self.base.connect_accepted_socket(usher, sock, ssl=ssl, **kwds)
-            return usher.transport or transport, usher.protocol
-        making = annotation.Making(protocol_factory, annotation.OF_SERVER)
-        token = annotation.making.set(making)
+        call = self.begin_call(protocol_factory, annotation.OF_SERVER)
         try:
-            return await self.base.connect_accepted_socket(making, sock, ssl=ssl, **kwds)  # type: ignore[no-any-return]
-        finally:
-            annotation.making.reset(token)
+            # With ssl, uvloop returns its own protocol instead of the program's.
+            made = await self.base.connect_accepted_socket(call, sock, ssl=ssl, **kwds)
+        except BaseException:
+            call.end()
+            raise
+        return call.connected(made)  # type: ignore[no-any-return]
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> bool:
         """Connect by RDMA, or by TCP if that is faster. False: the base is to connect the socket."""
@@ -170,26 +168,16 @@ class Switch:
 
         :param facts: what annotation.of_client() says
         """
-        if self._ushers:
-            sock = kwds.get("sock")
-            if sock is not None and sock.family not in _INTERNET:
-                return await self.base.create_connection(factory, *args, **kwds)  # type: ignore[no-any-return]
-            usher = annotation.Usher(factory, facts)
-            transport, _ = await self.base.create_connection(usher, *args, **kwds)
-            return usher.transport or transport, usher.protocol
-        making = annotation.Making(factory, facts)
-        token = annotation.making.set(making)
+        sock = kwds.get("sock")
+        if self._ushers and sock is not None and sock.family not in _INTERNET:
+            return await self.base.create_connection(factory, *args, **kwds)  # type: ignore[no-any-return]
+        call = self.begin_call(factory, facts)
         try:
-            return await self.base.create_connection(making, *args, **kwds)  # type: ignore[no-any-return]
-        finally:
-            making.is_connecting = False
-            annotation.making.reset(token)
-
-    async def _ushered(self, facts: dict[str, str], factory: Factory, host: Any, port: Any) -> Connected:
-        """The same by uvloop, with the least that it takes."""
-        usher = annotation.Usher(factory, facts)
-        transport, _ = await self.base.create_connection(usher, host, port)
-        return usher.transport or transport, usher.protocol
+            made = await self.base.create_connection(call, *args, **kwds)
+        except BaseException:
+            call.end()
+            raise
+        return call.connected(made)  # type: ignore[no-any-return]
 
     async def adopt(
         self, transport: Any, factory: Factory, make_tls: Callable[..., Any], kwds: dict[str, Any]

@@ -48,13 +48,13 @@ async def sockets(monkeypatch):
     """The addresses to which TCP was tried."""
     tried = []
     base = asyncio.get_running_loop()._rdmanet.base
-    original = base.sock_connect
+    original = base.connect
 
-    async def sock_connect(sock, address):
+    async def connect(sock, address):
         tried.append(address[0])
         await original(sock, address)
 
-    base.sock_connect = sock_connect
+    monkeypatch.setattr(base, "connect", connect)
     return tried
 
 
