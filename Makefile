@@ -157,7 +157,15 @@ build/libraries/uvloop: build/libraries/.done
 	@tar -xzf $@/uvloop-*.tar.gz -C $@ --strip-components=1 --wildcards '*/tests'
 	@touch $@
 
-libraries: build build/libraries/uvloop ## try aiohttp, uvicorn, httpx, redis-py and others, unmodified, and uvloop's own tests, on the event loop
+# So are aiohttp's.
+build/libraries/aiohttp: build/libraries/.done
+	@mkdir -p $@
+	@grep -A999 '^aiohttp==' requirements/libraries.txt | sed '/[^\\]$$/q' >$@/requirement.txt
+	@scripts/progress "downloading aiohttp's tests" build/libraries/bin/python -m pip download --quiet --no-deps --require-hashes --no-binary aiohttp --dest $@ --requirement $@/requirement.txt
+	@tar -xzf $@/aiohttp-*.tar.gz -C $@ --strip-components=1 --wildcards '*/tests'
+	@touch $@
+
+libraries: build build/libraries/uvloop build/libraries/aiohttp ## try aiohttp, uvicorn, httpx, redis-py and others, unmodified, and uvloop's and aiohttp's own tests, on the event loop
 	@build/libraries/bin/python -m pytest -c tests/libraries/pytest.ini --confcutdir tests/libraries -m "not long" tests/libraries $(ARGS)
 
 # Without their dependencies: pyproject.toml says which those are.
