@@ -25,7 +25,7 @@ import errno
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from rdmanet.errors import shown
 from rdmanet.rpc.errors import Code, Error
@@ -204,7 +204,7 @@ def _forgotten(registered: Registered) -> None:
 
 
 def check_plain(memory: Any, what: str) -> None:
-    """Refuse arrays of classes that are derived from NumPy's: only the numbers would arrive.
+    """Refuse arrays of classes that add something to NumPy's: only the numbers would arrive.
 
     Such a class may have a mask, a unit, or names beside the numbers, or another meaning of its operators.
 
@@ -213,11 +213,22 @@ def check_plain(memory: Any, what: str) -> None:
     type_, numpy = type(memory), sys.modules.get("numpy")
     if numpy is None or type_ is numpy.ndarray or not isinstance(memory, numpy.ndarray):
         return
-    if type_ is not numpy.memmap:
+    if type_ is not numpy.memmap and not _adds_nothing(memory, numpy.ndarray):
         raise TypeError(
             f"{what}: a {type_.__module__}.{type_.__qualname__} may be more than a numpy.ndarray, as which it would"
             " arrive: pass numpy.asarray() of it if its numbers are enough, and the rest beside it"
         )
+
+
+def _adds_nothing(array: Any, ndarray: type) -> bool:
+    """Whether it is of a class that only has another name, and without attributes of its own."""
+    own = (base for base in type(array).__mro__ if base not in ndarray.__mro__)
+    return not any(vars(base).keys() - _OF_EVERY_CLASS for base in own) and not getattr(
+        array, "__dict__", None
+    )
+
+
+_OF_EVERY_CLASS: Final = vars(type("", (), {})).keys() | {"__firstlineno__", "__static_attributes__"}
 
 
 def bytes_of(memory: Any) -> memoryview:

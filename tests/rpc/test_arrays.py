@@ -160,6 +160,10 @@ class Quantity(numpy.ndarray):
     unit = "m"
 
 
+class Renamed(numpy.ndarray):
+    """What has another name, and nothing else."""
+
+
 class OnGpu(ByDLPack):
     def __dlpack__(self, **options: Any) -> Any:
         raise BufferError("this memory is a GPU's")
@@ -232,6 +236,11 @@ async def test_arrays_that_are_more_than_their_numbers():
         Outgoing(memoryview, masked, "Store.view: the result")
     with pytest.raises(TypeError, match="into: a numpy.ma.MaskedArray"):
         lending.Into(masked)
+    renamed = numpy.arange(3.0).view(Renamed)
+    assert rpc.Buffer(renamed).nbytes == renamed.nbytes
+    renamed.unit = "m"
+    with pytest.raises(TypeError, match="Renamed may be more"):
+        rpc.Buffer(renamed)
 
 
 async def test_an_array_of_a_file(net: Net, tmp_path: Path):
