@@ -230,19 +230,24 @@ int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only)
 	return 0;
 }
 
-/*
- * Another user's name: that user's listener must have the TCP port, and the name must be of the very address that this
- * listener is bound to. An RDMA program that listens there has bound that name. But a TCP program has not, and then a
- * process that its user has confined may.
- */
-static bool is_listeners_word(const struct ucred *owner, const union ibv_gid *gid, const struct sockaddr *dst)
+/* Another user's name: that user's listener must have the TCP port, and be bound to the very address of the name. */
+static bool is_of_listeners_user(uid_t user, const union ibv_gid *gid, const struct sockaddr *dst)
 {
 	union ibv_gid at;
 	uid_t listener;
 
-	return rn_tcp_listener(dst, &listener, &at) && listener == owner->uid &&
-	       (!rn_guarded(RN_GUARD_NAME_PROCESS) ||
-		(rn_gid_is_same(&at, gid) && (!rn_is_confined(owner) || rn_has_tcp_listener(owner, dst))));
+	return rn_tcp_listener(dst, &listener, &at) && listener == user &&
+	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || rn_gid_is_same(&at, gid));
+}
+
+/*
+ * An RDMA program that listens there has bound that name. But a TCP program has not, and then a process that its user
+ * has confined may.
+ */
+static bool is_listeners_word(const struct ucred *owner, const union ibv_gid *gid, const struct sockaddr *dst)
+{
+	return is_of_listeners_user(owner->uid, gid, dst) &&
+	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || !rn_is_confined(owner) || rn_has_tcp_listener(owner, dst));
 }
 
 /* May it speak for this address and port? Root is trusted no more than others: a container's root is root. */
@@ -286,11 +291,11 @@ static void places_for(const struct sockaddr *dst, struct place places[PLACES])
 static bool may_be_believed(const struct sockaddr_un *name, socklen_t length, const union ibv_gid *gid,
 			    const struct sockaddr *dst)
 {
-	struct ucred owner = {0};
+	uid_t user;
 
-	if (!rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, &owner.uid))
+	if (!rn_unix_name_user(name->sun_path + 1, length - offsetof(struct sockaddr_un, sun_path) - 1, &user))
 		return true;
-	return owner.uid == geteuid() || is_listeners_word(&owner, gid, dst);
+	return user == geteuid() || is_of_listeners_user(user, gid, dst);
 }
 
 int rn_cm_name_connect(const struct sockaddr *dst)
