@@ -242,12 +242,12 @@ class Callee:
                 self._begin_streams(running)
         except Error as exc:
             if running is not None and running.is_counted:
-                self.share.end(running)
+                self._let_go(running)
             send_failure(self.link, number, exc, begun=False)
             return
         except BaseException as exc:  # from the constructor of an argument's class
             if running is not None and running.is_counted:
-                self.share.end(running)
+                self._let_go(running)
             send_failure(self.link, number, mistake(exc, server.send_tracebacks), begun=False)
             report(method.label, exc)
             if isinstance(exc, ENDS_THE_PROGRAM):
@@ -366,8 +366,13 @@ class Callee:
                 counter.seconds += seconds
             else:
                 counter.count_failed(running.code, seconds)
-            self.share.end(running)
+            self._let_go(running)
             server.has_ended(running)
+
+    def _let_go(self, running: Running) -> None:
+        """A call is over: it holds nothing, and has no streams any more. These refer to it, to count what they hold."""
+        self.share.end(running)
+        running.received = running.sent = None
 
     async def _intercepted(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
         """Execute the method within the server's interceptors, and with the context variables that were sent."""
