@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import os
 import socket
 import statistics
 import struct
@@ -76,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         except OSError as exc:
             if isinstance(exc, BrokenPipeError):
                 raise
-            print(f"doctor: cannot answer pings: {exc}; --serve PORT chooses another port", file=sys.stderr)
+            where = f"at port {args.serve}: {os.strerror(exc.errno) if exc.errno else exc}"
+            print(f"doctor: cannot answer pings {where}; --serve PORT chooses another port", file=sys.stderr)
             return 1
         return 0
     findings = []
