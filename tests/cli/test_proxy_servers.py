@@ -73,15 +73,15 @@ def succeeds(*command: object) -> bool:
 
 
 @contextlib.contextmanager
-def proxies(target: str) -> Iterator[tuple[int, Process]]:
-    """TCP to RDMA to this server: the port, and the outer proxy."""
+def proxies(target: str, *options: str) -> Iterator[tuple[int, Process]]:
+    """TCP to RDMA to this server: the port, and the outer proxy. The inner one has these options."""
 
     def proxy(*arguments: str) -> Process:
         return Process(
             sys.executable, "-m", "rdmanet", "proxy", *arguments, keep_errors=True, env=ENVIRONMENT
         )
 
-    with proxy(f"rdma://{HOST}:0", target) as inner:
+    with proxy(*options, f"rdma://{HOST}:0", target) as inner:
         middle = inner.line().partition(" ")[0]
         with proxy(f"tcp://{HOST}:0", middle) as outer:
             yield int(outer.line().partition(" ")[0].rpartition(":")[2]), outer
@@ -167,8 +167,12 @@ def postgres(eventually) -> Iterator[str]:
             yield f"unix:{directory}/.s.PGSQL.5432"
 
 
+# Root's proxy does not take a server below /tmp for the right one, whoever's directory it is in.
+OF_POSTGRES = ("--server-user", "postgres") if os.getuid() == 0 else ()
+
+
 def test_psql(postgres):
-    with proxies(postgres) as (port, outer):
+    with proxies(postgres, *OF_POSTGRES) as (port, outer):
         client = (program("psql"), "-h", HOST, "-p", port, "-U", "postgres", "-Atq")
         assert run(*client, "-c", "select 6 * 7") == "42\n"
         # Much in both directions by COPY, a large value, a notice, an error.
@@ -186,7 +190,7 @@ def test_psql(postgres):
 
 @pytest.mark.long
 def test_pgbench(postgres):
-    with proxies(postgres) as (port, _):
+    with proxies(postgres, *OF_POSTGRES) as (port, _):
         bench = (program("pgbench"), "-h", HOST, "-p", port, "-U", "postgres")
         run(*bench, "-i", "-s", 1, "postgres")
         for options in (("-c", 4, "-j", 2), ("-c", 4, "-S", "-M", "prepared"), ("-c", 2, "-S", "-C")):

@@ -162,7 +162,7 @@ import rdmanet
 rdmanet.run(main(), loop_factory={base})
 print(*sorted(set(sys.modules) - before - {{"__future__"}}))
 """
-    environment = {name: value for name, value in os.environ.items() if name != "RDMANET_PEERS"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RDMANET_")}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
     )

@@ -154,6 +154,7 @@ async def test_copies_count_as_arguments_do(net: Net):
     assert (await client.lent()).nbytes == service.array.nbytes
     assert (await client.made()).nbytes == LEND_BYTES
     service.kept.release()
+    await idle(server)  # the caller has let go of what was made
     assert callee(server).share.lent_bytes == 0
 
 

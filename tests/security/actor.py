@@ -9,6 +9,7 @@ import ast
 import ctypes
 import importlib
 import os
+import pkgutil
 import sys
 from pathlib import Path
 
@@ -29,6 +30,10 @@ def import_for(script: ast.Module) -> None:
             importlib.import_module(node.module)
     for name in dir(rdmanet):
         getattr(rdmanet, name)
+    if "rdmanet.loop" in sys.modules:
+        for module in pkgutil.iter_modules(sys.modules["rdmanet.loop"].__path__, "rdmanet.loop."):
+            importlib.import_module(module.name)
+        importlib.import_module("rdmanet.streams.reader_writer")
     _core.Library.embedded().devices()  # loads the library
 
 

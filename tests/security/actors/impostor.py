@@ -46,8 +46,18 @@ def register(name, own_port, inode):
         worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         worker.connect(name + b"/workers")
         kept.append(worker)
+        worker.setblocking(False)
         with contextlib.suppress(OSError):  # it may be sent away at once
             worker.send(b"rdmanet-worker 2 %d %d %d\n" % (own_port, inode, NUMBER))
+            asyncio.get_running_loop().add_reader(worker, hear_front, worker)
+
+
+def hear_front(worker):
+    """As a worker that is not busy."""
+    with contextlib.suppress(OSError):
+        if worker.recv(4096):
+            return
+    asyncio.get_running_loop().remove_reader(worker)
 
 
 async def main():
