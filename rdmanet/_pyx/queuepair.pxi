@@ -172,7 +172,9 @@ cdef class QP(Resource):
             attr = QPAttr(**attrs)
         elif attrs or not isinstance(attr, QPAttr):
             given = ", ".join(attrs) or "no fields"
-            raise TypeError(f"QP.modify() takes either a QPAttr or its fields as keywords, not {shown(attr)} and {given}")
+            raise TypeError(
+                f"QP.modify() takes either a QPAttr or its fields as keywords, not {shown(attr)} and {given}"
+            )
         self.usable()
         mask = fill_attr(&c, attr)
         before = self.state
