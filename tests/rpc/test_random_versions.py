@@ -1,6 +1,6 @@
 """Random versions of a service: either they do not connect, and it is said why, or every value arrives.
 
-A failure prints its seed: ``RDMANET_SEED=17 pytest tests/rpc/test_random_versions.py``. What it has found are plain
+A failure prints its seed: ``RDMANET_TEST_SEED=17 pytest tests/rpc/test_random_versions.py``. What it has found are plain
 tests in test_versions.py.
 """
 
@@ -17,7 +17,7 @@ from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.schema import schema_of
 
-SEED = int(os.environ.get("RDMANET_SEED", 0))
+SEED = int(os.environ.get("RDMANET_TEST_SEED", 0))
 VALUES = 4
 
 
@@ -49,7 +49,7 @@ def pair(seed: int) -> tuple[random.Random, Node, Node, Any, Any]:
 
 
 def told(seed: int, old: Node, new: Node, sent: Value, got: Any) -> str:
-    return f"RDMANET_SEED={seed}: {sent.value!r} of {build(old)!r} has arrived as {got!r} of {build(new)!r}"
+    return f"RDMANET_TEST_SEED={seed}: {sent.value!r} of {build(old)!r} has arrived as {got!r} of {build(new)!r}"
 
 
 def connects(client: Any, server: Any, method: str) -> bool:
