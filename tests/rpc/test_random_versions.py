@@ -1,7 +1,7 @@
 """Random versions of a service: either they do not connect, and it is said why, or every value arrives.
 
-A failure prints its seed: ``RDMANET_TEST_SEED=17 pytest tests/rpc/test_random_versions.py``. What it has found are plain
-tests in test_versions.py.
+A failure prints its seed: ``RDMANET_TEST_SEED=17 pytest tests/rpc/test_random_versions.py``. What it has found are
+plain tests in test_versions.py.
 """
 
 import os
