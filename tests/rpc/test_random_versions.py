@@ -49,7 +49,9 @@ def pair(seed: int) -> tuple[random.Random, Node, Node, Any, Any]:
 
 
 def told(seed: int, old: Node, new: Node, sent: Value, got: Any) -> str:
-    return f"RDMANET_TEST_SEED={seed}: {sent.value!r} of {build(old)!r} has arrived as {got!r} of {build(new)!r}"
+    return (
+        f"RDMANET_TEST_SEED={seed}: {sent.value!r} of {build(old)!r} has arrived as {got!r} of {build(new)!r}"
+    )
 
 
 def connects(client: Any, server: Any, method: str) -> bool:
