@@ -8,6 +8,7 @@
  */
 #include "processes.h"
 #include "soft.h"
+#include "base/page.h"
 
 enum { LENGTH = 8 };
 
@@ -138,13 +139,13 @@ static void expect_denied(uint64_t at)
 static void test_segment(void)
 {
 	open_both();
-	entry->offset += BUFFER + RN_PAGE;
+	entry->offset += BUFFER + rn_page();
 	expect_denied(theirs.buffer);
 	open_both();
-	entry->length += RN_PAGE;
+	entry->length += rn_page();
 	expect_denied(theirs.buffer + BUFFER);
 	open_both();
-	entry->length += RN_PAGE;
+	entry->length += rn_page();
 	expect_denied(theirs.buffer + BUFFER - LENGTH / 2);
 	open_both();
 	entry->offset = UINT64_MAX - LENGTH / 2;

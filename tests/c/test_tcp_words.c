@@ -9,6 +9,7 @@
 #include "processes.h"
 #include "responder.h"
 #include "soft.h"
+#include "base/page.h"
 
 enum { PSN = 17, LENGTH = 64 };
 
@@ -525,16 +526,16 @@ static void test_withdrawn(void)
 /* The region stays, but a page of it goes: it was registered on demand. */
 static void check_unmapped(enum ibv_qp_type type, bool in_one)
 {
-	char *memory = mmap(NULL, 2 * RN_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *memory = mmap(NULL, 2 * rn_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct rn_tcp_frame frame;
 	struct ibv_mr *mr;
 
 	call_as(type);
-	mr = ibv_reg_mr(end.pd, memory, 2 * RN_PAGE, ALL_ACCESS | IBV_ACCESS_ON_DEMAND);
+	mr = ibv_reg_mr(end.pd, memory, 2 * rn_page(), ALL_ACCESS | IBV_ACCESS_ON_DEMAND);
 	CHECK(mr);
 	frame = right_frame(RN_FRAME_WRITE);
 	frame.rkey = mr->rkey;
-	frame.addr = (uintptr_t)memory + RN_PAGE - LENGTH;
+	frame.addr = (uintptr_t)memory + rn_page() - LENGTH;
 	frame.total = 2 * LENGTH;
 	say(frame);
 	EVENTUALLY(OF_STREAM(message_done) == LENGTH);
@@ -543,7 +544,7 @@ static void check_unmapped(enum ibv_qp_type type, bool in_one)
 		CHECK_EQ(send(peer.requests, &frame, sizeof(frame), MSG_NOSIGNAL), (ssize_t)sizeof(frame));
 		EVENTUALLY(OF_STREAM(payload_left) == LENGTH);
 	}
-	CHECK(!munmap(memory + RN_PAGE, RN_PAGE));
+	CHECK(!munmap(memory + rn_page(), rn_page()));
 	if (in_one)
 		say_in_one(frame);
 	else
@@ -557,7 +558,7 @@ static void check_unmapped(enum ibv_qp_type type, bool in_one)
 	}
 	CHECK_EQ(ibv_dereg_mr(mr), 0);
 	close_all();
-	munmap(memory, RN_PAGE);
+	munmap(memory, rn_page());
 }
 
 static void test_unmapped(void)
@@ -726,7 +727,7 @@ static void check_gone_while_read(bool by_unmapping)
 	CHECK(end.mr);
 	read_all_memory();
 	if (by_unmapping) {
-		CHECK(!munmap(end.buffer + RN_PAGE, BUFFER - RN_PAGE));
+		CHECK(!munmap(end.buffer + rn_page(), BUFFER - rn_page()));
 	} else {
 		CHECK_EQ(ibv_dereg_mr(end.mr), 0);
 		end.mr = NULL;

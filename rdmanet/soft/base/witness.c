@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 
+#include "base/page.h"
 #include "base/witness.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -13,7 +14,7 @@
 
 /* Between the heap of a program and its libraries, where addresses have 47 bits. With fewer there is no such place. */
 #define FIRST 0x100000000000ull
-enum { TRIES = 8, PAGES_BITS = 34, PAGE_BITS = 12, PAGE = 1 << PAGE_BITS };
+enum { TRIES = 8, PLACE_BITS = 46 };
 
 static uint64_t page;
 
@@ -25,15 +26,15 @@ static void map(void)
 
 		if (getrandom(&place, sizeof(place), GRND_NONBLOCK) != sizeof(place))
 			return;
-		place = FIRST + ((place & ((1ull << PAGES_BITS) - 1)) << PAGE_BITS);
-		at = mmap((void *)(uintptr_t)place, PAGE, PROT_READ | PROT_WRITE,
+		place = FIRST + rn_page_down(place & ((1ull << PLACE_BITS) - 1));
+		at = mmap((void *)(uintptr_t)place, rn_page(), PROT_READ | PROT_WRITE,
 			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 		if (at == MAP_FAILED)
 			continue;
 		if ((uintptr_t)at == place)
 			page = place;
 		else /* a kernel that does not know the flag has taken the place for a wish */
-			munmap(at, PAGE);
+			munmap(at, rn_page());
 	}
 }
 

@@ -6,6 +6,7 @@
  */
 #include <stdlib.h>
 
+#include "base/page.h"
 #include "objects/eager.h"
 #include "objects/mr.h"
 #include "objects/mw.h"
@@ -210,7 +211,7 @@ struct ibv_mr *rn_reg_memfd(struct ibv_pd *pd, uint64_t offset, size_t length, u
 RN_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
 					   int access)
 {
-	return !length || (offset ^ iova) & (RN_PAGE - 1) ? refuse(EINVAL)
+	return !length || (offset ^ iova) & (rn_page() - 1) ? refuse(EINVAL)
 							  : rn_reg_memfd(pd, offset, length, iova, fd, access);
 }
 

@@ -13,6 +13,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/page.h"
 #include "objects/mr.h"
 
 #ifndef MADV_POPULATE_READ
@@ -27,7 +28,7 @@ static bool probe_by_reading(uint64_t first, uint64_t last)
 {
 	char byte;
 
-	for (uint64_t at = first; at < last; at += RN_PAGE) {
+	for (uint64_t at = first; at < last; at += rn_page()) {
 		struct iovec to = {&byte, 1}, from = {(void *)(uintptr_t)at, 1};
 
 		if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1)
@@ -39,7 +40,7 @@ static bool probe_by_reading(uint64_t first, uint64_t last)
 bool rn_mr_probe(uint64_t addr, uint64_t length, bool write)
 {
 	static _Atomic int too_old;
-	uint64_t first = addr & ~(uint64_t)(RN_PAGE - 1), last = (addr + length + RN_PAGE - 1) & ~(uint64_t)(RN_PAGE - 1);
+	uint64_t first = rn_page_down(addr), last = rn_page_up(addr + length);
 	int err;
 
 	if (!length)
@@ -56,7 +57,7 @@ bool rn_mr_probe(uint64_t addr, uint64_t length, bool write)
 			char here;
 
 			/* Device mappings cause EINVAL as well: so probe memory that is known to be good. */
-			if (madvise((void *)((uintptr_t)&here & ~(uintptr_t)(RN_PAGE - 1)), RN_PAGE, MADV_POPULATE_READ)) {
+			if (madvise((void *)(uintptr_t)rn_page_down((uintptr_t)&here), rn_page(), MADV_POPULATE_READ)) {
 				atomic_store_explicit(&too_old, 1, memory_order_relaxed);
 				return probe_by_reading(first, last);
 			}

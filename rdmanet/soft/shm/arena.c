@@ -19,10 +19,11 @@
 #include <unistd.h>
 
 #include "base/engine.h"
+#include "base/page.h"
 #include "base/process.h"
 #include "shm/arena.h"
 
-enum { UNIT = 64, PAGE = 4096, SPARES = 16, SPARE_BYTES = 256 << 10 }; /* 4 MiB at most, if all of it was touched */
+enum { UNIT = 64, SPARES = 16, SPARE_BYTES = 256 << 10 }; /* 4 MiB at most, if all of it was touched */
 
 struct range {
 	uint64_t offset, bytes;
@@ -176,7 +177,7 @@ static void put(uint64_t offset, uint64_t bytes)
 
 static void give_pages_back(uint64_t offset, uint64_t bytes)
 {
-	uint64_t first = (offset + PAGE - 1) & ~(uint64_t)(PAGE - 1), last = (offset + bytes) & ~(uint64_t)(PAGE - 1);
+	uint64_t first = rn_page_up(offset), last = rn_page_down(offset + bytes);
 
 	if (last > first)
 		madvise(rn_arena + first, last - first, MADV_REMOVE);

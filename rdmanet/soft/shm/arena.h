@@ -263,8 +263,6 @@ struct rn_arena_head {
 #define RN_ARENA_MAGIC \
 	(0x524e4152454e0600ull + sizeof(struct rn_qp_block) / 128 * 16 + sizeof(struct rn_cq_block) / 128)
 
-enum { RN_PAGE = 4096 };
-
 enum {
 	RN_ARENA_HEAD = 4096,
 	RN_ARENA_QPS = RN_ARENA_HEAD,

@@ -9,7 +9,7 @@ struct rn_qp_block rn_own_qps[RN_QPS_MAX];
 struct rn_pool_block rn_own_pools[RN_POOLS_MAX];
 struct rn_own_cq rn_own_cqs[RN_CQS_MAX];
 _Atomic uint32_t rn_own_ports[RN_PORTS_MAX];
-alignas(RN_PAGE) struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
+alignas(128) struct rn_mr_entry rn_mr_table[RN_MRS_MAX];
 
 /* Guards the arena's copy of the key table, and the next. Innermost. */
 static struct rn_lock keys_lock;

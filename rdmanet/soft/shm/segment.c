@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/engine.h"
+#include "base/page.h"
 #include "shm/remap.h"
 #include "shm/arena.h"
 #include "shm/segment.h"
@@ -99,7 +100,7 @@ int rn_segment_of_file(int fd, struct rn_segment **found)
 
 struct rn_segment *rn_segment_remap(uint64_t addr, size_t length)
 {
-	uint64_t start = addr & ~(uint64_t)(RN_PAGE - 1), end = (addr + length + RN_PAGE - 1) & ~(uint64_t)(RN_PAGE - 1);
+	uint64_t start = rn_page_down(addr), end = rn_page_up(addr + length);
 	bool is_alone = rn_remap_alone();
 	struct rn_segment *found = NULL;
 	int fd;
