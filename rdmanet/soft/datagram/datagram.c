@@ -147,7 +147,7 @@ static enum rn_wait look_at(struct rn_qp *qp, struct rn_peer *peer, uint32_t qpn
 	if (atomic_load(&ctx->facts->qpn) != qpn)
 		return RN_WAIT_PEER;
 	ctx->generation = atomic_load(&ctx->facts->generation_state) >> 8;
-	if (!rn_responder_is_alive(ctx) || READ_ONCE(ctx->facts->type) != IBV_QPT_UD || !rn_responder_open(ctx) || !ctx->pool)
+	if (!rn_responder_is_alive(ctx) || READ_FACT(ctx->facts->type) != IBV_QPT_UD || !rn_responder_open(ctx) || !ctx->pool)
 		return RN_WAIT_PEER;
 	ctx->peer = ctx->self ? NULL : peer;
 	ctx->count = &qp->count;

@@ -39,7 +39,8 @@ static inline const struct rn_mr_entry *rn_mr_find(const struct rn_mr_entry *tab
 {
 	const struct rn_mr_entry *entry = &table[rn_mr_index(key)];
 
-	return atomic_load_explicit(&entry->key, memory_order_acquire) == key && key ? entry : NULL;
+	/* Sequentially consistent, after `busy` or a claim, which are too: see shm/arena.h. */
+	return atomic_load(&entry->key) == key && key ? entry : NULL;
 }
 
 /* Is [addr, addr + length) inside the region? */

@@ -62,7 +62,7 @@ extern _Atomic uint32_t rn_serving[RN_SERVINGS]; /* odd: in between */
 
 static inline void rn_serving_begin(uint32_t which)
 {
-	atomic_fetch_add(&rn_serving[which], 1); /* the full fence between this and the reading of keys */
+	atomic_fetch_add(&rn_serving[which], 1); /* seq_cst, as the reading of keys is: shm/arena.h */
 }
 static inline void rn_serving_end(uint32_t which)
 {

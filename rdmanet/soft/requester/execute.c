@@ -28,7 +28,7 @@ static bool busy_begin(struct rn_responder_ctx *ctx)
 {
 	uint32_t idle = ctx->busy;
 
-	/* Sequentially consistent: the full fence between this and the reading of generation_state. */
+	/* Sequentially consistent, as the reading of generation_state and keys is: shm/arena.h. */
 	if (unlikely(!atomic_compare_exchange_strong(&ctx->block->busy, &idle, ctx->busy + 1)))
 		return false;
 	ctx->busy++;

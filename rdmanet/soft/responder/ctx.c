@@ -23,12 +23,12 @@ bool rn_responder_open(struct rn_responder_ctx *ctx)
 {
 	const struct rn_qp_block *facts = ctx->facts;
 	char *arena = ctx->arena;
-	uint64_t offset = READ_ONCE(facts->rq_offset);
-	uint32_t size = READ_ONCE(facts->rq_size), stride = READ_ONCE(facts->rq_stride);
-	uint32_t max_sge = READ_ONCE(facts->rq_max_sge), cq = READ_ONCE(facts->cq), bit = READ_ONCE(facts->cq_bit);
-	uint32_t pool = READ_ONCE(facts->pool);
-	uint32_t eager = READ_ONCE(facts->rq_eager);
-	bool stamped = READ_ONCE(facts->stamped);
+	uint64_t offset = READ_FACT(facts->rq_offset);
+	uint32_t size = READ_FACT(facts->rq_size), stride = READ_FACT(facts->rq_stride);
+	uint32_t max_sge = READ_FACT(facts->rq_max_sge), cq = READ_FACT(facts->cq), bit = READ_FACT(facts->cq_bit);
+	uint32_t pool = READ_FACT(facts->pool);
+	uint32_t eager = READ_FACT(facts->rq_eager);
+	bool stamped = READ_FACT(facts->stamped);
 
 	/* Read once, checked, kept. */
 	if (size < 2 || size & (size - 1) || size > RN_MAX_QP_WR || stride % 64 || max_sge > RN_MAX_SGE ||
@@ -50,17 +50,17 @@ bool rn_responder_open(struct rn_responder_ctx *ctx)
 	ctx->dirty = &ctx->cq->dirty[bit / 64];
 	ctx->dirty_bit = 1ull << bit % 64;
 	ctx->summary_bit = 1ull << bit / 64;
-	ctx->datagram = READ_ONCE(facts->type) == IBV_QPT_UD;
-	ctx->unreliable = ctx->datagram || READ_ONCE(facts->type) == IBV_QPT_UC;
-	ctx->pd = ctx->rq_pd = READ_ONCE(facts->pd);
+	ctx->datagram = READ_FACT(facts->type) == IBV_QPT_UD;
+	ctx->unreliable = ctx->datagram || READ_FACT(facts->type) == IBV_QPT_UC;
+	ctx->pd = ctx->rq_pd = READ_FACT(facts->pd);
 	ctx->pool = pool == RN_NO_POOL ? NULL : rn_arena_pool(arena, pool);
 	ctx->claim.entry = NULL;
 	ctx->finished = &rn_arena_qp(arena, ctx->index)->finished;
-	ctx->domain = READ_ONCE(facts->type) == IBV_QPT_XRC_RECV ? READ_ONCE(facts->domain) : 0;
+	ctx->domain = READ_FACT(facts->type) == IBV_QPT_XRC_RECV ? READ_FACT(facts->domain) : 0;
 	ctx->name = rn_name_of_qp(ctx->index, ctx->generation);
 	if (ctx->pool)
 		ctx->rq_pd = atomic_load(&rn_pool_facts(arena, ctx->pool)->pd);
-	ctx->max_dest_rd_atomic = READ_ONCE(facts->max_dest_rd_atomic);
+	ctx->max_dest_rd_atomic = READ_FACT(facts->max_dest_rd_atomic);
 	ctx->done = atomic_load(&ctx->block->done);
 	ctx->segment = 0;
 	ctx->segment_size = 0;

@@ -26,16 +26,21 @@
  * A queue pair's slot and its users.  `generation_state` is generation << 8 | state: each queue pair in the
  * slot, and each reset of one, is another generation.  A requester that wants in
  *
- *     1. makes `busy` odd, from the even value it left there, with a full fence after it,
- *     2. reads `generation_state`, and every memory key it uses, again,
+ *     1. makes `busy` odd, from the even value it left there, by a sequentially consistent read-modify-write,
+ *     2. reads `generation_state`, and every memory key it uses, again, by sequentially consistent loads,
  *     3. works, publishes, and makes `busy` even.
  *
  * The owner that wants it out (destroy, RESET, ERR, deregistration) changes `generation_state` or the key, with
  * a full fence, then waits until `busy` is even (for a key: or has moved on, since keys are read
  * again then).  Either the requester saw the change, or the owner sees it busy: both are
- * store-fence-load, so one of the two must hold.  The wait is bounded; when the peer lives but doesn't
- * move (it was stopped), slot and memory are put aside until it does, instead of being reused.
+ * store-fence-load, so one of the two must hold.  (The requester's fence is that both accesses are sequentially
+ * consistent.  The read-modify-write alone is a fence on x86, but not on ARM, where a weaker load may pass its store.)
+ * The wait is bounded; when the peer lives but doesn't move (it was stopped), slot and memory are put aside until it
+ * does, instead of being reused.
  * A slot that is given to another pair continues the count of `busy`: it never starts anew.
+ *
+ * docs/developers/shared-words.md says for each word who writes and reads it, in which order, and why; `make litmus` checks
+ * the protocols with these orders and with weaker ones.
  */
 #ifndef RDMANET_SOFT_ARENA_H
 #define RDMANET_SOFT_ARENA_H
@@ -300,6 +305,8 @@ static inline struct rn_pool_block *rn_arena_pool(char *arena, uint32_t index)
 
 /* Words that a peer writes, or may have scribbled over: read exactly once. */
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+/* The same of a fact that may change with the generation: who then sees the old generation has the old fact. */
+#define READ_FACT(word) __atomic_load_n(&(word), __ATOMIC_ACQUIRE)
 
 /* This process's arena; NULL when no context is open. */
 extern char *rn_arena;

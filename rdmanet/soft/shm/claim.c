@@ -45,7 +45,7 @@ static bool claim_this(struct rn_entry *entry, uint64_t posted, uint32_t name, s
 {
 	claim->posted = posted;
 	claim->claimed = word_of(posted >> 32, name, RN_ENTRY_CLAIMED);
-	/* Sequentially consistent: the full fence between this and the reading of generation_state and keys. */
+	/* Sequentially consistent, as the reading of generation_state and keys is: shm/arena.h. */
 	if (!atomic_compare_exchange_strong(&entry->word, &posted, claim->claimed))
 		return false;
 	claim->entry = entry;
@@ -154,7 +154,7 @@ bool rn_recv_claim(char *arena, struct rn_pool_block *pool, uint32_t name, struc
 	claim->max_sge = (in->stride - sizeof(struct rn_entry)) / sizeof(struct rn_slot_sge);
 	if (claim->max_sge > RN_MAX_SGE)
 		claim->max_sge = RN_MAX_SGE;
-	limit = atomic_load_explicit(&facts->limit, memory_order_relaxed);
+	limit = atomic_load(&facts->limit);
 	claim->low = false;
 	if (__builtin_expect(limit != 0, 0)) {
 		claim->arming = atomic_load(&facts->arming);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/engine.h"
+#include "base/fence.h"
 #include "shm/limits.h"
 #include "shm/pool_ring.h"
 #include "verbs.h"
@@ -173,6 +174,7 @@ void rn_pool_set_limit(struct rn_pool *pool, uint32_t limit)
 		atomic_fetch_add(&pool->own->arming, 1);
 	atomic_store(&pool->own->limit, limit);
 	rn_own_tell_pool(pool->index);
+	rn_fence(); /* the caller looks at the head next: a claimer that moves it later sees the limit */
 	rn_unlock(&pool->lock);
 }
 
