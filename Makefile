@@ -22,7 +22,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines
+.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -32,6 +32,9 @@ demo: build ## set everything up, then show two processes talking asyncio over R
 
 test: build $(VENV)/.test ## set everything up, then run the tests but the long ones (ARGS="-k name -x": pytest with these arguments)
 	@$(if $(ARGS),$(py) -m pytest $(ARGS),$(suites) test)
+
+litmus: $(VENV)/.test ## check the protocols of shared memory against C11's memory model, and that weaker orders fail
+	@$(py) -m pytest -q tests/litmus tests/test_shared_words.py $(ARGS)
 
 test-all: build $(VENV)/.test ## run all tests, also those that are long
 	@$(suites) test-all
