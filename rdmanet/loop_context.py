@@ -211,7 +211,8 @@ class LoopContext:
         """Wait until the peers' devices have what was written, as TCP's kernel would still send it.
 
         A peer may be stopped, or may not read: that is not waited for longer than `PARTING_S`. This looks again and
-        again, because completions that are polled make no descriptor readable.
+        again, because completions that are polled make no descriptor readable. Not by asyncio.sleep(), which
+        tests of programs replace by what does not wait.
         """
         try:
             asyncio.get_running_loop()
@@ -219,7 +220,12 @@ class LoopContext:
             return  # Trio's
         until = self.loop.time() + PARTING_S
         while self.is_sending and self.loop.time() < until:
-            await asyncio.sleep(0.001)
+            again = self.loop.create_future()
+            timer = self.loop.call_later(0.001, again.set_result, None)
+            try:
+                await again
+            finally:
+                timer.cancel()
 
     def bell(self) -> int:
         """The bell that all connections' readiness uses (readiness.py); created on the first call."""

@@ -12,6 +12,8 @@ from harness import HOST, Echo, Recorder
 import rdmanet
 from rdmanet import _core
 
+MIB = 1 << 20
+
 
 def run(loop_factory, main):
     with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -136,6 +138,28 @@ def test_a_connection_that_is_closed_as_the_loop_ends_arrives_and_warns_of_nothi
         warnings.simplefilter("error")
         run(loop_factory, main)
         gc.collect()
+
+
+def test_a_loop_ends_when_all_is_sent_whatever_asyncio_sleep_is(loop_factory, monkeypatch):
+    """Programs' tests replace it by what does not wait. What was written is more than the peer's ring holds."""
+    far = Recorder()
+
+    async def main():
+        server = await rdmanet.start_rdma_server(lambda: far, HOST, 0)
+        _, writer = await rdmanet.open_rdma_connection(HOST, server.sockets[0].getsockname()[1])
+        server.close()
+        await far.until(lambda: far.transport)
+        writer.write(bytes(MIB))
+        writer.write(bytes(MIB))
+        writer.close()
+        monkeypatch.setattr(asyncio, "sleep", instantly)
+
+    async def instantly(delay, result=None):
+        return result
+
+    run(loop_factory, main)
+    assert far.received == 2 * MIB and far.error is None
+    assert far.events[-2:] == ["eof", "lost"]
 
 
 def test_regions_that_the_loop_leaves_behind(loop_factory):
