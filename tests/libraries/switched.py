@@ -1,20 +1,32 @@
-"""A plugin of pytest for suites of others: every loop is switched, and the end says how many connections were RDMA's.
+"""A plugin of pytest for suites of others: every loop is switched, and the end says what the connections were made by.
 
-RDMANET_TEST_PLAIN=1 leaves the loops as they are, to compare.
+It counts what create_connection() has made. RDMANET_TEST_PLAIN=1 leaves the loops as they are, to compare.
 """
 
+import functools
 import os
+from collections import Counter
 
 from rdmanet.everywhere import switch_every_loop
-from tests.loop.suite import counted
+from rdmanet.loop.mixin import RdmaLoop
 
-made = counted()
+made: Counter[object] = Counter()
 
 
 def pytest_configure():
-    if not os.environ.get("RDMANET_TEST_PLAIN"):
-        switch_every_loop()
+    if os.environ.get("RDMANET_TEST_PLAIN"):
+        return
+    switch_every_loop()
+    connect = RdmaLoop.create_connection
+
+    @functools.wraps(connect)
+    async def create_connection(self, *args, **kwds):
+        transport, protocol = await connect(self, *args, **kwds)
+        made[transport.get_extra_info("fabric")] += 1
+        return transport, protocol
+
+    RdmaLoop.create_connection = create_connection  # type: ignore[method-assign]
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"connections by RDMA: {len(made)}")
+    terminalreporter.write_line(f"connections by RDMA: {made['rdma']}, by TCP: {made['tcp']}")
