@@ -34,6 +34,7 @@ struct wire_identity {
 	uint8_t nonce[32], secret[32];
 	uint64_t instance;
 	int64_t arena_size;
+	uint64_t witness[2];
 };
 struct wire_words {
 	struct wire_message message;

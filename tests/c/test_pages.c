@@ -74,7 +74,7 @@ static void memory_is_tried_by_the_page(void)
 
 static void the_witness_is_a_page(void)
 {
-	CHECK(rn_witness() && !(rn_witness() % LARGE_PAGE));
+	CHECK(rn_witness().at && !(rn_witness().at % LARGE_PAGE));
 }
 
 int main(void)

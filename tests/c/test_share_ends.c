@@ -225,7 +225,7 @@ static struct rn_remote request_for(uint32_t serial)
 		.addr = (uintptr_t)self.memory,
 		.length = LARGE,
 		.serial = serial,
-		.witness = rn_witness(),
+		.witness = rn_witness().at,
 	};
 }
 

@@ -1,10 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A page that only this program has: witness.h. */
+/*
+ * A page that only this program has: witness.h.
+ *
+ * The page is filled at an ordinary place, and then moved, by the system calls' numbers: ThreadSanitizer keeps these
+ * addresses for itself, and ends a program that asks its mmap() for one.  In a build for it the page stays where it was
+ * filled, which is random enough for tests.
+ */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include "base/engine.h"
+#include "base/fence.h"
 #include "base/page.h"
 #include "base/witness.h"
 
@@ -16,32 +27,85 @@
 #define FIRST 0x100000000000ull
 enum { TRIES = 8, PLACE_BITS = 46 };
 
-static uint64_t page;
+static struct rn_witness witness;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+#ifdef RN_TSAN
+static uint64_t move(void *page)
+{
+	return (uintptr_t)page;
+}
+#else
+/* Keep a random place free for us. 0: there are no such addresses. */
+static uint64_t reserve(void)
+{
+#if UINTPTR_MAX > UINT32_MAX
+	for (int i = 0; i < TRIES; i++) {
+		uint64_t place;
+		long at;
+
+		if (getrandom(&place, sizeof(place), GRND_NONBLOCK) != sizeof(place))
+			return 0;
+		place = FIRST + rn_page_down(place & ((1ull << PLACE_BITS) - 1));
+		at = syscall(SYS_mmap, place, rn_page(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+		if (at != -1 && (uint64_t)at == place)
+			return place;
+		if (at != -1) /* a kernel that does not know the flag has taken the place for a wish */
+			syscall(SYS_munmap, at, rn_page());
+	}
+#endif
+	return 0;
+}
+
+/* Move the page from where it was filled. 0: there is no place for it. */
+static uint64_t move(void *page)
+{
+	uint64_t place = reserve();
+
+	if (place && syscall(SYS_mremap, page, rn_page(), rn_page(), MREMAP_MAYMOVE | MREMAP_FIXED, place) == -1) {
+		syscall(SYS_munmap, place, rn_page());
+		place = 0;
+	}
+	return place;
+}
+#endif
 
 static void map(void)
 {
-	for (int i = 0; i < TRIES && !page; i++) {
-		uint64_t place;
-		void *at;
+	uint64_t value, *page;
 
-		if (getrandom(&place, sizeof(place), GRND_NONBLOCK) != sizeof(place))
-			return;
-		place = FIRST + rn_page_down(place & ((1ull << PLACE_BITS) - 1));
-		at = mmap((void *)(uintptr_t)place, rn_page(), PROT_READ | PROT_WRITE,
-			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-		if (at == MAP_FAILED)
-			continue;
-		if ((uintptr_t)at == place)
-			page = place;
-		else /* a kernel that does not know the flag has taken the place for a wish */
-			munmap(at, rn_page());
-	}
+	if (getrandom(&value, sizeof(value), GRND_NONBLOCK) != sizeof(value))
+		return;
+	page = mmap(NULL, rn_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (page == MAP_FAILED)
+		return;
+	page[RN_WITNESS_VALUE / sizeof(*page)] = value;
+	witness = (struct rn_witness){move(page), value};
+	if (!witness.at)
+		munmap(page, rn_page());
+	else if (madvise((void *)(uintptr_t)witness.at, rn_page(), MADV_DONTFORK))
+		witness.at = 0;
 }
 
-uint64_t rn_witness(void)
+/* The page is the parent's alone. */
+static void forget_in_child(void)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	witness = (struct rn_witness){0};
+	once = (pthread_once_t)PTHREAD_ONCE_INIT;
+}
 
-	pthread_once(&once, map);
-	return page;
+static void begin(void)
+{
+	static bool is_heard;
+
+	if (!is_heard)
+		rn_at_fork_child(forget_in_child);
+	is_heard = true;
+	map();
+}
+
+struct rn_witness rn_witness(void)
+{
+	pthread_once(&once, begin);
+	return witness;
 }

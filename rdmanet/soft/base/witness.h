@@ -1,21 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A page by which others know, while they write to this process, that it still runs this program.
+ * A page by which others know, while they write to this process or read from it, that it still runs this program.
  *
- * process_vm_writev() names a process by its pid, which stays the same when the process executes another program: whoever
- * was held up between a look and the call would write into that.  But one call is for one program's memory, and stops at
- * the first of its pieces that it cannot write.  So the first piece is eight bytes of this page.  It is at a random
- * place, far from where programs have memory, and another program has none there: nothing is written.
+ * process_vm_writev() and process_vm_readv() name a process by its pid.  A process that executes another program keeps
+ * its pid, and the pid of one that has ended is given to another.  Whoever was held up between a look and the call would
+ * reach that program's memory.  But one call is for one program's memory, goes through its pieces in order, and stops at
+ * the first that it cannot reach.  So the first piece of each call is eight bytes of this page.  It is at a random place,
+ * far from where programs have memory, and another program has none there: the rest is not touched.
  *
- * Sure it is not, but as good as: of the 2^34 places where the page may be, another program would have to have writable
- * memory at this one.
+ *     at      eight bytes that others write to: they mean nothing
+ *     at + 8  a random value that others read, and compare
+ *
+ * A forked child does not inherit the page: it may get the pid of its parent, or of a sibling, and is another process.
+ *
+ * For a write this is not certain, but as good as: of the 2^34 places where the page may be, another program would have
+ * to have writable memory at this one.  For a read the value would have to be the same as well.
  */
 #ifndef RDMANET_SOFT_WITNESS_H
 #define RDMANET_SOFT_WITNESS_H
 
 #include <stdint.h>
 
-/* The page's address; 0: there is no room for it. A forked child has the parent's. */
-uint64_t rn_witness(void);
+enum { RN_WITNESS_VALUE = 8 }; /* where the value is */
+
+struct rn_witness {
+	uint64_t at; /* 0: there is no room for it, and nobody may reach this process by its pid */
+	uint64_t value;
+};
+
+/* This process's. */
+struct rn_witness rn_witness(void);
 
 #endif

@@ -177,6 +177,7 @@ static bool on_proof(struct inbound *inbound)
 	pthread_mutex_unlock(&rn_peers.lock);
 	arena_fd = rn_arena_fd();
 	self.arena_size = (int64_t)rn_arena_size();
+	self.witness = rn_witness();
 	pthread_mutex_lock(&rn_peers.lock);
 	if (arena_fd < 0) {
 		rn_fd_close(pidfd);

@@ -121,6 +121,7 @@ static void peer_is_ready(struct peer *peer, struct process *process)
 	peer->rn.pid = process->pid;
 	peer->rn.arena = process->arena;
 	peer->rn.arena_size = process->arena_size;
+	peer->rn.witness = process->witness;
 	atomic_store(&peer->rn.state, RN_PEER_READY);
 	rn_peer_notify(peer, RN_LINK_READY);
 }
@@ -203,6 +204,7 @@ static void on_welcome(struct link *link)
 	if (!process->arena) {
 		process->arena = rn_map_sealed(rn_inbox.fd, other.arena_size);
 		process->arena_size = (size_t)other.arena_size;
+		process->witness = other.witness;
 	}
 	peer_attach(peer, process);
 	link_stands(link, process);

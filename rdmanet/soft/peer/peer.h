@@ -29,11 +29,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/witness.h"
 #include "verbs.h"
 
 enum rn_peer_state {
 	RN_PEER_CONNECTING,
-	RN_PEER_READY, /* pid, arena and arena_size are valid, until the last put */
+	RN_PEER_READY, /* pid, arena, arena_size and witness are valid, until the last put */
 	RN_PEER_DEAD,  /* no such process, refused, died, or closed its device */
 	RN_PEER_SELF,  /* a port of this process: reach its tables directly */
 };
@@ -45,6 +46,7 @@ struct rn_peer {
 	_Atomic int state;
 	char *arena; /* mapped read-write, sealed, so never shorter than arena_size */
 	size_t arena_size;
+	struct rn_witness witness; /* the first part of whatever is done to its memory by pid */
 };
 
 /* Once per process, first. Code that keeps peers until the engine stops registers its stop hook later. */

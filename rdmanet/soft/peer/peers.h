@@ -96,6 +96,7 @@ struct identity {
 	uint8_t secret[RN_PROOF]; /* of PROOF and WELCOME: the secret is known here */
 	uint64_t instance;        /* of the device: another after it was closed and opened */
 	int64_t arena_size;       /* of WELCOME */
+	struct rn_witness witness; /* of WELCOME */
 };
 
 enum rn_refusal {
@@ -193,6 +194,7 @@ struct process {
 
 	char *arena;
 	size_t arena_size;
+	struct rn_witness witness;
 	struct segment *_Atomic segments[SEGMENT_BUCKETS];
 
 	pthread_mutex_t channel_lock; /* guards channels; taken after rn_peers.lock or alone */

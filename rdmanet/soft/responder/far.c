@@ -5,26 +5,47 @@
  *
  * process_vm_readv and process_vm_writev take one system call for each run.  If the kernel refuses them, it will always
  * do so, and from then on the owner's engine is asked: the request waits (RN_WAIT_OWNER) for its answer.
+ *
+ * The kernel finds the memory by the owner's pid.  We may be stopped at any instruction, also right before the call, and
+ * meanwhile the owner executes another program, or ends and its pid is another's.  So each call goes to the owner's
+ * witness first (base/witness.h): that it was there, and then the memory, is one program's.  If it was not there, the peer
+ * is lost, as its link will tell.  That costs 0.2 us for each call (64 bytes: 0.9 us instead of 0.7, 1 MiB: no difference).
+ * An owner that has no witness is asked.
  */
 #define _GNU_SOURCE
 #include <sys/uio.h>
 
+#include "base/witness.h"
 #include "objects/mr.h"
 #include "responder/inside.h"
 #include "responder/place.h"
 
-/* Move it with one system call. 0, or errno. */
+/* Move it with one system call. 0, or errno: ESRCH when the process has ended, or runs another program. */
 static int copy_by_kernel(struct rn_responder_ctx *ctx, char *here, const struct rn_piece *piece, uint64_t skip, size_t length,
 			  bool to_remote)
 {
+	const struct rn_witness witness = ctx->peer->witness;
+
 	while (length) {
-		struct iovec local = {here, length}, remote = {(void *)(uintptr_t)(piece->far + skip), length};
-		ssize_t moved = to_remote ? process_vm_writev(ctx->peer->pid, &local, 1, &remote, 1, 0)
-					  : process_vm_readv(ctx->peer->pid, &local, 1, &remote, 1, 0);
+		uint64_t mark = 0;
+		struct iovec local[] = {{&mark, sizeof(mark)}, {here, length}};
+		struct iovec remote[] = {
+			{(void *)(uintptr_t)(witness.at + (to_remote ? 0 : RN_WITNESS_VALUE)), sizeof(mark)},
+			{(void *)(uintptr_t)(piece->far + skip), length},
+		};
+		ssize_t moved = to_remote ? process_vm_writev(ctx->peer->pid, local, 2, remote, 2, 0)
+					  : process_vm_readv(ctx->peer->pid, local, 2, remote, 2, 0);
 
 		ctx->count->syscalls++;
-		if (moved <= 0)
-			return moved ? errno : EFAULT;
+		if (moved < 0 && errno != EFAULT)
+			return errno;
+		if (moved < 0) /* an address here that no program can have is refused before anything is tried */
+			return rn_mr_probe((uintptr_t)here, length, !to_remote) ? ESRCH : EFAULT;
+		moved -= sizeof(mark);
+		if (moved < 0 || (!to_remote && mark != witness.value))
+			return ESRCH;
+		if (!moved)
+			return EFAULT;
 		ctx->count->bytes_cma += moved;
 		here += moved;
 		skip += moved;
@@ -60,7 +81,7 @@ static enum rn_copied ask_owner(struct rn_transfer *t, const struct rn_piece *pi
 enum rn_copied rn_copy_far(struct rn_responder_ctx *ctx, struct rn_transfer *t, char *here, const struct rn_piece *remote,
 			   uint64_t skip, uint64_t length)
 {
-	int err = ctx->no_cma ? EPERM : copy_by_kernel(ctx, here, remote, skip, length, t->to_remote);
+	int err = ctx->no_cma || !ctx->peer->witness.at ? EPERM : copy_by_kernel(ctx, here, remote, skip, length, t->to_remote);
 
 	switch (err) {
 	case 0:

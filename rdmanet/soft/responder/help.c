@@ -12,6 +12,9 @@
  * whose link it is, if we may trace that, and if it still runs the program that has asked: the first eight bytes of each
  * call go to that program's witness (base/witness.h).  Nothing else can tell.  We may be stopped at any instruction, also
  * right before the call, and meanwhile the peer executes another program, whose memory is not ours to write to.
+ *
+ * What the help is worth depends on a second CPU that has nothing else to do: where two CPUs were shared by fifteen
+ * processes, 256 MiB took 170 ms to 250 ms, with or without it.
  */
 #define _GNU_SOURCE
 #include <sys/syscall.h>

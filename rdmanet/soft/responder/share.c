@@ -47,7 +47,7 @@ static void begin(struct rn_responder_ctx *ctx, const struct rn_transfer *t)
 		.generation = ctx->generation,
 		.addr = t->remote[0].addr + t->moved,
 		.to = (uintptr_t)t->local[0].at + t->moved,
-		.witness = rn_witness(),
+		.witness = rn_witness().at,
 	};
 
 	rn_share_begin(ctx, t->moved, t->total - t->moved);
