@@ -32,6 +32,7 @@ def far(monkeypatch):
     monkeypatch.setattr(doors, "knock", knock)
     monkeypatch.setattr(choice, "why_no_adapter", lambda: "")
     monkeypatch.setattr(connecting.Attempt, "connect", connect)
+    monkeypatch.setattr(connecting, "HEAD_START_S", 1000)  # beside load RDMA may be later than usual
     far = SimpleNamespace(port=0)
     return far
 

@@ -171,8 +171,8 @@ def test_a_client_at_its_own_limit(stage):
     server.finish()
 
 
-def cpu_while_some_wait(stage, listener, *options):
-    """Seconds of CPU in a second, of a server without descriptors at which some wait to be accepted."""
+def while_some_wait(stage, listener, *options):
+    """What a server without descriptors does in a second, at which some wait to be accepted."""
     server = stage.start("exhausted", *options)
     place = server.hear()[listener]
     kind = socket.SOCK_SEQPACKET if listener in ("register", "queue_pair") else socket.SOCK_STREAM
@@ -182,16 +182,19 @@ def cpu_while_some_wait(stage, listener, *options):
             stranger = stack.enter_context(socket.socket(family, kind))
             stranger.connect(("127.0.0.1", place) if listener == "tcp" else f"\0{place}")
         server.tell()
-        return server.hear()["cpu_s"]
+        return server.hear()
 
 
 @pytest.mark.parametrize("listener", ["door", "register"])
 def test_who_waits_where_the_loop_cannot_accept(stage, guarded, listener):
-    """A listener stays readable then. Whoever looks again in each turn takes all of a CPU that it can get."""
-    cpu_s = cpu_while_some_wait(stage, listener, *([] if guarded else ["restless"]))
-    assert (cpu_s < 0.05) is guarded, cpu_s
+    """A listener stays readable then. Whoever looks again in each turn takes all of a CPU that it can get.
+
+    How much that is depends on what else runs here. So looks are counted.
+    """
+    done = while_some_wait(stage, listener, *([] if guarded else ["restless"]))
+    assert (done["looks"] <= 3) is guarded, done
 
 
 @pytest.mark.parametrize("listener", ["name", "queue_pair", "tcp"])
 def test_who_waits_where_the_device_cannot_accept(stage, listener):
-    assert cpu_while_some_wait(stage, listener) < 0.05
+    assert while_some_wait(stage, listener)["cpu_s"] < 0.05

@@ -1,6 +1,7 @@
 """A server of the loop without a free descriptor, to be watched: argv may be "restless", who accepts again at once.
 
-Says where each kind of its listeners is. A line from the test has it say how many seconds of CPU it takes in a second.
+Says where each kind of its listeners is. A line from the test has it say how many seconds of CPU it takes in a second,
+and how often the loop's own listeners are looked at meanwhile.
 """
 
 import asyncio
@@ -14,6 +15,20 @@ from rdmanet.loop import acceptor
 
 if "restless" in argv:
     acceptor.REST_S = 0
+
+looks = 0
+
+
+def counted(look):
+    def arrived(self):
+        global looks
+        looks += 1
+        look(self)
+
+    return arrived
+
+
+acceptor.Acceptor._arrived = counted(acceptor.Acceptor._arrived)
 
 
 async def serve(reader, writer):
@@ -44,9 +59,9 @@ async def main():
     while True:
         await asked.wait()
         asked.clear()
-        before = time.process_time()
+        before, seen = time.process_time(), looks
         await asyncio.sleep(1)
-        say(cpu_s=time.process_time() - before)
+        say(cpu_s=time.process_time() - before, looks=looks - seen)
 
 
 rdmanet.run(main())
