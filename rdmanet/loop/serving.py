@@ -48,9 +48,7 @@ REASON = "the client came by RDMA"
 _WAITS_FOR_CONNECTIONS = sys.version_info >= (3, 12)
 _TRIES = 3
 _TRY_AGAIN_S = 0.02
-_SO_GET_FILTER = 26  # Linux; socket has no name for these
-_IP_MINTTL = 21
-_IPV6_MINHOPCOUNT = 73
+_SO_GET_FILTER = 26  # Linux; socket has no name for it
 _INTERFACE_BYTES = 16  # IFNAMSIZ
 _NOT_ITS_ADDRESS = (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT)
 
@@ -382,7 +380,9 @@ def _why_tcp_alone(tcp: Any) -> str:
     if _has_filter(tcp.fileno()):
         return "its TCP listener has a packet filter (SO_ATTACH_FILTER, SO_ATTACH_BPF)"
     of_ip, option = (
-        (socket.IPPROTO_IPV6, _IPV6_MINHOPCOUNT) if len(name) == 4 else (socket.IPPROTO_IP, _IP_MINTTL)
+        (socket.IPPROTO_IPV6, workers.IPV6_MINHOPCOUNT)
+        if len(name) == 4
+        else (socket.IPPROTO_IP, workers.IP_MINTTL)
     )
     if tcp.getsockopt(of_ip, option):
         return "its TCP listener takes only what comes by few hops (IP_MINTTL, IPV6_MINHOPCOUNT)"

@@ -21,8 +21,10 @@ connections until it has read it, and the others get its share. The door names s
 waits there asks again, and goes elsewhere (inquiry.py).
 
 A port of the embedded device would be a TCP port, open to other hosts. So a worker *reserves* one: it listens there by
-TCP itself, with a filter that has the kernel drop all that comes. Beside a TCP listener of our own user the embedded
-device listens by its name alone, which only this host's programs reach (soft/cm/name.c).
+TCP itself, with a filter that has the kernel drop all that comes. Where only root may have filters, the kernel drops
+what has passed a router, or was not sent with the greatest number of hops, 255, as TCP's packets never are; nobody
+accepts a connection from who does that on purpose. Beside a TCP listener of our own user the embedded device listens
+by its name alone, which only this host's programs reach (soft/cm/name.c).
 
 Each tells the other which of its descriptors is its TCP listener at the common port, and each is believed only if that
 is so (trust.py). So who takes the register's name, or registers, has TCP's connections anyhow. A worker also says which
@@ -63,7 +65,10 @@ _WORD_BYTES = 64
 GRACE_S = 0.02
 """How long a worker may leave unread that a connection comes, and still get more."""
 _COMES = b"\n"
-_SO_ATTACH_FILTER = 26  # Linux; socket has no name for it
+_SO_ATTACH_FILTER = 26  # Linux; socket has no name for these
+IP_MINTTL = 21
+IPV6_MINHOPCOUNT = 73
+_HOPS_MOST = 255
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # struct sock_filter: return, and keep no byte
 
 
@@ -89,15 +94,24 @@ def reserve(address: str, takes_both: bool) -> socket.socket:
     try:
         if family == socket.AF_INET6:
             reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not takes_both)
-        code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
-        program = struct.pack("HP", 1, ctypes.addressof(code))  # struct sock_fprog
-        reserved.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        try:
+            _attach_filter(reserved)
+        except PermissionError:
+            reserved.setsockopt(socket.IPPROTO_IP, IP_MINTTL, _HOPS_MOST)  # also where IPv6 takes IPv4
+            if family == socket.AF_INET6:
+                reserved.setsockopt(socket.IPPROTO_IPV6, IPV6_MINHOPCOUNT, _HOPS_MOST)
         reserved.bind((address, 0))
         reserved.listen(1)
     except BaseException:
         reserved.close()
         raise
     return reserved
+
+
+def _attach_filter(sock: socket.socket) -> None:
+    code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    program = struct.pack("HP", 1, ctypes.addressof(code))  # struct sock_fprog
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 class Place(NamedTuple):

@@ -6,6 +6,7 @@ embedded device as one.
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import signal
@@ -183,13 +184,27 @@ async def test_who_ends_takes_only_its_own_connections():
             writer.close()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
-async def test_nobody_reaches_a_reserved_port_by_tcp(address):
-    """On loopback the kernel answers within connect(): an open port is connected to when it returns."""
-    there = "::1" if ":" in address else "127.0.0.1"
+def refuse_filter(_: socket.socket) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("may_filter", [True, False], ids=["filter", "hops"])
+@pytest.mark.parametrize(
+    ("address", "there"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("::", "::1"), ("::", "::ffff:127.0.0.1")],
+)  # fmt: skip
+async def test_nobody_reaches_a_reserved_port_by_tcp(address, there, may_filter, monkeypatch):
+    """On loopback the kernel answers within connect(): an open port is connected to when it returns.
+
+    There are hosts that leave packet filters to root.
+    """
+    if not may_filter:
+        monkeypatch.setattr(workers, "_attach_filter", refuse_filter)
     states = []
     with workers.reserve(address, address == "::") as reserved:
-        with socket.create_server((address, 0), family=reserved.family) as reachable:
+        with socket.create_server(
+            (address, 0), family=reserved.family, dualstack_ipv6=address == "::"
+        ) as reachable:
             for listener in (reserved, reachable):
                 with socket.socket(reserved.family) as client:
                     client.setblocking(False)
