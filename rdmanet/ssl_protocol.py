@@ -12,16 +12,30 @@ say. By TCP who reads hears of no error then. (Who writes learns that the connec
 asyncio aborts the transport below if the peer sends on after we have closed. By TCP the kernel still delivers what was
 written before. Here the transport is closed instead, which does the same.
 
+Python 3.11 cannot end TLS in TLS by an error: the transport that TLS has there (its face, see tls.py) passes the error
+on to a method that takes none. A handshake that failed, or a close() that the peer did not answer, never ended. Here
+such a transport is aborted.
+
 What does this, and what it uses, is not in asyncio's manual. It is the same in Python 3.11 to 3.13. In a Python whose
 SSLProtocol has no such methods, connections work as asyncio's do.
 """
 
 from __future__ import annotations
 
-from asyncio.sslproto import AppProtocolState, SSLAgainErrors, SSLProtocol, SSLProtocolState
+import inspect
+from asyncio.sslproto import (
+    AppProtocolState,
+    SSLAgainErrors,
+    SSLProtocol,
+    SSLProtocolState,
+    _SSLProtocolTransport,
+)
 from typing import Any
 
 from rdmanet import _core
+
+_IS_ENDED_BY_ERRORS = len(inspect.signature(SSLProtocol._abort).parameters) > 1
+"""Whether TLS's face can be, as a transport: since Python 3.12."""
 
 
 class Protocol(SSLProtocol):
@@ -38,6 +52,7 @@ class Protocol(SSLProtocol):
     _sslobj: Any
     _start_shutdown: Any
     _state: Any
+    _transport: Any
 
     _peer_goes_on = False
 
@@ -57,6 +72,23 @@ class Protocol(SSLProtocol):
             self._do_read()
         has_all = self._app_state is AppProtocolState.STATE_EOF and not self._eof_received  # it is TLS's end
         super().connection_lost(None if has_all else exc)
+
+    def _fatal_error(self, exc: BaseException, message: str = "Fatal error on transport") -> None:
+        below = self._transport
+        is_to_abort = not _IS_ENDED_BY_ERRORS and isinstance(below, _SSLProtocolTransport)
+        if is_to_abort:
+            self._transport = None  # the base only reports the error
+        super()._fatal_error(exc, message)
+        if is_to_abort:
+            self._transport = below
+            below.abort()
+
+    def _check_shutdown_timeout(self) -> None:
+        is_late = self._state in (SSLProtocolState.FLUSHING, SSLProtocolState.SHUTDOWN)
+        if is_late and not _IS_ENDED_BY_ERRORS and isinstance(self._transport, _SSLProtocolTransport):
+            self._transport.abort()
+        else:
+            super()._check_shutdown_timeout()  # type: ignore[misc]
 
     def _on_shutdown_complete(self, shutdown_exc: Exception | None) -> None:
         if getattr(shutdown_exc, "reason", "") == "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":

@@ -43,8 +43,8 @@ def by(request):
 
 
 @contextlib.asynccontextmanager
-async def pair(kind: str = "asyncio's"):
-    """The two ends of a connection in the clear: (reader, writer) of the client, then of the server."""
+async def pair(kind: str = "asyncio's", has_tls: bool = False):
+    """The two ends of a connection, in the clear or not: (reader, writer) of the client, then of the server."""
     loop = asyncio.get_running_loop()
     new_reader, new_protocol = KINDS[kind]
     accepted: asyncio.Future = loop.create_future()
@@ -52,10 +52,13 @@ async def pair(kind: str = "asyncio's"):
     def factory():
         return new_protocol(new_reader(), lambda *stream: accepted.set_result(stream))
 
-    server = await loop.create_server(factory, "127.0.0.1", 0)
+    server = await loop.create_server(factory, "127.0.0.1", 0, ssl=SERVER if has_tls else None)
     reader = new_reader()
     transport, protocol = await loop.create_connection(
-        lambda: new_protocol(reader), *server.sockets[0].getsockname()
+        lambda: new_protocol(reader),
+        *server.sockets[0].getsockname(),
+        ssl=CLIENT if has_tls else None,
+        server_hostname="localhost" if has_tls else None,
     )
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     writer.write(b"hello\n")
@@ -179,3 +182,29 @@ async def test_a_buffered_protocol_above(by):
         far_writer.write(b"protected")
         await until_seen(lambda: above.data == b"protected")
         transport.set_protocol(stream)
+
+
+async def test_a_handshake_inside_of_tls_fails(by):
+    """Python 3.11's own SSLProtocol raises a TypeError of its own then, and start_tls() never returns."""
+    by()
+    async with pair(has_tls=True) as (reader, writer, _, far):
+        far.write(INSERTED)
+        await until_seen(lambda: unread(reader) == INSERTED)
+        with pytest.raises(ssl.SSLError):
+            await writer.start_tls(CLIENT, server_hostname="localhost")
+        assert not unread(reader) and writer.transport.is_closing()
+
+
+async def test_the_end_of_tls_inside_of_tls_is_not_waited_for(by):
+    """The peer reads nothing, and so does not answer close_notify."""
+    by()
+    async with pair(has_tls=True) as (_, writer, _, far):
+        transport = writer.transport
+        begun = asyncio.get_running_loop().start_tls(
+            transport, transport.get_protocol(), CLIENT, server_hostname="localhost", ssl_shutdown_timeout=0.1
+        )
+        inner, _ = await asyncio.gather(begun, far.start_tls(SERVER))
+        far.transport.pause_reading()
+        inner.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
