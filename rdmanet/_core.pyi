@@ -1143,6 +1143,12 @@ def unfilled(nbytes: int) -> bytearray | ReusableMemory:
     :raises MemoryError: there is none
     """
 
+def bring_in(memory: Any, nbytes: int, offset: int) -> None:
+    """Have the kernel provide so many bytes of writable memory, from this offset, before they are used.
+
+    Their content stays as it is. Nothing happens where the kernel cannot do that, and to what is beyond the end.
+    """
+
 def idle_bytes() -> int:
     """How much memory of `unfilled()` is idle."""
 

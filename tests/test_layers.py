@@ -86,7 +86,7 @@ ROOMS = [
     ],
     [{"streams"}],
     [RPC_GROUND],
-    [{"rpc.turns"}],
+    [{"rpc.turns", "rpc.paging"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
     [
         {"rpc.failures"},

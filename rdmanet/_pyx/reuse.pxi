@@ -16,6 +16,8 @@
 #     shortage    The kernel may take the pages of idle memory whenever it needs some (MADV_FREE, which costs nothing
 #                 for huge pages, and for others as much as to fill them).
 #
+# Who is not to be held up by the first use of much memory brings it in before, piece by piece: bring_in().
+#
 # All of this is one list for the process, behind the GIL. A forked child has copies of it, as of any private memory.
 
 cdef extern from * nogil:
@@ -101,11 +103,26 @@ cdef extern from * nogil:
         rn_idle[rn_idle_count++] = (struct rn_area){address, length};
         rn_idle_bytes += length;
     }
+
+    #ifndef MADV_POPULATE_WRITE
+    #define MADV_POPULATE_WRITE 23
+    #endif
+
+    /* Whole pages only. What the kernel does not do, the first use does. */
+    static void rn_bring_in(char *address, size_t length)
+    {
+        uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+        uintptr_t first = ((uintptr_t)address + page - 1) & -page, last = ((uintptr_t)address + length) & -page;
+
+        if (first < last)
+            (void)madvise((void *)first, last - first, MADV_POPULATE_WRITE);
+    }
     """
     size_t RN_REUSED_BYTES, RN_IDLE_BYTES, rn_idle_bytes
     size_t rn_area_size(size_t length)
     char *rn_area_take(size_t length)
     void rn_area_give(char *address, size_t length)
+    void rn_bring_in(char *address, size_t length)
 
 
 REUSED_BYTES = RN_REUSED_BYTES
@@ -159,3 +176,20 @@ def unfilled(nbytes):
 def idle_bytes():
     """How much memory of `unfilled()` is idle."""
     return rn_idle_bytes
+
+
+def bring_in(memory, nbytes, offset):
+    """Have the kernel provide so many bytes of writable memory, from this offset, before they are used.
+
+    Their content stays as it is. Nothing happens where the kernel cannot do that, and to what is beyond the end.
+    """
+    cdef Py_buffer view
+    cdef size_t length, begin
+    read_size(nbytes, "bring_in: nbytes", ValueError, &length)
+    read_size(offset, "bring_in: offset", ValueError, &begin)
+    PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
+    if begin < <size_t>view.len:
+        length = min(length, <size_t>view.len - begin)
+        with nogil:
+            rn_bring_in(<char *>view.buf + begin, length)
+    PyBuffer_Release(&view)

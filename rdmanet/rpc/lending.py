@@ -38,6 +38,7 @@ from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import LOANS_MOST, Link, read_offer
 from rdmanet.rpc.messages import Array, Lent
+from rdmanet.rpc.paging import brought_in
 from rdmanet.rpc.schema import Kind, Method
 from rdmanet.rpc.stats import Counter
 
@@ -263,6 +264,7 @@ class Loan:
     async def read_into(self, memory: Any, offset: int) -> None:
         if self._is_over:
             raise over()
+        await brought_in(self._link.loop, memory)
         remote = await found(self._link, self._loan)
         if self._is_over:
             raise over()
@@ -366,6 +368,7 @@ async def fetched(link: Link, type_: Any, value: Any, loan: Lent, into: Into | N
     """
     remote = await found(link, loan)
     memory, result = _room(type_, value, loan.length, into)
+    await brought_in(link.loop, memory)
     await read_offer(link, remote, memory, 0)
     return type_(memory) if type_ in (bytes, bytearray) else result
 

@@ -1,0 +1,47 @@
+"""Memory for what is read from a peer is there before the device needs it.
+
+Theory
+------
+A device needs the pages of memory that is registered with it, so the kernel provides all of them at its registration.
+That takes about as long as copying as many bytes, much longer on a busy host, and the loop waits for it. A peer chooses
+how much that is. So they are provided before, PIECE_BYTES at a time. After STEP_S others have their turn; and one task
+of a loop does this at a time, in turns, so that many of them take no longer in one turn than one.
+
+Memory that has its pages costs a system call for each piece, and no turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from typing import Any, Final
+
+from rdmanet._core import bring_in
+
+LEAST_BYTES: Final = 4 << 20
+"""Less is provided in one go, by whoever needs it first."""
+PIECE_BYTES: Final = 2 << 20
+"""A huge page."""
+STEP_S: Final = 0.001
+
+_locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+
+
+async def brought_in(loop: asyncio.AbstractEventLoop, memory: Any) -> None:
+    """Have all pages of writable memory, without holding up the loop."""
+    nbytes = memoryview(memory).nbytes
+    if nbytes < LEAST_BYTES:
+        return
+    lock = _locks.setdefault(loop, asyncio.Lock())
+    offset = 0
+    while offset < nbytes:
+        async with lock:  # which is passed on in the order in which it was asked for
+            ends_at = time.monotonic() + STEP_S  # a loop's clock may stand still in a turn
+            while offset < nbytes:
+                bring_in(memory, PIECE_BYTES, offset)
+                offset += PIECE_BYTES
+                if time.monotonic() >= ends_at:
+                    break
+            if offset < nbytes:
+                await asyncio.sleep(0)

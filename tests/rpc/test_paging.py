@@ -1,0 +1,106 @@
+"""Memory for large arguments and results is provided in pieces, and others have their turn between two of them."""
+
+import asyncio
+import ctypes
+import mmap
+from typing import Any
+
+import numpy
+import pytest
+from net import Net, idle
+
+from rdmanet import rpc
+from rdmanet._core import bring_in
+from rdmanet.rpc import paging
+from rdmanet.rpc.paging import LEAST_BYTES, PIECE_BYTES, brought_in
+
+SIZE = 2 * LEAST_BYTES
+PAGE = mmap.PAGESIZE
+
+
+def present(memory: mmap.mmap) -> list[bool]:
+    """Which pages the kernel has provided."""
+    pages = (ctypes.c_ubyte * (len(memory) // PAGE))()
+    at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    assert not ctypes.CDLL(None).mincore(at, ctypes.c_size_t(len(memory)), pages)
+    return [bool(page & 1) for page in pages]
+
+
+def test_only_what_is_asked_for_is_brought_in():
+    with mmap.mmap(-1, 8 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        assert not any(present(memory))
+        bring_in(memory, 2 * PAGE, PAGE)
+        assert present(memory) == [False, True, True, *[False] * 5]
+        memory[PAGE] = 7
+        bring_in(memory, 1 << 40, PAGE)
+        bring_in(memory, PAGE, 1 << 40)
+        assert present(memory) == [False, *[True] * 7] and memory[PAGE] == 7
+    with pytest.raises(BufferError):
+        bring_in(b"read-only", 1, 0)
+    with pytest.raises(ValueError, match="nbytes"):
+        bring_in(bytearray(1), -1, 0)
+
+
+async def test_pieces_take_turns(monkeypatch: pytest.MonkeyPatch):
+    loop, turn = asyncio.get_running_loop(), 0
+    pieces: list[tuple[int, int, int]] = []
+    memories = [bytearray(SIZE) for _ in range(3)]
+
+    def counted(memory: Any, nbytes: int, offset: int) -> None:
+        pieces.append((turn, memories.index(memory), offset))
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    for number, memory in enumerate(memories):
+        memory[0] = number
+    monkeypatch.setattr(paging, "bring_in", counted)
+    monkeypatch.setattr(paging, "STEP_S", 0)  # one piece
+    counting = loop.create_task(count())
+    await asyncio.gather(*(brought_in(loop, memory) for memory in memories))
+    counting.cancel()
+    offsets = list(range(0, SIZE, PIECE_BYTES))
+    assert len({turn for turn, _, _ in pieces}) == len(pieces) == len(offsets) * len(memories)
+    assert [pieces[n][1] for n in range(3)] == [0, 1, 2]
+    assert sorted(offset for _, which, offset in pieces if which == 1) == offsets
+    await brought_in(loop, bytearray(LEAST_BYTES - 1))
+    assert len(pieces) == len(offsets) * len(memories)
+
+
+class Store(rpc.Service):
+    async def put(self, data: memoryview) -> int:
+        return data.nbytes
+
+    async def put_array(self, data: numpy.ndarray) -> int:
+        return data.nbytes
+
+    async def peek(self, data: rpc.Buffer) -> int:
+        return len(await data.read(0, SIZE))
+
+    async def get(self) -> memoryview:
+        return memoryview(bytes(SIZE))
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_all_that_is_read_from_the_peer(net: Net, monkeypatch: pytest.MonkeyPatch):
+    brought = 0
+
+    def counted(memory: Any, nbytes: int, offset: int) -> None:
+        nonlocal brought
+        brought += min(nbytes, memoryview(memory).nbytes - offset)
+        bring_in(memory, nbytes, offset)
+
+    monkeypatch.setattr(paging, "bring_in", counted)
+    client, server = await net.pair(Store())
+    data = bytes(SIZE)
+    for call in (client.put(data), client.put_array(numpy.zeros(SIZE, "u1")), client.peek(rpc.Buffer(data))):
+        before = brought
+        assert await call == SIZE
+        assert brought - before == SIZE
+    before = brought
+    assert len(await client.get()) == SIZE
+    assert brought - before == SIZE
+    await idle(server)
