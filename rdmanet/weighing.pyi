@@ -8,7 +8,8 @@ def weigh(
     container_bytes: int = 72,
     text_bytes: int = 56,
     *,
-    texts_are_objects: bool = False,
+    value_bytes: int = 0,
+    text_keys: int = 0,
     has_float_keys: bool = False,
     has_sets: int = 0,
 ) -> int:

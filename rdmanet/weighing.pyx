@@ -11,11 +11,14 @@ once through the bytes, makes nothing, and takes a few nanoseconds for each valu
     keys      Hashes of texts and bytes are randomized; those of numbers are known to everybody, and those of tuples
               of numbers. So the keys of a map that are numbers are put into tables of all sizes that its dictionary
               may have, as CPython does it. If that takes more than COLLISIONS steps a key, they collide. Of keys whose
-              hashes are not computed here, a map has KEYS_MOST at most.
+              hashes are not computed here, a map has KEYS_MOST at most, and all maps of a message together not many
+              more pairs than two such maps. Times have hashes that are known, too, but hardly two of them the same.
     sets      Where the types have some, an array may become one. Its items are tried as keys are.
 
 What is no msgpack, and what ends early, is left to the decoder.
 """
+
+import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -32,7 +35,9 @@ cdef extern from * nogil:
         RN_WEIGH_DEPTH = 1024, /* more than the decoder goes down */
         RN_KEYS_FEW = 64,      /* they may collide as they want */
         RN_KEYS_MOST = 2048,
+        RN_PAIRS_MOST = 2 * RN_KEYS_MOST * RN_KEYS_MOST, /* of them, in all maps together */
         RN_COLLISIONS = 32,
+        RN_EXT_TIME = 0xff, /* the kind of ext that is a point in time */
         RN_SLOT_BYTES = 8,
         RN_ENTRY_BYTES = 104, /* of a dictionary that has just grown */
         RN_DICT_BYTES = 240,
@@ -49,18 +54,25 @@ cdef extern from * nogil:
         struct rn_key *keys; /* with known hashes; NULL if there are few */
         uint32_t count, unknown;
         bool are_of_map;
+        bool are_of_tuple; /* which is a key itself: of these items it has its hash */
+        uint64_t hash, identity, items;
     };
+
+    static uint64_t rn_secret; /* less than the modulus of hashes, and known to no sender */
 
     struct rn_scale {
         const uint8_t *at, *end;
         uint64_t bytes, most;
-        uint32_t container_bytes, text_bytes;
-        bool texts_are_objects, has_float_keys;
+        uint32_t container_bytes, text_bytes, value_bytes;
+        uint64_t pairs; /* of keys that may collide, as nobody knows better */
+        bool has_float_keys;
+        int text_keys; /* 1: may be UUIDs; 2: decimals, too */
         int has_sets; /* 1: of numbers and texts; 2: of tuples, too */
     };
 
     #define RN_HASH_BITS 61
     #define RN_HASH_MODULUS ((1ull << RN_HASH_BITS) - 1)
+    #define RN_TUPLE_BEGINS 2870177450012600261ull
 
     /* As hash(int); the sign apart. */
     static uint64_t rn_hash_signed(uint64_t magnitude, bool negative)
@@ -100,7 +112,7 @@ cdef extern from * nogil:
         uint64_t mask = size - 1, steps = 0, usable = size * 2 / 3, most;
         uint32_t count = k->count < usable ? k->count : (uint32_t)usable;
 
-        most = (uint64_t)count * RN_COLLISIONS;
+        most = (uint64_t)count * RN_COLLISIONS * (linear ? 4 : 1); /* neighbours cost little */
         memset(table, 0, size * sizeof(*table));
         for (uint32_t n = 0; n < count; n++) {
             const struct rn_key *key = &k->keys[n], *other;
@@ -134,13 +146,14 @@ cdef extern from * nogil:
         return false;
     }
 
-    static enum rn_weighed rn_keys_try(const struct rn_keys *k, unsigned linear)
+    static enum rn_weighed rn_keys_try(struct rn_scale *s, const struct rn_keys *k, unsigned linear)
     {
         uint64_t largest = 8;
         uint32_t *table;
         bool collide = false;
 
-        if (k->unknown > RN_KEYS_MOST)
+        s->pairs += (uint64_t)k->unknown * k->unknown;
+        if (k->unknown > RN_KEYS_MOST || s->pairs > RN_PAIRS_MOST)
             return RN_KEYS_COLLIDE;
         if (k->count < RN_KEYS_FEW)
             return RN_WEIGHED;
@@ -156,10 +169,48 @@ cdef extern from * nogil:
         return collide ? RN_KEYS_COLLIDE : RN_WEIGHED;
     }
 
+    /* What is equal has the same identity, and what a sender has made that differs has another. */
+    static uint64_t rn_identity(uint64_t before, uint64_t value)
+    {
+        before = (uint64_t)(((unsigned __int128)before * rn_secret + (value >> 32)) % RN_HASH_MODULUS);
+        return (uint64_t)(((unsigned __int128)before * rn_secret + (uint32_t)value) % RN_HASH_MODULUS);
+    }
+
+    /* The hash of a tuple, as CPython computes it: item by item, and the end. */
+    static void rn_tuple_goes_on(struct rn_keys *tuple, uint64_t hash, uint64_t value, uint64_t high)
+    {
+        tuple->hash += hash * 14029467366897019727ull;
+        tuple->hash = (tuple->hash << 31 | tuple->hash >> 33) * 11400714785074694791ull;
+        tuple->identity = rn_identity(rn_identity(tuple->identity, value), high);
+        tuple->items++;
+    }
+
+    static uint64_t rn_tuple_hash(const struct rn_keys *tuple)
+    {
+        return tuple->hash + (tuple->items ^ (RN_TUPLE_BEGINS ^ 3527539ull));
+    }
+
     static void rn_key_is(struct rn_keys *keys, uint64_t hash, uint64_t value, uint64_t high)
     {
+        if (keys && keys->are_of_tuple)
+            rn_tuple_goes_on(keys, hash, value, high);
         if (keys && keys->keys)
             keys->keys[keys->count++] = (struct rn_key){hash, value, high};
+    }
+
+    /* A key with a hash that nobody knows, and that differs from others' hashes. In a tuple it does not differ. */
+    static void rn_key_is_random(struct rn_keys *keys, const uint8_t *at, uint64_t length)
+    {
+        uint64_t identity = length, word;
+
+        if (!keys || !keys->are_of_tuple)
+            return;
+        for (; length; at += sizeof(word), length -= length < sizeof(word) ? length : sizeof(word)) {
+            word = 0;
+            memcpy(&word, at, length < sizeof(word) ? length : sizeof(word));
+            identity = rn_identity(identity, word);
+        }
+        rn_tuple_goes_on(keys, identity, identity, 4);
     }
 
     static void rn_key_is_unknown(struct rn_keys *keys)
@@ -193,19 +244,27 @@ cdef extern from * nogil:
     static enum rn_weighed rn_weigh_float(struct rn_scale *s, struct rn_keys *keys, double value, uint64_t bits)
     {
         s->bytes += 24;
-        if (isfinite(value))
-            rn_key_is(keys, rn_hash_double(value), bits, 2);
+        if (s->text_keys > 1)
+            rn_key_is_unknown(keys); /* a decimal has the digits of the shortest text, not all of the float's */
+        else
+            rn_key_is(keys, isfinite(value) ? rn_hash_double(value) : 0, bits, 2);
         return RN_WEIGHED;
     }
 
-    /* A key that may be a UUID: hexadecimal digits, or 16 bytes. Its hash is that of the number. */
-    static void rn_key_is_object(struct rn_keys *keys, const uint8_t *at, uint64_t length, bool is_text)
+    /*
+     * A text or bytes as a key. If it may be a UUID, hexadecimal digits or 16 bytes, its hash is that of the number. If
+     * it may be a decimal, it does not begin with a letter.
+     */
+    static void rn_key_is_text(struct rn_scale *s, struct rn_keys *keys, const uint8_t *at, uint64_t length,
+                               bool is_text)
     {
         uint64_t high = 0, low = 0;
         unsigned digits = 0;
-        int digit;
+        int digit = 0;
 
-        for (uint64_t i = 0; i < length && length <= 36; i++) {
+        if (s->text_keys > 1 && is_text && (!length || (*at | 0x20) < 'a' || (*at | 0x20) > 'z'))
+            return rn_key_is_unknown(keys);
+        for (uint64_t i = 0; s->text_keys && i < length && length <= 36; i++) {
             if (!is_text) {
                 high = high << 8 | low >> 56;
                 low = low << 8 | at[i];
@@ -216,15 +275,15 @@ cdef extern from * nogil:
                 continue;
             digit = at[i] <= '9' ? at[i] - '0' : (at[i] | 0x20) - 'a' + 10;
             if (digit < 0 || digit > 15)
-                return rn_key_is_unknown(keys);
+                break;
             high = high << 4 | low >> 60;
             low = low << 4 | (unsigned)digit;
             digits++;
         }
-        if (digits == 32)
+        if (digits == 32 && digit >= 0 && digit <= 15)
             rn_key_is(keys, (uint64_t)(((unsigned __int128)high << 64 | low) % RN_HASH_MODULUS), low, high);
         else
-            rn_key_is_unknown(keys);
+            rn_key_is_random(keys, at, length);
     }
 
     static enum rn_weighed rn_weigh_bytes(struct rn_scale *s, struct rn_keys *keys, uint64_t length, bool is_text)
@@ -239,26 +298,27 @@ cdef extern from * nogil:
                 largest = s->at[i] > largest ? s->at[i] : largest;
             s->bytes += largest >= 0xf0 ? RN_WIDE_BYTES + 3 * length : largest >= 0x80 ? RN_WIDE_BYTES + length : 0;
         }
-        if (s->texts_are_objects && keys)
-            rn_key_is_object(keys, s->at, length, is_text);
+        if (keys)
+            rn_key_is_text(s, keys, s->at, length, is_text);
         s->at += length;
         return RN_WEIGHED;
     }
 
-    /* Whether a tuple that begins here has a hash that nobody knows: its first item is a text, or bytes. */
-    static bool rn_begins_with_text(const struct rn_scale *s)
+    static enum rn_weighed rn_weigh_ext(struct rn_scale *s, struct rn_keys *keys, uint64_t length)
     {
-        uint8_t kind = s->at < s->end ? *s->at : 0;
-
-        return !s->texts_are_objects && ((kind > 0xa0 && kind <= 0xbf) || (kind >= 0xc4 && kind <= 0xc6) ||
-                                         (kind >= 0xd9 && kind <= 0xdb));
+        if ((uint64_t)(s->end - s->at) <= length)
+            return RN_NO_MSGPACK;
+        if (*s->at == RN_EXT_TIME)
+            rn_key_is_random(keys, s->at, length + 1);
+        else
+            rn_key_is_unknown(keys);
+        return rn_weigh_bytes(s, NULL, length + 1, false);
     }
 
-    static enum rn_weighed rn_weigh_items(struct rn_scale *s, unsigned depth, uint64_t count, bool is_map)
+    static enum rn_weighed rn_weigh_items(struct rn_scale *s, unsigned depth, uint64_t count, struct rn_keys *keys)
     {
-        struct rn_keys keys = {.are_of_map = is_map};
         enum rn_weighed found = RN_WEIGHED;
-        bool has_keys = is_map || s->has_sets;
+        bool is_map = keys->are_of_map, has_keys = is_map || s->has_sets;
 
         if (depth >= RN_WEIGH_DEPTH)
             return RN_TOO_DEEP;
@@ -270,28 +330,35 @@ cdef extern from * nogil:
             s->bytes += count * (s->has_sets ? RN_ENTRY_BYTES : RN_SLOT_BYTES);
         if (s->bytes > s->most)
             return RN_TOO_MUCH;
-        if (has_keys && count >= RN_KEYS_FEW && !(keys.keys = malloc(count * sizeof(*keys.keys))))
+        if (has_keys && count >= RN_KEYS_FEW && !(keys->keys = malloc(count * sizeof(*keys->keys))))
             return RN_NO_MEMORY;
         for (uint64_t i = 0; i < count && found == RN_WEIGHED; i++) {
-            found = rn_weigh_value(s, depth + 1, has_keys ? &keys : NULL);
+            found = rn_weigh_value(s, depth + 1, has_keys || keys->are_of_tuple ? keys : NULL);
             if (is_map && found == RN_WEIGHED)
                 found = rn_weigh_value(s, depth + 1, NULL);
         }
         if (found == RN_WEIGHED && has_keys)
-            found = rn_keys_try(&keys, 0);
+            found = rn_keys_try(s, keys, 0);
         if (found == RN_WEIGHED && has_keys && !is_map)
-            found = rn_keys_try(&keys, 9); /* a set tries its neighbours first */
-        free(keys.keys);
+            found = rn_keys_try(s, keys, 9); /* a set tries its neighbours first */
+        free(keys->keys);
         return found;
     }
 
     static enum rn_weighed rn_weigh_container(struct rn_scale *s, unsigned depth, struct rn_keys *keys,
                                               uint64_t count, bool is_map)
     {
+        bool is_key = keys && (keys->are_of_map || keys->are_of_tuple || s->has_sets == 2);
+        struct rn_keys items = {.are_of_map = is_map, .are_of_tuple = is_key && !is_map, .hash = RN_TUPLE_BEGINS};
+        enum rn_weighed found;
+
         s->bytes += s->container_bytes;
-        if (keys && (keys->are_of_map || s->has_sets == 2) && (is_map || !rn_begins_with_text(s)))
+        found = rn_weigh_items(s, depth, count, &items);
+        if (is_key && (is_map || items.unknown))
             rn_key_is_unknown(keys);
-        return rn_weigh_items(s, depth, count, is_map);
+        else if (is_key)
+            rn_key_is(keys, rn_tuple_hash(&items), items.identity, 3);
+        return found;
     }
 
     static enum rn_weighed rn_weigh_value(struct rn_scale *s, unsigned depth, struct rn_keys *keys)
@@ -306,6 +373,7 @@ cdef extern from * nogil:
             return RN_TOO_MUCH;
         if (s->at == s->end)
             return RN_NO_MSGPACK;
+        s->bytes += s->value_bytes;
         kind = *s->at++;
         if (kind <= 0x7f)
             return rn_weigh_number(s, keys, kind, false);
@@ -318,7 +386,11 @@ cdef extern from * nogil:
         if (kind <= 0xbf)
             return rn_weigh_bytes(s, keys, kind & 0x1f, true);
         switch (kind) {
-        case 0xc0: case 0xc2: case 0xc3: /* nil, false, true */
+        case 0xc0: /* nil */
+            rn_key_is(keys, 0, 0, 5);
+            return RN_WEIGHED;
+        case 0xc2: case 0xc3: /* false and true, which equal 0 and 1 */
+            rn_key_is(keys, kind & 1, kind & 1, 0);
             return RN_WEIGHED;
         case 0xc4: case 0xc5: case 0xc6: /* bin */
             return rn_weigh_read(s, 1u << (kind - 0xc4), &value) ? rn_weigh_bytes(s, keys, value, false)
@@ -327,12 +399,11 @@ cdef extern from * nogil:
             return rn_weigh_read(s, 1u << (kind - 0xd9), &value) ? rn_weigh_bytes(s, keys, value, true)
                                                                  : RN_NO_MSGPACK;
         case 0xc7: case 0xc8: case 0xc9: /* ext: of that length, and a byte */
-            rn_key_is_unknown(keys);
-            return rn_weigh_read(s, 1u << (kind - 0xc7), &value) ? rn_weigh_bytes(s, NULL, value + 1, false)
-                                                                 : RN_NO_MSGPACK;
+            if (!rn_weigh_read(s, 1u << (kind - 0xc7), &value))
+                return RN_NO_MSGPACK;
+            return rn_weigh_ext(s, keys, value);
         case 0xd4: case 0xd5: case 0xd6: case 0xd7: case 0xd8: /* ext of a fixed length */
-            rn_key_is_unknown(keys);
-            return rn_weigh_bytes(s, NULL, (1u << (kind - 0xd4)) + 1, false);
+            return rn_weigh_ext(s, keys, 1u << (kind - 0xd4));
         case 0xca: /* float */
             if (!rn_weigh_read(s, 4, &value))
                 return RN_NO_MSGPACK;
@@ -375,16 +446,21 @@ cdef extern from * nogil:
     cdef struct rn_scale:
         const uint8_t *at
         const uint8_t *end
-        uint64_t bytes, most
-        uint32_t container_bytes, text_bytes
-        bint texts_are_objects, has_float_keys
-        int has_sets
+        uint64_t bytes, most, pairs
+        uint32_t container_bytes, text_bytes, value_bytes
+        bint has_float_keys
+        int text_keys, has_sets
+
+    uint64_t rn_secret
 
     rn_weighed rn_weigh_value(rn_scale *s, unsigned int depth, rn_keys *keys)
 
 
-def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=56, *, bint texts_are_objects=False,
-          bint has_float_keys=False, int has_sets=0):
+rn_secret = int.from_bytes(os.urandom(7), "little") + 2
+
+
+def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=56, *, uint32_t value_bytes=0,
+          int text_keys=0, bint has_float_keys=False, int has_sets=0):
     """How many bytes of memory the objects will take that a value in msgpack becomes, beside its texts and bytes.
 
     The value is not checked: what is no msgpack weighs as much as what comes before.
@@ -393,7 +469,8 @@ def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=
     :param most: at most so many
     :param container_bytes: what an array or a map makes by itself
     :param text_bytes: the same of a text, or of bytes
-    :param texts_are_objects: whether texts may become keys whose hashes are not randomized, as UUIDs
+    :param value_bytes: what each value makes in addition, whatever it is
+    :param text_keys: 1 if texts may become keys that are UUIDs, 2 if decimals, whose hashes are not randomized
     :param has_float_keys: whether numbers may become keys that are floats
     :param has_sets: 1 if an array may become a set, 2 if that may be one of tuples
     :raises OverflowError: it is more
@@ -406,10 +483,10 @@ def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     scale.at = <const uint8_t *>view.buf
     scale.end = scale.at + view.len
-    scale.bytes = 0
+    scale.bytes = scale.pairs = 0
     scale.most = most
-    scale.container_bytes, scale.text_bytes = container_bytes, text_bytes
-    scale.texts_are_objects, scale.has_float_keys, scale.has_sets = texts_are_objects, has_float_keys, has_sets
+    scale.container_bytes, scale.text_bytes, scale.value_bytes = container_bytes, text_bytes, value_bytes
+    scale.text_keys, scale.has_float_keys, scale.has_sets = text_keys, has_float_keys, has_sets
     found = rn_weigh_value(&scale, 0, NULL)
     PyBuffer_Release(&view)
     if found == RN_TOO_MUCH or scale.bytes > most:

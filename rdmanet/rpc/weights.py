@@ -7,8 +7,8 @@ Types may make more of them. A map of a few bytes becomes an object with all the
 UUID. So a `Scale` has the weight of the heaviest container that its types have, and that of the heaviest text: an
 estimate from above, which no sender can exceed by choosing the worst of them each time.
 
-The hashes of texts are randomized, those of what is made of them may not be: of UUIDs, decimals and durations. So
-`weigh` is told whether the types have them; it computes the hashes of UUIDs, and allows few of the others in a map.
+The hashes of texts are randomized, those of what is made of them may not be: of UUIDs and decimals. So `weigh` is told
+whether the types have keys of these; it computes the hashes of UUIDs, and allows few decimals in a map.
 
 A message of less than LEAST_BYTES is not weighed: it makes no more than what each call makes anyway.
 """
@@ -39,8 +39,16 @@ _FACTORY_BYTES: Final = 240
 _TEXT_BYTES: Final = 56
 _TEXT_OBJECT_BYTES: Final = 160
 _VIEW_BYTES: Final = 184
-_OF_TEXT: Final = (inspect.DateTimeType, inspect.DateType, inspect.TimeType)
-_OF_TEXT_WITH_KNOWN_HASHES: Final = (inspect.UUIDType, inspect.DecimalType, inspect.TimeDeltaType)
+_ANY_VALUE: Final = {inspect.DecimalType: 104, inspect.RawType: 64}
+"""What any value may become, a small number or nil too."""
+_OF_TEXT: Final = (
+    inspect.DateTimeType,
+    inspect.DateType,
+    inspect.TimeType,
+    inspect.TimeDeltaType,
+    inspect.UUIDType,
+    inspect.DecimalType,
+)
 _WITH_FIELDS: Final = (
     inspect.StructType,
     inspect.DataclassType,
@@ -66,39 +74,47 @@ class Scale:
         "_container_bytes",
         "_has_float_keys",
         "_has_sets",
-        "_text_bytes",
         "_seen",
-        "_texts_are_objects",
+        "_text_bytes",
+        "_text_keys",
+        "_value_bytes",
     )
 
     def __init__(self, *types: Any) -> None:
         self._container_bytes = _LIST_BYTES
         self._text_bytes = _TEXT_BYTES
+        self._value_bytes = 0
         self._has_sets = 0
-        self._has_float_keys = self._texts_are_objects = False
+        self._text_keys = 0
+        self._has_float_keys = False
         self._seen: set[Any] = set()
         for info in inspect.multi_type_info(types):
-            self._add(info)
+            self._add(info, is_key=False)
 
-    def _add(self, info: Any) -> None:
+    def _add(self, info: Any, is_key: bool) -> None:
+        self._value_bytes = max(self._value_bytes, _ANY_VALUE.get(type(info), 0))
         if isinstance(info, _SETS):
             is_plain = not isinstance(info.item_type, _WITH_FIELDS + _OF_ITEMS)
             self._has_sets = max(self._has_sets, 1 if is_plain else 2)
             self._container_bytes = max(self._container_bytes, _SET_BYTES)
-        elif isinstance(info, _OF_TEXT + _OF_TEXT_WITH_KNOWN_HASHES):
+        elif isinstance(info, _OF_TEXT):
             self._text_bytes = max(self._text_bytes, _TEXT_OBJECT_BYTES)
-            self._texts_are_objects |= isinstance(info, _OF_TEXT_WITH_KNOWN_HASHES)
+            if is_key and isinstance(info, inspect.DecimalType):
+                self._text_keys = 2
+            elif is_key and isinstance(info, inspect.UUIDType):
+                self._text_keys = max(self._text_keys, 1)
         elif isinstance(info, inspect.FloatType):
-            self._has_float_keys = True  # perhaps; it costs nothing to think so
+            self._has_float_keys |= is_key
         elif isinstance(info, inspect.MemoryViewType):
             self._text_bytes = max(self._text_bytes, _VIEW_BYTES)
         elif isinstance(info, _WITH_FIELDS):
-            if info.cls in self._seen:
+            if (info.cls, is_key) in self._seen:
                 return
-            self._seen.add(info.cls)
+            self._seen.add((info.cls, is_key))
             self._container_bytes = max(self._container_bytes, _weight_of(info))
         for part in _parts_of(info):
-            self._add(part)
+            is_its_key = isinstance(info, _SETS) or part is getattr(info, "key_type", None)
+            self._add(part, is_key or is_its_key)
 
     def weigh(self, raw: Any, most: int) -> int:
         """How many bytes of memory its objects will take, beside its texts and bytes. What is short counts as nothing.
@@ -113,7 +129,8 @@ class Scale:
                 most,
                 self._container_bytes,
                 self._text_bytes,
-                texts_are_objects=self._texts_are_objects,
+                value_bytes=self._value_bytes,
+                text_keys=self._text_keys,
                 has_float_keys=self._has_float_keys,
                 has_sets=self._has_sets,
             )

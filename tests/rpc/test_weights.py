@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import decimal
+import itertools
 import random
 import tracemalloc
 import uuid
@@ -65,6 +66,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "points": (list[Point], [[1]] * N),
     "uuids": (list[uuid.UUID], [str(uuid.UUID(int=number << 40)) for number in range(N)]),
     "decimals": (list[decimal.Decimal], ["1.5"] * N),
+    "decimals of numbers": (list[decimal.Decimal], [1, 2.5] * N),
+    "what is not decoded": (list[msgspec.Raw], [1, None, "x"] * N),
     "times": (list[datetime.datetime], ["2026-01-01T00:00:00Z"] * N),
     "tuples": (list[tuple[int, ...]], [[], [1]] * (N // 2)),
 }
@@ -112,7 +115,7 @@ def test_random_bytes(seed: int):
             raw[chance.randrange(len(raw))] = chance.randrange(256)
         for has_sets in (0, 1, 2):
             try:
-                weigh(raw, 1 << 20, has_sets=has_sets, texts_are_objects=True)
+                weigh(raw, 1 << 20, has_sets=has_sets, text_keys=2)
             except (OverflowError, ValueError, RecursionError):
                 pass
 
@@ -149,6 +152,7 @@ def colliding() -> list[int]:
 
 
 COLLIDING = colliding()
+EQUAL_HASHES = list(itertools.product([1 + MODULUS * number for number in range(8)], repeat=4))[:3000]
 KEYS = {
     "numbers": (dict[int, int], dict.fromkeys(COLLIDING, 1)),
     "numbers in anything": (Any, [{"a": dict.fromkeys(COLLIDING, 1)}]),
@@ -161,7 +165,9 @@ KEYS = {
         {str(uuid.UUID(int=MODULUS * number)): 1 for number in range(1 << 60, (1 << 60) + 500)},
     ),
     "decimals": (dict[decimal.Decimal, int], {str(MODULUS * number): 1 for number in range(3000)}),
-    "tuples": (dict[tuple[int, int], int], {(number, number): 1 for number in range(3000)}),
+    "tuples": (dict[tuple[int, ...], int], dict.fromkeys(EQUAL_HASHES, 1)),
+    "tuples in many maps": (list[dict[tuple[int, ...], int]], [dict.fromkeys(EQUAL_HASHES[:500], 1)] * 40),
+    "items of many sets": (list[set[decimal.Decimal]], [[str(MODULUS * n) for n in range(2000)]] * 20),
     "numbers of 64 bits as floats": (
         dict[float, int],
         {(1 << 62) + number: 1 for number in range(3000)},
@@ -205,6 +211,16 @@ HARMLESS: dict[str, tuple[Any, Any]] = {
     "floats": (dict[float, int], {number / 7: 1 for number in range(20_000)}),
     "UUIDs": (dict[uuid.UUID, int], {str(uuid.UUID(int=number << 64)): 1 for number in range(20_000)}),
     "texts": (dict[str, int], {str(number): 1 for number in range(20_000)}),
+    "UUIDs by texts": (dict[str, uuid.UUID], {str(n): str(uuid.UUID(int=n)) for n in range(5000)}),
+    "decimals by texts": (dict[str, decimal.Decimal], {f"a{n}": "1.5" for n in range(5000)}),
+    "floats by ids": (dict[int, float], {(1 << 60) + n: 1.5 for n in range(5000)}),
+    "points": (dict[tuple[int, int], float], {(n, n * 7): 1.5 for n in range(5000)}),
+    "times": (
+        dict[datetime.datetime, float],
+        {datetime.datetime.fromtimestamp(n, datetime.UTC): 1.5 for n in range(5000)},
+    ),
+    "a set of points": (set[tuple[int, int]], [(n, n * 7) for n in range(5000)]),
+    "multiples of 2**32": (set[int], [n << 32 for n in range(20_000)]),
     "tuples with a text": (dict[tuple[str, int], int], {("x", number): 1 for number in range(20_000)}),
     "a set": (set[int], list(range(0, 200_000, 10))),
     "one number": (set[int], [7] * 20_000),
