@@ -85,7 +85,9 @@ class Relay:
         if side is self.near:
             if self._owner.admits(self):
                 side.hold()
-                self._connecting = asyncio.get_running_loop().create_task(self._connect())
+                self._connecting = asyncio.get_running_loop().create_task(
+                    self._connect(), name="connect to the target"
+                )
                 self._connecting.add_done_callback(self._connected)
             else:
                 side.reset()

@@ -176,7 +176,9 @@ class _Offer:
     def begin(self, server: DualServer, context: contextvars.Context | None) -> None:
         """Listen for RDMA, beside what the program does. Connections run in copies of this context."""
         self._server = server
-        self._beginning = self._loop.create_task(self._begin(server), context=context)
+        self._beginning = self._loop.create_task(
+            self._begin(server), name="offer RDMA to accepted sockets", context=context
+        )
 
     async def _begin(self, server: DualServer) -> None:
         try:

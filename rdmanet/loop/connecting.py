@@ -375,13 +375,15 @@ async def _race(
 
     :raises OSError: both have failed; it is TCP's error
     """
-    rdma: asyncio.Task[RdmaTransport] | None = base.loop.create_task(_in_time(attempt, address, chance))
+    rdma: asyncio.Task[RdmaTransport] | None = base.loop.create_task(
+        _in_time(attempt, address, chance), name="connect by RDMA"
+    )
     tcp: asyncio.Task[socket.socket] | None = None
     assert rdma is not None
     try:
         await asyncio.wait([rdma], timeout=HEAD_START_S)
         if not rdma.done() and not attempt.is_made:
-            tcp = base.loop.create_task(connect())
+            tcp = base.loop.create_task(connect(), name="connect by TCP")
             await asyncio.wait([rdma, tcp], return_when=asyncio.FIRST_COMPLETED)
         if not rdma.done() and (attempt.is_made or (tcp is not None and tcp.exception() is not None)):
             await asyncio.wait([rdma])
@@ -392,7 +394,7 @@ async def _race(
         if rdma.done():
             attempt.why_tcp = _tried(rdma.exception())
         if tcp is None:
-            tcp = base.loop.create_task(connect())
+            tcp = base.loop.create_task(connect(), name="connect by TCP")
         await asyncio.wait([tcp])
         taken, tcp = tcp, None
         return taken.result()

@@ -69,7 +69,7 @@ class Inquiry:
             self.answer.knock.close()
 
     def _begin(self) -> None:
-        self._task = self._base.loop.create_task(self._ask())
+        self._task = self._base.loop.create_task(self._ask(), name="ask for another worker")
         self._base.ending.add(self._task)
         self._task.add_done_callback(self._base.ending.discard)
 

@@ -240,7 +240,9 @@ class DualServer(asyncio.AbstractServer):
             return False
 
         def inherit() -> None:
-            task = self._loop.create_task(self._offer_at(address, takes_both, descriptor))
+            task = self._loop.create_task(
+                self._offer_at(address, takes_both, descriptor), name="offer RDMA after another worker"
+            )
             self._inheriting.add(task)
             task.add_done_callback(self._inheriting.discard)
 

@@ -256,7 +256,7 @@ class Callee:
         counter.begun += 1
         counter.received_bytes += len(raw_arguments)
         server.running.add(running)  # before the task, which may be eager, and end at once
-        running.task = self.loop.create_task(self._run(running, arguments))
+        running.task = self.loop.create_task(self._run(running, arguments), name=method.label)
 
     def _begin_streams(self, running: Running) -> None:
         method, inflow, outflow = running.method, None, None

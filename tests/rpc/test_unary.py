@@ -206,6 +206,18 @@ async def test_a_time_out_that_is_none(net: Net):
     assert server.is_serving()
 
 
+async def test_tasks_have_the_names_of_methods(net: Net):
+    """So `python -m asyncio ps` of Python 3.14 says what a server does."""
+
+    class Named(rpc.Service):
+        async def name(self) -> str:
+            task = asyncio.current_task()
+            return "" if task is None else task.get_name()
+
+    client, _ = await net.pair(Named())
+    assert await client.name() == "Named.name"
+
+
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
 @pytest.mark.embedded_only("tasks are the same on every device")
 async def test_eager_tasks(net: Net):
