@@ -25,7 +25,7 @@ REASONS = {
 ARENA_MAGIC = b"NERAN"[::-1]
 
 _MESSAGE = struct.Struct("<IHHIIq")
-_IDENTITY = struct.Struct("<32s32sQq")
+_IDENTITY = struct.Struct("<32s32sQqQQ")
 _MAGIC = 0x524E504C
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
@@ -96,7 +96,7 @@ def peer_of(link):
 def say_on(link, kind, value=0, nonce=None, size=0, arena_size=0, fd=None):
     data = _MESSAGE.pack(_MAGIC, WIRE, kind, value, 0, size)
     if nonce is not None:
-        data += _IDENTITY.pack(nonce, bytes(32), os.getpid() * 2 + 1, arena_size)
+        data += _IDENTITY.pack(nonce, bytes(32), os.getpid() * 2 + 1, arena_size, 0, 0)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd is not None else []
     link.sendmsg([data], rights)
 
