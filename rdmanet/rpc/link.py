@@ -149,6 +149,8 @@ class Link(asyncio.Protocol):
 
     def _turn_ends(self) -> None:
         self._in_turn = False
+        if not self._has_had_turn:
+            self._framer.budget = TURN_COST  # else a peer that sends little at a time is stopped now and then
         if self._collected:
             self._flush()
 

@@ -75,6 +75,16 @@ async def test_calls_and_answers_come_in_turns(net: Net, bounded: bool, monkeypa
         assert at_server.most > 200
 
 
+async def test_calls_of_many_turns_stop_nobody(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """They are more than are handled in one turn, but few come in each."""
+    client, _ = await net.pair(Adder())
+    stopped: list[link.Link] = []
+    monkeypatch.setattr(link.Link, "_end_turn", stopped.append)
+    for number in range(3 * link.TURN_COST):
+        assert await client.add(number) == number + 1
+    assert not stopped
+
+
 async def test_messages_of_many_bytes_count_more(net: Net):
     client, server = await net.pair(Adder())
     await client.add(0)
