@@ -71,6 +71,7 @@ from rdmanet.rpc.shares import Held, Share
 from rdmanet.rpc.stats import counters_of
 from rdmanet.rpc.streaming import Receiving, Sending
 from rdmanet.rpc.taking import take
+from rdmanet.rpc.weights import LEAST_BYTES
 
 
 class Callee:
@@ -233,8 +234,10 @@ class Callee:
             call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)
             counter = self._counters[method.number]
             running = Running(number, method, function, call, counter, self.link.heard_at)
-            made_bytes = method.scale.weigh(raw_arguments, self.limits.decoded_bytes)
-            self.share.begin(running, len(raw_arguments) + len(message.metadata) + made_bytes)
+            nbytes = len(raw_arguments) + len(message.metadata)
+            if len(raw_arguments) >= LEAST_BYTES:
+                nbytes += method.scale.weigh(raw_arguments, self.limits.decoded_bytes)
+            self.share.begin(running, nbytes)
             arguments = method.decode_arguments(raw_arguments)
             if method.kind is Kind.UNARY:
                 self.book.begin(number, Kind.UNARY, running)
@@ -366,7 +369,8 @@ class Callee:
                 counter.seconds += seconds
             else:
                 counter.count_failed(running.code, seconds)
-            self._let_go(running)
+            self.share.end(running)
+            running.received = running.sent = None  # as in _let_go()
             server.has_ended(running)
 
     def _let_go(self, running: Running) -> None:

@@ -208,9 +208,10 @@ class Server:
     def has_ended(self, running: Running) -> None:
         """The task of a call is in its last step."""
         self.running.discard(running)
-        self._look()
-        if not self.running and self._closing.done():
-            self._close_links()
+        if not self.running:
+            self._look()
+            if self._closing.done():
+                self._close_links()
 
     def has_heard(self, callee: Callee) -> None:
         """A connection takes no more calls, or is gone."""

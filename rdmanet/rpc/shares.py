@@ -100,23 +100,28 @@ class Share:
 
         :raises Error: RESOURCE_EXHAUSTED, and nothing is counted; the same holds for the methods below
         """
-        shares = self._shares
-        most = shares.limits.server_calls
+        shares, limits = self._shares, self._shares.limits
+        most = limits.server_calls
         if shares.calls >= most and self.calls and self.calls >= shares.part(self._source, most):
             raise exceeded("server_calls", most, f"the server has {shares.calls} unfinished calls")
-        self.hold(holder, nbytes, "arguments")
+        held, server_held = self.inline_bytes + nbytes, shares.held_bytes + nbytes
+        if held > limits.inline_bytes or server_held > limits.server_bytes:
+            self.hold(holder, nbytes, "arguments")
+        else:  # what hold() does then: each call comes here
+            self.inline_bytes, shares.held_bytes, holder.inline_bytes = held, server_held, nbytes
         holder.is_counted = True
         self.calls += 1
         shares.calls += 1
 
     def end(self, holder: Holder) -> None:
         """A call is over, and what it has held is free."""
+        shares, inline_bytes, lent_bytes = self._shares, holder.inline_bytes, holder.lent_bytes
         self.calls -= 1
-        self._shares.calls -= 1
-        self.drop(holder, holder.inline_bytes)
-        self._shares.held_bytes -= holder.lent_bytes
-        self.lent_bytes -= holder.lent_bytes
-        holder.lent_bytes = 0
+        shares.calls -= 1
+        self.inline_bytes -= inline_bytes
+        self.lent_bytes -= lent_bytes
+        shares.held_bytes -= inline_bytes + lent_bytes
+        holder.inline_bytes = holder.lent_bytes = 0
         holder.is_counted = False
 
     def hold(self, holder: Holder, nbytes: int, what: str) -> None:
