@@ -31,6 +31,17 @@ static inline void close_pair(void)
 	memset(&b, 0, sizeof(b));
 }
 
+/* The faults of one device, or of all (NULL). */
+static inline void set_faults(struct ibv_context *context, const char *text)
+{
+	char error[512];
+	int err = rdmanet_soft_chaos(context, text, error, sizeof(error));
+
+	if (err)
+		fprintf(stderr, "%s: %s\n", text, error);
+	CHECK_EQ(err, 0);
+}
+
 static inline uint64_t at_b(size_t offset)
 {
 	return (uintptr_t)b.buffer + offset;

@@ -5,16 +5,6 @@
 
 enum { MESSAGES = 60 };
 
-static void set(struct ibv_context *context, const char *text)
-{
-	char error[512];
-	int err = rdmanet_soft_chaos(context, text, error, sizeof(error));
-
-	if (err)
-		fprintf(stderr, "%s: %s\n", text, error);
-	CHECK_EQ(err, 0);
-}
-
 /* How often the fault at this place has happened, which is written so. */
 static uint64_t happened(struct ibv_context *context, unsigned place, const char *as)
 {
@@ -64,7 +54,7 @@ static void half_of_them(void)
 		uint64_t count;
 
 		open_pair();
-		set(a.context, faults[i].text);
+		set_faults(a.context, faults[i].text);
 		for (int k = 0; k < MESSAGES; k++) {
 			if (faults[i].opcode == IBV_WR_SEND)
 				CHECK_EQ(post_recv(&b, k, 0, 16), 0);
@@ -102,7 +92,7 @@ static void with_half_of_the_seeds(void)
 
 			snprintf(text, sizeof(text), "seed=%d, %s", seed, faults[i].text);
 			open_pair();
-			set(a.context, text);
+			set_faults(a.context, text);
 			CHECK_EQ(post_recv(&b, 1, 0, 16), 0);
 			CHECK_EQ(post_one(faults[i].opcode, 1), 0);
 			fails = poll_one(a.cq).status != IBV_WC_SUCCESS;
@@ -122,7 +112,7 @@ static void with_half_of_the_seeds(void)
 static void what_never_comes_to_pass(void)
 {
 	open_pair();
-	set(a.context, "rnr=*, fail=send:1:GENERAL_ERR, fail=recv:3:LOC_LEN_ERR, dup=write:3, overrun=100, memlock=1G,"
+	set_faults(a.context, "rnr=*, fail=send:1:GENERAL_ERR, fail=recv:3:LOC_LEN_ERR, dup=write:3, overrun=100, memlock=1G,"
 		       "fail=create_cq:2");
 	for (int i = 0; i < 3; i++)
 		CHECK_EQ(post_recv(&b, i, 0, 16), 0);
@@ -149,7 +139,7 @@ static void each_by_itself(void)
 	char text[8];
 
 	open_pair();
-	set(NULL, " seed=3 ,delay = 1us, loss=send:2:1,  link=up, fail=send:9:GENERAL_ERR");
+	set_faults(NULL, " seed=3 ,delay = 1us, loss=send:2:1,  link=up, fail=send:9:GENERAL_ERR");
 	for (int i = 0; i < 4; i++) {
 		CHECK_EQ(post_recv(&b, i, 0, 16), 0);
 		CHECK_EQ(post_send(&a, i, 0, 8), 0);
@@ -164,7 +154,7 @@ static void each_by_itself(void)
 	CHECK_EQ(rdmanet_soft_chaos_happened(), 5);
 	close_pair();
 	CHECK_EQ(happened(NULL, 0, "delay = 1us"), 4); /* of contexts that are closed */
-	set(NULL, NULL);
+	set_faults(NULL, NULL);
 	CHECK_EQ(rdmanet_soft_chaos_fault(NULL, 0, text, sizeof(text), &count), ENOENT);
 }
 
@@ -173,23 +163,23 @@ static void in_all_contexts(void)
 {
 	struct ibv_context *first = open_soft(), *second;
 
-	set(NULL, "fail=alloc_pd:1..2");
+	set_faults(NULL, "fail=alloc_pd:1..2");
 	second = open_soft();
 	CHECK(!ibv_alloc_pd(first));
 	CHECK(!ibv_alloc_pd(second));
 	CHECK(!ibv_alloc_pd(second));
 	CHECK_EQ(happened(NULL, 0, "fail=alloc_pd:1..2"), 3);
 	CHECK_EQ(happened(second, 0, "fail=alloc_pd:1..2"), 2);
-	set(second, "fail=create_cq, fail=alloc_pd");
+	set_faults(second, "fail=create_cq, fail=alloc_pd");
 	CHECK(!ibv_alloc_pd(second));
 	CHECK_EQ(happened(second, 0, "fail=create_cq"), 0);
 	CHECK_EQ(happened(second, 1, "fail=alloc_pd"), 1);
 	CHECK_EQ(happened(NULL, 0, "fail=alloc_pd:1..2"), 3);
 	CHECK_EQ(ibv_close_device(second), 0);
 	CHECK_EQ(happened(NULL, 0, "fail=alloc_pd:1..2"), 3);
-	set(NULL, "fail=alloc_pd:1..2");
+	set_faults(NULL, "fail=alloc_pd:1..2");
 	CHECK_EQ(happened(NULL, 0, "fail=alloc_pd:1..2"), 0);
-	set(NULL, NULL);
+	set_faults(NULL, NULL);
 	CHECK_EQ(ibv_close_device(first), 0);
 }
 
@@ -233,7 +223,7 @@ static void of_the_device(void)
 	struct ibv_wc wc[8];
 
 	open_pair();
-	set(a.context, "overrun=2, memlock=1M, link=down:0:1ms");
+	set_faults(a.context, "overrun=2, memlock=1M, link=down:0:1ms");
 	CHECK_EQ(happened(a.context, 2, "link=down:0:1ms"), 1);
 	expect_event(a.context, IBV_EVENT_PORT_ERR);
 	expect_event(a.context, IBV_EVENT_PORT_ACTIVE);
@@ -245,7 +235,7 @@ static void of_the_device(void)
 		polled += ibv_poll_cq(a.cq, 8, wc);
 	while (!happened(a.context, 0, "overrun=2"))
 		ibv_poll_cq(a.cq, 8, wc);
-	set(a.context, "fatal=now");
+	set_faults(a.context, "fatal=now");
 	CHECK_EQ(happened(a.context, 0, "fatal=now"), 1);
 	close_pair();
 }

@@ -8,19 +8,9 @@
 
 /* --- the text ---------------------------------------------------------------------------------- */
 
-static void set(struct ibv_context *context, const char *text)
-{
-	char error[512];
-	int err = rdmanet_soft_chaos(context, text, error, sizeof(error));
-
-	if (err)
-		fprintf(stderr, "%s: %s\n", text, error);
-	CHECK_EQ(err, 0);
-}
-
 static void faults(const char *text)
 {
-	set(a.context, text);
+	set_faults(a.context, text);
 }
 
 static void what_is_understood(void)
@@ -121,20 +111,20 @@ static void for_all_of_the_process(void)
 {
 	struct ibv_context *before = open_soft(), *after;
 
-	set(NULL, "fail=alloc_pd:1:EPERM");
+	set_faults(NULL, "fail=alloc_pd:1:EPERM");
 	after = open_soft();
 	CHECK(!ibv_alloc_pd(before));
 	CHECK_EQ(errno, EPERM);
 	CHECK(!ibv_alloc_pd(after));
-	set(NULL, "");
+	set_faults(NULL, "");
 	setenv("RDMANET_SOFT_CHAOS", "fail=alloc_pd", 1);
 	CHECK_EQ(ibv_close_device(before), 0);
 	before = open_soft(); /* what the program says counts for more */
 	CHECK_EQ(ibv_dealloc_pd(ibv_alloc_pd(before)), 0);
-	set(NULL, NULL);
+	set_faults(NULL, NULL);
 	CHECK(!ibv_alloc_pd(before));
 	unsetenv("RDMANET_SOFT_CHAOS");
-	set(NULL, NULL);
+	set_faults(NULL, NULL);
 	CHECK_EQ(ibv_dealloc_pd(ibv_alloc_pd(before)), 0);
 	CHECK_EQ(ibv_close_device(before), 0);
 	CHECK_EQ(ibv_close_device(after), 0);
@@ -670,7 +660,7 @@ static void link_of_the_peer(void)
 	end_open(&b, &(struct end_options){.cqe = 64});
 	attr = default_attr(b.qp->qp_num);
 	attr.timeout = 22;
-	set(b.context, "link=down"); /* before it is connected */
+	set_faults(b.context, "link=down"); /* before it is connected */
 	expect_event(b.context, IBV_EVENT_PORT_ERR);
 	connect_with(a.qp, attr);
 	connect_to(b.qp, a.qp->qp_num);
@@ -679,15 +669,15 @@ static void link_of_the_peer(void)
 	CHECK(!readable(a.channel->fd, 20));
 	expect_nothing(a.cq);
 	CHECK(!readable(a.context->async_fd, 0));
-	set(b.context, "");
+	set_faults(b.context, "");
 	expect(a.cq, 1, IBV_WC_SUCCESS);
 	expect(b.cq, 0, IBV_WC_SUCCESS);
 	/* And again, now that it has been found. */
-	set(b.context, "link=down");
+	set_faults(b.context, "link=down");
 	CHECK_EQ(post_send(&a, 2, 0, 8), 0);
 	CHECK(!readable(a.channel->fd, 20));
 	expect_nothing(a.cq);
-	set(b.context, "");
+	set_faults(b.context, "");
 	expect(a.cq, 2, IBV_WC_SUCCESS);
 	CHECK_EQ(state_of(b.qp), IBV_QPS_RTS);
 	close_pair();
