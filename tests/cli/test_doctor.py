@@ -232,20 +232,30 @@ def test_ping():
     assert ping["advice"].startswith("start the program that is to listen there; ")
 
 
-@pytest.mark.parametrize("greeting", [b"", b"220 mail.example.org ESMTP\r\n"])
-async def test_a_program_gets_no_byte(monkeypatch, greeting):
-    """doctor connects to a program that is not `doctor --serve`, and says so."""
-    got = asyncio.get_running_loop().create_future()
+class Program:
+    """One that is not `doctor --serve`: it greets who connects, and notes what it `got`."""
 
-    async def serve(reader, writer):
-        writer.write(greeting)
-        got.set_result(await reader.read())
+    def __init__(self, greeting):
+        self._greeting = greeting
+        self.got = asyncio.get_running_loop().create_future()
+
+    async def serve(self, reader, writer):
+        writer.write(self._greeting)
+        self.got.set_result(await reader.read())
         writer.close()
 
+
+@pytest.fixture(params=[b"", b"220 mail.example.org ESMTP\r\n"], ids=["silent", "greets"])
+async def program(request, monkeypatch):
     monkeypatch.setattr(doctor, "_GREETING_S", 0.1)
-    async with await rdmanet.start_rdma_stream_server(serve, "127.0.0.1", 0) as server:
+    return Program(request.param)
+
+
+async def test_a_program_gets_no_byte(program):
+    """doctor connects to a program that is not `doctor --serve`, and says so."""
+    async with await rdmanet.start_rdma_stream_server(program.serve, "127.0.0.1", 0) as server:
         finding, is_doctor = await doctor._ping("127.0.0.1", server.sockets[0].getsockname()[1])
-        assert await got == b""
+        assert await program.got == b""
     assert (
         finding.status == "ok"
         and not is_doctor
@@ -261,23 +271,14 @@ def far(monkeypatch):
     monkeypatch.setattr(choice, "adapters", list)
 
 
-@pytest.mark.parametrize("greeting", [b"", b"220 mail.example.org ESMTP ready\r\n"])
-async def test_a_tcp_program_of_another_host_gets_no_byte(far, monkeypatch, greeting):
+async def test_a_tcp_program_of_another_host_gets_no_byte(far, program):
     """Not even if its user says by a name that it is an RDMA program: names of other hosts are not seen."""
-    got = asyncio.get_running_loop().create_future()
-
-    async def serve(reader, writer):
-        writer.write(greeting)
-        got.set_result(await reader.read())
-        writer.close()
-
-    monkeypatch.setattr(doctor, "_GREETING_S", 0.1)
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(program.serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with socket.socket(socket.AF_UNIX) as name:
             name.bind(f"\0rdmanet-cm/::ffff:127.0.0.1/{port}")
             finding, is_doctor = await doctor._ping("127.0.0.1", port)
-        assert await got == b""
+        assert await program.got == b""
     assert finding.status == "warn" and not is_doctor and "was not tried" in finding.found
 
 

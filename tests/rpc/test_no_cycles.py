@@ -166,14 +166,18 @@ sizes = pytest.mark.parametrize("size", [INLINE, LENT])
 clients = pytest.mark.parametrize("kind", CLIENTS)
 
 
+async def watched(net: Net, kind: str = "plain", **options: Any) -> tuple[Holds, rpc.Server, Holds, Watch]:
+    """A service, its server with these options, a client of this kind, and what is passed to it."""
+    service = Holds()
+    server = await net.serve(service, **options)
+    return service, server, await net.connect(Holds, server, **CLIENTS[kind]), Watch(service)
+
+
 @sizes
 @clients
 @methods
 async def test_what_a_method_raises(net: Net, method: str, kind: str, size: int):
-    service = Holds()
-    server = await net.serve(service, interceptors=[passes] if kind == "both" else [])
-    client = await net.connect(Holds, server, **CLIENTS[kind])
-    watch = Watch(service)
+    _, server, client, watch = await watched(net, kind, interceptors=[passes] if kind == "both" else [])
     with without_collector():
         for how in ("error", "cancelled", "mistake", "unsendable"):
             if how == "unsendable" and method != "fail":
@@ -186,10 +190,7 @@ async def test_what_a_method_raises(net: Net, method: str, kind: str, size: int)
 @clients
 @methods
 async def test_cancelling_and_time_outs(net: Net, method: str, kind: str, size: int):
-    service = Holds()
-    server = await net.serve(service)
-    client = await net.connect(Holds, server, **CLIENTS[kind])
-    watch = Watch(service)
+    service, server, client, watch = await watched(net, kind)
     with without_collector():
         late = rpc.options(client, timeout=0.02)
         assert await dropped(make(late, method, watch.array(size), "wait")) is rpc.Error
@@ -210,10 +211,7 @@ async def test_cancelling_and_time_outs(net: Net, method: str, kind: str, size: 
 @clients
 @pytest.mark.parametrize("method", ["take", "echo"])
 async def test_what_the_callers_stream_raises(net: Net, method: str, kind: str, size: int):
-    service = Holds()
-    server = await net.serve(service)
-    client = await net.connect(Holds, server, **CLIENTS[kind])
-    watch = Watch(service)
+    service, server, client, watch = await watched(net, kind)
     with without_collector():
         for error in (ValueError, GeneratorExit, asyncio.CancelledError):
             call = getattr(client, method)(watch.array(size), "wait", numbers(error))
@@ -228,10 +226,7 @@ async def test_what_the_callers_stream_raises(net: Net, method: str, kind: str, 
 @methods
 async def test_a_lost_connection(net: Net, method: str, kind: str, size: int):
     """In the middle of a call, at both sides; and calls after it."""
-    service = Holds()
-    server = await net.serve(service)
-    client = await net.connect(Holds, server, **CLIENTS[kind])
-    watch = Watch(service)
+    service, server, client, watch = await watched(net, kind)
     with without_collector():
         (call,) = await begin(make(client, method, watch.array(size), "wait"))
         await service.journal.until("saw")
@@ -244,10 +239,7 @@ async def test_a_lost_connection(net: Net, method: str, kind: str, size: int):
 
 
 async def test_a_method_that_asks_again_for_its_stream(net: Net):
-    service = Holds()
-    server = await net.serve(service)
-    client = await net.connect(Holds, server)
-    watch = Watch(service)
+    service, server, client, watch = await watched(net)
     with without_collector():
         (call,) = await begin(client.patient(watch.array(INLINE), numbers()))
         await service.journal.until("saw")
