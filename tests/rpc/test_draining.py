@@ -265,7 +265,6 @@ async def test_rolling_restarts_lose_no_call(net: Net, restarts: int):
                 if (found := await outcome(make(client))) != result:
                     wrong.append(found)
                 made += 1
-                await asyncio.sleep(0)
 
     tasks = [asyncio.create_task(work(policy, seed)) for policy in ("first", "spread") for seed in range(6)]
     for turn in range(restarts):

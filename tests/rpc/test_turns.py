@@ -1,6 +1,7 @@
 """The queue of senders: in order, with few wake-ups for each, and whatever is cancelled."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -37,17 +38,28 @@ class Pipe:
         self.left = self.room
         self.turns.resume()
 
+    async def drain_until(self, condition: Callable[[], object]) -> int:
+        """It empties in each turn of the loop in which it is full. Returns how many turns that took."""
+        turns = 0
+
+        def is_over() -> bool:
+            nonlocal turns
+            if condition():
+                return True
+            if not self.turns._is_open:
+                self.drained()
+            turns += 1
+            return False
+
+        await until_seen(is_over)
+        return turns
+
 
 @pytest.mark.parametrize("room", [1, 2, 7, 1000])
 async def test_all_write_in_order_and_few_are_woken_in_vain(room: int):
     pipe, count = Pipe(room), 500
     senders = await begin(*(pipe.send(number) for number in range(count)))
-    turns = 0
-    while len(pipe.written) < count:
-        if not pipe.turns._is_open:
-            pipe.drained()
-        await asyncio.sleep(0)
-        turns += 1
+    turns = await pipe.drain_until(lambda: len(pipe.written) == count)
     assert pipe.written == list(range(count))
     assert pipe.turns.wakeups <= 3 * count
     assert turns <= 5 * (count / room + 10)  # one by one, they would take 500 turns and more
@@ -60,7 +72,7 @@ async def test_who_comes_later_goes_behind():
     pipe = Pipe(1000)
     senders = await begin(*(pipe.send(number) for number in range(10)))
     pipe.drained()
-    await asyncio.sleep(0)
+    await loop_turns(1)
     senders += await begin(pipe.send(10))
     await asyncio.gather(*senders)
     assert pipe.written == list(range(11))
@@ -74,10 +86,7 @@ async def test_cancelled_ones_hold_up_nobody(turns: int):
     await loop_turns(turns)
     for sender in senders[:20]:
         sender.cancel()
-    while not all(sender.done() for sender in senders):
-        if not pipe.turns._is_open:
-            pipe.drained()
-        await asyncio.sleep(0)
+    await pipe.drain_until(lambda: all(sender.done() for sender in senders))
     assert pipe.written[-20:] == list(range(20, 40))
     pipe.drained()
     await until_seen(lambda: not pipe.turns.busy)

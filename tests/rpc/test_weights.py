@@ -20,6 +20,7 @@ from rdmanet import rpc
 from rdmanet.rpc.errors import Code
 from rdmanet.rpc.weights import Scale
 from rdmanet.weighing import weigh
+from tests.support.waiting import until_seen
 
 by_tcp = pytest.mark.parametrize("transport", ["tcp"])
 encode = msgspec.msgpack.encode
@@ -310,8 +311,7 @@ async def test_a_client_is_protected_from_its_server(net: Net):
 async def test_what_arguments_have_become_counts(net: Net):
     client, server = await net.pair(Taker())
     holding = asyncio.ensure_future(client.hold([[]] * 1000))
-    while not server.shares.calls:
-        await asyncio.sleep(0)
+    await until_seen(lambda: server.shares.calls)
     assert callee(server).share.inline_bytes > 72_000
     holding.cancel()
     with pytest.raises(asyncio.CancelledError):

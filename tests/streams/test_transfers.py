@@ -10,7 +10,7 @@ from test_offers import allocate, offered
 
 from rdmanet import transfers
 from rdmanet.transfers import AT_ONCE_BYTES, PIECE_BYTES
-from tests.support.waiting import until_seen
+from tests.support.waiting import begin, until_seen
 
 MIB = 1 << 20
 MUCH = 128 * MIB
@@ -68,8 +68,7 @@ async def test_a_message_goes_between_the_pieces(net: Net):
     with allocate(server, MUCH) as mr:
         async with server.transport.offer(mr, access="read"):
             remote = await offered(client)
-            reading = asyncio.ensure_future(remote.read_into(ours))
-            await asyncio.sleep(0)
+            (reading,) = await begin(remote.read_into(ours))
             client.transport.write(b"ping")
             assert await client.until_received(4) == b"ping"
             assert not reading.done()
@@ -83,11 +82,9 @@ async def test_a_cancelled_transfer_posts_nothing_more(net: Net, way: str):
     with allocate(server, MUCH) as mr:
         async with server.transport.offer(mr, access="read,write"):
             remote = await offered(client)
-            calls = [
-                asyncio.ensure_future(remote.read_into(ours) if way == "read" else remote.write(0, ours))
-                for _ in range(3)
-            ]
-            await asyncio.sleep(0)
+            calls = await begin(
+                *(remote.read_into(ours) if way == "read" else remote.write(0, ours) for _ in range(3))
+            )
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
@@ -102,8 +99,7 @@ async def test_the_end_of_the_connection(net: Net):
     with allocate(server, MUCH) as mr:
         async with server.transport.offer(mr, access="read"):
             remote = await offered(client)
-            calls = [asyncio.ensure_future(remote.read_into(ours)) for _ in range(4)]
-            await asyncio.sleep(0)
+            calls = await begin(*(remote.read_into(ours) for _ in range(4)))
             client.transport.abort()
             for error in await asyncio.gather(*calls, return_exceptions=True):
                 assert isinstance(error, OSError)
@@ -116,8 +112,7 @@ async def test_a_piece_that_fails(net: Net):
     with allocate(server, MUCH) as mr:
         async with server.transport.offer(mr, access="read", revoke_timeout=0.001):
             remote = await offered(client)
-            reading = asyncio.ensure_future(remote.read_into(ours))
-            await asyncio.sleep(0)
+            (reading,) = await begin(remote.read_into(ours))
         with pytest.raises(OSError):  # the owner has taken its key back meanwhile
             await reading
         assert not remote.is_used

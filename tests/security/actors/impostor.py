@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import socket
 
+from tests.support.waiting import begin
+
 import rdmanet
 import rdmanet.streams.reader_writer
 import rdmanet.transport
@@ -68,8 +70,7 @@ async def main():
     name = b"\0rdmanet-stream/%s/%d" % (address.encode(), int(port))
     loop = asyncio.get_running_loop()
     if what == "door":
-        kept.append(loop.create_task(put_up_door(name, own_port, inode)))
-        await asyncio.sleep(0)
+        kept.extend(await begin(put_up_door(name, own_port, inode)))
     else:
         register(name, own_port, inode)
     say(port=own_port)
