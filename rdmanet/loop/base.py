@@ -28,7 +28,6 @@ class Base:
     getaddrinfo: Method
     sock_accept: Method
     sock_connect: Method
-    sock_recv: Method
 
     def __init__(self, loop: asyncio.AbstractEventLoop, above: Any) -> None:
         """:param above: super(), as seen from the class that overrides these"""
