@@ -16,6 +16,7 @@ The layers, from the top; a module imports only what stands below it:
     establish, regions, writing    how a connection is established;  its memory offers;  its sending half
     connection, callbacks, teardown, options    its compiled part;  its protocol;  its end;  its sizes and times
     loop_context, addresses   what connections of one loop share;  host names to addresses and libraries
+    client_ports  the port of a client that found its listener by name
     memory, registered    the peer's memory that a connection was offered;  ours that is offered to several
     verbs_async   awaitable verbs, on any event loop (queues, cm, connect)
     tls, ssl_protocol    TLS over a connection, by asyncio's SSLProtocol;  a subclass of it that reads faster

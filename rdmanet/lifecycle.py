@@ -37,12 +37,11 @@ import asyncio
 import contextvars
 import errno
 import logging
-import socket
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
-from rdmanet import credit, log_rate, tls
+from rdmanet import client_ports, credit, log_rate, tls
 from rdmanet._core import CMID, QP, AsyncEvent, CMEvent, StreamEngine, WCStatus
 from rdmanet.addresses import SockAddr
 from rdmanet.callbacks import Callbacks, is_buffered
@@ -168,7 +167,7 @@ class Lifecycle:
         """While it is established and waits for the first frame."""
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._readiness: Readiness | None = None
-        self._held_port: socket.socket | None = None
+        self._held_port: client_ports.HeldPort | None = None
         loop_context.connections.add(self)
 
     @property
@@ -278,17 +277,12 @@ class Lifecycle:
             self.close()
 
     def _name_peer(self) -> None:
-        """Make sure that nobody else has this peer's address, if the port in it is not a real one.
-
-        The peer chooses the number from which the port is computed. Programs ask the kernel whose the connection from
-        an address is (ident does), and it must not be another user's. So the kernel gives the port to us, until the
-        connection ends: no TCP connection from there can be, nor another peer with this address.
-        """
+        """Make sure that nobody else has this peer's address, if the port in it is not a real one."""
         endpoint, peer = self.endpoint, self.facts["peername"]
         if endpoint.id is None or peer is None or endpoint.id.peer_addr == peer:
             return
-        self._held_port, port = _hold_port(peer)
-        self.facts["peername"] = (peer[0], port, *peer[2:])
+        self._held_port = client_ports.HeldPort(peer)
+        self.facts["peername"] = (peer[0], self._held_port.port, *peer[2:])
 
     def _speak_first(self, turns: int) -> None:
         """Send a Credit, unless the program writes something within so many turns of the loop."""
@@ -821,62 +815,14 @@ def _facts_of(cm_id: CMID | None, connection: Connection) -> dict[str, Any]:
     qp = connection.qp
     return {
         "fabric": "rdma",
-        "sockname": _with_port(cm_id.local_addr, lambda: qp.qp_num),
-        "peername": _with_port(cm_id.peer_addr, lambda: qp.query()[0].dest_qp_num or 0),
+        "sockname": client_ports.with_port(cm_id.local_addr, lambda: qp.qp_num),
+        "peername": client_ports.with_port(cm_id.peer_addr, lambda: qp.query()[0].dest_qp_num or 0),
         "rdma_device": cm_id.context.name,
         "rdma_library": cm_id.context.library.name,
         "rdma_port": cm_id.port_num,
         "rdma_qp": qp.qp_num,
         "rdma_pd": connection.engine.pd,
     }
-
-
-def _with_port(address: SockAddr | None, clients_qp: Callable[[], int]) -> SockAddr | None:
-    """An address that can stand for one connection, as TCP's addresses do.
-
-    A client that found a listener by its name (soft/cm/name.c) has no port. Both sides compute one from the number of
-    the client's queue pair. If somebody has that port, the server gives its client another.
-    """
-    if address is None or address[1]:
-        return address
-    return cast(SockAddr, (address[0], _port_of(clients_qp()), *address[2:]))
-
-
-def _port_of(qp_num: int) -> int:
-    """The port that stands for a queue pair of the embedded device.
-
-    Its number consists of a TCP port that its process holds, and of eight bits for the queue pair. So the results
-    differ for the first ones of all processes, and for any 256 of one process.
-    """
-    port, index = divmod(qp_num, 256)
-    return _FIRST_PORT + (port + index * _APART) % _PORTS
-
-
-def _hold_port(address: SockAddr) -> tuple[socket.socket | None, int]:
-    """Have the kernel give nobody else this port of the address, or another, if somebody has it: what holds it, and it.
-
-    Without SO_REUSEADDR, bind() succeeds only if no socket of this host has the port, nor a connection that has ended
-    lately, and connect() of others avoids it. 0: none is to be had, and a peer without a port has 0.
-    """
-    family = socket.AF_INET if len(address) == 2 else socket.AF_INET6
-    for port in (address[1], 0):
-        try:
-            holder = socket.socket(family)
-            try:
-                holder.bind((address[0], port, *address[2:]))
-                return holder, holder.getsockname()[1]
-            except BaseException:
-                holder.close()
-                raise
-        except OSError:  # it is taken; or there are no descriptors left, and the second time it is the same
-            pass
-    return None, 0
-
-
-_FIRST_PORT = 32768
-_PORTS = 65536 - _FIRST_PORT
-_APART = 20251
-"""How far apart the ports of a process are. It is odd, so that they differ."""
 
 
 def _failed_completion(failure: tuple[int, bool, int, Posted | None], qp: QP) -> OSError:

@@ -60,7 +60,7 @@ ROOMS = [
         {"tls", "ssl_protocol", "in_the_clear"},
     ],
     [
-        {"loop_context", "addresses", "transport_socket"},
+        {"loop_context", "addresses", "client_ports", "transport_socket"},
         {"verbs_async"},
         {"memory", "leases", "connection"},
         {"transfers"},

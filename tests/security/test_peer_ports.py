@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rdmanet
-from rdmanet import lifecycle
+from rdmanet import client_ports
 
 # libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
 rdmanet.loop_factory().close()
@@ -50,7 +50,7 @@ async def name_of_the_attacker(monkeypatch) -> tuple[tuple[str, int], socket.soc
     at = server.sockets[0].getsockname()
     victim = socket.create_connection(at)
     # The attacker's side of this: it chooses the number in its request, which both sides compute the port from.
-    monkeypatch.setattr(lifecycle, "_port_of", lambda _: victim.getsockname()[1])
+    monkeypatch.setattr(client_ports, "port_of", lambda _: victim.getsockname()[1])
     transport, _ = await loop.create_connection(asyncio.Protocol, *at)
     assert transport.get_extra_info("fabric") == "rdma"
     with contextlib.closing(server), contextlib.closing(transport):
@@ -65,7 +65,7 @@ async def name_of_the_attacker(monkeypatch) -> tuple[tuple[str, int], socket.soc
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
 def test_another_users_connection_does_not_vouch_for_a_client(monkeypatch, guarded):
     if not guarded:
-        monkeypatch.setattr(lifecycle, "_hold_port", lambda address: (None, address[1]))
+        monkeypatch.setattr(client_ports, "_bound_socket", lambda address: (None, address[1]))
     name, victim, seen = rdmanet.run(name_of_the_attacker(monkeypatch))
     with victim:
         assert seen == (True, not guarded)
@@ -91,4 +91,17 @@ def test_nobody_gets_the_port_while_the_connection_lasts():
 
 
 def test_where_none_is_to_be_had_it_is_none():
-    assert lifecycle._hold_port(("192.0.2.1", 40000)) == (None, 0)  # an address of no host
+    assert client_ports.HeldPort(("192.0.2.1", 40000)).port == 0  # an address of no host
+
+
+def test_ports_take_no_more_than_half_of_the_descriptors(monkeypatch):
+    monkeypatch.setattr(client_ports.resource, "getrlimit", lambda _: (4, 4))
+    held = [client_ports.HeldPort(("127.0.0.1", 0)) for _ in range(4)]
+    assert [bool(each.port) for each in held] == [True, True, False, False]
+    held[0].close()
+    held[0].close()  # which changes nothing
+    held[3].close()  # nor does this: it held none
+    held += [client_ports.HeldPort(("127.0.0.1", 0)) for _ in range(2)]
+    assert [bool(each.port) for each in held[4:]] == [True, False]
+    for each in held:
+        each.close()
