@@ -1,0 +1,297 @@
+"""No part of `_core` uses one on a higher floor, and none are in a circle.
+
+`_core` is one extension module in parts, `rdmanet/_pyx/*.pxi`, which the compiler sees as one file.
+docs/architecture.md lists the floors; parts of one floor may use each other, in no circle. A part uses another if it
+names a function, a class, a constant or a variable of that one, or a field or a method of one of its classes. Whose
+field or method it is follows from the types that declarations give; what has no declared type (the parameter of a
+`def`, say) is not followed.
+
+EXCUSED has the uses that go upward, or would close a circle. It only shrinks: one that is no more fails, too.
+"""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+PARTS = Path(__file__).parents[1] / "rdmanet" / "_pyx"
+
+# The list in docs/architecture.md, from the top down: "- the floor: `part`, `part`.".
+TEXT = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+FLOORS = re.findall(
+    r"^- (?:the|a|an) .*?: (`.*?)\.\n(?=- |\n)", TEXT.partition("### The parts of _core")[2], re.M | re.S
+)
+FLOOR = {
+    part: floor for floor, parts in enumerate(reversed(FLOORS)) for part in re.findall(r"`(\w+)`", parts)
+}
+
+EXCUSED: dict[str, set[str]] = {
+    "counters": {"library"},
+    "library": {"device"},
+    "memory": {"workrequest"},
+    "window": {"workrequest"},
+    "workrequest": {"bufferpool"},
+    "inflight": {"operation", "awaited", "routing"},
+    "completion": {"srq", "queuepair", "routing"},
+    "extendedcq": {"routing"},
+    "srq": {"qpposting"},
+    "queuepair": {"qpposting", "qpcreating", "wrsession"},
+    "qpposting": {"operation"},
+    "cmevent": {"cm"},
+    "operation": {"awaited", "connection", "routing"},
+    "awaited": {"routing"},
+    "sendlog": {"routing"},
+    "framing": {"sharedring"},
+    "inbox": {"connection", "receiving"},
+    "ownring": {"connection", "sending", "engine"},
+    "sharedring": {"connection", "sending", "completing", "ending", "routing", "engine"},
+    "landing": {"connection", "beside", "sink", "engine"},
+    "connection": {
+        "sending",
+        "beside",
+        "writing",
+        "receiving",
+        "sink",
+        "opening",
+        "ending",
+        "keepalive",
+        "engine",
+    },
+    "sendmemory": {"engine"},
+    "sending": {"placing", "writing", "granting", "completing", "routing", "engine"},
+    "placing": {"routing", "engine"},
+    "beside": {"routing", "engine"},
+    "writing": {"completing", "engine"},
+    "granting": {"shrinking", "engine"},
+    "receiving": {"delivering", "routing", "engine"},
+    "completing": {"routing", "engine"},
+    "sink": {"engine"},
+    "delivering": {"engine"},
+    "lease": {"unread", "readrequest", "engine"},
+    "unread": {"readrequest"},
+    "readrequest": {"engine"},
+    "opening": {"routing", "engine"},
+    "ending": {"engine"},
+    "shrinking": {"engine"},
+    "keepalive": {"engine"},
+    "routing": {"engine"},
+}
+"""Uses that a part may not have, by its name."""
+
+DEFINES = ("cdef", "cpdef", "ctypedef", "def", "class")
+KINDS = ("extern", "class", "struct", "enum")
+WORDS = {*DEFINES, *KINDS, "inline", "readonly", "public", "const"}
+
+
+@dataclass
+class Class:
+    part: str
+    base: str
+    members: dict[str, str] = field(default_factory=dict)
+    """Fields and methods, and what they are declared with."""
+
+
+def statements(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Each logical line: how deep it is, and its names and operators. Docstrings and comments are left out."""
+    depth, words = 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.INDENT:
+            depth += 1
+        elif token.type == tokenize.DEDENT:
+            depth -= 1
+        elif token.type in (tokenize.NAME, tokenize.OP):
+            words.append(token.string)
+        elif token.type == tokenize.STRING and "f" in re.split("[\"']", token.string, maxsplit=1)[0].lower():
+            for inner in re.findall(r"\{([^{}]*)\}", token.string):  # up to Python 3.11 it is one token
+                words += re.findall(r"\w+|[^\w\s]", inner)
+        elif token.type == tokenize.NEWLINE:
+            if words:
+                yield depth, words
+            words = []
+
+
+def declared(words: list[str]) -> list[str]:
+    """The names that a line declares: a function, a class, or several fields of one type."""
+    if "class" in words[:2] or words[:2] == ["ctypedef", "struct"]:
+        return [next(word for word in words if word not in WORDS)]
+    for before, star, name in zip(words, words[1:], words[2:], strict=False):
+        if (before, star) == ("(", "*"):
+            return [name]  # a pointer to a function
+    end = next((i for i, word in enumerate(words) if word in ("(", "=", ":", "[", ",")), len(words))
+    if end == 0 or words[end - 1] in WORDS:
+        return []  # of an enum without a name
+    further = zip(words[end:], words[end + 1 :], strict=False) if words[end : end + 1] != ["("] else ()
+    return [words[end - 1], *(name for comma, name in further if comma == "," and name.isidentifier())]
+
+
+def declared_with(words: list[str]) -> str:
+    return next((word for word in words if word not in WORDS), "")
+
+
+class Uses:
+    """What each part uses, from their texts."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.home: dict[str, str] = {}
+        self.classes: dict[str, Class] = {}
+        blocks = {part: list(self._blocks(part, text)) for part, text in texts.items()}
+        self.of = {part: self._used(blocks[part]) - {part} for part in texts}
+
+    def _blocks(self, part: str, text: str) -> Iterator[tuple[str, list[list[str]]]]:
+        """Note what a part defines. Yield its functions and methods: (the class, the lines)."""
+        inside = kind = ""
+        block: tuple[str, list[list[str]]] = ("", [])
+        for depth, words in statements(text):
+            if depth == 0:
+                kind = next((word for word in KINDS if word in words[:3]), "function")
+                names = declared(words) if words[0] in DEFINES else words[:1] if words[1:2] == ["="] else []
+                if kind == "class":
+                    [inside] = names
+                    self.classes[inside] = Class(part, words[words.index("(") + 1] if "(" in words else "")
+                if kind != "extern":
+                    self.home |= dict.fromkeys(names, part)
+            elif kind == "class" and depth == 1 and words[0] in DEFINES:
+                of = declared_with(words) if words[0] != "def" else ""
+                self.classes[inside].members |= dict.fromkeys(declared(words), of)
+            elif kind == "enum":
+                self.home[words[0]] = part
+            if depth == 0 or (kind == "class" and depth == 1):
+                yield block
+                block = (inside if kind == "class" else "", [])
+            block[1].append(words)
+        yield block
+
+    def _member(self, name: str, of: str) -> tuple[str, str] | None:
+        """The part where a class's field or method is, and what it is declared with."""
+        while of in self.classes:
+            if name in self.classes[of].members:
+                return self.classes[of].part, self.classes[of].members[name]
+            of = self.classes[of].base
+        return None
+
+    def _used(self, blocks: list[tuple[str, list[list[str]]]]) -> set[str]:
+        found = set[str]()
+        for owner, lines in blocks:
+            types, own = self._scope(owner, lines)
+            for words in lines:
+                for i, word in enumerate(words):
+                    if word.isidentifier() and (i == 0 or words[i - 1] != "."):
+                        if word in self.home and word not in own and not _is_keyword(words, i):
+                            found.add(self.home[word])
+                        found |= self._followed(words, i, types)
+        return found
+
+    def _followed(self, words: list[str], i: int, types: dict[str, str]) -> set[str]:
+        """What `a.b.c` uses, if it is known what `a` is: by a declaration, or by a cast, `(<A>a).b`."""
+        found = set[str]()
+        of, after = types.get(words[i], ""), i + 1
+        if i > 2 and (words[i - 3], words[i - 1]) == ("<", ">") and words[after : after + 1] == [")"]:
+            of, after = words[i - 2], i + 2
+        while words[after : after + 1] == ["."] and (member := self._member(words[after + 1], of)):
+            found.add(member[0])
+            of, after = member[1], after + 2
+        return found
+
+    def _scope(self, owner: str, lines: list[list[str]]) -> tuple[dict[str, str], set[str]]:
+        """What names of a function are declared with, and its own names, which hide those of the module."""
+        types, own = {"self": owner}, {"self"}
+        for i, words in enumerate(lines):
+            if i and words[0] == "cdef":
+                own.update(declared(words))
+                types |= dict.fromkeys(declared(words), declared_with(words))
+            elif words[1:2] == ["="]:
+                own.add(words[0])
+            elif i == 0 and "(" in words and "class" not in words[:2]:
+                for of, name in zip(words[words.index("(") :], words[words.index("(") + 1 :], strict=False):
+                    if name.isidentifier() and name not in self.classes:
+                        own.add(name)
+                        types.setdefault(name, of)
+        return types, own
+
+
+def _is_keyword(words: list[str], i: int) -> bool:
+    """Whether it is the name of an argument: `f(name=1)`."""
+    return i > 0 and words[i - 1] in ("(", ",") and words[i + 1 : i + 2] == ["="]
+
+
+def upward(uses: dict[str, set[str]], floors: dict[str, int]) -> dict[str, set[str]]:
+    found = {a: {b for b in others if floors[b] > floors[a]} for a, others in uses.items()}
+    return {a: others for a, others in found.items() if others}
+
+
+def circle(uses: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+USES = Uses({path.stem: path.read_text() for path in sorted(PARTS.glob("*.pxi"))}).of
+
+
+def test_every_part_has_a_floor() -> None:
+    assert len(FLOORS) > 10
+    assert FLOOR.keys() == USES.keys()
+    assert sum(map(len, USES.values())) > 300  # it sees them
+
+
+def test_no_part_uses_a_higher_floor() -> None:
+    left = {part: others - EXCUSED.get(part, set()) for part, others in USES.items()}
+    assert not upward(left, FLOOR)
+    assert not circle(left)
+
+
+def test_an_excuse_is_needed() -> None:
+    gone = {part: others - USES[part] for part, others in EXCUSED.items()}
+    assert not {part: others for part, others in gone.items() if others}, "this use is no more"
+    for part, others in EXCUSED.items():
+        for other in others:
+            excused = {a: them - EXCUSED.get(a, set()) for a, them in USES.items()}
+            excused[part] = excused[part] | {other}
+            assert FLOOR[other] > FLOOR[part] or circle(excused), f"{part} may use {other}"
+
+
+def test_the_check_sees() -> None:
+    low = """
+cdef enum:
+    MOST = 4
+
+cdef int check(int rc) except -1:
+    return 0
+
+cdef class Ring:
+    cdef readonly uint32_t count, most
+    cdef inline char *at(self, int i) noexcept:
+        return NULL
+"""
+    high = """
+cdef extern from "x.h":
+    int check(int)
+
+cdef class Holder(Base):
+    cdef Ring ring
+    cdef Holder other
+"""
+    texts = {"low": low, "high": high, "base": "cdef class Base:\n    cdef int first\n"}
+
+    def uses(body: str) -> set[str]:
+        return Uses({**texts, "part": body}).of["part"]
+
+    assert Uses(texts).of == {"low": set(), "high": {"low", "base"}, "base": set()}
+    assert uses("cdef int f():\n    return MOST  # high\n") == {"low"}
+    assert uses('cdef int f():\n    """check"""\n    return f"{check(1)}"\n') == {"low"}
+    assert uses("cdef int f(Holder a):\n    a.other.ring.count = 1\n") == {"low", "high"}
+    assert uses("cdef int f(a):\n    (<Holder>a).first = 1\n") == {"high", "base"}
+    assert uses("cdef int f(x):\n    cdef Holder a = x\n    a.ring.at(1)\n") == {"low", "high"}
+    assert uses("cdef int f(int check):\n    return g(MOST=check)\n") == set()
+    assert uses("cdef class A:\n    cdef Ring ring\n    def f(self):\n        return self.ring.most\n") == {
+        "low"
+    }
+    floors = {"low": 0, "high": 1}
+    assert upward({"low": {"high"}, "high": {"low"}}, floors) == {"low": {"high"}}
+    assert circle({"low": {"high"}, "high": {"low"}})
+    assert not circle({"low": set(), "high": {"low"}})
