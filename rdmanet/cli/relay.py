@@ -19,7 +19,8 @@ A proxy may itself be lost, by SIGKILL for example. Then the kernel closes its s
 the end of what they sent. So a TCP connection is one that a close resets (SO_LINGER of zero seconds) from its start,
 and only a relay that closes it in good order takes that back, once all that was written is with the kernel. That is
 when the transport is about to close its own descriptor. With TLS nobody hears of it before, so a relay keeps a second
-descriptor, whose close is the last.
+descriptor, whose close is the last. If none is left, a close of that connection does not reset it: the end of the
+proxy may be taken for the end of its stream, but nothing that a good close leaves with the kernel is lost.
 
 TLS, as asyncio has it, knows no half-closed connection. So a stream's end closes a connection with TLS in both
 directions, and the other stream, if it has not ended, is lost. Only TLS's own good-bye is the end of a stream: anybody
@@ -179,8 +180,13 @@ class Side(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         if (sock := _tcp_socket(self.transport)) is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            with contextlib.suppress(OSError):  # there are no descriptors left: this one is not protected
+            try:
                 self._kept = socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
+            except (
+                OSError
+            ):  # there are no descriptors left: nobody could take back what it has from its listener
+                close_resets(sock, False)
+            else:
                 close_resets(self._kept, True)
         self._relay.made(self)
 
