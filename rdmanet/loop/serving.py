@@ -381,12 +381,10 @@ def _why_tcp_alone(tcp: Any) -> str:
         return f"its TCP listener takes only what comes by {interface.decode(errors='replace')} (SO_BINDTODEVICE)"
     if _has_filter(tcp.fileno()):
         return "its TCP listener has a packet filter (SO_ATTACH_FILTER, SO_ATTACH_BPF)"
-    of_ip, option = (
-        (socket.IPPROTO_IPV6, workers.IPV6_MINHOPCOUNT)
-        if len(name) == 4
-        else (socket.IPPROTO_IP, workers.IP_MINTTL)
-    )
-    if tcp.getsockopt(of_ip, option):
+    options = [(socket.IPPROTO_IP, workers.IP_MINTTL)]  # also where IPv6 takes IPv4
+    if tcp.family == socket.AF_INET6:
+        options.append((socket.IPPROTO_IPV6, workers.IPV6_MINHOPCOUNT))
+    if any(tcp.getsockopt(*option) for option in options):
         return "its TCP listener takes only what comes by few hops (IP_MINTTL, IPV6_MINHOPCOUNT)"
     return ""
 

@@ -56,6 +56,19 @@ async def test_such_a_listener_takes_tcp_alone(option, address, caplog):
         await server.wait_closed()
 
 
+async def test_the_least_ttl_of_ipv4_holds_for_a_listener_of_both_families():
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET6) as listener:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("::", 0))
+        listener.setsockopt(socket.IPPROTO_IP, 21, 255)
+        server = await loop.create_server(Echo, sock=listener)
+        port = listener.getsockname()[1]
+        assert doors.find("127.0.0.1", port) is doors.NOBODY
+        server.close()
+        await server.wait_closed()
+
+
 async def test_it_is_an_error_where_rdma_is_required(monkeypatch):
     monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
     with socket.socket() as listener:
