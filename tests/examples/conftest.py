@@ -27,7 +27,16 @@ class Programs:
 
     def ours(self, name, *arguments):
         """An example."""
-        script = [sys.executable, "-W", "error", ROOT / "examples" / name, "-d", self._device.name]
+        script = [
+            sys.executable,
+            "-X",
+            "dev",
+            "-W",
+            "error",
+            ROOT / "examples" / name,
+            "-d",
+            self._device.name,
+        ]
         return self._start([*script, *arguments], os.environ | {"PYTHONPATH": str(ROOT)})
 
     def c(self, name, *arguments):

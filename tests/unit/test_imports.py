@@ -1,0 +1,20 @@
+"""No module of ours warns while it is imported, whatever Python runs it: a program's users read such warnings."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import importlib, pkgutil
+import rdmanet
+for module in pkgutil.walk_packages(rdmanet.__path__, "rdmanet."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+        print(module.name)
+"""
+
+
+def test_without_a_warning():
+    options = {"capture_output": True, "text": True, "timeout": 60, "check": False}
+    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM], **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"rdmanet.rpc", "rdmanet.loop", "rdmanet.testing"} <= {*done.stdout.split()}
