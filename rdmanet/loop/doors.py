@@ -32,6 +32,9 @@ answer has at least three numbers:
   end, and its port may become anybody's. So when the client is connected there, and before it says anything, it asks
   the kernel whether that very socket still listens (`Place.why_left`). If so, it did when the client connected;
 * the ports of workers whose loops are busy (workers.py).
+
+The number before them is the version of what doors say and mean, `VERSION`. It moves by one when an older client would
+misunderstand an answer. A client of another version takes TCP, and says both versions.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import socket
 import time
 import weakref
@@ -54,7 +58,8 @@ from rdmanet.loop.trust import Speaker
 PATIENCE_S = 0.3
 """How long a client waits for the answer to its knock, while the server answers no other either."""
 
-_GREETING = b"rdmanet-stream 2 "
+VERSION = 2
+_ANSWER = re.compile(rb"rdmanet-stream (\d{1,9}) ")
 _ANSWER_BYTES = 512
 _BUSY_SAID = 64  # at most, of ports with five digits
 _STREAM = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -134,7 +139,7 @@ class Door:
         with caller, contextlib.suppress(OSError):
             port, descriptor, inode, busy = self._answer()
             more = "".join(f" {port}" for port in busy[:_BUSY_SAID]).encode()
-            caller.send(b"%s%d %d %d%s\n" % (_GREETING, port, descriptor, inode, more))
+            caller.send(b"rdmanet-stream %d %d %d %d%s\n" % (VERSION, port, descriptor, inode, more))
 
     def _left_to_parent(self) -> None:
         """In a forked child: the door is the parent's, and must not stay open here when the parent closes it."""
@@ -403,8 +408,14 @@ def has_turned(address: str, port: int, since: float) -> bool:
 
 
 def _understood(found: Found, answer: bytes) -> Place:
-    words = answer.removeprefix(_GREETING).split()
-    if not answer.startswith(_GREETING) or len(words) < 3 or not all(map(bytes.isdigit, words)):
+    begins = _ANSWER.match(answer)
+    words = answer[begins.end() :].split() if begins else []
+    if begins and int(begins[1]) != VERSION:
+        raise ConnectionResetError(
+            f"the server's door speaks version {int(begins[1])}, this side speaks version {VERSION}; "
+            "install the same version of rdmanet on both sides"
+        )
+    if len(words) < 3 or not all(map(bytes.isdigit, words)):
         raise ConnectionResetError("the server's door gives an answer that is not ours")
     port, descriptor, inode, *busy = map(int, words)
     if not 0 < port < 65536 or (port != found.port and not inode):

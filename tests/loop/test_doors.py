@@ -232,7 +232,9 @@ async def test_it_names_workers_that_are_busy(listener):
         b"rdmanet-stream 2 0 1 1\n",
         b"rdmanet-stream 2 x 1 1\n",
         b"rdmanet-stream 2 1 1 0\n",
-        b"rdmanet-stream 1 1 1 1\n",
+        b"rdmanet-stream 2\n",
+        b"rdmanet-stream 1\n",
+        b"rdmanet-stream 1234567890 1 1 1\n",
         b"x" * 200,
     ],
 )
@@ -244,6 +246,20 @@ async def test_other_answers_are_errors(listener, answer):
     caller.send(answer)
     caller.close()
     with pytest.raises(ConnectionResetError, match="door"):
+        await knock(found)
+    door.close()
+
+
+@pytest.mark.parametrize("answer", [b"rdmanet-stream 1 1 1 1\n", b"rdmanet-stream 3 in words\n"])
+async def test_a_door_of_another_version(listener, answer):
+    loop = asyncio.get_running_loop()
+    door = Door("127.0.0.1", port_of(listener), Answers(listener))
+    found = doors.find("127.0.0.1", port_of(listener))
+    caller, _ = await loop.sock_accept(door._socket)
+    caller.send(answer)
+    caller.close()
+    its = int(answer.split()[1])
+    with pytest.raises(ConnectionResetError, match=f"door speaks version {its}, this side speaks version 2;"):
         await knock(found)
     door.close()
 
