@@ -113,6 +113,11 @@ def distribution(name: str, release: str, python: str = "python3") -> Step:
     return Command(name, ["scripts/distribution", release, python], nested=True, limit=2700)
 
 
+def two_releases() -> Step:
+    """This tree and an older one, each from its wheel, beside each other."""
+    return Command("two-releases", [sys.executable, "scripts/two_releases.py"], limit=1200)
+
+
 def interpreter_of(version: str) -> str:
     """The first interpreter of this version that runs; a pyenv shim without a version behind it does not."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -205,6 +210,7 @@ SUITES: dict[str, Callable[[], Step]] = {
     "distribution-noble": partial(distribution, "distribution-noble", "noble"),
     "distribution-resolute": partial(distribution, "distribution-resolute", "resolute"),
     "python3.15": partial(distribution, "python3.15", "forky", "python3.15"),
+    "two-releases": two_releases,
     "object-graphs": object_graphs,
     "asan-verbs": partial(
         asan,

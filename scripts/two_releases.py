@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Check that this tree and an older commit, each installed from its wheel on one host, understand or refuse each other.
+
+usage: scripts/two_releases.py [COMMIT]
+
+COMMIT is by default the last release or, as long as there is none, the last commit whose device spoke version 5. Each
+of the two serves, and the other is its client: by examples/echo_server.py, by examples/rpc.py, and on the event loop.
+What must happen follows from the versions in both sources, as docs/developers/releasing.md says. If they are equal, the
+client is served. If not, a stream and a call end with an error, and the event loop takes TCP. This tree says both
+versions: as the client in its error or its `fabric_reason`, as the server of a stream or of calls in its log.
+
+    exit status   0: so it is; 1: it is not, or a wheel cannot be built
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WHILE_THERE_IS_NO_RELEASE = "c77a8ae"
+PATIENCE_S = 60
+
+VERSIONS = {
+    "the device's protocol": ("rdmanet/soft/base/version.h", r"define RN_WIRE_VERSION (\d+)"),
+    "the streams' protocol": ("rdmanet/credit.py", r"^VERSION.* = (\d+)"),
+    "the protocol of rdmanet.rpc": ("rdmanet/rpc/messages.py", r"^VERSION.* = (\d+)"),
+    "the doors' protocol": ("rdmanet/loop/doors.py", r"^(?:VERSION = |_GREETING = b\"rdmanet-stream )(\d+)"),
+}
+
+ON_THE_LOOP = """
+import asyncio, sys, rdmanet
+
+async def echo(reader, writer):
+    writer.write(await reader.readline())
+    writer.close()
+
+async def serve():
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        print("listening on", *server.sockets[0].getsockname(), flush=True)
+        await server.serve_forever()
+
+async def call(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"hello\\n")
+    print((await reader.readline()).decode(), *map(writer.get_extra_info, ("fabric", "fabric_reason")))
+    writer.close()
+
+rdmanet.run(call(int(sys.argv[1])) if sys.argv[1:] else serve())
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A server and its client: arguments of each release's own Python, the client's before the server's port."""
+
+    name: str
+    server: tuple[str, ...]
+    client: tuple[str, ...]
+    protocols: tuple[str, ...]
+    served: str  # what the client prints if all is well
+    refused: str  # and among what it says if it is refused: on the event loop it is served all the same
+
+
+DEVICE, STREAMS, RPC, DOORS = VERSIONS
+ECHO = ("examples/echo_server.py", "--streams", "127.0.0.1", "0"), ("examples/echo_client.py", "127.0.0.1")
+CALL = ("examples/rpc.py", "serve", "127.0.0.1", "0"), ("examples/rpc.py", "call", "127.0.0.1")
+LOOP = ("-P", "-c", ON_THE_LOOP), ("-P", "-c", ON_THE_LOOP)
+KINDS = [
+    Kind("stream", *ECHO, (DEVICE, STREAMS), "hello\n", ""),
+    Kind("rpc", *CALL, (DEVICE, STREAMS, RPC), "counted [0, 1, 2, 3, 4]\n", ""),
+    Kind("loop", *LOOP, (DOORS, DEVICE, STREAMS), "hello\n rdma ", "hello\n tcp "),
+]
+
+
+@dataclass(frozen=True)
+class Release:
+    name: str
+    tree: Path
+    python: Path
+    versions: dict[str, int]
+
+
+class Wrong(Exception):
+    """Two releases do something else than the page says."""
+
+
+def install(name: str, tree: Path, folder: Path) -> Release:
+    """The wheel of a tree, in an environment of its own, with nothing else but what it needs."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    locked = ["--only-binary", ":all:", "--require-hashes", "--constraint", "requirements/constraints.txt"]
+    python = folder / "bin/python"
+    for command in (
+        [*pip, "wheel", "--no-deps", "--build-constraint", "requirements/constraints.txt"]
+        + ["--wheel-dir", str(folder), "."],
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+        [*pip, "--python", str(python), "install", *locked, "msgspec"],
+        [*pip, "--python", str(python), "install", "--no-index", "--find-links", str(folder), "rdmanet"],
+    ):
+        subprocess.run(command, cwd=tree, env=environment(), check=True)
+    versions = {}
+    for protocol, (file, pattern) in VERSIONS.items():
+        found = re.search(pattern, (tree / file).read_text(), re.MULTILINE)
+        assert found, f"{name} has no version in {file}"
+        versions[protocol] = int(found[1])
+    return Release(name, tree, python, versions)
+
+
+@contextlib.contextmanager
+def serving(release: Release, kind: Kind, log: Path) -> Iterator[str]:
+    """The port of a server, which writes its log there."""
+    command = [str(release.python), *kind.server]
+    with log.open("w") as errors:
+        server = subprocess.Popen(
+            command, cwd=release.tree, text=True, stdout=subprocess.PIPE, stderr=errors, env=environment()
+        )
+    with server:
+        try:
+            assert server.stdout
+            line = server.stdout.readline()
+            port = re.search(r"listening on .*?(\d+)\)?\n", line)
+            if not port:
+                raise Wrong(f"the server of {release.name} says {line!r}\n{log.read_text()}")
+            yield port[1]
+        finally:
+            server.kill()
+
+
+def environment() -> dict[str, str]:
+    """Without the tree: each release imports itself."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def check(kind: Kind, server: Release, client: Release, folder: Path) -> str:
+    """What happened, if it is what must happen."""
+    differing = [name for name in kind.protocols if server.versions[name] != client.versions[name]]
+    log = folder / "log"
+    with serving(server, kind, log) as port:
+        done = subprocess.run(
+            [str(client.python), *kind.client, port],
+            cwd=client.tree,
+            env=environment(),
+            text=True,
+            timeout=PATIENCE_S,
+            input="hello\n",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    said = f"{done.stdout}the client's exit status: {done.returncode}\nthe server's log:\n{log.read_text()}"
+    if not differing:
+        if done.returncode or kind.served not in done.stdout:
+            raise Wrong(f"they speak the same protocols, and the client was not served\n{said}")
+        return "served"
+    numbers = [release.versions[differing[0]] for release in (server, client)]
+    if kind.refused not in done.stdout or bool(done.returncode) is bool(kind.refused):
+        raise Wrong(
+            f"versions {numbers} of {differing[0]}, and the client was not refused as it must be\n{said}"
+        )
+    if client.tree == ROOT and not names(done.stdout, *numbers):
+        raise Wrong(
+            f"the client does not say that the server speaks version {numbers[0]}, itself {numbers[1]}\n{said}"
+        )
+    if server.tree == ROOT and not kind.refused and not names(log.read_text(), *reversed(numbers)):
+        raise Wrong(
+            f"the log does not say that the client speaks version {numbers[1]}, itself {numbers[0]}\n{said}"
+        )
+    return f"refused: {done.stdout.splitlines()[-1].strip()}"
+
+
+def names(text: str, theirs: int, ours: int) -> bool:
+    return bool(re.search(rf"version {theirs}\b.* version {ours}\b", text))
+
+
+def main(commit: str = "") -> None:
+    git = ["git", "-C", str(ROOT)]
+    if not commit:
+        tags = subprocess.run(
+            [*git, "tag", "--merged", "HEAD~", "--sort", "-version:refname", "v*"],
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        commit = (tags.stdout.split() or [WHILE_THERE_IS_NO_RELEASE])[0]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        older = folder / "older"
+        older.mkdir()
+        archive = subprocess.run([*git, "archive", commit], check=True, stdout=subprocess.PIPE)
+        subprocess.run(["tar", "--extract", "--directory", str(older)], input=archive.stdout, check=True)
+        releases = [install("this tree", ROOT, folder / "this"), install(commit, older, folder / "that")]
+        print(*(f"{release.name}: {release.versions}" for release in releases), sep="\n")
+        wrong = 0
+        for server, client in (releases, reversed(releases)):
+            for kind in KINDS:
+                try:
+                    answer = check(kind, server, client, folder)
+                except (Wrong, subprocess.TimeoutExpired) as error:
+                    wrong += 1
+                    answer = f"WRONG: {error}"
+                print(f"{kind.name}, the client of {client.name} at the server of {server.name}: {answer}")
+    print(f"{2 * len(KINDS) - wrong} passed, {wrong} failed")
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])
