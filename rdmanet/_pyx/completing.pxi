@@ -35,7 +35,7 @@ cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
     cdef PyObject *reference
     cdef object held
     cdef uint32_t kind, length
-    cdef bint made_room = False
+    cdef bint made_room = False, told = False
     while connection.log.has_before(sequence):
         kind = connection.log.retire(&length, &reference)
         connection.engine.in_flight -= 1
@@ -60,18 +60,23 @@ cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
                 connection.landings.done(connection, held)
                 made_room = True
             elif held is not None:      # else it was a probe
+                told = True
                 connection.owner._operation_done(held)
         else:
             if connection.controls_posted - connection.controls_done == CONTROL_RESERVE:
                 connection.engine.flush_later(connection)   # something may have waited for a buffer
             connection.controls_done += 1
             if kind == FRAME_FIN or kind == FRAME_ABORT:
+                told = True
                 connection.owner._control_sent(kind)
     if connection.landings is not None and connection.landings.open:
+        told = True     # perhaps: a read may be done
         connection.landings.sweep(connection)
         if connection.landings.has_news(connection):
             connection.body_due = True
-    if made_room and connection.operations < OPERATIONS and connection.owner is not None:
+    if not made_room and not told:
+        connection.engine.unheard += 1
+    elif made_room and connection.operations < OPERATIONS and connection.owner is not None:
         connection.owner._room_for_operations()
     if (
         connection.backlog.size or connection.fill

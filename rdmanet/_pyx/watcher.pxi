@@ -6,7 +6,8 @@
 #
 #     look    take at most a batch from each queue that is awake, and hand the completions out
 #     spin    if there were none, look for a couple of microseconds in C: a completion mostly comes right behind the
-#             last one. If there was something, do not: woken tasks must not wait for that
+#             last one. If there was something, do not: woken tasks must not wait for that. What we have sent ourselves
+#             is nothing, if it wakes none: the answer to it would find us on our way through the loop
 #     work    whatever the user has to do then
 #     rest    pass again for as long as watching pays (busypoll.pxi). Then arm, look once more (a completion that came
 #             before the arming raises no event: ibv_req_notify_cq(3)), and sleep until the channel is readable
@@ -72,6 +73,7 @@ cdef class Watcher:
     cdef pid_t pid                      # a forked child touches nothing of its parent's
     cdef uint64_t tick                  # the number of this pass, or the next
     cdef uint64_t in_flight             # sends that were posted and have not completed
+    cdef int unheard                    # completions of this pass that nobody was told of
     cdef Py_ssize_t unsolicited         # peers that do not mark what is to wake us
 
     cdef verbs.ibv_wc completions[BATCH]
@@ -207,13 +209,14 @@ cdef class Watcher:
         self.in_pass = True
         self.passes += 1
         self.tick += 1
+        self.unheard = 0
         try:
             found = self.poll()
             if (
-                found == 0 and self.awake and watch_time(&self.window, self.blocked > 0)
+                found == self.unheard and self.awake and watch_time(&self.window, self.blocked > 0)
                 and not self.has_work() and self.expects()
             ):
-                found = self.spin()
+                found += self.spin()
             self.work(found)
             if self.tired:
                 self.send_to_bed()
@@ -267,11 +270,11 @@ cdef class Watcher:
     cdef int spin(self) except -1:
         """Look for a couple of microseconds; returns how many completions came."""
         cdef uint64_t until = now_ns() + SPIN_NS
-        cdef int i, found
+        cdef int found, looks = 0
         while (found := self.poll()) == 0:
-            for i in range(8):
-                cpu_relax()
-            if now_ns() > until:
+            looks += 1
+            cpu_relax()
+            if looks % SPIN_LOOKS == 0 and now_ns() > until:
                 break
         return found
 

@@ -214,3 +214,16 @@ async def test_many_that_wrote_while_we_did_not_look(net: Net):
         await net.until(lambda: len(net.recorders) == count)
         for recorder in net.recorders:
             assert await recorder.until_received(7 * number)
+
+
+async def test_a_pass_that_finds_only_what_we_have_sent_looks_on(net: Net):
+    """The answer comes a moment later; on another way through the loop it would have to wait."""
+    client = await net.connect(await net.spawn("bulk.py", "0", "hold").port(), busy_poll=10)
+    client.transport.write(b"first")
+    await loop_turns(20)  # the connection has begun: no frames of its own are in flight
+    watching = engine(net)
+    passes, polls = watching.passes, watching.polls
+    client.transport.write(b"second")
+    while watching.passes == passes:
+        await asyncio.sleep(0)
+    assert (watching.polls - polls) // (watching.passes - passes) > 2
