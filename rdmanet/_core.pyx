@@ -116,6 +116,7 @@ cdef extern from *:
     """
 
 import collections
+import contextvars
 import dataclasses
 import enum
 import ipaddress

@@ -111,7 +111,7 @@ cdef class StreamEngine(Watcher):
         else:
             self.implicit_lkey = self.implicit.ptr.lkey
             self.implicit_lkey_valid = True
-        self.begin(CompChannel(context), notifier, loop.call_soon, self.channel_ready)
+        self.begin(CompChannel(context), notifier, loop.call_soon, self.channel_ready, contextvars.copy_context())
 
     def set_busy_poll(self, busy_poll):
         """Watch for `busy_poll` seconds after each message (None: adaptive, 0: none)."""

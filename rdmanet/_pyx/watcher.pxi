@@ -70,6 +70,7 @@ cdef class Watcher:
     cdef bint in_pass, scheduled, closed
     cdef bint by_hand                   # whoever waits runs the passes, and not the loop
     cdef object call_soon, pass_method
+    cdef object context                 # contextvars.Context of the passes; None: that of whoever wakes us
     cdef pid_t pid                      # a forked child touches nothing of its parent's
     cdef uint64_t tick                  # the number of this pass, or the next
     cdef uint64_t in_flight             # sends that were posted and have not completed
@@ -89,11 +90,12 @@ cdef class Watcher:
         self.expected = 1
         self.tick = 1
 
-    cdef int begin(self, CompChannel channel, notifier, call_soon, readable) except -1:
-        """Have `readable` called when the channel is, and passes run by `call_soon`."""
+    cdef int begin(self, CompChannel channel, notifier, call_soon, readable, context=None) except -1:
+        """Have `readable` called when the channel is, and passes run by `call_soon`, in `context` if there is one."""
         self.pid = verbs.rn_pid
         self.channel = channel
         self.call_soon = call_soon
+        self.context = context
         self.pass_method = self.pass_
         notifier.add_reader(channel.fd, readable)
         self.notifier = notifier
@@ -168,15 +170,22 @@ cdef class Watcher:
         """Have a pass run soon."""
         if not self.scheduled and not self.in_pass and not self.closed:
             if not self.by_hand:
-                self.call_soon(self.pass_method)
+                self.pass_soon()
             self.scheduled = True
         return 0
 
     cdef int run_by_hand(self, bint by_hand) except -1:
         """Choose who runs the passes: a call that waits (by run_pass(), while `scheduled` is set), or the loop."""
         if self.by_hand and not by_hand and self.scheduled and not self.closed:
-            self.call_soon(self.pass_method)
+            self.pass_soon()
         self.by_hand = by_hand
+        return 0
+
+    cdef int pass_soon(self) except -1:
+        if self.context is None:
+            self.call_soon(self.pass_method)
+        else:
+            self.call_soon(self.pass_method, context=self.context)  # else the loop would copy one for each pass
         return 0
 
     def pass_(self):
@@ -384,5 +393,5 @@ cdef class Watcher:
         self.closed = True
         self.turn_deaf()
         # A cycle through the loop, which no collector breaks: neither side can be cleared.
-        self.call_soon = self.pass_method = None
+        self.call_soon = self.pass_method = self.context = None
         return 0
