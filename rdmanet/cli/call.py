@@ -103,7 +103,7 @@ async def _listed(args: argparse.Namespace, host: str, port: int | None) -> None
     from rdmanet import rpc
     from rdmanet.errors import printable
     from rdmanet.rpc.describe import text
-    from rdmanet.rpc.discovered import discover
+    from rdmanet.rpc.dynamic_client import discover
 
     connecting = rpc.connect(
         rpc.Reflection, host, port, transport=args.transport, timeout=args.timeout or 10.0
@@ -133,7 +133,7 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
     from rdmanet.errors import printable
     from rdmanet.rpc.buffer import Buffer
     from rdmanet.rpc.context import deadline_in
-    from rdmanet.rpc.discovered import DiscoveredMethod, discover
+    from rdmanet.rpc.dynamic_client import DiscoveredMethod, discover
     from rdmanet.rpc.pending import CallDetails
     from rdmanet.rpc.schema import Kind
 

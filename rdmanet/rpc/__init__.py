@@ -47,7 +47,7 @@ from rdmanet.rpc.context import metadata as metadata
 from rdmanet.rpc.errors import Code as Code
 from rdmanet.rpc.errors import Error as Error
 from rdmanet.rpc.limits import Limits as Limits
-from rdmanet.rpc.marks import method as method
+from rdmanet.rpc.method_options import method as method
 from rdmanet.rpc.retry import Retry as Retry
 from rdmanet.rpc.schema import Service as Service
 from rdmanet.rpc.server import Server as Server

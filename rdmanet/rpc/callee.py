@@ -27,15 +27,15 @@ from typing import Any, cast
 from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc.around import chained
 from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.call_metadata import decoded
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
-from rdmanet.rpc.carried import decoded
 from rdmanet.rpc.context import CURRENT, CallInfo
 from rdmanet.rpc.endpoints import source
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
 from rdmanet.rpc.failures import error_of, mistake, report, send_failure, unsendable
 from rdmanet.rpc.host import Host
+from rdmanet.rpc.interceptors import chained
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import (
     Outgoing,

@@ -2,7 +2,7 @@
 
 Type checkers take it for an instance of that class. It has the methods and nothing else: each begins a call on the
 object's `Channel` (channel.py). A client that reconnects, or that has several connections, has a `Pool` (pool.py) in
-the place of that, and one with interceptors an `Intercepted` (intercepted.py) before it.
+the place of that, and one with interceptors an `Intercepted` (client_interceptors.py) before it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 
 from rdmanet.errors import shown
 from rdmanet.rpc import context, endpoints
-from rdmanet.rpc.around import Interceptor
-from rdmanet.rpc.carried import Metadata, checked_metadata
+from rdmanet.rpc.call_metadata import Metadata, checked_metadata
 from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.client_interceptors import Caller, Intercepted
 from rdmanet.rpc.context import CURRENT, deadline_in
-from rdmanet.rpc.intercepted import Caller, Intercepted
+from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from rdmanet.rpc.around import Interceptor
 from rdmanet.rpc.builtin import Served
+from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Method, Schema

@@ -124,7 +124,7 @@ def prepared(
     loans: list[tuple[int, Outgoing]] = []
     for index in method.buffers:
         if index >= len(arguments):
-            break  # left out, which only calls without the class do (discovered.py)
+            break  # left out, which only calls without the class do (dynamic_client.py)
         parameter = method.parameters[index]
         if goes_inline(parameter.type, arguments[index]):
             continue

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rdmanet.rpc.carried import Metadata
+from rdmanet.rpc.call_metadata import Metadata
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of
 from rdmanet.rpc.lending import Into, loan_of
 from rdmanet.rpc.link import Link

@@ -49,7 +49,7 @@ from rdmanet.rpc.describe import (
     differences,
 )
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
-from rdmanet.rpc.marks import Options
+from rdmanet.rpc.method_options import Options
 from rdmanet.rpc.weights import DETAILS_BYTES, Scale
 
 __all__ = ["Schema", "Service"]

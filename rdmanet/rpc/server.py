@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from rdmanet.errors import shown
 from rdmanet.rpc import endpoints
-from rdmanet.rpc.around import Interceptor
 from rdmanet.rpc.builtin import HealthStatus, builtin_of
 from rdmanet.rpc.callee import Callee
+from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.running import Running

@@ -16,7 +16,7 @@ from strangers import HELLO, NUMBERS, Stranger
 from rdmanet import rpc
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc import Code
-from rdmanet.rpc.discovered import Discovered, DiscoveredMethod, discover
+from rdmanet.rpc.dynamic_client import Discovered, DiscoveredMethod, discover
 from rdmanet.rpc.messages import Hello, raw
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.schema import Schema, schema_of

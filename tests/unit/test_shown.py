@@ -14,7 +14,7 @@ from rdmanet import rpc
 from rdmanet.errors import shown
 from rdmanet.options import StreamConfig
 from rdmanet.remote import RemoteMemory
-from rdmanet.rpc.carried import checked_metadata
+from rdmanet.rpc.call_metadata import checked_metadata
 
 LONG = 8 << 20
 

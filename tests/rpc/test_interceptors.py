@@ -11,8 +11,8 @@ from net import Journal, Net, channel
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
-from rdmanet.rpc.around import Proceed, Stepped, hand
 from rdmanet.rpc.context import CallInfo
+from rdmanet.rpc.interceptors import Proceed, Stepped, hand
 from tests.support.waiting import begin
 
 tenant: ContextVar[str] = ContextVar("tenant")

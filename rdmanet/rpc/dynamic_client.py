@@ -20,8 +20,8 @@ from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.describe import BUFFER, Description, Structs, decode_description, text
 from rdmanet.rpc.limits import DEFAULT
-from rdmanet.rpc.marks import Options
 from rdmanet.rpc.messages import Array, Lent
+from rdmanet.rpc.method_options import Options
 from rdmanet.rpc.schema import Kind, Method, Parameter, Schema
 from rdmanet.rpc.weights import Scale
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rdmanet.rpc.around import Interceptor, Stepped, chained, hand
-from rdmanet.rpc.carried import Metadata, checked_metadata
+from rdmanet.rpc.call_metadata import Metadata, checked_metadata
 from rdmanet.rpc.context import CallInfo
+from rdmanet.rpc.interceptors import Interceptor, Stepped, chained, hand
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.schema import Schema
