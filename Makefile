@@ -18,6 +18,7 @@ suites  := PYTHONPATH=$(CURDIR):$(CURDIR)/scripts $(py) -m suites
 locked  := --require-hashes --only-binary :all:
 pip     := $(py) -m pip install --quiet $(locked) --constraint requirements/constraints.txt
 sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
+             rdmanet/wire/*.py rdmanet/wire/*.pxd rdmanet/rpc/*.pyx \
              rdmanet/soft/*/*.c rdmanet/soft/*/*.h rdmanet/soft/soft.map)
 
 .DEFAULT_GOAL := help
@@ -130,7 +131,7 @@ check: lint ## lint, and the whole build with warnings as errors
 lint: build $(VENV)/.test $(VENV)/.check ## check style, formatting, types and stubs
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
-	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/*.pxi
+	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*/*.pyx rdmanet/*.pxd rdmanet/*/*.pxd rdmanet/_pyx/*.pxi
 	$(py) -m mypy
 	PATH=$(abspath $(VENV)/bin):$$PATH scripts/check-workflows
 	$(py) -m mypy.stubtest rdmanet._core --concise --ignore-disjoint-bases --allowlist tests/unit/stub-exceptions
@@ -268,7 +269,7 @@ wheels: prerequisites ## build wheels for x86-64 and aarch64, for glibc 2.28 and
 	@scripts/wheels $(WHEEL_DIR) $(PYTHONS)
 
 clean: ## remove what the build made
-	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/placement.c rdmanet/slots.c rdmanet/weighing.c rdmanet/*.so rdmanet/soft/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
+	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/wire/placement.c rdmanet/wire/slots.c rdmanet/rpc/weighing.c rdmanet/*.so rdmanet/*/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
 	rm -f .venv*/.built
 
 distclean: clean ## remove the virtual environments and caches too

@@ -49,7 +49,7 @@ generated_cflags = [
     "-Wno-sign-compare",
 ]
 abi_headers = [*glob("rdmanet/abi/*.h"), "rdmanet/abi/bus_error.c"]  # the device includes that one
-cython_parts = glob("rdmanet/_pyx/*") + glob("rdmanet/*.pxd")
+cython_parts = [*glob("rdmanet/_pyx/*"), *glob("rdmanet/*.pxd"), *glob("rdmanet/wire/*.pxd")]
 
 
 class BuildExtensions(build_ext):
@@ -84,22 +84,22 @@ modules = [
         extra_link_args=ldflags,
     ),
     Extension(
-        "rdmanet.placement",
-        ["rdmanet/placement.py"],
-        depends=["rdmanet/placement.pxd"],
+        "rdmanet.wire.placement",
+        ["rdmanet/wire/placement.py"],
+        depends=["rdmanet/wire/placement.pxd"],
         extra_compile_args=generated_cflags,
         extra_link_args=ldflags,
     ),
     Extension(
-        "rdmanet.slots",
-        ["rdmanet/slots.py"],
-        depends=["rdmanet/slots.pxd"],
+        "rdmanet.wire.slots",
+        ["rdmanet/wire/slots.py"],
+        depends=["rdmanet/wire/slots.pxd"],
         extra_compile_args=generated_cflags,
         extra_link_args=ldflags,
     ),
     Extension(
-        "rdmanet.weighing",
-        ["rdmanet/weighing.pyx"],
+        "rdmanet.rpc.weighing",
+        ["rdmanet/rpc/weighing.pyx"],
         extra_compile_args=[*cflags, "-Wno-unused-parameter", "-Wno-unused-function"],
         extra_link_args=ldflags,
     ),

@@ -7,26 +7,17 @@ The layers, from the top; a module imports only what stands below it:
     cli/          the command line: ``rdmanet``
     testing       a pytest plugin: fault injection for RDMA programs
     everywhere    the same for every loop that a process makes
-    loop          any asyncio program over RDMA: an event loop that chooses between RDMA and TCP
-    rpc           calls of typed functions in other processes
-    streams       the byte streams of asyncio, of AnyIO, and of programs without a loop; sendfile
-    transport     create_rdma_connection, start_rdma_server, the transport
-    server        the server
-    lifecycle     the life of a connection: connects its parts, and carries out what they decide
-    establish, regions, writing    how a connection is established;  its memory offers;  its sending half
-    connection, callbacks, teardown, options    its compiled part;  its protocol;  its end;  its sizes and times
-    loop_context, addresses   what connections of one loop share;  host names to addresses and libraries
-    client_ports  the port of a client that found its listener by name
-    memory, registered    the peer's memory that a connection was offered;  ours that is offered to several
-    verbs_async   awaitable verbs, on any event loop (queues, cm, connect)
-    tls, ssl_protocol    TLS over a connection, by asyncio's SSLProtocol;  a subclass of it that reads faster
-    notifier      the four methods that those need of an event loop
-    device_lookup finds a device; what the libraries can do
+    loop/         any asyncio program over RDMA: an event loop that chooses between RDMA and TCP
+    rpc/          calls of typed functions in other processes
+    streams/      the byte streams of asyncio, of AnyIO, and of programs without a loop; sendfile
+    transport     create_rdma_connection, start_rdma_server
+    stream/       the parts of a connection, of its server and of its loop: lifecycle connects them
+    verbs_async/  awaitable verbs, on any event loop (queues, cm, connect)
     verbs, cm     the verbs, for programs that want the hardware
-    protocol, offers    the states of a connection and of its memory offers: tables, no I/O
+    protocol      the states of a connection: tables, no I/O
     _core         compiled: devices, memory, queues, connection manager, the data engine
-    credit, errors, remote, qpinfo     flow control and frames, exceptions, what peers tell each other: pure
-    environment   the environment variables
+    credit, errors, wire/     flow control and frames, exceptions, what else peers tell each other: pure
+    base/         environment variables, log lines, what is needed of an event loop
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 
 Import names from here; the verbs from ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async``; AnyIO's streams
@@ -58,9 +49,9 @@ if TYPE_CHECKING:
     from rdmanet.loop import loop_factory as loop_factory
     from rdmanet.loop import patch_loop as patch_loop
     from rdmanet.loop import run as run
-    from rdmanet.memory import OfferedMemory as OfferedMemory
-    from rdmanet.registered import RegisteredMemory as RegisteredMemory
-    from rdmanet.remote import RemoteMemory as RemoteMemory
+    from rdmanet.stream.peer_memory import OfferedMemory as OfferedMemory
+    from rdmanet.stream.registered import RegisteredMemory as RegisteredMemory
+    from rdmanet.stream.tls import start_tls as start_tls
     from rdmanet.streams.blocking import RdmaStream as RdmaStream
     from rdmanet.streams.blocking import open_rdma_stream as open_rdma_stream
     from rdmanet.streams.blocking_listener import RdmaStreamListener as RdmaStreamListener
@@ -70,11 +61,11 @@ if TYPE_CHECKING:
     from rdmanet.streams.reader_writer import RdmaStreamWriter as RdmaStreamWriter
     from rdmanet.streams.reader_writer import open_rdma_connection as open_rdma_connection
     from rdmanet.streams.reader_writer import start_rdma_stream_server as start_rdma_stream_server
-    from rdmanet.tls import start_tls as start_tls
     from rdmanet.transport import RdmaServer as RdmaServer
     from rdmanet.transport import RdmaTransport as RdmaTransport
     from rdmanet.transport import create_rdma_connection as create_rdma_connection
     from rdmanet.transport import start_rdma_server as start_rdma_server
+    from rdmanet.wire.remote import RemoteMemory as RemoteMemory
 
 __version__ = "0.1.0"
 
@@ -92,8 +83,8 @@ _LAZY = {
     "RdmaError": "errors",
     "RegionRevokedError": "errors",
     "RemoteAccessError": "errors",
-    "RegisteredMemory": "registered",
-    "RemoteMemory": "remote",
+    "RegisteredMemory": "stream.registered",
+    "RemoteMemory": "wire.remote",
     "loop_factory": "loop",
     "patch_loop": "loop",
     "run": "loop",
@@ -102,21 +93,18 @@ _LAZY = {
     "listen_rdma_stream": "streams.blocking_listener",
     "open_rdma_stream": "streams.blocking",
     "sendfile": "streams.files",
-    "OfferedMemory": "memory",
+    "OfferedMemory": "stream.peer_memory",
     "RdmaStreamReader": "streams.reader_writer",
     "RdmaStreamWriter": "streams.reader_writer",
     "open_rdma_connection": "streams.reader_writer",
     "start_rdma_stream_server": "streams.reader_writer",
-    "start_tls": "tls",
+    "start_tls": "stream.tls",
     "RdmaServer": "transport",
     "RdmaTransport": "transport",
     "create_rdma_connection": "transport",
     "start_rdma_server": "transport",
 }
-_MODULES = (
-    "_core", "blocking", "credit", "errors", "files", "loop", "loop_context", "memory", "remote", "rpc", "streams",
-    "tls", "transport",
-)  # fmt: skip
+_MODULES = ("_core", "blocking", "credit", "errors", "files", "loop", "rpc", "streams", "transport")
 
 
 _COMPILED = "rdmanet._core"

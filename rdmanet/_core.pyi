@@ -21,8 +21,8 @@ from typing_extensions import Buffer
 
 from rdmanet.credit import Ledger, Want
 from rdmanet.errors import CompletionError
-from rdmanet.qpinfo import QPInfo
-from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
+from rdmanet.wire.qpinfo import QPInfo
+from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 EMBEDDED_ENVIRONMENT: str
 

@@ -105,8 +105,8 @@ from rdmanet.credit cimport (
     FRAME_ABORT, FRAME_CREDIT, FRAME_DATA, FRAME_FIN, FRAME_HEADER_BYTES, FRAME_PING, FRAME_PLACED, FRAME_PLACED_BYTES,
     FRAME_PONG, Ledger, frame_header, placed_body,
 )
-from rdmanet.placement cimport WANT_OVER, OurWant, OurWants, PeerWant, PeerWants
-from rdmanet.slots cimport OurSlots, PeerSlots
+from rdmanet.wire.placement cimport WANT_OVER, OurWant, OurWants, PeerWant, PeerWants
+from rdmanet.wire.slots cimport OurSlots, PeerSlots
 
 cdef extern from *:
     """
@@ -130,13 +130,13 @@ import threading
 import warnings
 import weakref
 
-from rdmanet.environment import tell_unknown
+from rdmanet.base.environment import tell_unknown
 from rdmanet.errors import (
     DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, endpoint, is_not_ours,
     not_ours_error, other_version_error, shown,
 )
-from rdmanet.qpinfo import QPInfo
-from rdmanet.remote import RemoteMemory, bounds
+from rdmanet.wire.qpinfo import QPInfo
+from rdmanet.wire.remote import RemoteMemory, bounds
 
 logger = logging.getLogger("rdmanet")
 

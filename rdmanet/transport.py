@@ -18,12 +18,12 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from rdmanet._core import stream_half_open_bytes
-from rdmanet.addresses import SockAddr, libraries_for, merged, resolve, wildcards
-from rdmanet.admission import places_for
 from rdmanet.errors import endpoint, shown
-from rdmanet.establish import ElsewhereError, Role, SourcePortTakenError
-from rdmanet.loop_context import LoopContext, loop_context_for
-from rdmanet.options import (
+from rdmanet.stream.addresses import SockAddr, libraries_for, merged, resolve, wildcards
+from rdmanet.stream.admission import places_for
+from rdmanet.stream.establish import ElsewhereError, Role, SourcePortTakenError
+from rdmanet.stream.loop_context import LoopContext, loop_context_for
+from rdmanet.stream.options import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     DATA_SLOTS,
@@ -34,10 +34,10 @@ from rdmanet.options import (
     Keepalive,
     StreamConfig,
 )
-from rdmanet.rdma_transport import RdmaTransport as RdmaTransport
-from rdmanet.server import ConnectRequest
-from rdmanet.server import RdmaServer as RdmaServer
-from rdmanet.tls import Layer, Tls
+from rdmanet.stream.rdma_transport import RdmaTransport as RdmaTransport
+from rdmanet.stream.server import ConnectRequest
+from rdmanet.stream.server import RdmaServer as RdmaServer
+from rdmanet.stream.tls import Layer, Tls
 
 logger = logging.getLogger("rdmanet")
 

@@ -1,9 +1,9 @@
 # Registered memory of one-sided operations, kept for the next one.
 #
 # To register memory costs 50 us and more on an adapter, which pins the pages; an RDMA READ costs two. So READ and WRITE
-# of a connection (memory.py) do not register memory again that they have used before, if the old registration cannot be
-# stale. The same address and length are not enough for that: a registration is of pages, and memory that was freed may
-# come back at the same address on other pages. So it depends on what is passed:
+# of a connection (peer_memory.py) do not register memory again that they have used before, if the old registration
+# cannot be stale. The same address and length are not enough for that: a registration is of pages, and memory that was
+# freed may come back at the same address on other pages. So it depends on what is passed:
 #
 #     an MR of this domain, or a     It is registered: its own key is used.
 #     memoryview of one

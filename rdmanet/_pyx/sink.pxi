@@ -228,5 +228,5 @@ cdef class IntoTls(Sink):
 
 
 cdef bint is_tls(protocol) except -1:
-    module = sys.modules.get("rdmanet.ssl_protocol")    # imported by whoever uses TLS
+    module = sys.modules.get("rdmanet.stream.ssl_protocol")    # imported by whoever uses TLS
     return module is not None and type(protocol) in module.KINDS

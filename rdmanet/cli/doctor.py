@@ -132,9 +132,9 @@ def _print(finding: Finding) -> None:
 
 async def _fabric(host: str, port: int) -> Finding:
     """Which fabric a program on rdmanet's event loop would take to this host, and why."""
-    from rdmanet.addresses import SockAddr
     from rdmanet.loop.choice import Chooser
     from rdmanet.loop.settings import Settings
+    from rdmanet.stream.addresses import SockAddr
 
     name = f"{host} port {port}"
     loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from rdmanet import log_rate
+from rdmanet.base import log_rate
 from rdmanet.cli import INTERRUPTED, interrupts
 from rdmanet.cli.endpoints import (
     FORMS,

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rdmanet import _core, environment
+from rdmanet import _core
+from rdmanet.base import environment
 from rdmanet.cli.finding import Finding
 from rdmanet.loop.peers import Peers
 

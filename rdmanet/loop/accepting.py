@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rdmanet.loop.base import Base
     from rdmanet.loop.connecting import Factory
     from rdmanet.loop.settings import Settings
-    from rdmanet.server import RdmaServer
+    from rdmanet.stream.server import RdmaServer
     from rdmanet.transport import RdmaTransport
 
 BACKLOG = 100

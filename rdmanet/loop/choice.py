@@ -30,7 +30,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rdmanet.environment import requires_rdma
+from rdmanet.base.environment import requires_rdma
 from rdmanet.loop import doors, kernel, trust
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.peers import Peers, Selection
@@ -38,7 +38,7 @@ from rdmanet.loop.peers import Peers, Selection
 if TYPE_CHECKING:
     import asyncio
 
-    from rdmanet.addresses import SockAddr
+    from rdmanet.stream.addresses import SockAddr
 
 logger = logging.getLogger("rdmanet")
 

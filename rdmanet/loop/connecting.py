@@ -29,19 +29,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rdmanet.environment import requires_rdma
+from rdmanet.base.environment import requires_rdma
+from rdmanet.base.scopes import with_scope
 from rdmanet.loop import doors, workers
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chance, Chooser, refuse_tcp
 from rdmanet.loop.inquiry import Inquiry
-from rdmanet.scopes import with_scope
 
 if TYPE_CHECKING:
     from rdmanet.loop.settings import Settings
-    from rdmanet.loop_context import LoopContext
-    from rdmanet.options import StreamConfig
-    from rdmanet.tls import Layer
+    from rdmanet.stream.loop_context import LoopContext
+    from rdmanet.stream.options import StreamConfig
+    from rdmanet.stream.tls import Layer
     from rdmanet.transport import RdmaTransport
 
 HEAD_START_S = 0.05
@@ -156,9 +156,9 @@ class Attempt:
         """
         if chance.door is not None:
             self._place = await doors.knock(chance.door, self._base.loop)
-        from rdmanet.addresses import libraries_for
-        from rdmanet.loop_context import loop_context_for
-        from rdmanet.tls import Layer, Tls
+        from rdmanet.stream.addresses import libraries_for
+        from rdmanet.stream.loop_context import loop_context_for
+        from rdmanet.stream.tls import Layer, Tls
 
         wanted, kwds = self._wanted, self._wanted.kwds
         tls = Tls.of_client(

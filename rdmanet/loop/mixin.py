@@ -103,7 +103,7 @@ class RdmaLoop:
 
     def close(self) -> None:
         """asyncio's close(), which ends what RDMA has left on the loop, even if nobody has shut it down before."""
-        module = sys.modules.get("rdmanet.loop_context")
+        module = sys.modules.get("rdmanet.stream.loop_context")
         loop: Any = self
         if module is not None and not loop.is_running():
             try:
@@ -210,10 +210,10 @@ class RdmaLoop:
 
     async def start_tls(self, transport: Any, protocol: Any, sslcontext: Any, **kwds: Any) -> Any:
         """asyncio's start_tls()."""
-        from rdmanet import in_the_clear
+        from rdmanet.stream import in_the_clear
 
         if _is_ours(transport) or isinstance(transport, asyncio.sslproto._SSLProtocolTransport):
-            from rdmanet.tls import start_tls
+            from rdmanet.stream.tls import start_tls
 
             try:
                 return await start_tls(transport, protocol, sslcontext, **kwds)

@@ -30,14 +30,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from rdmanet.environment import requires_rdma
+from rdmanet.base.environment import requires_rdma
 from rdmanet.loop import workers
 from rdmanet.loop.doors import Answer, Door, Heir, owner
 from rdmanet.loop.settings import Settings
 
 if TYPE_CHECKING:
     from rdmanet._core import Library
-    from rdmanet.server import RdmaServer
+    from rdmanet.stream.server import RdmaServer
 
 logger = logging.getLogger("rdmanet")
 
@@ -260,7 +260,7 @@ class DualServer(asyncio.AbstractServer):
 
     async def _register(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
         """Listen at a port of our own, and have the process that serves RDMA send us clients there."""
-        from rdmanet.addresses import libraries_for
+        from rdmanet.stream.addresses import libraries_for
 
         server = self._make_server()
         reserved = None
@@ -296,7 +296,7 @@ class DualServer(asyncio.AbstractServer):
 
     async def _join(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
         """Listen for RDMA on the address of one TCP listener, and open its door."""
-        from rdmanet.addresses import libraries_for
+        from rdmanet.stream.addresses import libraries_for
 
         are_dealt_here = workers.are_dealt_at_the_door(libraries_for(address, None))
         register = workers.Register(self._loop, address[0], address[1], descriptor)
@@ -351,8 +351,8 @@ class DualServer(asyncio.AbstractServer):
         self, server: RdmaServer, place: SockAddr, by: Callable[[Library], bool] | None = None
     ) -> OSError | None:
         """Listen there by all libraries that can, or those that `by` chooses. Returns why one of them cannot."""
-        from rdmanet.addresses import libraries_for
-        from rdmanet.loop_context import loop_context_for
+        from rdmanet.stream.addresses import libraries_for
+        from rdmanet.stream.loop_context import loop_context_for
 
         failure: OSError | None = None
         for library in libraries_for(place, None):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rdmanet.loop.peers import Peers
-    from rdmanet.options import StreamConfig
+    from rdmanet.stream.options import StreamConfig
 
 UNREAD_BYTES = 4 << 20
 """What a connection takes in that its program does not read: as much as TCP on one host, whose send buffers grow to
@@ -28,7 +28,7 @@ def _check_environment() -> None:
     names = [name for name, value in os.environ.items() if value and name.startswith("RDMANET_")]
     if not names:
         return
-    from rdmanet import environment
+    from rdmanet.base import environment
 
     environment.requires_rdma()
     environment.place_bytes()
@@ -72,8 +72,8 @@ class Settings:
 
     def config(self, reason: str) -> StreamConfig:
         """The options of a connection that takes RDMA for this reason."""
-        from rdmanet.environment import requires_rdma
-        from rdmanet.options import StreamConfig
+        from rdmanet.base.environment import requires_rdma
+        from rdmanet.stream.options import StreamConfig
 
         return StreamConfig(
             lost_peer=self.lost_peer,

@@ -76,7 +76,7 @@ class Switch:
         if self.standins.transports:
             self.standins.sweep()
         if sock is not None and (kept := self.standins.take(sock)) is not None:
-            from rdmanet.tls import Tls
+            from rdmanet.stream.tls import Tls
 
             sock.close()
             name = host.decode("ascii") if isinstance(host, bytes) else host
@@ -140,7 +140,7 @@ class Switch:
     ) -> Connected:
         """Of a socket that stands for an RDMA connection, that connection; else a transport of TCP's."""
         if (kept := self.standins.take(sock)) is not None:
-            from rdmanet.tls import Tls
+            from rdmanet.stream.tls import Tls
 
             sock.close()
             return await self.adopt(kept, protocol_factory, functools.partial(Tls.of_server, ssl), kwds)
@@ -183,8 +183,8 @@ class Switch:
         self, transport: Any, factory: Factory, make_tls: Callable[..., Any], kwds: dict[str, Any]
     ) -> Connected:
         """Give a connection, for which a socket stood, its protocol."""
+        from rdmanet.stream.tls import Layer
         from rdmanet.streams.reader_writer import with_compiled_reader
-        from rdmanet.tls import Layer
 
         waiting = transport.get_protocol()
         try:
@@ -219,8 +219,8 @@ class Switch:
         settings = self.settings  # they may change before it is called
 
         def make() -> Any:
+            from rdmanet.stream.tls import Tls
             from rdmanet.streams.reader_writer import with_compiled_reader
-            from rdmanet.tls import Tls
             from rdmanet.transport import server_of
 
             tls = Tls.of_server(ssl, handshake_s, shutdown_s)

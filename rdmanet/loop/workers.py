@@ -52,7 +52,7 @@ from rdmanet.loop.trust import Speaker
 
 if TYPE_CHECKING:
     from rdmanet._core import Library
-    from rdmanet.loop_context import LoopContext
+    from rdmanet.stream.loop_context import LoopContext
 
 logger = logging.getLogger("rdmanet")
 
@@ -345,7 +345,7 @@ def _why_not(peer: socket.socket, address: str, port: int, descriptor: int) -> s
 
 
 def _warn(text: str, *args: object) -> None:
-    from rdmanet.log_rate import warn
+    from rdmanet.base.log_rate import warn
 
     warn(logger, text, text, *args)
 

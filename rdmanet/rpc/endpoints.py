@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from rdmanet.admission import source_of
 from rdmanet.errors import shown
+from rdmanet.stream.admission import source_of
 from rdmanet.transport import create_rdma_connection, start_rdma_server
 
 Factory = Callable[[], asyncio.BaseProtocol]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 
-from rdmanet import log_rate
+from rdmanet.base import log_rate
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST, TEXT_MOST, Failure, raw

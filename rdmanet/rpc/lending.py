@@ -27,10 +27,6 @@ from typing import Any, Final, Self, cast
 
 from rdmanet._core import AccessFlags, unfilled
 from rdmanet.errors import RdmaError
-from rdmanet.memory import OfferedMemory
-from rdmanet.options import REVOKE_TIMEOUT_S
-from rdmanet.rdma_transport import RdmaTransport
-from rdmanet.registered import RegisteredMemory
 from rdmanet.rpc import snapshot
 from rdmanet.rpc.arrays import ArrayType
 from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain, over
@@ -41,6 +37,10 @@ from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.paging import brought_in
 from rdmanet.rpc.schema import Kind, Method
 from rdmanet.rpc.stats import Counter
+from rdmanet.stream.options import REVOKE_TIMEOUT_S
+from rdmanet.stream.peer_memory import OfferedMemory
+from rdmanet.stream.rdma_transport import RdmaTransport
+from rdmanet.stream.registered import RegisteredMemory
 
 LEND_BYTES: Final = 1 << 20
 """Measured on the embedded device: a loan costs 0.3 ms more than a message. At 1 MiB both take the same time, at 4 MiB

@@ -34,14 +34,14 @@ from typing import Any, cast
 import msgspec
 
 from rdmanet.errors import ProtocolError, RegionRevokedError
-from rdmanet.memory import OfferedMemory
-from rdmanet.offers import ALIVE_MAX
-from rdmanet.rdma_transport import RdmaTransport
 from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import NUMBERS, exceeded
 from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, encode
 from rdmanet.rpc.turns import Turns
+from rdmanet.stream.peer_memory import OfferedMemory
+from rdmanet.stream.rdma_transport import RdmaTransport
+from rdmanet.wire.offers import ALIVE_MAX
 
 logger = logging.getLogger("rdmanet.rpc")
 

@@ -45,7 +45,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rdmanet import log_rate
+from rdmanet.base import log_rate
 from rdmanet.errors import endpoint
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.errors import Code, Error, not_sent

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import msgspec
 
-from rdmanet.memory import OfferedMemory
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.schema import Method
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
+from rdmanet.stream.peer_memory import OfferedMemory
 
 
 class Running(msgspec.Struct, eq=False):

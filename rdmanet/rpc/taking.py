@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rdmanet.memory import OfferedMemory
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer, over
 from rdmanet.rpc.errors import Code, Error
@@ -18,6 +17,7 @@ from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Share
+from rdmanet.stream.peer_memory import OfferedMemory
 
 
 async def take(

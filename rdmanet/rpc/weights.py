@@ -23,7 +23,7 @@ from msgspec import inspect
 
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import exceeded
-from rdmanet.weighing import weigh
+from rdmanet.rpc.weighing import weigh
 
 LEAST_BYTES: Final = 512
 DETAILS_BYTES: Final = 1 << 20

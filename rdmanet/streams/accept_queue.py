@@ -6,10 +6,10 @@ import logging
 from collections import deque
 from typing import Any
 
-from rdmanet import log_rate
+from rdmanet.base import log_rate
+from rdmanet.base.notifier import Future, Notifier
 from rdmanet.errors import shown
-from rdmanet.notifier import Future, Notifier
-from rdmanet.server import RdmaServer
+from rdmanet.stream.server import RdmaServer
 from rdmanet.streams.buffering import BufferingProtocol
 
 logger = logging.getLogger("rdmanet")

@@ -25,10 +25,10 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
-from rdmanet.addresses import SockAddr
 from rdmanet.errors import shown
-from rdmanet.options import SLOT_BYTES
-from rdmanet.rdma_transport import RdmaTransport
+from rdmanet.stream.addresses import SockAddr
+from rdmanet.stream.options import SLOT_BYTES
+from rdmanet.stream.rdma_transport import RdmaTransport
 from rdmanet.streams.blocking_protocol import BlockingProtocol
 from rdmanet.streams.private_loop import PrivateLoop
 from rdmanet.transport import create_rdma_connection

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rdmanet.addresses import SockAddr
-from rdmanet.admission import OTHERS_WAIT_S, PATIENCE_S, waiting_for
-from rdmanet.establish import Role
-from rdmanet.loop_context import loop_context_for
-from rdmanet.options import CLOSE_TIMEOUT_S, DATA_SLOTS, KEEPALIVE, SLOT_BYTES, Keepalive, StreamConfig
-from rdmanet.rdma_transport import RdmaTransport
-from rdmanet.server import ConnectRequest, RdmaServer, refuse_failed
+from rdmanet.stream.addresses import SockAddr
+from rdmanet.stream.admission import OTHERS_WAIT_S, PATIENCE_S, waiting_for
+from rdmanet.stream.establish import Role
+from rdmanet.stream.loop_context import loop_context_for
+from rdmanet.stream.options import CLOSE_TIMEOUT_S, DATA_SLOTS, KEEPALIVE, SLOT_BYTES, Keepalive, StreamConfig
+from rdmanet.stream.rdma_transport import RdmaTransport
+from rdmanet.stream.server import ConnectRequest, RdmaServer, refuse_failed
 from rdmanet.streams.blocking import RdmaStream, seconds, stream_of
 from rdmanet.streams.blocking_protocol import BlockingProtocol
 from rdmanet.streams.private_loop import PrivateLoop

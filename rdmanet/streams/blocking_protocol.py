@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from rdmanet._core import BlockingEnd
-from rdmanet.rdma_transport import RdmaTransport
+from rdmanet.stream.rdma_transport import RdmaTransport
 from rdmanet.streams.private_loop import PrivateLoop
 
 

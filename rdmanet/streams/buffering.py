@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from rdmanet.notifier import Future, Notifier
+from rdmanet.base.notifier import Future, Notifier
 from rdmanet.transport import RdmaTransport
 
 _LIMIT_BYTES = 65536

@@ -27,9 +27,9 @@ import anyio
 from anyio.abc import ByteStream, IPAddressType, Listener, SocketAttribute, TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_cancelled
 
-from rdmanet.addresses import SockAddr
+from rdmanet.base.notifier import Notifier, TrioNotifier, current_notifier
 from rdmanet.errors import shown
-from rdmanet.notifier import Notifier, TrioNotifier, current_notifier
+from rdmanet.stream.addresses import SockAddr
 from rdmanet.streams.accept_queue import AcceptQueue
 from rdmanet.streams.buffering import BufferingProtocol, forgotten
 from rdmanet.transport import RdmaTransport, create_rdma_connection, start_rdma_server

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rdmanet.memory import OfferedMemory
+from rdmanet.stream.peer_memory import OfferedMemory
 
 
 class OfferQueue:

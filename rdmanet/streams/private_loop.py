@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar, cast
 
-from rdmanet.loop_context import end_loop_contexts
+from rdmanet.stream.loop_context import end_loop_contexts
 
 _T = TypeVar("_T")
 

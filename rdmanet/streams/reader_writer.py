@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 from rdmanet import credit
 from rdmanet._core import MR, AccessFlags, CompiledReader, CompiledWriter
 from rdmanet.errors import shown
-from rdmanet.in_the_clear import tell_of_failure
-from rdmanet.memory import OfferedMemory
-from rdmanet.options import REVOKE_TIMEOUT_S
-from rdmanet.registered import RegisteredMemory
+from rdmanet.stream.in_the_clear import tell_of_failure
+from rdmanet.stream.options import REVOKE_TIMEOUT_S
+from rdmanet.stream.peer_memory import OfferedMemory
+from rdmanet.stream.registered import RegisteredMemory
+from rdmanet.stream.tls import start_tls
 from rdmanet.streams.offered import OfferIterator, OfferQueue
-from rdmanet.tls import start_tls
 from rdmanet.transport import (
     RdmaServer,
     RdmaTransport,

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from rdmanet.loop_context import end_loop_contexts
-from rdmanet.notifier import TrioNotifier
+from rdmanet.base.notifier import TrioNotifier
+from rdmanet.stream.loop_context import end_loop_contexts
 
 _T = TypeVar("_T")
 

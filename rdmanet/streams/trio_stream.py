@@ -24,8 +24,8 @@ from typing import Any
 import trio
 from trio.abc import HalfCloseableStream, Listener
 
-from rdmanet.addresses import SockAddr
 from rdmanet.errors import shown
+from rdmanet.stream.addresses import SockAddr
 from rdmanet.streams.accept_queue import AcceptQueue
 from rdmanet.streams.buffering import BufferingProtocol, forgotten
 from rdmanet.streams.trio_loop import trio_loop

@@ -14,8 +14,7 @@ module imports none of them. docs/async-verbs.md explains which object belongs t
 and who is responsible for memory that a peer can reach.
 """
 
-from rdmanet.notifier import Future, Notifier, TrioNotifier, current_notifier
-from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
+from rdmanet.base.notifier import Future, Notifier, TrioNotifier, current_notifier
 from rdmanet.verbs_async.buffer_pool import AsyncBufferPool
 from rdmanet.verbs_async.cm import AsyncCMID
 from rdmanet.verbs_async.cm_channel import AsyncCMChannel
@@ -23,6 +22,7 @@ from rdmanet.verbs_async.cm_listener import AsyncCMListener
 from rdmanet.verbs_async.connect import exchange
 from rdmanet.verbs_async.events import DeviceEvents
 from rdmanet.verbs_async.queues import AsyncCQ, AsyncQP, shared
+from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 __all__ = [
     "AsyncBufferPool",

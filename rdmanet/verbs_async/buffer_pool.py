@@ -10,7 +10,7 @@ import collections
 from typing import Literal
 
 from rdmanet._core import PD, BufferPool, PooledBuffer
-from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
+from rdmanet.base.notifier import Future, Home, Notifier, current_notifier, wake
 
 __all__ = ["AsyncBufferPool"]
 

@@ -44,9 +44,9 @@ from rdmanet._core import (
     QPInitAttr,
     QPType,
 )
-from rdmanet.closable import Closable
+from rdmanet.base.closable import Closable
+from rdmanet.base.notifier import Notifier
 from rdmanet.errors import cm_error
-from rdmanet.notifier import Notifier
 from rdmanet.verbs_async.cm_channel import Address, AsyncCMChannel, Waiting, context_of
 from rdmanet.verbs_async.queues import AsyncCQ, AsyncQP
 

@@ -12,8 +12,8 @@ import contextlib
 from typing import Protocol
 
 from rdmanet._core import CMID, CMEvent, CMEventChannel, CMEventType, Context, Library
-from rdmanet.closable import Closable
-from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
+from rdmanet.base.closable import Closable
+from rdmanet.base.notifier import Future, Home, Notifier, current_notifier, wake
 
 __all__ = ["AsyncCMChannel"]
 

@@ -11,11 +11,11 @@ import errno
 import logging
 from typing import Self
 
-from rdmanet import log_rate
 from rdmanet._core import CMEvent, CMEventType, Context, Library
-from rdmanet.closable import Closable
+from rdmanet.base import log_rate
+from rdmanet.base.closable import Closable
+from rdmanet.base.notifier import Notifier
 from rdmanet.errors import cm_error
-from rdmanet.notifier import Notifier
 from rdmanet.verbs_async.cm import AsyncCMID
 from rdmanet.verbs_async.cm_channel import Address, AsyncCMChannel, Waiting, context_of
 

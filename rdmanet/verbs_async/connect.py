@@ -23,8 +23,8 @@ from typing import Any, Protocol
 
 from rdmanet._core import QP
 from rdmanet.errors import ProtocolError
-from rdmanet.qpinfo import QPInfo
 from rdmanet.verbs_async.queues import AsyncQP
+from rdmanet.wire.qpinfo import QPInfo
 
 __all__ = ["exchange"]
 

@@ -6,9 +6,9 @@ import contextlib
 from typing import Self
 
 from rdmanet._core import AsyncEvent, Context
-from rdmanet.closable import Closable
-from rdmanet.device_events import EventFeed
-from rdmanet.notifier import Future, Home, Notifier, current_notifier, wake
+from rdmanet.base.closable import Closable
+from rdmanet.base.notifier import Future, Home, Notifier, current_notifier, wake
+from rdmanet.verbs.device_events import EventFeed
 
 __all__ = ["DeviceEvents"]
 

@@ -59,9 +59,9 @@ from rdmanet._core import (
     WROpcode,
     inc_rkey,
 )
-from rdmanet.closable import Closable
-from rdmanet.notifier import Notifier, current_notifier
-from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
+from rdmanet.base.closable import Closable
+from rdmanet.base.notifier import Notifier, current_notifier
+from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

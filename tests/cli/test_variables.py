@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from rdmanet import environment
+from rdmanet.base import environment
 from rdmanet.cli import checks, doctor, secret, variables
 from tests.cli.test_commands import ENVIRONMENT, one_line, run, spoken
 

@@ -9,7 +9,7 @@ import os
 import pytest
 from loop_harness import Echo, Recorder, fabric, serving
 
-from rdmanet import lifecycle
+from rdmanet.stream import lifecycle
 from tests.support.waiting import Conditions, loop_turns, until_seen
 
 TURNS = 2

@@ -11,9 +11,9 @@ import uvloop
 from loop_harness import Echo, Recorder, fabric, serving
 
 import rdmanet
-from rdmanet import loop_context
 from rdmanet.loop import doors
 from rdmanet.loop import serving as serving_module
+from rdmanet.stream import loop_context
 from tests.support.waiting import begin, loop_turns, until_seen
 
 

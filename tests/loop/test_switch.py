@@ -16,7 +16,7 @@ import uvloop
 from loop_harness import Echo, Recorder, fabric, plain_server, serving
 
 import rdmanet
-from rdmanet import client_ports
+from rdmanet.stream import client_ports
 from tests.support.certificates import of_client, of_server
 from tests.support.waiting import loop_turns, until_seen
 
@@ -179,7 +179,7 @@ rdmanet.run(main())
 print(sorted(name for name in sys.modules if name.startswith("rdmanet") and not name.startswith("rdmanet.loop")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "['rdmanet', 'rdmanet.environment', 'rdmanet.scopes']\n"
+    assert done.stdout == "['rdmanet', 'rdmanet.base', 'rdmanet.base.environment', 'rdmanet.base.scopes']\n"
 
 
 # ---- Which fabric ------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Any
 from net import HOST
 
 from rdmanet import rpc
-from rdmanet.memory import OfferedMemory
-from rdmanet.offers import RemoteRegion
 from rdmanet.rpc import lending
+from rdmanet.stream.peer_memory import OfferedMemory
+from rdmanet.wire.offers import RemoteRegion
 from tests.support import lines
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rdmanet import rpc
-from rdmanet.leases import Lease
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.link import Link
+from rdmanet.stream.leases import Lease
 from tests.support.waiting import Conditions
 
 HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")

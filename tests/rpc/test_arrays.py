@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from net import Net, callee, channel, idle
 
-from rdmanet import log_rate, rpc
+from rdmanet import rpc
+from rdmanet.base import log_rate
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc.arrays import ITEM_BYTES, ArrayType, declared
 from rdmanet.rpc.buffer import bytes_of

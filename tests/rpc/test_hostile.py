@@ -14,7 +14,8 @@ from msgspec import Raw
 from net import Net, callee, channel, idle
 from strangers import HELLO, LIMITS, NUMBERS, SCHEMA, Store, Stranger, call, stranger
 
-from rdmanet import log_rate, rpc
+from rdmanet import rpc
+from rdmanet.base import log_rate
 from rdmanet.rpc import link, messages, parting
 from rdmanet.rpc.messages import (
     MAGIC,

@@ -11,12 +11,13 @@ import pytest
 from net import Journal, Net, callee, channel, leases
 
 import rdmanet
-from rdmanet import regions, rpc
-from rdmanet.leases import Lease
-from rdmanet.registered import RegisteredMemory
+from rdmanet import rpc
 from rdmanet.rpc import lending
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.link import Link
+from rdmanet.stream import regions
+from rdmanet.stream.leases import Lease
+from rdmanet.stream.registered import RegisteredMemory
 from tests.support.waiting import begin, until_seen
 
 BY_RDMA = pytest.mark.parametrize("transport", ["rdma"])

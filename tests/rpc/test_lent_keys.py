@@ -12,9 +12,9 @@ from keeper import Keeper, keep, read_by_force
 from net import HOST, Journal, Net, channel, idle, leases
 
 from rdmanet import rpc
-from rdmanet.offers import ALIVE_MAX
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc.lending import LEND_BYTES
+from rdmanet.wire.offers import ALIVE_MAX
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import begin, loop_turns
 

@@ -15,7 +15,8 @@ import pytest
 from conftest import LIMIT_S
 from net import Journal, Net, callee, channel
 
-from rdmanet import log_rate, rpc
+from rdmanet import rpc
+from rdmanet.base import log_rate
 from rdmanet.rpc import Code
 
 

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from net import Journal, Net, callee, channel
 
-from rdmanet import log_rate, rpc
+from rdmanet import rpc
+from rdmanet.base import log_rate
 from rdmanet.rpc import Code
 from tests.support.waiting import begin, loop_turns
 

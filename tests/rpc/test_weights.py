@@ -18,8 +18,8 @@ from net import Net, callee
 
 from rdmanet import rpc
 from rdmanet.rpc.errors import Code
+from rdmanet.rpc.weighing import weigh
 from rdmanet.rpc.weights import Scale
-from rdmanet.weighing import weigh
 from tests.support.waiting import until_seen
 
 by_tcp = pytest.mark.parametrize("transport", ["tcp"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rdmanet
-from rdmanet import client_ports
+from rdmanet.stream import client_ports
 
 # libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
 rdmanet.loop_factory().close()

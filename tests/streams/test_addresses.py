@@ -8,8 +8,8 @@ import pytest
 from harness import HOST, Net, Recorder
 
 import rdmanet
-from rdmanet.addresses import resolve
-from rdmanet.scopes import scope_of, with_scope
+from rdmanet.base.scopes import scope_of, with_scope
+from rdmanet.stream.addresses import resolve
 
 pytestmark = [pytest.mark.once, pytest.mark.embedded_only("takes addresses of the loopback interface")]
 

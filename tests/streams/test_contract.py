@@ -14,7 +14,7 @@ import pytest
 from harness import HOST, Echo, HalfOpen, Net, Recorder
 
 import rdmanet
-from rdmanet import addresses
+from rdmanet.stream import addresses
 from rdmanet.transport import RdmaTransport
 from tests.support.ports import free_port
 from tests.support.waiting import begin

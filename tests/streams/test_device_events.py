@@ -15,9 +15,9 @@ import pytest
 from harness import HOST, Echo, Net, Recorder
 
 from rdmanet.cm import CMEventType
-from rdmanet.device_events import EventFeed
 from rdmanet.errors import CompletionError, DeviceLostError
 from rdmanet.verbs import AsyncEvent, EventType, Library, WCStatus, live_objects
+from rdmanet.verbs.device_events import EventFeed
 from rdmanet.verbs_async import DeviceEvents
 from tests.support.bare_peer import BarePeer
 from tests.support.waiting import begin, until_seen

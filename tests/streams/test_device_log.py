@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import rdmanet
-from rdmanet import device_log
+from rdmanet.verbs import device_log
 from tests.support.waiting import Conditions
 
 pytestmark = pytest.mark.embedded_only("the devices of the kernel say what they have to say in dmesg")
@@ -63,7 +63,7 @@ async def test_a_line_is_a_warning(logged):
 )
 def test_a_line_says_whose_it_is(setup, line):
     """Also in a program that has not set logging up."""
-    program = f"import logging\nfrom rdmanet import device_log\n{setup}\ndevice_log._log([b'somebody'])"
+    program = f"import logging\nfrom rdmanet.verbs import device_log\n{setup}\ndevice_log._log([b'somebody'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == line
 

@@ -11,7 +11,7 @@ from pattern import REPEATED
 
 import rdmanet
 from rdmanet._core import QP, CMEventType, QPAttr, QPCap, QPInitAttr, QPState, SendWR, WROpcode
-from rdmanet.establish import Endpoint, Role
+from rdmanet.stream.establish import Endpoint, Role
 from tests.support.waiting import begin, loop_turns
 
 

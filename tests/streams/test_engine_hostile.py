@@ -8,10 +8,12 @@ import pytest
 from harness import HOST, OFFERABLE, HalfOpen, Net, Recorder
 
 import rdmanet
-from rdmanet import AccessFlags, credit, leases, placement
+from rdmanet import AccessFlags, credit
 from rdmanet._core import CMEventType, WCStatus, WROpcode
 from rdmanet.errors import ProtocolError
-from rdmanet.establish import Endpoint
+from rdmanet.stream import leases
+from rdmanet.stream.establish import Endpoint
+from rdmanet.wire import placement
 from tests.support.bare_peer import (
     ABORT,
     CREDIT,

@@ -12,8 +12,9 @@ from pattern import Pattern
 from test_reader import GEOMETRIES, stream_pair
 
 import rdmanet
-from rdmanet import credit, slots
+from rdmanet import credit
 from rdmanet.errors import ProtocolError
+from rdmanet.wire import slots
 from tests.support.bare_peer import ABORT, CREDIT, DATA, GROWING_HELLO, HELLO, PING, PONG, BarePeer, frame
 from tests.support.waiting import loop_turns, until_seen
 

@@ -12,8 +12,10 @@ import msgspec
 import pytest
 from harness import HOST, THERE, Echo, Net
 
-from rdmanet import admission, credit, log_rate
+from rdmanet import credit
 from rdmanet._core import CMEventType, stream_half_open_bytes
+from rdmanet.base import log_rate
+from rdmanet.stream import admission
 from tests.support.bare_peer import ABORT, DATA, HELLO, BarePeer, frame
 from tests.support.ports import free_port
 from tests.support.waiting import begin, loop_turns, until_seen

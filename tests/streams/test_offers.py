@@ -16,10 +16,11 @@ from harness import OFFERABLE, Echo, Net, Recorder
 from pattern import Pattern
 
 import rdmanet
-from rdmanet import AccessFlags, leases
+from rdmanet import AccessFlags
 from rdmanet._core import PD
-from rdmanet.memory import OfferedMemory
-from rdmanet.offers import ALIVE_MAX, RemoteRegion
+from rdmanet.stream import leases
+from rdmanet.stream.peer_memory import OfferedMemory
+from rdmanet.wire.offers import ALIVE_MAX, RemoteRegion
 from tests.support.waiting import begin
 
 MIB = 1 << 20

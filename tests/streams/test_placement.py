@@ -21,9 +21,10 @@ from pattern import PERIOD, Pattern
 from test_reader import GEOMETRIES, stream_pair
 
 import rdmanet
-from rdmanet import credit, placement
+from rdmanet import credit
 from rdmanet._core import WCStatus, WROpcode
 from rdmanet.errors import ProtocolError
+from rdmanet.wire import placement
 from tests.support.bare_peer import ABORT, CREDIT, DATA, FIN, PLACED, PLACING_HELLO, BarePeer, frame
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import begin, loop_turns, until_seen
@@ -106,7 +107,7 @@ async def test_an_offer_waits_for_what_is_being_placed(net: Net):
 
 FREED_MEANWHILE = """
 import asyncio, sys, threading, rdmanet
-from rdmanet.loop_context import LoopContext
+from rdmanet.stream.loop_context import LoopContext
 SIZE = 1 << 16
 sys.setswitchinterval(1e-6)
 arrays = [rdmanet.alloc(SIZE) for _ in range(300)]

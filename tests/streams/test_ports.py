@@ -7,7 +7,8 @@ import pytest
 from harness import HOST, Echo, Net, Recorder
 
 import rdmanet
-from rdmanet import establish, transport
+from rdmanet import transport
+from rdmanet.stream import establish
 from tests.support.ports import free_port
 
 EVERYWHERE = "::" if ":" in HOST else "0.0.0.0"

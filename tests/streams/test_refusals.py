@@ -12,9 +12,9 @@ import pytest
 from harness import HOST, Echo, Net, Recorder
 
 import rdmanet
-from rdmanet import log_rate
+from rdmanet.base import log_rate
 from rdmanet.errors import endpoint
-from rdmanet.establish import Endpoint
+from rdmanet.stream.establish import Endpoint
 from tests.support.ports import free_port
 from tests.support.waiting import begin, loop_turns
 

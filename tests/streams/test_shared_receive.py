@@ -12,10 +12,11 @@ from harness import HOST, OFFERABLE, Echo, HalfOpen, Net, Recorder
 from pattern import Pattern
 
 import rdmanet
-from rdmanet import credit, establish
+from rdmanet import credit
 from rdmanet._core import STREAM_SHARED_OWN
 from rdmanet.errors import ProtocolError
-from rdmanet.options import SHARED_SLOTS
+from rdmanet.stream import establish
+from rdmanet.stream.options import SHARED_SLOTS
 from tests.support.bare_peer import DATA, BarePeer, frame
 from tests.support.waiting import until_seen
 

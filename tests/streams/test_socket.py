@@ -12,7 +12,7 @@ import time
 import pytest
 from harness import Echo, HalfOpen, Net, Recorder
 
-from rdmanet import readiness
+from rdmanet.stream import readiness
 from tests.support.waiting import readable, until_seen
 
 pytestmark = pytest.mark.once

@@ -6,9 +6,9 @@ import pytest
 from harness import HOST, OFFERABLE, Net, Recorder
 
 import rdmanet
-from rdmanet import regions
-from rdmanet.leases import Lease
-from rdmanet.offers import ALIVE_MAX
+from rdmanet.stream import regions
+from rdmanet.stream.leases import Lease
+from rdmanet.wire.offers import ALIVE_MAX
 from tests.support.certificates import of_client, of_server
 from tests.support.waiting import begin
 

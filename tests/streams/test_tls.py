@@ -9,8 +9,8 @@ import pytest
 from harness import HOST, Echo, Net, Recorder
 
 import rdmanet
-from rdmanet import admission
 from rdmanet._core import stream_half_open_bytes
+from rdmanet.stream import admission
 from tests.support.certificates import CERTIFICATES, of_client, of_server
 from tests.support.waiting import begin, until_seen
 

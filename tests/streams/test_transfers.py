@@ -8,8 +8,8 @@ from harness import Echo, Net
 from pattern import Pattern
 from test_offers import allocate, offered
 
-from rdmanet import transfers
-from rdmanet.transfers import AT_ONCE_BYTES, PIECE_BYTES
+from rdmanet.stream import transfers
+from rdmanet.stream.transfers import AT_ONCE_BYTES, PIECE_BYTES
 from tests.support.waiting import begin, until_seen
 
 MIB = 1 << 20

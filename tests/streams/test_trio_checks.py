@@ -21,8 +21,9 @@ from harness import HOST
 from trio.testing import check_half_closeable_stream
 
 import rdmanet
-from rdmanet import notifier, trio_streams
+from rdmanet import trio_streams
 from rdmanet.anyio_streams import RdmaByteStream, connect_rdma, create_rdma_listener
+from rdmanet.base import notifier
 
 pytestmark = pytest.mark.once
 

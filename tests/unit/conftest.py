@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 
 import rdmanet.credit
-import rdmanet.placement
-import rdmanet.slots
+import rdmanet.wire.placement
+import rdmanet.wire.slots
 
 # The same examples on every run: a failure here is to be seen by everybody.
 settings.register_profile("rdmanet", derandomize=True, deadline=None, database=None)
@@ -21,7 +21,8 @@ PACKAGE = Path(__file__).parents[2] / "rdmanet"
 
 
 def _load_source(name: str) -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader(f"{name}_in_python", str(PACKAGE / f"{name}.py"))
+    file = PACKAGE / f"{name}.py"
+    loader = importlib.machinery.SourceFileLoader(f"{file.stem}_in_python", str(file))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,9 +37,9 @@ def _if_compiled(module: ModuleType) -> ModuleType | None:
 
 IN_PYTHON = _load_source("credit")
 COMPILED = _if_compiled(rdmanet.credit)
-PLACEMENT_IN_PYTHON = _load_source("placement")
-PLACEMENT_COMPILED = _if_compiled(rdmanet.placement)
-SLOTS = [_load_source("slots"), *([rdmanet.slots] if COMPILED is not None else [])]
+PLACEMENT_IN_PYTHON = _load_source("wire/placement")
+PLACEMENT_COMPILED = _if_compiled(rdmanet.wire.placement)
+SLOTS = [_load_source("wire/slots"), *([rdmanet.wire.slots] if COMPILED is not None else [])]
 
 
 @pytest.fixture(scope="session", params=["python", "compiled"])
@@ -60,29 +61,29 @@ def both_credits() -> tuple[ModuleType, ModuleType]:
 
 @pytest.fixture(scope="session", params=["python", "compiled"])
 def placement(request: pytest.FixtureRequest) -> ModuleType:
-    """The module rdmanet.placement in each of its forms."""
+    """The module rdmanet.wire.placement in each of its forms."""
     if request.param == "python":
         return PLACEMENT_IN_PYTHON
     if PLACEMENT_COMPILED is None:
-        pytest.skip("rdmanet.placement is not built")
+        pytest.skip("rdmanet.wire.placement is not built")
     return PLACEMENT_COMPILED
 
 
 @pytest.fixture(scope="session")
 def both_placements() -> tuple[ModuleType, ModuleType]:
     if PLACEMENT_COMPILED is None:
-        pytest.skip("rdmanet.placement is not built")
+        pytest.skip("rdmanet.wire.placement is not built")
     return PLACEMENT_IN_PYTHON, PLACEMENT_COMPILED
 
 
 @pytest.fixture(scope="session", params=SLOTS, ids=["python", "compiled"][: len(SLOTS)])
 def slots(request: pytest.FixtureRequest) -> ModuleType:
-    """The module rdmanet.slots, likewise."""
+    """The module rdmanet.wire.slots, likewise."""
     module: ModuleType = request.param
     return module
 
 
 @pytest.fixture(scope="session")
 def in_python() -> tuple[ModuleType, ModuleType]:
-    """The modules rdmanet.credit and rdmanet.slots, read as Python: their objects can be copied."""
+    """The modules rdmanet.credit and rdmanet.wire.slots, read as Python: their objects can be copied."""
     return IN_PYTHON, SLOTS[0]

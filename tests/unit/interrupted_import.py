@@ -55,7 +55,7 @@ def import_interrupted(module: str, places: list[str], nth: int) -> tuple[str | 
 def decode_something(module: str) -> None:
     importlib.import_module(module)
     from rdmanet.credit import Credit, Region, pack_credit, unpack_credit
-    from rdmanet.remote import RemoteMemory
+    from rdmanet.wire.remote import RemoteMemory
 
     credit = Credit(3, (Region(1, 4096, 10, 7, 2, ""),))
     assert unpack_credit(pack_credit(credit), 3) == credit

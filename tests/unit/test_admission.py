@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from rdmanet import admission
-from rdmanet.admission import Admission, source_of
+from rdmanet.stream import admission
+from rdmanet.stream.admission import Admission, source_of
 
 
 class Clock:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmanet import environment
+from rdmanet.base import environment
 
 ROOT = Path(__file__).parents[2]
 

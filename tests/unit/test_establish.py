@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rdmanet._core import CMEventType
-from rdmanet.establish import Endpoint, Role
-from rdmanet.options import StreamConfig
+from rdmanet.stream.establish import Endpoint, Role
+from rdmanet.stream.options import StreamConfig
 
 PEER = ("10.0.0.1", 7471)
 

@@ -18,9 +18,9 @@ HERE = Path(__file__).parent
             "rdmanet.credit", (), marks=pytest.mark.long
         ),  # a fork for each of some hundred functions
         # The others that import msgspec: a program may load one of them first.
-        ("rdmanet.offers", ("datetime",)),
-        ("rdmanet.qpinfo", ("datetime",)),
-        ("rdmanet.remote", ("datetime",)),
+        ("rdmanet.wire.offers", ("datetime",)),
+        ("rdmanet.wire.qpinfo", ("datetime",)),
+        ("rdmanet.wire.remote", ("datetime",)),
     ],
 )
 def test_ctrl_c_during_an_import_breaks_nothing(module: str, places: tuple[str, ...]) -> None:

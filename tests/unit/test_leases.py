@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rdmanet import AccessFlags, leases
-from rdmanet.leases import TABLE, Event, Lease, State
+from rdmanet import AccessFlags
+from rdmanet.stream import leases
+from rdmanet.stream.leases import TABLE, Event, Lease, State
 
 
 class Stage:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rdmanet.credit import SLOT_BYTES_MIN, Credit, Region, pack_credit, unpack_credit
 from rdmanet.errors import ProtocolError, RdmaError, RegionRevokedError
-from rdmanet.offers import ALIVE_MAX, News, Offers, OfferState, RemoteRegion
+from rdmanet.wire.offers import ALIVE_MAX, News, Offers, OfferState, RemoteRegion
 
 READ = 4
 

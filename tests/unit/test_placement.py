@@ -22,7 +22,7 @@ PYTHON = PLACEMENT_IN_PYTHON
 
 def test_constants(placement: ModuleType) -> None:
     """The public names, the private copies for C and those in placement.pxd are the same numbers."""
-    text = (Path(__file__).parents[2] / "rdmanet" / "placement.pxd").read_text()
+    text = (Path(__file__).parents[2] / "rdmanet" / "wire" / "placement.pxd").read_text()
     assert dict(re.findall(r"WANT_(\w+) = (\d+)", text)) == {"OVER": str(placement.OVER)}
     assert len({placement.NAMED, placement.SAID, placement.UNWANTED, placement.OVER}) == 4
     if hasattr(placement, "_FIXED"):  # only C has them where it is compiled

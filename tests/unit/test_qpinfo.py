@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmanet.qpinfo import QPInfo
+from rdmanet.wire.qpinfo import QPInfo
 
 INFO = QPInfo(0x11, 0x8F3A21, bytes(10) + b"\xff\xff\x0a\x00\x00\x01")
 TEXT = "0000:000011:8f3a21:00000000000000000000ffff0a000001"

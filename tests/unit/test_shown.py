@@ -12,9 +12,9 @@ import pytest
 import rdmanet
 from rdmanet import rpc
 from rdmanet.errors import shown
-from rdmanet.options import StreamConfig
-from rdmanet.remote import RemoteMemory
 from rdmanet.rpc.call_metadata import checked_metadata
+from rdmanet.stream.options import StreamConfig
+from rdmanet.wire.remote import RemoteMemory
 
 LONG = 8 << 20
 

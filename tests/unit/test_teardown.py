@@ -2,7 +2,7 @@
 
 import pytest
 
-from rdmanet.teardown import ENDINGS, Action, Ending, Event, Teardown
+from rdmanet.stream.teardown import ENDINGS, Action, Ending, Event, Teardown
 
 
 class Loop:

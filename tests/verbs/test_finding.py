@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from rdmanet import device_lookup
 from rdmanet._core import gid_advice
 from rdmanet.verbs import (
     DeviceNotFoundError,
@@ -17,6 +16,7 @@ from rdmanet.verbs import (
     Library,
     TransportType,
     best_gid,
+    device_lookup,
     devices,
     features,
     find_device,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rdmanet.cm import CMEventChannel
-from rdmanet.qpinfo import QPInfo
 from rdmanet.verbs import (
     AH,
     CQ,
@@ -36,6 +35,7 @@ from rdmanet.verbs import (
     SRQAttr,
     WROpcode,
 )
+from rdmanet.wire.qpinfo import QPInfo
 
 pytestmark = [
     pytest.mark.embedded_only("only the embedded device has all of what takes numbers"),

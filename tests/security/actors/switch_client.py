@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import rdmanet
 import rdmanet.loop.connecting
-import rdmanet.tls
+import rdmanet.stream.tls
 import rdmanet.transport
 from rdmanet.loop import doors
 from rdmanet.loop.settings import Settings

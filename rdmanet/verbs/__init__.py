@@ -82,7 +82,6 @@ from rdmanet._core import (
     inc_rkey,
     live_objects,
 )
-from rdmanet.device_lookup import features, find_device, open_device
 from rdmanet.errors import (
     CompletionError,
     CompletionResetError,
@@ -91,8 +90,9 @@ from rdmanet.errors import (
     RdmaError,
     RemoteAccessError,
 )
-from rdmanet.qpinfo import QPInfo
-from rdmanet.remote import RemoteArray, RemoteMemory, RemoteStruct
+from rdmanet.verbs.device_lookup import features, find_device, open_device
+from rdmanet.wire.qpinfo import QPInfo
+from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 __all__ = [
     "AH",

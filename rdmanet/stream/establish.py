@@ -39,11 +39,11 @@ from rdmanet._core import (
     TransportType,
     stream_queue_depths,
 )
-from rdmanet.addresses import SockAddr
-from rdmanet.connection import Connection
 from rdmanet.errors import ProtocolError, endpoint
-from rdmanet.loop_context import LoopContext
-from rdmanet.options import StreamConfig
+from rdmanet.stream.addresses import SockAddr
+from rdmanet.stream.connection import Connection
+from rdmanet.stream.loop_context import LoopContext
+from rdmanet.stream.options import StreamConfig
 
 logger = logging.getLogger("rdmanet")
 

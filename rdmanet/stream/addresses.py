@@ -12,9 +12,9 @@ import os
 import socket
 
 from rdmanet._core import Library
-from rdmanet.environment import requires_rdma
+from rdmanet.base.environment import requires_rdma
+from rdmanet.base.scopes import scope_of, with_scope
 from rdmanet.errors import DeviceNotFoundError
-from rdmanet.scopes import scope_of, with_scope
 
 logger = logging.getLogger("rdmanet")
 

@@ -13,7 +13,7 @@ A range outside of the memory raises IndexError with the numbers. `unchecked` va
 that owns the memory: there the operation fails, and the queue pair with it.
 
 The two programs have to agree how long the memory stays registered, and who may touch which bytes when. This module is
-pure: numbers in, numbers out. READs and WRITEs are made by memory.py on a connection of the byte stream, and by
+pure: numbers in, numbers out. READs and WRITEs are made by peer_memory.py on a connection of the byte stream, and by
 verbs_async/queues.py on a queue pair.
 """
 

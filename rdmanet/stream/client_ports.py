@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from rdmanet.addresses import SockAddr
+from rdmanet.stream.addresses import SockAddr
 
 _FIRST_PORT = 32768
 _PORTS = 65536 - _FIRST_PORT

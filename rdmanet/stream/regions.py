@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet import credit, errors
 from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Operation, Registration
-from rdmanet.leases import Lease, State, check_offerable, patience, region_of, rights_of
-from rdmanet.memory import OfferedMemory, Posted
-from rdmanet.offers import Offers, RemoteRegion
-from rdmanet.registered import RegisteredMemory
-from rdmanet.transfers import AT_ONCE_BYTES, Transfer, Transfers
+from rdmanet.stream.leases import Lease, State, check_offerable, patience, region_of, rights_of
+from rdmanet.stream.peer_memory import OfferedMemory, Posted
+from rdmanet.stream.registered import RegisteredMemory
+from rdmanet.stream.transfers import AT_ONCE_BYTES, Transfer, Transfers
+from rdmanet.wire.offers import Offers, RemoteRegion
 
 if TYPE_CHECKING:
     from rdmanet._core import StreamEngine
-    from rdmanet.connection import Connection
-    from rdmanet.loop_context import LoopContext
+    from rdmanet.stream.connection import Connection
+    from rdmanet.stream.loop_context import LoopContext
 
 
 _CELLS_KEPT = 16

@@ -11,8 +11,8 @@ import errno
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet.errors import RegionRevokedError, shown
-from rdmanet.offers import RemoteRegion
-from rdmanet.remote import RemoteMemory
+from rdmanet.wire.offers import RemoteRegion
+from rdmanet.wire.remote import RemoteMemory
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rdmanet._core import MR, PD, AccessFlags
-from rdmanet.closable import Closable
+from rdmanet.base.closable import Closable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

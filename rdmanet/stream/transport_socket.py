@@ -14,9 +14,9 @@ import sys
 import weakref
 from typing import Any, NoReturn, Protocol
 
-from rdmanet.addresses import SockAddr
 from rdmanet.errors import shown
-from rdmanet.options import KEEPALIVE_COUNT_MOST, KEEPALIVE_MOST_S
+from rdmanet.stream.addresses import SockAddr
+from rdmanet.stream.options import KEEPALIVE_COUNT_MOST, KEEPALIVE_MOST_S
 
 _KEEPALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): (0, 1),

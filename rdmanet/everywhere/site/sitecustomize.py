@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 _HERE = str(Path(__file__).parent)
-_ROOT = str(Path(__file__).parents[2])
+_ROOT = str(Path(__file__).parents[3])
 
 
 def _run_the_next() -> None:

@@ -14,14 +14,15 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from rdmanet import credit, log_rate
+from rdmanet import credit
 from rdmanet._core import CMID, CMEvent, CMEventType, Context, process_id
-from rdmanet.addresses import SockAddr
-from rdmanet.admission import Admission, source_of, waiting_for
+from rdmanet.base import log_rate
 from rdmanet.errors import ProtocolError, endpoint
-from rdmanet.loop_context import LoopContext
-from rdmanet.registered import RegisteredMemory
-from rdmanet.transport_socket import RdmaSocket
+from rdmanet.stream.addresses import SockAddr
+from rdmanet.stream.admission import Admission, source_of, waiting_for
+from rdmanet.stream.loop_context import LoopContext
+from rdmanet.stream.registered import RegisteredMemory
+from rdmanet.stream.transport_socket import RdmaSocket
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

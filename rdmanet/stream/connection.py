@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rdmanet._core import Connection as Connection
-from rdmanet.memory import Posted
+from rdmanet.stream.peer_memory import Posted
 
 Failure = tuple[int, bool, int, Posted | None] | Exception
 """A completion that failed, as (status, was it a send, vendor code, the operation or None), or the engine's error."""

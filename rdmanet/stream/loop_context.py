@@ -45,11 +45,11 @@ from rdmanet._core import (
     StreamEngine,
     process_id,
 )
-from rdmanet.device_events import EventFeed
-from rdmanet.device_log import DeviceLog
-from rdmanet.environment import place_bytes
+from rdmanet.base.environment import place_bytes
 from rdmanet.errors import DeviceLostError, event_error
-from rdmanet.readiness import new_bell
+from rdmanet.stream.readiness import new_bell
+from rdmanet.verbs.device_events import EventFeed
+from rdmanet.verbs.device_log import DeviceLog
 
 logger = logging.getLogger("rdmanet")
 

@@ -31,9 +31,9 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any, cast
 
-from rdmanet import in_the_clear
 from rdmanet.errors import shown
-from rdmanet.ssl_protocol import Protocol
+from rdmanet.stream import in_the_clear
+from rdmanet.stream.ssl_protocol import Protocol
 
 
 class Tls:

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
 from rdmanet._core import MR, QP, AccessFlags, SharedRing, StreamEngine
-from rdmanet.addresses import SockAddr
-from rdmanet.establish import Role
-from rdmanet.lifecycle import Lifecycle
-from rdmanet.loop_context import LoopContext
-from rdmanet.options import REVOKE_TIMEOUT_S, StreamConfig
 from rdmanet.protocol import State
-from rdmanet.registered import RegisteredMemory
-from rdmanet.server import ConnectRequest
-from rdmanet.tls import face_of
-from rdmanet.transport_socket import RdmaSocket
+from rdmanet.stream.addresses import SockAddr
+from rdmanet.stream.establish import Role
+from rdmanet.stream.lifecycle import Lifecycle
+from rdmanet.stream.loop_context import LoopContext
+from rdmanet.stream.options import REVOKE_TIMEOUT_S, StreamConfig
+from rdmanet.stream.registered import RegisteredMemory
+from rdmanet.stream.server import ConnectRequest
+from rdmanet.stream.tls import face_of
+from rdmanet.stream.transport_socket import RdmaSocket
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from rdmanet.regions import Regions
+    from rdmanet.stream.regions import Regions
 
 
 class RdmaTransport(asyncio.Transport):

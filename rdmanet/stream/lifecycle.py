@@ -41,21 +41,23 @@ import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
-from rdmanet import client_ports, credit, log_rate, tls
+from rdmanet import credit
 from rdmanet._core import CMID, QP, AsyncEvent, CMEvent, StreamEngine, WCStatus
-from rdmanet.addresses import SockAddr
-from rdmanet.callbacks import Callbacks, is_buffered
-from rdmanet.connection import Connection, Failure
+from rdmanet.base import log_rate
 from rdmanet.errors import CompletionResetError, completion_error, name_peer
-from rdmanet.establish import Endpoint, Role
-from rdmanet.loop_context import LoopContext
-from rdmanet.memory import Posted
-from rdmanet.options import KEEPALIVE, StreamConfig
 from rdmanet.protocol import Action, Event, Machine, State, Writing
-from rdmanet.readiness import Readiness
-from rdmanet.regions import Regions
-from rdmanet.teardown import FAREWELL_S, Teardown
-from rdmanet.writing import WritingHalf
+from rdmanet.stream import client_ports, tls
+from rdmanet.stream.addresses import SockAddr
+from rdmanet.stream.callbacks import Callbacks, is_buffered
+from rdmanet.stream.connection import Connection, Failure
+from rdmanet.stream.establish import Endpoint, Role
+from rdmanet.stream.loop_context import LoopContext
+from rdmanet.stream.options import KEEPALIVE, StreamConfig
+from rdmanet.stream.peer_memory import Posted
+from rdmanet.stream.readiness import Readiness
+from rdmanet.stream.regions import Regions
+from rdmanet.stream.teardown import FAREWELL_S, Teardown
+from rdmanet.stream.writing import WritingHalf
 
 logger = logging.getLogger("rdmanet")
 

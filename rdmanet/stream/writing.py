@@ -12,8 +12,8 @@ import errno
 import logging
 from collections.abc import Callable, Iterator
 
-from rdmanet.connection import Connection
 from rdmanet.protocol import Machine, Writing
+from rdmanet.stream.connection import Connection
 
 logger = logging.getLogger("rdmanet")
 
