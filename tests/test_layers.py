@@ -1,15 +1,16 @@
 """Nothing imports upward.
 
 The rooms of the house, the ground first. A module may import from the rooms below its own, and from
-its own room on its own side; docs/architecture.md says what each room is for. A new module gets its
-place here first.
+its own room on its own side. A new module gets its place here first. scripts/draw-layers makes the drawing and
+the list of modules in docs/architecture.md from this table, and tests/docs holds them to it; the list of
+rdmanet/__init__.py is held to the tree here.
 
 Files stay short enough to be read at a sitting, as those of the embedded device do (test_soft_layers.py).
 """
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -37,6 +38,8 @@ RPC_GROUND |= {
     "rpc.call_metadata",
     "rpc.stats",
 }
+
+PUBLIC_NAMES = {"anyio_streams", "blocking", "files", "trio_streams"}  # of modules of streams/
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [
@@ -111,7 +114,7 @@ ROOMS = [
     [{"loop"}],
     [{"everywhere"}],
     # the package itself, and modules of it: the public names
-    [{""}, {"anyio_streams", "blocking", "files", "trio_streams"}],
+    [{""}, PUBLIC_NAMES],
     [{"cli", "__main__"}, {"testing"}],
 ]
 # Packages whose modules have places of their own; of the others the package has one.
@@ -217,13 +220,47 @@ def test_nothing_imports_upward(name: str, path: Path) -> None:
             )
 
 
-def test_no_circles() -> None:
+def arrows(node: Callable[[str], str]) -> dict[str, set[str]]:
+    """What imports what; ``node`` says of a module which node of the graph it is in."""
     graph: dict[str, set[str]] = {}
     for name, path in FILES:
-        graph.setdefault(name, set()).update(
-            other for other in imported(path) if not other.startswith("x:") and other != name
-        )
-    TopologicalSorter(graph).prepare()
+        others = {node(other) for other in imported(path) if not other.startswith("x:")}
+        graph.setdefault(node(name), set()).update(others - {node(name)})
+    return graph
+
+
+def test_no_circles() -> None:
+    TopologicalSorter(arrows(str)).prepare()
+
+
+def test_no_circle_crosses_a_folder() -> None:
+    """Seen from afar, too, where each folder is one node."""
+    TopologicalSorter(arrows(lambda name: name.partition(".")[0])).prepare()
+
+
+def on_the_top_floor() -> set[str]:
+    """The modules and folders that are in the package itself. _verbs.pxd is declarations, and no module."""
+    files = {
+        path.relative_to(PACKAGE).parts[0].partition(".")[0] for _, path in FILES if path.suffix != ".pxd"
+    }
+    return files | {path.parent.name for path in PACKAGE.glob("*/*.[ch]")} | {"_pyx", "soft"}
+
+
+def test_the_top_floor_is_small() -> None:
+    """Whoever opens the package sees at a glance what is in it. What is new belongs into a folder."""
+    assert len(on_the_top_floor()) <= 26
+
+
+def test_the_package_lists_its_top_floor() -> None:
+    layout = (PACKAGE / "__init__.py").read_text().partition("General layout")[2].partition("Import names")[0]
+    listed = {
+        word.strip().rstrip("/")
+        for line in layout.splitlines()
+        if line.startswith("    ")
+        for word in re.split(r"  +", line.strip())[0].split(",")
+    }
+    unlisted = {"__init__", "__main__", "_pyx"} | {*PUBLIC_NAMES}
+    assert listed == on_the_top_floor() - unlisted
 
 
 def too_long(files: dict[str, str]) -> dict[str, int]:

@@ -1,24 +1,5 @@
 """Any asyncio program over RDMA: an event loop that takes RDMA where both sides can, and TCP elsewhere.
 
-General layout
---------------
-    mixin.py        the loop's methods that differ from its base, asyncio's or uvloop's
-    switch.py       what stands behind these methods: what one loop has for its connections and servers
-    connecting.py   create_connection
-    inquiry.py      whether a server's loop still turns, while a connection waits for it
-    serving.py      create_server
-    standins.py     sock_connect, and then create_connection
-    accepting.py    sock_accept, and then connect_accepted_socket
-    base.py         the loop's own methods, which ours replace
-    annotation.py   get_extra_info("fabric") of TCP transports
-    files.py        sendfile for uvloop, which has none
-    choice.py       RDMA or TCP, and why
-    doors.py        how a client finds out that a server on this host takes RDMA
-    trust.py        whether a process may be trusted as much as a TCP listener
-    kernel.py       what the kernel says about listeners and addresses
-    peers.py        the patterns of peers= and RDMANET_PEERS
-    settings.py     the options
-
 The switch is one of `run`, `loop_factory` and `patch_loop`. A program may be switched and have no network, so it loads
 nothing but mixin.py and settings.py. The rest is imported with the loop's first connection or server, and the device
 with the first connection that may take RDMA, or the first server.
