@@ -119,11 +119,29 @@ class Tls:
     :ivar listening: shown to those who connect; None without a certificate
     :ivar connecting: checks those to whom we connect
     :ivar server_name: the name that their certificates must have, if it is not the endpoint's host
+    :ivar shows_certificate: to those to whom we connect, if they ask
     """
 
     listening: ssl.SSLContext | None
     connecting: ssl.SSLContext
     server_name: str | None = None
+    shows_certificate: bool = False
+
+    def tell_of_failures(self, tell: Callable[[str], None]) -> None:
+        """Say why the handshake of a client has failed: asyncio does not."""
+
+        class Greeted(ssl.SSLObject):
+            def do_handshake(self) -> None:
+                try:
+                    super().do_handshake()
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    raise
+                except ssl.SSLError as exc:
+                    tell(reason(exc))
+                    raise
+
+        if self.listening is not None:
+            self.listening.sslobject_class = Greeted
 
     def options(self, endpoint: Endpoint, listens: bool) -> dict[str, Any]:
         """Keywords of asyncio's calls."""
@@ -344,5 +362,22 @@ def reason(error: BaseException) -> str:
     """Why something failed, in one line, without the number of the error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return _tls_reason(error.reason)
     told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(told.split()) or type(error).__name__
+
+
+def _tls_reason(name: str) -> str:
+    """What an error of OpenSSL with this name says about the peer."""
+    alert = name.partition("_ALERT_")[2]
+    what = (alert or name).replace("_", " ").lower()
+    if name == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it showed no certificate, and --client-ca demands one"
+    if alert == "CERTIFICATE_REQUIRED":
+        return "it demands a certificate: give --client-cert"
+    if alert == "HANDSHAKE_FAILURE":  # all that TLS 1.2 says of a certificate that is missing
+        return "its TLS refuses ours (handshake failure): if it demands a certificate, give --client-cert"
+    if "CERTIFICATE" in alert or alert == "UNKNOWN_CA":
+        return f"it does not accept the proxy's certificate: {what}"
+    return f"its TLS refuses ours: {what}" if alert else f"TLS failed: {what}"

@@ -151,6 +151,7 @@ class Proxy:
 
         :raises EndpointError: on one of its endpoints it cannot; then it listens on none
         """
+        self.tls.tell_of_failures(_tell_of_handshake)
         try:
             for pair in self._pairs:
                 await check_target(pair.target)
@@ -260,17 +261,25 @@ class Pair:
 
     def unconnected(self, relay: Relay, why: str) -> None:
         self._unconnected += 1
+        why = self._with_hint(relay, why)
         self._say("unconnected", f"cannot connect {relay.near.peer} to {self.target}: {why}")
 
     def lost(self, relay: Relay, why: str) -> None:
         self._lost += 1
-        self._say("lost", f"lost {why}")
+        self._say("lost", f"lost {self._with_hint(relay, why)}")
 
     def ended(self, relay: Relay) -> None:
         self._bytes_to += relay.near.received
         self._bytes_from += relay.far.received
         self.relays.discard(relay)
         self._proxy.look_for_end()
+
+    def _with_hint(self, relay: Relay, why: str) -> str:
+        """asyncio's servers do not say that they demand a certificate: they end the connection."""
+        silent = self.target.encrypted and not relay.far.received
+        if not silent or self._proxy.tls.shows_certificate or "certificate" in why:
+            return why
+        return f"{why} (if {self.target} demands a certificate, give --client-cert)"
 
     def _say(self, cause: str, what: str) -> None:
         """On standard error, at most once a second for each cause."""
@@ -348,6 +357,11 @@ def _say(what: str) -> None:
     sys.stderr.flush()
 
 
+def _tell_of_handshake(why: str) -> None:
+    if (ending := log_rate.due("proxy handshake")) is not None:
+        _tell(f"a client has failed to connect by TLS: {why}{ending}")
+
+
 def _tell_of_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What the loop has to say of failures that no caller hears of: descriptors have run out, for example."""
     error = context.get("exception")
@@ -413,7 +427,7 @@ def _tls(args: argparse.Namespace, pairs: list[tuple[Endpoint, Endpoint]]) -> Tl
         _load(connecting.load_verify_locations, args.ca)
     if args.client_cert:
         _load(connecting.load_cert_chain, args.client_cert, args.client_key)
-    return Tls(listening, connecting, args.server_name)
+    return Tls(listening, connecting, args.server_name, bool(args.client_cert))
 
 
 def _load(load: Any, *files: str | None) -> None:

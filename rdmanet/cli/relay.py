@@ -143,6 +143,7 @@ class Side(asyncio.Protocol):
     """One connection of a relay.
 
     :ivar transport: None before there is one
+    :ivar peer: its peer, for messages
     :ivar complete: its peer has sent all that it will send
     :ivar lost: its connection is over
     :ivar closed: we have ended it
@@ -153,6 +154,7 @@ class Side(asyncio.Protocol):
 
     def __init__(self, relay: Relay) -> None:
         self.transport: asyncio.Transport | None = None
+        self.peer = ""
         self.complete = False
         self.lost = False
         self.closed = False
@@ -163,21 +165,11 @@ class Side(asyncio.Protocol):
         self._early: list[bytes] = []
         self._write: Callable[[bytes], None] = self._keep
 
-    @property
-    def peer(self) -> str:
-        """Its peer, for messages."""
-        transport = self.transport
-        name = transport.get_extra_info("peername") if transport is not None else None
-        if isinstance(name, tuple):
-            return endpoint(name)
-        # The kernel forgets the address of a peer that resets its connection before it is accepted.
-        forgotten = transport is not None and _tcp_socket(transport) is not None
-        return "a peer that had gone" if forgotten else "a Unix socket"
-
     # -- asyncio.Protocol ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.peer = _name_of_peer(self.transport)
         if (sock := _tcp_socket(self.transport)) is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             try:
@@ -272,6 +264,15 @@ class Side(asyncio.Protocol):
         # uvloop begins to read after connection_made, and so forgets that it was told to pause there.
         self._early.append(data)
         self.hold()
+
+
+def _name_of_peer(transport: asyncio.Transport) -> str:
+    """Asked at the beginning: TLS forgets its connection when that is lost."""
+    name = transport.get_extra_info("peername")
+    if isinstance(name, tuple):
+        return endpoint(name)
+    # The kernel forgets the address of a peer that resets its connection before it is accepted.
+    return "a peer that had gone" if _tcp_socket(transport) is not None else "a Unix socket"
 
 
 def _said_good_bye(transport: asyncio.Transport) -> bool:

@@ -12,6 +12,11 @@ say. By TCP who reads hears of no error then. (Who writes learns that the connec
 asyncio aborts the transport below if the peer sends on after we have closed. By TCP the kernel still delivers what was
 written before. Here the transport is closed instead, which does the same.
 
+When a handshake fails, OpenSSL has an alert for the peer: a certificate is missing, has expired, or is of nobody whom
+we trust. asyncio drops it, so the peer learns only that it was reset. Here it is written, and the connection ends in
+the loop's next turn, when the alert is on its way. The application hears of a peer's alert, and not of the loss that
+follows it.
+
 Python 3.11 cannot end TLS in TLS by an error: the transport that TLS has there (its face, see tls.py) passes the error
 on to a method that takes none. A handshake that failed, or a close() that the peer did not answer, never ended. Here
 such a transport is aborted.
@@ -23,6 +28,7 @@ SSLProtocol has no such methods, connections work as asyncio's do.
 from __future__ import annotations
 
 import inspect
+import ssl
 from asyncio.sslproto import (
     AppProtocolState,
     SSLAgainErrors,
@@ -49,12 +55,14 @@ class Protocol(SSLProtocol):
     _do_read: Any
     _incoming: Any
     _loop: Any
+    _outgoing: Any
     _sslobj: Any
     _start_shutdown: Any
     _state: Any
     _transport: Any
 
     _peer_goes_on = False
+    _tls_error: ssl.SSLError | None = None
 
     def _do_read__copied(self) -> None:
         data, is_closed = _core.decrypted(self._sslobj, self._incoming, SSLAgainErrors)
@@ -71,10 +79,17 @@ class Protocol(SSLProtocol):
             self._app_reading_paused = False
             self._do_read()
         has_all = self._app_state is AppProtocolState.STATE_EOF and not self._eof_received  # it is TLS's end
-        super().connection_lost(None if has_all else exc)
+        told, self._tls_error = self._tls_error, None
+        super().connection_lost(None if has_all else told or exc)
 
     def _fatal_error(self, exc: BaseException, message: str = "Fatal error on transport") -> None:
         below = self._transport
+        if below is not None and isinstance(exc, ssl.SSLError) and (alert := self._outgoing.read()):
+            below.write(alert)
+            self._loop.call_soon(self._fatal_error, exc, message)
+            return
+        if isinstance(exc, ssl.SSLError):
+            self._tls_error = exc
         is_to_abort = not _IS_ENDED_BY_ERRORS and isinstance(below, _SSLProtocolTransport)
         if is_to_abort:
             self._transport = None  # the base only reports the error

@@ -186,7 +186,8 @@ class Layer:
                     raise
                 raise ConnectionResetError(  # asyncio's has no text
                     errno.ECONNRESET,
-                    "the peer ended the connection during the TLS handshake: it may not expect TLS",
+                    "the peer ended the connection during the TLS handshake: it may not expect TLS, or may demand a"
+                    " certificate",
                 ) from exc
             if not self._is_up:
                 raise ConnectionAbortedError(

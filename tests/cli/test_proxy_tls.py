@@ -24,6 +24,7 @@ from tests.support.proxies import (
     serving,
     until_reset,
 )
+from tests.support.waiting import until_seen
 
 MUCH = os.urandom(MIB) * 12 + b"the end"
 CERTIFICATES = ROOT / "tests/streams/certificates"
@@ -168,3 +169,53 @@ async def test_tls_with_a_stranger(scheme, loop):
         await is_reset(running.endpoint)
         assert "its certificate is not accepted: " in running.errors()
         await running.until_counted(now=0, unconnected=1)
+
+
+@pytest.mark.quick_on("uvloop")
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+@pytest.mark.parametrize("scheme", CARRIERS)
+async def test_a_certificate_that_is_missing(scheme, version, loop, tmp_path):
+    """Both sides say so: the server's by its option, the client's by the alert that it gets."""
+    limits = tmp_path / "openssl.cnf"
+    limits.write_text(
+        "openssl_conf = all\n[all]\nssl_conf = kinds\n[kinds]\nsystem_default = limits\n"
+        f"[limits]\nMaxProtocol = {version.replace('_', '.')}\nCipherString = DEFAULT@SECLEVEL=0\n"
+    )
+    async with (
+        serving("tcp") as (target, _),
+        proxy(
+            "--cert", SERVER, "--client-ca", AUTHORITY, f"{scheme}://{HOST}:0", target,
+            loop=loop, env={"OPENSSL_CONF": str(limits)},
+        ) as inner,
+        proxy("--ca", AUTHORITY, fresh("tcp"), f"{scheme}://localhost:{port_of(inner.endpoint)}", loop=loop)
+        as outer,
+    ):  # fmt: skip
+        await is_reset(outer.endpoint)
+        await until_seen(inner.errors)
+        assert inner.errors() == (
+            "proxy: a client has failed to connect by TLS: it showed no certificate, and --client-ca demands one\n"
+        )
+        await until_seen(outer.errors)
+        assert "give --client-cert" in outer.errors()
+        assert (" aborted" in outer.errors(), "Unix socket" in outer.errors()) == (False, False)
+
+
+@pytest.mark.quick_on("asyncio")
+@pytest.mark.parametrize("scheme", CARRIERS)
+async def test_a_certificate_that_is_not_accepted(scheme, loop):
+    """By the server's side: it is of another issuer."""
+    other = CERTIFICATES / "stranger.pem"
+    async with (
+        serving("tcp") as (target, _),
+        proxy("--cert", SERVER, "--client-ca", other, f"{scheme}://{HOST}:0", target, loop=loop) as inner,
+        proxy(
+            "--ca", AUTHORITY, "--client-cert", CLIENT,
+            fresh("tcp"), f"{scheme}://localhost:{port_of(inner.endpoint)}", loop=loop,
+        ) as outer,
+    ):  # fmt: skip
+        await is_reset(outer.endpoint)
+        await until_seen(inner.errors)
+        assert "failed to connect by TLS: its certificate is not accepted: " in inner.errors()
+        if scheme == "rdma+tls":
+            await until_seen(outer.errors)
+            assert "it does not accept the proxy's certificate: unknown ca" in outer.errors()

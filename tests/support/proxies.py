@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -205,8 +205,11 @@ def command(*arguments: object) -> list[str]:
 
 
 @asynccontextmanager
-async def proxy(*arguments: object, loop: str = "asyncio") -> AsyncIterator[Running]:
-    with Running(*command("--loop", loop, *arguments), keep_errors=True, env=ENVIRONMENT) as running:
+async def proxy(
+    *arguments: object, loop: str = "asyncio", env: Mapping[str, str] | None = None
+) -> AsyncIterator[Running]:
+    environment = {**ENVIRONMENT, **(env or {})}
+    with Running(*command("--loop", loop, *arguments), keep_errors=True, env=environment) as running:
         pairs = sum(":" in str(each) and not str(each).startswith("/") for each in arguments) // 2
         running.endpoints = [(await running.line()).partition(" -> ")[0] for _ in range(pairs)]
         yield running
