@@ -45,7 +45,8 @@ logger = logging.getLogger("rdmanet")
 MEMORY_S = 60.0
 """For how long the fabric of a peer on another host is remembered."""
 SLOW_S = 10.0
-"""For how long a server on this host is reached by TCP that has an open door, and made no connection in time."""
+"""For how long a server on this host is reached by TCP that has an open door, and made no connection in time, or one
+whose device speaks another version, or has another secret."""
 _PEERS_KEPT = 4096
 _SILENT_KEPT = 64  # each takes a descriptor
 _LOOK_AGAIN_S = 1.0  # for adapters, and at RDMANET_REQUIRE, which come and go rarely
@@ -91,7 +92,7 @@ class Chooser:
         self._plain: dict[tuple[Any, ...], _Plain] = {}
         # Knocks that have not been answered, with their loop.
         self._silent: dict[tuple[str, int], tuple[socket.socket, asyncio.AbstractEventLoop]] = {}
-        self._slow: dict[tuple[str, int], float] = {}
+        self._slow: dict[tuple[str, int], tuple[float, str]] = {}  # until when, and why
         self._lookout = doors.Lookout()
         self._no_adapter = ""
         self._look_again = 0.0
@@ -187,8 +188,9 @@ class Chooser:
             return ""
         if (address, port) in self._silent:
             return "the server's loop has not answered yet"
-        if time.monotonic() < self._slow.get((address, port), 0.0):
-            return f"the server on this host made no RDMA connection in time within the last {SLOW_S:.0f} s"
+        until, why = self._slow.get((address, port), (0.0, ""))
+        if time.monotonic() < until:
+            return why
         self._slow.pop((address, port), None)
         return ""
 
@@ -211,9 +213,17 @@ class Chooser:
 
     def remember_slow(self, address: str, port: int) -> None:
         """This server on this host has answered a knock, but made no connection in time."""
+        why = f"the server on this host made no RDMA connection in time within the last {SLOW_S:.0f} s"
+        self._rest(address, port, why)
+
+    def remember_refusing(self, address: str, port: int, why: str) -> None:
+        """This server on this host refuses whoever runs what this process runs."""
+        self._rest(address, port, f"RDMA was tried within the last {SLOW_S:.0f} s: {why}")
+
+    def _rest(self, address: str, port: int, why: str) -> None:
         while len(self._slow) >= _PEERS_KEPT:
             self._slow.pop(next(iter(self._slow)))
-        self._slow[address, port] = time.monotonic() + SLOW_S
+        self._slow[address, port] = time.monotonic() + SLOW_S, why
 
     def remember(self, address: str, port: int, fabric: str) -> None:
         """This is how a peer on another host was reached."""

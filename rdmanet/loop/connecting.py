@@ -50,6 +50,8 @@ PATIENCE_S = 5.0
 """How long an attempt by RDMA may take."""
 
 # How several addresses are tried. uvloop does not know all of these.
+# Of refusals by a device or a door of another version, and by a device of another secret (errors.py, doors.py).
+_LASTING = ("install the same version", "requires a secret", "has another secret", "has no secret")
 _OF_SEVERAL = {"happy_eyeballs_delay", "interleave", "all_errors"}
 # What create_connection(sock=) does not take.
 _NOT_OF_SOCKETS = _OF_SEVERAL | {"proto", "flags"}
@@ -339,6 +341,8 @@ async def try_rdma(
                 chooser.remember_silent(address[0], address[1], exc.knock, base.loop)
             elif isinstance(exc, TimeoutError):
                 chooser.remember_slow(address[0], address[1])
+            elif _is_lasting(exc):
+                chooser.remember_refusing(address[0], address[1], exc.strerror or str(exc))
             return _tried(exc)
     try:
         winner = await _race(base, attempt, address, chance, tcp, lost)
@@ -404,6 +408,11 @@ async def _race(
             _end(base, rdma, lambda transport: transport.abort())
         if tcp is not None:
             _end(base, tcp, lost)
+
+
+def _is_lasting(error: OSError) -> bool:
+    """Whether it comes from what the two processes run, so the next connection would get it, too."""
+    return isinstance(error, ConnectionError) and any(why in str(error) for why in _LASTING)
 
 
 def _tried(error: BaseException | None) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from loop_harness import Echo, Recorder, fabric, plain_server, serving
 
 import rdmanet
 from rdmanet.loop import choice, connecting, doors
+from tests.support.versions import WIRE
 
 
 async def connect(port: int, host: str = "127.0.0.1", **options):
@@ -275,6 +277,56 @@ async def test_who_makes_no_connection_in_time_is_waited_for_once(monkeypatch):
         name.listen()
         assert (await reason(port)) == "RDMA was tried: no connection within 0.3 s"
         assert "made no RDMA connection in time" in await reason(port)
+    door.close()
+    server.close()
+
+
+async def test_who_has_another_version_is_tried_once():
+    """Its device would refuse each connection in the same way."""
+    server, port = await plain_server()
+    place = doors.Answer(port, server.sockets[0].fileno())
+    door = doors.Door("127.0.0.1", port, lambda: place)
+    door.open(asyncio.get_running_loop())
+    tried = 0
+
+    async def refuse(reader, writer):
+        nonlocal tried
+        tried += 1
+        await reader.readexactly(8)
+        writer.write(struct.pack("!4sBBH", b"RDMC", WIRE + 1, 4, 8))  # all that is known of its messages
+        await writer.drain()
+        writer.close()
+
+    device = await asyncio.start_unix_server(refuse, f"\0rdmanet-cm/::ffff:127.0.0.1/{port}")
+    versions = f"speaks version {WIRE + 1} of the protocol, this side speaks version {WIRE};"
+    first, *others = [await reason(port) for _ in range(4)]
+    assert first.startswith("RDMA was tried: ")
+    assert versions in first
+    for each in others:
+        assert each.startswith("RDMA was tried within the last 10 s: ")
+        assert versions in each
+    assert tried == 1
+    device.close()
+    door.close()
+    server.close()
+
+
+async def test_a_door_of_another_version_is_tried_once():
+    server, port = await plain_server()
+    knocks = 0
+
+    class Newer(doors.Door):
+        def _knocked(self, caller):
+            nonlocal knocks
+            knocks += 1
+            with caller:
+                caller.send(b"rdmanet-stream %d in other words\n" % (doors.VERSION + 1))
+
+    door = Newer("127.0.0.1", port, lambda: doors.Answer(port, server.sockets[0].fileno()))
+    door.open(asyncio.get_running_loop())
+    said = [await reason(port) for _ in range(3)]
+    assert all(f"door speaks version {doors.VERSION + 1}, this side" in each for each in said)
+    assert knocks == 1
     door.close()
     server.close()
 
