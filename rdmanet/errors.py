@@ -398,18 +398,22 @@ def other_version_error(
     )
 
 
+_NOT_OURS = b"rdmanet: another language"
+_NO_ANSWER = b"rdmanet: no answer"
+
+
 def is_not_ours(private_data: bytes | None) -> bool:
-    """Whether the embedded device itself made up this rejection (RN_CM_NOT_OURS in cm.h): no RDMA peer sent it."""
-    return private_data is not None and private_data.startswith(b"rdmanet: another language")
+    """Whether the embedded device itself made up this rejection (cm.h): no RDMA peer sent it."""
+    return private_data is not None and private_data.startswith((_NOT_OURS, _NO_ANSWER))
 
 
-def not_ours_error(peer: tuple[object, ...]) -> ConnectionRefusedError:
+def not_ours_error(peer: tuple[object, ...], private_data: bytes) -> ConnectionRefusedError:
     """The exception for connecting to a port where a TCP program listens and no RDMA program does."""
-    return ConnectionRefusedError(
-        errno.ECONNREFUSED,
-        f"{endpoint(peer)} answers, but not as rdmanet: a TCP program has that port, and no RDMA program can be "
-        "reached there",
-    )
+    if private_data.startswith(_NO_ANSWER):
+        why = "has ended the connection without an answer: a TCP program has that port, or an RDMA program that ended"
+    else:
+        why = "answers, but not as rdmanet: a TCP program has that port, and no RDMA program can be reached there"
+    return ConnectionRefusedError(errno.ECONNREFUSED, f"{endpoint(peer)} {why}")
 
 
 def _our_reason(status: int) -> str:

@@ -79,7 +79,7 @@ cdef class CMEvent:
             return None
         peer, peer_gone = self.peer()
         if self.type is CMEventType.REJECTED and peer is not None and is_not_ours(self.private_data):
-            return not_ours_error(peer)
+            return not_ours_error(peer, self.private_data)
         exc = other_version_error(self.status, self.private_data, peer)
         if exc is not None:
             return exc

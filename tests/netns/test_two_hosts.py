@@ -41,6 +41,18 @@ def test_nobody_there(hosts, family, output):
     assert output(here.python("client.py", "echo", there.addresses[family], 9, 1)) == "refused\n"
 
 
+@pytest.mark.parametrize("manner", ["hangs up", "resets", "answers"])
+def test_a_tcp_program(hosts, family, manner, output):
+    """On this host the kernel tells who has a port. On another only the program itself does."""
+    here, there = hosts
+    process = there.python("tcp_program.py", there.addresses[family], manner)
+    said = output(here.python("client.py", "refused", there.addresses[family], process.line().strip()))
+    if manner == "answers":
+        assert "answers, but not as rdmanet: a TCP program has that port" in said
+    else:
+        assert "has ended the connection without an answer: a TCP program has that port" in said
+
+
 def test_the_other_is_killed(hosts, server, output):
     address, port, process = server
     client = hosts[0].python("client.py", "wait", address, port)

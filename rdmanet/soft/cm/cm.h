@@ -282,6 +282,8 @@ enum {
 };
 /* The private data of a REJECTED that no peer has sent: what listens there does not speak our protocol. */
 #define RN_CM_NOT_OURS "rdmanet: another language"
+/* Likewise: what listens there has ended the connection without a word. */
+#define RN_CM_NO_ANSWER "rdmanet: no answer"
 /* Likewise, and then both versions: the peer has another one (base/version.h). */
 #define RN_CM_OTHER_VERSION "rdmanet: version "
 /* The values for datagrams. */

@@ -253,6 +253,20 @@ void rn_cm_wire_tell_refused(struct rn_cm_wire *wire, enum rdma_cm_event_type ty
 		rn_cm_event_private(event, data, length, rn_settings.padded ? field : length);
 }
 
+/* On another host only its answer tells whether the peer is an RDMA program. The private data are for errors.py. */
+static bool has_ended_unheard(const struct rn_cm_wire *wire, int error)
+{
+	return !wire->is_ours && !wire->is_datagram && !wire->heard && (!error || error == ECONNRESET || error == EPIPE);
+}
+
+static void tell_no_answer(struct rn_cm_wire *wire)
+{
+	static const char words[] = RN_CM_NO_ANSWER;
+
+	rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED, words, sizeof words - 1,
+				RN_CM_REJ_PRIVATE);
+}
+
 void rn_cm_wire_lost(struct rn_cm_wire *wire, int error)
 {
 	switch (wire->phase) {
@@ -264,6 +278,11 @@ void rn_cm_wire_lost(struct rn_cm_wire *wire, int error)
 		break;
 	case RN_CM_WIRE_HELLO_SENT:
 	case RN_CM_WIRE_REQ_SENT:
+		if (has_ended_unheard(wire, error)) {
+			tell_no_answer(wire);
+			break;
+		}
+		/* fall through */
 	case RN_CM_WIRE_REP_RECEIVED:
 	case RN_CM_WIRE_REQ_RECEIVED:
 	case RN_CM_WIRE_REP_SENT:

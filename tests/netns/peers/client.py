@@ -1,6 +1,6 @@
 """Be a client in one of several ways, and say how it ended.
 
-usage: client.py echo HOST PORT BYTES | several HOST PORT COUNT | wait HOST PORT
+usage: client.py echo HOST PORT BYTES | several HOST PORT COUNT | wait HOST PORT | refused HOST PORT
        client.py idle|idle_blocking|idle_then_echo HOST PORT KEEPALIVE
 """
 
@@ -31,6 +31,14 @@ async def echo(host, port, size):
     writer.close()
     await writer.wait_closed()
     print(near[0], far[0], writer.get_extra_info("rdma_device"), *ways)
+
+
+async def refused(host, port):
+    """Say why there is no connection."""
+    try:
+        await rdmanet.open_rdma_connection(host, int(port))
+    except ConnectionRefusedError as exc:
+        print(exc)
 
 
 async def several(host, port, count):
@@ -112,6 +120,7 @@ async def wait(host, port):
 
 WAYS = {
     "echo": echo,
+    "refused": refused,
     "several": several,
     "wait": wait,
     "idle": idle,
