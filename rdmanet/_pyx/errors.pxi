@@ -29,13 +29,22 @@ cdef str reason_of(int rc):
             "Raise the limit: `ulimit -f unlimited`; for a service LimitFSIZE=infinity")
 
 
-cdef int check_locked(int rc, str call, size_t length) except -1:
-    """check() for a call that locks memory, with a note about the limit if it fails with ENOMEM."""
+cdef int check_locked(int rc, str call, size_t length, bint embedded) except -1:
+    """check() for a call that locks memory, with a note about the limit if it fails with ENOMEM.
+
+    :param embedded: it was the embedded device's
+    """
     if rc != -ENOMEM:
         return check(rc, call)
+    exc = OSError(ENOMEM, f"{call}: {strerror(ENOMEM).decode()}")
+    if embedded:
+        exc.add_note(
+            f"{length} bytes could not be registered. The embedded device locks no memory: `ulimit -l` does not matter "
+            "to it. This process has no more memory, addresses or mappings (the memory limit of its container, `ulimit "
+            "-v`, vm.max_map_count); or the fault `memlock` is set, as if an adapter needed `ulimit -l unlimited`")
+        raise exc
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "any amount" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
-    exc = OSError(ENOMEM, f"{call}: {strerror(ENOMEM).decode()}")
     exc.add_note(
         f"{length} bytes could not be registered. An adapter locks registered memory, and this process may lock "
         f"{limit}. Raise the limit: `ulimit -l unlimited`; for a service LimitMEMLOCK=infinity; for a container "

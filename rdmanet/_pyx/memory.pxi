@@ -292,7 +292,7 @@ cdef class MR(Resource):
         if rc == -EINVAL:
             raise OSError(EINVAL, f"ibv_reg_mr: {strerror(EINVAL).decode()}: {self.length} bytes, "
                                   f"{AccessFlags(access)!r}{why_unregistered(self.length, access)}")
-        check_locked(rc, "ibv_reg_mr", self.length)
+        check_locked(rc, "ibv_reg_mr", self.length, pd.context.library.embedded_device)
         return self.registered(pd, access)
 
     cdef MR registered(self, PD pd, int access):

@@ -143,7 +143,8 @@ def test_calls_fail(context):
             assert caught.value.errno == errno.ENOMEM
             assert "ibv_reg_mr: " in str(caught.value)
             assert "65536 bytes" in caught.value.__notes__[0]
-            assert "ulimit -l unlimited" in caught.value.__notes__[0]
+            assert "`ulimit -l` does not matter" in caught.value.__notes__[0]
+            assert "vm.max_map_count" in caught.value.__notes__[0]
 
 
 def test_what_is_kept_registered_makes_room(context):
