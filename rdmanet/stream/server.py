@@ -32,6 +32,9 @@ logger = logging.getLogger("rdmanet")
 
 NOT_ACCEPTED = "the server could not accept the connection; its log says why"
 """All that a stranger learns about our failures. What was missing, and where, is in the log."""
+NOT_GONE_ON = (
+    "the connection was accepted, but the client was slow to go on, and others may be waiting for its place"
+)
 
 
 class Accepted(Protocol):
@@ -435,6 +438,8 @@ class ConnectRequest:
         log_rate.warn(
             logger, "half open", "gave up a connection from %s, which did not go on", self.id.peer_addr
         )
+        with contextlib.suppress(OSError):  # too late, if it is established and its TLS handshake is not done
+            self.id.reject(credit.pack_refusal(credit.RefusalCode.BUSY, NOT_GONE_ON))
         self._transport._end_now(ConnectionAbortedError(errno.ECONNABORTED, "the peer did not go on in time"))
 
     def _cm_event(self, event: CMEvent) -> None:

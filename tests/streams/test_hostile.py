@@ -326,6 +326,20 @@ async def test_who_asks_and_never_goes_on(net: Net, crowd, monkeypatch):
 
 
 @pytest.mark.not_on_siw("lets a connection stand when it is accepted")
+async def test_who_loses_its_place_learns_why(net: Net, caller, monkeypatch):
+    """It was accepted: what comes next is a refusal, and not the end of a program."""
+    monkeypatch.setattr(admission, "PATIENCE_S", 0.2)
+    _, port = await net.serve(Echo)
+    await caller.call(
+        HOST, port, HELLO, qp_num=free_port() << 8
+    )  # it would go on by itself with a queue pair
+    await caller.event(CMEventType.CONNECT_RESPONSE)
+    refusal = credit.unpack_refusal((await caller.event(CMEventType.REJECTED)).private_data)
+    assert refusal.code == credit.RefusalCode.BUSY
+    assert refusal.reason.startswith("the connection was accepted, but the client was slow to go on")
+
+
+@pytest.mark.not_on_siw("lets a connection stand when it is accepted")
 async def test_who_never_goes_on_keeps_no_server_from_its_end(net: Net, crowd, monkeypatch):
     """Closing the clients takes a second, and not as long as the server or the device would wait."""
     monkeypatch.setattr(admission, "PATIENCE_S", 3600.0)

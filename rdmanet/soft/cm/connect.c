@@ -173,6 +173,7 @@ RN_EXPORT int rdma_reject(struct rdma_cm_id *rdma_id, const void *private_data, 
 	else if (!id->wire)
 		error = ECONNRESET;
 	else if (rn_cm_wire_phase(id->wire) != RN_CM_WIRE_REQ_RECEIVED &&
+		 rn_cm_wire_phase(id->wire) != RN_CM_WIRE_REP_SENT &&
 		 rn_cm_wire_phase(id->wire) != RN_CM_WIRE_REP_RECEIVED)
 		error = EINVAL;
 	else
