@@ -378,7 +378,6 @@ _OUR_REASONS = {
     0x5304: "the server has another version of the embedded device",
 }
 
-
 _VERSION = 0x5304
 _OTHER_VERSION = re.compile(rb"rdmanet: version (\d{1,5}) there, (\d{1,5}) here")
 
@@ -390,12 +389,11 @@ def other_version_error(
     if status != _VERSION or private_data is None or not (versions := _OTHER_VERSION.match(private_data)):
         return None
     there, here = (int(version) for version in versions.groups())
-    name = "the peer" if peer is None else endpoint(peer)
-    return ConnectionRefusedError(
-        errno.ECONNREFUSED,
-        f"{name} has another version of rdmanet: its embedded device speaks version {there} of the protocol, this "
-        f"side speaks version {here}; install the same version on both sides",
+    why = (
+        f"has another version of rdmanet: its embedded device speaks version {there} of the protocol, this "
+        f"side speaks version {here}; install the same version on both sides"
     )
+    return ConnectionRefusedError(errno.ECONNREFUSED, f"{endpoint(peer) if peer else 'the peer'} {why}")
 
 
 _NOT_OURS = b"rdmanet: another language"

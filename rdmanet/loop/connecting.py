@@ -49,9 +49,9 @@ HEAD_START_S = 0.05
 PATIENCE_S = 5.0
 """How long an attempt by RDMA may take."""
 
-# How several addresses are tried. uvloop does not know all of these.
 # Of refusals by a device or a door of another version, and by a device of another secret (errors.py, doors.py).
 _LASTING = ("install the same version", "requires a secret", "has another secret", "has no secret")
+# How several addresses are tried. uvloop does not know all of these.
 _OF_SEVERAL = {"happy_eyeballs_delay", "interleave", "all_errors"}
 # What create_connection(sock=) does not take.
 _NOT_OF_SOCKETS = _OF_SEVERAL | {"proto", "flags"}

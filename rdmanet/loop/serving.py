@@ -86,9 +86,9 @@ class DualServer(asyncio.AbstractServer):
     # -- asyncio.Server ------------------------------------------------------------------------------------
 
     @property
-    def sockets(self) -> tuple[Any, ...]:
-        """The TCP listeners' sockets. RDMA listens on the same addresses."""
-        return tuple(self._tcp.sockets)
+    def sockets(self) -> Any:
+        """The TCP listeners' sockets: a tuple, and of uvloop's a list. RDMA listens on the same addresses."""
+        return self._tcp.sockets
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that the server belongs to."""

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from rdmanet.transport import RdmaTransport
 
 
+_ITS_OWN = "the socket is the program's"
+
+
 class Waiting(asyncio.Protocol):
     """The protocol of a connection that nobody has taken yet. It keeps what it is told."""
 
@@ -178,7 +181,8 @@ class Standins:
 
     def reason(self, sock: socket.socket) -> str:
         """Why the socket is connected by TCP."""
-        return self._reasons.get(sock, "the socket is the program's")
+        known = isinstance(sock, socket.socket)  # else the base says what is wrong
+        return self._reasons.get(sock, _ITS_OWN) if known else _ITS_OWN
 
     async def use(self, sock: socket.socket) -> None:
         """The program uses the socket itself: connect it by TCP, if it stands for a connection."""

@@ -75,12 +75,12 @@ class Switch:
         """By RDMA if the peer offers it, else by TCP."""
         if self.standins.transports:
             self.standins.sweep()
-        if sock is not None and (kept := self.standins.take(sock)) is not None:
+        is_alone = sock is not None and host is None and port is None  # else the base says what is wrong
+        if sock is not None and is_alone and (kept := self.standins.take(sock)) is not None:
             from rdmanet.stream.tls import Tls
 
             sock.close()
-            name = host.decode("ascii") if isinstance(host, bytes) else host
-            tls = functools.partial(Tls.of_client, ssl, name, kwds.get("server_hostname"))
+            tls = functools.partial(Tls.of_client, ssl, None, kwds.get("server_hostname"))
             return await self.adopt(kept, protocol_factory, tls, kwds)
         strange = kwds and _strange(kwds, _OF_TLS if ssl else _OF_TCP)
         reason = (

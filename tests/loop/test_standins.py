@@ -274,3 +274,25 @@ async def test_connection_made_of_what_is_over_already():
         await protocol.until(lambda: "lost" in protocol.events)
         assert protocol.transport is transport and protocol.events == ["made", "lost"]
     assert [str(error) for error in told] == ["not made"]
+
+
+@pytest.mark.parametrize("place", [{"host": "127.0.0.1"}, {"port": 7}, {"host": "127.0.0.1", "port": 7}])
+async def test_a_host_beside_the_socket_is_wrong(place):
+    """As asyncio says. The socket stands for its connection as before."""
+    async with serving() as (_, port):
+        with await connected(port) as sock:
+            with pytest.raises(ValueError, match="host/port and sock can not be specified at the same time"):
+                await asyncio.get_running_loop().create_connection(Recorder, sock=sock, **place)
+            transport, _ = await asyncio.get_running_loop().create_connection(Recorder, sock=sock)
+            assert fabric(transport) == "rdma"
+            transport.abort()
+
+
+async def test_what_is_no_socket_is_the_bases_error():
+    loop = asyncio.get_running_loop()
+    base = type(loop).__mro__[2]
+    with pytest.raises(AttributeError) as ours:
+        await loop.create_connection(Recorder, sock="a name")
+    with pytest.raises(AttributeError) as its:
+        await base.create_connection(loop, Recorder, sock="a name")
+    assert str(ours.value) == str(its.value)
