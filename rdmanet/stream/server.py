@@ -32,6 +32,8 @@ logger = logging.getLogger("rdmanet")
 
 NOT_ACCEPTED = "the server could not accept the connection; its log says why"
 """All that a stranger learns about our failures. What was missing, and where, is in the log."""
+PORT_TRIES = 16
+"""How many free ports a listener tries, if TCP programs have the ones that it is given."""
 NOT_GONE_ON = (
     "the connection was accepted, but the client was slow to go on, and others may be waiting for its place"
 )
@@ -69,6 +71,9 @@ class RdmaServer(asyncio.AbstractServer):
         self._on_request = on_request
         self._backlog = backlog
         self._listeners: list[tuple[LoopContext, CMID]] = []
+        self._anywhere: dict[
+            CMID, SockAddr
+        ] = {}  # listeners for which any free port will do, and their addresses
         self._sockets: list[RdmaSocket] = []
         self._transports: weakref.WeakSet[Accepted] = weakref.WeakSet()
         self._active = 0
@@ -89,6 +94,13 @@ class RdmaServer(asyncio.AbstractServer):
         """Called when it stops listening: it is closed, or its device was removed."""
 
     def _add_listener(self, loop_context: LoopContext, address: SockAddr) -> None:
+        cm_id = self._bind(loop_context, address)
+        self._listeners.append((loop_context, cm_id))
+        assert cm_id.local_addr is not None  # it is bound
+        self._sockets.append(RdmaSocket(cm_id.local_addr))
+        loop_context.servers.add(self)
+
+    def _bind(self, loop_context: LoopContext, address: SockAddr) -> CMID:
         cm_id = loop_context.create_id(lambda event: self._cm_event(loop_context, event))
         try:
             if len(address) == 4:
@@ -97,10 +109,9 @@ class RdmaServer(asyncio.AbstractServer):
         except BaseException:
             loop_context.destroy_id(cm_id)
             raise
-        self._listeners.append((loop_context, cm_id))
-        assert cm_id.local_addr is not None  # it is bound
-        self._sockets.append(RdmaSocket(cm_id.local_addr))
-        loop_context.servers.add(self)
+        if not address[1]:
+            self._anywhere[cm_id] = address
+        return cm_id
 
     def _cm_event(self, loop_context: LoopContext, event: CMEvent) -> None:
         if event.type is not CMEventType.CONNECT_REQUEST:
@@ -201,6 +212,7 @@ class RdmaServer(asyncio.AbstractServer):
             loop_context.destroy_id(cm_id)
             loop_context.servers.discard(self)
         self._sockets = []
+        self._anywhere.clear()
         self._serving = False
         for admission in (self._admission, self._admission_by_name):
             if admission is not None:
@@ -259,7 +271,21 @@ class RdmaServer(asyncio.AbstractServer):
                     self._listen(*listener)
 
     def _listen(self, loop_context: LoopContext, cm_id: CMID) -> None:
-        """Listen by this device. soft-iWARP needs TCP's port, and gets it if it is the embedded device that has it."""
+        """Listen by this device. Only now soft-iWARP knows whether TCP has a port that was free: another is tried."""
+        for left in reversed(range(PORT_TRIES)):
+            try:
+                return self._listen_there(loop_context, cm_id)
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE or cm_id not in self._anywhere or not left:
+                    raise
+            index = self._listeners.index((loop_context, cm_id))
+            taken, cm_id = cm_id, self._bind(loop_context, self._anywhere.pop(cm_id))
+            assert cm_id.local_addr is not None  # it is bound
+            self._listeners[index], self._sockets[index] = (loop_context, cm_id), RdmaSocket(cm_id.local_addr)
+            loop_context.destroy_id(taken)  # not sooner: its port would be given again
+
+    def _listen_there(self, loop_context: LoopContext, cm_id: CMID) -> None:
+        """soft-iWARP needs TCP's port, and gets it if it is the embedded device that has it."""
         try:
             cm_id.listen(self._backlog)
         except OSError as exc:
@@ -296,6 +322,7 @@ class RdmaServer(asyncio.AbstractServer):
     def _remove_listener(self, index: int) -> None:
         loop_context, cm_id = self._listeners.pop(index)
         del self._sockets[index]
+        self._anywhere.pop(cm_id, None)
         loop_context.destroy_id(cm_id)
         if all(other is not loop_context for other, _ in self._listeners):
             loop_context.servers.discard(self)

@@ -11,7 +11,7 @@ import errno
 import logging
 from typing import Self
 
-from rdmanet._core import CMEvent, CMEventType, Context, Library
+from rdmanet._core import CMID, CMEvent, CMEventType, Context, Library
 from rdmanet.base import log_rate
 from rdmanet.base.closable import Closable
 from rdmanet.base.notifier import Notifier
@@ -22,6 +22,8 @@ from rdmanet.verbs_async.cm_channel import Address, AsyncCMChannel, Waiting, con
 logger = logging.getLogger("rdmanet")
 
 __all__ = ["AsyncCMListener"]
+
+_PORT_TRIES = 16
 
 
 class AsyncCMListener(Closable):
@@ -49,17 +51,32 @@ class AsyncCMListener(Closable):
         self._removal: CMEvent | None = None  # the device is gone
         self._events = Waiting(self._channel)
         try:
-            self.id = self._channel.channel.create_id()
-            try:
-                self._channel._ids[self.id] = self
-                self.id.bind_addr(address)
-                self.id.listen(backlog)
-            except BaseException:
-                self.id.close()
-                raise
+            self.id = self._listening(address)
         except BaseException:
             self._channel.close()
             raise
+
+    def _listening(self, address: Address) -> CMID:
+        """Of a free port, soft-iWARP knows only in listen() whether a TCP program has it: then another is tried."""
+        tried: list[CMID] = []  # they keep their ports until one is found
+        try:
+            while True:
+                tried.append(self._channel.channel.create_id())
+                tried[-1].bind_addr(address)
+                try:
+                    self._listen(tried[-1])
+                except OSError as exc:
+                    if exc.errno != errno.EADDRINUSE or address[1] or len(tried) == _PORT_TRIES:
+                        raise
+                else:
+                    self._channel._ids[tried[-1]] = self
+                    return tried.pop()
+        finally:
+            for cm_id in tried:
+                cm_id.close()
+
+    def _listen(self, cm_id: CMID) -> None:
+        cm_id.listen(self._backlog)
 
     @property
     def context(self) -> Context:

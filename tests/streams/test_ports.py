@@ -9,6 +9,7 @@ from harness import HOST, Echo, Net, Recorder
 import rdmanet
 from rdmanet import transport
 from rdmanet.stream import establish
+from rdmanet.stream.server import PORT_TRIES, RdmaServer
 from tests.support.ports import free_port
 
 EVERYWHERE = "::" if ":" in HOST else "0.0.0.0"
@@ -81,3 +82,52 @@ async def test_a_source_port_that_the_program_chose_is_the_only_one(net: Net, ta
     with pytest.raises(OSError, match="rdma_connect: Address already in use"):
         await rdmanet.create_rdma_connection(asyncio.Protocol, HOST, port, local_addr=(HOST, free_port()))
     assert len(taken) == 1
+
+
+@pytest.fixture
+def listens(monkeypatch):
+    """Lets TCP have the ports of this many listeners; returns the ports, one for each that listens or wanted to."""
+
+    def listen(count: int) -> list[int]:
+        ports: list[int] = []
+        listen_there = RdmaServer._listen_there
+
+        def listen_or_not(self, loop_context, cm_id):
+            ports.append(cm_id.local_addr[1])
+            if len(ports) <= count:
+                raise OSError(errno.EADDRINUSE, "rdma_listen: Address already in use")
+            listen_there(self, loop_context, cm_id)
+
+        monkeypatch.setattr(RdmaServer, "_listen_there", listen_or_not)
+        return ports
+
+    return listen
+
+
+@pytest.mark.once
+async def test_a_free_port_that_tcp_has_is_left_for_another(net: Net, listens):
+    ports = listens(PORT_TRIES - 1)
+    server = await rdmanet.start_rdma_server(net.remember(Echo), HOST, 0)
+    net.servers.append(server)
+    assert len(set(ports)) == PORT_TRIES
+    assert server.sockets[0].getsockname()[1] == ports[-1]
+    client = await net.connect(ports[-1], Recorder)
+    client.transport.write(b"hello")
+    assert await client.until_received(5) == b"hello"
+
+
+@pytest.mark.once
+async def test_not_all_free_ports_are_tried(net: Net, listens):
+    ports = listens(1000)
+    with pytest.raises(OSError, match="rdma_listen: Address already in use"):
+        await rdmanet.start_rdma_server(Echo, HOST, 0)
+    assert len(ports) == PORT_TRIES
+
+
+@pytest.mark.once
+async def test_a_port_that_the_program_chose_is_the_only_one(net: Net, listens):
+    port = free_port()
+    ports = listens(1)
+    with pytest.raises(OSError, match="rdma_listen: Address already in use"):
+        await rdmanet.start_rdma_server(Echo, HOST, port)
+    assert ports == [port]

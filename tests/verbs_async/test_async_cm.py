@@ -13,6 +13,7 @@ from rdmanet.cm import CMEventType
 from rdmanet.verbs import PD, EventType, QPCap
 from rdmanet.verbs_async import AsyncCMChannel, AsyncCMID, AsyncCMListener, AsyncCQ, DeviceEvents
 from rdmanet.verbs_async import cm as async_cm
+from tests.support.ports import free_port
 from tests.support.waiting import begin
 
 CAP = {"max_send_wr": 8, "max_recv_wr": 8}
@@ -99,6 +100,30 @@ async def test_which_device(loop, device, address):
                 _ = id.context
             await id.resolve(listener.local_addr)
             assert id.context.name == device.name
+
+
+@on_every_loop
+async def test_a_free_port_that_tcp_has_is_left_for_another(loop, device, address, monkeypatch):
+    """soft-iWARP knows only when it listens. A port that the program chose is the only one that is tried."""
+    ports = []
+    listen = AsyncCMListener._listen
+
+    def listen_or_not(self, cm_id):
+        ports.append(cm_id.local_addr[1])
+        if len(ports) < 3:
+            raise OSError(errno.EADDRINUSE, "rdma_listen: Address already in use")
+        listen(self, cm_id)
+
+    monkeypatch.setattr(AsyncCMListener, "_listen", listen_or_not)
+    with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:
+        assert listener.local_addr[1] == ports[-1]
+    assert len(set(ports)) == 3
+    del ports[:]
+    with pytest.raises(OSError, match="Address already in use"):
+        AsyncCMListener(
+            listener_address := (address, free_port()), library=device.library, notifier=loop.notifier
+        )
+    assert ports == [listener_address[1]]
 
 
 @on_every_loop
