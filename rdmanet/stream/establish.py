@@ -79,17 +79,17 @@ class SourcePortTakenError(OSError):
 class EndpointOwner(Protocol):
     """What an endpoint reports to: a ``Lifecycle``."""
 
-    def _established(self, event: CMEvent) -> None:
-        """Both sides are ready. What this raises reaches the caller of ``connect()``, or ``_establishing_failed``."""
+    def established(self, event: CMEvent) -> None:
+        """Both sides are ready. What this raises reaches the caller of ``connect()``, or ``establishing_failed``."""
 
-    def _establishing_failed(self, error: BaseException) -> None:
-        """``_established`` raised on the accepting side, where nobody waits for it."""
+    def establishing_failed(self, error: BaseException) -> None:
+        """``established`` raised on the accepting side, where nobody waits for it."""
 
-    def _on_connection_error(self, error: OSError) -> None:
+    def on_connection_error(self, error: OSError) -> None:
         """The connection, or the peer's attempt at one, is over."""
 
     @property
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether that would change nothing any more."""
 
 
@@ -124,9 +124,9 @@ class Endpoint:
     # -- connecting ----------------------------------------------------------------------------------------
 
     async def connect(self, address: SockAddr, local: SockAddr | None, context: contextvars.Context) -> None:
-        """Connect to ``address``. When this returns, the owner's ``_established`` has returned.
+        """Connect to ``address``. When this returns, the owner's ``established`` has returned.
 
-        Raises TimeoutError after ``connect_timeout``, other OSErrors, and what ``_established`` raised. If this raises
+        Raises TimeoutError after ``connect_timeout``, other OSErrors, and what ``established`` raised. If this raises
         or is cancelled, what it has begun is still there, and the owner must take it apart.
         """
         timeout, timer = self._config.connect_timeout, None
@@ -298,30 +298,30 @@ class Endpoint:
             self._step_done(event, owner)
         elif kind not in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
             waiter = self._waiter
-            if waiter is None and owner._has_ended:
+            if waiter is None and owner.has_ended:
                 return  # by our own end: the peer has only answered
             if self._connection.qp is not None:
                 self._loop_context.hear_device(
                     self._connection.engine
                 )  # it may know the reason, and end the connection for that
             if waiter is None:
-                owner._on_connection_error(_lost_error(event))
+                owner.on_connection_error(_lost_error(event))
             elif not waiter.done():
-                owner._on_connection_error(_connect_error(event))
+                owner.on_connection_error(_connect_error(event))
 
     def _step_done(self, event: CMEvent, owner: EndpointOwner) -> None:
         waiter, self._waiter = self._waiter, None
         try:
             if event.type is CMEventType.ESTABLISHED:
                 self.connected = True
-                owner._established(event)
+                owner.established(event)
         except (SystemExit, KeyboardInterrupt):
             if waiter is not None:
                 waiter.cancel()  # if the loop runs again, nobody waits in vain
             raise
         except BaseException as exc:
             if waiter is None:
-                owner._establishing_failed(exc)
+                owner.establishing_failed(exc)
             elif not waiter.done():  # else connect() was cancelled, and ends what there is
                 waiter.set_exception(exc)
             return

@@ -17,7 +17,7 @@ A ``Lifecycle`` connects parts that do not know each other, and carries out what
 
 A lost peer shows in an event of the connection manager (`Endpoint._cm_event`) or in a completion that failed
 (`_pyx/completing.pxi`), and a local device that has failed in one of its events (`loop_context.py`). Each of these
-ends in `_cut_off`.
+ends in `cut_off`.
 
 A server by TCP makes a protocol when its kernel has long had the connection, and mostly the client's first bytes, too.
 So it hardly ever sees a connection that is idle only because the client has just come. uvicorn closes idle ones when it
@@ -154,7 +154,7 @@ class Lifecycle:
                 self._close_readiness,
                 self._detach,
             ),
-            self._report,
+            self.report,
         )
         self._connecting = False
         self._close_when_made = False
@@ -230,7 +230,7 @@ class Lifecycle:
         """The accepting side. It goes on when ESTABLISHED comes."""
         self.endpoint.accept(cm_id, hello, self.callbacks.context)
 
-    def _established(self, event: CMEvent) -> None:
+    def established(self, event: CMEvent) -> None:
         """Both sides are ready: make the protocol and tell it. Bytes may have arrived already."""
         if self._teardown.released:
             return
@@ -258,7 +258,7 @@ class Lifecycle:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            self._establishing_failed(exc)
+            self.establishing_failed(exc)
 
     def _begin(self) -> None:
         connects = self.endpoint.role is Role.CLIENT
@@ -295,8 +295,8 @@ class Lifecycle:
         else:
             self.connection.send_control(credit.Kind.CREDIT)
 
-    def _establishing_failed(self, error: BaseException) -> None:
-        self._report(error, "rdmanet: a connection could not be begun")
+    def establishing_failed(self, error: BaseException) -> None:
+        self.report(error, "rdmanet: a connection could not be begun")
         self.release_now()
 
     # -- what the application wants ------------------------------------------------------------------------
@@ -559,12 +559,12 @@ class Lifecycle:
         self._answer_timer = None
         self.engine.drain()
         unanswered = self.connection.placing_unanswered
-        if not unanswered or self._is_over:
+        if not unanswered or self.is_over:
             return
         if unanswered != awaited:  # that one was answered
             self._memory_taken_back()
             return
-        self._cut_off(
+        self.cut_off(
             TimeoutError(
                 errno.ETIMEDOUT,
                 f"the peer has not let go of a cancelled read's memory for {self._config.close_timeout} s",
@@ -587,7 +587,7 @@ class Lifecycle:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            self._report(exc, "pause_writing() failed")
+            self.report(exc, "pause_writing() failed")
 
     def _resume_writing(self) -> None:
         # Not now if a callback may be running (abort() in data_received, for example), because a context cannot be
@@ -595,7 +595,7 @@ class Lifecycle:
         self.writing.wake_until_room()
         if self.machine.state is State.CLOSED:
             return  # after abort() there is nothing to write to: as in asyncio, connection_lost() ends all waits
-        if self._is_over and self.machine.error is not None and self.connection.reading:
+        if self.is_over and self.machine.error is not None and self.connection.reading:
             self._resume_when_paused = True  # connection_lost() comes when what was received is delivered
             return
         if self.machine.closing:
@@ -611,32 +611,32 @@ class Lifecycle:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            self._report(exc, "resume_writing() failed")
+            self.report(exc, "resume_writing() failed")
         if self.close_when_resumed and not self.connection.protocol_paused:
             self.close_when_resumed = False
             self.close()
 
     def _callback_raised(self, exc: BaseException, name: str) -> None:
-        self._report(exc, f"Fatal error: protocol.{name}() call failed.")
+        self.report(exc, f"Fatal error: protocol.{name}() call failed.")
         self.fail(exc)
 
     def _fabric_failed(self, failure: Failure) -> None:
-        if self._is_over or self.machine.state is State.OPENING:
+        if self.is_over or self.machine.state is State.OPENING:
             return
         if isinstance(failure, OSError) or (
             isinstance(failure, tuple) and failure[0] == WCStatus.WR_FLUSH_ERR
         ):
             # This says only that the connection is over. The device's events may say why.
             self._loop_context.hear_device(self.engine)
-            if self._is_over:
+            if self.is_over:
                 return
         if isinstance(failure, Exception):
             if not isinstance(failure, OSError):
-                self._report(failure, "rdmanet: the data engine failed, the connection is closed")
-            self._cut_off(failure)
+                self.report(failure, "rdmanet: the data engine failed, the connection is closed")
+            self.cut_off(failure)
             return
         assert self.qp is not None
-        self._cut_off(_failed_completion(failure, self.qp))
+        self.cut_off(_failed_completion(failure, self.qp))
 
     def _protocol_broken(self, exc: BaseException) -> None:
         # As text: a record that a handler keeps is not to keep the exception, and by its traceback the reader's memory.
@@ -647,7 +647,7 @@ class Lifecycle:
         self._handle(Event.PEER_VIOLATED, exc)
         self.endpoint.fail(exc)
 
-    def _cut_off(self, error: BaseException) -> None:
+    def cut_off(self, error: BaseException) -> None:
         """The connection is over. Completions that are there come first: the peer's Fin may be among them."""
         self.engine.drain()
         if self._is_taken_for_eof(error, self.connection.undelivered):
@@ -689,7 +689,7 @@ class Lifecycle:
 
     # -- what the connection manager and the device report -------------------------------------------------
 
-    def _on_connection_error(self, error: OSError) -> None:
+    def on_connection_error(self, error: OSError) -> None:
         """An event says that the connection, or the attempt at one, is over."""
         if self._teardown.released or self.endpoint.fail(error):
             return
@@ -702,34 +702,34 @@ class Lifecycle:
         elif self._teardown.in_farewell:
             self._teardown.heard()  # nobody is there to hear it
         elif self.machine.state is not State.CLOSED:
-            self._cut_off(error)
+            self.cut_off(error)
 
     @property
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether an event that ends the connection would change nothing any more."""
         return self.machine.state is State.CLOSED and not self._teardown.in_farewell
 
-    def _port_event(self, event: AsyncEvent) -> None:
+    def port_event(self, event: AsyncEvent) -> None:
         """Something has happened to a port of the device. It ends nothing; the protocol may want to know."""
         if event.port_num == self.facts.get("rdma_port") and self.machine.state is not State.CLOSED:
-            self._tell("port_event", event)
+            self.tell("port_event", event)
 
     # -- what the regions need -----------------------------------------------------------------------------
 
     @property
-    def _error(self) -> BaseException | None:
+    def error(self) -> BaseException | None:
         """Why the connection is over."""
         return self.machine.error
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether there is no connection any more, though received bytes may be left to deliver."""
         return self.machine.writing is Writing.OVER
 
-    def _listens_for(self, name: str) -> bool:
+    def listens_for(self, name: str) -> bool:
         return self.callbacks.listens_for(name)
 
-    def _tell(self, name: str, argument: Any) -> None:
+    def tell(self, name: str, argument: Any) -> None:
         """Call a method that a protocol may have besides asyncio's."""
         try:
             self.callbacks.tell(name, argument)
@@ -738,7 +738,7 @@ class Lifecycle:
         except BaseException as exc:
             self._callback_raised(exc, name)
 
-    def _report(self, exc: BaseException, message: str) -> None:
+    def report(self, exc: BaseException, message: str) -> None:
         self.callbacks.report(exc, message)
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -762,8 +762,8 @@ class Lifecycle:
             self.connection.lose_landings()
             self._fail_waiters()
 
-    def _is_sending(self) -> bool:
-        if self._is_over or self.machine.state is State.OPENING:
+    def is_sending(self) -> bool:
+        if self.is_over or self.machine.state is State.OPENING:
             return False
         return self.connection.undelivered or self.machine.state is State.CLOSING
 

@@ -65,7 +65,7 @@ class Tenant(Protocol):
 class Sender(Tenant, Protocol):
     """A connection's life."""
 
-    def _is_sending(self) -> bool:
+    def is_sending(self) -> bool:
         """Whether the peer's device may not have all our bytes yet, and may still get them."""
 
 
@@ -75,10 +75,10 @@ class DeviceUser(Tenant, Protocol):
     @property
     def qp(self) -> QP | None: ...
 
-    def _on_connection_error(self, error: OSError) -> None:
+    def on_connection_error(self, error: OSError) -> None:
         """The connection is over, for this reason."""
 
-    def _port_event(self, event: AsyncEvent) -> None:
+    def port_event(self, event: AsyncEvent) -> None:
         """An event of a port of its device."""
 
 
@@ -205,7 +205,7 @@ class LoopContext:
         """Whether a peer's device may not have all that was written, and may still get it."""
         if self.closed or self.foreign:
             return False
-        return any(connection._is_sending() for connection in self.connections)
+        return any(connection.is_sending() for connection in self.connections)
 
     async def until_sent(self) -> None:
         """Wait until the peers' devices have what was written, as TCP's kernel would still send it.
@@ -307,7 +307,7 @@ class LoopContext:
         users = users_of(engine)
         logger.error("%s; connections: %d", DeviceLostError(context.name, event).strerror, len(users))
         for user in users:
-            user._on_connection_error(DeviceLostError(context.name, event))
+            user.on_connection_error(DeviceLostError(context.name, event))
         self._close_lost_soon()
 
     def left(self, connection: Sender) -> None:
@@ -349,20 +349,20 @@ class LoopContext:
                 engine.lose_queue(event.cq, event_error(kind.name, device, "a completion queue"))
                 for user in users_of(engine):
                     if user.qp is not None and user.qp.send_cq is event.cq:
-                        user._on_connection_error(event_error(kind.name, device, "a completion queue"))
+                        user.on_connection_error(event_error(kind.name, device, "a completion queue"))
         elif kind in _QP_FAILURES:
             # If another thread has read the event, its queue pair may have been closed meanwhile.
             if event.qp is not None and not event.qp.closed:
                 for user in users_of(engine):
                     if user.qp is event.qp:
-                        user._on_connection_error(
+                        user.on_connection_error(
                             event_error(kind.name, device, f"queue pair {event.qp.qp_num:#x}")
                         )
         elif event.port_num is not None:
             level = logging.WARNING if kind is EventType.PORT_ERR else logging.INFO
             logger.log(level, "port %d of %s: %s", event.port_num, device, kind.name)
             for user in users_of(engine):
-                user._port_event(event)
+                user.port_event(event)
 
     def _watch_rare(self, fd: int, act: Callable[[], None]) -> None:
         self._epoll.register(fd, select.EPOLLIN)

@@ -40,25 +40,25 @@ class RegionsOwner(Protocol):
     """What the regions need of their connection's ``Lifecycle``."""
 
     @property
-    def _is_over(self) -> bool: ...
+    def is_over(self) -> bool: ...
 
     @property
-    def _error(self) -> BaseException | None:
+    def error(self) -> BaseException | None:
         """Why the connection is over."""
 
     @property
     def facts(self) -> dict[str, Any]:
         """What get_extra_info() knows by name."""
 
-    def _cut_off(self, error: BaseException) -> None: ...
+    def cut_off(self, error: BaseException) -> None: ...
 
-    def _tell(self, name: str, argument: Any, /) -> None:
+    def tell(self, name: str, argument: Any, /) -> None:
         """Call this method of the protocol, if there is one."""
 
-    def _listens_for(self, name: str) -> bool:
+    def listens_for(self, name: str) -> bool:
         """Whether the protocol has a method of this name."""
 
-    def _report(self, exc: BaseException, message: str) -> None: ...
+    def report(self, exc: BaseException, message: str) -> None: ...
 
 
 class Regions:
@@ -156,8 +156,8 @@ class Regions:
 
     def lease_stuck(self, error: OSError) -> None:
         """A key could not be made or taken back in time."""
-        if self._owner is not None and not self._owner._is_over:
-            self._owner._cut_off(error)
+        if self._owner is not None and not self._owner.is_over:
+            self._owner.cut_off(error)
 
     def lease_over(self, lease: Lease) -> None:
         """Forget a lease: nobody has its key any more."""
@@ -196,13 +196,13 @@ class Regions:
         for region_id in news.acked:
             if (lease := self._leases_told.pop(region_id, None)) is not None:
                 lease.acknowledged()
-        if self._owner._listens_for("region_offered"):  # otherwise they would only take memory
+        if self._owner.listens_for("region_offered"):  # otherwise they would only take memory
             for region in news.offered:
                 remote = self._remote[region] = OfferedMemory.of(self, region)
-                self._owner._tell("region_offered", remote)
+                self._owner.tell("region_offered", remote)
         for region in news.revoked:
             if (known := self._remote.pop(region, None)) is not None:
-                self._owner._tell("region_revoked", known)
+                self._owner.tell("region_revoked", known)
         if self._offers.pending:
             self.connection.credit_body_due()
 
@@ -321,7 +321,7 @@ class Regions:
         operation.end(self._why_over())
 
     def _why_over(self) -> BaseException:
-        error = None if self._owner is None else self._owner._error
+        error = None if self._owner is None else self._owner.error
         return error or self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Regions:
                 lease.lost()
             except OSError as exc:
                 assert self._owner is not None  # which disowns us after this
-                self._owner._report(exc, "rdmanet: a peer's key could not be given back")
+                self._owner.report(exc, "rdmanet: a peer's key could not be given back")
 
     def close(self) -> None:
         """The queue pair is destroyed: end what waited for it."""

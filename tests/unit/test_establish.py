@@ -42,7 +42,7 @@ class Context:
 
 
 def endpoint_of(context: Context, timeout: float) -> Any:
-    nothing: Any = SimpleNamespace(_has_ended=False)
+    nothing: Any = SimpleNamespace(has_ended=False)
     return Endpoint(Role.CLIENT, context, StreamConfig(connect_timeout=timeout), nothing, nothing)  # type: ignore[arg-type]
 
 
