@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "base/engine.h"
 #include "base/equal.h"
+#include "base/lines.h"
 #include "base/sock_diag.h"
 
 #include <errno.h>
@@ -27,16 +28,22 @@ static bool proc_is_ours(void)
 	return atoi(target) == getpid();
 }
 
-static bool shares_namespace(int pid, const char *which)
+static bool is_same_file(const char *one, const char *other)
 {
-	char path[40];
-	struct stat ours, its;
+	struct stat first, second;
 
-	snprintf(path, sizeof path, "/proc/self/ns/%s", which);
-	if (stat(path, &ours))
-		return false;
-	snprintf(path, sizeof path, "/proc/%d/ns/%s", pid, which);
-	return !stat(path, &its) && its.st_dev == ours.st_dev && its.st_ino == ours.st_ino;
+	return !stat(one, &first) && !stat(other, &second) && first.st_dev == second.st_dev &&
+	       first.st_ino == second.st_ino;
+}
+
+/* name: of one of the links in /proc/PID. */
+static bool shares(int pid, const char *name)
+{
+	char ours[40], its[40];
+
+	snprintf(ours, sizeof ours, "/proc/self/%s", name);
+	snprintf(its, sizeof its, "/proc/%d/%s", pid, name);
+	return is_same_file(ours, its);
 }
 
 /* What /proc/PID/status says, which everybody may read. */
@@ -44,56 +51,53 @@ struct status {
 	unsigned long long in_effect, bounding; /* capabilities */
 	unsigned long no_new_privs, seccomp;
 	bool is_in_own_pids; /* it has a number in a pid namespace below the one that /proc shows */
+	unsigned found;
 };
 
-static const char *field(const char *text, const char *key)
-{
-	const char *line = strstr(text, key); /* its name is on the first line, whose newlines the kernel escapes */
+/* The lines without which nothing is known. A kernel may be built without seccomp, or without pid namespaces. */
+enum { IN_EFFECT = 1, BOUNDING = 2, NO_NEW_PRIVS = 4, NEEDED = IN_EFFECT | BOUNDING | NO_NEW_PRIVS };
 
-	return line ? line + strlen(key) : NULL;
+static const char *value_of(const char *line, const char *key)
+{
+	size_t length = strlen(key);
+
+	if (strncmp(line, key, length) != 0)
+		return NULL;
+	line += length;
+	return line + strspn(line, "\t ");
+}
+
+/* One of its lines. Its name is on the first, whose newlines the kernel escapes. */
+static bool take_status(const char *line, void *closure)
+{
+	struct status *status = closure;
+	const char *value;
+
+	if ((value = value_of(line, "CapEff:"))) {
+		status->in_effect = strtoull(value, NULL, 16);
+		status->found |= IN_EFFECT;
+	} else if ((value = value_of(line, "CapBnd:"))) {
+		status->bounding = strtoull(value, NULL, 16);
+		status->found |= BOUNDING;
+	} else if ((value = value_of(line, "NoNewPrivs:"))) {
+		status->no_new_privs = strtoul(value, NULL, 10);
+		status->found |= NO_NEW_PRIVS;
+	} else if ((value = value_of(line, "Seccomp:"))) {
+		status->seccomp = strtoul(value, NULL, 10);
+	} else if ((value = value_of(line, "NSpid:"))) {
+		status->is_in_own_pids = value[strcspn(value, "\t ")];
+	}
+	return true;
 }
 
 /* process: its number, or "self". */
-static ssize_t read_file(const char *process, const char *name, char *text, size_t room)
-{
-	char path[40];
-	ssize_t length;
-	int fd;
-
-	snprintf(path, sizeof path, "/proc/%s/%s", process, name);
-	fd = rn_fd_own(open(path, O_RDONLY | O_CLOEXEC));
-	if (fd < 0)
-		return -1;
-	length = read(fd, text, room - 1);
-	rn_fd_close(fd);
-	text[length > 0 ? length : 0] = 0;
-	return length;
-}
-
 static bool read_status(const char *process, struct status *status)
 {
-	char text[4096];
-	const char *in_effect, *bounding, *no_new_privs, *seccomp, *pids;
+	char path[40];
 
-	if (read_file(process, "status", text, sizeof text) <= 0)
-		return false;
-	in_effect = field(text, "\nCapEff:");
-	bounding = field(text, "\nCapBnd:");
-	no_new_privs = field(text, "\nNoNewPrivs:");
-	seccomp = field(text, "\nSeccomp:");
-	pids = field(text, "\nNSpid:");
-	if (!in_effect || !bounding || !no_new_privs || !pids)
-		return false;
-	*status = (struct status){
-		.in_effect = strtoull(in_effect, NULL, 16),
-		.bounding = strtoull(bounding, NULL, 16),
-		.no_new_privs = strtoul(no_new_privs, NULL, 10),
-		.seccomp = seccomp ? strtoul(seccomp, NULL, 10) : 0, /* a kernel may be built without it */
-	};
-	pids += strspn(pids, "\t ");
-	pids += strcspn(pids, "\t \n");
-	status->is_in_own_pids = *pids != '\n';
-	return true;
+	*status = (struct status){0};
+	snprintf(path, sizeof path, "/proc/%s/status", process);
+	return rn_for_each_line(path, take_status, status) && status->found == NEEDED;
 }
 
 static bool read_both(int pid, struct status *ours, struct status *its)
@@ -109,22 +113,26 @@ static bool is_more_confined(const struct status *its, const struct status *ours
 	return its->no_new_privs > ours->no_new_privs || its->seccomp > ours->seccomp;
 }
 
-static bool shares_root(int pid)
+static ssize_t read_file(const char *path, char *text, size_t room)
 {
-	char path[40];
-	struct stat ours, its;
+	int fd = rn_fd_own(open(path, O_RDONLY | O_CLOEXEC));
+	ssize_t length = fd < 0 ? -1 : read(fd, text, room - 1);
 
-	snprintf(path, sizeof path, "/proc/%d/root", pid);
-	return !stat("/proc/self/root", &ours) && !stat(path, &its) && its.st_dev == ours.st_dev &&
-	       its.st_ino == ours.st_ino;
+	rn_fd_close(fd);
+	text[length > 0 ? length : 0] = 0;
+	return length;
 }
 
 /* Do these files say the same, up to this character? */
-static bool reads_alike(const char *process, const char *name, char end)
+static bool reads_alike(int pid, const char *name, char end)
 {
-	char ours[4096], its[4096];
+	char ours[4096], its[4096], path[40];
 
-	if (read_file("self", name, ours, sizeof ours) <= 0 || read_file(process, name, its, sizeof its) <= 0)
+	snprintf(path, sizeof path, "/proc/self/%s", name);
+	if (read_file(path, ours, sizeof ours) <= 0)
+		return false;
+	snprintf(path, sizeof path, "/proc/%d/%s", pid, name);
+	if (read_file(path, its, sizeof its) <= 0)
 		return false;
 	*strchrnul(ours, end) = 0;
 	*strchrnul(its, end) = 0;
@@ -134,14 +142,12 @@ static bool reads_alike(const char *process, const char *name, char end)
 bool rn_is_confined(const struct ucred *peer)
 {
 	struct status ours, its;
-	char number[12];
 
-	snprintf(number, sizeof number, "%d", (int)peer->pid);
 	if (peer->pid <= 0 || !proc_is_ours() || !read_both(peer->pid, &ours, &its))
 		return true;
 	/* The first mount has a number that no other namespace's has, and is one below its root directory. */
 	return is_more_confined(&its, &ours) || its.is_in_own_pids || ours.bounding & ~its.bounding ||
-	       !reads_alike(number, "uid_map", 0) || !reads_alike(number, "mountinfo", '\n');
+	       !reads_alike(peer->pid, "uid_map", 0) || !reads_alike(peer->pid, "mountinfo", '\n');
 }
 
 enum { LISTENERS = 64, DESCRIPTORS = 4096 };
@@ -204,23 +210,19 @@ bool rn_is_equal_process(int socket_fd, const struct ucred *peer, bool *is_confi
 		return false;
 	if (pid == getpid())
 		return true;
-	if (pid <= 0 || !proc_is_ours() || !shares_namespace(pid, "user") || !shares_namespace(pid, "pid") ||
+	if (pid <= 0 || !proc_is_ours() || !shares(pid, "ns/user") || !shares(pid, "ns/pid") ||
 	    !read_both(pid, &ours, &its) || ours.in_effect & ~its.in_effect)
 		return false;
-	*is_confined = is_more_confined(&its, &ours) || !shares_namespace(pid, "mnt") || !shares_root(pid);
+	*is_confined = is_more_confined(&its, &ours) || !shares(pid, "ns/mnt") || !shares(pid, "root");
 	return lives(socket_fd);
 }
 
 bool rn_is_overflow_user(uid_t user)
 {
-	char text[16] = "";
-	int fd = open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
+	char text[16];
 	uid_t overflow = 65534;
 
-	if (fd >= 0) {
-		if (read(fd, text, sizeof(text) - 1) > 0)
-			overflow = (uid_t)strtoul(text, NULL, 10);
-		close(fd);
-	}
+	if (read_file("/proc/sys/kernel/overflowuid", text, sizeof text) > 0)
+		overflow = (uid_t)strtoul(text, NULL, 10);
 	return user == overflow;
 }

@@ -3,15 +3,13 @@
 #include "base/proc_net.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/engine.h"
 #include "base/gid.h"
+#include "base/lines.h"
 
-enum { LISTEN = 0x0A, LINE_BYTES = 512, READ_BYTES = 4096 };
+enum { LISTEN = 0x0A };
 
 /* One line. */
 struct entry {
@@ -96,34 +94,6 @@ static bool take_listener(const char *line, void *closure)
 	return true;
 }
 
-/* Each line, until one is the last that is wanted. False: the file cannot be read. */
-static bool for_each_line(const char *path, bool (*take)(const char *line, void *closure), void *closure)
-{
-	int fd = rn_fd_own(open(path, O_RDONLY | O_CLOEXEC));
-	char bytes[READ_BYTES], line[LINE_BYTES];
-	size_t length = 0;
-	bool more = fd >= 0, is_read = fd >= 0;
-
-	while (more) {
-		ssize_t got = read(fd, bytes, sizeof(bytes));
-
-		more = got > 0;
-		is_read &= got >= 0;
-		for (ssize_t i = 0; more && i < got; i++) {
-			if (bytes[i] != '\n') {
-				if (length < sizeof(line) - 1)
-					line[length++] = bytes[i];
-				continue;
-			}
-			line[length] = '\0';
-			length = 0;
-			more = take(line, closure);
-		}
-	}
-	rn_fd_close(fd);
-	return is_read;
-}
-
 bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
 {
 	struct search search = {0};
@@ -132,9 +102,9 @@ bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv
 	rn_gid_of(address, &search.address);
 	search.port = ntohs(v4->sin_port);
 	/* Of this thread's network: /proc/net is the main thread's. */
-	for_each_line("/proc/thread-self/net/tcp", take_listener, &search);
+	rn_for_each_line("/proc/thread-self/net/tcp", take_listener, &search);
 	if (search.rank != EXACT)
-		for_each_line("/proc/thread-self/net/tcp6", take_listener, &search);
+		rn_for_each_line("/proc/thread-self/net/tcp6", take_listener, &search);
 	if (search.rank == NONE || search.is_disputed)
 		return false;
 	*user = search.found.user;
@@ -173,5 +143,5 @@ int rn_proc_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void
 {
 	struct name_search search = {.is_it = is_it, .closure = closure};
 
-	return for_each_line("/proc/thread-self/net/unix", take_name, &search) ? search.found : -1;
+	return rn_for_each_line("/proc/thread-self/net/unix", take_name, &search) ? search.found : -1;
 }
