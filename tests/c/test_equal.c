@@ -3,9 +3,7 @@
 #define _GNU_SOURCE
 #include "base/equal.h"
 
-#include <errno.h>
 #include <grp.h>
-#include <signal.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -15,37 +13,42 @@
 #include "base/engine.h"
 #include "host_check.h"
 
-/* A process that listens at a Unix socket until it is killed, and our connection to it. */
+/* A process that listens at a Unix socket until we leave, and our connection to it. */
 struct speaker {
 	pid_t pid;
 	int fd;
 	struct ucred peer;
 };
 
-/* become: what it does before it listens. */
-static struct speaker speaker(void (*become)(void))
+/* What it does before it listens, and then. */
+static struct speaker speaker(void (*before)(void), void (*after)(void))
 {
 	struct sockaddr_un name = {.sun_family = AF_UNIX};
-	struct speaker its = {.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+	struct speaker its;
 	socklen_t length = sizeof(its.peer);
 	int ready[2];
+	static int count;
 	char byte;
 
-	snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "rdmanet-test-equal/%d", (int)getpid());
-	CHECK(its.fd >= 0 && !pipe(ready));
+	snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "rdmanet-test-equal/%d/%d", (int)getpid(), count++);
+	CHECK(!pipe(ready));
 	its.pid = fork();
 	CHECK(its.pid >= 0);
 	if (!its.pid) {
 		int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-		become();
+		before();
 		CHECK(!bind(listener, (struct sockaddr *)&name, sizeof(name)) && !listen(listener, 1));
+		after();
 		CHECK(write(ready[1], "l", 1) == 1);
-		pause();
+		listener = accept(listener, NULL, NULL);
+		_exit(read(listener, &byte, 1) > 0); /* at its end */
 	}
 	close(ready[1]);
 	CHECK(read(ready[0], &byte, 1) == 1);
 	close(ready[0]);
+	its.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(its.fd >= 0);
 	CHECK(!connect(its.fd, (struct sockaddr *)&name, sizeof(name)));
 	CHECK(!getsockopt(its.fd, SOL_SOCKET, SO_PEERCRED, &its.peer, &length));
 	return its;
@@ -54,7 +57,6 @@ static struct speaker speaker(void (*become)(void))
 static void end(const struct speaker *speaker)
 {
 	close(speaker->fd);
-	kill(speaker->pid, SIGKILL);
 	CHECK(waitpid(speaker->pid, NULL, 0) == speaker->pid);
 }
 
@@ -81,7 +83,7 @@ static bool is_free(const struct speaker *speaker)
 {
 	bool is_confined;
 
-	return rn_is_equal_process(speaker->fd, &speaker->peer, &is_confined) && !is_confined &&
+	return rn_is_equal_process(&speaker->peer, &is_confined) && !is_confined &&
 	       !rn_is_confined(&speaker->peer);
 }
 
@@ -90,14 +92,14 @@ static void have_many_groups(void)
 {
 	enum { GROUPS = 2000 };
 	static gid_t groups[GROUPS];
-	struct speaker other = speaker(nothing);
+	struct speaker other = speaker(nothing, nothing);
 
 	for (int i = 0; i < GROUPS; i++)
 		groups[i] = 1000000000u + (gid_t)i;
 	CHECK(!setgroups(GROUPS, groups));
 	CHECK(is_free(&other));
 	end(&other);
-	other = speaker(nothing); /* has them as well */
+	other = speaker(nothing, nothing); /* has them as well */
 	CHECK(!setgroups(0, NULL));
 	CHECK(is_free(&other));
 	end(&other);
@@ -106,6 +108,26 @@ static void have_many_groups(void)
 static void groups_are_no_matter(void)
 {
 	in_child(have_many_groups);
+}
+
+/* Its child has the socket, and answers. */
+static void leave(void)
+{
+	if (fork())
+		_exit(0);
+}
+
+static void who_has_ended_is_nobody(void)
+{
+	struct speaker other = speaker(nothing, nothing), orphan;
+
+	CHECK(rn_still_lives(other.fd, &other.peer));
+	end(&other);
+	orphan = speaker(nothing, leave);
+	CHECK(orphan.peer.pid == orphan.pid);
+	CHECK(waitpid(orphan.pid, NULL, 0) == orphan.pid);
+	CHECK(!rn_still_lives(orphan.fd, &orphan.peer));
+	close(orphan.fd);
 }
 
 int main(void)
@@ -118,6 +140,7 @@ int main(void)
 		RUN(groups_are_no_matter);
 	else
 		printf("  not root: no groups\n");
+	RUN(who_has_ended_is_nobody);
 	CHECK(rn_fd_count() == 0);
 	return 0;
 }

@@ -23,6 +23,12 @@ def without(guarded):
     return "" if guarded else "name-owner"
 
 
+def until_heard(taker):
+    """The request reaches who has taken the name."""
+    taker.tell(heard=SECRET)
+    assert SECRET in taker.hear()["heard"]
+
+
 @pytest.mark.parametrize("user", [None, VICTIM, ANOTHER], ids=["root", "the server's user", "a third user"])
 def test_another_users_name_gets_no_request(stage, guarded, user):
     """A server on all addresses has the name of all of them; that of one of them is free for everybody."""
@@ -41,10 +47,7 @@ def test_another_users_name_gets_no_request(stage, guarded, user):
         assert attacker.hear() == {"visits": taken, "heard": ""}, "it looks who has the name, and goes"
         assert f"user {ATTACKER} holds the socket name" in client.finish()
     else:
-        heard = ""
-        while SECRET not in heard:
-            attacker.tell()
-            heard = attacker.hear()["heard"]
+        until_heard(attacker)
     server.finish()
 
 
@@ -153,10 +156,7 @@ def test_who_has_no_name_proves_nothing(stage, guarded):
         assert attacker.hear() == {"visits": 2, "heard": ""}
         assert f"user {overflow} holds the socket name" in client.finish()
     else:
-        heard = ""
-        while SECRET not in heard:
-            attacker.tell()
-            heard = attacker.hear()["heard"]
+        until_heard(attacker)
 
 
 BOXES = {
@@ -168,11 +168,11 @@ BOXES = {
 }
 
 
-def boxed(stage, roles, names):
+def boxed(stage, roles, names, script="boxed_name_taker"):
     """One of the same user as the server and its client, locked up."""
     if os.geteuid() != 0:
         unfit("only root can be all of these")
-    attacker = stage.start("boxed_name_taker", ",".join(map(str, roles)), *names)
+    attacker = stage.start(script, ",".join(map(str, roles)), *names)
     said = attacker.hear()
     if "unfit" in said:
         unfit(said["unfit"])
@@ -197,10 +197,7 @@ def test_a_box_of_the_same_user_gets_no_request(stage, guarded, box):
         assert f"user {VICTIM} holds the socket name" in said
         assert ", in a process in a sandbox or container, or not dumpable, and has no right" in said
     else:
-        heard = ""
-        while SECRET not in heard:
-            attacker.tell()
-            heard = attacker.hear()["heard"]
+        until_heard(attacker)
 
 
 @pytest.mark.parametrize("box", ["pid namespace", "landlock", "root directory"])
@@ -214,21 +211,40 @@ def test_a_box_gets_no_request_for_its_users_tcp_program(stage, guarded, box, us
     client = stage.start("cm_client", user=user, without="" if guarded else "name-process")
     client.hear()
     client.tell(to=["127.0.0.1", port], data=SECRET)
-    heard = ""
     if guarded:
-        visits = 0
-        while not visits:  # it looks who has the name, and goes
-            attacker.tell()
-            visits = attacker.hear()["visits"]
+        attacker.tell(visits=1)
+        attacker.hear()  # it looks who has the name, and goes
         program.close()
         client.hear()  # TCP has reset it
         attacker.tell()
         assert attacker.hear()["heard"] == ""
         assert f"user {VICTIM} holds the socket name" in client.finish()
         return
-    while SECRET not in heard:
-        attacker.tell()
-        heard = attacker.hear()["heard"]
+    until_heard(attacker)
+
+
+@pytest.mark.parametrize("user", [None, ANOTHER], ids=["root", "a third user"])
+def test_who_has_the_pid_now_does_not_speak_for_a_box(stage, guarded, user):
+    """The kernel tells the process that called listen, also when it has ended and a child of its has the socket. Who
+    has its pid now is unconfined."""
+    program = stage.start("port_holder", "127.0.0.1", "listen", user=VICTIM)
+    port = program.hear()["port"]
+    attacker, _ = boxed(stage, BOXES["landlock"], names_of(port)[:1], "orphaned_name_taker")
+    attacker.wait()  # its child goes on
+    successor = stage.start("pid_taker", attacker.pid).hear()
+    if "unfit" in successor:
+        unfit(successor["unfit"])
+    client = stage.start("cm_client", user=user, without="" if guarded else "name-life")
+    client.hear()
+    client.tell(to=["127.0.0.1", port], data=SECRET)
+    if not guarded:
+        until_heard(attacker)
+        return
+    assert client.hear()["error"] == "ConnectionRefusedError", "a TCP program gets no request"
+    attacker.tell()
+    said = attacker.hear()
+    assert said["visits"] and not said["heard"]
+    assert f"user {VICTIM} holds the socket name" in client.finish()
 
 
 def test_fewer_capabilities_get_no_request(stage, guarded):
@@ -245,10 +261,7 @@ def test_fewer_capabilities_get_no_request(stage, guarded):
     if guarded:
         assert client.hear()["reply"] == "the server"
     else:
-        heard = ""
-        while SECRET not in heard:
-            attacker.tell()
-            heard = attacker.hear()["heard"]
+        until_heard(attacker)
 
 
 def test_a_box_keeps_no_server_from_its_port(stage, guarded):
@@ -279,7 +292,4 @@ def test_a_name_of_an_equal_is_believed(stage, user):
     client = stage.start("cm_client", user=user, ACTOR_DUMPABLE="1")
     client.hear()
     client.tell(to=["127.0.0.1", port], data=SECRET)
-    heard = ""
-    while SECRET not in heard:
-        equal.tell()
-        heard = equal.hear()["heard"]
+    until_heard(equal)

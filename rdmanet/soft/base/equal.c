@@ -50,12 +50,13 @@ static bool shares(int pid, const char *name)
 struct status {
 	unsigned long long in_effect, bounding; /* capabilities */
 	unsigned long no_new_privs, seccomp;
+	uid_t user; /* in effect */
 	bool is_in_own_pids; /* it has a number in a pid namespace below the one that /proc shows */
 	unsigned found;
 };
 
 /* The lines without which nothing is known. A kernel may be built without seccomp, or without pid namespaces. */
-enum { IN_EFFECT = 1, BOUNDING = 2, NO_NEW_PRIVS = 4, NEEDED = IN_EFFECT | BOUNDING | NO_NEW_PRIVS };
+enum { USER = 1, IN_EFFECT = 2, BOUNDING = 4, NO_NEW_PRIVS = 8, NEEDED = USER | IN_EFFECT | BOUNDING | NO_NEW_PRIVS };
 
 static const char *value_of(const char *line, const char *key)
 {
@@ -73,7 +74,10 @@ static bool take_status(const char *line, void *closure)
 	struct status *status = closure;
 	const char *value;
 
-	if ((value = value_of(line, "CapEff:"))) {
+	if ((value = value_of(line, "Uid:"))) {
+		status->user = (uid_t)strtoul(value + strcspn(value, "\t "), NULL, 10);
+		status->found |= USER;
+	} else if ((value = value_of(line, "CapEff:"))) {
 		status->in_effect = strtoull(value, NULL, 16);
 		status->found |= IN_EFFECT;
 	} else if ((value = value_of(line, "CapBnd:"))) {
@@ -185,22 +189,30 @@ bool rn_has_tcp_listener(const struct ucred *peer, const struct sockaddr *addres
 	return has;
 }
 
-/* Else its pid may be another's by now. Before Linux 6.5 nobody can tell. */
-static bool lives(int socket_fd)
+static bool is_still_its_users(const struct ucred *peer)
+{
+	struct status its;
+	char number[12];
+
+	snprintf(number, sizeof number, "%d", (int)peer->pid);
+	return read_status(number, &its) && its.user == peer->uid;
+}
+
+bool rn_still_lives(int socket_fd, const struct ucred *peer)
 {
 	struct pollfd ended = {.fd = -1, .events = POLLIN};
 	socklen_t length = sizeof ended.fd;
 	bool is_over;
 
 	if (getsockopt(socket_fd, SOL_SOCKET, SO_PEERPIDFD, &ended.fd, &length))
-		return errno == ENOPROTOOPT;
+		return errno == ENOPROTOOPT && is_still_its_users(peer);
 	rn_fd_own(ended.fd);
 	is_over = poll(&ended, 1, 0);
 	rn_fd_close(ended.fd);
 	return !is_over;
 }
 
-bool rn_is_equal_process(int socket_fd, const struct ucred *peer, bool *is_confined)
+bool rn_is_equal_process(const struct ucred *peer, bool *is_confined)
 {
 	struct status ours, its;
 	int pid = peer->pid;
@@ -214,7 +226,7 @@ bool rn_is_equal_process(int socket_fd, const struct ucred *peer, bool *is_confi
 	    !read_both(pid, &ours, &its) || ours.in_effect & ~its.in_effect)
 		return false;
 	*is_confined = is_more_confined(&its, &ours) || !shares(pid, "ns/mnt") || !shares(pid, "root");
-	return lives(socket_fd);
+	return true;
 }
 
 bool rn_is_overflow_user(uid_t user)

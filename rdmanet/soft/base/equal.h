@@ -10,6 +10,10 @@
  * A process may be confined in other ways, too: by another root directory, other mounts, Landlock, seccomp. Services
  * often are, and are meant to serve all the same. What tells them from a sandbox that has only taken their name is
  * that they have the TCP listener: rdmanet/loop/trust.py has the theory.
+ *
+ * A socket listens as long as somebody has it, also if the process that called listen has ended, which is the one that
+ * SO_PEERCRED tells. Its pid is given to others then, and /proc tells of them. So the last question is whether the
+ * process still lives.
  */
 #ifndef RDMANET_SOFT_EQUAL_H
 #define RDMANET_SOFT_EQUAL_H
@@ -18,10 +22,10 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-/* peer: what SO_PEERCRED says of that socket. A few files of /proc are read for it: nothing waits.
+/* peer: what SO_PEERCRED says of a socket. A few files of /proc are read for it: nothing waits.
  * is_confined: something keeps it from what we may do: other mounts or another root directory, no_new_privs (which
  * Landlock and seccomp need), or seccomp. */
-bool rn_is_equal_process(int socket_fd, const struct ucred *peer, bool *is_confined);
+bool rn_is_equal_process(const struct ucred *peer, bool *is_confined);
 
 /* The same of another user's process, by what everybody may read: also its namespaces, and the capabilities that it
  * could ever have. True if nothing can be read. */
@@ -29,6 +33,10 @@ bool rn_is_confined(const struct ucred *peer);
 
 /* Is the TCP listener that gets connections to this address among the descriptors of that process? */
 bool rn_has_tcp_listener(const struct ucred *peer, const struct sockaddr *address);
+
+/* Does the process of that socket, peer by SO_PEERCRED, still live? To be asked last: what /proc has said by its pid is
+ * of another process otherwise. Before Linux 6.5 the kernel doesn't tell, and whoever has the pid must be of its user. */
+bool rn_still_lives(int socket_fd, const struct ucred *peer);
 
 /* The number of users that are unknown in our user namespace: many may share it, so it proves nothing. */
 bool rn_is_overflow_user(uid_t user);

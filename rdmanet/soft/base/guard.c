@@ -10,6 +10,7 @@
 static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_NAME_OWNER] = "name-owner",
 	[RN_GUARD_NAME_PROCESS] = "name-process",
+	[RN_GUARD_NAME_LIFE] = "name-life",
 	[RN_GUARD_TCP_PROGRAM] = "tcp-program",
 	[RN_GUARD_CM_SECRET] = "cm-secret",
 	[RN_GUARD_RESERVE] = "reserve",

@@ -14,6 +14,7 @@
 enum rn_guard {
 	RN_GUARD_NAME_OWNER,    /* a listener's name is believed by the user who owns it: cm/name.c */
 	RN_GUARD_NAME_PROCESS,  /* and, if that is our own, by which process: cm/name.c */
+	RN_GUARD_NAME_LIFE,     /* which still lives: cm/name.c */
 	RN_GUARD_TCP_PROGRAM,   /* a TCP program of this host gets no request: cm/socket.c */
 	RN_GUARD_CM_SECRET,     /* the secret is asked for by the connection manager: cm/secret.c */
 	RN_GUARD_RESERVE,       /* the last descriptors stay free, and newcomers are refused: cm/listen.c */

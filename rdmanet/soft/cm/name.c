@@ -159,6 +159,14 @@ static bool read_owner(int fd, struct ucred *owner)
 	return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, owner, &length);
 }
 
+/* It is confined, and has the listener at dst, or is not; dst may be NULL. And it is the process of which that was told:
+ * so this is asked last. */
+static bool may_speak(int fd, const struct ucred *owner, bool is_confined, const struct sockaddr *dst)
+{
+	return (!is_confined || (dst && rn_has_tcp_listener(owner, dst))) &&
+	       (!rn_guarded(RN_GUARD_NAME_LIFE) || rn_still_lives(fd, owner));
+}
+
 /* Is this a process of our own user with equal rights? If the user has confined it, it must have the listener at dst:
  * NULL means that it has not. */
 static bool is_our_word(int fd, const struct ucred *owner, const struct sockaddr *dst)
@@ -168,8 +176,7 @@ static bool is_our_word(int fd, const struct ucred *owner, const struct sockaddr
 	if (owner->uid != geteuid())
 		return false;
 	return !rn_guarded(RN_GUARD_NAME_PROCESS) ||
-	       (rn_is_equal_process(fd, owner, &is_confined) &&
-		(!is_confined || (dst && rn_has_tcp_listener(owner, dst))));
+	       (rn_is_equal_process(owner, &is_confined) && may_speak(fd, owner, is_confined, dst));
 }
 
 /* user: the one that has it, listening or not, as far as the kernel tells. Of a socket that is only bound it tells no
@@ -244,10 +251,11 @@ static bool is_of_listeners_user(uid_t user, const union ibv_gid *gid, const str
  * An RDMA program that listens there has bound that name. But a TCP program has not, and then a process that its user
  * has confined may.
  */
-static bool is_listeners_word(const struct ucred *owner, const union ibv_gid *gid, const struct sockaddr *dst)
+static bool is_listeners_word(int fd, const struct ucred *owner, const union ibv_gid *gid,
+			      const struct sockaddr *dst)
 {
 	return is_of_listeners_user(owner->uid, gid, dst) &&
-	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || !rn_is_confined(owner) || rn_has_tcp_listener(owner, dst));
+	       (!rn_guarded(RN_GUARD_NAME_PROCESS) || may_speak(fd, owner, rn_is_confined(owner), dst));
 }
 
 /* May it speak for this address and port? Root is trusted no more than others: a container's root is root. */
@@ -255,14 +263,15 @@ static bool is_believed(int fd, const struct sockaddr_un *name, const union ibv_
 {
 	struct ucred owner = {.uid = (uid_t)-1};
 	struct sockaddr_storage to = {0};
-	struct sockaddr *listener = (struct sockaddr *)&to;
+	struct sockaddr *undressed = (struct sockaddr *)&to;
 
 	if (!rn_guarded(RN_GUARD_NAME_OWNER))
 		return true;
 	memcpy(&to, dst, rn_cm_address_length(dst));
 	rn_cm_undress(&to);
 	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner.uid) &&
-	    (owner.uid == geteuid() ? is_our_word(fd, &owner, listener) : is_listeners_word(&owner, gid, listener)))
+	    (owner.uid == geteuid() ? is_our_word(fd, &owner, undressed)
+				       : is_listeners_word(fd, &owner, gid, undressed)))
 		return true;
 	rn_warn(RN_WARN_NAME, "user %d holds the socket name %s%s and has no right to that address: connecting by TCP",
 		(int)owner.uid, name->sun_path + 1,

@@ -5,7 +5,8 @@ import socket
 
 
 def take(names, say, hear):
-    """It says how many it `has`; then, for each line it hears, who came and what they said since."""
+    """It says how many it `has`; then, for each line it hears, how many `visits` there were, and what was `heard`: as
+    soon as there are that many, and that text, if the line has them."""
     listeners = []
     for name in names:
         listener = socket.socket(socket.AF_UNIX)
@@ -19,7 +20,8 @@ def take(names, say, hear):
     say(has=len(listeners))
 
     guests: list[socket.socket] = []
-    visits, heard = 0, b""
+    visits, heard = 0, ""
+    asked: list[dict] = []
     wake = 0  # standard input
     while True:
         ready, _, _ = select.select([wake, *listeners, *guests], [], [])
@@ -28,12 +30,16 @@ def take(names, say, hear):
                 guests.append(one.accept()[0])
                 visits += 1
             elif one in guests:
-                said = one.recv(4096)
+                said = one.recv(4096).decode("latin-1")
                 heard += said
                 if not said:
                     guests.remove(one)
                     one.close()
-            elif hear() is None:
-                raise SystemExit
         if wake in ready:
-            say(visits=visits, heard=heard.decode("latin-1"))
+            order = hear()
+            if order is None:
+                raise SystemExit
+            asked.append(order)
+        while asked and visits >= asked[0].get("visits", 0) and asked[0].get("heard", "") in heard:
+            del asked[0]
+            say(visits=visits, heard=heard)
