@@ -4,8 +4,10 @@
 #include "base/equal.h"
 
 #include <grp.h>
+#include <netinet/in.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -130,6 +132,51 @@ static void who_has_ended_is_nobody(void)
 	close(orphan.fd);
 }
 
+enum { HIGH = 5000 }; /* a descriptor */
+static struct sockaddr_in place;
+
+static void hold_the_listener_high(void)
+{
+	socklen_t length = sizeof(place);
+	struct rlimit limit;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	place = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	CHECK(!bind(fd, (struct sockaddr *)&place, sizeof(place)) && !listen(fd, 1));
+	CHECK(!getsockname(fd, (struct sockaddr *)&place, &length));
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_max > HIGH);
+	limit.rlim_cur = HIGH + 1;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	CHECK(dup2(fd, HIGH) == HIGH);
+	close(fd);
+}
+
+static void close_it(void)
+{
+	close(HIGH);
+}
+
+/* Whatever its number is: only those that are open are looked at. */
+static void a_listener_is_found(void)
+{
+	struct speaker other;
+	struct ucred self = {.pid = getpid()};
+
+	hold_the_listener_high();
+	CHECK(rn_has_tcp_listener(&self, (struct sockaddr *)&place));
+	other = speaker(nothing, nothing); /* has inherited it */
+	CHECK(rn_has_tcp_listener(&other.peer, (struct sockaddr *)&place));
+	end(&other);
+	other = speaker(close_it, nothing);
+	CHECK(!rn_has_tcp_listener(&other.peer, (struct sockaddr *)&place));
+	end(&other);
+}
+
+static void a_listener_is_found_among_its_descriptors(void)
+{
+	in_child(a_listener_is_found);
+}
+
 int main(void)
 {
 	if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)) {
@@ -141,6 +188,7 @@ int main(void)
 	else
 		printf("  not root: no groups\n");
 	RUN(who_has_ended_is_nobody);
+	RUN(a_listener_is_found_among_its_descriptors);
 	CHECK(rn_fd_count() == 0);
 	return 0;
 }

@@ -8,10 +8,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #ifndef SO_PEERPIDFD
@@ -154,16 +156,48 @@ bool rn_is_confined(const struct ucred *peer)
 	       !reads_alike(peer->pid, "uid_map", 0) || !reads_alike(peer->pid, "mountinfo", '\n');
 }
 
-enum { LISTENERS = 64, DESCRIPTORS = 4096 };
+enum { LISTENERS = 64, DESCRIPTORS = 4096 }; /* that are looked at */
 
 static bool is_one_of(const char *link, const uint32_t *inodes, unsigned count)
 {
-	char name[32];
+	unsigned inode;
 
-	for (unsigned i = 0; i < count; i++) {
-		snprintf(name, sizeof name, "socket:[%u]", inodes[i]);
-		if (!strcmp(link, name))
+	if (sscanf(link, "socket:[%u]", &inode) != 1)
+		return false;
+	for (unsigned i = 0; i < count; i++)
+		if (inodes[i] == inode)
 			return true;
+	return false;
+}
+
+/* As getdents64() writes it, which glibc has since 2.30. */
+struct entry {
+	uint64_t inode;
+	int64_t offset;
+	unsigned short length;
+	unsigned char type;
+	char name[];
+};
+
+/* directory: /proc/PID/fd. The list begins with the lowest numbers, and no memory is allocated for it. */
+static bool is_among(int directory, const uint32_t *inodes, unsigned count)
+{
+	alignas(struct entry) char entries[4096];
+	const struct entry *entry;
+	unsigned looked = 0;
+	char link[40];
+	long length;
+
+	while (looked < DESCRIPTORS && (length = syscall(SYS_getdents64, directory, entries, sizeof entries)) > 0) {
+		for (long at = 0; at < length && looked < DESCRIPTORS; at += entry->length, looked++) {
+			ssize_t got;
+
+			entry = (const void *)(entries + at);
+			got = readlinkat(directory, entry->name, link, sizeof link - 1);
+			link[got > 0 ? got : 0] = 0;
+			if (is_one_of(link, inodes, count))
+				return true;
+		}
 	}
 	return false;
 }
@@ -172,20 +206,16 @@ bool rn_has_tcp_listener(const struct ucred *peer, const struct sockaddr *addres
 {
 	uint32_t inodes[LISTENERS];
 	unsigned count = rn_tcp_listener_inodes(address, inodes, LISTENERS);
-	char path[40], link[64];
-	bool has = false;
+	char path[40];
+	int directory;
+	bool has;
 
-	/* A listener is one of the first. The numbers are tried, since a list of them would take memory. */
-	for (int number = 0; count && !has && number < DESCRIPTORS; number++) {
-		ssize_t length;
-
-		snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)peer->pid, number);
-		length = readlink(path, link, sizeof link - 1);
-		if (length < 0 && errno != ENOENT)
-			return false;
-		link[length > 0 ? length : 0] = 0;
-		has = is_one_of(link, inodes, count);
-	}
+	if (!count)
+		return false;
+	snprintf(path, sizeof path, "/proc/%d/fd", (int)peer->pid);
+	directory = rn_fd_own(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	has = directory >= 0 && is_among(directory, inodes, count);
+	rn_fd_close(directory);
 	return has;
 }
 
