@@ -4,6 +4,9 @@
 #include "base/equal.h"
 
 #include <grp.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <stddef.h>
 #include <sys/prctl.h>
@@ -97,7 +100,7 @@ static void have_many_groups(void)
 	struct speaker other = speaker(nothing, nothing);
 
 	for (int i = 0; i < GROUPS; i++)
-		groups[i] = 1000000000u + (gid_t)i;
+		groups[i] = 10000 + (gid_t)i;
 	CHECK(!setgroups(GROUPS, groups));
 	CHECK(is_free(&other));
 	end(&other);
@@ -130,6 +133,66 @@ static void who_has_ended_is_nobody(void)
 	CHECK(waitpid(orphan.pid, NULL, 0) == orphan.pid);
 	CHECK(!rn_still_lives(orphan.fd, &orphan.peer));
 	close(orphan.fd);
+}
+
+static void give_up_new_privileges(void)
+{
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+}
+
+/* It allows everything. */
+static void add_filter(void)
+{
+	struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	struct sock_fprog program = {.len = 1, .filter = &allow};
+
+	CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0));
+}
+
+static bool is_confined_equal(const struct speaker *speaker)
+{
+	bool is_confined;
+
+	return rn_is_equal_process(&speaker->peer, &is_confined) && is_confined && rn_is_confined(&speaker->peer);
+}
+
+/* Who has it may have Landlock, too, which does not show: so it counts also where we have it ourselves. */
+static void have_no_new_privileges(void)
+{
+	struct speaker other;
+
+	for (int ours = 0; ours < 2; ours++) {
+		other = speaker(give_up_new_privileges, nothing);
+		CHECK(is_confined_equal(&other));
+		end(&other);
+		give_up_new_privileges();
+	}
+}
+
+/* Without no_new_privs only root can have them. */
+static void have_filters(void)
+{
+	struct speaker other = speaker(add_filter, nothing);
+
+	CHECK(is_confined_equal(&other));
+	end(&other);
+	add_filter(); /* as all have it in a container */
+	other = speaker(nothing, nothing);
+	CHECK(is_free(&other));
+	end(&other);
+	other = speaker(add_filter, nothing); /* a second one */
+	CHECK(is_confined_equal(&other));
+	end(&other);
+}
+
+static void no_new_privileges_may_hide_a_sandbox(void)
+{
+	in_child(have_no_new_privileges);
+}
+
+static void filters_are_counted(void)
+{
+	in_child(have_filters);
 }
 
 enum { HIGH = 5000 }; /* a descriptor */
@@ -183,10 +246,15 @@ int main(void)
 		printf("  confined itself: nothing to see\n");
 		return 0;
 	}
+	RUN(no_new_privileges_may_hide_a_sandbox);
 	if (!geteuid())
 		RUN(groups_are_no_matter);
 	else
 		printf("  not root: no groups\n");
+	if (!geteuid() && prctl(PR_CAPBSET_READ, CAP_SYS_ADMIN, 0, 0, 0) == 1)
+		RUN(filters_are_counted);
+	else
+		printf("  not root: no filters\n");
 	RUN(who_has_ended_is_nobody);
 	RUN(a_listener_is_found_among_its_descriptors);
 	CHECK(rn_fd_count() == 0);

@@ -51,7 +51,7 @@ static bool shares(int pid, const char *name)
 /* What /proc/PID/status says, which everybody may read. */
 struct status {
 	unsigned long long in_effect, bounding; /* capabilities */
-	unsigned long no_new_privs, seccomp;
+	unsigned long no_new_privs, seccomp, filters;
 	uid_t user; /* in effect */
 	bool is_in_own_pids; /* it has a number in a pid namespace below the one that /proc shows */
 	unsigned found;
@@ -90,6 +90,8 @@ static bool take_status(const char *line, void *closure)
 		status->found |= NO_NEW_PRIVS;
 	} else if ((value = value_of(line, "Seccomp:"))) {
 		status->seccomp = strtoul(value, NULL, 10);
+	} else if ((value = value_of(line, "Seccomp_filters:"))) { /* since Linux 5.9 */
+		status->filters = strtoul(value, NULL, 10);
 	} else if ((value = value_of(line, "NSpid:"))) {
 		status->is_in_own_pids = value[strcspn(value, "\t ")];
 	}
@@ -114,9 +116,13 @@ static bool read_both(int pid, struct status *ours, struct status *its)
 	return read_status("self", ours) && read_status(number, its);
 }
 
-static bool is_more_confined(const struct status *its, const struct status *ours)
+/*
+ * What has no_new_privs may have Landlock, which nobody can see. So it counts as confined, also if we have it ourselves.
+ * Of seccomp the number of filters is seen, and a container gives all its processes one: so only more than ours count.
+ */
+static bool may_do_less(const struct status *its, const struct status *ours)
 {
-	return its->no_new_privs > ours->no_new_privs || its->seccomp > ours->seccomp;
+	return its->no_new_privs || its->seccomp > ours->seccomp || its->filters > ours->filters;
 }
 
 static ssize_t read_file(const char *path, char *text, size_t room)
@@ -152,7 +158,7 @@ bool rn_is_confined(const struct ucred *peer)
 	if (peer->pid <= 0 || !proc_is_ours() || !read_both(peer->pid, &ours, &its))
 		return true;
 	/* The first mount has a number that no other namespace's has, and is one below its root directory. */
-	return is_more_confined(&its, &ours) || its.is_in_own_pids || ours.bounding & ~its.bounding ||
+	return may_do_less(&its, &ours) || its.is_in_own_pids || ours.bounding & ~its.bounding ||
 	       !reads_alike(peer->pid, "uid_map", 0) || !reads_alike(peer->pid, "mountinfo", '\n');
 }
 
@@ -255,7 +261,7 @@ bool rn_is_equal_process(const struct ucred *peer, bool *is_confined)
 	if (pid <= 0 || !proc_is_ours() || !shares(pid, "ns/user") || !shares(pid, "ns/pid") ||
 	    !read_both(pid, &ours, &its) || ours.in_effect & ~its.in_effect)
 		return false;
-	*is_confined = is_more_confined(&its, &ours) || !shares(pid, "ns/mnt") || !shares(pid, "root");
+	*is_confined = may_do_less(&its, &ours) || !shares(pid, "ns/mnt") || !shares(pid, "root");
 	return true;
 }
 

@@ -11,6 +11,9 @@
  * often are, and are meant to serve all the same. What tells them from a sandbox that has only taken their name is
  * that they have the TCP listener: rdmanet/loop/trust.py has the theory.
  *
+ * Not seen is what somebody with CAP_SYS_ADMIN has done to a process without no_new_privs, as a manager of services may:
+ * Landlock, or as many filters of seccomp as ours, but others. Nor is AppArmor's and SELinux's confinement looked at.
+ *
  * A socket listens as long as somebody has it, also if the process that called listen has ended, which is the one that
  * SO_PEERCRED tells. Its pid is given to others then, and /proc tells of them. So the last question is whether the
  * process still lives.
@@ -23,8 +26,8 @@
 #include <sys/types.h>
 
 /* peer: what SO_PEERCRED says of a socket. A few files of /proc are read for it: nothing waits.
- * is_confined: something keeps it from what we may do: other mounts or another root directory, no_new_privs (which
- * Landlock and seccomp need), or seccomp. */
+ * is_confined: something may keep it from what we may do: other mounts or another root directory; no_new_privs, also if
+ * we have it ourselves, since Landlock needs it, which does not show; or seccomp, with more filters than ours. */
 bool rn_is_equal_process(const struct ucred *peer, bool *is_confined);
 
 /* The same of another user's process, by what everybody may read: also its namespaces, and the capabilities that it
