@@ -105,7 +105,11 @@ def is_buffer(type_: Any) -> bool:
 
 def wire_type(type_: Any) -> Any:
     """What is decoded for a value of this type."""
-    return Array if isinstance(type_, ArrayType) else memoryview | Lent if type_ in _BUFFERS else type_
+    if isinstance(type_, ArrayType):
+        return Array
+    if type_ is bytes:
+        return bytes | Lent
+    return memoryview | Lent if type_ in _BUFFERS else type_
 
 
 def bytes_in(type_: Any) -> Any:

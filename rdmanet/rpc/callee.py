@@ -347,8 +347,10 @@ class Callee:
                     await self._lend_result(running, going, timer)
                 else:
                     self._reply(running, in_message(self.link, going), buffers)
-            else:
+            elif running.borrowed:
                 self._reply(running, result, buffers)
+            else:
+                self._answer(running, OutReply(running.number, result))
         except asyncio.CancelledError:
             self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
         except BaseException as exc:

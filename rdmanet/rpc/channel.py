@@ -322,7 +322,7 @@ class Channel:
             if pending.returned:
                 for _, going in loans:
                     going.returned = True
-            if method.result_is_buffer:
+            if method.result_is_buffer and type(result) is not bytes:
                 if into is None and type(result) is memoryview:
                     result = as_declared(method.result, result)
                 else:

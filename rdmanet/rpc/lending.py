@@ -386,13 +386,15 @@ def _room(type_: Any, value: Any, nbytes: int, into: Into | None) -> tuple[memor
 
 def at_once(method: Method, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The arguments of a call as its method declares them, if all buffers have come as plain bytes; None if not."""
-    found = list(arguments)
     for index in method.buffers:
+        value = arguments[index]
+        if type(value) is bytes:
+            continue  # decoded so for `bytes`
         type_ = method.parameters[index].type
-        if type(found[index]) is not memoryview or type_ is Buffer:
+        if type(value) is not memoryview or type_ is Buffer:
             return None
-        found[index] = as_declared(type_, found[index])
-    return tuple(found)
+        arguments = (*arguments[:index], as_declared(type_, value), *arguments[index + 1 :])
+    return arguments
 
 
 def as_declared(type_: Any, memory: memoryview) -> Any:

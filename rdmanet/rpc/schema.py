@@ -50,7 +50,7 @@ from rdmanet.rpc.describe import (
 )
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.method_options import Options
-from rdmanet.rpc.weights import DETAILS_BYTES, Scale
+from rdmanet.rpc.weights import DETAILS_BYTES, LEAST_BYTES, Scale
 
 __all__ = ["Schema", "Service"]
 
@@ -211,8 +211,8 @@ class Method:
         )
         if result == BUFFER and not self.result_is_buffer and self.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
             found.result, found.result_is_buffer = bytes_in(self.result), True
-            found._result = _decoder(wire_type(bytes))
-            found._result_scale = Scale(wire_type(bytes))
+            found._result = _decoder(wire_type(memoryview))
+            found._result_scale = Scale(wire_type(memoryview))
         return found
 
     def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
@@ -264,7 +264,7 @@ class Method:
         return tuple(found), stream
 
     def decode_arguments(self, raw: Any) -> tuple[Any, ...]:
-        """A call's arguments. A buffer is a memoryview or a `Lent`, an array an `Array`.
+        """A call's arguments. A buffer is bytes, a memoryview or a `Lent`, an array an `Array`.
 
         :raises Error: INVALID_ARGUMENT; the text names the parameter
         """
@@ -292,13 +292,13 @@ class Method:
 
         :raises Error: INTERNAL; it is not of its type. RESOURCE_EXHAUSTED; its objects take more bytes than `most`
         """
-        self._result_scale.weigh(raw, most)
+        if len(raw) >= LEAST_BYTES:
+            self._result_scale.weigh(raw, most)
         try:
             return self._result(raw)
         except Exception as exc:
-            raise Error(
-                Code.INTERNAL, f"{self.label}: the server's result is not of its type: {exc}"
-            ) from None
+            text = f"{self.label}: the server's result is not of its type: {exc}"
+            raise Error(Code.INTERNAL, text) from None
 
     def decode_sent_item(self, raw: Any) -> Any:
         """An item of the caller's stream.
