@@ -30,6 +30,7 @@ RPC_GROUND = {
 }
 RPC_GROUND |= {
     "rpc.annotations",
+    "rpc.beginning",
     "rpc.shares",
     "rpc.weights",
     "rpc.snapshot",

@@ -27,6 +27,8 @@ from typing import Any, cast
 from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
+from rdmanet.rpc.interceptors import chained
+from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.call_metadata import decoded
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
@@ -259,7 +261,9 @@ class Callee:
         counter.begun += 1
         counter.received_bytes += len(raw_arguments)
         server.running.add(running)  # before the task, which may be eager, and end at once
-        running.task = self.loop.create_task(self._run(running, arguments), name=method.label)
+        work = self._run(running, arguments)
+        work.send(None)
+        running.task = self.loop.create_task(work, name=method.label)
 
     def _begin_streams(self, running: Running) -> None:
         method, inflow, outflow = running.method, None, None
@@ -317,16 +321,16 @@ class Callee:
 
     async def _run(self, running: Running, arguments: tuple[Any, ...]) -> None:
         """The task of a call."""
-        CURRENT.set(running.call)
         method, server, deadline = running.method, self.server, running.call.deadline
-        timer = None if deadline is None else self.loop.call_at(deadline, running.time_is_over)
+        timer: asyncio.TimerHandle | None = None
         buffers: list[Buffer] = []
         try:
+            await BEGINNING
             if not running.task:  # an eager one begins before its creator has it
                 running.task = cast("asyncio.Task[None]", asyncio.current_task())
-            running.has_begun = True
-            if running.is_cancelled:
-                raise asyncio.CancelledError
+            CURRENT.set(running.call)
+            if deadline is not None:
+                timer = self.loop.call_at(deadline, running.time_is_over)
             if server.carry or server.interceptors:
                 result = await self._intercepted(running, arguments, buffers)
             else:

@@ -418,6 +418,7 @@ class Channel:
         sending.number = pending.number
 
         work = pump(self.link, pending, items, self._abandon)
+        work.send(None)
         return self.loop.create_task(work, name=f"rpc stream to {pending.method.label}")
 
     # -- messages ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.call_metadata import Metadata
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of
 from rdmanet.rpc.lending import Into, loan_of
@@ -110,6 +111,7 @@ async def pump(link: Link, pending: Pending, items: Any, abandon: Callable[[Pend
     """
     assert pending.sent is not None
     try:
+        await BEGINNING
         await pending.sent.send(aiter(items))
         if not pending.future.done():
             link.send(End(pending.number))

@@ -47,6 +47,7 @@ import msgspec
 
 from rdmanet.base import log_rate
 from rdmanet.errors import endpoint
+from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.errors import Code, Error, not_sent
 from rdmanet.rpc.link import logger
@@ -306,7 +307,9 @@ class Pool:
         for slot in self._slots:
             if slot.task is None and slot.usable is None:
                 if due is None or slot.failures == 0 or slot.not_before <= due:
-                    task = self.loop.create_task(self._connect(slot), name="rpc connect")
+                    work = self._connect(slot)
+                    work.send(None)
+                    task = self.loop.create_task(work, name="rpc connect")
                     slot.task = None if task.done() else task
 
     def _stop_connecting(self) -> None:
@@ -320,6 +323,7 @@ class Pool:
         """The task of a slot: one try."""
         has_tried = False
         try:
+            await BEGINNING
             if slot.failures and (seconds := slot.not_before - self.loop.time()) > 0:
                 slot.is_sleeping = True
                 await asyncio.sleep(seconds)

@@ -26,8 +26,7 @@ class Running(msgspec.Struct, eq=False):
     :ivar task: executes it
     :ivar late: its time is over
     :ivar code: with which it fails
-    :ivar has_begun: so its task can be cancelled
-    :ivar is_cancelled: it was, or is to be when it begins
+    :ivar is_cancelled: it was, once
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
     :ivar released: is to be done when the caller has released the result that is on loan
@@ -53,7 +52,6 @@ class Running(msgspec.Struct, eq=False):
     is_counted: bool = False
     inline_bytes: int = 0
     lent_bytes: int = 0
-    has_begun: bool = False
     is_cancelled: bool = False
     borrowed: list[OfferedMemory] = []
     taking: int = 0
@@ -64,16 +62,12 @@ class Running(msgspec.Struct, eq=False):
         return bool(self.borrowed) and not self.taking and not any(remote.is_used for remote in self.borrowed)
 
     def cancel(self) -> None:
-        """Cancel the task, once: what it does then may take time, and is not to be cancelled as well.
-
-        One that has not begun begins all the same, because it has to answer.
-        """
+        """Cancel the task, once: what it does then may take time, and is not to be cancelled as well."""
         if self.released is not None:
             self.release()  # it has answered
         elif not self.is_cancelled:
             self.is_cancelled = True
-            if self.has_begun:
-                self.task.cancel()
+            self.task.cancel()
 
     def time_is_over(self) -> None:
         self.late = not self.is_cancelled
