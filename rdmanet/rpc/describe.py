@@ -85,6 +85,7 @@ _LISTS: Final = (
 
 
 METHODS_MOST: Final = 4096
+FLAGS_MOST: Final = 16
 _LIMITS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "multiple_of", "pattern", "tz")
 """In the order of their names."""
 LEFT_OUT_DEFAULT: Final = 1
@@ -121,7 +122,7 @@ class _Describer:
             return ["dict", self.of(info.key_type), self.of(info.value_type)]
         if isinstance(info, inspect.EnumType):
             if issubclass(info.cls, enum.Flag):
-                return ["flags", functools.reduce(operator.or_, (flag.value for flag in info.cls), 0)]
+                return ["flags", _bits(info.cls)]
             return ["one of", *sorted((member.value for member in info.cls), key=_order)]
         if isinstance(info, inspect.LiteralType):
             return ["one of", *sorted(info.values, key=_order)]
@@ -137,7 +138,7 @@ class _Describer:
         """The name in the table of a Struct, dataclass, TypedDict or NamedTuple. Names of two classes may be equal."""
         if (known := self._names.get(info.cls)) is not None:
             return known
-        name: str = info.cls.__name__
+        name = _name(info.cls)
         as_array = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
         tag = getattr(info, "tag", None)
         head = [
@@ -162,6 +163,31 @@ class _Describer:
         return name
 
 
+def _name(type_: Any) -> str:
+    """The name of a class, with the types that it was made generic for."""
+    if arguments := typing.get_args(type_):
+        origin = typing.get_origin(type_)
+        if origin in (typing.Union, types.UnionType):
+            return " | ".join(map(_name, arguments))
+        return f"{_name(origin)}[{', '.join(map(_name, arguments))}]"
+    return str(getattr(type_, "__name__", type_))
+
+
+def _bits(flags: type[enum.Flag]) -> int:
+    """All bits of flags. Their class keeps each combination that it has seen, so there may not be very many.
+
+    :raises TypeError: there may be
+    """
+    if flags._boundary_ is enum.KEEP:  # type: ignore[attr-defined]
+        text = f"class {flags.__name__}(enum.IntFlag, boundary=enum.STRICT)"
+        raise TypeError(f"{flags.__name__} keeps bits that it has no names for: write `{text}`")
+    bits = functools.reduce(operator.or_, (flag.value for flag in flags), 0)
+    if bits.bit_count() > FLAGS_MOST:
+        text = f"{flags.__name__} has {bits.bit_count()} bits, and may have {FLAGS_MOST}"
+        raise TypeError(f"{text}: send an int, or a set of an enum")
+    return bits
+
+
 def _left_out(info: Any) -> dict[str, int]:
     """The fields that may lack where a value of this type is written."""
     if isinstance(info, inspect.TypedDictType):
@@ -170,7 +196,11 @@ def _left_out(info: Any) -> dict[str, int]:
     if isinstance(info, inspect.StructType):
         hints = {field.name: field.type for field in msgspec.structs.fields(info.cls)}
         if (typing.get_origin(info.cls) or info.cls).__struct_config__.omit_defaults:
-            found = {field.name: LEFT_OUT_DEFAULT for field in info.fields if _default(field)}
+            found = {
+                field.name: LEFT_OUT_DEFAULT
+                for field in info.fields
+                if _default(field) and _is_left_out(field.default_factory)
+            }
     else:
         hints = typing.get_type_hints(typing.get_origin(info.cls) or info.cls)
     return found | {
@@ -197,6 +227,16 @@ def _default(field: Any) -> list[Any]:
         return [msgspec.msgpack.decode(msgspec.msgpack.encode(value, order="deterministic"))]
     except Exception:  # what msgspec does not encode
         return []
+
+
+@functools.cache
+def _is_left_out(factory: Any) -> bool:
+    """Whether ``omit_defaults`` leaves out what a factory makes: msgspec does so for some of them."""
+    if factory is msgspec.NODEFAULT:
+        return True
+    field = ("x", Any, msgspec.field(default_factory=factory))
+    one = msgspec.defstruct("One", [field], omit_defaults=True)()
+    return msgspec.msgpack.encode(one) == msgspec.msgpack.encode({})
 
 
 _FACTORIES: Final = (list, dict, set, frozenset, tuple, bytearray, bytes, str, int, float, bool)
@@ -350,9 +390,16 @@ def _lacks(written: Any, read: Any) -> str:
     how, default = written[3:] or (0, [])
     if how and read[2]:
         return f"{'at times' if how & LEFT_OUT else f'if it is {default[0]!r}'}, and is required by"
-    if how & LEFT_OUT_DEFAULT and _order(default) != _order(list(read[4:] or ((),))[0]):
+    others = list(read[4:] or ((),))[0]
+    if _plain(read[1]) == "float":
+        default, others = _as_floats(default), _as_floats(others)
+    if how & LEFT_OUT_DEFAULT and _order(default) != _order(others):
         return f"if it is {default[0]!r}, which is not the default of"
     return ""
+
+
+def _as_floats(default: Any) -> list[Any]:
+    return [float(value) if type(value) is int else value for value in default]
 
 
 def _follows(name: str, limit: Any, limits: dict[str, Any]) -> bool:

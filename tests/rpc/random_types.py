@@ -346,8 +346,10 @@ def _build(node: Node) -> Any:
     if node.kind == "one of" and node.form == "literal":
         return Literal[tuple(node.values)]
     if node.kind in ("one of", "flags"):
-        made = enum.IntFlag if node.kind == "flags" else enum.Enum
-        return made(_name(node), {f"V{value}": value for value in node.values})  # type: ignore[call-overload]
+        names = {f"V{value}": value for value in node.values}
+        if node.kind == "flags":
+            return enum.IntFlag(_name(node), names, boundary=enum.STRICT)
+        return enum.Enum(_name(node), names)
     if node.kind == "struct":
         return _struct(node)
     parts = [build(part) for part in node.parts]

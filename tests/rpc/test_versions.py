@@ -4,12 +4,13 @@ import dataclasses
 import datetime
 import enum
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import numpy
 import pytest
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
+from msgspec.msgpack import encode
 from net import Net
 
 from rdmanet import rpc
@@ -269,6 +270,26 @@ def test_flags_of_two_versions():
     assert difference(Colours, Literal[1, 2])  # which is not 3
 
 
+class Unbounded(enum.IntFlag):
+    RED = 1
+
+
+class Many(enum.Flag):
+    locals().update({f"F{bit}": 1 << bit for bit in range(17)})
+
+
+@pytest.mark.parametrize(
+    "flags, text", [(Unbounded, "Unbounded keeps bits.*boundary=enum.STRICT"), (Many, "Many has 17 bits")]
+)
+def test_flags_that_a_peer_could_make_very_many_of(flags: Any, text: str):
+    """Their class keeps each combination for good."""
+    for type_ in (flags, list[flags | None], Annotated[dict[str, flags], Meta(max_length=3)]):
+        with pytest.raises(TypeError, match=text):
+            service(type_)
+        with pytest.raises(TypeError, match=text):
+            service(None, type_)
+
+
 @pytest.mark.parametrize("transport", ["unix"])
 async def test_combined_flags(net: Net):
     newer: Any = service(MoreColours)()
@@ -302,3 +323,69 @@ def test_a_hostile_description(hostile: int):
         assert HOSTILE[hostile]()
     except (KeyError, IndexError, TypeError, ValueError, RecursionError):
         pass
+
+
+# ---- Generic classes, and defaults ---------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+class Box(Struct, Generic[T]):
+    value: T
+    more: "Box[T] | None" = None
+
+
+@dataclasses.dataclass
+class Pair(Generic[T]):
+    one: T
+    other: Box[T] | None = None
+
+
+async def test_generic_classes_of_several_types(net: Net):
+    class Boxes(rpc.Service):
+        async def shown(self, value: Box[int], pair: Pair[str | None]) -> Box[str]:
+            return Box(str(value.value), Box(str(pair.one)))
+
+        async def boxed(self, value: list[Box[list[int]]]) -> Box[Box[int]]:
+            return Box(Box(value[0].value[0]))
+
+    client, _ = await net.pair(Boxes())
+    assert await client.shown(Box(1), Pair("x")) == Box("1", Box("x"))
+    assert await client.boxed([Box([7])]) == Box(Box(7))
+    structs = Boxes.__rpc_schema__.description[1]
+    names = [
+        "Box[Box[int]]",
+        "Box[int]",
+        "Box[list[int]]",
+        "Box[str | NoneType]",
+        "Box[str]",
+        "Pair[str | NoneType]",
+    ]
+    assert list(structs) == names
+
+
+def test_defaults_that_are_equal_numbers():
+    """A default of 0 is that of 0.0, where a float is read."""
+    whole, real = (omitting(float, default=number) for number in (0, 0.0))
+    assert not difference(whole, real) and not difference(real, whole)
+    assert not difference(omitting(int, default=5), omitting(float, default=5))
+    assert not difference(omitting(int, default=5), omitting(float, default=5.0))
+    assert "which is not the default" in difference(omitting(float, default=1), omitting(float, default=0.0))
+    assert "which is not the default" in difference(omitting(Any, default=0), omitting(Any, default=0.0))
+
+
+@pytest.mark.parametrize(
+    "factory, type_",
+    [(made, made) for made in (list, dict, set, frozenset, tuple, bytes, str, int, float, bool)],
+)
+def test_what_a_factory_makes_is_left_out_or_not(factory: Any, type_: Any):
+    """A field that is always there may be required by the reader."""
+    written = omitting(type_, default_factory=factory)
+    required = defstruct("Record", [("value", type_)])
+    is_left_out = encode(written()) == encode({})
+    assert ("is required" in difference(written, required)) == is_left_out
+
+
+def omitting(type_: Any, **default: Any) -> type[Struct]:
+    field: Any = msgspec.field(**default)
+    return defstruct("Record", [("value", type_, field)], omit_defaults=True)
