@@ -18,11 +18,14 @@ from rdmanet.errors import shown
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.messages import encode
+from rdmanet.rpc.weights import Scale
 
 __all__ = ["Metadata"]
 
 Metadata = dict[str, str | bytes]
 
+METADATA: Final = Scale(dict[str, Any])
+"""Weighs metadata before it is decoded."""
 _decode: Final = msgspec.msgpack.Decoder(dict[Annotated[str, Meta(max_length=256)], Any] | None).decode
 
 

@@ -32,6 +32,7 @@ from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.call_metadata import decoded
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
+from rdmanet.rpc.call_metadata import METADATA, Metadata, decoded
 from rdmanet.rpc.context import CURRENT, CallInfo
 from rdmanet.rpc.endpoints import source
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
@@ -73,7 +74,6 @@ from rdmanet.rpc.shares import Held, Share
 from rdmanet.rpc.stats import counters_of
 from rdmanet.rpc.streaming import Receiving, Sending
 from rdmanet.rpc.taking import take
-from rdmanet.rpc.weights import LEAST_BYTES
 
 
 class Callee:
@@ -228,17 +228,18 @@ class Callee:
             if message.method >= len(self._methods):
                 raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
             method, function = self._methods[message.method]
-            metadata = (
-                {} if message.metadata is NIL else decoded(message.metadata, self.limits.metadata_bytes)
-            )
+            metadata: Metadata = {}
+            nbytes, limits = len(raw_arguments), self.limits
+            if message.metadata is not NIL:
+                metadata = decoded(message.metadata, limits.metadata_bytes)
+                nbytes += METADATA.weigh(message.metadata, limits.decoded_bytes) + len(message.metadata)
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
             call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)
             counter = self._counters[method.number]
             running = Running(number, method, function, call, counter, self.link.heard_at)
-            nbytes = len(raw_arguments) + len(message.metadata)
-            if len(raw_arguments) >= LEAST_BYTES:
-                nbytes += method.scale.weigh(raw_arguments, self.limits.decoded_bytes)
+            if len(raw_arguments) >= method.scale.least:
+                nbytes += method.scale.weigh(raw_arguments, limits.decoded_bytes)
             self.share.begin(running, nbytes)
             arguments = method.decode_arguments(raw_arguments)
             if method.kind is Kind.UNARY:

@@ -50,7 +50,7 @@ from rdmanet.rpc.describe import (
 )
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.method_options import Options
-from rdmanet.rpc.weights import DETAILS_BYTES, LEAST_BYTES, Scale
+from rdmanet.rpc.weights import DETAILS_BYTES, Scale
 
 __all__ = ["Schema", "Service"]
 
@@ -292,7 +292,7 @@ class Method:
 
         :raises Error: INTERNAL; it is not of its type. RESOURCE_EXHAUSTED; its objects take more bytes than `most`
         """
-        if len(raw) >= LEAST_BYTES:
+        if len(raw) >= self._result_scale.least:
             self._result_scale.weigh(raw, most)
         try:
             return self._result(raw)

@@ -9,13 +9,16 @@ def weigh(
     text_bytes: int = 56,
     *,
     value_bytes: int = 0,
+    number_bytes: int = 0,
     text_keys: int = 0,
     has_float_keys: bool = False,
     has_sets: int = 0,
+    has_set_keys: bool = False,
+    tags: bytes = b"",
 ) -> int:
     """How many bytes of memory the objects will take that a value in msgpack becomes, beside its texts and bytes.
 
     :raises OverflowError: it is more than `most`
     :raises RecursionError: it is nested too deep
-    :raises ValueError: it has maps or sets whose keys collide
+    :raises ValueError: it has maps or sets whose keys collide, or maps in each other whose tags come late
     """

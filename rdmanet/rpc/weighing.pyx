@@ -10,10 +10,12 @@ once through the bytes, makes nothing, and takes a few nanoseconds for each valu
               the message as well; only what a text takes more, if its characters have two or four bytes.
     keys      Hashes of texts and bytes are randomized; those of numbers are known to everybody, and those of tuples
               of numbers. So the keys of a map that are numbers are put into tables of all sizes that its dictionary
-              may have, as CPython does it. If that takes more than COLLISIONS steps a key, they collide. Of keys whose
-              hashes are not computed here, a map has KEYS_MOST at most, and all maps of a message together not many
-              more pairs than two such maps. Times have hashes that are known, too, but hardly two of them the same.
+              may have, as CPython does it. If that takes more than COLLISIONS steps a key, they collide. A map may
+              have KEYS_MOST keys whose hashes are not computed here; the sum of their squares over all maps of a
+              message is at most PAIRS_MOST. Times have hashes that are known, too, but hardly two of them the same.
     sets      Where the types have some, an array may become one. Its items are tried as keys are.
+    tags      The decoder looks for the tag of a union in a map, and skips what is before it. In maps inside of each
+              other, it skips the innermost bytes once for each. What it will skip is added up.
 
 What is no msgpack, and what ends early, is left to the decoder.
 """
@@ -37,6 +39,8 @@ cdef extern from * nogil:
         RN_KEYS_MOST = 2048,
         RN_PAIRS_MOST = 2 * RN_KEYS_MOST * RN_KEYS_MOST, /* of them, in all maps together */
         RN_COLLISIONS = 32,
+        RN_SKIPS = 16, /* of each byte of a message, on average, */
+        RN_SKIPPED_LEAST = 1 << 20, /* after so many bytes */
         RN_EXT_TIME = 0xff, /* the kind of ext that is a point in time */
         RN_SLOT_BYTES = 8,
         RN_ENTRY_BYTES = 104, /* of a dictionary that has just grown */
@@ -44,7 +48,7 @@ cdef extern from * nogil:
         RN_WIDE_BYTES = 32, /* more than a text in ASCII */
     };
 
-    enum rn_weighed { RN_WEIGHED, RN_NO_MSGPACK, RN_TOO_DEEP, RN_TOO_MUCH, RN_KEYS_COLLIDE, RN_NO_MEMORY };
+    enum rn_weighed { RN_WEIGHED, RN_NO_MSGPACK, RN_TOO_DEEP, RN_TOO_MUCH, RN_KEYS_COLLIDE, RN_TAGS_LATE, RN_NO_MEMORY };
 
     struct rn_key {
         uint64_t hash, value, high; /* keys that have the same value are equal */
@@ -56,6 +60,7 @@ cdef extern from * nogil:
         bool are_of_map;
         bool are_of_tuple; /* which is a key itself: of these items it has its hash */
         uint64_t hash, identity, items;
+        const uint8_t *untagged; /* where a map begins whose tag has not come */
     };
 
     static uint64_t rn_secret; /* less than the modulus of hashes, and known to no sender */
@@ -63,11 +68,14 @@ cdef extern from * nogil:
     struct rn_scale {
         const uint8_t *at, *end;
         uint64_t bytes, most;
-        uint32_t container_bytes, text_bytes, value_bytes;
+        uint32_t container_bytes, text_bytes, value_bytes, number_bytes;
         uint64_t pairs; /* of keys that may collide, as nobody knows better */
         bool has_float_keys;
         int text_keys; /* 1: may be UUIDs; 2: decimals, too */
         int has_sets; /* 1: of numbers and texts; 2: of tuples, too */
+        bool has_set_keys; /* an array that is a key may become a frozenset, whose hash is not computed here */
+        const uint8_t *tags, *tags_end; /* names of fields, each after its length in four bytes */
+        uint64_t skipped, skipped_most;
     };
 
     #define RN_HASH_BITS 61
@@ -233,6 +241,7 @@ cdef extern from * nogil:
 
     static enum rn_weighed rn_weigh_number(struct rn_scale *s, struct rn_keys *keys, uint64_t magnitude, bool negative)
     {
+        s->bytes += s->number_bytes;
         if (magnitude > 256 || (negative && magnitude > 5))
             s->bytes += 32;
         if (s->has_float_keys && magnitude > 1ull << 53)
@@ -243,7 +252,7 @@ cdef extern from * nogil:
 
     static enum rn_weighed rn_weigh_float(struct rn_scale *s, struct rn_keys *keys, double value, uint64_t bits)
     {
-        s->bytes += 24;
+        s->bytes += 32; /* it has 24, for which 32 are allocated */
         if (s->text_keys > 1)
             rn_key_is_unknown(keys); /* a decimal has the digits of the shortest text, not all of the float's */
         else
@@ -286,6 +295,19 @@ cdef extern from * nogil:
             rn_key_is_random(keys, at, length);
     }
 
+    static bool rn_is_tag(const struct rn_scale *s, const uint8_t *name, uint64_t length)
+    {
+        uint32_t tag_length;
+
+        for (const uint8_t *tag = s->tags; tag < s->tags_end; tag += tag_length) {
+            memcpy(&tag_length, tag, sizeof(tag_length));
+            tag += sizeof(tag_length);
+            if (tag_length == length && !memcmp(tag, name, length))
+                return true;
+        }
+        return false;
+    }
+
     static enum rn_weighed rn_weigh_bytes(struct rn_scale *s, struct rn_keys *keys, uint64_t length, bool is_text)
     {
         uint8_t largest = 0;
@@ -300,8 +322,12 @@ cdef extern from * nogil:
         }
         if (keys)
             rn_key_is_text(s, keys, s->at, length, is_text);
+        if (keys && keys->untagged && is_text && rn_is_tag(s, s->at, length)) {
+            s->skipped += (uint64_t)(s->at - keys->untagged);
+            keys->untagged = NULL;
+        }
         s->at += length;
-        return RN_WEIGHED;
+        return s->skipped > s->skipped_most ? RN_TAGS_LATE : RN_WEIGHED;
     }
 
     static enum rn_weighed rn_weigh_ext(struct rn_scale *s, struct rn_keys *keys, uint64_t length)
@@ -353,8 +379,9 @@ cdef extern from * nogil:
         enum rn_weighed found;
 
         s->bytes += s->container_bytes;
+        items.untagged = is_map ? s->at : NULL;
         found = rn_weigh_items(s, depth, count, &items);
-        if (is_key && (is_map || items.unknown))
+        if (is_key && (is_map || items.unknown || s->has_set_keys))
             rn_key_is_unknown(keys);
         else if (is_key)
             rn_key_is(keys, rn_tuple_hash(&items), items.identity, 3);
@@ -438,7 +465,7 @@ cdef extern from * nogil:
     }
     """
     cdef enum rn_weighed:
-        RN_WEIGHED, RN_NO_MSGPACK, RN_TOO_DEEP, RN_TOO_MUCH, RN_KEYS_COLLIDE, RN_NO_MEMORY
+        RN_WEIGHED, RN_NO_MSGPACK, RN_TOO_DEEP, RN_TOO_MUCH, RN_KEYS_COLLIDE, RN_TAGS_LATE, RN_NO_MEMORY
 
     cdef struct rn_keys:
         pass
@@ -446,12 +473,16 @@ cdef extern from * nogil:
     cdef struct rn_scale:
         const uint8_t *at
         const uint8_t *end
-        uint64_t bytes, most, pairs
-        uint32_t container_bytes, text_bytes, value_bytes
-        bint has_float_keys
+        uint64_t bytes, most, pairs, skipped, skipped_most
+        uint32_t container_bytes, text_bytes, value_bytes, number_bytes
+        bint has_float_keys, has_set_keys
         int text_keys, has_sets
+        const uint8_t *tags
+        const uint8_t *tags_end
 
     uint64_t rn_secret
+
+    const uint64_t RN_SKIPS, RN_SKIPPED_LEAST
 
     rn_weighed rn_weigh_value(rn_scale *s, unsigned int depth, rn_keys *keys)
 
@@ -460,7 +491,8 @@ rn_secret = int.from_bytes(os.urandom(7), "little") + 2
 
 
 def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=56, *, uint32_t value_bytes=0,
-          int text_keys=0, bint has_float_keys=False, int has_sets=0):
+          uint32_t number_bytes=0, int text_keys=0, bint has_float_keys=False, int has_sets=0, bint has_set_keys=False,
+          bytes tags=b""):
     """How many bytes of memory the objects will take that a value in msgpack becomes, beside its texts and bytes.
 
     The value is not checked: what is no msgpack weighs as much as what comes before.
@@ -470,12 +502,16 @@ def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=
     :param container_bytes: what an array or a map makes by itself
     :param text_bytes: the same of a text, or of bytes
     :param value_bytes: what each value makes in addition, whatever it is
+    :param number_bytes: what each whole number makes in addition
     :param text_keys: 1 if texts may become keys that are UUIDs, 2 if decimals, whose hashes are not randomized
     :param has_float_keys: whether numbers may become keys that are floats
     :param has_sets: 1 if an array may become a set, 2 if that may be one of tuples
+    :param has_set_keys: whether an array that is a key may become a frozenset
+    :param tags: the fields that are tags of unions: the length of each in four bytes, as this machine has it, and its
+        name
     :raises OverflowError: it is more
     :raises RecursionError: it is nested too deep
-    :raises ValueError: it has maps or sets whose keys collide
+    :raises ValueError: it has maps or sets whose keys collide, or maps in each other whose tags come late
     """
     cdef Py_buffer view
     cdef rn_scale scale
@@ -483,10 +519,15 @@ def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     scale.at = <const uint8_t *>view.buf
     scale.end = scale.at + view.len
-    scale.bytes = scale.pairs = 0
+    scale.bytes = scale.pairs = scale.skipped = 0
+    scale.skipped_most = RN_SKIPS * <uint64_t>view.len + RN_SKIPPED_LEAST
+    scale.tags = tags
+    scale.tags_end = scale.tags + len(tags)
     scale.most = most
     scale.container_bytes, scale.text_bytes, scale.value_bytes = container_bytes, text_bytes, value_bytes
+    scale.number_bytes = number_bytes
     scale.text_keys, scale.has_float_keys, scale.has_sets = text_keys, has_float_keys, has_sets
+    scale.has_set_keys = has_set_keys
     found = rn_weigh_value(&scale, 0, NULL)
     PyBuffer_Release(&view)
     if found == RN_TOO_MUCH or scale.bytes > most:
@@ -495,6 +536,8 @@ def weigh(data, uint64_t most, uint32_t container_bytes=72, uint32_t text_bytes=
         raise RecursionError("it is nested too deep")
     if found == RN_KEYS_COLLIDE:
         raise ValueError("it has maps or sets whose keys collide")
+    if found == RN_TAGS_LATE:
+        raise ValueError("it has maps in each other whose tags are not their first fields")
     if found == RN_NO_MEMORY:
         raise MemoryError("weigh: there is no memory")
     return scale.bytes

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import decimal
+import enum
 import itertools
 import random
 import tracemalloc
@@ -17,6 +18,7 @@ import pytest
 from net import Net, callee
 
 from rdmanet import rpc
+from rdmanet.rpc import weights
 from rdmanet.rpc.errors import Code
 from rdmanet.rpc.weighing import weigh
 from rdmanet.rpc.weights import Scale
@@ -45,6 +47,40 @@ class Record:
     b: list[int] = dataclasses.field(default_factory=list)
 
 
+class Inner(msgspec.Struct):
+    a: list[int] = msgspec.field(default_factory=list)
+    b: dict[str, int] = msgspec.field(default_factory=dict)
+    c: list[int] = msgspec.field(default_factory=lambda: list(range(1000, 1020)))
+
+
+class Middle(msgspec.Struct):
+    a: Inner = msgspec.field(default_factory=Inner)
+    b: Inner = msgspec.field(default_factory=lambda: Inner())
+    c: Inner = msgspec.field(default_factory=Inner)
+
+
+class Outer(msgspec.Struct):
+    a: Middle = msgspec.field(default_factory=Middle)
+    b: Middle = msgspec.field(default_factory=Middle)
+    c: Any = msgspec.field(default_factory=lambda: 1 / 0)
+
+
+class Endless(msgspec.Struct):
+    a: "Endless | None" = msgspec.field(default_factory=lambda: Endless())
+
+
+@dataclasses.dataclass
+class Nested:
+    a: Record = dataclasses.field(default_factory=Record)
+    b: Record = dataclasses.field(default_factory=Record)
+
+
+class Rights(enum.IntFlag, boundary=enum.STRICT):
+    READ = 1
+    WRITE = 2
+    ADMIT = 1 << 15
+
+
 N = 3000
 CASES: dict[str, tuple[Any, Any]] = {
     "empty lists": (list[list[int]], [[]] * N),
@@ -65,6 +101,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "objects": (list[Node], [{}] * N),
     "records": (list[Record], [{}] * N),
     "points": (list[Point], [[1]] * N),
+    "objects in objects": (list[Middle], [{}] * N),
+    "objects in objects of records": (list[Nested], [{}] * N),
     "uuids": (list[uuid.UUID], [str(uuid.UUID(int=number << 40)) for number in range(N)]),
     "decimals": (list[decimal.Decimal], ["1.5"] * N),
     "decimals of numbers": (list[decimal.Decimal], [1, 2.5] * N),
@@ -90,6 +128,37 @@ def test_the_estimate_is_not_less_than_what_is_made(case: str):
     assert made is not None
     assert size <= estimate * 1.05 + 2000
     assert estimate < 15 * size  # it is of the heaviest object of the type
+
+
+def test_combinations_of_flags():
+    """Their class keeps them, so they take memory once; but each takes its time."""
+    assert Scale(list[Rights | None]).weigh(encode([3] * 1000), 1 << 40) > 300_000
+
+
+def test_factories_that_do_not_work():
+    assert Scale(Outer).weigh(encode({}), 1 << 20) > 1000
+    assert Scale(Endless).weigh(encode({}), 1 << 20) > 300
+
+
+SHORT = {
+    "objects": (list[Node], b"\x80"),
+    "objects in objects": (list[Middle], b"\x80"),
+    "lists": (list[list[int]], b"\x90"),
+    "dicts": (list[dict[int, int]], b"\x81\x00\x00"),
+    "decimals": (list[decimal.Decimal], b"\x01"),
+    "texts": (list[str], b"\xa0"),
+    "anything": (Any, b"\x81\x00\x00"),
+}
+
+
+@pytest.mark.parametrize("case", SHORT)
+def test_what_is_not_weighed_makes_little(case: str):
+    type_, item = SHORT[case]
+    scale = Scale(type_)
+    count = (scale.least - 4) // len(item)
+    raw = b"\xdc" + count.to_bytes(2, "big") + item * count
+    assert len(raw) < scale.least
+    assert scale.weigh(raw, 1 << 40) <= weights.UNWEIGHED_BYTES + 100 * (scale.least // 10)
 
 
 def test_what_is_no_msgpack_is_left_to_the_decoder():
@@ -168,6 +237,14 @@ KEYS = {
     "decimals": (dict[decimal.Decimal, int], {str(MODULUS * number): 1 for number in range(3000)}),
     "tuples": (dict[tuple[int, ...], int], dict.fromkeys(EQUAL_HASHES, 1)),
     "tuples in many maps": (list[dict[tuple[int, ...], int]], [dict.fromkeys(EQUAL_HASHES[:500], 1)] * 40),
+    "frozensets": (
+        set[frozenset[int]],
+        [[2 * bit + (number >> bit & 1) for bit in range(12)] for number in range(3000)],
+    ),
+    "frozensets in tuples": (
+        dict[tuple[frozenset[int], int], int],
+        {((number, number + 1), 0): 1 for number in range(3000)},
+    ),
     "items of many sets": (list[set[decimal.Decimal]], [[str(MODULUS * n) for n in range(2000)]] * 20),
     "numbers of 64 bits as floats": (
         dict[float, int],
@@ -237,6 +314,50 @@ def test_keys_of_programs_are_taken(case: str):
     msgspec.msgpack.decode(raw, type=type_)
 
 
+# ---- Tags --------------------------------------------------------------------------------------------------
+
+
+class Leaf(msgspec.Struct, tag="leaf"):
+    data: list[int]
+
+
+class Branch(msgspec.Struct, tag="branch", tag_field="kind"):
+    child: "Branch | Other"
+
+
+class Other(msgspec.Struct, tag="other", tag_field="kind"):
+    child: "Branch | Other | None" = None
+    leaf: "Leaf | Stem | None" = None
+
+
+class Stem(msgspec.Struct, tag="stem"):
+    child: "Leaf | Stem"
+
+
+def nested(depth: int, field: str, tag: str, is_first: bool) -> bytes:
+    """A leaf of 100,000 numbers within so many maps."""
+    raw = encode({"type": "leaf", "data": [1] * 100_000})
+    for _ in range(depth):
+        tagged, child = encode(field) + encode(tag), encode("child") + raw
+        raw = b"\x82" + (tagged + child if is_first else child + tagged)
+    return raw
+
+
+def test_tags_that_come_late_in_maps_within_maps():
+    """Each map is looked through for its tag: that takes time by the depth, times the bytes."""
+    scale = Scale(Stem | Leaf)
+    for depth, is_first in ((5, False), (200, True)):
+        raw = nested(depth, "type", "stem", is_first)
+        assert scale.weigh(raw, 1 << 40)
+        msgspec.msgpack.decode(raw, type=Stem | Leaf)
+    with pytest.raises(rpc.Error, match="tags are not their first fields") as caught:
+        scale.weigh(nested(200, "type", "stem", False), 1 << 40)
+    assert caught.value.code is Code.INVALID_ARGUMENT
+    with pytest.raises(rpc.Error, match="tags are not their first fields"):
+        Scale(list[Branch | Other]).weigh(b"\x91" + nested(200, "kind", "branch", False), 1 << 40)
+    assert Scale(Any).weigh(nested(200, "type", "stem", False), 1 << 40)
+
+
 # ---- Messages ----------------------------------------------------------------------------------------------
 
 
@@ -260,6 +381,9 @@ class Taker(rpc.Service):
         yield [[]] * count
 
     async def hold(self, value: list[list[int]]) -> None:
+        await asyncio.Event().wait()
+
+    async def objects(self, value: list[Middle]) -> None:
         await asyncio.Event().wait()
 
     @rpc.method(details=list[list[int]])
@@ -313,6 +437,29 @@ async def test_what_arguments_have_become_counts(net: Net):
     holding = asyncio.ensure_future(client.hold([[]] * 1000))
     await until_seen(lambda: server.shares.calls)
     assert callee(server).share.inline_bytes > 72_000
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+
+
+@by_tcp
+async def test_short_arguments_of_heavy_objects_count(net: Net):
+    client, server = await net.pair(Taker())
+    holding = asyncio.ensure_future(client.objects([{}] * 100))  # type: ignore[list-item]
+    await until_seen(lambda: server.shares.calls)
+    assert callee(server).share.inline_bytes > 100_000
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+
+
+@by_tcp
+async def test_metadata_counts_as_what_it_has_become(net: Net):
+    client, server = await net.pair(Taker())
+    metadata = {f"{number}": "" for number in range(1000)}
+    holding = asyncio.ensure_future(rpc.options(client, metadata=metadata).hold([]))
+    await until_seen(lambda: server.shares.calls)
+    assert callee(server).share.inline_bytes > 200_000
     holding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holding
