@@ -35,6 +35,7 @@ RPC_GROUND |= {
     "rpc.weights",
     "rpc.snapshot",
     "rpc.method_options",
+    "rpc.method",
     "rpc.retry",
     "rpc.call_metadata",
     "rpc.stats",

@@ -134,8 +134,8 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
     from rdmanet.rpc.buffer import Buffer
     from rdmanet.rpc.context import deadline_in
     from rdmanet.rpc.dynamic_client import DiscoveredMethod, discover
+    from rdmanet.rpc.method import Kind
     from rdmanet.rpc.pending import CallDetails
-    from rdmanet.rpc.schema import Kind
 
     service, _, name = args.method.rpartition(".")
     if not service or not name:

@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 from msgspec import Raw
 
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.schema import Method, Schema, Service, methods_of, schema_of
+from rdmanet.rpc.method import Method
+from rdmanet.rpc.schema import Schema, Service, methods_of, schema_of
 
 __all__ = ["Health", "HealthStatus", "Reflection"]
 

@@ -25,10 +25,11 @@ from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
+from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.pool import Address, Pool, first_of
 from rdmanet.rpc.retry import Retry
-from rdmanet.rpc.schema import Kind, Method, Schema, Service, schema_of
+from rdmanet.rpc.schema import Schema, Service, schema_of
 from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
 
 __all__ = ["connect", "options", "peer", "stats"]

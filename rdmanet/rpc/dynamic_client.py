@@ -21,8 +21,9 @@ from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.describe import BUFFER, Description, Structs, decode_description, text
 from rdmanet.rpc.limits import DEFAULT
 from rdmanet.rpc.messages import Array, Lent
+from rdmanet.rpc.method import Kind, Method, Parameter
 from rdmanet.rpc.method_options import Options
-from rdmanet.rpc.schema import Kind, Method, Parameter, Schema
+from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.weights import Scale
 
 _any: Final = msgspec.msgpack.Decoder().decode

@@ -15,7 +15,7 @@ from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of
 from rdmanet.rpc.lending import Into, loan_of
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import End, Failure
-from rdmanet.rpc.schema import Method
+from rdmanet.rpc.method import Method
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.calls import CalleeBook, CallerBook, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.schema import Kind
+from rdmanet.rpc.method import Kind
 
 K = Kind
 BACK = {K.SERVER_STREAM, K.BOTH}

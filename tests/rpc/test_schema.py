@@ -13,7 +13,8 @@ from rdmanet import rpc
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.describe import differences
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.schema import Kind, Schema, schema_of
+from rdmanet.rpc.method import Kind
+from rdmanet.rpc.schema import Schema, schema_of
 
 
 class Colour(enum.Enum):

@@ -1,0 +1,333 @@
+"""A method of a service: its parameters and results, and how they are encoded.
+
+Theory
+------
+Arguments are an array, in the order of the parameters. Arguments left out at the end have the server's defaults. A
+parameter that is annotated as an asynchronous iterator is not in the array: it is the caller's stream. It may have any
+place among the parameters, also after ``*``, so that parameters with defaults can be added to any method.
+
+    async def m(self, x: A) -> R                            UNARY
+    def m(self, x: A) -> AsyncIterator[R]                   SERVER_STREAM; as a rule ``async def`` with ``yield``
+    async def m(self, x: A, items: AsyncIterator[T]) -> R   CLIENT_STREAM
+    both                                                    BOTH
+
+The types are read when the class is defined, and what cannot be served is refused then. Each has a decoder of its own,
+and a `Scale`, which says what a message is going to make before it is decoded.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime  # noqa: F401  before msgspec, see credit.py
+import functools
+import inspect
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from rdmanet.rpc.annotations import stream_item
+from rdmanet.rpc.arrays import ArrayType, bytes_in, declared, described, is_buffer, wire_type
+from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.describe import BUFFER, Description, Structs, describe
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
+from rdmanet.rpc.method_options import Options
+from rdmanet.rpc.weights import DETAILS_BYTES, Scale
+
+
+class Kind(IntEnum):
+    """Who streams. The numbers are in descriptions."""
+
+    UNARY = 0
+    SERVER_STREAM = 1
+    CLIENT_STREAM = 2
+    BOTH = 3
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """A parameter of a method, other than its stream."""
+
+    name: str
+    type: Any
+    """The annotation; an `ArrayType` for arrays."""
+    default: Any = msgspec.NODEFAULT
+    is_buffer: bool = False
+    is_array: bool = False
+    by_keyword: bool = False
+
+
+class Method:
+    """A method of a service, and how its arguments and results are encoded.
+
+    :ivar number: its place in the schema
+    :ivar name: its name in the class
+    :ivar kind: who streams
+    :ivar function: the function of the class
+    :ivar hints: its annotations, as they were resolved where it is defined
+    :ivar parameters: without self and the stream
+    :ivar count: how many positional arguments make a complete call; -1 if there are keywords or a stream, too
+    :ivar positional: how many of the parameters can be given by position
+    :ivar stream: the name of the parameter that is the caller's stream, and the type of its items
+    :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
+    :ivar result: the type of the result, or of the items that the callee streams
+    :ivar inline: which parameters go in the message, whatever their length
+    :ivar scale: weighs arguments before they are decoded, `item_scale` the caller's items
+    """
+
+    inline: frozenset[int] = frozenset()
+
+    def __init__(self, service: str, name: str, function: Any, hints: dict[str, Any]) -> None:
+        self.number = -1
+        self.name = name
+        self.label = f"{service}.{name}"
+        self.function = function
+        self.hints = hints
+        self.options: Options = getattr(function, "__rpc_options__", Options())
+        self.parameters: list[Parameter] = []
+        self.stream: tuple[str, Any] | None = None
+        self.stream_at: int | None = None
+        self._read(hints, inspect.signature(function))
+        self.buffers = [i for i, parameter in enumerate(self.parameters) if parameter.is_buffer]
+        self.result_is_buffer = is_buffer(self.result) and self.kind not in (Kind.SERVER_STREAM, Kind.BOTH)
+        self.result_is_array = isinstance(self.result, ArrayType)
+        self.by_keyword = [parameter.name for parameter in self.parameters if parameter.by_keyword]
+        self.positional = len(self.parameters) - len(self.by_keyword)
+        self.count = -1 if self.by_keyword or self.stream is not None else self.positional
+        self._make_codecs()
+
+    # -- reading the class ---------------------------------------------------------------------------------
+
+    def _read(self, hints: dict[str, Any], signature: inspect.Signature) -> None:
+        result = hints.get("return", inspect.Parameter.empty)
+        streamed = stream_item(result)
+        if result is inspect.Parameter.empty:
+            raise TypeError(f"{self.label}: the result has no annotation (-> None, if there is none)")
+        if inspect.iscoroutinefunction(self.function):
+            if streamed is not None:
+                raise TypeError(
+                    f"{self.label}: a coroutine function cannot return a stream: use `yield` in it, or write `def`"
+                )
+        elif streamed is None:
+            raise TypeError(
+                f"{self.label} is not a coroutine function (`async def`), nor does it return an AsyncIterator; begin"
+                " its name with an underscore if it is not to be called by others"
+            )
+        _, *parameters = signature.parameters.values()
+        for parameter in parameters:
+            where = f"{self.label}: parameter {parameter.name}"
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise TypeError(f"{where}: a method has no * or ** parameters; take a list or a dict")
+            if parameter.name not in hints:
+                raise TypeError(f"{where} has no annotation")
+            type_ = declared(hints[parameter.name], where)
+            if (item := stream_item(type_)) is not None:
+                if self.stream is not None:
+                    raise TypeError(
+                        f"{where}: a method takes one stream, and {self.stream[0]} is one already"
+                    )
+                self.stream = parameter.name, item
+                if parameter.kind != parameter.KEYWORD_ONLY:
+                    self.stream_at = len(self.parameters)
+                continue
+            has_default = parameter.default is not parameter.empty
+            self.parameters.append(
+                Parameter(
+                    parameter.name,
+                    type_,
+                    parameter.default if has_default else msgspec.NODEFAULT,
+                    is_buffer(type_),
+                    isinstance(type_, ArrayType),
+                    parameter.kind == parameter.KEYWORD_ONLY,
+                )
+            )
+        required_last = [p.name for p in self.parameters if p.by_keyword and p.default is msgspec.NODEFAULT]
+        if required_last and any(p.default is not msgspec.NODEFAULT for p in self.parameters):
+            raise TypeError(
+                f"{self.label}: parameter {required_last[0]} must have a default, since one before it has"
+            )
+        self.result = declared(result, f"{self.label}: the result") if streamed is None else streamed
+        self.kind = Kind((streamed is not None) * Kind.SERVER_STREAM + (self.stream is not None) * 2)
+
+    def _make_codecs(self) -> None:
+        for parameter in self.parameters:
+            self._checked(parameter.type, f"parameter {parameter.name}", parameter.is_buffer)
+        self._checked(self.result, "the result", self.result_is_buffer)
+        if self.options.details is not None:
+            self._checked(self.options.details, "the details of its errors", False)
+        if self.stream is not None:
+            self._checked(self.stream[1], f"parameter {self.stream[0]}", False)
+        types = [wire_type(p.type) for p in self.parameters]
+        fields = [
+            (f"_{index}", type_)
+            if parameter.default is msgspec.NODEFAULT
+            else (
+                f"_{index}",
+                type_,
+                msgspec.field(default_factory=functools.partial(_same, parameter.default)),
+            )
+            for index, (type_, parameter) in enumerate(zip(types, self.parameters, strict=True))
+        ]
+        exact: Any = tuple[tuple(types)] if types else tuple[()]  # type: ignore[misc]
+        self._exact = msgspec.msgpack.Decoder(exact).decode
+        self._lenient = msgspec.msgpack.Decoder(
+            msgspec.defstruct(self.name, fields, array_like=True, frozen=True)
+        ).decode
+        self._result = _decoder(wire_type(self.result) if self.result_is_buffer else self.result)
+        self._item = _decoder(Any if self.stream is None else self.stream[1])
+        self._details = _decoder(Any if self.options.details is None else self.options.details)
+        self.scale, self.item_scale = Scale(*types), Scale(Any if self.stream is None else self.stream[1])
+        self._result_scale = Scale(wire_type(self.result) if self.result_is_buffer else self.result)
+        self._details_scale = Scale(Any if self.options.details is None else self.options.details)
+
+    def fitted(self, there: Any) -> Method:
+        """The same method, as it is called at a server that has another version of it.
+
+        Bytes inside of a union go in the message. So a buffer does, where the server has that; and where the server has
+        a buffer, its result is read as one.
+        """
+        found = copy.copy(self)
+        _, _, parameters, _, result = there
+        found.inline = frozenset(
+            index
+            for index in self.buffers
+            if index < len(parameters)
+            and parameters[index][1] != BUFFER
+            and not isinstance(self.parameters[index].type, ArrayType)
+        )
+        if result == BUFFER and not self.result_is_buffer and self.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
+            found.result, found.result_is_buffer = bytes_in(self.result), True
+            found._result = _decoder(wire_type(memoryview))
+            found._result_scale = Scale(wire_type(memoryview))
+        return found
+
+    def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
+        if type_ is Buffer and not is_buffer:
+            raise TypeError(f"{self.label}: {what}: a stream has no rpc.Buffer: stream bytes or memoryview")
+        try:
+            if not is_buffer:
+                msgspec.msgpack.Decoder(type_)
+                describe(type_, {})
+        except TypeError as exc:
+            raise TypeError(f"{self.label}: {what}: {exc}") from None
+
+    # -- calls ---------------------------------------------------------------------------------------------
+
+    def bind(self, arguments: tuple[Any, ...], by_name: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        """The arguments of a call in the order of the parameters, and the stream.
+
+        :raises TypeError: they do not fit the parameters
+        """
+        names = [parameter.name for parameter in self.parameters if not parameter.by_keyword]
+        others = self.by_keyword
+        if self.stream is not None:
+            if self.stream_at is None:
+                others = [*others, self.stream[0]]
+            else:
+                names.insert(self.stream_at, self.stream[0])
+        if len(arguments) > len(names):
+            raise TypeError(f"{self.label}() takes {len(names)} positional arguments, not {len(arguments)}")
+        given = dict(zip(names, arguments, strict=False))
+        for name, value in by_name.items():
+            if name in given:
+                raise TypeError(f"{self.label}() got two values for {name!r}")
+            if name not in names and name not in others:
+                raise TypeError(f"{self.label}() has no parameter {name!r}")
+            given[name] = value
+        stream = None
+        if self.stream is not None:
+            if self.stream[0] not in given:
+                raise TypeError(f"{self.label}() lacks the argument {self.stream[0]!r}")
+            stream = given.pop(self.stream[0])
+        found = []
+        for parameter in self.parameters:
+            if parameter.name in given:
+                found.append(given[parameter.name])
+            elif parameter.default is msgspec.NODEFAULT:
+                raise TypeError(f"{self.label}() lacks the argument {parameter.name!r}")
+            else:
+                found.append(parameter.default)
+        return tuple(found), stream
+
+    def decode_arguments(self, raw: Any) -> tuple[Any, ...]:
+        """A call's arguments. A buffer is bytes, a memoryview or a `Lent`, an array an `Array`.
+
+        :raises Error: INVALID_ARGUMENT; the text names the parameter
+        """
+        try:
+            return self._exact(raw)  # type: ignore[no-any-return]
+        except Exception:
+            pass
+        try:
+            return msgspec.structs.astuple(self._lenient(raw))
+        except RecursionError:
+            raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an argument is nested too deep") from None
+        except msgspec.MsgspecError as exc:
+            raise Error(Code.INVALID_ARGUMENT, f"{self.label}: {self._named(str(exc))}") from None
+        except Exception:  # text that is no UTF-8, or what the constructor of a class has raised
+            raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an argument cannot be decoded") from None
+
+    def _named(self, message: str) -> str:
+        """msgspec's message, with the names of parameters in place of `$[0]`."""
+        for index, parameter in enumerate(self.parameters):
+            message = message.replace(f"`$[{index}]", f"`{parameter.name}")
+        return message
+
+    def decode_result(self, raw: Any, most: int) -> Any:
+        """A call's result, or an item that the callee streams. A buffer or an array is as in `decode_arguments`.
+
+        :raises Error: INTERNAL; it is not of its type. RESOURCE_EXHAUSTED; its objects take more bytes than `most`
+        """
+        if len(raw) >= self._result_scale.least:
+            self._result_scale.weigh(raw, most)
+        try:
+            return self._result(raw)
+        except Exception as exc:
+            text = f"{self.label}: the server's result is not of its type: {exc}"
+            raise Error(Code.INTERNAL, text) from None
+
+    def decode_sent_item(self, raw: Any) -> Any:
+        """An item of the caller's stream.
+
+        :raises Error: INVALID_ARGUMENT
+        """
+        try:
+            return self._item(raw)
+        except msgspec.MsgspecError as exc:
+            raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an item of the stream: {exc}") from None
+        except Exception:
+            raise Error(
+                Code.INVALID_ARGUMENT, f"{self.label}: an item of the stream cannot be decoded"
+            ) from None
+
+    def decode_details(self, raw: Any) -> Any:
+        """The details of an error; None, if they are not of their type."""
+        try:
+            self._details_scale.weigh(raw, DETAILS_BYTES)
+            return self._details(raw)
+        except ENDS_THE_PROGRAM:
+            raise
+        except BaseException:  # which the constructor of a class has raised
+            return None
+
+    def describe(self, structs: Structs) -> list[Any]:
+        """[name, kind, parameters, stream, result], each type as describe.py has it."""
+
+        def of(type_: Any, is_buffer: bool = False) -> Description:
+            return (is_buffer and described(type_)) or describe(type_, structs)
+
+        return [
+            self.name,
+            int(self.kind),
+            [[p.name, of(p.type, p.is_buffer), p.default is msgspec.NODEFAULT] for p in self.parameters],
+            None if self.stream is None else of(self.stream[1]),
+            of(self.result, self.result_is_buffer),
+        ]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _decoder(type_: Any) -> Callable[[Any], Any]:
+    return msgspec.msgpack.Decoder(type_).decode
