@@ -24,7 +24,6 @@ import asyncio
 
 from rdmanet.errors import shown
 from rdmanet.rpc.link import Link
-from rdmanet.rpc.messages import Ping
 
 LATE_PART = 0.1
 
@@ -72,7 +71,7 @@ class Keepalive:
             self._look_in(seconds - silent)
         elif not self._asked:
             self._asked = 1
-            link.send(Ping(0))
+            link.ask()
             self._look_in(seconds)
         elif self._asked == 1:
             self._asked = 2

@@ -102,6 +102,7 @@ class Link(asyncio.Protocol):
         self._unfinished_bytes = 0
         self.turns = Turns(loop)
         self._unanswered: Ping | None = None
+        self._asked = 0  # the token of the last Ping
         self._framer.budget = TURN_COST
         self._is_reading = True
         self._has_had_turn = False  # no more is handled in this turn
@@ -158,6 +159,15 @@ class Link(asyncio.Protocol):
         collected, self._collected, self._collected_bytes = self._collected, [], 0
         if collected and not self.is_over:
             self.transport.write(b"".join(collected))
+
+    def ask(self) -> int:
+        """Send a Ping. Returns its token: a Pong with this one, or with a larger one, says that it was read.
+
+        A peer that cannot write answers the last of several only.
+        """
+        self._asked += 1
+        self.send(Ping(self._asked))
+        return self._asked
 
     def answer(self, ping: Ping) -> None:
         """Answer a Ping, when the transport takes it."""

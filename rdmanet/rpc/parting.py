@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rdmanet.rpc.link import Link
-from rdmanet.rpc.messages import TEXT_MOST, Goaway, OutGoaway, Ping, Pong
+from rdmanet.rpc.messages import TEXT_MOST, Goaway, OutGoaway, Pong
 
 HEAR_S: Final = 2.0
 """How long a client may take to answer, each time. One that runs takes much less than that."""
@@ -76,7 +76,7 @@ class Parting:
 
     def answered(self, pong: Pong) -> None:
         """Pong has come."""
-        if self._timer is not None and pong.token == self._asked:
+        if self._timer is not None and pong.token >= self._asked:
             self._timer.cancel()
             self._goes_on()
 
@@ -88,8 +88,7 @@ class Parting:
 
     def _ask(self) -> None:
         self.stop()
-        self._asked += 1
-        self._link.send(Ping(self._asked))
+        self._asked = self._link.ask()
         self._timer = self._link.loop.call_later(HEAR_S, self._goes_on)
 
     def _goes_on(self) -> None:

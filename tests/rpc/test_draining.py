@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy
 import pytest
-from net import Net, channel
+from net import Net, callee, channel
 from strangers import HELLO, LIMITS, Store, Stranger, call, stranger
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, parting
+from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.messages import Call, Failure, Goaway, Hello, Ping, Pong, Reply, raw
 from tests.support.waiting import begin, loop_turns, until_seen
 
@@ -294,3 +295,22 @@ async def test_no_drain_loses_a_call(net: Net, drains: int):
             await server.drain()
             assert await asyncio.gather(*map(outcome, calls)) == ["a"] * 20
             assert service.ran == 20
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+async def test_a_ping_behind_that_of_a_drain(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """A client that could not write answers the last Ping alone, which tells that it has heard the former one."""
+    client, server = await net.pair(Store())
+    found = callee(server)
+    pings: list[Ping] = []
+    monkeypatch.setattr(found.link, "send", lambda message: pings.append(message))
+    found._parting.drain("it ends")
+    keepalive = Keepalive(found.link, 0.5)
+    found.link.heard_at -= 1
+    keepalive.look()
+    keepalive.stop()
+    monkeypatch.undo()
+    asked = [message for message in pings if isinstance(message, Ping)]
+    assert len(asked) == 2 and found._parting.refusal is None
+    found._parting.answered(Pong(asked[-1].token))
+    assert found._parting.refusal == "it ends"
