@@ -48,8 +48,9 @@ from rdmanet.rpc.messages import (
     Window,
     check_hello,
 )
+from rdmanet.rpc.method import Method
 from rdmanet.rpc.pending import CallDetails, Pending, pump
-from rdmanet.rpc.schema import Method, Schema
+from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.stats import Counter, counters_of, ending_of
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended
 
@@ -347,7 +348,7 @@ class Channel:
         what = f"{pending.method.label}: the result"
         if loan is None:
             lending.check(type_, result, Code.INTERNAL, what)
-            return here(type_, result, into)
+            return await here(self.link, type_, result, into)
         if type_ is Buffer:
             try:
                 async with asyncio.timeout_at(deadline):

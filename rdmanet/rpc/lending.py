@@ -34,8 +34,8 @@ from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import LOANS_MOST, Link, read_offer
 from rdmanet.rpc.messages import Array, Lent
-from rdmanet.rpc.paging import brought_in
-from rdmanet.rpc.schema import Kind, Method
+from rdmanet.rpc.method import Kind, Method
+from rdmanet.rpc.paging import brought_in, filled
 from rdmanet.rpc.stats import Counter
 from rdmanet.stream.options import REVOKE_TIMEOUT_S
 from rdmanet.stream.peer_memory import OfferedMemory
@@ -92,10 +92,13 @@ class Outgoing:
         going.is_settled = settled or is_copy or going.buffer is not None
         return going
 
-    def settle(self) -> None:
-        """From now on nobody changes the memory: if somebody might, copy it."""
+    async def settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on nobody changes the memory: if somebody might, copy it, all in one moment."""
         if not self.is_settled:
-            self.memory, self.is_settled = snapshot.copied(self.memory), True
+            copy = memoryview(unfilled(self.memory.nbytes))
+            await brought_in(loop, copy)
+            copy[:] = self.memory
+            self.memory, self.is_settled = copy, True
 
     def item(self, data: memoryview | Lent) -> memoryview | Lent | Array:
         """What is in the message, with these bytes or the loan of them."""
@@ -112,11 +115,6 @@ def _buffer_of(array: Any) -> Buffer | None:
     return base if there[0] == here[0] else None
 
 
-def goes_inline(type_: Any, value: Any) -> bool:
-    """Whether a value is surely to go in its message, as it is. This is the quick answer for most."""
-    return type(value) is bytes and len(value) < LEND_BYTES and not isinstance(type_, ArrayType)
-
-
 def prepared(
     link: Link, method: Method, arguments: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], list[tuple[int, Outgoing]]]:
@@ -126,9 +124,10 @@ def prepared(
         if index >= len(arguments):
             break  # left out, which only calls without the class do (dynamic_client.py)
         parameter = method.parameters[index]
-        if goes_inline(parameter.type, arguments[index]):
-            continue
-        going = Outgoing(parameter.type, arguments[index], f"{method.label}: parameter {parameter.name}")
+        value = arguments[index]
+        if type(value) is bytes and len(value) < LEND_BYTES and not parameter.is_array:
+            continue  # the quick answer for most
+        going = Outgoing(parameter.type, value, f"{method.label}: parameter {parameter.name}")
         if index not in method.inline and goes_by_reference(link, going.memory):
             loans.append((index, going))
         else:
@@ -147,7 +146,7 @@ def in_message(link: Link, going: Outgoing) -> Any:
     :raises Error: RESOURCE_EXHAUSTED if it could not be lent, and is too long
     """
     nbytes = going.memory.nbytes
-    if nbytes > link.longest and link.lends:
+    if nbytes > link.longest and nbytes >= LEND_BYTES and link.lends and link.loans_left <= 0:
         text = f"{LOANS_MOST} buffers are lent on this connection, and one of {nbytes} bytes cannot go in a message"
         raise exceeded("message_bytes", link.longest, text)
     return going.item(going.memory)
@@ -200,7 +199,7 @@ async def lent(link: Link, going: Outgoing) -> AsyncIterator[Any]:
     regions = transport._regions
     with _counted(link):
         lease = None
-        going.settle()
+        await going.settle(link.loop)
         memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
         try:
             try:
@@ -351,13 +350,13 @@ def check(type_: Any, value: Any, code: Code, what: str) -> None:
         type_.check(value, data.length if isinstance(data, Lent) else data.nbytes, code, what)
 
 
-def here(type_: Any, value: Any, into: Into | None = None) -> Any:
+async def here(link: Link, type_: Any, value: Any, into: Into | None = None) -> Any:
     """What has come for a buffer or an array with its bytes, as the annotation wants it."""
     if isinstance(value, memoryview) and into is None:
         return as_declared(type_, value)
     data = cast(memoryview, value.data if isinstance(value, Array) else value)
     memory, result = _room(type_, value, data.nbytes, into)
-    memory[:] = data
+    await filled(link.loop, memory, data)
     return result
 
 

@@ -8,6 +8,8 @@ how much that is. So they are provided before, PIECE_BYTES at a time. After STEP
 of a loop does this at a time, in turns, so that many of them take no longer in one turn than one.
 
 Memory that has its pages costs a system call for each piece, and no turn.
+
+A copy into memory that has no pages gets them as it goes. So it is done in the same pieces.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from rdmanet._core import bring_in
@@ -31,15 +34,31 @@ _locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = wea
 async def brought_in(loop: asyncio.AbstractEventLoop, memory: Any) -> None:
     """Have all pages of writable memory, without holding up the loop."""
     nbytes = memoryview(memory).nbytes
-    if nbytes < LEAST_BYTES:
-        return
+    if nbytes >= LEAST_BYTES:
+        await _in_pieces(loop, nbytes, lambda offset: bring_in(memory, PIECE_BYTES, offset))
+
+
+async def filled(loop: asyncio.AbstractEventLoop, memory: memoryview, data: memoryview) -> None:
+    """Copy bytes that nobody changes meanwhile into memory of the same length, without holding up the loop."""
+
+    def copy(offset: int) -> None:
+        memory[offset : offset + PIECE_BYTES] = data[offset : offset + PIECE_BYTES]
+
+    if data.nbytes < LEAST_BYTES:
+        memory[:] = data
+    else:
+        await _in_pieces(loop, data.nbytes, copy)
+
+
+async def _in_pieces(loop: asyncio.AbstractEventLoop, nbytes: int, do: Callable[[int], None]) -> None:
+    """Do something for each piece of so many bytes, given its offset."""
     lock = _locks.setdefault(loop, asyncio.Lock())
     offset = 0
     while offset < nbytes:
         async with lock:  # which is passed on in the order in which it was asked for
             ends_at = time.monotonic() + STEP_S  # a loop's clock may stand still in a turn
             while offset < nbytes:
-                bring_in(memory, PIECE_BYTES, offset)
+                do(offset)
                 offset += PIECE_BYTES
                 if time.monotonic() >= ends_at:
                     break

@@ -24,7 +24,7 @@ from sys import getrefcount
 from typing import Any, Final
 from weakref import getweakrefcount
 
-from rdmanet._core import ReusableMemory, unfilled
+from rdmanet._core import ReusableMemory
 
 _ONE: Final = 2
 """What getrefcount() says of an object with one reference. Its argument is the other one."""
@@ -59,10 +59,3 @@ def _is_constant(view: memoryview) -> bool:
     if type(view.obj) is bytes:
         return True
     return view.readonly and type(view.obj) is ReusableMemory and getrefcount(view.obj) == _ONE
-
-
-def copied(memory: memoryview) -> memoryview:
-    """The bytes as they are now, in memory of their own."""
-    copy = memoryview(unfilled(memory.nbytes))
-    copy[:] = memory
-    return copy

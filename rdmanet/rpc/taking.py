@@ -12,7 +12,7 @@ from typing import Any
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer, over
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.lending import Loan, as_declared, fetched, here, loan_of
+from rdmanet.rpc.lending import Loan, fetched, here, loan_of
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.running import Running
@@ -32,15 +32,12 @@ async def take(
     for index in method.buffers:
         value, parameter = found[index], method.parameters[index]
         type_ = parameter.type
-        if type(value) is memoryview and type_ is not Buffer:
-            found[index] = as_declared(type_, value)
-            continue
         if not isinstance(value, memoryview | Lent | Array):
             continue  # the default
         loan = loan_of(value)
         lending.check(type_, value, Code.INVALID_ARGUMENT, f"{method.label}: parameter {parameter.name}")
         if loan is None:
-            found[index] = here(type_, value)
+            found[index] = await here(link, type_, value)
         else:
             if running.call.is_over:  # an interceptor has answered, and goes on
                 raise over()

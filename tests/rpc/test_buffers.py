@@ -366,3 +366,24 @@ async def test_a_long_message_is_not_copied_to_join_its_header(net: Net, monkeyp
     link.transport = transport
     assert any(part is encoded[2] for part in written)
     assert b"".join(written) == b"".join(len(body).to_bytes(4, "big") + body for body in encoded)
+
+
+async def test_what_is_too_long_for_a_message_and_too_short_to_lend(net: Net):
+    limits = rpc.Limits(message_bytes=1 << 16)
+    server = await net.serve(Lengths(), limits=limits)
+    client = await net.connect(Lengths, server, limits=limits)
+    for data in (bytes(100_000), memoryview(bytes(100_000))):
+        with pytest.raises(
+            rpc.Error, match=r"a message of 1000\d\d bytes to the peer: the limit message_bytes"
+        ):
+            await client.put(data)
+    with pytest.raises(rpc.Error, match=r"a message of 1000\d\d bytes to the peer: the limit message_bytes"):
+        await client.get()
+
+
+class Lengths(rpc.Service):
+    async def put(self, data: memoryview) -> int:
+        return data.nbytes
+
+    async def get(self) -> memoryview:
+        return memoryview(bytes(100_000))

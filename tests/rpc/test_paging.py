@@ -11,8 +11,8 @@ from net import Net, idle
 
 from rdmanet import rpc
 from rdmanet._core import bring_in
-from rdmanet.rpc import paging
-from rdmanet.rpc.paging import LEAST_BYTES, PIECE_BYTES, brought_in
+from rdmanet.rpc import lending, paging
+from rdmanet.rpc.paging import LEAST_BYTES, PIECE_BYTES, brought_in, filled
 
 SIZE = 2 * LEAST_BYTES
 PAGE = mmap.PAGESIZE
@@ -71,6 +71,8 @@ async def test_pieces_take_turns(monkeypatch: pytest.MonkeyPatch):
 
 
 class Store(rpc.Service):
+    kept = numpy.arange(SIZE, dtype="u1")
+
     async def put(self, data: memoryview) -> int:
         return data.nbytes
 
@@ -82,6 +84,12 @@ class Store(rpc.Service):
 
     async def get(self) -> memoryview:
         return memoryview(bytes(SIZE))
+
+    async def get_kept(self) -> numpy.ndarray:
+        return self.kept
+
+    async def sums(self, data: numpy.ndarray) -> numpy.ndarray:
+        return data + numpy.uint8(1)
 
 
 @pytest.mark.parametrize("transport", ["rdma"])
@@ -104,3 +112,54 @@ async def test_all_that_is_read_from_the_peer(net: Net, monkeypatch: pytest.Monk
     assert len(await client.get()) == SIZE
     assert brought - before == SIZE
     await idle(server)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_result_that_is_copied(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """The memory for the copy is brought in, too: the loop waits for the copy alone."""
+    brought = 0
+
+    def counted(memory: Any, nbytes: int, offset: int) -> None:
+        nonlocal brought
+        brought += min(nbytes, memoryview(memory).nbytes - offset)
+        bring_in(memory, nbytes, offset)
+
+    monkeypatch.setattr(paging, "bring_in", counted)
+    client, server = await net.pair(Store())
+    found = await client.get_kept()
+    assert numpy.array_equal(found, Store.kept)
+    assert brought == 2 * SIZE
+    await idle(server)
+
+
+async def test_what_came_in_messages_is_copied_in_pieces(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """Those of an array, or of what is read into the caller's memory."""
+    turn, turns = 0, 0
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def counted(loop: Any, memory: memoryview, data: memoryview) -> None:
+        nonlocal turns
+        before = turn
+        await filled(loop, memory, data)
+        assert memory == data
+        turns += turn - before
+
+    monkeypatch.setattr(lending, "LEND_BYTES", 1 << 30)
+    monkeypatch.setattr(lending, "filled", counted)
+    monkeypatch.setattr(paging, "STEP_S", 0)
+    client, _ = await net.pair(Store())
+    counting = asyncio.create_task(count())
+    array = numpy.arange(SIZE + 3, dtype="u1")
+    pieces = len(range(0, array.nbytes, PIECE_BYTES)) - 1
+    assert numpy.array_equal(await client.sums(array), array + numpy.uint8(1))
+    assert turns >= 2 * pieces
+    turns, into = 0, bytearray(SIZE)
+    assert len(await rpc.options(client, into=into).get()) == SIZE
+    assert turns >= pieces - 1
+    counting.cancel()
+    assert (await client.sums(array[:3])).tolist() == [1, 2, 3]
