@@ -27,16 +27,15 @@ from typing import Any, cast
 from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc.interceptors import chained
+from rdmanet.rpc import lending
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.buffer import Buffer
-from rdmanet.rpc.call_metadata import decoded
-from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.call_metadata import METADATA, Metadata, decoded
+from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, CallInfo
 from rdmanet.rpc.endpoints import source
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
-from rdmanet.rpc.failures import error_of, mistake, report, send_failure, unsendable
+from rdmanet.rpc.failures import error_of, mistake, report, send_failure, unsendable, when_read
 from rdmanet.rpc.host import Host
 from rdmanet.rpc.interceptors import chained
 from rdmanet.rpc.keepalive import Keepalive
@@ -44,7 +43,6 @@ from rdmanet.rpc.lending import (
     Outgoing,
     at_once,
     goes_by_reference,
-    goes_inline,
     in_message,
     lent,
 )
@@ -67,9 +65,9 @@ from rdmanet.rpc.messages import (
     check_hello,
     raw,
 )
+from rdmanet.rpc.method import Kind
 from rdmanet.rpc.parting import Parting
 from rdmanet.rpc.running import Running
-from rdmanet.rpc.schema import Kind
 from rdmanet.rpc.shares import Held, Share
 from rdmanet.rpc.stats import counters_of
 from rdmanet.rpc.streaming import Receiving, Sending
@@ -219,8 +217,9 @@ class Callee:
 
     def _on_call(self, message: Call) -> None:
         number, raw_arguments, running = message.number, message.arguments, None
-        self.book.check_unused(number)
-        server, parting = self.server, self._parting
+        book, server, parting = self.book, self.server, self._parting
+        if number in book.calls or number in book.lending:
+            book.check_unused(number)
         try:
             if parting.refusal is not None:
                 raise not_taken(f"the server takes no new calls ({parting.refusal})")
@@ -243,17 +242,16 @@ class Callee:
             self.share.begin(running, nbytes)
             arguments = method.decode_arguments(raw_arguments)
             if method.kind is Kind.UNARY:
-                self.book.begin(number, Kind.UNARY, running)
+                book.begin(number, Kind.UNARY, running)
             else:
                 self._begin_streams(running)
-        except Error as exc:
+        except BaseException as exc:
             if running is not None and running.is_counted:
                 self._let_go(running)
-            send_failure(self.link, number, exc, begun=False)
-            return
-        except BaseException as exc:  # from the constructor of an argument's class
-            if running is not None and running.is_counted:
-                self._let_go(running)
+            if isinstance(exc, Error):
+                send_failure(self.link, number, exc, begun=False)
+                return
+            # from the constructor of an argument's class
             send_failure(self.link, number, mistake(exc, server.send_tracebacks), begun=False)
             report(method.label, exc)
             if isinstance(exc, ENDS_THE_PROGRAM):
@@ -290,7 +288,7 @@ class Callee:
     def _on_item(self, message: Item) -> None:
         item = bytes(message.item)
         running = self.book.item(message.number, len(item) + ITEM_BYTES)
-        if running is not None and running.received is not None:
+        if running is not None and running.received is not None and not running.received.has_ended:
             running.counter.received_bytes += len(item)
             try:
                 running.method.item_scale.weigh(item, self.limits.decoded_bytes)
@@ -342,7 +340,9 @@ class Callee:
             if self.link.turns.busy:
                 result = self._held(running, result)
                 await self.link.turns.wait()
-            if method.result_is_buffer and not goes_inline(method.result, result):
+            if method.result_is_buffer and (
+                type(result) is not bytes or len(result) >= lending.LEND_BYTES or method.result_is_array
+            ):
                 held, result = [result], None
                 try:
                     going = Outgoing.of_result(method.result, held, f"{method.label}: the result")
@@ -361,7 +361,7 @@ class Callee:
         except BaseException as exc:
             if isinstance(exc, GeneratorExit) and self.loop.is_closed():
                 raise  # nobody will run this task any more
-            self._has_raised(running, exc)
+            await self._has_raised(running, exc)
             if isinstance(exc, ENDS_THE_PROGRAM):
                 raise
         finally:
@@ -376,9 +376,10 @@ class Callee:
                 counter.seconds += seconds
             else:
                 counter.count_failed(running.code, seconds)
-            self.share.end(running)
-            running.received = running.sent = None  # as in _let_go()
-            server.has_ended(running)
+            self._let_go(running)
+            server.running.discard(running)
+            if not server.running:
+                server.is_idle()
 
     def _let_go(self, running: Running) -> None:
         """A call is over: it holds nothing, and has no streams any more. These refer to it, to count what they hold."""
@@ -397,34 +398,27 @@ class Callee:
     async def _execute(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
         """Run the method. Returns its result; a stream is sent."""
         method = running.method
-        if method.buffers:
-            if (taken := at_once(method, arguments)) is None:
-                running.taking += 1
-                try:
-                    taken = await take(self.link, self.share, running, arguments, buffers)
-                finally:
-                    running.taking -= 1
-            arguments = taken
-        call = running.function(*arguments) if method.count >= 0 else self._called(running, arguments)
+        for index in method.buffers:
+            if type(arguments[index]) is not bytes:  # else it is as declared
+                arguments = await self._taken(running, arguments, buffers)
+                break
+        call = running.function(*arguments) if method.count >= 0 else running.called(arguments)
         if running.sent is not None:
             await running.sent.send(aiter(call))
             return None
         return await call
 
-    def _called(self, running: Running, arguments: tuple[Any, ...]) -> Any:
-        """Call a method that has parameters by keyword, or a stream."""
-        method = running.method
-        by_name: dict[str, Any] = {}
-        if method.by_keyword:
-            by_name = dict(zip(method.by_keyword, arguments[method.positional :], strict=True))
-            arguments = arguments[: method.positional]
-        if running.received is not None:
-            assert method.stream is not None
-            if (at := method.stream_at) is None:
-                by_name[method.stream[0]] = running.received
-            else:
-                arguments = (*arguments[:at], running.received, *arguments[at:])
-        return running.function(*arguments, **by_name)
+    async def _taken(
+        self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
+    ) -> tuple[Any, ...]:
+        """The arguments with their buffers, as the method declares them."""
+        if (taken := at_once(running.method, arguments)) is None:
+            running.taking = True
+            try:
+                taken = await take(self.link, self.share, running, arguments, buffers)
+            finally:
+                running.taking = False
+        return taken
 
     async def _lend_result(
         self, running: Running, going: Outgoing, timer: asyncio.TimerHandle | None
@@ -465,18 +459,24 @@ class Callee:
         """Send the one answer of a call, unless the connection is gone."""
         if not self.link.is_over:
             running.counter.sent_bytes += self.link.send(message)  # may raise: then this is not the answer
-            self.book.answered(running.number, lending)
+            if lending:
+                self.book.answered(running.number, lending)
+            else:
+                del self.book.calls[running.number]
         elif lending:
             running.release()
         running.call.is_over = True
-        if running.received is not None:
-            running.end_stream()
+        if running.received is not None or running.sent is not None:
+            running.end_streams()
 
-    def _has_raised(self, running: Running, exc: BaseException) -> None:
+    async def _has_raised(self, running: Running, exc: BaseException) -> None:
         """Answer a call whose method has raised this."""
         with_traceback = self.server.send_tracebacks
         error = error_of(exc, with_traceback)
-        self._fail(running, error or mistake(exc, with_traceback))
+        told = error or mistake(exc, with_traceback)
+        if self.link.turns.busy and isinstance(exc, Exception) and not running.is_cancelled:
+            told = await when_read(self.link, self.share, running, told)
+        self._fail(running, told)
         if error is None:
             report(running.method.label, exc)
 
@@ -485,7 +485,7 @@ class Callee:
         if not running.call.is_over:
             running.code = int(error.code)
         running.call.is_over = True
-        running.end_stream()
+        running.end_streams()
         if not self.link.is_over and self.book.cancel(running.number) is running:
             try:
                 send_failure(self.link, running.number, error)

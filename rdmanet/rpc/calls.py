@@ -49,7 +49,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.limits import NUMBERS, exceeded
-from rdmanet.rpc.schema import Kind
+from rdmanet.rpc.method import Kind
 
 _W = TypeVar("_W")
 
@@ -234,16 +234,18 @@ class CalleeBook(Generic[_W]):
     """The calls of the peer that this side executes.
 
     :param calls_max: how many may be unfinished at a time
+    :ivar calls: those that run, by their numbers
+    :ivar lending: those whose results are on loan
     """
 
     def __init__(self, calls_max: int) -> None:
         self.calls_max = calls_max
-        self._calls: dict[int, tuple[Kind, _W, Inflow | None, Outflow | None]] = {}
-        self._lending: dict[int, _W] = {}
+        self.calls: dict[int, tuple[Kind, _W, Inflow | None, Outflow | None]] = {}
+        self.lending: dict[int, _W] = {}
 
     def __len__(self) -> int:
         """Unfinished calls, those included whose results are on loan."""
-        return len(self._calls) + len(self._lending)
+        return len(self.calls) + len(self.lending)
 
     def begin(
         self,
@@ -257,24 +259,27 @@ class CalleeBook(Generic[_W]):
 
         :raises Error: RESOURCE_EXHAUSTED; it is not begun, and that is the answer
         """
-        if len(self._calls) + len(self._lending) >= self.calls_max:
+        if len(self.calls) + len(self.lending) >= self.calls_max:
             raise exceeded("calls", self.calls_max, f"this connection has {len(self)} unfinished calls")
-        self._calls[number] = kind, owner, inflow, outflow
+        self.calls[number] = kind, owner, inflow, outflow
 
     def check_unused(self, number: int) -> None:
         """Raise ProtocolError if a number is in use."""
-        if number in self._calls or number in self._lending:
+        if number in self.calls or number in self.lending:
             raise ProtocolError(f"the peer begins call {number}, which is pending")
 
     def answered(self, number: int, lending: bool = False) -> None:
-        """The last message about the call was sent. With `lending`, its result is on loan until it is released."""
-        found = self._calls.pop(number)
+        """The last message about the call was sent. With `lending`, its result is on loan until it is released.
+
+        Else this is no more than ``del calls[number]``, which whoever has much to do writes itself.
+        """
+        found = self.calls.pop(number)
         if lending:
-            self._lending[number] = found[1]
+            self.lending[number] = found[1]
 
     def cancel(self, number: int) -> _W | None:
         """Cancel has come. Returns the owner, if the call is running."""
-        found = self._calls.get(number)
+        found = self.calls.get(number)
         return None if found is None else found[1]
 
     def item(self, number: int, size: int) -> _W | None:
@@ -282,7 +287,7 @@ class CalleeBook(Generic[_W]):
 
         :raises ProtocolError: it may not; the same holds for the methods below
         """
-        found = self._calls.get(number)
+        found = self.calls.get(number)
         if found is None:
             return None
         if found[2] is None:
@@ -292,7 +297,7 @@ class CalleeBook(Generic[_W]):
 
     def end(self, number: int) -> _W | None:
         """The caller's stream is complete."""
-        found = self._calls.get(number)
+        found = self.calls.get(number)
         if found is None:
             return None
         if found[2] is None:
@@ -302,7 +307,7 @@ class CalleeBook(Generic[_W]):
 
     def window(self, number: int, total: int) -> _W | None:
         """Credit for the callee's stream has come."""
-        found = self._calls.get(number)
+        found = self.calls.get(number)
         if found is None:
             return None
         if found[3] is None:
@@ -312,18 +317,18 @@ class CalleeBook(Generic[_W]):
 
     def release(self, number: int) -> _W | None:
         """Release has come. Returns the owner, if its result was on loan."""
-        if number in self._calls:
+        if number in self.calls:
             raise ProtocolError(f"the peer releases the result of call {number}, which has none yet")
-        return self._lending.pop(number, None)
+        return self.lending.pop(number, None)
 
     def end_loan(self, number: int, owner: _W) -> None:
         """This call's result is not on loan any more, whatever the caller says."""
-        if self._lending.get(number) is owner:
-            del self._lending[number]
+        if self.lending.get(number) is owner:
+            del self.lending[number]
 
     def lost(self) -> list[_W]:
         """The connection is gone: returns the owners of all calls. Their answers go nowhere."""
-        owners = [found[1] for found in self._calls.values()] + list(self._lending.values())
-        self._calls.clear()
-        self._lending.clear()
+        owners = [found[1] for found in self.calls.values()] + list(self.lending.values())
+        self.calls.clear()
+        self.lending.clear()
         return owners

@@ -8,6 +8,7 @@ sent.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import traceback
 
@@ -15,6 +16,7 @@ from rdmanet.base import log_rate
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST, TEXT_MOST, Failure, raw
+from rdmanet.rpc.shares import Holder, Share
 
 
 def error_of(exc: BaseException, with_traceback: bool) -> Error | None:
@@ -50,6 +52,25 @@ def send_failure(link: Link, number: int, error: Error, begun: bool = True) -> N
         link.send(Failure(number, code, text[: most // 4], begun=begun))
         if isinstance(exc, ENDS_THE_PROGRAM):
             raise
+
+
+async def when_read(link: Link, share: Share, holder: Holder, error: Error) -> Error:
+    """Wait until the peer reads, if this error is long, and return the one that is to be sent then.
+
+    Meanwhile it counts. It goes at once, and without its details, if there is no room for it, or if this is cancelled.
+    """
+    try:
+        details = raw(error.details)
+    except BaseException:  # which `send_failure` gets as well
+        return error
+    nbytes = len(details) + len(error.text) + len(error.traceback or "")
+    if nbytes <= TEXT_MOST:
+        return error
+    with contextlib.suppress(Error, asyncio.CancelledError):
+        share.hold(holder, nbytes, "errors that are not read")
+        await link.turns.wait()
+        return error
+    return Error(error.code, error.text)
 
 
 def report(label: str, exc: BaseException) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import Limits
+from rdmanet.rpc.method import Method
 from rdmanet.rpc.running import Running
-from rdmanet.rpc.schema import Method, Schema
+from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.shares import Shares
 from rdmanet.rpc.stats import Counter
 
@@ -40,8 +41,8 @@ class Host(Protocol):
     @property
     def is_closing(self) -> bool: ...
 
-    def has_ended(self, running: Running) -> None:
-        """The task of a call is in its last step."""
+    def is_idle(self) -> None:
+        """The task of the last call of `running` is in its last step."""
 
     def has_heard(self, callee: Any) -> None:
         """A connection takes no more calls, or is gone."""

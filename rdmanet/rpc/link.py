@@ -70,6 +70,7 @@ class Link(asyncio.Protocol):
     :ivar closed: done when the connection is gone
     :ivar loans_left: how many more buffers can be lent now
     :ivar paused: whether the transport wants no more for now
+    :ivar asked: the token of the last Ping
     """
 
     transport: asyncio.Transport
@@ -102,7 +103,7 @@ class Link(asyncio.Protocol):
         self._unfinished_bytes = 0
         self.turns = Turns(loop)
         self._unanswered: Ping | None = None
-        self._asked = 0  # the token of the last Ping
+        self.asked = 0
         self._framer.budget = TURN_COST
         self._is_reading = True
         self._has_had_turn = False  # no more is handled in this turn
@@ -161,13 +162,13 @@ class Link(asyncio.Protocol):
             self.transport.write(b"".join(collected))
 
     def ask(self) -> int:
-        """Send a Ping. Returns its token: a Pong with this one, or with a larger one, says that it was read.
+        """Send a Ping. Returns its token: a Pong with this one, or with that of a later Ping, says that it was read.
 
         A peer that cannot write answers the last of several only.
         """
-        self._asked += 1
-        self.send(Ping(self._asked))
-        return self._asked
+        self.asked += 1
+        self.send(Ping(self.asked))
+        return self.asked
 
     def answer(self, ping: Ping) -> None:
         """Answer a Ping, when the transport takes it."""

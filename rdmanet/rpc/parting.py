@@ -76,7 +76,7 @@ class Parting:
 
     def answered(self, pong: Pong) -> None:
         """Pong has come."""
-        if self._timer is not None and pong.token >= self._asked:
+        if self._timer is not None and self._asked <= pong.token <= self._link.asked:
             self._timer.cancel()
             self._goes_on()
 

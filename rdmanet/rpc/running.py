@@ -11,7 +11,7 @@ import msgspec
 
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.schema import Method
+from rdmanet.rpc.method import Method
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 from rdmanet.stream.peer_memory import OfferedMemory
@@ -34,7 +34,7 @@ class Running(msgspec.Struct, eq=False):
     :ivar inline_bytes: of messages that it holds
     :ivar lent_bytes: that it holds: allocated for its arguments on loan, or lent as its result
     :ivar borrowed: the peer's memory of these
-    :ivar taking: arguments are being taken; more than once if an interceptor wants that
+    :ivar taking: arguments are being taken
     """
 
     number: int
@@ -54,12 +54,27 @@ class Running(msgspec.Struct, eq=False):
     lent_bytes: int = 0
     is_cancelled: bool = False
     borrowed: list[OfferedMemory] = []
-    taking: int = 0
+    taking: bool = False
 
     @property
     def has_returned(self) -> bool:
         """Whether it had arguments on loan, and reads nothing of them any more. Its Buffers have been released."""
         return bool(self.borrowed) and not self.taking and not any(remote.is_used for remote in self.borrowed)
+
+    def called(self, arguments: tuple[Any, ...]) -> Any:
+        """Call a method that has parameters by keyword, or a stream."""
+        method = self.method
+        by_name: dict[str, Any] = {}
+        if method.by_keyword:
+            by_name = dict(zip(method.by_keyword, arguments[method.positional :], strict=True))
+            arguments = arguments[: method.positional]
+        if self.received is not None:
+            assert method.stream is not None
+            if (at := method.stream_at) is None:
+                by_name[method.stream[0]] = self.received
+            else:
+                arguments = (*arguments[:at], self.received, *arguments[at:])
+        return self.function(*arguments, **by_name)
 
     def cancel(self) -> None:
         """Cancel the task, once: what it does then may take time, and is not to be cancelled as well."""
@@ -73,10 +88,11 @@ class Running(msgspec.Struct, eq=False):
         self.late = not self.is_cancelled
         self.cancel()
 
-    def end_stream(self) -> None:
-        """The caller's stream is over, for a task that goes on."""
-        if self.received is not None:
-            self.received.finish(Error(Code.CANCELLED, "the call whose stream this is has ended"))
+    def end_streams(self) -> None:
+        """Both streams are over, for a task that goes on."""
+        for stream in (self.received, self.sent):
+            if stream is not None:
+                stream.finish(Error(Code.CANCELLED, "the call whose stream this is has ended"))
 
     def release(self) -> None:
         """Nobody needs its result any more."""

@@ -205,13 +205,11 @@ class Server:
         self.close()
         await self.wait_closed()
 
-    def has_ended(self, running: Running) -> None:
-        """The task of a call is in its last step."""
-        self.running.discard(running)
-        if not self.running:
-            self._look()
-            if self._closing.done():
-                self._close_links()
+    def is_idle(self) -> None:
+        """The task of the last call is in its last step."""
+        self._look()
+        if self._closing.done():
+            self._close_links()
 
     def has_heard(self, callee: Callee) -> None:
         """A connection takes no more calls, or is gone."""

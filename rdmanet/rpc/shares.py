@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import Limits, exceeded
 
 
@@ -106,7 +107,12 @@ class Share:
             raise exceeded("server_calls", most, f"the server has {shares.calls} unfinished calls")
         held, server_held = self.inline_bytes + nbytes, shares.held_bytes + nbytes
         if held > limits.inline_bytes or server_held > limits.server_bytes:
-            self.hold(holder, nbytes, "arguments")
+            holder.is_counted = True
+            try:
+                self.hold(holder, nbytes, "arguments")
+            except Error:
+                holder.is_counted = False
+                raise
         else:  # what hold() does then: each call comes here
             self.inline_bytes, shares.held_bytes, holder.inline_bytes = held, server_held, nbytes
         holder.is_counted = True
@@ -125,7 +131,12 @@ class Share:
         holder.is_counted = False
 
     def hold(self, holder: Holder, nbytes: int, what: str) -> None:
-        """So many bytes of messages are remembered for a call."""
+        """So many bytes of messages are remembered for a call.
+
+        :raises Error: also if the call has ended
+        """
+        if not holder.is_counted:
+            raise Error(Code.CANCELLED, f"the call whose {what} these are has ended")
         shares = self._shares
         held, most = self.inline_bytes + nbytes, shares.limits.inline_bytes
         if held > most:
@@ -145,6 +156,8 @@ class Share:
 
     def hold_lent(self, holder: Holder, nbytes: int, what: str) -> None:
         """So much memory goes by reference, until the call ends."""
+        if not holder.is_counted:
+            raise Error(Code.CANCELLED, f"the call whose {what} these are has ended")
         most, held = self._shares.limits.lent_bytes, self.lent_bytes + nbytes
         if held > most:
             raise exceeded("lent_bytes", most, f"{what} of {held} bytes")

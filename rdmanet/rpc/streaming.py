@@ -5,6 +5,9 @@ an iterator of the program's, and sends them as credit allows. The counts are th
 
 A method that waits for an item while nothing goes the other way, either, is not left waiting for ever (`watch`).
 
+A stream lets others run when it has sent as much as a connection handles in a turn (TURN_COST): an iterator need not
+await, and a peer may take all that it gives.
+
 A caller gets `Results`. Who is cancelled while it waits for the next of them ends the call, so that no method runs
 whose caller is gone. A generator that was cancelled is complete, as far as Python knows; `Results` says what happened.
 """
@@ -20,13 +23,11 @@ from typing import Any, Final
 
 from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.link import Link, logger
-from rdmanet.rpc.messages import OutItem, Window, raw
+from rdmanet.rpc.link import TURN_COST, Link, logger
+from rdmanet.rpc.messages import COST_BYTES, OutItem, Window, raw
 from rdmanet.rpc.shares import Held
 from rdmanet.rpc.stats import Counter
 
-SHARE_BYTES: Final = 64 << 10
-"""After so many bytes a stream lets others run. An iterator need not await, and a peer may take all that it gives."""
 END_S: Final = 1.0
 """How long a call waits for the end of its caller's stream, after it has cancelled that."""
 
@@ -36,6 +37,7 @@ class Receiving:
 
     :param decode: from an item's msgpack to the item
     :param on_taken: is told the cost of each item that is taken
+    :ivar has_ended: nothing more that comes is kept
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Receiving:
         self._put = 0
         self._moved = -1  # how much has, when somebody waited at the last look
         self._waiter: asyncio.Future[None] | None = None
-        self._ended = False
+        self.has_ended = False
         self._error: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._seconds = math.inf
@@ -62,15 +64,15 @@ class Receiving:
 
     def put(self, item: bytes) -> None:
         """An item has come, and was counted."""
-        if not self._ended:
+        if not self.has_ended:
             self._items.append(item)
             self._put += 1
             self._wake()
 
     def finish(self, error: BaseException | None = None) -> None:
         """There will be no more. What has come is taken first, and then this error, if there is one."""
-        if not self._ended:
-            self._ended, self._error = True, error
+        if not self.has_ended:
+            self.has_ended, self._error = True, error
             self._wake()
             if self._timer is not None:
                 self._timer.cancel()
@@ -109,7 +111,7 @@ class Receiving:
 
     async def __anext__(self) -> Any:
         while not self._items:
-            if self._ended:
+            if self.has_ended:
                 if (error := self._error) is None:
                     raise StopAsyncIteration
                 self._error = another(error)
@@ -127,7 +129,7 @@ class Receiving:
         item = self._items.popleft()
         if self._on_taken is not None:
             self._on_taken(len(item) + ITEM_BYTES)
-        if (total := self.inflow.taken(len(item) + ITEM_BYTES)) is not None and not self._ended:
+        if (total := self.inflow.taken(len(item) + ITEM_BYTES)) is not None and not self.has_ended:
             self._link.send(Window(self.number, total))
         return self._decode(item)
 
@@ -157,6 +159,7 @@ class Sending:
         self._link = link
         self._counter = counter
         self._held = held
+        self._error: Error | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def allowed(self) -> None:
@@ -164,18 +167,23 @@ class Sending:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def finish(self, error: Error) -> None:
+        """Send no more, and raise this instead."""
+        self._error = error
+        self.allowed()
+
     async def send(self, items: AsyncIterator[Any]) -> None:
         """Send all items of an iterator, and close it whatever happens."""
         async with contextlib.AsyncExitStack() as stack:
             if (close := getattr(items, "aclose", None)) is not None:
                 stack.push_async_callback(close)
-            unshared = 0
+            cost = 0
             async for item in items:
                 held = self._held if self._link.turns.busy or not self.outflow.open else None
                 if held is not None:
                     item = raw(item)
                     held.hold(len(item), "items that are not read")
-                while not self.outflow.open and not self._link.is_over:
+                while not self.outflow.open and not self._link.is_over and self._error is None:
                     self._waiter = self._link.loop.create_future()
                     await self._waiter
                 if self._link.turns.busy:
@@ -184,12 +192,14 @@ class Sending:
                     raise self._link.lost_error()
                 if held is not None:
                     held.drop()
+                if self._error is not None:
+                    raise self._error
                 length = self._link.send(OutItem(self.number, item))
                 self._counter.sent_bytes += length
                 self.outflow.sent(length - item_head(self.number) + ITEM_BYTES)
-                unshared += length
-                if unshared >= SHARE_BYTES:
-                    unshared = 0
+                cost += 1 + length // COST_BYTES
+                if cost >= TURN_COST:
+                    cost = 0
                     await asyncio.sleep(0)
 
 

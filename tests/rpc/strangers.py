@@ -52,6 +52,13 @@ class Store(rpc.Service):
     async def fail(self, text: str) -> None:
         raise rpc.Error(rpc.Code.ABORTED, text, ["details"] * 1000)
 
+    async def fail_much(self, nbytes: int) -> None:
+        raise rpc.Error(rpc.Code.ABORTED, "no", bytes(nbytes))
+
+    async def idle(self, numbers: AsyncIterator[int]) -> int:
+        await self.gate.wait()
+        return sum([number async for number in numbers])
+
     async def watch(self) -> AsyncIterator[bytes]:
         while True:
             yield bytes(1000)

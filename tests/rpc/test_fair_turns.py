@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from net import Net, callee, channel
 
 from rdmanet import rpc
 from rdmanet.rpc import link
-from rdmanet.rpc.messages import Cancel, Framer, Ping, Release, frame
+from rdmanet.rpc.messages import Cancel, Framer, OutItem, Ping, Release, frame
 from tests.support.waiting import loop_turns
 
 
@@ -94,6 +95,30 @@ async def test_messages_of_many_bytes_count_more(net: Net):
     assert await asyncio.gather(*(client.put(data) for _ in range(400))) == [20 << 10] * 400
     turns.end()
     assert turns.most <= 4
+
+
+class Counting(rpc.Service):
+    async def count(self, to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+
+
+async def test_small_items_of_a_stream_come_in_turns(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """Though the iterator awaits nothing, and the client takes whatever comes."""
+    turns = Turns()
+    send = link.Link.send
+
+    def counted(one: link.Link, message: Any) -> int:
+        if isinstance(message, OutItem):
+            turns.done()
+        return send(one, message)
+
+    monkeypatch.setattr(link.Link, "send", counted)
+    server = await net.serve(Counting())
+    client = await net.connect(Counting, server, limits=rpc.Limits(stream_bytes=1 << 40))
+    assert [item async for item in client.count(3000)] == list(range(3000))
+    turns.end()
+    assert turns.most <= 64
 
 
 # ---- A link alone ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from strangers import HELLO, LIMITS, NUMBERS, SCHEMA, Store, Stranger, call, str
 
 from rdmanet import rpc
 from rdmanet.base import log_rate
-from rdmanet.rpc import link, messages, parting
+from rdmanet.rpc import Code, link, messages, parting
 from rdmanet.rpc.messages import (
     MAGIC,
     VERSION,
@@ -385,3 +385,62 @@ async def test_fuzzing_a_server(net: Net, seed: int):
     service.gate.set()
     await until_seen(lambda: len(server.callees) == 1 and not server.running)
     assert service.alive == 0 and len(callee(server).book) == 0
+
+
+# ---- What is held --------------------------------------------------------------------------------------------
+
+
+async def test_items_of_a_stream_that_has_failed_are_not_held(net: Net):
+    service = Store()
+    server = await net.serve(service, limits=rpc.Limits(stream_bytes=1 << 20, decoded_bytes=1000))
+    peer = await stranger(net, server, HELLO, call(1, "idle"))
+    await until_seen(lambda: server.running)
+    heavy = Item(1, raw([[]] * 100))
+    peer.say(heavy, *[Item(1, raw(number)) for number in range(100)], call(2, "add", 1, 2))
+    while not isinstance(await peer.hear(), Reply):
+        pass
+    assert callee(server).share.inline_bytes < 100
+    service.gate.set()
+    assert (await peer.hear()).code == Code.RESOURCE_EXHAUSTED
+
+
+async def test_errors_that_are_not_read_wait_and_count(net: Net):
+    """A client that reads nothing gets no more of them written than of results."""
+    server = await net.serve(Store(), limits=rpc.Limits(message_bytes=1 << 20, calls=50))
+    hello = msgspec.structs.replace(HELLO, message_bytes=1 << 30)
+    peer = await stranger(net, server, hello, call(0, "much"))
+    while not isinstance(await peer.hear(), Reply):
+        pass
+    peer.writer.transport.pause_reading()
+    peer.say(*[call(number, "fail_much", 1_000_000) for number in range(1, 41)])
+    await until_seen(lambda: callee(server).link.paused and len(server.running) > 20)
+    link = callee(server).link
+    assert link.transport.get_write_buffer_size() < 10_000_000
+    assert callee(server).share.inline_bytes > 20_000_000
+    peer.writer.transport.resume_reading()
+    heard = [await peer.hear() for _ in range(40)]
+    assert {message.number for message in heard} == set(range(1, 41))
+    assert all(message.code == Code.ABORTED and len(message.details) > 1_000_000 for message in heard)
+
+
+@pytest.mark.parametrize("end", ["cancel", "close", "no room"])
+async def test_errors_that_cannot_wait_go_without_details(net: Net, end: str):
+    limits = rpc.Limits(message_bytes=1 << 20, inline_bytes=5_000_000 if end == "no room" else 1 << 30)
+    server = await net.serve(Store(), limits=limits)
+    hello = msgspec.structs.replace(HELLO, message_bytes=1 << 30)
+    peer = await stranger(net, server, hello)
+    while not isinstance(await peer.hear(), Hello):
+        pass
+    peer.writer.transport.pause_reading()
+    peer.say(*[call(number, "fail_much", 1_000_000) for number in range(40)])
+    found = callee(server)
+    await until_seen(lambda: found.link.paused and (found.share.inline_bytes > 3_000_000))
+    if end == "cancel":
+        for running in list(server.running):
+            running.cancel()
+    elif end == "close":
+        server.close()
+    peer.writer.transport.resume_reading()
+    heard = [message for message in [await peer.hear() for _ in range(40)] if isinstance(message, Failure)]
+    assert any(message.code == Code.ABORTED and message.details == raw(None) for message in heard)
+    await until_seen(lambda: not server.running)

@@ -341,3 +341,32 @@ async def test_a_coroutine_by_steps():
     with pytest.raises(ValueError):
         await anext(stepped)
     await stepped.aclose()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_stream_that_goes_on_after_its_call(net: Net, busy: bool):
+    """An interceptor has answered, and left it: it sends nothing more, holds nothing, and ends."""
+    left: list[asyncio.Task[Any]] = []
+
+    class Endless(rpc.Service):
+        async def count(self) -> AsyncIterator[int]:
+            number = 0
+            while True:
+                yield number
+                number += 1
+                await asyncio.sleep(0)
+
+    async def leave(call: rpc.CallInfo, proceed: Any) -> None:
+        left.append(asyncio.create_task(proceed()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    limits = rpc.Limits(stream_bytes=100 if busy else 1 << 20)
+    server = await net.serve(Endless(), interceptors=[leave])
+    client = await net.connect(Endless, server, limits=limits)
+    items = [item async for item in client.count()]
+    assert items == list(range(len(items)))
+    with pytest.raises(rpc.Error, match="has ended") as caught:
+        await left[0]
+    assert caught.value.code is rpc.Code.CANCELLED
+    assert server.shares.held_bytes == 0 and server.shares.calls == 0
