@@ -100,6 +100,8 @@ modules = [
     Extension(
         "rdmanet.rpc.weighing",
         ["rdmanet/rpc/weighing.pyx"],
+        include_dirs=["rdmanet/rpc"],
+        depends=["rdmanet/rpc/weighing_keys.h"],
         extra_compile_args=[*cflags, "-Wno-unused-parameter", "-Wno-unused-function"],
         extra_link_args=ldflags,
     ),
