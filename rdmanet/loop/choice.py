@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import socket
 import time
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ MEMORY_S = 60.0
 SLOW_S = 10.0
 """For how long a server on this host is reached by TCP that has an open door, and made no connection in time, or one
 whose device speaks another version, or has another secret."""
+DESCRIPTORS_LEAST = 64
+"""How many descriptors a process must be allowed to have for RDMA. The device takes some twenty, and a connection a few
+while it is made: a program that gets along with fewer by TCP would have none left."""
 _PEERS_KEPT = 4096
 _SILENT_KEPT = 64  # each takes a descriptor
 _LOOK_AGAIN_S = 1.0  # for adapters, and at RDMANET_REQUIRE, which come and go rarely
@@ -155,9 +159,16 @@ class Chooser:
             return "the peers that RDMA is for do not include it"
         if "%" in address or tuple(place[3:]) not in ((), (0,)):
             return "an address with a zone is reached by TCP"
+        if why := why_few_descriptors():
+            return why
         if (self._silent or self._slow) and (why := self._why_not_now(address, port)):
             return why
-        found = doors.find(address, port, self._lookout)
+        try:
+            found = doors.find(address, port, self._lookout)
+        except OSError as exc:
+            if exc.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            return "no descriptor is left to look for an RDMA server on this host"
         if isinstance(found, doors.Found):
             why_not = "" if selection is Selection.NAMED else _unmapped(found)
             if why_not:
@@ -290,3 +301,11 @@ def _unmapped(found: doors.Found) -> str:
     if os.environ.get("RDMANET_SOFT_TRANSPORT") != "stream" and not trust.may_map(speaker.pid):
         return "the server offers RDMA, but this process may not map its memory"
     return ""
+
+
+def why_few_descriptors() -> str:
+    """Why this process does without RDMA, if it may have too few descriptors; "" if it may have enough."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= DESCRIPTORS_LEAST:
+        return ""
+    return f"this process may have {limit} descriptors (`ulimit -n`), and RDMA needs {DESCRIPTORS_LEAST}"

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet.base.environment import requires_rdma
 from rdmanet.loop import workers
+from rdmanet.loop.choice import why_few_descriptors
 from rdmanet.loop.doors import Answer, Door, Heir, owner
 from rdmanet.loop.settings import Settings
 
@@ -189,7 +190,7 @@ class DualServer(asyncio.AbstractServer):
             address = cast(SockAddr, tcp.getsockname())
             if self._settings.patterns.exclude(address[0], address[1]):
                 continue
-            if why := _why_tcp_alone(tcp):
+            if why := why_few_descriptors() or _why_tcp_alone(tcp):
                 if requires_rdma():
                     self.close()
                     raise OSError(errno.EOPNOTSUPP, f"no RDMA on {address[0]} port {address[1]}: {why}")
