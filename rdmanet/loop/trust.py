@@ -15,15 +15,17 @@ TCP; no client is sent there by a name.
 
 ``/proc/PID/fd`` is readable for who may trace the process. A client may trace the servers of its own user: if not, they
 are in a sandbox, or have rights that it lacks, and TCP reaches them. Of another user's process only root may read it.
-Others judge it by what everybody may read: it must be the listener's user's, and confined by nothing that does not
-confine us (namespaces, the root directory, no_new_privs, seccomp, the capabilities that it could ever have).
+Others judge it by what everybody may read: it must be the listener's user's, without no_new_privs, since Landlock needs
+that and does not show, and confined by nothing that does not confine us (namespaces, the root directory, more filters
+of seccomp, the capabilities that it could ever have).
 
 The question is asked by a client about who has a door (doors.py), by the front about a worker, and by a worker about
 the front (workers.py). The embedded device asks it about the names of its listeners (soft/cm/name.c, base/equal.c).
 There nobody says a number. So only a confined process has to have the listener, and its descriptors are searched.
 
-Pids are used again. So at last the process must still live: the kernel says so of the very one that made the socket
-(SO_PEERPIDFD, since Linux 6.5). Before that it must at least have the listener now, whoever it is.
+Pids are used again, also while somebody else has the socket of a process that has ended. So at last the process must
+still live: the kernel says so of the very one that made the socket (SO_PEERPIDFD, since Linux 6.5). Before that whoever
+has its pid must at least be of its user.
 """
 
 from __future__ import annotations
@@ -79,13 +81,13 @@ class Speaker:
         :param number: its descriptor of the TCP listener, as it says
         """
         assert self.listener is not None
+        shown: str | None
         try:
             shown = posix.readlink(f"/proc/{self.pid}/fd/{number}")
         except OSError as exc:
-            if exc.errno in _NOT_READABLE and self.user != os.geteuid():
-                return ""  # why_not() has looked at what there is to see
-            shown = ""
-        if not _is_one_of(shown, self.listener, self._port):
+            is_hidden = exc.errno in _NOT_READABLE and self.user != os.geteuid()
+            shown = None if is_hidden else ""  # why_not() has looked at what there is to see
+        if shown is not None and not _is_one_of(shown, self.listener, self._port):
             return f"process {self.pid} offers RDMA there, but does not have the TCP listener"
         if not self._lives():
             return f"process {self.pid}, which offers RDMA there, has ended"
@@ -118,7 +120,7 @@ class Speaker:
         try:
             fd = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
         except OSError as exc:
-            return exc.errno == errno.ENOPROTOOPT
+            return exc.errno == errno.ENOPROTOOPT and _user_of(self.pid) == self.user
         try:
             ended = select.poll()
             ended.register(fd, select.POLLIN)
@@ -166,19 +168,30 @@ def _more_confined(pid: int) -> str:
     :raises OSError, ValueError: it cannot be read
     """
     its, ours = _status(pid), _status(os.getpid())
-    if len(its["NSpid"].split()) != 1:
+    if len(its.get("NSpid", "1").split()) != 1:  # a kernel may be without these namespaces
         return "a pid namespace of its own"
     for name in ("uid_map", "mountinfo"):
         if _read(pid, name) != _read(os.getpid(), name):
             return (
                 f"another {name.removesuffix('info').replace('uid_map', 'user')} namespace or root directory"
             )
-    for name in ("NoNewPrivs", "Seccomp"):
-        if int(its[name]) > int(ours[name]):
+    if int(
+        its["NoNewPrivs"]
+    ):  # it may have Landlock, too, which does not show: also if we have no_new_privs ourselves
+        return "NoNewPrivs set"
+    for name in ("Seccomp", "Seccomp_filters"):  # a kernel may be without; the latter since Linux 5.9
+        if int(its.get(name, 0)) > int(ours.get(name, 0)):
             return f"{name} set"
     if int(ours["CapBnd"], 16) & ~int(its["CapBnd"], 16):
         return "a smaller set of capabilities"
     return ""
+
+
+def _user_of(pid: int) -> int | None:
+    """The user of a process; None if /proc does not say."""
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        return int(_status(pid)["Uid"].split()[1])
+    return None
 
 
 def _status(pid: int) -> dict[str, str]:

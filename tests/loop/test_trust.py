@@ -3,6 +3,7 @@
 Attacks by other users and from sandboxes are in tests/security/test_doors.py.
 """
 
+import errno
 import os
 import posix
 import socket
@@ -13,6 +14,8 @@ import pytest
 from rdmanet.loop import kernel, trust
 from rdmanet.loop.trust import Speaker
 from tests.support.processes import Process
+
+STATUS = trust._status(os.getpid())
 
 
 @pytest.fixture
@@ -115,13 +118,39 @@ def test_who_has_ended_is_not_trusted(listener):
         assert "has ended" in again.why_not_with(listener.fileno())
 
 
+def test_of_another_user_it_must_live_as_well(listener, monkeypatch):
+    """What a third user may not read is no reason to ask less: whoever has the pid by now is unconfined."""
+
+    def unreadable(path: str) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with Process(sys.executable, "-c", SPEAKING, pass_fds=[listener.fileno()]) as other:
+        to_it = speak(other)
+        living = Speaker(to_it, *listener.getsockname())
+        monkeypatch.setattr(os, "geteuid", lambda: living.user + 1)
+        monkeypatch.setattr(posix, "readlink", unreadable)
+        assert living.why_not_with(listener.fileno()) == ""
+    with to_it:
+        dead = Speaker(to_it, *listener.getsockname())
+        dead.pid = os.getpid()
+        assert "has ended" in dead.why_not_with(listener.fileno())
+
+
+def test_before_linux_6_5_who_has_the_pid_must_be_of_the_user(speaker, monkeypatch):
+    monkeypatch.setattr(trust, "_SO_PEERPIDFD", 9999)  # no option
+    assert speaker._lives()
+    speaker.user += 1
+    assert not speaker._lives()
+
+
 def test_a_foreign_proc_shows_nothing(listener, monkeypatch):
     with Process(sys.executable, "-c", SPEAKING) as other, speak(other) as to_it:
         monkeypatch.setattr(posix, "readlink", lambda path: "1")
         assert "another pid namespace" in Speaker(to_it, *listener.getsockname()).why_not()
 
 
-def test_this_process_is_not_confined():
+def test_this_process_is_not_confined(monkeypatch):
+    monkeypatch.setattr(trust, "_status", lambda pid: STATUS | {"NoNewPrivs": "0"})  # as in most places
     assert trust._more_confined(os.getpid()) == ""
 
 
@@ -131,14 +160,25 @@ def test_this_process_is_not_confined():
         lambda status: status | {"NSpid": "17 1"},
         lambda status: status | {"NoNewPrivs": "1"},
         lambda status: status | {"Seccomp": "2"},
+        lambda status: status | {"Seccomp_filters": "1"},
         lambda status: status | {"CapBnd": "0"},
     ],
-    ids=["pid namespace", "no_new_privs", "seccomp", "capabilities"],
+    ids=["pid namespace", "no_new_privs", "seccomp", "one more filter", "capabilities"],
 )
 def test_what_everybody_may_read_shows_a_sandbox(change, monkeypatch):
-    ours = trust._status(os.getpid()) | {"NoNewPrivs": "0", "Seccomp": "0", "CapBnd": "ff"}
+    ours = STATUS | {"NoNewPrivs": "0", "Seccomp": "0", "Seccomp_filters": "0", "CapBnd": "ff"}
     monkeypatch.setattr(trust, "_status", lambda pid: change(ours) if pid == 1 else ours)
     assert trust._more_confined(1)
+
+
+def test_no_new_privs_may_hide_a_sandbox_also_from_who_has_it(monkeypatch):
+    monkeypatch.setattr(trust, "_status", lambda pid: STATUS | {"NoNewPrivs": "1"})
+    assert trust._more_confined(os.getpid())
+
+
+def test_a_kernel_without_seccomp_and_pid_namespaces_confines_nobody(monkeypatch):
+    monkeypatch.setattr(trust, "_status", lambda pid: {"NoNewPrivs": "0", "CapBnd": "ff"})
+    assert trust._more_confined(os.getpid()) == ""
 
 
 def test_memory_of_nobody_is_not_mapped():
