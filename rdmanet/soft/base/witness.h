@@ -12,9 +12,12 @@
  *     at + 8  a random value that others read, and compare
  *
  * A forked child does not inherit the page: it may get the pid of its parent, or of a sibling, and is another process.
+ * It makes a page of its own when it needs one, since fork() runs a handler.  A child made by the bare system call goes
+ * on to name its parent's page, which it does not have: its peers take it for lost.
  *
- * For a write this is not certain, but as good as: of the 2^34 places where the page may be, another program would have
- * to have writable memory at this one.  For a read the value would have to be the same as well.
+ * For a write this is not certain, but as good as: of the 2^34 places where the page may be (with pages of 64 KiB 2^30),
+ * another program would have to have writable memory at this one.  For a read the value would have to be the same as
+ * well.
  */
 #ifndef RDMANET_SOFT_WITNESS_H
 #define RDMANET_SOFT_WITNESS_H
