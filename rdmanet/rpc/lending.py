@@ -7,7 +7,7 @@ the offer's number in place of the bytes. Who gets the number reads by RDMA READ
 own. The offer's key is good for this connection only, and ends with the call, whatever ends it: its answer, an error,
 its deadline, or that it is cancelled. Then the peer has RETURN_S to finish what it has begun, and to let go. It lets go
 at once if it runs, and has nothing under way; a Reply says whether that is so already (`returned`), and then there is
-nothing to wait for. Then the device invalidates the key, whatever the peer does (leases.py); if it cannot, the
+nothing to wait for. Then the device invalidates the key, whatever the peer does (bindings.py); if it cannot, the
 connection ends. Only then the call ends, even if it is cancelled once more: its owner may change the memory, and nobody
 else reads what it writes there.
 
@@ -198,13 +198,13 @@ async def lent(link: Link, going: Outgoing) -> AsyncIterator[Any]:
     transport = cast(RdmaTransport, link.transport)
     regions = transport._regions
     with _counted(link):
-        lease = None
+        binding = None
         await going.settle(link.loop)
         memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
         try:
             try:
-                lease = regions.lease(memory, AccessFlags.REMOTE_READ, REVOKE_TIMEOUT_S)
-                region = await regions.announced(lease)
+                binding = regions.bind(memory, AccessFlags.REMOTE_READ, REVOKE_TIMEOUT_S)
+                region = await regions.announced(binding)
             except OSError as exc:
                 if isinstance(exc, ConnectionError) or transport.is_closing():
                     raise link.lost_error() from exc
@@ -215,10 +215,10 @@ async def lent(link: Link, going: Outgoing) -> AsyncIterator[Any]:
                 raise
             yield going.item(Lent(region.id, going.memory.nbytes))
         finally:
-            if lease is not None and regions.take_back(lease, RETURN_S):
+            if binding is not None and regions.take_back(binding, RETURN_S):
                 if going.returned:
-                    lease.acknowledged()  # the peer's word for the number comes later
-                await _done(lease.over)
+                    binding.acknowledged()  # the peer's word for the number comes later
+                await _done(binding.over)
 
 
 @contextlib.contextmanager

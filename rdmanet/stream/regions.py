@@ -3,10 +3,10 @@
 Theory
 ------
 Three things come together here. ``Offers`` (pure) keeps track of the regions of both sides, and knows what the next
-Credit frame has to say about them. A ``Lease`` (leases.py) is one of our keys that the peer has, from BIND_MW to
+Credit frame has to say about them. A ``Binding`` (bindings.py) is one of our keys that the peer has, from BIND_MW to
 LOCAL_INV. An ``Operation`` (_pyx/operation.pxi) is one of our RDMA READs or WRITEs, and a ``Transfer`` (transfers.py)
-a long one, in pieces. Leases and operations are work requests on the connection's own queue pair, behind the frames of
-the stream. The queue pair has room for a few at a time; the others wait in a queue here.
+a long one, in pieces. Bindings and operations are work requests on the connection's own queue pair, behind the frames
+of the stream. The queue pair has room for a few at a time; the others wait in a queue here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet import credit, errors
 from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Operation, Registration
-from rdmanet.stream.leases import Lease, State, check_offerable, patience, region_of, rights_of
+from rdmanet.stream.bindings import Binding, State, check_offerable, patience, region_of, rights_of
 from rdmanet.stream.peer_memory import OfferedMemory, Posted
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.stream.transfers import AT_ONCE_BYTES, Transfer, Transfers
@@ -72,8 +72,8 @@ class Regions:
         self._peer: tuple[object, ...] | None = None  # from then on; the peer's address
         self._offers = Offers()
         self._remote: dict[RemoteRegion, OfferedMemory] = {}
-        self._leases: set[Lease] = set()
-        self._leases_told: dict[int, Lease] = {}  # those that the peer knows of, by the offer's number
+        self._bindings: set[Binding] = set()
+        self._bindings_told: dict[int, Binding] = {}  # those that the peer knows of, by the offer's number
         self._cells: list[memoryview] = []  # for the answers of atomic operations
         self._has_atomics: bool | None = None
         self._waiting: list[Posted] = []  # work requests for which the queue pair had no room
@@ -95,14 +95,14 @@ class Regions:
         timeout = patience(revoke_timeout)
         if rights & AccessFlags.REMOTE_ATOMIC:
             self.check_atomics("offer()")
-        lease = self.lease(memory, rights, timeout)
+        binding = self.bind(memory, rights, timeout)
         try:
-            yield await self.announced(lease, name)
+            yield await self.announced(binding, name)
         finally:
-            if self.take_back(lease, timeout):
-                await asyncio.shield(lease.over)  # cancelling only ends the wait
+            if self.take_back(binding, timeout):
+                await asyncio.shield(binding.over)  # cancelling only ends the wait
 
-    def lease(self, memory: object, rights: AccessFlags, patience_s: float) -> Lease:
+    def bind(self, memory: object, rights: AccessFlags, patience_s: float) -> Binding:
         """Begin to make a key to this memory, which may take so many seconds."""
         is_ours = False
         if isinstance(memory, MR):
@@ -113,38 +113,38 @@ class Regions:
             mr, is_ours = region_of(memory, rights, self.engine.pd), True
         if not is_ours:
             check_offerable(mr, rights, self.engine)
-        lease = Lease(self, mr, rights, self._loop, closes_region=is_ours)
-        self._leases.add(lease)
-        lease.begin(patience_s)
-        return lease
+        binding = Binding(self, mr, rights, self._loop, closes_region=is_ours)
+        self._bindings.add(binding)
+        binding.begin(patience_s)
+        return binding
 
-    async def announced(self, lease: Lease, name: str = "") -> credit.Region:
-        """Wait for the key, and tell the peer of it. Whatever happens, `take_back` the lease then."""
-        key = await lease.granted
-        if lease.state is State.OVER:  # the connection has ended since
+    async def announced(self, binding: Binding, name: str = "") -> credit.Region:
+        """Wait for the key, and tell the peer of it. Whatever happens, `take_back` the binding then."""
+        key = await binding.granted
+        if binding.state is State.OVER:  # the connection has ended since
             raise self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
-        part = lease.mr.to_remote()
+        part = binding.mr.to_remote()
         try:
-            region = self._offers.offer(part.address, part.length, key, lease.rights, name)
+            region = self._offers.offer(part.address, part.length, key, binding.rights, name)
         except ConnectionResetError as exc:
             self.name_peer(exc)
             raise
-        lease.number = region.id
-        self._leases_told[region.id] = lease
+        binding.number = region.id
+        self._bindings_told[region.id] = binding
         self.connection.credit_body_due()
         return region
 
-    def take_back(self, lease: Lease, patience_s: float) -> bool:
+    def take_back(self, binding: Binding, patience_s: float) -> bool:
         """Begin to take an offer back: the peer has so many seconds to let go. Nobody can use it when it is `over`.
 
         False: it is another process's, and this one cannot.
         """
         if self._loop_context.foreign:
             return False
-        told = lease.number is not None and not self._offers.revoke(lease.number)
+        told = binding.number is not None and not self._offers.revoke(binding.number)
         if told:
             self.connection.credit_body_due()
-        lease.leave(told, patience_s)
+        binding.leave(told, patience_s)
         return True
 
     def stop_queue_pair(self) -> None:
@@ -154,16 +154,16 @@ class Regions:
             with contextlib.suppress(OSError):  # a device that is gone executes nothing either
                 qp.to_error()
 
-    def lease_stuck(self, error: OSError) -> None:
+    def binding_stuck(self, error: OSError) -> None:
         """A key could not be made or taken back in time."""
         if self._owner is not None and not self._owner.is_over:
             self._owner.cut_off(error)
 
-    def lease_over(self, lease: Lease) -> None:
-        """Forget a lease: nobody has its key any more."""
-        self._leases.discard(lease)
-        if lease.number is not None and self._leases_told.get(lease.number) is lease:
-            del self._leases_told[lease.number]
+    def binding_over(self, binding: Binding) -> None:
+        """Forget a binding: nobody has its key any more."""
+        self._bindings.discard(binding)
+        if binding.number is not None and self._bindings_told.get(binding.number) is binding:
+            del self._bindings_told[binding.number]
 
     # -- the peer's ----------------------------------------------------------------------------------------
 
@@ -194,8 +194,8 @@ class Regions:
             connection.hear_placement(unpacked.wants, unpacked.unwanted, unpacked.answered)
         news = self._offers.received(unpacked)
         for region_id in news.acked:
-            if (lease := self._leases_told.pop(region_id, None)) is not None:
-                lease.acknowledged()
+            if (binding := self._bindings_told.pop(region_id, None)) is not None:
+                binding.acknowledged()
         if self._owner.listens_for("region_offered"):  # otherwise they would only take memory
             for region in news.offered:
                 remote = self._remote[region] = OfferedMemory.of(self, region)
@@ -290,7 +290,7 @@ class Regions:
     # -- work requests -------------------------------------------------------------------------------------
 
     def submit(self, request: Posted) -> None:
-        """Post what begins or ends a lease, ahead of all operations that wait.
+        """Post what begins or ends a binding, ahead of all operations that wait.
 
         :raises OSError: the connection is over
         """
@@ -332,12 +332,12 @@ class Regions:
 
     def end_leases(self) -> None:
         """Give back all keys, before the queue pair is destroyed: rxe waits fifty seconds for bound windows."""
-        leases, self._leases = self._leases, set()
-        if leases:
+        bindings, self._bindings = self._bindings, set()
+        if bindings:
             self.stop_queue_pair()
-        for lease in leases:
+        for binding in bindings:
             try:
-                lease.lost()
+                binding.lost()
             except OSError as exc:
                 assert self._owner is not None  # which disowns us after this
                 self._owner.report(exc, "rdmanet: a peer's key could not be given back")

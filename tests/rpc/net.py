@@ -10,7 +10,7 @@ from rdmanet import rpc
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.link import Link
-from rdmanet.stream.leases import Lease
+from rdmanet.stream.bindings import Binding
 from tests.support.waiting import Conditions
 
 HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
@@ -67,9 +67,10 @@ def callee(server: rpc.Server) -> Callee:
     return found
 
 
-def leases(*links: Link) -> set[Lease]:
+def bindings(*links: Link) -> set[Binding]:
     """What these sides lend to their peers."""
-    return {lease for link in links if link.lends for lease in link.transport._regions._leases}  # type: ignore[attr-defined]
+    lending = [link.transport._regions for link in links if link.lends]  # type: ignore[attr-defined]
+    return {binding for regions in lending for binding in regions._bindings}
 
 
 async def idle(server: rpc.Server) -> bool:

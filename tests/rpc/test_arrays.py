@@ -104,8 +104,8 @@ async def test_the_sender_copies_nothing(net: Net, monkeypatch: pytest.MonkeyPat
         regions = link.transport._regions  # type: ignore[attr-defined]
         monkeypatch.setattr(
             regions,
-            "lease",
-            lambda memory, *how, original=regions.lease: (offered.append(memory), original(memory, *how))[1],
+            "bind",
+            lambda memory, *how, original=regions.bind: (offered.append(memory), original(memory, *how))[1],
         )
     sent = numbers(LARGE).reshape(4, -1)
     await client.put("w", sent)

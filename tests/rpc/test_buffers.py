@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 import pytest
-from net import Journal, Net, callee, channel, idle, leases
+from net import Journal, Net, bindings, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
@@ -69,7 +69,7 @@ def nothing_is_lent(net: Net, client: Store, server: rpc.Server) -> bool:
     """No offer is left on either side."""
     sides = [channel(client).link, callee(server).link]
     assert not any(side._awaited for side in sides)
-    return not leases(*sides)
+    return not bindings(*sides)
 
 
 async def test_more_calls_with_two_buffers_than_there_can_be_loans(net: Net):
@@ -203,11 +203,11 @@ async def test_the_memory_is_the_callers_when_the_call_ends(net: Net, monkeypatc
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert not leases(channel(client).link)
+    assert not bindings(channel(client).link)
     await service.journal.until("ends")
     with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):
         await rpc.options(client, timeout=2).keep(rpc.Buffer(data))
-    assert not leases(channel(client).link)
+    assert not bindings(channel(client).link)
     await service.journal.until("ends", 2)
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
-from net import Net, callee, channel, idle, leases
+from net import Net, bindings, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
@@ -36,7 +36,7 @@ async def test_calls_that_wait_for_each_other(net: Net):
     first, second = rpc.Buffer(DATA), rpc.Buffer(DATA)
     assert await asyncio.gather(*(client.meet(first, second) for _ in range(count))) == [9 + 19] * count
     links = channel(client).link, callee(server).link
-    assert not leases(*links) and {link.loans_left for link in links} == {LOANS_MOST}
+    assert not bindings(*links) and {link.loans_left for link in links} == {LOANS_MOST}
 
 
 async def test_results_that_are_held(net: Net):

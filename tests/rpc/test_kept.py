@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import numpy.typing as npt
 import pytest
-from net import Journal, Net, callee, channel, leases
+from net import Journal, Net, bindings, callee, channel
 
 import rdmanet
 from rdmanet import rpc
@@ -16,7 +16,7 @@ from rdmanet.rpc import lending
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.link import Link
 from rdmanet.stream import regions
-from rdmanet.stream.leases import Lease
+from rdmanet.stream.bindings import Binding
 from rdmanet.stream.registered import RegisteredMemory
 from tests.support.waiting import begin, until_seen
 
@@ -208,7 +208,7 @@ async def test_a_buffer_that_is_forgotten_ends_with_its_call(net: Net):
     holding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holding
-    assert not leases(channel(client).link)
+    assert not bindings(channel(client).link)
     assert callee(server)
 
 
@@ -217,12 +217,12 @@ async def test_a_buffer_that_is_forgotten_while_the_peer_does_not_let_go(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ):
     """It lasts as long as the loan does. Otherwise, this warns that it cannot be released."""
-    monkeypatch.setattr(Lease, "acknowledged", lambda self: None)
+    monkeypatch.setattr(Binding, "acknowledged", lambda self: None)
     client, _ = await net.pair(Store())
     with pytest.raises(rpc.Error, match="DEADLINE_EXCEEDED"):
         await rpc.options(client, timeout=0.05).hold(rpc.Buffer(bytearray(LEND_BYTES)))
     gc.collect()
-    assert not leases(channel(client).link)
+    assert not bindings(channel(client).link)
 
 
 async def test_kept_buffers_over_every_transport(net: Net):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from keeper import Keeper, keep, read_by_force
-from net import HOST, Journal, Net, channel, idle, leases
+from net import HOST, Journal, Net, bindings, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
@@ -79,7 +79,7 @@ async def test_a_peer_that_keeps_the_key(net: Net, ended: Any):
     client, server = await net.pair(service)
     memory = bytearray(b"lent" * (LEND_BYTES // 4))
     await ended(client, rpc.Buffer(memory), service.say)
-    assert not leases(channel(client).link)
+    assert not bindings(channel(client).link)
     memory[:] = b"mine" * (LEND_BYTES // 4)
     assert await read_by_force(service.kept) == b""
     service.kept = None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from keeper import keep, read_by_force
-from net import Net, callee, channel, idle, leases
+from net import Net, bindings, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
@@ -72,7 +72,7 @@ async def test_what_the_reply_says(net: Net):
     assert said == [False] * 2
     with pytest.raises(rpc.Error):
         await client.fail(lent())
-    assert not leases(channel(client).link)
+    assert not bindings(channel(client).link)
     service.kept = None
     await idle(server)
 
@@ -92,7 +92,7 @@ async def test_the_key_is_invalid_when_the_call_has_ended(net: Net):
     client, server = await net.pair(service)
     memory = lent()
     await client.first(rpc.Buffer(memory))
-    assert not leases(channel(client).link)
+    assert not bindings(channel(client).link)
     memory[:] = lent(9)
     assert await read_by_force(service.kept) == b""
     await idle(server)
@@ -112,7 +112,7 @@ async def test_the_caller_does_not_wait_for_more(net: Net, monkeypatch: pytest.M
     monkeypatch.setattr(regions._offers, "_ack", Deaf())
     for _ in range(3):
         assert await client.put(lent()) == LEND_BYTES
-        assert not leases(channel(client).link)
+        assert not bindings(channel(client).link)
 
 
 async def test_an_interceptor_that_answers_first(net: Net):

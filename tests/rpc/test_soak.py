@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from net import Net, channel, idle, leases
+from net import Net, bindings, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
@@ -242,7 +242,7 @@ class Storm:
             if not callee.link.is_over:
                 share = callee.share
                 assert len(callee.book) == share.calls == share.inline_bytes == share.lent_bytes == 0
-                assert not callee.link._awaited and not leases(callee.link)
+                assert not callee.link._awaited and not bindings(callee.link)
 
     async def end(self) -> None:
         for number in list(self._clients):
@@ -255,7 +255,7 @@ class Storm:
 
 def assert_idle(found: Channel) -> None:
     assert len(found.book) == found._reading_bytes == 0
-    assert not found.link._awaited and not leases(found.link)
+    assert not found.link._awaited and not bindings(found.link)
 
 
 def objects_of_calls() -> Counter[str]:

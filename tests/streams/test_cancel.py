@@ -308,7 +308,7 @@ async def test_offer(net: Net, late):
             await client.until(lambda: len(client.offered) == len(client.revoked))
             assert all(remote.revoked for remote in client.offered)
             # One that was cancelled while it waited goes on by itself; only then may the memory go.
-            await until_seen(lambda: not server.transport._life.regions._leases)
+            await until_seen(lambda: not server.transport._life.regions._bindings)
 
         assert await at_every_suspension(operation, late, look) >= 2
 

@@ -11,7 +11,7 @@ import rdmanet
 from rdmanet import AccessFlags, credit
 from rdmanet._core import CMEventType, WCStatus, WROpcode
 from rdmanet.errors import ProtocolError
-from rdmanet.stream import leases
+from rdmanet.stream import bindings
 from rdmanet.stream.establish import Endpoint
 from rdmanet.wire import placement
 from tests.support.bare_peer import (
@@ -297,7 +297,7 @@ async def test_nobody_waits_longer_than_a_second_for_the_queue_pair(net: Net, ba
 
 async def test_devices_without_windows(net: Net, bare, monkeypatch):
     """The key ends with the offer all the same."""
-    monkeypatch.setattr(leases, "has_windows", lambda engine: False)
+    monkeypatch.setattr(bindings, "has_windows", lambda engine: False)
     protocol = await connected(bare)
     with protocol.transport.get_extra_info("rdma_pd").alloc_mr(64, AccessFlags.LOCAL_WRITE) as mr:
         async with protocol.transport.offer(mr, access="read,write", revoke_timeout=0):

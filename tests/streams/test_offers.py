@@ -18,7 +18,7 @@ from pattern import Pattern
 import rdmanet
 from rdmanet import AccessFlags
 from rdmanet._core import PD
-from rdmanet.stream import leases
+from rdmanet.stream import bindings
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.wire.offers import ALIVE_MAX, RemoteRegion
 from tests.support.waiting import begin
@@ -142,13 +142,13 @@ async def test_a_buffer_is_free_when_a_cancelled_revocation_is_done(net: Net):
     (task,) = await begin(offer())
     remote = await offered(client)
     reads = await begin(*(remote.read() for _ in range(20)))
-    (lease,) = server.transport._life.regions._leases
+    (binding,) = server.transport._life.regions._bindings
     task.cancel()
     await asyncio.sleep(0)  # a turn: the first ends the block, the second the wait for the peer
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    await lease.over
+    await binding.over
     memory.clear()
     await asyncio.gather(*reads, return_exceptions=True)
 
@@ -547,7 +547,7 @@ async def test_operations_under_way_when_the_connection_ends(net: Net):
 @pytest.mark.parametrize("windows", [True, False])
 async def test_offers_after_the_end(net: Net, monkeypatch, windows):
     if not windows:
-        monkeypatch.setattr(leases, "has_windows", lambda _: False)
+        monkeypatch.setattr(bindings, "has_windows", lambda _: False)
     client, _ = await net.pair()
     with allocate(client, 100) as mr:
         client.transport.close()

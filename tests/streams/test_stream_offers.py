@@ -7,7 +7,7 @@ from harness import HOST, OFFERABLE, Net, Recorder
 
 import rdmanet
 from rdmanet.stream import regions
-from rdmanet.stream.leases import Lease
+from rdmanet.stream.bindings import Binding
 from rdmanet.wire.offers import ALIVE_MAX
 from tests.support.certificates import of_client, of_server
 from tests.support.waiting import begin
@@ -279,14 +279,14 @@ async def test_a_connection_that_ends_when_the_key_is_made(
     """The key is there, but whoever waits for it has not run yet."""
     _, _, _, far_writer = await net.stream_pair()
 
-    class Ending(Lease):
+    class Ending(Binding):
         def begin(self, patience_s: float) -> None:
             transport = far_writer.transport
             end = transport._end_now if how == "released" else transport._life.regions.lost
             self.granted.add_done_callback(lambda _: end())
             super().begin(patience_s)
 
-    monkeypatch.setattr(regions, "Lease", Ending)
+    monkeypatch.setattr(regions, "Binding", Ending)
     with pytest.raises(ConnectionResetError):
         async with far_writer.offer(bytearray(100)):
             raise AssertionError("it was offered")

@@ -11,11 +11,11 @@ offer:
     registration    otherwise. The same memory is registered once more, with the rights on offer, and deregistered in
                     the end. This binds the key to the lifetime of the offer, but not to the connection
 
-A lease begins and ends without depending on the peer. Binding is a work request, which waits behind earlier ones, and
+A binding begins and ends without depending on the peer. Binding is a work request, which waits behind earlier ones, and
 the peer may hold those up: if the key is not made in time, the connection ends. At the end the peer is told, and has
 some time to finish what it has begun. Then the key is invalidated, whatever the peer has said. Invalidating is a work
 request, too. So if it takes more than another second, the queue pair goes to ERR, which ends the connection, and the
-window is given back. When the lease is OVER, nobody can begin anything with this key.
+window is given back. When the binding is OVER, nobody can begin anything with this key.
 
 One thing may remain on the embedded device: a process that maps our memory, and was stopped in the middle of a copy,
 finishes the piece that it was copying when it continues. Then the invalidation fails, and the connection with it.
@@ -127,8 +127,8 @@ TABLE: Final[dict[State, dict[Event, tuple[State, tuple[Action, ...]]]]] = {
 }
 
 
-class Lessor(Protocol):
-    """What a lease needs of its connection's ``Regions``."""
+class BindingOwner(Protocol):
+    """What a binding needs of its connection's ``Regions``."""
 
     @property
     def connection(self) -> Connection: ...
@@ -141,12 +141,12 @@ class Lessor(Protocol):
 
     def stop_queue_pair(self) -> None: ...
 
-    def lease_stuck(self, error: OSError) -> None: ...
+    def binding_stuck(self, error: OSError) -> None: ...
 
-    def lease_over(self, lease: Lease) -> None: ...
+    def binding_over(self, binding: Binding) -> None: ...
 
 
-class Lease:
+class Binding:
     """One peer's key to one of our regions.
 
     :ivar granted: the key, as soon as it is valid; an OSError if it never will be
@@ -158,20 +158,20 @@ class Lease:
 
     def __init__(
         self,
-        lessor: Lessor,
+        owner: BindingOwner,
         mr: MR,
         rights: AccessFlags,
         loop: asyncio.AbstractEventLoop,
         closes_region: bool = False,
     ) -> None:
         """
-        :param closes_region: the region is this lease's own, and is closed when it is over
+        :param closes_region: the region is this binding's own, and is closed when it is over
         """
         self.state = State.BINDING
         self.number: int | None = None
         self.granted: asyncio.Future[int] = loop.create_future()
         self.over: asyncio.Future[None] = loop.create_future()
-        self._lessor = lessor
+        self._owner = owner
         self._loop = loop
         self.mr = mr
         self.rights = rights
@@ -183,7 +183,7 @@ class Lease:
     def begin(self, patience_s: float) -> None:
         """Start making the key, which may take ``patience_s`` seconds. If it fails, it raises OSError and is over."""
         try:
-            self._key = _key_for(self._lessor, self.mr, self.rights)
+            self._key = _key_for(self._owner, self.mr, self.rights)
             self._key.bind(self._bound)
         except BaseException:
             self.lost()
@@ -222,7 +222,7 @@ class Lease:
 
     def _stuck(self) -> None:
         self._timer = None
-        self._lessor.engine.drain()  # it may have been done long ago
+        self._owner.engine.drain()  # it may have been done long ago
         self._receive(Event.STUCK)
 
     def _receive(self, event: Event) -> None:
@@ -239,7 +239,7 @@ class Lease:
             with contextlib.suppress(OSError):
                 self._key.invalidate(lambda: self._receive(Event.INVALIDATED))
         if Action.STOP in actions:
-            self._lessor.stop_queue_pair()
+            self._owner.stop_queue_pair()
         stuck: OSError | None = None
         if Action.CUT_OFF in actions:
             stuck = TimeoutError(
@@ -252,7 +252,7 @@ class Lease:
         if Action.FREE in actions:
             self._free(stuck)
         if stuck is not None:
-            self._lessor.lease_stuck(stuck)
+            self._owner.binding_stuck(stuck)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -267,7 +267,7 @@ class Lease:
                 key.close()
         finally:
             self.mr._leased(-1)
-            self._lessor.lease_over(self)
+            self._owner.binding_over(self)
             if not self._loop.is_closed():
                 if not self.granted.done():
                     lost = ConnectionResetError(
@@ -281,7 +281,7 @@ class Lease:
                 self.mr.close()
 
     def __repr__(self) -> str:
-        return f"<Lease {self.state.name.lower()} of {self.mr!r}>"
+        return f"<Binding {self.state.name.lower()} of {self.mr!r}>"
 
 
 # ---------------------------------------------------------------------------
@@ -294,33 +294,33 @@ def has_windows(engine: StreamEngine) -> bool:
     return engine.has_windows()
 
 
-def _key_for(lessor: Lessor, mr: MR, rights: AccessFlags) -> _Window | _Registration:
-    if has_windows(lessor.engine):
+def _key_for(owner: BindingOwner, mr: MR, rights: AccessFlags) -> _Window | _Registration:
+    if has_windows(owner.engine):
         try:
-            return _Window(lessor, mr, rights)
+            return _Window(owner, mr, rights)
         except OSError as exc:
             if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise  # otherwise the device has windows, but its library does not
-    return _Registration(lessor, mr, rights)
+    return _Registration(owner, mr, rights)
 
 
 class _Window:
-    def __init__(self, lessor: Lessor, mr: MR, rights: AccessFlags) -> None:
-        self._lessor, self._mr, self._rights = lessor, mr, rights
-        self._mw = MW(lessor.engine.pd, MWType.TYPE_2)
+    def __init__(self, owner: BindingOwner, mr: MR, rights: AccessFlags) -> None:
+        self._owner, self._mr, self._rights = owner, mr, rights
+        self._mw = MW(owner.engine.pd, MWType.TYPE_2)
         # The lowest byte is ours to choose. It must differ from the present one, which some devices refuse.
         before = self._mw.rkey
         self.rkey = before & ~0xFF | (before + 1 + secrets.randbelow(255)) & 0xFF
 
     def bind(self, done: Callable[[], None]) -> None:
         mw, mr, key, rights = self._mw, self._mr, self.rkey, self._rights
-        self._lessor.submit(
+        self._owner.submit(
             Request("BIND_MW", lambda connection, it: connection.post_bind(it, mw, mr, key, rights), done)
         )
 
     def invalidate(self, done: Callable[[], None]) -> None:
         key = self.rkey
-        self._lessor.submit(
+        self._owner.submit(
             Request("LOCAL_INV", lambda connection, it: connection.post_invalidate(it, key), done)
         )
 
@@ -329,11 +329,11 @@ class _Window:
 
 
 class _Registration:
-    def __init__(self, lessor: Lessor, mr: MR, rights: AccessFlags) -> None:
+    def __init__(self, owner: BindingOwner, mr: MR, rights: AccessFlags) -> None:
         access = rights | mr.access & AccessFlags.ZERO_BASED
         if rights & _REMOTE_CHANGES:
             access |= AccessFlags.LOCAL_WRITE
-        self._mr = lessor.engine.pd.reg_mr(mr, access)
+        self._mr = owner.engine.pd.reg_mr(mr, access)
         self.rkey = self._mr.rkey
 
     def bind(self, done: Callable[[], None]) -> None:
@@ -364,7 +364,7 @@ class Request:
 
     def end(self, error: BaseException | None) -> None:
         if error is None:
-            self._done()  # otherwise the connection is over, and the lease with it
+            self._done()  # otherwise the connection is over, and the binding with it
 
     def failure(self, status: int, vendor_err: int, qp_num: int) -> OSError:
         """The exception for its failed completion."""

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from rdmanet import AccessFlags
-from rdmanet.stream import leases
-from rdmanet.stream.leases import TABLE, Event, Lease, State
+from rdmanet.stream import bindings
+from rdmanet.stream.bindings import TABLE, Binding, Event, State
 
 
 class Stage:
@@ -23,8 +23,8 @@ class Stage:
         self.rkey = 0x1234
         self.engine = SimpleNamespace(drain=lambda: self.did.append("drain"))
         self.future_loop = asyncio.new_event_loop()
-        monkeypatch.setattr(leases, "_key_for", lambda *_: self)
-        self.lease = Lease(self, self, AccessFlags.REMOTE_READ, self)
+        monkeypatch.setattr(bindings, "_key_for", lambda *_: self)
+        self.binding = Binding(self, self, AccessFlags.REMOTE_READ, self)
 
     # the loop
     def create_future(self):
@@ -66,58 +66,58 @@ class Stage:
     def stop_queue_pair(self):
         self.did.append("stop")
 
-    def lease_stuck(self, error):
+    def binding_stuck(self, error):
         self.did.append(type(error).__name__)
 
-    def lease_over(self, lease):
-        assert lease is self.lease and lease.state is State.OVER
+    def binding_over(self, binding):
+        assert binding is self.binding and binding.state is State.OVER
         self.did.append("over")
 
 
 @pytest.fixture
 def stage(monkeypatch):
     made = Stage(monkeypatch)
-    made.lease.begin(10.0)
+    made.binding.begin(10.0)
     yield made
-    assert made.lease.state is State.OVER
-    assert made.lease.over.done() and made.lease.granted.done()
+    assert made.binding.state is State.OVER
+    assert made.binding.over.done() and made.binding.granted.done()
     assert made.leased == 0 and not made.timers
     made.did.clear()
     for event in Event:
-        made.lease._receive(event)
+        made.binding._receive(event)
     assert made.did == []
     made.future_loop.close()
 
 
 def granted(stage):
     stage.bound()
-    assert stage.lease.granted.result() == 0x1234
-    assert stage.leased == 1 and stage.lease.state is State.GRANTED
+    assert stage.binding.granted.result() == 0x1234
+    assert stage.leased == 1 and stage.binding.state is State.GRANTED
 
 
 def test_a_peer_that_lets_go(stage):
     granted(stage)
-    stage.lease.leave(True, 10.0)
-    assert stage.did == [] and not stage.lease.over.done()
-    stage.lease.acknowledged()
-    assert stage.did == ["invalidate"] and not stage.lease.over.done()
+    stage.binding.leave(True, 10.0)
+    assert stage.did == [] and not stage.binding.over.done()
+    stage.binding.acknowledged()
+    assert stage.did == ["invalidate"] and not stage.binding.over.done()
     stage.invalidated()
     assert stage.did == ["invalidate", "free", "over"]
 
 
 def test_a_peer_that_does_not(stage):
     granted(stage)
-    stage.lease.leave(True, 10.0)
+    stage.binding.leave(True, 10.0)
     assert stage.wait() == 10.0
     assert stage.did == ["invalidate"]
-    stage.lease.acknowledged()  # late
+    stage.binding.acknowledged()  # late
     stage.invalidated()
     assert stage.did == ["invalidate", "free", "over"]
 
 
 def test_a_peer_that_was_never_told(stage):
     granted(stage)
-    stage.lease.leave(False, 10.0)
+    stage.binding.leave(False, 10.0)
     assert stage.did == ["invalidate"]
     stage.invalidated()
 
@@ -125,15 +125,15 @@ def test_a_peer_that_was_never_told(stage):
 def test_a_queue_pair_that_does_not_come_to_it(stage):
     """The queue pair takes nothing any more before the window is freed, and only then the connection hears of it."""
     granted(stage)
-    stage.lease.leave(True, 10.0)
+    stage.binding.leave(True, 10.0)
     assert stage.wait() == 10.0
-    assert stage.wait() == leases.STUCK_AFTER_S
+    assert stage.wait() == bindings.STUCK_AFTER_S
     assert stage.did == ["invalidate", "drain", "stop", "free", "over", "TimeoutError"]
 
 
 def test_a_queue_pair_that_had_come_to_it_when_the_loop_was_busy(stage):
     granted(stage)
-    stage.lease.leave(True, 10.0)
+    stage.binding.leave(True, 10.0)
     stage.wait()
     stage.engine.drain = stage.invalidated
     stage.wait()
@@ -141,7 +141,7 @@ def test_a_queue_pair_that_had_come_to_it_when_the_loop_was_busy(stage):
 
 
 def test_the_block_is_left_before_the_key_is_there(stage):
-    stage.lease.leave(False, 10.0)
+    stage.binding.leave(False, 10.0)
     assert stage.did == []
     stage.bound()
     assert stage.did == ["invalidate"]
@@ -150,44 +150,44 @@ def test_the_block_is_left_before_the_key_is_there(stage):
 
 
 def test_a_key_that_never_comes(stage):
-    stage.lease.leave(False, 10.0)
+    stage.binding.leave(False, 10.0)
     stage.wait()
     stage.wait()
     assert stage.did == ["drain", "stop", "free", "over", "TimeoutError"]
-    assert isinstance(stage.lease.granted.exception(), TimeoutError)
+    assert isinstance(stage.binding.granted.exception(), TimeoutError)
 
 
 def test_a_key_that_is_not_there_in_time(stage):
     assert stage.wait() == 10.0
-    assert stage.did == [] and not stage.lease.granted.done()
-    assert stage.wait() == leases.STUCK_AFTER_S
+    assert stage.did == [] and not stage.binding.granted.done()
+    assert stage.wait() == bindings.STUCK_AFTER_S
     assert stage.did == ["drain", "stop", "free", "over", "TimeoutError"]
-    assert isinstance(stage.lease.granted.exception(), TimeoutError)
+    assert isinstance(stage.binding.granted.exception(), TimeoutError)
 
 
 @pytest.mark.parametrize("when", ["binding", "granted", "unwanted", "revoking", "invalidating"])
 def test_the_connection_ends(stage, when):
     if when == "unwanted":
-        stage.lease.leave(False, 10.0)
+        stage.binding.leave(False, 10.0)
     elif when != "binding":
         granted(stage)
     if when in ("revoking", "invalidating"):
-        stage.lease.leave(True, 10.0)
+        stage.binding.leave(True, 10.0)
     if when == "invalidating":
-        stage.lease.acknowledged()
-    assert stage.lease.state is State[when.upper()]
+        stage.binding.acknowledged()
+    assert stage.binding.state is State[when.upper()]
     stage.did.clear()
-    stage.lease.lost()
+    stage.binding.lost()
     assert stage.did == ["free", "over"]
 
 
 def test_nothing_can_be_posted_any_more(monkeypatch):
     stage = Stage(monkeypatch, is_over=True)
-    stage.lease.begin(10.0)
+    stage.binding.begin(10.0)
     stage.bound()
-    stage.lease.leave(False, 10.0)
-    assert stage.lease.state is State.INVALIDATING
-    stage.lease.lost()
+    stage.binding.leave(False, 10.0)
+    assert stage.binding.state is State.INVALIDATING
+    stage.binding.lost()
     assert stage.did == ["invalidate", "free", "over"]
     stage.future_loop.close()
 
