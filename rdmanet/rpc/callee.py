@@ -240,7 +240,10 @@ class Callee:
             if len(raw_arguments) >= method.scale.least:
                 nbytes += method.scale.weigh(raw_arguments, limits.decoded_bytes)
             self.share.begin(running, nbytes)
-            arguments = method.decode_arguments(raw_arguments)
+            try:
+                arguments = method.exact(raw_arguments)
+            except Exception:
+                arguments = method.decode_arguments(raw_arguments)
             if method.kind is Kind.UNARY:
                 book.begin(number, Kind.UNARY, running)
             else:

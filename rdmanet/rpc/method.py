@@ -72,6 +72,7 @@ class Method:
     :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
     :ivar result: the type of the result, or of the items that the callee streams
     :ivar inline: which parameters go in the message, whatever their length
+    :ivar exact: decodes arguments that are complete, or raises an Exception
     :ivar scale: weighs arguments before they are decoded, `item_scale` the caller's items
     """
 
@@ -169,7 +170,7 @@ class Method:
             for index, (type_, parameter) in enumerate(zip(types, self.parameters, strict=True))
         ]
         exact: Any = tuple[tuple(types)] if types else tuple[()]  # type: ignore[misc]
-        self._exact = msgspec.msgpack.Decoder(exact).decode
+        self.exact = msgspec.msgpack.Decoder(exact).decode
         self._lenient = msgspec.msgpack.Decoder(
             msgspec.defstruct(self.name, fields, array_like=True, frozen=True)
         ).decode
@@ -250,14 +251,12 @@ class Method:
         return tuple(found), stream
 
     def decode_arguments(self, raw: Any) -> tuple[Any, ...]:
-        """A call's arguments. A buffer is bytes, a memoryview or a `Lent`, an array an `Array`.
+        """A call's arguments, which may lack some at the end, or have more. `exact` is tried before.
+
+        A buffer is bytes, a memoryview or a `Lent`, an array an `Array`.
 
         :raises Error: INVALID_ARGUMENT; the text names the parameter
         """
-        try:
-            return self._exact(raw)  # type: ignore[no-any-return]
-        except Exception:
-            pass
         try:
             return msgspec.structs.astuple(self._lenient(raw))
         except RecursionError:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rdmanet._core import Connection
 
 AT_ONCE_BYTES: Final = 1 << 20
-"""The longest operation that is posted as it is: the embedded device executes it while it is posted."""
+"""The longest operation that is posted as it is: the embedded device may execute it while it is posted."""
 PIECE_BYTES: Final = 5 << 20
 IN_FLIGHT: Final = 2
 
