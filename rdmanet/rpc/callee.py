@@ -250,7 +250,8 @@ class Callee:
                 self._begin_streams(running)
         except BaseException as exc:
             if running is not None and running.is_counted:
-                self._let_go(running)
+                self.share.end(running)
+                running.end_streams()
             if isinstance(exc, Error):
                 send_failure(self.link, number, exc, begun=False)
                 return
@@ -363,6 +364,7 @@ class Callee:
             self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
         except BaseException as exc:
             if isinstance(exc, GeneratorExit) and self.loop.is_closed():
+                running.received = running.sent = None
                 raise  # nobody will run this task any more
             await self._has_raised(running, exc)
             if isinstance(exc, ENDS_THE_PROGRAM):
@@ -379,15 +381,10 @@ class Callee:
                 counter.seconds += seconds
             else:
                 counter.count_failed(running.code, seconds)
-            self._let_go(running)
+            self.share.end(running)
             server.running.discard(running)
             if not server.running:
                 server.is_idle()
-
-    def _let_go(self, running: Running) -> None:
-        """A call is over: it holds nothing, and has no streams any more. These refer to it, to count what they hold."""
-        self.share.end(running)
-        running.received = running.sent = None
 
     async def _intercepted(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
         """Execute the method within the server's interceptors, and with the context variables that were sent."""

@@ -89,10 +89,11 @@ class Running(msgspec.Struct, eq=False):
         self.cancel()
 
     def end_streams(self) -> None:
-        """Both streams are over, for a task that goes on."""
+        """Both streams are over, for a task that goes on. They refer to the call, and it to them no more."""
         for stream in (self.received, self.sent):
             if stream is not None:
                 stream.finish(Error(Code.CANCELLED, "the call whose stream this is has ended"))
+        self.received = self.sent = None
 
     def release(self) -> None:
         """Nobody needs its result any more."""

@@ -207,7 +207,8 @@ class Server:
 
     def is_idle(self) -> None:
         """The task of the last call is in its last step."""
-        self._look()
+        if self._idle is not None:
+            self._look()
         if self._closing.done():
             self._close_links()
 
