@@ -160,6 +160,7 @@ class Lifecycle:
         self._close_when_made = False
         self.close_when_resumed = False
         self._told_lost = False  # connection_lost() is being called, or was
+        self._left_to_device = False  # it is about to be, as over TCP, whatever the peer has
         self._resume_when_paused = False  # resume_writing() is due, unless connection_lost() comes first
         self._lost_when_heard = False  # it is to be called when the peer has our Abort
         self._close_timer: asyncio.TimerHandle | None = None
@@ -361,8 +362,8 @@ class Lifecycle:
             self._loop.call_soon(self._resume_protocol, context=self.callbacks.context)
 
     def abort(self) -> None:
-        """End at once."""
-        if self.machine.state is not State.CLOSED:
+        """End at once. As over TCP, what has been left to the device is not taken back."""
+        if self.machine.state is not State.CLOSED and not self._left_to_device:
             self._handle(Event.ABORT)
 
     def fail(self, exc: BaseException) -> None:
@@ -418,6 +419,7 @@ class Lifecycle:
                 self.connection.when_flushed()
             if machine.state is State.CLOSING:
                 self._begin_close_timer()  # also where write_eof() had asked for the Fin already
+                self._leave_to_device()
             if actions & _SEND_ABORT and not (
                 event is Event.PEER_VIOLATED and self.connection.shared is not None
             ):
@@ -472,16 +474,39 @@ class Lifecycle:
         """The last callback, then the end of everything that the connection held."""
         if self._teardown.released:
             return
-        self._told_lost = True
+        told, self._told_lost = self._told_lost, True
         if self.connection.lands:  # from here on, the program's memory is its own
             self.connection.end_keys()
             self.connection.lose_landings()
         self.regions.lost()  # now, though the peer may not have learned of the end yet
         try:
-            self.callbacks.connection_lost(cast("Exception | None", self.machine.error))
+            if not told:
+                self.callbacks.connection_lost(cast("Exception | None", self.machine.error))
         finally:
             self._close_readiness()
             self._teardown.release()
+
+    def _leave_to_device(self) -> None:
+        """Of programs that expect TCP: call connection_lost() in the next turn, if nothing is left to post.
+
+        There the kernel has the rest then, here the device: `until_sent` waits for it when the loop ends. Not if the
+        device uses the program's own memory.
+        """
+        if (
+            self._config.lost_peer == "eof"
+            and not self._left_to_device
+            and not self.connection.get_write_buffer_size()
+            and not self.connection.borrows_memory
+            and not self.connection.lands
+        ):
+            self._left_to_device = True
+            self._loop.call_soon(self._lose_as_tcp, context=self.callbacks.context)
+
+    def _lose_as_tcp(self) -> None:
+        if self._told_lost or self.machine.error is not None:
+            return  # its end has been told, or is about to be
+        self._told_lost = True
+        self.callbacks.connection_lost(None)
 
     def _begin_close_timer(self) -> None:
         timeout = self._config.close_timeout
@@ -538,6 +563,8 @@ class Lifecycle:
     def _flushed(self) -> None:
         if not self.connection.send_control(credit.Kind.FIN):
             self.connection.when_flushed()
+        elif self.machine.state is State.CLOSING:
+            self._leave_to_device()
 
     def _drained(self) -> None:
         if self.machine.state is not State.CLOSED:
@@ -711,7 +738,9 @@ class Lifecycle:
 
     def port_event(self, event: AsyncEvent) -> None:
         """Something has happened to a port of the device. It ends nothing; the protocol may want to know."""
-        if event.port_num == self.facts.get("rdma_port") and self.machine.state is not State.CLOSED:
+        if event.port_num != self.facts.get("rdma_port") or self._told_lost:
+            return
+        if self.machine.state is not State.CLOSED:
             self.tell("port_event", event)
 
     # -- what the regions need -----------------------------------------------------------------------------

@@ -123,3 +123,37 @@ def test_reading_that_connection_made_pauses_stays_paused(base):
 
     events = rdmanet.run(served(Pausing, Speaking, look), loop_factory=base)
     assert events == ["made", "soon", "data", "eof", "lost"]
+
+
+@pytest.mark.parametrize(("first", "size"), [("ours", 0), ("ours", 100), ("ours", 2_000), ("theirs", 0)])
+async def test_connection_lost_comes_in_the_turn_after_close(first, size):
+    """So a server that counts its connections does not count one that it has closed, whoever has closed first."""
+
+    class Staying(Scheduling):
+        def eof_received(self):
+            super().eof_received()
+            return True
+
+    loop = asyncio.get_running_loop()
+    ours = Staying()
+    server = await loop.create_server(lambda: ours, "127.0.0.1", 0)
+    transport, client = await loop.create_connection(Speaking, *server.sockets[0].getsockname())
+    assert transport.get_extra_info("fabric") == "rdma"
+    await ours.until("data")
+    if first == "theirs":
+        transport.close()
+        await ours.until("eof")
+        await client.until("lost")
+    ours.transport.write(bytes(size))
+    ours.transport.close()
+    assert "lost" not in ours.events
+    await loop_turns(1)
+    assert ours.events[-1] == "lost"
+    if first == "ours":
+        await client.until("lost")
+        assert client.events == ["made", "soon", *(["data"] if size else []), "eof", "lost"]
+    ours.transport.abort()  # nothing, as over TCP
+    await loop_turns()
+    assert ours.events.count("lost") == 1
+    server.close()
+    await server.wait_closed()
