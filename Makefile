@@ -169,7 +169,17 @@ build/libraries/aiohttp: build/libraries/.done
 	@tar -xzf $@/aiohttp-*.tar.gz -C $@ --strip-components=1 --wildcards '*/tests'
 	@touch $@
 
-libraries: build build/libraries/uvloop build/libraries/aiohttp ## try aiohttp, uvicorn, httpx, redis-py and others, unmodified, and uvloop's and aiohttp's own tests, on the event loop
+# websockets' are not: these are of the release that Debian keeps, with the code that they test. "tests" is our package.
+websockets := python-websockets_15.0.1.orig.tar.gz
+websockets_sha256 := 8451495265af3e368f794c4dc15c99ce90c771d95560f542bff8c64b5455af3b
+
+build/libraries/websockets: build/libraries/.done
+	@mkdir -p $@
+	@scripts/progress "downloading websockets' tests" /usr/lib/apt/apt-helper download-file http://deb.debian.org/debian/pool/main/p/python-websockets/$(websockets) $@/$(websockets) SHA256:$(websockets_sha256)
+	@tar -xzf $@/$(websockets) -C $@ --strip-components=1 --transform 's,^\([^/]*\)/tests,\1/websockets_tests,' --wildcards '*/tests' '*/src/websockets'
+	@touch $@
+
+libraries: build build/libraries/uvloop build/libraries/aiohttp build/libraries/websockets ## try aiohttp, uvicorn, httpx, redis-py and others, unmodified, and uvloop's, aiohttp's and websockets' own tests, on the event loop
 	@build/libraries/bin/python -m pytest -c tests/libraries/pytest.ini --confcutdir tests/libraries -m "not long" tests/libraries $(ARGS)
 
 # Without their dependencies: pyproject.toml says which those are.
