@@ -14,6 +14,7 @@ BOXES = {
     "user namespace": f"{VICTIM},sandbox",
     "pid namespace": f"pids,{VICTIM}",
     "both": f"{VICTIM},sandbox,pids",
+    "mount namespace": f"mounts,{VICTIM}",
     "landlock": f"{VICTIM},landlock",
     "chroot": f"chroot,{VICTIM}",
 }
@@ -22,7 +23,7 @@ boxes = pytest.mark.parametrize("box", BOXES)
 CLIENTS = {"the server's user": VICTIM, "root": None, "a third user": ANOTHER}
 MET_BY = [(box, "the server's user") for box in BOXES]
 MET_BY += [("pid namespace", "root"), ("landlock", "root")]
-MET_BY += [(box, "a third user") for box in ("user namespace", "landlock", "chroot")]
+MET_BY += [(box, "a third user") for box in ("user namespace", "mount namespace", "landlock", "chroot")]
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ _MESSAGE = struct.Struct("<IHHIIq")
 _IDENTITY = struct.Struct("<32s32sQqQQ")
 _MAGIC = 0x524E504C
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
-_CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _SYS_CAPSET, _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_RESTRICT_SELF = 126, 444, 446
 _MAKE_BLOCK = 1 << 11  # LANDLOCK_ACCESS_FS_MAKE_BLOCK
 
@@ -42,8 +42,8 @@ def dumpable(yes):
 
 def become(*roles):
     """One after the other: a user's number, `sandbox` (a user namespace, the same user in it), `unmapped` (another, in
-    which he has no name), `pids` (a pid namespace), `landlock`, `chroot` (an empty root directory), `bare` (without
-    capabilities), `undumpable`."""
+    which he has no name), `pids` (a pid namespace), `mounts` (a mount namespace), `landlock`, `chroot` (an empty root
+    directory), `bare` (without capabilities), `undumpable`."""
     for role in roles:
         user = os.geteuid()
         if role in ("sandbox", "unmapped"):
@@ -60,6 +60,9 @@ def become(*roles):
                 os.waitpid(child, 0)
                 os._exit(0)
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        elif role == "mounts":
+            if libc.unshare(_CLONE_NEWNS):
+                raise OSError(ctypes.get_errno(), "unshare")
         elif role == "landlock":
             libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             rules = libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, struct.pack("Q", _MAKE_BLOCK), 8, 0)
