@@ -68,9 +68,8 @@ ROOMS = [
     [
         {"stream.loop_context", "stream.addresses", "stream.client_ports", "stream.transport_socket"},
         {"verbs_async"},
-        {"stream.peer_memory", "stream.bindings", "stream.connection"},
+        {"stream.peer_memory", "stream.bindings", "stream.registered", "stream.connection"},
         {"stream.transfers"},
-        {"stream.registered"},
         {"stream.admission"},
     ],
     [

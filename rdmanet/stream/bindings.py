@@ -42,7 +42,7 @@ import math
 import secrets
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from rdmanet._core import MR, MW, PD, AccessFlags, Connection, MWType, StreamEngine
 from rdmanet.errors import ProtocolError, completion_error, shown
@@ -127,8 +127,24 @@ TABLE: Final[dict[State, dict[Event, tuple[State, tuple[Action, ...]]]]] = {
 }
 
 
+class HeldOffer(NamedTuple):
+    """What one peer has of memory that is on offer."""
+
+    peer: tuple[object, ...] | None
+    """Its address."""
+    key: int | None
+    """The key by which it reaches the memory; None while that is made."""
+    length: int
+    access: AccessFlags
+    is_revoked: bool
+    """The block of ``offer()`` has ended, and the peer has yet to let go."""
+
+
 class BindingOwner(Protocol):
     """What a binding needs of its connection's ``Regions``."""
+
+    @property
+    def peer(self) -> tuple[object, ...] | None: ...
 
     @property
     def connection(self) -> Connection: ...
@@ -179,6 +195,13 @@ class Binding:
         self._key: _Window | _Registration | None = None
         self._timer: asyncio.TimerHandle | None = None
         mr._leased(1)
+
+    def held(self) -> HeldOffer:
+        """What the peer has by it."""
+        made = self.granted.done() and not self.granted.cancelled() and self.granted.exception() is None
+        is_revoked = self.state not in (State.BINDING, State.GRANTED)
+        key = self.granted.result() if made else None
+        return HeldOffer(self._owner.peer, key, self.mr.length, self.rights, is_revoked)
 
     def begin(self, patience_s: float) -> None:
         """Start making the key, which may take ``patience_s`` seconds. If it fails, it raises OSError and is over."""

@@ -131,11 +131,14 @@ class RdmaTransport(asyncio.Transport):
         memory that the peer may still write to; ``frames_sent``, ``frames_received`` and ``control_frames_sent``. Of
         now: ``credits``, the frames that may be sent; ``peer_slots``; ``sends_in_flight``; ``slots_held``, with bytes
         that are not read, or not granted again; ``slots_leased``, shown by ``RdmaStreamReader.lease``;
-        ``slots_borrowed`` of a shared queue; ``bytes_registered``.
+        ``slots_borrowed`` of a shared queue; ``bytes_registered``. ``rdma_offers`` is what the peer has by `offer`,
+        as in ``RegisteredMemory.offers()``.
         """
         facts = self._life.facts
         if name == "rdma_stats":
             return self._connection.stats() if facts else default
+        if name == "rdma_offers":
+            return self._life.regions.held() if facts else default
         if name == "rdma_peer_user":
             cm_id = self._life.endpoint.id
             user = None if cm_id is None else cm_id.peer_user

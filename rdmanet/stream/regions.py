@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet import credit, errors
 from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Operation, Registration
-from rdmanet.stream.bindings import Binding, State, check_offerable, patience, region_of, rights_of
+from rdmanet.stream.bindings import Binding, HeldOffer, State, check_offerable, patience, region_of, rights_of
 from rdmanet.stream.peer_memory import OfferedMemory, Posted
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.stream.transfers import AT_ONCE_BYTES, Transfer, Transfers
@@ -115,6 +115,8 @@ class Regions:
             check_offerable(mr, rights, self.engine)
         binding = Binding(self, mr, rights, self._loop, closes_region=is_ours)
         self._bindings.add(binding)
+        if isinstance(memory, RegisteredMemory):
+            memory.bindings.add(binding)
         binding.begin(patience_s)
         return binding
 
@@ -146,6 +148,15 @@ class Regions:
             self.connection.credit_body_due()
         binding.leave(told, patience_s)
         return True
+
+    @property
+    def peer(self) -> tuple[object, ...] | None:
+        """The peer's address, also when the connection is over."""
+        return self._peer if self._owner is None else self._owner.facts.get("peername")
+
+    def held(self) -> list[HeldOffer]:
+        """What the peer has of our memory."""
+        return [binding.held() for binding in self._bindings]
 
     def stop_queue_pair(self) -> None:
         """Move the queue pair to ERR. From then on it executes no request of the peer."""

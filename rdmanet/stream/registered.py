@@ -7,12 +7,15 @@ devices before its clients come. So this has one region for each domain that ask
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from rdmanet._core import MR, PD, AccessFlags
 from rdmanet.base.closable import Closable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    from rdmanet.stream.bindings import Binding, HeldOffer
 
 
 class RegisteredMemory(Closable):
@@ -24,6 +27,7 @@ class RegisteredMemory(Closable):
     def __init__(self, buffer: ReadableBuffer) -> None:
         self._view: memoryview | None = memoryview(buffer)
         self._regions: dict[PD, MR] = {}
+        self.bindings: WeakSet[Binding] = WeakSet()  # of regions.py
 
     @property
     def length(self) -> int:
@@ -32,6 +36,13 @@ class RegisteredMemory(Closable):
         :raises ValueError: it is closed
         """
         return self._memory().nbytes
+
+    def offers(self) -> list[HeldOffer]:
+        """Who has it: an item for each peer that it is on offer to, or that has yet to let go of it.
+
+        What a peer reads or writes at the moment cannot be known: no processor of this host takes part.
+        """
+        return [binding.held() for binding in list(self.bindings) if not binding.over.done()]
 
     def region_in(self, pd: PD) -> MR:
         """Its region in this protection domain, which is made if there is none.
@@ -67,4 +78,6 @@ class RegisteredMemory(Closable):
     def __repr__(self) -> str:
         if self._view is None:
             return "<RegisteredMemory closed>"
-        return f"<RegisteredMemory of {self._view.nbytes} bytes in {len(self._regions)} protection domains>"
+        offers = self.offers()
+        told = f"; on offer to {len(offers)}" if offers else ""
+        return f"<RegisteredMemory of {self._view.nbytes} bytes in {len(self._regions)} protection domains{told}>"

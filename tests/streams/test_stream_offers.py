@@ -6,6 +6,7 @@ import pytest
 from harness import HOST, OFFERABLE, Net, Recorder
 
 import rdmanet
+from rdmanet._core import AccessFlags
 from rdmanet.stream import regions
 from rdmanet.stream.bindings import Binding
 from rdmanet.wire.offers import ALIVE_MAX
@@ -258,6 +259,29 @@ async def test_registered_memory_that_may_only_be_read(net: Net):
             assert await (await reader.next_offer()).read() == b"constant"
         with pytest.raises(ValueError, match="without AccessFlags.LOCAL_WRITE"):
             await far_writer.offer(registered, access="write").__aenter__()
+
+
+async def test_the_owner_sees_who_has_its_memory(net: Net):
+    reader, writer, _, far_writer = await net.stream_pair()
+    with net.servers[0].register(bytearray(100)) as registered:
+        assert registered.offers() == far_writer.get_extra_info("rdma_offers") == []
+        assert "on offer" not in repr(registered)
+        offer = far_writer.offer(registered, access="read,write")
+        region = await offer.__aenter__()
+        await (await reader.next_offer()).write(0, b"x")
+        [held] = registered.offers()
+        assert held.peer == writer.get_extra_info("sockname")
+        assert (held.key, held.length, held.is_revoked) == (region.rkey, 100, False)
+        assert held.access == AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+        assert "on offer to 1>" in repr(registered)
+        async with far_writer.offer(bytearray(7)):
+            kept = far_writer.get_extra_info("rdma_offers")
+            assert sorted(each.length for each in kept) == [7, 100]
+            assert registered.offers() == [held]
+        [leaving] = await begin(offer.__aexit__(None, None, None))
+        assert all(each.is_revoked for each in registered.offers())
+        await leaving
+        assert registered.offers() == far_writer.get_extra_info("rdma_offers") == []
 
 
 async def test_what_a_server_cannot_register(net: Net):
