@@ -79,7 +79,8 @@ cdef extern from "sys/resource.h" nogil:
 
 cdef enum:
     SPIN_NS = 2000
-    SPIN_LOOKS = 4                  # a look costs some 50 ns, and the clock half as much
+    SPIN_KEEN = 4                   # the first looks follow each other at once: what answers us mostly comes then.
+    SPIN_PAUSES = 8                 # Later ones leave the core to its other thread, which may be who we wait for
     SLEEP_COST_NS = 50000           # how much of a wait that was slept through is due to the sleep, of both sides
     SHORT_WAIT_NS = 75000
     OTHER_WORK_NS = 10000           # so long between two passes: the loop had something else to do

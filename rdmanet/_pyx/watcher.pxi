@@ -279,11 +279,12 @@ cdef class Watcher:
     cdef int spin(self) except -1:
         """Look for a couple of microseconds; returns how many completions came."""
         cdef uint64_t until = now_ns() + SPIN_NS
-        cdef int found, looks = 0
+        cdef int i, found, looks = 0
         while (found := self.poll()) == 0:
             looks += 1
-            cpu_relax()
-            if looks % SPIN_LOOKS == 0 and now_ns() > until:
+            for i in range(1 if looks < SPIN_KEEN else SPIN_PAUSES):
+                cpu_relax()
+            if looks > SPIN_KEEN and now_ns() > until:
                 break
         return found
 
