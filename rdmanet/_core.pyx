@@ -5,7 +5,7 @@ One extension module in parts. Each part is one concept, and begins with its the
 includes:
 
     errors       return codes to exceptions
-    routing      to whom a completion belongs: the layouts of wr_id
+    wrid         to whom a completion belongs: the layouts of wr_id
     library      the verbs libraries: the embedded device's and the system's; the base class of all objects
     deviceattr   the properties of devices and ports
     gid          the addresses of ports
@@ -49,16 +49,20 @@ includes:
     inbox        what was received and not given back
     landing      where the peer places bytes that a read wants
     connection   one connection of the byte stream: what it consists of, and what its owner may ask of it
+    failing      how it fails
     opening      how it begins: memory, a queue pair, what both sides have agreed on
     receiving    frames that come
+    intake       bytes that no program reads are put by, so that peers can go on
     delivering   from what has come to the program
     granting     slots that are free again, and the control frames that are due
     writing      from the program's writes to frames, or to the backlog
+    chaining     work requests of frames
     sending      posting frames
     sendmemory   the memory that frames are sent from
     placing      bytes go where the peer's read wants them
     beside       one-sided operations, and keys
-    completing   completions, and failures
+    completing   completions
+    settling     what is due at the end of a pass
     ending       everything is given back
     sink         where received bytes go: the protocol's callbacks
     immediate    awaitables that mostly have their result at once
@@ -67,6 +71,7 @@ includes:
     readrequest  one read
     reader       the methods of StreamReader and StreamWriter
     lease        received bytes that a program reads where they are
+    routing      completions go to their owners
     engine       all connections of a loop on a device
     blocking     a blocking stream's calls: they wait without a loop
 
@@ -141,7 +146,7 @@ from rdmanet.wire.remote import RemoteMemory, bounds
 logger = logging.getLogger("rdmanet")
 
 include "_pyx/errors.pxi"
-include "_pyx/routing.pxi"
+include "_pyx/wrid.pxi"
 include "_pyx/library.pxi"
 include "_pyx/deviceattr.pxi"
 include "_pyx/gid.pxi"
@@ -188,16 +193,20 @@ include "_pyx/sendlog.pxi"
 include "_pyx/inbox.pxi"
 include "_pyx/landing.pxi"
 include "_pyx/connection.pxi"
+include "_pyx/failing.pxi"
 include "_pyx/opening.pxi"
 include "_pyx/receiving.pxi"
+include "_pyx/intake.pxi"
 include "_pyx/delivering.pxi"
 include "_pyx/granting.pxi"
 include "_pyx/writing.pxi"
+include "_pyx/chaining.pxi"
 include "_pyx/sending.pxi"
 include "_pyx/sendmemory.pxi"
 include "_pyx/placing.pxi"
 include "_pyx/beside.pxi"
 include "_pyx/completing.pxi"
+include "_pyx/settling.pxi"
 include "_pyx/ending.pxi"
 include "_pyx/sink.pxi"
 include "_pyx/immediate.pxi"
@@ -207,5 +216,6 @@ include "_pyx/readrequest.pxi"
 include "_pyx/decrypting.pxi"
 include "_pyx/reader.pxi"
 include "_pyx/lease.pxi"
+include "_pyx/routing.pxi"
 include "_pyx/engine.pxi"
 include "_pyx/blocking.pxi"

@@ -1,8 +1,6 @@
-# Completions of a connection, and its failures.
+# Completions of a connection.
 #
 # The engine gives each completion to `stream_completed`. A send's retires it and all before it, a receive's is a frame.
-# A failure of whatever kind ends in `fail_connection`, once: from then on nothing is posted, and the owner is told by
-# the engine (`fail_all`) when everything that has completed before has been seen. So data comes before its end.
 
 
 cdef int stream_completed(Connection connection, verbs.ibv_wc *wc) except -1:
@@ -86,29 +84,3 @@ cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
     elif not connection.warm and nothing_in_flight(connection):
         keep_warm(connection.engine, connection)
     return 0
-
-
-cdef int distrust_peer(Connection connection, object exc) except -1:
-    """The peer broke the protocol: tell the owner, who may still say Abort, and hear nothing more."""
-    connection.distrusted = True
-    try:
-        connection.owner._protocol_broken(exc)
-    finally:
-        connection.broken = True
-    return 0
-
-
-cdef int fail_connection(Connection connection, object failure) except -1:
-    """Post nothing more; tell the owner when all completions that are there have been seen."""
-    if connection.failure is not None or not connection.attached:
-        return 0
-    connection.broken = True
-    connection.failure = failure
-    connection.failure_tick = connection.engine.tick
-    connection.engine.failed.append(connection)
-    connection.engine.wake()
-    return 0
-
-
-cdef bint was_flushed(Connection connection):
-    return type(connection.failure) is tuple and connection.failure[0] == verbs.IBV_WC_WR_FLUSH_ERR

@@ -2,16 +2,20 @@
 # ask of it. The work is done by functions that take a connection, each kind in a file of its own:
 #
 #     framing      sizes of frames and slots
+#     failing      failures
 #     opening      memory, a queue pair, what both sides have agreed on
 #     receiving    frames that come: data waits in the inbox, control frames are heard
+#     intake       what no program reads is put by, so that the peer can go on
 #     delivering   from the inbox to the program
 #     granting     consumed slots go back to the device, and to the peer
 #     writing      from the program's writes to the open frame, or to the backlog
+#     chaining     work requests of frames
 #     sending      posting frames, within credits and slots
 #     sendmemory   the memory that frames are sent from
 #     placing      RDMA WRITEs to memory that the peer's reads have named
 #     beside       one-sided operations
-#     completing   what completions give back; failures
+#     completing   what completions give back
+#     settling     what is due at the end of a pass
 #     ending       everything is given back
 #
 # They are functions, and no objects that a connection holds, since nearly all need the ledger, the queue pair, the

@@ -5,8 +5,12 @@
 
 cdef enum:
     HEADER = FRAME_HEADER_BYTES
+    BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
+    CHAIN = 16                  # work requests handed to the device in one call
     CONTROL_RESERVE = 8         # receive slots, send buffers and send-queue entries for control frames
     CONTROL_BYTES = 4096        # a control frame with its header
+    SHARED_OWN = 2              # data slots of a shared ring that are each connection's own,
+    SHARED_CONTROL = 6          # and those for its control frames: credit.CONTROL_ALLOWANCE
     OPERATIONS = 8              # one-sided work requests in flight
     STRIDE_SKEW = 192           # slots start at different cache sets, not all on a page boundary
 

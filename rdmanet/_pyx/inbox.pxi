@@ -73,16 +73,16 @@ cdef class Inbox:
                 entry.elsewhere = False
         return 0
 
-    cdef int put_by(self, Connection connection) except -1:
-        """Copy what is in slots, and free these."""
+    cdef int put_by(self, uint32_t slots) except -1:
+        """Copy what is in slots, and free these: so many may come again."""
         cdef ready_slot *entry
         cdef ready_slot *last = NULL
         cdef uint32_t i, kept = 0
         cdef bint has_memory = True
-        self.make_places(self.count + connection.data_slots)
+        self.make_places(self.count + slots)
         for i in range(self.count):
             entry = self.at(i)
-            if entry.slot == NO_SLOT or entry.data != slot_at(connection, entry.slot) + HEADER:
+            if entry.slot == NO_SLOT or entry.elsewhere or entry.copy != NULL:
                 pass            # it is put by, or placed
             elif last != NULL and last.room >= entry.length:
                 memcpy(last.data + last.length, entry.data, entry.length)

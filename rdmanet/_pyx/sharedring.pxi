@@ -39,8 +39,6 @@
 # connections, is given up when its last connection ends.
 
 cdef enum:
-    SHARED_OWN = 2                  # data slots that are each connection's own
-    SHARED_CONTROL = 6              # credit.CONTROL_ALLOWANCE
     SHARED_QUEUE = 8192             # slots of one queue, at most
     SHARED_GROWTH = 64              # minimum number of slots created at a time
     SHARED_LOST = 64                # slots written off before newcomers get another queue

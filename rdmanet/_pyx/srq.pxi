@@ -2,7 +2,7 @@
 #
 # Queue pairs that are created with srq= take their receives from the shared queue, in the order of their messages. So
 # its receives complete in any order, on the CQ of the queue pair that took them, and the in-flight table is a dict. The
-# wr_id identifies the SRQ of a receive (see routing.pxi), so its buffers are found even if the queue pair that took
+# wr_id identifies the SRQ of a receive (see wrid.pxi), so its buffers are found even if the queue pair that took
 # it belongs to another process (XRC), or is gone.
 #
 # Receives of a shared queue are never flushed. A queue pair in the error state reports by the event QP_LAST_WQE_REACHED

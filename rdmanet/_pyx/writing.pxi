@@ -15,7 +15,6 @@ cdef enum:
     LOOK_FIRST = 4              # writes of a burst that look at the clock,
     LOOK_EVERY = 16             # and then one in so many
     HOLD_US = 50                # microseconds, roughly; a post costs a fifth of one
-    BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
     LEND_BYTES = 262144         # below this a copy is cheaper than to wait until memory that may change is read
 
 cdef size_t GONE = <size_t>-1    # memory that was to be copied
@@ -237,14 +236,6 @@ cdef size_t take_back_unposted(Connection connection, size_t size) except? 0:
     connection.fill -= <uint32_t>unposted
     set_blocked(connection, connection.backlog.size > 0 or connection.fill == connection.frame_bytes)
     return dropped + unposted
-
-
-cdef inline bint carried(Connection connection, char *to, const char *data, size_t size) except -1:
-    """Copy memory of the program's. False: it is gone, and the connection fails, as TCP's does with EFAULT."""
-    if copy_carefully(to, data, size):
-        return True
-    fail_connection(connection, memory_is_gone("write"))
-    return False
 
 
 cdef inline bint has_place(Connection connection) noexcept:

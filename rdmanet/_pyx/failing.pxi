@@ -1,0 +1,38 @@
+# How a connection fails, and what of it is told when.
+#
+# A failure of whatever kind ends in `fail_connection`, once: from then on nothing is posted, and the owner is told by
+# the engine (`fail_all`) when everything that has completed before has been seen. So data comes before its end.
+
+
+cdef int fail_connection(Connection connection, object failure) except -1:
+    """Post nothing more; tell the owner when all completions that are there have been seen."""
+    if connection.failure is not None or not connection.attached:
+        return 0
+    connection.broken = True
+    connection.failure = failure
+    connection.failure_tick = connection.engine.tick
+    connection.engine.failed.append(connection)
+    connection.engine.wake()
+    return 0
+
+
+cdef int distrust_peer(Connection connection, object exc) except -1:
+    """The peer broke the protocol: tell the owner, who may still say Abort, and hear nothing more."""
+    connection.distrusted = True
+    try:
+        connection.owner._protocol_broken(exc)
+    finally:
+        connection.broken = True
+    return 0
+
+
+cdef bint was_flushed(Connection connection):
+    return type(connection.failure) is tuple and connection.failure[0] == verbs.IBV_WC_WR_FLUSH_ERR
+
+
+cdef inline bint carried(Connection connection, char *to, const char *data, size_t size) except -1:
+    """Copy memory of the program's. False: it is gone, and the connection fails, as TCP's does with EFAULT."""
+    if copy_carefully(to, data, size):
+        return True
+    fail_connection(connection, memory_is_gone("write"))
+    return False
