@@ -48,6 +48,7 @@ includes:
     sendlog      what each send of a connection keeps alive, and gives back when it has completed
     inbox        what was received and not given back
     landing      where the peer places bytes that a read wants
+    engine       what an engine has, and what its connections ask of it
     connection   one connection of the byte stream: what it consists of, and what its owner may ask of it
     failing      how it fails
     opening      how it begins: memory, a queue pair, what both sides have agreed on
@@ -72,7 +73,7 @@ includes:
     reader       the methods of StreamReader and StreamWriter
     lease        received bytes that a program reads where they are
     routing      completions go to their owners
-    engine       all connections of a loop on a device
+    passes       all connections of a loop on a device: its passes
     blocking     a blocking stream's calls: they wait without a loop
 
 Each kind of verbs object has a class here. An instance owns its C object and holds references to its parents, so that
@@ -192,6 +193,7 @@ include "_pyx/backlog.pxi"
 include "_pyx/sendlog.pxi"
 include "_pyx/inbox.pxi"
 include "_pyx/landing.pxi"
+include "_pyx/engine.pxi"
 include "_pyx/connection.pxi"
 include "_pyx/failing.pxi"
 include "_pyx/opening.pxi"
@@ -217,5 +219,5 @@ include "_pyx/decrypting.pxi"
 include "_pyx/reader.pxi"
 include "_pyx/lease.pxi"
 include "_pyx/routing.pxi"
-include "_pyx/engine.pxi"
+include "_pyx/passes.pxi"
 include "_pyx/blocking.pxi"

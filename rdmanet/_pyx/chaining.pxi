@@ -7,7 +7,7 @@
 cdef verbs.ibv_send_wr *chain_entry(Connection connection, uint32_t kind, char *frame, uint32_t length,
                                     object reference) noexcept:
     """The next work request of the chain, its header written and its log entry made."""
-    cdef StreamEngine engine = connection.engine
+    cdef _Engine engine = connection.engine
     cdef frame_header *header = <frame_header *>frame
     cdef uint32_t i = engine.send_count
     cdef verbs.ibv_send_wr *wr = &engine.send_wr[i]

@@ -40,7 +40,7 @@ cdef class Connection:
     """
 
     cdef readonly object owner          # until `release`: it refers to us, too
-    cdef readonly StreamEngine engine
+    cdef readonly _Engine engine
     cdef readonly QP qp
     cdef verbs.ibv_qp *qp_c
     cdef CQ queue                       # where its completions come
@@ -133,7 +133,7 @@ cdef class Connection:
 
     # -- beginning: opening.pxi --------------------------------------------------------------------------
 
-    def attach(self, StreamEngine engine not None, object context, uint32_t slot_bytes, uint32_t data_slots,
+    def attach(self, _Engine engine not None, object context, uint32_t slot_bytes, uint32_t data_slots,
                shared_slots=None, first_bytes=None):
         """Take memory and a place in `engine`; `start` comes when the queue pair exists.
 

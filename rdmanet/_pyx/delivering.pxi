@@ -49,7 +49,7 @@ cdef int deliver_received(Connection connection) except -1:
 
 cdef int slots_consumed(Connection connection) except -1:
     """A sink has taken bytes. Outside of a delivery: what follows from that."""
-    cdef StreamEngine engine = connection.engine
+    cdef _Engine engine = connection.engine
     cdef uint32_t freed = connection.inbox.freed_count
     if engine.delivering is connection:
         try:

@@ -20,7 +20,7 @@ cdef int part_from_shared_ring(Connection connection) except -1:
 
 cdef int release_connection(Connection connection) except -1:
     """Give the memory and the place in the engine back."""
-    cdef StreamEngine engine = connection.engine
+    cdef _Engine engine = connection.engine
     if not connection.attached:
         connection.owner = None
         return 0
@@ -47,6 +47,7 @@ cdef int release_connection(Connection connection) except -1:
     engine.in_flight -= connection.log.left()
     engine.unsolicited -= not connection.solicits
     engine.expel(connection)
+    set_blocked(connection, False)
     try:
         lose_operations(connection)
     finally:

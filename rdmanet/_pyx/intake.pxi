@@ -17,7 +17,7 @@ cdef inline int look_for_reader(Connection connection) except -1:
     return 0
 
 
-cdef int look_again(StreamEngine engine, Connection connection) except -1:
+cdef int look_again(_Engine engine, Connection connection) except -1:
     """Its peer has no credits left: see in a while whether its program reads."""
     connection.stuffed = True
     connection.stuffed_tick = engine.tick
@@ -25,7 +25,7 @@ cdef int look_again(StreamEngine engine, Connection connection) except -1:
     return engine.wake_if_running()
 
 
-cdef int relieve_stuffed(StreamEngine engine) except -1:
+cdef int relieve_stuffed(_Engine engine) except -1:
     """Where programs do not read, take in what the peers have yet to send, as TCP would."""
     cdef Connection connection
     cdef list stuffed = engine.stuffed

@@ -37,7 +37,7 @@ cdef class KeepAlive:
     :ivar probes: how many it has sent
     """
 
-    cdef StreamEngine engine
+    cdef _Engine engine
     cdef object timer
     cdef bint by_hand               # a call that waits looks at the clock itself: see blocking.pxi
     cdef uint64_t next_ns           # the next look; 0: there is none
@@ -45,7 +45,7 @@ cdef class KeepAlive:
     cdef qp_silence_fn silence
     cdef readonly uint64_t probes
 
-    def __cinit__(self, StreamEngine engine not None, Library library not None):
+    def __cinit__(self, _Engine engine not None, Library library not None):
         self.engine = engine
         self.way = <qp_way_fn>library.symbol("rdmanet_soft_qp_way")
         self.silence = <qp_silence_fn>library.symbol("rdmanet_soft_qp_silence")
@@ -87,7 +87,7 @@ cdef class KeepAlive:
 
     def look(self):
         """The time has come."""
-        cdef StreamEngine engine = self.engine
+        cdef _Engine engine = self.engine
         self.timer = None
         self.next_ns = 0
         if engine.closed or engine.pid != verbs.rn_pid:
@@ -95,7 +95,7 @@ cdef class KeepAlive:
         self.look_at_all()
 
     cdef int look_at_all(self) except -1:
-        cdef StreamEngine engine = self.engine
+        cdef _Engine engine = self.engine
         cdef Connection connection
         cdef list late = []
         cdef uint64_t now = now_ns(), every = 0, waited

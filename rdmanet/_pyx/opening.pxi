@@ -11,7 +11,7 @@
 # `early`. `greeted` is when delivery begins: what connection_made() has scheduled has run.
 
 
-cdef int attach_connection(Connection connection, StreamEngine engine, object context, uint32_t slot_bytes,
+cdef int attach_connection(Connection connection, _Engine engine, object context, uint32_t slot_bytes,
                            uint32_t data_slots, object shared_slots, object first_bytes) except -1:
     """Take memory and a place in `engine`."""
     if not 1 <= data_slots <= STREAM_DATA_SLOTS_MAX:

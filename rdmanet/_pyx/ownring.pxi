@@ -101,7 +101,7 @@ cdef struct bank_slots:         # the same for each frame, where the count of a 
 @cython.final
 @cython.no_gc_clear
 cdef class OwnRing:
-    cdef StreamEngine engine
+    cdef _Engine engine
     cdef uint32_t slots         # receives, and slots of a bank
     cdef uint32_t first, most   # what a slot holds at first, and what it may hold at last
     cdef OurSlots sizes
@@ -113,7 +113,7 @@ cdef class OwnRing:
     cdef bint grown             # it is on the engine's list of such rings,
     cdef uint32_t seen          # and had received so many frames at the last look
 
-    def __cinit__(self, StreamEngine engine not None, uint32_t slots, uint32_t first, uint32_t most):
+    def __cinit__(self, _Engine engine not None, uint32_t slots, uint32_t first, uint32_t most):
         self.engine = engine
         self.slots = slots
         self.first, self.most = first, most
@@ -178,7 +178,7 @@ cdef class OwnRing:
 
     cdef int post_later(self, Connection connection, uint32_t slot) except -1:
         """Post a consumed slot's receive again, where slots are now."""
-        cdef StreamEngine engine = self.engine
+        cdef _Engine engine = self.engine
         cdef uint32_t n = engine.recv_count, i = slot >> 1
         cdef bank_slots *bank
         cdef char *to

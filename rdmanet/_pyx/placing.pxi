@@ -19,7 +19,7 @@ cdef bint readable_in_place(Connection connection, object first, uint32_t *lkey)
     return False
 
 
-cdef bint is_much(StreamEngine engine, PeerWant want):
+cdef bint is_much(_Engine engine, PeerWant want):
     """Whether the device is to copy it past the caches."""
     return engine.of_much != 0 and want.length >= MUCH_BYTES
 
@@ -52,7 +52,7 @@ cdef bint place_next(Connection connection) except -1:
 cdef int chain_placing(Connection connection, PeerWant want, object owner, const char *data, uint32_t length,
                        uint32_t lkey) except -1:
     """Add a WRITE of the open frame's bytes and of `length` bytes of `owner`, and its Placed, to the chain."""
-    cdef StreamEngine engine = connection.engine
+    cdef _Engine engine = connection.engine
     cdef char *frame = open_frame(connection)
     cdef placed_body *body = <placed_body *>(frame + HEADER + connection.slot_bytes)  # beyond the open frame's bytes
     cdef verbs.ibv_send_wr *wr

@@ -47,7 +47,7 @@ cdef inline int route_to_awaiter(CompletionWatcher watcher, verbs.ibv_wc *c) exc
     return 0
 
 
-cdef inline int route_to_stream(StreamEngine engine, verbs.ibv_wc *wc) except -1:
+cdef inline int route_to_stream(_Engine engine, verbs.ibv_wc *wc) except -1:
     """Give a completion to its connection, or to its shared ring, which finds the connection by the queue pair."""
     cdef uint64_t index = wc.wr_id >> INDEX_SHIFT
     cdef Connection connection = engine.table[index] if index < <uint64_t>len(engine.table) else None
@@ -59,7 +59,7 @@ cdef inline int route_to_stream(StreamEngine engine, verbs.ibv_wc *wc) except -1
     return stream_completed(connection, wc)
 
 
-cdef int route_to_ring(StreamEngine engine, verbs.ibv_wc *wc) except -1:
+cdef int route_to_ring(_Engine engine, verbs.ibv_wc *wc) except -1:
     cdef uint64_t number = (wc.wr_id >> STREAM_GENERATION_SHIFT) & STREAM_GENERATION_MASK
     cdef SharedRing ring = engine.shared_rings[number] if number < <uint64_t>len(engine.shared_rings) else None
     if ring is None:

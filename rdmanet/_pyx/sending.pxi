@@ -13,7 +13,7 @@ cdef enum:
 
 cdef int pump(Connection connection, bint flush) except -1:
     """Post what credits and slots allow; a frame that is not full only when `flush`."""
-    cdef StreamEngine engine = connection.engine
+    cdef _Engine engine = connection.engine
     cdef object first
     cdef const char *data
     cdef size_t left, n
@@ -55,7 +55,7 @@ cdef int pump(Connection connection, bint flush) except -1:
 
 cdef int chain_data(Connection connection, object owner, const char *data, uint32_t length, uint32_t lkey) except -1:
     """Add a DATA frame to the chain: the open frame, or `length` bytes of `owner` where they lie."""
-    cdef StreamEngine engine = connection.engine
+    cdef _Engine engine = connection.engine
     cdef char *frame = open_frame(connection)
     cdef verbs.ibv_send_wr *wr
     cdef bint last = connection.backlog.size == 0 and (data == NULL or connection.fill == 0)

@@ -13,7 +13,7 @@ cdef enum:
 
 cdef bint borrow_frames(Connection connection):
     """Whether there is memory to send from now; if not, `settle` comes when there may be."""
-    cdef StreamEngine engine = connection.engine
+    cdef _Engine engine = connection.engine
     try:
         connection.chunk = connection.sends.take()
     except (OSError, MemoryError):
@@ -47,7 +47,7 @@ cdef int return_frames(Connection connection) except -1:
     return 0
 
 
-cdef int keep_warm(StreamEngine engine, Connection connection) except -1:
+cdef int keep_warm(_Engine engine, Connection connection) except -1:
     """Nothing of it is in flight; likely it sends again soon. If too many keep memory, the eldest gives it back."""
     cool_down(engine, WARM_MOST - 1)
     connection.warm = True
@@ -55,7 +55,7 @@ cdef int keep_warm(StreamEngine engine, Connection connection) except -1:
     return 0
 
 
-cdef int cool_down(StreamEngine engine, Py_ssize_t most) except -1:
+cdef int cool_down(_Engine engine, Py_ssize_t most) except -1:
     """Let all but so many give back what they send from."""
     cdef Connection connection
     while len(engine.warm) > most:
@@ -66,7 +66,7 @@ cdef int cool_down(StreamEngine engine, Py_ssize_t most) except -1:
     return 0
 
 
-cdef RingPool send_buffers(StreamEngine engine, uint32_t slot_bytes, uint32_t data_slots):
+cdef RingPool send_buffers(_Engine engine, uint32_t slot_bytes, uint32_t data_slots):
     """What connections send from, while they do; at least one slab, from the first on."""
     cdef RingPool pool = engine.pools.get((slot_bytes, data_slots, "sends"))
     if pool is None:

@@ -56,7 +56,7 @@ cdef struct shared_slot:
 cdef class SharedRing:
     """The slots of one shared receive queue, and their distribution among its connections."""
 
-    cdef readonly StreamEngine engine
+    cdef readonly _Engine engine
     cdef readonly CQ cq
     cdef readonly SRQ srq
     cdef readonly uint32_t slot_bytes, data_slots
@@ -74,7 +74,7 @@ cdef class SharedRing:
     cdef verbs.ibv_wc *kept                     # completions of other connections, found while one was ended
     cdef uint32_t kept_next, kept_count, kept_size
 
-    def __cinit__(self, StreamEngine engine not None, uint32_t slot_bytes, uint32_t data_slots, uint32_t common,
+    def __cinit__(self, _Engine engine not None, uint32_t slot_bytes, uint32_t data_slots, uint32_t common,
                   uint32_t number):
         attr = engine.pd.context.query_device()
         cdef uint32_t sends = stream_queue_depths(data_slots)[0]
@@ -263,7 +263,7 @@ cdef class SharedRing:
         return self.post_later(slot)
 
     cdef inline int post_later(self, uint32_t slot) except -1:
-        cdef StreamEngine engine = self.engine
+        cdef _Engine engine = self.engine
         cdef uint32_t i = engine.recv_count
         engine.recv_sge[i].addr = <uint64_t>self.slots[slot].address
         engine.recv_sge[i].length = self.slot_bytes + HEADER

@@ -19,12 +19,12 @@ cdef class GrownRings:
     :ivar idle_s: after so many seconds without a frame, and at most twice as many, a ring is small again
     """
 
-    cdef StreamEngine engine
+    cdef _Engine engine
     cdef dict connections       # in the order in which they have grown; the values mean nothing
     cdef object timer
     cdef public double idle_s
 
-    def __cinit__(self, StreamEngine engine not None):
+    def __cinit__(self, _Engine engine not None):
         self.engine = engine
         self.connections = {}
         self.idle_s = IDLE_S
@@ -50,14 +50,14 @@ cdef class GrownRings:
         return 0
 
     cdef int arm(self) except -1:
-        cdef StreamEngine engine = self.engine
+        cdef _Engine engine = self.engine
         if self.timer is None and self.connections and not engine.by_hand:
             self.timer = engine.loop.call_later(self.idle_s, self.look)
         return 0
 
     def look(self):
         """The timer has ended: shrink what is idle, and look at the rest again."""
-        cdef StreamEngine engine = self.engine
+        cdef _Engine engine = self.engine
         cdef Connection connection
         self.timer = None
         if engine.closed or engine.pid != verbs.rn_pid:
