@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A listener whose program does not read its events: it takes in as many requests as its backlog, and the rest waits. */
+/*
+ * What a listener takes in. If its program does not read its events, that is as many requests as its backlog, and the
+ * rest waits. Each request has the listener's options.
+ */
 #include "cm_harness.h"
 
 enum { BACKLOG = 2, ASKING = 7 };
@@ -54,8 +57,41 @@ static void no_more_than_the_backlog_are_taken_in(void)
 	rdma_destroy_event_channel(server);
 }
 
+/* The program connects the queue pair of a request by itself, by what rdma_init_qp_attr() says. */
+static void requests_inherit_its_options(void)
+{
+	struct rdma_event_channel *server = new_channel(), *channel = new_channel();
+	struct rdma_conn_param param = plain;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, BACKLOG, &port), *id = new_id(channel), *passive;
+	uint8_t tos = 0x68, ack_timeout = 17;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR};
+	struct rdma_cm_event *event;
+	int mask;
+
+	CHECK(!rdma_set_option(listener, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos));
+	CHECK(!rdma_set_option(listener, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &ack_timeout, sizeof ack_timeout));
+	param.qp_num = 0x4000;
+	resolve(id, port);
+	CHECK(!rdma_connect(id, &param));
+	event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	CHECK(!rdma_init_qp_attr(passive, &attr, &mask) && mask & IBV_QP_AV);
+	CHECK(attr.ah_attr.grh.traffic_class == tos);
+	attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS};
+	CHECK(!rdma_init_qp_attr(passive, &attr, &mask) && mask & IBV_QP_TIMEOUT);
+	CHECK(attr.timeout == ack_timeout);
+	CHECK(!rdma_reject(passive, NULL, 0) && !rdma_destroy_id(passive));
+	want_status(channel, RDMA_CM_EVENT_REJECTED, 28);
+	CHECK(!rdma_destroy_id(id) && !rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(server);
+}
+
 int main(void)
 {
 	RUN(no_more_than_the_backlog_are_taken_in);
+	RUN(requests_inherit_its_options);
 	return 0;
 }

@@ -35,6 +35,12 @@ static const struct wrong replies[] = {
 	OUT_OF_RANGE(struct rn_cm_rep, private_length, RN_CM_REP_PRIVATE + 1),
 };
 
+static const struct wrong sidr_replies[] = {
+	OUT_OF_RANGE(struct rn_cm_sidr_rep, qpn, 0x1000000),
+	OUT_OF_RANGE(struct rn_cm_sidr_rep, status, RN_SIDR_LAST + 1),
+	OUT_OF_RANGE(struct rn_cm_sidr_rep, private_length, RN_CM_SIDR_REP_PRIVATE + 1),
+};
+
 #define EACH(wrong, table) (const struct wrong *wrong = table; wrong < table + sizeof(table) / sizeof(*table); wrong++)
 
 static struct rn_cm_header header_of(enum rn_cm_message type)
@@ -211,6 +217,98 @@ static void replies_with_impossible_values(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* A TCP listener on loopback that is taken for an RDMA program's. */
+struct stage {
+	int server, name;
+	uint16_t port;
+};
+
+static struct stage set_up(void)
+{
+	struct sockaddr_in at = address(0);
+	socklen_t length = sizeof at;
+	struct stage stage = {.server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+
+	CHECK(!bind(stage.server, (struct sockaddr *)&at, sizeof at) && !listen(stage.server, 5));
+	CHECK(!getsockname(stage.server, (struct sockaddr *)&at, &length));
+	stage.port = ntohs(at.sin_port);
+	stage.name = take_name(stage.port);
+	return stage;
+}
+
+static void clear_away(struct stage *stage)
+{
+	close(stage->name);
+	close(stage->server);
+}
+
+static void say_sidr_reply(int fd, const struct wrong *wrong)
+{
+	struct rn_cm_sidr_rep rep = {.header = header_of(RN_CM_SIDR_REP), .qpn = htobe32(0xffffff)};
+
+	rep.private_length = RN_CM_SIDR_REP_PRIVATE;
+	say(fd, &rep, sizeof rep, wrong);
+}
+
+static void answers_to_datagrams_with_impossible_values(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_conn_param param = {0};
+	struct stage stage = set_up();
+	const struct wrong *right = sidr_replies + sizeof sidr_replies / sizeof *sidr_replies;
+
+	for (const struct wrong *wrong = sidr_replies; wrong <= right; wrong++) {
+		struct rn_cm_sidr_req req;
+		struct rdma_cm_id *id;
+		int fd;
+
+		CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
+		resolve(id, stage.port);
+		CHECK(!rdma_connect(id, &param));
+		CHECK((fd = accept4(stage.server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+		CHECK(recv(fd, &req, sizeof req, MSG_WAITALL) == sizeof req);
+		say_sidr_reply(fd, wrong == right ? NULL : wrong);
+		if (wrong == right)
+			want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+		else
+			want_status(channel, RDMA_CM_EVENT_UNREACHABLE, RN_SIDR_UNSUPPORTED);
+		closed_by_peer(fd);
+		CHECK(!rdma_destroy_id(id));
+	}
+	clear_away(&stage);
+	rdma_destroy_event_channel(channel);
+}
+
+/* The passive side's program gives the connection up while our RTU is on its way: ours has ended. */
+static void a_rejection_that_crosses_our_last_word(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_conn_param param = plain;
+	struct stage stage = set_up();
+	struct rdma_cm_id *id = new_id(channel);
+	unsigned long before = rn_cm_wire_dropped();
+	struct rn_cm_header rtu;
+	struct rn_cm_req req;
+	int fd;
+
+	param.qp_num = 0x4000;
+	resolve(id, stage.port);
+	CHECK(!rdma_connect(id, &param));
+	CHECK((fd = accept4(stage.server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+	CHECK(recv(fd, &req, sizeof req, MSG_WAITALL) == sizeof req);
+	say_reply(fd, NULL);
+	want_status(channel, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+	CHECK(!rdma_establish(id));
+	CHECK(recv(fd, &rtu, sizeof rtu, MSG_WAITALL) == sizeof rtu && rtu.type == RN_CM_RTU);
+	say_reject(fd, 0);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(rn_cm_wire_dropped() == before);
+	closed_by_peer(fd);
+	CHECK(!rdma_destroy_id(id));
+	clear_away(&stage);
+	rdma_destroy_event_channel(channel);
+}
+
 static bool has_accepted(void)
 {
 	bool has;
@@ -243,7 +341,9 @@ int main(void)
 {
 	RUN(requests_with_impossible_values);
 	RUN(replies_with_impossible_values);
+	RUN(answers_to_datagrams_with_impossible_values);
 	RUN(a_client_rejects_too_late);
+	RUN(a_rejection_that_crosses_our_last_word);
 	RUN(a_request_to_a_listener_that_has_gone);
 	return 0;
 }
