@@ -545,3 +545,33 @@ async def test_what_has_ended_goes_without_the_collector(net: Net):
         await until_seen(lambda: not any(transport() for transport in ended))
     finally:
         gc.enable()
+
+
+# ---- a cancelled read, whose peer has yet to let go of its memory
+
+
+class Owing:
+    """A connection whose peer owes the answer to a question of this number."""
+
+    def __init__(self, connection, awaited: int) -> None:
+        self._connection = connection
+        self.placing_unanswered = awaited
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+
+async def test_each_answer_that_a_peer_owes_has_its_time(net: Net, monkeypatch):
+    """When the time is up for one that has come, the next one has the whole time again. Only then the peer is late."""
+    client, _ = await net.pair()
+    life = client.transport._life
+    monkeypatch.setattr(life, "connection", Owing(life.connection, 7))
+    life._answer_is_late(6)
+    again = life._answer_timer
+    assert again is not None
+    assert again.when() > net.loop.time() + life._config.close_timeout / 2
+    assert not life.is_over
+    again.cancel()
+    life._answer_is_late(7)
+    monkeypatch.undo()
+    assert isinstance(await client.until_lost(), TimeoutError)
