@@ -288,6 +288,11 @@ def test_flags_that_a_peer_could_make_very_many_of(flags: Any, text: str):
             service(type_)
         with pytest.raises(TypeError, match=text):
             service(None, type_)
+        with pytest.raises(TypeError, match=text):
+
+            class Failing(rpc.Service):
+                @rpc.method(details=type_)
+                async def fail(self) -> None: ...
 
 
 @pytest.mark.parametrize("transport", ["unix"])
