@@ -6,7 +6,7 @@ Theory
 Types may make more of them. A map of a few bytes becomes an object with all the defaults of its class, and a text a
 UUID. So a `Scale` has the weight of the heaviest container that its types have, and that of the heaviest text: an
 estimate from above, which no sender can exceed by choosing the worst of them each time. The value of a factory
-counts as well: it is called once, when the class of the service is read.
+counts as well: it is called when the class of the service is read.
 
 The hashes of texts are randomized, those of what is made of them may not be: of UUIDs and decimals. So `weigh` is told
 whether the types have keys of these; it computes the hashes of UUIDs, and allows few decimals or frozensets in a map.
