@@ -15,6 +15,7 @@ from harness import HOST, THERE, Echo, Net
 from rdmanet import credit
 from rdmanet._core import CMEventType, stream_half_open_bytes
 from rdmanet.base import log_rate
+from rdmanet.protocol import State
 from rdmanet.stream import admission
 from tests.support.bare_peer import ABORT, DATA, HELLO, BarePeer, frame
 from tests.support.ports import free_port
@@ -337,6 +338,21 @@ async def test_who_loses_its_place_learns_why(net: Net, caller, monkeypatch):
     refusal = credit.unpack_refusal((await caller.event(CMEventType.REJECTED)).private_data)
     assert refusal.code == credit.RefusalCode.BUSY
     assert refusal.reason.startswith("the connection was accepted, but the client was slow to go on")
+
+
+@pytest.mark.not_on_siw("lets a connection stand when it is accepted")
+async def test_who_goes_on_when_it_is_to_be_closed_has_the_time_of_a_close(net: Net, caller):
+    """Until it goes on it has a second. Then the time of a close begins, and the second is over."""
+    server, port = await net.serve(Echo)
+    await caller.call(HOST, port, HELLO)
+    await until_seen(lambda: len(server._half_open) == 1)
+    [request] = server._half_open
+    life = request._transport._life
+    life.close()
+    until_made = life._close_timer
+    await caller.event(CMEventType.ESTABLISHED)
+    await until_seen(lambda: life.machine.state is not State.OPENING)
+    assert until_made.cancelled()
 
 
 @pytest.mark.not_on_siw("lets a connection stand when it is accepted")

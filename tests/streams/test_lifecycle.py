@@ -547,6 +547,15 @@ async def test_what_has_ended_goes_without_the_collector(net: Net):
         gc.enable()
 
 
+async def test_nobody_waits_for_a_peer_that_has_gone_to_hear_of_an_abort(net: Net):
+    client, _ = await net.pair()
+    life = client.transport._life
+    client.transport.abort()
+    assert life._teardown.in_farewell  # its Abort is on the way
+    life.on_connection_error(ConnectionResetError("the peer has gone"))
+    assert not life._teardown.in_farewell
+
+
 # ---- a cancelled read, whose peer has yet to let go of its memory
 
 
