@@ -319,6 +319,57 @@ static bool has_accepted(void)
 	return has;
 }
 
+static unsigned accepted(void)
+{
+	unsigned count = 0;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	for (struct rn_list *item = rn_cm_wires.next; item != &rn_cm_wires; item = item->next)
+		count++;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return count;
+}
+
+static unsigned unread(struct rdma_cm_id *listener, bool *is_paused)
+{
+	unsigned count;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	count = ((struct rn_cm_id *)listener)->unread_requests;
+	*is_paused = ((struct rn_cm_id *)listener)->paused;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return count;
+}
+
+/* Who was accepted before the listener paused may still ask: it takes in nobody until fewer than its backlog wait. */
+static void more_requests_than_the_backlog(void)
+{
+	enum { BACKLOG = 2, MORE = 4 };
+	struct rdma_event_channel *server = new_channel();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, BACKLOG, &port);
+	bool is_paused;
+	int fds[MORE];
+
+	for (int i = 0; i < MORE; i++)
+		fds[i] = tcp_to(port);
+	EVENTUALLY(accepted() == MORE);
+	for (int i = 0; i < MORE; i++)
+		say_request(fds[i], NULL);
+	EVENTUALLY(unread(listener, &is_paused) == MORE && is_paused);
+	for (unsigned left = MORE; left--;) {
+		struct rdma_cm_event *event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+		struct rdma_cm_id *passive = event->id;
+
+		rdma_ack_cm_event(event);
+		CHECK(unread(listener, &is_paused) == left && is_paused == (left >= BACKLOG));
+		CHECK(!rdma_destroy_id(passive));
+		close(fds[MORE - 1 - left]);
+	}
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(server);
+}
+
 /* Its connection was accepted, but what it asks for is no longer there. */
 static void a_request_to_a_listener_that_has_gone(void)
 {
@@ -345,5 +396,6 @@ int main(void)
 	RUN(a_client_rejects_too_late);
 	RUN(a_rejection_that_crosses_our_last_word);
 	RUN(a_request_to_a_listener_that_has_gone);
+	RUN(more_requests_than_the_backlog);
 	return 0;
 }
