@@ -165,8 +165,10 @@ class Chooser:
             return why
         try:
             found = doors.find(address, port, self._lookout)
+            if found is doors.NOBODY:
+                return self._choose_far(address, port)
         except OSError as exc:
-            if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            if not kernel.lacks_resources(exc):
                 raise
             return "no descriptor is left to look for an RDMA server on this host"
         if isinstance(found, doors.Found):
@@ -175,9 +177,7 @@ class Chooser:
                 found.socket.close()
                 return why_not
             return Chance(found, "the server on this host offers RDMA")
-        if found is not doors.NOBODY:
-            return found
-        return self._choose_far(address, port)
+        return found
 
     def _choose_far(self, address: str, port: int) -> Chance | str:
         """For a peer without a door: it may be on another host."""
@@ -268,16 +268,15 @@ def why_no_adapter() -> str:
 
 def adapters() -> list[str]:
     """The RDMA devices of the kernel whose ports are not TCP's."""
-    try:
-        return [name for name in os.listdir(_ADAPTERS) if not _is_iwarp(name)]
-    except OSError:
-        return []
+    return [name for name in kernel.names_in(_ADAPTERS) if not _is_iwarp(name)]
 
 
 def _is_iwarp(name: str) -> bool:
     try:
         return kernel.read(f"{_ADAPTERS}/{name}/node_type").startswith(_RNIC)
-    except OSError:
+    except OSError as exc:
+        if kernel.lacks_resources(exc):
+            raise
         return False
 
 

@@ -182,7 +182,10 @@ class Heir:
 
 
 def owner(address: str, port: int) -> int | None:
-    """The process of this user that has the door of this address and port; None if there is none."""
+    """The process of this user that has the door of this address and port; None if there is none.
+
+    :raises OSError: there are no descriptors left
+    """
     with socket.socket(socket.AF_UNIX, _STREAM, 0) as asking:
         if asking.connect_ex(_NAME % (address.encode(), port)):
             return None
@@ -241,6 +244,8 @@ class Place(NamedTuple):
         """Why this place is not that of the process any more that the door spoke of; "" if it is.
 
         It is to be asked when there is a connection: what is so then was so when it was made.
+
+        :raises OSError: there are no descriptors left
         """
         if not self.inode:
             return ""

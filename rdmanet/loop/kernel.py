@@ -4,7 +4,8 @@ Names in the abstract Unix namespace have no owner, and everybody may take any. 
 the kernel is asked who listens at the TCP address that the name claims (sock_diag(7)), and whether this host has that
 address at all (rtnetlink(7)). Kernels of small virtual machines are often without the modules that answer the first
 question. There /proc/net/tcp does (proc_pid_net(5)), which takes milliseconds where there are many connections. A host
-that does not answer is no reason to believe anything.
+that does not answer is no reason to believe anything. Nor is it an answer if there is no descriptor or memory left to
+ask with: that is raised, and whoever asks may do so again.
 
 All this is asked while the loop runs. None of it waits: the kernel answers netlink within send(), and makes what is in
 /proc and /sys when it is read. So these are read by the calls of `posix` and by descriptors that do not block, not by
@@ -13,7 +14,7 @@ those of `os` that may stand for a disk, which tools against blocking calls (blo
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import functools
 import os
 import posix
@@ -31,7 +32,9 @@ _DUMP = 0x300  # NLM_F_DUMP
 _DONE = 3  # NLMSG_DONE
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _ANSWER_BYTES = 16384
-_FILE_BYTES = 8192
+_FILE_BYTES = 8192  # in one call
+_FILE_BYTES_MOST = 1 << 20  # a process may be in 65,536 groups, each with up to ten digits
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 _SOCK_DIAG_BY_FAMILY = 20
 _TCP_LISTEN = 10
@@ -69,6 +72,11 @@ class Listener(NamedTuple):
     inode: int
 
 
+def lacks_resources(error: OSError) -> bool:
+    """Whether this error says only that no descriptor or memory is left: it is no answer."""
+    return error.errno in _NOTHING_LEFT
+
+
 def packed(address: str) -> bytes:
     """The binary form of an address.
 
@@ -82,11 +90,16 @@ def tcp_listener(address: str, port: int) -> Listener | None:
     """Who gets a TCP connection to this address and port: a listener on the address itself before one on a wildcard.
 
     None if nobody listens there in this network namespace, or the kernel does not say.
+
+    :raises OSError: there are no descriptors or memory left to ask with; or it is no numeric address
     """
     binary, interface = packed(address), 0
     if "%" in address:
-        with contextlib.suppress(OSError):
+        try:
             interface = socket.if_nametoindex(address.partition("%")[2])
+        except OSError as exc:
+            if lacks_resources(exc):
+                raise
     question = _DIAG_QUESTION.pack(
         FAMILIES[len(binary)], socket.IPPROTO_TCP, 0, 0xFFFFFFFF, struct.pack("!H", port), bytes(2),
         binary.ljust(16, b"\0"), bytes(16), interface, _NO_COOKIE, _NO_COOKIE,
@@ -104,14 +117,14 @@ def sockets_beside(listener: Listener, port: int) -> set[int]:
     """The inodes of all sockets that listen where this one does: several may share a port (SO_REUSEPORT).
 
     The kernel goes through all listeners for that.
+
+    :raises OSError: there are no descriptors or memory left to ask with
     """
     binary = packed(listener.address)
     family = FAMILIES[len(binary)]
     if not _tells_of_tcp():
         return {inode for _, inode in _listeners_by_proc(port).get(binary, ())}
-    question = _DIAG_QUESTION.pack(
-        family, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN, bytes(2), bytes(2), bytes(16), bytes(16), 0, 0, 0
-    )
+    question = _question_for_all(family)
     # Bytecode: the source port is at least this one, and at most; else the socket is not told of.
     code = struct.pack("=BBHHHBBHHH", _PORT_AT_LEAST, 8, 20, 0, port, _PORT_AT_MOST, 8, 12, 0, port)
     question += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(code), _BYTECODE) + code
@@ -134,13 +147,17 @@ def _tells_of_tcp() -> bool:
     """
     global _tells
     if not _tells:
-        question = _DIAG_QUESTION.pack(
-            socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN, bytes(2), bytes(2), bytes(16), bytes(16), 0, 0, 0
-        )  # fmt: skip
-        answers = _SOCK_DIAG_BY_FAMILY, _DONE
+        question, answers = _question_for_all(socket.AF_INET), (_SOCK_DIAG_BY_FAMILY, _DONE)
         told = _ask(_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, question, *answers, flags=_REQUEST | _DUMP)
         _tells = told is not None
     return _tells
+
+
+def _question_for_all(family: int) -> bytes:
+    """The question for all TCP listeners of an address family."""
+    return _DIAG_QUESTION.pack(
+        family, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN, bytes(2), bytes(2), bytes(16), bytes(16), 0, 0, 0
+    )
 
 
 def _listener_by_proc(binary: bytes, port: int) -> Listener | None:
@@ -162,16 +179,23 @@ def _listeners_by_proc(port: int) -> dict[bytes, list[tuple[int, int]]]:
     """The users and inodes of the sockets that listen on a port, by their addresses."""
     listeners: dict[bytes, list[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
-        # Of this thread's network: /proc/net is the main thread's. If lines are not as in Linux, nobody is there.
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/thread-self/net/{name}") as file:
-            next(file, None)  # the titles
-            for line in file:
+        lines = _lines(
+            f"/proc/thread-self/net/{name}"
+        )  # of this thread's network: /proc/net is the main thread's
+        try:
+            next(lines, None)  # the titles
+            for line in lines:
                 _, local, _, state, _, _, _, user, _, inode = line.split()[:10]
                 if int(state, 16) != _TCP_LISTEN:
                     break  # listeners come first
-                words, _, its_port = local.partition(":")
-                if int(its_port, 16) == port and inode != "0":
+                words, _, its_port = local.partition(b":")
+                if int(its_port, 16) == port and inode != b"0":
                     listeners.setdefault(_bytes_of(words), []).append((int(user), int(inode)))
+        except ValueError:  # the lines are not as in Linux: nobody is there
+            pass
+        except OSError as exc:
+            if lacks_resources(exc):
+                raise
     return listeners
 
 
@@ -182,13 +206,16 @@ def _places_for(binary: bytes) -> tuple[bytes, ...]:
     return binary, _MAPPED + binary, bytes(4), _MAPPED + bytes(4), bytes(16)
 
 
-def _bytes_of(words: str) -> bytes:
+def _bytes_of(words: bytes) -> bytes:
     """An address that is written in hexadecimal words of this machine."""
     return b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
 
 
 def is_of_this_host(address: str) -> bool:
-    """Whether this network namespace has the address; false if the kernel does not say."""
+    """Whether this network namespace has the address; false if the kernel does not say.
+
+    :raises OSError: there are no descriptors or memory left to ask with; or it is no numeric address
+    """
     binary = packed(address)
     question = _ROUTE.pack(FAMILIES[len(binary)], len(binary) * 8, 0, 0, 0, 0, 0, 0, 0)
     question += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(binary), _RTA_DST) + binary
@@ -203,27 +230,65 @@ def overflow_user() -> int:
     """The number that the kernel gives all users who do not exist in our user namespace: it proves nothing."""
     try:
         return int(read("/proc/sys/kernel/overflowuid"))
-    except (OSError, ValueError):
-        return 65534
+    except OSError as exc:
+        if lacks_resources(exc):
+            raise
+    except ValueError:
+        pass
+    return 65534
 
 
 def read(name: str) -> bytes:
-    """A short file of /proc or /sys; the beginning of a longer one.
+    """A whole file of /proc or /sys.
+
+    :raises OSError: it cannot be read, or is longer than any that we know (EFBIG)
+    """
+    found = bytearray()
+    for some in _pieces(name):
+        found += some
+        if len(found) > _FILE_BYTES_MOST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
+    return bytes(found)
+
+
+def first_line(name: str) -> bytes:
+    """The first line of a file of /proc or /sys.
 
     :raises OSError: it cannot be read
     """
+    return next(_lines(name), b"")
+
+
+def _lines(name: str) -> Iterator[bytes]:
+    """The lines of such a file, without their ends."""
+    rest = b""
+    for some in _pieces(name):
+        *lines, rest = (rest + some).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _pieces(name: str) -> Iterator[bytes]:
+    """What is in such a file, as the kernel gives it: often less at once than it is asked for."""
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        return os.read(fd, _FILE_BYTES)
+        while some := os.read(fd, _FILE_BYTES):
+            yield some
     finally:
         os.close(fd)
 
 
 def names_in(directory: str) -> list[str]:
-    """What is in a directory of /proc or /sys; nothing if there is none."""
+    """What is in a directory of /proc or /sys; nothing if there is none.
+
+    :raises OSError: there are no descriptors or memory left to ask with
+    """
     try:
         return posix.listdir(directory)
-    except OSError:
+    except OSError as exc:
+        if lacks_resources(exc):
+            raise
         return []
 
 
@@ -231,12 +296,15 @@ def _ask(family: int, kind: int, question: bytes, *answers: int, flags: int = _R
     """The kernel's answer to one question, which it gives within send(), or the first of several.
 
     :param answers: which kinds of message are one; None is returned for others
+    :raises OSError: there are no descriptors or memory left to ask with
     """
     try:
         with socket.socket(socket.AF_NETLINK, _ASKING, family) as asking:
             asking.sendto(_HEADER.pack(_HEADER.size + len(question), kind, flags, 1, 0) + question, (0, 0))
             answer, (sender, _) = asking.recvfrom(_ANSWER_BYTES)
-    except OSError:
+    except OSError as exc:
+        if lacks_resources(exc):
+            raise
         return None
     if sender != 0 or len(answer) < _HEADER.size:  # the kernel is 0
         return None
@@ -245,18 +313,25 @@ def _ask(family: int, kind: int, question: bytes, *answers: int, flags: int = _R
 
 
 def _ask_for_all(family: int, kind: int, question: bytes) -> Iterator[bytes]:
-    """All answers of that kind to a question: the kernel writes them while they are read."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, _ASKING, family) as asking:
-        asking.sendto(
-            _HEADER.pack(_HEADER.size + len(question), kind, _REQUEST | _DUMP, 1, 0) + question, (0, 0)
-        )
-        while True:
-            answers, (sender, _) = asking.recvfrom(_ANSWER_BYTES)
-            while not sender and len(answers) >= _HEADER.size:
-                length, found, _, _, _ = _HEADER.unpack_from(answers)
-                if found != kind or length < _HEADER.size:
+    """All answers of that kind to a question: the kernel writes them while they are read.
+
+    :raises OSError: there are no descriptors or memory left to ask with
+    """
+    try:
+        with socket.socket(socket.AF_NETLINK, _ASKING, family) as asking:
+            asking.sendto(
+                _HEADER.pack(_HEADER.size + len(question), kind, _REQUEST | _DUMP, 1, 0) + question, (0, 0)
+            )
+            while True:
+                answers, (sender, _) = asking.recvfrom(_ANSWER_BYTES)
+                while not sender and len(answers) >= _HEADER.size:
+                    length, found, _, _, _ = _HEADER.unpack_from(answers)
+                    if found != kind or length < _HEADER.size:
+                        return
+                    yield answers[_HEADER.size : length]
+                    answers = answers[(length + 3) & ~3 :]
+                if sender:
                     return
-                yield answers[_HEADER.size : length]
-                answers = answers[(length + 3) & ~3 :]
-            if sender:
-                return
+    except OSError as exc:
+        if lacks_resources(exc):
+            raise

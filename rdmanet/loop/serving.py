@@ -236,7 +236,11 @@ class DualServer(asyncio.AbstractServer):
 
     def _waits_for_owner(self, address: SockAddr, takes_both: bool, descriptor: int) -> bool:
         """Whether another process of this user serves RDMA there: a worker beside us, whose heir we are."""
-        pid = owner(address[0], address[1])
+        try:
+            pid = owner(address[0], address[1])
+        except OSError as exc:  # there are no descriptors left
+            logger.debug("who serves RDMA on %s port %d could not be asked: %s", *address[:2], exc)
+            return False
         if pid is None or pid == os.getpid():
             return False
 

@@ -54,7 +54,10 @@ class Speaker:
     """
 
     def __init__(self, to_it: socket.socket, address: str, port: int) -> None:
-        """:param to_it: connected to its socket, or accepted from it: it is whoever called listen(), or connect()"""
+        """
+        :param to_it: connected to its socket, or accepted from it: it is whoever called listen(), or connect()
+        :raises OSError: there are no descriptors or memory left to ask with; so do all methods
+        """
         self._socket = to_it
         self._port = port
         self.listener = kernel.tcp_listener(address, port)
@@ -85,6 +88,8 @@ class Speaker:
         try:
             shown = posix.readlink(f"/proc/{self.pid}/fd/{number}")
         except OSError as exc:
+            if kernel.lacks_resources(exc):
+                raise
             is_hidden = exc.errno in _NOT_READABLE and self.user != os.geteuid()
             shown = None if is_hidden else ""  # why_not() has looked at what there is to see
         if shown is not None and not _is_one_of(shown, self.listener, self._port):
@@ -104,6 +109,8 @@ class Speaker:
                     return f"{who} is in another {kind} namespace: in a container or sandbox"
             return ""
         except OSError as exc:
+            if kernel.lacks_resources(exc):
+                raise
             if exc.errno not in _NOT_READABLE:
                 return f"process {self.pid}, which offers RDMA there, has ended"
         if self.user == os.geteuid():
@@ -112,7 +119,9 @@ class Speaker:
             )
         try:
             sign = _more_confined(self.pid)
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, LookupError) as exc:
+            if isinstance(exc, OSError) and kernel.lacks_resources(exc):
+                raise
             return f"{who} /proc does not tell what confines it: {exc}"
         return f"{who} is in a container or sandbox: it has {sign}" if sign else ""
 
@@ -120,6 +129,8 @@ class Speaker:
         try:
             fd = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
         except OSError as exc:
+            if kernel.lacks_resources(exc):
+                raise
             return exc.errno == errno.ENOPROTOOPT and _user_of(self.pid) == self.user
         try:
             ended = select.poll()
@@ -165,19 +176,18 @@ def _namespace(pid: int, kind: str) -> tuple[int, int]:
 def _more_confined(pid: int) -> str:
     """What confines this process and not us, of what everybody may read; "" if nothing does.
 
-    :raises OSError, ValueError: it cannot be read
+    :raises OSError, ValueError, LookupError: it cannot be read
     """
     its, ours = _status(pid), _status(os.getpid())
     if len(its.get("NSpid", "1").split()) != 1:  # a kernel may be without these namespaces
         return "a pid namespace of its own"
-    for name in ("uid_map", "mountinfo"):
-        if _read(pid, name) != _read(os.getpid(), name):
-            return (
-                f"another {name.removesuffix('info').replace('uid_map', 'user')} namespace or root directory"
-            )
-    if int(
-        its["NoNewPrivs"]
-    ):  # it may have Landlock, too, which does not show: also if we have no_new_privs ourselves
+    if kernel.read(f"/proc/{pid}/uid_map") != kernel.read("/proc/self/uid_map"):
+        return "another user namespace"
+    # Of the mounts the first: its number is no other namespace's, and it is below the root directory.
+    if kernel.first_line(f"/proc/{pid}/mountinfo") != kernel.first_line("/proc/self/mountinfo"):
+        return "another mount namespace or root directory"
+    # It may have Landlock, too, which does not show: also if we have no_new_privs ourselves.
+    if int(its["NoNewPrivs"]):
         return "NoNewPrivs set"
     for name in ("Seccomp", "Seccomp_filters"):  # a kernel may be without; the latter since Linux 5.9
         if int(its.get(name, 0)) > int(ours.get(name, 0)):
@@ -189,20 +199,17 @@ def _more_confined(pid: int) -> str:
 
 def _user_of(pid: int) -> int | None:
     """The user of a process; None if /proc does not say."""
-    with contextlib.suppress(OSError, ValueError, LookupError):
+    try:
         return int(_status(pid)["Uid"].split()[1])
+    except OSError as exc:
+        if kernel.lacks_resources(exc):
+            raise
+    except (ValueError, LookupError):
+        pass
     return None
 
 
 def _status(pid: int) -> dict[str, str]:
     # Its name may contain anything but a newline, which the kernel escapes.
-    return {
-        key: rest.strip()
-        for key, _, rest in (line.partition(":") for line in _read(pid, "status").splitlines())
-    }
-
-
-def _read(pid: int, name: str) -> str:
-    """Of the list of mounts, the first: its number is no other namespace's, and it is below the root directory."""
-    text = kernel.read(f"/proc/{pid}/{name}")
-    return (text.partition(b"\n")[0] if name == "mountinfo" else text).decode(errors="replace")
+    text = kernel.read(f"/proc/{pid}/status").decode(errors="replace")
+    return {key: rest.strip() for key, _, rest in (line.partition(":") for line in text.split("\n"))}

@@ -1,13 +1,17 @@
 """A door is believed only if it speaks for the TCP listener that a client would reach."""
 
 import asyncio
+import errno
 import os
 import socket
 
 import pytest
 
-from rdmanet.loop import doors, kernel
+from rdmanet.loop import choice, doors, kernel
+from rdmanet.loop.choice import Chance, Chooser
 from rdmanet.loop.doors import Answer, Door, Found
+from rdmanet.loop.peers import Peers
+from tests.support.descriptors import descriptors_left
 from tests.support.waiting import begin, readable, until_seen
 
 DOOR = 4711
@@ -286,4 +290,24 @@ async def test_a_forked_child_does_not_keep_it_open(listener):
 async def knock_at_a_new_one(listener: socket.socket) -> None:
     door = await opened(listener)
     assert await knock(doors.find("127.0.0.1", port_of(listener))) == DOOR
+    door.close()
+
+
+@pytest.mark.parametrize("left", range(3))
+async def test_no_descriptor_to_look_with_is_no_answer(listener, left, monkeypatch):
+    """It takes one for the sign, one for the door, and one to ask the kernel. TCP is taken, which may take one, too."""
+    door = await opened(listener)
+    chooser = Chooser(Peers("*"))
+    monkeypatch.setattr(choice, "DESCRIPTORS_LEAST", 0)
+    with descriptors_left(left):
+        with pytest.raises(OSError) as failed:
+            doors.find("127.0.0.1", port_of(listener))
+        assert failed.value.errno == errno.EMFILE
+        assert chooser.choose("127.0.0.1", ("127.0.0.1", port_of(listener))) == (
+            "no descriptor is left to look for an RDMA server on this host"
+        )
+    chance = chooser.choose("127.0.0.1", ("127.0.0.1", port_of(listener)))
+    assert isinstance(chance, Chance)
+    chance.door.socket.close()
+    chooser.close()
     door.close()

@@ -1,12 +1,14 @@
 """What the kernel says about listeners, addresses and processes."""
 
 import contextlib
+import errno
 import os
 import socket
 
 import pytest
 
 from rdmanet.loop import kernel
+from tests.support.descriptors import descriptors_left
 
 
 @pytest.fixture(params=["netlink", "proc"])
@@ -110,3 +112,38 @@ def test_several_sockets_listen_on_one_port(address):
 
 def test_there_is_a_number_for_nobody():
     assert kernel.overflow_user() > 0
+
+
+def test_a_file_is_read_to_its_end(tmp_path):
+    """The kernel gives files of /proc in pieces; such as a process's status, which has a list of its groups."""
+    file = tmp_path / "status"
+    text = b"".join(b"%d: a line\n" % number for number in range(50_000))
+    file.write_bytes(text)
+    assert kernel.read(str(file)) == text
+    assert kernel.first_line(str(file)) == b"0: a line"
+    file.write_bytes(text * 2)
+    with pytest.raises(OSError) as failed:
+        kernel.read(str(file))
+    assert failed.value.errno == errno.EFBIG
+    file.write_bytes(b"1" * 10_000)
+    assert kernel.first_line(str(file)) == b"1" * 10_000
+
+
+QUESTIONS = {
+    "listener": lambda port: kernel.tcp_listener("127.0.0.1", port),
+    "beside": lambda port: kernel.sockets_beside(kernel.Listener(0, "127.0.0.1", 1), port),
+    "address": lambda port: kernel.is_of_this_host("127.0.0.1"),
+    "names": lambda port: kernel.names_in("/proc"),
+    "overflow user": lambda port: kernel.overflow_user.__wrapped__(),
+}
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_no_descriptor_to_ask_with_is_no_answer(question):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with descriptors_left(0), pytest.raises(OSError) as failed:
+            QUESTIONS[question](port)
+        assert failed.value.errno == errno.EMFILE
+        assert QUESTIONS[question](port)

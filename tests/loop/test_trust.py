@@ -3,6 +3,7 @@
 Attacks by other users and from sandboxes are in tests/security/test_doors.py.
 """
 
+import contextlib
 import errno
 import os
 import posix
@@ -13,6 +14,7 @@ import pytest
 
 from rdmanet.loop import kernel, trust
 from rdmanet.loop.trust import Speaker
+from tests.support.descriptors import descriptors_left
 from tests.support.processes import Process
 
 STATUS = trust._status(os.getpid())
@@ -179,6 +181,64 @@ def test_no_new_privs_may_hide_a_sandbox_also_from_who_has_it(monkeypatch):
 def test_a_kernel_without_seccomp_and_pid_namespaces_confines_nobody(monkeypatch):
     monkeypatch.setattr(trust, "_status", lambda pid: {"NoNewPrivs": "0", "CapBnd": "ff"})
     assert trust._more_confined(os.getpid()) == ""
+
+
+IN_GROUPS = """
+import os
+os.setgroups(range(1_000_000, 1_002_000))
+print("ready", flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be in any group")
+def test_a_process_of_many_groups_is_not_confined():
+    """The list of its groups comes before what confines it."""
+    with Process(sys.executable, "-c", IN_GROUPS) as other:
+        assert other.line() == "ready"
+        assert trust._more_confined(other.pid) == ""
+
+
+NAMED = """
+import sys
+with open("/proc/self/comm", "wb", 0) as name:
+    name.write(b"a\\rB:1\\x1cC:2")
+print("ready", flush=True)
+input()
+"""
+
+
+def test_the_name_of_a_process_is_no_line_of_its_status():
+    with Process(sys.executable, "-c", NAMED) as other:
+        assert other.line() == "ready"
+        its = trust._status(other.pid)
+    assert its["Name"] == "a\rB:1\x1cC:2"
+    assert its.keys() == trust._status(os.getpid()).keys()
+
+
+def test_a_status_without_what_we_look_for_proves_nothing(speaker, monkeypatch):
+    def not_ours(pid: int, kind: str) -> tuple[int, int]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(trust, "_namespace", not_ours)
+    monkeypatch.setattr(trust, "_status", lambda pid: {})
+    speaker.user += 1
+    assert "does not tell what confines it" in speaker._why_confined()
+
+
+def test_no_descriptor_to_look_with_is_no_answer(listener, speaker):
+    questions = [
+        lambda: Speaker(speaker._socket, *listener.getsockname()),
+        lambda: trust._more_confined(os.getpid()),
+    ]
+    with contextlib.suppress(OSError):  # since Linux 6.5
+        os.close(speaker._socket.getsockopt(socket.SOL_SOCKET, trust._SO_PEERPIDFD))
+        questions.append(speaker._lives)
+    for question in questions:
+        with descriptors_left(0), pytest.raises(OSError) as failed:
+            question()
+        assert failed.value.errno == errno.EMFILE
+        question()
 
 
 def test_memory_of_nobody_is_not_mapped():
