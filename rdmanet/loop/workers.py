@@ -21,14 +21,18 @@ connections until it has read it, and the others get its share. The door names s
 waits there asks again, and goes elsewhere (inquiry.py).
 
 A port of the embedded device would be a TCP port, open to other hosts. So a worker *reserves* one: it listens there by
-TCP itself, with a filter that has the kernel drop all that comes. Where only root may have filters, the kernel drops
-what has passed a router, or was not sent with the greatest number of hops, 255, as TCP's packets never are; nobody
-accepts a connection from who does that on purpose. Beside a TCP listener of our own user the embedded device listens
-by its name alone, which only this host's programs reach (soft/cm/name.c).
+TCP itself, with a filter that has the kernel drop all that comes. Where only root may attach filters, the kernel
+instead drops packets whose TTL is below 255. TCP sends 64 by default; a program that sets 255 gets into the backlog,
+and is never accepted. Beside a TCP listener of our own user the embedded device listens by its name alone, which only
+this host's programs reach (soft/cm/name.c).
 
 Each tells the other which of its descriptors is its TCP listener at the common port, and each is believed only if that
 is so (trust.py). So who takes the register's name, or registers, has TCP's connections anyhow. A worker also says which
 socket has its own port, and the door passes that on: when the worker has ended, the port may be anybody's.
+
+Whoever calls at the register has `SPEAK_S` to say what is to be believed, and only `_CALLERS_MOST` may be about to: a
+sandbox of the same user must not take the front's descriptors. A worker that is not believed is told so, and stays
+away. One that loses the front otherwise has met a want of descriptors or of room, on either side, and comes again.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import logging
 import os
@@ -47,7 +52,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from rdmanet.loop.acceptor import Acceptor
+from rdmanet.base import log_rate
+from rdmanet.loop import kernel
+from rdmanet.loop.acceptor import REST_S, Acceptor
 from rdmanet.loop.trust import Speaker
 
 if TYPE_CHECKING:
@@ -61,7 +68,16 @@ _BACKLOG = 512
 _NAME = b"\0rdmanet-stream/%s/%d/workers"
 _OF_FRONT = b"rdmanet-front 2 "
 _OF_WORKER = b"rdmanet-worker 2 "
+_REFUSAL = _OF_FRONT + b"no\n"  # a worker leaves for good that hears anything but a number
 _WORD_BYTES = 64
+SPEAK_S = 5.0
+"""How long who calls at the register may say nothing."""
+_CALLERS_MOST = 64
+_NO_ROOM = (
+    errno.EAGAIN,
+    errno.ECONNRESET,
+    errno.EPIPE,
+)  # the register's backlog is full, or it has made room
 GRACE_S = 0.02
 """How long a worker may leave unread that a connection comes, and still get more."""
 _COMES = b"\n"
@@ -137,7 +153,10 @@ class Register:
         self._address = address
         self._port = port
         self._descriptor = descriptor
-        self._places: dict[socket.socket, Place] = {}  # of the workers that have said theirs
+        self._callers: dict[
+            socket.socket, asyncio.TimerHandle
+        ] = {}  # who have said nothing yet; the oldest first
+        self._places: dict[socket.socket, Place] = {}  # of the workers that are believed
         self._told: dict[socket.socket, float] = {}  # when, of those that may not have read it yet
         self._turns: deque[socket.socket | None] = deque([None])  # None: ours
         self._socket = socket.socket(socket.AF_UNIX, _REGISTER, 0)
@@ -162,9 +181,8 @@ class Register:
             self._turns.rotate(-1)
             if worker is None:
                 return None
-            place = self._places.get(worker)
-            if place is not None and not _has_ended(worker) and self._tell(worker):
-                return place
+            if not _has_ended(worker) and self._tell(worker):
+                return self._places[worker]
 
     def busy(self) -> list[int]:
         """The ports of workers that have been told of a connection, and whose loops have not turned since."""
@@ -205,23 +223,51 @@ class Register:
 
     def _close_all(self) -> None:
         self._socket.close()
+        for timer in self._callers.values():
+            timer.cancel()
         for worker in self._workers():
             worker.close()
+        self._callers.clear()
         self._places.clear()
         self._told.clear()
         self._turns = deque([None])
 
     def _workers(self) -> list[socket.socket]:
-        return [worker for worker in self._turns if worker is not None]
+        return [*self._callers, *self._places]
 
     def _called(self, worker: socket.socket) -> None:
-        if Speaker(worker, self._address, self._port).why_not():  # another user, say
+        try:
+            why = Speaker(worker, self._address, self._port).why_not()
+        except OSError as exc:  # it comes again
+            _warn("a worker of port %d is heard later: %s", self._port, exc)
             worker.close()
             return
+        if why:  # another user, say
+            self._refuse(worker, why)
+            worker.close()
+            return
+        if len(self._callers) >= _CALLERS_MOST:
+            self._drop(next(iter(self._callers)))
         with contextlib.suppress(OSError):
             worker.send(b"%s%d\n" % (_OF_FRONT, self._descriptor))
-        self._turns.append(worker)
+        self._callers[worker] = self._loop.call_later(SPEAK_S, self._drop, worker)
         self._loop.add_reader(worker.fileno(), self._said, worker)
+
+    def _refuse(self, worker: socket.socket, why: str) -> None:
+        """Tell it that it is not believed."""
+        _warn("a process is not taken for a worker of port %d: %s", self._port, why)
+        with contextlib.suppress(OSError):
+            worker.send(_REFUSAL)
+
+    def _drop(self, worker: socket.socket) -> None:
+        """Forget a worker, or who has called and is none yet."""
+        self._loop.remove_reader(worker.fileno())
+        if (timer := self._callers.pop(worker, None)) is not None:
+            timer.cancel()
+        elif self._places.pop(worker, None) is not None:
+            self._turns.remove(worker)
+        self._told.pop(worker, None)
+        worker.close()
 
     def _said(self, worker: socket.socket) -> None:
         try:
@@ -232,21 +278,30 @@ class Register:
             word = b""
         match _numbers(_OF_WORKER, word):
             case [port, inode, descriptor] if 0 < port < 65536:
-                why = _why_not(worker, self._address, self._port, descriptor)
-                if not why:
-                    self._places[worker] = Place(port, inode)
-                    return
-                _warn("a process is not taken for a worker of port %d: %s", self._port, why)
-        # It has ended; or its word is none of ours; or it is not to be trusted.
-        self._loop.remove_reader(worker.fileno())
-        self._turns.remove(worker)
-        self._places.pop(worker, None)
-        self._told.pop(worker, None)
-        worker.close()
+                try:
+                    why = _why_not(worker, self._address, self._port, descriptor)
+                except OSError as exc:  # it comes again
+                    _warn("a worker of port %d is heard later: %s", self._port, exc)
+                else:
+                    if not why:
+                        self._believe(worker, Place(port, inode))
+                        return
+                    self._refuse(worker, why)
+        self._drop(worker)  # it has ended; or its word is none of ours; or it is not to be trusted
+
+    def _believe(self, worker: socket.socket, place: Place) -> None:
+        """From now on it has its turns."""
+        if (timer := self._callers.pop(worker, None)) is not None:
+            timer.cancel()
+            self._turns.append(worker)
+        self._places[worker] = place
 
 
 class Registration:
-    """A worker's: the front sends it connections until this is closed."""
+    """A worker's: the front sends it connections until this is closed.
+
+    It comes again after a rest if it is lost, unless the front has ended, or one of both does not trust the other.
+    """
 
     def __init__(
         self,
@@ -262,23 +317,17 @@ class Registration:
         :param descriptor: this worker's TCP listener
         :param own_port: where this worker listens
         :param reserved: the socket that has this port; it is closed with the registration
-        :raises OSError: there is no register, or not one to be trusted, or there are no descriptors left
+        :raises OSError: there is no register, or not one to be trusted
         """
         self._loop = loop
         self._address = address
         self._port = port
-        self._socket = socket.socket(socket.AF_UNIX, _REGISTER, 0)
         self._reserved = reserved
-        try:
-            self._socket.connect(_NAME % (address.encode(), port))
-            if why := Speaker(self._socket, address, port).why_not():
-                raise PermissionError(why)
-            inode = 0 if reserved is None else os.fstat(reserved.fileno()).st_ino
-            self._socket.send(b"%s%d %d %d\n" % (_OF_WORKER, own_port, inode, descriptor))
-        except BaseException:
-            self._socket.close()
-            raise
-        loop.add_reader(self._socket.fileno(), self._said)
+        inode = 0 if reserved is None else os.fstat(reserved.fileno()).st_ino
+        self._word = b"%s%d %d %d\n" % (_OF_WORKER, own_port, inode, descriptor)
+        self._socket: socket.socket | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        self._call()
         _open.add(self)
 
     def close(self) -> None:
@@ -291,30 +340,80 @@ class Registration:
         """In a forked child: the readers are the parent's."""
         if self._reserved is not None:
             self._reserved.close()
-        self._socket.close()
+        if self._rest is not None:
+            self._rest.cancel()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _call(self) -> None:
+        """Call at the register; later, if there is no room for that now.
+
+        :raises OSError: there is no register, or not one to be trusted
+        """
+        self._rest = None
+        called = None
+        try:
+            called = socket.socket(socket.AF_UNIX, _REGISTER, 0)
+            called.connect(_NAME % (self._address.encode(), self._port))
+            if why := Speaker(called, self._address, self._port).why_not():
+                raise PermissionError(why)
+            called.send(self._word)
+        except BaseException as exc:
+            if called is not None:
+                called.close()
+            if isinstance(exc, OSError) and (kernel.lacks_resources(exc) or exc.errno in _NO_ROOM):
+                _warn("a process registers later as a worker of port %d: %s", self._port, exc)
+                self._call_later()
+                return
+            raise
+        self._socket = called
+        self._loop.add_reader(called.fileno(), self._said, called)
+
+    def _call_later(self) -> None:
+        self._rest = self._loop.call_later(REST_S, self._call_again)
+
+    def _call_again(self) -> None:
+        try:
+            self._call()
+        except OSError as exc:  # whoever comes after the front has no name yet, or is not to be trusted
+            logger.debug("no RDMA client of port %d is sent to this process: %s", self._port, exc)
 
     def _leave(self) -> None:
-        if self._socket.fileno() >= 0 and not self._loop.is_closed():
-            self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
+        if self._rest is not None:
+            self._rest.cancel()
+        if self._socket is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
 
-    def _said(self) -> None:
+    def _said(self, front: socket.socket) -> None:
         try:
-            word = self._socket.recv(_WORD_BYTES)
+            word = front.recv(_WORD_BYTES)
         except BlockingIOError:
             return
         except OSError:
             word = b""
         if word == _COMES:  # to have read it is the answer
             return
-        why = ""
+        if not word:
+            self._leave()
+            self._call_later()
+            return
         match _numbers(_OF_FRONT, word):
             case [descriptor]:
-                why = _why_not(self._socket, self._address, self._port, descriptor)
+                try:
+                    why = _why_not(front, self._address, self._port, descriptor)
+                except OSError as exc:
+                    _warn("a process registers later as a worker of port %d: %s", self._port, exc)
+                    self._leave()
+                    self._call_later()
+                    return
                 if not why:
                     return
                 _warn("no RDMA client of port %d is sent to this process: %s", self._port, why)
-        self._leave()  # it has ended; or its word is none of ours; or it is not to be trusted
+        self._leave()  # its word is none of ours, or says that we are not believed; or it is not to be trusted
 
 
 def _has_unread(worker: socket.socket) -> bool:
@@ -345,9 +444,7 @@ def _why_not(peer: socket.socket, address: str, port: int, descriptor: int) -> s
 
 
 def _warn(text: str, *args: object) -> None:
-    from rdmanet.base.log_rate import warn
-
-    warn(logger, text, text, *args)
+    log_rate.warn(logger, text, text, *args)
 
 
 _open: weakref.WeakSet[Register | Registration] = weakref.WeakSet()

@@ -16,7 +16,9 @@ from collections import Counter
 import pytest
 from loop_harness import peer, workers_on
 
+from rdmanet.base import log_rate
 from rdmanet.loop import doors, kernel, workers
+from rdmanet.loop.trust import Speaker
 from tests.support.waiting import readable, until_seen
 
 
@@ -253,10 +255,10 @@ async def test_a_register_believes_only_what_it_understands(listener, monkeypatc
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             strangers.append(stranger)
             stranger.connect(name)
-            await until_seen(lambda: len(register._turns) == 2)
+            await until_seen(lambda: register._callers)
             assert register.elsewhere(adapter) == 0  # it has said nothing
             stranger.send(word)
-            await until_seen(lambda: len(register._turns) == 1)
+            await until_seen(lambda: not register._callers)
         first, second = (register_from(own_port) for own_port in (1001, 1002))
         await until_seen(lambda: len(register._places) == 2)
         assert [register.elsewhere(adapter) for _ in range(6)] in ([0, 1001, 1002] * 2, [0, 1002, 1001] * 2)
@@ -272,7 +274,10 @@ async def test_a_register_believes_only_what_it_understands(listener, monkeypatc
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(name)
                 await readable(stranger.fileno())
-                assert stranger.recv(1) == b""  # it is sent away
+                assert [stranger.recv(64) for _ in range(2)] == [
+                    b"rdmanet-front 2 no\n",
+                    b"",
+                ]  # it is sent away
         second.close()
         await until_seen(lambda: not register._places)
         for stranger in strangers:
@@ -300,6 +305,7 @@ async def test_a_worker_leaves_a_register_that_is_not_to_be_trusted(listener, wo
             caller.send(word % descriptor if b"%" in word else word)
             await readable(caller.fileno())
             assert caller.recv(64) == b""
+        assert worker._rest is None  # for good
         worker.close()
 
 
@@ -313,4 +319,99 @@ async def test_nobody_is_sent_to_a_worker_that_has_ended(listener):
     assert {register.turn(), register.turn()} == {None, workers.Place(1001, 0)}
     worker.close()
     assert [register.turn() for _ in range(4)] == [None] * 4
+    register.close()
+
+
+@pytest.fixture
+def log(caplog, monkeypatch):
+    """Each cause has its line, also if another test has just had one."""
+    monkeypatch.setattr(log_rate, "_said", {})
+    return caplog
+
+
+async def test_a_worker_that_is_not_believed_stays_away(listener, log):
+    loop = asyncio.get_running_loop()
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    register = workers.Register(loop, "127.0.0.1", port, descriptor)
+    worker = workers.Registration(loop, "127.0.0.1", port, descriptor + 1000, 1001)
+    await until_seen(lambda: worker._socket is None)
+    assert worker._rest is None and not register._workers()
+    assert f"a process is not taken for a worker of port {port}" in log.text
+    worker.close()
+    register.close()
+
+
+@pytest.mark.parametrize("which", range(4))
+async def test_a_worker_comes_again_after_a_want_of_descriptors(listener, monkeypatch, log, which):
+    """Each of both asks the kernel about the other twice: when they meet, and when it has said its descriptor."""
+    monkeypatch.setattr(workers, "REST_S", 0.02)
+    asked = 0
+
+    def ask(*args):
+        nonlocal asked
+        asked += 1
+        if asked == which + 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return Speaker(*args)
+
+    monkeypatch.setattr(workers, "Speaker", ask)
+    loop = asyncio.get_running_loop()
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    register = workers.Register(loop, "127.0.0.1", port, descriptor)
+    worker = workers.Registration(loop, "127.0.0.1", port, descriptor, 1001)
+    await until_seen(lambda: asked >= 5 and register._places)
+    assert {register.turn(), register.turn()} == {None, workers.Place(1001, 0)}
+    assert f"port {port}" in log.text and "Too many open files" in log.text
+    worker.close()
+    register.close()
+
+
+async def test_a_worker_comes_again_if_the_register_is_full(listener, monkeypatch):
+    monkeypatch.setattr(workers, "REST_S", 0.02)
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    name = b"\0rdmanet-stream/127.0.0.1/%d/workers" % port
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as full, contextlib.ExitStack() as stack:
+        full.bind(name)
+        full.listen(0)
+        for _ in range(2):
+            caller = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            caller.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                caller.connect(name)
+        worker = workers.Registration(asyncio.get_running_loop(), "127.0.0.1", port, descriptor, 1001)
+        assert worker._socket is None
+        full.accept()[0].close()
+        await until_seen(lambda: worker._socket is not None)
+        worker.close()
+
+
+async def test_who_calls_and_says_nothing_is_not_kept(listener, monkeypatch):
+    loop = asyncio.get_running_loop()
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    name = b"\0rdmanet-stream/127.0.0.1/%d/workers" % port
+    register = workers.Register(loop, "127.0.0.1", port, descriptor)
+    with contextlib.ExitStack() as stack:
+        callers = [
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(70)
+        ]
+        for caller in callers:
+            caller.connect(name)
+        for dropped in callers[:6]:
+            await readable(dropped.fileno())
+            greeting = b"rdmanet-front 2 %d\n" % descriptor
+            assert dropped.recv(64) == greeting
+            await readable(dropped.fileno())
+            assert dropped.recv(64) == b""
+        await until_seen(lambda: len(register._callers) == 64)
+        worker = workers.Registration(loop, "127.0.0.1", port, descriptor, 1001)
+        await until_seen(lambda: register._places)
+        assert len(register._callers) == 63
+        monkeypatch.setattr(workers, "SPEAK_S", 0.001)
+        caller = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        caller.connect(name)
+        await readable(caller.fileno())
+        await until_seen(lambda: len(register._callers) == 63)
+        assert [caller.recv(64) for _ in range(2)] == [greeting, b""]
+        worker.close()
+    await until_seen(lambda: not register._workers())
     register.close()

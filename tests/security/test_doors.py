@@ -78,6 +78,33 @@ def test_a_box_is_no_worker(stage, guarded, box):
         assert got > 10
 
 
+def test_who_says_nothing_to_the_front_takes_no_descriptors(stage, guarded):
+    """A process of the server's user that does not have the TCP listener: one in a sandbox, say."""
+    if shutil.which("prlimit") is None:
+        unfit("there is no prlimit")
+    kind = () if guarded else ("patient",)
+    prefix = ("prlimit", "--nofile=256")
+    server = stage.start(
+        "switch_server", "127.0.0.1", 0, *kind, user=VICTIM, prefix=prefix, ACTOR_DUMPABLE="1"
+    )
+    port = server.hear()["port"]
+    crowd = stage.start("silent_workers", "127.0.0.1", port, 400, user=VICTIM, ACTOR_DUMPABLE="1")
+    assert crowd.hear() == {"there": 400}
+    if not guarded:
+        crowd.tell(greeted=150, sent_away=400 - 256)  # for want of descriptors
+        crowd.hear()
+        server.tell()
+        assert server.hear()["left"] < 4
+        return
+    crowd.tell(greeted=400, sent_away=400 - 64)
+    crowd.hear()
+    server.tell()
+    assert server.hear()["left"] == 32
+    client = stage.start("switch_client", user=VICTIM, ACTOR_DUMPABLE="1")
+    said = request(client, port)
+    assert (said["reply"], said["fabric"]) == ("the server", "rdma"), said
+
+
 @pytest.mark.parametrize("who", CLIENTS)
 def test_a_confined_server_is_reached_by_rdma(stage, who):
     """Services often are confined. Who may look sees that it has the TCP listener; a third user may not."""
