@@ -40,9 +40,8 @@ _PINGS = 100
 _PAYLOAD = bytes(range(64))
 _TIMEOUT_S = 10
 _GREETING = b"rdmanet doctor\n"
-_BY_TCP = struct.Struct(
-    "!16sH"
-)  # the greeting there: ours, and the port of devices whose ports are TCP's, or 0
+# The greeting there: ours, and the port of devices whose ports are TCP's, or 0.
+_BY_TCP = struct.Struct("!16sH")
 _GREETING_S = 2
 """How long to wait for the greeting of a program that may have none."""
 
@@ -202,29 +201,51 @@ _TRY = "to try the way, run `rdmanet doctor --serve` on that host, and `rdmanet 
 async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, Any] | None:
     """A connection by RDMA; None if that could not be tried without sending something to a TCP program.
 
+    A name may have addresses of several hosts, and what is known of one does not hold for another.
+
     :raises OSError: there is none
     """
+    from rdmanet.base.scopes import with_scope
+
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    is_tried = True
+    for place in dict.fromkeys(with_scope(host, (entry[4] for entry in found))):
+        scope = f"%{place[3]}" if tuple(place[3:]) not in ((), (0,)) else ""
+        try:
+            connected = await _connect_at(f"{place[0].partition('%')[0]}{scope}", port)
+        except OSError as exc:
+            failure = failure or exc
+            continue
+        if connected is not None:
+            return connected
+        is_tried = False
+    if is_tried:
+        raise failure or OSError(errno.EADDRNOTAVAIL, "the name has no addresses")
+    return None
+
+
+async def _connect_at(address: str, port: int) -> tuple[asyncio.StreamReader, Any] | None:
+    """The same, for one address."""
     import rdmanet
     from rdmanet.loop import kernel
     from rdmanet.loop.choice import adapters
 
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    address = str(found[0][4][0])
     if kernel.is_of_this_host(address):  # the device does not disturb its TCP programs
-        return await rdmanet.open_rdma_connection(host, port)
+        return await rdmanet.open_rdma_connection(address, port)
     for device in adapters():
         with contextlib.suppress(OSError):
-            return await rdmanet.open_rdma_connection(host, port, device=device)
-    far = await _port_by_tcp(host, port)
-    return None if far is None else await rdmanet.open_rdma_connection(host, far)
+            return await rdmanet.open_rdma_connection(address, port, device=device)
+    far = await _port_by_tcp(address, port)
+    return None if far is None else await rdmanet.open_rdma_connection(address, far)
 
 
-async def _port_by_tcp(host: str, port: int) -> int | None:
+async def _port_by_tcp(address: str, port: int) -> int | None:
     """Which port the doctor that answers there by TCP has for such devices; None if it is not doctor.
 
     :raises OSError: nobody answers; or doctor does, and has none
     """
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(address, port)
     with contextlib.closing(writer):
         try:
             async with asyncio.timeout(_GREETING_S):
@@ -303,7 +324,7 @@ async def _serve(port: int) -> None:
         tcp = socket.create_server(
             ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
         )
-        await stack.enter_async_context(await asyncio.start_server(greet, sock=tcp))
+        stack.callback(tcp.close)
         port = tcp.getsockname()[1]
         server = await rdmanet.start_rdma_stream_server(echo, None, port)
         await stack.enter_async_context(server)
@@ -314,5 +335,7 @@ async def _serve(port: int) -> None:
                 await stack.enter_async_context(beside)
                 far = beside.sockets[0].getsockname()[1]
                 break
+        # Last: who is greeted is told where the others listen.
+        await stack.enter_async_context(await asyncio.start_server(greet, sock=tcp))
         print("answering pings on", *(endpoint(each.getsockname()) for each in server.sockets), flush=True)
         await server.serve_forever()

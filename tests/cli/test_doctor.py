@@ -1,6 +1,7 @@
 """doctor and gids: what a machine lacks is named, with the command that mends it; a ping tells reachable from open."""
 
 import asyncio
+import contextlib
 import ctypes
 import ipaddress
 import json
@@ -19,6 +20,7 @@ from rdmanet.cli import checks, doctor
 from rdmanet.loop import choice, kernel
 from tests.cli.test_commands import ENVIRONMENT, run, spoken
 from tests.support.processes import Process
+from tests.support.waiting import loop_turns
 
 
 @pytest.fixture
@@ -280,6 +282,48 @@ async def test_a_tcp_program_of_another_host_gets_no_byte(far, program):
             finding, is_doctor = await doctor._ping("127.0.0.1", port)
         assert await program.got == b""
     assert finding.status == "warn" and not is_doctor and "was not tried" in finding.found
+
+
+async def test_each_address_of_a_name_is_judged_by_itself(program, monkeypatch):
+    """The name's first address is of this host, where nobody listens, and its second is a TCP program's elsewhere."""
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host, *args, **kwargs):
+        hosts = ["127.0.0.1", "127.0.0.2"] if host == "two.example" else [host]
+        return [entry for each in hosts for entry in real(each, *args, **kwargs)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(kernel, "is_of_this_host", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(choice, "adapters", list)
+    async with await asyncio.start_server(program.serve, "127.0.0.2", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with socket.socket(socket.AF_UNIX) as name:
+            name.bind(f"\0rdmanet-cm/::ffff:127.0.0.2/{port}")
+            finding, is_doctor = await doctor._ping("two.example", port)
+        assert await program.got == b""
+    assert finding.status == "warn" and not is_doctor and "was not tried" in finding.found
+
+
+async def test_who_comes_early_hears_where_the_others_listen(monkeypatch):
+    """By TCP, before doctor's RDMA servers listen."""
+    start = rdmanet.start_rdma_stream_server
+    early = asyncio.get_running_loop().create_future()
+
+    async def start_after(serve, host, port):
+        if not early.done():
+            early.set_result(await asyncio.open_connection("127.0.0.1", port))
+            await loop_turns(50)
+        return await start(serve, host, port)
+
+    monkeypatch.setattr(rdmanet, "start_rdma_stream_server", start_after)
+    serving = asyncio.ensure_future(doctor._serve(0))
+    reader, writer = await early
+    greeting, far = doctor._BY_TCP.unpack(await reader.readexactly(doctor._BY_TCP.size))
+    assert greeting.startswith(b"rdmanet doctor") and far not in (0, writer.get_extra_info("peername")[1])
+    writer.close()
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
 
 
 async def test_ping_of_another_host(far):
