@@ -75,12 +75,21 @@ class Protocol(SSLProtocol):
             self._start_shutdown()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._app_reading_paused and self._state is not SSLProtocolState.DO_HANDSHAKE:
-            self._app_reading_paused = False
-            self._do_read()
+        self._read_the_rest()
         has_all = self._app_state is AppProtocolState.STATE_EOF and not self._eof_received  # it is TLS's end
         told, self._tls_error = self._tls_error, None
         super().connection_lost(None if has_all else told or exc)
+
+    def _read_the_rest(self) -> None:
+        """Read all that has arrived. For a BufferedProtocol asyncio fills one buffer, and goes on in the next turn."""
+        left = None
+        while self._state in (SSLProtocolState.WRAPPED, SSLProtocolState.FLUSHING):
+            now = self._incoming.pending, self._sslobj.pending()
+            if not any(now) or now == left:
+                return
+            left = now
+            self._app_reading_paused = False
+            self._do_read()
 
     def _fatal_error(self, exc: BaseException, message: str = "Fatal error on transport") -> None:
         below = self._transport

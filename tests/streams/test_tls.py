@@ -500,6 +500,31 @@ async def test_a_lost_connection_fails_drain_and_reads(net: Net):
         await writer.drain()
 
 
+class Buffered(Recorder, asyncio.BufferedProtocol):
+    """Takes what comes by a buffer that is much smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = memoryview(bytearray(1000))  # of a bytearray, asyncio would fill a copy
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self.buffer[:nbytes]))
+
+
+async def test_a_small_buffer_loses_nothing_of_a_lost_connection(net: Net):
+    """The client has paused reading. All has arrived when the server aborts."""
+    client, server = await tls_pair(net, Buffered)
+    client.transport.pause_reading()
+    server.transport.write(MUCH[:60_000])
+    await until_seen(lambda: not below(server.transport).get_write_buffer_size())
+    below(server.transport).abort()
+    await client.until_lost()
+    assert bytes(client.data) == MUCH[:60_000]
+
+
 async def test_a_server_closes_its_clients_by_tls(net: Net):
     """close_clients() loses nothing that was written."""
     client, server = await tls_pair(net)
