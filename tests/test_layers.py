@@ -52,6 +52,7 @@ ROOMS = [
         {"base.log_rate"},
         {"base.environment"},
         {"base.scopes"},
+        {"base.pause"},
         {"base.notifier", "base.closable"},
     ],
     [{"_core", "_verbs"}],

@@ -24,14 +24,14 @@ take any name:
 
 Then it knocks: it connects, and the server's loop answers and closes. That shows, too, that the loop runs. One that has
 answered nobody of this process for `PATIENCE_S` gets a TCP connection, which the kernel accepts for it (choice.py). The
-answer has at least three numbers:
+answer has these numbers:
 
 * the port of the RDMA listener;
 * the descriptor of the server's TCP listener, which shows whether the door's process is to be trusted;
-* if that port is another process's, a worker's, the inode of the TCP listener that this one has there. A worker may
-  end, and its port may become anybody's. So when the client is connected there, and before it says anything, it asks
-  the kernel whether that very socket still listens (`Place.why_left`). If so, it did when the client connected;
-* the ports of workers whose loops are busy (workers.py).
+* if that port is another process's, a worker's, the inode of the TCP listener that this one has there, else 0. A worker
+  may end, and its port may become anybody's. So when the client is connected there, and before it says anything, it
+  asks the kernel whether that very socket still listens (`Place.why_left`). If so, it did when the client connected;
+* the ports of workers whose loops are busy (workers.py), if there are any.
 
 The number before them is the version of what doors say and mean, `VERSION`. It moves by one when an older client would
 misunderstand an answer. A client of another version takes TCP, and says both versions.
@@ -159,6 +159,8 @@ class Heir:
         :param inherit: called once, when the process has ended
         :raises OSError: there is no such process, or there are no descriptors left
         """
+        self.has_ended = False
+        """Whether that process has ended."""
         self._loop = loop
         self._inherit = inherit
         self._fd = os.pidfd_open(pid)
@@ -166,6 +168,7 @@ class Heir:
 
     def _ended(self) -> None:
         self.close()
+        self.has_ended = True
         self._inherit()
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet.base.environment import requires_rdma
+from rdmanet.base.pause import pause
 from rdmanet.loop import workers
 from rdmanet.loop.choice import why_few_descriptors
 from rdmanet.loop.doors import Answer, Door, Heir, owner
@@ -223,28 +224,30 @@ class DualServer(asyncio.AbstractServer):
                     return
                 if exc.errno != errno.EADDRINUSE:
                     break
-                if self._waits_for_owner(address, takes_both, descriptor):
-                    await self._register(address, takes_both, descriptor)
+                heir = self._waits_for_owner(address, takes_both, descriptor)
+                if heir is not None:
+                    await self._register(address, takes_both, descriptor, heir)
                     return
                 # A worker beside us may be about to open its door: until it listens, nobody sees whose it is.
-                await asyncio.sleep(_TRY_AGAIN_S)
+                await pause(self._loop, _TRY_AGAIN_S)
         assert failure is not None
         if requires_rdma():
             raise failure
         why = failure.strerror or failure
         logger.warning("the server on %s port %d serves TCP only: %s", address[0], address[1], why)
 
-    def _waits_for_owner(self, address: SockAddr, takes_both: bool, descriptor: int) -> bool:
-        """Whether another process of this user serves RDMA there: a worker beside us, whose heir we are."""
+    def _waits_for_owner(self, address: SockAddr, takes_both: bool, descriptor: int) -> Heir | None:
+        """If another process of this user serves RDMA there, a worker beside us: its heir, which we are."""
         try:
             pid = owner(address[0], address[1])
         except OSError as exc:  # there are no descriptors left
             logger.debug("who serves RDMA on %s port %d could not be asked: %s", *address[:2], exc)
-            return False
+            return None
         if pid is None or pid == os.getpid():
-            return False
+            return None
 
         def inherit() -> None:
+            self._heirs.remove(heir)
             task = self._loop.create_task(
                 self._offer_at(address, takes_both, descriptor), name="offer RDMA after another worker"
             )
@@ -252,19 +255,23 @@ class DualServer(asyncio.AbstractServer):
             task.add_done_callback(self._inheriting.discard)
 
         try:
-            self._heirs.append(Heir(self._loop, pid, inherit))
+            heir = Heir(self._loop, pid, inherit)
         except OSError as exc:
             logger.debug("process %d cannot be waited for: %s", pid, exc)
-            return False
+            return None
+        self._heirs.append(heir)
         logger.info(
             "the server on %s port %d serves TCP; process %d serves RDMA there until it ends, and then this one",
             *address[:2],
             pid,
         )
-        return True
+        return heir
 
-    async def _register(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
-        """Listen at a port of our own, and have the process that serves RDMA send us clients there."""
+    async def _register(self, address: SockAddr, takes_both: bool, descriptor: int, heir: Heir) -> None:
+        """Listen at a port of our own, and have the process that serves RDMA send us clients there.
+
+        :param heir: that process's; when it ends meanwhile, its place is already being taken
+        """
         from rdmanet.stream.addresses import libraries_for
 
         server = self._make_server()
@@ -282,6 +289,8 @@ class DualServer(asyncio.AbstractServer):
             failure = server._serve_where_possible()
             if not server._listeners:
                 raise failure or OSError(errno.ENODEV, "no device has this address")
+            if heir.has_ended:
+                raise ProcessLookupError(errno.ESRCH, "the process that serves RDMA has ended")
             registration = workers.Registration(
                 self._loop, address[0], address[1], descriptor, port, reserved
             )

@@ -17,7 +17,7 @@ import pytest
 from loop_harness import peer, workers_on
 
 from rdmanet.base import log_rate
-from rdmanet.loop import doors, kernel, workers
+from rdmanet.loop import doors, kernel, serving, workers
 from rdmanet.loop.trust import Speaker
 from tests.support.waiting import readable, until_seen
 
@@ -184,6 +184,28 @@ async def test_who_ends_takes_only_its_own_connections():
                 assert await reader.readline() == b"hello\n"
         for _, writer, _, _ in kept:
             writer.close()
+
+
+async def test_a_front_ends_while_a_worker_registers(monkeypatch):
+    """The worker takes its place, and sends nobody to itself."""
+    with workers_on("127.0.0.1", 1) as (port, there):
+        [front] = there.values()
+        assert await front.line() == "ready"
+        listen = serving.DualServer._listen
+
+        async def listen_late(server, at, place, by=None):
+            if place[1] != port and there:
+                await kill(there.popitem()[1])
+                await until_seen(lambda: doors.owner("127.0.0.1", port) == os.getpid())
+            return await listen(server, at, place, by)
+
+        monkeypatch.setattr(serving.DualServer, "_listen", listen_late)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", port, reuse_port=True)
+        assert not there and len(server._rdma) == 1
+        assert not server._beside and not server._heirs
+        server.close()
+        await server.wait_closed()
 
 
 def refuse_filter(_: socket.socket) -> None:
