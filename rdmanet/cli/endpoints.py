@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from rdmanet.base.pause import pause
 from rdmanet.cli.unix_owner import why_not_trusted
 
 Factory = Callable[[], asyncio.BaseProtocol]
@@ -328,7 +329,7 @@ async def _connect_unix(endpoint: Endpoint, factory: Factory, users: Collection[
                 sock.connect(_address(endpoint))
                 break
             except BlockingIOError:  # its backlog is full; sock_connect() would take this for a beginning
-                await asyncio.sleep(_TRY_AGAIN_S)
+                await pause(loop, _TRY_AGAIN_S)
         if why := why_not_trusted(sock, endpoint.path, users):
             raise PermissionError(errno.EACCES, why)
         await loop.create_unix_connection(factory, sock=sock)

@@ -34,8 +34,8 @@ class Base:
         self.loop = loop
         self._above = above
         self._asks_loop = isinstance(loop, asyncio.BaseEventLoop)  # uvloop's asks nobody
-        self.ending: set[asyncio.Task[Any]] = set()
-        """Attempts that have lost, and have not ended yet."""
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Those that nobody awaits: inquiries, and attempts that have lost and have not ended yet."""
 
     def __getattr__(self, name: str) -> Any:
         of_loop = name == "getaddrinfo" and self._asks_loop

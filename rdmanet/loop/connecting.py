@@ -298,9 +298,8 @@ async def _over_socket(
     try:
         return await by_tcp(of_client(reason), make, sock=sock, **wanted.by_socket())
     except BaseException:
-        if (
-            protocol is None
-        ):  # no transport has taken the socket: arguments are wrong, or the factory has failed
+        # No transport has taken the socket: arguments are wrong, or the factory has failed.
+        if protocol is None:
             sock.close()
         raise
 
@@ -423,12 +422,12 @@ def _end(base: Base, task: asyncio.Task[_T], discard: Callable[[_T], object]) ->
     """Give up what has not won, at once. What it has made nevertheless is discarded."""
 
     def ended(task: asyncio.Task[_T]) -> None:
-        base.ending.discard(task)
+        base.tasks.discard(task)
         if not task.cancelled() and task.exception() is None:
             discard(task.result())
 
     task.cancel()
-    base.ending.add(task)
+    base.tasks.add(task)
     task.add_done_callback(ended)
 
 

@@ -16,7 +16,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from rdmanet.loop import doors
+from rdmanet.base.pause import pause
+from rdmanet.loop import doors, kernel
 
 if TYPE_CHECKING:
     from rdmanet.loop.base import Base
@@ -70,8 +71,8 @@ class Inquiry:
 
     def _begin(self) -> None:
         self._task = self._base.loop.create_task(self._ask(), name="ask for another worker")
-        self._base.ending.add(self._task)
-        self._task.add_done_callback(self._base.ending.discard)
+        self._base.tasks.add(self._task)
+        self._task.add_done_callback(self._base.tasks.discard)
 
     async def _ask(self) -> None:
         place = self._place
@@ -83,13 +84,15 @@ class Inquiry:
                         return  # the server has gone, and the connection fails by itself
                     said = await doors.knock(found, self._base.loop)
                 except OSError as exc:
-                    self._end(exc)
-                    return
-                if place.port in said.busy or (self._is_dealt and said.busy):
-                    self._end(said)
-                    return
+                    if not kernel.lacks_resources(exc):
+                        self._end(exc)
+                        return
+                else:
+                    if place.port in said.busy or (self._is_dealt and said.busy):
+                        self._end(said)
+                        return
             self._since = time.monotonic()
-            await asyncio.sleep(ASK_S)
+            await pause(self._base.loop, ASK_S)
 
     def _end(self, answer: doors.Place | OSError) -> None:
         self.answer = answer

@@ -46,6 +46,7 @@ from typing import Any, Final
 import msgspec
 
 from rdmanet.base import log_rate
+from rdmanet.base.pause import pause
 from rdmanet.errors import endpoint
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.channel import Channel
@@ -326,7 +327,7 @@ class Pool:
             await BEGINNING
             if slot.failures and (seconds := slot.not_before - self.loop.time()) > 0:
                 slot.is_sleeping = True
-                await asyncio.sleep(seconds)
+                await pause(self.loop, seconds)
                 slot.is_sleeping = False
             retired, slot.channel = slot.channel, None
             if retired is not None:

@@ -46,6 +46,7 @@ from rdmanet._core import (
     process_id,
 )
 from rdmanet.base.environment import place_bytes
+from rdmanet.base.pause import pause
 from rdmanet.errors import DeviceLostError, event_error
 from rdmanet.stream.readiness import new_bell
 from rdmanet.verbs.device_events import EventFeed
@@ -211,8 +212,7 @@ class LoopContext:
         """Wait until the peers' devices have what was written, as TCP's kernel would still send it.
 
         A peer may be stopped, or may not read: that is not waited for longer than `PARTING_S`. This looks again and
-        again, because completions that are polled make no descriptor readable. Not by asyncio.sleep(), which
-        tests of programs replace by what does not wait.
+        again, because completions that are polled make no descriptor readable.
         """
         try:
             asyncio.get_running_loop()
@@ -220,12 +220,7 @@ class LoopContext:
             return  # Trio's
         until = self.loop.time() + PARTING_S
         while self.is_sending and self.loop.time() < until:
-            again = self.loop.create_future()
-            timer = self.loop.call_later(0.001, again.set_result, None)
-            try:
-                await again
-            finally:
-                timer.cancel()
+            await pause(self.loop, 0.001)
 
     def bell(self) -> int:
         """The bell that all connections' readiness uses (readiness.py); created on the first call."""

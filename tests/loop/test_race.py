@@ -280,7 +280,7 @@ class Race:
 
     async def ended(self) -> None:
         """Nothing is left that runs."""
-        await until_seen(lambda: not self.base.ending)
+        await until_seen(lambda: not self.base.tasks)
 
 
 async def test_a_tcp_socket_that_is_late_is_closed(monkeypatch):
@@ -288,7 +288,7 @@ async def test_a_tcp_socket_that_is_late_is_closed(monkeypatch):
     won, late = Prize(), Prize()
     race.rdma.result.set_result(won)
     assert await race.task is won
-    assert len(race.base.ending) == 1
+    assert len(race.base.tasks) == 1
     race.tcp.result.set_result(late)
     await race.ended()
     assert race.tcp.is_cancelled and late.is_ended and not won.is_ended
