@@ -338,7 +338,8 @@ class Signals:
 
 
 async def _first_of(*work: Any, timeout: float) -> None:
-    tasks = [asyncio.ensure_future(each) for each in work]
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(each, name="wait for the end") for each in work]
     limit = None if math.isinf(timeout) else timeout
     await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

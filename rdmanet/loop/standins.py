@@ -26,6 +26,7 @@ from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chooser, refuse_tcp
 from rdmanet.loop.connecting import Attempt, SockAddr, Wanted, try_rdma
 from rdmanet.loop.settings import Settings
+from rdmanet.stream.in_the_clear import feed
 
 if TYPE_CHECKING:
     from rdmanet.transport import RdmaTransport
@@ -193,11 +194,18 @@ class Standins:
             transport.abort()
             if address is None:
                 return  # what the program does next says that the socket is not connected
-            begun = self._connecting[key] = asyncio.ensure_future(self._connect_by_tcp(sock, address))
-            begun.add_done_callback(lambda _: self._connecting.pop(key))
+            begun = self._connecting[key] = self._base.loop.create_task(
+                self._connect_by_tcp(sock, address), name="connect by TCP instead"
+            )
+            begun.add_done_callback(functools.partial(self._connected, key))
         if task := self._connecting.get(key):  # also if it was another call that began it
             await asyncio.wait([task])  # cancelling ends the wait only
             task.result()
+
+    def _connected(self, key: int, begun: asyncio.Future[None]) -> None:
+        del self._connecting[key]
+        if not begun.cancelled():
+            begun.exception()  # those who wait for it raise that, but they may all have been cancelled
 
     async def _connect_by_tcp(self, sock: socket.socket, address: SockAddr) -> None:
         try:
@@ -226,12 +234,7 @@ def _leave(sock: socket.socket) -> None:
 
 def _deliver(protocol: Any, data: bytes) -> None:
     """Give bytes to a protocol of either kind."""
-    if not isinstance(protocol, asyncio.BufferedProtocol):
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        feed(protocol, data)
+    else:
         protocol.data_received(data)
-        return
-    while data:
-        room = memoryview(protocol.get_buffer(len(data)))
-        taken = min(len(room), len(data))
-        room[:taken] = data[:taken]
-        protocol.buffer_updated(taken)
-        data = data[taken:]

@@ -28,13 +28,18 @@ def hand_over(before: Any, protocol: Any, below: Any) -> None:
     :param protocol: the one that is to be above TLS; mostly the same
     :param below: an SSLProtocol of asyncio's or of uvloop's
     """
-    unread = memoryview(_take(before) + (b"" if protocol is before else _take(protocol)))
-    while unread:
-        room = below.get_buffer(len(unread))
-        taken = min(len(room), len(unread))
-        room[:taken] = unread[:taken]
-        below.buffer_updated(taken)
-        unread = unread[taken:]
+    feed(below, _take(before) + (b"" if protocol is before else _take(protocol)))
+
+
+def feed(protocol: Any, data: bytes) -> None:
+    """Give these bytes to a protocol that takes them by buffers of its own."""
+    left = memoryview(data)
+    while left:
+        room = memoryview(protocol.get_buffer(len(left)))
+        taken = min(len(room), len(left))
+        room[:taken] = left[:taken]
+        protocol.buffer_updated(taken)
+        left = left[taken:]
 
 
 def hand_over_by(transport: Any, before: Any, protocol: Any) -> None:

@@ -123,6 +123,30 @@ async def test_a_socket_that_is_bound_is_connected_by_tcp():
             assert sock.getpeername() == ("127.0.0.1", port)
 
 
+async def test_nobody_waits_any_more_for_tcp_that_fails(monkeypatch):
+    """The only call that waited for it was cancelled: then the failure is nobody's."""
+    loop = asyncio.get_running_loop()
+    failures = []
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    async with serving() as (_, port):
+        with await connected(port) as sock:
+            standins = loop._rdmanet.standins
+            fails = loop.create_future()
+            monkeypatch.setattr(standins._base, "sock_connect", lambda *_: fails, raising=False)
+            sends = loop.create_task(loop.sock_sendall(sock, b"hello"))
+            await until_seen(lambda: standins._connecting)
+            [begun] = standins._connecting.values()
+            assert begun.get_name() == "connect by TCP instead"
+            sends.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sends
+            fails.set_exception(ConnectionRefusedError("refused"))
+            await until_seen(lambda: not standins._connecting)
+            del begun
+            gc.collect()
+            assert not failures
+
+
 async def test_other_uses_make_it_a_tcp_socket():
     loop = asyncio.get_running_loop()
     async with serving() as (_, port):
