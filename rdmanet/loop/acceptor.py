@@ -3,8 +3,8 @@
 Theory
 ------
 A listener stays readable as long as somebody waits there, and a loop says so in each of its turns. If accept() fails
-because no descriptor or memory is left, or for whatever else does not pass, the loop would do nothing else any more. So
-it looks away for `REST_S`, as asyncio does from its TCP listeners. Those who wait are served then, or have given up.
+because no descriptor or memory is left, or for another lasting reason, the loop would do nothing else any more. So it
+looks away for `REST_S`, as asyncio does from its TCP listeners. Those who wait are served then, or have given up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Acceptor:
     ) -> None:
         """
         :param listener: it is non-blocking, listens, and stays the caller's
-        :param accepted: called with each connection, which is non-blocking, and its own to close
+        :param accepted: called with each connection, which is non-blocking; the callee closes it
         """
         self._loop = loop
         self._listener = listener
