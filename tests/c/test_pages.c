@@ -86,6 +86,17 @@ static void the_witness_is_a_page(void)
 }
 #endif
 
+static void the_device_says_so(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *context = ibv_open_device(list[0]);
+	struct ibv_device_attr attr;
+
+	CHECK(context && !ibv_query_device(context, &attr) && attr.page_size_cap == LARGE_PAGE);
+	CHECK(!ibv_close_device(context));
+	ibv_free_device_list(list);
+}
+
 int main(void)
 {
 	CHECK(!rn_arena_open());
@@ -95,6 +106,7 @@ int main(void)
 	the_witness_is_a_page();
 #endif
 	rn_arena_close();
+	the_device_says_so();
 	printf("pages: ok\n");
 	return 0;
 }

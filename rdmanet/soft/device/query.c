@@ -4,6 +4,7 @@
 #include <endian.h>
 
 #include "base/gid.h"
+#include "base/page.h"
 #include "base/settings.h"
 #include "device/query.h"
 #include "objects/context.h"
@@ -20,7 +21,7 @@ RN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 		.node_guid = RN_GUID,
 		.sys_image_guid = RN_GUID,
 		.max_mr_size = UINT64_MAX,
-		.page_size_cap = 4096,
+		.page_size_cap = rn_page(),
 		.vendor_id = 0xffffff, /* no vendor, as with other software devices */
 		.hw_ver = 1,
 		.max_qp = RN_QPS_MAX,

@@ -37,6 +37,7 @@
  */
 #define _GNU_SOURCE
 #include "base/engine.h"
+#include "base/page.h"
 #include "shm/remap.h"
 
 #include <errno.h>
@@ -54,7 +55,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { REMAP_BYTES = 256 << 20, STACK_BYTES = 64 << 10, PAGE = 4096 };
+enum { REMAP_BYTES = 256 << 20, STACK_BYTES = 64 << 10 };
 
 #define NAME "rdmanet-remapped"
 
@@ -271,7 +272,7 @@ static bool make_copies(char *at, size_t size)
 		return true;
 	if (errno != EINVAL)
 		return false;
-	for (size_t i = 0; i < size; i += PAGE) /* before Linux 5.14 */
+	for (size_t i = 0; i < size; i += rn_page()) /* before Linux 5.14 */
 		__atomic_fetch_or(at + i, 0, __ATOMIC_RELAXED);
 	return true;
 }
