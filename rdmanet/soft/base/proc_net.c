@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/gid.h"
 #include "base/lines.h"
@@ -94,6 +95,14 @@ static bool take_listener(const char *line, void *closure)
 	return true;
 }
 
+/* Of this thread's network: /proc/net is the main thread's. */
+static const char tcp[] = "/proc/thread-self/net/tcp";
+
+bool rn_proc_tells_of_tcp(void)
+{
+	return !access(tcp, R_OK);
+}
+
 bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at)
 {
 	struct search search = {0};
@@ -101,8 +110,7 @@ bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv
 
 	rn_gid_of(address, &search.address);
 	search.port = ntohs(v4->sin_port);
-	/* Of this thread's network: /proc/net is the main thread's. */
-	rn_for_each_line("/proc/thread-self/net/tcp", take_listener, &search);
+	rn_for_each_line(tcp, take_listener, &search);
 	if (search.rank != EXACT)
 		rn_for_each_line("/proc/thread-self/net/tcp6", take_listener, &search);
 	if (search.rank == NONE || search.is_disputed)

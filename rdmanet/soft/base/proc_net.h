@@ -2,10 +2,10 @@
 /*
  * Sockets by /proc, for kernels that do not answer by netlink.
  *
- * TCP listeners by /proc/net/tcp and /proc/net/tcp6: netlink needs the modules inet_diag and tcp_diag
- * for them, and unix_diag for Unix sockets, which small virtual machines are often without. A listener on "::" may take IPv4 as well, and
- * any listener may be bound to a device: these files say neither. So where listeners of several users fit equally well,
- * none counts. To read them takes long, because the kernel goes through all connections: some milliseconds for 100,000.
+ * TCP listeners by /proc/net/tcp and /proc/net/tcp6: netlink needs the modules inet_diag, tcp_diag and unix_diag, which
+ * small virtual machines often lack. A listener on "::" may take IPv4 as well, and any listener may be bound to a device:
+ * these files say neither. So where listeners of several users fit equally well, none counts. To read them takes long,
+ * because the kernel goes through all connections: some milliseconds for 100,000.
  */
 #ifndef RDMANET_SOFT_PROC_NET_H
 #define RDMANET_SOFT_PROC_NET_H
@@ -16,6 +16,9 @@
 
 #include "base/sock_diag.h"
 #include "verbs.h"
+
+/* May /proc be read? */
+bool rn_proc_tells_of_tcp(void);
 
 /* The listener that a connection to this address reaches, or may reach: its user, and the address that it is bound to.
  * False: there is none, or /proc does not tell. */

@@ -259,6 +259,11 @@ static bool tells_of_tcp(void)
 	return tells;
 }
 
+bool rn_tcp_is_told(void)
+{
+	return tells_of_tcp() || rn_proc_tells_of_tcp();
+}
+
 enum rn_port_holder rn_tcp_port_holder(uint16_t port)
 {
 	struct heard heard = {.self = geteuid(), .holder = RN_PORT_NOBODYS};

@@ -18,7 +18,9 @@
 /* The user of the listener that a connection to this address would reach. Where the kernel answers
  * no such questions, /proc does (proc_net.h). False: nobody listens, or neither tells. */
 bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user);
-/* The same, and the address that it is bound to, which may be a wildcard. */
+/* Does either tell of TCP listeners? */
+bool rn_tcp_is_told(void);
+/* The user, and the address that it is bound to, which may be a wildcard. */
 bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid *at);
 
 /* The inodes of all sockets that listen where a connection to this address goes: several may share a port

@@ -213,8 +213,8 @@ enum rn_cm_language {
 	RN_CM_UNKNOWN, /* the address is on another host */
 	RN_CM_OURS,    /* the listener's user has a name of that port, and so poses as an RDMA program */
 	RN_CM_OTHER,   /* a TCP program, not an RDMA program */
-	RN_CM_NOBODY,  /* nobody yet, or the kernel does not tell */
-	RN_CM_UNTOLD,  /* somebody, but neither netlink nor /proc tells of names */
+	RN_CM_NOBODY,  /* nobody yet */
+	RN_CM_UNTOLD,  /* neither netlink nor /proc tells of listeners, or of names */
 };
 enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie);
 /* That listener has spoken our protocol: do not check it again. 0 is none. */

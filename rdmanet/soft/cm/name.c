@@ -406,7 +406,7 @@ enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *co
 	if (is_told && is_known(*cookie))
 		return RN_CM_OURS;
 	if (!is_told && !rn_tcp_listener_user((struct sockaddr *)&to, &wanted.user))
-		return RN_CM_NOBODY;
+		return rn_tcp_is_told() ? RN_CM_NOBODY : RN_CM_UNTOLD;
 	for (unsigned i = 0; i < PLACES; i++) {
 		wanted.lengths[i] = name_of(&places[i], &name) - offsetof(struct sockaddr_un, sun_path) - 1;
 		memcpy(wanted.names[i], name.sun_path + 1, wanted.lengths[i]);
