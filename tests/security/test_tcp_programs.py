@@ -7,9 +7,10 @@ from tests.security.conftest import ATTACKER, VICTIM
 REQUEST = 88  # bytes
 
 
-def ask(stage, guarded, port, user=VICTIM, **order):
+def ask(stage, guarded, port, user=VICTIM, environment=None, **order):
     """A client asks for a connection to the program's port."""
-    client = stage.start("cm_client", user=user, without="" if guarded else "tcp-program")
+    without = "" if guarded else "tcp-program"
+    client = stage.start("cm_client", user=user, without=without, **(environment or {}))
     client.hear()
     client.tell(to=["127.0.0.1", port], **order)
     return client
@@ -21,8 +22,8 @@ def all_that_came(program):
 
 
 def until_asked(program):
-    while all_that_came(program)["came"] < REQUEST:
-        pass
+    program.tell(came=REQUEST)
+    assert program.hear()["came"] >= REQUEST
 
 
 @pytest.mark.parametrize("user", [VICTIM, None], ids=["the server's user", "root"])
@@ -30,12 +31,13 @@ def test_the_name_has_no_room(stage, guarded, user):
     """An RDMA program listens beside it by the name, and others have filled its queue."""
     program = stage.start("tcp_program", "full", user=VICTIM)
     port = program.hear()["port"]
-    client = ask(stage, guarded, port, user)
+    client = ask(stage, guarded, port, user, {"RDMANET_SOFT_CM_TIMEOUT": "3000"})
     if not guarded:
         until_asked(program)
         return
     failed = client.hear()
     assert failed["error"] == "TimeoutError"
+    assert failed["seconds"] > 1, "there may be room again: by TCP it would wait, too"
     assert all_that_came(program) == {"came": 0, "connections": 0}
     assert f"port {port}: too many wait to be accepted there" in client.finish()
 

@@ -187,18 +187,27 @@ static void connected(struct rn_cm_wire *wire)
  * Nobody listens there, or not yet.  Some programs tell each other their ports before they listen, which works with
  * adapters because a request takes its time there: perftest's do, with -R, and if their client is refused it uses an
  * identifier that it has just freed.  On a busy machine the server may have to wait for a CPU; so the attempts take
- * 255 ms in all.
+ * REFUSED_MS in all, with pauses of 1, 2, 4 ms and so on.
  */
-static bool try_again(struct rn_cm_wire *wire)
-{
-	enum { REFUSALS = 8 };
+enum { REFUSED_MS = 255, LONGEST_PAUSE_MS = 128 };
 
-	if (wire->refusals == REFUSALS)
+static bool try_again(struct rn_cm_wire *wire, uint64_t most_ms)
+{
+	uint64_t pause_ms = wire->paused_ms < LONGEST_PAUSE_MS ? wire->paused_ms + 1 : LONGEST_PAUSE_MS;
+
+	if (wire->paused_ms + pause_ms > most_ms)
 		return false;
 	rn_source_remove(&wire->source);
 	wire->again = true;
-	rn_cm_wire_set_timer_ms(wire, 1u << wire->refusals++);
+	wire->paused_ms += pause_ms;
+	rn_cm_wire_set_timer_ms(wire, pause_ms);
 	return true;
+}
+
+/* Too many wait to be accepted: by TCP a client would go on trying. Who takes TCP instead need not. */
+static uint64_t no_room_ms(const struct rn_cm_wire *wire)
+{
+	return wire->by_name_alone ? REFUSED_MS : rn_settings.cm_timeout_ms;
 }
 
 /* There was no connection by name, for this reason: is the TCP port not to be tried? */
@@ -206,7 +215,7 @@ static bool stays_off_tcp(struct rn_cm_wire *wire, int error)
 {
 	if (!rn_guarded(RN_GUARD_TCP_PROGRAM) || (error == ECONNREFUSED && !wire->by_name_alone))
 		return false;
-	if (error == EAGAIN && try_again(wire))
+	if (error == EAGAIN && try_again(wire, no_room_ms(wire)))
 		return true;
 	if (error == EAGAIN)
 		rn_warn(RN_WARN_LANGUAGE, "no connection by name with port %u: too many wait to be accepted there",
@@ -223,11 +232,11 @@ static bool is_other(struct rn_cm_wire *wire)
 	wire->is_ours = language == RN_CM_OURS;
 	if (language == RN_CM_OURS || language == RN_CM_UNKNOWN || !rn_guarded(RN_GUARD_TCP_PROGRAM))
 		return false;
-	if (try_again(wire))
+	if (try_again(wire, REFUSED_MS))
 		return true;
 	if (language == RN_CM_UNTOLD)
-		rn_warn(RN_WARN_LANGUAGE, "no connection with port %u of this host: neither unix_diag nor /proc/net/unix tells "
-			"whether an RDMA program listens there", (unsigned)be16toh(rn_cm_port((void *)&wire->dst)));
+		rn_warn(RN_WARN_LANGUAGE, "no connection with port %u of this host: neither netlink nor /proc tells whether "
+			"an RDMA program listens there", (unsigned)be16toh(rn_cm_port((void *)&wire->dst)));
 	if (language != RN_CM_OTHER) {
 		lost_unlocked(wire, language == RN_CM_NOBODY ? ECONNREFUSED : ENOTSUP);
 		return true;
@@ -281,14 +290,14 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 		setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
 	rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
 	rc = connect(fd, dst, rn_cm_address_length(dst));
-	if (rc && errno == ECONNABORTED && wire->refusals) /* still the end of the attempt before */
+	if (rc && errno == ECONNABORTED && wire->paused_ms) /* still the end of the attempt before */
 		rc = connect(fd, dst, rn_cm_address_length(dst));
 	error = rc ? errno : 0;
 	if (!error || (error == EINPROGRESS && stands(fd)))
 		connected(wire);
 	else if (error == EINPROGRESS)
 		listen_for(wire, true);
-	else if (error != ECONNREFUSED || !try_again(wire))
+	else if (error != ECONNREFUSED || !try_again(wire, REFUSED_MS))
 		lost_unlocked(wire, error);
 }
 
@@ -301,7 +310,7 @@ static void finish_connecting(struct rn_cm_wire *wire)
 		error = errno;
 	if (!error)
 		connected(wire);
-	else if (error != ECONNREFUSED || !try_again(wire))
+	else if (error != ECONNREFUSED || !try_again(wire, REFUSED_MS))
 		lost_unlocked(wire, error);
 }
 

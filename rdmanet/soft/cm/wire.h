@@ -169,7 +169,7 @@ struct rn_cm_wire {
 	bool connecting;             /* the TCP connection isn't there yet */
 	bool hung_up;                /* the other end has hung up: its process, or its kernel for it */
 	bool again;                  /* it was refused, and is tried once more when the timer fires */
-	unsigned refusals;
+	uint64_t paused_ms;          /* before it was tried again, in all */
 	bool bound;                  /* the program has chosen its port */
 	bool listens_early;          /* so its socket still listens: bind.c */
 	bool by_name;                /* over a Unix socket: see name.c */

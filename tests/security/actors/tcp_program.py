@@ -1,6 +1,7 @@
 """A TCP program that notes what comes: with "full", somebody listens beside it by the port's name, whose queue is full.
 
-Says its `port`, and for each line how many bytes `came`, by how many `connections`.
+Says its `port`, and for each line how many bytes `came`, by how many `connections`: as soon as there are as many bytes
+as the line has in `came`.
 """
 
 import select
@@ -28,6 +29,7 @@ kept = fill(f"\0rdmanet-cm/::ffff:127.0.0.1/{port}") if "full" in argv else []
 say(port=port)
 guests = set()
 came = connections = 0
+asked = []
 wake = 0  # standard input
 while True:
     ready, _, _ = select.select([wake, program, *guests], [], [])
@@ -41,6 +43,10 @@ while True:
             if not said:
                 guests.remove(one)
     if wake in ready:
-        if hear() is None:
+        order = hear()
+        if order is None:
             break
+        asked.append(order.get("came", 0))
+    while asked and came >= asked[0]:
+        del asked[0]
         say(came=came, connections=connections)
