@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.security.conftest import ATTACKER, VICTIM
+from tests.security.conftest import ATTACKER, VICTIM, unfit
 
 REQUEST = 88  # bytes
 
@@ -54,6 +54,18 @@ def test_another_user_marks_the_port(stage, guarded, end):
         return
     assert client.hear()["error"] == "ConnectionRefusedError"
     assert all_that_came(program) == {"came": 0, "connections": 0}
+
+
+def test_a_sandbox_of_the_programs_user_marks_the_port(stage):
+    """The kernel tells no process of a name that is only bound. So the program hears a request, and nothing else is
+    won: who sends it knows the program as an RDMA program by its user alone (docs/security.md)."""
+    program = stage.start("tcp_program", user=VICTIM)
+    port = program.hear()["port"]
+    marker = stage.start("name_binder", f"::ffff:127.0.0.1/{port}", "landlock", user=VICTIM).hear()
+    if "unfit" in marker:
+        unfit(marker["unfit"])
+    ask(stage, True, port)
+    until_asked(program)
 
 
 def test_the_client_has_no_descriptors(stage, guarded):
