@@ -34,7 +34,7 @@ make_system() {
 bootstrap() { # ROOT DEBOOTSTRAP'S ARGUMENTS ...
     local root=$1
     shift
-    rm -rf "$root.new"
+    rm -rf --one-file-system "$root.new"
     scripts/progress "making $root" debootstrap --variant=minbase --include=ca-certificates "$@" >"$root.log" 2>&1 ||
         { tail -20 "$root.log" >&2; return 1; }
 }
