@@ -12,18 +12,18 @@
  * of one port, each by its own listener, as TCP's servers have.
  *
  * A TCP listener of this host is an RDMA program's if its user has such a name, which does not listen.  Others get no
- * requests from us (rn_cm_name_language): neither one whose port has no name, nor one beside which an RDMA program listens
- * by name, whatever keeps us from connecting to that.  A program that cannot have the name, because a stranger took it first, takes it with a random
- * suffix, "<address>/<port>/<16 digits>", which nobody can take first.
+ * requests from us (rn_cm_name_language): neither one whose port has no name, nor one beside which an RDMA program
+ * listens by name, whatever keeps us from connecting to that.  A program that cannot have the name, because a stranger
+ * took it first, takes it with a random suffix, "<address>/<port>/<16 digits>", which nobody can take first.
  *
  * Abstract names have no permissions: anybody may take any.  So a name means nothing by itself.  TCP decides.
  *
  *   - The program that has the TCP port listens there, whoever has the name.
- *   - A name is believed of our equals (base/equal.h), and of another user (root is one) whose program listens on that very
- *     TCP port, if the name is of the address that this program is bound to.  A process that is confined must have that
- *     listener among its descriptors.  Else we use TCP.  The kernel
- *     tells who it is (SO_PEERCRED: the process that called listen); it gives all users that are unknown in our
- *     namespace the same number, which proves nothing.
+ *   - A name is believed of our equals (base/equal.h), and of another user (root is one) whose program listens on that
+ *     very TCP port, if the name is of the address that this program is bound to.  A process that is confined must have
+ *     that listener among its descriptors.  Else we use TCP.  The kernel tells who it is (SO_PEERCRED: the process that
+ *     called listen, which must still live); it gives all users that are unknown in our namespace the same number, which
+ *     proves nothing.
  *   - A process that has a name, and is not an equal that listens there, cannot keep a program from a free TCP port.
  *   - A port is listened on by name only beside a TCP listener of our own user, or root's.  If another user
  *     has it, the port is taken.
