@@ -26,7 +26,6 @@ from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chooser, refuse_tcp
 from rdmanet.loop.connecting import Attempt, SockAddr, Wanted, try_rdma
 from rdmanet.loop.settings import Settings
-from rdmanet.stream.in_the_clear import feed
 
 if TYPE_CHECKING:
     from rdmanet.transport import RdmaTransport
@@ -235,6 +234,8 @@ def _leave(sock: socket.socket) -> None:
 def _deliver(protocol: Any, data: bytes) -> None:
     """Give bytes to a protocol of either kind."""
     if isinstance(protocol, asyncio.BufferedProtocol):
+        from rdmanet.stream.in_the_clear import feed
+
         feed(protocol, data)
     else:
         protocol.data_received(data)

@@ -179,7 +179,8 @@ rdmanet.run(main())
 print(sorted(name for name in sys.modules if name.startswith("rdmanet") and not name.startswith("rdmanet.loop")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "['rdmanet', 'rdmanet.base', 'rdmanet.base.environment', 'rdmanet.base.scopes']\n"
+    base = [f"rdmanet.base.{name}" for name in ("environment", "log_rate", "pause", "scopes")]
+    assert done.stdout == f"{['rdmanet', 'rdmanet.base', *base]}\n"
 
 
 # ---- Which fabric ------------------------------------------------------------------------------------
