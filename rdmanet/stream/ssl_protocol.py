@@ -74,6 +74,11 @@ class Protocol(SSLProtocol):
             self._call_eof_received()
             self._start_shutdown()
 
+    def eof_received(self) -> Any:  # typeshed says None, but it may be True
+        if self._tls_error is not None:
+            return None  # it is reported in the next turn; meanwhile the base would report a good end
+        return super().eof_received()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._read_the_rest()
         has_all = self._app_state is AppProtocolState.STATE_EOF and not self._eof_received  # it is TLS's end
@@ -93,12 +98,12 @@ class Protocol(SSLProtocol):
 
     def _fatal_error(self, exc: BaseException, message: str = "Fatal error on transport") -> None:
         below = self._transport
-        if below is not None and isinstance(exc, ssl.SSLError) and (alert := self._outgoing.read()):
-            below.write(alert)
-            self._loop.call_soon(self._fatal_error, exc, message)
-            return
         if isinstance(exc, ssl.SSLError):
-            self._tls_error = exc
+            self._tls_error = self._tls_error or exc
+            if below is not None and (alert := self._outgoing.read()):
+                below.write(alert)
+                self._loop.call_soon(self._fatal_error, exc, message)
+                return
         is_to_abort = not _IS_ENDED_BY_ERRORS and isinstance(below, _SSLProtocolTransport)
         if is_to_abort:
             self._transport = None  # the base only reports the error
