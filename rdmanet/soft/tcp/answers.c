@@ -92,8 +92,6 @@ static bool on_nak(struct rn_qp *qp, const struct rn_tcp_answer *answer)
 	    (answer->code != IBV_WC_REM_INV_REQ_ERR && answer->code != IBV_WC_REM_ACCESS_ERR &&
 	     answer->code != IBV_WC_REM_OP_ERR))
 		return false;
-	if (unlikely(rn_sq_at(qp, answer->serial)->plan.is_refused))
-		qp->count.failed++;
 	rn_sq_fail_head(qp, answer->code);
 	return true;
 }
