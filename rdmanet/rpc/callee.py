@@ -294,8 +294,10 @@ class Callee:
         running = self.book.item(message.number, len(item) + ITEM_BYTES)
         if running is not None and running.received is not None and not running.received.has_ended:
             running.counter.received_bytes += len(item)
+            scale = running.method.item_scale
             try:
-                running.method.item_scale.weigh(item, self.limits.decoded_bytes)
+                if len(item) >= scale.least:
+                    scale.weigh(item, self.limits.decoded_bytes)
                 self.share.hold(running, len(item) + ITEM_BYTES, "items")
             except Error as exc:
                 running.received.finish(exc)

@@ -395,7 +395,7 @@ async def test_items_of_a_stream_that_has_failed_are_not_held(net: Net):
     server = await net.serve(service, limits=rpc.Limits(stream_bytes=1 << 20, decoded_bytes=1000))
     peer = await stranger(net, server, HELLO, call(1, "idle"))
     await until_seen(lambda: server.running)
-    heavy = Item(1, raw([[]] * 100))
+    heavy = Item(1, raw([[]] * 1000))
     peer.say(heavy, *[Item(1, raw(number)) for number in range(100)], call(2, "add", 1, 2))
     while not isinstance(await peer.hear(), Reply):
         pass

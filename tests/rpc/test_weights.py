@@ -432,6 +432,20 @@ async def test_a_client_is_protected_from_its_server(net: Net):
 
 
 @by_tcp
+async def test_what_is_short_is_not_weighed(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """Arguments, results, and items of both streams: to weigh these takes longer than to decode them."""
+
+    async def items() -> AsyncIterator[list[list[int]]]:
+        for _ in range(3):
+            yield [[]]
+
+    client, _ = await net.pair(Taker())
+    monkeypatch.setattr(Scale, "weigh", lambda *_: pytest.fail("it was weighed"))
+    assert await client.lists([[]]) == await client.stream(items()) - 2 == 1
+    assert [item async for item in client.streams(1)] == [await client.give(1)] == [[[]]]
+
+
+@by_tcp
 async def test_what_arguments_have_become_counts(net: Net):
     client, server = await net.pair(Taker())
     holding = asyncio.ensure_future(client.hold([[]] * 1000))
