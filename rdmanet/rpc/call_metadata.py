@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from rdmanet.errors import shown
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.limits import exceeded
+from rdmanet.rpc.limits import Limits, exceeded
 from rdmanet.rpc.messages import encode
 from rdmanet.rpc.weights import Scale
 
@@ -24,8 +24,7 @@ __all__ = ["Metadata"]
 
 Metadata = dict[str, str | bytes]
 
-METADATA: Final = Scale(dict[str, Any])
-"""Weighs metadata before it is decoded."""
+_scale: Final = Scale(dict[str, Any])
 _decode: Final = msgspec.msgpack.Decoder(dict[Annotated[str, Meta(max_length=256)], Any] | None).decode
 
 
@@ -47,20 +46,22 @@ def checked_metadata(metadata: Mapping[str, str | bytes], most: int) -> Metadata
     return found or None
 
 
-def decoded(raw: Any, most: int) -> Metadata:
-    """Metadata that a peer has sent.
+def decoded(raw: Any, limits: Limits) -> tuple[Metadata, int]:
+    """Metadata that a peer has sent, and how many bytes of memory it takes, as it came and as it is decoded.
 
     :raises Error: INVALID_ARGUMENT, RESOURCE_EXHAUSTED
     """
-    if (length := memoryview(raw).nbytes) > most:
+    length, most = len(raw), limits.metadata_bytes
+    if length > most:
         raise exceeded("metadata_bytes", most, f"metadata of {length} bytes")
+    made_bytes = _scale.weigh(raw, limits.decoded_bytes)
     try:
         found = _decode(raw) or {}
     except Exception:
         raise _wrong() from None
     if not all(isinstance(value, (str, bytes)) for value in found.values()):
         raise _wrong()
-    return found
+    return found, length + made_bytes
 
 
 def _wrong() -> Error:

@@ -30,7 +30,7 @@ from rdmanet.errors import ProtocolError
 from rdmanet.rpc import lending
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.buffer import Buffer
-from rdmanet.rpc.call_metadata import METADATA, Metadata, decoded
+from rdmanet.rpc.call_metadata import Metadata, decoded
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, CallInfo
 from rdmanet.rpc.endpoints import source
@@ -230,8 +230,8 @@ class Callee:
             metadata: Metadata = {}
             nbytes, limits = len(raw_arguments), self.limits
             if message.metadata is not NIL:
-                metadata = decoded(message.metadata, limits.metadata_bytes)
-                nbytes += METADATA.weigh(message.metadata, limits.decoded_bytes) + len(message.metadata)
+                metadata, metadata_bytes = decoded(message.metadata, limits)
+                nbytes += metadata_bytes
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
             call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)

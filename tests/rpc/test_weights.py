@@ -18,7 +18,7 @@ import pytest
 from net import Net, callee
 
 from rdmanet import rpc
-from rdmanet.rpc import weights
+from rdmanet.rpc import call_metadata, weights
 from rdmanet.rpc.errors import Code
 from rdmanet.rpc.weighing import weigh
 from rdmanet.rpc.weights import Scale
@@ -356,6 +356,17 @@ def test_tags_that_come_late_in_maps_within_maps():
     with pytest.raises(rpc.Error, match="tags are not their first fields"):
         Scale(list[Branch | Other]).weigh(b"\x91" + nested(200, "kind", "branch", False), 1 << 40)
     assert Scale(Any).weigh(nested(200, "type", "stem", False), 1 << 40)
+
+
+def test_metadata_is_weighed_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(call_metadata, "_decode", lambda raw: pytest.fail("it was decoded"))
+    limits = rpc.Limits(metadata_bytes=1 << 20, decoded_bytes=1 << 20)
+    with pytest.raises(rpc.Error, match="the limit decoded_bytes is 1048576"):
+        call_metadata.decoded(encode({"a": [[]] * 100_000}), limits)
+    with pytest.raises(rpc.Error, match="keys collide"):
+        call_metadata.decoded(encode({"a": KEYS["numbers"][1]}), limits)
+    with pytest.raises(rpc.Error, match="the limit metadata_bytes is 8192"):
+        call_metadata.decoded(encode({"a": bytes(10_000)}), rpc.Limits())
 
 
 # ---- Messages ----------------------------------------------------------------------------------------------
