@@ -193,7 +193,8 @@ def _made_by(factory: Any, within: tuple[Any, ...]) -> int:
     try:
         if isinstance(factory, type) and isinstance(info := inspect.type_info(factory), _WITH_FIELDS):
             return 0 if factory in within else _weight_of(info, within)  # nothing makes itself for ever
-        return max(_FACTORY_BYTES, weigh(msgspec.msgpack.encode(factory()), 1 << 62))
+        made = msgspec.msgpack.encode(factory())
+        return max(_FACTORY_BYTES, len(made) + weigh(made, 1 << 62))  # its texts and bytes are in no message
     except Exception:  # it is the program's, and need not succeed now
         return _FACTORY_BYTES
 

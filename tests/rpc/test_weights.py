@@ -69,6 +69,11 @@ class Endless(msgspec.Struct):
     a: "Endless | None" = msgspec.field(default_factory=lambda: Endless())
 
 
+class Texts(msgspec.Struct):
+    a: bytearray = msgspec.field(default_factory=lambda: bytearray(10_000))
+    b: list[str] = msgspec.field(default_factory=lambda: ["x" * 5000, "y" * 5000])
+
+
 @dataclasses.dataclass
 class Nested:
     a: Record = dataclasses.field(default_factory=Record)
@@ -102,6 +107,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "records": (list[Record], [{}] * N),
     "points": (list[Point], [[1]] * N),
     "objects in objects": (list[Middle], [{}] * N),
+    "objects with texts": (list[Texts], [{}] * 100),
     "objects in objects of records": (list[Nested], [{}] * N),
     "uuids": (list[uuid.UUID], [str(uuid.UUID(int=number << 40)) for number in range(N)]),
     "decimals": (list[decimal.Decimal], ["1.5"] * N),
