@@ -35,10 +35,11 @@ SCHEMA_BYTES: Final = 64 << 20
 _FLAGS_BYTES: Final = 300
 """A combination of flags: its class keeps those that it has seen, but takes some microseconds to find one again."""
 _SLOT_BYTES: Final = 8
+_ENTRY_BYTES: Final = 104
 _LIST_BYTES: Final = 72
 _SET_BYTES: Final = 216
 _PAIR_BYTES: Final = 344
-"""A dictionary of one pair, beside what each container takes; it has three bytes in a message."""
+"""A dictionary of one pair, beside what each container takes."""
 _OBJECT_BYTES: Final = 64
 _FIELD_BYTES: Final = 40  # of a dataclass, beside the slot
 _FACTORY_BYTES: Final = 240
@@ -108,9 +109,11 @@ class Scale:
         self._tags = b""
         for info in inspect.multi_type_info(types):
             self._add(info, is_key=False)
-        pair = (_PAIR_BYTES + self._container_bytes) // 3 if self._has_dicts else 0
-        heaviest = self._value_bytes + max(self._container_bytes, self._text_bytes, self._number_bytes, pair)
-        self.least = UNWEIGHED_BYTES // heaviest
+        item = max(self._container_bytes, self._text_bytes, self._number_bytes)
+        heaviest = item + (_ENTRY_BYTES if self._has_sets else _SLOT_BYTES)
+        if self._has_dicts:  # within each other, each has two bytes in a message: its head, and its key
+            heaviest = max(heaviest, (self._container_bytes + _PAIR_BYTES + item + 1) // 2)
+        self.least = UNWEIGHED_BYTES // (heaviest + self._value_bytes)
 
     def _add(self, info: Any, is_key: bool) -> None:
         self._value_bytes = max(self._value_bytes, _ANY_VALUE.get(type(info), 0))

@@ -151,10 +151,13 @@ SHORT = {
     "objects in objects": (list[Middle], b"\x80"),
     "lists": (list[list[int]], b"\x90"),
     "dicts": (list[dict[int, int]], b"\x81\x00\x00"),
+    "sets": (set[frozenset[int]], b"\x90"),
+    "flags": (list[Rights], b"\x01"),
     "decimals": (list[decimal.Decimal], b"\x01"),
     "texts": (list[str], b"\xa0"),
     "anything": (Any, b"\x81\x00\x00"),
 }
+NESTED = {"of numbers": b"\x81\x00", "of texts": b"\x81\xa0", "of tuples": b"\x81\x90"}
 
 
 @pytest.mark.parametrize("case", SHORT)
@@ -164,7 +167,14 @@ def test_what_is_not_weighed_makes_little(case: str):
     count = (scale.least - 4) // len(item)
     raw = b"\xdc" + count.to_bytes(2, "big") + item * count
     assert len(raw) < scale.least
-    assert scale.weigh(raw, 1 << 40) <= weights.UNWEIGHED_BYTES + 100 * (scale.least // 10)
+    assert weights.UNWEIGHED_BYTES / 4 < scale.weigh(raw, 1 << 40) <= weights.UNWEIGHED_BYTES
+
+
+@pytest.mark.parametrize("case", NESTED)
+def test_dicts_within_each_other_that_are_not_weighed_make_little(case: str):
+    scale = Scale(Any)
+    raw = NESTED[case] * ((scale.least - 2) // 2) + b"\x00"
+    assert weights.UNWEIGHED_BYTES / 2 < scale.weigh(raw, 1 << 40) <= weights.UNWEIGHED_BYTES
 
 
 def test_what_is_no_msgpack_is_left_to_the_decoder():
