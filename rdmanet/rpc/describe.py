@@ -179,8 +179,8 @@ def _bits(flags: type[enum.Flag]) -> int:
     :raises TypeError: there may be
     """
     if flags._boundary_ is enum.KEEP:  # type: ignore[attr-defined]
-        text = f"class {flags.__name__}(enum.IntFlag, boundary=enum.STRICT)"
-        raise TypeError(f"{flags.__name__} keeps bits that it has no names for: write `{text}`")
+        text = f"write `class {flags.__name__}(enum.IntFlag, boundary=enum.STRICT)`, or send an int"
+        raise TypeError(f"{flags.__name__} keeps bits that it has no names for: {text}")
     bits = functools.reduce(operator.or_, (flag.value for flag in flags), 0)
     if bits.bit_count() > FLAGS_MOST:
         text = f"{flags.__name__} has {bits.bit_count()} bits, and may have {FLAGS_MOST}"

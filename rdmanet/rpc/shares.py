@@ -136,7 +136,7 @@ class Share:
         :raises Error: also if the call has ended
         """
         if not holder.is_counted:
-            raise Error(Code.CANCELLED, f"the call whose {what} these are has ended")
+            raise Error(Code.CANCELLED, f"{nbytes} bytes of {what}: the call has ended")
         shares = self._shares
         held, most = self.inline_bytes + nbytes, shares.limits.inline_bytes
         if held > most:
@@ -155,9 +155,12 @@ class Share:
             self._shares.held_bytes -= nbytes
 
     def hold_lent(self, holder: Holder, nbytes: int, what: str) -> None:
-        """So much memory goes by reference, until the call ends."""
+        """So much memory goes by reference, until the call ends.
+
+        :raises Error: also if it has ended
+        """
         if not holder.is_counted:
-            raise Error(Code.CANCELLED, f"the call whose {what} these are has ended")
+            raise Error(Code.CANCELLED, f"{nbytes} bytes of {what}: the call has ended")
         most, held = self._shares.limits.lent_bytes, self.lent_bytes + nbytes
         if held > most:
             raise exceeded("lent_bytes", most, f"{what} of {held} bytes")
