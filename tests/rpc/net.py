@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import os
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from rdmanet import rpc
 from rdmanet.rpc.callee import Callee
@@ -78,6 +81,13 @@ async def idle(server: rpc.Server) -> bool:
     while server.running:
         await asyncio.wait([running.task for running in server.running])
     return True
+
+
+async def failure(call: Awaitable[object]) -> rpc.Error:
+    """The Error that a call raises."""
+    with pytest.raises(rpc.Error) as caught:
+        await call
+    return caught.value
 
 
 class Journal:

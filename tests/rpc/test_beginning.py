@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from net import Net, channel
+from net import Net, channel, failure
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.messages import OutCall, frame
+from tests.support.waiting import until_seen
 
 
 class Counting(rpc.Service):
@@ -51,12 +52,6 @@ class Cancelling:
             self.cancelled += 1
             task.cancel()
         return task
-
-
-async def failure(work: Any) -> rpc.Error:
-    with pytest.raises(rpc.Error) as caught:
-        await work
-    return caught.value
 
 
 async def test_a_method_that_is_cancelled_before_it_begins(net: Net):
@@ -103,8 +98,7 @@ async def test_a_connecting_that_is_cancelled_before_it_begins(net: Net):
     loop.set_task_factory(factory)
     calling = asyncio.create_task(client.add(1))
     try:
-        while not factory.cancelled:
-            await asyncio.sleep(0)
+        await until_seen(lambda: factory.cancelled)
     finally:
         loop.set_task_factory(None)
     assert await calling == 2

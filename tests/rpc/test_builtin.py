@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 import pytest
-from net import Journal, Net
+from net import Journal, Net, failure
 from strangers import HELLO, NUMBERS, Stranger
 
 from rdmanet import rpc
@@ -91,12 +91,6 @@ class Store(rpc.Service):
     async def wait(self) -> None:
         self.journal("wait")
         await self.gate.wait()
-
-
-async def failure(call: Any) -> rpc.Error:
-    with pytest.raises(rpc.Error) as caught:
-        await call
-    return caught.value
 
 
 async def test_health(net: Net):

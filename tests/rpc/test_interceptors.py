@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy
 import pytest
-from net import Journal, Net, channel
+from net import Journal, Net, channel, failure
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.interceptors import Proceed, Stepped, hand
-from tests.support.waiting import begin
+from tests.support.waiting import begin, loop_turns
 
 tenant: ContextVar[str] = ContextVar("tenant")
 trace: ContextVar[str] = ContextVar("trace", default="none")
@@ -80,12 +80,6 @@ class Work(rpc.Service):
 async def numbers() -> AsyncIterator[int]:
     yield 1
     yield 2
-
-
-async def failure(call: Any) -> rpc.Error:
-    with pytest.raises(rpc.Error) as caught:
-        await call
-    return caught.value
 
 
 async def test_metadata(net: Net):
@@ -358,8 +352,7 @@ async def test_a_stream_that_goes_on_after_its_call(net: Net, busy: bool):
 
     async def leave(call: rpc.CallInfo, proceed: Any) -> None:
         left.append(asyncio.create_task(proceed()))
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await loop_turns(10)
 
     limits = rpc.Limits(stream_bytes=100 if busy else 1 << 20)
     server = await net.serve(Endless(), interceptors=[leave])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import LIMIT_S
-from net import Journal, Net, callee, channel
+from net import Journal, Net, callee, channel, failure
 
 from rdmanet import rpc
 from rdmanet.base import log_rate
@@ -124,12 +124,6 @@ class Raising(rpc.Service):
 @pytest.fixture(autouse=True)
 def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_rate, "_said", {})  # each method has a line a second
-
-
-async def failure(call: Any) -> rpc.Error:
-    with pytest.raises(rpc.Error) as caught:
-        await call
-    return caught.value
 
 
 async def numbers_to(number: int) -> AsyncIterator[int]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from net import HOST, Journal, Net
+from net import HOST, Journal, Net, failure
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
@@ -56,12 +56,6 @@ class Work(rpc.Service):
 
     async def busy(self) -> None:
         raise rpc.Error(Code.UNAVAILABLE, "the disk is away")
-
-
-async def failure(call: Any) -> rpc.Error:
-    with pytest.raises(rpc.Error) as caught:
-        await call
-    return caught.value
 
 
 def pool(client: rpc.Service) -> Pool:

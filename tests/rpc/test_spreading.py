@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from net import Net, callee
+from net import Net, callee, failure
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, endpoints
@@ -43,12 +43,6 @@ async def spread(
         pool: Pool = client._caller  # type: ignore[attr-defined]
         await until_seen(lambda: all(slot.usable for slot in pool._slots))
         yield client, servers
-
-
-async def failure(call: Any) -> rpc.Error:
-    with pytest.raises(rpc.Error) as caught:
-        await call
-    return caught.value
 
 
 async def test_calls_one_after_the_other_go_to_all(net: Net):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from net import Journal, Net, callee, channel
+from net import Journal, Net, callee, channel, failure
 
 from rdmanet import rpc
 from rdmanet.base import log_rate
@@ -90,12 +90,6 @@ class Example(rpc.Service):
 
     async def peer(self) -> str:
         return str(rpc.peer())
-
-
-async def failure(call: Any) -> rpc.Error:
-    with pytest.raises(rpc.Error) as caught:
-        await call
-    return caught.value
 
 
 async def test_calls(net: Net):
