@@ -3,7 +3,7 @@
 import asyncio
 import ctypes
 import mmap
-from typing import Any
+from typing import Any, Self
 
 import numpy
 import pytest
@@ -13,6 +13,7 @@ from rdmanet import rpc
 from rdmanet._core import bring_in
 from rdmanet.rpc import lending, paging
 from rdmanet.rpc.paging import LEAST_BYTES, PIECE_BYTES, brought_in, filled
+from tests.support.waiting import loop_turns
 
 SIZE = 2 * LEAST_BYTES
 PAGE = mmap.PAGESIZE
@@ -41,27 +42,37 @@ def test_only_what_is_asked_for_is_brought_in():
         bring_in(bytearray(1), -1, 0)
 
 
+class Turn:
+    """A block in which the turns of the loop are counted."""
+
+    async def __aenter__(self) -> Self:
+        self.number = 0
+        self._task = asyncio.create_task(self._count())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _count(self) -> None:
+        while True:
+            self.number += 1
+            await loop_turns(1)
+
+
 async def test_pieces_take_turns(monkeypatch: pytest.MonkeyPatch):
-    loop, turn = asyncio.get_running_loop(), 0
+    loop = asyncio.get_running_loop()
     pieces: list[tuple[int, int, int]] = []
     memories = [bytearray(SIZE) for _ in range(3)]
 
     def counted(memory: Any, nbytes: int, offset: int) -> None:
-        pieces.append((turn, memories.index(memory), offset))
-
-    async def count() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
+        pieces.append((turn.number, memories.index(memory), offset))
 
     for number, memory in enumerate(memories):
         memory[0] = number
     monkeypatch.setattr(paging, "bring_in", counted)
     monkeypatch.setattr(paging, "STEP_S", 0)  # one piece
-    counting = loop.create_task(count())
-    await asyncio.gather(*(brought_in(loop, memory) for memory in memories))
-    counting.cancel()
+    async with Turn() as turn:
+        await asyncio.gather(*(brought_in(loop, memory) for memory in memories))
     offsets = list(range(0, SIZE, PIECE_BYTES))
     assert len({turn for turn, _, _ in pieces}) == len(pieces) == len(offsets) * len(memories)
     assert [pieces[n][1] for n in range(3)] == [0, 1, 2]
@@ -92,74 +103,66 @@ class Store(rpc.Service):
         return data + numpy.uint8(1)
 
 
-@pytest.mark.parametrize("transport", ["rdma"])
-async def test_all_that_is_read_from_the_peer(net: Net, monkeypatch: pytest.MonkeyPatch):
-    brought = 0
+class Brought:
+    """Counts the bytes that are brought in."""
 
-    def counted(memory: Any, nbytes: int, offset: int) -> None:
-        nonlocal brought
-        brought += min(nbytes, memoryview(memory).nbytes - offset)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._nbytes = 0
+        monkeypatch.setattr(paging, "bring_in", self._bring_in)
+
+    def _bring_in(self, memory: Any, nbytes: int, offset: int) -> None:
+        self._nbytes += min(nbytes, memoryview(memory).nbytes - offset)
         bring_in(memory, nbytes, offset)
 
-    monkeypatch.setattr(paging, "bring_in", counted)
+    def taken(self) -> int:
+        """How many there were since the last time."""
+        nbytes, self._nbytes = self._nbytes, 0
+        return nbytes
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_all_that_is_read_from_the_peer(net: Net, monkeypatch: pytest.MonkeyPatch):
+    brought = Brought(monkeypatch)
     client, server = await net.pair(Store())
     data = bytes(SIZE)
     for call in (client.put(data), client.put_array(numpy.zeros(SIZE, "u1")), client.peek(rpc.Buffer(data))):
-        before = brought
-        assert await call == SIZE
-        assert brought - before == SIZE
-    before = brought
-    assert len(await client.get()) == SIZE
-    assert brought - before == SIZE
+        assert await call == brought.taken() == SIZE
+    assert len(await client.get()) == brought.taken() == SIZE
     await idle(server)
 
 
 @pytest.mark.parametrize("transport", ["rdma"])
 async def test_a_result_that_is_copied(net: Net, monkeypatch: pytest.MonkeyPatch):
     """The memory for the copy is brought in, too: the loop waits for the copy alone."""
-    brought = 0
-
-    def counted(memory: Any, nbytes: int, offset: int) -> None:
-        nonlocal brought
-        brought += min(nbytes, memoryview(memory).nbytes - offset)
-        bring_in(memory, nbytes, offset)
-
-    monkeypatch.setattr(paging, "bring_in", counted)
+    brought = Brought(monkeypatch)
     client, server = await net.pair(Store())
     found = await client.get_kept()
     assert numpy.array_equal(found, Store.kept)
-    assert brought == 2 * SIZE
+    assert brought.taken() == 2 * SIZE
     await idle(server)
 
 
 async def test_what_came_in_messages_is_copied_in_pieces(net: Net, monkeypatch: pytest.MonkeyPatch):
     """Those of an array, or of what is read into the caller's memory."""
-    turn, turns = 0, 0
-
-    async def count() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
+    turns = 0
 
     async def counted(loop: Any, memory: memoryview, data: memoryview) -> None:
         nonlocal turns
-        before = turn
+        before = turn.number
         await filled(loop, memory, data)
         assert memory == data
-        turns += turn - before
+        turns += turn.number - before
 
     monkeypatch.setattr(lending, "LEND_BYTES", 1 << 30)
     monkeypatch.setattr(lending, "filled", counted)
     monkeypatch.setattr(paging, "STEP_S", 0)
     client, _ = await net.pair(Store())
-    counting = asyncio.create_task(count())
     array = numpy.arange(SIZE + 3, dtype="u1")
     pieces = len(range(0, array.nbytes, PIECE_BYTES)) - 1
-    assert numpy.array_equal(await client.sums(array), array + numpy.uint8(1))
-    assert turns >= 2 * pieces
-    turns, into = 0, bytearray(SIZE)
-    assert len(await rpc.options(client, into=into).get()) == SIZE
-    assert turns >= pieces - 1
-    counting.cancel()
+    async with Turn() as turn:
+        assert numpy.array_equal(await client.sums(array), array + numpy.uint8(1))
+        assert turns >= 2 * pieces
+        turns, into = 0, bytearray(SIZE)
+        assert len(await rpc.options(client, into=into).get()) == SIZE
+        assert turns >= pieces - 1
     assert (await client.sums(array[:3])).tolist() == [1, 2, 3]

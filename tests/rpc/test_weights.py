@@ -9,13 +9,13 @@ import itertools
 import random
 import tracemalloc
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy
 import pytest
-from net import Net, callee
+from net import Net, callee, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import call_metadata, weights
@@ -472,35 +472,23 @@ async def test_what_is_short_is_not_weighed(net: Net, monkeypatch: pytest.Monkey
     assert [item async for item in client.streams(1)] == [await client.give(1)] == [[[]]]
 
 
+async def held_bytes(call: Awaitable[Any], server: rpc.Server) -> int:
+    """How much a call holds that does not end by itself."""
+    holding = asyncio.ensure_future(call)
+    await until_seen(lambda: server.shares.calls)
+    held = callee(server).share.inline_bytes
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+    await idle(server)
+    return held
+
+
 @by_tcp
 async def test_what_arguments_have_become_counts(net: Net):
     client, server = await net.pair(Taker())
-    holding = asyncio.ensure_future(client.hold([[]] * 1000))
-    await until_seen(lambda: server.shares.calls)
-    assert callee(server).share.inline_bytes > 72_000
-    holding.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await holding
-
-
-@by_tcp
-async def test_short_arguments_of_heavy_objects_count(net: Net):
-    client, server = await net.pair(Taker())
-    holding = asyncio.ensure_future(client.objects([{}] * 100))  # type: ignore[list-item]
-    await until_seen(lambda: server.shares.calls)
-    assert callee(server).share.inline_bytes > 100_000
-    holding.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await holding
-
-
-@by_tcp
-async def test_metadata_counts_as_what_it_has_become(net: Net):
-    client, server = await net.pair(Taker())
+    assert await held_bytes(client.hold([[]] * 1000), server) > 72_000
+    short: Any = [{}] * 100  # of heavy objects
+    assert await held_bytes(client.objects(short), server) > 100_000
     metadata = {f"{number}": "" for number in range(1000)}
-    holding = asyncio.ensure_future(rpc.options(client, metadata=metadata).hold([]))
-    await until_seen(lambda: server.shares.calls)
-    assert callee(server).share.inline_bytes > 200_000
-    holding.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await holding
+    assert await held_bytes(rpc.options(client, metadata=metadata).hold([]), server) > 200_000
