@@ -11,10 +11,9 @@ The layers, from the top; a module imports only what stands below it:
     rpc/          calls of typed functions in other processes
     streams/      the byte streams of asyncio, of AnyIO, and of programs without a loop; sendfile
     transport     create_rdma_connection, start_rdma_server
-    stream/       the parts of a connection, of its server and of its loop: lifecycle connects them
+    stream/       the parts of a connection, its states, its server and its loop: lifecycle connects them
     verbs_async/  awaitable verbs, on any event loop (queues, cm, connect)
     verbs, cm     the verbs, for programs that want the hardware
-    protocol      the states of a connection: tables, no I/O
     _core         compiled: devices, memory, queues, connection manager, the data engine
     credit, errors, wire/     flow control and frames, exceptions, what else peers tell each other: pure
     base/         environment variables, log lines, what is needed of an event loop

@@ -45,7 +45,6 @@ from rdmanet import credit
 from rdmanet._core import CMID, QP, AsyncEvent, CMEvent, StreamEngine, WCStatus
 from rdmanet.base import log_rate
 from rdmanet.errors import CompletionResetError, completion_error, name_peer
-from rdmanet.protocol import Action, Event, Machine, State, Writing
 from rdmanet.stream import client_ports, tls
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.callbacks import Callbacks, is_buffered
@@ -54,6 +53,7 @@ from rdmanet.stream.establish import Endpoint, Role
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import KEEPALIVE, StreamConfig
 from rdmanet.stream.peer_memory import Posted
+from rdmanet.stream.protocol import Action, Event, Machine, State, Writing
 from rdmanet.stream.readiness import Readiness
 from rdmanet.stream.regions import Regions
 from rdmanet.stream.teardown import FAREWELL_S, Teardown

@@ -12,8 +12,8 @@ import errno
 import logging
 from collections.abc import Callable, Iterator
 
-from rdmanet.protocol import Machine, Writing
 from rdmanet.stream.connection import Connection
+from rdmanet.stream.protocol import Machine, Writing
 
 logger = logging.getLogger("rdmanet")
 
