@@ -610,7 +610,7 @@ class MR(Resource):
     @property
     def dm(self) -> DM | None:
         """The device memory that it registers, or None."""
-    def _leased(self, more: int) -> None: ...
+    def _offered(self, more: int) -> None: ...
     def rereg(
         self,
         *,

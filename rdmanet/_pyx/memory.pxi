@@ -256,7 +256,7 @@ cdef class MR(Resource):
     cdef readonly DM dm
     cdef bint readonly
     cdef Py_ssize_t exports    # buffers given out
-    cdef Py_ssize_t leases     # how many offers to peers include it
+    cdef Py_ssize_t offers     # to peers that include it
     cdef bint of_alloc         # of an AllocatedMemory, which closes it, perhaps after the collector called __del__
 
     def __init__(self):
@@ -320,7 +320,7 @@ cdef class MR(Resource):
     cdef int destroy(self) except -1:
         cdef verbs.ibv_mr *ptr = self.ptr
         cdef int rc
-        if self.leases:
+        if self.offers:
             raise OSError(EBUSY, f"{self!r} is still offered to a peer: close it after the block of offer() has ended")
         if self.exports:
             raise BufferError(f"{self!r} is still exported to {self.exports} buffers: release memoryviews first")
@@ -336,9 +336,9 @@ cdef class MR(Resource):
         self.give_back()
         return 0
 
-    def _leased(self, int more):
+    def _offered(self, int more):
         """Count the offers to peers that include it."""
-        self.leases += more
+        self.offers += more
 
     def rereg(self, *, PD pd=None, buffer=None, access=None):
         """Change the protection domain, the memory or the access rights of the region, or several. See ibv_rereg_mr(3).
@@ -359,7 +359,7 @@ cdef class MR(Resource):
         cdef size_t length = 0
         cdef bint lost = False
         self.usable()
-        if self.leases:
+        if self.offers:
             raise OSError(EBUSY, f"{self!r} is still offered to a peer: change it after the block of offer() has ended")
         if pd is not None:
             pd.usable()

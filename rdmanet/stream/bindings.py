@@ -194,7 +194,7 @@ class Binding:
         self._closes_region = closes_region
         self._key: _Window | _Registration | None = None
         self._timer: asyncio.TimerHandle | None = None
-        mr._leased(1)
+        mr._offered(1)
 
     def held(self) -> HeldOffer:
         """What the peer has by it."""
@@ -289,7 +289,7 @@ class Binding:
             if key is not None:
                 key.close()
         finally:
-            self.mr._leased(-1)
+            self.mr._offered(-1)
             self._owner.binding_over(self)
             if not self._loop.is_closed():
                 if not self.granted.done():

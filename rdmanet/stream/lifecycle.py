@@ -145,7 +145,7 @@ class Lifecycle:
             (
                 self._stop_timers,
                 self.endpoint.disconnect,
-                self.regions.end_leases,
+                self.regions.end_bindings,
                 self.connection.end_keys,
                 self.endpoint.destroy_queue_pair,
                 self.connection.release,
@@ -783,7 +783,7 @@ class Lifecycle:
             self._loop.call_soon(self._call_connection_lost, context=self.callbacks.context)
         if self.machine.state is not State.CLOSED:
             # Whoever waits for remote memory waits in vain now, and may be the reason why the reader is paused.
-            self.regions.end_leases()
+            self.regions.end_bindings()
             self.connection.end_keys()
             self.endpoint.destroy_queue_pair()
             self.connection.lose_operations()

@@ -341,7 +341,7 @@ class Regions:
         """The connection is over: no region is on offer, and new operations fail on this side."""
         self._offers.lost()
 
-    def end_leases(self) -> None:
+    def end_bindings(self) -> None:
         """Give back all keys, before the queue pair is destroyed: rxe waits fifty seconds for bound windows."""
         bindings, self._bindings = self._bindings, set()
         if bindings:

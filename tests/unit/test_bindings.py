@@ -46,7 +46,7 @@ class Stage:
         return timer.seconds
 
     # the region
-    def _leased(self, more):
+    def _offered(self, more):
         self.leased += more
 
     # the key
