@@ -26,6 +26,10 @@ protocol when the first frame has come (`_begin_late`), and the connecting side 
 few turns of the loop (`_speak_first`). A client that says nothing has held up nobody: the server waits `FIRST_WORD_S`
 at most.
 
+A connection of a program that expects TCP is left to the device when it is closed and everything has been posted
+(`_leave_to_device`): connection_lost() is called in the next turn, as over TCP, and neither abort() nor an exception ends
+anything then. What the device may still touch is kept until it is done, or until a close takes too long.
+
 The transport above gives it commands, such as `close`, and reads its parts. While the connection exists, the loop
 context and these parts refer to the life, and the life refers to the transport. `_detach` cuts these references, so
 that an ended connection is freed without the garbage collector.
@@ -122,7 +126,7 @@ class Lifecycle:
         :param role: CLIENT, if ``connect`` is to be called; SERVER, if ``accept``
         :param context: the context of the protocol's callbacks
         :param on_made: called when the connection is established
-        :param on_over: called when nothing is left of the connection, or of the attempt
+        :param on_over: called once, when the connection, or the attempt, is over for its program
         """
         self._loop_context = loop_context
         self._loop = loop_context.loop
@@ -363,13 +367,18 @@ class Lifecycle:
 
     def abort(self) -> None:
         """End at once. As over TCP, what has been left to the device is not taken back."""
-        if self.machine.state is not State.CLOSED and not self._left_to_device:
+        if not self._is_ending:
             self._handle(Event.ABORT)
 
     def fail(self, exc: BaseException) -> None:
-        """End at once; connection_lost() gets this error."""
-        if self.machine.state is not State.CLOSED:
+        """The same; connection_lost() gets this error."""
+        if not self._is_ending:
             self._handle(Event.CALLBACK_RAISED, exc)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether connection_lost() has been called, or is due, so that the program can end nothing any more."""
+        return self.machine.state is State.CLOSED or self._left_to_device
 
     def end_now(self, error: Exception | None = None) -> None:
         """End at once, and do not wait until the peer has heard of it; connection_lost() gets this error."""
@@ -506,7 +515,10 @@ class Lifecycle:
         if self._told_lost or self.machine.error is not None:
             return  # its end has been told, or is about to be
         self._told_lost = True
-        self.callbacks.connection_lost(None)
+        try:
+            self.callbacks.connection_lost(None)
+        finally:
+            self._tell_over()  # nobody waits for the device, as nobody waits for TCP's kernel
 
     def _begin_close_timer(self) -> None:
         timeout = self._config.close_timeout
@@ -738,9 +750,7 @@ class Lifecycle:
 
     def port_event(self, event: AsyncEvent) -> None:
         """Something has happened to a port of the device. It ends nothing; the protocol may want to know."""
-        if event.port_num != self.facts.get("rdma_port") or self._told_lost:
-            return
-        if self.machine.state is not State.CLOSED:
+        if event.port_num == self.facts.get("rdma_port") and self.machine.state is not State.CLOSED:
             self.tell("port_event", event)
 
     # -- what the regions need -----------------------------------------------------------------------------
@@ -759,7 +769,9 @@ class Lifecycle:
         return self.callbacks.listens_for(name)
 
     def tell(self, name: str, argument: Any) -> None:
-        """Call a method that a protocol may have besides asyncio's."""
+        """Call a method that a protocol may have besides asyncio's, unless connection_lost() was the last."""
+        if self._told_lost:
+            return
         try:
             self.callbacks.tell(name, argument)
         except (SystemExit, KeyboardInterrupt):
@@ -803,8 +815,10 @@ class Lifecycle:
             return
         machine, transport = self.machine, self.callbacks.transport
         unclosed, error = "", None
-        if machine.state not in (State.OPENING, State.CLOSED) and (
-            not machine.closing or self.connection.undelivered
+        if (
+            machine.state not in (State.OPENING, State.CLOSED)
+            and not self._told_lost
+            and (not machine.closing or self.connection.undelivered)
         ):
             unclosed = f"unclosed transport {transport!r}"
             error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
@@ -836,6 +850,9 @@ class Lifecycle:
             self._held_port.close()
         if not self._connecting:  # else the caller of connect() is still to ask for the protocol
             self.callbacks.let_go()
+        self._tell_over()
+
+    def _tell_over(self) -> None:
         on_over, self._on_over = self._on_over, _nothing
         on_over()
 

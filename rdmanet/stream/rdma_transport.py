@@ -53,7 +53,7 @@ class RdmaTransport(asyncio.Transport):
         :param role: CLIENT, if ``_connect`` is to be called; SERVER, if ``_accept``
         :param context: the context of the protocol's callbacks; by default a copy of the caller's
         :param on_made: called when the connection is established
-        :param on_over: called when nothing is left of the connection, or of the attempt
+        :param on_over: called once, when the connection, or the attempt, is over for its program
         """
 
         def over() -> None:

@@ -1,11 +1,13 @@
 """The order of a protocol's callbacks, and of what they schedule, is that of asyncio's TCP."""
 
 import asyncio
+import contextlib
+import warnings
 
 import pytest
 
 import rdmanet
-from tests.support.waiting import Conditions, loop_turns, until_seen
+from tests.support.waiting import Conditions, begin, loop_turns, until_seen
 
 
 class Scheduling(asyncio.Protocol):
@@ -157,3 +159,87 @@ async def test_connection_lost_comes_in_the_turn_after_close(first, size):
     assert ours.events.count("lost") == 1
     server.close()
     await server.wait_closed()
+
+
+class Failing(Scheduling):
+    """Closes, and fails: by then nothing is left to be cut off."""
+
+    def data_received(self, data):
+        super().data_received(data)
+        self.transport.close()
+        raise RuntimeError
+
+    def connection_lost(self, exc):
+        self.events.append(type(exc))
+        super().connection_lost(exc)
+
+
+def test_a_failure_after_close_is_no_reason_of_the_end(base):
+    async def events() -> tuple[list, list]:
+        reported = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+        return await served(Failing, Speaking), reported
+
+    found = rdmanet.run(events(), loop_factory=base)
+    assert found[0] == ["made", "soon", "data", type(None), "lost"]
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as over_tcp:
+        assert found == over_tcp.run(events())
+
+
+class Listening(Speaking):
+    """Wants to know of ports and of offers, too."""
+
+    def port_event(self, event):
+        self.note("port")
+
+    def region_offered(self, memory):
+        self.note("offered")
+
+
+@contextlib.asynccontextmanager
+async def left_to_a_slow_device():
+    """A server's protocol, which has closed and lost while the device has yet to send what it wrote; a client's; and
+    the server."""
+    loop = asyncio.get_running_loop()
+    ours = Listening()
+    server = await loop.create_server(lambda: ours, "127.0.0.1", 0)
+    _, client = await loop.create_connection(Listening, *server.sockets[0].getsockname())
+    await ours.until("data")
+    device = ours.transport._life.engine.pd.context
+    device.set_faults("delay=1000s")
+    try:
+        ours.transport.write(b"on its way")
+        ours.transport.close()
+        await ours.until("lost")
+        assert ours.transport._life.connection.undelivered
+        yield ours, client, server
+    finally:
+        device.set_faults("")
+        ours.transport._end_now()
+        client.transport.abort()
+        server.close()
+        await server.wait_closed()
+        await client.until("lost")
+
+
+async def test_nothing_comes_after_connection_lost():
+    async with left_to_a_slow_device() as (ours, client, _):
+        ours.transport._life.engine.pd.context.set_faults("delay=1000s, link=down:0ms:1ms")
+        await client.until("port")
+        ours.transport._life.tell("region_offered", None)
+        assert ours.events[-1] == "lost"
+
+
+async def test_no_server_waits_for_a_connection_that_is_lost():
+    async with left_to_a_slow_device() as (_, _, server):
+        server.close()
+        [rdma] = server._rdma
+        [waiting] = await begin(rdma.wait_closed())  # what the server does since Python 3.12
+        assert waiting.done()
+
+
+async def test_the_end_of_the_loop_does_not_call_unclosed_what_was_closed_and_lost():
+    async with left_to_a_slow_device() as (ours, *_):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ours.transport._life._loop_ended()
