@@ -98,9 +98,9 @@ class Protocol(SSLProtocol):
 
     def _fatal_error(self, exc: BaseException, message: str = "Fatal error on transport") -> None:
         below = self._transport
-        if isinstance(exc, ssl.SSLError):
+        if isinstance(exc, ssl.SSLError) and below is not None:  # otherwise connection_lost() has told it
             self._tls_error = self._tls_error or exc
-            if below is not None and (alert := self._outgoing.read()):
+            if alert := self._outgoing.read():
                 below.write(alert)
                 self._loop.call_soon(self._fatal_error, exc, message)
                 return

@@ -3,8 +3,10 @@
 import asyncio
 import ssl
 
+from rdmanet.stream.in_the_clear import feed
 from rdmanet.stream.ssl_protocol import Protocol
 from tests.support import certificates
+from tests.support.waiting import loop_turns
 
 
 class Wire(asyncio.Transport):
@@ -40,12 +42,6 @@ class Client(asyncio.Protocol):
             self.ended_by = exc
 
 
-def fed(protocol: Protocol, data: bytes) -> None:
-    room = protocol.get_buffer(len(data))
-    room[: len(data)] = data
-    protocol.buffer_updated(len(data))
-
-
 async def handshaken() -> tuple[Protocol, Client, Wire]:
     """A client's end, whose handshake with OpenSSL's server is complete."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -62,22 +58,30 @@ async def handshaken() -> tuple[Protocol, Client, Wire]:
         except ssl.SSLWantReadError:
             pass
         if data := outgoing.read():
-            fed(protocol, data)
+            feed(protocol, data)
         else:
-            await asyncio.sleep(0)
+            await loop_turns()
     await waiter
     return protocol, client, wire
 
 
-def test_an_error_of_tls_is_told_also_if_the_peer_ends_in_the_same_turn():
-    async def main() -> None:
-        protocol, client, wire = await handshaken()
-        fed(protocol, b"no record of TLS, but something else")
-        assert wire.written  # the alert
-        protocol.eof_received()
-        protocol.connection_lost(None)
-        await asyncio.sleep(0)
-        client.transport.close()
-        assert isinstance(client.ended_by, ssl.SSLError)
+async def test_an_error_of_tls_is_told_also_if_the_peer_ends_in_the_same_turn():
+    protocol, client, wire = await handshaken()
+    feed(protocol, b"no record of TLS, but something else")
+    assert wire.written  # the alert
+    protocol.eof_received()
+    protocol.connection_lost(None)
+    await loop_turns()
+    client.transport.close()
+    assert isinstance(client.ended_by, ssl.SSLError)
 
-    asyncio.run(main())
+
+async def test_an_error_in_what_was_not_read_before_the_end_is_told_and_not_kept():
+    """Its traceback would keep the connection, until the collector comes."""
+    protocol, client, _ = await handshaken()
+    client.transport.pause_reading()
+    feed(protocol, b"no record of TLS, but something else")
+    protocol.connection_lost(None)
+    await loop_turns(2)
+    assert isinstance(client.ended_by, ssl.SSLError)
+    assert protocol._tls_error is None
