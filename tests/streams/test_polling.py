@@ -11,7 +11,7 @@ import pytest
 from harness import Echo, Net, Recorder
 from pattern import Pattern
 
-from tests.support.waiting import loop_turns
+from tests.support.waiting import loop_turns, until_seen
 
 
 def engine(net: Net):
@@ -222,8 +222,12 @@ async def test_a_pass_that_finds_only_what_we_have_sent_looks_on(net: Net):
     client.transport.write(b"first")
     await loop_turns(20)  # the connection has begun: no frames of its own are in flight
     watching = engine(net)
-    passes, polls = watching.passes, watching.polls
-    client.transport.write(b"second")
-    while watching.passes == passes:
-        await asyncio.sleep(0)
-    assert (watching.polls - polls) // (watching.passes - passes) > 2
+
+    async def polls_of_a_pass() -> int:
+        passes, polls = watching.passes, watching.polls
+        client.transport.write(b"more")
+        await until_seen(lambda: watching.passes > passes)
+        return (watching.polls - polls) // (watching.passes - passes)
+
+    # It looks on for some microseconds, which may be over at once if this process is held up just then.
+    assert any([await polls_of_a_pass() > 2 for _ in range(5)])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rdmanet.base.pause import pause
+from tests.support.waiting import loop_turns
 
 PACKAGE = Path(__file__).parents[2] / "rdmanet"
 
@@ -40,7 +41,7 @@ async def test_a_pause_may_be_cancelled_as_it_ends():
     failures = []
     loop.set_exception_handler(lambda _, context: failures.append(context))
     waits = loop.create_task(pause(loop, 0))
-    await asyncio.sleep(0)
+    await loop_turns()
     waits.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waits
