@@ -1,7 +1,7 @@
 """asyncio transports over RDMA: ``create_rdma_connection`` and ``start_rdma_server``.
 
-Here are the functions that make transports; the transport itself is rdma_transport.py. `server_of` and `listen` are for
-the modules above, which make servers of their own kinds.
+Here are the functions that make transports; the transport itself is stream/rdma_transport.py. `server_of` and `listen`
+are for the modules above, which make servers of their own kinds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The states of a connection, without I/O, clock or loop. What goes over the wire is in credit.py.
 
-The application's asyncio protocol is called by callbacks.py and, for received bytes, by _pyx/sink.pxi.
+The application's asyncio protocol is called by stream/callbacks.py and, for received bytes, by _pyx/sink.pxi.
 
 Theory
 ------

@@ -71,9 +71,8 @@ class RdmaServer(asyncio.AbstractServer):
         self._on_request = on_request
         self._backlog = backlog
         self._listeners: list[tuple[LoopContext, CMID]] = []
-        self._anywhere: dict[
-            CMID, SockAddr
-        ] = {}  # listeners for which any free port will do, and their addresses
+        # Listeners for which any free port will do, and the addresses that they were asked for.
+        self._anywhere: dict[CMID, SockAddr] = {}
         self._sockets: list[RdmaSocket] = []
         self._transports: weakref.WeakSet[Accepted] = weakref.WeakSet()
         self._active = 0
@@ -271,7 +270,7 @@ class RdmaServer(asyncio.AbstractServer):
                     self._listen(*listener)
 
     def _listen(self, loop_context: LoopContext, cm_id: CMID) -> None:
-        """Listen by this device. Only now soft-iWARP knows whether TCP has a port that was free: another is tried."""
+        """Listen by this device, on another free port if a TCP program has this one: soft-iWARP sees that only now."""
         for left in reversed(range(PORT_TRIES)):
             try:
                 return self._listen_there(loop_context, cm_id)

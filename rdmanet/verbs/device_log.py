@@ -5,8 +5,8 @@ Theory
 The device writes warnings as lines, at most one per second and cause, to standard error or to a descriptor: strangers
 who try its ports, peers with another secret, memory that cannot be mapped. As long as some loop uses the
 embedded device, that descriptor is a packet pipe with one line per packet. The contexts of all loops watch it
-(loop_context.py); whichever reads a line logs it, as a warning of the logger "rdmanet.device". This takes no thread,
-and nothing blocks: the device counts the lines that find the pipe full, and reports the count in the next line.
+(stream/loop_context.py); whichever reads a line logs it, as a warning of the logger "rdmanet.device". This takes no
+thread, and nothing blocks: the device counts the lines that find the pipe full, and reports the count in the next line.
 
 When the last loop context is gone, the lines go to standard error again. A forked child does not use its parent's pipe.
 """

@@ -57,7 +57,7 @@ class AsyncCMListener(Closable):
             raise
 
     def _listening(self, address: Address) -> CMID:
-        """Of a free port, soft-iWARP knows only in listen() whether a TCP program has it: then another is tried."""
+        """Listen, on another free port if a TCP program has the first: soft-iWARP sees that only in listen()."""
         tried: list[CMID] = []  # they keep their ports until one is found
         try:
             while True:
