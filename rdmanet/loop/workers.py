@@ -73,11 +73,6 @@ _WORD_BYTES = 64
 SPEAK_S = 5.0
 """How long who calls at the register may say nothing."""
 _CALLERS_MOST = 64
-_NO_ROOM = (
-    errno.EAGAIN,
-    errno.ECONNRESET,
-    errno.EPIPE,
-)  # the register's backlog is full, or it has made room
 GRACE_S = 0.02
 """How long a worker may leave unread that a connection comes, and still get more."""
 _COMES = b"\n"
@@ -153,9 +148,8 @@ class Register:
         self._address = address
         self._port = port
         self._descriptor = descriptor
-        self._callers: dict[
-            socket.socket, asyncio.TimerHandle
-        ] = {}  # who have said nothing yet; the oldest first
+        # Who have said nothing yet, the oldest first.
+        self._callers: dict[socket.socket, asyncio.TimerHandle] = {}
         self._places: dict[socket.socket, Place] = {}  # of the workers that are believed
         self._told: dict[socket.socket, float] = {}  # when, of those that may not have read it yet
         self._turns: deque[socket.socket | None] = deque([None])  # None: ours
@@ -358,11 +352,13 @@ class Registration:
             called.connect(_NAME % (self._address.encode(), self._port))
             if why := Speaker(called, self._address, self._port).why_not():
                 raise PermissionError(why)
-            called.send(self._word)
+            with contextlib.suppress(ConnectionError):  # it has closed the connection; _said() hears why
+                called.send(self._word)
         except BaseException as exc:
             if called is not None:
                 called.close()
-            if isinstance(exc, OSError) and (kernel.lacks_resources(exc) or exc.errno in _NO_ROOM):
+            # EAGAIN: the register's backlog is full.
+            if isinstance(exc, OSError) and (kernel.lacks_resources(exc) or exc.errno == errno.EAGAIN):
                 _warn("a process registers later as a worker of port %d: %s", self._port, exc)
                 self._call_later()
                 return
@@ -390,7 +386,7 @@ class Registration:
 
     def _said(self, front: socket.socket) -> None:
         try:
-            word = front.recv(_WORD_BYTES)
+            word = _recv(front)
         except BlockingIOError:
             return
         except OSError:
@@ -413,7 +409,18 @@ class Registration:
                 if not why:
                     return
                 _warn("no RDMA client of port %d is sent to this process: %s", self._port, why)
+            case _ if word == _REFUSAL:
+                _warn("no RDMA client of port %d is sent to this process: the front refuses it", self._port)
         self._leave()  # its word is none of ours, or says that we are not believed; or it is not to be trusted
+
+
+def _recv(front: socket.socket) -> bytes:
+    """A word of the front's; b"" if it has gone."""
+    try:
+        return front.recv(_WORD_BYTES)
+    except ConnectionResetError:
+        # It has closed the connection with ours unread. The kernel says that first, and keeps what was said before.
+        return front.recv(_WORD_BYTES)
 
 
 def _has_unread(worker: socket.socket) -> bool:

@@ -296,10 +296,8 @@ async def test_a_register_believes_only_what_it_understands(listener, monkeypatc
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(name)
                 await readable(stranger.fileno())
-                assert [stranger.recv(64) for _ in range(2)] == [
-                    b"rdmanet-front 2 no\n",
-                    b"",
-                ]  # it is sent away
+                sent_away = [b"rdmanet-front 2 no\n", b""]
+                assert [stranger.recv(64) for _ in range(2)] == sent_away
         second.close()
         await until_seen(lambda: not register._places)
         for stranger in strangers:
@@ -359,6 +357,34 @@ async def test_a_worker_that_is_not_believed_stays_away(listener, log):
     await until_seen(lambda: worker._socket is None)
     assert worker._rest is None and not register._workers()
     assert f"a process is not taken for a worker of port {port}" in log.text
+    worker.close()
+    register.close()
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["before it speaks", "its word is unread"])
+async def test_who_is_refused_unheard_stays_away(listener, monkeypatch, log, at_once):
+    """As by a front that may not trace it. The kernel says that the connection is reset, before what was said by it."""
+    loop = asyncio.get_running_loop()
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    register = workers.Register(loop, "127.0.0.1", port, descriptor)
+
+    def front_asks(*args):
+        speaker = Speaker(*args)
+        speaker.why_not = lambda: "it is in a sandbox"
+        return speaker
+
+    def worker_asks(*args):
+        monkeypatch.setattr(workers, "Speaker", front_asks)
+        if at_once:
+            register._called(register._socket.accept()[0])
+        return Speaker(*args)
+
+    monkeypatch.setattr(workers, "Speaker", worker_asks)
+    worker = workers.Registration(loop, "127.0.0.1", port, descriptor, 1001)
+    await until_seen(lambda: worker._socket is None)
+    assert worker._rest is None and not register._workers()
+    assert f"a process is not taken for a worker of port {port}: it is in a sandbox" in log.text
+    assert f"no RDMA client of port {port} is sent to this process: the front refuses it" in log.text
     worker.close()
     register.close()
 
