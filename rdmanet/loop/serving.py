@@ -27,12 +27,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
+from rdmanet.base import log_rate
 from rdmanet.base.environment import requires_rdma
 from rdmanet.base.pause import pause
-from rdmanet.loop import workers
+from rdmanet.loop import kernel, workers
+from rdmanet.loop.acceptor import REST_S
 from rdmanet.loop.choice import why_few_descriptors
 from rdmanet.loop.doors import Answer, Door, Heir, owner
 from rdmanet.loop.settings import Settings
@@ -80,7 +82,7 @@ class DualServer(asyncio.AbstractServer):
         self._heirs: list[Heir] = []
         self._beside: dict[SockAddr, RdmaServer] = {}
         """Those at ports of our own, while another process serves RDMA at these addresses."""
-        self._inheriting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_offered = False
         self._is_closed = False
         self._serving_forever: asyncio.Future[None] | None = None
@@ -116,7 +118,7 @@ class DualServer(asyncio.AbstractServer):
         """Stop listening. Connections live on."""
         self._is_closed = True
         self._alive.discard(self)
-        for task in self._inheriting:
+        for task in self._tasks:
             task.cancel()
         for heir in self._heirs:
             heir.close()
@@ -248,11 +250,7 @@ class DualServer(asyncio.AbstractServer):
 
         def inherit() -> None:
             self._heirs.remove(heir)
-            task = self._loop.create_task(
-                self._offer_at(address, takes_both, descriptor), name="offer RDMA after another worker"
-            )
-            self._inheriting.add(task)
-            task.add_done_callback(self._inheriting.discard)
+            self._begin(self._offer_at(address, takes_both, descriptor), "offer RDMA after another worker")
 
         try:
             heir = Heir(self._loop, pid, inherit)
@@ -270,12 +268,14 @@ class DualServer(asyncio.AbstractServer):
     async def _register(self, address: SockAddr, takes_both: bool, descriptor: int, heir: Heir) -> None:
         """Listen at a port of our own, and have the process that serves RDMA send us clients there.
 
+        For want of descriptors or memory, a task does so later.
+
         :param heir: that process's; when it ends meanwhile, its place is already being taken
         """
         from rdmanet.stream.addresses import libraries_for
 
         server = self._make_server()
-        reserved = None
+        reserved = failure = None
         try:
             by: Callable[[Library], bool] | None = workers.is_dealt
             port = 0
@@ -283,10 +283,11 @@ class DualServer(asyncio.AbstractServer):
                 reserved = workers.reserve(address[0], takes_both)
                 by, port = None, reserved.getsockname()[1]
             for place in _places(address, takes_both):
-                await self._listen(server, cast(SockAddr, (place[0], port, *place[2:])), by)
+                at = cast(SockAddr, (place[0], port, *place[2:]))
+                failure = await self._listen(server, at, by) or failure
                 if server.sockets:
                     port = server.sockets[0].getsockname()[1]
-            failure = server._serve_where_possible()
+            failure = server._serve_where_possible() or failure
             if not server._listeners:
                 raise failure or OSError(errno.ENODEV, "no device has this address")
             if heir.has_ended:
@@ -300,13 +301,37 @@ class DualServer(asyncio.AbstractServer):
                 reserved.close()
             if not isinstance(exc, OSError):
                 raise
-            logger.debug("no RDMA client is sent to process %d: %s", os.getpid(), exc)
+            if not kernel.lacks_resources(exc):
+                logger.debug("no RDMA client is sent to process %d: %s", os.getpid(), exc)
+                return
+            log_rate.warn(
+                logger,
+                "worker",
+                "the server on %s port %d registers later as a worker: %s",
+                *address[:2],
+                exc,
+            )
+            self._begin(self._register_later(address, takes_both, descriptor, heir), "register as a worker")
             return
         server.on_close = registration.close
         self._beside[address] = server
         self._rdma.append(server)
         if self._is_closed:  # meanwhile
             server.close()
+
+    async def _register_later(self, address: SockAddr, takes_both: bool, descriptor: int, heir: Heir) -> None:
+        await pause(self._loop, REST_S)
+        if not heir.has_ended:
+            await self._register(address, takes_both, descriptor, heir)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do this until the server is closed."""
+        if self._is_closed:
+            work.close()
+            return
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _join(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
         """Listen for RDMA on the address of one TCP listener, and open its door."""

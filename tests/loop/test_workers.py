@@ -361,6 +361,45 @@ async def test_a_worker_that_is_not_believed_stays_away(listener, log):
     register.close()
 
 
+@pytest.fixture
+def lacking(request, monkeypatch):
+    """The first worker's port of this process is not to be had, for want of descriptors."""
+    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+    reserve, listen = workers.reserve, serving.DualServer._listen
+
+    def reserve_later(*args):
+        if failures:
+            raise failures.pop()
+        return reserve(*args)
+
+    async def listen_later(server, at, place, by=None):
+        is_workers = place[1] != server.sockets[0].getsockname()[1]
+        return failures.pop() if is_workers and failures else await listen(server, at, place, by)
+
+    if request.param == "reserve":
+        monkeypatch.setattr(workers, "reserve", reserve_later)
+    else:
+        monkeypatch.setattr(serving.DualServer, "_listen", listen_later)
+
+
+@pytest.mark.parametrize("lacking", ["reserve", "listen"], indirect=True)
+@pytest.mark.parametrize("ends", [False, True], ids=["descriptors again", "it ends before"])
+async def test_a_worker_that_lacks_descriptors_registers_later(lacking, ends, monkeypatch, log):
+    with workers_on("127.0.0.1", 1) as (port, there):
+        [front] = there.values()
+        assert await front.line() == "ready"
+        monkeypatch.setattr(serving, "REST_S", 3600.0 if ends else 0.02)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", port, reuse_port=True)
+        assert f"the server on 127.0.0.1 port {port} registers later as a worker: " in log.text
+        assert "Too many open files" in log.text and not server._beside
+        if not ends:
+            await until_seen(lambda: server._beside and not server._tasks)
+        server.close()
+        await server.wait_closed()
+        await until_seen(lambda: not server._tasks)
+
+
 @pytest.mark.parametrize("at_once", [True, False], ids=["before it speaks", "its word is unread"])
 async def test_who_is_refused_unheard_stays_away(listener, monkeypatch, log, at_once):
     """As by a front that may not trace it. The kernel says that the connection is reset, before what was said by it."""
