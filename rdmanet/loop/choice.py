@@ -118,7 +118,6 @@ class Chooser:
         """What a transport to this address is to know, if TCP is to reach it and that is known without choosing.
 
         :param key: the address and the port, and the host's name if it has one; they may be anything
-        :raises OSError: there are no descriptors left
         """
         try:
             known = self._plain.get(key)
@@ -126,9 +125,12 @@ class Chooser:
             return None
         if known is None or time.monotonic() > known.until:
             return None
-        for sign in known.signs:  # not by sees(): these few lines are what most connections wait for
-            if self._lookout.look(sign) != doors.NO_SIGN:
-                return None
+        try:
+            for sign in known.signs:  # not by sees(): these few lines are what most connections wait for
+                if self._lookout.look(sign) != doors.NO_SIGN:
+                    return None
+        except OSError:  # there is no descriptor left to look with
+            return None
         return known.facts
 
     def choose(self, host: str, place: SockAddr) -> Chance | str:

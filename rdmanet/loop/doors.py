@@ -264,7 +264,7 @@ def signs(address: str, port: int) -> tuple[bytes, ...]:
 
 
 class Lookout:
-    """Looks for signs. It keeps one socket for that.
+    """Looks for signs. It keeps one socket for that, unless none would be left for the TCP connection.
 
     :ivar look: takes the name of a sign. `NO_SIGN` says that there is none of that name. Whatever else it returns,
         there may be one. Raises OSError if there are no descriptors left
@@ -275,8 +275,14 @@ class Lookout:
         self.look: Callable[[bytes], int] = self._open_and_look
 
     def _open_and_look(self, sign: bytes) -> int:
-        self._socket = socket.socket(socket.AF_UNIX, _SIGN, 0)
-        self.look = self._socket.connect_ex
+        looking = socket.socket(socket.AF_UNIX, _SIGN, 0)
+        try:
+            os.close(os.dup(looking.fileno()))
+        except OSError:
+            looking.close()
+            raise
+        self._socket = looking
+        self.look = looking.connect_ex
         return self.look(sign)
 
     def sees(self, signs: tuple[bytes, ...]) -> bool:

@@ -2,17 +2,19 @@
 
 import asyncio
 import os
-import resource
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from loop_harness import plain_server
-from test_plain_peers import reason
+from loop_harness import Recorder
 
-from rdmanet.loop.choice import DESCRIPTORS_LEAST
+from rdmanet.loop import choice
+from rdmanet.loop.choice import DESCRIPTORS_LEAST, Chooser
+from rdmanet.loop.peers import Peers
+from tests.support.descriptors import descriptors_left
+from tests.support.waiting import until_seen
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -55,28 +57,28 @@ def test_a_program_with_few(loop, limit):
     )
 
 
-async def test_a_client_that_has_one_left():
-    """What looks for a server's sign would take it from the connection."""
-    server, port = await plain_server()
-    asyncio.get_running_loop()._rdmanet.chooser.close()
-    kept = []
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 64, limits[1]))
-    try:
-        with pytest.raises(OSError):
-            while True:
-                kept.append(socket.socket())
-        for _ in range(2):  # the client's, and the server's
-            kept.pop().close()
-        chooser = asyncio.get_running_loop()._rdmanet.chooser
-        spare = [socket.socket() for _ in range(2)]
-        said = chooser.choose("127.0.0.1", ("127.0.0.1", port))
-        for each in spare:
-            each.close()
-        assert said == "no descriptor is left to look for an RDMA server on this host"
-    finally:
-        for each in kept:
-            each.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert await reason(port)
-    server.close()
+async def test_a_client_that_has_one_left(monkeypatch):
+    """It is for the TCP connection, and not for what looks for a server's sign."""
+    monkeypatch.setattr(choice, "DESCRIPTORS_LEAST", 0)
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        made = [await loop.create_connection(Recorder, *address)]  # uvloop takes more for its first
+        loop._rdmanet.chooser.close()
+        for _ in range(2):
+            with descriptors_left(1):
+                made.append(await loop.create_connection(Recorder, *address))
+            assert made[-1][0].get_extra_info("fabric_reason") == (
+                "no descriptor is left to look for an RDMA server on this host"
+            )
+        for transport, _ in made:
+            transport.abort()
+        await until_seen(lambda: all("lost" in protocol.events for _, protocol in made))
+
+
+def test_who_takes_tcp_anyhow_needs_none_to_choose():
+    chooser = Chooser(Peers("192.0.2.1"))
+    with descriptors_left(0):
+        for _ in range(2):
+            said = chooser.choose("127.0.0.1", ("127.0.0.1", 7))
+            assert said == "the peers that RDMA is for do not include it"
