@@ -13,7 +13,7 @@ from tests.support.waiting import begin
 import rdmanet
 import rdmanet.streams.reader_writer
 import rdmanet.transport
-from link_words import become
+from link_words import become_or_end
 from rdmanet.loop import kernel
 
 roles, what, address, port = argv
@@ -78,10 +78,5 @@ async def main():
         say(requests=requests)
 
 
-try:
-    for role in roles.split(","):
-        become(role)
-except OSError as exc:
-    say(unfit=f"{roles}: {exc}")
-    raise SystemExit from exc
+become_or_end(roles.split(","), say)
 asyncio.run(main())

@@ -6,14 +6,10 @@ the `refusals`, and of the `arena` what it begins with, if it was to be had.
 
 import os
 
-from link_words import ask_for_arena, become
+from link_words import ask_for_arena, become_or_end
 
 port, count, *roles = argv
-try:
-    become(*roles)
-except OSError as exc:
-    say(unfit=f"{roles}: {exc}")
-    raise SystemExit from None
+become_or_end(roles, say)
 
 
 def attempt():

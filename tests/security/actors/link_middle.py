@@ -14,7 +14,7 @@ from link_words import (
     HELLO,
     PROOF,
     WELCOME,
-    become,
+    become_or_end,
     hear_on,
     link_to,
     offer,
@@ -75,11 +75,7 @@ def impostor(client):
     return True
 
 
-try:
-    become(*roles)
-except OSError as exc:
-    say(unfit=f"{roles}: {exc}")
-    raise SystemExit from None
+become_or_end(roles, say)
 say(ready=True)
 while hear() is not None:
     if (child := os.fork()) == 0:

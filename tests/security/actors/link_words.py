@@ -86,6 +86,15 @@ def become(*roles):
             dumpable(True)
 
 
+def become_or_end(roles, say):
+    """become(); or say why that is `unfit` for the test, and end."""
+    try:
+        become(*roles)
+    except OSError as exc:
+        say(unfit=f"{','.join(roles)}: {exc}")
+        raise SystemExit from None
+
+
 def link_to(port):
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.connect(f"\0rdmanet-soft/{port}")

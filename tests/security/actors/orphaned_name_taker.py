@@ -2,7 +2,7 @@
 
 import os
 
-from link_words import become
+from link_words import become_or_end
 from taking import take
 
 
@@ -12,12 +12,6 @@ def say_as_orphan(**facts):
     say(**facts)
 
 
-roles, argv = argv[0].split(","), argv[1:]
-for role in roles:
-    try:
-        become(role)
-    except OSError as exc:
-        say(unfit=f"{role}: {exc}")
-        raise SystemExit from exc
-
-take(argv, say_as_orphan, hear)
+roles, *names = argv
+become_or_end(roles.split(","), say)
+take(names, say_as_orphan, hear)
