@@ -174,9 +174,8 @@ class Side(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             try:
                 self._kept = socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
-            except (
-                OSError
-            ):  # there are no descriptors left: nobody could take back what it has from its listener
+            except OSError:
+                # There are no descriptors left, so nobody could take back later what it has from its listener.
                 close_resets(sock, False)
             else:
                 close_resets(self._kept, True)

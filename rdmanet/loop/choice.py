@@ -46,8 +46,8 @@ logger = logging.getLogger("rdmanet")
 MEMORY_S = 60.0
 """For how long the fabric of a peer on another host is remembered."""
 SLOW_S = 10.0
-"""For how long TCP is used to a server of this host that answered its door, but made no connection in time; or whose
-device speaks another version, or has another secret."""
+"""For how long TCP is used to a server of this host that answered a knock, but made no connection in time; or whose
+door or device speaks another version, or whose device has another secret."""
 DESCRIPTORS_LEAST = 64
 """How many descriptors a process must be allowed to have for RDMA. The device takes some twenty, and a connection a few
 while it is made: a program that gets along with fewer by TCP would have none left."""

@@ -179,9 +179,8 @@ def _listeners_by_proc(port: int) -> dict[bytes, list[tuple[int, int]]]:
     """The users and inodes of the sockets that listen on a port, by their addresses."""
     listeners: dict[bytes, list[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
-        lines = _lines(
-            f"/proc/thread-self/net/{name}"
-        )  # of this thread's network: /proc/net is the main thread's
+        # Of this thread's network: /proc/net is the main thread's.
+        lines = _lines(f"/proc/thread-self/net/{name}")
         try:
             next(lines, None)  # the titles
             for line in lines:

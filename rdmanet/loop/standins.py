@@ -30,7 +30,6 @@ from rdmanet.loop.settings import Settings
 if TYPE_CHECKING:
     from rdmanet.transport import RdmaTransport
 
-
 _ITS_OWN = "the socket is the program's"
 
 

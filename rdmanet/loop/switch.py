@@ -75,7 +75,7 @@ class Switch:
         """By RDMA if the peer offers it, else by TCP."""
         if self.standins.transports:
             self.standins.sweep()
-        is_alone = sock is not None and host is None and port is None  # else the base says what is wrong
+        is_alone = host is None and port is None  # else the base says what is wrong
         if sock is not None and is_alone and (kept := self.standins.take(sock)) is not None:
             from rdmanet.stream.tls import Tls
 
