@@ -174,12 +174,13 @@ class Method:
         self._lenient = msgspec.msgpack.Decoder(
             msgspec.defstruct(self.name, fields, array_like=True, frozen=True)
         ).decode
-        self._result = _decoder(wire_type(self.result) if self.result_is_buffer else self.result)
-        self._item = _decoder(Any if self.stream is None else self.stream[1])
-        self._details = _decoder(Any if self.options.details is None else self.options.details)
-        self.scale, self.item_scale = Scale(*types), Scale(Any if self.stream is None else self.stream[1])
-        self._result_scale = Scale(wire_type(self.result) if self.result_is_buffer else self.result)
-        self._details_scale = Scale(Any if self.options.details is None else self.options.details)
+        self.scale = Scale(*types)
+        result = wire_type(self.result) if self.result_is_buffer else self.result
+        self._result, self._result_scale = _decoder(result), Scale(result)
+        item = Any if self.stream is None else self.stream[1]
+        self._item, self.item_scale = _decoder(item), Scale(item)
+        details = Any if self.options.details is None else self.options.details
+        self._details, self._details_scale = _decoder(details), Scale(details)
 
     def fitted(self, there: Any) -> Method:
         """The same method, as it is called at a server that has another version of it.
@@ -194,7 +195,7 @@ class Method:
             for index in self.buffers
             if index < len(parameters)
             and parameters[index][1] != BUFFER
-            and not isinstance(self.parameters[index].type, ArrayType)
+            and not self.parameters[index].is_array
         )
         if result == BUFFER and not self.result_is_buffer and self.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
             found.result, found.result_is_buffer = bytes_in(self.result), True

@@ -51,7 +51,7 @@ class Parting:
         self._on_refusing = on_refusing
         self._is_ending = False
         self._reason = ""
-        self._asked = 0  # the token of the last Ping
+        self._asked = 0  # the token of its last Ping
         self._timer: asyncio.TimerHandle | None = None
 
     def drain(self, reason: str) -> None:
