@@ -1,26 +1,33 @@
 """The threads of this process that a test may have left behind."""
 
+import contextlib
 import os
-from collections.abc import Iterator
+import re
+
+TASKS = "/proc/self/task"
+NOT_OURS = "libuv-worker", "iou-", "Trio thread"
+"""uvloop's pool for getaddrinfo is the process's for good, and the threads for libuv's io_uring are the kernel's.
+Trio keeps idle threads for ten seconds."""
 
 
-def names() -> Iterator[str]:
-    for task in _tasks():
-        try:
-            with open(f"/proc/self/task/{task}/comm") as comm:
-                name = comm.read().strip()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        # uvloop's pool for getaddrinfo is the process's for good, the kernel's for libuv's io_uring is the kernel's.
-        # Trio keeps idle threads for ten seconds.
-        if not name.startswith(("libuv-worker", "iou-", "Trio thread")):
-            yield name
+def names() -> list[str]:
+    """Of all threads, each once.
 
-
-def _tasks() -> list[str]:
-    """The numbers of all threads. While one ends, the kernel may leave out others."""
+    While a thread ends, the kernel's list may end with it, and leave out newer ones. So there must be as many as the
+    kernel counts, and all must still be there after it has counted: else the one that has ended stands for another.
+    """
     while True:
-        tasks = os.listdir("/proc/self/task")
-        with open("/proc/self/status") as status:
-            if f"Threads:\t{len(tasks)}\n" in status:
-                return tasks
+        tasks = os.listdir(TASKS)
+        if len(tasks) == _count():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                return [name for name in map(_name, tasks) if not name.startswith(NOT_OURS)]
+
+
+def _count() -> int:
+    with open("/proc/self/status") as status:
+        return int(re.findall(r"^Threads:\t(\d+)$", status.read(), re.MULTILINE)[0])
+
+
+def _name(task: str) -> str:
+    with open(f"{TASKS}/{task}/comm") as comm:
+        return comm.read().strip()
