@@ -164,8 +164,18 @@ def network() -> Iterator[tuple[str, ...]]:
 @pytest.fixture(scope="session")
 def moments(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A library that tells an attacker of each system call by which the victim deals with ports (moments.c)."""
-    library = tmp_path_factory.mktemp("moments") / "moments.so"
-    source = HERE / "moments.c"
+    return to_preload("moments", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def accepts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library that counts the attempts to accept for which no descriptor was left (accepts.c)."""
+    return to_preload("accepts", tmp_path_factory)
+
+
+def to_preload(name: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    library = tmp_path_factory.mktemp(name) / f"{name}.so"
+    source = HERE / f"{name}.c"
     subprocess.run(
         [a_compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"],
         check=True,

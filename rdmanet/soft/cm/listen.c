@@ -315,6 +315,8 @@ static bool accept_one(struct rn_cm_id *listener)
 	fd = next_socket(listener, &far, &is_last);
 	if (fd < 0 && is_shortage(errno)) {
 		warn_of_shortage(listener, "they wait");
+		if (!rn_guarded(RN_GUARD_ACCEPT_REST))
+			return false;
 		rn_source_modify(&listener->accepting, 0);
 		rn_timer_set(&listener->accept_retry, ACCEPT_RETRY_MS * 1000000u);
 		return false;

@@ -50,6 +50,8 @@ static void listener_ready(struct rn_source *source, uint32_t epoll_events)
 	if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
 		rn_warn(RN_WARN_DESCRIPTORS, "cannot accept a connection to one of our queue pairs yet: %s",
 			strerror(errno));
+		if (!rn_guarded(RN_GUARD_ACCEPT_REST))
+			return;
 		rn_source_modify(source, 0);
 		rn_timer_set_ms(&listener->accept_retry, ACCEPT_RETRY_MS);
 	}
