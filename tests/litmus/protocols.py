@@ -2,9 +2,10 @@
 
 Each has the words and threads of docs/developers/shared-words.md, cut down to two or three steps, and says which
 results must not happen. Its orders have names. `weakened` has, for each order that is needed, something weaker with
-which the checker finds a bad result. `spare` has those that the source has stronger than RC11 needs: with these no bad
-result is found either. `source` has lines of the device from which the orders are taken; a test compares them, so who
-changes one changes it here, too.
+which the checker finds a bad result; where either of two orders will do, both weaker, of which neither does harm alone.
+`spare` has those that the source has stronger than RC11 needs: with these no bad result is found either. `source` has
+lines of the device from which the orders are taken, each of which is there once; a test compares them, so who changes
+one changes it here, too.
 """
 
 from __future__ import annotations
@@ -246,7 +247,9 @@ WITHDRAWAL = Protocol(
         ),
         ("objects/mr.h", "atomic_load(&entry->key) == key"),
         ("responder/responder.h", "uint64_t generation_state = atomic_load(&ctx->facts->generation_state);"),
-        ("objects/quiesce.c", "rn_fence();"),
+        ("objects/quiesce.c", "rn_fence();\n\treturn wait_for_domain("),
+        ("objects/quiesce.c", "rn_fence();\n\tfor (uint32_t i = first; i < end; i++) {"),
+        ("objects/quiesce.c", "rn_fence();\n\tif (self)"),
         ("objects/quiesce.c", "uint32_t seen = atomic_load(word);"),
         ("objects/qp_state.c", "rn_fence();"),
     ],
@@ -255,6 +258,7 @@ WITHDRAWAL = Protocol(
 
 
 # --- facts that are read without being inside: a datagram's sender ------------------------------------------
+# They change after the generation. Who sees a new one sees the new generation afterwards.
 
 
 def facts(o: Orders) -> list[Thread]:
@@ -286,6 +290,42 @@ FACTS = Protocol(
     ],
     # Others need these for other reasons.
     [{"begin anew": RELAXED, "look": RELAXED, "claim": RELAXED}],
+)
+
+
+# --- and those of a queue pair that is open: its state is told last -----------------------------------------
+# Who sees the new state sees all facts that go with it.
+
+
+def told_last(o: Orders) -> list[Thread]:
+    def owner() -> Steps:
+        yield Write("rq_offset", "new", o["tell"])
+        yield Write("generation_state", "open", o["tell last"])
+
+    def requester() -> Steps:
+        state = yield Read("generation_state", o["look"])
+        return state, (yield Read("rq_offset", o["read"]))
+
+    return [owner, requester]
+
+
+TOLD_LAST = Protocol(
+    "the facts, and the state that is told last",
+    {"tell": RELEASE, "tell last": RELEASE, "look": SEQ_CST, "read": ACQUIRE},
+    {"generation_state": "closed", "rq_offset": "old"},
+    told_last,
+    lambda results, last: results[1] == ("open", "old"),
+    [{"tell last": RELAXED}, {"look": RELAXED}],
+    [
+        ("shm/own.c", "for (size_t i = bytes / sizeof(word); i--;) {"),  # the state is the first word
+        ("shm/arena.h", "alignas(128) _Atomic uint64_t generation_state;"),
+        ("datagram/datagram.c", "ctx->generation = atomic_load(&ctx->facts->generation_state) >> 8;"),
+        (
+            "requester/execute.c",
+            "generation_state = atomic_load(&ctx->facts->generation_state);\n\tctx->generation =",
+        ),
+    ],
+    [{"tell": RELAXED, "look": ACQUIRE, "read": RELAXED}],
 )
 
 
@@ -334,7 +374,9 @@ DOORBELL = Protocol(
     [
         {"asleep?": ACQUIRE},
         {"summary": ACQ_REL},
-        {"collect": RELAXED, "complete": RELAXED, "look": RELAXED, "fence": RELAXED},
+        {"arm": RELAXED, "fence": RELAXED},
+        {"fence": RELAXED, "look": RELAXED},
+        {"look": RELAXED, "collect": RELAXED},
     ],
     [
         ("responder/ctx.c", "atomic_fetch_or(ctx->dirty, ctx->dirty_bit);"),
@@ -378,7 +420,7 @@ SUMMARY = Protocol(
     {"dirty": 0, "summary": 1},
     summary,
     lambda results, last: bool(last["dirty"]) and not last["summary"],
-    [{"dirty": RELEASE, "set already?": ACQUIRE}, {"collect": ACQUIRE}],
+    [{"dirty": RELEASE}, {"collect": ACQUIRE}],
     [
         ("responder/ctx.c", "if (!(atomic_load(&ctx->cq->summary) & ctx->summary_bit))"),
         (
@@ -507,5 +549,5 @@ SHARED_READ = Protocol(
 
 
 PROTOCOLS = [
-    SLOT_RING, POOL_CLAIM, POOL_FINISH, WITHDRAWAL, FACTS, DOORBELL, SUMMARY, LIMIT, NOTICE, SHARED_READ,
+    SLOT_RING, POOL_CLAIM, POOL_FINISH, WITHDRAWAL, FACTS, TOLD_LAST, DOORBELL, SUMMARY, LIMIT, NOTICE, SHARED_READ,
 ]  # fmt: skip
