@@ -153,21 +153,24 @@ build/libraries/.done: requirements/libraries.txt $(VENV)/.run
 	@scripts/progress "installing libraries to try" build/libraries/bin/python -m pip install --quiet $(locked) --requirement requirements/libraries.txt
 	@touch $@
 
-# uvloop's own tests are in its source distribution only; nothing of it is built or installed.
-build/libraries/uvloop: build/libraries/.done
-	@mkdir -p $@
-	@grep -A99 '^uvloop==' requirements/libraries.txt | sed '/[^\\]$$/q' >$@/requirement.txt
-	@scripts/progress "downloading uvloop's tests" build/libraries/bin/python -m pip download --quiet --no-deps --require-hashes --no-binary uvloop --dest $@ --requirement $@/requirement.txt
-	@tar -xzf $@/uvloop-*.tar.gz -C $@ --strip-components=1 --wildcards '*/tests'
-	@touch $@
+# uvloop's and aiohttp's own tests are in their source distributions only, of which nothing is installed. pip runs the
+# build of each to hear its name and version: with the tools of $(VENV), which are locked, not with others that it
+# downloads for that.
+define tests_of
+@rm -rf $@.new
+@mkdir -p $@.new
+@grep -A999 '^$(1)==' requirements/libraries.txt | sed '/[^\\]$$/q' >$@.new/requirement.txt
+@scripts/progress "downloading $(1)'s tests" $(py) -m pip download --quiet --no-deps --no-build-isolation --require-hashes --no-binary $(1) --dest $@.new --requirement $@.new/requirement.txt
+@tar -xzf $@.new/$(1)-*.tar.gz -C $@.new --strip-components=1 --wildcards '*/tests'
+@rm -rf $@
+@mv $@.new $@
+endef
 
-# So are aiohttp's.
+build/libraries/uvloop: build/libraries/.done
+	$(call tests_of,uvloop)
+
 build/libraries/aiohttp: build/libraries/.done
-	@mkdir -p $@
-	@grep -A999 '^aiohttp==' requirements/libraries.txt | sed '/[^\\]$$/q' >$@/requirement.txt
-	@scripts/progress "downloading aiohttp's tests" build/libraries/bin/python -m pip download --quiet --no-deps --require-hashes --no-binary aiohttp --dest $@ --requirement $@/requirement.txt
-	@tar -xzf $@/aiohttp-*.tar.gz -C $@ --strip-components=1 --wildcards '*/tests'
-	@touch $@
+	$(call tests_of,aiohttp)
 
 # websockets' are not: these are of the release that Debian keeps, with the code that they test. "tests" is our package.
 websockets := python-websockets_15.0.1.orig.tar.gz
