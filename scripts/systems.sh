@@ -39,13 +39,18 @@ bootstrap() { # ROOT DEBOOTSTRAP'S ARGUMENTS ...
         { tail -20 "$root.log" >&2; return 1; }
 }
 
+# By pivot_root: the kernel lets nobody whose root is not that of its mount namespace make a namespace of users.
 inside() {
     unshare --mount --propagation private bash -euc '
         root=$1; shift
+        mount --rbind "$root" "$root" # pivot_root takes a mount
         mount --types proc proc "$root/proc"
         mount --types sysfs --options ro sys "$root/sys"
         mount --rbind /dev "$root/dev"
-        exec chroot "$root" "$@"' - "$@"
+        cd "$root"
+        pivot_root . mnt
+        umount --lazy /mnt
+        exec "$@"' - "$@"
 }
 
 install() {
