@@ -27,8 +27,8 @@ few turns of the loop (`_speak_first`). A client that says nothing has held up n
 at most.
 
 A connection of a program that expects TCP is left to the device when it is closed and everything has been posted
-(`_leave_to_device`): connection_lost() is called in the next turn, as over TCP, and neither abort() nor an exception ends
-anything then. What the device may still touch is kept until it is done, or until a close takes too long.
+(`_leave_to_device`): connection_lost() is called in the next turn, as over TCP, and neither abort() nor an exception
+ends anything then. What the device may still touch is kept until it is done, or until a close takes too long.
 
 The transport above gives it commands, such as `close`, and reads its parts. While the connection exists, the loop
 context and these parts refer to the life, and the life refers to the transport. `_detach` cuts these references, so
