@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.unfit import may_unshare
+
 from .test_soft_run import STRANGER, environment, soft_run  # noqa: F401
 from .test_soft_run_files import BECOME, home_of_another, interfaces_with_devices
 
@@ -70,9 +72,7 @@ def seen():
 
 
 def may_mount():
-    """Whether this process may make a mount namespace at all, which a container may forbid."""
-    flags = ["--mount"] if os.geteuid() == 0 else ["--user", "--mount"]
-    return subprocess.run(["unshare", *flags, "true"], capture_output=True).returncode == 0
+    return may_unshare("--mount") if os.geteuid() == 0 else may_unshare("--user", "--mount")
 
 
 @pytest.mark.skipif(not may_mount(), reason="this host lets this user make no mount namespace")

@@ -177,7 +177,9 @@ class Failing(Scheduling):
 def test_a_failure_after_close_is_no_reason_of_the_end(base):
     async def events() -> tuple[list, list]:
         reported = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: reported.append(context["message"])
+        )
         return await served(Failing, Speaking), reported
 
     found = rdmanet.run(events(), loop_factory=base)

@@ -18,6 +18,7 @@ import tempfile
 from typing import Any, Self
 
 from tests.support.nursery import Child
+from tests.support.unfit import unfit
 from tests.support.waiting import readable
 
 SILENCE_S = 60.0  # longer than any program thinks, on a busy machine too
@@ -140,7 +141,10 @@ class Process(_Speaker):
         return line
 
     def hear(self) -> dict[str, Any]:
+        """What it says next. That it is `unfit` ends the test."""
         said: dict[str, Any] = json.loads(self.line())
+        if "unfit" in said:
+            unfit(said["unfit"])
         return said
 
     def rest(self) -> str:

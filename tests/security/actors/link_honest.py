@@ -3,11 +3,11 @@
 argv is who it is (see link_words.become). It says `began` when the link is being made.
 """
 
-from link_words import become
+from link_words import become_or_end
 from rdmanet import _core
 from rdmanet.verbs import CQ, PD, QP, QPCap, QPInitAttr
 
-become(*argv)
+become_or_end(argv, say)
 
 with _core.Library.embedded().devices()[0].open() as context, PD(context) as pd, CQ(context, 8) as cq:
     gid = next(entry for entry in context.gid_table() if entry.address.is_loopback)

@@ -13,7 +13,7 @@ import resource
 import select
 import sys
 
-from link_words import become
+from link_words import become_or_end
 from rdmanet import _core
 from rdmanet.verbs import (
     CQ,
@@ -29,7 +29,7 @@ from rdmanet.verbs import (
     WROpcode,
 )
 
-become(*argv)
+become_or_end(argv, say)
 
 ROOM, DEPTH = 64, 8
 REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
