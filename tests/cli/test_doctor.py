@@ -273,15 +273,20 @@ def far(monkeypatch):
     monkeypatch.setattr(choice, "adapters", list)
 
 
-async def test_a_tcp_program_of_another_host_gets_no_byte(far, program):
-    """Not even if its user says by a name that it is an RDMA program: names of other hosts are not seen."""
-    async with await asyncio.start_server(program.serve, "127.0.0.1", 0) as server:
+async def assert_not_tried(host, program, address):
+    """Doctor sends nothing to a TCP program at an address of `host` that a name marks as an RDMA program's."""
+    async with await asyncio.start_server(program.serve, address, 0) as server:
         port = server.sockets[0].getsockname()[1]
         with socket.socket(socket.AF_UNIX) as name:
-            name.bind(f"\0rdmanet-cm/::ffff:127.0.0.1/{port}")
-            finding, is_doctor = await doctor._ping("127.0.0.1", port)
+            name.bind(f"\0rdmanet-cm/::ffff:{address}/{port}")
+            finding, is_doctor = await doctor._ping(host, port)
         assert await program.got == b""
     assert finding.status == "warn" and not is_doctor and "was not tried" in finding.found
+
+
+async def test_a_tcp_program_of_another_host_gets_no_byte(far, program):
+    """Not even if its user says by a name that it is an RDMA program: names of other hosts are not seen."""
+    await assert_not_tried("127.0.0.1", program, "127.0.0.1")
 
 
 async def test_each_address_of_a_name_is_judged_by_itself(program, monkeypatch):
@@ -295,13 +300,7 @@ async def test_each_address_of_a_name_is_judged_by_itself(program, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr(kernel, "is_of_this_host", lambda address: address == "127.0.0.1")
     monkeypatch.setattr(choice, "adapters", list)
-    async with await asyncio.start_server(program.serve, "127.0.0.2", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        with socket.socket(socket.AF_UNIX) as name:
-            name.bind(f"\0rdmanet-cm/::ffff:127.0.0.2/{port}")
-            finding, is_doctor = await doctor._ping("two.example", port)
-        assert await program.got == b""
-    assert finding.status == "warn" and not is_doctor and "was not tried" in finding.found
+    await assert_not_tried("two.example", program, "127.0.0.2")
 
 
 async def test_who_comes_early_hears_where_the_others_listen(monkeypatch):

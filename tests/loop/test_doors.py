@@ -227,6 +227,20 @@ async def test_it_names_workers_that_are_busy(listener):
     door.close()
 
 
+async def knock_and_hear(listener, answer: bytes) -> None:
+    """Knock at a door that gives this answer."""
+    loop = asyncio.get_running_loop()
+    door = Door("127.0.0.1", port_of(listener), Answers(listener))
+    found = doors.find("127.0.0.1", port_of(listener))
+    caller, _ = await loop.sock_accept(door._socket)
+    caller.send(answer)
+    caller.close()
+    try:
+        await knock(found)
+    finally:
+        door.close()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -243,29 +257,15 @@ async def test_it_names_workers_that_are_busy(listener):
     ],
 )
 async def test_other_answers_are_errors(listener, answer):
-    loop = asyncio.get_running_loop()
-    door = Door("127.0.0.1", port_of(listener), Answers(listener))
-    found = doors.find("127.0.0.1", port_of(listener))
-    caller, _ = await loop.sock_accept(door._socket)
-    caller.send(answer)
-    caller.close()
     with pytest.raises(ConnectionResetError, match="door"):
-        await knock(found)
-    door.close()
+        await knock_and_hear(listener, answer)
 
 
 @pytest.mark.parametrize("answer", [b"rdmanet-stream 1 1 1 1\n", b"rdmanet-stream 3 in words\n"])
 async def test_a_door_of_another_version(listener, answer):
-    loop = asyncio.get_running_loop()
-    door = Door("127.0.0.1", port_of(listener), Answers(listener))
-    found = doors.find("127.0.0.1", port_of(listener))
-    caller, _ = await loop.sock_accept(door._socket)
-    caller.send(answer)
-    caller.close()
     its = int(answer.split()[1])
     with pytest.raises(ConnectionResetError, match=f"door speaks version {its}, this side speaks version 2;"):
-        await knock(found)
-    door.close()
+        await knock_and_hear(listener, answer)
 
 
 async def test_a_forked_child_does_not_keep_it_open(listener):
