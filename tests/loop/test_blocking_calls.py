@@ -151,7 +151,7 @@ async def test_workers():
                 transport, _ = await loop.create_connection(Recorder, "127.0.0.1", port)
                 transport.abort()
             other.process.kill()
-            await asyncio.gather(*server._inheriting)
+            await asyncio.gather(*server._tasks)
             server.close()
 
 
