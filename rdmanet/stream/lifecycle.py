@@ -170,8 +170,7 @@ class Lifecycle:
         self._close_timer: asyncio.TimerHandle | None = None
         self._close_progress = -1
         self._answer_timer: asyncio.TimerHandle | None = None
-        self._silence_timer: asyncio.TimerHandle | None = None
-        """While it is established and waits for the first frame."""
+        self._first_word_timer: asyncio.TimerHandle | None = None
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._readiness: Readiness | None = None
         self._held_port: client_ports.HeldPort | None = None
@@ -222,7 +221,7 @@ class Lifecycle:
             await self.endpoint.connect(address, local, self.callbacks.context)
         except BaseException:
             self._connecting = False
-            if self.machine.state is State.OPENING:
+            if self.machine.opening:
                 self.release_now()
             else:
                 self.abort()
@@ -243,21 +242,22 @@ class Lifecycle:
         if self.endpoint.role is Role.CLIENT:
             self.endpoint.agree(credit.unpack_hello(event.private_data))
         elif self._config.waits_to_hear and not self.connection.has_heard:
-            self._silence_timer = self._loop.call_later(FIRST_WORD_S, self._begin_late)
+            self.machine.receive(Event.ACCEPTED)
+            self._first_word_timer = self._loop.call_later(FIRST_WORD_S, self._begin_late)
             return
         self._begin()
 
     def _heard_first(self) -> None:
         # Not now: the engine is calling, in the middle of completions, and more of what the peer says may follow.
-        if self._silence_timer is not None:
+        if self.machine.state is State.UNHEARD:
             self._loop.call_soon(self._begin_late)
 
     def _begin_late(self) -> None:
         """The accepting side has waited for the client's first frame, which has come, or is late."""
-        if self._silence_timer is None or self.foreign:
+        if self.machine.state is not State.UNHEARD or self._teardown.released or self.foreign:
             return
-        self._silence_timer.cancel()
-        self._silence_timer = None
+        if self._first_word_timer is not None:
+            self._first_word_timer.cancel()
         try:
             self._begin()
         except (SystemExit, KeyboardInterrupt):
@@ -328,7 +328,7 @@ class Lifecycle:
 
     def close(self) -> None:
         """Stop reading, send what was written and Fin, and end."""
-        if self.machine.state is State.OPENING:
+        if self.machine.opening:
             # Server.close_clients(): the peer may be connected already. If it is not, it gets no more time than a round
             # trip takes, because somebody may wait for the end of the server.
             self._close_when_made = True
@@ -355,7 +355,7 @@ class Lifecycle:
 
     def _never_made(self) -> None:
         self._close_timer = None
-        if self.machine.state is State.OPENING:
+        if self.machine.opening:
             self.release_now()
 
     def pause_reading(self) -> None:
@@ -383,7 +383,7 @@ class Lifecycle:
     def end_now(self, error: Exception | None = None) -> None:
         """End at once, and do not wait until the peer has heard of it; connection_lost() gets this error."""
         machine = self.machine
-        made = machine.state is not State.OPENING
+        made = not machine.opening
         if made and machine.state is not State.CLOSED and machine.error is None:
             machine.error = error
         machine.receive(Event.ABORT)
@@ -660,7 +660,7 @@ class Lifecycle:
         self.fail(exc)
 
     def _fabric_failed(self, failure: Failure) -> None:
-        if self.is_over or self.machine.state is State.OPENING:
+        if self.is_over or self.machine.opening:
             return
         if isinstance(failure, OSError) or (
             isinstance(failure, tuple) and failure[0] == WCStatus.WR_FLUSH_ERR
@@ -703,7 +703,8 @@ class Lifecycle:
         """
         return (
             self._config.lost_peer == "eof"
-            and self.machine.state not in (State.OPENING, State.CLOSED)
+            and not self.machine.opening
+            and self.machine.state is not State.CLOSED
             and isinstance(error, ConnectionResetError)
             and not lost
         )
@@ -732,11 +733,11 @@ class Lifecycle:
         """An event says that the connection, or the attempt at one, is over."""
         if self._teardown.released or self.endpoint.fail(error):
             return
-        if self._silence_timer is not None:
+        if self.machine.state is State.UNHEARD:
             self.engine.drain()  # what it has said counts
             if self.connection.has_heard:
                 self._begin_late()
-        if self.machine.state is State.OPENING:
+        if self.machine.opening:
             self.release_now()  # the accepting side: the peer went away before the connection was made
         elif self._teardown.in_farewell:
             self._teardown.heard()  # nobody is there to hear it
@@ -804,7 +805,7 @@ class Lifecycle:
             self._fail_waiters()
 
     def is_sending(self) -> bool:
-        if self.is_over or self.machine.state is State.OPENING:
+        if self.is_over or self.machine.opening:
             return False
         return self.connection.undelivered or self.machine.state is State.CLOSING
 
@@ -815,11 +816,8 @@ class Lifecycle:
             return
         machine, transport = self.machine, self.callbacks.transport
         unclosed, error = "", None
-        if (
-            machine.state not in (State.OPENING, State.CLOSED)
-            and not self._told_lost
-            and (not machine.closing or self.connection.undelivered)
-        ):
+        made = not machine.opening and machine.state is not State.CLOSED
+        if made and not self._told_lost and (not machine.closing or self.connection.undelivered):
             unclosed = f"unclosed transport {transport!r}"
             error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
             name_peer(error, self.facts.get("peername"))
@@ -828,10 +826,10 @@ class Lifecycle:
             warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=transport)
 
     def _stop_timers(self) -> None:
-        for timer in (self._close_timer, self._answer_timer, self._silence_timer):
+        for timer in (self._close_timer, self._answer_timer, self._first_word_timer):
             if timer is not None:
                 timer.cancel()
-        self._close_timer = self._answer_timer = self._silence_timer = None
+        self._close_timer = self._answer_timer = self._first_word_timer = None
 
     def _fail_waiters(self) -> None:
         self.regions.close()

@@ -24,8 +24,9 @@ The rules that the tables spell out:
 
                                    DELIVERED
     OPENING --> OPEN --> EOF_PENDING --> EOF_RECEIVED
-                 | |       |   |           |      |     1: close(), or eof_received() declined
-                 | |1      |   |1          |1     |     2: the peer, or the fabric, ends it
+        |       ^| |       |   |           |      |     1: close(), or eof_received() declined
+        v       || |1      |   |1          |1     |     2: the peer, or the fabric, ends it
+      UNHEARD --+| |       |   |           |      |
                 2| +-------(---+-----------+      |2
                  |        2|   |                  |
                  |         |   +---> CLOSING -----(---- our Fin has completed, or 2 --+
@@ -55,7 +56,10 @@ class Event(_Row):
     """What happens to a connection."""
 
     # from below
+    ACCEPTED = auto()
+    """Both sides are ready, and the protocol is to be made with the client's first frame, which has not come."""
     ESTABLISHED = auto()
+    """Both sides are ready, and the protocol is made."""
     FIN_RECEIVED = auto()
     ABORT_RECEIVED = auto()
     FIN_COMPLETED = auto()
@@ -106,6 +110,8 @@ class State(_Row):
     """The connection as its application sees it."""
 
     OPENING = auto()
+    UNHEARD = auto()
+    """The accepting side waits for the client's first frame, for a short time; connection_made() is not called yet."""
     OPEN = auto()
     EOF_PENDING = auto()
     """The peer's Fin came; bytes before it are not all delivered."""
@@ -182,6 +188,11 @@ class Machine:
         return actions
 
     @property
+    def opening(self) -> bool:
+        """Whether connection_made() is still to come."""
+        return self.state in _UNMADE
+
+    @property
     def closing(self) -> bool:
         """What a transport's is_closing() says."""
         return self.state is State.CLOSING or self.state in _GONE
@@ -206,10 +217,20 @@ _FAIL: Final = _A.DISCONNECT | _A.RELEASE  # where nobody was told of a connecti
 _RESET: Final = ConnectionResetError
 _TIMEOUT: Final = TimeoutError
 
-# In OPENING connection_made() has not been called, so connection_lost() will not be called, either.
+# In OPENING and UNHEARD connection_made() has not been called, so connection_lost() will not be called, either.
 # {state: {event: (new state, actions, the kind of error it is, if it is one)}}
 STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]]]] = {
     _S.OPENING: {
+        _E.ACCEPTED: (_S.UNHEARD, NOTHING, None),
+        _E.ESTABLISHED: (_S.OPEN, NOTHING, None),
+        _E.DISCONNECTED: (_S.CLOSED, _FAIL, _RESET),
+        _E.CUT_OFF: (_S.CLOSED, _FAIL, _RESET),
+        _E.PEER_VIOLATED: (_S.CLOSED, _FAIL, ProtocolError),
+        _E.TIMED_OUT: (_S.CLOSED, _FAIL, _TIMEOUT),
+        _E.CLOSE: (_S.CLOSED, _FAIL, None),
+        _E.ABORT: (_S.CLOSED, _FAIL, None),
+    },
+    _S.UNHEARD: {
         _E.ESTABLISHED: (_S.OPEN, NOTHING, None),
         _E.DISCONNECTED: (_S.CLOSED, _FAIL, _RESET),
         _E.CUT_OFF: (_S.CLOSED, _FAIL, _RESET),
@@ -350,6 +371,7 @@ TOGETHER: Final[dict[tuple[State, Writing], tuple[State, Action, None]]] = {
     (_S.CLOSING, _W.FIN_DELIVERED): (_S.CLOSED, _END, None),
 }
 
+_UNMADE: Final = frozenset({_S.OPENING, _S.UNHEARD})
 _GONE: Final = frozenset({_S.DRAINING, _S.DRAINING_TO_EOF, _S.CLOSED})
 """No frame is sent any more; our half is over."""
 _OF_WRITING: Final = frozenset(event for row in WRITING.values() for event in row)

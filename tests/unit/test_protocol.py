@@ -34,7 +34,7 @@ def machine(*events: Event) -> Machine:
 
 def writes(subject: Machine) -> bool:
     """May the application's bytes be taken?"""
-    return subject.writing is W.OPEN and subject.state is not S.OPENING
+    return subject.writing is W.OPEN and not subject.opening
 
 
 def reads(subject: Machine) -> bool:
@@ -315,13 +315,27 @@ def test_a_callback_that_raises_ends_its_connection(before: tuple[Event, ...]) -
     assert subject.error is error
 
 
+@pytest.mark.parametrize("before", [(), (E.ACCEPTED,)])
 @pytest.mark.parametrize("event", [E.DISCONNECTED, E.CUT_OFF, E.TIMED_OUT, E.PEER_VIOLATED, E.CLOSE, E.ABORT])
-def test_what_was_never_made_is_never_lost(event: Event) -> None:
+def test_what_was_never_made_is_never_lost(event: Event, before: tuple[Event, ...]) -> None:
     subject = Machine()
+    for each in before:
+        assert subject.receive(each) == NOTHING
+    assert subject.opening
     assert not writes(subject) and not reads(subject)
     assert subject.receive(event) == A.DISCONNECT | A.RELEASE
     assert (subject.error is None) == (event in (E.CLOSE, E.ABORT))
     assert subject.state is S.CLOSED
+
+
+def test_a_protocol_that_is_made_with_the_first_frame() -> None:
+    subject = Machine()
+    subject.receive(E.ACCEPTED)
+    assert subject.state is S.UNHEARD and subject.opening and not subject.closing
+    with pytest.raises(IllegalEvent):
+        subject.receive(E.ACCEPTED)
+    assert subject.receive(E.ESTABLISHED) == NOTHING
+    assert subject.state is S.OPEN and not subject.opening
 
 
 def test_repr() -> None:
