@@ -107,7 +107,6 @@ class Lifecycle:
     :ivar regions: the memory on offer
     :ivar writing: our half of it
     :ivar callbacks: its protocol
-    :ivar close_when_resumed: close() was called, and TLS above has more to write
     :ivar facts: what get_extra_info() knows by name; empty until the connection is established
     """
 
@@ -161,8 +160,6 @@ class Lifecycle:
             self.report,
         )
         self._connecting = False
-        self._close_when_made = False
-        self.close_when_resumed = False
         self._told_lost = False  # connection_lost() is being called, or was
         self._left_to_device = False  # it is about to be, as over TCP, whatever the peer has
         self._resume_when_paused = False  # resume_writing() is due, unless connection_lost() comes first
@@ -276,11 +273,13 @@ class Lifecycle:
         self.connection.keep_alive(self._config.keepalive is not None, *(self._config.keepalive or KEEPALIVE))
         if connects:
             self._speak_first(FIRST_WORD_TURNS if self._config.waits_to_hear else 0)
+        close_due = self.machine.writing is Writing.CLOSE_DUE
+        if close_due:
+            self._stop_timers()
         self.callbacks.connection_made()
         self._loop.call_soon(self.connection.greet)
         self.connection.hear_early()
-        if self._close_when_made:
-            self._stop_timers()
+        if close_due:
             self.close()
 
     def _name_peer(self) -> None:
@@ -319,9 +318,13 @@ class Lifecycle:
         elif paused and self.connection.borrows_memory:
             self._pause_writing()  # memory that is still being read is the new protocol's business, too
 
+    def is_closing(self) -> bool:
+        """Whether close() was called, or the connection is over."""
+        return self.machine.closing or self.machine.writing is Writing.CLOSE_DUE
+
     def write_eof(self) -> None:
         """End our half: Fin goes after what was written."""
-        if not self.machine.closing:
+        if not self.is_closing():
             self.connection.stop_writing()
             self.writing.eof_written = True
             self._handle(Event.WRITE_EOF)
@@ -331,7 +334,7 @@ class Lifecycle:
         if self.machine.opening:
             # Server.close_clients(): the peer may be connected already. If it is not, it gets no more time than a round
             # trip takes, because somebody may wait for the end of the server.
-            self._close_when_made = True
+            self._handle(Event.CLOSE_LATER)
             if self._close_timer is None and self.endpoint.role is Role.SERVER:
                 self._close_timer = self._loop.call_later(FAREWELL_S, self._never_made)
         elif not self._waits_for_tls():
@@ -344,11 +347,11 @@ class Lifecycle:
         It keeps that, its farewell among it, until it is resumed, and relies on asyncio's transports to take writes
         after close() for as long as they have something in their buffers.
         """
-        if not self.connection.protocol_paused or self.machine.writing is not Writing.OPEN:
+        if not self.connection.protocol_paused or not self.machine.writable:
             return False
         if not tls.is_tls(self.callbacks.protocol):
             return False
-        self.close_when_resumed = True
+        self._handle(Event.CLOSE_LATER)
         self.connection.reading = False
         self._begin_close_timer()
         return True
@@ -540,10 +543,7 @@ class Lifecycle:
             f"{self.connection.get_write_buffer_size()} bytes were not sent",
         )
         name_peer(error, self.facts.get("peername"))
-        if self.close_when_resumed:
-            self.fail(error)
-        else:
-            self._handle(Event.TIMED_OUT, error)
+        self._handle(Event.TIMED_OUT, error)
 
     # -- what the connection reports: see connection.py ----------------------------------------------------
 
@@ -561,7 +561,7 @@ class Lifecycle:
             else:
                 self._handle(Event.ABORT_RECEIVED, error)
         else:
-            if self.machine.writing is not Writing.OVER:
+            if not self.is_over:
                 self.regions.credit_received(body, granted)
 
     def _control_sent(self, kind: int) -> None:
@@ -651,8 +651,7 @@ class Lifecycle:
             raise
         except BaseException as exc:
             self.report(exc, "resume_writing() failed")
-        if self.close_when_resumed and not self.connection.protocol_paused:
-            self.close_when_resumed = False
+        if self.machine.writing is Writing.CLOSE_DUE and not self.connection.protocol_paused:
             self.close()
 
     def _callback_raised(self, exc: BaseException, name: str) -> None:
@@ -764,7 +763,7 @@ class Lifecycle:
     @property
     def is_over(self) -> bool:
         """Whether there is no connection any more, though received bytes may be left to deliver."""
-        return self.machine.writing is Writing.OVER
+        return self.machine.over
 
     def listens_for(self, name: str) -> bool:
         return self.callbacks.listens_for(name)

@@ -74,10 +74,12 @@ class Event(_Row):
     DELIVERED = auto()
     """No received byte is left to deliver. This may come at any time if it is true, and more than once."""
     TIMED_OUT = auto()
-    """The time for connecting, or for closing, is over."""
+    """The time for connecting, or for closing, is over. Before CLOSING it is that of a close() which waits."""
     # from the application
     WRITE_EOF = auto()
     CLOSE = auto()
+    CLOSE_LATER = auto()
+    """It called close(), which has to wait: until there is a connection, or until TLS above has written the rest."""
     ABORT = auto()
     WRITE_DROPPED = auto()
     """It wrote when the connection was already gone, which it could not know."""
@@ -130,6 +132,8 @@ class Writing(_Row):
     """Our half of the connection."""
 
     OPEN = auto()
+    CLOSE_DUE = auto()
+    """close() was called, and waits: what is written until then is sent before the Fin."""
     FIN_DUE = auto()
     """Fin is due, or on its way."""
     FIN_DELIVERED = auto()
@@ -166,7 +170,7 @@ class Machine:
         state, actions, blame = self.state, NOTHING, None
         writing, half_actions = self.writing, NOTHING
         try:
-            if event is not Event.FIN_COMPLETED:
+            if event in _OF_STATE:
                 state, actions, blame = STATES[state][event]
             if event in _OF_WRITING:
                 writing, half_actions = WRITING[writing][event]
@@ -178,7 +182,7 @@ class Machine:
         if (state, writing) in TOGETHER:
             state, more, _ = TOGETHER[state, writing]
             actions = _both(actions, more)
-        if state in _GONE:
+        if state is State.CLOSED or (state in _GONE and writing is not Writing.CLOSE_DUE):
             writing = Writing.OVER
         elif half_actions:
             actions = _both(actions, half_actions) if actions else half_actions
@@ -194,8 +198,18 @@ class Machine:
 
     @property
     def closing(self) -> bool:
-        """What a transport's is_closing() says."""
+        """Whether close() has taken effect, or the connection is over."""
         return self.state is State.CLOSING or self.state in _GONE
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no connection any more, though received bytes may be left to deliver."""
+        return self.state in _GONE
+
+    @property
+    def writable(self) -> bool:
+        """Whether our half takes bytes: it does while a close() waits, too."""
+        return self.writing in _WRITABLE and self.state not in _GONE
 
     def __repr__(self) -> str:
         error = f" error={self.error!r}" if self.error is not None else ""
@@ -246,6 +260,7 @@ STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]
         _E.CUT_OFF: (_S.DRAINING, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
         _E.PEER_VIOLATED: (_S.DRAINING, _A.DISCARD_WRITES | _A.SEND_ABORT | _A.DISCONNECT, ProtocolError),
         _E.DELIVERED: (_S.OPEN, NOTHING, None),
+        _E.TIMED_OUT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _TIMEOUT),
         _E.WRITE_EOF: (_S.OPEN, NOTHING, None),
         _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
         _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
@@ -262,6 +277,7 @@ STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]
             ProtocolError,
         ),
         _E.DELIVERED: (_S.EOF_RECEIVED, _A.DELIVER_EOF, None),
+        _E.TIMED_OUT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _TIMEOUT),
         _E.WRITE_EOF: (_S.EOF_PENDING, NOTHING, None),
         _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
         _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
@@ -274,6 +290,7 @@ STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]
         _E.CUT_OFF: (_S.CLOSED, _DROP | _END, _RESET),
         _E.PEER_VIOLATED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, ProtocolError),
         _E.DELIVERED: (_S.EOF_RECEIVED, NOTHING, None),
+        _E.TIMED_OUT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _TIMEOUT),
         _E.WRITE_EOF: (_S.EOF_RECEIVED, NOTHING, None),
         _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
         _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
@@ -305,6 +322,7 @@ STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]
         _E.CUT_OFF: (_S.DRAINING, NOTHING, None),
         _E.PEER_VIOLATED: (_S.DRAINING, NOTHING, None),
         _E.DELIVERED: (_S.CLOSED, _FREE, None),
+        _E.TIMED_OUT: (_S.CLOSED, _A.STOP_READING | _FREE, _TIMEOUT),
         _E.WRITE_EOF: (_S.DRAINING, NOTHING, None),
         _E.CLOSE: (_S.CLOSED, _A.STOP_READING | _FREE, None),
         _E.ABORT: (_S.CLOSED, _A.STOP_READING | _FREE, None),
@@ -317,6 +335,7 @@ STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]
         _E.CUT_OFF: (_S.DRAINING_TO_EOF, NOTHING, None),
         _E.PEER_VIOLATED: (_S.DRAINING_TO_EOF, NOTHING, None),
         _E.DELIVERED: (_S.CLOSED, _A.DELIVER_EOF | _FREE, None),
+        _E.TIMED_OUT: (_S.CLOSED, _A.STOP_READING | _FREE, _TIMEOUT),
         _E.WRITE_EOF: (_S.DRAINING_TO_EOF, NOTHING, None),
         _E.CLOSE: (_S.CLOSED, _A.STOP_READING | _FREE, None),
         _E.ABORT: (_S.CLOSED, _A.STOP_READING | _FREE, None),
@@ -345,6 +364,13 @@ WRITING: Final[dict[Writing, dict[Event, tuple[Writing, Action]]]] = {
     _W.OPEN: {
         _E.WRITE_EOF: (_W.FIN_DUE, _A.SEND_FIN),
         _E.CLOSE: (_W.FIN_DUE, _A.SEND_FIN),
+        _E.CLOSE_LATER: (_W.CLOSE_DUE, NOTHING),
+        _E.EOF_DECLINED: (_W.FIN_DUE, _A.SEND_FIN),
+    },
+    _W.CLOSE_DUE: {
+        _E.WRITE_EOF: (_W.CLOSE_DUE, NOTHING),
+        _E.CLOSE: (_W.FIN_DUE, _A.SEND_FIN),
+        _E.CLOSE_LATER: (_W.CLOSE_DUE, NOTHING),
         _E.EOF_DECLINED: (_W.FIN_DUE, _A.SEND_FIN),
     },
     _W.FIN_DUE: {
@@ -371,9 +397,11 @@ TOGETHER: Final[dict[tuple[State, Writing], tuple[State, Action, None]]] = {
     (_S.CLOSING, _W.FIN_DELIVERED): (_S.CLOSED, _END, None),
 }
 
+_WRITABLE: Final = frozenset({_W.OPEN, _W.CLOSE_DUE})
 _UNMADE: Final = frozenset({_S.OPENING, _S.UNHEARD})
 _GONE: Final = frozenset({_S.DRAINING, _S.DRAINING_TO_EOF, _S.CLOSED})
-"""No frame is sent any more; our half is over."""
+"""No frame is sent any more; our half is over, unless a close() still waits: that one comes."""
+_OF_STATE: Final = frozenset(event for row in STATES.values() for event in row)
 _OF_WRITING: Final = frozenset(event for row in WRITING.values() for event in row)
 
 _ERRNO: Final[dict[type[OSError], int]] = {

@@ -159,7 +159,7 @@ class RdmaTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Whether the transport is closing or closed."""
-        return self._machine.closing or self._life.close_when_resumed
+        return self._life.is_closing()
 
     def close(self) -> None:
         """Stop reading, send what was written and end of file, and close the connection.

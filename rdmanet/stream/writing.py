@@ -86,7 +86,7 @@ class WritingHalf:
         self._reserved = reserved
         if reserved:
             self._connection.stop_writing()
-        elif self._machine.writing is Writing.OPEN:
+        elif self._machine.writable:
             self._connection.allow_writing()
 
     # -- waiting -------------------------------------------------------------------------------------------

@@ -93,8 +93,9 @@ def test_an_illegal_event_changes_nothing() -> None:
     for state, writing, event in product(State, Writing, Event):
         subject = Machine()
         subject.state, subject.writing = state, writing
-        legal = (event is E.FIN_COMPLETED or event in STATES[state]) and (
-            event not in (E.WRITE_EOF, E.CLOSE, E.EOF_DECLINED, E.FIN_COMPLETED) or event in WRITING[writing]
+        of_writing = (E.WRITE_EOF, E.CLOSE, E.CLOSE_LATER, E.EOF_DECLINED, E.FIN_COMPLETED)
+        legal = (event in (E.FIN_COMPLETED, E.CLOSE_LATER) or event in STATES[state]) and (
+            event not in of_writing or event in WRITING[writing]
         )
         if legal:
             subject.receive(event)
@@ -336,6 +337,41 @@ def test_a_protocol_that_is_made_with_the_first_frame() -> None:
         subject.receive(E.ACCEPTED)
     assert subject.receive(E.ESTABLISHED) == NOTHING
     assert subject.state is S.OPEN and not subject.opening
+
+
+@pytest.mark.parametrize("before", [(), (E.FIN_RECEIVED,), (E.FIN_RECEIVED, E.DELIVERED)])
+def test_a_close_that_waits_takes_what_is_written_until_then(before: tuple[Event, ...]) -> None:
+    """TLS above a paused transport, say."""
+    subject = machine(*before)
+    assert subject.receive(E.CLOSE_LATER) == NOTHING
+    assert subject.writable and not subject.closing
+    assert subject.receive(E.CLOSE_LATER) == subject.receive(E.WRITE_EOF) == NOTHING
+    assert subject.receive(E.CLOSE) == A.STOP_READING | A.SEND_FIN
+    assert not subject.writable and subject.closing
+
+
+def test_a_close_that_waits_comes_although_the_connection_is_over() -> None:
+    """Else the reader, which is paused, would keep it."""
+    subject = machine(E.FIN_RECEIVED, E.CLOSE_LATER, E.DISCONNECTED)
+    assert subject.over and not subject.writable and subject.writing is W.CLOSE_DUE
+    assert subject.receive(E.CLOSE) == A.STOP_READING | A.LOSE | A.RELEASE
+    assert subject.writing is W.OVER
+
+
+@pytest.mark.parametrize("before", [(), (E.FIN_RECEIVED,), (E.FIN_RECEIVED, E.DELIVERED)])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_close_that_waits_has_its_time(before: tuple[Event, ...], gone: bool) -> None:
+    subject = machine(*before, E.CLOSE_LATER)
+    actions = subject.receive(E.DISCONNECTED) if gone else NOTHING
+    actions |= subject.receive(E.TIMED_OUT)
+    assert A.LOSE | A.RELEASE in actions and subject.state is S.CLOSED
+
+
+def test_a_close_before_there_is_a_connection_waits_for_it() -> None:
+    subject = Machine()
+    assert subject.receive(E.CLOSE_LATER) == NOTHING
+    assert subject.receive(E.ESTABLISHED) == NOTHING
+    assert subject.receive(E.CLOSE) == A.STOP_READING | A.SEND_FIN
 
 
 def test_repr() -> None:
