@@ -63,7 +63,6 @@ ROOMS = [
         {"verbs.device_log"},
         {"stream.readiness"},
         {"stream.options"},
-        {"stream.teardown"},
         {"stream.tls", "stream.ssl_protocol", "stream.in_the_clear"},
     ],
     [
@@ -72,6 +71,7 @@ ROOMS = [
         {"stream.peer_memory", "stream.bindings", "stream.registered", "stream.connection"},
         {"stream.transfers"},
         {"stream.admission"},
+        {"stream.teardown"},
     ],
     [
         {"stream.server"},

@@ -139,26 +139,7 @@ class Lifecycle:
         self.endpoint = Endpoint(role, loop_context, config, self.connection, self)
         self.regions = Regions(self.connection, loop_context, self)
         self.writing = WritingHalf(self._loop, self.machine, self.connection)
-        # The order in which a connection is taken apart. The peer's keys before the queue pair that they are bound to,
-        # which is in ERR by then; the queue pair before the memory that it writes into; the identifier after its queue
-        # pair (rdma_destroy_id(3)); those who wait are told last.
-        self._teardown = Teardown(
-            self._loop,
-            self._disconnect,
-            (
-                self._stop_timers,
-                self.endpoint.disconnect,
-                self.regions.end_bindings,
-                self.connection.end_keys,
-                self.endpoint.destroy_queue_pair,
-                self.connection.release,
-                self.endpoint.destroy_id,
-                self._fail_waiters,
-                self._close_readiness,
-                self._detach,
-            ),
-            self.report,
-        )
+        self._teardown = Teardown(self._loop, self._disconnect, self._steps, self.report)
         self._connecting = False
         self._told_lost = False  # connection_lost() is being called, or was
         self._left_to_device = False  # it is about to be, as over TCP, whatever the peer has
@@ -823,6 +804,26 @@ class Lifecycle:
         self.end_now(error)
         if unclosed:  # last, because the program may turn warnings into exceptions
             warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=transport)
+
+    def _steps(self) -> tuple[Callable[[], None], ...]:
+        """The order in which a connection is taken apart.
+
+        The peer's keys before the queue pair that they are bound to, which is in ERR by then; the queue pair before the
+        memory that it writes into; the identifier after its queue pair (rdma_destroy_id(3)); those who wait are told
+        last.
+        """
+        return (
+            self._stop_timers,
+            self.endpoint.disconnect,
+            self.regions.end_bindings,
+            self.connection.end_keys,
+            self.endpoint.destroy_queue_pair,
+            self.connection.release,
+            self.endpoint.destroy_id,
+            self._fail_waiters,
+            self._close_readiness,
+            self._detach,
+        )
 
     def _stop_timers(self) -> None:
         for timer in (self._close_timer, self._answer_timer, self._first_word_timer):

@@ -141,6 +141,31 @@ class Writing(_Row):
     """There is no connection to write to."""
 
 
+class Ending(_Row):
+    """How far the end of what is below has got: of the queue pair, and of memory. teardown.py carries it out."""
+
+    CONNECTED = auto()
+    FAREWELL = auto()
+    """Our Abort is on its way; then the connection is disconnected."""
+    LAST_WORDS = auto()
+    """The same, but then everything is released."""
+    DISCONNECTED = auto()
+    """There is no connection any more, but received bytes may be left to deliver."""
+    RELEASED = auto()
+
+
+class EndingEvent(_Row):
+    """What brings it further."""
+
+    ABORT_POSTED = auto()
+    DISCONNECT = auto()
+    """The connection is over."""
+    HEARD = auto()
+    """The peer has our Abort, or its time is up, or it is gone."""
+    RELEASE = auto()
+    """Nobody needs the connection any more."""
+
+
 class IllegalEvent(RuntimeError):
     """An impossible event: the lifecycle is at fault. The machine has not changed."""
 
@@ -342,21 +367,14 @@ STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]
         _E.WRITE_DROPPED: (_S.DRAINING_TO_EOF, NOTHING, _RESET),
         _E.CALLBACK_RAISED: (_S.CLOSED, _A.STOP_READING | _FREE, _RESET),
     },
-    _S.CLOSED: {
-        _E.FIN_RECEIVED: (_S.CLOSED, NOTHING, None),
-        _E.ABORT_RECEIVED: (_S.CLOSED, NOTHING, None),
-        _E.DISCONNECTED: (_S.CLOSED, NOTHING, None),
-        _E.CUT_OFF: (_S.CLOSED, NOTHING, None),
-        _E.PEER_VIOLATED: (_S.CLOSED, NOTHING, None),
-        _E.DELIVERED: (_S.CLOSED, NOTHING, None),
-        _E.TIMED_OUT: (_S.CLOSED, NOTHING, None),
-        _E.WRITE_EOF: (_S.CLOSED, NOTHING, None),
-        _E.CLOSE: (_S.CLOSED, NOTHING, None),
-        _E.ABORT: (_S.CLOSED, NOTHING, None),
-        _E.WRITE_DROPPED: (_S.CLOSED, NOTHING, None),
-        _E.EOF_DECLINED: (_S.CLOSED, NOTHING, None),
-        _E.CALLBACK_RAISED: (_S.CLOSED, NOTHING, None),
-    },
+    _S.CLOSED: dict.fromkeys(
+        (
+            event
+            for event in Event
+            if event not in (_E.ACCEPTED, _E.ESTABLISHED, _E.FIN_COMPLETED, _E.CLOSE_LATER)
+        ),
+        (_S.CLOSED, NOTHING, None),
+    ),
 }
 
 # {our half: {event: (our half, actions)}}; events that are in no row do not concern our half.
@@ -395,6 +413,38 @@ WRITING: Final[dict[Writing, dict[Event, tuple[Writing, Action]]]] = {
 # What follows from the two states together.
 TOGETHER: Final[dict[tuple[State, Writing], tuple[State, Action, None]]] = {
     (_S.CLOSING, _W.FIN_DELIVERED): (_S.CLOSED, _END, None),
+}
+
+_N, _B = Ending, EndingEvent
+
+# A disconnection takes another path than our Abort, and would overtake it: so it waits, and so does the release.
+# {ending: {event: (ending, action)}}
+ENDINGS: Final[dict[Ending, dict[EndingEvent, tuple[Ending, Action]]]] = {
+    _N.CONNECTED: {
+        _B.ABORT_POSTED: (_N.FAREWELL, NOTHING),
+        _B.DISCONNECT: (_N.DISCONNECTED, _A.DISCONNECT),
+        _B.HEARD: (_N.CONNECTED, NOTHING),
+        _B.RELEASE: (_N.RELEASED, _A.RELEASE),
+    },
+    _N.FAREWELL: {
+        _B.ABORT_POSTED: (_N.FAREWELL, NOTHING),
+        _B.DISCONNECT: (_N.FAREWELL, NOTHING),
+        _B.HEARD: (_N.DISCONNECTED, _A.DISCONNECT),
+        _B.RELEASE: (_N.LAST_WORDS, NOTHING),
+    },
+    _N.LAST_WORDS: {
+        _B.ABORT_POSTED: (_N.LAST_WORDS, NOTHING),
+        _B.DISCONNECT: (_N.LAST_WORDS, NOTHING),
+        _B.HEARD: (_N.RELEASED, _A.RELEASE),
+        _B.RELEASE: (_N.LAST_WORDS, NOTHING),
+    },
+    _N.DISCONNECTED: {
+        _B.ABORT_POSTED: (_N.DISCONNECTED, NOTHING),
+        _B.DISCONNECT: (_N.DISCONNECTED, NOTHING),
+        _B.HEARD: (_N.DISCONNECTED, NOTHING),
+        _B.RELEASE: (_N.RELEASED, _A.RELEASE),
+    },
+    _N.RELEASED: dict.fromkeys(EndingEvent, (_N.RELEASED, NOTHING)),
 }
 
 _WRITABLE: Final = frozenset({_W.OPEN, _W.CLOSE_DUE})

@@ -2,7 +2,9 @@
 
 import pytest
 
-from rdmanet.stream.teardown import ENDINGS, Action, Ending, Event, Teardown
+from rdmanet.stream.protocol import ENDINGS, NOTHING, Action, Ending
+from rdmanet.stream.protocol import EndingEvent as Event
+from rdmanet.stream.teardown import Teardown
 
 
 class Loop:
@@ -34,7 +36,7 @@ class Stage:
         self.subject = Teardown(
             self.loop,
             lambda: self.did.append("disconnect"),
-            (self.first, self.second, self.third),
+            lambda: (self.first, self.second, self.third),
             lambda exc, message: self.reports.append((exc, message)),
         )
 
@@ -75,7 +77,7 @@ def test_what_is_done_is_done_once_and_in_order():
         assert (Action.RELEASE in done) == (state is Ending.RELEASED)
         for event in Event:
             after, action = ENDINGS[state][event]
-            paths.append((after, done if action is Action.NOTHING else (*done, action)))
+            paths.append((after, done if action == NOTHING else (*done, action)))
     assert {state for state, _ in seen} == set(Ending)
 
 
