@@ -79,6 +79,7 @@ ROOMS = [
         {"stream.regions"},
         {"stream.writing"},
         {"stream.callbacks"},
+        {"stream.facts"},
     ],
     [{"stream.lifecycle"}],
     [{"stream.rdma_transport"}],

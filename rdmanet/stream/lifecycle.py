@@ -49,11 +49,12 @@ from rdmanet import credit
 from rdmanet._core import CMID, QP, AsyncEvent, CMEvent, StreamEngine, WCStatus
 from rdmanet.base import log_rate
 from rdmanet.errors import CompletionResetError, completion_error, name_peer
-from rdmanet.stream import client_ports, tls
+from rdmanet.stream import tls
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.callbacks import Callbacks, is_buffered
 from rdmanet.stream.connection import Connection, Failure
 from rdmanet.stream.establish import Endpoint, Role
+from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import KEEPALIVE, StreamConfig
 from rdmanet.stream.peer_memory import Posted
@@ -132,7 +133,7 @@ class Lifecycle:
         self._config = config
         self._on_made = on_made
         self._on_over = on_over
-        self.facts: dict[str, Any] = {}
+        self.facts = Facts()
         self.machine = Machine()
         self.callbacks = Callbacks(self._loop, transport, context, protocol_factory)
         self.connection = Connection(self, config.reference_writes, config.unread_bytes)
@@ -151,7 +152,6 @@ class Lifecycle:
         self._first_word_timer: asyncio.TimerHandle | None = None
         self._last_words = (int(credit.AbortCode.ABORTED), "")  # what an Abort of ours says
         self._readiness: Readiness | None = None
-        self._held_port: client_ports.HeldPort | None = None
         loop_context.connections.add(self)
 
     @property
@@ -245,9 +245,8 @@ class Lifecycle:
 
     def _begin(self) -> None:
         connects = self.endpoint.role is Role.CLIENT
-        self.facts = _facts_of(self.endpoint.id, self.connection)
-        self.facts["fabric_reason"] = self._config.reason
-        self._name_peer()
+        assert self.endpoint.id is not None
+        self.facts.learn(self.endpoint.id, self.connection, self._config.reason)
         protocol = self.callbacks.make_protocol()
         self.machine.receive(Event.ESTABLISHED)
         self.connection.open(protocol, is_buffered(protocol), connects)
@@ -262,14 +261,6 @@ class Lifecycle:
         self.connection.hear_early()
         if close_due:
             self.close()
-
-    def _name_peer(self) -> None:
-        """Make sure that nobody else has this peer's address, if the port in it is not a real one."""
-        endpoint, peer = self.endpoint, self.facts["peername"]
-        if endpoint.id is None or peer is None or endpoint.id.peer_addr == peer:
-            return
-        self._held_port = client_ports.HeldPort(peer)
-        self.facts["peername"] = (peer[0], self._held_port.port, *peer[2:])
 
     def _speak_first(self, turns: int) -> None:
         """Send a Credit, unless the program writes something within so many turns of the loop."""
@@ -844,8 +835,7 @@ class Lifecycle:
         self.endpoint.disown()
         self.regions.disown()
         self._loop_context.left(self)
-        if self._held_port is not None:
-            self._held_port.close()
+        self.facts.close()
         if not self._connecting:  # else the caller of connect() is still to ask for the protocol
             self.callbacks.let_go()
         self._tell_over()
@@ -853,22 +843,6 @@ class Lifecycle:
     def _tell_over(self) -> None:
         on_over, self._on_over = self._on_over, _nothing
         on_over()
-
-
-def _facts_of(cm_id: CMID | None, connection: Connection) -> dict[str, Any]:
-    """What get_extra_info() knows of an established connection."""
-    assert cm_id is not None and cm_id.context is not None and connection.qp is not None
-    qp = connection.qp
-    return {
-        "fabric": "rdma",
-        "sockname": client_ports.with_port(cm_id.local_addr, lambda: qp.qp_num),
-        "peername": client_ports.with_port(cm_id.peer_addr, lambda: qp.query()[0].dest_qp_num or 0),
-        "rdma_device": cm_id.context.name,
-        "rdma_library": cm_id.context.library.name,
-        "rdma_port": cm_id.port_num,
-        "rdma_qp": qp.qp_num,
-        "rdma_pd": connection.engine.pd,
-    }
 
 
 def _failed_completion(failure: tuple[int, bool, int, Posted | None], qp: QP) -> OSError:

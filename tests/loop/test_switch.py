@@ -711,7 +711,7 @@ async def test_peers_whose_ports_are_computed_to_be_the_same_get_different_ones(
                 other.bind(("127.0.0.1", taken))
         for each in served:
             each.transport.abort()
-        await until_seen(lambda: not any(each.transport._life._held_port.port for each in served))
+        await until_seen(lambda: not any(each.transport._life.facts.held_port.port for each in served))
         with socket.socket() as other:
             other.bind(("127.0.0.1", computed))
         for transport, _ in made:

@@ -1,0 +1,51 @@
+"""The facts about an established connection that ``get_extra_info()`` tells by name.
+
+``RdmaTransport.get_extra_info`` (rdma_transport.py) says what each is. A client that found its server by name has no
+port of its own; the number that stands for one is held here, as long as the connection exists (client_ports.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rdmanet._core import CMID, Connection
+from rdmanet.stream.client_ports import HeldPort, with_port
+
+
+class Facts(dict[str, Any]):
+    """What is known of one connection; nothing until it is established.
+
+    :ivar held_port: keeps the peer's port from others, if it is not a real one
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_port: HeldPort | None = None
+
+    def learn(self, cm_id: CMID, connection: Connection, reason: str) -> None:
+        """The connection is established.
+
+        :param reason: why it is by RDMA
+        """
+        qp = connection.qp
+        assert cm_id.context is not None and qp is not None
+        self.update(
+            fabric="rdma",
+            fabric_reason=reason,
+            sockname=with_port(cm_id.local_addr, lambda: qp.qp_num),
+            peername=with_port(cm_id.peer_addr, lambda: qp.query()[0].dest_qp_num or 0),
+            rdma_device=cm_id.context.name,
+            rdma_library=cm_id.context.library.name,
+            rdma_port=cm_id.port_num,
+            rdma_qp=qp.qp_num,
+            rdma_pd=connection.engine.pd,
+        )
+        peer = self["peername"]
+        if peer is not None and cm_id.peer_addr != peer:  # nobody else may have this peer's address
+            self.held_port = HeldPort(peer)
+            self["peername"] = (peer[0], self.held_port.port, *peer[2:])
+
+    def close(self) -> None:
+        """The connection has ended; the facts stay."""
+        if self.held_port is not None:
+            self.held_port.close()
