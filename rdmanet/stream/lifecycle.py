@@ -58,7 +58,7 @@ from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import KEEPALIVE, StreamConfig
 from rdmanet.stream.peer_memory import Posted
-from rdmanet.stream.protocol import Action, Event, Machine, State, Writing
+from rdmanet.stream.protocol import Action, Event, Machine, State, TellingEvent, Told, Writing
 from rdmanet.stream.readiness import Readiness
 from rdmanet.stream.regions import Regions
 from rdmanet.stream.teardown import FAREWELL_S, Teardown
@@ -68,7 +68,7 @@ logger = logging.getLogger("rdmanet")
 
 
 # As plain numbers: each operator of an IntFlag calls Python functions.
-_STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DISCONNECT, _RELEASE = map(
+_STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DISCONNECT, _RELEASE, _ = map(
     int, Action
 )
 
@@ -142,10 +142,6 @@ class Lifecycle:
         self.writing = WritingHalf(self._loop, self.machine, self.connection)
         self._teardown = Teardown(self._loop, self._disconnect, self._steps, self.report)
         self._connecting = False
-        self._told_lost = False  # connection_lost() is being called, or was
-        self._left_to_device = False  # it is about to be, as over TCP, whatever the peer has
-        self._resume_when_paused = False  # resume_writing() is due, unless connection_lost() comes first
-        self._lost_when_heard = False  # it is to be called when the peer has our Abort
         self._close_timer: asyncio.TimerHandle | None = None
         self._close_progress = -1
         self._answer_timer: asyncio.TimerHandle | None = None
@@ -336,8 +332,7 @@ class Lifecycle:
     def pause_reading(self) -> None:
         """Deliver nothing. If that keeps connection_lost() back after a loss, a writer is woken nevertheless."""
         self.connection.reading = False
-        if self._resume_when_paused:
-            self._resume_when_paused = False
+        if self.machine.tell(TellingEvent.READING_PAUSED):
             self._loop.call_soon(self._resume_protocol, context=self.callbacks.context)
 
     def abort(self) -> None:
@@ -353,7 +348,7 @@ class Lifecycle:
     @property
     def _is_ending(self) -> bool:
         """Whether connection_lost() has been called, or is due, so that the program can end nothing any more."""
-        return self.machine.state is State.CLOSED or self._left_to_device
+        return self.machine.state is State.CLOSED or self.machine.told in (Told.LEFT_TO_DEVICE, Told.LOSS)
 
     def end_now(self, error: Exception | None = None) -> None:
         """End at once, and do not wait until the peer has heard of it; connection_lost() gets this error."""
@@ -362,7 +357,7 @@ class Lifecycle:
         if made and machine.state is not State.CLOSED and machine.error is None:
             machine.error = error
         machine.receive(Event.ABORT)
-        if made and not self._told_lost and not self._loop.is_closed():
+        if made and machine.told is not Told.LOSS and not self._loop.is_closed():
             self.callbacks.context.run(self._call_connection_lost)
         self.release_now()
 
@@ -450,21 +445,21 @@ class Lifecycle:
     def _lose(self) -> None:
         """Call connection_lost(), but not before our Abort has left if the peer may write to memory until then."""
         if self._teardown.in_farewell and self.connection.lands:
-            self._lost_when_heard = True
-        else:
+            self.machine.tell(TellingEvent.HOLD_BACK)
+        if self.machine.told is not Told.LOSS_HELD_BACK:
             self._call_connection_lost()
 
     def _call_connection_lost(self) -> None:
         """The last callback, then the end of everything that the connection held."""
         if self._teardown.released:
             return
-        told, self._told_lost = self._told_lost, True
+        tells = self.machine.tell(TellingEvent.LOSE)
         if self.connection.lands:  # from here on, the program's memory is its own
             self.connection.end_keys()
             self.connection.lose_landings()
         self.regions.lost()  # now, though the peer may not have learned of the end yet
         try:
-            if not told:
+            if tells:
                 self.callbacks.connection_lost(cast("Exception | None", self.machine.error))
         finally:
             self._close_readiness()
@@ -478,18 +473,16 @@ class Lifecycle:
         """
         if (
             self._config.lost_peer == "eof"
-            and not self._left_to_device
             and not self.connection.get_write_buffer_size()
             and not self.connection.borrows_memory
             and not self.connection.lands
+            and self.machine.tell(TellingEvent.LEAVE)
         ):
-            self._left_to_device = True
             self._loop.call_soon(self._lose_as_tcp, context=self.callbacks.context)
 
     def _lose_as_tcp(self) -> None:
-        if self._told_lost or self.machine.error is not None:
+        if self.machine.error is not None or not self.machine.tell(TellingEvent.LOSE):
             return  # its end has been told, or is about to be
-        self._told_lost = True
         try:
             self.callbacks.connection_lost(None)
         finally:
@@ -607,7 +600,9 @@ class Lifecycle:
         if self.machine.state is State.CLOSED:
             return  # after abort() there is nothing to write to: as in asyncio, connection_lost() ends all waits
         if self.is_over and self.machine.error is not None and self.connection.reading:
-            self._resume_when_paused = True  # connection_lost() comes when what was received is delivered
+            self.machine.tell(
+                TellingEvent.ROOM
+            )  # connection_lost() comes when what was received is delivered
             return
         if self.machine.closing:
             self._loop.call_soon(self._resume_protocol, context=self.callbacks.context)
@@ -615,7 +610,7 @@ class Lifecycle:
             self.callbacks.context.run(self._resume_protocol)
 
     def _resume_protocol(self) -> None:
-        if self._told_lost:
+        if self.machine.told is Told.LOSS:
             return  # that ends all waits
         try:
             self.callbacks.protocol.resume_writing()  # type: ignore[union-attr]
@@ -742,7 +737,7 @@ class Lifecycle:
 
     def tell(self, name: str, argument: Any) -> None:
         """Call a method that a protocol may have besides asyncio's, unless connection_lost() was the last."""
-        if self._told_lost:
+        if self.machine.told is Told.LOSS:
             return
         try:
             self.callbacks.tell(name, argument)
@@ -763,7 +758,7 @@ class Lifecycle:
     def _disconnect(self) -> None:
         """End the connection, and keep what it has received until that is delivered."""
         self.endpoint.disconnect()
-        if self._lost_when_heard:
+        if self.machine.told is Told.LOSS_HELD_BACK:
             self._loop.call_soon(self._call_connection_lost, context=self.callbacks.context)
         if self.machine.state is not State.CLOSED:
             # Whoever waits for remote memory waits in vain now, and may be the reason why the reader is paused.
@@ -788,7 +783,7 @@ class Lifecycle:
         machine, transport = self.machine, self.callbacks.transport
         unclosed, error = "", None
         made = not machine.opening and machine.state is not State.CLOSED
-        if made and not self._told_lost and (not machine.closing or self.connection.undelivered):
+        if made and machine.told is not Told.LOSS and (not machine.closing or self.connection.undelivered):
             unclosed = f"unclosed transport {transport!r}"
             error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
             name_peer(error, self.facts.get("peername"))

@@ -4,10 +4,11 @@ The application's asyncio protocol is called by stream/callbacks.py and, for rec
 
 Theory
 ------
-Two things have states: the connection as its application sees it (`State`), and our half of it (`Writing`), which may
-end earlier. Each has a literal table below, and an event goes to both. A machine remembers only these two states and
-the error that the connection will end with. An event that the tables do not have is illegal: it raises and changes
-nothing. If the peer is to blame, it raises a ProtocolError, which the lifecycle feeds back as `Event.PEER_VIOLATED`.
+Four things have states, and each a literal table below: the connection as its application sees it (`State`), our half
+of it (`Writing`), which may end earlier, what the application has been told of the end (`Told`), and the end of what is
+below (`Ending`). No flag elsewhere is a state. An event goes to the first two; the others have events of their own. An
+event that these tables do not have is illegal: it raises and changes nothing. If the peer is to blame, it raises a
+ProtocolError, which comes back as `Event.PEER_VIOLATED`.
 
 The rules that the tables spell out:
 
@@ -106,6 +107,8 @@ class Action(IntFlag):
     DISCONNECT = 64
     RELEASE = 128
     """Free what the connection holds, received bytes included."""
+    RESUME_WRITING = 256
+    """Call resume_writing()."""
 
 
 class State(_Row):
@@ -166,6 +169,33 @@ class EndingEvent(_Row):
     """Nobody needs the connection any more."""
 
 
+class Told(_Row):
+    """What the application has been told of the end."""
+
+    NOTHING = auto()
+    ROOM_HELD_BACK = auto()
+    """resume_writing() was due, but connection_lost() will do: unless the reader pauses, and so keeps that back."""
+    LEFT_TO_DEVICE = auto()
+    """As over TCP: connection_lost() is called in the next turn, while the device sends the rest."""
+    LOSS_HELD_BACK = auto()
+    """connection_lost() waits until the peer has our Abort, because it may write to the program's memory until then."""
+    LOSS = auto()
+    """connection_lost() is being called, or was."""
+
+
+class TellingEvent(_Row):
+    """What decides that."""
+
+    ROOM = auto()
+    """It may write again, but the connection is over, and it reads what is left: connection_lost() is near."""
+    READING_PAUSED = auto()
+    LEAVE = auto()
+    """It has closed, and expects TCP; everything is posted, from memory of ours."""
+    HOLD_BACK = auto()
+    """Our Abort is on its way, and the peer may write to the program's memory until it has that."""
+    LOSE = auto()
+
+
 class IllegalEvent(RuntimeError):
     """An impossible event: the lifecycle is at fault. The machine has not changed."""
 
@@ -178,11 +208,12 @@ class Machine:
     come twice.
     """
 
-    __slots__ = ("error", "state", "writing")
+    __slots__ = ("error", "state", "told", "writing")
 
     def __init__(self) -> None:
         self.state = State.OPENING
         self.writing = Writing.OPEN
+        self.told = Told.NOTHING
         self.error: BaseException | None = None
         """What connection_lost() gets; in OPENING, what those get who wait for the connection."""
 
@@ -216,6 +247,11 @@ class Machine:
         self.state, self.writing = state, writing
         return actions
 
+    def tell(self, event: TellingEvent) -> "Action":
+        """The same for what the application is told of the end: LOSE is to call connection_lost(), once."""
+        self.told, action = TELLING[self.told][event]
+        return action
+
     @property
     def opening(self) -> bool:
         """Whether connection_made() is still to come."""
@@ -246,9 +282,11 @@ class Machine:
 # ---------------------------------------------------------------------------
 
 _S, _E, _A, _W = State, Event, Action, Writing
+_T, _I, _N, _B = Told, TellingEvent, Ending, EndingEvent
 
 NOTHING: Final = Action(0)
 _DROP: Final = _A.STOP_READING | _A.DISCARD_WRITES
+_CUT: Final = _A.DISCARD_WRITES | _A.DISCONNECT
 _END: Final = _A.LOSE | _A.DISCONNECT | _A.RELEASE
 _FREE: Final = _A.LOSE | _A.RELEASE  # where DISCONNECT was asked for already
 _FAIL: Final = _A.DISCONNECT | _A.RELEASE  # where nobody was told of a connection
@@ -256,158 +294,122 @@ _FAIL: Final = _A.DISCONNECT | _A.RELEASE  # where nobody was told of a connecti
 _RESET: Final = ConnectionResetError
 _TIMEOUT: Final = TimeoutError
 
+_Change = tuple[State, Action, type[OSError] | None]
+
 # In OPENING and UNHEARD connection_made() has not been called, so connection_lost() will not be called, either.
+_NEVER_MADE: Final[dict[Event, _Change]] = {
+    _E.DISCONNECTED: (_S.CLOSED, _FAIL, _RESET),
+    _E.CUT_OFF: (_S.CLOSED, _FAIL, _RESET),
+    _E.PEER_VIOLATED: (_S.CLOSED, _FAIL, ProtocolError),
+    _E.TIMED_OUT: (_S.CLOSED, _FAIL, _TIMEOUT),
+    _E.CLOSE: (_S.CLOSED, _FAIL, None),
+    _E.ABORT: (_S.CLOSED, _FAIL, None),
+}
+
+# The application's own end of an established connection.
+_OUR_END: Final[dict[Event, _Change]] = {
+    _E.TIMED_OUT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _TIMEOUT),
+    _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
+    _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
+    _E.CALLBACK_RAISED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _RESET),
+}
+
+# The end was reported once, and the first cause stays. Events that still come from below only repeat it.
+_REPEATS: Final = (_E.ABORT_RECEIVED, _E.DISCONNECTED, _E.CUT_OFF, _E.PEER_VIOLATED, _E.WRITE_EOF)
+
 # {state: {event: (new state, actions, the kind of error it is, if it is one)}}
-STATES: Final[dict[State, dict[Event, tuple[State, Action, type[OSError] | None]]]] = {
+STATES: Final[dict[State, dict[Event, _Change]]] = {
     _S.OPENING: {
         _E.ACCEPTED: (_S.UNHEARD, NOTHING, None),
         _E.ESTABLISHED: (_S.OPEN, NOTHING, None),
-        _E.DISCONNECTED: (_S.CLOSED, _FAIL, _RESET),
-        _E.CUT_OFF: (_S.CLOSED, _FAIL, _RESET),
-        _E.PEER_VIOLATED: (_S.CLOSED, _FAIL, ProtocolError),
-        _E.TIMED_OUT: (_S.CLOSED, _FAIL, _TIMEOUT),
-        _E.CLOSE: (_S.CLOSED, _FAIL, None),
-        _E.ABORT: (_S.CLOSED, _FAIL, None),
+        **_NEVER_MADE,
     },
-    _S.UNHEARD: {
-        _E.ESTABLISHED: (_S.OPEN, NOTHING, None),
-        _E.DISCONNECTED: (_S.CLOSED, _FAIL, _RESET),
-        _E.CUT_OFF: (_S.CLOSED, _FAIL, _RESET),
-        _E.PEER_VIOLATED: (_S.CLOSED, _FAIL, ProtocolError),
-        _E.TIMED_OUT: (_S.CLOSED, _FAIL, _TIMEOUT),
-        _E.CLOSE: (_S.CLOSED, _FAIL, None),
-        _E.ABORT: (_S.CLOSED, _FAIL, None),
-    },
+    _S.UNHEARD: {_E.ESTABLISHED: (_S.OPEN, NOTHING, None), **_NEVER_MADE},
     _S.OPEN: {
+        **dict.fromkeys((_E.DELIVERED, _E.WRITE_EOF, _E.WRITE_DROPPED), (_S.OPEN, NOTHING, None)),
         _E.FIN_RECEIVED: (_S.EOF_PENDING, NOTHING, None),
-        _E.ABORT_RECEIVED: (_S.DRAINING, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
-        _E.DISCONNECTED: (_S.DRAINING, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
-        _E.CUT_OFF: (_S.DRAINING, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
-        _E.PEER_VIOLATED: (_S.DRAINING, _A.DISCARD_WRITES | _A.SEND_ABORT | _A.DISCONNECT, ProtocolError),
-        _E.DELIVERED: (_S.OPEN, NOTHING, None),
-        _E.TIMED_OUT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _TIMEOUT),
-        _E.WRITE_EOF: (_S.OPEN, NOTHING, None),
-        _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
-        _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
-        _E.WRITE_DROPPED: (_S.OPEN, NOTHING, None),
-        _E.CALLBACK_RAISED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _RESET),
+        _E.ABORT_RECEIVED: (_S.DRAINING, _CUT, _RESET),
+        _E.DISCONNECTED: (_S.DRAINING, _CUT, _RESET),
+        _E.CUT_OFF: (_S.DRAINING, _CUT, _RESET),
+        _E.PEER_VIOLATED: (_S.DRAINING, _CUT | _A.SEND_ABORT, ProtocolError),
+        **_OUR_END,
     },
     _S.EOF_PENDING: {
-        _E.ABORT_RECEIVED: (_S.DRAINING_TO_EOF, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
-        _E.DISCONNECTED: (_S.DRAINING_TO_EOF, _A.DISCARD_WRITES | _A.DISCONNECT, None),
-        _E.CUT_OFF: (_S.DRAINING_TO_EOF, _A.DISCARD_WRITES | _A.DISCONNECT, _RESET),
-        _E.PEER_VIOLATED: (
-            _S.DRAINING_TO_EOF,
-            _A.DISCARD_WRITES | _A.SEND_ABORT | _A.DISCONNECT,
-            ProtocolError,
-        ),
+        **dict.fromkeys((_E.WRITE_EOF, _E.WRITE_DROPPED), (_S.EOF_PENDING, NOTHING, None)),
+        _E.ABORT_RECEIVED: (_S.DRAINING_TO_EOF, _CUT, _RESET),
+        _E.DISCONNECTED: (_S.DRAINING_TO_EOF, _CUT, None),
+        _E.CUT_OFF: (_S.DRAINING_TO_EOF, _CUT, _RESET),
+        _E.PEER_VIOLATED: (_S.DRAINING_TO_EOF, _CUT | _A.SEND_ABORT, ProtocolError),
         _E.DELIVERED: (_S.EOF_RECEIVED, _A.DELIVER_EOF, None),
-        _E.TIMED_OUT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _TIMEOUT),
-        _E.WRITE_EOF: (_S.EOF_PENDING, NOTHING, None),
-        _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
-        _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
-        _E.WRITE_DROPPED: (_S.EOF_PENDING, NOTHING, None),
-        _E.CALLBACK_RAISED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _RESET),
+        **_OUR_END,
     },
     _S.EOF_RECEIVED: {
+        **dict.fromkeys((_E.DELIVERED, _E.WRITE_EOF, _E.WRITE_DROPPED), (_S.EOF_RECEIVED, NOTHING, None)),
         _E.ABORT_RECEIVED: (_S.CLOSED, _DROP | _END, _RESET),
         _E.DISCONNECTED: (_S.CLOSED, _DROP | _END, None),
         _E.CUT_OFF: (_S.CLOSED, _DROP | _END, _RESET),
         _E.PEER_VIOLATED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, ProtocolError),
-        _E.DELIVERED: (_S.EOF_RECEIVED, NOTHING, None),
-        _E.TIMED_OUT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _TIMEOUT),
-        _E.WRITE_EOF: (_S.EOF_RECEIVED, NOTHING, None),
-        _E.CLOSE: (_S.CLOSING, _A.STOP_READING, None),
-        _E.ABORT: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, None),
-        _E.WRITE_DROPPED: (_S.EOF_RECEIVED, NOTHING, None),
         _E.EOF_DECLINED: (_S.CLOSING, _A.STOP_READING, None),
-        _E.CALLBACK_RAISED: (_S.CLOSED, _DROP | _A.SEND_ABORT | _END, _RESET),
+        **_OUR_END,
     },
     # Nobody reads any more, so it makes no difference whether the peer's Fin has come.
     _S.CLOSING: {
-        _E.FIN_RECEIVED: (_S.CLOSING, NOTHING, None),
+        **dict.fromkeys(
+            (_E.FIN_RECEIVED, _E.DELIVERED, _E.WRITE_EOF, _E.CLOSE, _E.WRITE_DROPPED, _E.EOF_DECLINED),
+            (_S.CLOSING, NOTHING, None),
+        ),
         _E.ABORT_RECEIVED: (_S.CLOSED, _A.DISCARD_WRITES | _END, _RESET),
         _E.DISCONNECTED: (_S.CLOSED, _A.DISCARD_WRITES | _END, None),
         _E.CUT_OFF: (_S.CLOSED, _A.DISCARD_WRITES | _END, _RESET),
         _E.PEER_VIOLATED: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, ProtocolError),
-        _E.DELIVERED: (_S.CLOSING, NOTHING, None),
         _E.TIMED_OUT: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, _TIMEOUT),
-        _E.WRITE_EOF: (_S.CLOSING, NOTHING, None),
-        _E.CLOSE: (_S.CLOSING, NOTHING, None),
         _E.ABORT: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, None),
-        _E.WRITE_DROPPED: (_S.CLOSING, NOTHING, None),
-        _E.EOF_DECLINED: (_S.CLOSING, NOTHING, None),
         _E.CALLBACK_RAISED: (_S.CLOSED, _A.DISCARD_WRITES | _A.SEND_ABORT | _END, _RESET),
     },
-    # The end was reported once, and the first cause stays. Events that still come from below only repeat it.
     _S.DRAINING: {
+        **dict.fromkeys(_REPEATS, (_S.DRAINING, NOTHING, None)),
         _E.FIN_RECEIVED: (_S.DRAINING, NOTHING, None),
-        _E.ABORT_RECEIVED: (_S.DRAINING, NOTHING, None),
-        _E.DISCONNECTED: (_S.DRAINING, NOTHING, None),
-        _E.CUT_OFF: (_S.DRAINING, NOTHING, None),
-        _E.PEER_VIOLATED: (_S.DRAINING, NOTHING, None),
+        _E.WRITE_DROPPED: (_S.DRAINING, NOTHING, None),
         _E.DELIVERED: (_S.CLOSED, _FREE, None),
         _E.TIMED_OUT: (_S.CLOSED, _A.STOP_READING | _FREE, _TIMEOUT),
-        _E.WRITE_EOF: (_S.DRAINING, NOTHING, None),
         _E.CLOSE: (_S.CLOSED, _A.STOP_READING | _FREE, None),
         _E.ABORT: (_S.CLOSED, _A.STOP_READING | _FREE, None),
-        _E.WRITE_DROPPED: (_S.DRAINING, NOTHING, None),
         _E.CALLBACK_RAISED: (_S.CLOSED, _A.STOP_READING | _FREE, _RESET),
     },
     _S.DRAINING_TO_EOF: {
-        _E.ABORT_RECEIVED: (_S.DRAINING_TO_EOF, NOTHING, None),
-        _E.DISCONNECTED: (_S.DRAINING_TO_EOF, NOTHING, None),
-        _E.CUT_OFF: (_S.DRAINING_TO_EOF, NOTHING, None),
-        _E.PEER_VIOLATED: (_S.DRAINING_TO_EOF, NOTHING, None),
+        **dict.fromkeys(_REPEATS, (_S.DRAINING_TO_EOF, NOTHING, None)),
         _E.DELIVERED: (_S.CLOSED, _A.DELIVER_EOF | _FREE, None),
         _E.TIMED_OUT: (_S.CLOSED, _A.STOP_READING | _FREE, _TIMEOUT),
-        _E.WRITE_EOF: (_S.DRAINING_TO_EOF, NOTHING, None),
         _E.CLOSE: (_S.CLOSED, _A.STOP_READING | _FREE, None),
         _E.ABORT: (_S.CLOSED, _A.STOP_READING | _FREE, None),
         _E.WRITE_DROPPED: (_S.DRAINING_TO_EOF, NOTHING, _RESET),
         _E.CALLBACK_RAISED: (_S.CLOSED, _A.STOP_READING | _FREE, _RESET),
     },
     _S.CLOSED: dict.fromkeys(
-        (
-            event
-            for event in Event
-            if event not in (_E.ACCEPTED, _E.ESTABLISHED, _E.FIN_COMPLETED, _E.CLOSE_LATER)
-        ),
+        set(Event) - {_E.ACCEPTED, _E.ESTABLISHED, _E.FIN_COMPLETED, _E.CLOSE_LATER},
         (_S.CLOSED, NOTHING, None),
     ),
 }
 
+_ENDS_OURS: Final = (_E.WRITE_EOF, _E.CLOSE, _E.EOF_DECLINED)
+
 # {our half: {event: (our half, actions)}}; events that are in no row do not concern our half.
 WRITING: Final[dict[Writing, dict[Event, tuple[Writing, Action]]]] = {
     _W.OPEN: {
-        _E.WRITE_EOF: (_W.FIN_DUE, _A.SEND_FIN),
-        _E.CLOSE: (_W.FIN_DUE, _A.SEND_FIN),
+        **dict.fromkeys(_ENDS_OURS, (_W.FIN_DUE, _A.SEND_FIN)),
         _E.CLOSE_LATER: (_W.CLOSE_DUE, NOTHING),
-        _E.EOF_DECLINED: (_W.FIN_DUE, _A.SEND_FIN),
     },
     _W.CLOSE_DUE: {
-        _E.WRITE_EOF: (_W.CLOSE_DUE, NOTHING),
+        **dict.fromkeys((_E.WRITE_EOF, _E.CLOSE_LATER), (_W.CLOSE_DUE, NOTHING)),
         _E.CLOSE: (_W.FIN_DUE, _A.SEND_FIN),
-        _E.CLOSE_LATER: (_W.CLOSE_DUE, NOTHING),
         _E.EOF_DECLINED: (_W.FIN_DUE, _A.SEND_FIN),
     },
     _W.FIN_DUE: {
-        _E.WRITE_EOF: (_W.FIN_DUE, NOTHING),
-        _E.CLOSE: (_W.FIN_DUE, NOTHING),
-        _E.EOF_DECLINED: (_W.FIN_DUE, NOTHING),
+        **dict.fromkeys(_ENDS_OURS, (_W.FIN_DUE, NOTHING)),
         _E.FIN_COMPLETED: (_W.FIN_DELIVERED, NOTHING),
     },
-    _W.FIN_DELIVERED: {
-        _E.WRITE_EOF: (_W.FIN_DELIVERED, NOTHING),
-        _E.CLOSE: (_W.FIN_DELIVERED, NOTHING),
-        _E.EOF_DECLINED: (_W.FIN_DELIVERED, NOTHING),
-    },
-    _W.OVER: {
-        _E.WRITE_EOF: (_W.OVER, NOTHING),
-        _E.CLOSE: (_W.OVER, NOTHING),
-        _E.EOF_DECLINED: (_W.OVER, NOTHING),
-        _E.FIN_COMPLETED: (_W.OVER, NOTHING),
-    },
+    _W.FIN_DELIVERED: dict.fromkeys(_ENDS_OURS, (_W.FIN_DELIVERED, NOTHING)),
+    _W.OVER: dict.fromkeys((*_ENDS_OURS, _E.FIN_COMPLETED), (_W.OVER, NOTHING)),
 }
 
 # What follows from the two states together.
@@ -415,7 +417,31 @@ TOGETHER: Final[dict[tuple[State, Writing], tuple[State, Action, None]]] = {
     (_S.CLOSING, _W.FIN_DELIVERED): (_S.CLOSED, _END, None),
 }
 
-_N, _B = Ending, EndingEvent
+# {told: {event: (told, action)}}
+TELLING: Final[dict[Told, dict[TellingEvent, tuple[Told, Action]]]] = {
+    _T.NOTHING: {
+        _I.ROOM: (_T.ROOM_HELD_BACK, NOTHING),
+        _I.READING_PAUSED: (_T.NOTHING, NOTHING),
+        _I.LEAVE: (_T.LEFT_TO_DEVICE, _A.LOSE),
+        _I.HOLD_BACK: (_T.LOSS_HELD_BACK, NOTHING),
+        _I.LOSE: (_T.LOSS, _A.LOSE),
+    },
+    _T.ROOM_HELD_BACK: {
+        **dict.fromkeys(TellingEvent, (_T.ROOM_HELD_BACK, NOTHING)),
+        _I.READING_PAUSED: (_T.NOTHING, _A.RESUME_WRITING),
+        _I.HOLD_BACK: (_T.LOSS_HELD_BACK, NOTHING),
+        _I.LOSE: (_T.LOSS, _A.LOSE),
+    },
+    _T.LEFT_TO_DEVICE: {
+        **dict.fromkeys(TellingEvent, (_T.LEFT_TO_DEVICE, NOTHING)),
+        _I.LOSE: (_T.LOSS, _A.LOSE),
+    },
+    _T.LOSS_HELD_BACK: {
+        **dict.fromkeys(TellingEvent, (_T.LOSS_HELD_BACK, NOTHING)),
+        _I.LOSE: (_T.LOSS, _A.LOSE),
+    },
+    _T.LOSS: dict.fromkeys(TellingEvent, (_T.LOSS, NOTHING)),
+}
 
 # A disconnection takes another path than our Abort, and would overtake it: so it waits, and so does the release.
 # {ending: {event: (ending, action)}}
@@ -427,21 +453,16 @@ ENDINGS: Final[dict[Ending, dict[EndingEvent, tuple[Ending, Action]]]] = {
         _B.RELEASE: (_N.RELEASED, _A.RELEASE),
     },
     _N.FAREWELL: {
-        _B.ABORT_POSTED: (_N.FAREWELL, NOTHING),
-        _B.DISCONNECT: (_N.FAREWELL, NOTHING),
+        **dict.fromkeys((_B.ABORT_POSTED, _B.DISCONNECT), (_N.FAREWELL, NOTHING)),
         _B.HEARD: (_N.DISCONNECTED, _A.DISCONNECT),
         _B.RELEASE: (_N.LAST_WORDS, NOTHING),
     },
     _N.LAST_WORDS: {
-        _B.ABORT_POSTED: (_N.LAST_WORDS, NOTHING),
-        _B.DISCONNECT: (_N.LAST_WORDS, NOTHING),
+        **dict.fromkeys((_B.ABORT_POSTED, _B.DISCONNECT, _B.RELEASE), (_N.LAST_WORDS, NOTHING)),
         _B.HEARD: (_N.RELEASED, _A.RELEASE),
-        _B.RELEASE: (_N.LAST_WORDS, NOTHING),
     },
     _N.DISCONNECTED: {
-        _B.ABORT_POSTED: (_N.DISCONNECTED, NOTHING),
-        _B.DISCONNECT: (_N.DISCONNECTED, NOTHING),
-        _B.HEARD: (_N.DISCONNECTED, NOTHING),
+        **dict.fromkeys((_B.ABORT_POSTED, _B.DISCONNECT, _B.HEARD), (_N.DISCONNECTED, NOTHING)),
         _B.RELEASE: (_N.RELEASED, _A.RELEASE),
     },
     _N.RELEASED: dict.fromkeys(EndingEvent, (_N.RELEASED, NOTHING)),

@@ -11,12 +11,15 @@ from rdmanet.errors import ProtocolError
 from rdmanet.stream.protocol import (
     NOTHING,
     STATES,
+    TELLING,
     WRITING,
     Action,
     Event,
     IllegalEvent,
     Machine,
     State,
+    TellingEvent,
+    Told,
     Writing,
 )
 
@@ -59,6 +62,50 @@ def test_every_state_has_a_row() -> None:
     assert list(WRITING) == list(Writing)
 
 
+def test_each_event_may_come_whatever_was_told() -> None:
+    assert list(TELLING) == list(Told)
+    for row in TELLING.values():
+        assert set(row) == set(TellingEvent)
+
+
+def test_connection_lost_is_called_once() -> None:
+    """On each path of the table, for good; it may be held back, or scheduled before, and then it comes once, too."""
+    seen = set()
+    paths = [(Told.NOTHING, 0)]
+    while paths:
+        told, calls = paths.pop()
+        if (told, calls) in seen:
+            continue
+        seen.add((told, calls))
+        assert calls == (told is Told.LOSS)
+        for event in TellingEvent:
+            after, action = TELLING[told][event]
+            loses = (
+                A.LOSE in action and event is not TellingEvent.LEAVE
+            )  # which only has it called in the next turn
+            paths.append((after, calls + loses))
+    assert {told for told, _ in seen} == set(Told)
+    assert all(TELLING[told][TellingEvent.LOSE][0] is Told.LOSS for told in Told)
+
+
+def test_room_is_told_at_last_if_the_reader_pauses() -> None:
+    subject = machine(E.CUT_OFF)
+    assert subject.tell(TellingEvent.READING_PAUSED) == NOTHING
+    assert subject.tell(TellingEvent.ROOM) == NOTHING
+    assert subject.tell(TellingEvent.READING_PAUSED) == A.RESUME_WRITING
+    assert subject.tell(TellingEvent.READING_PAUSED) == NOTHING
+    subject.tell(TellingEvent.ROOM)
+    assert subject.tell(TellingEvent.LOSE) == A.LOSE
+    assert subject.tell(TellingEvent.READING_PAUSED) == subject.tell(TellingEvent.LOSE) == NOTHING
+
+
+def test_what_is_left_to_the_device_is_not_held_back() -> None:
+    subject = machine(E.CLOSE)
+    assert subject.tell(TellingEvent.LEAVE) == A.LOSE
+    assert subject.tell(TellingEvent.LEAVE) == subject.tell(TellingEvent.HOLD_BACK) == NOTHING
+    assert subject.tell(TellingEvent.LOSE) == A.LOSE
+
+
 @pytest.mark.parametrize("event", [E.ABORT, E.CLOSE, E.DISCONNECTED, E.CUT_OFF, E.PEER_VIOLATED])
 def test_these_may_come_at_any_time(event: Event) -> None:
     assert {state for state in State if event in STATES[state]} == set(State)
@@ -74,6 +121,7 @@ def test_actions_come_in_the_order_to_do_them() -> None:
         "LOSE",
         "DISCONNECT",
         "RELEASE",
+        "RESUME_WRITING",
     ]
 
 
