@@ -23,7 +23,7 @@
 #
 # The engine calls `stream_completed`, `deliver_received` and `settle`, in its passes. The program calls `write` at any
 # time, and whatever is called back may do anything; so each function leaves the connection in order before it calls
-# back, and looks again afterwards. A connection's owner is a Lifecycle (connection.py has what it is told): the
+# back, and looks again afterwards. A connection's owner is a Reports (connection.py has what it is told): the
 # connection decides nothing about its own life. It has memory from `attach` to `release`, a queue pair from `start`,
 # and no owner after `release`.
 
@@ -32,7 +32,7 @@
 cdef class Connection:
     """The engine's half of a transport: owns `write` and delivery.
 
-    It decides nothing about its own life: what happens it tells its owner, a Lifecycle (see connection.py).
+    It decides nothing about its own life: what happens it tells its owner, a Reports (see connection.py).
 
     :ivar engine: that it is one of
     :ivar qp: its queue pair, until that is destroyed

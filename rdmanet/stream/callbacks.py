@@ -5,8 +5,7 @@ transport was created with, and an exception goes to the loop's exception handle
 result of a future may raise, but what ends the program passes through. It is the same with asyncio's transports.
 Whether an exception also ends the connection is not decided here.
 
-Two kinds of calls do not pass through here: _pyx/sink.pxi calls data_received() and buffer_updated(); lifecycle.py
-calls pause_writing() and resume_writing().
+Received bytes do not pass through here: _pyx/sink.pxi calls data_received() and buffer_updated().
 """
 
 from __future__ import annotations
@@ -98,6 +97,22 @@ class Callbacks:
             raise
         except BaseException as exc:
             self.report(exc, "connection_lost() failed")
+
+    def pause_writing(self) -> None:
+        """Call pause_writing(), in the context of who writes."""
+        self._tell_of_room("pause_writing")
+
+    def resume_writing(self) -> None:
+        """Call resume_writing(). The caller has entered the context."""
+        self._tell_of_room("resume_writing")
+
+    def _tell_of_room(self, name: str) -> None:
+        try:
+            getattr(self.protocol, name)()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.report(exc, f"{name}() failed")
 
     def listens_for(self, name: str) -> bool:
         """Whether the protocol has a method of this name."""

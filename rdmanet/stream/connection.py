@@ -1,7 +1,7 @@
 """The bytes of a connection, and the owner that it reports to.
 
 ``Connection`` is compiled (``_pyx/connection.pxi``): it frames, credits, sends and delivers, and decides nothing
-about its own life. It reports what happens to its ``Owner``, a ``Lifecycle``.
+about its own life. It reports what happens to its ``Owner``: ``Reports`` (reports.py).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class SourcePortTakenError(OSError):
 
 
 class EndpointOwner(Protocol):
-    """What an endpoint reports to: a ``Lifecycle``."""
+    """What an endpoint reports to: ``Reports`` (reports.py)."""
 
     def established(self, event: CMEvent) -> None:
         """Both sides are ready. What this raises reaches the caller of ``connect()``, or ``establishing_failed``."""
@@ -98,6 +98,7 @@ class Endpoint:
 
     :ivar role: which side this is
     :ivar id: the identifier, once there is one
+    :ivar connecting: ``connect`` has not returned
     :ivar connected: the connection has been established, and we have not disconnected it
     """
 
@@ -111,6 +112,7 @@ class Endpoint:
     ) -> None:
         self.role = role
         self.id: CMID | None = None
+        self.connecting = False
         self.connected = False
         self._loop_context = loop_context
         self._config = config
@@ -129,6 +131,7 @@ class Endpoint:
         Raises TimeoutError after ``connect_timeout``, other OSErrors, and what ``established`` raised. If this raises
         or is cancelled, what it has begun is still there, and the owner must take it apart.
         """
+        self.connecting = True
         timeout, timer = self._config.connect_timeout, None
         resolve_ms = 2000 if timeout is None else max(1, int(min(timeout, MAX_RESOLVE_S) * 1000))
         if timeout is not None:
@@ -150,6 +153,7 @@ class Endpoint:
             self._prepare(cm_id, context)
             await self._step(CMEventType.ESTABLISHED, lambda: self._request(cm_id, local))
         finally:
+            self.connecting = False
             self._late = None
             if timer is not None:
                 timer.cancel()

@@ -18,6 +18,8 @@ class Facts(dict[str, Any]):
     :ivar held_port: keeps the peer's port from others, if it is not a real one
     """
 
+    __slots__ = ("held_port",)
+
     def __init__(self) -> None:
         super().__init__()
         self.held_port: HeldPort | None = None

@@ -95,7 +95,7 @@ class StreamConfig:
     """Whether a server may send this client to another of its processes, at another port of the same address."""
     waits_to_hear: bool = False
     """Whether an accepted connection gets its protocol with the client's first frame, and a client lets its program
-    write that (lifecycle.py)."""
+    write that (beginning.py)."""
     beside_tcp: bool = False
     """Whether a TCP program that knows nothing of RDMA may listen at the peer's port. Then no iWARP adapter is used:
     its connections are TCP's, so that program would get what we say."""

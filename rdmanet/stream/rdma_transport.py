@@ -200,7 +200,7 @@ class RdmaTransport(asyncio.Transport):
         """
         # This is called only once the connection is over. Until then the instance has the connection's own method.
         self._connection.write(data)
-        self._life._write_refused()
+        self._life.writing.refused()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """Send all buffers of an iterable, in one step; they coalesce like successive writes.
@@ -210,7 +210,7 @@ class RdmaTransport(asyncio.Transport):
         ``write()`` raises.
         """
         self._connection.writelines(list_of_data)
-        self._life._write_refused()
+        self._life.writing.refused()
 
     def get_write_buffer_size(self) -> int:
         """How many bytes write() has accepted that have not been given to the device, or that it reads in place.
@@ -305,7 +305,8 @@ class RdmaTransport(asyncio.Transport):
 
     def _ring_bytes(self) -> int:
         """How many bytes may lie in its receive slots, and how many in the slots that it sends from."""
-        return self._life.ring_bytes
+        config = self._life.config
+        return config.slot_bytes * config.data_slots
 
     def _force_close(self, exc: BaseException | None) -> None:
         """abort(), with the error that connection_lost() is to get: asyncio's SSLProtocol calls this."""

@@ -11,6 +11,9 @@ from __future__ import annotations
 import os
 import select
 
+from rdmanet._core import Connection
+from rdmanet.stream.protocol import Machine, State
+
 
 def new_bell() -> int:
     """A descriptor that is always readable. The caller closes it."""
@@ -20,18 +23,21 @@ def new_bell() -> int:
 class Readiness:
     """One connection's descriptor.
 
-    :ivar fd: readable as set by `show`; at first not
+    :ivar fd: readable as `look` finds; at first not
     """
 
-    def __init__(self, bell: int) -> None:
+    def __init__(self, bell: int, machine: Machine, connection: Connection) -> None:
         """:raises OSError: there are no descriptors left"""
         self._bell = bell
+        self._machine = machine
+        self._connection = connection
         self._shown = False
         self._epoll = select.epoll()
         self.fd = self._epoll.fileno()
 
-    def show(self, readable: bool) -> None:
-        """Make the descriptor readable or not; after close() this does nothing."""
+    def look(self) -> None:
+        """Make the descriptor readable or not, as there is something to read; after close() this does nothing."""
+        readable = self._machine.state is not State.OPEN or self._connection.unread
         if readable == self._shown or self.fd < 0:
             return
         self._shown = readable

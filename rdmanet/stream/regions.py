@@ -37,7 +37,7 @@ _E = TypeVar("_E", bound=OSError)
 
 
 class RegionsOwner(Protocol):
-    """What the regions need of their connection's ``Lifecycle``."""
+    """What the regions need of their connection: ``Reports`` has it."""
 
     @property
     def is_over(self) -> bool: ...

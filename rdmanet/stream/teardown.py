@@ -7,8 +7,8 @@ memory to free, and one thing delays both: our Abort frame tells the peer the re
 another path, would overtake it. So the disconnection waits until the Abort has arrived, or the peer's time is up. This
 is the farewell. How far the end is says a state, `Ending`, whose table is with the others in protocol.py.
 
-The steps that lead to RELEASED, and their order, are the list in `Lifecycle._steps` (lifecycle.py). Each is taken once,
-even if others raise.
+The steps that lead to RELEASED, and their order, are `steps_of_end` (parts.py). Each is taken once, even if others
+raise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 """The sending half of a connection, as its application uses it: what may still be written, and who waits for it.
 
-The bytes themselves are in `Connection`, which calls its owner when it refuses a write. Why it did is known here.
-`resume_writing()` is not called here: `tell_room` (_pyx/writing.pxi) decides, and `Lifecycle._resume_writing` calls it.
+The bytes themselves are in `Connection`, which says when it refuses a write. Why it did is known here. It also says
+when the protocol is to pause, and when there is room again: `tell_room` (_pyx/writing.pxi) decides that.
+
+TLS above keeps what it has to write, its farewell among it, until it is resumed, and relies on asyncio's transports to
+take writes after close() for as long as they have something in their buffers. So a close() waits for that
+(`waits_for_tls`), and takes effect when TLS has been resumed and is not paused again.
 """
 
 from __future__ import annotations
@@ -11,13 +15,24 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from rdmanet.stream import tls
+from rdmanet.stream.callbacks import Callbacks
 from rdmanet.stream.connection import Connection
-from rdmanet.stream.protocol import Machine, Writing
+from rdmanet.stream.protocol import Event, Machine, State, TellingEvent, Told, Writing
 
 logger = logging.getLogger("rdmanet")
 
 _LATE_WRITES_QUIET = 5  # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+
+
+class WritingOwner(Protocol):
+    """A life, as our half of it sees it."""
+
+    def handle(self, event: Event, error: BaseException | None = None) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class WritingHalf:
@@ -26,11 +41,20 @@ class WritingHalf:
     :ivar eof_written: write_eof() was called
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, machine: Machine, connection: Connection) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        machine: Machine,
+        connection: Connection,
+        callbacks: Callbacks,
+        owner: WritingOwner,
+    ) -> None:
         self.eof_written = False
         self._loop = loop
         self._machine = machine
         self._connection = connection
+        self._callbacks = callbacks
+        self._owner: WritingOwner | None = owner  # until `disown`
         self._late_writes = 0
         self._reserved = False
         self._for_file = False
@@ -39,15 +63,19 @@ class WritingHalf:
 
     # -- writes that are refused ---------------------------------------------------------------------------
 
-    def check_refusal(self) -> None:
-        """Raise the RuntimeError of a refused write, if it is one that the program could have known of."""
+    def refused(self) -> None:
+        """A write is refused: as with asyncio's, an error after write_eof(), silence after close(), then a warning.
+
+        :raises RuntimeError: the program could have known
+        """
         if self._reserved:
             raise RuntimeError("unable to write; sendfile is in progress")
         if self.eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
-
-    def write_dropped(self) -> None:
-        """Data was written after close() or the end: dropped in silence a few times, then with a warning."""
+        if self._machine.state in (State.DRAINING, State.DRAINING_TO_EOF) and self._owner is not None:
+            self._owner.handle(Event.WRITE_DROPPED)
+            self._connection.reading = True  # a writer learns of the end, even if the reader is paused
+            tls.close_face(self._callbacks.protocol)
         if self._late_writes >= _LATE_WRITES_QUIET:
             logger.warning("write() on a closed RDMA transport: the data is dropped")
         self._late_writes += 1
@@ -77,10 +105,44 @@ class WritingHalf:
             self._for_file = False
             self._reserve(False)
 
-    def pausing(self) -> None:
-        """pause_writing() is about to be called, perhaps by a write of `reserved`: the protocol may not write there."""
+    # -- room ----------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Call pause_writing(). If a write of `reserved` is the cause, the protocol may not write there."""
         if self._for_file:
             self._reserve(True)
+        self._callbacks.pause_writing()
+
+    def room(self) -> None:
+        """There is room again: wake who waits for it, and have resume_writing() called.
+
+        Not now if a callback may be running (abort() in data_received, for example), because a context cannot be
+        entered twice. The loop calls connection_lost, too, after this.
+        """
+        machine, context = self._machine, self._callbacks.context
+        self._wake_until_room()
+        if machine.state is State.CLOSED:
+            return  # after abort() there is nothing to write to: as in asyncio, connection_lost() ends all waits
+        if machine.over and machine.error is not None and self._connection.reading:
+            machine.tell(TellingEvent.ROOM)  # connection_lost() comes when what was received is delivered
+        elif machine.closing:
+            self._loop.call_soon(self.resume, context=context)
+        else:
+            context.run(self.resume)
+
+    def resume(self) -> None:
+        """Call resume_writing(), in the protocol's context. A close() that has waited for TLS comes then."""
+        if self._machine.told is Told.LOSS:
+            return  # that ends all waits
+        self._callbacks.resume_writing()
+        close_due = self._machine.writing is Writing.CLOSE_DUE
+        if close_due and not self._connection.protocol_paused and self._owner is not None:
+            self._owner.close()
+
+    def waits_for_tls(self) -> bool:
+        """Whether a close() has to wait until TLS above has written the rest."""
+        paused = self._connection.protocol_paused and self._machine.writable
+        return paused and tls.is_tls(self._callbacks.protocol)
 
     def _reserve(self, reserved: bool) -> None:
         self._reserved = reserved
@@ -107,8 +169,7 @@ class WritingHalf:
         if machine.closing:
             raise machine.error or ConnectionResetError(errno.ECONNRESET, "the connection is closed")
 
-    def wake_until_room(self) -> None:
-        """Wake `until_room`."""
+    def _wake_until_room(self) -> None:
         waiters, self._for_room = self._for_room, []
         for waiter in waiters:
             if not waiter.done():
@@ -128,4 +189,8 @@ class WritingHalf:
     def over(self) -> None:
         """Wake everybody who waits."""
         self.tell_half_closed()
-        self.wake_until_room()
+        self._wake_until_room()
+
+    def disown(self) -> None:
+        """Forget the owner, which refers to us."""
+        self._owner = None

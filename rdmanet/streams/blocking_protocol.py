@@ -25,7 +25,7 @@ class BlockingProtocol(BlockingEnd, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(RdmaTransport, transport)
         life = self.transport._life
-        self.connected(life.connection, life.wakes_by)
+        self.connected(life.connection, life.loop_context.fd)
         self._private.end = self
         made, self._made = self._made, None
         if made is not None:

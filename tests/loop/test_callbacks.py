@@ -207,7 +207,7 @@ async def left_to_a_slow_device():
     server = await loop.create_server(lambda: ours, "127.0.0.1", 0)
     _, client = await loop.create_connection(Listening, *server.sockets[0].getsockname())
     await ours.until("data")
-    device = ours.transport._life.engine.pd.context
+    device = ours.transport.engine.pd.context
     device.set_faults("delay=1000s")
     try:
         ours.transport.write(b"on its way")
@@ -226,9 +226,9 @@ async def left_to_a_slow_device():
 
 async def test_nothing_comes_after_connection_lost():
     async with left_to_a_slow_device() as (ours, client, _):
-        ours.transport._life.engine.pd.context.set_faults("delay=1000s, link=down:0ms:1ms")
+        ours.transport.engine.pd.context.set_faults("delay=1000s, link=down:0ms:1ms")
         await client.until("port")
-        ours.transport._life.tell("region_offered", None)
+        ours.transport._life.connection.owner.tell("region_offered", None)
         assert ours.events[-1] == "lost"
 
 

@@ -9,7 +9,7 @@ import os
 import pytest
 from loop_harness import Echo, Recorder, fabric, serving
 
-from rdmanet.stream import lifecycle
+from rdmanet.stream import beginning
 from rdmanet.stream.protocol import State
 from tests.support.waiting import Conditions, loop_turns, until_seen
 
@@ -41,7 +41,7 @@ def made(monkeypatch):
 @pytest.fixture
 def says_nothing(monkeypatch):
     """No client's side of a connection sends anything of its own accord."""
-    monkeypatch.setattr(lifecycle.Lifecycle, "_speak_first", lambda self, turns: None)
+    monkeypatch.setattr(beginning, "speak", lambda life, turns: None)
 
 
 async def connected(port, factory=Recorder):
@@ -138,7 +138,7 @@ async def test_what_was_said_before_the_end_is_heard(made, end):
 
 
 async def test_who_goes_without_a_word_was_never_there(made, says_nothing, monkeypatch):
-    monkeypatch.setattr(lifecycle, "FIRST_WORD_S", 3600)
+    monkeypatch.setattr(beginning, "FIRST_WORD_S", 3600)
     async with serving(made.factory) as (server, port):
         transport, _ = await connected(port)
         [rdma] = server._rdma
@@ -152,7 +152,7 @@ async def test_who_goes_without_a_word_was_never_there(made, says_nothing, monke
 
 async def test_a_forked_child_does_nothing_about_it(made, says_nothing, monkeypatch):
     """The connection is its parent's, even if the child runs the parent's loop."""
-    monkeypatch.setattr(lifecycle, "FIRST_WORD_S", 3600)
+    monkeypatch.setattr(beginning, "FIRST_WORD_S", 3600)
     async with serving(made.factory) as (server, port):
         transport, _ = await connected(port)
         [accepted] = server._rdma[0]._transports
@@ -161,19 +161,19 @@ async def test_a_forked_child_does_nothing_about_it(made, says_nothing, monkeypa
         if not child:
             status = 1
             try:
-                accepted._life._begin_late()
+                beginning.begin_late(accepted._life)
                 status = len(made) + (accepted._machine.state is not State.UNHEARD)
             finally:
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
-        accepted._life._begin_late()
+        beginning.begin_late(accepted._life)
         assert len(made) == 1
         transport.abort()
 
 
 @pytest.mark.parametrize("how", ["close_clients", "abort_clients"])
 async def test_the_server_ends_while_it_waits(made, monkeypatch, how):
-    monkeypatch.setattr(lifecycle, "FIRST_WORD_S", 3600)
+    monkeypatch.setattr(beginning, "FIRST_WORD_S", 3600)
     async with serving(made.factory) as (server, port):
         _, client = await connected(port)
         assert not made

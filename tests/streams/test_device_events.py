@@ -118,7 +118,7 @@ async def test_a_queue_pair_fails(net, status, told):
 async def test_news_of_what_is_gone(net):
     """Another thread may have read it before the connection ended, and told us."""
     client, server = await net.pair()
-    loop_context, qp = client.transport._life._loop_context, client.transport.qp
+    loop_context, qp = client.transport._life.loop_context, client.transport.qp
     (feed,) = loop_context._feeds.values()
     client.transport.abort()
     await client.until_lost()
@@ -201,7 +201,7 @@ async def test_a_port_event_that_raises(net):
 async def test_a_device_that_is_removed(net, monkeypatch):
     """No device that we test on can be, so the connection manager's event is made up."""
     client, server = await net.pair()
-    loop_context, lost = client.transport._life._loop_context, OSError(errno.ENODEV, "the device was removed")
+    loop_context, lost = client.transport._life.loop_context, OSError(errno.ENODEV, "the device was removed")
     events = [
         SimpleNamespace(
             type=CMEventType.DEVICE_REMOVAL,
@@ -220,7 +220,7 @@ async def test_a_device_that_is_removed(net, monkeypatch):
 async def test_a_device_that_tells_no_more(net, monkeypatch):
     """Like a kernel's device that was removed: reading its events fails with EIO, and its descriptor stays readable."""
     client, server = await net.pair()
-    loop_context = client.transport._life._loop_context
+    loop_context = client.transport._life.loop_context
     (engine,) = loop_context.engines.values()
 
     def gone():
@@ -342,7 +342,7 @@ async def test_memory_of_a_failed_device_goes_with_its_last_connection(net):
     client, server = await net.pair()
     client.transport.write(b"x")
     await server.until_received(1)
-    loop_context = client.transport._life._loop_context
+    loop_context = client.transport._life.loop_context
     (engine,) = loop_context.engines.values()
     device_of(client).set_faults("fatal=now")
     await client.until_lost()

@@ -163,7 +163,7 @@ async def test_a_peer_is_told_of_small_slots_and_asked_for_frames(net: Net, devi
     bare = BarePeer(device.library, renews=True)
     try:
         protocol = await connected(bare)
-        engine = protocol.transport._life.engine
+        engine = protocol.transport.engine
         engine.grown.idle_s = 0.02
         frames = Counting(bare)
         bare.post(frame(DATA, bytes(FIRST)))
@@ -205,7 +205,7 @@ async def test_a_thousand_connections_share_what_they_send_from(net: Net):
     engine = None
     for _ in range(2):
         pairs = [await net.pair() for _ in range(100)]
-        engine = pairs[0][0].transport._life.engine
+        engine = pairs[0][0].transport.engine
         for client, _ in pairs:
             client.transport.write(bytes(100 * KIB))
         for _, server in pairs:

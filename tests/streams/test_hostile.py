@@ -349,7 +349,7 @@ async def test_who_goes_on_when_it_is_to_be_closed_has_the_time_of_a_close(net: 
     [request] = server._half_open
     life = request._transport._life
     life.close()
-    until_made = life._close_timer
+    until_made = life.deadlines.close
     await caller.event(CMEventType.ESTABLISHED)
     await until_seen(lambda: life.machine.state is not State.OPENING)
     assert until_made.cancelled()

@@ -551,9 +551,9 @@ async def test_nobody_waits_for_a_peer_that_has_gone_to_hear_of_an_abort(net: Ne
     client, _ = await net.pair()
     life = client.transport._life
     client.transport.abort()
-    assert life._teardown.in_farewell  # its Abort is on the way
-    life.on_connection_error(ConnectionResetError("the peer has gone"))
-    assert not life._teardown.in_farewell
+    assert life.teardown.in_farewell  # its Abort is on the way
+    life.connection.owner.on_connection_error(ConnectionResetError("the peer has gone"))
+    assert not life.teardown.in_farewell
 
 
 # ---- a cancelled read, whose peer has yet to let go of its memory
@@ -574,13 +574,13 @@ async def test_each_answer_that_a_peer_owes_has_its_time(net: Net, monkeypatch):
     """When the time is up for one that has come, the next one has the whole time again. Only then the peer is late."""
     client, _ = await net.pair()
     life = client.transport._life
-    monkeypatch.setattr(life, "connection", Owing(life.connection, 7))
-    life._answer_is_late(6)
-    again = life._answer_timer
+    monkeypatch.setattr(life.deadlines, "_connection", Owing(life.connection, 7))
+    life.deadlines._answer_is_late(6)
+    again = life.deadlines.answer
     assert again is not None
-    assert again.when() > net.loop.time() + life._config.close_timeout / 2
-    assert not life.is_over
+    assert again.when() > net.loop.time() + life.config.close_timeout / 2
+    assert not life.machine.over
     again.cancel()
-    life._answer_is_late(7)
+    life.deadlines._answer_is_late(7)
     monkeypatch.undo()
     assert isinstance(await client.until_lost(), TimeoutError)

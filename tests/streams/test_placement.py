@@ -314,7 +314,7 @@ async def test_cancelled_twice(net: Net):
 async def until_named(reader) -> None:
     """Its Want has been said, and nobody has answered it."""
     transport = reader._transport
-    if transport._life.engine.confines_peers():
+    if transport.engine.confines_peers():
         await until_seen(lambda: stats(transport)["wants_open"])
 
 
@@ -816,7 +816,7 @@ def placed(serial: int, upto: int, zero: int = 0) -> bytes:
 
 
 def needs_windows(writer) -> None:
-    if not writer.transport._life.engine.confines_peers():
+    if not writer.transport.engine.confines_peers():
         pytest.skip("the device has no windows that confine a peer: its memory is never named")
 
 

@@ -1,0 +1,123 @@
+"""The parts of one connection, what they may ask of its life, and the order in which they are taken apart.
+
+``Lifecycle`` (lifecycle.py) has the parts, which do not know each other. What concerns several of them, and decides
+nothing about the life, is in files of its own, which see a life as it is described here: beginning.py and reports.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from rdmanet.stream.callbacks import Callbacks
+from rdmanet.stream.connection import Connection
+from rdmanet.stream.deadlines import Deadlines
+from rdmanet.stream.establish import Endpoint
+from rdmanet.stream.facts import Facts
+from rdmanet.stream.loop_context import LoopContext
+from rdmanet.stream.options import StreamConfig
+from rdmanet.stream.protocol import Event, Machine
+from rdmanet.stream.readiness import Readiness
+from rdmanet.stream.regions import Regions
+from rdmanet.stream.teardown import Teardown
+from rdmanet.stream.writing import WritingHalf
+
+
+class Life(Protocol):
+    """The life of one connection, as its parts see it.
+
+    :ivar machine: its states, and the error that it ends with
+    :ivar connection: its bytes
+    :ivar endpoint: its identifier and its queue pair
+    :ivar regions: the memory on offer
+    :ivar writing: our half of it
+    :ivar callbacks: its protocol
+    :ivar deadlines: the timers of what waits for the peer
+    :ivar facts: what get_extra_info() knows by name; empty until the connection is established
+    :ivar readiness: what shows whether there is something to read, once somebody has asked for that
+    :ivar teardown: how far it is taken apart
+    :ivar on_made: to be called when the connection is established
+    """
+
+    loop: asyncio.AbstractEventLoop
+    loop_context: LoopContext
+    config: StreamConfig
+    machine: Machine
+    connection: Connection
+    endpoint: Endpoint
+    regions: Regions
+    writing: WritingHalf
+    callbacks: Callbacks
+    deadlines: Deadlines
+    facts: Facts
+    readiness: Readiness | None
+    teardown: Teardown
+    on_made: Callable[[], None]
+
+    def handle(self, event: Event, error: BaseException | None = None, reason: str = "") -> None:
+        """Something has happened; if it has us send an Abort, that tells the peer the reason."""
+
+    def close(self) -> None:
+        """The application, or its server, closes the connection."""
+
+    def callback_raised(self, exc: BaseException, name: str) -> None:
+        """The protocol's method of that name raised."""
+
+    def leave_to_device(self) -> None:
+        """Our Fin is posted: the program need not wait for the device, if it expects TCP."""
+
+    def detach(self) -> None:
+        """Everything is given back: forget those who refer to the life."""
+
+    def release_now(self) -> None:
+        """Give everything back at once."""
+
+
+def keep_received(life: Life) -> None:
+    """The connection is over, and what it has received is still to be delivered: give the rest back.
+
+    Whoever waits for remote memory waits in vain now, and may be the reason why the reader is paused.
+    """
+    life.regions.end_bindings()
+    life.connection.end_keys()
+    life.endpoint.destroy_queue_pair()
+    life.connection.lose_operations()
+    life.connection.lose_loans()
+    life.connection.lose_landings()
+    fail_waiters(life)
+
+
+def steps_of_end(life: Life) -> tuple[Callable[[], None], ...]:
+    """What gives everything back, in this order.
+
+    The peer's keys before the queue pair that they are bound to, which is in ERR by then; the queue pair before the
+    memory that it writes into; the identifier after its queue pair (rdma_destroy_id(3)); those who wait are told last.
+    """
+
+    def fail_all_waiters() -> None:
+        fail_waiters(life)
+
+    def close_readiness() -> None:
+        if life.readiness is not None:
+            life.readiness.close()
+
+    return (
+        life.deadlines.stop,
+        life.endpoint.disconnect,
+        life.regions.end_bindings,
+        life.connection.end_keys,
+        life.endpoint.destroy_queue_pair,
+        life.connection.release,
+        life.endpoint.destroy_id,
+        fail_all_waiters,
+        close_readiness,
+        life.detach,
+    )
+
+
+def fail_waiters(life: Life) -> None:
+    """Tell those who wait for operations, or for room, that they wait in vain."""
+    life.regions.close()
+    if not life.loop.is_closed():
+        life.writing.over()
